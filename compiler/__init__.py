@@ -1,0 +1,1 @@
+"""From files to files: command line, importers, training-graph builder, emission, report."""

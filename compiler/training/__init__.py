@@ -1,0 +1,1 @@
+"""From a forward graph to a training graph: differentiation, losses, optimizers."""

@@ -1,0 +1,1 @@
+"""Clusters, costs of ops and links, placement by integer programming."""

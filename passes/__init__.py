@@ -1,0 +1,1 @@
+"""TrainingGraph and what is done to it, one pass a file."""

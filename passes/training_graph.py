@@ -1,0 +1,84 @@
+"""One training step on one device, and what is known about it."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from partc.runtime.program import Constant, DataInput, Normal, Uniform
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """An initial value that lies in the model file or in its external data; read when asked for."""
+
+    proto: onnx.TensorProto
+    folder: Path
+
+    def load(self) -> np.ndarray:
+        """Return the values, shaped and typed as the initializer says."""
+        return onnx.numpy_helper.to_array(self.proto, base_dir=str(self.folder))
+
+
+@dataclass(frozen=True, slots=True)
+class MadeTensor:
+    """An initial value that an ONNX graph without inputs computes."""
+
+    model: onnx.ModelProto
+    output: str
+
+
+InitialValue = Constant | Normal | Uniform | StoredTensor | MadeTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A tensor that lives from step to step."""
+
+    name: str  # the graph input that reads it
+    next: str  # the graph output that holds its next value
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    initial: InitialValue
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """What the update of `parameter` consumes.
+
+    Dense: tensor `dense`, shaped like the parameter. Indexed slices: tensors `ids` int64[n] and
+    `rows` float[n, ...], meaning the sum of the rows scattered to the ids along axis 0; `dense` is
+    then the tensor that holds that sum where the graph makes one, else None.
+    """
+
+    parameter: str
+    dense: str | None = None
+    ids: str | None = None
+    rows: str | None = None
+
+    @property
+    def is_sparse(self) -> bool:
+        """Tell whether the gradient is indexed slices."""
+        return self.ids is not None
+
+
+@dataclass
+class TrainingGraph:
+    """The graph and its bindings. Only passes change `graph`; it stays sorted.
+
+    `graph.inputs` are the data inputs and the variables, `graph.outputs` the outputs and the
+    variables' next values. Every node has a unique name.
+    """
+
+    graph: gs.Graph
+    variables: dict[str, Variable]
+    data_inputs: dict[str, DataInput]
+    outputs: tuple[str, ...]
+    loss: str | None
+    gradients: dict[str, Gradient]
+    forward_outputs: tuple[str, ...] = ()  # what a deployed forward model returns
+    functions: list[onnx.FunctionProto] = field(default_factory=list)
+    opset: int = 21
+    source: bytes = b""  # the model file's own bytes where small, for the plan's folder

@@ -1,0 +1,69 @@
+"""Errors a user of partc can meet.
+
+PartcError                  root: catch this one
+├─ InputError               what the user gave us is wrong
+│  ├─ BadUsage              a command-line option or a function argument
+│  ├─ BadCluster            cluster.json, a resource file
+│  ├─ BadModel              forward.onnx or train.onnx is malformed
+│  ├─ UnsupportedModel      a model that is right but that partc cannot treat
+│  ├─ BadStrategy           strategy.json
+│  ├─ BadPlan               out/plan.json or a file that it names
+│  └─ BadData               the training data
+├─ NoPlacement              the solver proved that nothing fits
+├─ Diverged                 training met a NaN or an infinity
+└─ RankFailed               an executor died while training
+"""
+
+
+class PartcError(Exception):
+    """What went wrong, where, and what the reader can do about it."""
+
+    def __init__(self, what: str, *, at: str, fix: str) -> None:
+        super().__init__(f"{what}\n  at:  {at}\n  fix: {fix}")
+        self.what = what
+        self.at = at
+        self.fix = fix
+
+
+class InputError(PartcError):
+    """The files or arguments the user gave us are wrong."""
+
+
+class BadUsage(InputError):
+    """A command-line option or a function argument is wrong."""
+
+
+class BadCluster(InputError):
+    """The cluster description is wrong."""
+
+
+class BadModel(InputError):
+    """The model file is malformed."""
+
+
+class UnsupportedModel(InputError):
+    """The model is valid, but partc cannot treat it."""
+
+
+class BadStrategy(InputError):
+    """The strategy file is wrong, or does not fit the model or the cluster."""
+
+
+class BadPlan(InputError):
+    """A plan, or a file that it names, is damaged or of another version."""
+
+
+class BadData(InputError):
+    """The training data does not fit the model."""
+
+
+class NoPlacement(PartcError):
+    """The solver proved that no placement satisfies the constraints."""
+
+
+class Diverged(PartcError):
+    """Training met a NaN or an infinity."""
+
+
+class RankFailed(PartcError):
+    """An executor died, or stopped making progress, while training."""

@@ -1,0 +1,298 @@
+"""The plan: what every rank of a cluster does in one training step.
+
+A *rank* is one executor process. It plays one or two *sites*: `worker` (computes a replica) and
+`server` (owns variables, sums what its host's workers send). All ranks share one list of
+instructions; a rank executes those of its sites, in the list's order, so two ranks can never meet
+their communications in different orders.
+
+The executor keeps an *environment*: value name -> tensor. Some values live inside *buffers*
+(contiguous memory, so that one collective moves many tensors without a copy): a `Slice` says where.
+
+    instructions   Run      reads and writes values through one ONNX segment
+                   Start    begins a communication among a group of ranks
+                   Wait     its written values may be read from here on
+                   Store    copies a value into a variable (where in-place update is not proven safe)
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from partc.runtime.errors import BadPlan
+
+PLAN_FORMAT = "partc-plan/1"
+
+Site = Literal["worker", "server"]
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A frozen fact that has a JSON form. Unknown keys are refused."""
+
+
+# ---------------------------------------------------------------- instructions
+
+
+class Run(Record, frozen=True, tag="run"):
+    """Execute one segment at one site.
+
+    `reads` and `writes` pair a segment's input or output with a value of the environment. A value
+    that is written and lives in a buffer, or that is a variable, is bound in place.
+    """
+
+    site: Site
+    segment: str  # path in the plan's folder, such as segments/1f0c.onnx
+    reads: tuple[tuple[str, str], ...]  # (segment input, value)
+    writes: tuple[tuple[str, str], ...]  # (segment output, value)
+    one_thread: bool = False  # ScatterND with duplicate indices races on two threads
+    flops: int = 0  # floating-point operations, for the cost model
+    touched_bytes: int = 0  # bytes read and written by its nodes, for the cost model
+
+
+Kind = Literal[
+    "all_reduce",  # in place; every member ends with the reduction
+    "reduce",  # in place at the root, the group's first rank
+    "broadcast",  # from the root to all
+    "reduce_scatter",  # a buffer of sum(counts) elements; member i keeps region i, reduced
+    "all_gather",  # a buffer of sum(counts) elements; member i supplies region i
+    "gather_rows",  # members' leading axes are concatenated at the root, in group order
+    "scatter_rows",  # the reverse: the root's leading axis is cut by counts
+    "all_gather_rows",  # as gather_rows, but every member ends with the whole
+    "all_to_all_rows",  # each member cuts its leading axis by its counts; piece j goes to member j
+]
+
+
+class Start(Record, frozen=True, tag="start"):
+    """Begin a communication. A rank outside the group skips it.
+
+    Dense kinds (`all_reduce` .. `all_gather`) move whole values whose sizes all members know; a
+    value written under the same name as it is read is handled in place. `counts` are elements per
+    member, in group order, for `reduce_scatter` and `all_gather`.
+
+    Row kinds move values whose leading axis differs from rank to rank and step to step, several
+    values of equal leading size together. Sizes are exchanged by the transport.
+      gather_rows       writes = one whole per read, then counts int64[group]
+      all_gather_rows   writes = one whole per read, then counts int64[group]
+      all_to_all_rows   reads  = values, then send counts int64[group]
+                        writes = one per value, then receive counts int64[group]
+      scatter_rows      reads  = values, then counts int64[group]; writes = one per value
+
+    Only members that play `senders` supply `reads` (the others supply zeros, or no rows), and only
+    members that play `receivers` end up with `writes`. A `scatter_rows` count is 0 for a member
+    that is not a receiver.
+    """
+
+    tag_id: int
+    kind: Kind
+    group: str  # a key of Rank.groups
+    senders: Site
+    receivers: Site
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    reduction: Literal["sum", "max", "min"] = "sum"
+    counts: tuple[int, ...] = ()
+    payload_bytes: int = 0  # expected bytes of one member's contribution, for the cost model
+    label: str = ""  # what a person calls it, for the report and traces
+
+
+class Wait(Record, frozen=True, tag="wait"):
+    """The communication `tag_id` is complete from here on."""
+
+    tag_id: int
+
+
+class Store(Record, frozen=True, tag="store"):
+    """Copy value `source` into variable value `target`."""
+
+    site: Site
+    source: str
+    target: str
+
+
+Instruction = Run | Start | Wait | Store
+
+
+# ---------------------------------------------------------------- memory
+
+
+class Buffer(Record, frozen=True):
+    """Contiguous memory that every rank playing one of `sites` allocates."""
+
+    name: str
+    dtype: str  # numpy name: float32, float64, float16, int64, ...
+    elements: int
+    sites: tuple[Site, ...]
+
+
+class Slice(Record, frozen=True):
+    """A value that lives in a buffer, contiguous, C order."""
+
+    value: str
+    buffer: str
+    offset: int  # elements
+    shape: tuple[int, ...]
+
+
+# ---------------------------------------------------------------- variables and data
+
+
+class Constant(Record, frozen=True, tag="constant"):
+    """Every element has one value."""
+
+    value: float
+
+
+class Normal(Record, frozen=True, tag="normal"):
+    """Independent normal draws, reproducible row by row (see runtime/initial.py)."""
+
+    mean: float
+    scale: float
+    seed: int
+
+
+class Uniform(Record, frozen=True, tag="uniform"):
+    """Independent uniform draws on [low, high), reproducible row by row."""
+
+    low: float
+    high: float
+    seed: int
+
+
+class Stored(Record, frozen=True, tag="stored"):
+    """Tensor `key` of a safetensors file in the plan's folder."""
+
+    file: str
+    key: str
+
+
+class Made(Record, frozen=True, tag="made"):
+    """Output `output` of an ONNX graph without inputs, executed whole by each owner."""
+
+    file: str
+    output: str
+
+
+Initial = Constant | Normal | Uniform | Stored | Made
+
+
+class PlanVariable(Record, frozen=True):
+    """One variable of the single-device graph and where it went."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    initial: Initial
+    role: Literal["parameter", "slot", "other"]  # slot: shaped and updated with a parameter
+    parameter: str | None = None  # of a slot
+    sparse: bool = False
+    method: Literal["all_reduce", "all_gather", "servers", "replicated"] = "replicated"
+
+
+class Held(Record, frozen=True):
+    """A variable, or its rows [start, stop), kept by one rank as value `value`."""
+
+    variable: str
+    value: str
+    start: int | None = None  # None: the whole variable
+    stop: int | None = None
+
+
+class DataInput(Record, frozen=True):
+    """A tensor that the user feeds every step.
+
+    `shape` is the single device's: symbolic sizes are strings. `sample_axis` is the axis along
+    which it holds one entry per sample, None where all replicas read the same values. `high` is the
+    exclusive upper bound of integer values where the graph tells (an index into a table, a class).
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    sample_axis: int | None
+    high: int | None = None
+
+
+class Output(Record, frozen=True):
+    """A fetched output of the graph.
+
+    whole: every worker has it. split: worker r has its piece along `axis`. per_replica: every
+    worker has its own value.
+    """
+
+    name: str
+    value: str
+    layout: Literal["whole", "split", "per_replica"]
+    axis: int | None = None
+
+
+# ---------------------------------------------------------------- ranks and plan
+
+
+class Rank(Record, frozen=True):
+    """One executor process."""
+
+    rank: int
+    host: str
+    device: str
+    kind: Literal["cpu", "gpu"]
+    device_index: int  # GPU ordinal on its host, or 0
+    threads: int
+    sites: tuple[Site, ...]
+    replica: int | None  # position among the workers
+    groups: dict[str, tuple[int, ...]]  # world ranks; the first is the root
+    constants: dict[str, tuple[int, ...]]  # value -> int64 vector
+    slices: tuple[Slice, ...]
+    held: tuple[Held, ...]
+
+
+class Plan(Record, frozen=True):
+    """Everything that a cluster needs to train one model, as written to plan.json."""
+
+    format: str
+    model: str  # file name of the training graph, in the plan's folder
+    batch: Literal["per-replica", "global"]
+    replicas: int
+    sizes: dict[str, int]  # symbolic size -> the value assumed for pricing and synthetic data
+    loss: str | None
+    ranks: tuple[Rank, ...]
+    instructions: tuple[Instruction, ...]
+    buffers: tuple[Buffer, ...]
+    slices: tuple[Slice, ...]
+    variables: tuple[PlanVariable, ...]
+    data_inputs: tuple[DataInput, ...]
+    outputs: tuple[Output, ...]
+    predicted_step_s: float
+    cost_cache_sha256: str
+    files: dict[str, str]  # path in the plan's folder -> SHA-256
+
+
+def instructions_of(plan: Plan, rank: Rank) -> tuple[Instruction, ...]:
+    """Return rank's program: the shared list without what is not its business."""
+    waited = {i.tag_id for i in plan.instructions if isinstance(i, Start) and i.group in rank.groups}
+
+    def concerns(instruction: Instruction) -> bool:
+        if isinstance(instruction, Start | Wait):
+            return instruction.tag_id in waited
+        return instruction.site in rank.sites
+
+    return tuple(instruction for instruction in plan.instructions if concerns(instruction))
+
+
+def encode_plan(plan: Plan) -> bytes:
+    """Return plan.json: equal plans give equal bytes."""
+    return msgspec.json.format(msgspec.json.encode(plan, order="deterministic"), indent=1) + b"\n"
+
+
+def decode_plan(text: bytes, at: Path) -> Plan:
+    """Parse plan.json. Raises BadPlan."""
+    try:
+        plan = msgspec.json.decode(text, type=Plan)
+    except msgspec.MsgspecError as error:
+        raise BadPlan(f"not a plan: {error}", at=str(at), fix="compile the model again") from error
+    if plan.format != PLAN_FORMAT:
+        raise BadPlan(
+            f"a plan of format {plan.format!r}",
+            at=f"{at}: format",
+            fix=f"this version of partc reads {PLAN_FORMAT!r}: compile the model again",
+        )
+    return plan
