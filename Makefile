@@ -1,0 +1,63 @@
+# Everything runs in .venv, which the first target that needs it makes. Nothing else is required than
+# make and Python 3.11 or newer; choose one with, say, `make demo PYTHON=python3.12`.
+
+RECENT := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p $(RECENT) 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+# mypy cannot follow an editable installation: it reads a plain one, made here.
+TYPED := build/typed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint types clean
+
+help:
+	@echo "make demo      build, compile, run and verify a small language model on this machine"
+	@echo "make test      the test suite, under ten minutes on two cores"
+	@echo "make test-all  the same, and the tests marked long"
+	@echo "make lint      ruff format, ruff check, mypy --strict"
+	@echo "make clean     remove .venv and everything else that make made"
+
+demo: $(VENV)/installed
+	@$(BIN)/python -m partc.compiler.demo
+
+test: $(VENV)/installed-for-tests
+	@$(BIN)/python -m pytest -q -m "not long"
+
+test-all: $(VENV)/installed-for-tests
+	@$(BIN)/python -m pytest -q
+
+lint: types
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+
+types: $(VENV)/installed-for-tests
+	@rm -rf build
+	@$(PIP) --no-deps --target $(TYPED) .
+	@MYPYPATH=$(TYPED) $(BIN)/mypy --strict -p partc
+
+clean:
+	rm -rf $(VENV) build demo partc.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+
+# Stamps: a file that is as new as what it stands for.
+
+$(VENV)/made:
+	@test -n "$(PYTHON)" && $(PYTHON) $(RECENT) || \
+		{ echo "partc needs Python 3.11 or newer: make ... PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
+		{ echo "$(PYTHON) cannot make environments with pip: on Debian, apt-get install python3-venv"; exit 1; }
+	@rm -rf $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/installed: $(VENV)/made pyproject.toml
+	@echo "Installing partc and what it needs into $(VENV): a few minutes the first time."
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/installed-for-tests: $(VENV)/installed
+	@echo "Installing pytest, ruff and mypy into $(VENV)."
+	@$(PIP) --editable '.[test]'
+	@touch $@

@@ -1,0 +1,227 @@
+"""Make the plan of a distributed step: program, ranks, variables, data."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from partc.compiler.plan_files import PlanFiles
+from partc.cost.cluster import Cluster, Placement, groups_of, ranks_of
+from partc.cost.strategy import Strategy
+from partc.passes.bucket_communications import bucket_communications
+from partc.passes.distribute import Analysis
+from partc.passes.layouts import Owned, PerReplica, Split
+from partc.passes.levels import Shape2
+from partc.passes.lowered_graph import LoweredGraph, State
+from partc.passes.make_program import Program, ProgramMaker
+from partc.passes.schedule import schedule
+from partc.passes.write_segments import SegmentWriter
+from partc.runtime.program import (
+    PLAN_FORMAT,
+    Held,
+    Output,
+    Plan,
+    PlanVariable,
+    Rank,
+    Slice,
+)
+
+if TYPE_CHECKING:
+    from partc.compiler.driver import CompileOptions
+
+OwnedRows = Mapping[str, tuple[tuple[int, int], ...]]  # parameter -> rows [start, stop) per server
+
+
+def build_plan(
+    analysis: Analysis,
+    lowered: LoweredGraph,
+    strategy: Strategy,
+    cluster: Cluster,
+    options: "CompileOptions",
+    files: PlanFiles,
+) -> Plan:
+    """Schedule, bucket and cut the step; describe every rank. Writes segments into the folder."""
+    rows = owned_rows(strategy, cluster)
+    program = _make_program(analysis, lowered, rows, cluster, files)
+    training = analysis.training
+    return Plan(
+        format=PLAN_FORMAT,
+        model=files.save_model(training),
+        batch=strategy.batch,
+        replicas=analysis.replicas,
+        sizes=dict(options.sizes),
+        loss=training.loss,
+        ranks=tuple(
+            _describe_rank(placed, lowered, program, rows, cluster) for placed in ranks_of(cluster)
+        ),
+        instructions=tuple(program.instructions),
+        buffers=tuple(program.buffers),
+        slices=tuple(program.slices),
+        variables=_describe_variables(analysis, strategy, files),
+        data_inputs=tuple(training.data_inputs.values()),
+        outputs=_describe_outputs(lowered, program),
+        predicted_step_s=0.0,
+        cost_cache_sha256="",
+        files={},
+    )
+
+
+def owned_rows(strategy: Strategy, cluster: Cluster) -> OwnedRows:
+    """Return for each parameter on servers the rows that each host's server owns."""
+    hosts = [host.name for host in cluster.hosts]
+    result: dict[str, tuple[tuple[int, int], ...]] = {}
+    for name, choice in strategy.parameters.items():
+        if choice.method != "servers":
+            continue
+        at = {shard.host: (shard.start, shard.stop) for shard in choice.shards}
+        ranges: list[tuple[int, int]] = []
+        end = 0
+        for host in hosts:
+            start, stop = at.get(host, (end, end))
+            ranges.append((start, stop))
+            end = stop
+        result[name] = tuple(ranges)
+    return result
+
+
+def _make_program(
+    analysis: Analysis, lowered: LoweredGraph, rows: OwnedRows, cluster: Cluster, files: PlanFiles
+) -> Program:
+    buckets = bucket_communications(lowered, _whole_shapes(analysis, lowered), rows)
+    order = {node.name: index for index, node in enumerate(analysis.training.graph.nodes)}
+    position_of = {copy: order[node] for copy, node in lowered.original.items()}
+    items = schedule(lowered, buckets, position_of)
+    functions = {function.name: function for function in analysis.training.functions}
+    writer = SegmentWriter(analysis.training.opset, functions, dict(lowered.shapes))
+    most = max(len(host.devices) for host in cluster.hosts)
+    topology = Shape2(len(cluster.hosts), most)
+    return ProgramMaker(lowered, items, topology, writer, files.save_segment).make()
+
+
+def _whole_shapes(analysis: Analysis, lowered: LoweredGraph) -> dict[str, tuple[int, ...]]:
+    """Return the whole shape of every value whose tensor has one that data cannot change."""
+    fixed = analysis.facts.fixed_shapes
+    shapes = {
+        value: analysis.facts.shape(tensor)
+        for value, (tensor, _) in lowered.meanings.items()
+        if tensor in fixed and all(analysis.facts.shape(tensor))
+    }
+    for value, shape in lowered.shapes.items():
+        if value not in lowered.meanings and None not in shape:
+            shapes[value] = tuple(size or 0 for size in shape)
+    return shapes
+
+
+def _describe_rank(
+    placed: Placement, lowered: LoweredGraph, program: Program, rows: OwnedRows, cluster: Cluster
+) -> Rank:
+    groups = _groups_with(placed.rank, cluster)
+    server = groups["servers"].index(placed.rank) if "server" in placed.sites else None
+    return Rank(
+        rank=placed.rank,
+        host=placed.host,
+        device=placed.device,
+        kind=placed.kind,
+        device_index=placed.device_index,
+        threads=placed.threads,
+        sites=placed.sites,
+        replica=placed.replica,
+        groups=groups,
+        constants=_constants_of(placed, lowered, rows, server),
+        slices=() if server is None else _owned_slices(program, rows, server),
+        held=tuple(
+            held for state in lowered.states for held in _hold(state, placed, lowered, rows, server)
+        ),
+    )
+
+
+def _groups_with(rank: int, cluster: Cluster) -> dict[str, tuple[int, ...]]:
+    groups = groups_of(cluster)
+    # A host's first worker tells its server what workers know.
+    groups["feed"] = [
+        tuple(dict.fromkeys((workers[0], host[0])))
+        for workers, host in zip(groups["host_workers"], groups["host"], strict=True)
+    ]
+    return {
+        name: members for name, all_members in groups.items() for members in all_members if rank in members
+    }
+
+
+def _constants_of(
+    placed: Placement, lowered: LoweredGraph, rows: OwnedRows, server: int | None
+) -> dict[str, tuple[int, ...]]:
+    values: dict[str, tuple[int, ...]] = {}
+    if placed.replica is not None:
+        values["replica"] = (placed.replica,)
+    for parameter, ranges in rows.items():
+        if server is not None:
+            start, stop = ranges[server]
+            values |= {
+                f"{parameter}.first": (start,),
+                f"{parameter}.rows": (stop - start,),
+                f"{parameter}.ends": tuple(end for _, end in ranges),
+            }
+    return {name: value for name, value in values.items() if name in lowered.constants}
+
+
+def _owned_slices(program: Program, rows: OwnedRows, server: int) -> tuple[Slice, ...]:
+    """Return where a server's own rows lie in the buckets that carry them."""
+    slices: list[Slice] = []
+    for value, parameter, bucket, index in program.owned_slices:
+        start, stop = rows[parameter][server]
+        shape = bucket.shapes[index]
+        row = int(np.prod(shape[1:], dtype=np.int64))
+        offset = bucket.offsets[index] + start * row
+        slices.append(Slice(value, bucket.name, offset, (stop - start, *shape[1:])))
+    return tuple(slices)
+
+
+def _hold(
+    state: State, placed: Placement, lowered: LoweredGraph, rows: OwnedRows, server: int | None
+) -> list[Held]:
+    if state.site not in placed.sites:
+        return []
+    placement = lowered.meanings[state.value][1].placement
+    if not isinstance(placement, Owned) or server is None:
+        return [Held(state.variable, state.value)]
+    start, stop = rows[placement.parameter][server]
+    return [Held(state.variable, state.value, start, stop)]
+
+
+def _describe_variables(
+    analysis: Analysis, strategy: Strategy, files: PlanFiles
+) -> tuple[PlanVariable, ...]:
+    described: list[PlanVariable] = []
+    for name, variable in analysis.training.variables.items():
+        role = analysis.roles.variables[name]
+        parameter = analysis.followers[name] or role.parameter
+        gradient = analysis.training.gradients.get(name)
+        own = strategy.parameters.get(parameter or name)
+        followed = analysis.followers[name] is not None or name in strategy.parameters
+        described.append(
+            PlanVariable(
+                name,
+                variable.dtype.name,
+                variable.shape,
+                files.save_initial(name, variable.initial),
+                role.role,
+                parameter if parameter != name else None,
+                gradient is not None and gradient.is_sparse,
+                own.method if own is not None and followed else "replicated",
+            )
+        )
+    return tuple(described)
+
+
+def _describe_outputs(lowered: LoweredGraph, program: Program) -> tuple[Output, ...]:
+    outputs: list[Output] = []
+    for name, value, layout in lowered.outputs:
+        value = program.renamed.get(value, value)
+        public = name.removesuffix(".average")
+        if isinstance(layout.placement, Split):
+            outputs.append(Output(public, value, "split", layout.placement.axis))
+        elif isinstance(layout.placement, PerReplica):
+            outputs.append(Output(public, value, "per_replica"))
+        else:
+            outputs.append(Output(public, value, "whole"))
+    return tuple(outputs)

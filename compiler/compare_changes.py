@@ -1,0 +1,107 @@
+"""Compare what training did to each variable with what the reference did to it.
+
+    |change - reference change| <= rtol * max|reference change| + floor        for every element
+
+    floor = steps * eps * (max|value| + largest change)
+
+eps is the dtype's. The first part of the floor is rounding: each step rounds the stored value once
+on either side. The second serves changes that are zero in theory (a bias before a normalisation):
+what is left of them is the rounding of terms as large as the gradients of other variables, so it is
+measured by the largest reference change of any variable of the same role. Integers must be equal.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+
+from partc.runtime.program import PlanVariable
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Verdict = Literal["equal", "differs", "did not change", "not finite"]
+
+
+@dataclass(frozen=True, slots=True)
+class VariableCheck:
+    """How far one variable's change is from the reference's."""
+
+    name: str
+    max_change: float  # of the reference
+    max_error: float
+    limit: float
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A variable before and after training, and after the reference's training."""
+
+    variable: PlanVariable
+    start: Array
+    end: Array
+    reference: Array
+
+    @property
+    def reference_change(self) -> float:
+        """Return max|reference change|."""
+        return _largest(_difference(self.reference, self.start))
+
+
+def compare_changes(
+    trained: Mapping[str, Trained], steps: int, rtol: float | None
+) -> tuple[VariableCheck, ...]:
+    """Check every variable; `rtol` None means the default of its dtype."""
+    largest: dict[str, float] = {}
+    for entry in trained.values():
+        if _is_float(entry.start):
+            role = entry.variable.role
+            largest[role] = max(largest.get(role, 0.0), entry.reference_change)
+    return tuple(
+        _check(entry, steps, rtol, largest.get(entry.variable.role, 0.0)) for entry in trained.values()
+    )
+
+
+def default_rtol(dtype: np.dtype[Any]) -> float:
+    """Return the tolerance for a dtype: sums in another order differ by about eps."""
+    return {"float64": 1e-9, "float32": 1e-4}.get(dtype.name, 1e-2)
+
+
+def _check(entry: Trained, steps: int, rtol: float | None, largest: float) -> VariableCheck:
+    change = entry.reference_change
+    error = _largest(_difference(entry.end, entry.reference))
+    limit = 0.0
+    if _is_float(entry.start):
+        value = max(_largest(entry.start), _largest(entry.reference))
+        floor = steps * _eps(entry.start.dtype) * (value + largest)
+        limit = (default_rtol(entry.start.dtype) if rtol is None else rtol) * change + floor
+    return VariableCheck(entry.variable.name, change, error, limit, _verdict(entry, error, limit))
+
+
+def _verdict(entry: Trained, error: float, limit: float) -> Verdict:
+    if not (np.isfinite(error) and np.isfinite(limit)):
+        return "not finite"
+    if error <= limit:
+        return "equal"
+    return "did not change" if np.array_equal(entry.start, entry.end) else "differs"
+
+
+def _difference(one: Array, other: Array) -> Array:
+    if _is_float(one):
+        return np.asarray(one.astype(np.float64) - other.astype(np.float64))
+    # Python's integers: no overflow, and no two large ones that become equal as float64.
+    return np.asarray(one.astype(object) - other.astype(object))
+
+
+def _eps(dtype: np.dtype[Any]) -> float:
+    """Return the distance from 1 to the next number; ml_dtypes knows bfloat16 too."""
+    return float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
+
+
+def _largest(array: Array) -> float:
+    return float(np.max(np.abs(array.astype(np.float64)))) if array.size else 0.0
+
+
+def _is_float(array: Array) -> bool:
+    return np.issubdtype(array.dtype, np.floating) or array.dtype == ml_dtypes.bfloat16

@@ -1,0 +1,74 @@
+"""The compilation, from a training graph and a cluster to a plan's folder, on one screen."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from partc.compiler.build_plan import build_plan
+from partc.compiler.plan_files import PlanFiles
+from partc.cost.cluster import Cluster, ranks_of
+from partc.cost.memory import DeviceMemory, memory_of
+from partc.cost.strategy import Strategy
+from partc.cost.strategy_check import check_strategy
+from partc.cost.synchronisation import Mode, StrategyCosts, choose_strategy
+from partc.cost.timeline import Timeline, simulate
+from partc.passes.describe_parameters import describe_parameters
+from partc.passes.bucket_communications import copy_where_shared
+from partc.passes.distribute import analyse, distribute
+from partc.passes.find_gradients import find_gradients
+from partc.passes.lowered_graph import LoweredGraph
+from partc.passes.training_graph import TrainingGraph
+from partc.runtime.program import Plan
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """What the user asks of a compilation.
+
+    strategy  how parameters are synchronised: a mode, or a strategy of the user's own
+    batch     what the graph's batch is: one replica's, or the whole
+    sizes     a value for every symbolic size, for pricing and synthetic data
+    """
+
+    strategy: Mode | Strategy = "auto"
+    batch: str = "per-replica"
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """A plan and what led to it."""
+
+    plan: Plan
+    strategy: Strategy
+    costs: StrategyCosts
+    lowered: LoweredGraph
+    timeline: Timeline
+    memory: tuple[DeviceMemory, ...]
+
+
+def compile_graph(
+    training: TrainingGraph, cluster: Cluster, out: Path, options: CompileOptions
+) -> Compilation:
+    """Compile into `out`, which appears whole or not at all. Raises PartcError."""
+    replicas = sum(rank.replica is not None for rank in ranks_of(cluster))
+    if not training.gradients:
+        training.gradients = find_gradients(training)
+    analysis = analyse(training, options.sizes, replicas, options.batch == "per-replica")
+    facts = describe_parameters(analysis)
+    if isinstance(options.strategy, Strategy):
+        check_strategy(options.strategy, facts, cluster)
+        pins = options.strategy.parameters
+        strategy, costs = choose_strategy(facts, cluster, "auto", options.batch, pins)
+    else:
+        strategy, costs = choose_strategy(facts, cluster, options.strategy, options.batch)
+
+    lowered = distribute(analysis, strategy)
+    copy_where_shared(lowered)
+
+    with PlanFiles(out) as files:
+        plan = build_plan(analysis, lowered, strategy, cluster, options, files)
+        timeline = simulate(plan, cluster)
+        compilation = Compilation(plan, strategy, costs, lowered, timeline, memory_of(plan, cluster))
+        files.finish(compilation, cluster)
+    return compilation

@@ -1,0 +1,181 @@
+"""What partc sees in a training graph: variables, gradients, inputs, and the parts of a step."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+from rich.console import Group
+from rich.table import Table
+
+from partc.passes.find_roles import Role, Roles, find_roles
+from partc.passes.reachability import ancestors, reads_of
+from partc.passes.training_graph import Gradient, TrainingGraph
+from partc.runtime.program import DataInput
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedVariable:
+    """One variable."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    role: Role
+    parameter: str | None  # that a slot belongs to
+    gradient: str  # "dense dW", "sparse (ids, rows)" or ""
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedPart:
+    """One part of the step; `flops` None where nothing is known."""
+
+    name: str
+    nodes: int
+    flops: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """Everything that `partc inspect` shows."""
+
+    variables: tuple[InspectedVariable, ...]
+    data_inputs: tuple[DataInput, ...]
+    outputs: tuple[str, ...]
+    loss: str | None
+    parts: tuple[InspectedPart, ...]
+    counts: tuple[str, ...]  # nodes that divide the loss by a number counted in the data
+
+    def render(self) -> Group:
+        """Return tables for a terminal."""
+        notes = [
+            f"Node {name!r} divides the loss by a number counted in the data (of labels, say): replicas that "
+            "count differently average to another result than one device. Only --batch global is exact."
+            for name in self.counts
+        ]
+        total = sum(variable.nbytes for variable in self.variables)
+        shown = f"outputs: {', '.join(self.outputs) or 'none'}; loss: {self.loss or 'unknown'}"
+        size = f"{len(self.variables)} variables, {format_bytes(total)}"
+        return Group(
+            self._variable_table(), size, "", self._input_table(), shown, "", self._part_table(), *notes
+        )
+
+    def _variable_table(self) -> Table:
+        table = Table(title="variables")
+        table.add_column("variable", overflow="fold")
+        table.add_column("role", overflow="fold")
+        for heading in ("type", "shape", "size", "gradient"):
+            table.add_column(heading, no_wrap=True)
+        for entry in self.variables:
+            role = f"slot of {entry.parameter}" if entry.parameter else entry.role
+            shape = " x ".join(map(str, entry.shape)) or "scalar"
+            kind, _, _ = entry.gradient.partition(" ")
+            table.add_row(entry.name, role, entry.dtype, shape, format_bytes(entry.nbytes), kind)
+        return table
+
+    def _input_table(self) -> Table:
+        table = Table("data input", "type", "shape", "sample axis", "values", title="data inputs")
+        for entry in self.data_inputs:
+            shape = " x ".join(map(str, entry.shape)) or "scalar"
+            axis = "none: the same for all" if entry.sample_axis is None else str(entry.sample_axis)
+            table.add_row(
+                entry.name, entry.dtype, shape, axis, f"0 to {entry.high - 1}" if entry.high else ""
+            )
+        return table
+
+    def _part_table(self) -> Table:
+        table = Table("part", "nodes", "FLOPs", title="one step")
+        for part in self.parts:
+            table.add_row(part.name, str(part.nodes), "" if part.flops is None else f"{part.flops:,}")
+        return table
+
+
+def inspect_graph(training: TrainingGraph, flops: Mapping[str, int] | None = None) -> Inspection:
+    """Look at a training graph whose gradients are known; `flops` by node name, if counted."""
+    roles = find_roles(training)
+    return Inspection(
+        variables=_variables(training, roles),
+        data_inputs=tuple(training.data_inputs.values()),
+        outputs=training.outputs,
+        loss=training.loss,
+        parts=(
+            _part("main computation", roles.main, flops),
+            _part("post-aggregation", roles.post_aggregation, flops),
+            _part("updates", roles.updates, flops),
+        ),
+        counts=_counts(training),
+    )
+
+
+def format_bytes(nbytes: int) -> str:
+    """Return a size for people, in powers of 1024."""
+    size, unit = float(nbytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def _variables(training: TrainingGraph, roles: Roles) -> tuple[InspectedVariable, ...]:
+    return tuple(
+        InspectedVariable(
+            name,
+            variable.dtype.name,
+            variable.shape,
+            int(np.prod(variable.shape, dtype=np.int64)) * variable.dtype.itemsize,
+            roles.variables[name].role,
+            roles.variables[name].parameter,
+            _spell(training.gradients.get(name)),
+        )
+        for name, variable in training.variables.items()
+    )
+
+
+def _spell(gradient: Gradient | None) -> str:
+    if gradient is None:
+        return ""
+    return f"sparse ({gradient.ids}, {gradient.rows})" if gradient.is_sparse else f"dense {gradient.dense}"
+
+
+def _part(name: str, nodes: frozenset[str], flops: Mapping[str, int] | None) -> InspectedPart:
+    return InspectedPart(
+        name, len(nodes), None if flops is None else sum(flops.get(node, 0) for node in nodes)
+    )
+
+
+# ---------------------------------------------------------------- losses divided by a count
+
+
+def _counts(training: TrainingGraph) -> tuple[str, ...]:
+    """Return the nodes before the loss whose divisor is one number made of data values alone.
+
+    A size (Shape of the batch) is no such number: replicas of equal size agree on it.
+    """
+    if training.loss is None:
+        return ()
+    graph = training.graph
+    counted = {entry.name for entry in training.data_inputs.values() if entry.sample_axis is not None}
+    trained = set(training.variables)
+    for node in graph.nodes:
+        reads = {read.name for read in reads_of(node)}
+        results = {result.name for result in node.outputs}
+        trained |= results if reads & trained else set()
+        counted |= results if reads & counted and node.op not in ("Shape", "Size") else set()
+    before = ancestors(graph, [training.loss])
+    return tuple(
+        node.name
+        for node in graph.nodes
+        if node.outputs and node.outputs[0].name in before and _divides(node, counted - trained)
+    )
+
+
+def _divides(node: gs.Node, counted: set[str]) -> bool:
+    if node.op in ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"):
+        weighted = "ignore_index" in node.attrs or len(node.inputs) > 2
+        return weighted and node.attrs.get("reduction", "mean") == "mean"
+    if node.op != "Div" or node.inputs[1].name not in counted:
+        return False
+    shape = node.inputs[1].shape
+    return shape is not None and all(size == 1 for size in shape)

@@ -1,0 +1,116 @@
+"""The folder of a plan: written beside its place, renamed when complete.
+
+A failed compilation leaves nothing half-written, and never harms an earlier result.
+"""
+
+import hashlib
+import shutil
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import onnx
+from safetensors.numpy import save_file
+
+from partc.cost.cluster import Cluster, encode_cluster
+from partc.cost.strategy import encode_strategy
+from partc.passes.training_graph import InitialValue, MadeTensor, StoredTensor, TrainingGraph
+from partc.runtime.errors import BadUsage
+from partc.runtime.program import Initial, Made, Stored, encode_plan
+
+if TYPE_CHECKING:
+    from partc.compiler.driver import Compilation
+
+MODEL = "train.onnx"
+INITIAL = "initial.safetensors"
+
+
+class PlanFiles:
+    """A context: files are gathered in a temporary folder, which takes `out`'s place at the end."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self._initial: dict[str, np.ndarray] = {}
+
+    def __enter__(self) -> "PlanFiles":
+        _check_replaceable(self.out)
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        self.folder = Path(tempfile.mkdtemp(prefix=f".{self.out.name}.", dir=self.out.parent))
+        (self.folder / "segments").mkdir()
+        self.folder.chmod(0o755)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            shutil.rmtree(self.folder)
+            return
+        _swap(self.folder, self.out)
+
+    def save_segment(self, model: onnx.ModelProto) -> str:
+        """Store a segment under its hash, so that equal segments are one file."""
+        data = model.SerializeToString(deterministic=True)
+        path = f"segments/{hashlib.sha256(data).hexdigest()[:16]}.onnx"
+        (self.folder / path).write_bytes(data)
+        return path
+
+    def save_model(self, training: TrainingGraph) -> str:
+        """Store the user's graph, without the variables' values."""
+        (self.folder / MODEL).write_bytes(training.source)
+        return MODEL
+
+    def save_initial(self, name: str, initial: InitialValue) -> Initial:
+        """Store a variable's first value, or how it is made."""
+        if isinstance(initial, StoredTensor):
+            self._initial[name] = np.ascontiguousarray(initial.load())
+            return Stored(INITIAL, name)
+        if isinstance(initial, MadeTensor):
+            data = initial.model.SerializeToString(deterministic=True)
+            path = f"initial/{hashlib.sha256(data).hexdigest()[:16]}.onnx"
+            (self.folder / "initial").mkdir(exist_ok=True)
+            (self.folder / path).write_bytes(data)
+            return Made(path, initial.output)
+        return initial
+
+    def finish(self, compilation: "Compilation", cluster: Cluster) -> None:
+        """Write what describes the whole: strategy, cluster, report and plan."""
+        if self._initial:
+            save_file(self._initial, self.folder / INITIAL)
+        (self.folder / "strategy.json").write_bytes(encode_strategy(compilation.strategy))
+        (self.folder / "cluster.json").write_bytes(encode_cluster(cluster))
+        hashes = {
+            str(path.relative_to(self.folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(self.folder.rglob("*"))
+            if path.is_file()
+        }
+        plan = msgspec.structs.replace(
+            compilation.plan, files=hashes, predicted_step_s=compilation.timeline.step_s
+        )
+        (self.folder / "plan.json").write_bytes(encode_plan(plan))
+
+
+def _check_replaceable(out: Path) -> None:
+    """Refuse to replace what is not a plan's folder."""
+    if out.is_file() or (out.is_dir() and any(out.iterdir()) and not (out / "plan.json").exists()):
+        raise BadUsage(
+            "the output exists and is not a plan's folder",
+            at=str(out),
+            fix="give an empty or new folder with -o, or remove this one",
+        )
+
+
+def _swap(folder: Path, out: Path) -> None:
+    if not out.exists():
+        folder.rename(out)
+        return
+    old = folder.with_name(f"{folder.name}.old")
+    out.rename(old)
+    folder.rename(out)
+    shutil.rmtree(old)

@@ -1,0 +1,170 @@
+"""One forward node as a gradient rule sees it: its inputs, shapes, attributes and constants."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from partc.compiler.training.node_builder import AttributeValue, NodeBuilder
+from partc.compiler.training.tensor_types import Shape, Types, known_shape
+from partc.runtime.errors import UnsupportedModel
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardNode:
+    """A node of the forward graph, and the builder that its gradient is emitted to."""
+
+    build: NodeBuilder
+    node: onnx.NodeProto
+    types: Types
+    constants: Mapping[str, np.ndarray]
+    parameters: frozenset[str]
+    wanted: frozenset[int]  # inputs whose gradient is needed
+    opset: int
+
+    def x(self, index: int) -> str:
+        """Return the name of an input, empty where it is left out."""
+        return self.node.input[index] if index < len(self.node.input) else ""
+
+    def y(self, index: int = 0) -> str:
+        """Return the name of an output."""
+        return self.node.output[index]
+
+    @property
+    def place(self) -> str:
+        """Say which node this is, for an error message."""
+        return f"node {self.node.name!r} ({self.node.op_type})"
+
+    def op(self, op_type: str, *inputs: str, **attributes: AttributeValue) -> str:
+        """Emit an operation with one output."""
+        return self.build.op(op_type, *inputs, **attributes)
+
+    def call_function(self, function: onnx.FunctionProto, inputs: Sequence[str], *, like: str) -> str:
+        """Call a model-local function whose output has the type of forward tensor `like`."""
+        output = self.build.call_function(function, inputs)[0]
+        self.build.declared[output] = self.types[like]
+        return output
+
+    def attribute(self, name: str, default: AttributeValue | None = None) -> AttributeValue | None:
+        """Return an attribute, text decoded."""
+        for attribute in self.node.attribute:
+            if attribute.name == name:
+                value = helper.get_attribute_value(attribute)
+                return value.decode() if isinstance(value, bytes) else value
+        return default
+
+    def integer(self, name: str, default: int) -> int:
+        """Return an integer attribute."""
+        value = self.attribute(name, default)
+        assert isinstance(value, int)
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """Return a float attribute."""
+        value = self.attribute(name, default)
+        assert isinstance(value, int | float)
+        return float(value)
+
+    def shape(self, tensor: str) -> Shape:
+        """Return a shape; sizes may be symbols. Raises UnsupportedModel when the rank is unknown."""
+        return known_shape(self.types, tensor, needed_by=self.place)
+
+    def static_shape(self, tensor: str) -> tuple[int, ...]:
+        """Return a shape of numbers. Raises UnsupportedModel when a size is symbolic."""
+        return self.static_sizes(tensor, 0)
+
+    def rank(self, tensor: str) -> int:
+        """Return the number of axes."""
+        return len(self.shape(tensor))
+
+    def static_sizes(self, tensor: str, first_axis: int) -> tuple[int, ...]:
+        """Return the sizes from an axis on. Raises UnsupportedModel when one is symbolic."""
+        sizes = self.shape(tensor)[first_axis:]
+        numbers = tuple(size for size in sizes if isinstance(size, int))
+        if len(numbers) == len(sizes):
+            return numbers
+        raise UnsupportedModel(
+            f"tensor {tensor!r} of shape {list(self.shape(tensor))}: sizes from axis {first_axis} on must be known",
+            at=self.place,
+            fix="export the model with these sizes fixed; only the batch may be symbolic",
+        )
+
+    def constant_input(self, index: int) -> np.ndarray | None:
+        """Return a constant input's value, None where it is left out. Raises UnsupportedModel."""
+        name = self.x(index)
+        if not name:
+            return None
+        if name not in self.constants:
+            raise UnsupportedModel(
+                f"input {index} ({name!r}) is computed; its gradient rule needs it constant",
+                at=self.place,
+                fix="make it an initializer or a Constant node",
+            )
+        return self.constants[name]
+
+    def scalar(self, value: float, *, like: str) -> str:
+        """Return a scalar constant of the element type of forward tensor `like`."""
+        return self.build.constant(np.array(value, self.types[like].dtype))
+
+    def shape_of(self, tensor: str) -> str:
+        """Return a tensor's shape int64[rank], read at run time; a constant for a parameter."""
+        if tensor in self.parameters:
+            return self.build.ints(*self.static_shape(tensor))
+        return self.op("Shape", tensor)
+
+    def zeros(self, tensor: str) -> str:
+        """Return zeros shaped and typed like a forward tensor."""
+        zero = TensorProto(data_type=self.types[tensor].element, dims=[1])
+        zero.raw_data = bytes(self.types[tensor].dtype.itemsize)
+        return self.op("ConstantOfShape", self.shape_of(tensor), value=zero)
+
+    def unbroadcast(self, gradient: str, source: str, target: str) -> str:
+        """Sum a gradient shaped like forward tensor `source` down to the shape of `target`.
+
+        Axes are taken from the inferred shapes. A symbolic size is never taken for 1.
+        """
+        wide, narrow = self.shape(source), self.shape(target)
+        added = len(wide) - len(narrow)
+        if added:
+            gradient = self.op("ReduceSum", gradient, self.build.ints(*range(added)), keepdims=0)
+        stretched = [axis for axis, size in enumerate(narrow) if size == 1 and wide[axis + added] != 1]
+        if stretched:
+            gradient = self.op("ReduceSum", gradient, self.build.ints(*stretched), keepdims=1)
+        return gradient
+
+
+# A rule takes the gradients of a node's outputs (None: no gradient arrives there) and returns the
+# gradients of those inputs that have one. What nobody reads is dropped later.
+Gradients = Mapping[int, str]
+Rule = Callable[[ForwardNode, Sequence[str | None]], Gradients]
+SingleOutputRule = Callable[[ForwardNode, str], Gradients]
+
+
+def of_first_output(rule: SingleOutputRule) -> Rule:
+    """Make a rule of one that only knows the gradient of output 0."""
+
+    def full_rule(at: ForwardNode, gradients: Sequence[str | None]) -> Gradients:
+        if any(gradients[1:]) or gradients[0] is None:
+            raise UnsupportedModel(
+                "the loss depends on a secondary output, whose gradient is not known",
+                at=at.place,
+                fix="compute that value with other ops, or do not use it in the loss",
+            )
+        return rule(at, gradients[0])
+
+    return full_rule
+
+
+def broadcasting(rule: SingleOutputRule) -> Rule:
+    """Make a rule of one that returns gradients of the output's shape: sum them to the inputs'."""
+
+    def summed(at: ForwardNode, dy: str) -> Gradients:
+        return {
+            index: at.unbroadcast(gradient, at.y(), at.x(index))
+            for index, gradient in rule(at, dy).items()
+            if index in at.wanted
+        }
+
+    return of_first_output(summed)

@@ -1,0 +1,172 @@
+"""Add a loss to a forward graph."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from partc.compiler.training.node_builder import NodeBuilder
+from partc.compiler.training.tensor_types import Shape, Size, TensorType, Types, known_shape, value_info
+from partc.runtime.errors import BadUsage, UnsupportedModel
+
+LOSSES = ("softmax_cross_entropy", "mse")
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The scalar to be minimised, and the input that came with it."""
+
+    name: str
+    added_input: str | None = None
+    sample_axis: int | None = 0  # of the added input
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the loss is put on: the graph, its one result, and the size or symbol of the batch."""
+
+    graph: onnx.GraphProto
+    types: Types
+    result: str
+    batch: Size
+
+
+def add_loss(
+    graph: onnx.GraphProto,
+    types: Types,
+    loss: str,
+    *,
+    results: tuple[str, ...],
+    batch: Size,
+    ignore_index: int | None = None,
+) -> Loss:
+    """Append the loss's nodes and input to the graph. Raises BadUsage, UnsupportedModel.
+
+    `results` are the forward graph's outputs but for carried state.
+    """
+    if loss in LOSSES:
+        if len(results) != 1:
+            raise BadUsage(
+                f"the loss {loss!r} needs a graph with one output; this one has {len(results)}",
+                at=f"outputs {list(results)}",
+                fix="give the name of a scalar output as the loss, or keep only the logits as output",
+            )
+        head = Head(graph, types, results[0], batch)
+        return _add_mse(head) if loss == "mse" else _add_cross_entropy(head, ignore_index)
+    if loss not in {value.name for value in graph.output}:
+        raise BadUsage(
+            f"no loss and no output of the graph is called {loss!r}",
+            at="--loss",
+            fix=f"use one of {[*LOSSES, *results]}",
+        )
+    return Loss(_scalar(graph, types, loss))
+
+
+def _scalar(graph: onnx.GraphProto, types: Types, loss: str) -> str:
+    type_ = types[loss]
+    if not type_.is_float or (type_.shape and any(size != 1 for size in type_.shape)):
+        raise BadUsage(
+            f"output {loss!r} is no float scalar: its shape is {list(type_.shape or ())}",
+            at="--loss",
+            fix="reduce it to a scalar in the forward graph, or name another output",
+        )
+    if not type_.shape:
+        return loss
+    build = _builder(graph)
+    scalar = build.call("Reshape", (loss, build.constant(np.zeros(0, np.int64))), (build.fresh("loss"),))[0]
+    _append(graph, build)
+    return scalar
+
+
+# ---------------------------------------------------------------- mean squared error
+
+
+def _add_mse(head: Head) -> Loss:
+    type_ = TensorType(head.types[head.result].element, _shape(head, head.result))
+    build = _builder(head.graph)
+    targets, name = build.fresh("targets"), build.fresh("loss")
+    head.graph.input.append(value_info(targets, type_))
+    error = build.op("Sub", head.result, targets)
+    build.call("ReduceMean", (build.op("Mul", error, error),), (name,), keepdims=0)
+    _append(head.graph, build)
+    return Loss(name, targets, _sample_axis(head, type_.shape or ()))
+
+
+# ---------------------------------------------------------------- cross-entropy
+
+
+def _add_cross_entropy(head: Head, ignore_index: int | None) -> Loss:
+    """loss = - mean over labels of log softmax(logits)[label]; labels int64, logits' shape less the last."""
+    build = _builder(head.graph)
+    log_probabilities, logits = _log_probabilities(head, build)
+    shape = _shape(head, logits)[:-1]
+    labels, name = build.fresh("labels"), build.fresh("loss")
+    head.graph.input.append(value_info(labels, TensorType(TensorProto.INT64, shape)))
+    column = build.ints(-1)
+    if ignore_index is None:
+        index = build.op("Unsqueeze", labels, column)
+        picked = build.op("GatherElements", log_probabilities, index, axis=-1)
+        build.call("Neg", (build.op("ReduceMean", picked, keepdims=0),), (name,))
+    else:
+        dtype = head.types[logits].dtype
+        ignored = build.op("Equal", labels, build.constant(np.array(ignore_index, np.int64)))
+        safe = build.op("Where", ignored, build.constant(np.array(0, np.int64)), labels)
+        picked = build.op("GatherElements", log_probabilities, build.op("Unsqueeze", safe, column), axis=-1)
+        counted = build.op("Cast", build.op("Not", ignored), to=head.types[logits].element)
+        masked = build.op("Mul", build.op("Squeeze", picked, column), counted)
+        count = build.op(
+            "Max", build.op("ReduceSum", counted, keepdims=0), build.constant(np.array(1, dtype))
+        )
+        build.call("Neg", (build.op("Div", build.op("ReduceSum", masked, keepdims=0), count),), (name,))
+    _append(head.graph, build)
+    return Loss(name, labels, _sample_axis(head, shape))
+
+
+def _log_probabilities(head: Head, build: NodeBuilder) -> tuple[str, str]:
+    """Return log probabilities [.., classes] and the tensor that their shape is read from.
+
+    A graph that ends in a Softmax is trained through what that Softmax reads.
+    """
+    maker = next((node for node in head.graph.node if head.result in node.output), None)
+    if maker is None or maker.op_type not in ("Softmax", "LogSoftmax"):
+        return build.op("LogSoftmax", head.result, axis=-1), head.result
+    rank = len(_shape(head, head.result))
+    axis = next((attribute.i for attribute in maker.attribute if attribute.name == "axis"), -1)
+    if axis % rank != rank - 1:
+        raise UnsupportedModel(
+            f"the classes of {head.result!r} lie along axis {axis}, not along the last",
+            at=f"node {maker.name!r} ({maker.op_type})",
+            fix="transpose the logits so that the class axis is the last",
+        )
+    if maker.op_type == "LogSoftmax":
+        return head.result, head.result
+    return build.op("LogSoftmax", maker.input[0], axis=-1), maker.input[0]
+
+
+# ---------------------------------------------------------------- shared
+
+
+def _shape(head: Head, tensor: str) -> Shape:
+    """Return the shape that an input beside this tensor has: unknown sizes get symbols of their own."""
+    shape = known_shape(head.types, tensor, needed_by=f"the loss, on output {head.result!r}")
+    unknown = (size is None for size in shape)
+    if sum(unknown) == 1 and isinstance(head.batch, str) and head.batch not in shape:
+        return tuple(head.batch if size is None else size for size in shape)
+    return tuple(f"{tensor}_axis{axis}" if size is None else size for axis, size in enumerate(shape))
+
+
+def _sample_axis(head: Head, shape: Shape) -> int | None:
+    if isinstance(head.batch, str) and head.batch in shape:
+        return shape.index(head.batch)
+    return 0 if shape else None
+
+
+def _builder(graph: onnx.GraphProto) -> NodeBuilder:
+    taken = [name for node in graph.node for name in (node.name, *node.input, *node.output)]
+    return NodeBuilder((*taken, *(value.name for value in (*graph.input, *graph.output, *graph.initializer))))
+
+
+def _append(graph: onnx.GraphProto, build: NodeBuilder) -> None:
+    graph.node.extend(build.nodes)
+    graph.initializer.extend(build.constants)

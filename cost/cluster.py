@@ -1,0 +1,227 @@
+"""Hosts, devices and links, and the ranks that a cluster makes.
+
+    Cluster ─┬─ hosts ── devices        a worker per device; a server per host, on its CPU
+             ├─ switches
+             └─ links                   between any two of the above, full duplex
+
+A device without a link of its own reaches its host through the host's memory.
+"""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from partc.cost.cluster_checks import check_cluster
+from partc.cost.profiles import HOST_MEMORY_BYTES_PER_S
+from partc.runtime.errors import BadCluster
+from partc.runtime.program import Record, Site
+
+CLUSTER_FORMAT = "partc-cluster/1"
+
+
+class Device(Record, frozen=True):
+    """A CPU share or a GPU that computes one replica. `profile` names an entry of profiles.py."""
+
+    name: str
+    kind: Literal["cpu", "gpu"]
+    profile: str
+    threads: int = 1
+    index: int = 0  # GPU ordinal on its host
+    memory_bytes: int | None = None  # None: the profile's for a GPU, an equal part of the host's for a CPU
+
+
+class Host(Record, frozen=True):
+    """A machine. With `server` false it owns no variables; it still sums what its workers send."""
+
+    name: str
+    devices: tuple[Device, ...]
+    memory_bytes: int
+    address: str = "localhost"
+    server: bool = True
+    memory_bytes_per_s: float = HOST_MEMORY_BYTES_PER_S
+
+
+class Link(Record, frozen=True):
+    """A full-duplex connection: `bytes_per_s` in each direction, sustained."""
+
+    ends: tuple[str, str]
+    bytes_per_s: float
+    latency_s: float = 0.0
+
+
+class Cluster(Record, frozen=True):
+    """Everything partc knows about the machines. Checked where it is built: raises BadCluster."""
+
+    format: str
+    name: str
+    hosts: tuple[Host, ...]
+    switches: tuple[str, ...] = ()
+    links: tuple[Link, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_cluster(self, CLUSTER_FORMAT)
+
+
+# ---------------------------------------------------------------- files
+
+
+def read_cluster(path: Path) -> Cluster:
+    """Read a cluster file (JSON). Raises BadCluster."""
+    try:
+        return msgspec.json.decode(_read_bytes(path), type=Cluster)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at ")
+        raise BadCluster(
+            what,
+            at=f"{path}: {where.strip('`') or 'the file as a whole'}",
+            fix="compare with examples/cluster-2x2.json and with cost/cluster.schema.json",
+        ) from error
+    except msgspec.DecodeError as error:
+        raise BadCluster(f"not JSON: {error}", at=str(path), fix="mend the file's syntax") from error
+    except BadCluster as error:
+        raise BadCluster(error.what, at=f"{path}: {error.at}", fix=error.fix) from error
+
+
+def encode_cluster(cluster: Cluster) -> bytes:
+    """Return the cluster as JSON: equal clusters give equal bytes."""
+    return msgspec.json.format(msgspec.json.encode(cluster, order="deterministic"), indent=1) + b"\n"
+
+
+def read_resource_file(path: Path) -> Cluster:
+    """Read Parallax's resource file: `host: gpu ids` on each line, ids optional (then detected).
+
+    The file says no more, so every GPU is taken for a TITAN Xp, every host for one of 256 GiB (the
+    paper's section 7.1), and all are joined by one switch at 10 Gbit/s and 50 microseconds. Write a
+    cluster file where that is wrong.
+    Raises BadCluster.
+    """
+    lines = [line.split("#")[0].strip() for line in _read_bytes(path).decode(errors="replace").splitlines()]
+    hosts = tuple(_resource_host(line, f"{path}: line {i}") for i, line in enumerate(lines, 1) if line)
+    links = tuple(Link((host.name, "switch"), bytes_per_s=1.25e9, latency_s=25e-6) for host in hosts)
+    try:
+        return Cluster(CLUSTER_FORMAT, path.stem, hosts, switches=("switch",), links=links)
+    except BadCluster as error:
+        raise BadCluster(error.what, at=f"{path}: {error.at}", fix=error.fix) from error
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadCluster(
+            f"cannot be read: {error.strerror}", at=str(path), fix="give the path of a cluster file"
+        ) from error
+
+
+def _resource_host(line: str, at: str) -> Host:
+    parsed = re.fullmatch(r"(?P<host>[^\s:,]+)(?:\s*:?\s*(?P<ids>\d+(?:\s*,\s*\d+)*)?)", line)
+    if parsed is None:
+        raise BadCluster(f"cannot understand {line!r}", at=at, fix="write `host: 0,1,2`, or `host` alone")
+    host, ids = parsed["host"], parsed["ids"]
+    indices = [int(i) for i in ids.split(",")] if ids else _detect_gpus(host, at)
+    devices = tuple(Device(f"{host}/gpu{i}", "gpu", profile="titan-xp", index=i) for i in indices)
+    return Host(host, devices, memory_bytes=256 * 2**30, address=host)
+
+
+def _detect_gpus(host: str, at: str) -> list[int]:
+    """List the ordinals of this machine's GPUs; another host's cannot be asked for while compiling."""
+    fix = f"list the GPUs yourself, such as `{host}: 0,1`"
+    if host not in ("localhost", "127.0.0.1"):
+        raise BadCluster(f"no GPU ids for {host!r}, and only this machine's can be detected", at=at, fix=fix)
+    if (command := shutil.which("nvidia-smi")) is None:
+        raise BadCluster("no GPU ids, and nvidia-smi is not installed to detect them", at=at, fix=fix)
+    query = [command, "--query-gpu=index", "--format=csv,noheader"]
+    answer = subprocess.run(query, capture_output=True, text=True, check=False)
+    indices = [int(line) for line in answer.stdout.split() if line.isdigit()]
+    if not indices:
+        raise BadCluster("no GPU ids, and nvidia-smi reports no GPU", at=at, fix=fix)
+    return indices
+
+
+# ---------------------------------------------------------------- ranks
+
+
+class Placement(Record, frozen=True):
+    """Where one rank runs and what it plays. `device` is the host's name for a server of its own."""
+
+    rank: int
+    host: str
+    device: str
+    kind: Literal["cpu", "gpu"]
+    sites: tuple[Site, ...]
+    replica: int | None  # position among the workers
+    threads: int
+    device_index: int
+
+
+def ranks_of(cluster: Cluster) -> tuple[Placement, ...]:
+    """Number the ranks: workers over hosts then devices, then the servers that need their own process.
+
+    A host's server shares the process of its first CPU worker where there is one.
+    """
+    workers = [(host, device) for host in cluster.hosts for device in host.devices]
+    hosting = {host.name: _server_device(host) for host in cluster.hosts}
+    placements = [
+        Placement(
+            rank=rank,
+            host=host.name,
+            device=device.name,
+            kind=device.kind,
+            sites=("worker", "server") if device is hosting[host.name] else ("worker",),
+            replica=rank,
+            threads=device.threads,
+            device_index=device.index,
+        )
+        for rank, (host, device) in enumerate(workers)
+    ]
+    for host in cluster.hosts:
+        if hosting[host.name] is None:
+            placements.append(_server_alone(len(placements), host))
+    return tuple(placements)
+
+
+def _server_device(host: Host) -> Device | None:
+    return next((device for device in host.devices if device.kind == "cpu"), None)
+
+
+def _server_alone(rank: int, host: Host) -> Placement:
+    return Placement(
+        rank=rank,
+        host=host.name,
+        device=host.name,
+        kind="cpu",
+        sites=("server",),
+        replica=None,
+        threads=1,
+        device_index=0,
+    )
+
+
+def groups_of(cluster: Cluster) -> dict[str, list[tuple[int, ...]]]:
+    """Return the groups of ranks that meet in communications; a group's first rank is its root.
+
+    workers       all workers
+    host_workers  for each host, its workers
+    leaders       the first worker of each host
+    servers       the server of each host, in host order
+    host          for each host, its server, then its workers (a merged server appears once)
+    """
+    ranks = ranks_of(cluster)
+    workers = {host.name: _ranks_at(ranks, host.name, "worker") for host in cluster.hosts}
+    servers = {host.name: _ranks_at(ranks, host.name, "server") for host in cluster.hosts}
+    return {
+        "workers": [tuple(rank for members in workers.values() for rank in members)],
+        "host_workers": list(workers.values()),
+        "leaders": [tuple(members[0] for members in workers.values())],
+        "servers": [tuple(members[0] for members in servers.values())],
+        "host": [tuple(dict.fromkeys(servers[name] + workers[name])) for name in workers],
+    }
+
+
+def _ranks_at(ranks: Sequence[Placement], host: str, site: Site) -> tuple[int, ...]:
+    return tuple(placed.rank for placed in ranks if placed.host == host and site in placed.sites)

@@ -1,0 +1,58 @@
+"""What devices can do, where nothing has been measured on the machine at hand.
+
+Rates of GPUs are the vendor's peaks times SUSTAINED_SHARE: large matrix products and streaming
+kernels reach three quarters of peak and more (NVIDIA's cuBLAS and stream figures); small ones less.
+`per_op_s` is what launching one operator costs before it does anything.
+"""
+
+from dataclasses import dataclass
+
+SUSTAINED_SHARE = 0.75
+GPU_PER_OP_S = 5e-6  # a kernel launch as CUDA reports it, 3 to 10 microseconds
+
+# numpy, `b[:] = a` on 512 MB of float32, one thread: 28.9e9 bytes/s read and written together.
+# AMD EPYC (family 25, model 17), 2 virtual cores, 2026-11-20. Rounded down: ranks share it.
+HOST_MEMORY_BYTES_PER_S = 25e9
+MEMORY_LATENCY_S = 2e-6  # one message between two processes of a machine through shared memory
+
+# A process on the CPU learns that a GPU's copy is done: a launch and a stream synchronisation.
+STAGING_LATENCY_S = 10e-6  # order of magnitude of cudaMemcpy on small messages, not measured here
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """Sustained float32 rates of one device (of one thread, for a CPU)."""
+
+    name: str
+    matmul_flops_per_s: float
+    memory_bytes_per_s: float
+    memory_bytes: int
+    per_op_s: float
+
+
+def _gpu(name: str, peak_flops_per_s: float, peak_bytes_per_s: float, memory_bytes: int) -> DeviceProfile:
+    return DeviceProfile(
+        name,
+        matmul_flops_per_s=SUSTAINED_SHARE * peak_flops_per_s,
+        memory_bytes_per_s=SUSTAINED_SHARE * peak_bytes_per_s,
+        memory_bytes=memory_bytes,
+        per_op_s=GPU_PER_OP_S,
+    )
+
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        # numpy, 1024 x 1024 float32 matrix product, OPENBLAS_NUM_THREADS=1: 97e9 flops/s; rate of
+        # memory as above. onnxruntime: 2 to 3 microseconds a tiny graph. Same machine and day.
+        DeviceProfile("cpu-core", 90e9, 20e9, 4 * 2**30, 3e-6),
+        # Peaks in float32 outside tensor cores, from each product's NVIDIA data sheet.
+        _gpu("titan-xp", 12.15e12, 547.7e9, 12 * 2**30),
+        _gpu("p100", 9.3e12, 732e9, 16 * 2**30),  # PCIe card
+        _gpu("k80", 4.37e12, 240e9, 12 * 2**30),  # one of the card's two GPUs, boosted
+        _gpu("v100", 15.7e12, 900e9, 16 * 2**30),  # SXM2
+        _gpu("a100", 19.5e12, 1555e9, 40 * 2**30),  # SXM4 40 GB; TF32 would be 156e12
+        _gpu("h100", 66.9e12, 3350e9, 80 * 2**30),  # SXM5; TF32 would be 494e12
+        _gpu("h200", 66.9e12, 4800e9, 141 * 10**9),  # SXM5
+    )
+}

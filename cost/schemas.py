@@ -1,0 +1,31 @@
+"""The published JSON schemas, generated from the types: `python -m partc.cost.schemas` writes them."""
+
+from pathlib import Path
+
+import msgspec
+
+from partc.cost.cluster import Cluster
+from partc.cost.strategy import Strategy
+from partc.runtime.program import Plan
+
+SCHEMAS: dict[str, type[msgspec.Struct]] = {
+    "cluster.schema.json": Cluster,
+    "strategy.schema.json": Strategy,
+    "plan.schema.json": Plan,
+}
+
+
+def schema_text(file: str) -> bytes:
+    """Return the text of one schema file: equal types give equal bytes."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(SCHEMAS[file])}
+    return msgspec.json.format(msgspec.json.encode(schema, order="deterministic"), indent=2) + b"\n"
+
+
+def write_schemas(folder: Path) -> None:
+    """Write all schema files."""
+    for file in SCHEMAS:
+        (folder / file).write_bytes(schema_text(file))
+
+
+if __name__ == "__main__":
+    write_schemas(Path(__file__).parent)

@@ -1,0 +1,95 @@
+"""Every synchronisation decision of a compilation, as JSON that a person can edit and give back."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from partc.runtime.errors import BadStrategy
+from partc.runtime.program import Record
+
+STRATEGY_FORMAT = "partc-strategy/1"
+
+Method = Literal["all_reduce", "all_gather", "servers"]
+Batch = Literal["per-replica", "global"]
+
+
+class Shard(Record, frozen=True):
+    """Rows [start, stop) of axis 0, owned by the server of `host`."""
+
+    host: str
+    start: int
+    stop: int
+
+
+class Synchronisation(Record, frozen=True):
+    """How one parameter's gradient is summed. Its slots and averages follow it.
+
+    all_reduce  every worker keeps the parameter; gradients are summed everywhere
+    all_gather  every worker keeps the parameter; the rows of all workers go to everybody
+    servers     the servers own `shards`; workers pull what they need and push gradients
+    """
+
+    method: Method
+    shards: tuple[Shard, ...] = ()
+
+
+class Strategy(Record, frozen=True):
+    """A synchronisation per trained parameter."""
+
+    format: str
+    batch: Batch
+    parameters: dict[str, Synchronisation]
+
+
+@dataclass(frozen=True, slots=True)
+class SyncFacts:
+    """What the choice of a synchronisation needs to know about one parameter."""
+
+    name: str
+    rows: int  # length of axis 0; 1 for a scalar
+    row_bytes: int
+    slot_row_bytes: int  # of slots and averages that follow the parameter, together, per row
+    sparse: bool
+    touched_rows: float  # distinct rows that one replica is expected to touch in a step
+    servable: bool = True  # may its rows live on servers
+
+    @property
+    def bytes(self) -> int:
+        """Return the parameter's own size."""
+        return self.rows * self.row_bytes
+
+
+def encode_strategy(strategy: Strategy) -> bytes:
+    """Return strategy.json: equal strategies give equal bytes."""
+    return msgspec.json.format(msgspec.json.encode(strategy, order="deterministic"), indent=1) + b"\n"
+
+
+def write_strategy(strategy: Strategy, path: Path) -> None:
+    """Write strategy.json."""
+    path.write_bytes(encode_strategy(strategy))
+
+
+def read_strategy(path: Path) -> Strategy:
+    """Read strategy.json. Raises BadStrategy; `strategy_check.check_strategy` holds it to a model."""
+    try:
+        strategy = msgspec.json.decode(path.read_bytes(), type=Strategy)
+    except OSError as error:
+        raise BadStrategy(
+            f"cannot be read: {error.strerror}", at=str(path), fix="give the path of a strategy file"
+        ) from error
+    except msgspec.MsgspecError as error:
+        what, _, where = str(error).partition(" - at ")
+        raise BadStrategy(
+            what,
+            at=f"{path}: {where.strip('`') or 'the file as a whole'}",
+            fix="compare with a strategy.json that compile wrote, and with cost/strategy.schema.json",
+        ) from error
+    if strategy.format != STRATEGY_FORMAT:
+        raise BadStrategy(
+            f"a strategy of format {strategy.format!r}",
+            at=f"{path}: format",
+            fix=f"this version of partc reads {STRATEGY_FORMAT!r}: compile again with --strategy auto",
+        )
+    return strategy

@@ -1,0 +1,104 @@
+"""The models that partc can write, by name.
+
+Options are msgspec structs: one declaration gives their types, defaults, limits and descriptions.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+import onnx
+
+from partc.models.graph_builder import ModelOptions
+from partc.models.lm import LmOptions, lm
+from partc.models.mlp import MlpOptions, mlp
+from partc.models.resnet50 import ResNet50Options, resnet50
+
+Options = TypeVar("Options", bound=ModelOptions)
+
+
+class ModelRequestError(ValueError):
+    """No such model, or an option that it does not take: what, where, and what to do.
+
+    `models` stands alone, so this is not a PartcError; the command line makes it one.
+    """
+
+    def __init__(self, what: str, *, at: str, fix: str) -> None:
+        super().__init__(f"{what}\n  at:  {at}\n  fix: {fix}")
+        self.what = what
+        self.at = at
+        self.fix = fix
+
+
+@dataclass(frozen=True, slots=True)
+class Model(Generic[Options]):
+    """A builder, what it takes, and a line about it."""
+
+    description: str
+    options: type[Options]
+    build: Callable[[Options], onnx.ModelProto]
+
+    def build_with(self, at: str, options: Mapping[str, object]) -> onnx.ModelProto:
+        """Build from option values, numbers and lists written as text included."""
+        try:
+            return self.build(msgspec.convert(dict(options), self.options, strict=False))
+        except msgspec.ValidationError as error:
+            raise ModelRequestError(str(error), at=at, fix=f"options are {option_names(self)}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class OptionHelp:
+    """One option, as a person reads it."""
+
+    name: str
+    default: str
+    description: str
+
+
+MODELS: dict[str, Model[MlpOptions] | Model[ResNet50Options] | Model[LmOptions]] = {
+    "mlp": Model("multi-layer perceptron; outputs logits", MlpOptions, mlp),
+    "resnet50": Model("ResNet-50 for images; outputs logits", ResNet50Options, resnet50),
+    "lm": Model("LSTM language model with a sampled softmax; outputs its loss", LmOptions, lm),
+}
+
+
+def build_model(name: str, **options: object) -> onnx.ModelProto:
+    """Build a model by name. Raises ModelRequestError."""
+    if name not in MODELS:
+        raise ModelRequestError(f"no model {name!r}", at="model name", fix=f"use one of {sorted(MODELS)}")
+    return MODELS[name].build_with(f"options of model {name!r}", options)
+
+
+def parse_options(texts: list[str]) -> dict[str, object]:
+    """Turn `key=value` texts into options; commas make a list. Raises ModelRequestError."""
+    options: dict[str, object] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key and equals and value):
+            raise ModelRequestError(
+                f"{text!r} is not key=value", at="model options", fix="write, say, batch=8"
+            )
+        options[key] = value.split(",") if "," in value else value
+    return options
+
+
+def describe_options(name: str) -> tuple[OptionHelp, ...]:
+    """List what a model takes, with defaults and descriptions."""
+    schema = msgspec.json.schema(MODELS[name].options)
+    properties = schema["$defs"][MODELS[name].options.__name__]["properties"]
+    return tuple(
+        OptionHelp(option, _text(facts.get("default")), facts.get("description", ""))
+        for option, facts in properties.items()
+    )
+
+
+def option_names(model: Model[Options]) -> list[str]:
+    """List the names of a model's options."""
+    return list(model.options.__struct_fields__)
+
+
+def _text(default: object) -> str:
+    if isinstance(default, list | tuple):
+        return ",".join(str(entry) for entry in default)
+    return "none" if default is None else str(default)

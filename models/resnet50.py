@@ -1,0 +1,120 @@
+"""ResNet-50 (He et al., arXiv:1512.03385, table 1), normalising over the batch as in training.
+
+    stem     7x7 convolution /2, max-pool /2
+    stages   3, 4, 6, 3 bottlenecks: 1x1 down, 3x3, 1x1 up to four times the width, plus a shortcut
+    head     mean over the image, one dense layer ─> logits [batch, classes]
+
+The original: a stage's first bottleneck strides in its first 1x1 convolution, not in the 3x3.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import onnx
+from msgspec import Meta
+
+from partc.models.graph_builder import GraphBuilder, ModelOptions, Size
+
+BLOCKS = (3, 4, 6, 3)
+EXPANSION = 4  # a bottleneck's output is this many times as wide as its 3x3 convolution
+
+
+class ResNet50Options(ModelOptions, frozen=True, kw_only=True):
+    """Sizes of the model; the defaults are the paper's."""
+
+    # ONNX Runtime has no float64 convolutions.
+    dtype: Annotated[Literal["float32"], Meta(description="element type of parameters")] = "float32"
+    width: Annotated[Size, Meta(description="channels of the stem and of the first stage")] = 64
+    image: Annotated[Size, Meta(description="height and width of an image")] = 224
+    classes: Annotated[Size, Meta(description="classes")] = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Bottleneck:
+    name: str
+    channels_in: int
+    channels: int
+    stride: int
+    reshapes: bool  # the shortcut needs a convolution to match
+
+    @property
+    def channels_out(self) -> int:
+        return EXPANSION * self.channels
+
+
+def resnet50(options: ResNet50Options) -> onnx.ModelProto:
+    """Build the forward graph: x [batch, 3, image, image] to logits [batch, classes]."""
+    b = GraphBuilder("resnet50", options)
+    x = b.input("x", b.element_type, [options.batch_size, 3, options.image, options.image])
+    hidden = _stem(b, x, options.width)
+    for block in _bottlenecks(options.width):
+        hidden = _bottleneck(b, hidden, block)
+    _head(b, hidden, EXPANSION * 8 * options.width, options.classes)
+    b.output("logits", [options.batch_size, options.classes])
+    return b.model()
+
+
+def _bottlenecks(width: int) -> list[_Bottleneck]:
+    blocks = []
+    channels_in = width
+    for stage, count in enumerate(BLOCKS):
+        for position in range(count):
+            first = position == 0
+            stride = 2 if first and stage > 0 else 1
+            block = _Bottleneck(f"stage{stage}.{position}", channels_in, width << stage, stride, first)
+            blocks.append(block)
+            channels_in = block.channels_out
+    return blocks
+
+
+def _stem(b: GraphBuilder, x: str, width: int) -> str:
+    hidden = b.op("Relu", _convolution(b, "stem", x, 3, width, kernel=7, stride=2))
+    return b.op("MaxPool", hidden, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+
+
+def _bottleneck(b: GraphBuilder, x: str, block: _Bottleneck) -> str:
+    name, stride = block.name, block.stride
+    down = _convolution(b, f"{name}.down", x, block.channels_in, block.channels, kernel=1, stride=stride)
+    middle = _convolution(
+        b, f"{name}.middle", b.op("Relu", down), block.channels, block.channels, kernel=3, stride=1
+    )
+    up = _convolution(
+        b, f"{name}.up", b.op("Relu", middle), block.channels, block.channels_out, kernel=1, stride=1
+    )
+    shortcut = x
+    if block.reshapes:
+        shortcut = _convolution(
+            b, f"{name}.shortcut", x, block.channels_in, block.channels_out, kernel=1, stride=stride
+        )
+    return b.op("Relu", b.op("Add", up, shortcut))
+
+
+def _convolution(
+    b: GraphBuilder, name: str, x: str, channels_in: int, channels_out: int, *, kernel: int, stride: int
+) -> str:
+    """Convolve without a bias and normalise over the batch: [B, in, h, w] to [B, out, h', w']."""
+    # He et al., arXiv:1502.01852, equation 14: keeps the variance of gradients.
+    scale = math.sqrt(2 / (kernel * kernel * channels_out))
+    weight = b.normal(f"{name}.weight", (channels_out, channels_in, kernel, kernel), scale=scale)
+    convolved = b.op(
+        "Conv", x, weight, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[kernel // 2] * 4
+    )
+    return _batch_norm(b, name, convolved, channels_out)
+
+
+def _batch_norm(b: GraphBuilder, name: str, x: str, channels: int) -> str:
+    scale = b.filled(f"{name}.scale", (channels,), 1.0)
+    shift = b.filled(f"{name}.shift", (channels,), 0.0)
+    mean, mean_next = b.state(f"{name}.running_mean", (channels,), 0.0)
+    variance, variance_next = b.state(f"{name}.running_variance", (channels,), 1.0)
+    outputs = (f"{name}.normalised", mean_next, variance_next)
+    b.ops("BatchNormalization", x, scale, shift, mean, variance, outputs=outputs, training_mode=1)
+    return outputs[0]
+
+
+def _head(b: GraphBuilder, x: str, channels: int, classes: int) -> None:
+    pooled = b.op("Flatten", b.op("GlobalAveragePool", x), axis=1)
+    limit = math.sqrt(1 / channels)
+    weight = b.uniform("head.weight", (channels, classes), limit=limit)
+    b.op("Gemm", pooled, weight, b.filled("head.bias", (classes,), 0.0), name="logits")

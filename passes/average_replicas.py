@@ -1,0 +1,139 @@
+"""Say in the graph where replicas meet, when the batch is read per replica.
+
+    before   main -> dW -> update              after   main -> dW -> Average -> update
+             main -> (ids, rows) -> update             main -> (Stack, Stack / N) -> update
+             main -> loss                              main -> loss -> Average
+
+Under this reading the graph is what one replica runs; the result is the graph run N times, its
+gradients averaged, then updated once. Indexed slices are averaged by laying all replicas' slices
+one behind the other, rows divided by N; where ids do not differ between replicas, rows alone are
+averaged. What else depends on data and outlives the step (running statistics) is averaged too.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from partc.passes.training_graph import Gradient, TrainingGraph
+from partc.runtime.errors import UnsupportedModel
+
+DOMAIN = "partc.replicas"
+AVERAGE = "Average"  # x -> the mean of all replicas' x
+STACK = "Stack"  # x [n, ..] -> all replicas' x [N n, ..], divided by N if attribute `divide`
+
+
+def average_replicas(training: TrainingGraph, main: set[str]) -> TrainingGraph:
+    """Insert Average and Stack nodes; `main` are the names of the main computation's nodes.
+
+    Raises UnsupportedModel where an integer variable would have to be averaged.
+    """
+    return _Averaging(training, main).run()
+
+
+class _Averaging:
+    def __init__(self, training: TrainingGraph, main: set[str]) -> None:
+        self.training = training
+        self.graph = training.graph
+        self.main = main
+        self.tensors = self.graph.tensors()
+        inputs = [name for name, data in training.data_inputs.items() if data.sample_axis is not None]
+        self.varying = _descendants(self.graph, set(inputs))
+
+    def run(self) -> TrainingGraph:
+        gradients = {name: self._meet(gradient) for name, gradient in self.training.gradients.items()}
+        # What lies behind an averaged gradient no longer varies.
+        self.varying = _descendants(self.graph, self._sources())
+        variables = {}
+        for name, variable in self.training.variables.items():
+            if variable.next in self.varying:
+                self._check_float(variable.next)
+                variable = replace(variable, next=self._average_output(variable.next))
+            variables[name] = variable
+        outputs = tuple(self._average_scalar(name) for name in self.training.outputs)
+        self.graph.toposort()
+        return replace(self.training, gradients=gradients, variables=variables, outputs=outputs)
+
+    def _sources(self) -> set[str]:
+        return {n for n, data in self.training.data_inputs.items() if data.sample_axis is not None}
+
+    def _meet(self, gradient: Gradient) -> Gradient:
+        if gradient.dense is not None and not gradient.is_sparse:
+            if gradient.dense not in self.varying:
+                return gradient
+            return replace(gradient, dense=self._insert(AVERAGE, gradient.dense))
+        assert gradient.ids is not None and gradient.rows is not None
+        pairs = list(zip(self._parts(gradient.ids), self._parts(gradient.rows), strict=False))
+        if len(self._parts(gradient.ids)) != len(self._parts(gradient.rows)):
+            pairs = [(gradient.ids, gradient.rows)]
+        for ids, rows in pairs:
+            if ids in self.varying:
+                self._insert(STACK, ids, divide=0)
+                self._insert(STACK, rows, divide=1)
+            elif rows in self.varying:
+                self._insert(AVERAGE, rows)
+        return self._renamed(gradient, len(pairs) == 1)
+
+    def _parts(self, tensor: str) -> list[str]:
+        """Operands of the Concat along axis 0 that makes the tensor, or the tensor itself."""
+        producers = self.tensors[tensor].inputs
+        if producers and producers[0].op == "Concat" and producers[0].attrs["axis"] == 0:
+            self.main.discard(producers[0].name)
+            return [operand.name for operand in producers[0].inputs]
+        return [tensor]
+
+    def _renamed(self, gradient: Gradient, single: bool) -> Gradient:
+        if not single:
+            return gradient
+        assert gradient.ids is not None and gradient.rows is not None
+        known = self.graph.tensors()
+        stacked = f"{gradient.ids}.stacked" in known
+        return replace(
+            gradient,
+            ids=f"{gradient.ids}.stacked" if stacked else gradient.ids,
+            rows=f"{gradient.rows}.stacked" if stacked else f"{gradient.rows}.average",
+        )
+
+    def _insert(self, op: str, tensor: str, **attributes: int) -> str:
+        """Put a node between the tensor and its readers outside the main computation."""
+        source = self.tensors[tensor]
+        name = f"{tensor}.{'stacked' if op == STACK else 'average'}"
+        if name in self.tensors:
+            return name
+        target = gs.Variable(name, dtype=source.dtype)
+        for reader in list(source.outputs):
+            if reader.name not in self.main:
+                reader.inputs = [target if operand is source else operand for operand in reader.inputs]
+        node = gs.Node(op, f"{name}.node", attributes, [source], [target], domain=DOMAIN)
+        self.graph.nodes.append(node)
+        self.graph.outputs = [target if out is source else out for out in self.graph.outputs]
+        self.tensors[name] = target
+        return name
+
+    def _average_output(self, tensor: str) -> str:
+        self.main.update(reader.name for reader in self.tensors[tensor].outputs)
+        return self._insert(AVERAGE, tensor)
+
+    def _average_scalar(self, output: str) -> str:
+        tensor = self.tensors[output]
+        is_scalar = tensor.shape is not None and len(tensor.shape) == 0
+        if output in self.varying and is_scalar and np.issubdtype(tensor.dtype, np.floating):
+            return self._average_output(output)
+        return output
+
+    def _check_float(self, tensor: str) -> None:
+        if not np.issubdtype(self.tensors[tensor].dtype, np.floating):
+            raise UnsupportedModel(
+                "an integer variable that depends on each replica's own data cannot be averaged",
+                at=f"next value {tensor!r}",
+                fix="compile with --batch global, or keep this variable out of the training step",
+            )
+
+
+def _descendants(graph: gs.Graph, sources: set[str]) -> set[str]:
+    """Tensors that depend on the sources' values, not looking through Average and Stack."""
+    reached = set(sources)
+    for node in graph.nodes:
+        if node.domain != DOMAIN and node.op not in ("Shape", "Size") and any(tensor.name in reached for tensor in node.inputs):
+            reached.update(tensor.name for tensor in node.outputs)
+    return reached

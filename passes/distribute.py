@@ -1,0 +1,92 @@
+"""From a training graph and a strategy to the distributed step: the passes in their order."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from partc.cost.strategy import Strategy
+from partc.passes.aggregate_partials import aggregate_partials
+from partc.passes.average_replicas import average_replicas
+from partc.passes.decide_layouts import NotServable
+from partc.passes.facts import Facts, infer_facts
+from partc.passes.find_followers import find_followers
+from partc.passes.find_roles import Roles, find_roles
+from partc.passes.find_zeros import find_zeros
+from partc.passes.lower import lower
+from partc.passes.lowered_graph import LoweredGraph
+from partc.passes.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
+from partc.passes.training_graph import TrainingGraph
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A training graph whose replicas meet where they must, and what is known about it."""
+
+    training: TrainingGraph
+    facts: Facts
+    roles: Roles
+    main: frozenset[str]
+    zeros: frozenset[str]
+    followers: Mapping[str, str | None]  # variable -> the parameter whose rows it shares
+    servable: frozenset[str]  # parameters whose update can run on a part of their rows
+    replicas: int
+    per_replica: bool
+
+
+def analyse(
+    training: TrainingGraph, sizes: Mapping[str, int], replicas: int, per_replica: bool
+) -> Analysis:
+    """Find out all that a strategy and the layouts need to know. Changes `training.graph`."""
+    roles = find_roles(training)
+    main = set(roles.main)
+    if per_replica:
+        training = average_replicas(training, main)
+    facts = infer_facts(training, sizes, replicas)
+    followers = find_followers(training, facts, main)
+    analysis = Analysis(
+        training,
+        facts,
+        roles,
+        frozenset(main),
+        find_zeros(training.graph, facts),
+        followers,
+        frozenset(name for name in training.gradients if followers[name] == name),
+        replicas,
+        per_replica,
+    )
+    return _drop_unservable(analysis)
+
+
+def _drop_unservable(analysis: Analysis) -> Analysis:
+    """Try everything on servers; what cannot run there is found out by trying."""
+    while analysis.servable:
+        try:
+            lay_out(analysis, dict.fromkeys(analysis.training.gradients, "servers"))
+            return analysis
+        except NotServable as refusal:
+            kept = analysis.servable - {refusal.parameter}
+            analysis = Analysis(**{**vars(analysis), "servable": kept})
+    return analysis
+
+
+def lay_out(analysis: Analysis, methods: Mapping[str, str]) -> LaidOutGraph:
+    """Give every tensor a layout. `methods`: parameter -> all_reduce, all_gather or servers."""
+    on_servers = {p for p, method in methods.items() if method == "servers" and p in analysis.servable}
+    owner = {v: p for v, p in analysis.followers.items() if p in on_servers}
+    graph = LaidOutGraph(
+        analysis.training,
+        analysis.facts,
+        analysis.zeros,
+        analysis.replicas,
+        Synchronised(methods, {v: p for v, p in owner.items() if p is not None}),
+        analysis.main,
+    )
+    propagate_layouts(graph, analysis.per_replica)
+    return graph
+
+
+def distribute(analysis: Analysis, strategy: Strategy) -> LoweredGraph:
+    """Return the distributed step under a strategy."""
+    methods = {name: choice.method for name, choice in strategy.parameters.items()}
+    graph = lay_out(analysis, methods)
+    aggregate_partials(graph)
+    return lower(graph)

@@ -1,0 +1,217 @@
+"""What is known of every tensor before anything runs: shape, dtype, and small integer values.
+
+Symbolic sizes are given concrete ones for this purpose, twice: what comes out equal both times is
+*fixed* and may be written into a segment; what differs follows the symbolic sizes and may not.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper, shape_inference
+
+from partc.passes.average_replicas import DOMAIN as MEETING_DOMAIN
+from partc.passes.average_replicas import STACK
+from partc.passes.indexed_slices import DOMAIN, SUM_ROWS
+from partc.passes.training_graph import TrainingGraph
+from partc.runtime.errors import UnsupportedModel
+
+Shape = tuple[int, ...]
+UNKNOWN = 0  # the size of a dimension that only the data tells
+SMALL = 1024  # elements of a tensor whose values are worth knowing
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Shapes (under the assumed sizes), dtypes and known values of a graph's tensors."""
+
+    shapes: Mapping[str, Shape]
+    dtypes: Mapping[str, np.dtype]
+    values: Mapping[str, np.ndarray]
+    fixed_shapes: frozenset[str]  # tensors whose shape does not follow a symbolic size
+    fixed_values: frozenset[str]
+
+    def shape(self, tensor: str) -> Shape:
+        """Return the concrete shape; UNKNOWN where only the data tells."""
+        return self.shapes.get(tensor, ())
+
+    def value(self, tensor: str) -> np.ndarray | None:
+        """Return the known value under the assumed sizes, or None."""
+        return self.values.get(tensor)
+
+    def fixed_value(self, tensor: str) -> np.ndarray | None:
+        """Return the value that holds whatever the symbolic sizes are, or None."""
+        return self.values.get(tensor) if tensor in self.fixed_values else None
+
+    def nbytes(self, tensor: str) -> int:
+        """Return the tensor's size in bytes under the assumed sizes."""
+        return int(np.prod(self.shape(tensor), dtype=np.int64)) * self.dtypes[tensor].itemsize
+
+
+def infer_facts(training: TrainingGraph, sizes: Mapping[str, int], replicas: int = 1) -> Facts:
+    """Infer shapes, dtypes and small values. Raises UnsupportedModel where a rank stays unknown.
+
+    `replicas`: how many replicas meet in the graph's Average and Stack nodes, if it has any.
+    """
+    model = _skeleton(training)
+    _spell_meetings(model, replicas)
+    shapes, dtypes, values = _infer(model, sizes)
+    if not sizes:
+        return Facts(shapes, dtypes, values, frozenset(shapes), frozenset(values))
+    other_shapes, _, other_values = _infer(model, {name: 2 * size for name, size in sizes.items()})
+    return Facts(
+        shapes,
+        dtypes,
+        values,
+        frozenset(name for name, shape in shapes.items() if other_shapes.get(name) == shape),
+        frozenset(name for name, value in values.items() if np.array_equal(other_values.get(name), value)),
+    )
+
+
+def _skeleton(training: TrainingGraph) -> onnx.ModelProto:
+    """Return the graph as a model, variables as mere inputs."""
+    model = gs.export_onnx(training.graph)
+    model.ir_version = 10
+    del model.functions[:]
+    model.functions.extend(training.functions)
+    known = {entry.domain for entry in model.opset_import}
+    for domain in {function.domain for function in training.functions} - known:
+        model.opset_import.append(helper.make_opsetid(domain, 1))
+    return model
+
+
+def _spell_meetings(model: onnx.ModelProto, replicas: int) -> None:
+    """Give Average and Stack the shapes of Identity and of a Concat of all replicas."""
+    for node in model.graph.node:
+        if node.domain == MEETING_DOMAIN:
+            stacks = node.op_type == STACK
+            node.domain, node.op_type = "", "Concat" if stacks else "Identity"
+            del node.attribute[:]
+            if stacks:
+                node.input.extend([node.input[0]] * (replicas - 1))
+                node.attribute.append(helper.make_attribute("axis", 0))
+
+
+def _infer(
+    skeleton: onnx.ModelProto, sizes: Mapping[str, int]
+) -> tuple[dict[str, Shape], dict[str, np.dtype], dict[str, np.ndarray]]:
+    model = onnx.ModelProto()
+    model.CopyFrom(skeleton)
+    for value in model.graph.input:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_value = sizes[dim.dim_param]
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if _is_small(t.dims)}
+    while True:
+        inferred = shape_inference.infer_shapes(model, data_prop=True)
+        shapes, dtypes = _read_types(inferred)
+        found = _evaluate_small(model, shapes, values)
+        if not found:
+            break
+        values.update(found)
+        _replace_by_constants(model, found)
+    _check_all_known(skeleton, shapes)
+    return shapes, dtypes, values
+
+
+def _is_small(dims: "tuple[int, ...]") -> bool:
+    return int(np.prod(dims, dtype=np.int64)) <= SMALL
+
+
+def _read_types(model: onnx.ModelProto) -> tuple[dict[str, Shape], dict[str, np.dtype]]:
+    shapes: dict[str, Shape] = {}
+    dtypes: dict[str, np.dtype] = {}
+    graph = model.graph
+    for info in [*graph.input, *graph.value_info, *graph.output]:
+        kind = info.type.tensor_type
+        if kind.elem_type != TensorProto.UNDEFINED:
+            dtypes[info.name] = helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        if kind.HasField("shape"):
+            shapes[info.name] = tuple(d.dim_value for d in kind.shape.dim)
+    for tensor in graph.initializer:
+        shapes[tensor.name] = tuple(tensor.dims)
+        dtypes[tensor.name] = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    for node in graph.node:  # a function body that Unique's dynamic size stops
+        if node.op_type == SUM_ROWS and node.domain == DOMAIN:
+            ids, rows = node.input
+            unique_ids, sums = node.output
+            shapes[unique_ids] = (UNKNOWN,)
+            shapes[sums] = (UNKNOWN, *shapes.get(rows, (0, 0))[1:])
+            dtypes[unique_ids], dtypes[sums] = np.dtype(np.int64), dtypes.get(rows, np.dtype(np.float32))
+    return shapes, dtypes
+
+
+def _evaluate_small(
+    model: onnx.ModelProto, shapes: Mapping[str, Shape], values: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Run every node whose inputs are known and whose outputs are small."""
+    found: dict[str, np.ndarray] = {}
+    chosen: list[onnx.NodeProto] = []
+    available = set(values)
+    for node in model.graph.node:
+        if node.op_type == "Shape" and all(shapes.get(node.input[0], (UNKNOWN,))):
+            dims = np.array(shapes[node.input[0]], dtype=np.int64)
+            found[node.output[0]] = dims[_slice_of(node)]
+            available.add(node.output[0])
+        elif _is_pure(node) and available.issuperset(filter(None, node.input)):
+            if all(out in shapes and all(shapes[out]) and _is_small(shapes[out]) for out in node.output):
+                chosen.append(node)
+                available.update(node.output)
+    if chosen:
+        found.update(_run(model, chosen, {**values, **found}))
+    return found
+
+
+def _slice_of(node: onnx.NodeProto) -> slice:
+    bounds = {attribute.name: attribute.i for attribute in node.attribute}
+    return slice(bounds.get("start", 0), bounds.get("end"))
+
+
+def _is_pure(node: onnx.NodeProto) -> bool:
+    has_body = any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute)
+    return not has_body and node.domain in ("", "ai.onnx") and not node.op_type.startswith("Random")
+
+
+def _run(
+    model: onnx.ModelProto, nodes: list[onnx.NodeProto], known: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    made = {name for node in nodes for name in node.output if name}
+    read = {name for node in nodes for name in node.input if name} - made
+    graph = helper.make_graph(
+        nodes,
+        "constants",
+        [],
+        [helper.make_empty_tensor_value_info(name) for name in sorted(made)],
+        [numpy_helper.from_array(np.asarray(known[name]), name) for name in sorted(read)],
+    )
+    small = helper.make_model(graph, opset_imports=model.opset_import, ir_version=10)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    session = ort.InferenceSession(small.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, {}), strict=True))
+
+
+def _replace_by_constants(model: onnx.ModelProto, found: Mapping[str, np.ndarray]) -> None:
+    kept = [n for n in model.graph.node if not (n.output[0] in found and set(n.output) <= set(found))]
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in found.items())
+
+
+def _check_all_known(model: onnx.ModelProto, shapes: Mapping[str, Shape]) -> None:
+    for node in model.graph.node:
+        for output in node.output:
+            if output and output not in shapes:
+                raise UnsupportedModel(
+                    f"the rank of tensor {output!r} cannot be inferred",
+                    at=f"node {node.name!r} ({node.op_type})",
+                    fix="declare its shape in value_info, or give symbolic sizes with --size NAME=N",
+                )

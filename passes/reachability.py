@@ -1,0 +1,34 @@
+"""Which tensors lead to which: ancestors and descendants in a graph, subgraphs' reads included."""
+
+from collections.abc import Iterable, Iterator
+
+import onnx_graphsurgeon as gs
+
+
+def reads_of(node: gs.Node) -> Iterator[gs.Tensor]:
+    """Yield what a node reads, and what its subgraphs read of the graph around them."""
+    yield from node.inputs
+    for attribute in node.attrs.values():
+        if isinstance(attribute, gs.Graph):
+            for inner in attribute.nodes:
+                yield from reads_of(inner)
+            yield from attribute.outputs
+
+
+def ancestors(graph: gs.Graph, tensors: Iterable[str], cut: frozenset[str] = frozenset()) -> set[str]:
+    """Return the tensors and all that they are computed from, not looking behind `cut`."""
+    wanted = set(tensors)
+    for node in reversed(graph.nodes):
+        results = {result.name for result in node.outputs}
+        if (results & wanted) - cut:
+            wanted.update(read.name for read in reads_of(node))
+    return wanted
+
+
+def descendants(graph: gs.Graph, tensors: Iterable[str], cut: frozenset[str] = frozenset()) -> set[str]:
+    """Return the tensors and all that is computed from them, not looking beyond `cut`."""
+    reached = set(tensors)
+    for node in graph.nodes:
+        if any(read.name in reached and read.name not in cut for read in reads_of(node)):
+            reached.update(result.name for result in node.outputs)
+    return reached

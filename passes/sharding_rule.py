@@ -1,0 +1,72 @@
+"""Sharding rules: an op's dimensions named as factors, as in an einsum.
+
+A tensor's dimension is an ordered product of factors, outermost first; `()` is a dimension of
+size 1 that broadcasts. A rule names the factors of inputs and outputs, and says how the output is a
+sum of products of the inputs (its terms):
+
+    MatMul  b m k, b k n -> b m n   terms (A B)        sums k
+    Gemm    m k, k n, n -> m n      terms (A B) + (C)  sums k
+    Add     a b, a b -> a b         terms (A) + (B)
+
+This is FlexFlow's table 1 (flexflow.txt, section 4) for every op: a factor of output and data is a
+sample factor, of output and a weight a parameter factor, of inputs only a reduction.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Literal
+
+Axis = tuple[str, ...]
+Dims = tuple[Axis, ...]
+Combine = Literal["sum", "mean", "max", "min"]
+
+
+@dataclass(frozen=True)
+class ShardingRule:
+    """How one node's inputs and outputs share factors.
+
+    inputs        per input its factors, or None where the op needs the whole (axes, shapes, ...)
+    outputs       per output its factors
+    sizes         factor -> size
+    terms         the output is the sum, over terms, of the product of these inputs; empty: not linear
+    linear        inputs that may be partial sums (a product's divisor may not)
+    combine       factor of inputs only -> how the op reduces it
+    whole         factors that must not be split
+    shape_inputs  input index -> the output whose shape that input spells
+    moves         the op only moves elements, so any kind of partial passes through
+    """
+
+    inputs: tuple[Dims | None, ...]
+    outputs: tuple[Dims, ...]
+    sizes: Mapping[str, int]
+    terms: tuple[tuple[int, ...], ...] = ()
+    linear: frozenset[int] = frozenset()
+    combine: Mapping[str, Combine] = field(default_factory=dict)
+    whole: frozenset[str] = frozenset()
+    shape_inputs: Mapping[int, int] = field(default_factory=dict)
+    moves: bool = False
+
+    @property
+    def flops(self) -> int:
+        """Operations of one execution: a multiply-add counts 2, a point of any other op 1."""
+        factors = {f for dims in self.outputs for axis in dims for f in axis} | set(self.combine)
+        points = prod(self.sizes[factor] for factor in factors)
+        return points * (2 if self.combine and any(len(term) > 1 for term in self.terms) else 1)
+
+    def factor_at(self, dims: Dims, axis: int, outer: int) -> str | None:
+        """Return the factor of `axis` that has `outer` blocks before it."""
+        before = 1
+        for factor in dims[axis]:
+            if before == outer and self.sizes[factor] > 1:
+                return factor
+            before *= self.sizes[factor]
+        return None
+
+    def position_of(self, dims: Dims, factor: str) -> tuple[int, int] | None:
+        """Return (axis, outer) of a factor, or None if the tensor lacks it."""
+        for axis, factors in enumerate(dims):
+            if factor in factors:
+                ahead = factors[: factors.index(factor)]
+                return axis, prod(self.sizes[name] for name in ahead)
+        return None

@@ -1,0 +1,106 @@
+"""A total batch of all replicas, and each rank's share of it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from partc.runtime.errors import BadData
+from partc.runtime.program import DataInput, Plan, Rank
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def total_shape(plan: Plan, data_input: DataInput) -> tuple[int | str, ...]:
+    """Return the shape of an input's total batch, symbolic sizes as the plan assumes them."""
+    shape = [plan.sizes.get(size, size) if isinstance(size, str) else size for size in data_input.shape]
+    axis = data_input.sample_axis
+    if axis is not None and plan.batch == "per-replica" and isinstance(size := shape[axis], int):
+        shape[axis] = size * plan.replicas
+    return tuple(shape)
+
+
+def sizes_of(plan: Plan, batch: Mapping[str, Array]) -> dict[str, int]:
+    """Return the symbolic sizes that a checked total batch shows."""
+    sizes: dict[str, int] = {}
+    for data_input in plan.data_inputs:
+        for axis, size in enumerate(data_input.shape):
+            if isinstance(size, str):
+                is_total = axis == data_input.sample_axis and plan.batch == "per-replica"
+                sizes[size] = batch[data_input.name].shape[axis] // (plan.replicas if is_total else 1)
+    return sizes
+
+
+def check_total_batch(plan: Plan, batch: Mapping[str, Array]) -> None:
+    """Check the names, types and shapes of a total batch. Raises BadData."""
+    known = {data_input.name: data_input for data_input in plan.data_inputs}
+    if missing := sorted(known.keys() - batch.keys()):
+        raise BadData(
+            f"no data for input {missing[0]!r}",
+            at="data",
+            fix=f"supply every one of {sorted(known)}",
+        )
+    if stray := sorted(batch.keys() - known.keys()):
+        raise BadData(
+            f"data for {stray[0]!r}, which is no input of the model",
+            at="data",
+            fix=f"supply {sorted(known)} and nothing else",
+        )
+    for name, data_input in known.items():
+        check_input(plan, data_input, batch[name])
+
+
+def check_input(plan: Plan, data_input: DataInput, array: Array) -> None:
+    """Check one input's total batch. Raises BadData."""
+    expected = total_shape(plan, data_input)
+    if array.dtype != np.dtype(data_input.dtype):
+        raise BadData(
+            f"the data is {array.dtype}, the model reads {data_input.dtype}",
+            at=f"data input {data_input.name!r}",
+            fix=f"convert it: array.astype('{data_input.dtype}')",
+        )
+    fits = array.ndim == len(expected) and all(
+        not isinstance(declared, int) or actual == wanted
+        for actual, wanted, declared in zip(array.shape, expected, data_input.shape, strict=True)
+    )
+    if not fits:
+        raise BadData(
+            f"a batch has shape {list(array.shape)}, the model reads {list(expected)}",
+            at=f"data input {data_input.name!r}",
+            fix=f"supply the samples of all {plan.replicas} replicas together, shaped {list(expected)}",
+        )
+    axis = data_input.sample_axis
+    if axis is not None and array.shape[axis] % plan.replicas:
+        raise BadData(
+            f"{array.shape[axis]} samples do not divide among {plan.replicas} replicas",
+            at=f"data input {data_input.name!r}, axis {axis}",
+            fix=f"use a batch that is a multiple of {plan.replicas}",
+        )
+
+
+def inputs_of(plan: Plan, rank: Rank) -> tuple[DataInput, ...]:
+    """Return the inputs that a rank is fed: servers only read what is not split."""
+    return tuple(
+        data_input
+        for data_input in plan.data_inputs
+        if rank.replica is not None or data_input.sample_axis is None
+    )
+
+
+def share_of(plan: Plan, rank: Rank, batch: Mapping[str, Array]) -> dict[str, Array]:
+    """Return what one rank is fed of a total batch."""
+    return {
+        data_input.name: share_of_input(plan, rank, data_input, batch[data_input.name])
+        for data_input in inputs_of(plan, rank)
+    }
+
+
+def share_of_input(plan: Plan, rank: Rank, data_input: DataInput, array: Array) -> Array:
+    """Return what one rank is fed of one input's total batch."""
+    axis = data_input.sample_axis
+    if axis is None or rank.replica is None:
+        return array
+    samples = array.shape[axis] // plan.replicas
+    index = [slice(None)] * array.ndim
+    index[axis] = slice(rank.replica * samples, (rank.replica + 1) * samples)
+    return np.asarray(array[tuple(index)], order="C")

@@ -1,0 +1,210 @@
+"""One member's part in a communication: what it supplies and where the results land.
+
+Dense kinds become pairs of arrays, the same memory wherever the result may replace the contribution:
+
+    kind            source                              target
+    all_reduce      the value                           the same memory
+    reduce          the value                           the same memory (root only)
+    broadcast       the value (root only)               the value
+    reduce_scatter  the whole, sum(counts) elements     this member's region
+    all_gather      this member's region                the whole
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from partc.runtime.environment import Environment
+from partc.runtime.errors import BadPlan
+from partc.runtime.program import Rank, Start
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+ROW_KINDS = frozenset({"gather_rows", "scatter_rows", "all_gather_rows", "all_to_all_rows"})
+ROOTED_RESULTS = frozenset({"reduce", "gather_rows"})
+_ROOTED_SOURCES = frozenset({"broadcast", "scatter_rows"})
+_READS_COUNTS = frozenset({"scatter_rows", "all_to_all_rows"})
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """One value of a dense kind. Arrays are contiguous."""
+
+    source: Array
+    target: Array
+    placed: bool = True  # the target lies where the value lives
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one member brings to a communication."""
+
+    start: Start
+    members: tuple[int, ...]  # world ranks; the first is the root
+    position: int  # among the members
+    sends: bool
+    lands: bool  # this member ends with the writes
+    dense: tuple[Dense, ...] = ()
+    rows: tuple[Array, ...] = ()  # empty for a member that does not send
+    counts: tuple[int, ...] = ()  # rows to every member, where the kind reads counts
+
+    @property
+    def is_root(self) -> bool:
+        """Tell whether this member is the group's first."""
+        return self.position == 0
+
+
+def part_of(start: Start, rank: Rank, environment: Environment) -> Part:
+    """Collect what `rank` supplies to the communication `start` from its environment."""
+    members = rank.groups[start.group]
+    position = members.index(rank.rank)
+    is_root = position == 0
+    sends = start.senders in rank.sites and (is_root or start.kind not in _ROOTED_SOURCES)
+    lands = start.receivers in rank.sites and (is_root or start.kind not in ROOTED_RESULTS)
+    if start.kind not in ROW_KINDS:
+        resolver = _DenseResolver(start, environment, len(members), position, sends)
+        dense = tuple(resolver.resolve(*pair) for pair in zip(start.reads, start.writes, strict=True))
+        return Part(start, members, position, sends, lands, dense=dense)
+    if not sends:
+        return Part(start, members, position, sends, lands)
+    rows, counts = _rows_of(start, environment, len(members))
+    return Part(start, members, position, sends, lands, rows=rows, counts=counts)
+
+
+@dataclass(frozen=True, slots=True)
+class _DenseResolver:
+    """Finds the memory of dense values."""
+
+    start: Start
+    environment: Environment
+    size: int
+    position: int
+    sends: bool
+
+    def resolve(self, read: str, write: str) -> Dense:
+        match self.start.kind:
+            case "all_reduce":
+                return self._in_place(read, write)
+            case "reduce":
+                return self._in_place(read, write) if self.position == 0 else self._supplied_only(read, write)
+            case "broadcast":
+                return self._broadcast(read, write)
+            case "reduce_scatter":
+                return self._reduce_scatter(read, write)
+            case _:
+                return self._all_gather(read, write)
+
+    def _in_place(self, read: str, write: str) -> Dense:
+        target = self._memory_for(write, read)
+        if self.sends:
+            source = self.environment.array(read)
+            self._check_size(read, source.size, target.size)
+            if source.ctypes.data != target.ctypes.data:
+                target[...] = source.reshape(target.shape)
+        else:
+            target.fill(_neutral(self.start.reduction, target.dtype))
+        return Dense(target, target, self._is_placed(write))
+
+    def _supplied_only(self, read: str, write: str) -> Dense:
+        if self.sends:
+            source = np.asarray(self.environment.array(read), order="C")
+        else:
+            source = self._scratch(read, write)
+            source.fill(_neutral(self.start.reduction, source.dtype))
+        return Dense(source, source)
+
+    def _broadcast(self, read: str, write: str) -> Dense:
+        if self.position == 0:
+            source = np.asarray(self.environment.array(read), order="C")
+            return Dense(source, source, read == write)
+        target = self._memory_for(write, read)
+        return Dense(target, target, self._is_placed(write))
+
+    def _reduce_scatter(self, read: str, write: str) -> Dense:
+        whole = self._supplied_only_in_place(read, write)
+        self._check_size(read, whole.size, sum(self.start.counts))
+        region = self._region(whole) if read == write else self._region_memory(write, whole.dtype)
+        return Dense(whole, region, self._is_placed(write))
+
+    def _supplied_only_in_place(self, read: str, write: str) -> Array:
+        whole = self.environment.memory(read)
+        if self.sends or whole is None:
+            return self._supplied_only(read, write).source
+        whole.fill(_neutral(self.start.reduction, whole.dtype))
+        return whole
+
+    def _region_memory(self, write: str, dtype: np.dtype[Any]) -> Array:
+        memory = self.environment.memory(write)
+        own = self.start.counts[self.position]
+        if memory is None:
+            return np.empty(own, dtype)
+        return memory if memory.size == own else self._region(memory)
+
+    def _all_gather(self, read: str, write: str) -> Dense:
+        own = self.start.counts[self.position]
+        whole = self._memory_for(write, read, elements=sum(self.start.counts))
+        self._check_size(write, whole.size, sum(self.start.counts))
+        if read == write:
+            source = self._region(whole)
+        elif self.sends:
+            source = np.asarray(self.environment.array(read), order="C")
+            source = source if source.size == own else self._region(source)
+        else:
+            source = np.zeros(own, whole.dtype)
+        return Dense(source, whole, self._is_placed(write))
+
+    def _region(self, whole: Array) -> Array:
+        """Return this member's elements of a whole."""
+        first = sum(self.start.counts[: self.position])
+        self._check_size("counts", whole.size, sum(self.start.counts))
+        return whole.reshape(-1)[first : first + self.start.counts[self.position]]
+
+    def _memory_for(self, write: str, read: str, elements: int | None = None) -> Array:
+        """Return the memory where a result lands: the value's own, else new, shaped as planned."""
+        memory = self.environment.memory(write)
+        return self._scratch(read, write, elements) if memory is None else memory
+
+    def _scratch(self, read: str, write: str, elements: int | None = None) -> Array:
+        if self.sends:
+            source = self.environment.array(read)
+            return np.empty(source.shape if elements is None else elements, source.dtype)
+        declared = self.environment.declared(write) or self.environment.declared(read)
+        if declared is None:
+            raise _misfit(self.start, f"the size of {write!r} is not known here", "place it in a buffer")
+        return np.empty(declared[0] if elements is None else elements, declared[1])
+
+    def _is_placed(self, write: str) -> bool:
+        return self.environment.memory(write) is not None
+
+    def _check_size(self, name: str, actual: int, expected: int) -> None:
+        if actual != expected:
+            raise _misfit(self.start, f"{name!r} has {actual} elements, {expected} were planned")
+
+
+def _rows_of(start: Start, environment: Environment, size: int) -> tuple[tuple[Array, ...], tuple[int, ...]]:
+    names: Sequence[str] = start.reads
+    counts: tuple[int, ...] = ()
+    if start.kind in _READS_COUNTS:
+        names = start.reads[:-1]
+        counts = tuple(int(count) for count in environment.array(start.reads[-1]).reshape(-1))
+    rows = tuple(np.asarray(environment.array(name), order="C") for name in names)
+    lengths = {array.shape[0] for array in rows}
+    if len(lengths) != 1:
+        raise _misfit(start, f"values of unequal leading sizes {sorted(lengths)} travel together")
+    length = lengths.pop()
+    if counts and (len(counts) != size or min(counts) < 0 or sum(counts) != length):
+        raise _misfit(start, f"counts {list(counts)} do not cut {length} rows among {size} members")
+    return rows, counts
+
+
+def _neutral(reduction: str, dtype: np.dtype[Any]) -> float:
+    if reduction == "sum":
+        return 0
+    limits = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype)
+    return float(limits.min if reduction == "max" else limits.max)
+
+
+def _misfit(start: Start, what: str, fix: str = "compile the model again") -> BadPlan:
+    return BadPlan(what, at=f"communication {start.tag_id} ({start.label or start.kind})", fix=fix)

@@ -1,0 +1,182 @@
+"""The executor daemon: one process per rank, started by MPI.
+
+    python -m partc.runtime.daemon JOB_FOLDER
+
+It loads its part of the plan, owns its variables, steps, reports, and writes what it owns.
+"""
+
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from mpi4py import MPI
+
+from partc.runtime.checkpoint import read_arrays, write_arrays
+from partc.runtime.daemon_variables import VariablesOfRank
+from partc.runtime.device import Sessions, device_of
+from partc.runtime.environment import Environment
+from partc.runtime.errors import BadPlan, PartcError, RankFailed
+from partc.runtime.executor import Executor
+from partc.runtime.feeds import open_source
+from partc.runtime.initial import InitialValues
+from partc.runtime.job import (
+    Failure,
+    Job,
+    Progress,
+    RankReport,
+    outputs_file,
+    read_job,
+    variables_file,
+    write_record,
+)
+from partc.runtime.loss import check_loss, loss_of
+from partc.runtime.mpi import MPITransport
+from partc.runtime.patience import Patience, spin_s_for
+from partc.runtime.plan_folder import PlanFolder, read_plan_folder
+from partc.runtime.program import Plan, Rank
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run this process's rank of a job. A failure ends the whole MPI job."""
+    (folder_name,) = sys.argv[1:] if argv is None else argv
+    folder = Path(folder_name)
+    world = MPI.COMM_WORLD
+    daemon: Daemon | None = None
+    try:
+        daemon = Daemon(folder, world)
+        daemon.train()
+    except BaseException as error:  # whatever it is, the other ranks must not wait for this one
+        failure = _failure(error, world.rank, daemon)
+        write_record(folder / f"error.rank-{world.rank}.json", failure)
+        print(f"rank {world.rank}: {failure.what}\n  at:  {failure.at}", file=sys.stderr, flush=True)
+        world.Abort(1)
+    return 0
+
+
+class Daemon:
+    """One rank of a job."""
+
+    def __init__(self, folder: Path, world: MPI.Intracomm) -> None:
+        self._folder = folder
+        self._job = read_job(folder)
+        plan_folder = read_plan_folder(self._job.plan_folder)
+        self._plan = msgspec.structs.replace(plan_folder.plan, sizes=plan_folder.plan.sizes | self._job.sizes)
+        self._rank = _rank_of(self._plan, world)
+        self._source = open_source(self._job.data, self._plan, self._job.seed)
+        self._transport = MPITransport(self._plan, world)
+        self._executor = self._make_executor(plan_folder)
+        self._variables = VariablesOfRank(self._plan, self._rank, self._executor.environment, world)
+        self._patience = Patience(spin_s_for(_threads_on_host(self._plan, self._rank)), self._job.deadline_s)
+        self._outputs: dict[str, Array] = {}
+        self._reporter = Reporter(self._job)
+        self.step = 0
+
+    def train(self) -> None:
+        """Train all steps, then write what this rank owns."""
+        self._variables.barrier()
+        self._reporter.begin()
+        for step in range(1, self._job.steps + 1):
+            self.step = step
+            self._train_step()
+            if step in self._job.read_after:
+                self._variables.write(variables_file(self._folder, step))
+        steps_per_s = self._reporter.steps_per_s(self._job.steps)
+        if self._job.steps not in self._job.read_after:
+            self._variables.write(variables_file(self._folder, self._job.steps))
+        if self._rank.replica is not None:
+            write_arrays(outputs_file(self._folder, self._rank.rank), self._outputs)
+        self._write_report(steps_per_s)
+        self._variables.barrier()
+
+    def describe(self) -> str:
+        """Say where this rank is, for messages."""
+        return f"rank {self._rank.rank} ({self._rank.host}/{self._rank.device}), step {self.step}"
+
+    def _train_step(self) -> None:
+        feeds = self._source.share(self._rank, self.step - 1)
+        for awaited in self._executor.step(feeds):
+            self._patience.wait(awaited, self._rank.rank)
+        environment = self._executor.environment
+        if self._job.stop_when_diverged:
+            check_loss(self._plan, self._rank, environment, self.step)
+        if self._rank.replica is None:
+            return
+        for output in self._plan.outputs:
+            if self._job.outputs == "all" or output.name == self._plan.loss:
+                self._outputs[f"{self.step}/{output.name}"] = environment.array(output.value).copy()
+        if self._rank.replica == 0:
+            self._reporter.report(self.step, loss_of(self._plan, environment))
+
+    def _make_executor(self, folder: PlanFolder) -> Executor:
+        given = read_arrays(self._folder / "initial.safetensors") if self._job.has_initial else None
+        environment = Environment(self._plan, self._rank, device_of(self._rank), InitialValues(folder, given))
+        return Executor(self._plan, self._rank, environment, Sessions(folder), self._transport)
+
+    def _write_report(self, steps_per_s: float) -> None:
+        traffic = self._transport.traffic
+        report = RankReport(
+            payload_bytes=dict(traffic.payload_bytes),
+            ids_bytes=dict(traffic.ids_bytes),
+            counts_bytes=dict(traffic.counts_bytes),
+            steps_per_s=steps_per_s,
+            disagreeing=self._variables.disagreeing(),
+        )
+        write_record(self._folder / f"rank-{self._rank.rank}.json", report)
+
+
+class Reporter:
+    """Prints progress, now and then."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._begun_s = self._reported_s = 0.0
+
+    def begin(self) -> None:
+        """Start the clock."""
+        self._begun_s = time.monotonic()
+
+    def steps_per_s(self, step: int) -> float:
+        """Return the mean rate so far."""
+        return step / max(time.monotonic() - self._begun_s, 1e-9)
+
+    def report(self, step: int, loss: float | None) -> None:
+        """Print a line of JSON, if the last is old enough."""
+        now_s = time.monotonic()
+        if step < self._job.steps and step > 1 and now_s - self._reported_s < self._job.report_every_s:
+            return
+        self._reported_s = now_s
+        line = Progress(step, self._job.steps, loss, self.steps_per_s(step))
+        print(msgspec.json.encode(line).decode(), flush=True)
+
+
+def _rank_of(plan: Plan, world: MPI.Intracomm) -> Rank:
+    if world.size != len(plan.ranks):
+        raise BadPlan(
+            f"{world.size} processes were started, the plan has {len(plan.ranks)} ranks",
+            at="mpiexec",
+            fix="start it with `partc run`, and let mpiexec and mpi4py come from the same MPI",
+        )
+    return next(rank for rank in plan.ranks if rank.rank == world.rank)
+
+
+def _threads_on_host(plan: Plan, rank: Rank) -> int:
+    return sum(other.threads for other in plan.ranks if other.host == rank.host)
+
+
+def _failure(error: BaseException, rank: int, daemon: Daemon | None) -> Failure:
+    if not isinstance(error, PartcError):
+        at = daemon.describe() if daemon else f"rank {rank}, while loading"
+        traceback.print_exception(error)
+        error = RankFailed(f"{type(error).__name__}: {error}", at=at, fix="see run.log in the plan's folder")
+    return Failure(rank, time.time(), type(error).__name__, error.what, error.at, error.fix)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""Segments on a device: ONNX Runtime sessions whose inputs and outputs stay where they are.
+
+On a CPU every value is host memory. On a GPU variables and what segments make stay in device memory,
+and buffers lie in host memory: they are what is communicated, and ONNX Runtime copies them to and fro.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import onnxruntime as ort
+
+from partc.runtime.errors import BadPlan, RankFailed
+from partc.runtime.plan_folder import PlanFolder
+from partc.runtime.program import Rank, Run
+
+# Keeps the scale of a product of float64 matrices as a float32 attribute (onnxruntime 1.31.1).
+_INEXACT_IN_DOUBLE = ("MatMulScaleFusion",)
+_PLACEHOLDER = np.zeros((), np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where one rank's segments run."""
+
+    kind: Literal["cpu", "gpu"]
+    index: int
+    threads: int
+
+    @property
+    def memory(self) -> str:
+        """ONNX Runtime's name of the device's memory."""
+        return "cuda" if self.kind == "gpu" else "cpu"
+
+    def place(self, array: np.ndarray) -> ort.OrtValue:
+        """Return a tensor on the device: the very memory of `array` on a CPU, a copy on a GPU."""
+        return ort.OrtValue.ortvalue_from_numpy(array, self.memory, self.index)
+
+
+def device_of(rank: Rank) -> Device:
+    """Return the device that a rank is bound to."""
+    return Device(rank.kind, rank.device_index, rank.threads)
+
+
+class Sessions:
+    """The sessions of a plan's segments, each loaded once per device and thread count."""
+
+    def __init__(self, folder: PlanFolder) -> None:
+        self._folder = folder.path
+        in_double = any(variable.dtype == "float64" for variable in folder.plan.variables)
+        self._disabled = _INEXACT_IN_DOUBLE if in_double else ()
+        self._sessions: dict[tuple[str, Device], ort.InferenceSession] = {}
+
+    def session(self, run: Run, device: Device) -> ort.InferenceSession:
+        """Return the session that executes `run`, loading it if need be. Raises BadPlan, RankFailed."""
+        threads = 1 if run.one_thread else device.threads
+        key = (run.segment, Device(device.kind, device.index, threads))
+        if key not in self._sessions:
+            self._sessions[key] = _load(self._folder / run.segment, key[1], self._disabled)
+        return self._sessions[key]
+
+
+def _load(path: Path, device: Device, disabled: tuple[str, ...]) -> ort.InferenceSession:
+    try:
+        session = ort.InferenceSession(
+            str(path), _options(device), providers=_providers(device), disabled_optimizers=list(disabled)
+        )
+    except Exception as error:  # onnxruntime's errors share no narrower class
+        raise BadPlan(
+            f"ONNX Runtime refuses a segment: {error}", at=str(path), fix="compile the model again"
+        ) from error
+    if device.kind == "gpu" and "CUDAExecutionProvider" not in session.get_providers():
+        raise RankFailed(
+            "ONNX Runtime's CUDA provider does not start",
+            at=f"GPU {device.index}",
+            fix="install CUDA 13 and cuDNN, or compile for CPU devices",
+        )
+    return session
+
+
+def _options(device: Device) -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = device.threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    return options
+
+
+def _providers(device: Device) -> list[str | tuple[str, dict[str, int]]]:
+    if device.kind == "gpu":
+        return [("CUDAExecutionProvider", {"device_id": device.index}), "CPUExecutionProvider"]
+    return ["CPUExecutionProvider"]
+
+
+class Values(Protocol):
+    """What a segment needs of an environment."""
+
+    @property
+    def tensors(self) -> dict[str, ort.OrtValue]:
+        """Every value that exists now."""
+
+    @property
+    def fixed(self) -> Mapping[str, ort.OrtValue]:
+        """The values whose memory never moves: slices of buffers, variables, constants."""
+
+
+class BoundRun:
+    """One Run instruction, its fixed values bound once and the others at every call.
+
+    Nothing but the environment keeps a moving value alive between calls.
+    """
+
+    def __init__(self, run: Run, session: ort.InferenceSession, device: Device, values: Values) -> None:
+        self._session = session
+        self._device = device
+        self._values = values
+        self._binding = session.io_binding()
+        self._placeholder = ort.OrtValue.ortvalue_from_numpy(_PLACEHOLDER)
+        self._moving_reads = [pair for pair in run.reads if pair[1] not in values.fixed]
+        self._made = [pair for pair in run.writes if pair[1] not in values.fixed]
+        for name, value in run.reads:
+            if value in values.fixed:
+                self._binding.bind_ortvalue_input(name, values.fixed[value])
+        fixed_writes = [pair for pair in run.writes if pair[1] in values.fixed]
+        for name, value in fixed_writes:
+            self._binding.bind_ortvalue_output(name, values.fixed[value])
+        self._first_made = len(fixed_writes)
+        self._release_outputs()
+
+    def __call__(self) -> None:
+        """Execute the segment on the values of now."""
+        tensors = self._values.tensors
+        for name, value in self._moving_reads:
+            self._binding.bind_ortvalue_input(name, tensors[value])
+        self._session.run_with_iobinding(self._binding)
+        if self._made:
+            made = self._binding.get_outputs()[self._first_made :]
+            tensors.update(zip((value for _, value in self._made), made, strict=True))
+            self._release_outputs()
+        for name, _ in self._moving_reads:
+            self._binding.bind_ortvalue_input(name, self._placeholder)
+
+    def _release_outputs(self) -> None:
+        for name, _ in self._made:
+            self._binding.bind_output(name, self._device.memory, self._device.index)

@@ -1,0 +1,103 @@
+"""One rank's executor: carries out its program, step after step.
+
+It never blocks: `step` yields the communication that it waits for, and whoever drives it decides how to
+wait. So one process can drive all ranks in lockstep, and a daemon can sleep between tests.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from partc.runtime.communication import ROW_KINDS, Part, part_of
+from partc.runtime.device import BoundRun, Sessions, device_of
+from partc.runtime.environment import Environment
+from partc.runtime.program import Instruction, Plan, Rank, Run, Start, Store, Wait, instructions_of
+from partc.runtime.transport import Handle, Transport
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Executor:
+    """Executes one rank's program on its environment."""
+
+    def __init__(
+        self, plan: Plan, rank: Rank, environment: Environment, sessions: Sessions, transport: Transport
+    ) -> None:
+        self._rank = rank
+        self.environment = environment
+        self._transport = transport
+        self._program = instructions_of(plan, rank)
+        self._under_way: dict[int, tuple[Part, Handle]] = {}
+        kept = {output.value for output in plan.outputs} | environment.fixed.keys()
+        self._last_read_by = _last_readers(self._program, kept)
+        device = device_of(rank)
+        self._runs = {
+            index: BoundRun(instruction, sessions.session(instruction, device), device, environment)
+            for index, instruction in enumerate(self._program)
+            if isinstance(instruction, Run)
+        }
+        self.current: Instruction | None = None  # for messages
+
+    def step(self, feeds: Mapping[str, Array]) -> Iterator[Start]:
+        """Execute one training step; yield the communication waited for as long as it is not complete."""
+        self.environment.feed(feeds)
+        for index, instruction in enumerate(self._program):
+            self.current = instruction
+            match instruction:
+                case Run():
+                    self._runs[index]()
+                    self._transport.progress()
+                case Start():
+                    part = part_of(instruction, self._rank, self.environment)
+                    self._under_way[instruction.tag_id] = (part, self._transport.start(part))
+                case Wait(tag_id=tag_id):
+                    yield from self._wait(tag_id)
+                case Store(source=source, target=target):
+                    self.environment.put(target, self.environment.array(source))
+            self.environment.drop(self._last_read_by[index])
+        for tag_id in tuple(self._under_way):
+            yield from self._wait(tag_id)
+
+    def _wait(self, tag_id: int) -> Iterator[Start]:
+        part, handle = self._under_way[tag_id]
+        while not handle.done():
+            yield part.start
+        del self._under_way[tag_id]
+        if part.lands:
+            for name, array in _unplaced(part, handle):
+                self.environment.put(name, array)
+
+
+def _unplaced(part: Part, handle: Handle) -> Iterator[tuple[str, Array]]:
+    """Yield the results that do not lie where the values live."""
+    if part.start.kind in ROW_KINDS:
+        yield from zip(part.start.writes, handle.rows(), strict=True)
+    for name, dense in zip(part.start.writes, part.dense, strict=False):
+        if not dense.placed:
+            yield name, dense.target
+
+
+def _last_readers(program: tuple[Instruction, ...], kept: set[str]) -> tuple[tuple[str, ...], ...]:
+    """Return, per instruction, the values that nobody reads after it."""
+    last: dict[str, int] = {}
+    for index, instruction in enumerate(program):
+        for name in _names(instruction):
+            last[name] = index
+    dying: list[list[str]] = [[] for _ in program]
+    for name, index in last.items():
+        if name not in kept:
+            dying[index].append(name)
+    return tuple(tuple(names) for names in dying)
+
+
+def _names(instruction: Instruction) -> tuple[str, ...]:
+    match instruction:
+        case Run(reads=reads, writes=writes):
+            return tuple(value for _, value in (*reads, *writes))
+        case Start(reads=reads, writes=writes):
+            return (*reads, *writes)
+        case Store(source=source):
+            return (source,)
+        case Wait():
+            return ()

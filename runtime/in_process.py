@@ -1,0 +1,151 @@
+"""Train with all ranks in this process, in lockstep: for tests, and to verify without daemons."""
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partc.runtime.batches import check_total_batch, share_of
+from partc.runtime.device import Sessions, device_of
+from partc.runtime.environment import Environment
+from partc.runtime.executor import Executor
+from partc.runtime.in_memory import Board, InMemoryTransport
+from partc.runtime.initial import InitialValues
+from partc.runtime.loss import check_loss
+from partc.runtime.plan_folder import PlanFolder, read_plan_folder
+from partc.runtime.program import Plan, Rank, Start
+from partc.runtime.results import TrainingResult, assemble_outputs, owners_of, pieces_of
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def train_in_process(
+    plan_folder: PlanFolder | Path | str,
+    batches: Iterable[Mapping[str, Array]],
+    initial: Mapping[str, Array] | None = None,
+    *,
+    read_after: Collection[int] = (),
+    stop_when_diverged: bool = True,
+) -> TrainingResult:
+    """Train one step per total batch. `read_after`: steps (from 1) whose variables are kept as well."""
+    ranks = RanksInProcess(plan_folder, initial)
+    outputs: list[dict[str, Array]] = []
+    variables_after: dict[int, dict[str, Array]] = {}
+    begun_s = time.perf_counter()
+    for step, batch in enumerate(batches, 1):
+        outputs.append(ranks.step(batch))
+        if stop_when_diverged:
+            ranks.check_loss(step)
+        if step in read_after:
+            variables_after[step] = ranks.variables()
+    took_s = time.perf_counter() - begun_s
+    return TrainingResult(
+        variables=ranks.variables(),
+        outputs=tuple(outputs),
+        variables_after=variables_after,
+        disagreeing=ranks.disagreeing(),
+        payload_bytes=ranks.payload_bytes(),
+        steps_per_s=len(outputs) / took_s if outputs else 0.0,
+    )
+
+
+class RanksInProcess:
+    """Every rank of a plan in one process."""
+
+    def __init__(
+        self, plan_folder: PlanFolder | Path | str, initial: Mapping[str, Array] | None = None
+    ) -> None:
+        folder = plan_folder if isinstance(plan_folder, PlanFolder) else read_plan_folder(plan_folder)
+        self._plan = folder.plan
+        sessions = Sessions(folder)
+        first_values = InitialValues(folder, initial)
+        board = Board()
+        self._transports = {rank.rank: InMemoryTransport(board) for rank in self._plan.ranks}
+        self._executors = {
+            rank.rank: Executor(
+                self._plan,
+                rank,
+                Environment(self._plan, rank, device_of(rank), first_values),
+                sessions,
+                self._transports[rank.rank],
+            )
+            for rank in self._plan.ranks
+        }
+
+    def step(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """Train one step on a total batch; return the outputs of the total batch."""
+        check_total_batch(self._plan, batch)
+        drive_in_lockstep(
+            {
+                rank.rank: self._executors[rank.rank].step(share_of(self._plan, rank, batch))
+                for rank in self._plan.ranks
+            }
+        )
+        by_rank = {rank.rank: self._outputs(rank) for rank in self._plan.ranks if rank.replica is not None}
+        return assemble_outputs(self._plan, by_rank)
+
+    def variables(self) -> dict[str, Array]:
+        """Return every variable, whole."""
+        return {
+            variable.name: np.concatenate(pieces) if len(pieces) > 1 else pieces[0].copy()
+            for variable in self._plan.variables
+            if (pieces := [self._held(o.rank, o.held.value) for o in pieces_of(self._plan, variable)])
+        }
+
+    def disagreeing(self) -> tuple[str, ...]:
+        """Return the variables whose copies are not bitwise equal."""
+        return tuple(
+            variable.name
+            for variable in self._plan.variables
+            if _differ(
+                [
+                    (owner.held.start, self._held(owner.rank, owner.held.value))
+                    for owner in owners_of(self._plan, variable)
+                ]
+            )
+        )
+
+    def payload_bytes(self) -> dict[int, dict[str, int]]:
+        """Return the bytes of values that each rank sent so far: rank -> kind -> bytes."""
+        return {rank: dict(transport.traffic.payload_bytes) for rank, transport in self._transports.items()}
+
+    def check_loss(self, step: int) -> None:
+        """Raise Diverged if a worker's loss is not finite."""
+        for rank in self._plan.ranks:
+            check_loss(self._plan, rank, self._executors[rank.rank].environment, step)
+
+    def _held(self, rank: int, value: str) -> Array:
+        return self._executors[rank].environment.array(value)
+
+    def _outputs(self, rank: Rank) -> dict[str, Array]:
+        environment = self._executors[rank.rank].environment
+        return {output.name: environment.array(output.value).copy() for output in self._plan.outputs}
+
+
+def drive_in_lockstep(steps: Mapping[int, Iterator[Start]]) -> None:
+    """Advance every rank in turn until all have finished their step."""
+    waiting: dict[int, Start | None] = dict.fromkeys(steps)
+    while waiting:
+        before = dict(waiting)
+        for rank in before:
+            communication = next(steps[rank], None)
+            if communication is None:
+                del waiting[rank]
+            else:
+                waiting[rank] = communication
+        if waiting == before:
+            stuck = {
+                rank: start.label or start.tag_id for rank, start in waiting.items() if start is not None
+            }
+            raise AssertionError(f"deadlock: rank -> the communication it waits for: {stuck}")
+
+
+def _differ(copies: list[tuple[int | None, Array]]) -> bool:
+    first: dict[int | None, Array] = {}
+    return any(not _same_bits(first.setdefault(start, array), array) for start, array in copies)
+
+
+def _same_bits(one: Array, other: Array) -> bool:
+    return one is other or one.tobytes() == other.tobytes()

@@ -1,0 +1,106 @@
+"""One training job, as the launcher hands it to the executors, and what they write back.
+
+Everything lies in the job's folder, which all hosts see:
+
+    job.json                 the job
+    initial.safetensors      first values that replace the plan's, if any
+    error.rank-R.json        why rank R stopped
+    rank-R.json              what rank R sent
+    outputs.rank-R.safetensors       "STEP/NAME" -> output
+    variables.step-S.safetensors     the variables after step S
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from partc.runtime import errors
+from partc.runtime.errors import PartcError, RankFailed
+from partc.runtime.program import Record
+
+JOB_FILE = "job.json"
+
+
+class Job(Record, frozen=True):
+    """What the executors are to do."""
+
+    plan_folder: str
+    steps: int
+    data: str  # as open_source takes it
+    seed: int = 0
+    sizes: dict[str, int] = {}  # symbolic size -> value, where it is not the plan's
+    read_after: tuple[int, ...] = ()  # steps (from 1) after which the variables are written
+    stop_when_diverged: bool = True
+    outputs: Literal["loss", "all"] = "loss"
+    has_initial: bool = False
+    report_every_s: float = 0.5
+    deadline_s: float = 600.0  # longest wait for one communication
+
+
+class Progress(Record, frozen=True, tag="progress"):
+    """A line that the first worker prints."""
+
+    step: int
+    steps: int
+    loss: float | None
+    steps_per_s: float
+
+
+class Failure(Record, frozen=True):
+    """Why a rank stopped."""
+
+    rank: int
+    time_s: float  # since the epoch
+    kind: str  # a class of runtime/errors.py
+    what: str
+    at: str
+    fix: str
+
+
+class RankReport(Record, frozen=True):
+    """What one rank sent in all, by kind, and which replicated variables disagree."""
+
+    payload_bytes: dict[str, int]
+    ids_bytes: dict[str, int]
+    counts_bytes: dict[str, int]
+    steps_per_s: float
+    disagreeing: tuple[str, ...]
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Write a record as JSON."""
+    path.write_bytes(msgspec.json.encode(record))
+
+
+def read_job(folder: Path) -> Job:
+    """Read the job of a folder."""
+    return msgspec.json.decode((folder / JOB_FILE).read_bytes(), type=Job)
+
+
+def read_report(folder: Path, rank: int) -> RankReport:
+    """Read what a rank wrote at its end."""
+    return msgspec.json.decode((folder / f"rank-{rank}.json").read_bytes(), type=RankReport)
+
+
+def first_failure(folder: Path) -> PartcError | None:
+    """Return the error of the rank that stopped first, None if no rank said why."""
+    failures = [
+        msgspec.json.decode(path.read_bytes(), type=Failure) for path in folder.glob("error.rank-*.json")
+    ]
+    if not failures:
+        return None
+    first = min(failures, key=lambda failure: (failure.time_s, failure.rank))
+    kind = getattr(errors, first.kind, RankFailed)
+    error: PartcError = kind(first.what, at=first.at, fix=first.fix)
+    return error
+
+
+def variables_file(folder: Path, step: int) -> Path:
+    """Return the file of the variables after a step."""
+    return folder / f"variables.step-{step}.safetensors"
+
+
+def outputs_file(folder: Path, rank: int) -> Path:
+    """Return the file of a worker's outputs."""
+    return folder / f"outputs.rank-{rank}.safetensors"

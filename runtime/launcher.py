@@ -1,0 +1,145 @@
+"""Start one executor daemon per rank with mpiexec, and watch over them from outside the MPI job."""
+
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from itertools import groupby
+from pathlib import Path
+
+import msgspec
+
+from partc.runtime.errors import BadUsage, RankFailed
+from partc.runtime.job import Progress, first_failure
+from partc.runtime.program import Plan
+
+OnProgress = Callable[[Progress], None]
+
+_GRACE_S = 5.0  # from a polite end to a kill
+
+
+def launch(
+    plan: Plan,
+    job_folder: Path,
+    log: Path,
+    *,
+    addresses: Mapping[str, str],
+    on_progress: OnProgress | None = None,
+    timeout_s: float = 600.0,
+) -> None:
+    """Run a job to its end. `addresses`: host -> network name. Raises the error of the rank that failed first.
+
+    No line from the ranks for `timeout_s` ends the job.
+    """
+    command = mpiexec_command(plan, job_folder, addresses)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=_environment(),
+        start_new_session=True,
+    )
+    try:
+        tail = _watch(process, log, on_progress, timeout_s)
+    finally:
+        _end(process)
+    if process.returncode == 0:
+        return
+    raise first_failure(job_folder) or RankFailed(
+        f"mpiexec ended with code {process.returncode}: {tail}", at=" ".join(command[:4]), fix=f"read {log}"
+    )
+
+
+def mpiexec_command(plan: Plan, job_folder: Path, addresses: Mapping[str, str]) -> list[str]:
+    """Return the command that starts every rank on its host, in rank order."""
+    daemon = [sys.executable, "-m", "partc.runtime.daemon", str(job_folder)]
+    mpiexec = find_mpiexec()
+    if all(addresses.get(rank.host, "localhost") == "localhost" for rank in plan.ranks):
+        return [mpiexec, "-n", str(len(plan.ranks)), *daemon]
+    command = [mpiexec]
+    runs = groupby(plan.ranks, key=lambda rank: addresses.get(rank.host, "localhost"))
+    for index, (address, ranks) in enumerate(runs):
+        command += [":"] * bool(index) + ["-n", str(len(list(ranks))), "-host", address, *daemon]
+    return command
+
+
+def find_mpiexec() -> str:
+    """Return the mpiexec to use: PARTC_MPIEXEC, the one installed with this Python, or the system's."""
+    if chosen := os.environ.get("PARTC_MPIEXEC"):
+        found = shutil.which(chosen)
+    else:
+        beside = Path(sys.executable).parent / "mpiexec"
+        found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if found is None:
+        raise BadUsage(
+            "no mpiexec was found",
+            at=f"PARTC_MPIEXEC={chosen}" if chosen else str(Path(sys.executable).parent),
+            fix="`pip install mpich`, or set PARTC_MPIEXEC to your MPI's mpiexec",
+        )
+    return found
+
+
+def _environment() -> dict[str, str]:
+    # Threads of other libraries in the ranks would fight ONNX Runtime's for the cores.
+    return {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | dict(os.environ)
+
+
+def _watch(
+    process: subprocess.Popen[str], log: Path, on_progress: OnProgress | None, timeout_s: float
+) -> str:
+    """Forward progress and log the rest until the job ends. Returns the last line that was not progress."""
+    lines: queue.Queue[str | None] = queue.Queue()
+    threading.Thread(target=_read_lines, args=(process, lines), daemon=True).start()
+    tail: deque[str] = deque([""], maxlen=1)
+    with log.open("w") as stream:
+        while True:
+            try:
+                line = lines.get(timeout=timeout_s)
+            except queue.Empty:
+                raise RankFailed(
+                    f"no rank said anything for {timeout_s:.0f} s",
+                    at="the executors",
+                    fix=f"read {log}; raise the timeout if steps are this long",
+                ) from None
+            if line is None:
+                break
+            progress = _progress(line)
+            if progress is None:
+                stream.write(line)
+                tail.append(line.strip())
+            elif on_progress is not None:
+                on_progress(progress)
+    process.wait()
+    return tail[0]
+
+
+def _read_lines(process: subprocess.Popen[str], lines: "queue.Queue[str | None]") -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.put(line)
+    lines.put(None)
+
+
+def _progress(line: str) -> Progress | None:
+    try:
+        return msgspec.json.decode(line, type=Progress)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End mpiexec and what it started, if they still run."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        os.killpg(process.pid, number)
+        deadline_s = time.monotonic() + _GRACE_S
+        while process.poll() is None and time.monotonic() < deadline_s:
+            time.sleep(0.05)

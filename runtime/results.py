@@ -1,0 +1,83 @@
+"""What training returns: variables put together from their owners, outputs from the workers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from partc.runtime.program import Held, Output, Plan, PlanVariable, Rank
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    """What a training leaves behind.
+
+    `outputs` has one entry per step: output name -> value of the total batch; per-replica outputs are
+    stacked along a new leading axis. `variables_after` holds the variables after the steps asked for.
+    `disagreeing` names replicated variables whose copies are not bitwise equal: always a mistake.
+    """
+
+    variables: dict[str, Array]
+    outputs: tuple[dict[str, Array], ...] = ()
+    variables_after: dict[int, dict[str, Array]] = field(default_factory=dict)
+    disagreeing: tuple[str, ...] = ()
+    payload_bytes: dict[int, dict[str, int]] = field(default_factory=dict)  # rank -> kind -> sent in all
+    steps_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A rank and the piece of a variable that it holds."""
+
+    rank: int
+    held: Held
+
+
+def owners_of(plan: Plan, variable: PlanVariable) -> tuple[Owner, ...]:
+    """Return who holds a variable: pieces in row order, whole copies in rank order."""
+    owners = [
+        Owner(rank.rank, held) for rank in plan.ranks for held in rank.held if held.variable == variable.name
+    ]
+    return tuple(sorted(owners, key=lambda owner: (owner.held.start or 0, owner.rank)))
+
+
+def pieces_of(plan: Plan, variable: PlanVariable) -> tuple[Owner, ...]:
+    """Return one owner for every row of a variable: the first whole copy, else the shards."""
+    owners = owners_of(plan, variable)
+    whole = [owner for owner in owners if owner.held.start is None]
+    if whole:
+        return (whole[0],)
+    pieces: list[Owner] = []
+    for owner in owners:
+        if not pieces or owner.held.start == pieces[-1].held.stop:
+            pieces.append(owner)
+    return tuple(pieces)
+
+
+def assemble_outputs(plan: Plan, by_rank: Mapping[int, Mapping[str, Array]]) -> dict[str, Array]:
+    """Put the workers' outputs of one step together: output name -> value of the total batch."""
+    workers = workers_of(plan)
+    return {
+        output.name: _assemble(output, [by_rank[rank.rank][output.name] for rank in workers])
+        for output in plan.outputs
+        if all(output.name in by_rank[rank.rank] for rank in workers)
+    }
+
+
+def workers_of(plan: Plan) -> list[Rank]:
+    """Return the ranks that compute, by replica."""
+    workers = [rank for rank in plan.ranks if rank.replica is not None]
+    return sorted(workers, key=lambda rank: rank.replica or 0)
+
+
+def _assemble(output: Output, values: Sequence[Array]) -> Array:
+    match output.layout:
+        case "whole":
+            return values[0]
+        case "split":
+            return np.concatenate(values, axis=output.axis or 0)
+        case _:
+            return np.stack(values)

@@ -1,0 +1,166 @@
+"""Train a plan on its cluster: the public way to run."""
+
+import shutil
+import tempfile
+from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from partc.runtime.batches import check_total_batch, sizes_of
+from partc.runtime.checkpoint import read_arrays, write_arrays
+from partc.runtime.errors import BadData, BadUsage
+from partc.runtime.job import JOB_FILE, Job, outputs_file, read_report, variables_file, write_record
+from partc.runtime.launcher import OnProgress, launch
+from partc.runtime.plan_folder import PlanFolder, read_plan_folder
+from partc.runtime.program import Plan
+from partc.runtime.results import TrainingResult, assemble_outputs, workers_of
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Batches = Iterable[Mapping[str, Array]]
+
+TRAINED_FILE = "trained.safetensors"
+LOG_FILE = "run.log"
+
+
+class Runner:
+    """Trains one plan, a daemon per rank."""
+
+    def __init__(self, plan: PlanFolder | Path | str, addresses: Mapping[str, str] | None = None) -> None:
+        self._folder = plan if isinstance(plan, PlanFolder) else read_plan_folder(plan)
+        self._addresses = _addresses_of(self._folder.path) if addresses is None else dict(addresses)
+
+    def train(
+        self,
+        data: str | Path | Batches,
+        steps: int,
+        *,
+        initial: Mapping[str, Array] | None = None,
+        seed: int = 0,
+        sizes: Mapping[str, int] | None = None,
+        read_after: Collection[int] = (),
+        stop_when_diverged: bool = True,
+        outputs: Literal["loss", "all"] = "loss",
+        on_progress: OnProgress | None = None,
+        timeout_s: float = 600.0,
+    ) -> TrainingResult:
+        """Train `steps` steps and save trained.safetensors in the plan's folder.
+
+        `data`: FILE.npz, "synthetic", "MODULE:FUNC", or total batches. `initial`: whole variables that
+        replace the plan's first values. `sizes`: symbolic sizes that differ from the plan's. `read_after`:
+        steps (from 1) whose variables are returned as well. Raises the error of the rank that failed first.
+        """
+        if steps < 1:
+            raise BadUsage(f"{steps} steps", at="--steps", fix="train at least one step")
+        folder = Path(tempfile.mkdtemp(prefix=".run-", dir=self._folder.path))
+        try:
+            staged, data_sizes = _stage_data(self._folder.plan, data, steps, folder)
+            job = Job(
+                plan_folder=str(self._folder.path.resolve()),
+                steps=steps,
+                data=staged,
+                seed=seed,
+                sizes=data_sizes | dict(sizes or {}),
+                read_after=tuple(sorted(read_after)),
+                stop_when_diverged=stop_when_diverged,
+                outputs=outputs,
+                has_initial=initial is not None,
+                deadline_s=timeout_s,
+            )
+            if initial is not None:
+                write_arrays(folder / "initial.safetensors", dict(initial))
+            write_record(folder / JOB_FILE, job)
+            launch(
+                self._folder.plan,
+                folder,
+                self._folder.path / LOG_FILE,
+                addresses=self._addresses,
+                on_progress=on_progress,
+                timeout_s=timeout_s,
+            )
+            return self._collect(folder, job)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _collect(self, folder: Path, job: Job) -> TrainingResult:
+        plan = self._folder.plan
+        reports = {rank.rank: read_report(folder, rank.rank) for rank in plan.ranks}
+        variables_after = {step: read_arrays(variables_file(folder, step)) for step in job.read_after}
+        trained = self._folder.path / TRAINED_FILE
+        variables_file(folder, job.steps).replace(trained)
+        return TrainingResult(
+            variables=read_arrays(trained),
+            outputs=_outputs(plan, folder, job),
+            variables_after=variables_after,
+            disagreeing=reports[0].disagreeing,
+            payload_bytes={rank: report.payload_bytes for rank, report in reports.items()},
+            steps_per_s=reports[0].steps_per_s,
+        )
+
+
+def _outputs(plan: Plan, folder: Path, job: Job) -> tuple[dict[str, Array], ...]:
+    by_rank = {rank.rank: read_arrays(outputs_file(folder, rank.rank)) for rank in workers_of(plan)}
+    kept = {output.name for output in plan.outputs if job.outputs == "all" or output.name == plan.loss}
+    return tuple(
+        assemble_outputs(
+            plan,
+            {rank: {name: arrays[f"{step}/{name}"] for name in kept} for rank, arrays in by_rank.items()},
+        )
+        for step in range(1, job.steps + 1)
+    )
+
+
+def _stage_data(
+    plan: Plan, data: str | Path | Batches, steps: int, folder: Path
+) -> tuple[str, dict[str, int]]:
+    """Return the data as the daemons can open it, and its symbolic sizes. Batches go to a file."""
+    if isinstance(data, Path) or (isinstance(data, str) and data.endswith(".npz")):
+        return str(Path(data).resolve()), {}
+    if isinstance(data, str):
+        return data, {}
+    batches = list(islice(data, steps))
+    if len(batches) < steps:
+        raise BadData(f"{len(batches)} batches for {steps} steps", at="data", fix="supply a batch per step")
+    for batch in batches:
+        check_total_batch(plan, batch)
+        _check_same_shapes(batches[0], batch)
+    axes = {data_input.name: data_input.sample_axis for data_input in plan.data_inputs}
+    arrays = {
+        name: np.stack([batch[name] for batch in batches])
+        if axis is None
+        else np.concatenate([batch[name] for batch in batches], axis=axis)
+        for name, axis in axes.items()
+    }
+    np.savez(folder / "batches.npz", allow_pickle=False, **arrays)
+    return str(folder / "batches.npz"), sizes_of(plan, batches[0])
+
+
+def _check_same_shapes(first: Mapping[str, Array], batch: Mapping[str, Array]) -> None:
+    for name, array in first.items():
+        if batch[name].shape != array.shape:
+            raise BadData(
+                f"batches of shapes {list(array.shape)} and {list(batch[name].shape)}",
+                at=f"data input {name!r}",
+                fix="supply batches of one size, or a MODULE:FUNC",
+            )
+
+
+class _HostAddress(msgspec.Struct):
+    name: str
+    address: str = "localhost"
+
+
+class _HostAddresses(msgspec.Struct):
+    hosts: tuple[_HostAddress, ...]
+
+
+def _addresses_of(folder: Path) -> dict[str, str]:
+    """Return the network names of the hosts, from the cluster file beside the plan."""
+    path = folder / "cluster.json"
+    if not path.exists():
+        return {}
+    hosts = msgspec.json.decode(path.read_bytes(), type=_HostAddresses).hosts
+    return {host.name: host.address for host in hosts}
