@@ -61,7 +61,7 @@ def _decode(text: bytes, at: str) -> Bindings:
 
 def parse_state(text: str) -> dict[str, str]:
     """Return the bindings of `--state in=out,in=out`. Raises BadUsage."""
-    state: dict[str, str] = msgspec.field(default_factory=dict)
+    state: dict[str, str] = {}
     for pair in filter(None, (pair.strip() for pair in text.split(","))):
         variable, separator, following = pair.partition("=")
         if not (variable and separator and following):

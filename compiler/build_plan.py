@@ -10,6 +10,7 @@ from partc.cost.cluster import Cluster, Placement, groups_of, ranks_of
 from partc.cost.strategy import Strategy
 from partc.passes.bucket_communications import bucket_communications
 from partc.passes.distribute import Analysis
+from partc.passes.indexed_slices import sum_rows_function
 from partc.passes.layouts import Owned, PerReplica, Split
 from partc.passes.levels import Shape2
 from partc.passes.lowered_graph import LoweredGraph, State
@@ -91,8 +92,10 @@ def _make_program(
     order = {node.name: index for index, node in enumerate(analysis.training.graph.nodes)}
     position_of = {copy: order[node] for copy, node in lowered.original.items()}
     items = schedule(lowered, buckets, position_of)
-    functions = {function.name: function for function in analysis.training.functions}
-    writer = SegmentWriter(analysis.training.opset, functions, dict(lowered.shapes))
+    opset = analysis.training.opset
+    own = sum_rows_function(opset)  # pushed slices are summed in graphs that sum none themselves too
+    functions = {function.name: function for function in (own, *analysis.training.functions)}
+    writer = SegmentWriter(opset, functions, dict(lowered.shapes))
     most = max(len(host.devices) for host in cluster.hosts)
     topology = Shape2(len(cluster.hosts), most)
     return ProgramMaker(lowered, items, topology, writer, files.save_segment).make()

@@ -271,13 +271,29 @@ def _check_external_data(tensor: TensorProto, folder: Path) -> None:
 
 def _run_checker(model: onnx.ModelProto) -> None:
     try:
-        onnx.checker.check_model(model)
+        onnx.checker.check_model(_without_external_data(model))
     except onnx.checker.ValidationError as error:
         raise BadModel(
             str(error).split("\n\n==> Context:")[0].strip(),
             at=str(error).rpartition("==> Context:")[2].strip() or "onnx.checker",
             fix="mend the node or tensor that the ONNX checker names, or export the model again",
         ) from error
+
+
+def _without_external_data(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Make external initializers inputs: the checker looks for their files in the current folder."""
+    external = [t for t in model.graph.initializer if t.data_location == TensorProto.EXTERNAL]
+    if not external:
+        return model
+    light = onnx.ModelProto()
+    light.CopyFrom(model)
+    listed = {info.name for info in model.graph.input}
+    for tensor in external:
+        light.graph.initializer.remove(tensor)
+        if tensor.name not in listed:
+            info = helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+            light.graph.input.append(info)
+    return light
 
 
 def _place(node: onnx.NodeProto) -> str:

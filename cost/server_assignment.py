@@ -13,9 +13,9 @@
     n[v,s] <= 1.25 rows[v] / servers                       if memory is plenty      _own_every_row
 
 A variable is split if it is more than 1 / (4 servers) of all bytes stored or moved (and 1 KiB at
-least), or larger than a server. A longest-first greedy placement is the solver's hint. Everything is an integer, so bytes
-are exact; the seed, the single worker and the limit in deterministic time make equal inputs give
-equal answers.
+least), or larger than a server. A longest-first greedy placement is the solver's hint. Everything is
+an integer, so bytes are exact; the seed, the single worker and the limit in deterministic time make
+equal inputs give equal answers.
 """
 
 import math

@@ -142,7 +142,11 @@ def run_s(run: Run, rank: Rank, cluster: Cluster) -> float:
 
 
 def phases_of(start: Start, members: Sequence[Rank], network: Network) -> Phases:
-    """Return what one group sends for a communication. Members that are no senders send nothing."""
+    """Return what one group sends for a communication. Members that are no senders send nothing.
+
+    `payload_bytes` is the whole value for dense kinds, and for row kinds one member's part: what it
+    sends, or for scatter_rows what it receives.
+    """
     ends = [member.device for member in members]
     payload = start.payload_bytes
     sends = [payload if start.senders in member.sites else 0 for member in members]
@@ -157,11 +161,11 @@ def phases_of(start: Start, members: Sequence[Rank], network: Network) -> Phases
         case "reduce_scatter":
             return collectives.reduce_scatter(network, ends, _regions(start, payload, len(ends)))
         case "all_gather":
-            return collectives.all_gather(network, ends, _regions(start, payload * len(ends), len(ends)))
+            return collectives.all_gather(network, ends, _regions(start, payload, len(ends)))
         case "gather_rows":
             return collectives.gather(network, ends, sends)
         case "scatter_rows":
-            return collectives.scatter(network, ends, [payload / max(1, sum(takes)) * take for take in takes])
+            return collectives.scatter(network, ends, [payload * take for take in takes])
         case "all_gather_rows":
             return collectives.ring_all_gather_rows(network, ends, sends)
         case "all_to_all_rows":

@@ -1,7 +1,7 @@
-"""Synchronise one parameter in two levels: within every host, then among hosts.
+"""Synchronise one parameter, in two levels but for all_gather: within every host, then among hosts.
 
     all_reduce   workers ──reduce──> leader ──all-reduce── leaders ──broadcast──> workers
-    all_gather   workers ──rows──> leader ──ring── leaders ──all rows──> workers
+    all_gather   rows of all workers, around one ring of all of them, host after host
     servers      dense   workers ──reduce──> server ──reduce-scatter──> owners, which update;
                          owners ──all-gather──> servers ──broadcast──> workers
                  sparse  pull  ids to the host's server, distinct ids to owners, rows back
@@ -95,14 +95,9 @@ def _all_reduce(meeting: Meeting, message_bytes: float) -> Phases:
 
 
 def _all_gather(meeting: Meeting, facts: SyncFacts) -> Phases:
-    network = meeting.network
+    workers = [worker for members in meeting.host_workers for worker in members]
     part = facts.touched_rows * (facts.row_bytes + ID_BYTES)
-    parts = [part * len(members) for members in meeting.host_workers]
-    return (
-        together([gather(network, m, [part] * len(m)) for m in meeting.host_workers])
-        + ring_all_gather_rows(network, meeting.leaders, parts)
-        + together([broadcast(network, m, sum(parts)) for m in meeting.host_workers])
-    )
+    return ring_all_gather_rows(meeting.network, workers, [part] * len(workers))
 
 
 def _serve_dense(meeting: Meeting, message_bytes: float, shares: tuple[float, ...]) -> Phases:

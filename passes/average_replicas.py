@@ -41,7 +41,8 @@ class _Averaging:
         self.varying = _descendants(self.graph, set(inputs))
 
     def run(self) -> TrainingGraph:
-        gradients = {name: self._meet(gradient) for name, gradient in self.training.gradients.items()}
+        pairs = {name: self._pairs(gradient) for name, gradient in self.training.gradients.items()}
+        gradients = {name: self._meet(g, pairs[name]) for name, g in self.training.gradients.items()}
         # What lies behind an averaged gradient no longer varies.
         self.varying = _descendants(self.graph, self._sources())
         variables = {}
@@ -57,15 +58,18 @@ class _Averaging:
     def _sources(self) -> set[str]:
         return {n for n, data in self.training.data_inputs.items() if data.sample_axis is not None}
 
-    def _meet(self, gradient: Gradient) -> Gradient:
-        if gradient.dense is not None and not gradient.is_sparse:
-            if gradient.dense not in self.varying:
-                return gradient
-            return replace(gradient, dense=self._insert(AVERAGE, gradient.dense))
-        assert gradient.ids is not None and gradient.rows is not None
-        pairs = list(zip(self._parts(gradient.ids), self._parts(gradient.rows), strict=False))
-        if len(self._parts(gradient.ids)) != len(self._parts(gradient.rows)):
-            pairs = [(gradient.ids, gradient.rows)]
+    def _pairs(self, gradient: Gradient) -> list[tuple[str, str]]:
+        """Return the (ids, rows) that a sparse gradient is joined from."""
+        if gradient.ids is None or gradient.rows is None:
+            return []
+        ids, rows = self._parts(gradient.ids), self._parts(gradient.rows)
+        return list(zip(ids, rows, strict=True)) if len(ids) == len(rows) else [(gradient.ids, gradient.rows)]
+
+    def _meet(self, gradient: Gradient, pairs: list[tuple[str, str]]) -> Gradient:
+        if not gradient.is_sparse:
+            assert gradient.dense is not None
+            is_met = gradient.dense in self.varying
+            return replace(gradient, dense=self._insert(AVERAGE, gradient.dense)) if is_met else gradient
         for ids, rows in pairs:
             if ids in self.varying:
                 self._insert(STACK, ids, divide=0)

@@ -56,8 +56,8 @@ def decide_by_rule(
     """Split the node if a split operand allows it, else keep partials, else run whole."""
     if rule is None:
         return run_whole(node, "worker")
-    for factor in _split_factors(node, rule, placements, ranks, facts):
-        decision = split_on(node, rule, factor, zeros)
+    for refined, factor in _split_factors(node, rule, placements, ranks, facts):
+        decision = split_on(node, refined, factor, zeros)
         if decision is not None:
             return decision
     return _keep_partial(node, rule, placements, zeros, "worker") or run_whole(node, "worker")
@@ -65,15 +65,19 @@ def decide_by_rule(
 
 def _split_factors(
     node: gs.Node, rule: ShardingRule, placements: Sequence[Placement], ranks: int, facts: Facts
-) -> list[str]:
-    """Return the factors that operands are split on, those of most bytes first."""
+) -> list[tuple[ShardingRule, str]]:
+    """Return the factors that operands are split on, those of most bytes first, each with the rule
+    that names it."""
     weights: dict[str, int] = {}
+    rules: dict[str, ShardingRule] = {}
     for tensor, dims, placement in zip(node.inputs, rule.inputs, placements, strict=True):
-        if isinstance(placement, Split) and dims is not None:
-            factor = rule.factor_at(dims, placement.axis, placement.outer)
-            if factor is not None and factor not in rule.whole and rule.sizes[factor] % ranks == 0:
-                weights[factor] = weights.get(factor, 0) + facts.nbytes(tensor.name)
-    return sorted(weights, key=lambda factor: -weights[factor])
+        if not isinstance(placement, Split) or dims is None:
+            continue
+        found = rule.factor_at(dims, placement.axis, placement.outer)
+        if found is not None and found[1] not in rule.whole and found[0].sizes[found[1]] % ranks == 0:
+            rules[found[1]] = found[0]
+            weights[found[1]] = weights.get(found[1], 0) + facts.nbytes(tensor.name)
+    return [(rules[factor], factor) for factor in sorted(weights, key=lambda factor: -weights[factor])]
 
 
 def split_on(node: gs.Node, rule: ShardingRule, factor: str, zeros: frozenset[str]) -> Decision | None:
@@ -133,19 +137,24 @@ def _keep_partial(
     return Decision(site, inputs, tuple(Partial(min(kinds)) for _ in node.outputs))
 
 
+def keep_partial_on_servers(
+    node: gs.Node, rule: ShardingRule | None, layouts: Sequence[Layout], zeros: frozenset[str]
+) -> Decision | None:
+    """Leave a sum over servers partial where the op is linear in it."""
+    if rule is None or not any(layout.site == "server" for layout in layouts):
+        return None
+    placements = [layout.placement if layout.site == "server" else Replicate() for layout in layouts]
+    return _keep_partial(node, rule, placements, zeros, "server")
+
+
 def decide_on_servers(
     node: gs.Node,
     rule: ShardingRule | None,
     layouts: Sequence[Layout],
     owners: set[str],
     pushed: Mapping[str, str],
-    zeros: frozenset[str],
 ) -> Decision:
     """Run a node of an update where the rows are. Raises NotServable."""
-    if not owners:
-        placements = [layout.placement if layout.site == "server" else Replicate() for layout in layouts]
-        kept = None if rule is None else _keep_partial(node, rule, placements, zeros, "server")
-        return kept or run_whole(node, "server")
     parameter = min(owners)
     if len(owners) > 1 or rule is None:
         raise NotServable(parameter, node)

@@ -2,7 +2,8 @@
 
 Axis 0 of two tensors belong together if an op outside the main computation gives them the same
 factor (W - v: rows of W with rows of v), or if the same ids index both (W and its accumulator).
-What is connected so is split by rows alike, or not at all.
+What is connected so is split by rows alike, or not at all. Two parameters may well be indexed by the
+same data: the op that first sums or scatters a parameter's slices does not connect.
 """
 
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ import networkx as nx
 import onnx_graphsurgeon as gs
 
 from partc.passes.facts import Facts
-from partc.passes.sharding_rules import is_sum_rows, rule_of
+from partc.passes.sharding_rules import rule_of
 from partc.passes.training_graph import TrainingGraph
 
 MOVES_IDS = frozenset("Unsqueeze Squeeze Reshape Identity Cast Flatten Expand".split())
@@ -24,9 +25,12 @@ def find_followers(training: TrainingGraph, facts: Facts, main: Iterable[str]) -
     """
     links = nx.Graph()
     inside = set(main)
+    slices = {gradient.rows for gradient in training.gradients.values() if gradient.is_sparse}
     for node in training.graph.nodes:
         if node.name not in inside:
             _link(links, node, facts)
+            if not any(tensor.name in slices for tensor in node.inputs):
+                _link_ids(links, node)
     result: dict[str, str | None] = dict.fromkeys(training.variables)
     for name in training.gradients:
         rows = ("axis 0", name)
@@ -44,7 +48,6 @@ def find_followers(training: TrainingGraph, facts: Facts, main: Iterable[str]) -
 
 
 def _link(links: nx.Graph, node: gs.Node, facts: Facts) -> None:
-    _link_ids(links, node)
     rule = rule_of(node, facts)
     if rule is None:
         return
@@ -58,9 +61,7 @@ def _link(links: nx.Graph, node: gs.Node, facts: Facts) -> None:
 
 def _link_ids(links: nx.Graph, node: gs.Node) -> None:
     """Connect tables with the values that index them, and these with what they are made from."""
-    if is_sum_rows(node):
-        links.add_edge(("values", node.inputs[0].name), ("values", node.outputs[0].name))
-    elif node.op in MOVES_IDS:
+    if node.op in MOVES_IDS:
         links.add_edge(("values", node.inputs[0].name), ("values", node.outputs[0].name))
     elif node.op in ("Gather", "ScatterND") and node.attrs.get("axis", 0) == 0:
         links.add_edge(("axis 0", node.inputs[0].name), ("values", node.inputs[1].name))

@@ -162,9 +162,10 @@ class Lowering:
         if rule is None or self.facts.fixed_value(tensor) is not None:
             return None
         index = _index(node, source)
-        factor = rule.factor_at(rule.outputs[index], placement.axis, placement.outer)
-        if factor is None or factor in rule.whole or factor in rule.combine:
+        found = rule.factor_at(rule.outputs[index], placement.axis, placement.outer)
+        if found is None or found[1] in rule.whole or found[1] in rule.combine:
             return None
+        rule, factor = found
         decision = split_on(node, rule, factor, self.graph.zeros)
         if decision is None or rule.sizes[factor] % self.graph.replicas:
             return None

@@ -15,7 +15,13 @@ from dataclasses import dataclass, field
 import onnx_graphsurgeon as gs
 
 from partc.passes import average_replicas
-from partc.passes.decide_layouts import Decision, decide_by_rule, decide_on_servers, run_whole
+from partc.passes.decide_layouts import (
+    Decision,
+    decide_by_rule,
+    decide_on_servers,
+    keep_partial_on_servers,
+    run_whole,
+)
 from partc.passes.facts import Facts
 from partc.passes.layouts import Layout, Owned, Partial, PerReplica, Placement, Replicate, Split
 from partc.passes.sharding_rules import is_sum_rows, rule_of
@@ -130,15 +136,17 @@ def _decide(
             return Decision("server", tuple(owned for _ in node.inputs), tuple(owned for _ in node.outputs))
         if method == "all_gather" or is_sum_rows(node):
             return run_whole(node, "worker")
+    rule = rule_of(node, graph.facts)
     if node.name not in graph.main:
         owners = _owners_of(node, layouts, pushed)
-        if owners or any(layout.site == "server" for layout in layouts):
-            rule = rule_of(node, graph.facts)
-            return decide_on_servers(node, rule, layouts, owners, pushed, graph.zeros)
+        if owners:
+            return decide_on_servers(node, rule, layouts, owners, pushed)
+        kept = keep_partial_on_servers(node, rule, layouts, graph.zeros)
+        if kept is not None:
+            return kept
     placements = [layout.placement if layout.site == "worker" else Replicate() for layout in layouts]
     if any(isinstance(placement, PerReplica) for placement in placements):
         return _run_per_replica(node, placements)
-    rule = rule_of(node, graph.facts)
     return decide_by_rule(node, rule, placements, graph.replicas, graph.zeros, graph.facts)
 
 

@@ -13,7 +13,7 @@ sample factor, of output and a weight a parameter factor, of inputs only a reduc
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal
 
@@ -54,14 +54,38 @@ class ShardingRule:
         points = prod(self.sizes[factor] for factor in factors)
         return points * (2 if self.combine and any(len(term) > 1 for term in self.terms) else 1)
 
-    def factor_at(self, dims: Dims, axis: int, outer: int) -> str | None:
-        """Return the factor of `axis` that has `outer` blocks before it."""
+    def factor_at(self, dims: Dims, axis: int, outer: int) -> "tuple[ShardingRule, str] | None":
+        """Return the factor of `axis` that has `outer` blocks before it, and the rule that names it.
+
+        Where a factor straddles the place it is taken apart: MatMul's m of size T B, split after T,
+        becomes two factors, in a rule of its own.
+        """
         before = 1
         for factor in dims[axis]:
-            if before == outer and self.sizes[factor] > 1:
-                return factor
-            before *= self.sizes[factor]
+            size = self.sizes[factor]
+            if before == outer and size > 1:
+                return self, factor
+            blocks = outer // before
+            if outer % before == 0 and 1 < blocks < size and size % blocks == 0:
+                return None if factor in self.whole else self._take_apart(factor, blocks)
+            before *= size
         return None
+
+    def _take_apart(self, factor: str, blocks: int) -> "tuple[ShardingRule, str]":
+        """Replace a factor by two, the outer one of size `blocks`; return the inner one's name."""
+        parts = (f"{factor}.outer", f"{factor}.inner")
+
+        def spell(dims: Dims) -> Dims:
+            return tuple(
+                tuple(name for f in axis for name in (parts if f == factor else (f,))) for axis in dims
+            )
+
+        sizes = {**self.sizes, parts[0]: blocks, parts[1]: self.sizes[factor] // blocks}
+        del sizes[factor]
+        combine = {name: how for f, how in self.combine.items() for name in (parts if f == factor else (f,))}
+        inputs = tuple(None if dims is None else spell(dims) for dims in self.inputs)
+        outputs = tuple(spell(dims) for dims in self.outputs)
+        return replace(self, inputs=inputs, outputs=outputs, sizes=sizes, combine=combine), parts[1]
 
     def position_of(self, dims: Dims, factor: str) -> tuple[int, int] | None:
         """Return (axis, outer) of a factor, or None if the tensor lacks it."""

@@ -4,27 +4,27 @@ A communication completes only once every member has started it, and a member mu
 communications of a group in the same order as the others: that is what MPI and NCCL ask for.
 """
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Sequence
 
+from partc.runtime.check_values import check_values
 from partc.runtime.errors import BadPlan
 from partc.runtime.program import Instruction, Plan, Rank, Start, Wait, instructions_of
 
 Members = tuple[int, ...]
+Program = list[tuple[Start | Wait, Members]]
 
 _AGAIN = "this is a mistake of the compiler: report it with the plan"
 
 
 def check_program(plan: Plan) -> None:
-    """Raise BadPlan, naming the ranks, if some rank never ends its step."""
+    """Raise BadPlan, naming the ranks, if some rank never ends its step or touches what it must not."""
     _check_groups(plan)
     programs = {rank.rank: _communications(plan, rank) for rank in plan.ranks}
     for rank, program in programs.items():
         _check_pairs(rank, [instruction for instruction, _ in program])
-    _rendezvous(plan, programs)
-
-
-Program = list[tuple[Start | Wait, Members]]
+    check_rendezvous(programs)
+    check_values(plan)
 
 
 def _communications(plan: Plan, rank: Rank) -> Program:
@@ -73,10 +73,10 @@ def _check_pairs(rank: int, program: Sequence[Instruction]) -> None:
         raise _mistake(f"nobody waits for communication {min(forgotten)}", rank)
 
 
-def _rendezvous(plan: Plan, programs: dict[int, Program]) -> None:
-    """Run all ranks until none can go on; those that are not at their end are stuck."""
+def check_rendezvous(programs: dict[int, Program]) -> None:
+    """Run all ranks until none can go on; raise BadPlan if some are not at their end."""
     arrived: dict[tuple[Members, int], set[int]] = defaultdict(set)
-    met: dict[Members, dict[int, deque[int]]] = defaultdict(lambda: defaultdict(deque))
+    met: dict[Members, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     position = dict.fromkeys(programs, 0)
     moved = True
     while moved:
@@ -110,12 +110,12 @@ def _why(
     return f"rank {rank} waits for {absent} in communication {wait.tag_id}"
 
 
-def _check_order(members: Members, orders: dict[int, deque[int]]) -> None:
+def _check_order(members: Members, orders: dict[int, list[int]]) -> None:
     first = orders[members[0]]
     for rank in members[1:]:
         if orders[rank] != first:
             raise BadPlan(
-                f"ranks {members[0]} and {rank} meet communications {list(first)} and {list(orders[rank])}",
+                f"ranks {members[0]} and {rank} meet communications {first} and {orders[rank]}",
                 at=f"group {list(members)}",
                 fix=_AGAIN,
             )

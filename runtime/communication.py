@@ -23,7 +23,7 @@ from partc.runtime.program import Rank, Start
 Array = np.ndarray[Any, np.dtype[Any]]
 
 ROW_KINDS = frozenset({"gather_rows", "scatter_rows", "all_gather_rows", "all_to_all_rows"})
-ROOTED_RESULTS = frozenset({"reduce", "gather_rows"})
+_ROOTED_RESULTS = frozenset({"reduce", "gather_rows"})
 _ROOTED_SOURCES = frozenset({"broadcast", "scatter_rows"})
 _READS_COUNTS = frozenset({"scatter_rows", "all_to_all_rows"})
 
@@ -56,13 +56,23 @@ class Part:
         return self.position == 0
 
 
+def sends_at(start: Start, rank: Rank) -> bool:
+    """Tell whether a member supplies the reads: from some kinds' roots alone anything goes out."""
+    is_root = rank.groups[start.group][0] == rank.rank
+    return start.senders in rank.sites and (is_root or start.kind not in _ROOTED_SOURCES)
+
+
+def lands_at(start: Start, rank: Rank) -> bool:
+    """Tell whether a member ends with the writes: at some kinds' roots alone anything arrives."""
+    is_root = rank.groups[start.group][0] == rank.rank
+    return start.receivers in rank.sites and (is_root or start.kind not in _ROOTED_RESULTS)
+
+
 def part_of(start: Start, rank: Rank, environment: Environment) -> Part:
     """Collect what `rank` supplies to the communication `start` from its environment."""
     members = rank.groups[start.group]
     position = members.index(rank.rank)
-    is_root = position == 0
-    sends = start.senders in rank.sites and (is_root or start.kind not in _ROOTED_SOURCES)
-    lands = start.receivers in rank.sites and (is_root or start.kind not in ROOTED_RESULTS)
+    sends, lands = sends_at(start, rank), lands_at(start, rank)
     if start.kind not in ROW_KINDS:
         resolver = _DenseResolver(start, environment, len(members), position, sends)
         dense = tuple(resolver.resolve(*pair) for pair in zip(start.reads, start.writes, strict=True))

@@ -73,7 +73,7 @@ class Daemon:
         self._transport = MPITransport(self._plan, world)
         self._executor = self._make_executor(plan_folder)
         self._variables = VariablesOfRank(self._plan, self._rank, self._executor.environment, world)
-        self._patience = Patience(spin_s_for(_threads_on_host(self._plan, self._rank)), self._job.deadline_s)
+        self._patience = Patience(spin_s_for(_threads_on_machine(self._rank, world)), self._job.deadline_s)
         self._outputs: dict[str, Array] = {}
         self._reporter = Reporter(self._job)
         self.step = 0
@@ -166,8 +166,12 @@ def _rank_of(plan: Plan, world: MPI.Intracomm) -> Rank:
     return next(rank for rank in plan.ranks if rank.rank == world.rank)
 
 
-def _threads_on_host(plan: Plan, rank: Rank) -> int:
-    return sum(other.threads for other in plan.ranks if other.host == rank.host)
+def _threads_on_machine(rank: Rank, world: MPI.Intracomm) -> int:
+    # Several hosts of a plan may be one machine: ask MPI.
+    neighbours = world.Split_type(MPI.COMM_TYPE_SHARED)
+    threads = neighbours.size * rank.threads
+    neighbours.Free()
+    return threads
 
 
 def _failure(error: BaseException, rank: int, daemon: Daemon | None) -> Failure:

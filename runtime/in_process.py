@@ -15,7 +15,7 @@ from partc.runtime.in_memory import Board, InMemoryTransport
 from partc.runtime.initial import InitialValues
 from partc.runtime.loss import check_loss
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.program import Plan, Rank, Start
+from partc.runtime.program import Rank, Start
 from partc.runtime.results import TrainingResult, assemble_outputs, owners_of, pieces_of
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -74,8 +74,11 @@ def _stored_rows(path: Path, key: str, start: int | None, stop: int | None) -> A
         if start is None:
             whole: Array = tensors.get_tensor(key)
             return whole
-        rows: Array = tensors.get_slice(key)[start:stop]
-        return rows
+        rows = tensors.get_slice(key)
+        if start == stop:  # safetensors refuses an empty slice at the end
+            return np.asarray(rows[0:1])[:0]
+        owned: Array = rows[start:stop]
+        return owned
 
 
 def _make_whole(path: Path, output: str) -> Array:

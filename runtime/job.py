@@ -29,7 +29,7 @@ class Job(Record, frozen=True):
     steps: int
     data: str  # as open_source takes it
     seed: int = 0
-    sizes: dict[str, int] = {}  # symbolic size -> value, where it is not the plan's
+    sizes: dict[str, int] = msgspec.field(default_factory=dict)  # symbolic sizes that are not the plan's
     read_after: tuple[int, ...] = ()  # steps (from 1) after which the variables are written
     stop_when_diverged: bool = True
     outputs: Literal["loss", "all"] = "loss"

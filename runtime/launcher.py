@@ -33,9 +33,9 @@ def launch(
     on_progress: OnProgress | None = None,
     timeout_s: float = 600.0,
 ) -> None:
-    """Run a job to its end. `addresses`: host -> network name. Raises the error of the rank that failed first.
+    """Run a job to its end. Raises the error of the rank that failed first.
 
-    No line from the ranks for `timeout_s` ends the job.
+    `addresses`: host -> network name. No line from the ranks for `timeout_s` ends the job.
     """
     command = mpiexec_command(plan, job_folder, addresses)
     process = subprocess.Popen(

@@ -39,7 +39,10 @@ class Owner:
 def owners_of(plan: Plan, variable: PlanVariable) -> tuple[Owner, ...]:
     """Return who holds a variable: pieces in row order, whole copies in rank order."""
     owners = [
-        Owner(rank.rank, held) for rank in plan.ranks for held in rank.held if held.variable == variable.name
+        Owner(rank.rank, held)
+        for rank in plan.ranks
+        for held in rank.held
+        if held.variable == variable.name and (held.start is None or held.start != held.stop)
     ]
     return tuple(sorted(owners, key=lambda owner: (owner.held.start or 0, owner.rank)))
 

@@ -9,7 +9,6 @@ import onnx
 from partc.runtime.program import (
     PLAN_FORMAT,
     Buffer,
-    Constant,
     DataInput,
     Held,
     Instruction,
@@ -375,9 +374,6 @@ def rows_there_and_back(folder: Path, *, merged: bool) -> Path:
     return write_plan(plan, folder, {})
 
 
-COUNTER = PlanVariable("count", "int64", (), Constant(0), "other")
-
-
 def linear_batches(replicas: int, steps: int) -> list[dict[str, np.ndarray]]:
     generator = np.random.default_rng(0)
     return [
@@ -411,3 +407,33 @@ def table_trained(E: np.ndarray, batches: list[dict[str, np.ndarray]]) -> np.nda
         error = E[batch["ids"]] - batch["t"]
         np.add.at(E, batch["ids"], -0.1 * error)
     return E
+
+
+def reductions(folder: Path) -> Path:
+    """One input per replica, all-reduced as float16, int64 and by maximum and minimum; two workers."""
+    groups = {"all": (0, 1)}
+    ranks = [rank(r, ("worker",), r, groups) for r in (0, 1)]
+    kinds = {"half": "sum", "whole": "sum", "highest": "max", "lowest": "min"}
+    dtypes = {"half": "float16", "whole": "int64", "highest": "float32", "lowest": "float64"}
+    instructions: list[Instruction] = []
+    for tag, (name, reduction) in enumerate(kinds.items()):
+        instructions += [
+            Start(tag, "all_reduce", "all", "worker", "worker", (name,), (f"{name}_out",), reduction),
+            Wait(tag),
+        ]
+    plan = plan_of(
+        ranks,
+        instructions,
+        data_inputs=tuple(DataInput(name, dtype, (3,), 0) for name, dtype in dtypes.items()),
+        outputs=tuple(Output(name, f"{name}_out", "whole") for name in dtypes),
+    )
+    return write_plan(plan, folder, {})
+
+
+def reduction_batch() -> dict[str, np.ndarray]:
+    return {
+        "half": np.arange(6, dtype=np.float16) / 8,
+        "whole": np.arange(6) << 40,
+        "highest": np.array([1, -2, 3, -4, 5, -6], np.float32),
+        "lowest": np.array([1.0, -2, 3, -4, 5, -6]),
+    }

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from partc.runtime.check_program import check_program
+from partc.runtime.check_program import Program, check_program, check_rendezvous
 from partc.runtime.errors import BadPlan
 from partc.runtime.plan_folder import read_plan_folder
 from partc.runtime.program import Instruction, Plan, Start, Wait
@@ -30,15 +30,28 @@ def test_a_rank_that_never_arrives_is_named() -> None:
         check_program(plan)
 
 
-def test_a_ring_of_waits_is_refused() -> None:
-    # Rank 0 meets "a" then "b" in one list, but the groups' members see different lists by their sites.
-    ring = [exchange(0, "a"), Wait(0), exchange(1, "b"), Wait(1)]
-    plan = plan_with(ring, [{"a": (0, 1), "b": (0, 1)}, {"a": (0, 1), "b": (0, 1)}])
-    check_program(plan)
+def test_a_wait_before_its_start_is_refused() -> None:
+    waits_first = [Wait(0), exchange(0, "all")]
 
-    waits_first = [exchange(0, "a"), Wait(1), exchange(1, "b"), Wait(0)]
-    with pytest.raises(BadPlan, match="communication 1 before its start"):
-        check_program(with_changes(plan, instructions=tuple(waits_first)))
+    with pytest.raises(BadPlan, match="communication 0 before its start"):
+        check_program(plan_with(waits_first, [{"all": (0, 1)}, {"all": (0, 1)}]))
+
+
+def test_a_ring_of_waits_is_refused_and_its_ranks_are_named() -> None:
+    first: Program = [(exchange(0, "a"), (0, 1)), (Wait(0), (0, 1)), (exchange(1, "b"), (0, 1))]
+    second: Program = [(exchange(1, "b"), (0, 1)), (Wait(1), (0, 1)), (exchange(0, "a"), (0, 1))]
+
+    with pytest.raises(BadPlan, match=r"ranks \[0, 1\] never end.*rank 0 waits for \[1\] in communication 0"):
+        check_rendezvous({0: first, 1: second})
+
+
+def test_members_that_meet_in_different_orders_are_refused() -> None:
+    both = [(Wait(0), (0, 1)), (Wait(1), (0, 1))]
+    first: Program = [(exchange(0, "a"), (0, 1)), (exchange(1, "a"), (0, 1)), *both]
+    second: Program = [(exchange(1, "a"), (0, 1)), (exchange(0, "a"), (0, 1)), *both]
+
+    with pytest.raises(BadPlan, match=r"meet communications \[0, 1\] and \[1, 0\]"):
+        check_rendezvous({0: first, 1: second})
 
 
 def test_members_that_disagree_about_a_group_are_refused() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from partc.cost.cluster import (
     CLUSTER_FORMAT,
     Cluster,

@@ -1,6 +1,8 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from partc.cost import collectives
 from partc.cost.cluster import CLUSTER_FORMAT, Cluster, Device, Host, Link, read_cluster
 from partc.cost.collectives import Phases, flows_of, seconds_of
@@ -113,7 +115,8 @@ def worker_bytes(phases: Phases, worker: str) -> float:
     ],
     ids=["dense ps", "dense mpi", "sparse ps", "sparse mpi"],
 )
-def test_a_workers_traffic_is_parallax_table_3(n: int, facts: SyncFacts, method: Method, formula: Callable[[float, int], float]
+def test_a_workers_traffic_is_parallax_table_3(
+    n: int, facts: SyncFacts, method: Method, formula: Callable[[float, int], float]
 ) -> None:
     cluster = one_gpu_each(n)
 

@@ -80,7 +80,7 @@ def test_synthetic_data_is_addressed_by_seed_and_step(step: int) -> None:
     assert total["x"].shape == (8, 3)
     assert total["x"].dtype == np.float32
     assert total["steps"].shape == (7, 8)
-    assert 0 <= total["steps"].min()
+    assert total["steps"].min() >= 0
     assert total["steps"].max() < 5
     assert total["lr"] == np.float32(0.01)
     assert_shares_make_the_total(plan, source, step)

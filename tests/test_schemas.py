@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+
 from partc.cost.schemas import SCHEMAS, schema_text, write_schemas
 
 COST = Path(__file__).parent.parent / "cost"

@@ -2,6 +2,9 @@ import random
 import time
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from partc.cost.cluster import CLUSTER_FORMAT, Cluster, Device, Host, Link
 from partc.cost.greedy_assignment import Rows, place_longest_first
 from partc.cost.server_assignment import assign_to_servers
@@ -162,6 +165,32 @@ def test_what_fits_in_sum_but_not_in_whole_rows_is_refused_with_a_change_that_su
     assert "in pieces of up to 600" in caught.value.what
     assert caught.value.fix == "raise memory_bytes of every server by 600"
     assign_to_servers(facts, servers(1600, 1600))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 300), st.integers(1, 500), st.integers(0, 100)), min_size=1, max_size=12
+    ),
+    st.integers(1, 4),
+    st.integers(0, 5000),
+)
+def test_every_row_has_one_owner_with_room_for_it_or_it_is_said_that_nothing_fits(
+    shapes: list[tuple[int, int, int]], count: int, spare: int
+) -> None:
+    facts = [variable(f"v{i}", *shape) for i, shape in enumerate(shapes)]
+    stored = sum(fact.rows * (fact.row_bytes + fact.slot_row_bytes) for fact in facts)
+    room = stored // count + spare + 1
+
+    try:
+        shards, assignment = assign_to_servers(facts, servers(*[room] * count))
+    except NoPlacement:
+        assert spare < max(row_bytes + slot for _, row_bytes, slot in shapes)
+        return
+
+    assert all(covered_rows(shards[fact.name]) == fact.rows for fact in facts)
+    assert max(assignment.bytes_per_server.values()) <= room
+    assert assignment.bound_bytes <= assignment.objective_bytes
 
 
 def test_the_greedy_start_places_every_row() -> None:

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from partc.cost.cluster import CLUSTER_FORMAT, Cluster, read_cluster
 from partc.cost.strategy import (
     STRATEGY_FORMAT,

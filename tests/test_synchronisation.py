@@ -3,6 +3,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from partc.cost.cluster import Cluster, read_cluster
 from partc.cost.strategy import Shard, Strategy, SyncFacts, Synchronisation, encode_strategy
 from partc.cost.strategy_check import check_strategy

@@ -9,7 +9,7 @@ import onnx
 import onnxruntime as ort
 from onnx import helper, numpy_helper
 
-from partc.compiler.training.build import TRAINING_KEY
+from partc.compiler.training.assemble import TRAINING_KEY
 
 Arrays = dict[str, np.ndarray]
 

@@ -22,7 +22,7 @@ from partc.compiler.training.parameters import (
 )
 from partc.compiler.training.rules_indexing import indexed_slices
 from partc.compiler.training.rules_normalization import expand_training_batch_normalization
-from partc.compiler.training.tensor_types import Types, small_constants
+from partc.compiler.training.tensor_types import Types, small_constants, static_shape
 from partc.passes.training_graph import Gradient
 from partc.runtime.errors import UnsupportedModel
 
@@ -57,6 +57,7 @@ class _Backward:
         if not parts:
             return None
         if len(parts) > 1:
+            self.build.scope = f"{tensor}/gradient/"
             parts[:] = [self.build.op("Sum", *parts)]
         return parts[0]
 
@@ -81,9 +82,13 @@ def differentiate(
     """
     tables = tables_of_rows(graph, flow.parameters)
     backward = _Backward(build, graph, types, flow, opset, small_constants(graph), tables)
+    for constant in graph.initializer:
+        if constant.name in backward.constants and constant.name not in flow.parameters:
+            build.adopt(constant)
     for node in graph.node:
         _emit_forward(backward, node)
-    backward.contributions[loss] = [build.constant(np.ones(types[loss].shape or (), types[loss].dtype))]
+    shape = static_shape(types, loss, needed_by="the loss")
+    backward.contributions[loss] = [build.constant(np.ones(shape, types[loss].dtype))]
     for node in reversed(_nodes_to_differentiate(graph, types, flow)):
         _differentiate_node(backward, node)
     build.scope = ""

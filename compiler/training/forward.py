@@ -5,6 +5,7 @@ node with a name of its own.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import onnx
 from onnx import helper, inliner, version_converter
@@ -46,20 +47,21 @@ def expand_ops_without_rule(model: onnx.ModelProto, op_types: set[str]) -> onnx.
 
     An op that has neither rule nor function stays.
     """
-    inner = set(op_types)
+    known = {node.op_type for node in model.graph.node} | RULES.keys()
+    unknown = set(op_types)
     expanded = model
-    while inner:
-        _spell_out_defaults(expanded.graph, inner)
-        ids = [("", op_type) for op_type in sorted(inner)]
-        expanded = _transform(
-            expanded,
-            lambda m, ids=ids: inliner.inline_selected_functions(m, ids, inline_schema_functions=True),
-        )
-        left = {node.op_type for node in expanded.graph.node}
-        inner = {op for op in left - op_types - RULES.keys() if _has_function(op)}
-        op_types = op_types | inner
+    while unknown:
+        _spell_out_defaults(expanded.graph, unknown)
+        expanded = _transform(expanded, partial(_inline, op_types=sorted(unknown)))
+        known |= unknown
+        unknown = {node.op_type for node in expanded.graph.node if _has_function(node.op_type)} - known
     name_nodes(expanded.graph)
     return expanded
+
+
+def _inline(model: onnx.ModelProto, op_types: list[str]) -> onnx.ModelProto:
+    ids = [("", op_type) for op_type in op_types]
+    return inliner.inline_selected_functions(model, ids, inline_schema_functions=True)
 
 
 def _spell_out_defaults(graph: onnx.GraphProto, op_types: set[str]) -> None:
@@ -81,7 +83,8 @@ def _has_function(op_type: str) -> bool:
         schema = onnx.defs.get_schema(op_type, OPSET)
     except onnx.defs.SchemaError:
         return False
-    return bool(schema.has_function or schema.has_context_dependent_function)
+    # onnx's type stubs lack both.
+    return bool(schema.has_function or schema.has_context_dependent_function)  # type: ignore[attr-defined]
 
 
 def _transform(

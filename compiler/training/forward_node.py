@@ -26,11 +26,13 @@ class ForwardNode:
 
     def x(self, index: int) -> str:
         """Return the name of an input, empty where it is left out."""
-        return self.node.input[index] if index < len(self.node.input) else ""
+        inputs: Sequence[str] = self.node.input
+        return inputs[index] if index < len(inputs) else ""
 
     def y(self, index: int = 0) -> str:
         """Return the name of an output."""
-        return self.node.output[index]
+        name: str = self.node.output[index]
+        return name
 
     @property
     def place(self) -> str:
@@ -86,7 +88,7 @@ class ForwardNode:
         if len(numbers) == len(sizes):
             return numbers
         raise UnsupportedModel(
-            f"tensor {tensor!r} of shape {list(self.shape(tensor))}: sizes from axis {first_axis} on must be known",
+            f"shape {list(sizes)} of tensor {tensor!r}, from axis {first_axis} on, must be known",
             at=self.place,
             fix="export the model with these sizes fixed; only the batch may be symbolic",
         )

@@ -44,7 +44,7 @@ def _made(maker: onnx.NodeProto, default_seed: int) -> InitialValue:
     return Uniform(number("low", 0.0), number("high", 1.0), whole_seed)
 
 
-def initialization_graph(values: Mapping[str, InitialValue], types: Types) -> onnx.TrainingInfoProto:
+def initialization(values: Mapping[str, InitialValue], types: Types) -> onnx.TrainingInfoProto:
     """Return the training_info that makes the values that are not stored."""
     training = onnx.TrainingInfoProto()
     graph = training.initialization
@@ -73,15 +73,9 @@ def _nodes(value: Constant | Normal | Uniform, type_: TensorType, output: str) -
         case Uniform(low, high, seed):
             draw = {"low": low, "high": high}
     op_type = type(value).__name__
-    return [
-        helper.make_node(
-            f"Random{op_type}",
-            [],
-            [output],
-            output,
-            dtype=type_.element,
-            seed=float(seed),
-            shape=shape,
-            **draw,
-        )
-    ]
+    node = helper.make_node(f"Random{op_type}", [], [output], output)
+    draw["seed"] = float(seed)
+    node.attribute.extend(helper.make_attribute(key, value) for key, value in sorted(draw.items()))
+    node.attribute.append(helper.make_attribute("dtype", type_.element))
+    node.attribute.append(helper.make_attribute("shape", shape))
+    return [node]

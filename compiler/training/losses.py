@@ -164,7 +164,10 @@ def _sample_axis(head: Head, shape: Shape) -> int | None:
 
 def _builder(graph: onnx.GraphProto) -> NodeBuilder:
     taken = [name for node in graph.node for name in (node.name, *node.input, *node.output)]
-    return NodeBuilder((*taken, *(value.name for value in (*graph.input, *graph.output, *graph.initializer))))
+    values = (*graph.input, *graph.output, *graph.initializer)
+    build = NodeBuilder((*taken, *(value.name for value in values)))
+    build.scope = "loss/"
+    return build
 
 
 def _append(graph: onnx.GraphProto, build: NodeBuilder) -> None:

@@ -48,22 +48,24 @@ class NodeBuilder:
         op_type: str,
         inputs: Sequence[str],
         outputs: int | Sequence[str],
-        domain: str = "",
         **attributes: AttributeValue,
     ) -> tuple[str, ...]:
         """Emit an operation with several outputs, or with outputs whose names are given."""
-        node = helper.make_node(op_type, inputs, [], domain=domain, **attributes)
-        arity = outputs if isinstance(outputs, int) else len(outputs)
-        key = _key(node, arity)
+        node = onnx.NodeProto(op_type=op_type, input=inputs)
+        node.attribute.extend(helper.make_attribute(name, attributes[name]) for name in sorted(attributes))
+        return self._emit(node, outputs)
+
+    def _emit(self, node: onnx.NodeProto, outputs: int | Sequence[str]) -> tuple[str, ...]:
+        key = _key(node, outputs if isinstance(outputs, int) else len(outputs))
         if isinstance(outputs, int):
             if key in self._made:
                 return self._made[key]
-            names = tuple(self.fresh(f"{self.scope}{op_type}") for _ in range(arity))
+            names = tuple(self.fresh(f"{self.scope}{node.op_type}") for _ in range(outputs))
+            node.name = names[0]
         else:
             names = tuple(outputs)
+            node.name = self.fresh(f"{node.op_type}:{names[0]}")
         node.output.extend(names)
-        node.name = self.fresh(f"{self.scope}{op_type}.node") if isinstance(outputs, int) else ""
-        node.name = node.name or self.fresh(f"{names[0]}.node")
         self.nodes.append(node)
         self._made.setdefault(key, names)
         return names
@@ -79,11 +81,16 @@ class NodeBuilder:
         anonymous.attribute.extend(node.attribute)
         self._made.setdefault(_key(anonymous, len(node.output)), tuple(node.output))
 
+    def adopt(self, constant: onnx.TensorProto) -> None:
+        """Share a constant that the graph has already."""
+        self._made.setdefault(_constant_key(constant), (constant.name,))
+
     def call_function(self, function: onnx.FunctionProto, inputs: Sequence[str]) -> tuple[str, ...]:
         """Emit a call of a model-local function, and keep the function."""
         known = self.functions.setdefault(function.name, function)
         assert known == function, f"two bodies for function {function.name}"
-        return self.call(function.name, inputs, len(function.output), domain=function.domain)
+        node = onnx.NodeProto(op_type=function.name, domain=function.domain, input=inputs)
+        return self._emit(node, len(function.output))
 
     def fresh(self, hint: str) -> str:
         """Return a name that nothing else bears."""
@@ -104,7 +111,7 @@ class NodeBuilder:
 
     def _shared_constant(self, value: np.ndarray, *, as_node: bool) -> str:
         tensor = numpy_helper.from_array(value)
-        key = b"constant" + tensor.SerializeToString(deterministic=True)
+        key = _constant_key(tensor)
         if key not in self._made:
             name = self.fresh(_constant_hint(value))
             self._made[key] = (name,)
@@ -136,7 +143,13 @@ def _key(node: onnx.NodeProto, arity: int) -> bytes:
     ordered = onnx.NodeProto(op_type=node.op_type, domain=node.domain)
     ordered.input.extend(node.input)
     ordered.attribute.extend(sorted(node.attribute, key=lambda attribute: attribute.name))
-    return arity.to_bytes(4, "little") + ordered.SerializeToString(deterministic=True)
+    serialized: bytes = ordered.SerializeToString(deterministic=True)
+    return arity.to_bytes(4, "little") + serialized
+
+
+def _constant_key(tensor: onnx.TensorProto) -> bytes:
+    value = numpy_helper.to_array(tensor)
+    return f"constant {tensor.data_type} {value.shape} ".encode() + value.tobytes()
 
 
 def _constant_hint(value: np.ndarray) -> str:

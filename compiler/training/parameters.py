@@ -21,8 +21,8 @@ class ForwardFacts(msgspec.Struct, frozen=True):
     """What a forward model's metadata says about itself (models/graph_builder.py writes it)."""
 
     parameters: tuple[str, ...] | None = None
-    state: dict[str, str] = {}  # noqa: RUF012  msgspec copies it
-    sample_axes: dict[str, int | None] = {}  # noqa: RUF012
+    state: dict[str, str] = {}
+    sample_axes: dict[str, int | None] = {}
 
 
 def forward_facts(model: onnx.ModelProto) -> ForwardFacts:

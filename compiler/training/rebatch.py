@@ -105,13 +105,14 @@ def _free_target(
         place = axis + len(target) - len(was)
         free[place] = 1
         return free if target[place] != 1 else None
-    place = _batch_place(was, axis, result, old)
-    if place is None:
+    found = _batch_place(was, axis, result, old)
+    if found is None:
         raise UnsupportedModel(
             f"the batch {old} of shape {list(was)} cannot be found in the target {target.tolist()}",
             at=f"node {node.name!r} (Reshape)",
             fix="export the model with a symbolic batch",
         )
+    place = found
     if target[place] == -1 or (target[place] == 0 and place == axis):
         return None
     _spell_out(free, result)
@@ -141,7 +142,7 @@ def _batch_place(was: Shape, axis: int, result: Shape, old: int) -> int | None:
     exact = [place for place in candidates if result[place] == old and _count(result[:place]) == outside]
     if axis in exact:
         return axis
-    return (exact or candidates or [None])[0]
+    return next(iter(exact or candidates), None)
 
 
 def _count(sizes: Shape) -> int:

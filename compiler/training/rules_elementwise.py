@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 
-
 from partc.compiler.training.forward_node import ForwardNode, Gradients, Rule, broadcasting, of_first_output
 
 # ---------------------------------------------------------------- one input
@@ -88,7 +87,7 @@ def _gelu_erf_slope(at: ForwardNode) -> str:
 
 
 def _gelu_tanh_slope(at: ForwardNode) -> str:
-    """Return the slope of x (1 + t) / 2, t = tanh(a (x + b x^3)): (1 + t + x (1 - t^2) a (1 + 3 b x^2)) / 2."""
+    """Return (1 + t + x (1 - t^2) a (1 + 3 b x^2)) / 2, for t = tanh(a (x + b x^3))."""
     x = at.x(0)
     a, b = math.sqrt(2 / math.pi), 0.044715
     one = at.scalar(1, like=x)

@@ -111,10 +111,9 @@ def _is_index(at: ForwardNode, axis: int, size: int) -> str:
     index = at.x(1)
     if at.types[index].element != TensorProto.INT64:
         index = at.op("Cast", index, to=TensorProto.INT64)
-    counted = at.build.constant(np.array(size, np.int64))
-    zero = at.build.constant(np.array(0, np.int64))
-    wrapped = at.op("Where", at.op("Less", index, zero), at.op("Add", index, counted), index)
-    return at.op("Equal", positions, wrapped)
+    # Mod with the divisor's sign: a negative index counts from the end.
+    counted = at.op("Mod", index, at.build.constant(np.array(size, np.int64)))
+    return at.op("Equal", positions, counted)
 
 
 RULES: Mapping[str, Rule] = {

@@ -1,0 +1,99 @@
+"""What is to be minimised: a forward model brought to one form, its loss, and its parameters."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import onnx
+
+from partc.compiler.training import parameters as find
+from partc.compiler.training.differentiate import ops_without_rule
+from partc.compiler.training.forward import expand_ops_without_rule, normalise_forward
+from partc.compiler.training.losses import Loss, add_loss
+from partc.compiler.training.rebatch import Batch, rebatch
+from partc.compiler.training.tensor_types import Size, Types, infer_types, type_of
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A forward graph with its loss, ready to be differentiated."""
+
+    model: onnx.ModelProto
+    loss: str
+    flow: find.Dataflow
+    types: Types
+    state: Mapping[str, str]  # variables that the forward pass renews
+    results: tuple[str, ...]
+    sample_axes: Mapping[str, int | None]
+
+
+def state_objective(
+    forward: onnx.ModelProto, loss: str, batch_size: Batch | None, ignore_index: int | None
+) -> Objective:
+    """Normalise, rebatch, add the loss, find the parameters. Raises BadUsage, BadModel, UnsupportedModel."""
+    facts = find.forward_facts(forward)
+    model = normalise_forward(forward)
+    sample_axes = _sample_axes(model.graph, facts, assume_first=batch_size is not None)
+    if batch_size is not None:
+        rebatch(model, batch_size, sample_axes)
+    types = infer_types(model)
+    state = find.carried_state(model.graph, types, facts)
+    results = tuple(value.name for value in model.graph.output if value.name not in state.values())
+    added = add_loss(
+        model.graph,
+        types,
+        loss,
+        results=results,
+        batch=_batch(model.graph, sample_axes),
+        ignore_index=ignore_index,
+    )
+    objective = _trace(model, added.name, facts, state)
+    return replace(
+        objective,
+        state=state,
+        results=tuple(name for name in results if name not in (loss, added.name)),
+        sample_axes=sample_axes | _added_axis(added),
+    )
+
+
+def _trace(
+    model: onnx.ModelProto, loss: str, facts: find.ForwardFacts, state: Mapping[str, str]
+) -> Objective:
+    """Find the parameters, and expand the ops that the gradient must pass but that have no rule."""
+    types = infer_types(model)
+    candidates = facts.parameters or find.candidate_parameters(model.graph, types)
+    candidates = tuple(name for name in candidates if name in types and name not in state)
+    flow = find.trace(model.graph, types, loss, candidates)
+    if without_rule := ops_without_rule(model.graph, types, flow):
+        model = expand_ops_without_rule(model, without_rule)
+        types = infer_types(model)
+        flow = find.trace(model.graph, types, loss, candidates)
+    return Objective(model, loss, flow, types, state, (), {})
+
+
+def _sample_axes(
+    graph: onnx.GraphProto, facts: find.ForwardFacts, *, assume_first: bool
+) -> dict[str, int | None]:
+    """Return what is declared, else the one symbolic axis; else, where it must be known, the first."""
+    axes: dict[str, int | None] = {}
+    for value in find.data_inputs(graph):
+        shape = type_of(value).shape or ()
+        symbolic = [axis for axis, size in enumerate(shape) if not isinstance(size, int)]
+        if value.name in facts.sample_axes:
+            axes[value.name] = facts.sample_axes[value.name]
+        elif len(symbolic) == 1:
+            axes[value.name] = symbolic[0]
+        elif assume_first:
+            axes[value.name] = 0 if shape else None
+    return axes
+
+
+def _batch(graph: onnx.GraphProto, sample_axes: Mapping[str, int | None]) -> Size:
+    for value in find.data_inputs(graph):
+        axis, shape = sample_axes.get(value.name), type_of(value).shape
+        if axis is not None and shape:
+            return shape[axis]
+    return None
+
+
+def _added_axis(loss: Loss) -> dict[str, int | None]:
+    return {loss.added_input: loss.sample_axis} if loss.added_input else {}

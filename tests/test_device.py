@@ -1,0 +1,129 @@
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from partc.runtime.device import Device, Sessions
+from partc.runtime.environment import Environment
+from partc.runtime.errors import BadPlan
+from partc.runtime.executor import Executor
+from partc.runtime.in_memory import Board, InMemoryTransport
+from partc.runtime.initial import InitialValues
+from partc.runtime.plan_folder import PlanFolder
+from partc.runtime.program import (
+    Buffer,
+    Constant,
+    DataInput,
+    Held,
+    PlanVariable,
+    Rank,
+    Run,
+    Slice,
+    Store,
+)
+from tests.hand_made_plans import plan_of, rank, run, with_changes
+
+ADD = """
+<ir_version: 10, opset_import: ["" : 21]>
+add (float[r,2] W, float[r,2] d) => (float[r,2] W_next, float[r,2] doubled) {
+    W_next = Add (W, d)
+    doubled = Add (d, d)
+}
+"""
+
+
+def executor(folder: Path, rows: int, one: Rank, *more: Store) -> Executor:
+    """A variable W [rows, 2] of ones and a step W += d; d doubled lies in a buffer."""
+    (folder / "segments").mkdir()
+    (folder / "segments/add.onnx").write_bytes(onnx.parser.parse_model(ADD).SerializeToString())
+    plan = plan_of(
+        [one],
+        [run("worker", "add", ("W", "d"), ("W_next=W", "doubled=kept")), *more],
+        variables=(PlanVariable("W", "float32", (rows, 2), Constant(1.0), "parameter"),),
+        data_inputs=(DataInput("d", "float32", (rows, 2), None),),
+        buffers=(Buffer("bucket", "float32", 2 * rows + 1, ("worker",)),),
+        slices=(Slice("kept", "bucket", 1, (rows, 2)),),
+    )
+    plan_folder = PlanFolder(plan, folder)
+    environment = Environment(plan, one, Device(one.kind, 0, 1), InitialValues(plan_folder))
+    return Executor(plan, one, environment, Sessions(plan_folder), InMemoryTransport(Board()))
+
+
+def worker(kind: str = "cpu") -> Rank:
+    one = rank(0, ("worker",), 0, {}, held=(Held("W", "W"),))
+    return Rank(**({name: getattr(one, name) for name in one.__struct_fields__} | {"kind": kind}))
+
+
+def take_step(one: Executor, d: np.ndarray) -> None:
+    assert list(one.step({"d": d})) == []
+
+
+@pytest.mark.parametrize("rows", [3, 0])
+def test_variables_and_slices_are_written_in_place(tmp_path: Path, rows: int) -> None:
+    one = executor(tmp_path, rows, worker())
+    W, kept = one.environment.memory("W"), one.environment.memory("kept")
+    assert W is not None
+    assert kept is not None
+
+    take_step(one, np.full((rows, 2), 2, np.float32))
+    take_step(one, np.full((rows, 2), 3, np.float32))
+
+    np.testing.assert_array_equal(W, np.full((rows, 2), 6))
+    np.testing.assert_array_equal(kept, np.full((rows, 2), 6))
+    np.testing.assert_array_equal(one.environment.array("bucket")[0], 0)
+
+
+def test_a_stored_value_is_copied(tmp_path: Path) -> None:
+    one = executor(tmp_path, 3, worker(), Store("worker", "kept", "W"))
+
+    take_step(one, np.full((3, 2), 2, np.float32))
+
+    np.testing.assert_array_equal(one.environment.array("W"), np.full((3, 2), 4))
+
+
+def test_a_value_of_another_size_is_refused(tmp_path: Path) -> None:
+    one = executor(tmp_path, 3, worker(), Store("worker", "d", "W"))
+
+    with pytest.raises(BadPlan, match=r"float32\[4, 2\] was made, float32\[3, 2\] was planned"):
+        one.environment.put("W", np.zeros((4, 2), np.float32))
+
+
+def test_a_slice_beyond_its_buffer_is_refused(tmp_path: Path) -> None:
+    plan = plan_of(
+        [worker()],
+        [],
+        buffers=(Buffer("bucket", "float32", 4, ("worker",)),),
+        slices=(Slice("kept", "bucket", 3, (2,)),),
+    )
+    lone = with_changes(plan, variables=())
+
+    with pytest.raises(BadPlan, match="ends at element 5 of a buffer of 4"):
+        Environment(
+            lone, rank(0, ("worker",), 0, {}), Device("cpu", 0, 1), InitialValues(PlanFolder(lone, tmp_path))
+        )
+
+
+def test_a_broken_segment_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"not a model")
+    sessions = Sessions(PlanFolder(plan_of([], []), tmp_path))
+
+    with pytest.raises(BadPlan, match="refuses a segment"):
+        sessions.session(Run("worker", "bad.onnx", (), ()), Device("cpu", 0, 1))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    "CUDAExecutionProvider" not in ort.get_available_providers() or not Path("/dev/nvidia0").exists(),
+    reason="no GPU",
+)
+def test_a_gpu_keeps_variables_in_its_memory_and_buffers_on_the_host(tmp_path: Path) -> None:
+    one = executor(tmp_path, 3, worker("gpu"))
+
+    take_step(one, np.full((3, 2), 2, np.float32))
+    take_step(one, np.full((3, 2), 3, np.float32))
+
+    assert one.environment.fixed["W"].device_name() == "cuda"
+    np.testing.assert_array_equal(one.environment.array("W"), np.full((3, 2), 6))
+    np.testing.assert_array_equal(one.environment.array("kept"), np.full((3, 2), 6))

@@ -1,0 +1,99 @@
+"""A baked-in batch is found by where it flows, never by its value."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from partc.compiler.training.rebatch import rebatch
+from partc.compiler.training.tensor_types import infer_types
+from partc.runtime.errors import BadUsage, UnsupportedModel
+
+
+def parse(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> test {text}')
+
+
+def target_of(model: onnx.ModelProto, op_type: str = "Reshape") -> list[int]:
+    name = next(node.input[1] for node in model.graph.node if node.op_type == op_type)
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    target: list[int] = numpy_helper.to_array(stored[name]).tolist()
+    return target
+
+
+@pytest.mark.parametrize(
+    ("shape", "target", "result", "expected"),
+    [
+        ("8,8,4", "8,32", "8,32", [0, 32]),
+        ("1,6,2", "1,12", "1,12", [0, 12]),
+        ("8,3,4", "24,4", "24,4", [-1, 4]),
+        ("8,12", "8,3,-1", "8,3,4", [0, 3, 4]),
+        ("2,12", "1,2,12", "1,2,12", [1, -1, 12]),
+    ],
+)
+def test_reshape_targets_keep_all_but_the_batch(
+    shape: str, target: str, result: str, expected: list[int]
+) -> None:
+    model = parse(f"""(float[{shape}] x) => (float[{result}] y) {{
+        s = Constant <value_ints = [{target}]> () y = Reshape (x, s) }}""")
+
+    rebatch(model, 5, {"x": 0})
+
+    assert target_of(model) == expected
+    assert infer_types(model)["y"].shape is not None
+
+
+def test_a_hidden_size_that_equals_the_batch_stays() -> None:
+    model = parse("""(float[8,6] x, float[8,6] w) => (float[8,8] y) {
+        s = Constant <value_ints = [6,8]> () v = Reshape (w, s) y = MatMul (x, v) }""")
+
+    rebatch(model, 4, {"x": 0, "w": None})
+
+    types = infer_types(model)
+    assert types["v"].shape == (6, 8)
+    assert types["y"].shape == (4, 8)
+
+
+def test_time_major_batch() -> None:
+    model = parse("""(float[5,2,3] x) => (float[10,3] y) {
+        s = Constant <value_ints = [10,3]> () y = Reshape (x, s) }""")
+
+    rebatch(model, 7, {"x": 1})
+
+    assert infer_types(model)["y"].shape == (35, 3)
+
+
+def test_expand_keeps_the_batch_of_its_input() -> None:
+    model = parse("""(float[2,1] x) => (float[2,3] y) {
+        s = Constant <value_ints = [2,3]> () y = Expand (x, s) }""")
+
+    rebatch(model, "dynamic", {"x": 0})
+
+    assert infer_types(model)["y"].shape == ("batch", 3)
+
+
+def test_inputs_that_disagree_are_refused() -> None:
+    model = parse("(float[2,3] a, float[4,3] b) => (float[2,3] c) { c = Neg (a) d = Neg (b) }")
+
+    with pytest.raises(BadUsage, match="declare each input's sample axis"):
+        rebatch(model, 5, {"a": 0, "b": 0})
+
+
+def test_a_batch_that_no_output_follows_is_refused() -> None:
+    model = parse("""(float[2,3] x) => (float[2] y) {
+        s = Constant <value_ints = [0,2]> () a = Shape (x) b = Gather (a, s) n = Constant <value_ints = [2]> ()
+        y = ConstantOfShape (n) }""")
+
+    with pytest.raises(UnsupportedModel, match="symbolic batch"):
+        rebatch(model, 5, {"x": 0})
+
+
+def test_values_stay() -> None:
+    model = parse("""(float[2,3,2] x) => (float[2,6] y) {
+        s = Constant <value_ints = [2,6]> () y = Reshape (x, s) }""")
+    x = np.arange(48, dtype=np.float32).reshape(8, 3, 2)
+
+    rebatch(model, 8, {"x": 0})
+
+    y = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})[0]
+    np.testing.assert_array_equal(y, x.reshape(8, 6))
