@@ -21,7 +21,13 @@ from partc.compiler.bindings import Bindings, read_bindings, write_bindings
 from partc.compiler.constant_tensors import make_repeated_constants
 from partc.compiler.import_initials import read_initial_values
 from partc.compiler.import_training_info import has_algorithm, join_training_info
-from partc.compiler.import_variables import check_bindings, listed, read_data_input, read_variable
+from partc.compiler.import_variables import (
+    check_bindings,
+    listed,
+    read_data_input,
+    read_variable,
+    separate_outputs,
+)
 from partc.compiler.lower_gradient_ops import lower_gradient_ops
 from partc.compiler.lower_optimizer_ops import PREVIEW_DOMAIN, lower_optimizer_ops
 from partc.compiler.model_file import check_model, read_model
@@ -73,6 +79,7 @@ def import_training_graph(
         bindings = join_training_info(model, bindings)
         check_model(model)
     check_bindings(model.graph, bindings)
+    bindings = separate_outputs(model.graph, bindings)
     initials = read_initial_values(model, folder, _initial_file(bindings, folder, options))
     _drop_initials(model, bindings)
     _name_nodes(model.graph)

@@ -1,5 +1,6 @@
 """Inputs of a flat training graph as variables and data inputs, checked against their bindings."""
 
+import msgspec
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
@@ -39,6 +40,19 @@ def check_bindings(graph: onnx.GraphProto, bindings: Bindings) -> None:
         if name is not None and name not in (outputs if what == "loss" else inputs):
             known = outputs if what == "loss" else inputs
             raise BadModel(f"unknown tensor {name!r}", at=what, fix=f"use one of {listed(known)}")
+
+
+def separate_outputs(graph: onnx.GraphProto, bindings: Bindings) -> Bindings:
+    """Give every next value that is a graph input (a variable that never changes) a node of its own."""
+    inputs = {info.name for info in graph.input}
+    state = dict(bindings.state)
+    for variable, following in bindings.state.items():
+        if following not in inputs:
+            continue
+        info = next(info for info in graph.output if info.name == following)
+        info.name = state[variable] = f"{following}/kept"
+        graph.node.append(helper.make_node("Identity", [following], [info.name], name=info.name))
+    return msgspec.structs.replace(bindings, state=state)
 
 
 def listed(names: set[str]) -> str:

@@ -7,7 +7,6 @@ wrong into a BadModel that names the node or tensor and the repair.
 import os
 import tempfile
 from collections import Counter
-from functools import cache
 from pathlib import Path
 
 import networkx as nx
@@ -17,6 +16,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper
 from onnx.external_data_helper import ExternalDataInfo
 
+from partc.compiler.newest_opset import newest_opset
 from partc.runtime.errors import BadModel
 
 PROTOBUF_LIMIT_BYTES = 2**31 - 1  # one protobuf message, by the protobuf specification
@@ -111,23 +111,6 @@ def _check_opsets(model: onnx.ModelProto) -> None:
             at="opset_import",
             fix="add one, as onnx.helper.make_opsetid('', 21)",
         )
-
-
-@cache
-def newest_opset() -> int:
-    """Return the newest version of ONNX's operator set that the installed onnxruntime reads."""
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "probe", [x], [y])
-    for version in range(onnx.defs.onnx_opset_version(), 1, -1):
-        opset = helper.make_opsetid("", version)
-        model = helper.make_model(graph, opset_imports=[opset], ir_version=10)
-        try:
-            onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-        except Exception:  # onnxruntime's own error classes are private
-            continue
-        return version
-    raise AssertionError("onnxruntime reads no opset")
 
 
 def _check_graph(

@@ -87,6 +87,11 @@ def read_cluster(path: Path) -> Cluster:
         raise BadCluster(error.what, at=f"{path}: {error.at}", fix=error.fix) from error
 
 
+def read_any_cluster(path: Path) -> Cluster:
+    """Read a .json cluster, or else a resource file. Raises BadCluster."""
+    return read_cluster(path) if path.suffix == ".json" else read_resource_file(path)
+
+
 def encode_cluster(cluster: Cluster) -> bytes:
     """Return the cluster as JSON: equal clusters give equal bytes."""
     return msgspec.json.format(msgspec.json.encode(cluster, order="deterministic"), indent=1) + b"\n"

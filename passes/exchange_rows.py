@@ -85,33 +85,45 @@ def push_slices(lowering: "Lowering", owned: Owned) -> tuple[gs.Variable, gs.Var
     out, name = lowering.out, f"{owned.parameter}.push"
     if name in lowering.exchanged:
         return lowering.exchanged[name]
+    pairs = _pairs(lowering, gradient)
     ids, rows = _own_slices(lowering, gradient)
     ids, rows = _sum_rows(out, ids, rows, f"{name}.own", "worker")
-    _expect(lowering, gradient, ids, rows)
+    _expect(lowering, pairs, ids, rows)
     ids, rows, _ = _exchange(out, "GatherRows", [ids, rows], f"{name}.host")
     ids, rows = _sum_rows(out, ids, rows, f"{name}.host_sum", "server")
     counts = _count_by_owner(out, ids, owned.parameter, f"{name}.by_owner")
-    _expect(lowering, gradient, ids, rows)
+    _expect(lowering, pairs, ids, rows)
     ids, rows, _ = _exchange(out, "AllToAllRows", [ids, rows, counts], f"{name}.all")
     lowering.exchanged[name] = _sum_rows(out, ids, rows, f"{name}.sum", "server")
     return lowering.exchanged[name]
 
 
-def _expect(lowering: "Lowering", gradient: Gradient, ids: gs.Variable, rows: gs.Variable) -> None:
+def _expect(
+    lowering: "Lowering", pairs: list[tuple[str, str]], ids: gs.Variable, rows: gs.Variable
+) -> None:
     """Tell the cost model how many bytes a rank's summed slices take, all ids being distinct."""
+    for value, tensors in ((ids, [ids for ids, _ in pairs]), (rows, [rows for _, rows in pairs])):
+        lowering.out.nbytes[value.name] = sum(_own_bytes(lowering, tensor) for tensor in tensors)
+
+
+def _own_bytes(lowering: "Lowering", tensor: str) -> int:
+    is_split = isinstance(lowering.graph.layout(tensor).placement, Split)
+    return lowering.facts.nbytes(tensor) // (lowering.graph.replicas if is_split else 1)
+
+
+def _pairs(lowering: "Lowering", gradient: Gradient) -> list[tuple[str, str]]:
+    """Return the (ids, rows) that a gradient is joined from."""
     assert gradient.ids is not None and gradient.rows is not None
-    for value, tensor in ((ids, gradient.ids), (rows, gradient.rows)):
-        share = lowering.graph.replicas if lowering.graph.layout(tensor).placement != Replicate() else 1
-        lowering.out.nbytes[value.name] = lowering.facts.nbytes(tensor) // share
+    all_ids, all_rows = _parts(lowering, gradient.ids), _parts(lowering, gradient.rows)
+    if len(all_ids) != len(all_rows):
+        return [(gradient.ids, gradient.rows)]
+    return list(zip(all_ids, all_rows, strict=True))
 
 
 def _own_slices(lowering: "Lowering", gradient: Gradient) -> tuple[gs.Tensor, gs.Tensor]:
     """Return this replica's own slices: the sum over all replicas is the gradient."""
-    assert gradient.ids is not None and gradient.rows is not None
-    all_ids, all_rows = _parts(lowering, gradient.ids), _parts(lowering, gradient.rows)
-    if len(all_ids) != len(all_rows):
-        all_ids, all_rows = [gradient.ids], [gradient.rows]
-    pairs = [_own_pair(lowering, *pair) for pair in zip(all_ids, all_rows, strict=True)]
+    assert gradient.rows is not None
+    pairs = [_own_pair(lowering, *pair) for pair in _pairs(lowering, gradient)]
     if len(pairs) == 1:
         return pairs[0]
     name = f"{gradient.parameter}.own"

@@ -43,9 +43,9 @@ class _Walk:
 
 @dataclass(frozen=True)
 class _Facts:
-    training: TrainingGraph
     forward: frozenset[str]  # ancestors of the loss
     sampled: frozenset[str]  # what depends on the samples
+    order: dict[str, int]  # position of each node
 
 
 def find_gradients(training: TrainingGraph) -> dict[str, Gradient]:
@@ -79,9 +79,9 @@ def _facts(training: TrainingGraph) -> _Facts:
             fix='name it with "loss" in the sidecar JSON, or record the gradients there',
         )
     return _Facts(
-        training,
         frozenset(ancestors(training.graph, [training.loss])),
         frozenset(descendants(training.graph, _samples(training))),
+        {node.name: index for index, node in enumerate(training.graph.nodes)},
     )
 
 
@@ -132,8 +132,7 @@ def _is_parameter(walk: _Walk, facts: _Facts) -> bool:
 
 def _gradient_of(walk: _Walk, dirty: set[str], facts: _Facts) -> gs.Tensor:
     """Return the first tensor, shaped like the variable, that all sums over samples pass through."""
-    order = {node.name: index for index, node in enumerate(facts.training.graph.nodes)}
-    nodes = sorted(walk.nodes, key=lambda node: order[node.name])
+    nodes = sorted(walk.nodes, key=lambda node: facts.order[node.name])
     candidates = [*walk.stops.values(), *(node.outputs[0] for node in nodes)]
     for tensor in candidates:
         if tuple(tensor.shape or ()) == walk.variable.shape and _separates(tensor, nodes, walk, dirty):

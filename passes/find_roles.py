@@ -9,6 +9,7 @@ slot               shaped like one parameter and updated from its gradient
 other              counters, schedules, moving averages of data
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -78,41 +79,66 @@ def _makers(graph: gs.Graph, tensors: set[str]) -> set[str]:
     return {node.name for node in graph.nodes if any(result.name in tensors for result in node.outputs)}
 
 
-def _descendants_behind(
-    graph: gs.Graph, main: set[str], gradients: Iterable[Gradient], cut: frozenset[str] = frozenset()
-) -> set[str]:
-    """Return what is computed from gradients outside of `main`, not looking beyond `cut`.
+def _descendants_behind(graph: gs.Graph, main: set[str], gradients: Iterable[Gradient]) -> set[str]:
+    """Return what is computed from gradients outside of `main`.
 
     Ids do not count as a start: they are often data that the loss reads too.
     """
-    starts = {name for g in gradients for name in (g.dense, g.rows) if name is not None}
-    reached = set(starts)
+    reached = {name for g in gradients for name in (g.dense, g.rows) if name is not None}
     for node in graph.nodes:
-        reads = {read.name for read in reads_of(node)}
-        if node.name not in main and (reads & reached) - (cut - starts):
+        if node.name not in main and any(read.name in reached for read in reads_of(node)):
             reached.update(result.name for result in node.outputs)
     return reached
 
 
 def _shared_tensors(training: TrainingGraph) -> frozenset[str]:
     """Return the tensors that lead to the next values of more than one parameter."""
-    seen: set[str] = set()
-    shared: set[str] = set()
-    for name in training.gradients:
-        found = ancestors(training.graph, [training.variables[name].next])
-        shared |= seen & found
-        seen |= found
-    return frozenset(shared)
+    parameters: dict[str, int] = defaultdict(int)  # tensor -> bit set of parameters it leads to
+    for bit, name in enumerate(training.gradients):
+        parameters[training.variables[name].next] |= 1 << bit
+    for node in reversed(training.graph.nodes):
+        leads_to = 0
+        for result in node.outputs:
+            leads_to |= parameters[result.name]
+        for read in reads_of(node):
+            parameters[read.name] |= leads_to
+    return frozenset(name for name, bits in parameters.items() if bits.bit_count() > 1)
 
 
 def _variable_roles(
     training: TrainingGraph, main: set[str], shared: frozenset[str]
 ) -> dict[str, VariableRole]:
+    owners = _owners(training, main, shared)
     roles = {name: VariableRole("other") for name in training.variables}
-    for name, gradient in training.gradients.items():
-        own = _descendants_behind(training.graph, main, [gradient], shared)
+    for bit, name in enumerate(training.gradients):
         for variable in training.variables.values():
             is_like = variable.shape == training.variables[name].shape
-            if variable.next in own and is_like:
+            if is_like and owners[variable.next] >> bit & 1:
                 roles[variable.name] = VariableRole("slot", name)
     return roles | {name: VariableRole("parameter") for name in training.gradients}
+
+
+def _owners(training: TrainingGraph, main: set[str], shared: frozenset[str]) -> dict[str, int]:
+    """Return tensor -> bit set of the parameters from whose gradient it is computed.
+
+    Ways through what is computed from several gradients for several parameters (a clip's norm) do not
+    count.
+    """
+    sources: dict[str, int] = defaultdict(int)  # the same, but all ways count
+    owners: dict[str, int] = defaultdict(int)
+    for bit, gradient in enumerate(training.gradients.values()):
+        for name in filter(None, (gradient.dense, gradient.rows)):
+            sources[name] |= 1 << bit
+            owners[name] |= 1 << bit
+    for node in training.graph.nodes:
+        if node.name in main:
+            continue
+        found_sources = found_owners = 0
+        for read in reads_of(node):
+            found_sources |= sources[read.name]
+            is_mixed = read.name in shared and sources[read.name].bit_count() > 1
+            found_owners |= 0 if is_mixed else owners[read.name]
+        for result in node.outputs:
+            sources[result.name] |= found_sources
+            owners[result.name] |= found_owners
+    return owners

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 
 from partc.passes.bucket_communications import Bucket
 from partc.passes.levels import Level, Shape2, levels_of
 from partc.passes.lowered_graph import LoweredGraph
-from partc.passes.prove_in_place import prove_in_place
+from partc.passes.prove_in_place import SCATTERS, prove_in_place
 from partc.passes.schedule import Chunk, Item, Message
 from partc.passes.write_segments import SegmentWriter, row_shape
 from partc.runtime.program import Buffer, Instruction, Run, Slice, Start, Store, Wait
@@ -125,8 +126,7 @@ class ProgramMaker:
         return self.program.renamed.get(value, value)
 
     def _touched_bytes(self, chunk: Chunk) -> int:
-        values = [t.name for node in chunk.nodes for t in (*node.inputs, *node.outputs)]
-        return sum(self.lowered.nbytes.get(value, 0) for value in values)
+        return sum(_touched(node, self.lowered.nbytes) for node in chunk.nodes)
 
     def _start(self, message: Message) -> None:
         self._wait_for(set(message.reads))
@@ -179,6 +179,17 @@ class ProgramMaker:
         for flight in list(flights):
             while flight in self._in_flight:
                 self._next_level(flight)
+
+
+def _touched(node: gs.Node, nbytes: Mapping[str, int]) -> int:
+    """Bytes that a node reads and writes; of a table that it indexes, only the rows it visits."""
+    reads = [nbytes.get(tensor.name, 0) for tensor in node.inputs]
+    writes = [nbytes.get(tensor.name, 0) for tensor in node.outputs]
+    if node.op == "Gather":
+        return reads[1] + 2 * sum(writes)
+    if node.op in SCATTERS:
+        return reads[1] + 3 * reads[2]
+    return sum(reads) + sum(writes)
 
 
 def _has_bucket(item: Item) -> bool:

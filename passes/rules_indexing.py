@@ -36,8 +36,9 @@ def gather_elements(node: gs.Node, facts: Facts) -> ShardingRule:
     axis = node.attrs.get("axis", 0) % len(data)
     index_dims, sizes = named("i", indices)
     data_dims, whole = _aligned(data, indices, axis, sizes)
+    linear = frozenset({0})
     return ShardingRule(
-        (data_dims, index_dims), (index_dims,), sizes, ((0,),), frozenset({0}), whole=whole
+        (data_dims, index_dims), (index_dims,), sizes, ((0,),), linear, whole=whole, moves=True
     )
 
 
@@ -56,6 +57,7 @@ def scatter_elements(node: gs.Node, facts: Facts) -> ShardingRule:
         frozenset({0, 2}) if adds else frozenset(),
         combine={f"i{axis}": "sum"} if adds else {},
         whole=whole if adds else whole | {f"i{axis}"},
+        indexed=frozenset({f"v{axis}"}),
     )
 
 
@@ -95,6 +97,7 @@ def scatter_nd(node: gs.Node, facts: Facts) -> ShardingRule:
         frozenset({0, 2}) if adds else frozenset(),
         combine={factor: "sum" for factor in leading_sizes} if adds else {},
         whole=frozenset(indexed if adds else indexed | set(leading_sizes)),
+        indexed=frozenset(indexed),
     )
 
 

@@ -35,6 +35,7 @@ class ShardingRule:
     whole         factors that must not be split
     shape_inputs  input index -> the output whose shape that input spells
     moves         the op only moves elements, so any kind of partial passes through
+    indexed       factors reached by index: not every entry is visited
     """
 
     inputs: tuple[Dims | None, ...]
@@ -46,13 +47,19 @@ class ShardingRule:
     whole: frozenset[str] = frozenset()
     shape_inputs: Mapping[int, int] = field(default_factory=dict)
     moves: bool = False
+    indexed: frozenset[str] = frozenset()
 
     @property
     def flops(self) -> int:
-        """Operations of one execution: a multiply-add counts 2, a point of any other op 1."""
-        factors = {f for dims in self.outputs for axis in dims for f in axis} | set(self.combine)
-        points = prod(self.sizes[factor] for factor in factors)
-        return points * (2 if self.combine and any(len(term) > 1 for term in self.terms) else 1)
+        """Operations of one execution: a multiply-add counts 2, a point of another op 1, a move 0."""
+        if self.moves:
+            return 0
+        is_product = bool(self.combine) and any(len(term) > 1 for term in self.terms)
+        return max(map(self._points, self.outputs), default=0) * (2 if is_product else 1)
+
+    def _points(self, output: Dims) -> int:
+        factors = {factor for axis in output for factor in axis} | set(self.combine)
+        return prod(self.sizes[factor] for factor in factors - self.indexed)
 
     def factor_at(self, dims: Dims, axis: int, outer: int) -> "tuple[ShardingRule, str] | None":
         """Return the factor of `axis` that has `outer` blocks before it, and the rule that names it.

@@ -25,6 +25,7 @@ from partc.runtime.executor import Executor
 from partc.runtime.feeds import open_source
 from partc.runtime.initial import InitialValues
 from partc.runtime.job import (
+    INITIAL_FILE,
     Failure,
     Job,
     Progress,
@@ -32,6 +33,7 @@ from partc.runtime.job import (
     outputs_file,
     read_job,
     variables_file,
+    write_process,
     write_record,
 )
 from partc.runtime.loss import check_loss, loss_of
@@ -49,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = Path(folder_name)
     world = MPI.COMM_WORLD
     daemon: Daemon | None = None
+    write_process(folder, world.rank)
     try:
         daemon = Daemon(folder, world)
         daemon.train()
@@ -115,7 +118,7 @@ class Daemon:
             self._reporter.report(self.step, loss_of(self._plan, environment))
 
     def _make_executor(self, folder: PlanFolder) -> Executor:
-        given = read_arrays(self._folder / "initial.safetensors") if self._job.has_initial else None
+        given = read_arrays(self._folder / INITIAL_FILE) if self._job.has_initial else None
         environment = Environment(self._plan, self._rank, device_of(self._rank), InitialValues(folder, given))
         return Executor(self._plan, self._rank, environment, Sessions(folder), self._transport)
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ from mpi4py import MPI
 
 from partc.runtime.checkpoint import TensorFile, read_array, write_arrays, write_tensors
 from partc.runtime.environment import Environment
-from partc.runtime.program import Plan, PlanVariable, Rank
-from partc.runtime.results import owners_of, pieces_of
+from partc.runtime.program import Plan, Rank
+from partc.runtime.results import owners_of, pieces_among
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -27,6 +26,8 @@ class VariablesOfRank:
         self._rank = rank
         self._environment = environment
         self._world = world
+        self._variables = {variable.name: variable for variable in plan.variables}
+        self._pieces = {name: pieces_among(owners) for name, owners in owners_of(plan).items()}
 
     def barrier(self) -> None:
         """Wait for all ranks, asleep."""
@@ -37,7 +38,7 @@ class VariablesOfRank:
         write_arrays(_part_file(path, self._rank.rank), self._own_pieces())
         self.barrier()
         if self._rank.rank == 0:
-            write_tensors(path, [self._merged(path, variable) for variable in self._held_variables()])
+            write_tensors(path, [self._merged(path, name) for name in self._pieces])
             for rank in self._plan.ranks:
                 _part_file(path, rank.rank).unlink()
 
@@ -55,23 +56,18 @@ class VariablesOfRank:
         _complete(self._world.Iallreduce(MPI.IN_PLACE, highest, MPI.MAX))
         return tuple(name for name, low, high in zip(names, lowest, highest, strict=True) if low < high)
 
-    def _held_variables(self) -> list[PlanVariable]:
-        return [variable for variable in self._plan.variables if owners_of(self._plan, variable)]
-
     def _own_pieces(self) -> dict[str, Array]:
         return {
-            variable.name: self._environment.array(owner.held.value)
-            for variable in self._plan.variables
-            for owner in pieces_of(self._plan, variable)
+            name: self._environment.array(owner.held.value)
+            for name, pieces in self._pieces.items()
+            for owner in pieces
             if owner.rank == self._rank.rank
         }
 
-    def _merged(self, path: Path, variable: PlanVariable) -> TensorFile:
-        def pieces() -> Iterator[Array]:
-            for owner in pieces_of(self._plan, variable):
-                yield read_array(_part_file(path, owner.rank), variable.name)
-
-        return TensorFile(variable.name, variable.dtype, variable.shape, pieces())
+    def _merged(self, path: Path, name: str) -> TensorFile:
+        variable = self._variables[name]
+        pieces = (read_array(_part_file(path, owner.rank), name) for owner in self._pieces[name])
+        return TensorFile(name, variable.dtype, variable.shape, pieces)
 
 
 def _part_file(path: Path, rank: int) -> Path:

@@ -23,7 +23,7 @@ class Environment:
     """
 
     def __init__(self, plan: Plan, rank: Rank, device: Device, initial: InitialValues) -> None:
-        self._device = device
+        self.device = device
         self._memory: dict[str, Array] = {}  # fixed values that lie in host memory
         self._shapes = _shapes_of_slices(plan, rank)
         self._allocate_buffers(plan, rank)
@@ -93,8 +93,8 @@ class Environment:
             self._fix(value, initial)
 
     def _fix(self, value: str, array: Array) -> None:
-        self.fixed[value] = self._device.place(array)
-        if self._device.kind == "cpu":
+        self.fixed[value] = self.device.place(array)
+        if self.device.kind == "cpu":
             self._memory[value] = array
 
 

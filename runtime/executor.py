@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from partc.runtime.communication import ROW_KINDS, Part, part_of
-from partc.runtime.device import BoundRun, Sessions, device_of
+from partc.runtime.device import BoundRun, Sessions
 from partc.runtime.environment import Environment
 from partc.runtime.program import Instruction, Plan, Rank, Run, Start, Store, Wait, instructions_of
 from partc.runtime.transport import Handle, Transport
@@ -31,7 +31,7 @@ class Executor:
         self._under_way: dict[int, tuple[Part, Handle]] = {}
         kept = {output.value for output in plan.outputs} | environment.fixed.keys()
         self._last_read_by = _last_readers(self._program, kept)
-        device = device_of(rank)
+        device = environment.device
         self._runs = {
             index: BoundRun(instruction, sessions.session(instruction, device), device, environment)
             for index, instruction in enumerate(self._program)

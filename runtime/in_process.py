@@ -1,4 +1,7 @@
-"""Train with all ranks in this process, in lockstep: for tests, and to verify without daemons."""
+"""Train with all ranks in this process, in lockstep: for tests, and to verify without daemons.
+
+Every rank computes on the CPU, so a plan for GPUs can be verified where there are none.
+"""
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -8,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from partc.runtime.batches import check_total_batch, share_of
-from partc.runtime.device import Sessions, device_of
+from partc.runtime.device import Device, Sessions
 from partc.runtime.environment import Environment
 from partc.runtime.executor import Executor
 from partc.runtime.in_memory import Board, InMemoryTransport
@@ -16,7 +19,7 @@ from partc.runtime.initial import InitialValues
 from partc.runtime.loss import check_loss
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.program import Rank, Start
-from partc.runtime.results import TrainingResult, assemble_outputs, owners_of, pieces_of
+from partc.runtime.results import Owner, TrainingResult, assemble_outputs, owners_of, pieces_among
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -59,6 +62,7 @@ class RanksInProcess:
     ) -> None:
         folder = plan_folder if isinstance(plan_folder, PlanFolder) else read_plan_folder(plan_folder)
         self._plan = folder.plan
+        self._owners = owners_of(folder.plan)
         sessions = Sessions(folder)
         first_values = InitialValues(folder, initial)
         board = Board()
@@ -67,7 +71,7 @@ class RanksInProcess:
             rank.rank: Executor(
                 self._plan,
                 rank,
-                Environment(self._plan, rank, device_of(rank), first_values),
+                Environment(self._plan, rank, Device("cpu", 0, rank.threads), first_values),
                 sessions,
                 self._transports[rank.rank],
             )
@@ -89,22 +93,17 @@ class RanksInProcess:
     def variables(self) -> dict[str, Array]:
         """Return every variable, whole."""
         return {
-            variable.name: np.concatenate(pieces) if len(pieces) > 1 else pieces[0].copy()
-            for variable in self._plan.variables
-            if (pieces := [self._held(o.rank, o.held.value) for o in pieces_of(self._plan, variable)])
+            name: np.concatenate(pieces) if len(pieces) > 1 else pieces[0].copy()
+            for name, owners in self._owners.items()
+            if (pieces := [self._held(owner) for owner in pieces_among(owners)])
         }
 
     def disagreeing(self) -> tuple[str, ...]:
         """Return the variables whose copies are not bitwise equal."""
         return tuple(
-            variable.name
-            for variable in self._plan.variables
-            if _differ(
-                [
-                    (owner.held.start, self._held(owner.rank, owner.held.value))
-                    for owner in owners_of(self._plan, variable)
-                ]
-            )
+            name
+            for name, owners in self._owners.items()
+            if _differ([(owner.held.start, self._held(owner)) for owner in owners])
         )
 
     def payload_bytes(self) -> dict[int, dict[str, int]]:
@@ -116,8 +115,8 @@ class RanksInProcess:
         for rank in self._plan.ranks:
             check_loss(self._plan, rank, self._executors[rank.rank].environment, step)
 
-    def _held(self, rank: int, value: str) -> Array:
-        return self._executors[rank].environment.array(value)
+    def _held(self, owner: Owner) -> Array:
+        return self._executors[owner.rank].environment.array(owner.held.value)
 
     def _outputs(self, rank: Rank) -> dict[str, Array]:
         environment = self._executors[rank.rank].environment

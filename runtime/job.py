@@ -5,21 +5,29 @@ Everything lies in the job's folder, which all hosts see:
     job.json                 the job
     initial.safetensors      first values that replace the plan's, if any
     error.rank-R.json        why rank R stopped
+    process.rank-R           the process of rank R
     rank-R.json              what rank R sent
     outputs.rank-R.safetensors       "STEP/NAME" -> output
     variables.step-S.safetensors     the variables after step S
 """
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from partc.runtime import errors
+from partc.runtime.checkpoint import write_arrays
 from partc.runtime.errors import PartcError, RankFailed
 from partc.runtime.program import Record
 
 JOB_FILE = "job.json"
+INITIAL_FILE = "initial.safetensors"
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Job(Record, frozen=True):
@@ -73,6 +81,13 @@ def write_record(path: Path, record: Record) -> None:
     path.write_bytes(msgspec.json.encode(record))
 
 
+def write_job(folder: Path, job: Job, initial: Mapping[str, Array] | None) -> None:
+    """Write a job and the first values that replace the plan's."""
+    if initial is not None:
+        write_arrays(folder / INITIAL_FILE, dict(initial))
+    write_record(folder / JOB_FILE, job)
+
+
 def read_job(folder: Path) -> Job:
     """Read the job of a folder."""
     return msgspec.json.decode((folder / JOB_FILE).read_bytes(), type=Job)
@@ -94,6 +109,19 @@ def first_failure(folder: Path) -> PartcError | None:
     kind = getattr(errors, first.kind, RankFailed)
     error: PartcError = kind(first.what, at=first.at, fix=first.fix)
     return error
+
+
+def write_process(folder: Path, rank: int) -> None:
+    """Note which process this rank is."""
+    (folder / f"process.rank-{rank}").write_text(str(os.getpid()))
+
+
+def rank_of_process(folder: Path, process: int) -> int | None:
+    """Return the rank that noted this process."""
+    for path in folder.glob("process.rank-*"):
+        if path.read_text() == str(process):
+            return int(path.suffix.removeprefix(".rank-"))
+    return None
 
 
 def variables_file(folder: Path, step: int) -> Path:

@@ -2,13 +2,13 @@
 
 import os
 import queue
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import groupby
 from pathlib import Path
@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from partc.runtime.errors import BadUsage, RankFailed
-from partc.runtime.job import Progress, first_failure
+from partc.runtime.job import Progress, first_failure, rank_of_process
 from partc.runtime.program import Plan
 
 OnProgress = Callable[[Progress], None]
@@ -28,10 +28,9 @@ def launch(
     plan: Plan,
     job_folder: Path,
     log: Path,
-    *,
     addresses: Mapping[str, str],
-    on_progress: OnProgress | None = None,
-    timeout_s: float = 600.0,
+    on_progress: OnProgress | None,
+    timeout_s: float,
 ) -> None:
     """Run a job to its end. Raises the error of the rank that failed first.
 
@@ -47,14 +46,12 @@ def launch(
         start_new_session=True,
     )
     try:
-        tail = _watch(process, log, on_progress, timeout_s)
+        _watch(process, log, on_progress, timeout_s)
     finally:
         _end(process)
     if process.returncode == 0:
         return
-    raise first_failure(job_folder) or RankFailed(
-        f"mpiexec ended with code {process.returncode}: {tail}", at=" ".join(command[:4]), fix=f"read {log}"
-    )
+    raise first_failure(job_folder) or _unexplained(job_folder, log, process.returncode)
 
 
 def mpiexec_command(plan: Plan, job_folder: Path, addresses: Mapping[str, str]) -> list[str]:
@@ -93,11 +90,10 @@ def _environment() -> dict[str, str]:
 
 def _watch(
     process: subprocess.Popen[str], log: Path, on_progress: OnProgress | None, timeout_s: float
-) -> str:
-    """Forward progress and log the rest until the job ends. Returns the last line that was not progress."""
+) -> None:
+    """Forward progress and log the rest until the job ends."""
     lines: queue.Queue[str | None] = queue.Queue()
     threading.Thread(target=_read_lines, args=(process, lines), daemon=True).start()
-    tail: deque[str] = deque([""], maxlen=1)
     with log.open("w") as stream:
         while True:
             try:
@@ -113,11 +109,22 @@ def _watch(
             progress = _progress(line)
             if progress is None:
                 stream.write(line)
-                tail.append(line.strip())
             elif on_progress is not None:
                 on_progress(progress)
     process.wait()
-    return tail[0]
+
+
+def _unexplained(job_folder: Path, log: Path, code: int) -> RankFailed:
+    """Return the error of a job whose ranks left no word, from what mpiexec printed."""
+    text = log.read_text()
+    reason = re.search(r"EXIT STRING: (.*)", text)
+    process = re.search(r"PID (\d+)", text)
+    rank = rank_of_process(job_folder, int(process[1])) if process else None
+    return RankFailed(
+        f"an executor died: {reason[1] if reason else f'mpiexec ended with code {code}'}",
+        at="an unknown rank" if rank is None else f"rank {rank}",
+        fix=f"read {log}; a kill without a word is often a lack of memory",
+    )
 
 
 def _read_lines(process: subprocess.Popen[str], lines: "queue.Queue[str | None]") -> None:

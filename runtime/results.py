@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from partc.runtime.program import Held, Output, Plan, PlanVariable, Rank
+from partc.runtime.program import Held, Output, Plan, Rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -36,20 +36,23 @@ class Owner:
     held: Held
 
 
-def owners_of(plan: Plan, variable: PlanVariable) -> tuple[Owner, ...]:
-    """Return who holds a variable: pieces in row order, whole copies in rank order."""
-    owners = [
-        Owner(rank.rank, held)
-        for rank in plan.ranks
-        for held in rank.held
-        if held.variable == variable.name and (held.start is None or held.start != held.stop)
-    ]
-    return tuple(sorted(owners, key=lambda owner: (owner.held.start or 0, owner.rank)))
+def owners_of(plan: Plan) -> dict[str, tuple[Owner, ...]]:
+    """Return who holds each variable: pieces in row order, whole copies in rank order."""
+    owners: dict[str, list[Owner]] = {}
+    for rank in plan.ranks:
+        for held in rank.held:
+            owners.setdefault(held.variable, []).append(Owner(rank.rank, held))
+    return {
+        variable.name: tuple(
+            sorted(owners[variable.name], key=lambda owner: (owner.held.start or 0, owner.rank))
+        )
+        for variable in plan.variables
+        if variable.name in owners
+    }
 
 
-def pieces_of(plan: Plan, variable: PlanVariable) -> tuple[Owner, ...]:
-    """Return one owner for every row of a variable: the first whole copy, else the shards."""
-    owners = owners_of(plan, variable)
+def pieces_among(owners: Sequence[Owner]) -> tuple[Owner, ...]:
+    """Return one owner for every row: the first whole copy, else the shards."""
     whole = [owner for owner in owners if owner.held.start is None]
     if whole:
         return (whole[0],)

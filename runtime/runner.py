@@ -2,7 +2,8 @@
 
 import shutil
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -11,9 +12,9 @@ import msgspec
 import numpy as np
 
 from partc.runtime.batches import check_total_batch, sizes_of
-from partc.runtime.checkpoint import read_arrays, write_arrays
+from partc.runtime.checkpoint import read_arrays
 from partc.runtime.errors import BadData, BadUsage
-from partc.runtime.job import JOB_FILE, Job, outputs_file, read_report, variables_file, write_record
+from partc.runtime.job import Job, outputs_file, read_report, variables_file, write_job
 from partc.runtime.launcher import OnProgress, launch
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.program import Plan
@@ -24,6 +25,8 @@ Batches = Iterable[Mapping[str, Array]]
 
 TRAINED_FILE = "trained.safetensors"
 LOG_FILE = "run.log"
+# Ranks lose patience before the launcher does: they can say what they waited for.
+_RANKS_SHARE = 0.8
 
 
 class Runner:
@@ -55,8 +58,7 @@ class Runner:
         """
         if steps < 1:
             raise BadUsage(f"{steps} steps", at="--steps", fix="train at least one step")
-        folder = Path(tempfile.mkdtemp(prefix=".run-", dir=self._folder.path))
-        try:
+        with _job_folder(self._folder.path) as folder:
             staged, data_sizes = _stage_data(self._folder.plan, data, steps, folder)
             job = Job(
                 plan_folder=str(self._folder.path.resolve()),
@@ -68,22 +70,12 @@ class Runner:
                 stop_when_diverged=stop_when_diverged,
                 outputs=outputs,
                 has_initial=initial is not None,
-                deadline_s=timeout_s,
+                deadline_s=_RANKS_SHARE * timeout_s,
             )
-            if initial is not None:
-                write_arrays(folder / "initial.safetensors", dict(initial))
-            write_record(folder / JOB_FILE, job)
-            launch(
-                self._folder.plan,
-                folder,
-                self._folder.path / LOG_FILE,
-                addresses=self._addresses,
-                on_progress=on_progress,
-                timeout_s=timeout_s,
-            )
+            write_job(folder, job, initial)
+            log = self._folder.path / LOG_FILE
+            launch(self._folder.plan, folder, log, self._addresses, on_progress, timeout_s)
             return self._collect(folder, job)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _collect(self, folder: Path, job: Job) -> TrainingResult:
         plan = self._folder.plan
@@ -99,6 +91,16 @@ class Runner:
             payload_bytes={rank: report.payload_bytes for rank, report in reports.items()},
             steps_per_s=reports[0].steps_per_s,
         )
+
+
+@contextmanager
+def _job_folder(plan_folder: Path) -> Iterator[Path]:
+    """Make a folder that the hosts of the plan see, and remove it in the end."""
+    folder = Path(tempfile.mkdtemp(prefix=".run-", dir=plan_folder))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _outputs(plan: Plan, folder: Path, job: Job) -> tuple[dict[str, Array], ...]:

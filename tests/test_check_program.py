@@ -6,7 +6,9 @@ from partc.runtime.check_program import Program, check_program, check_rendezvous
 from partc.runtime.errors import BadPlan
 from partc.runtime.plan_folder import read_plan_folder
 from partc.runtime.program import Instruction, Plan, Start, Wait
-from tests.hand_made_plans import linear_servers, plan_of, rank, table_on_servers, with_changes
+from tests.hand_made_plans import plan_of, rank
+from tests.linear_plans import linear_servers
+from tests.row_plans import table_on_servers
 
 
 def exchange(tag: int, group: str) -> Start:

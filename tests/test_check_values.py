@@ -8,13 +8,9 @@ from partc.runtime.check_values import check_values
 from partc.runtime.errors import BadPlan
 from partc.runtime.plan_folder import read_plan_folder
 from partc.runtime.program import Plan
-from tests.hand_made_plans import (
-    linear_all_reduce,
-    linear_servers,
-    rows_there_and_back,
-    table_on_servers,
-    with_changes,
-)
+from tests.hand_made_plans import with_changes
+from tests.linear_plans import linear_all_reduce, linear_servers
+from tests.row_plans import rows_there_and_back, table_on_servers
 
 MAKERS: list[Callable[[Path], Path]] = [
     partial(linear_all_reduce, replicas=2),

@@ -146,11 +146,11 @@ def test_traffic_counts_values_and_ids_apart_and_leaves_out_what_stays(
         environments[index].put("ids", np.arange(4))
         environments[index].put("rows", np.ones((4, 2), np.float32))
         environments[index].put("counts", np.array([2, 1, 1]))
-    reads, writes = ("ids", "rows", "counts"), ("i", "r", "c")
+    reads, writes = ("ids", "rows", "counts"), ("ids_in", "rows_in", "counts_in")
 
     transport = exchange(environments, Start(0, "all_to_all_rows", "all", "worker", "worker", reads, writes))
 
     assert transport.traffic.payload_bytes["all_to_all_rows"] == 3 * 8
     assert transport.traffic.ids_bytes["all_to_all_rows"] == 3 * 8
-    np.testing.assert_array_equal(environments[0].array("c"), [0, 1, 1])
-    np.testing.assert_array_equal(environments[0].array("i"), [2, 2])
+    np.testing.assert_array_equal(environments[0].array("counts_in"), [0, 1, 1])
+    np.testing.assert_array_equal(environments[0].array("ids_in"), [2, 2])

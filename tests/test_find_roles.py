@@ -1,6 +1,35 @@
 from partc.passes.find_gradients import find_gradients
 from partc.passes.find_roles import Roles, VariableRole, find_roles
+from partc.passes.training_graph import Gradient
 from tests.foreign_steps import ADAM, CLIPPED, TABLE, import_step
+
+# The sums of a table's rows feed its accumulator and the norm of all gradients.
+SPARSE_CLIPPED = """
+step (int64[6] ids, float[6,4] rows0, float[4,4] W, float[10,4] E, float[10,4] acc)
+    => (float[4,4] W_next, float[10,4] E_next, float[10,4] acc_next, float loss)
+<float one = {1.0}, int64[2] size = {10, 4}, int64[1] last = {-1}> {
+    e = Gather (E, ids)
+    rows = Mul (e, rows0)
+    h = MatMul (rows, W)
+    loss = ReduceMean <keepdims = 0> (h)
+    rt = Transpose <perm = [1, 0]> (rows)
+    dW = MatMul (rt, h)
+    zeros = ConstantOfShape (size)
+    positions = Unsqueeze (ids, last)
+    sums = ScatterND <reduction = "add"> (zeros, positions, rows)
+    s2 = Mul (sums, sums)
+    E2 = ReduceSum <keepdims = 0> (s2)
+    W2 = ReduceSumSquare <keepdims = 0> (dW)
+    total = Add (E2, W2)
+    scale = Div (one, total)
+    gE = Mul (sums, scale)
+    gW = Mul (dW, scale)
+    W_next = Sub (W, gW)
+    squared = Mul (gE, gE)
+    acc_next = Add (acc, squared)
+    E_next = Sub (E, gE)
+}
+"""
 
 
 def roles_of(text: str) -> tuple[Roles, dict[str, str]]:
@@ -20,6 +49,16 @@ def test_slots_belong_to_the_parameter_that_they_are_updated_with() -> None:
         "v": VariableRole("slot", "W"),
         "count": VariableRole("other"),
     }
+
+
+def test_a_slot_of_summed_rows_belongs_to_its_table_although_the_clip_reads_them_too() -> None:
+    training = import_step(SPARSE_CLIPPED)
+    training.gradients = {
+        "E": Gradient("E", ids="ids", rows="rows"),
+        "W": Gradient("W", dense="dW"),
+    }
+
+    assert find_roles(training).variables["acc"] == VariableRole("slot", "E")
 
 
 def test_moving_averages_and_states_are_other_variables() -> None:

@@ -202,6 +202,15 @@ def test_constants_in_external_data_are_brought_in_and_variables_are_not(tmp_pat
     assert np.allclose(initial.load(), 2.0)
 
 
+def test_a_variable_that_never_changes_gets_a_next_value_of_its_own() -> None:
+    text = SGD.replace("=> (float loss,", "=> (float loss, float[8,3] t,")
+
+    training = import_training_graph(with_zeros(parse(text), "W", "t"), state={**STATE, "t": "t"})
+
+    assert training.variables["t"].next == "t/kept"
+    assert training.graph.nodes[-1].op in ("Identity", "Sub")
+
+
 def test_subgraphs_survive() -> None:
     text = SGD.replace(
         "W_next = Sub (W, part)",

@@ -117,9 +117,7 @@ def test_three_steps_follow_the_standards_formulas(optimizer, slots, attributes,
     training = import_training_graph(standard_model(optimizer, slots, **attributes))
     session = onnxruntime.InferenceSession(training.source, providers=["CPUExecutionProvider"])
     outputs = [output.name for output in session.get_outputs()]
-    values = {
-        name: initial_of(variable.initial, variable.shape) for name, variable in training.variables.items()
-    }
+    values = {name: initial_of(training, name) for name in training.variables}
     expected = {name: value.astype(np.float64) for name, value in START.items()}
     kept = {name: [np.zeros(value.shape) for _ in slots] for name, value in START.items()}
 

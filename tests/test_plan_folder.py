@@ -5,7 +5,8 @@ import pytest
 from partc.runtime.errors import BadPlan
 from partc.runtime.plan_folder import read_plan_folder
 from partc.runtime.program import encode_plan
-from tests.hand_made_plans import linear_all_reduce, with_changes
+from tests.hand_made_plans import with_changes
+from tests.linear_plans import linear_all_reduce
 
 
 def test_a_plan_is_read_back(tmp_path: Path) -> None:

@@ -13,16 +13,15 @@ from partc.runtime.job import Progress
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.program import encode_plan
 from partc.runtime.runner import Runner
-from tests.hand_made_plans import (
-    linear_all_reduce,
-    linear_batches,
-    linear_servers,
+from tests.hand_made_plans import with_changes
+from tests.linear_plans import linear_all_reduce, linear_batches, linear_servers
+from tests.row_plans import (
     reduction_batch,
     reductions,
+    rows_at_once,
     rows_there_and_back,
     table_batches,
     table_on_servers,
-    with_changes,
 )
 
 Batches = list[dict[str, np.ndarray]]
@@ -35,9 +34,10 @@ PLANS: dict[str, tuple[Callable[[Path], Path], Batches]] = {
     "scatter": (partial(linear_servers, merged=False, scattered=True), linear_batches(2, steps=3)),
     "table, merged": (partial(table_on_servers, merged=True), table_batches(steps=3)),
     "table": (partial(table_on_servers, merged=False), table_batches(steps=3)),
-    "rows, merged": (partial(rows_there_and_back, merged=True), table_batches(steps=2)),
+    "rows, merged": (partial(rows_at_once, rows_there_and_back, merged=True), table_batches(steps=2)),
+    "rows at once": (rows_at_once, table_batches(steps=20)),
     "reductions": (reductions, [reduction_batch()] * 2),
-    "rows": (partial(rows_there_and_back, merged=False), table_batches(steps=2)),
+    "rows": (partial(rows_at_once, rows_there_and_back, merged=False), table_batches(steps=2)),
 }
 
 
@@ -121,6 +121,30 @@ def test_synthetic_data_trains(tmp_path: Path) -> None:
     source = open_source("synthetic", read_plan_folder(folder).plan, seed=5)
     expected = train_in_process(folder, [source.total(step) for step in range(3)])
     np.testing.assert_allclose(result.variables["W"], expected.variables["W"], rtol=1e-12)
+
+
+def test_a_rank_that_dies_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dying_batches.py").write_text(
+        "import os, time\n"
+        "def die():\n"
+        "    if os.environ['PMI_RANK'] == '1':\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "    time.sleep(30)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    folder = linear_all_reduce(tmp_path / "out", 2)
+
+    with pytest.raises(RankFailed, match=r"signal 9\)\n  at:  rank 1\n  fix: read .*run.log"):
+        Runner(folder).train("dying_batches:die", 2)
+
+
+def test_what_goes_wrong_in_a_daemon_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "odd_batches.py").write_text("def fail():\n    raise RuntimeError('no connection')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    folder = linear_all_reduce(tmp_path / "out", 2)
+
+    with pytest.raises(RankFailed, match=r"RuntimeError: no connection\n  at:  rank [01], while loading"):
+        Runner(folder).train("odd_batches:fail", 2)
 
 
 def test_a_rank_that_hangs_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

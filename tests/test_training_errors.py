@@ -13,6 +13,7 @@ from partc.runtime.errors import BadModel, BadUsage, InputError, UnsupportedMode
 def grad(text: str, loss: str = "mse", **options: float) -> onnx.ModelProto:
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> test {text}')
     model.graph.initializer.append(numpy_helper.from_array(np.ones((3, 2), np.float32), "W"))
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((3, 1, 1), np.float32), "V"))
     return build_training_graph(model, loss=loss, optimizer=SGD(), **options)
 
 
@@ -57,11 +58,12 @@ def test_an_op_without_rule_is_named_with_the_way_to_it() -> None:
         ),
         ("(float[4,5] x) => (float[4,2] y) { y = MatMul (x, W) }", "mse", {}, BadModel, "mend the node"),
         (
-            "(float[batch,3,h,h] x) => (float[batch,3,h,h] y) { v = Reshape (W, s) y = MaxPool <kernel_shape = [2,2]> (x) }",
+            "(float[batch,3,h,h] x) => (float[batch,3,k,k] y) {"
+            " z = Mul (x, V) y = MaxPool <kernel_shape = [2,2]> (z) }",
             "mse",
             {},
-            InputError,
-            "",
+            UnsupportedModel,
+            "these sizes fixed",
         ),
     ],
 )

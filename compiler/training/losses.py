@@ -83,7 +83,7 @@ def _scalar(graph: onnx.GraphProto, types: Types, loss: str) -> str:
 
 
 def _add_mse(head: Head) -> Loss:
-    type_ = TensorType(head.types[head.result].element, _shape(head, head.result))
+    type_ = _type(head, head.result)
     build = _builder(head.graph)
     targets, name = build.fresh("targets"), build.fresh("loss")
     head.graph.input.append(value_info(targets, type_))
@@ -96,42 +96,50 @@ def _add_mse(head: Head) -> Loss:
 # ---------------------------------------------------------------- cross-entropy
 
 
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """Log probabilities [labels.., classes]."""
+
+    tensor: str
+    type_: TensorType
+
+
 def _add_cross_entropy(head: Head, ignore_index: int | None) -> Loss:
     """loss = - mean over labels of log softmax(logits)[label]; labels int64, logits' shape less the last."""
     build = _builder(head.graph)
-    log_probabilities, logits = _log_probabilities(head, build)
-    shape = _shape(head, logits)[:-1]
+    scores = _scores(head, build)
+    shape = (scores.type_.shape or ())[:-1]
     labels, name = build.fresh("labels"), build.fresh("loss")
     head.graph.input.append(value_info(labels, TensorType(TensorProto.INT64, shape)))
-    column = build.ints(-1)
     if ignore_index is None:
-        index = build.op("Unsqueeze", labels, column)
-        picked = build.op("GatherElements", log_probabilities, index, axis=-1)
-        build.call("Neg", (build.op("ReduceMean", picked, keepdims=0),), (name,))
+        index = build.op("Unsqueeze", labels, build.ints(-1))
+        picked = build.op("GatherElements", scores.tensor, index, axis=-1)
+        mean = build.op("ReduceMean", picked, keepdims=0)
     else:
-        dtype = head.types[logits].dtype
-        ignored = build.op("Equal", labels, build.constant(np.array(ignore_index, np.int64)))
-        safe = build.op("Where", ignored, build.constant(np.array(0, np.int64)), labels)
-        picked = build.op("GatherElements", log_probabilities, build.op("Unsqueeze", safe, column), axis=-1)
-        counted = build.op("Cast", build.op("Not", ignored), to=head.types[logits].element)
-        masked = build.op("Mul", build.op("Squeeze", picked, column), counted)
-        count = build.op(
-            "Max", build.op("ReduceSum", counted, keepdims=0), build.constant(np.array(1, dtype))
-        )
-        build.call("Neg", (build.op("Div", build.op("ReduceSum", masked, keepdims=0), count),), (name,))
+        mean = _mean_over_counted(build, scores, labels, ignore_index)
+    build.call("Neg", (mean,), (name,))
     _append(head.graph, build)
     return Loss(name, labels, _sample_axis(head, shape))
 
 
-def _log_probabilities(head: Head, build: NodeBuilder) -> tuple[str, str]:
-    """Return log probabilities [.., classes] and the tensor that their shape is read from.
+def _mean_over_counted(build: NodeBuilder, scores: _Scores, labels: str, ignore_index: int) -> str:
+    """Return the mean of the labels' log probabilities, without ignored labels; 0 if all are."""
+    ignored = build.op("Equal", labels, build.constant(np.array(ignore_index, np.int64)))
+    safe = build.op("Where", ignored, build.constant(np.array(0, np.int64)), labels)
+    index = build.op("Unsqueeze", safe, build.ints(-1))
+    picked = build.op("Squeeze", build.op("GatherElements", scores.tensor, index, axis=-1), build.ints(-1))
+    counted = build.op("Cast", build.op("Not", ignored), to=scores.type_.element)
+    total = build.op("ReduceSum", build.op("Mul", picked, counted), keepdims=0)
+    one = build.constant(np.array(1, scores.type_.dtype))
+    return build.op("Div", total, build.op("Max", build.op("ReduceSum", counted, keepdims=0), one))
 
-    A graph that ends in a Softmax is trained through what that Softmax reads.
-    """
-    maker = next((node for node in head.graph.node if head.result in node.output), None)
-    if maker is None or maker.op_type not in ("Softmax", "LogSoftmax"):
-        return build.op("LogSoftmax", head.result, axis=-1), head.result
-    rank = len(_shape(head, head.result))
+
+def _scores(head: Head, build: NodeBuilder) -> _Scores:
+    """A graph that ends in a Softmax is trained through what that Softmax reads."""
+    maker = _final_softmax(head)
+    if maker is None:
+        return _image_scores(head, build) or _of_logits(head, build, head.result)
+    rank = len(_shape(head, maker.output[0]))
     axis = next((attribute.i for attribute in maker.attribute if attribute.name == "axis"), -1)
     if axis % rank != rank - 1:
         raise UnsupportedModel(
@@ -139,12 +147,39 @@ def _log_probabilities(head: Head, build: NodeBuilder) -> tuple[str, str]:
             at=f"node {maker.name!r} ({maker.op_type})",
             fix="transpose the logits so that the class axis is the last",
         )
-    if maker.op_type == "LogSoftmax":
-        return head.result, head.result
-    return build.op("LogSoftmax", maker.input[0], axis=-1), maker.input[0]
+    if maker.op_type == "Softmax":
+        return _of_logits(head, build, maker.input[0])
+    return _Scores(maker.output[0], _type(head, maker.output[0]))
+
+
+def _of_logits(head: Head, build: NodeBuilder, logits: str) -> _Scores:
+    return _Scores(build.op("LogSoftmax", logits, axis=-1), _type(head, logits))
+
+
+def _final_softmax(head: Head) -> onnx.NodeProto | None:
+    """Return the Softmax or LogSoftmax that makes the result, up to a change of its shape."""
+    makers = {name: node for node in head.graph.node for name in node.output}
+    node = makers.get(head.result)
+    while node is not None and node.op_type in ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"):
+        node = makers.get(node.input[0])
+    return node if node is not None and node.op_type in ("Softmax", "LogSoftmax") else None
+
+
+def _image_scores(head: Head, build: NodeBuilder) -> _Scores | None:
+    """Logits [n, classes, 1, ..] of an image classifier lose their trailing axes."""
+    type_ = _type(head, head.result)
+    shape = type_.shape or ()
+    if len(shape) < 3 or any(size != 1 for size in shape[2:]) or shape[1] == 1:
+        return None
+    logits = build.op("Squeeze", head.result, build.ints(*range(2, len(shape))))
+    return _Scores(build.op("LogSoftmax", logits, axis=-1), TensorType(type_.element, shape[:2]))
 
 
 # ---------------------------------------------------------------- shared
+
+
+def _type(head: Head, tensor: str) -> TensorType:
+    return TensorType(head.types[tensor].element, _shape(head, tensor))
 
 
 def _shape(head: Head, tensor: str) -> Shape:

@@ -10,7 +10,7 @@ from partc.compiler.training.differentiate import ops_without_rule
 from partc.compiler.training.forward import expand_ops_without_rule, normalise_forward
 from partc.compiler.training.losses import Loss, add_loss
 from partc.compiler.training.rebatch import Batch, rebatch
-from partc.compiler.training.tensor_types import Size, Types, infer_types, type_of
+from partc.compiler.training.tensor_types import Size, Types, check_shapes, infer_types, type_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ def state_objective(
     """Normalise, rebatch, add the loss, find the parameters. Raises BadUsage, BadModel, UnsupportedModel."""
     facts = find.forward_facts(forward)
     model = normalise_forward(forward)
+    check_shapes(model)
     sample_axes = _sample_axes(model.graph, facts, assume_first=batch_size is not None)
     if batch_size is not None:
         rebatch(model, batch_size, sample_axes)

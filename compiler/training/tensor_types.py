@@ -46,7 +46,8 @@ Types = Mapping[str, TensorType]
 
 def infer_types(model: onnx.ModelProto) -> dict[str, TensorType]:
     """Return the type of every tensor of the main graph, as far as ONNX can tell."""
-    inferred = infer_model(_without_large_values(model))
+    light = _without_large_values(model)
+    inferred = onnx.shape_inference.infer_shapes(light, data_prop=True)
     types = {
         initializer.name: TensorType(initializer.data_type, tuple(initializer.dims))
         for initializer in inferred.graph.initializer
@@ -55,10 +56,10 @@ def infer_types(model: onnx.ModelProto) -> dict[str, TensorType]:
     return types | {value.name: type_of(value) for value in values}
 
 
-def infer_model(model: onnx.ModelProto, *, strict: bool = False) -> onnx.ModelProto:
-    """Run ONNX shape inference with data propagation. Raises BadModel."""
+def check_shapes(model: onnx.ModelProto) -> None:
+    """Raise BadModel where the shapes of a node's inputs do not fit together."""
     try:
-        return onnx.shape_inference.infer_shapes(model, data_prop=True, strict_mode=strict)
+        onnx.shape_inference.infer_shapes(_without_large_values(model), strict_mode=True)
     except onnx.shape_inference.InferenceError as error:
         raise BadModel(
             f"shapes do not fit: {str(error).strip()}",

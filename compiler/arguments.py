@@ -1,0 +1,74 @@
+"""Turn option texts into values; each error says what, where and how to mend it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+from partc.cost.strategy import Strategy, read_strategy
+from partc.cost.synchronisation import Mode
+from partc.passes.training_graph import TrainingGraph
+from partc.runtime.errors import BadUsage
+
+DEFAULT_BATCH = 8  # a symbolic size that nobody gave a value
+
+
+def parse_pairs(text: str, option: str) -> dict[str, str] | None:
+    """Parse `a=b,c=d`; empty text is None. Raises BadUsage."""
+    if not text:
+        return None
+    pairs: dict[str, str] = {}
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        if not (key and equals and value):
+            raise BadUsage(f"{part!r} is not NAME=NAME", at=option, fix=f"write {option} W=W_next,b=b_next")
+        pairs[key] = value
+    return pairs
+
+
+def parse_axes(texts: Sequence[str]) -> dict[str, int | None]:
+    """Parse `name=axis` texts; the axis may be none. Raises BadUsage."""
+    axes: dict[str, int | None] = {}
+    for text in texts:
+        name, equals, axis = text.partition("=")
+        is_number = axis.isdigit()
+        if not (name and equals and (is_number or axis == "none")):
+            raise BadUsage(f"{text!r} is not NAME=AXIS", at="--sample-axis", fix="write x=0, or rate=none")
+        axes[name] = int(axis) if is_number else None
+    return axes
+
+
+def parse_sizes(texts: Sequence[str], graph: TrainingGraph) -> dict[str, int]:
+    """Parse `name=size` texts; symbolic sizes that are not named get a default. Raises BadUsage."""
+    known = {size for data in graph.data_inputs.values() for size in data.shape if isinstance(size, str)}
+    sizes: dict[str, int] = {}
+    for text in texts:
+        name, equals, size = text.partition("=")
+        if not (name and equals and size.isdigit() and int(size) > 0):
+            raise BadUsage(f"{text!r} is not NAME=N", at="--size", fix="write --size batch=16")
+        if name not in known:
+            fix = f"use one of {sorted(known)}" if known else "leave it out: the graph has no symbolic size"
+            raise BadUsage(f"the graph has no symbolic size {name!r}", at="--size", fix=fix)
+        sizes[name] = int(size)
+    return {name: sizes.get(name, DEFAULT_BATCH) for name in sorted(known)}
+
+
+def parse_batch_size(text: str) -> int | Literal["dynamic"] | None:
+    """Parse --batch-size: a number or `dynamic`; empty text is None. Raises BadUsage."""
+    if not text:
+        return None
+    if text == "dynamic":
+        return "dynamic"
+    if not text.isdigit() or int(text) < 1:
+        raise BadUsage(f"{text!r} is not a batch size", at="--batch-size", fix="give a number, or 'dynamic'")
+    return int(text)
+
+
+def read_strategy_option(text: str) -> Mode | Strategy:
+    """Return the mode of that name, or the strategy in that file. Raises BadUsage, BadStrategy."""
+    modes: dict[str, Mode] = {mode: mode for mode in get_args(Mode)}
+    if text in modes:
+        return modes[text]
+    if not text.endswith(".json"):
+        fix = f"use one of {', '.join(modes)}, or the path of a strategy.json"
+        raise BadUsage(f"no strategy {text!r}", at="--strategy", fix=fix)
+    return read_strategy(Path(text))

@@ -1,0 +1,246 @@
+"""The command line: each command reads files, calls one function, and says what came of it.
+
+    partc model NAME -> forward.onnx      partc grad -> train.onnx      partc inspect
+    partc compile    -> out/              partc run, partc verify       partc executor
+
+Exit codes: 0 done, 1 verification failed or training broke off, 2 the user's input is wrong.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.text import Text
+
+from partc.compiler.arguments import parse_axes, parse_batch_size, parse_pairs, parse_sizes, read_strategy_option
+from partc.compiler.console import console, progress_of, working_on
+from partc.compiler.deploy import write_trained_model
+from partc.compiler.driver import CompileOptions, compile_graph
+from partc.compiler.import_training import import_training_graph
+from partc.compiler.inspect import inspect_graph
+from partc.compiler.model_file import read_model, write_model
+from partc.compiler.training.build import build_training_graph
+from partc.compiler.training.optimizers import OPTIMIZERS
+from partc.compiler.verify import verify
+from partc.cost.cluster import read_any_cluster
+from partc.models.catalogue import MODELS, ModelRequestError, build_model, parse_options
+from partc.passes.count_flops import count_flops
+from partc.passes.find_gradients import find_gradients
+from partc.runtime import daemon
+from partc.runtime.errors import BadUsage, PartcError, RankFailed
+from partc.runtime.job import Progress
+from partc.runtime.plan_folder import read_plan_folder
+from partc.runtime.runner import TRAINED_FILE, Runner
+
+app = typer.Typer(
+    name="partc",
+    help="Compile one ONNX training step into the ONNX subgraphs that train it on every device of a cluster.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Out = Annotated[Path, typer.Option("-o", "--output", help="File or folder to write.")]
+TrainFile = Annotated[Path, typer.Argument(help="A training graph.", metavar="TRAIN.onnx")]
+PlanPath = Annotated[Path, typer.Argument(help="A plan's folder, as compile wrote it.", metavar="OUT")]
+State = Annotated[str, typer.Option(help="Bindings of a foreign graph: IN=OUT,... (variable=next value).")]
+Axes = Annotated[
+    list[str], typer.Option("--sample-axis", help="NAME=AXIS of a data input, NAME=none: the same for all.")
+]
+Loss = Annotated[str, typer.Option("--loss", help="The output of a foreign graph that is the loss.")]
+Initial = Annotated[
+    Path | None, typer.Option(help="A .npz or .safetensors file of the variables' first values.")
+]
+Sizes = Annotated[
+    list[str], typer.Option("--size", help="NAME=N: the value of a symbolic size, for pricing and data.")
+]
+Data = Annotated[str, typer.Option(help="FILE.npz, synthetic, or MODULE:FUNC.")]
+
+
+@app.command("model", epilog="Example: partc model lm --set vocab=50000 --set batch=16 -o forward.onnx")
+def model_command(
+    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(MODELS)}.")],
+    out: Out,
+    options: Annotated[list[str], typer.Option("--set", help="KEY=VALUE: an option of the model.")] = [],
+) -> None:
+    """Write a model of partc's own as a forward ONNX graph."""
+    model = build_model(name, **parse_options(options))
+    write_model(model, out)
+    console.print(f"{name}: {len(model.graph.node)} nodes -> {out}")
+
+
+@app.command(
+    "grad",
+    epilog="Example: partc grad forward.onnx --loss softmax_cross_entropy --optimizer momentum --lr 0.1 -o train.onnx",
+)
+def grad_command(
+    forward: Annotated[Path, typer.Argument(help="A forward graph.", metavar="FORWARD.onnx")],
+    out: Out,
+    loss: Annotated[str, typer.Option(help="softmax_cross_entropy, mse, or the name of a scalar output.")],
+    optimizer: Annotated[
+        Literal["sgd", "momentum", "adagrad"], typer.Option(help="How gradients become updates.")
+    ] = "sgd",
+    lr: Annotated[str, typer.Option(help="The learning rate, or 'fed': a data input learning_rate.")] = "0.01",
+    batch_size: Annotated[str, typer.Option(help="Rewrite the batch: N or dynamic.")] = "",
+    clip_global_norm: Annotated[float | None, typer.Option(help="Clip all gradients' common norm.")] = None,
+    ignore_index: Annotated[int | None, typer.Option(help="Labels of this value do not count.")] = None,
+    reinit: Annotated[bool, typer.Option("--reinit", help="Draw fresh random parameters.")] = False,
+    seed: Annotated[int, typer.Option(help="The first seed of --reinit.")] = 0,
+) -> None:
+    """Differentiate a forward graph: loss, gradients, clipping, updates."""
+    rate = "fed" if lr == "fed" else _number(lr, "--lr")
+    with working_on("differentiating"):
+        train = build_training_graph(
+            read_model(forward),
+            loss=loss,
+            optimizer=OPTIMIZERS[optimizer](lr=rate),  # type: ignore[arg-type]
+            batch_size=parse_batch_size(batch_size),
+            reinit=seed if reinit else None,
+            clip_global_norm=clip_global_norm,
+            ignore_index=ignore_index,
+            folder=forward.parent,
+        )
+        write_model(train, out)
+    console.print(f"{len(train.graph.node)} nodes -> {out}")
+
+
+@app.command("inspect", epilog="Example: partc inspect train.onnx")
+def inspect_command(
+    train: TrainFile,
+    state: State = "",
+    sample_axis: Axes = [],
+    loss: Loss = "",
+    initial: Initial = None,
+    size: Sizes = [],
+) -> None:
+    """Show variables, gradients, data inputs, and the work of one step."""
+    graph = import_training_graph(
+        train,
+        state=parse_pairs(state, "--state"),
+        sample_axes=parse_axes(sample_axis),
+        loss=loss or None,
+        initial=initial,
+    )
+    find_gradients(graph)
+    console.print(inspect_graph(graph, count_flops(graph, parse_sizes(size, graph))).render())
+
+
+@app.command("compile", epilog="Example: partc compile train.onnx -c examples/cluster-2x2.json -o out")
+def compile_command(
+    train: TrainFile,
+    cluster: Annotated[Path, typer.Option("-c", "--cluster", help="cluster.json, or a resource file.")],
+    out: Out,
+    strategy: Annotated[str, typer.Option(help="auto, hybrid, allreduce, ps, or a strategy.json.")] = "auto",
+    batch: Annotated[
+        Literal["per-replica", "global"], typer.Option(help="Whether the graph's batch is one replica's.")
+    ] = "per-replica",
+    state: State = "",
+    sample_axis: Axes = [],
+    loss: Loss = "",
+    initial: Initial = None,
+    size: Sizes = [],
+) -> None:
+    """Spread a training step over a cluster: segments, plan, report."""
+    with working_on("compiling"):
+        graph = import_training_graph(
+            train,
+            state=parse_pairs(state, "--state"),
+            sample_axes=parse_axes(sample_axis),
+            loss=loss or None,
+            initial=initial,
+        )
+        asked = read_strategy_option(strategy)
+        options = CompileOptions(asked, batch, parse_sizes(size, graph))
+        made = compile_graph(graph, read_any_cluster(cluster), out, options)
+    methods = [choice.method for choice in made.strategy.parameters.values()]
+    counted = ", ".join(f"{methods.count(m)} by {m}" for m in dict.fromkeys(methods))
+    console.print(f"parameters: {counted}")
+    for name, axis in ((d.name, d.sample_axis) for d in made.plan.data_inputs):
+        console.print(f"data input {name}: " + ("the same for all" if axis is None else f"samples on axis {axis}"))
+    step_ms = made.timeline.step_s * 1e3
+    console.print(f"{len(made.plan.ranks)} ranks, {step_ms:.1f} ms/step predicted -> {out}")
+    console.print(f"report: {out / 'report.html'}")
+
+
+@app.command("run", epilog="Example: partc run out --data synthetic --steps 100")
+def run_command(
+    out: PlanPath,
+    steps: Annotated[int, typer.Option(help="How many steps to train.")],
+    data: Data = "synthetic",
+    seed: Annotated[int, typer.Option(help="The seed of synthetic data.")] = 0,
+    ignore_divergence: Annotated[
+        bool, typer.Option("--ignore-divergence", help="Go on when the loss is not finite.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds without progress that end the run.")] = 600.0,
+) -> None:
+    """Train: one executor daemon per device, started by mpiexec; save the trained variables."""
+    folder = read_plan_folder(out)
+    with progress_of("training", steps) as advance:
+
+        def show(progress: Progress) -> None:
+            loss = "" if progress.loss is None else f"loss {progress.loss:.5g}  "
+            advance(progress.step, f"{loss}{progress.steps_per_s:.1f} steps/s")
+
+        result = Runner(folder).train(
+            data, steps, seed=seed, stop_when_diverged=not ignore_divergence, on_progress=show, timeout_s=timeout
+        )
+    console.print(f"{steps} steps, {result.steps_per_s:.1f} steps/s -> {out / TRAINED_FILE}")
+    console.print(f"forward model with the trained variables -> {write_trained_model(folder)}")
+
+
+@app.command("verify", epilog="Example: partc verify out --steps 4")
+def verify_command(
+    out: PlanPath,
+    steps: Annotated[int, typer.Option(help="How many steps to compare.")] = 4,
+    rtol: Annotated[
+        float | None, typer.Option(help="Allowed relative error of a variable's change.")
+    ] = None,
+    data: Data = "synthetic",
+    seed: Annotated[int, typer.Option(help="The seed of synthetic data.")] = 0,
+) -> None:
+    """Train on all ranks and on one device with the same total batches, and compare."""
+    with progress_of("one device", steps) as advance:
+        report = verify(out, steps=steps, rtol=rtol, data=data, seed=seed, on_step=advance)
+    console.print(report.table())
+    console.print(Text(("verified: " if report.passed else "NOT EQUAL: ") + report.summary()))
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+@app.command("executor", epilog="Started by `partc run` under mpiexec; by hand: mpiexec -n 4 partc executor JOB")
+def executor_command(
+    job: Annotated[Path, typer.Argument(help="The folder of a job, as `partc run` makes it.")],
+) -> None:
+    """Run one rank of a job: the daemon itself, one per device."""
+    raise typer.Exit(daemon.main([str(job)]))
+
+
+def _number(text: str, option: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise BadUsage(f"{text!r} is not a number", at=option, fix="give a number, or 'fed'") from error
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code. Never shows a traceback for the user's mistakes."""
+    try:
+        code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+    except (PartcError, ModelRequestError) as error:
+        print(f"partc: {error}", file=sys.stderr)
+        return 1 if isinstance(error, RankFailed) else 2
+    except typer.TyperException as error:
+        error.show()  # type: ignore[attr-defined]
+        return 2
+    except (KeyboardInterrupt, typer.Abort):
+        print("partc: interrupted", file=sys.stderr)
+        return 130
+    return code if isinstance(code, int) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

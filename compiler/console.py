@@ -1,0 +1,67 @@
+"""What a person sees while a command works: a bar on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+LINE_EVERY_S = 2.0
+
+
+class Advance(Protocol):
+    """Tells how far the work is."""
+
+    def __call__(self, done: int, note: str = "") -> None:
+        """Show that `done` of all steps are done."""
+
+
+@contextmanager
+def progress_of(what: str, total: int) -> Iterator[Advance]:
+    """Show the progress of `total` steps."""
+    if not console.is_terminal:
+        yield _lines(what, total)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=console, transient=True) as bars:
+        task = bars.add_task(what, total=total, note="")
+
+        def advance(done: int, note: str = "") -> None:
+            bars.update(task, completed=done, note=note)
+
+        yield advance
+
+
+def _lines(what: str, total: int) -> Advance:
+    """A line at the start of long work, at most every few seconds, and at its end."""
+    shown_s = time.monotonic()
+
+    def advance(done: int, note: str = "") -> None:
+        nonlocal shown_s
+        now_s = time.monotonic()
+        if now_s - shown_s >= LINE_EVERY_S or done == total:
+            shown_s = now_s
+            console.print(f"{what}: {done}/{total}  {note}".rstrip())
+
+    return advance
+
+
+@contextmanager
+def working_on(what: str) -> Iterator[None]:
+    """Show that something of unknown length is going on."""
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(what):
+        yield

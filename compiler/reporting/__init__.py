@@ -1,0 +1,1 @@
+"""report.html: what the plan says, told to a person."""

@@ -1,0 +1,163 @@
+"""Why a variable went where it went, worked through with this plan's own numbers.
+
+The examples are the largest sparse and the largest dense parameter. Bytes are those of
+cost/two_level.py, told per host or per worker.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from partc.compiler.reporting.methods import CANDIDATES, NAMES
+from partc.compiler.reporting.units import count, percent, plural, seconds, size
+from partc.cost.cluster import Cluster
+from partc.cost.strategy import SyncFacts
+from partc.cost.synchronisation import Choice, StrategyCosts
+from partc.cost.two_level import ID_BYTES, distinct_rows, owner_hosts
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A method for one variable: what would travel, and the predicted time."""
+
+    method: str
+    name: str
+    travels: str
+    seconds: str
+    share: float  # of the slowest alternative, for a bar
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One variable's decision."""
+
+    variable: str
+    headline: str
+    background: str
+    alternatives: tuple[Alternative, ...]
+    verdict: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A strategy for all parameters together."""
+
+    name: str
+    meaning: str
+    seconds: str
+    share: float
+    chosen: bool
+
+
+def worked_examples(
+    costs: StrategyCosts, facts: Mapping[str, SyncFacts], cluster: Cluster
+) -> tuple[Example, ...]:
+    """Return the largest sparse and the largest dense parameter's stories, as far as there are any."""
+    ordered = sorted(costs.choices, key=lambda choice: (-choice.bytes, choice.variable))
+    largest = [next((c for c in ordered if c.sparse is sparse), None) for sparse in (True, False)]
+    return tuple(_example(choice, facts[choice.variable], cluster) for choice in largest if choice)
+
+
+def candidates(costs: StrategyCosts) -> tuple[Candidate, ...]:
+    """Return the strategies that were compared, quickest first."""
+    ordered = sorted(costs.totals_s.items(), key=lambda item: item[1])
+    slowest = max(costs.totals_s.values(), default=0.0)
+    return tuple(
+        Candidate(name, CANDIDATES.get(name, name), seconds(total_s), _share(total_s, slowest), index == 0)
+        for index, (name, total_s) in enumerate(ordered)
+    )
+
+
+def _example(choice: Choice, fact: SyncFacts, cluster: Cluster) -> Example:
+    slowest = max(choice.seconds.values())
+    told = _sparse_travel(fact, cluster) if fact.sparse else _dense_travel(fact, cluster)
+    alternatives = tuple(
+        Alternative(
+            method, NAMES[method], told[method], seconds(time_s), _share(time_s, slowest), method == choice.method
+        )
+        for method, time_s in sorted(choice.seconds.items(), key=lambda item: item[1])
+    )
+    kind = "sparse" if fact.sparse else "dense"
+    return Example(
+        variable=fact.name,
+        headline=f"The largest {kind} parameter",
+        background=_sparse_background(fact) if fact.sparse else _dense_background(fact),
+        alternatives=alternatives,
+        verdict=_verdict(choice),
+        reason=choice.reason,
+    )
+
+
+def _sparse_background(fact: SyncFacts) -> str:
+    touched = fact.touched_rows
+    return (
+        f"It has {count(fact.rows)} rows of {size(fact.row_bytes)}: {size(fact.bytes)}. In a step one replica "
+        f"looks up about {count(touched)} different rows, {percent(touched / max(1, fact.rows))} of them "
+        f"({size(touched * fact.row_bytes)}). Every other row has a gradient of zero and stays as it is."
+    )
+
+
+def _dense_background(fact: SyncFacts) -> str:
+    return (
+        f"Every sample uses all of its {size(fact.bytes)}, so every step gives every element a gradient, "
+        "and every worker needs the whole sum."
+    )
+
+
+def _sparse_travel(fact: SyncFacts, cluster: Cluster) -> dict[str, str]:
+    workers = [len(host.devices) for host in cluster.hosts]
+    total, most = sum(workers), max(workers)
+    rows = distinct_rows(fact, most)
+    part = fact.touched_rows * (fact.row_bytes + ID_BYTES)
+    return {
+        "all_reduce": f"The whole {size(fact.bytes)}, nearly all of it zeros, into and out of every worker.",
+        "all_gather": (
+            f"{size(part)} from each worker, received by each of the {count(total)}: "
+            f"{size(part * total)} arrive at every worker."
+        ),
+        "servers": (
+            f"A host’s {plural(most, 'worker')} together need about {count(rows)} different rows "
+            f"({size(rows * fact.row_bytes)}): fetched once from the "
+            f"{plural(len(owner_hosts(cluster)), 'server')}, and as many summed gradients sent back."
+        ),
+    }
+
+
+def _dense_travel(fact: SyncFacts, cluster: Cluster) -> dict[str, str]:
+    hosts = len(cluster.hosts)
+    each = 2 * fact.bytes * (hosts - 1) / hosts
+    ring = f"{size(each)} out of every host and as much in" if hosts > 1 else "nothing leaves the host"
+    return {
+        "all_reduce": f"The sum goes around among workers: {ring}.",
+        "all_gather": "Does not apply to a dense gradient.",
+        "servers": (
+            f"The gradients go to the servers and the new values come back: {ring}, "
+            "and once more between each worker and its host’s server."
+        ),
+    }
+
+
+def _verdict(choice: Choice) -> str:
+    own_s = choice.seconds[choice.method]
+    name = NAMES[choice.method]
+    others = {method: time_s for method, time_s in choice.seconds.items() if method != choice.method}
+    if not others:
+        return f"{name} is the only way open to it."
+    quickest = min(others, key=lambda method: others[method])
+    rival = NAMES[quickest]
+    if others[quickest] < own_s * (1 - 1e-6):
+        return f"{name} was asked for; {rival} alone would be quicker by {seconds(own_s - others[quickest])}."
+    if others[quickest] <= own_s * (1 + 1e-6):
+        return f"{name} and {rival} are predicted to be equally quick; ties go to AllReduce."
+    if own_s == 0.0:
+        return f"{name} costs nothing here."
+    return f"{name} is predicted to be {_times(others[quickest] / own_s)} the next best, {rival}."
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.1f} times as quick as" if factor >= 1.1 else f"{percent(factor - 1)} quicker than"
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,57 @@
+"""The ways to synchronise a variable: their names, and what they mean to someone new to them."""
+
+from dataclasses import dataclass
+
+NAMES = {
+    "all_reduce": "AllReduce",
+    "all_gather": "AllGatherv",
+    "servers": "Servers",
+    "replicated": "No exchange",
+}
+
+CANDIDATES = {
+    "auto": "each parameter by its quickest way",
+    "everything AllReduced": "AllReduce for everything, rows never touched included",
+    "allreduce": "AllReduce for dense, AllGatherv for sparse parameters",
+    "ps": "servers for everything",
+    "hybrid": "servers for sparse, AllReduce for dense parameters",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One method in two sentences."""
+
+    method: str
+    name: str
+    text: str
+
+
+EXPLANATIONS = (
+    Explanation(
+        "all_reduce",
+        NAMES["all_reduce"],
+        "Every worker keeps a full copy of the variable, and all of them together add up their whole gradients "
+        "until each holds the sum. What a host sends does not grow with the number of hosts, but all of the "
+        "variable travels, zeros included.",
+    ),
+    Explanation(
+        "all_gather",
+        NAMES["all_gather"],
+        "Every worker keeps a full copy, and sends just the rows that its own samples touched to every other "
+        "worker. Little travels while there are few workers, but each must receive the rows of all the others.",
+    ),
+    Explanation(
+        "servers",
+        NAMES["servers"],
+        "The variable is cut into shards, and each host\u2019s server owns one; workers fetch the rows they need "
+        "and return gradients for those rows only. A host asks once for what several of its workers need, and "
+        "nobody holds or sends what was not touched.",
+    ),
+)
+
+
+def method_of_label(label: str) -> str:
+    """Return the method that a communication serves, from the word its label starts with."""
+    operation = label.partition(" ")[0]
+    return {"AllReduce": "all_reduce", "AllGatherRows": "all_gather"}.get(operation, "servers")

@@ -1,0 +1,279 @@
+"""The oracle: hold every intermediate tensor of all ranks against the single device's.
+
+    plan  ── every node of every segment an output ──> pieces of all ranks ── layout ──> whole ┐
+                                                                                               ├─ first wrong node
+    graph ── every tensor an output, plain onnxruntime, one device ────────────────────> whole ┘
+
+Pieces are put together as their layout says: concatenated (split, owned), combined (partial), or
+found equal (whole). Under the per-replica reading a replica's own tensor is held against the graph
+run on its samples alone, and what lies behind the averages against the graph with the averages given.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import onnxruntime as ort
+from onnx import helper
+
+from partc.compiler.cut_model import cut_model
+from partc.passes.layouts import Layout, Owned, Partial, PerReplica, Replicate, Split
+from partc.passes.training_graph import Gradient, TrainingGraph
+from partc.runtime.batches import share_of
+from partc.runtime.device import Sessions, device_of
+from partc.runtime.environment import Environment
+from partc.runtime.executor import Executor
+from partc.runtime.in_memory import Board, InMemoryTransport
+from partc.runtime.in_process import drive_in_lockstep
+from partc.runtime.initial import InitialValues
+from partc.runtime.plan_folder import PlanFolder, read_plan_folder
+from partc.runtime.program import Output, Plan, Rank, Run, encode_plan
+from tests.compiled_steps import Batch, Compiled
+
+SEEN = "seen."  # what a value is called where the oracle reads it
+
+COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A tensor whose pieces do not make what the single device has."""
+
+    node: str
+    op: str
+    tensor: str
+    layout: Layout
+    why: str
+
+
+class Oracle:
+    """Knows every tensor of the single device. Make it before compiling, which changes the graph."""
+
+    def __init__(self, training: TrainingGraph) -> None:
+        self._model = gs.export_onnx(training.graph)
+        self._model.ir_version = 10
+        del self._model.functions[:]
+        self._model.functions.extend(training.functions)
+        known = {entry.domain for entry in self._model.opset_import}
+        for domain in {function.domain for function in training.functions} - known:
+            self._model.opset_import.append(helper.make_opsetid(domain, 1))
+        self._gradients = dict(training.gradients)
+        self._makers = {name: (node.name, node.op_type) for node in self._model.graph.node for name in node.output}
+        self._order = list(self._makers)
+
+    def first_wrong(self, compiled: Compiled, batch: Batch, rtol: float = 1e-9) -> Wrong | None:
+        """Run one step everywhere; return the first node, in the graph's order, whose result differs."""
+        pieces = _run_opened(compiled.folder, batch)
+        reference = self._reference(compiled, batch)
+        meanings = compiled.compilation.lowered.meanings
+        found: list[tuple[int, Wrong]] = []
+        self.compared = 0
+        for value, (tensor, layout) in meanings.items():
+            root = tensor.removesuffix(".average").removesuffix(".stacked")
+            at_site = {r: a for r, a in pieces.get(value, {}).items() if layout.site in _sites(compiled.plan, r)}
+            if not at_site or root not in self._makers:
+                continue
+            self.compared += 1
+            why = _difference(at_site, layout, reference(tensor, layout), rtol)
+            if why is not None:
+                node, op = self._makers[root]
+                found.append((self._order.index(root), Wrong(node, op, tensor, layout, why)))
+        return min(found, key=lambda entry: entry[0])[1] if found else None
+
+    def _reference(self, compiled: Compiled, batch: Batch) -> "_Reference":
+        values = InitialValues(compiled.folder)
+        start = {variable.name: values.rows(variable.name) for variable in compiled.plan.variables}
+        return _Reference(self._model, self._gradients, compiled.plan, start, batch)
+
+
+# ---------------------------------------------------------------- the single device
+
+
+class _Reference:
+    """The single device's tensors: one run on the whole batch, or one per replica and one behind."""
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        gradients: Mapping[str, Gradient],
+        plan: Plan,
+        start: Mapping[str, np.ndarray],
+        batch: Batch,
+    ) -> None:
+        everything = [name for node in model.graph.node for name in node.output if name]
+        if plan.batch == "global":
+            self._runs = [_run(model, everything, {**start, **batch})]
+            self._behind: Batch = {}
+            return
+        workers = [rank for rank in plan.ranks if rank.replica is not None]
+        self._runs = [_run(model, everything, {**start, **share_of(plan, rank, batch)}) for rank in workers]
+        met = self._meet(gradients)
+        types = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in met.items()}
+        given = cut_model(model, types, everything)
+        rest = [name for name in everything if name not in met]
+        del given.graph.output[:]
+        given.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in rest)
+        unsplit = {entry.name: batch[entry.name] for entry in plan.data_inputs if entry.sample_axis is None}
+        first = share_of(plan, workers[0], batch)
+        self._behind = _run(given, rest, {**start, **first, **unsplit, **met})
+
+    def _meet(self, gradients: Mapping[str, Gradient]) -> Batch:
+        met: Batch = {}
+        for gradient in gradients.values():
+            if gradient.rows is None:
+                assert gradient.dense is not None
+                met[gradient.dense] = self._average(gradient.dense)
+            else:
+                assert gradient.ids is not None
+                if gradient.ids in self._runs[0]:
+                    met[gradient.ids] = self._stack(gradient.ids)
+                met[gradient.rows] = self._stack(gradient.rows)
+        return met
+
+    def __call__(self, tensor: str, layout: Layout) -> list[np.ndarray]:
+        """Return the tensor; one per replica for what replicas have of their own."""
+        if isinstance(layout.placement, PerReplica):
+            return [run[tensor] for run in self._runs]
+        if tensor.endswith(".average"):
+            return [self._average(tensor.removesuffix(".average"))]
+        if tensor.endswith(".stacked"):
+            return [self._stack(tensor.removesuffix(".stacked"))]
+        return [self._behind[tensor] if tensor in self._behind else self._runs[0][tensor]]
+
+    def _average(self, tensor: str) -> np.ndarray:
+        return np.mean([run[tensor] for run in self._runs], axis=0)
+
+    def _stack(self, tensor: str) -> np.ndarray:
+        whole = np.concatenate([run[tensor] for run in self._runs])
+        return whole if whole.dtype.kind == "i" else whole / len(self._runs)
+
+
+def _run(model: onnx.ModelProto, outputs: list[str], feeds: Mapping[str, np.ndarray]) -> Batch:
+    opened = onnx.ModelProto()
+    opened.CopyFrom(model)
+    del opened.graph.output[:]
+    opened.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in outputs)
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(opened.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    read = {info.name: feeds[info.name] for info in session.get_inputs()}
+    return dict(zip(outputs, session.run(outputs, read), strict=True))
+
+
+# ---------------------------------------------------------------- all ranks, opened
+
+
+def _run_opened(folder: PlanFolder, batch: Batch) -> dict[str, dict[int, np.ndarray]]:
+    """Run one step with every value kept: value -> rank -> its piece."""
+    opened, seen = _open(folder)
+    board, sessions, initial = Board(), Sessions(opened), InitialValues(opened)
+    environments = {
+        rank.rank: Environment(opened.plan, rank, device_of(rank), initial) for rank in opened.plan.ranks
+    }
+    steps = {}
+    for rank in opened.plan.ranks:
+        transport = InMemoryTransport(board)
+        executor = Executor(opened.plan, rank, environments[rank.rank], sessions, transport)
+        steps[rank.rank] = executor.step(share_of(opened.plan, rank, batch))
+    drive_in_lockstep(steps)
+    return {
+        value: {
+            rank: environment.array(name).copy()
+            for rank, environment in environments.items()
+            if name in environment.tensors
+        }
+        for value, name in seen.items()
+    }
+
+
+def _open(folder: PlanFolder) -> tuple[PlanFolder, dict[str, str]]:
+    """Copy the plan beside itself, every segment showing all it computes: value -> where it is seen.
+
+    Copies are shown, since values themselves may share memory with their sum, or with a variable.
+    """
+    path = folder.path.with_name(f"{folder.path.name}-opened")
+    (path / "segments").mkdir(parents=True, exist_ok=True)
+    seen: dict[str, str] = {}
+    files, instructions = {}, []
+    for instruction in folder.plan.instructions:
+        if isinstance(instruction, Run):
+            model = onnx.load(folder.path / instruction.segment)
+            shown = _show_all(model)
+            seen.update((value, f"{SEEN}{value}") for value in shown)
+            segment = f"segments/{len(instructions)}.onnx"
+            onnx.save(model, path / segment)
+            files[segment] = hashlib.sha256((path / segment).read_bytes()).hexdigest()
+            writes = (*instruction.writes, *((f"{SEEN}{value}", f"{SEEN}{value}") for value in shown))
+            instruction = msgspec.structs.replace(instruction, segment=segment, writes=writes)
+        elif instruction.__class__.__name__ == "Start":
+            seen.update((value, value) for value in instruction.writes)
+        instructions.append(instruction)
+    seen = {piece.value: piece.value for piece in folder.plan.slices} | seen
+    kept = tuple(Output(name, name, "whole") for name in seen.values())
+    for name in folder.plan.files:
+        if not name.startswith("segments/"):
+            target = path / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes((folder.path / name).read_bytes())
+    plan = msgspec.structs.replace(
+        folder.plan, instructions=tuple(instructions), outputs=kept, files=files
+    )
+    (path / "plan.json").write_bytes(encode_plan(plan))
+    return read_plan_folder(path), seen
+
+
+def _show_all(model: onnx.ModelProto) -> list[str]:
+    """Give every tensor that a segment computes a copy among its outputs."""
+    values = [name for node in model.graph.node for name in node.output if name]
+    for value in values:
+        model.graph.node.append(helper.make_node("Identity", [value], [f"{SEEN}{value}"]))
+        model.graph.output.append(helper.make_empty_tensor_value_info(f"{SEEN}{value}"))
+    return values
+
+
+def _sites(plan: Plan, rank: int) -> tuple[str, ...]:
+    return plan.ranks[rank].sites
+
+
+# ---------------------------------------------------------------- putting together
+
+
+def _difference(
+    pieces: Mapping[int, np.ndarray], layout: Layout, expected: list[np.ndarray], rtol: float
+) -> str | None:
+    """Say how the pieces differ from what they should make; None if they do not."""
+    parts = [pieces[rank] for rank in sorted(pieces)]
+    placement = layout.placement
+    wholes = parts
+    if isinstance(placement, Split):
+        wholes = [_join(parts, placement)]
+    elif isinstance(placement, Partial):
+        wholes = [reduce(COMBINE[placement.reduction], parts)]
+    elif isinstance(placement, Owned):
+        wholes = [np.concatenate(parts)]
+    if isinstance(placement, PerReplica):
+        pairs = list(zip(parts, expected, strict=True))
+    else:
+        pairs = [(whole, expected[0]) for whole in wholes]
+    for actual, wanted in pairs:
+        if actual.shape != wanted.shape:
+            return f"shape {list(actual.shape)} instead of {list(wanted.shape)}"
+        limit = rtol * max(1.0, float(np.max(np.abs(wanted), initial=0.0)))
+        if not np.allclose(actual, wanted, rtol=rtol, atol=limit, equal_nan=True):
+            return f"off by {np.max(np.abs(actual.astype(float) - wanted.astype(float))):.3g}"
+    return None
+
+
+def _join(parts: list[np.ndarray], split: Split) -> np.ndarray:
+    """Undo a split: rank r has the r-th part of the factor that `outer` blocks stand before."""
+    axis = split.axis
+    apart = [p.reshape(*p.shape[:axis], split.outer, -1, *p.shape[axis + 1 :]) for p in parts]
+    joined = np.concatenate(apart, axis=axis + 1)
+    return joined.reshape(*parts[0].shape[:axis], -1, *parts[0].shape[axis + 1 :])
