@@ -1,13 +1,13 @@
 """Turn option texts into values; each error says what, where and how to mend it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from partc.cost.strategy import Strategy, read_strategy
+from partc.cost.strategy import Batch, Strategy, read_strategy
 from partc.cost.synchronisation import Mode
 from partc.passes.training_graph import TrainingGraph
-from partc.runtime.errors import BadUsage
+from partc.runtime.errors import BadStrategy, BadUsage
 
 DEFAULT_BATCH = 8  # a symbolic size that nobody gave a value
 
@@ -37,19 +37,24 @@ def parse_axes(texts: Sequence[str]) -> dict[str, int | None]:
     return axes
 
 
-def parse_sizes(texts: Sequence[str], graph: TrainingGraph) -> dict[str, int]:
-    """Parse `name=size` texts; symbolic sizes that are not named get a default. Raises BadUsage."""
-    known = {size for data in graph.data_inputs.values() for size in data.shape if isinstance(size, str)}
+def parse_sizes(texts: Sequence[str]) -> dict[str, int]:
+    """Parse `name=size` texts. Raises BadUsage."""
     sizes: dict[str, int] = {}
     for text in texts:
         name, equals, size = text.partition("=")
         if not (name and equals and size.isdigit() and int(size) > 0):
             raise BadUsage(f"{text!r} is not NAME=N", at="--size", fix="write --size batch=16")
-        if name not in known:
-            fix = f"use one of {sorted(known)}" if known else "leave it out: the graph has no symbolic size"
-            raise BadUsage(f"the graph has no symbolic size {name!r}", at="--size", fix=fix)
         sizes[name] = int(size)
-    return {name: sizes.get(name, DEFAULT_BATCH) for name in sorted(known)}
+    return sizes
+
+
+def fill_sizes(given: Mapping[str, int], graph: TrainingGraph) -> dict[str, int]:
+    """Return a value for every symbolic size of the graph. Raises BadUsage for one it does not have."""
+    known = {size for data in graph.data_inputs.values() for size in data.shape if isinstance(size, str)}
+    if stray := sorted(set(given) - known):
+        fix = f"use one of {sorted(known)}" if known else "leave it out: the graph has no symbolic size"
+        raise BadUsage(f"the graph has no symbolic size {stray[0]!r}", at="--size", fix=fix)
+    return {name: given.get(name, DEFAULT_BATCH) for name in sorted(known)}
 
 
 def parse_batch_size(text: str) -> int | Literal["dynamic"] | None:
@@ -72,3 +77,16 @@ def read_strategy_option(text: str) -> Mode | Strategy:
         fix = f"use one of {', '.join(modes)}, or the path of a strategy.json"
         raise BadUsage(f"no strategy {text!r}", at="--strategy", fix=fix)
     return read_strategy(Path(text))
+
+
+def choose_batch(asked: Batch | None, strategy: Mode | Strategy) -> Batch:
+    """Return the batch reading that the user or the strategy file asks for. Raises BadStrategy."""
+    if not isinstance(strategy, Strategy):
+        return asked or "per-replica"
+    if asked not in (None, strategy.batch):
+        raise BadStrategy(
+            f"the strategy is for a {strategy.batch} batch, not {asked}",
+            at="--batch and the strategy file",
+            fix=f"leave --batch out, or change the file's batch to {asked!r}",
+        )
+    return strategy.batch

@@ -14,20 +14,15 @@ from typing import Annotated, Literal
 import typer
 from rich.text import Text
 
-from partc.compiler.arguments import parse_axes, parse_batch_size, parse_pairs, parse_sizes, read_strategy_option
+from partc.compiler.api import GraphOptions, compile_step, inspect
+from partc.compiler.arguments import parse_axes, parse_batch_size, parse_pairs, parse_sizes
 from partc.compiler.console import console, progress_of, working_on
 from partc.compiler.deploy import write_trained_model
-from partc.compiler.driver import CompileOptions, compile_graph
-from partc.compiler.import_training import import_training_graph
-from partc.compiler.inspect import inspect_graph
 from partc.compiler.model_file import read_model, write_model
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import OPTIMIZERS
 from partc.compiler.verify import verify
-from partc.cost.cluster import read_any_cluster
 from partc.models.catalogue import MODELS, ModelRequestError, build_model, parse_options
-from partc.passes.count_flops import count_flops
-from partc.passes.find_gradients import find_gradients
 from partc.runtime import daemon
 from partc.runtime.errors import BadUsage, PartcError, RankFailed
 from partc.runtime.job import Progress
@@ -118,15 +113,8 @@ def inspect_command(
     size: Sizes = [],
 ) -> None:
     """Show variables, gradients, data inputs, and the work of one step."""
-    graph = import_training_graph(
-        train,
-        state=parse_pairs(state, "--state"),
-        sample_axes=parse_axes(sample_axis),
-        loss=loss or None,
-        initial=initial,
-    )
-    find_gradients(graph)
-    console.print(inspect_graph(graph, count_flops(graph, parse_sizes(size, graph))).render())
+    options = _graph_options(state, sample_axis, loss, initial)
+    console.print(inspect(train, sizes=parse_sizes(size), options=options).render())
 
 
 @app.command("compile", epilog="Example: partc compile train.onnx -c examples/cluster-2x2.json -o out")
@@ -136,8 +124,9 @@ def compile_command(
     out: Out,
     strategy: Annotated[str, typer.Option(help="auto, hybrid, allreduce, ps, or a strategy.json.")] = "auto",
     batch: Annotated[
-        Literal["per-replica", "global"], typer.Option(help="Whether the graph's batch is one replica's.")
-    ] = "per-replica",
+        Literal["per-replica", "global"] | None,
+        typer.Option(help="What the graph's batch is: one replica's (the default), or the whole."),
+    ] = None,
     state: State = "",
     sample_axis: Axes = [],
     loss: Loss = "",
@@ -145,17 +134,11 @@ def compile_command(
     size: Sizes = [],
 ) -> None:
     """Spread a training step over a cluster: segments, plan, report."""
+    options = _graph_options(state, sample_axis, loss, initial)
     with working_on("compiling"):
-        graph = import_training_graph(
-            train,
-            state=parse_pairs(state, "--state"),
-            sample_axes=parse_axes(sample_axis),
-            loss=loss or None,
-            initial=initial,
+        made = compile_step(
+            train, cluster, out, strategy=strategy, batch=batch, sizes=parse_sizes(size), options=options
         )
-        asked = read_strategy_option(strategy)
-        options = CompileOptions(asked, batch, parse_sizes(size, graph))
-        made = compile_graph(graph, read_any_cluster(cluster), out, options)
     methods = [choice.method for choice in made.strategy.parameters.values()]
     counted = ", ".join(f"{methods.count(m)} by {m}" for m in dict.fromkeys(methods))
     console.print(f"parameters: {counted}")
@@ -172,9 +155,9 @@ def run_command(
     steps: Annotated[int, typer.Option(help="How many steps to train.")],
     data: Data = "synthetic",
     seed: Annotated[int, typer.Option(help="The seed of synthetic data.")] = 0,
-    ignore_divergence: Annotated[
-        bool, typer.Option("--ignore-divergence", help="Go on when the loss is not finite.")
-    ] = False,
+    on_nan: Annotated[
+        Literal["stop", "continue"], typer.Option(help="What to do when the loss is not finite.")
+    ] = "stop",
     timeout: Annotated[float, typer.Option(help="Seconds without progress that end the run.")] = 600.0,
 ) -> None:
     """Train: one executor daemon per device, started by mpiexec; save the trained variables."""
@@ -186,7 +169,7 @@ def run_command(
             advance(progress.step, f"{loss}{progress.steps_per_s:.1f} steps/s")
 
         result = Runner(folder).train(
-            data, steps, seed=seed, stop_when_diverged=not ignore_divergence, on_progress=show, timeout_s=timeout
+            data, steps, seed=seed, stop_when_diverged=on_nan == "stop", on_progress=show, timeout_s=timeout
         )
     console.print(f"{steps} steps, {result.steps_per_s:.1f} steps/s -> {out / TRAINED_FILE}")
     console.print(f"forward model with the trained variables -> {write_trained_model(folder)}")
@@ -217,6 +200,10 @@ def executor_command(
 ) -> None:
     """Run one rank of a job: the daemon itself, one per device."""
     raise typer.Exit(daemon.main([str(job)]))
+
+
+def _graph_options(state: str, axes: list[str], loss: str, initial: Path | None) -> GraphOptions:
+    return GraphOptions(parse_pairs(state, "--state"), parse_axes(axes), loss or None, initial)
 
 
 def _number(text: str, option: str) -> float:

@@ -8,7 +8,7 @@ from partc.compiler.build_plan import build_plan
 from partc.compiler.plan_files import PlanFiles
 from partc.cost.cluster import Cluster, ranks_of
 from partc.cost.memory import DeviceMemory, memory_of
-from partc.cost.strategy import Strategy
+from partc.cost.strategy import Strategy, SyncFacts
 from partc.cost.strategy_check import check_strategy
 from partc.cost.synchronisation import Mode, StrategyCosts, choose_strategy
 from partc.cost.timeline import Timeline, simulate
@@ -18,6 +18,7 @@ from partc.passes.distribute import analyse, distribute
 from partc.passes.find_gradients import find_gradients
 from partc.passes.lowered_graph import LoweredGraph
 from partc.passes.training_graph import TrainingGraph
+from partc.runtime.check_program import check_program
 from partc.runtime.program import Plan
 
 
@@ -45,6 +46,8 @@ class Compilation:
     lowered: LoweredGraph
     timeline: Timeline
     memory: tuple[DeviceMemory, ...]
+    facts: tuple[SyncFacts, ...]
+    shapes: Mapping[str, tuple[int, ...]]  # of the original graph's tensors, under the assumed sizes
 
 
 def compile_graph(
@@ -68,7 +71,10 @@ def compile_graph(
 
     with PlanFiles(out) as files:
         plan = build_plan(analysis, lowered, strategy, cluster, options, files)
+        check_program(plan)
         timeline = simulate(plan, cluster)
-        compilation = Compilation(plan, strategy, costs, lowered, timeline, memory_of(plan, cluster))
+        memory = memory_of(plan, cluster)
+        shapes = analysis.facts.shapes
+        compilation = Compilation(plan, strategy, costs, lowered, timeline, memory, facts, shapes)
         files.finish(compilation, cluster)
     return compilation

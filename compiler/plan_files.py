@@ -15,6 +15,8 @@ import numpy as np
 import onnx
 from safetensors.numpy import save_file
 
+from partc.compiler.annotate import annotate
+from partc.compiler.report import render_report
 from partc.cost.cluster import Cluster, encode_cluster
 from partc.cost.strategy import encode_strategy
 from partc.passes.training_graph import InitialValue, MadeTensor, StoredTensor, TrainingGraph
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
     from partc.compiler.driver import Compilation
 
 MODEL = "train.onnx"
+ANNOTATED = "annotated.onnx"
 INITIAL = "initial.safetensors"
+REPORT = "report.html"
 
 
 class PlanFiles:
@@ -85,6 +89,11 @@ class PlanFiles:
             save_file(self._initial, self.folder / INITIAL)
         (self.folder / "strategy.json").write_bytes(encode_strategy(compilation.strategy))
         (self.folder / "cluster.json").write_bytes(encode_cluster(cluster))
+        model = onnx.load(self.folder / MODEL)
+        annotated = annotate(model, compilation.lowered.native, compilation.shapes, cluster)
+        (self.folder / ANNOTATED).write_bytes(annotated.SerializeToString(deterministic=True))
+        report = render_report(compilation, cluster, self.folder)
+        (self.folder / REPORT).write_text(report, encoding="utf-8")
         hashes = {
             str(path.relative_to(self.folder)): hashlib.sha256(path.read_bytes()).hexdigest()
             for path in sorted(self.folder.rglob("*"))

@@ -89,4 +89,6 @@ def distribute(analysis: Analysis, strategy: Strategy) -> LoweredGraph:
     methods = {name: choice.method for name, choice in strategy.parameters.items()}
     graph = lay_out(analysis, methods)
     aggregate_partials(graph)
-    return lower(graph)
+    lowered = lower(graph)
+    lowered.native = dict(graph.layouts)
+    return lowered

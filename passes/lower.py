@@ -48,6 +48,7 @@ class Lowering:
     def run(self) -> None:
         """Lower the outputs and the variables' next values, and whatever these need."""
         training = self.graph.training
+        self._lower_in_order({*training.outputs, *(v.next for v in training.variables.values())})
         for name in training.outputs:
             placement = self.graph.layout(name).placement
             stays = isinstance(placement, PerReplica) or (isinstance(placement, Split) and placement.outer == 1)
@@ -63,6 +64,21 @@ class Lowering:
             self._keep_state(name, site)
             done += 1
         self.out.prune()
+
+    def _lower_in_order(self, wanted: set[str]) -> None:
+        """Lower what is wanted in its native layout from first to last, so that need() recurses little."""
+        needed: list[gs.Node] = []
+        for node in reversed(self.graph.training.graph.nodes):
+            if not any(tensor.name in wanted for tensor in node.outputs):
+                continue
+            decision = self.graph.decisions[node.name]
+            needed.append(node)
+            for tensor, placement in zip(node.inputs, decision.inputs, strict=True):
+                native = self.graph.layout(tensor.name)
+                if native == Layout(decision.site, placement) and self.facts.fixed_value(tensor.name) is None:
+                    wanted.add(tensor.name)
+        for node in reversed(needed):
+            self.lower(node, self.graph.decisions[node.name])
 
     def _keep_state(self, name: str, site: Site) -> None:
         variable = self.graph.training.variables[name]

@@ -69,6 +69,7 @@ def _emit(
             outputs.append(gs.Variable.empty())
             continue
         name = lowering.value_name(tensor.name, Layout(decision.site, placement))
+        name = f"{name}.of_part" if decision.is_mean else name
         outputs.append(gs.Variable(name, dtype=lowering.facts.dtypes[tensor.name]))
     name = f"{node.name}@{outputs[0].name}"
     copy = gs.Node(node.op, name, dict(node.attrs), operands, outputs, domain=node.domain)
@@ -90,7 +91,8 @@ def _count_flops(lowering: "Lowering", node: gs.Node, copy: gs.Node, decision: D
 def _scale(lowering: "Lowering", tensor: gs.Tensor, decision: Decision) -> gs.Tensor:
     """A mean over a replica's part counts for its share of the whole."""
     share = constant(f"{tensor.name}.share", 1.0 / lowering.graph.replicas, tensor.dtype)
-    return lowering.out.emit("Mul", [tensor, share], f"{tensor.name}.scaled", tensor.dtype, decision.site)
+    name = tensor.name.removesuffix(".of_part")
+    return lowering.out.emit("Mul", [tensor, share], name, tensor.dtype, decision.site)
 
 
 def _lower_meeting(lowering: "Lowering", node: gs.Node, decision: Decision) -> gs.Tensor:

@@ -41,6 +41,7 @@ class LoweredGraph:
 
     nodes: list[gs.Node] = field(default_factory=list)
     site_of: dict[str, Site] = field(default_factory=dict)  # compute node -> site
+    native: dict[str, Layout] = field(default_factory=dict)  # original tensor -> layout
     meanings: dict[str, tuple[str, Layout]] = field(default_factory=dict)  # value -> original tensor
     states: list[State] = field(default_factory=list)
     outputs: list[tuple[str, str, Layout]] = field(default_factory=list)  # (name, value, layout)

@@ -103,7 +103,7 @@ class RanksInProcess:
         return tuple(
             name
             for name, owners in self._owners.items()
-            if _differ([(owner.held.start, self._held(owner)) for owner in owners])
+            if _differ([((owner.held.start, owner.held.stop), self._held(owner)) for owner in owners])
         )
 
     def payload_bytes(self) -> dict[int, dict[str, int]]:
@@ -141,8 +141,8 @@ def drive_in_lockstep(steps: Mapping[int, Iterator[Start]]) -> None:
             raise AssertionError(f"deadlock: rank -> the communication it waits for: {stuck}")
 
 
-def _differ(copies: list[tuple[int | None, Array]]) -> bool:
-    first: dict[int | None, Array] = {}
+def _differ(copies: list[tuple[tuple[int | None, int | None], Array]]) -> bool:
+    first: dict[tuple[int | None, int | None], Array] = {}
     return any(not _same_bits(first.setdefault(start, array), array) for start, array in copies)
 
 

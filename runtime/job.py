@@ -77,8 +77,10 @@ class RankReport(Record, frozen=True):
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Write a record as JSON."""
-    path.write_bytes(msgspec.json.encode(record))
+    """Write a record as JSON: whole or not at all, since a rank may be killed at any moment."""
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(msgspec.json.encode(record))
+    part.replace(path)
 
 
 def write_job(folder: Path, job: Job, initial: Mapping[str, Array] | None) -> None:

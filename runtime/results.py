@@ -37,11 +37,12 @@ class Owner:
 
 
 def owners_of(plan: Plan) -> dict[str, tuple[Owner, ...]]:
-    """Return who holds each variable: pieces in row order, whole copies in rank order."""
+    """Return who holds each variable: pieces in row order (no empty ones), whole copies in rank order."""
     owners: dict[str, list[Owner]] = {}
     for rank in plan.ranks:
         for held in rank.held:
-            owners.setdefault(held.variable, []).append(Owner(rank.rank, held))
+            if held.start is None or held.start != held.stop:
+                owners.setdefault(held.variable, []).append(Owner(rank.rank, held))
     return {
         variable.name: tuple(
             sorted(owners[variable.name], key=lambda owner: (owner.held.start or 0, owner.rank))

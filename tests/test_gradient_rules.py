@@ -116,6 +116,8 @@ FLOAT = {
     "LRN": "f[2,7,3,2] a | y = LRN <size = 5, alpha = 0.9, beta = 0.6, bias = 1.2> (a)",
     "Conv": "f[2,5,6,5] a, f[4,5,3,3] b, f[4] c | y = Conv (a, b, c)",
     "Conv_1x1": "f[2,5,4,3] a, f[4,5,1,1] b | y = Conv (a, b)",
+    "Conv_1x1_wide": "f[2,9,2,1] a, f[8,9,1,1] b | y = Conv (a, b)",
+    "Conv_wide": "f[2,9,3,3] a, f[8,9,2,3] b | y = Conv <pads = [0,1,0,0]> (a, b)",
     "Conv_1x1_strided": "f[2,5,5,4] a, f[4,5,1,1] b | y = Conv <strides = [2,2]> (a, b)",
     "Conv_strided": "f[2,5,8,7] a, f[4,5,3,2] b | y = Conv <strides = [2,3], pads = [1,0,1,1]> (a, b)",
     "Conv_few_channels": "f[2,3,8,8] a, f[4,3,3,3] b | y = Conv <strides = [3,3], pads = [1,1,1,1]> (a, b)",

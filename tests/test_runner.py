@@ -34,10 +34,10 @@ PLANS: dict[str, tuple[Callable[[Path], Path], Batches]] = {
     "scatter": (partial(linear_servers, merged=False, scattered=True), linear_batches(2, steps=3)),
     "table, merged": (partial(table_on_servers, merged=True), table_batches(steps=3)),
     "table": (partial(table_on_servers, merged=False), table_batches(steps=3)),
-    "rows, merged": (partial(rows_at_once, rows_there_and_back, merged=True), table_batches(steps=2)),
+    "rows, merged": (partial(rows_there_and_back, merged=True), table_batches(steps=2)),
     "rows at once": (rows_at_once, table_batches(steps=20)),
     "reductions": (reductions, [reduction_batch()] * 2),
-    "rows": (partial(rows_at_once, rows_there_and_back, merged=False), table_batches(steps=2)),
+    "rows": (partial(rows_there_and_back, merged=False), table_batches(steps=2)),
 }
 
 

@@ -89,14 +89,16 @@ def _kinds(choices: list[Choice]) -> list[str]:
 def _figures(compilation: "Compilation", cluster: Cluster) -> tuple[Figure, ...]:
     plan = compilation.plan
     step_s = compilation.timeline.step_s
-    sent = sum(sent for _, sent in host_traffic(plan, cluster).values())
+    sent = [sent for _, sent in host_traffic(plan, cluster).values()]
     parameters = sum(choice.bytes for choice in compilation.costs.choices)
     servers = sum("server" in rank.sites for rank in plan.ranks)
     samples = samples_per_step(plan)
     speed = f"{count(samples / step_s)} samples/s" if samples and step_s else "samples per step unknown"
     return (
         Figure("Predicted step", seconds(step_s), speed),
-        Figure("Between hosts, per step", size(sent), "sent, all hosts together"),
+        Figure(
+            "Between hosts, per step", size(sum(sent)), f"sent in all, {size(max(sent))} by the busiest host"
+        ),
         Figure("Trained parameters", size(parameters), plural(len(compilation.costs.choices), "parameter")),
         Figure(
             "Ranks",
@@ -119,4 +121,3 @@ def _samples(item: DataInput, assumed: dict[str, int]) -> int | None:
         return None
     length = item.shape[item.sample_axis]
     return assumed.get(length) if isinstance(length, str) else length
-

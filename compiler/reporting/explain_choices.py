@@ -7,11 +7,11 @@ cost/two_level.py, told per host or per worker.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from partc.compiler.reporting.methods import CANDIDATES, NAMES
+from partc.compiler.reporting.methods import CANDIDATES, NAMES, OUTCOMES, SPOKEN
 from partc.compiler.reporting.units import count, percent, plural, seconds, size
 from partc.cost.cluster import Cluster
 from partc.cost.strategy import SyncFacts
-from partc.cost.synchronisation import Choice, StrategyCosts
+from partc.cost.synchronisation import TIE, Choice, StrategyCosts
 from partc.cost.two_level import ID_BYTES, distinct_rows, owner_hosts
 
 
@@ -32,7 +32,8 @@ class Example:
     """One variable's decision."""
 
     variable: str
-    headline: str
+    outcome: str  # finishes "why (the variable) ..."
+    kind: str
     background: str
     alternatives: tuple[Alternative, ...]
     verdict: str
@@ -61,11 +62,16 @@ def worked_examples(
 
 def candidates(costs: StrategyCosts) -> tuple[Candidate, ...]:
     """Return the strategies that were compared, quickest first."""
-    ordered = sorted(costs.totals_s.items(), key=lambda item: item[1])
-    slowest = max(costs.totals_s.values(), default=0.0)
+    totals_s = costs.totals_s
+    if not totals_s:
+        return ()
+    quickest, slowest = min(totals_s.values()), max(totals_s.values())
+    chosen = next(name for name, total_s in totals_s.items() if total_s <= quickest * (1 + TIE))
     return tuple(
-        Candidate(name, CANDIDATES.get(name, name), seconds(total_s), _share(total_s, slowest), index == 0)
-        for index, (name, total_s) in enumerate(ordered)
+        Candidate(
+            name, CANDIDATES.get(name, name), seconds(total_s), _share(total_s, slowest), name == chosen
+        )
+        for name, total_s in sorted(totals_s.items(), key=lambda item: item[1])
     )
 
 
@@ -74,14 +80,20 @@ def _example(choice: Choice, fact: SyncFacts, cluster: Cluster) -> Example:
     told = _sparse_travel(fact, cluster) if fact.sparse else _dense_travel(fact, cluster)
     alternatives = tuple(
         Alternative(
-            method, NAMES[method], told[method], seconds(time_s), _share(time_s, slowest), method == choice.method
+            method,
+            NAMES[method],
+            told[method],
+            seconds(time_s),
+            _share(time_s, slowest),
+            method == choice.method,
         )
         for method, time_s in sorted(choice.seconds.items(), key=lambda item: item[1])
     )
     kind = "sparse" if fact.sparse else "dense"
     return Example(
         variable=fact.name,
-        headline=f"The largest {kind} parameter",
+        outcome=OUTCOMES[choice.method],
+        kind=f"the largest {kind} parameter",
         background=_sparse_background(fact) if fact.sparse else _dense_background(fact),
         alternatives=alternatives,
         verdict=_verdict(choice),
@@ -92,9 +104,9 @@ def _example(choice: Choice, fact: SyncFacts, cluster: Cluster) -> Example:
 def _sparse_background(fact: SyncFacts) -> str:
     touched = fact.touched_rows
     return (
-        f"It has {count(fact.rows)} rows of {size(fact.row_bytes)}: {size(fact.bytes)}. In a step one replica "
-        f"looks up about {count(touched)} different rows, {percent(touched / max(1, fact.rows))} of them "
-        f"({size(touched * fact.row_bytes)}). Every other row has a gradient of zero and stays as it is."
+        f"It has {count(fact.rows)} rows of {size(fact.row_bytes)}: {size(fact.bytes)}. In a step one "
+        f"replica looks up about {count(touched)} different rows, {percent(touched / max(1, fact.rows))} of "
+        f"them ({size(touched * fact.row_bytes)}). Every other row has a gradient of zero."
     )
 
 
@@ -127,28 +139,29 @@ def _sparse_travel(fact: SyncFacts, cluster: Cluster) -> dict[str, str]:
 def _dense_travel(fact: SyncFacts, cluster: Cluster) -> dict[str, str]:
     hosts = len(cluster.hosts)
     each = 2 * fact.bytes * (hosts - 1) / hosts
-    ring = f"{size(each)} out of every host and as much in" if hosts > 1 else "nothing leaves the host"
+    crossing = f"{size(each)} out of every host and as much in" if hosts > 1 else "nothing leaves the host"
     return {
-        "all_reduce": f"The sum goes around among workers: {ring}.",
+        "all_reduce": f"The sum goes around among the workers: {crossing}.",
         "all_gather": "Does not apply to a dense gradient.",
         "servers": (
-            f"The gradients go to the servers and the new values come back: {ring}, "
-            "and once more between each worker and its host’s server."
+            "Gradients go through each host’s server to their owners, and the new values come back: "
+            f"{crossing}."
         ),
     }
 
 
 def _verdict(choice: Choice) -> str:
     own_s = choice.seconds[choice.method]
-    name = NAMES[choice.method]
+    name = SPOKEN[choice.method]
+    name = name[0].upper() + name[1:]
     others = {method: time_s for method, time_s in choice.seconds.items() if method != choice.method}
     if not others:
         return f"{name} is the only way open to it."
     quickest = min(others, key=lambda method: others[method])
-    rival = NAMES[quickest]
-    if others[quickest] < own_s * (1 - 1e-6):
+    rival = SPOKEN[quickest]
+    if others[quickest] < own_s * (1 - TIE):
         return f"{name} was asked for; {rival} alone would be quicker by {seconds(own_s - others[quickest])}."
-    if others[quickest] <= own_s * (1 + 1e-6):
+    if others[quickest] <= own_s * (1 + TIE):
         return f"{name} and {rival} are predicted to be equally quick; ties go to AllReduce."
     if own_s == 0.0:
         return f"{name} costs nothing here."

@@ -9,6 +9,18 @@ NAMES = {
     "replicated": "No exchange",
 }
 
+SPOKEN = {
+    "all_reduce": "AllReduce",
+    "all_gather": "AllGatherv",
+    "servers": "the way through the servers",
+}
+
+OUTCOMES = {
+    "all_reduce": "is summed by AllReduce",
+    "all_gather": "is exchanged by AllGatherv",
+    "servers": "went to the servers",
+}
+
 CANDIDATES = {
     "auto": "each parameter by its quickest way",
     "everything AllReduced": "AllReduce for everything, rows never touched included",
@@ -31,22 +43,23 @@ EXPLANATIONS = (
     Explanation(
         "all_reduce",
         NAMES["all_reduce"],
-        "Every worker keeps a full copy of the variable, and all of them together add up their whole gradients "
-        "until each holds the sum. What a host sends does not grow with the number of hosts, but all of the "
-        "variable travels, zeros included.",
+        "Every worker keeps a full copy of the variable, and all of them together add up their whole "
+        "gradients until each holds the sum. What a host sends hardly grows with the number of hosts, but "
+        "all of the variable travels, zeros included.",
     ),
     Explanation(
         "all_gather",
         NAMES["all_gather"],
-        "Every worker keeps a full copy, and sends just the rows that its own samples touched to every other "
-        "worker. Little travels while there are few workers, but each must receive the rows of all the others.",
+        "Every worker keeps a full copy, and sends just the rows that its own samples touched to every "
+        "other worker. Little travels while there are few workers, but each must receive the rows of all "
+        "the others.",
     ),
     Explanation(
         "servers",
         NAMES["servers"],
-        "The variable is cut into shards, and each host\u2019s server owns one; workers fetch the rows they need "
-        "and return gradients for those rows only. A host asks once for what several of its workers need, and "
-        "nobody holds or sends what was not touched.",
+        "The hosts\u2019 servers own the variable, a large one cut into shards; workers fetch the rows they "
+        "need and return gradients for those rows only. A host asks once for what several of its workers "
+        "need, and no worker ever holds the whole of a sparse variable.",
     ),
 )
 

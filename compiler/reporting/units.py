@@ -38,6 +38,8 @@ def count(value: float) -> str:
 
 def percent(share: float) -> str:
     """Print a share, with more digits where it is small: 0.32 %."""
+    if share == 0.0:
+        return f"0{NO_BREAK}%"
     digits = 0 if share >= 0.1 else 1 if share >= 0.01 else 2
     return f"{share * 100:.{digits}f}{NO_BREAK}%"
 

@@ -1,24 +1,19 @@
 """Gradient rules of batch and layer normalisation, and the training BatchNormalization in plain ops.
 
-    centred = x - mean      normal = centred / sqrt(variance + epsilon)      y = normal scale + bias
+    centred = x - mean      inverse = 1 / sqrt(variance + epsilon)      y = centred inverse scale + bias
 
-With statistics of the batch itself (training), and g = dy scale:
+With statistics of the batch itself (training):
 
-    dx = (g - mean(g) - normal mean(g normal)) / sqrt(variance + epsilon)
+    dx = scale inverse (dy - mean(dy) - centred inverse^2 mean(dy centred))
 
-The means are ReduceMean nodes: where the batch is split over ranks, they are what is communicated.
+The means are nodes of their own: where the batch is split over ranks, they are what is communicated.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from partc.compiler.training.forward_node import ForwardNode, Gradients, Rule, of_first_output
-
-
-@dataclass(frozen=True, slots=True)
-class _Normalized:
-    normal: str
-    inverse: str  # 1 / sqrt(variance + epsilon)
+from partc.compiler.training.rules_reduction import count_along
 
 
 def _per_channel(at: ForwardNode, vector: str) -> str:
@@ -63,9 +58,13 @@ def _inference_gradient(at: ForwardNode, dy: str) -> Gradients:
 
 @dataclass(frozen=True, slots=True)
 class _BatchStatistics:
-    mean: str  # [1, c, 1..]
-    variance: str  # [1, c, 1..]
-    normalized: _Normalized
+    """Per-channel tensors are [1, c, 1..]."""
+
+    mean: str
+    variance: str
+    centred: str  # shaped like x
+    inverse: str
+    slope: str  # scale times inverse
 
 
 def _batch_statistics(at: ForwardNode) -> _BatchStatistics:
@@ -74,7 +73,8 @@ def _batch_statistics(at: ForwardNode) -> _BatchStatistics:
     centred = at.op("Sub", at.x(0), mean)
     variance = at.op("ReduceMean", at.op("Mul", centred, centred), axes, keepdims=1)
     inverse = _inverse_deviation(at, variance)
-    return _BatchStatistics(mean, variance, _Normalized(at.op("Mul", centred, inverse), inverse))
+    slope = at.op("Mul", inverse, _per_channel(at, at.x(1)))
+    return _BatchStatistics(mean, variance, centred, inverse, slope)
 
 
 def expand_training_batch_normalization(at: ForwardNode) -> None:
@@ -85,7 +85,7 @@ def expand_training_batch_normalization(at: ForwardNode) -> None:
     Its gradient shares the statistics.
     """
     statistics = _batch_statistics(at)
-    scaled = at.op("Mul", statistics.normalized.normal, _per_channel(at, at.x(1)))
+    scaled = at.op("Mul", statistics.centred, statistics.slope)
     at.build.call("Add", (scaled, _per_channel(at, at.x(2))), (at.y(),))
     momentum = at.number("momentum", 0.9)
     axes = at.build.ints(0, *range(2, at.rank(at.x(0))))
@@ -99,15 +99,31 @@ def expand_training_batch_normalization(at: ForwardNode) -> None:
 
 
 def _training_gradient(at: ForwardNode, dy: str) -> Gradients:
-    normalized = _batch_statistics(at).normalized
-    axes = at.build.ints(0, *range(2, at.rank(at.x(0))))
-    g = at.op("Mul", dy, _per_channel(at, at.x(1)))
-    gradients = {0: _whitened_gradient(at, g, normalized, axes)}
-    if 1 in at.wanted:
-        gradients[1] = _sum_per_channel(at, at.op("Mul", dy, normalized.normal))
-    if 2 in at.wanted:
-        gradients[2] = _sum_per_channel(at, dy)
-    return gradients
+    """The sums over the batch that dx needs are those that the scale's and the bias' gradients need."""
+    statistics = _batch_statistics(at)
+    axes = (0, *range(2, at.rank(at.x(0))))
+    level = at.op("ReduceSum", dy, at.build.ints(*axes), keepdims=1)
+    tilt = at.op("ReduceSum", at.op("Mul", dy, statistics.centred), at.build.ints(*axes), keepdims=1)
+    count = count_along(at, at.x(0), axes)
+    square = at.op("Mul", statistics.inverse, statistics.inverse)
+    steepness = at.op("Mul", at.op("Div", tilt, count), square)
+    rest = at.op("Sub", dy, at.op("Mul", statistics.centred, steepness))
+    rest = at.op("Sub", rest, at.op("Div", level, count))
+    squeezed = at.build.ints(*axes)
+    return {
+        0: at.op("Mul", rest, statistics.slope),
+        1: at.op("Squeeze", at.op("Mul", tilt, statistics.inverse), squeezed),
+        2: at.op("Squeeze", level, squeezed),
+    }
+
+
+# ---------------------------------------------------------------- layer normalisation
+
+
+@dataclass(frozen=True, slots=True)
+class _Normalized:
+    normal: str
+    inverse: str  # 1 / sqrt(variance + epsilon)
 
 
 def _whitened_gradient(at: ForwardNode, g: str, normalized: _Normalized, axes: str) -> str:
@@ -115,9 +131,6 @@ def _whitened_gradient(at: ForwardNode, g: str, normalized: _Normalized, axes: s
     tilt = at.op("ReduceMean", at.op("Mul", g, normalized.normal), axes, keepdims=1)
     rest = at.op("Sub", at.op("Sub", g, level), at.op("Mul", normalized.normal, tilt))
     return at.op("Mul", rest, normalized.inverse)
-
-
-# ---------------------------------------------------------------- layer normalisation
 
 
 def _layer_normalization(at: ForwardNode, dy: str) -> Gradients:

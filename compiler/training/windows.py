@@ -37,6 +37,11 @@ class Windows:
             count *= size
         return count
 
+    @property
+    def is_pointwise(self) -> bool:
+        """Tell whether output y reads input y alone."""
+        return self.taps == 1 and {*self.strides} == {1} and not any((*self.before, *self.after))
+
     def transposed(self) -> dict[str, Sizes]:
         """Return the attributes of the ConvTranspose that carries outputs back to inputs."""
         return {

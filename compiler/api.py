@@ -1,0 +1,93 @@
+"""What the command line does, as functions of Python."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from partc.compiler.arguments import choose_batch, fill_sizes, read_strategy_option
+from partc.compiler.driver import Compilation, CompileOptions, compile_graph
+from partc.compiler.import_training import import_training_graph
+from partc.compiler.inspect import Inspection, inspect_graph
+from partc.compiler.training.build import build_training_graph
+from partc.compiler.verify import verify
+from partc.cost.cluster import Cluster, read_any_cluster
+from partc.cost.strategy import Batch, Strategy
+from partc.passes.count_flops import count_flops
+from partc.passes.find_gradients import find_gradients
+from partc.passes.training_graph import TrainingGraph
+from partc.runtime.plan_folder import PlanFolder
+
+__all__ = ["build_training_graph", "compile", "inspect", "verify"]
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """What a training graph's file does not say: see `import_training_graph`."""
+
+    state: dict[str, str] | None = None
+    sample_axes: dict[str, int | None] | None = None
+    loss: str | None = None
+    initial: Path | None = None
+
+    def read(self, train: str | Path | onnx.ModelProto) -> TrainingGraph:
+        """Import a training graph."""
+        return import_training_graph(
+            train,
+            state=self.state,
+            sample_axes=self.sample_axes,
+            loss=self.loss,
+            initial=self.initial,
+        )
+
+
+def compile_step(
+    train: str | Path | onnx.ModelProto,
+    cluster: str | Path | Cluster,
+    out: str | Path,
+    *,
+    strategy: str | Strategy = "auto",
+    batch: Batch | None = None,
+    sizes: Mapping[str, int] | None = None,
+    options: GraphOptions | None = None,
+) -> Compilation:
+    """Compile a training step for a cluster into the folder `out`. Raises PartcError.
+
+    `strategy` is auto, hybrid, allreduce, ps, the path of a strategy.json, or a Strategy; `sizes`
+    gives symbolic sizes a value, for pricing and synthetic data.
+    """
+    graph = (options or GraphOptions()).read(train)
+    asked = strategy if isinstance(strategy, Strategy) else read_strategy_option(strategy)
+    choice = CompileOptions(asked, choose_batch(batch, asked), fill_sizes(sizes or {}, graph))
+    machines = cluster if isinstance(cluster, Cluster) else read_any_cluster(Path(cluster))
+    return compile_graph(graph, machines, Path(out), choice)
+
+
+def compile(
+    train: str | Path | onnx.ModelProto,
+    cluster: str | Path | Cluster,
+    out: str | Path,
+    *,
+    strategy: str | Strategy = "auto",
+    batch: Batch | None = None,
+    sizes: Mapping[str, int] | None = None,
+    options: GraphOptions | None = None,
+) -> PlanFolder:
+    """Compile as `compile_step` does, and return the plan and its folder, as Runner takes it."""
+    made = compile_step(
+        train, cluster, out, strategy=strategy, batch=batch, sizes=sizes, options=options
+    )
+    return PlanFolder(made.plan, Path(out))
+
+
+def inspect(
+    train: str | Path | onnx.ModelProto,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    options: GraphOptions | None = None,
+) -> Inspection:
+    """Look at a training step: variables, gradients, data inputs, work. Raises PartcError."""
+    graph = (options or GraphOptions()).read(train)
+    find_gradients(graph)
+    return inspect_graph(graph, count_flops(graph, fill_sizes(sizes or {}, graph)))

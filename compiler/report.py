@@ -1,0 +1,73 @@
+"""report.html: the whole plan on one page that needs no network, for someone who has never seen one."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jinja2
+import onnx
+
+from partc.compiler.reporting.describe_assumptions import describe_inputs, whole_ops
+from partc.compiler.reporting.describe_devices import describe_devices
+from partc.compiler.reporting.describe_headline import describe_headline
+from partc.compiler.reporting.describe_program import describe_listings, describe_segments
+from partc.compiler.reporting.describe_servers import describe_servers
+from partc.compiler.reporting.describe_variables import describe_variables
+from partc.compiler.reporting.draw_cluster import draw_cluster
+from partc.compiler.reporting.draw_timeline import draw_timelines
+from partc.compiler.reporting.explain_choices import candidates, worked_examples
+from partc.compiler.reporting.list_longest import list_longest
+from partc.compiler.reporting.methods import EXPLANATIONS
+from partc.cost.cluster import Cluster
+
+if TYPE_CHECKING:
+    from partc.compiler.driver import Compilation
+
+TEMPLATES = Path(__file__).parent / "reporting"
+
+
+def render_report(compilation: "Compilation", cluster: Cluster, folder: Path) -> str:
+    """Return the page. `folder` holds the plan's model and segments; equal plans give equal pages."""
+    plan, costs = compilation.plan, compilation.costs
+    facts = {fact.name: fact for fact in compilation.facts}
+    segments = describe_segments(plan, folder)
+    segment_names = {Path(segment.path).stem[:8]: segment.name for segment in segments}
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            headline=describe_headline(compilation, cluster, _model_name(folder / plan.model)),
+            explanations=EXPLANATIONS,
+            examples=worked_examples(costs, facts, cluster),
+            candidates=candidates(costs),
+            cluster=draw_cluster(plan, cluster),
+            devices=describe_devices(compilation.memory, compilation.timeline, plan),
+            timelines=draw_timelines(compilation.timeline, plan, segment_names),
+            longest=list_longest(compilation.timeline, segment_names),
+            variables=describe_variables(plan, costs.choices, facts),
+            assignment=describe_servers(costs.assignment),
+            inputs=describe_inputs(plan),
+            sizes=sorted(plan.sizes.items()),
+            batch=plan.batch,
+            whole_ops=whole_ops(compilation.lowered),
+            segments=segments,
+            listings=describe_listings(plan, segments),
+        )
+    )
+
+
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _model_name(path: Path) -> str:
+    """Return the graph's name, or the file's where it has none."""
+    try:
+        return onnx.load(path, load_external_data=False).graph.name or path.stem
+    except OSError:
+        return path.stem

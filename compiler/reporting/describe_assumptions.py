@@ -1,0 +1,60 @@
+"""What the plan takes for granted: inputs, sizes, and what could not be divided."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from partc.compiler.reporting.units import count
+from partc.passes.indexed_slices import DOMAIN as SLICES_DOMAIN
+from partc.passes.layouts import Replicate
+from partc.passes.lowered_graph import LoweredGraph, is_communication
+from partc.passes.sharding_rules import GRADIENT_RULES, RULES
+from partc.runtime.program import DataInput, Plan
+
+TRIVIAL = ("Constant", "Shape", "Size")  # cost nothing worth dividing
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A tensor that the user feeds."""
+
+    name: str
+    dtype: str
+    shape: str
+    samples: str
+    values: str
+
+
+def describe_inputs(plan: Plan) -> tuple[Input, ...]:
+    """Return the data inputs in the graph's order."""
+    return tuple(
+        Input(
+            name=item.name,
+            dtype=item.dtype,
+            shape=" × ".join(str(length) for length in item.shape) or "scalar",
+            samples=_samples(item, plan),
+            values=f"0 to {count(item.high - 1)}" if item.high is not None else "",
+        )
+        for item in plan.data_inputs
+    )
+
+
+def _samples(item: DataInput, plan: Plan) -> str:
+    if item.sample_axis is None:
+        return "none: all replicas read the same values"
+    if plan.batch == "global":
+        return f"axis {item.sample_axis}: each replica reads 1/{plan.replicas}"
+    return f"axis {item.sample_axis}: each replica reads its own"
+
+
+def whole_ops(lowered: LoweredGraph) -> tuple[tuple[str, int], ...]:
+    """Return the op types that every rank runs whole because no sharding rule divides them."""
+    found: Counter[str] = Counter()
+    for node in lowered.nodes:
+        if is_communication(node) or node.name not in lowered.original or node.op in TRIVIAL:
+            continue
+        if node.domain == SLICES_DOMAIN or node.op in RULES or node.op.startswith(tuple(GRADIENT_RULES)):
+            continue
+        layouts = [lowered.meanings[out.name][1] for out in node.outputs if out.name in lowered.meanings]
+        if layouts and all(isinstance(layout.placement, Replicate) for layout in layouts):
+            found[node.op] += 1
+    return tuple(sorted(found.items()))
