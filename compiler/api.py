@@ -75,9 +75,7 @@ def compile(
     options: GraphOptions | None = None,
 ) -> PlanFolder:
     """Compile as `compile_step` does, and return the plan and its folder, as Runner takes it."""
-    made = compile_step(
-        train, cluster, out, strategy=strategy, batch=batch, sizes=sizes, options=options
-    )
+    made = compile_step(train, cluster, out, strategy=strategy, batch=batch, sizes=sizes, options=options)
     return PlanFolder(made.plan, Path(out))
 
 

@@ -52,9 +52,7 @@ def build_plan(
         replicas=analysis.replicas,
         sizes=dict(options.sizes),
         loss=training.loss,
-        ranks=tuple(
-            _describe_rank(placed, lowered, program, rows, cluster) for placed in ranks_of(cluster)
-        ),
+        ranks=tuple(_describe_rank(placed, lowered, program, rows, cluster) for placed in ranks_of(cluster)),
         instructions=tuple(program.instructions),
         buffers=tuple(program.buffers),
         slices=tuple(program.slices),
@@ -132,9 +130,7 @@ def _describe_rank(
         groups=groups,
         constants=_constants_of(placed, lowered, rows, server),
         slices=() if server is None else _owned_slices(program, rows, server),
-        held=tuple(
-            held for state in lowered.states for held in _hold(state, placed, lowered, rows, server)
-        ),
+        held=tuple(held for state in lowered.states for held in _hold(state, placed, lowered, rows, server)),
     )
 
 
@@ -191,9 +187,7 @@ def _hold(
     return [Held(state.variable, state.value, start, stop)]
 
 
-def _describe_variables(
-    analysis: Analysis, strategy: Strategy, files: PlanFiles
-) -> tuple[PlanVariable, ...]:
+def _describe_variables(analysis: Analysis, strategy: Strategy, files: PlanFiles) -> tuple[PlanVariable, ...]:
     described: list[PlanVariable] = []
     for name, variable in analysis.training.variables.items():
         role = analysis.roles.variables[name]

@@ -70,7 +70,7 @@ def model_command(
 
 @app.command(
     "grad",
-    epilog="Example: partc grad forward.onnx --loss softmax_cross_entropy --optimizer momentum --lr 0.1 -o train.onnx",
+    epilog="Example: partc grad forward.onnx --loss softmax_cross_entropy --optimizer momentum -o train.onnx",
 )
 def grad_command(
     forward: Annotated[Path, typer.Argument(help="A forward graph.", metavar="FORWARD.onnx")],
@@ -79,7 +79,7 @@ def grad_command(
     optimizer: Annotated[
         Literal["sgd", "momentum", "adagrad"], typer.Option(help="How gradients become updates.")
     ] = "sgd",
-    lr: Annotated[str, typer.Option(help="The learning rate, or 'fed': a data input learning_rate.")] = "0.01",
+    lr: Annotated[str, typer.Option(help="A number, or 'fed': a data input learning_rate.")] = "0.01",
     batch_size: Annotated[str, typer.Option(help="Rewrite the batch: N or dynamic.")] = "",
     clip_global_norm: Annotated[float | None, typer.Option(help="Clip all gradients' common norm.")] = None,
     ignore_index: Annotated[int | None, typer.Option(help="Labels of this value do not count.")] = None,
@@ -143,7 +143,9 @@ def compile_command(
     counted = ", ".join(f"{methods.count(m)} by {m}" for m in dict.fromkeys(methods))
     console.print(f"parameters: {counted}")
     for name, axis in ((d.name, d.sample_axis) for d in made.plan.data_inputs):
-        console.print(f"data input {name}: " + ("the same for all" if axis is None else f"samples on axis {axis}"))
+        console.print(
+            f"data input {name}: " + ("the same for all" if axis is None else f"samples on axis {axis}")
+        )
     step_ms = made.timeline.step_s * 1e3
     console.print(f"{len(made.plan.ranks)} ranks, {step_ms:.1f} ms/step predicted -> {out}")
     console.print(f"report: {out / 'report.html'}")
@@ -179,9 +181,7 @@ def run_command(
 def verify_command(
     out: PlanPath,
     steps: Annotated[int, typer.Option(help="How many steps to compare.")] = 4,
-    rtol: Annotated[
-        float | None, typer.Option(help="Allowed relative error of a variable's change.")
-    ] = None,
+    rtol: Annotated[float | None, typer.Option(help="Allowed relative error of a variable's change.")] = None,
     data: Data = "synthetic",
     seed: Annotated[int, typer.Option(help="The seed of synthetic data.")] = 0,
 ) -> None:
@@ -194,7 +194,9 @@ def verify_command(
         raise typer.Exit(1)
 
 
-@app.command("executor", epilog="Started by `partc run` under mpiexec; by hand: mpiexec -n 4 partc executor JOB")
+@app.command(
+    "executor", epilog="Started by `partc run` under mpiexec; by hand: mpiexec -n 4 partc executor JOB"
+)
 def executor_command(
     job: Annotated[Path, typer.Argument(help="The folder of a job, as `partc run` makes it.")],
 ) -> None:

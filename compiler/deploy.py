@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-
 from onnx import numpy_helper
 
 from partc.compiler.bindings import read_bindings
@@ -40,5 +39,3 @@ def write_trained_model(folder: PlanFolder) -> Path:
     path = folder.path / DEPLOYED
     write_model(forward, path)
     return path
-
-

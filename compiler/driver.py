@@ -8,12 +8,12 @@ from partc.compiler.build_plan import build_plan
 from partc.compiler.plan_files import PlanFiles
 from partc.cost.cluster import Cluster, ranks_of
 from partc.cost.memory import DeviceMemory, memory_of
-from partc.cost.strategy import Strategy, SyncFacts
+from partc.cost.strategy import Batch, Strategy, SyncFacts
 from partc.cost.strategy_check import check_strategy
 from partc.cost.synchronisation import Mode, StrategyCosts, choose_strategy
 from partc.cost.timeline import Timeline, simulate
-from partc.passes.describe_parameters import describe_parameters
 from partc.passes.bucket_communications import copy_where_shared
+from partc.passes.describe_parameters import describe_parameters
 from partc.passes.distribute import analyse, distribute
 from partc.passes.find_gradients import find_gradients
 from partc.passes.lowered_graph import LoweredGraph
@@ -32,7 +32,7 @@ class CompileOptions:
     """
 
     strategy: Mode | Strategy = "auto"
-    batch: str = "per-replica"
+    batch: Batch = "per-replica"
     sizes: Mapping[str, int] = field(default_factory=dict)
 
 

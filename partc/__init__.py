@@ -1,7 +1,7 @@
 """partc: compile one training step on one device into the ONNX subgraphs of a whole cluster.
 
-    plan = partc.compile("train.onnx", "cluster.json", "out")
-    result = partc.Runner(plan).train("synthetic", steps=100)
+plan = partc.compile("train.onnx", "cluster.json", "out")
+result = partc.Runner(plan).train("synthetic", steps=100)
 """
 
 from importlib import import_module

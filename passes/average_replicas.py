@@ -138,6 +138,10 @@ def _descendants(graph: gs.Graph, sources: set[str]) -> set[str]:
     """Tensors that depend on the sources' values, not looking through Average and Stack."""
     reached = set(sources)
     for node in graph.nodes:
-        if node.domain != DOMAIN and node.op not in ("Shape", "Size") and any(tensor.name in reached for tensor in node.inputs):
+        if (
+            node.domain != DOMAIN
+            and node.op not in ("Shape", "Size")
+            and any(tensor.name in reached for tensor in node.inputs)
+        ):
             reached.update(tensor.name for tensor in node.outputs)
     return reached

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from partc.passes.layouts import Reduction
 from partc.passes.lowered_graph import LoweredGraph, is_communication
+from partc.runtime.program import Site
 
 BUCKET_BYTES = 25_000_000  # DESIGN: 25 MB is where an AllReduce nears the line rate
 BUCKETED = ("AllReduce", "Push", "Pull", "ToServers", "ToWorkers")
@@ -30,8 +32,8 @@ class Bucket:
 
     name: str
     op: str
-    site: str
-    reduction: str
+    site: Site
+    reduction: Reduction
     dtype: np.dtype
     members: tuple[gs.Node, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -81,15 +83,16 @@ def _copy_operand(lowered: LoweredGraph, node: gs.Node) -> gs.Node:
     node.inputs = [copy]
     identity = gs.Node("Identity", f"{copy.name}.node", {}, [operand], [copy])
     lowered.site_of[identity.name] = _sender_site(node)
-    for known in (lowered.shapes, lowered.nbytes):
-        if operand.name in known:
-            known[copy.name] = known[operand.name]  # type: ignore[index, assignment]
+    if operand.name in lowered.shapes:
+        lowered.shapes[copy.name] = lowered.shapes[operand.name]
+    lowered.nbytes[copy.name] = lowered.nbytes.get(operand.name, 0)
     return identity
 
 
-def _sender_site(node: gs.Node) -> "str":
+def _sender_site(node: gs.Node) -> Site:
     if node.op == "AllReduce":
-        return str(node.attrs["site"])
+        site: Site = node.attrs["site"]
+        return site
     return "server" if node.op in ("ToWorkers", "Pull") else "worker"
 
 

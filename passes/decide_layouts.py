@@ -108,9 +108,7 @@ def _every_term_has(node: gs.Node, rule: ShardingRule, factor: str, zeros: froze
         dims = rule.inputs[index]
         return dims is not None and rule.position_of(dims, factor) is not None
 
-    return all(
-        any(has(index) or node.inputs[index].name in zeros for index in term) for term in rule.terms
-    )
+    return all(any(has(index) or node.inputs[index].name in zeros for index in term) for term in rule.terms)
 
 
 def _keep_partial(
@@ -164,7 +162,7 @@ def decide_on_servers(
     ]
     if _indexes_rows(node, owned):
         return _index_owned_rows(node, owned, parameter)
-    return _split_owned(node, rule, layouts, owned, parameter)
+    return _split_owned(node, rule, owned, parameter)
 
 
 def _indexes_rows(node: gs.Node, owned: Sequence[bool]) -> bool:
@@ -181,9 +179,7 @@ def _index_owned_rows(node: gs.Node, owned: Sequence[bool], parameter: str) -> D
     return Decision("server", tuple(placement for _ in owned), (placement,), offset_ids=True)
 
 
-def _split_owned(
-    node: gs.Node, rule: ShardingRule, layouts: Sequence[Layout], owned: Sequence[bool], parameter: str
-) -> Decision:
+def _split_owned(node: gs.Node, rule: ShardingRule, owned: Sequence[bool], parameter: str) -> Decision:
     """Split the factor that owned operands have on axis 0."""
     factors = {
         dims[0][0] if dims is not None and dims and len(dims[0]) == 1 else None
@@ -194,7 +190,7 @@ def _split_owned(
     if len(factors) != 1 or factor is None or factor in rule.whole:
         raise NotServable(parameter, node)
     inputs: list[Placement] = []
-    for dims, layout in zip(rule.inputs, layouts, strict=True):
+    for dims in rule.inputs:
         position = None if dims is None else rule.position_of(dims, factor)
         if position not in (None, (0, 1)) or (position and dims and len(dims[0]) != 1):
             raise NotServable(parameter, node)
@@ -202,9 +198,7 @@ def _split_owned(
     return Decision("server", tuple(inputs), _owned_outputs(node, rule, factor, parameter), factor)
 
 
-def _owned_outputs(
-    node: gs.Node, rule: ShardingRule, factor: str, parameter: str
-) -> tuple[Placement, ...]:
+def _owned_outputs(node: gs.Node, rule: ShardingRule, factor: str, parameter: str) -> tuple[Placement, ...]:
     outputs: list[Placement] = []
     for dims in rule.outputs:
         if dims and dims[0] == (factor,):

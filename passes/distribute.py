@@ -32,9 +32,7 @@ class Analysis:
     per_replica: bool
 
 
-def analyse(
-    training: TrainingGraph, sizes: Mapping[str, int], replicas: int, per_replica: bool
-) -> Analysis:
+def analyse(training: TrainingGraph, sizes: Mapping[str, int], replicas: int, per_replica: bool) -> Analysis:
     """Find out all that a strategy and the layouts need to know. Changes `training.graph`."""
     roles = find_roles(training)
     main = set(roles.main)

@@ -98,9 +98,7 @@ def push_slices(lowering: "Lowering", owned: Owned) -> tuple[gs.Variable, gs.Var
     return lowering.exchanged[name]
 
 
-def _expect(
-    lowering: "Lowering", pairs: list[tuple[str, str]], ids: gs.Variable, rows: gs.Variable
-) -> None:
+def _expect(lowering: "Lowering", pairs: list[tuple[str, str]], ids: gs.Variable, rows: gs.Variable) -> None:
     """Tell the cost model how many bytes a rank's summed slices take, all ids being distinct."""
     for value, tensors in ((ids, [ids for ids, _ in pairs]), (rows, [rows for _, rows in pairs])):
         lowering.out.nbytes[value.name] = sum(_own_bytes(lowering, tensor) for tensor in tensors)

@@ -67,13 +67,17 @@ def infer_facts(training: TrainingGraph, sizes: Mapping[str, int], replicas: int
         dtypes,
         values,
         frozenset(name for name, shape in shapes.items() if other_shapes.get(name) == shape),
-        frozenset(name for name, value in values.items() if np.array_equal(other_values.get(name), value)),
+        frozenset(
+            name
+            for name, value in values.items()
+            if name in other_values and np.array_equal(other_values[name], value)
+        ),
     )
 
 
 def _skeleton(training: TrainingGraph) -> onnx.ModelProto:
     """Return the graph as a model, variables as mere inputs."""
-    model = gs.export_onnx(training.graph)
+    model: onnx.ModelProto = gs.export_onnx(training.graph)
     model.ir_version = 10
     del model.functions[:]
     model.functions.extend(training.functions)
@@ -138,7 +142,7 @@ def _read_types(model: onnx.ModelProto) -> tuple[dict[str, Shape], dict[str, np.
         dtypes[tensor.name] = helper.tensor_dtype_to_np_dtype(tensor.data_type)
     for node in graph.node:  # a function body that Unique's dynamic size stops
         if node.op_type == SUM_ROWS and node.domain == DOMAIN:
-            ids, rows = node.input
+            rows = node.input[1]
             unique_ids, sums = node.output
             shapes[unique_ids] = (UNKNOWN,)
             shapes[sums] = (UNKNOWN, *shapes.get(rows, (0, 0))[1:])
@@ -158,10 +162,13 @@ def _evaluate_small(
             dims = np.array(shapes[node.input[0]], dtype=np.int64)
             found[node.output[0]] = dims[_slice_of(node)]
             available.add(node.output[0])
-        elif _is_pure(node) and available.issuperset(filter(None, node.input)):
-            if all(out in shapes and all(shapes[out]) and _is_small(shapes[out]) for out in node.output):
-                chosen.append(node)
-                available.update(node.output)
+        elif (
+            _is_pure(node)
+            and available.issuperset(filter(None, node.input))
+            and all(all(shapes.get(out, (UNKNOWN,))) and _is_small(shapes[out]) for out in node.output)
+        ):
+            chosen.append(node)
+            available.update(node.output)
     if chosen:
         found.update(_run(model, chosen, {**values, **found}))
     return found

@@ -15,7 +15,7 @@ from partc.passes.facts import Facts
 from partc.passes.sharding_rules import rule_of
 from partc.passes.training_graph import TrainingGraph
 
-MOVES_IDS = frozenset("Unsqueeze Squeeze Reshape Identity Cast Flatten Expand".split())
+MOVES_IDS = frozenset(["Unsqueeze", "Squeeze", "Reshape", "Identity", "Cast", "Flatten", "Expand"])
 
 
 def find_followers(training: TrainingGraph, facts: Facts, main: Iterable[str]) -> dict[str, str | None]:

@@ -63,7 +63,7 @@ def find_gradients(training: TrainingGraph) -> dict[str, Gradient]:
     stops = frozenset(name for walk in parameters for name in walk.stops)
     dirty = descendants(training.graph, _samples(training), cut=stops) - stops
     for walk in parameters:
-        dense = _gradient_of(walk, dirty, facts)
+        dense = _past_views(_gradient_of(walk, dirty, facts))
         slices = find_indexed_slices(training.graph, dense, walk.variable)
         ids, rows = slices or (None, None)
         training.gradients[walk.variable.name] = Gradient(walk.variable.name, dense.name, ids, rows)
@@ -135,10 +135,27 @@ def _gradient_of(walk: _Walk, dirty: set[str], facts: _Facts) -> gs.Tensor:
     nodes = sorted(walk.nodes, key=lambda node: facts.order[node.name])
     candidates = [*walk.stops.values(), *(node.outputs[0] for node in nodes)]
     for tensor in candidates:
-        if tuple(tensor.shape or ()) == walk.variable.shape and _separates(tensor, nodes, walk, dirty):
+        if _is_like(tensor, walk.variable) and _separates(tensor, nodes, walk, dirty):
             _check_linear(tensor, nodes, walk)
             return tensor
     raise _no_gradient(walk.variable, "its next value depends on the samples in more than one way")
+
+
+def _is_like(tensor: gs.Tensor, variable: Variable) -> bool:
+    return tuple(tensor.shape or ()) == variable.shape and tensor.dtype == variable.dtype
+
+
+def _past_views(gradient: gs.Tensor) -> gs.Tensor:
+    """Return the gradient behind the views that lead back to its shape: a transpose and another.
+
+    The update is then left without them, and works row by row.
+    """
+    tensor = latest = gradient
+    while len(tensor.outputs) == 1 and tensor.outputs[0].op in VIEWS - {"Cast", "CastLike"}:
+        tensor = tensor.outputs[0].outputs[0]
+        if tensor.shape is not None and list(tensor.shape) == list(gradient.shape):
+            latest = tensor
+    return latest
 
 
 def _separates(tensor: gs.Tensor, nodes: list[gs.Node], walk: _Walk, dirty: set[str]) -> bool:

@@ -54,12 +54,18 @@ def _scatters_of(dense: gs.Tensor, table: Variable) -> list[_Scatter] | None:
     if not dense.inputs:
         return None
     node = dense.inputs[0]
-    if node.op in ("Add", "Sum", "Identity"):
+    if node.op in ("Add", "Sum", "Identity") or _keeps_axes(node):
         parts = [_scatters_of(read, table) for read in node.inputs]
         known = [part for part in parts if part is not None]
         return [scatter for part in known for scatter in part] if len(known) == len(parts) else None
     scatter = _scatter_nd(node) if node.op == "ScatterND" else _scatter_elements(node, table)
     return None if scatter is None or not _adds_to_zeros(node) else [scatter]
+
+
+def _keeps_axes(node: gs.Node) -> bool:
+    """Tell whether a transpose leaves every axis where it is, as PyTorch's exporter writes them."""
+    perm = list(node.attrs.get("perm", ()))
+    return node.op == "Transpose" and bool(perm) and perm == sorted(perm)
 
 
 def _adds_to_zeros(node: gs.Node) -> bool:

@@ -1,10 +1,10 @@
 """Where a tensor's pieces are: a site, and how its ranks divide the tensor among themselves.
 
-    Replicate        every rank has the whole
-    Split            rank r of N has the r-th N-th of one factor of one axis
-    Partial          every rank has a term; the tensor is their sum (or maximum, or minimum)
-    PerReplica       every rank has a tensor of its own: replicas on different data, not pieces
-    Owned            servers: each has some rows of axis 0 (or the slices whose ids fall in its rows)
+Replicate        every rank has the whole
+Split            rank r of N has the r-th N-th of one factor of one axis
+Partial          every rank has a term; the tensor is their sum (or maximum, or minimum)
+PerReplica       every rank has a tensor of its own: replicas on different data, not pieces
+Owned            servers: each has some rows of axis 0 (or the slices whose ids fall in its rows)
 """
 
 from dataclasses import dataclass

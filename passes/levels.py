@@ -1,15 +1,16 @@
 """How a communication crosses the cluster, level by level: within hosts, among hosts, back.
 
-    AllReduce   reduce to the host's first worker, all-reduce among these, broadcast in the host
-    Push        reduce to the host's server, reduce-scatter among servers to the owners
-    Pull        all-gather among servers, broadcast in the host
-    ToServers   the host's first worker tells its server        ToWorkers   broadcast in the host
-    rows        gathered on the host's server, exchanged among servers, scattered in the host
+AllReduce   reduce to the host's first worker, all-reduce among these, broadcast in the host
+Push        reduce to the host's server, reduce-scatter among servers to the owners
+Pull        all-gather among servers, broadcast in the host
+ToServers   the host's first worker tells its server        ToWorkers   broadcast in the host
+rows        gathered on the host's server, exchanged among servers, scattered in the host
 """
 
 from dataclasses import dataclass
 
 from partc.passes.bucket_communications import Bucket
+from partc.passes.layouts import Reduction
 from partc.passes.lowered_graph import LoweredGraph
 from partc.passes.schedule import Message
 from partc.runtime.program import Kind, Site
@@ -40,7 +41,7 @@ class Level:
     receivers: Site
     reads: tuple[str, ...]
     writes: tuple[str, ...]
-    reduction: str = "sum"
+    reduction: Reduction = "sum"
     counts: tuple[int, ...] = ()
     payload_bytes: int = 0
     label: str = ""
@@ -55,7 +56,7 @@ def levels_of(message: Message, topology: Shape2, lowered: LoweredGraph) -> list
     if node.op == "AllReduce":
         group = f"{node.attrs['site']}s"
         site: Site = node.attrs["site"]
-        reduction = node.attrs["reduction"]
+        reduction: Reduction = node.attrs["reduction"]
         return [
             Level(
                 "all_reduce",
@@ -72,7 +73,9 @@ def levels_of(message: Message, topology: Shape2, lowered: LoweredGraph) -> list
     kind, group, senders, receivers = ROWS[node.op]
     label = _label(node.op, (message.reads[0],))
     return [
-        Level(kind, group, senders, receivers, message.reads, message.writes, payload_bytes=sizes, label=label)
+        Level(
+            kind, group, senders, receivers, message.reads, message.writes, payload_bytes=sizes, label=label
+        )
     ]
 
 
@@ -82,10 +85,8 @@ def _bucket_levels(bucket: Bucket, topology: Shape2) -> list[Level]:
 
     def level(kind: Kind, group: str, senders: Site, receivers: Site) -> Level:
         counts = bucket.counts if kind in ("reduce_scatter", "all_gather") else ()
-        reduction = bucket.reduction if kind in ("reduce", "all_reduce") else "sum"
-        return Level(
-            kind, group, senders, receivers, place, place, reduction, counts, bucket.nbytes, label
-        )
+        reduction: Reduction = bucket.reduction if kind in ("reduce", "all_reduce") else "sum"
+        return Level(kind, group, senders, receivers, place, place, reduction, counts, bucket.nbytes, label)
 
     worker: Site = "worker"
     server: Site = "server"

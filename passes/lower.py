@@ -51,7 +51,9 @@ class Lowering:
         self._lower_in_order({*training.outputs, *(v.next for v in training.variables.values())})
         for name in training.outputs:
             placement = self.graph.layout(name).placement
-            stays = isinstance(placement, PerReplica) or (isinstance(placement, Split) and placement.outer == 1)
+            stays = isinstance(placement, PerReplica) or (
+                isinstance(placement, Split) and placement.outer == 1
+            )
             kept = placement if stays else Replicate()
             value = self.need(name, Layout("worker", kept))
             self.out.outputs.append((name, value.name, Layout("worker", kept)))
@@ -171,7 +173,7 @@ class Lowering:
     def split_locally(self, tensor: str, placement: Split) -> gs.Tensor | None:
         """Make a replica's part of a whole tensor by making its operands' parts, if a rule allows."""
         source = self._tensors[tensor]
-        if not source.inputs or not self._is_at_hand(tensor) and tensor in self.graph.made_whole:
+        if not source.inputs or (not self._is_at_hand(tensor) and tensor in self.graph.made_whole):
             return None
         node = source.inputs[0]
         rule = rule_of(node, self.facts)

@@ -24,6 +24,8 @@ from partc.runtime.program import Site
 
 DOMAIN = "partc.communication"
 
+Values = list[int] | list[float] | int | float
+
 
 @dataclass(frozen=True, slots=True)
 class State:
@@ -103,6 +105,8 @@ def is_communication(node: gs.Node) -> bool:
     return bool(node.domain == DOMAIN)
 
 
-def constant(name: str, values: "list[int] | list[float] | int | float", dtype: type) -> gs.Constant:
+def constant(
+    name: str, values: "list[int] | list[float] | int | float", dtype: "type | np.dtype"
+) -> gs.Constant:
     """Return a small constant tensor."""
     return gs.Constant(name, np.array(values, dtype=dtype))

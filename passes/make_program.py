@@ -19,7 +19,7 @@ from partc.passes.lowered_graph import LoweredGraph
 from partc.passes.prove_in_place import SCATTERS, prove_in_place
 from partc.passes.schedule import Chunk, Item, Message
 from partc.passes.write_segments import SegmentWriter, row_shape
-from partc.runtime.program import Buffer, Instruction, Run, Slice, Start, Store, Wait
+from partc.runtime.program import Buffer, Instruction, Run, Site, Slice, Start, Store, Wait
 
 
 @dataclass
@@ -81,12 +81,12 @@ class ProgramMaker:
         return self.program
 
     def _lay_out_buffers(self) -> None:
-        for bucket in {item.bucket.name: item.bucket for item in self.items if _has_bucket(item)}.values():
-            sites = ("worker", "server")
-            if bucket.op == "AllReduce":
-                sites = (bucket.site,)  # type: ignore[assignment]
+        buckets = [item.bucket for item in self.items if isinstance(item, Message) and item.bucket]
+        for bucket in buckets:
+            both: tuple[Site, ...] = ("worker", "server")
+            sites = (bucket.site,) if bucket.op == "AllReduce" else both
             name = np.dtype(bucket.dtype).name
-            self.program.buffers.append(Buffer(bucket.name, name, bucket.elements, sites))  # type: ignore[arg-type]
+            self.program.buffers.append(Buffer(bucket.name, name, bucket.elements, sites))
             for index, node in enumerate(bucket.members):
                 self._place_member(bucket, index, node.inputs[0].name, node.outputs[0].name)
 
@@ -190,10 +190,6 @@ def _touched(node: gs.Node, nbytes: Mapping[str, int]) -> int:
     if node.op in SCATTERS:
         return reads[1] + 3 * reads[2]
     return sum(reads) + sum(writes)
-
-
-def _has_bucket(item: Item) -> bool:
-    return isinstance(item, Message) and item.bucket is not None
 
 
 def _readers(items: Sequence[Item]) -> dict[str, list[Item]]:

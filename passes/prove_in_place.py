@@ -13,7 +13,9 @@ import onnx_graphsurgeon as gs
 from partc.passes.lowered_graph import LoweredGraph, State
 from partc.passes.schedule import Chunk, Item, Message
 
-POINTWISE = frozenset("Add Sub Mul Div Sum Max Min Where Neg Identity Sqrt Clip".split())
+POINTWISE = frozenset(
+    ["Add", "Sub", "Mul", "Div", "Sum", "Max", "Min", "Where", "Neg", "Identity", "Sqrt", "Clip"]
+)
 SCATTERS = frozenset({"ScatterND", "ScatterElements"})
 
 

@@ -1,11 +1,11 @@
 """Change a tensor's layout. All communication of dense tensors is made here.
 
-    partial -> whole     AllReduce (if aggregation was placed here; behind it ops run whole)
-    split -> whole       AllGatherRows, the split axis in front
-    whole -> split       made in part, or cut locally
-    worker partial -> rows owned by servers      Push
-    rows owned by servers -> whole               Pull
-    whole, from site to site                     ToServers, ToWorkers
+partial -> whole     AllReduce (if aggregation was placed here; behind it ops run whole)
+split -> whole       AllGatherRows, the split axis in front
+whole -> split       made in part, or cut locally
+worker partial -> rows owned by servers      Push
+rows owned by servers -> whole               Pull
+whole, from site to site                     ToServers, ToWorkers
 """
 
 from typing import TYPE_CHECKING
@@ -190,9 +190,7 @@ class _Fold:
         if self.outer > 1:
             sizes = [*self.shape[: self.axis], self.outer, -1, *self.shape[self.axis + 1 :]]
             tensor = self._reshape(tensor, sizes, f"{name}.apart")
-        return self.out.emit(
-            "Transpose", [tensor], f"{name}.front", tensor.dtype, "worker", perm=self.order
-        )
+        return self.out.emit("Transpose", [tensor], f"{name}.front", tensor.dtype, "worker", perm=self.order)
 
     def back(self, tensor: gs.Tensor, name: str) -> gs.Tensor:
         inverse = [int(axis) for axis in np.argsort(self.order)]

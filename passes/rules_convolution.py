@@ -63,7 +63,7 @@ def _contraction(
         spelling.sizes,
         tuple(terms),
         frozenset(range(len(inputs))),
-        combine={name: "sum" for name in (*sums, *kernel)},
+        combine=dict.fromkeys((*sums, *kernel), "sum"),
         whole=spelling.spatial(),
     )
 
@@ -86,7 +86,7 @@ def weight_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
         spelling.sizes,
         ((0, 1),),
         frozenset({0, 1}),
-        combine={name: "sum" for name in ("n", *space)},
+        combine=dict.fromkeys(("n", *space), "sum"),
         whole=spelling.spatial(),
     )
 

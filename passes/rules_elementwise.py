@@ -84,7 +84,7 @@ def reduce(how: Combine | None, linear: bool = True) -> Rule:
             sizes,
             ((0,),) if is_linear else (),
             frozenset({0}) if is_linear else frozenset(),
-            combine={factor: how for factor in reduced} if how else {},
+            combine=dict.fromkeys(reduced, how) if how else {},
             whole=frozenset() if how else frozenset(reduced),
         )
 
@@ -143,8 +143,9 @@ def matmul(node: gs.Node, facts: Facts) -> ShardingRule:
     batch_dims, sizes = named("b", batch)
     sizes["k"] = left[-1]
     out = list(batch_dims)
-    left_dims, right_dims = list(broadcast_dims(left[:-2], batch, "b")), list(
-        broadcast_dims(right[:-2], batch, "b")
+    left_dims, right_dims = (
+        list(broadcast_dims(left[:-2], batch, "b")),
+        list(broadcast_dims(right[:-2], batch, "b")),
     )
     if len(left) > 1:
         sizes["m"] = left[-2]

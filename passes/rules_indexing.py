@@ -95,7 +95,7 @@ def scatter_nd(node: gs.Node, facts: Facts) -> ShardingRule:
         sizes | leading_sizes | {"k": depth},
         ((0,), (2,)) if adds else (),
         frozenset({0, 2}) if adds else frozenset(),
-        combine={factor: "sum" for factor in leading_sizes} if adds else {},
+        combine=dict.fromkeys(leading_sizes, "sum") if adds else {},
         whole=frozenset(indexed if adds else indexed | set(leading_sizes)),
         indexed=frozenset(indexed),
     )

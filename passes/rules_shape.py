@@ -77,9 +77,7 @@ def transpose(node: gs.Node, facts: Facts) -> ShardingRule:
     """Transpose: the axes change places."""
     dims, sizes = named("d", facts.shape(node.inputs[0].name))
     order = node.attrs.get("perm", list(range(len(dims)))[::-1])
-    return ShardingRule(
-        (dims,), (tuple(dims[axis] for axis in order),), sizes, ((0,),), LINEAR, moves=True
-    )
+    return ShardingRule((dims,), (tuple(dims[axis] for axis in order),), sizes, ((0,),), LINEAR, moves=True)
 
 
 def expand(node: gs.Node, facts: Facts) -> ShardingRule:
@@ -91,9 +89,7 @@ def expand(node: gs.Node, facts: Facts) -> ShardingRule:
         () if size == 1 and output[axis + offset] != 1 else (f"d{axis + offset}",)
         for axis, size in enumerate(from_shape)
     )
-    return ShardingRule(
-        (source, None), (dims,), sizes, ((0,),), LINEAR, shape_inputs={1: 0}, moves=True
-    )
+    return ShardingRule((source, None), (dims,), sizes, ((0,),), LINEAR, shape_inputs={1: 0}, moves=True)
 
 
 def constant_of_shape(node: gs.Node, facts: Facts) -> ShardingRule:

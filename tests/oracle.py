@@ -136,12 +136,14 @@ class _Reference:
         shares = [share_of(plan, rank, batch) for rank in plan.ranks if rank.replica is not None]
         self._runs = [share | _run(model, everything, {**start, **share}) for share in shares]
         met = self._meet(gradients)
+        rest = [name for name in everything if self._lies_behind(name, met)]
         types = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in met.items()}
-        given = cut_model(model, types, everything)
-        rest = [name for name in everything if name not in met]
-        del given.graph.output[:]
-        given.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in rest)
-        self._behind = _run(given, rest, {**start, **shares[0], **met})
+        self._behind = _run(cut_model(model, types, rest), rest, {**start, **batch, **met})
+
+    def _lies_behind(self, tensor: str, met: Batch) -> bool:
+        """Tell whether a tensor is computed from what replicas have averaged, and from no sample."""
+        leaves = leaves_of(self._graph, [tensor], met) - {tensor}
+        return tensor not in met and bool(leaves & met.keys()) and not leaves - met.keys() & self._samples
 
     def _meet(self, gradients: Mapping[str, Gradient]) -> Batch:
         met: Batch = {}

@@ -37,6 +37,12 @@ def test_two_uses_of_a_parameter_give_one_gradient_behind_their_sum() -> None:
     assert find_gradients(import_step(tied))["W"].dense == "both"
 
 
+def test_views_that_cancel_lie_before_the_gradient() -> None:
+    flipped = "turned = Transpose (dW)\n back = Transpose (turned)\n part = Mul (back, lr)"
+
+    assert find_gradients(import_step(SGD.replace("part = Mul (dW, lr)", flipped)))["W"].dense == "back"
+
+
 def test_a_recorded_gradient_is_left_alone() -> None:
     training = import_step(SGD)
     training.gradients["W"] = Gradient("W", dense="part")

@@ -13,7 +13,8 @@ from partc.runtime.errors import BadData, BadPlan, BadUsage
 from partc.runtime.plan_folder import read_plan_folder
 from partc.runtime.program import Instruction, Plan, Run, Start, Wait, encode_plan
 from tests.foreign_steps import parse
-from tests.hand_made_plans import linear_all_reduce, linear_batches, linear_servers, with_changes
+from tests.hand_made_plans import with_changes
+from tests.linear_plans import linear_all_reduce, linear_batches, linear_servers
 
 # The step of tests/hand_made_plans.py as one replica's user wrote it: 4 samples.
 STEP = """

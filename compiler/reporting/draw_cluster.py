@@ -10,23 +10,24 @@ Coordinates are in the units of the viewBox. Beyond MOST_HOSTS the rest is count
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import ceil
 
-from partc.compiler.reporting.units import plural, rate, seconds, size
+from partc.compiler.reporting.describe_holdings import Holding, describe_copies, holding_of
+from partc.compiler.reporting.units import plural, rate, seconds, shortened, size
 from partc.cost.cluster import Cluster, Host
-from partc.cost.memory import held_bytes
-from partc.runtime.program import Plan, Rank
+from partc.runtime.program import Plan
 
 WIDTH = 1080
 GAP = 20
 CABLE_GAP = 104  # between hosts that a link joins directly, so that its label fits
-MOST_HOSTS = 16
+MOST_HOSTS = 8
 COLUMNS = 4
 WIDEST_HOST = 520
-SHARD_LINES = 3
 LINE = 19
+CHARACTER = 8.0  # at most, in a box
 CHIP_WIDTH, CHIP_HEIGHT, CHIP_GAP = 72, 40, 6
 PADDING = 12
 SWITCH_HEIGHT = 30
@@ -54,9 +55,7 @@ class Box:
     height: float
     name: str
     memory: str
-    server: str
-    shards: tuple[str, ...]
-    title: str
+    holding: Holding
     chips: tuple[Chip, ...]
     inner_link: str
 
@@ -108,72 +107,106 @@ class Picture:
 def draw_cluster(plan: Plan, cluster: Cluster) -> Picture:
     """Return the picture of a cluster under a plan."""
     drawn = cluster.hosts[:MOST_HOSTS]
-    columns = min(COLUMNS, len(drawn)) if len(drawn) <= 2 * COLUMNS else ceil(len(drawn) / 2)
-    gap = CABLE_GAP if _joins_hosts(cluster) else GAP
-    width = min(WIDEST_HOST, (WIDTH - gap * (columns - 1)) / columns)
-    height = max(_box_height(host, plan, width) for host in drawn)
-    rows = ceil(len(drawn) / columns)
-    band = CABLE * 2 + (SWITCH_HEIGHT + GAP) * len(cluster.switches) - GAP if cluster.switches else GAP * 3
-    between = band if rows > 1 or cluster.switches else 0
-    left = (WIDTH - columns * width - (columns - 1) * gap) / 2
-    boxes = tuple(
-        _box(host, plan, left + i % columns * (width + gap), i // columns * (height + between), width, height)
-        for i, host in enumerate(drawn)
-    )
+    grid = _lay_out(drawn, plan, cluster)
+    boxes = tuple(_box(host, plan, *grid.corner(index), grid) for index, host in enumerate(drawn))
     bars = tuple(
-        Bar(height + CABLE + i * (SWITCH_HEIGHT + GAP), name) for i, name in enumerate(cluster.switches)
+        Bar(grid.height + CABLE + index * (SWITCH_HEIGHT + GAP), shortened(name, 60))
+        for index, name in enumerate(cluster.switches)
     )
-    bottom = height * rows + between * (rows - 1)
-    if rows == 1 and bars:
-        bottom = bars[-1].y + SWITCH_HEIGHT
+    bottoms = [box.y + box.height for box in boxes] + [bar.y + SWITCH_HEIGHT for bar in bars]
     return Picture(
         width=WIDTH,
-        height=bottom + 2,
+        height=max(bottoms),
         boxes=boxes,
-        cables=_cables(cluster, boxes, bars),
+        cables=_cables(cluster, boxes, dict(zip(cluster.switches, bars, strict=True))),
         bars=bars,
         left_out=len(cluster.hosts) - len(drawn),
         links=_link_kinds(cluster),
-        caption=_caption(plan),
+        caption=describe_copies(plan),
     )
 
 
-def _joins_hosts(cluster: Cluster) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """Where hosts stand: all boxes are of one size."""
+
+    columns: int
+    width: float
+    height: float
+    gap: float
+    between: float  # rows
+
+    def corner(self, index: int) -> tuple[float, float]:
+        """Return the upper left corner of a host's box."""
+        row, column = divmod(index, self.columns)
+        used = self.columns * self.width + (self.columns - 1) * self.gap
+        return (WIDTH - used) / 2 + column * (self.width + self.gap), row * (self.height + self.between)
+
+    @property
+    def chips_in_a_row(self) -> int:
+        return max(1, int((self.width - 2 * PADDING + CHIP_GAP) // (CHIP_WIDTH + CHIP_GAP)))
+
+    @property
+    def characters(self) -> int:
+        """Return how many fit into a box's line."""
+        return int((self.width - 2 * PADDING - 8) / CHARACTER)
+
+
+def _lay_out(drawn: Sequence[Host], plan: Plan, cluster: Cluster) -> _Grid:
     hosts = {host.name for host in cluster.hosts}
-    return any(hosts.issuperset(link.ends) for link in cluster.links)
+    joined = any(hosts.issuperset(link.ends) for link in cluster.links)
+    columns = min(2 if joined else COLUMNS, len(drawn))
+    gap = CABLE_GAP if joined else GAP
+    width = min(WIDEST_HOST, (WIDTH - gap * (columns - 1)) / columns)
+    between = 3.0 * GAP
+    if cluster.switches:
+        between = 2 * CABLE + (SWITCH_HEIGHT + GAP) * len(cluster.switches) - GAP
+    unknown = _Grid(columns, width, 0.0, gap, between)
+    return replace(unknown, height=max(_box_height(host, plan, unknown) for host in drawn))
 
 
-def _box_height(host: Host, plan: Plan, width: float) -> float:
-    shards = len(_shard_lines(host.name, plan)[1])
-    chip_rows = ceil(len(host.devices) / _chips_in_a_row(width))
-    return PADDING * 3 + LINE * (2 + shards) + 16 + chip_rows * (CHIP_HEIGHT + CHIP_GAP) + LINE
+def _box_height(host: Host, plan: Plan, grid: _Grid) -> float:
+    chip_rows = ceil(len(host.devices) / grid.chips_in_a_row)
+    holding = holding_of(host.name, plan, grid.characters)
+    return _chips_top(holding) + chip_rows * (CHIP_HEIGHT + CHIP_GAP) + LINE + PADDING
 
 
-def _chips_in_a_row(width: float) -> int:
-    return max(1, int((width - 2 * PADDING + CHIP_GAP) // (CHIP_WIDTH + CHIP_GAP)))
+def _chips_top(holding: Holding) -> float:
+    return 3 * PADDING + LINE * (2 + len(holding.lines)) + 4
 
 
-def _box(host: Host, plan: Plan, x: float, y: float, width: float, height: float) -> Box:
-    server, shards, title = _shard_lines(host.name, plan)
-    shown = len(shards)
-    top = PADDING * 3 + LINE * (2 + shown) + 4
-    in_row = _chips_in_a_row(width)
-    ranks = {rank.device: rank for rank in plan.ranks if rank.host == host.name}
-    chips = tuple(
-        Chip(
-            x + PADDING + i % in_row * (CHIP_WIDTH + CHIP_GAP),
-            y + top + i // in_row * (CHIP_HEIGHT + CHIP_GAP),
-            device.name.removeprefix(f"{host.name}/"),
-            f"rank {ranks[device.name].rank}",
-            f"{device.name}: {device.profile}, {plural(device.threads, 'thread')}"
-            if device.kind == "cpu"
-            else f"{device.name}: {device.profile}",
-        )
-        for i, device in enumerate(host.devices)
-    )
+def _box(host: Host, plan: Plan, x: float, y: float, grid: _Grid) -> Box:
+    holding = holding_of(host.name, plan, grid.characters)
+    memory = size(host.memory_bytes)
     return Box(
-        x, y, width, height, host.name, size(host.memory_bytes), server, shards, title, chips, _profiles(host)
+        x=x,
+        y=y,
+        width=grid.width,
+        height=grid.height,
+        name=shortened(host.name, grid.characters - len(memory) - 2),
+        memory=memory,
+        holding=holding,
+        chips=_chips(host, plan, x + PADDING, y + _chips_top(holding), grid),
+        inner_link=shortened(_profiles(host), grid.characters),
     )
+
+
+def _chips(host: Host, plan: Plan, left: float, top: float, grid: _Grid) -> tuple[Chip, ...]:
+    rank_of = {rank.device: rank.rank for rank in plan.ranks if rank.replica is not None}
+    chips: list[Chip] = []
+    for index, device in enumerate(host.devices):
+        row, column = divmod(index, grid.chips_in_a_row)
+        threads = f", {plural(device.threads, 'thread')}" if device.kind == "cpu" else ""
+        chips.append(
+            Chip(
+                x=left + column * (CHIP_WIDTH + CHIP_GAP),
+                y=top + row * (CHIP_HEIGHT + CHIP_GAP),
+                name=shortened(device.name.removeprefix(f"{host.name}/"), int(CHIP_WIDTH / CHARACTER)),
+                rank=f"rank {rank_of[device.name]}",
+                title=f"{device.name}: {device.profile}{threads}",
+            )
+        )
+    return tuple(chips)
 
 
 def _profiles(host: Host) -> str:
@@ -181,37 +214,8 @@ def _profiles(host: Host) -> str:
     return ", ".join(f"{number} × {name}" for name, number in sorted(profiles.items()))
 
 
-def _shard_lines(host: str, plan: Plan) -> tuple[str, tuple[str, ...], str]:
-    """Return what the host's server owns: a headline, a few lines, and all of it as a title."""
-    rank = next((rank for rank in plan.ranks if rank.host == host and "server" in rank.sites), None)
-    owned = [] if rank is None else _owned(rank, plan)
-    if rank is None or not owned:
-        return "server: owns nothing", (), ""
-    lines = [f"{parameter}: {size(held)}" for parameter, held in owned]
-    shown = lines if len(lines) <= SHARD_LINES else [*lines[: SHARD_LINES - 1]]
-    if len(shown) < len(lines):
-        rest = owned[len(shown) :]
-        shown = [*shown, f"{len(rest)} more: {size(sum(held for _, held in rest))}"]
-    total = size(sum(held for _, held in owned))
-    return f"server (rank {rank.rank}): {total}", tuple(shown), "; ".join(lines)
-
-
-def _owned(rank: Rank, plan: Plan) -> list[tuple[str, int]]:
-    """Return the bytes that a server owns of each parameter, slots included, the largest first."""
-    variables = {variable.name: variable for variable in plan.variables}
-    sizes: Counter[str] = Counter()
-    for held in rank.held:
-        if held.start is not None:
-            variable = variables[held.variable]
-            sizes[variable.parameter or variable.name] += held_bytes(held, variable)
-    return [
-        (name, held) for name, held in sorted(sizes.items(), key=lambda item: (-item[1], item[0])) if held
-    ]
-
-
-def _cables(cluster: Cluster, boxes: tuple[Box, ...], bars: tuple[Bar, ...]) -> tuple[Cable, ...]:
-    box_of = {box.name: box for box in boxes}
-    bar_of = {bar.name: bar for bar in bars}
+def _cables(cluster: Cluster, boxes: Sequence[Box], bar_of: Mapping[str, Bar]) -> tuple[Cable, ...]:
+    box_of = {host.name: box for host, box in zip(cluster.hosts, boxes, strict=False)}
     cables: list[Cable] = []
     for link in cluster.links:
         label = rate(link.bytes_per_s)
@@ -269,12 +273,3 @@ def _link_kinds(cluster: Cluster) -> tuple[LinkKind, ...]:
             for bytes_per_s, number in sorted(through_memory.items())
         ),
     )
-
-
-def _caption(plan: Plan) -> str:
-    """Say what every worker keeps a copy of."""
-    variables = {variable.name: variable for variable in plan.variables}
-    worker = next(rank for rank in plan.ranks if rank.replica is not None)
-    copies = [held for held in worker.held if held.start is None]
-    copied = sum(held_bytes(held, variables[held.variable]) for held in copies)
-    return f"Every worker keeps its own copy of {plural(len(copies), 'variable')}, {size(copied)} together."

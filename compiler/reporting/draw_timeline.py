@@ -8,7 +8,7 @@ from math import floor, log10
 from typing import Literal
 
 from partc.compiler.reporting.methods import method_of_label
-from partc.compiler.reporting.units import plural, seconds, size, some_ranges
+from partc.compiler.reporting.units import plural, seconds, shortened, size, some_ranges
 from partc.cost.timeline import Event, Timeline
 from partc.runtime.program import Plan, Rank
 
@@ -18,6 +18,7 @@ ROW, COMPUTE, COMMUNICATE, TOP = 62, 26, 18, 26
 FEW_RANKS = 6
 MOST_ROWS = 12
 CHARACTER = 7.4  # width of a character of a bar's label
+REMARK_CHARACTERS = 25  # fit left of the bars
 THINNEST = 1.0
 TICKS = 8
 ZOOM_BELOW = 0.25  # communication shorter than this share of the step gets a picture of its own
@@ -163,7 +164,7 @@ def _row(
     return Row(
         y=y,
         name=f"{'rank' if len(members) == 1 else 'ranks'} {some_ranges(members, 2)}",
-        remark=rank.device if len(members) == 1 else _who(members, rank),
+        remark=shortened(rank.device, REMARK_CHARACTERS) if len(members) == 1 else _who(members, rank),
         plays=" + ".join(rank.sites),
         bars=tuple(bars),
         compute=seconds(compute_s),

@@ -66,6 +66,11 @@ def some_ranges(numbers: Sequence[int], most: int = 4) -> str:
     return ", ".join(runs[:most]) + (", …" if len(runs) > most else "")
 
 
+def shortened(name: str, most: int) -> str:
+    """Cut a name's beginning off, so that at most `most` characters are left: …fc.weight."""
+    return name if len(name) <= most else f"…{name[len(name) - max(most, 2) + 1 :]}"
+
+
 def listed(words: Sequence[str]) -> str:
     """Join words as in a sentence: a, b and c."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -1,0 +1,349 @@
+"""Every sharding rule, held against its op: run in parts and put together, an op gives the whole.
+
+Each case is one node. Every place on every axis where its rule allows a split is tried: pieces of the
+inputs go through the op rank by rank, and what comes out is joined, summed, averaged or compared.
+Every way of giving it partial operands is tried as well.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import reduce
+from itertools import product
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from partc.passes.decide_layouts import Decision, split_on
+from partc.passes.facts import infer_facts
+from partc.passes.layouts import Partial, Placement, Split
+from partc.passes.sharding_rule import Dims, ShardingRule
+from partc.passes.sharding_rules import NONLINEAR, RULES, rule_of
+from partc.passes.training_graph import TrainingGraph
+from tests.foreign_steps import parse
+
+RANKS = 2
+OPERAND = re.compile(r"\w+\{[^}]*\}|\w+(?:\[[^]]*\])? \w+")
+
+UNARY = sorted(set(NONLINEAR.split()) - set(
+    "And BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Equal Greater GreaterOrEqual Less LessOrEqual Max Min Mod Not "
+    "Or PRelu Pow Xor".split()
+))
+
+# Operands -> node. Sizes are even, so that they split in two; 3 and 1 are there for what must not.
+CASES = """
+double[4,6] x, double[4,6] y -> Max(x, y)
+double[4,6] x, double[6] y -> Min(x, y)
+double[4,6] x, double[4,1] y -> Mod <fmod = 1> (x, y)
+double[4,6] x, double[1,6] y -> PRelu(x, y)
+double[4,6] x, double[4,6] y -> Pow(x, y)
+double[4,6] x, double[6] y -> Equal(x, y)
+double[4,6] x, double[4,6] y -> Greater(x, y)
+double[4,6] x, double y -> GreaterOrEqual(x, y)
+double[4,6] x, double[4,6] y -> Less(x, y)
+double[4,6] x, double[4,6] y -> LessOrEqual(x, y)
+bool[4,6] x, bool[6] y -> And(x, y)
+bool[4,6] x, bool[4,6] y -> Or(x, y)
+bool[4,6] x, bool[4,1] y -> Xor(x, y)
+bool[4,6] x -> Not(x)
+int64[4,6] x, int64[6] y -> BitwiseAnd(x, y)
+int64[4,6] x, int64[6] y -> BitwiseOr(x, y)
+int64[4,6] x, int64[4,6] y -> BitwiseXor(x, y)
+int64[4,6] x -> BitwiseNot(x)
+double[4,6] x, double[4,6] y -> Add(x, y)
+double[2,4,6] x, double[6] y -> Add(x, y)
+double[1,1] x, double[1] y -> Add(x, y)
+double[4,1] x, double[1,6] y -> Sub(x, y)
+double[4,6] x, double[4,6] y, double[6] z -> Sum(x, y, z)
+double[4,6] x, double[4,1] y -> Mul(x, y)
+double[4,6] x, double[1] y -> Mul(x, y)
+double[2,4,6] x, double[4,6] y -> Div(x, y)
+double[4,6] x -> Neg(x)
+double[4,6] x -> Identity(x)
+bool[4,6] c, double[4,6] x, double[6] y -> Where(c, x, y)
+bool[4,1] c, double[6] x, double y -> Where(c, x, y)
+double[4,6] x, double low, double high -> Clip(x, low, high)
+double[4,6] x, float y -> CastLike(x, y)
+double[4,6] x -> Cast <to = 1> (x)
+double[4,6] x -> Cast <to = 7> (x)
+bool[4,6] x -> Cast <to = 11> (x)
+double[2,4,6] x -> ReduceSum(x)
+double[2,4,6] x, axes{1} -> ReduceSum <keepdims = 0> (x, axes)
+double[2,4,6] x, axes{-1} -> ReduceSum(x, axes)
+double[2,1,6] x, axes{1} -> ReduceSum(x, axes)
+double[2,4,6] x -> ReduceMean <keepdims = 0> (x)
+double[2,4,6] x, axes{0, -1} -> ReduceMean <keepdims = 0> (x, axes)
+double[2,4,6] x, axes{1} -> ReduceMax <keepdims = 0> (x, axes)
+double[2,4,6] x, axes{0, 1} -> ReduceMin(x, axes)
+double[2,4,6] x, axes{1} -> ReduceSumSquare(x, axes)
+double[2,4,6] x, axes{-2} -> ReduceL1 <keepdims = 0> (x, axes)
+double[2,4,6] x, axes{1} -> ReduceL2(x, axes)
+double[2,4,6] x, axes{1} -> ReduceProd(x, axes)
+double[2,4,6] x, axes{1} -> ReduceLogSum(x, axes)
+double[2,4,6] x, axes{1} -> ReduceLogSumExp(x, axes)
+double[2,4,6] x -> ArgMax <axis = 1, keepdims = 0> (x)
+double[2,4,6] x -> ArgMin <axis = -1> (x)
+double[2,4,6] x -> Softmax(x)
+double[2,4,6] x -> Softmax <axis = 1> (x)
+double[2,4,6] x -> LogSoftmax <axis = -2> (x)
+double[2,4,6] x, at{1} -> CumSum(x, at)
+double[8,6] x, double[6,4] y -> MatMul(x, y)
+double[2,8,6] x, double[6,4] y -> MatMul(x, y)
+double[2,8,6] x, double[2,6,4] y -> MatMul(x, y)
+double[4,1,8,6] x, double[2,6,4] y -> MatMul(x, y)
+double[6] x, double[6,4] y -> MatMul(x, y)
+double[2,8,6] x, double[6] y -> MatMul(x, y)
+double[6] x, double[6] y -> MatMul(x, y)
+double[8,6] x, double[6,4] y, double[4] z -> Gemm(x, y, z)
+double[6,8] x, double[4,6] y, double[8,1] z -> Gemm <transA = 1, transB = 1, alpha = 0.5, beta = 2.0> (x, y, z)
+double[6,8] x, double[6,4] y -> Gemm <transA = 1> (x, y)
+double[2,4] x, double[4,6] y -> Einsum <equation = "ab, bc -> ac"> (x, y)
+double[2,4,6] x, double[2,6,8] y -> Einsum <equation = "bij,bjk->bik"> (x, y)
+double[2,4,6] x -> Einsum <equation = "abc->ca"> (x)
+double[2,4,6] x, axes{8, 6} -> Reshape(x, axes)
+double[8,6] x, axes{2, 4, 6} -> Reshape(x, axes)
+double[4,6] x, axes{-1} -> Reshape(x, axes)
+double[2,4,6] x, axes{0, -1} -> Reshape(x, axes)
+double[4,6] x, axes{6, 4} -> Reshape(x, axes)
+double[4,1,6] x, axes{4, 6, 1} -> Reshape(x, axes)
+double[2,4,6] x, axes{4, 2, 6} -> Reshape(x, axes)
+double[2,4,2,3] x -> Flatten <axis = 2> (x)
+double[4,1,6] x, axes{1} -> Squeeze(x, axes)
+double[4,6] x, axes{0, 2} -> Unsqueeze(x, axes)
+double[4,6] x -> Transpose(x)
+double[2,4,6] x -> Transpose <perm = [2, 0, 1]> (x)
+double[4,1] x, axes{4, 6} -> Expand(x, axes)
+double[6] x, axes{2, 4, 6} -> Expand(x, axes)
+double[4,6] x, axes{1, 6} -> Expand(x, axes)
+double[4,6] x, axes{6} -> Expand(x, axes)
+axes{4, 6} -> ConstantOfShape(axes)
+double[4,6] x, double[4,2] y -> Concat <axis = 1> (x, y)
+double[4,6] x, double[2,6] y, double[2,6] z -> Concat <axis = -2> (x, y, z)
+double[4,6] x -> Split <axis = 1, num_outputs = 2> (x)
+double[4,6] x, starts{1}, ends{3}, axes{1} -> Slice(x, starts, ends, axes)
+double[4,6] x, starts{0}, ends{9223372036854775807}, axes{-1} -> Slice(x, starts, ends, axes)
+double[4,6] x, starts{-1}, ends{-9223372036854775807}, axes{1}, steps{-1} -> Slice(x, starts, ends, axes, steps)
+double[4,6] x, axes{0, 1, 0, 2} -> Pad(x, axes)
+double[4,6] x, axes{1, 2} -> Tile(x, axes)
+double[2,4,6] x -> Trilu(x)
+double[10,6] x, id[4] i -> Gather(x, i)
+double[10,6] x, id[2,4] i -> Gather(x, i)
+double[10,6] x, id i -> Gather(x, i)
+double[4,10,6] x, id[2] i -> Gather <axis = -2> (x, i)
+double[10,6] x, id[4,6] i -> GatherElements(x, i)
+double[4,10] x, id[4,6] i -> GatherElements <axis = -1> (x, i)
+double[10,6] x, id[4,1] i -> GatherND(x, i)
+double[4,10,6] x, id[4,2,1] i -> GatherND <batch_dims = 1> (x, i)
+double[10,6] x, id[4,6] i, double[4,6] u -> ScatterElements <reduction = "add"> (x, i, u)
+double[4,10] x, id[4,6] i, double[4,6] u -> ScatterElements <axis = 1, reduction = "add"> (x, i, u)
+double[10,6] x, id[4,2] i, double[4,2] u -> ScatterElements <reduction = "add"> (x, i, u)
+double[10,6] x, id[4,1] i, double[4,6] u -> ScatterND <reduction = "add"> (x, i, u)
+double[10,6] x, id[2,4,1] i, double[2,4,6] u -> ScatterND <reduction = "add"> (x, i, u)
+double[10,6] x, unique[4,1] i, double[4,6] u -> ScatterND(x, i, u)
+id[4,2] i, depth{10}, double[2] v -> OneHot(i, depth, v)
+id[4,2] i, depth{10}, double[2] v -> OneHot <axis = 0> (i, depth, v)
+double[2,4,6,6] x, double[4,4,3,3] w, double[4] b -> Conv(x, w, b)
+double[2,4,6,6] x, double[4,2,3,3] w -> Conv <group = 2, pads = [1, 1, 1, 1], strides = [2, 2]> (x, w)
+double[2,4,5] x, double[4,2,3] w -> ConvTranspose(x, w)
+double[2,4,5] x, double[4,2,3] w, double[4] b -> ConvTranspose <group = 2> (x, w, b)
+double[2,4,6,6] x -> MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x)
+double[2,4,6,6] x -> AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x)
+double[2,4,6,6] x -> GlobalAveragePool(x)
+double[2,4,6,6] x -> GlobalMaxPool(x)
+float[2,4,6,6] x -> LRN <size = 3> (x)
+double[4,2,6] x, double[2] s, double[2] b, double[2] m, double[2] p -> BatchNormalization(x, s, b, m, p)
+double[4,2,6] x, double[6] s, double[6] b -> LayerNormalization(x, s, b)
+double[4,2,6] x, double[2,6] s -> LayerNormalization <axis = 1> (x, s)
+"""
+CASES_OF_ALL = [line for line in CASES.strip().splitlines()] + [f"double[4,6] x -> {op}(x)" for op in UNARY]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One node, its rule, and operands to run it on."""
+
+    node: gs.Node
+    rule: ShardingRule
+    feeds: list[np.ndarray]
+
+    def run(self, feeds: list[np.ndarray]) -> list[np.ndarray]:
+        copy = gs.Node(self.node.op, "node", dict(self.node.attrs), self._named(feeds))
+        copy.outputs = [gs.Variable(f"out{index}") for index in range(len(self.node.outputs))]
+        graph = gs.Graph([copy], copy.inputs, copy.outputs, opset=21)
+        for variable, array in zip(copy.inputs, feeds, strict=True):
+            variable.dtype, variable.shape = array.dtype, array.shape
+        model = gs.export_onnx(graph, do_type_check=False)
+        model.ir_version = 10
+        evaluator = ReferenceEvaluator(model)
+        results = evaluator.run(None, {f"in{index}": array for index, array in enumerate(feeds)})
+        return [np.asarray(result) for result in results]
+
+    def _named(self, feeds: list[np.ndarray]) -> list[gs.Variable]:
+        return [gs.Variable(f"in{index}") for index in range(len(feeds))]
+
+
+def case_of(text: str) -> Case:
+    """Read a case: operands with random values, and constants in braces."""
+    operands, call = text.split(" -> ", 1)
+    rng = np.random.default_rng(len(text))
+    feeds: dict[str, np.ndarray] = {}
+    inputs, constants = [], []
+    for operand in OPERAND.findall(operands):
+        _read_operand(operand, rng, feeds, inputs, constants)
+    results = "a, b" if call.startswith("Split") else "result"
+    text = f"step ({', '.join(inputs)}) => ({results}) <{', '.join(constants)}> {{ {results} = {call} }}"
+    model = parse(text)
+    graph = gs.import_onnx(model)
+    graph.outputs = []  # their types are for inference to find
+    training = TrainingGraph(graph, {}, {}, (), None, {})
+    node = graph.nodes[0]
+    rule = rule_of(node, infer_facts(training, {}))
+    assert rule is not None
+    return Case(node, rule, [feeds[tensor.name] for tensor in node.inputs])
+
+
+def _read_operand(
+    text: str, rng: np.random.Generator, feeds: dict[str, np.ndarray], inputs: list[str], constants: list[str]
+) -> None:
+    if "{" in text:
+        name, values = text.rstrip("}").split("{")
+        numbers = [int(value) for value in values.split(",")]
+        is_scalar = name in ("at", "depth")
+        feeds[name] = np.array(numbers[0] if is_scalar else numbers, dtype=np.int64)
+        constants.append(f"int64{'' if is_scalar else [len(numbers)]} {name} = {{{values}}}")
+        return
+    kind, name = text.split(" ")
+    element, _, sizes = kind.rstrip("]").partition("[")
+    shape = [int(size) for size in sizes.split(",")] if sizes else []
+    feeds[name] = _draw(element, shape, rng)
+    inputs.append(text.replace("id", "int64").replace("unique", "int64") if element in ("id", "unique") else text)
+
+
+def _draw(element: str, shape: list[int], rng: np.random.Generator) -> np.ndarray:
+    if element == "unique":
+        return np.asarray(rng.permutation(10)[: int(np.prod(shape))].reshape(shape))
+    if element in ("id", "int64"):
+        return np.asarray(rng.integers(0, 10, shape))
+    if element == "bool":
+        return np.asarray(rng.random(shape) < 0.5)
+    return np.asarray(rng.uniform(0.1, 0.9, shape), dtype={"double": "float64"}.get(element, element))
+
+
+# ---------------------------------------------------------------- properties
+
+
+@pytest.mark.parametrize("text", CASES_OF_ALL)
+def test_an_op_in_parts_gives_the_whole(text: str) -> None:
+    case = case_of(text)
+    whole = case.run(case.feeds)
+
+    for decision in splits_of(case):
+        parts = [case.run(pieces_for(case, decision, whole, rank)) for rank in range(RANKS)]
+        for index, placement in enumerate(decision.outputs):
+            together = combine([part[index] for part in parts], placement, decision.is_mean)
+            assert together.shape == whole[index].shape, decision
+            np.testing.assert_allclose(together, whole[index], rtol=1e-9, atol=1e-9, err_msg=str(decision))
+
+
+@pytest.mark.parametrize("text", CASES_OF_ALL)
+def test_partial_operands_make_partial_results(text: str) -> None:
+    case = case_of(text)
+    whole = case.run(case.feeds)
+    rng = np.random.default_rng(0)
+
+    for partial in set(product(*case.rule.terms)):
+        if not case.rule.terms or not case.rule.linear.issuperset(partial) or len(set(partial)) < len(partial):
+            continue
+        terms = [list(case.feeds), list(case.feeds)]
+        for index in partial:
+            noise = np.asarray(rng.normal(size=case.feeds[index].shape))
+            terms[0][index] = (case.feeds[index] - noise).astype(case.feeds[index].dtype)
+            terms[1][index] = (case.feeds[index] - terms[0][index]).astype(case.feeds[index].dtype)
+        if any(case.feeds[index].dtype.kind not in "f" for index in partial):
+            continue
+        for one, other, result in zip(case.run(terms[0]), case.run(terms[1]), whole, strict=True):
+            np.testing.assert_allclose(one + other, result, rtol=1e-6, atol=1e-6, err_msg=str(partial))
+
+
+@pytest.mark.parametrize("text", [text for text in CASES_OF_ALL if case_of(text).rule.moves])
+def test_what_only_moves_elements_keeps_the_largest(text: str) -> None:
+    case = case_of(text)
+    if len(case.rule.terms) > 1:
+        pytest.skip("several operands: no maximum passes")
+    other = [case.feeds[0][..., ::-1].copy() if case.feeds[0].ndim else case.feeds[0], *case.feeds[1:]]
+    larger = [np.maximum(case.feeds[0], other[0]), *case.feeds[1:]]
+
+    results = zip(case.run(case.feeds), case.run(other), case.run(larger), strict=True)
+
+    assert all(np.array_equal(np.maximum(one, two), both) for one, two, both in results)
+
+
+def test_every_rule_has_a_case() -> None:
+    covered = {text.split(" -> ", 1)[1].split("(")[0].split("<")[0].strip() for text in CASES_OF_ALL}
+
+    assert set(RULES) - covered == set()
+
+
+def test_cases_do_split() -> None:
+    tried = {text: len(list(splits_of(case_of(text)))) for text in CASES_OF_ALL}
+
+    never = {text for text, count in tried.items() if not count}
+    assert never <= {"double[1,1] x, double[1] y -> Add(x, y)", "double[2,4,6] x -> Trilu(x)"}, never
+    assert sum(tried.values()) > 3 * len(tried)
+
+
+# ---------------------------------------------------------------- pieces
+
+
+def splits_of(case: Case) -> Iterator[Decision]:
+    """Yield what the rule makes of every place where an input or an output may be split."""
+    rule, seen = case.rule, set()
+    shapes = [array.shape for array in case.run(case.feeds)]
+    sides: list[tuple[Dims, tuple[int, ...]]] = list(zip(rule.outputs, shapes, strict=True))
+    sides += [(d, f.shape) for d, f in zip(rule.inputs, case.feeds, strict=True) if d is not None]
+    for dims, shape in sides:
+        for axis, size in enumerate(shape):
+            for outer in [divisor for divisor in range(1, size + 1) if size % divisor == 0]:
+                found = rule.factor_at(dims, axis, outer)
+                if found is None or found[1] in found[0].whole or found[0].sizes[found[1]] % RANKS:
+                    continue
+                decision = split_on(case.node, found[0], found[1], frozenset())
+                if decision is not None and decision not in seen:
+                    seen.add(decision)
+                    yield decision
+
+
+def pieces_for(case: Case, decision: Decision, whole: list[np.ndarray], rank: int) -> list[np.ndarray]:
+    """Cut the operands as the decision says, and spell a part's shape where a shape is spelled."""
+    pieces = [cut(array, place, rank) for array, place in zip(case.feeds, decision.inputs, strict=True)]
+    for index, output in case.rule.shape_inputs.items():
+        place = decision.outputs[output]
+        if isinstance(place, Split):
+            axis = place.axis - whole[output].ndim + len(pieces[index])
+            if axis >= 0 and pieces[index][axis] == whole[output].shape[place.axis]:
+                pieces[index] = pieces[index].copy()
+                pieces[index][axis] //= RANKS
+    return pieces
+
+
+def cut(array: np.ndarray, placement: Placement, rank: int) -> np.ndarray:
+    if not isinstance(placement, Split):
+        return array
+    axis, outer = placement.axis, placement.outer
+    apart = array.reshape(*array.shape[:axis], outer, -1, *array.shape[axis + 1 :])
+    piece = np.split(apart, RANKS, axis=axis + 1)[rank]
+    return piece.reshape(*array.shape[:axis], -1, *array.shape[axis + 1 :])
+
+
+def combine(parts: list[np.ndarray], placement: Placement, is_mean: bool) -> np.ndarray:
+    if isinstance(placement, Partial):
+        how = {"sum": np.add, "max": np.maximum, "min": np.minimum}[placement.reduction]
+        return np.asarray(reduce(how, parts) / (RANKS if is_mean else 1))
+    assert isinstance(placement, Split)
+    axis, outer = placement.axis, placement.outer
+    apart = [part.reshape(*part.shape[:axis], outer, -1, *part.shape[axis + 1 :]) for part in parts]
+    joined = np.concatenate(apart, axis=axis + 1)
+    return np.asarray(joined.reshape(*parts[0].shape[:axis], -1, *parts[0].shape[axis + 1 :]))
