@@ -7,6 +7,7 @@ What is large stays where it lies: initial values are references, constants of o
 become ConstantOfShape.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import onnx_graphsurgeon as gs
 from onnx.external_data_helper import load_external_data_for_tensor
 from onnx.inliner import inline_local_functions
 
-from partc.compiler.bindings import Bindings, read_bindings, write_bindings
+from partc.compiler.bindings import Bindings, annotated_source, read_bindings, write_bindings
 from partc.compiler.constant_tensors import make_repeated_constants
 from partc.compiler.import_initials import read_initial_values
 from partc.compiler.import_training_info import has_algorithm, join_training_info
@@ -31,6 +32,7 @@ from partc.compiler.import_variables import (
 from partc.compiler.lower_gradient_ops import lower_gradient_ops
 from partc.compiler.lower_optimizer_ops import PREVIEW_DOMAIN, lower_optimizer_ops
 from partc.compiler.model_file import check_model, read_model
+from partc.passes.find_gradients import find_gradients
 from partc.passes.find_input_ranges import find_input_ranges
 from partc.passes.find_sample_axes import find_sample_axes
 from partc.passes.training_graph import (
@@ -42,6 +44,7 @@ from partc.runtime.errors import BadModel, BadUsage, UnsupportedModel
 
 OPSET = 21  # what partc's own graphs are written in
 IR_VERSION = 10
+ASSUMED_SIZE = 8  # of a symbolic size, to follow it through the graph
 SOURCE_LIMIT_BYTES = 64_000_000  # a plan's folder carries no larger model
 
 
@@ -51,6 +54,7 @@ class ImportOptions:
 
     state: dict[str, str] | None = None
     sample_axes: dict[str, int | None] | None = None
+    sizes: dict[str, int] | None = None
     loss: str | None = None
     initial: Path | None = None
 
@@ -64,13 +68,22 @@ def import_training_graph(
     loss: str | None = None,
     initial: str | Path | None = None,
 ) -> TrainingGraph:
-    """Read a training step. Raises BadModel, UnsupportedModel, BadUsage.
+    """Read a training step and find its gradients. Raises BadModel, UnsupportedModel, BadUsage.
 
     `state` maps variables to the outputs that hold their next values; `sample_axes` data inputs to
     their sample axis (None: the same for all replicas); `sizes` names the symbolic sizes that the
     caller will give values; `initial` is a .npz or .safetensors file of initial values.
     """
-    options = ImportOptions(state, sample_axes, loss, Path(initial) if initial is not None else None)
+    file = Path(initial) if initial is not None else None
+    options = ImportOptions(state, sample_axes, sizes, loss, file)
+    training = read_training_graph(source, options)
+    find_gradients(training)
+    training.source = annotated_source(training)
+    return training
+
+
+def read_training_graph(source: str | Path | onnx.ModelProto, options: ImportOptions) -> TrainingGraph:
+    """Read a training step as far as it describes itself. Raises BadModel, UnsupportedModel."""
     model, path = _read(source)
     folder = path.parent if path is not None else Path()
     bindings = _bindings(model, path, options)
@@ -94,7 +107,8 @@ def import_training_graph(
     graph = _graph_of(model)
     training = _training_graph(graph, bindings, initials)
     training.functions, training.source = list(model.functions), source_bytes
-    _check_sizes(training, sizes or {})
+    _check_sizes(training, options.sizes or {})
+    _find_sample_axes(training, bindings.sample_axes)
     return training
 
 
@@ -245,11 +259,19 @@ def _training_graph(graph: gs.Graph, bindings: Bindings, initials: dict[str, Ini
         opset=graph.opset,
     )
     data = [tensor for tensor in graph.inputs if tensor.name not in variables]
-    ranges, axes = find_input_ranges(graph), find_sample_axes(data)
+    ranges = find_input_ranges(graph)
     for tensor in data:
-        axis = bindings.sample_axes.get(tensor.name, axes[tensor.name])
+        axis = bindings.sample_axes.get(tensor.name)
         training.data_inputs[tensor.name] = read_data_input(tensor, axis, ranges.get(tensor.name))
     return training
+
+
+def _find_sample_axes(training: TrainingGraph, declared: Mapping[str, int | None]) -> None:
+    named = {size for data in training.data_inputs.values() for size in data.shape if isinstance(size, str)}
+    assumed = dict.fromkeys(sorted(named), ASSUMED_SIZE)
+    for name, axis in find_sample_axes(training, declared, assumed).items():
+        data = training.data_inputs[name]
+        training.data_inputs[name] = msgspec.structs.replace(data, sample_axis=axis)
 
 
 def _loss(outputs: dict[str, gs.Tensor], shown: tuple[str, ...]) -> str | None:

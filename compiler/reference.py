@@ -20,6 +20,7 @@ import onnxruntime as ort
 
 from partc.compiler.bindings import Bindings, read_bindings
 from partc.compiler.cut_model import cut_model, leaves_of
+from partc.runtime.device import INEXACT_IN_DOUBLE
 from partc.runtime.errors import BadPlan, UnsupportedModel
 from partc.runtime.program import Plan
 
@@ -46,7 +47,18 @@ def make_reference(plan: Plan, model_path: Path) -> Reference:
             at=str(model_path),
             fix="compile the model again",
         )
+    _check_gradients(plan, bindings, model_path)
     return _Whole(model, bindings) if plan.batch == "global" else _PerReplica(model, bindings, plan)
+
+
+def _check_gradients(plan: Plan, bindings: Bindings, model_path: Path) -> None:
+    trained = {variable.name for variable in plan.variables if variable.role == "parameter"}
+    if plan.batch == "per-replica" and (missing := trained - bindings.gradients.keys()):
+        raise BadPlan(
+            f"the plan's model does not say where the gradient of {min(missing)!r} is",
+            at=str(model_path),
+            fix="compile the model again",
+        )
 
 
 class _Session:
@@ -56,11 +68,16 @@ class _Session:
         options = ort.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3
+        self._outputs = list(outputs)
+        if not outputs:
+            return  # onnxruntime takes no graph without nodes
         self._session = ort.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            model.SerializeToString(),
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=list(INEXACT_IN_DOUBLE),
         )
         self._reads = [info.name for info in self._session.get_inputs()]
-        self._outputs = list(outputs)
 
     def run(self, tensors: Mapping[str, Array]) -> Tensors:
         if not self._outputs:

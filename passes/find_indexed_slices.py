@@ -146,7 +146,8 @@ class _Builder:
     def scatter(self, dense: gs.Tensor, ids: gs.Tensor, rows: gs.Tensor) -> None:
         """Make `dense` anew, as one ScatterND."""
         last = self._constant("last", [-1])
-        positions = self._add("Unsqueeze", [ids, last], "positions", np.int64, [ids.shape[0], 1])
+        # No shape: the slices of several replicas may be laid one behind the other before this.
+        positions = self._add("Unsqueeze", [ids, last], "positions", np.int64, None)
         shape = self._constant("shape", list(self._table.shape))
         zero = gs.Constant("value", np.zeros(1, dtype=np.dtype(dense.dtype)))
         zeros = self._add("ConstantOfShape", [shape], "zeros", dense.dtype, self._table.shape, value=zero)

@@ -27,8 +27,10 @@ class _Spelling:
         self.sizes |= {f"k{axis}": size for axis, size in enumerate(shape[2:])}
         return (("g", first), (second,), *((f"k{axis}",) for axis in range(len(shape) - 2)))
 
-    def spatial(self) -> frozenset[str]:
-        return frozenset(name for name in self.sizes if name[0] in "xyk" and name[1:].isdigit())
+    def whole(self) -> frozenset[str]:
+        """Space, for its windows, and the groups, whose number is an attribute."""
+        space = {name for name in self.sizes if name[0] in "xyk" and name[1:].isdigit()}
+        return frozenset(space | {"g"})
 
 
 def convolution(node: gs.Node, facts: Facts) -> ShardingRule:
@@ -64,7 +66,7 @@ def _contraction(
         tuple(terms),
         frozenset(range(len(inputs))),
         combine=dict.fromkeys((*sums, *kernel), "sum"),
-        whole=spelling.spatial(),
+        whole=spelling.whole(),
     )
 
 
@@ -87,7 +89,7 @@ def weight_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
         ((0, 1),),
         frozenset({0, 1}),
         combine=dict.fromkeys(("n", *space), "sum"),
-        whole=spelling.spatial(),
+        whole=spelling.whole(),
     )
 
 

@@ -17,7 +17,7 @@ from partc.runtime.plan_folder import PlanFolder
 from partc.runtime.program import Rank, Run
 
 # Keeps the scale of a product of float64 matrices as a float32 attribute (onnxruntime 1.31.1).
-_INEXACT_IN_DOUBLE = ("MatMulScaleFusion",)
+INEXACT_IN_DOUBLE = ("MatMulScaleFusion",)
 _PLACEHOLDER = np.zeros((), np.float32)
 
 
@@ -50,7 +50,7 @@ class Sessions:
     def __init__(self, folder: PlanFolder) -> None:
         self._folder = folder.path
         in_double = any(variable.dtype == "float64" for variable in folder.plan.variables)
-        self._disabled = _INEXACT_IN_DOUBLE if in_double else ()
+        self._disabled = INEXACT_IN_DOUBLE if in_double else ()
         self._sessions: dict[tuple[str, Device], ort.InferenceSession] = {}
 
     def session(self, run: Run, device: Device) -> ort.InferenceSession:

@@ -131,22 +131,19 @@ def _uneven(rows: int, hosts: int) -> tuple[Shard, ...]:
 # ---------------------------------------------------------------- steps in ONNX text
 
 
-def import_text(
-    text: str, initial: Mapping[str, np.ndarray] | None = None, seed: int = 0, **options: object
-) -> TrainingGraph:
+def import_text(text: str, **options: object) -> TrainingGraph:
     """Import a step whose variables are the inputs X that have an output X_next.
 
-    Variables without an initial value get random ones; integers, zero.
+    They begin at random, integers at zero.
     """
     model = parse(text)
     outputs = {info.name for info in model.graph.output}
-    infos = [info for info in model.graph.input if f"{info.name}_next" in outputs]
-    rng = np.random.default_rng(seed)
-    for info in infos:
-        value = (initial or {}).get(info.name)
-        value = _first_value(info, rng) if value is None else value
-        model.graph.initializer.append(onnx.numpy_helper.from_array(value, info.name))
-    state = {info.name: f"{info.name}_next" for info in infos}
+    state = {i.name: f"{i.name}_next" for i in model.graph.input if f"{i.name}_next" in outputs}
+    rng = np.random.default_rng(0)
+    for info in model.graph.input:
+        if info.name in state:
+            value = _first_value(info, rng)
+            model.graph.initializer.append(onnx.numpy_helper.from_array(value, info.name))
     return import_training_graph(model, state=state, **options)  # type: ignore[arg-type]
 
 

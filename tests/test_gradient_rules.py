@@ -138,6 +138,10 @@ FLOAT = {
     "AveragePool_padded": "f[2,3,6,6] a | y = AveragePool <kernel_shape = [3,3], pads = [1,1,1,1]> (a)",
     "AveragePool_counting": "f[2,3,6,6] a | "
     "y = AveragePool <kernel_shape = [3,3], pads = [0,1,2,1], count_include_pad = 1> (a)",
+    "AveragePool_ceil_counting": "f[1,2,6,5] a | y = AveragePool "
+    "<kernel_shape = [3,3], strides = [2,2], pads = [0,1,0,1], ceil_mode = 1, count_include_pad = 1> (a)",
+    "AveragePool_ceil": "f[1,2,6,6] a | "
+    "y = AveragePool <kernel_shape = [3,3], strides = [2,2], ceil_mode = 1> (a)",
     "GlobalAveragePool": "f[2,3,4,5] a | y = GlobalAveragePool (a)",
     "GlobalMaxPool": "f[2,3,4,5] a | y = GlobalMaxPool (a)",
     "LayerNormalization": "f[3,4] a, f[4] b, f[4] c | y = LayerNormalization (a, b, c)",

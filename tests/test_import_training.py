@@ -9,7 +9,7 @@ from onnx import numpy_helper
 from safetensors.numpy import save_file
 
 from partc.compiler.bindings import Bindings, annotated_source, parse_state, read_bindings, write_bindings
-from partc.compiler.import_training import import_training_graph
+from partc.compiler.import_training import ImportOptions, import_training_graph, read_training_graph
 from partc.passes.training_graph import Gradient, MadeTensor, StoredTensor
 from partc.runtime.errors import BadModel, BadUsage, PartcError, UnsupportedModel
 from partc.runtime.program import Constant, DataInput, Normal, Uniform
@@ -177,7 +177,7 @@ def test_constants_of_one_value_are_made_and_never_stored() -> None:
     model = with_zeros(parse(text), "E")
     model.graph.initializer.append(numpy_helper.from_array(np.zeros((20000, 4), np.float32), "zeros"))
 
-    training = import_training_graph(model, state={"E": "E_next"})
+    training = read_training_graph(model, ImportOptions(state={"E": "E_next"}))
 
     assert training.variables["E"].initial == Constant(0.0)
     assert training.graph.tensors()["zeros"].inputs[0].op == "ConstantOfShape"

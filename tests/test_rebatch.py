@@ -89,6 +89,14 @@ def test_a_batch_that_no_output_follows_is_refused() -> None:
         rebatch(model, 5, {"x": 0})
 
 
+def test_a_state_that_holds_the_batch_is_refused() -> None:
+    model = parse("""(float[2,3] x) => (float[2,6] y) {
+        n = Constant <value_ints = [2,3]> () h = ConstantOfShape (n) y = Concat <axis = 1> (x, h) }""")
+
+    with pytest.raises(UnsupportedModel, match="symbolic batch"):
+        rebatch(model, 5, {"x": 0})
+
+
 def test_values_stay() -> None:
     model = parse("""(float[2,3,2] x) => (float[2,6] y) {
         s = Constant <value_ints = [2,6]> () y = Reshape (x, s) }""")

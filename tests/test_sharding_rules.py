@@ -6,14 +6,14 @@ Every way of giving it partial operands is tried as well.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from itertools import product
 
 import numpy as np
-import onnx
 import onnx_graphsurgeon as gs
+import onnxruntime as ort
 import pytest
 from onnx.reference import ReferenceEvaluator
 
@@ -134,7 +134,7 @@ double[10,6] x, id[2,4] i -> Gather(x, i)
 double[10,6] x, id i -> Gather(x, i)
 double[4,10,6] x, id[2] i -> Gather <axis = -2> (x, i)
 double[10,6] x, id[4,6] i -> GatherElements(x, i)
-double[4,10] x, id[4,6] i -> GatherElements <axis = -1> (x, i)
+double[4,10] x, id[4,6] i -> GatherElements <axis = 1> (x, i)
 double[10,6] x, id[4,1] i -> GatherND(x, i)
 double[4,10,6] x, id[4,2,1] i -> GatherND <batch_dims = 1> (x, i)
 double[10,6] x, id[4,6] i, double[4,6] u -> ScatterElements <reduction = "add"> (x, i, u)
@@ -148,7 +148,7 @@ id[4,2] i, depth{10}, double[2] v -> OneHot <axis = 0> (i, depth, v)
 double[2,4,6,6] x, double[4,4,3,3] w, double[4] b -> Conv(x, w, b)
 double[2,4,6,6] x, double[4,2,3,3] w -> Conv <group = 2, pads = [1, 1, 1, 1], strides = [2, 2]> (x, w)
 double[2,4,5] x, double[4,2,3] w -> ConvTranspose(x, w)
-double[2,4,5] x, double[4,2,3] w, double[4] b -> ConvTranspose <group = 2> (x, w, b)
+float[2,4,5] x, float[4,2,3] w, float[4] b -> ConvTranspose <group = 2> (x, w, b)
 double[2,4,6,6] x -> MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x)
 double[2,4,6,6] x -> AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x)
 double[2,4,6,6] x -> GlobalAveragePool(x)
@@ -167,6 +167,7 @@ class Case:
 
     node: gs.Node
     rule: ShardingRule
+    dtypes: Mapping[str, np.dtype]
     feeds: list[np.ndarray]
 
     def run(self, feeds: list[np.ndarray]) -> list[np.ndarray]:
@@ -175,11 +176,16 @@ class Case:
         graph = gs.Graph([copy], copy.inputs, copy.outputs, opset=21)
         for variable, array in zip(copy.inputs, feeds, strict=True):
             variable.dtype, variable.shape = array.dtype, array.shape
+        for variable, tensor in zip(copy.outputs, self.node.outputs, strict=True):
+            variable.dtype = self.dtypes[tensor.name]
         model = gs.export_onnx(graph, do_type_check=False)
         model.ir_version = 10
-        evaluator = ReferenceEvaluator(model)
-        results = evaluator.run(None, {f"in{index}": array for index, array in enumerate(feeds)})
-        return [np.asarray(result) for result in results]
+        named = {f"in{index}": array for index, array in enumerate(feeds)}
+        if feeds[0].dtype == np.float32:  # where the standard's own evaluator is wrong
+            providers = ["CPUExecutionProvider"]
+            session = ort.InferenceSession(model.SerializeToString(), providers=providers)
+            return [np.asarray(result) for result in session.run(None, named)]
+        return [np.asarray(result) for result in ReferenceEvaluator(model).run(None, named)]
 
     def _named(self, feeds: list[np.ndarray]) -> list[gs.Variable]:
         return [gs.Variable(f"in{index}") for index in range(len(feeds))]
@@ -200,9 +206,10 @@ def case_of(text: str) -> Case:
     graph.outputs = []  # their types are for inference to find
     training = TrainingGraph(graph, {}, {}, (), None, {})
     node = graph.nodes[0]
-    rule = rule_of(node, infer_facts(training, {}))
+    facts = infer_facts(training, {})
+    rule = rule_of(node, facts)
     assert rule is not None
-    return Case(node, rule, [feeds[tensor.name] for tensor in node.inputs])
+    return Case(node, rule, facts.dtypes, [feeds[tensor.name] for tensor in node.inputs])
 
 
 def _read_operand(
@@ -229,7 +236,7 @@ def _draw(element: str, shape: list[int], rng: np.random.Generator) -> np.ndarra
         return np.asarray(rng.integers(0, 10, shape))
     if element == "bool":
         return np.asarray(rng.random(shape) < 0.5)
-    return np.asarray(rng.uniform(0.1, 0.9, shape), dtype={"double": "float64"}.get(element, element))
+    return np.asarray(rng.uniform(0.1, 0.9, shape), dtype={"double": "float64", "float": "float32"}.get(element))
 
 
 # ---------------------------------------------------------------- properties
@@ -245,7 +252,8 @@ def test_an_op_in_parts_gives_the_whole(text: str) -> None:
         for index, placement in enumerate(decision.outputs):
             together = combine([part[index] for part in parts], placement, decision.is_mean)
             assert together.shape == whole[index].shape, decision
-            np.testing.assert_allclose(together, whole[index], rtol=1e-9, atol=1e-9, err_msg=str(decision))
+            exact = 1e-5 if whole[index].dtype == np.float32 else 1e-9
+            np.testing.assert_allclose(together, whole[index], exact, exact, err_msg=str(decision))
 
 
 @pytest.mark.parametrize("text", CASES_OF_ALL)

@@ -123,7 +123,9 @@ def _sparse_travel(fact: SyncFacts, cluster: Cluster) -> dict[str, str]:
     rows = distinct_rows(fact, most)
     part = fact.touched_rows * (fact.row_bytes + ID_BYTES)
     return {
-        "all_reduce": f"The whole {size(fact.bytes)}, zeros of untouched rows included, into and out of every worker.",
+        "all_reduce": (
+            f"The whole {size(fact.bytes)}, zeros of untouched rows included, into and out of every worker."
+        ),
         "all_gather": (
             f"{size(part)} from each worker, received by each of the {count(total)}: "
             f"{size(part * total)} arrive at every worker."

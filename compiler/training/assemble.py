@@ -54,7 +54,9 @@ def finish_step(
     initial = initial_values(graph, types, names)
     constants = {tensor.name: tensor for tensor in (*graph.initializer, *updates.build.constants)}
     if reinit is not None:
-        initial |= fresh_values(graph, types, names, reinit)
+        running = statistics(graph)
+        drawn = [name for name in names if name in objective.flow.parameters or name in running]
+        initial |= fresh_values(graph, types, drawn, reinit)
         constants |= _fresh_statistics(objective, names, reinit)
     initial |= {slot.name: Constant(slot.initial) for slot in updates.slots}
     return Step(objective, updates, gradients, initial, constants)

@@ -17,8 +17,15 @@ from onnx import numpy_helper
 
 from partc.compiler.training.node_builder import NodeBuilder
 from partc.compiler.training.parameters import data_inputs
-from partc.compiler.training.tensor_types import Shape, infer_types, small_constants, type_of
-from partc.runtime.errors import BadUsage, UnsupportedModel
+from partc.compiler.training.tensor_types import (
+    Shape,
+    Types,
+    check_shapes,
+    infer_types,
+    small_constants,
+    type_of,
+)
+from partc.runtime.errors import BadModel, BadUsage, UnsupportedModel
 
 BATCH = "batch"
 PROBE = 9973  # a prime that no model has as a size: the batch at which shapes are compared
@@ -102,17 +109,16 @@ def _free_target(
         return None
     free = target.copy()
     if node.op_type == "Expand":
-        place = axis + len(target) - len(was)
-        free[place] = 1
-        return free if target[place] != 1 else None
-    found = _batch_place(was, axis, result, old)
-    if found is None:
+        expanded = axis + len(target) - len(was)
+        free[expanded] = 1
+        return free if target[expanded] != 1 else None
+    place = _batch_place(was, axis, result, old)
+    if place is None:
         raise UnsupportedModel(
             f"the batch {old} of shape {list(was)} cannot be found in the target {target.tolist()}",
             at=f"node {node.name!r} (Reshape)",
             fix="export the model with a symbolic batch",
         )
-    place = found
     if target[place] == -1 or (target[place] == 0 and place == axis):
         return None
     _spell_out(free, result)
@@ -153,18 +159,21 @@ def _count(sizes: Shape) -> int:
     return count
 
 
-def _check_batch_survives(
-    model: onnx.ModelProto, before: Mapping[str, object], after: Mapping[str, object], old: int
-) -> None:
-    """A graph whose outputs do not follow the batch holds it somewhere else."""
-    scalar_or_free = [
-        output.name
-        for output in model.graph.output
-        if before[output.name] != after[output.name] or not getattr(before[output.name], "shape", None)
-    ]
-    if not scalar_or_free:
+def _check_batch_survives(model: onnx.ModelProto, before: Types, after: Types, old: int) -> None:
+    """A graph whose shapes clash now, or whose outputs do not follow the batch, holds it elsewhere."""
+    fix = "export the model with a symbolic batch"
+    try:
+        check_shapes(model)
+    except BadModel as error:
+        raise UnsupportedModel(
+            f"the batch {old} is held in a constant that partc does not recognise: {error.what}",
+            at=error.at,
+            fix=fix,
+        ) from error
+    names = [output.name for output in model.graph.output]
+    if all(before[name] == after[name] and before[name].shape for name in names):
         raise UnsupportedModel(
             f"no output follows the batch: {old} is held in a constant that partc does not recognise",
-            at=f"outputs {[output.name for output in model.graph.output]}",
-            fix="export the model with a symbolic batch",
+            at=f"outputs {names}",
+            fix=fix,
         )

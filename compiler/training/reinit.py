@@ -19,7 +19,9 @@ import onnx
 from partc.compiler.training.tensor_types import Types, element_count, static_shape
 from partc.runtime.program import Constant, Normal
 
-# What to fill in for the vectors that an op reads, by op and input.
+WEIGHTED = frozenset({"Conv", "Einsum", "Gather", "Gemm", "MatMul"})  # what they read is no bias
+
+# What to fill in for the vectors that an op reads, by op and input; 0 for others.
 FILLS: Mapping[tuple[str, int], float] = {
     ("BatchNormalization", 1): 1.0,
     ("BatchNormalization", 2): 0.0,
@@ -66,12 +68,10 @@ def _fresh_value(
 ) -> Constant | Normal:
     shape = static_shape(types, name, needed_by=f"drawing {name!r} anew")
     reader = _first_use(readers, name)
-    fill = FILLS.get((reader.node.op_type, reader.index))
-    if fill is not None and reader.node.op_type != "Mul":
-        return Constant(fill)
-    if sum(size != 1 for size in shape) < 2:
-        return Constant(fill or 0.0)
-    return Normal(0.0, _scale(readers, reader, shape), seed)
+    is_matrix = len(shape) > 1 and reader.node.op_type in WEIGHTED
+    if is_matrix or sum(size != 1 for size in shape) > 1:
+        return Normal(0.0, _scale(readers, reader, shape), seed)
+    return Constant(FILLS.get((reader.node.op_type, reader.index), 0.0))
 
 
 def _first_use(readers: Mapping[str, list[_Reader]], name: str) -> _Reader:

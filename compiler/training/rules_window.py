@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from partc.compiler.training import window_functions as functions
 from partc.compiler.training.forward_node import ForwardNode, Gradients, Rule, of_first_output
 from partc.compiler.training.rules_reduction import count_along
-from partc.compiler.training.windows import windows_of
+from partc.compiler.training.windows import declared_after, windows_of
 
 
 def _conv(at: ForwardNode, dy: str) -> Gradients:
@@ -34,9 +34,12 @@ def _max_pool(at: ForwardNode, dy: str) -> Gradients:
 def _average_pool(at: ForwardNode, dy: str) -> Gradients:
     windows = windows_of(at, _kernel(at))
     channels = at.static_sizes(at.x(0), 1)[0]
-    counts_padding = bool(at.integer("count_include_pad", 0))
+    counted = None
+    if at.integer("count_include_pad", 0):
+        # What ceil_mode adds behind the declared padding does not count.
+        counted = windows.before, declared_after(at, windows)
     dtype = at.types[at.x(0)].dtype
-    function = functions.average_pool_gradient(windows, channels, counts_padding, dtype, at.opset)
+    function = functions.average_pool_gradient(windows, channels, counted, dtype, at.opset)
     return {0: at.call_function(function, (dy,), like=at.x(0))}
 
 

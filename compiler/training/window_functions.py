@@ -17,7 +17,10 @@ import onnx
 
 from partc.compiler.training.node_builder import FunctionBuilder
 from partc.compiler.training.tensor_types import element_count
-from partc.compiler.training.windows import Windows
+from partc.compiler.training.windows import Sizes, Windows
+
+# The padding, before and after each axis, that an average counts as zeros; None: it counts none.
+CountedPadding = tuple[Sizes, Sizes] | None
 
 # A convolution of so few channels is cheapest with batch and channels exchanged: DESIGN.md section 8.
 FEW_CHANNELS = 4
@@ -157,16 +160,17 @@ def max_pool_gradient(windows: Windows, dtype: np.dtype, opset: int) -> onnx.Fun
 
 
 def average_pool_gradient(
-    windows: Windows, channels: int, count_padding: bool, dtype: np.dtype, opset: int
+    windows: Windows, channels: int, counted: CountedPadding, dtype: np.dtype, opset: int
 ) -> onnx.FunctionProto:
     """Return AveragePoolGrad(dy) -> dx: each window's gradient in equal shares to its entries."""
     b = FunctionBuilder(("dy", "dx"))
-    share = b.constant((1 / _entries(windows, count_padding)).astype(dtype))
+    share = b.constant((1 / _entries(windows, counted)).astype(dtype))
     images = b.op("Reshape", b.op("Mul", "dy", share), b.ints(-1, 1, *windows.target))
     ones = b.constant(np.ones((1, 1, *windows.kernel), dtype))
     carried = b.op("ConvTranspose", images, ones, **windows.transposed())
     b.call("Reshape", (carried, b.ints(-1, channels, *windows.source)), ("dx",))
-    kind = f"AveragePoolGrad{'_padding' if count_padding else ''}_c{channels}"
+    spelled = "" if counted is None else "_counting" + "x".join(map(str, sum(counted, ())))
+    kind = f"AveragePoolGrad{spelled}_c{channels}"
     return b.finish(_pool_name(kind, windows, dtype), ("dy",), ("dx",), opset)
 
 
@@ -198,7 +202,7 @@ def _flat_positions(axes: list[np.ndarray], sizes: tuple[int, ...]) -> np.ndarra
     return flat.astype(np.int64)
 
 
-def _entries(windows: Windows, count_padding: bool) -> np.ndarray:
+def _entries(windows: Windows, counted: CountedPadding) -> np.ndarray:
     """Entries that each window averages over, float64[target..]."""
     counts = np.ones((1,) * len(windows.kernel))
     for axis, (y, s, d, k) in enumerate(
@@ -206,8 +210,8 @@ def _entries(windows: Windows, count_padding: bool) -> np.ndarray:
     ):
         reads = np.arange(y)[:, None] * s - windows.before[axis] + np.arange(k) * d
         low, high = 0, windows.source[axis]
-        if count_padding:
-            low, high = -windows.before[axis], high + max(0, windows.after[axis])
+        if counted is not None:
+            low, high = -counted[0][axis], high + counted[1][axis]
         shape = [1] * len(windows.kernel)
         shape[axis] = y
         counts = counts * ((reads >= low) & (reads < high)).sum(axis=1).reshape(shape)

@@ -95,6 +95,14 @@ def _padding_before(at: ForwardNode, padding: Sequence[int]) -> Sizes:
             return _sizes(at, "pads", (0,) * (2 * len(padding)))[: len(padding)]
 
 
+def declared_after(at: ForwardNode, windows: Windows) -> Sizes:
+    """Return the padding behind each axis, without what ceil_mode adds."""
+    if at.attribute("auto_pad", "NOTSET") != "NOTSET":
+        return tuple(max(0, a) for a in windows.after)
+    rank = len(windows.kernel)
+    return _sizes(at, "pads", (0,) * (2 * rank))[rank:]
+
+
 def _sizes(at: ForwardNode, name: str, default: Sizes) -> Sizes:
     value = at.attribute(name, default)
     assert isinstance(value, Sequence)

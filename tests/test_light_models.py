@@ -1,0 +1,69 @@
+"""Old forward models of the onnx package, as they are."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from partc.compiler.training.build import build_training_graph
+from partc.compiler.training.optimizers import SGD, Momentum
+from tests.training_steps import Arrays, facts_of, train
+
+LIGHT_MODELS = {"light_resnet50": 1e-4, "light_bvlc_alexnet": 1e-4, "light_inception_v1": 1e-3}  # steps
+LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
+
+
+def light_batch(model: onnx.ModelProto, samples: int) -> Arrays:
+    state = facts_of(model)["state"]
+    image = next(value.name for value in model.graph.input if value.name not in {*state, "labels"})
+    rng = np.random.default_rng(0)
+    return {
+        image: rng.normal(size=(samples, 3, 224, 224)).astype(np.float32),
+        "labels": rng.integers(0, 1000, samples),
+    }
+
+
+@pytest.mark.parametrize("batch_size", [4, "dynamic"])
+@pytest.mark.parametrize("name", LIGHT_MODELS)
+def test_light_models_train_at_another_batch_size(name: str, batch_size: int | str) -> None:
+    forward = onnx.load(LIGHT / f"{name}.onnx")
+    model = build_training_graph(
+        forward,
+        loss="softmax_cross_entropy",
+        optimizer=SGD(LIGHT_MODELS[name]),
+        batch_size=batch_size,
+        reinit=1,
+    )
+
+    steps = 3 if batch_size == 4 else 1
+    losses, _ = train(model, [light_batch(model, 4 if batch_size == 4 else 2)] * steps)
+
+    assert np.isfinite(losses).all()
+    assert losses == sorted(losses, reverse=True)
+    names = [node.name for node in model.graph.node]
+    assert all(names)
+    assert len(set(names)) == len(names)
+
+
+def test_light_resnet50_as_it_is_knows_its_parameters() -> None:
+    model = build_training_graph(
+        onnx.load(LIGHT / "light_resnet50.onnx"), loss="softmax_cross_entropy", optimizer=SGD()
+    )
+
+    gradients = facts_of(model)["gradients"]
+
+    assert len(gradients) == 53 * 3 + 2  # convolutions with scale and bias, and the dense layer
+    assert not any("riv" in name or "_rm_" in name for name in gradients)
+
+
+def test_building_twice_gives_equal_bytes() -> None:
+    forward = onnx.load(LIGHT / "light_inception_v1.onnx")
+    built = [
+        build_training_graph(
+            forward, loss="softmax_cross_entropy", optimizer=Momentum(), batch_size=4, reinit=1
+        ).SerializeToString(deterministic=True)
+        for _ in range(2)
+    ]
+
+    assert built[0] == built[1]
