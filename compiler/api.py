@@ -10,6 +10,7 @@ from partc.compiler.arguments import choose_batch, fill_sizes, read_strategy_opt
 from partc.compiler.driver import Compilation, CompileOptions, compile_graph
 from partc.compiler.import_training import import_training_graph
 from partc.compiler.inspect import Inspection, inspect_graph
+from partc.compiler.output_paths import check_output_folder
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.verify import verify
 from partc.cost.cluster import Cluster, read_any_cluster
@@ -57,6 +58,7 @@ def compile_step(
     `strategy` is auto, hybrid, allreduce, ps, the path of a strategy.json, or a Strategy; `sizes`
     gives symbolic sizes a value, for pricing and synthetic data.
     """
+    check_output_folder(Path(out))
     graph = (options or GraphOptions()).read(train)
     asked = strategy if isinstance(strategy, Strategy) else read_strategy_option(strategy)
     choice = CompileOptions(asked, choose_batch(batch, asked), fill_sizes(sizes or {}, graph))

@@ -1,5 +1,6 @@
 """Turn option texts into values; each error says what, where and how to mend it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
@@ -32,7 +33,7 @@ def parse_axes(texts: Sequence[str]) -> dict[str, int | None]:
         name, equals, axis = text.partition("=")
         is_number = axis.isdigit()
         if not (name and equals and (is_number or axis == "none")):
-            raise BadUsage(f"{text!r} is not NAME=AXIS", at="--sample-axis", fix="write x=0, or rate=none")
+            raise BadUsage(f"{text!r} is not NAME=AXIS", at="--sample-axis", fix="write x=0 (axes count from 0), or rate=none")
         axes[name] = int(axis) if is_number else None
     return axes
 
@@ -66,6 +67,19 @@ def parse_batch_size(text: str) -> int | Literal["dynamic"] | None:
     if not text.isdigit() or int(text) < 1:
         raise BadUsage(f"{text!r} is not a batch size", at="--batch-size", fix="give a number, or 'dynamic'")
     return int(text)
+
+
+def parse_learning_rate(text: str) -> float | Literal["fed"]:
+    """Parse --lr: a positive number or `fed`. Raises BadUsage."""
+    if text == "fed":
+        return "fed"
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not 0 < rate < math.inf:
+        raise BadUsage(f"{text!r} is not a positive number", at="--lr", fix="give a number, or 'fed'")
+    return rate
 
 
 def read_strategy_option(text: str) -> Mode | Strategy:

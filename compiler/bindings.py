@@ -101,10 +101,8 @@ def write_bindings(model: onnx.ModelProto, bindings: Bindings) -> None:
 def annotated_source(graph: TrainingGraph) -> bytes:
     """Return the model file as the user wrote it, with all that is known of it by now as metadata.
 
-    Variables' initializers are not in it. Empty where the model was too large to be kept.
+    Variables' initializers are not in it.
     """
-    if not graph.source:
-        return b""
     model = onnx.ModelProto.FromString(graph.source)
     write_bindings(model, bindings_of(graph))
     return bytes(model.SerializeToString(deterministic=True))

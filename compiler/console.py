@@ -1,5 +1,6 @@
 """What a person sees while a command works: a bar on a terminal, plain lines elsewhere."""
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -8,10 +9,18 @@ from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+# A pipe has no width: wide enough for tables, unless the reader says otherwise.
+_HAS_WIDTH = sys.stdout.isatty() or "COLUMNS" in os.environ
+console = Console(highlight=False, width=None if _HAS_WIDTH else 120)
 
 LINE_EVERY_S = 2.0
+
+
+def tell(line: str) -> None:
+    """Print a line as it is: names may hold brackets, and a reader of a pipe wants it in one piece."""
+    console.print(Text(line), soft_wrap=True)
 
 
 class Advance(Protocol):
@@ -52,7 +61,7 @@ def _lines(what: str, total: int) -> Advance:
         now_s = time.monotonic()
         if now_s - shown_s >= LINE_EVERY_S or done == total:
             shown_s = now_s
-            console.print(f"{what}: {done}/{total}  {note}".rstrip())
+            tell(f"{what}: {done}/{total}  {note}".rstrip())
 
     return advance
 

@@ -45,7 +45,6 @@ from partc.runtime.errors import BadModel, BadUsage, UnsupportedModel
 OPSET = 21  # what partc's own graphs are written in
 IR_VERSION = 10
 ASSUMED_SIZE = 8  # of a symbolic size, to follow it through the graph
-SOURCE_LIMIT_BYTES = 64_000_000  # a plan's folder carries no larger model
 
 
 @dataclass(frozen=True)
@@ -184,8 +183,6 @@ def _lower_training_ops(model: onnx.ModelProto, bindings: Bindings) -> tuple[onn
 
 
 def _source_bytes(model: onnx.ModelProto, bindings: Bindings) -> bytes:
-    if model.ByteSize() > SOURCE_LIMIT_BYTES:
-        return b""
     write_bindings(model, bindings)
     return bytes(model.SerializeToString(deterministic=True))
 

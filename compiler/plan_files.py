@@ -16,11 +16,11 @@ import onnx
 from safetensors.numpy import save_file
 
 from partc.compiler.annotate import annotate
+from partc.compiler.output_paths import check_output_folder
 from partc.compiler.report import render_report
 from partc.cost.cluster import Cluster, encode_cluster
 from partc.cost.strategy import encode_strategy
 from partc.passes.training_graph import InitialValue, MadeTensor, StoredTensor, TrainingGraph
-from partc.runtime.errors import BadUsage
 from partc.runtime.program import Initial, Made, Stored, encode_plan
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ class PlanFiles:
     """A context: files are gathered in a temporary folder, which takes `out`'s place at the end."""
 
     def __init__(self, out: Path) -> None:
-        self.out = out
+        self.out = out.resolve()  # a link to a folder stays a link
         self._initial: dict[str, np.ndarray] = {}
 
     def __enter__(self) -> "PlanFiles":
-        _check_replaceable(self.out)
+        check_output_folder(self.out)
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self.folder = Path(tempfile.mkdtemp(prefix=f".{self.out.name}.", dir=self.out.parent))
         (self.folder / "segments").mkdir()
@@ -73,7 +73,7 @@ class PlanFiles:
     def save_initial(self, name: str, initial: InitialValue) -> Initial:
         """Store a variable's first value, or how it is made."""
         if isinstance(initial, StoredTensor):
-            self._initial[name] = np.ascontiguousarray(initial.load())
+            self._initial[name] = np.array(initial.load(), order="C")
             return Stored(INITIAL, name)
         if isinstance(initial, MadeTensor):
             data = initial.model.SerializeToString(deterministic=True)
@@ -103,16 +103,6 @@ class PlanFiles:
             compilation.plan, files=hashes, predicted_step_s=compilation.timeline.step_s
         )
         (self.folder / "plan.json").write_bytes(encode_plan(plan))
-
-
-def _check_replaceable(out: Path) -> None:
-    """Refuse to replace what is not a plan's folder."""
-    if out.is_file() or (out.is_dir() and any(out.iterdir()) and not (out / "plan.json").exists()):
-        raise BadUsage(
-            "the output exists and is not a plan's folder",
-            at=str(out),
-            fix="give an empty or new folder with -o, or remove this one",
-        )
 
 
 def _swap(folder: Path, out: Path) -> None:

@@ -14,6 +14,7 @@ from partc.passes.find_zeros import find_zeros
 from partc.passes.lower import lower
 from partc.passes.lowered_graph import LoweredGraph
 from partc.passes.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
+from partc.passes.spell_casts import spell_casts
 from partc.passes.training_graph import TrainingGraph
 
 
@@ -39,6 +40,7 @@ def analyse(training: TrainingGraph, sizes: Mapping[str, int], replicas: int, pe
     if per_replica:
         training = average_replicas(training, main)
     facts = infer_facts(training, sizes, replicas)
+    spell_casts(training, facts)
     followers = find_followers(training, facts, main)
     analysis = Analysis(
         training,
@@ -58,7 +60,7 @@ def _drop_unservable(analysis: Analysis) -> Analysis:
     """Try everything on servers; what cannot run there is found out by trying."""
     while analysis.servable:
         try:
-            lay_out(analysis, dict.fromkeys(analysis.training.gradients, "servers"))
+            lay_out(analysis, dict.fromkeys(analysis.servable, "servers"))
             return analysis
         except NotServable as refusal:
             kept = analysis.servable - {refusal.parameter}

@@ -38,7 +38,7 @@ class _Flight:
     """A message under way: its levels still to come, the one begun last."""
 
     levels: list[Level]
-    writes: tuple[str, ...]
+    moves: frozenset[str]  # values that it reads or writes
     begun: int = -1
 
 
@@ -104,8 +104,8 @@ class ProgramMaker:
     def _run(self, chunk: Chunk, kept: set[str], readers: Mapping[str, list[Item]]) -> None:
         produced = [t.name for node in chunk.nodes for t in node.outputs if t.name]
         wanted = {v for v in produced if v in kept or any(r is not chunk for r in readers.get(v, ()))}
-        reads = {tensor.name for node in chunk.nodes for tensor in node.inputs}
-        self._wait_for(reads)
+        touched = {self._name(t.name) for node in chunk.nodes for t in (*node.inputs, *node.outputs)}
+        self._wait_for(touched)
         model = self.writer.write(chunk, wanted)
         if not model.graph.output:
             return
@@ -137,7 +137,7 @@ class ProgramMaker:
                     shape = row_shape(node, index, self.writer.shapes)
                     self.writer.shapes.setdefault(tensor.name, shape)
         levels = levels_of(message, self.topology, self.lowered)
-        flight = _Flight(levels, message.writes)
+        flight = _Flight(levels, frozenset({*message.reads, *message.writes}))
         self._in_flight.append(flight)
         self._next_level(flight)
 
@@ -173,7 +173,8 @@ class ProgramMaker:
                 self._next_level(flight)
 
     def _wait_for(self, values: set[str]) -> None:
-        self._finish([flight for flight in self._in_flight if values.intersection(flight.writes)])
+        """End what moves any of the values: it may be in place, so that even a sent one may change."""
+        self._finish([flight for flight in self._in_flight if values & flight.moves])
 
     def _finish(self, flights: Sequence[_Flight]) -> None:
         for flight in list(flights):

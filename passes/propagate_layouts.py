@@ -130,7 +130,7 @@ def _decide(
     if node.op in ("Shape", "Size"):
         return Decision(layouts[0].site, (layouts[0].placement,), (Replicate(),))
     if node.name in sparse:
-        method = graph.synchronised.method[sparse[node.name]]
+        method = graph.synchronised.method.get(sparse[node.name])
         if method == "servers":
             owned = Owned(sparse[node.name])
             return Decision("server", tuple(owned for _ in node.inputs), tuple(owned for _ in node.outputs))

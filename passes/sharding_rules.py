@@ -29,7 +29,6 @@ RULES: dict[str, Rule] = {
     "Identity": elementwise("each", moves=True),
     "Where": elementwise("each", linear=[1, 2]),
     "Clip": elementwise(count=1),
-    "CastLike": elementwise(count=1),
     "Cast": point.cast,
     "ReduceSum": point.reduce("sum"),
     "ReduceMean": point.reduce("mean"),

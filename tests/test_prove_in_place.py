@@ -60,9 +60,10 @@ def test_an_update_whose_result_is_broadcast_is_still_in_place(tmp_path: Path) -
 
 
 OTHER_READERS = {
-    "beside the update": ("W_next = Sub (W, part) old = Mul (W, new) m_next = Add (m, old)", {"W"}),
+    "beside the update": ("W_next = Sub (W, part) old = Mul (W, part) m_next = Add (m, old)", {"W"}),
+    "in an earlier segment": ("W_next = Sub (W, part) old = Mul (W, new) m_next = Add (m, old)", set()),
     "behind the update": ("W_next = Sub (W, part) moved = Sub (W_next, W) m_next = Add (m, moved)", {"W"}),
-    "before the update": ("old = Mul (W, new) more = Mul (old, part) W_next = Sub (W, more) m_next = Add (m, more)", set()),
+    "before the update": ("old = Mul (W, part) more = Mul (old, part) W_next = Sub (W, more) m_next = Add (m, more)", set()),
 }
 
 

@@ -12,6 +12,7 @@ from partc.compiler.import_training import import_training_graph
 from partc.passes.find_gradients import find_gradients
 from partc.passes.find_roles import find_roles
 from partc.passes.training_graph import StoredTensor
+from tests.compiled_steps import assert_trains_as_one_device, compile_step, random_batches
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -45,6 +46,19 @@ def test_the_analysis_does_not_change_the_step(dtype: str) -> None:
 
     for one, other in zip(run(onnx.load(path), feeds), run(changed, feeds), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5 if dtype == "float32" else 1e-12, atol=1e-7)
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "ps", "hybrid"])
+def test_four_ranks_train_it_as_one_device_although_they_ignore_unequally_many_labels(
+    tmp_path: Path, strategy: str
+) -> None:
+    training = import_training_graph(FIXTURES / "pytorch_step_float64.onnx")
+    compiled = compile_step(training, tmp_path / "out", "2x2", strategy, "global")
+    batches = random_batches(compiled.plan, steps=3)
+    for batch in batches:
+        batch["labels"][:2, 1:] = -100
+
+    assert_trains_as_one_device(compiled, batches)
 
 
 def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:

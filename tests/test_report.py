@@ -1,127 +1,27 @@
-"""The page is read as a reader would: its text, its structure, and in a browser its looks."""
+"""The page is read as a reader would: its text and its structure. Its looks: test_report_in_browser.py."""
 
 import re
-import shutil
-import struct
-import subprocess
-from dataclasses import dataclass
-from html.parser import HTMLParser
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from partc.compiler.driver import Compilation, CompileOptions, compile_graph
-from partc.compiler.import_training import import_training_graph
 from partc.compiler.report import render_report
 from partc.compiler.reporting import units
+from partc.compiler.reporting.draw_cluster import draw_cluster
+from partc.compiler.reporting.draw_timeline import draw_timelines
 from partc.compiler.reporting.explain_choices import candidates, worked_examples
 from partc.compiler.reporting.measure_traffic import host_traffic
-from partc.compiler.training.build import build_training_graph
-from partc.compiler.training.optimizers import Adagrad
-from partc.cost.cluster import Cluster, read_cluster
-from partc.models.catalogue import build_model
+from partc.cost.timeline import Event, Timeline
 from partc.runtime.program import Run
+from tests.compiled_reports import CLUSTERS, Compiled, TextReader, compile_everywhere, plain
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
 CSS = Path(__file__).parent.parent / "compiler" / "reporting" / "report.css"
-CLUSTERS = ("cluster-1x4", "cluster-2x2", "cluster-8x6-titanxp")
-VOID = frozenset({"meta"})
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-QUIETLY = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-)
-PROBE = """
-<script>
-const page = document.documentElement;
-const spills = [...document.querySelectorAll("svg text")].filter(text => {
-  const own = text.getBoundingClientRect(), svg = text.ownerSVGElement.getBoundingClientRect();
-  return own.width && (own.left < svg.left - 1 || own.right > svg.right + 1);
-}).map(text => text.textContent);
-const wide = [...document.querySelectorAll("svg .host")].flatMap(host => {
-  const box = host.getBoundingClientRect();
-  return [...host.parentNode.querySelectorAll("text")]
-    .filter(text => text.getBoundingClientRect().right > box.right).map(text => text.textContent);
-});
-const small = [...document.querySelectorAll("svg text")]
-  .filter(text => text.getBoundingClientRect().height < 8).length;
-page.dataset.probe = JSON.stringify({overflow: page.scrollWidth - page.clientWidth, spills, wide, small});
-</script>
-"""
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """A compilation with the page that went into its folder."""
-
-    compilation: Compilation
-    cluster: Cluster
-    folder: Path
-
-    @property
-    def page(self) -> str:
-        return (self.folder / "report.html").read_text(encoding="utf-8")
-
-    @property
-    def text(self) -> str:
-        """What a reader sees, all space between words made single and plain."""
-        return TextReader.read(self.page)
-
-
-class TextReader(HTMLParser):
-    """Collects what a reader sees, and checks that every element is closed in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.words: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes += attrs
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes += attrs
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
-            self.words.append(data)
-
-    @classmethod
-    def read(cls, page: str) -> str:
-        reader = cls()
-        reader.feed(page)
-        assert reader.open == []
-        return re.sub(r"\s+", " ", " ".join(reader.words))
-
-
-def compile_lm(cluster: str, out: Path) -> Compiled:
-    """Compile a small language model, whose tables are large next to what a step touches."""
-    options = {"vocab": 20_000, "embedding": 32, "cells": 32, "projection": 32, "steps": 3, "samples": 64}
-    forward = build_model("lm", **options, batch=8)
-    step = build_training_graph(forward, loss="loss", optimizer=Adagrad(0.1), clip_global_norm=10.0)
-    hosts = read_cluster(EXAMPLES / f"{cluster}.json")
-    compilation = compile_graph(import_training_graph(step), hosts, out, CompileOptions())
-    return Compiled(compilation, hosts, out)
 
 
 @pytest.fixture(scope="module")
 def all_compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Compiled]:
-    folder = tmp_path_factory.mktemp("reports")
-    return {cluster: compile_lm(cluster, folder / cluster) for cluster in CLUSTERS}
+    return compile_everywhere(tmp_path_factory.mktemp("reports"))
 
 
 @pytest.fixture(params=CLUSTERS)
@@ -247,6 +147,43 @@ def test_inputs_segments_and_instructions_are_listed(on_2x2: Compiled) -> None:
     assert "instructions" in text
 
 
+def test_hosts_beyond_the_eighth_are_counted_and_long_names_cut(all_compiled: dict[str, Compiled]) -> None:
+    ten = all_compiled["ten hosts"]
+
+    picture = draw_cluster(ten.compilation.plan, ten.cluster)
+
+    assert len(picture.boxes) == 8
+    assert picture.left_out == 2
+    assert all(box.name.startswith("…") for box in picture.boxes)
+    assert len(picture.cables) == 8
+
+
+def test_ranks_that_do_the_same_share_a_row(all_compiled: dict[str, Compiled]) -> None:
+    large = all_compiled["cluster-8x6-titanxp"].compilation
+
+    (whole, *_) = draw_timelines(large.timeline, large.plan, {})
+
+    assert len(whole.rows) < 10 < len(large.plan.ranks)
+    assert whole.left_out == 0
+    assert "first worker of each host" in [row.remark for row in whole.rows]
+
+
+def test_end_of_a_step_that_is_too_thin_to_see_is_enlarged(on_2x2: Compiled) -> None:
+    events = (
+        Event(0, "compute", "worker 12345678", 0.0, 1.0, 0),
+        Event(0, "communication", "AllReduce W", 1.0, 1.02, 4096),
+    )
+    traffic = dict.fromkeys(range(4), 4096)
+    timeline = Timeline(events, 1.02, traffic, traffic)
+
+    whole, end = draw_timelines(timeline, on_2x2.compilation.plan, {"12345678": "S1"})
+
+    assert [bar.label for bar in whole.rows[0].bars] == ["S1", ""]
+    assert [bar.label for bar in end.rows[0].bars] == ["S1", "AllReduce"]
+    assert end.rows[0].bars[1].width > 20 * whole.rows[0].bars[1].width
+    assert "4.10 kB a rank" in plain(end.rows[0].bars[1].title)
+
+
 def test_names_from_the_user_are_escaped(on_2x2: Compiled) -> None:
     cluster = msgspec.structs.replace(on_2x2.cluster, name="<b>&")
 
@@ -269,56 +206,6 @@ def test_colours_can_be_told_from_their_backgrounds(scheme: str) -> None:
         assert contrast(colours[area], colours["on-colour"]) >= 4.5
     for area in ("variables", "buffers", "activations", "sent", "received"):
         assert contrast(colours[area], colours["empty"]) >= 3.0
-
-
-@pytest.fixture(scope="module")
-def chromium() -> str:
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed: apt-get install chromium")
-    return CHROMIUM
-
-
-@pytest.mark.parametrize("width", [1280, 800])
-def test_browser_shows_the_page_without_overflow(
-    compiled: Compiled, chromium: str, width: int, tmp_path: Path
-) -> None:
-    probed = tmp_path / "probed.html"
-    opened = compiled.page.replace("<details>", "<details open>")
-    probed.write_text(opened.replace("</body>", f"{PROBE}</body>"), encoding="utf-8")
-
-    dom = browse(chromium, probed, tmp_path, width, "--dump-dom")
-
-    found = re.search(r'data-probe="([^"]*)"', dom)
-    assert found is not None, dom[:400]
-    assert found[1].replace("&quot;", '"') == '{"overflow":0,"spills":[],"wide":[],"small":0}'
-
-
-def test_browser_takes_a_picture_of_the_page(on_2x2: Compiled, chromium: str, tmp_path: Path) -> None:
-    picture = tmp_path / "report.png"
-
-    browse(chromium, on_2x2.folder / "report.html", tmp_path, 1280, f"--screenshot={picture}")
-
-    data = picture.read_bytes()
-    assert struct.unpack(">II", data[16:24]) == (1280, 1600)
-    assert len(data) > 50_000  # an empty page compresses to a tenth of that
-
-
-def browse(chromium: str, page: Path, folder: Path, width: int, action: str) -> str:
-    """Open a page in a browser that keeps to itself; return what it prints."""
-    command = [
-        chromium,
-        *QUIETLY,
-        f"--user-data-dir={folder / 'browser'}",
-        f"--window-size={width},1600",
-        action,
-        page.as_uri(),
-    ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-
-
-def plain(text: str) -> str:
-    """Return the text as `Compiled.text` has it."""
-    return text.replace(units.NO_BREAK, " ")
 
 
 def contrast(one: str, other: str) -> float:

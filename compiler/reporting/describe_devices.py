@@ -34,7 +34,8 @@ class Device:
     fits: bool
     sent: str
     received: str
-    traffic: tuple[Part, ...]  # sent, received: shares of the busiest rank's
+    sent_share: float  # of the most that any rank sends or receives
+    received_share: float
 
 
 def describe_devices(memory: tuple[DeviceMemory, ...], timeline: Timeline, plan: Plan) -> tuple[Device, ...]:
@@ -69,10 +70,8 @@ def _describe(
         fits=needs.needed_bytes <= needs.limit_bytes,
         sent=size(sent),
         received=size(received),
-        traffic=(
-            Part("sent", sent / busiest_bytes, f"sent {size(sent)}"),
-            Part("received", received / busiest_bytes, f"received {size(received)}"),
-        ),
+        sent_share=sent / busiest_bytes,
+        received_share=received / busiest_bytes,
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 
 from partc.compiler.reporting.methods import method_of_label
-from partc.compiler.reporting.units import count, listed, operations, plural, size
+from partc.compiler.reporting.units import listed, operations, plural, size
 from partc.runtime.program import Instruction, Plan, Rank, Run, Start, Wait, instructions_of
 
 MOST_OPS = 3
@@ -33,7 +33,7 @@ class Segment:
     name: str  # what the page calls it: S3
     path: str
     site: str
-    nodes: str
+    nodes: int
     ops: str
     work: str
     touched: str
@@ -77,7 +77,7 @@ def _segment(name: str, run: Run, plan: Plan, folder: Path) -> Segment:
         name=name,
         path=run.segment,
         site=run.site,
-        nodes=count(len(graph.node)),
+        nodes=len(graph.node),
         ops=", ".join(f"{op}\u00a0×\u00a0{number}" for op, number in ops),
         work=operations(run.flops) if run.flops else "–",
         touched=size(run.touched_bytes),
@@ -115,7 +115,7 @@ def _step(instruction: Instruction, rank: Rank, segments: Mapping[str, Segment])
     match instruction:
         case Run():
             segment = segments[instruction.segment]
-            remark = f"{segment.nodes} nodes, {segment.touched} touched"
+            remark = f"{plural(segment.nodes, 'node')}, {segment.touched} touched"
             updates = f"; updates {segment.updates}" if segment.updates else ""
             return Step("run", "run", f"{segment.name} ({instruction.site})", remark + updates)
         case Start():
@@ -127,7 +127,7 @@ def _step(instruction: Instruction, rank: Rank, segments: Mapping[str, Segment])
 
 def _start_step(start: Start, rank: Rank) -> Step:
     members = plural(len(rank.groups[start.group]), "rank")
-    amount = f", {size(start.payload_bytes)} from each" if start.payload_bytes else ""
+    amount = f", {size(start.payload_bytes)}" if start.payload_bytes else ""
     what = f"#{start.tag_id} {ACTS[start.kind]}"
     return Step(
         method_of_label(start.label), "start", what, f"among {members}{amount}: {start.label}".rstrip(": ")

@@ -27,7 +27,7 @@ MOST_HOSTS = 8
 COLUMNS = 4
 WIDEST_HOST = 520
 LINE = 19
-CHARACTER = 8.0  # at most, in a box
+CHARACTER, BOLD_CHARACTER = 8.0, 9.8  # widths of text in a box
 CHIP_WIDTH, CHIP_HEIGHT, CHIP_GAP = 72, 40, 6
 PADDING = 12
 SWITCH_HEIGHT = 30
@@ -183,7 +183,7 @@ def _box(host: Host, plan: Plan, x: float, y: float, grid: _Grid) -> Box:
         y=y,
         width=grid.width,
         height=grid.height,
-        name=shortened(host.name, grid.characters - len(memory) - 2),
+        name=shortened(host.name, int((grid.characters - len(memory) - 2) * CHARACTER / BOLD_CHARACTER)),
         memory=memory,
         holding=holding,
         chips=_chips(host, plan, x + PADDING, y + _chips_top(holding), grid),
@@ -201,7 +201,7 @@ def _chips(host: Host, plan: Plan, left: float, top: float, grid: _Grid) -> tupl
             Chip(
                 x=left + column * (CHIP_WIDTH + CHIP_GAP),
                 y=top + row * (CHIP_HEIGHT + CHIP_GAP),
-                name=shortened(device.name.removeprefix(f"{host.name}/"), int(CHIP_WIDTH / CHARACTER)),
+                name=shortened(device.name.removeprefix(f"{host.name}/"), int(CHIP_WIDTH / BOLD_CHARACTER)),
                 rank=f"rank {rank_of[device.name]}",
                 title=f"{device.name}: {device.profile}{threads}",
             )
