@@ -33,7 +33,11 @@ def parse_axes(texts: Sequence[str]) -> dict[str, int | None]:
         name, equals, axis = text.partition("=")
         is_number = axis.isdigit()
         if not (name and equals and (is_number or axis == "none")):
-            raise BadUsage(f"{text!r} is not NAME=AXIS", at="--sample-axis", fix="write x=0 (axes count from 0), or rate=none")
+            raise BadUsage(
+                f"{text!r} is not NAME=AXIS",
+                at="--sample-axis",
+                fix="write x=0 (axes count from 0), or rate=none",
+            )
         axes[name] = int(axis) if is_number else None
     return axes
 

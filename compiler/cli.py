@@ -3,29 +3,37 @@
     partc model NAME -> forward.onnx      partc grad -> train.onnx      partc inspect
     partc compile    -> out/              partc run, partc verify       partc executor
 
-Exit codes: 0 done, 1 verification failed or training broke off, 2 the user's input is wrong.
+Exit codes: 0 done, 1 verification failed or an executor died, 2 what the user gave must change.
 """
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.text import Text
 
 from partc.compiler.api import GraphOptions, compile_step, inspect
-from partc.compiler.arguments import parse_axes, parse_batch_size, parse_pairs, parse_sizes
-from partc.compiler.console import console, progress_of, working_on
+from partc.compiler.arguments import (
+    parse_axes,
+    parse_batch_size,
+    parse_learning_rate,
+    parse_pairs,
+    parse_sizes,
+)
+from partc.compiler.console import Advance, console, progress_of, tell, working_on
 from partc.compiler.deploy import write_trained_model
 from partc.compiler.model_file import read_model, write_model
+from partc.compiler.output_paths import check_output_file
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import OPTIMIZERS
-from partc.compiler.verify import verify
-from partc.models.catalogue import MODELS, ModelRequestError, build_model, parse_options
+from partc.compiler.verify import launch_daemons, verify
+from partc.models.catalogue import MODELS, ModelRequestError, build_model, option_names, parse_options
 from partc.runtime import daemon
 from partc.runtime.errors import BadUsage, PartcError, RankFailed
-from partc.runtime.job import Progress
+from partc.runtime.job import JOB_FILE, Progress
+from partc.runtime.launcher import OnProgress
 from partc.runtime.plan_folder import read_plan_folder
 from partc.runtime.runner import TRAINED_FILE, Runner
 
@@ -56,16 +64,23 @@ Sizes = Annotated[
 Data = Annotated[str, typer.Option(help="FILE.npz, synthetic, or MODULE:FUNC.")]
 
 
-@app.command("model", epilog="Example: partc model lm --set vocab=50000 --set batch=16 -o forward.onnx")
+_MODEL_HELP = "\n\n".join(
+    ["Example: partc model lm --set vocab=50000 --set batch=16 -o forward.onnx"]
+    + [f"{name}: {m.description}. Options: {', '.join(option_names(m))}." for name, m in MODELS.items()]
+)
+
+
+@app.command("model", epilog=_MODEL_HELP)
 def model_command(
     name: Annotated[str, typer.Argument(help=f"One of: {', '.join(MODELS)}.")],
     out: Out,
     options: Annotated[list[str], typer.Option("--set", help="KEY=VALUE: an option of the model.")] = [],
 ) -> None:
     """Write a model of partc's own as a forward ONNX graph."""
+    check_output_file(out)
     model = build_model(name, **parse_options(options))
     write_model(model, out)
-    console.print(f"{name}: {len(model.graph.node)} nodes -> {out}")
+    tell(f"{name}: {len(model.graph.node)} nodes -> {out}")
 
 
 @app.command(
@@ -87,12 +102,12 @@ def grad_command(
     seed: Annotated[int, typer.Option(help="The first seed of --reinit.")] = 0,
 ) -> None:
     """Differentiate a forward graph: loss, gradients, clipping, updates."""
-    rate = "fed" if lr == "fed" else _number(lr, "--lr")
+    check_output_file(out)
     with working_on("differentiating"):
         train = build_training_graph(
             read_model(forward),
             loss=loss,
-            optimizer=OPTIMIZERS[optimizer](lr=rate),  # type: ignore[arg-type]
+            optimizer=OPTIMIZERS[optimizer](lr=parse_learning_rate(lr)),
             batch_size=parse_batch_size(batch_size),
             reinit=seed if reinit else None,
             clip_global_norm=clip_global_norm,
@@ -100,7 +115,7 @@ def grad_command(
             folder=forward.parent,
         )
         write_model(train, out)
-    console.print(f"{len(train.graph.node)} nodes -> {out}")
+    tell(f"{len(train.graph.node)} nodes -> {out}")
 
 
 @app.command("inspect", epilog="Example: partc inspect train.onnx")
@@ -114,7 +129,9 @@ def inspect_command(
 ) -> None:
     """Show variables, gradients, data inputs, and the work of one step."""
     options = _graph_options(state, sample_axis, loss, initial)
-    console.print(inspect(train, sizes=parse_sizes(size), options=options).render())
+    with working_on("reading"):
+        inspection = inspect(train, sizes=parse_sizes(size), options=options)
+    console.print(inspection.render())
 
 
 @app.command("compile", epilog="Example: partc compile train.onnx -c examples/cluster-2x2.json -o out")
@@ -141,14 +158,12 @@ def compile_command(
         )
     methods = [choice.method for choice in made.strategy.parameters.values()]
     counted = ", ".join(f"{methods.count(m)} by {m}" for m in dict.fromkeys(methods))
-    console.print(f"parameters: {counted}")
+    tell(f"parameters: {counted}")
     for name, axis in ((d.name, d.sample_axis) for d in made.plan.data_inputs):
-        console.print(
-            f"data input {name}: " + ("the same for all" if axis is None else f"samples on axis {axis}")
-        )
+        tell(f"data input {name}: " + ("the same for all" if axis is None else f"samples on axis {axis}"))
     step_ms = made.timeline.step_s * 1e3
-    console.print(f"{len(made.plan.ranks)} ranks, {step_ms:.1f} ms/step predicted -> {out}")
-    console.print(f"report: {out / 'report.html'}")
+    tell(f"{len(made.plan.ranks)} ranks, {step_ms:.1f} ms/step predicted -> {out}")
+    tell(f"report: {out / 'report.html'}")
 
 
 @app.command("run", epilog="Example: partc run out --data synthetic --steps 100")
@@ -165,16 +180,16 @@ def run_command(
     """Train: one executor daemon per device, started by mpiexec; save the trained variables."""
     folder = read_plan_folder(out)
     with progress_of("training", steps) as advance:
-
-        def show(progress: Progress) -> None:
-            loss = "" if progress.loss is None else f"loss {progress.loss:.5g}  "
-            advance(progress.step, f"{loss}{progress.steps_per_s:.1f} steps/s")
-
         result = Runner(folder).train(
-            data, steps, seed=seed, stop_when_diverged=on_nan == "stop", on_progress=show, timeout_s=timeout
+            data,
+            steps,
+            seed=seed,
+            stop_when_diverged=on_nan == "stop",
+            on_progress=_showing(advance),
+            timeout_s=timeout,
         )
-    console.print(f"{steps} steps, {result.steps_per_s:.1f} steps/s -> {out / TRAINED_FILE}")
-    console.print(f"forward model with the trained variables -> {write_trained_model(folder)}")
+    tell(f"{steps} steps, {result.steps_per_s:.1f} steps/s -> {out / TRAINED_FILE}")
+    tell(f"forward model with the trained variables -> {write_trained_model(folder)}")
 
 
 @app.command("verify", epilog="Example: partc verify out --steps 4")
@@ -186,10 +201,13 @@ def verify_command(
     seed: Annotated[int, typer.Option(help="The seed of synthetic data.")] = 0,
 ) -> None:
     """Train on all ranks and on one device with the same total batches, and compare."""
-    with progress_of("one device", steps) as advance:
-        report = verify(out, steps=steps, rtol=rtol, data=data, seed=seed, on_step=advance)
+    with progress_of("all ranks", steps) as of_ranks, progress_of("one device", steps) as of_reference:
+        launcher = partial(launch_daemons, on_progress=_showing(of_ranks))
+        report = verify(
+            out, steps=steps, rtol=rtol, data=data, seed=seed, launcher=launcher, on_step=of_reference
+        )
     console.print(report.table())
-    console.print(Text(("verified: " if report.passed else "NOT EQUAL: ") + report.summary()))
+    tell(("verified: " if report.passed else "NOT EQUAL: ") + report.summary())
     if not report.passed:
         raise typer.Exit(1)
 
@@ -201,6 +219,10 @@ def executor_command(
     job: Annotated[Path, typer.Argument(help="The folder of a job, as `partc run` makes it.")],
 ) -> None:
     """Run one rank of a job: the daemon itself, one per device."""
+    if not (job / JOB_FILE).is_file():
+        raise BadUsage(
+            "no job lies there", at=str(job), fix="use `partc run`, which makes a job and starts it"
+        )
     raise typer.Exit(daemon.main([str(job)]))
 
 
@@ -208,22 +230,43 @@ def _graph_options(state: str, axes: list[str], loss: str, initial: Path | None)
     return GraphOptions(parse_pairs(state, "--state"), parse_axes(axes), loss or None, initial)
 
 
-def _number(text: str, option: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise BadUsage(f"{text!r} is not a number", at=option, fix="give a number, or 'fed'") from error
+def _showing(advance: Advance) -> OnProgress:
+    def show(progress: Progress) -> None:
+        loss = "" if progress.loss is None else f"loss {progress.loss:.5g}  "
+        advance(progress.step, f"{loss}{progress.steps_per_s:.1f} steps/s")
+
+    return show
+
+
+def _bad_command(error: typer.TyperException, given: Sequence[str]) -> BadUsage:
+    known = {command.name for command in app.registered_commands}
+    command = f"partc {given[0]}" if given[0] in known else "partc"
+    what = error.format_message().removesuffix(".")  # type: ignore[attr-defined]  # every one has it
+    what = what.replace("Value error, ", "")
+    return BadUsage(what[0].lower() + what[1:], at=f"`{command}`", fix=f"see `{command} --help`")
+
+
+def _bad_file(error: OSError) -> BadUsage:
+    return BadUsage(
+        error.strerror or str(error),
+        at=str(error.filename2 or error.filename or "the files read and written"),
+        fix="give paths that this user can read and write, on a disk that has room",
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code. Never shows a traceback for the user's mistakes."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+        code = app(args=given or ["--help"], prog_name="partc", standalone_mode=False)
     except (PartcError, ModelRequestError) as error:
         print(f"partc: {error}", file=sys.stderr)
         return 1 if isinstance(error, RankFailed) else 2
     except typer.TyperException as error:
-        error.show()  # type: ignore[attr-defined]
+        print(f"partc: {_bad_command(error, given)}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"partc: {_bad_file(error)}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, typer.Abort):
         print("partc: interrupted", file=sys.stderr)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 # A pipe has no width: wide enough for tables, unless the reader says otherwise.
 _HAS_WIDTH = sys.stdout.isatty() or "COLUMNS" in os.environ
-console = Console(highlight=False, width=None if _HAS_WIDTH else 120)
+console = Console(highlight=False, markup=False, emoji=False, width=None if _HAS_WIDTH else 120)
 
 LINE_EVERY_S = 2.0
 

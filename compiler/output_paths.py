@@ -31,5 +31,7 @@ def _check_parents(path: Path) -> None:
     for parent in path.parents:
         if parent.exists() and not parent.is_dir():
             raise BadUsage(
-                f"{str(parent)!r} is a file, not a folder", at=str(path), fix="write to another folder with -o"
+                f"{str(parent)!r} is a file, not a folder",
+                at=str(path),
+                fix="write to another folder with -o",
             )

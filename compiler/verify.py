@@ -21,6 +21,7 @@ from partc.runtime.errors import BadData, BadUsage
 from partc.runtime.feeds import open_source
 from partc.runtime.in_process import train_in_process
 from partc.runtime.initial import InitialValues
+from partc.runtime.launcher import OnProgress
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.results import TrainingResult
 from partc.runtime.runner import Runner
@@ -97,9 +98,13 @@ def _share(check: VariableCheck) -> float:
     return check.max_error / check.limit
 
 
-def launch_daemons(folder: PlanFolder, data: Data, steps: int, seed: int) -> TrainingResult:
-    """Train with one daemon per rank, as `partc run` does."""
-    return Runner(folder).train(data, steps, seed=seed, stop_when_diverged=False)
+def launch_daemons(
+    folder: PlanFolder, data: Data, steps: int, seed: int, on_progress: OnProgress | None = None
+) -> TrainingResult:
+    """Train with one daemon per rank, as `partc run` does, but leave trained.safetensors alone."""
+    return Runner(folder).train(
+        data, steps, seed=seed, stop_when_diverged=False, on_progress=on_progress, save=False
+    )
 
 
 def launch_in_process(folder: PlanFolder, data: Data, steps: int, seed: int) -> TrainingResult:
@@ -124,6 +129,8 @@ def verify(
     """
     if steps < 1:
         raise BadUsage(f"{steps} steps", at="--steps", fix="compare at least one step")
+    if rtol is not None and not 0 <= rtol < float("inf"):
+        raise BadUsage(f"a tolerance of {rtol}", at="--rtol", fix="give a number from 0 on, as 1e-4")
     folder = plan_folder if isinstance(plan_folder, PlanFolder) else read_plan_folder(plan_folder)
     plan = folder.plan
     values = InitialValues(folder)

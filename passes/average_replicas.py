@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from partc.passes.indexed_slices import pairs_of
 from partc.passes.training_graph import Gradient, TrainingGraph
 from partc.runtime.errors import UnsupportedModel
 
@@ -59,11 +60,14 @@ class _Averaging:
         return {n for n, data in self.training.data_inputs.items() if data.sample_axis is not None}
 
     def _pairs(self, gradient: Gradient) -> list[tuple[str, str]]:
-        """Return the (ids, rows) that a sparse gradient is joined from."""
+        """Return the (ids, rows) that a sparse gradient is joined from; joining is done after meeting."""
         if gradient.ids is None or gradient.rows is None:
             return []
-        ids, rows = self._parts(gradient.ids), self._parts(gradient.rows)
-        return list(zip(ids, rows, strict=True)) if len(ids) == len(rows) else [(gradient.ids, gradient.rows)]
+        pairs = pairs_of(self.tensors[gradient.ids], self.tensors[gradient.rows])
+        if len(pairs) > 1:
+            for joined in (gradient.ids, gradient.rows):
+                self.main.discard(self.tensors[joined].inputs[0].name)
+        return pairs
 
     def _meet(self, gradient: Gradient, pairs: list[tuple[str, str]]) -> Gradient:
         if not gradient.is_sparse:
@@ -77,14 +81,6 @@ class _Averaging:
             elif rows in self.varying:
                 self._insert(AVERAGE, rows)
         return self._renamed(gradient, len(pairs) == 1)
-
-    def _parts(self, tensor: str) -> list[str]:
-        """Operands of the Concat along axis 0 that makes the tensor, or the tensor itself."""
-        producers = self.tensors[tensor].inputs
-        if producers and producers[0].op == "Concat" and producers[0].attrs["axis"] == 0:
-            self.main.discard(producers[0].name)
-            return [operand.name for operand in producers[0].inputs]
-        return [tensor]
 
     def _renamed(self, gradient: Gradient, single: bool) -> Gradient:
         if not single:

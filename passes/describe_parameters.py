@@ -1,17 +1,23 @@
 """Say what the choice of a strategy needs to know about every parameter."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from partc.cost.strategy import SyncFacts
-from partc.passes.distribute import Analysis
+from partc.passes.distribute import Analysis, lay_out
+from partc.passes.indexed_slices import pairs_of
+from partc.passes.layouts import Layout, Split
+from partc.passes.training_graph import Gradient
 
 
 def describe_parameters(analysis: Analysis) -> tuple[SyncFacts, ...]:
     """Return the facts of all parameters, in the graph's order."""
-    return tuple(_describe(analysis, name) for name in analysis.training.gradients)
+    layouts = lay_out(analysis, {}).layouts
+    return tuple(_describe(analysis, name, layouts) for name in analysis.training.gradients)
 
 
-def _describe(analysis: Analysis, name: str) -> SyncFacts:
+def _describe(analysis: Analysis, name: str, layouts: Mapping[str, Layout]) -> SyncFacts:
     variable = analysis.training.variables[name]
     rows = variable.shape[0] if variable.shape else 1
     row_bytes = int(np.prod(variable.shape[1:], dtype=np.int64)) * variable.dtype.itemsize
@@ -24,7 +30,7 @@ def _describe(analysis: Analysis, name: str) -> SyncFacts:
         row_bytes,
         slots // max(rows, 1),
         gradient.is_sparse,
-        _touched_rows(analysis, gradient.ids, rows) if gradient.ids is not None else rows,
+        _touched_rows(_drawn(analysis, gradient, layouts), rows) if gradient.is_sparse else rows,
         name in analysis.servable,
     )
 
@@ -34,18 +40,22 @@ def _nbytes(analysis: Analysis, name: str) -> int:
     return int(np.prod(variable.shape, dtype=np.int64)) * variable.dtype.itemsize
 
 
-def _touched_rows(analysis: Analysis, ids: str, rows: int) -> float:
-    """Expected number of distinct ids that one replica draws, all rows being equally likely.
+def _drawn(analysis: Analysis, gradient: Gradient, layouts: Mapping[str, Layout]) -> float:
+    """Return how many ids one replica's slices have."""
+    assert gradient.ids is not None and gradient.rows is not None
+    tensors = analysis.training.graph.tensors()
+    drawn = 0.0
+    for ids, _ in pairs_of(tensors[gradient.ids], tensors[gradient.rows]):
+        is_split = ids in layouts and isinstance(layouts[ids].placement, Split)
+        drawn += analysis.facts.shape(ids)[0] / (analysis.replicas if is_split else 1)
+    return drawn
 
-        rows (1 - (1 - 1 / rows) ** n)
+
+def _touched_rows(drawn: float, rows: int) -> float:
+    """Expected number of distinct ids among those drawn, all rows being equally likely.
+
+        rows (1 - (1 - 1 / rows) ** drawn)
 
     An upper bound for real data, where few rows take most of the draws.
     """
-    drawn = analysis.facts.shape(ids)[0]
-    own = drawn / analysis.replicas if _differs(analysis, ids) else drawn
-    return float(rows * -np.expm1(own * np.log1p(-1.0 / rows))) if rows > 1 else 1.0
-
-
-def _differs(analysis: Analysis, ids: str) -> bool:
-    """Tell whether replicas' ids stand one behind the other in the tensor."""
-    return analysis.facts.shape(ids)[0] % analysis.replicas == 0
+    return float(rows * -np.expm1(drawn * np.log1p(-1.0 / rows))) if rows > 1 else 1.0

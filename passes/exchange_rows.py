@@ -20,9 +20,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.decide_layouts import Decision
-from partc.passes.indexed_slices import DOMAIN, SUM_ROWS
+from partc.passes.indexed_slices import DOMAIN, SUM_ROWS, pairs_of
 from partc.passes.layouts import Layout, Owned, Partial, Replicate, Split
 from partc.passes.lowered_graph import LoweredGraph, constant
+from partc.passes.sharding_rules import is_sum_rows
 from partc.passes.training_graph import Gradient
 from partc.runtime.program import Site
 
@@ -34,15 +35,14 @@ WORKER_WHOLE = Layout("worker", Replicate())
 
 
 def needs_exchange(lowering: "Lowering", node: gs.Node) -> bool:
-    """Tell whether a SumRows on the workers sums the slices of a parameter that is all-reduced."""
-    gradient = _gradient_of(lowering, node.inputs[1].name)
+    """Tell whether a node on the workers sums or scatters slices of a parameter that is all-reduced."""
+    if not (is_sum_rows(node) or node.op == "ScatterND") or node.name in lowering.graph.main:
+        return False
+    gradient = _gradient_of(lowering, node.inputs[-1].name)
     if gradient is None or lowering.graph.synchronised.method[gradient.parameter] != "all_reduce":
         return False
-    layouts = [lowering.graph.layout(tensor.name) for tensor in node.inputs]
-    parts = [part for tensor in node.inputs for part in _parts(lowering, tensor.name)]
-    return any(layout != WORKER_WHOLE for layout in layouts) or any(
-        lowering.graph.layout(part) != WORKER_WHOLE for part in parts
-    )
+    parts = [part for pair in _pairs(lowering, gradient) for part in pair]
+    return any(lowering.graph.layout(part) != WORKER_WHOLE for part in parts)
 
 
 def _gradient_of(lowering: "Lowering", rows: str) -> Gradient | None:
@@ -51,12 +51,12 @@ def _gradient_of(lowering: "Lowering", rows: str) -> Gradient | None:
 
 
 def reduce_slices(lowering: "Lowering", node: gs.Node) -> list[gs.Tensor]:
-    """All-reduce indexed slices as a dense gradient: every id, and its summed row.
+    """All-reduce indexed slices as a dense gradient; for SumRows: every id, and its summed row.
 
     Exact where the sparse update is the identity at zero gradient.
     """
     out = lowering.out
-    gradient = _gradient_of(lowering, node.inputs[1].name)
+    gradient = _gradient_of(lowering, node.inputs[-1].name)
     assert gradient is not None
     parameter = lowering.graph.training.variables[gradient.parameter]
     ids, rows = _own_slices(lowering, gradient)
@@ -73,6 +73,8 @@ def reduce_slices(lowering: "Lowering", node: gs.Node) -> list[gs.Tensor]:
     total = gs.Variable(f"{name}.sum", dtype=parameter.dtype)
     out.shapes[total.name] = parameter.shape
     out.communicate("AllReduce", [term], [total], site="worker", reduction="sum")
+    if not is_sum_rows(node):
+        return [total]
     bounds = [constant(f"{name}.{k}", v, np.int64) for k, v in (("from", 0), ("to", parameter.shape[0]))]
     step = constant(f"{name}.step", 1, np.int64)
     all_ids = out.emit("Range", [*bounds, step], f"{name}.ids", INT64, "worker")
@@ -110,12 +112,8 @@ def _own_bytes(lowering: "Lowering", tensor: str) -> int:
 
 
 def _pairs(lowering: "Lowering", gradient: Gradient) -> list[tuple[str, str]]:
-    """Return the (ids, rows) that a gradient is joined from."""
     assert gradient.ids is not None and gradient.rows is not None
-    all_ids, all_rows = _parts(lowering, gradient.ids), _parts(lowering, gradient.rows)
-    if len(all_ids) != len(all_rows):
-        return [(gradient.ids, gradient.rows)]
-    return list(zip(all_ids, all_rows, strict=True))
+    return pairs_of(lowering.source(gradient.ids), lowering.source(gradient.rows))
 
 
 def _own_slices(lowering: "Lowering", gradient: Gradient) -> tuple[gs.Tensor, gs.Tensor]:
@@ -144,14 +142,6 @@ def _own_pair(lowering: "Lowering", ids: str, rows: str) -> tuple[gs.Tensor, gs.
     share = constant(f"{rows}.share", 1.0 / lowering.graph.replicas, dtype)
     term = lowering.out.emit("Mul", [whole, share], f"{rows}.share_of_whole", dtype, "worker")
     return lowering.need(ids, WORKER_WHOLE), term
-
-
-def _parts(lowering: "Lowering", tensor: str) -> list[str]:
-    """Operands of the Concat along axis 0 that makes the tensor, or the tensor itself."""
-    producers = lowering.source(tensor).inputs
-    if producers and producers[0].op == "Concat" and producers[0].attrs["axis"] == 0:
-        return [operand.name for operand in producers[0].inputs]
-    return [tensor]
 
 
 def pull_rows(lowering: "Lowering", node: gs.Node, decision: Decision) -> gs.Tensor:

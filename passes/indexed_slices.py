@@ -6,6 +6,7 @@ It is a model-local ONNX function, so every file that uses it stays standard ONN
 """
 
 import onnx
+import onnx_graphsurgeon as gs
 from onnx import helper
 
 DOMAIN = "partc"
@@ -39,3 +40,21 @@ def sum_rows_function(opset: int) -> onnx.FunctionProto:
 def sum_rows_node(ids: str, rows: str, unique_ids: str, sums: str, name: str) -> onnx.NodeProto:
     """Return the node that calls SumRows."""
     return helper.make_node(SUM_ROWS, [ids, rows], [unique_ids, sums], name=name, domain=DOMAIN)
+
+
+def parts_of(tensor: gs.Tensor) -> list[gs.Tensor]:
+    """Return the operands of the Concat along axis 0 that makes a tensor, or the tensor itself.
+
+    A table that is read twice has the slices of both reads one behind the other.
+    """
+    if tensor.inputs and tensor.inputs[0].op == "Concat" and tensor.inputs[0].attrs["axis"] == 0:
+        return list(tensor.inputs[0].inputs)
+    return [tensor]
+
+
+def pairs_of(ids: gs.Tensor, rows: gs.Tensor) -> list[tuple[str, str]]:
+    """Return the names of the (ids, rows) that indexed slices are joined from."""
+    all_ids, all_rows = parts_of(ids), parts_of(rows)
+    if len(all_ids) != len(all_rows):
+        return [(ids.name, rows.name)]
+    return [(one.name, other.name) for one, other in zip(all_ids, all_rows, strict=True)]

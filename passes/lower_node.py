@@ -26,7 +26,7 @@ def lower_node(lowering: "Lowering", node: gs.Node, decision: Decision) -> list[
         return [_lower_meeting(lowering, node, decision)]
     if node.op in ("Shape", "Size") and decision.site == "worker":
         return [_lower_shape(lowering, node, decision)]
-    if is_sum_rows(node) and decision.site == "worker" and needs_exchange(lowering, node):
+    if decision.site == "worker" and needs_exchange(lowering, node):
         return reduce_slices(lowering, node)
     if node.op == "Gather" and decision.site == "worker" and _reads_owned(lowering, node):
         return [pull_rows(lowering, node, decision)]

@@ -134,8 +134,7 @@ def _decide(
         if method == "servers":
             owned = Owned(sparse[node.name])
             return Decision("server", tuple(owned for _ in node.inputs), tuple(owned for _ in node.outputs))
-        if method == "all_gather" or is_sum_rows(node):
-            return run_whole(node, "worker")
+        return run_whole(node, "worker")
     rule = rule_of(node, graph.facts)
     if node.name not in graph.main:
         owners = _owners_of(node, layouts, pushed)

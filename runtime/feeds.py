@@ -35,6 +35,12 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _SYNTHETIC_SCALAR = 0.01
 
 
+_FUNCTION = (
+    "name a module on the Python path, and in it a function without arguments that returns an iterator "
+    "of batches, each a dict of input name -> array"
+)
+
+
 class Source(Protocol):
     """Total batches by step, counted from 0."""
 
@@ -145,7 +151,7 @@ class FunctionSource:
     def __init__(self, plan: Plan, name: str) -> None:
         self._plan = plan
         self._name = name
-        self._batches: Iterator[Mapping[str, Array]] = iter(_call(name))
+        self._batches: Iterator[Mapping[str, Array]] = _call(name)
         self._step = -1
         self._batch: dict[str, Array] = {}
 
@@ -154,6 +160,12 @@ class FunctionSource:
         while self._step < step:
             batch = next(self._batches, None)
             self._step += 1
+            if not isinstance(batch, Mapping | None):
+                raise BadData(
+                    f"{self._name} gives {type(batch).__name__} objects, not batches",
+                    at="--data",
+                    fix=_FUNCTION,
+                )
             if batch is None:
                 raise BadData(
                     f"{self._name} ends after {self._step} batches, step {step + 1} was asked for",
@@ -170,6 +182,9 @@ class FunctionSource:
 
 
 def _read_npz(path: Path) -> dict[str, Array]:
+    if not zipfile.is_zipfile(path):
+        what = "not an .npz file" if path.is_file() else "no such file"
+        raise BadData(what, at=str(path), fix="give the path of a file that numpy.savez wrote")
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
@@ -184,13 +199,9 @@ def _call(name: str) -> Any:  # whatever the user's function returns; checked ba
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        return getattr(importlib.import_module(module_name), function_name)()
-    except (ImportError, AttributeError, TypeError) as error:
-        raise BadData(
-            f"{name} cannot be called: {error}",
-            at="--data",
-            fix="name a module on the Python path and a function without arguments",
-        ) from error
+        return iter(getattr(importlib.import_module(module_name), function_name)())
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise BadData(f"{name} cannot be called: {error}", at="--data", fix=_FUNCTION) from error
 
 
 def _has_rank(data_input: DataInput, array: Array) -> bool:

@@ -49,8 +49,9 @@ class Runner:
         outputs: Literal["loss", "all"] = "loss",
         on_progress: OnProgress | None = None,
         timeout_s: float = 600.0,
+        save: bool = True,
     ) -> TrainingResult:
-        """Train `steps` steps and save trained.safetensors in the plan's folder.
+        """Train `steps` steps and save trained.safetensors in the plan's folder, unless told not to.
 
         `data`: FILE.npz, "synthetic", "MODULE:FUNC", or total batches. `initial`: whole variables that
         replace the plan's first values. `sizes`: symbolic sizes that differ from the plan's. `read_after`:
@@ -58,6 +59,8 @@ class Runner:
         """
         if steps < 1:
             raise BadUsage(f"{steps} steps", at="--steps", fix="train at least one step")
+        if not timeout_s > 0:
+            raise BadUsage(f"a timeout of {timeout_s} s", at="--timeout", fix="give more than 0 seconds")
         with _job_folder(self._folder.path) as folder:
             staged, data_sizes = _stage_data(self._folder.plan, data, steps, folder)
             job = Job(
@@ -75,16 +78,17 @@ class Runner:
             write_job(folder, job, initial)
             log = self._folder.path / LOG_FILE
             launch(self._folder.plan, folder, log, self._addresses, on_progress, timeout_s)
-            return self._collect(folder, job)
+            result = self._collect(folder, job)
+            if save:
+                variables_file(folder, steps).replace(self._folder.path / TRAINED_FILE)
+            return result
 
     def _collect(self, folder: Path, job: Job) -> TrainingResult:
         plan = self._folder.plan
         reports = {rank.rank: read_report(folder, rank.rank) for rank in plan.ranks}
         variables_after = {step: read_arrays(variables_file(folder, step)) for step in job.read_after}
-        trained = self._folder.path / TRAINED_FILE
-        variables_file(folder, job.steps).replace(trained)
         return TrainingResult(
-            variables=read_arrays(trained),
+            variables=read_arrays(variables_file(folder, job.steps)),
             outputs=_outputs(plan, folder, job),
             variables_after=variables_after,
             disagreeing=reports[0].disagreeing,
