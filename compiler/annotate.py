@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import onnx
 
 from partc.cost.cluster import Cluster, groups_of, ranks_of
-from partc.passes.layouts import Layout, Owned, Split
+from partc.passes.sharding.layouts import Layout, Owned, Split
 
 CONFIGURATION = "partc"
 IR_VERSION = 11

@@ -8,15 +8,15 @@ import onnx
 
 from partc.compiler.arguments import choose_batch, fill_sizes, read_strategy_option
 from partc.compiler.driver import Compilation, CompileOptions, compile_graph
-from partc.compiler.import_training import import_training_graph
+from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.inspect import Inspection, inspect_graph
 from partc.compiler.output_paths import check_output_folder
 from partc.compiler.training.build import build_training_graph
-from partc.compiler.verify import verify
+from partc.compiler.verification.verify import verify
 from partc.cost.cluster import Cluster, read_any_cluster
 from partc.cost.strategy import Batch, Strategy
-from partc.passes.count_flops import count_flops
-from partc.passes.find_gradients import find_gradients
+from partc.passes.analysis.count_flops import count_flops
+from partc.passes.analysis.find_gradients import find_gradients
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.plan_folder import PlanFolder
 

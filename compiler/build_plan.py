@@ -8,15 +8,15 @@ import numpy as np
 from partc.compiler.plan_files import PlanFiles
 from partc.cost.cluster import Cluster, Placement, groups_of, ranks_of
 from partc.cost.strategy import Strategy
-from partc.passes.bucket_communications import bucket_communications
 from partc.passes.distribute import Analysis
 from partc.passes.indexed_slices import sum_rows_function
-from partc.passes.layouts import Owned, PerReplica, Split
-from partc.passes.levels import Shape2
-from partc.passes.lowered_graph import LoweredGraph, State
-from partc.passes.make_program import Program, ProgramMaker
-from partc.passes.schedule import schedule
-from partc.passes.write_segments import SegmentWriter
+from partc.passes.lowering.lowered_graph import LoweredGraph, State
+from partc.passes.scheduling.bucket_communications import bucket_communications
+from partc.passes.scheduling.levels import Shape2
+from partc.passes.scheduling.make_program import Program, ProgramMaker
+from partc.passes.scheduling.schedule import schedule
+from partc.passes.scheduling.write_segments import SegmentWriter
+from partc.passes.sharding.layouts import Owned, PerReplica, Split
 from partc.runtime.program import (
     PLAN_FORMAT,
     Held,

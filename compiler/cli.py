@@ -28,7 +28,7 @@ from partc.compiler.model_file import read_model, write_model
 from partc.compiler.output_paths import check_output_file
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import OPTIMIZERS
-from partc.compiler.verify import launch_daemons, verify
+from partc.compiler.verification.verify import launch_daemons, verify
 from partc.models.catalogue import MODELS, ModelRequestError, build_model, option_names, parse_options
 from partc.runtime import daemon
 from partc.runtime.errors import BadUsage, PartcError, RankFailed

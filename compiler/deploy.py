@@ -4,10 +4,10 @@ from pathlib import Path
 
 from onnx import numpy_helper
 
-from partc.compiler.bindings import read_bindings
 from partc.compiler.cut_model import cut_model
+from partc.compiler.importing.bindings import read_bindings
 from partc.compiler.model_file import read_model, write_model
-from partc.runtime.checkpoint import read_arrays
+from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.plan_folder import PlanFolder
 from partc.runtime.runner import TRAINED_FILE
 

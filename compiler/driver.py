@@ -12,11 +12,11 @@ from partc.cost.strategy import Batch, Strategy, SyncFacts
 from partc.cost.strategy_check import check_strategy
 from partc.cost.synchronisation import Mode, StrategyCosts, choose_strategy
 from partc.cost.timeline import Timeline, simulate
-from partc.passes.bucket_communications import copy_where_shared
-from partc.passes.describe_parameters import describe_parameters
+from partc.passes.analysis.describe_parameters import describe_parameters
+from partc.passes.analysis.find_gradients import find_gradients
 from partc.passes.distribute import analyse, distribute
-from partc.passes.find_gradients import find_gradients
-from partc.passes.lowered_graph import LoweredGraph
+from partc.passes.lowering.lowered_graph import LoweredGraph
+from partc.passes.scheduling.bucket_communications import copy_where_shared
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.check_program import check_program
 from partc.runtime.program import Plan

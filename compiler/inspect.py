@@ -8,8 +8,8 @@ import onnx_graphsurgeon as gs
 from rich.console import Group
 from rich.table import Table
 
-from partc.passes.find_roles import Role, Roles, find_roles
-from partc.passes.reachability import ancestors, reads_of
+from partc.passes.analysis.find_roles import Role, Roles, find_roles
+from partc.passes.analysis.reachability import ancestors, reads_of
 from partc.passes.training_graph import Gradient, TrainingGraph
 from partc.runtime.program import DataInput
 

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper
 from onnx.external_data_helper import ExternalDataInfo
 
-from partc.compiler.newest_opset import newest_opset
+from partc.compiler.importing.newest_opset import newest_opset
 from partc.runtime.errors import BadModel
 
 PROTOBUF_LIMIT_BYTES = 2**31 - 1  # one protobuf message, by the protobuf specification

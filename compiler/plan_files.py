@@ -53,10 +53,11 @@ class PlanFiles:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None:
-            shutil.rmtree(self.folder)
-            return
-        _swap(self.folder, self.out)
+        try:
+            if error is None:
+                _swap(self.folder, self.out)
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)  # after a swap there is none
 
     def save_segment(self, model: onnx.ModelProto) -> str:
         """Store a segment under its hash, so that equal segments are one file."""
@@ -111,5 +112,9 @@ def _swap(folder: Path, out: Path) -> None:
         return
     old = folder.with_name(f"{folder.name}.old")
     out.rename(old)
-    folder.rename(out)
+    try:
+        folder.rename(out)
+    except OSError:
+        old.rename(out)
+        raise
     shutil.rmtree(old)

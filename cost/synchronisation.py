@@ -17,12 +17,12 @@ from types import MappingProxyType
 from typing import Literal
 
 from partc.cost.cluster import Cluster
-from partc.cost.collectives import seconds_of, total_loads
+from partc.cost.network.collectives import seconds_of, total_loads
+from partc.cost.network.topology import Lane
+from partc.cost.network.two_level import even_shares, meeting_of, owner_hosts, synchronise
 from partc.cost.reasons import explain
 from partc.cost.server_assignment import ServerAssignment, assign_to_servers
 from partc.cost.strategy import STRATEGY_FORMAT, Batch, Method, Shard, Strategy, SyncFacts, Synchronisation
-from partc.cost.topology import Lane
-from partc.cost.two_level import even_shares, meeting_of, owner_hosts, synchronise
 from partc.runtime.errors import NoPlacement
 
 __all__ = [

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal
 
-from partc.cost import collectives
 from partc.cost.cluster import Cluster
-from partc.cost.collectives import Phases, flows_of, seconds_of, total_loads
+from partc.cost.network import collectives
+from partc.cost.network.collectives import Phases, flows_of, seconds_of, total_loads
+from partc.cost.network.topology import Lane, Network
 from partc.cost.profiles import PROFILES
-from partc.cost.topology import Lane, Network
 from partc.runtime.program import Plan, Rank, Run, Start, Wait
 
 

@@ -4,16 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from partc.cost.strategy import Strategy
-from partc.passes.aggregate_partials import aggregate_partials
+from partc.passes.analysis.facts import Facts, infer_facts
+from partc.passes.analysis.find_followers import find_followers
+from partc.passes.analysis.find_roles import Roles, find_roles
+from partc.passes.analysis.find_zeros import find_zeros
 from partc.passes.average_replicas import average_replicas
-from partc.passes.decide_layouts import NotServable
-from partc.passes.facts import Facts, infer_facts
-from partc.passes.find_followers import find_followers
-from partc.passes.find_roles import Roles, find_roles
-from partc.passes.find_zeros import find_zeros
-from partc.passes.lower import lower
-from partc.passes.lowered_graph import LoweredGraph
-from partc.passes.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
+from partc.passes.lowering.lower import lower
+from partc.passes.lowering.lowered_graph import LoweredGraph
+from partc.passes.sharding.aggregate_partials import aggregate_partials
+from partc.passes.sharding.decide_layouts import NotServable
+from partc.passes.sharding.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
 from partc.passes.spell_casts import spell_casts
 from partc.passes.training_graph import TrainingGraph
 

@@ -5,7 +5,7 @@ before   y = CastLike (x, batch)        after   y = Cast <to = type of batch> (x
 
 from onnx import helper
 
-from partc.passes.facts import Facts
+from partc.passes.analysis.facts import Facts
 from partc.passes.training_graph import TrainingGraph
 
 

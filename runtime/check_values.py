@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 
-from partc.runtime.batches import inputs_of
-from partc.runtime.communication import lands_at, sends_at
+from partc.runtime.data.batches import inputs_of
 from partc.runtime.errors import BadPlan
 from partc.runtime.program import Plan, Rank, Run, Start, Store, Wait, instructions_of
+from partc.runtime.transports.communication import lands_at, sends_at
 
 
 @dataclass(frozen=True, slots=True)

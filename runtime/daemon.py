@@ -16,14 +16,14 @@ import msgspec
 import numpy as np
 from mpi4py import MPI
 
-from partc.runtime.checkpoint import read_arrays, write_arrays
 from partc.runtime.daemon_variables import VariablesOfRank
+from partc.runtime.data.checkpoint import read_arrays, write_arrays
+from partc.runtime.data.feeds import open_source
+from partc.runtime.data.initial import InitialValues
 from partc.runtime.device import Sessions, device_of
 from partc.runtime.environment import Environment
 from partc.runtime.errors import BadPlan, PartcError, RankFailed
 from partc.runtime.executor import Executor
-from partc.runtime.feeds import open_source
-from partc.runtime.initial import InitialValues
 from partc.runtime.job import (
     INITIAL_FILE,
     Failure,
@@ -37,10 +37,10 @@ from partc.runtime.job import (
     write_record,
 )
 from partc.runtime.loss import check_loss, loss_of
-from partc.runtime.mpi import MPITransport
-from partc.runtime.patience import Patience, spin_s_for
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.program import Plan, Rank
+from partc.runtime.transports.mpi import MPITransport
+from partc.runtime.transports.patience import Patience, spin_s_for
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from partc.runtime.checkpoint import TensorFile, read_array, write_arrays, write_tensors
+from partc.runtime.data.checkpoint import TensorFile, read_array, write_arrays, write_tensors
 from partc.runtime.environment import Environment
 from partc.runtime.program import Plan, Rank
 from partc.runtime.results import owners_of, pieces_among

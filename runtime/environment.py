@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from partc.runtime.data.initial import InitialValues
 from partc.runtime.device import Device
 from partc.runtime.errors import BadPlan
-from partc.runtime.initial import InitialValues
 from partc.runtime.program import Plan, Rank, Slice
 
 # A tensor of a plan has whatever element type the model has.

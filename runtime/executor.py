@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from partc.runtime.communication import ROW_KINDS, Part, part_of
 from partc.runtime.device import BoundRun, Sessions
 from partc.runtime.environment import Environment
 from partc.runtime.program import Instruction, Plan, Rank, Run, Start, Store, Wait, instructions_of
-from partc.runtime.transport import Handle, Transport
+from partc.runtime.transports.communication import ROW_KINDS, Part, part_of
+from partc.runtime.transports.transport import Handle, Transport
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

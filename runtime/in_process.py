@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from partc.runtime.batches import check_total_batch, share_of
+from partc.runtime.data.batches import check_total_batch, share_of
+from partc.runtime.data.initial import InitialValues
 from partc.runtime.device import Device, Sessions
 from partc.runtime.environment import Environment
 from partc.runtime.executor import Executor
-from partc.runtime.in_memory import Board, InMemoryTransport
-from partc.runtime.initial import InitialValues
 from partc.runtime.loss import check_loss
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.program import Rank, Start
 from partc.runtime.results import Owner, TrainingResult, assemble_outputs, owners_of, pieces_among
+from partc.runtime.transports.in_memory import Board, InMemoryTransport
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

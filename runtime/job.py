@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from partc.runtime import errors
-from partc.runtime.checkpoint import write_arrays
+from partc.runtime.data.checkpoint import write_arrays
 from partc.runtime.errors import PartcError, RankFailed
 from partc.runtime.program import Record
 

@@ -143,7 +143,7 @@ class Constant(Record, frozen=True, tag="constant"):
 
 
 class Normal(Record, frozen=True, tag="normal"):
-    """Independent normal draws, reproducible row by row (see runtime/initial.py)."""
+    """Independent normal draws, reproducible row by row (see runtime/data/initial.py)."""
 
     mean: float
     scale: float

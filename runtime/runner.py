@@ -11,8 +11,8 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from partc.runtime.batches import check_total_batch, sizes_of
-from partc.runtime.checkpoint import read_arrays
+from partc.runtime.data.batches import check_total_batch, sizes_of
+from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.errors import BadData, BadUsage
 from partc.runtime.job import Job, outputs_file, read_report, variables_file, write_job
 from partc.runtime.launcher import OnProgress, launch

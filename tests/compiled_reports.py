@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from partc.compiler.driver import Compilation, CompileOptions, compile_graph
-from partc.compiler.import_training import import_training_graph
+from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.reporting import units
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import Adagrad

@@ -14,10 +14,9 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from partc.compiler.bindings import annotated_source
 from partc.compiler.driver import Compilation, CompileOptions, compile_graph
-from partc.compiler.import_training import import_training_graph
-from partc.compiler.verify import VerifyReport, launch_in_process, verify
+from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.verification.verify import VerifyReport, launch_in_process, verify
 from partc.cost.cluster import CLUSTER_FORMAT, Cluster, Device, Host, Link
 from partc.cost.strategy import STRATEGY_FORMAT, Shard, Strategy, Synchronisation
 from partc.passes.training_graph import TrainingGraph
@@ -163,7 +162,9 @@ def random_batches(plan: Plan, steps: int, seed: int = 0, high: int | None = Non
     """Return total batches; `high` bounds integers where it is lower than their range, so that ids
     collide often."""
     rng = np.random.default_rng(seed)
-    return [{entry.name: _draw(plan, entry.name, rng, high) for entry in plan.data_inputs} for _ in range(steps)]
+    return [
+        {entry.name: _draw(plan, entry.name, rng, high) for entry in plan.data_inputs} for _ in range(steps)
+    ]
 
 
 def _draw(plan: Plan, name: str, rng: np.random.Generator, high: int | None) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import onnx
 
-from partc.compiler.import_training import ImportOptions, read_training_graph
+from partc.compiler.importing.import_training import ImportOptions, read_training_graph
 from partc.passes.training_graph import TrainingGraph
 
 # A linear layer, its gradient dW and the loss; what follows is the update.

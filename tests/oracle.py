@@ -13,7 +13,6 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -24,17 +23,17 @@ from onnx import helper
 
 from partc.compiler.cut_model import cut_model, leaves_of
 from partc.passes.indexed_slices import SUM_ROWS
-from partc.passes.layouts import Layout, Owned, Partial, PerReplica, Replicate, Split
+from partc.passes.sharding.layouts import Layout, Owned, Partial, PerReplica, Split
 from partc.passes.training_graph import Gradient, TrainingGraph
-from partc.runtime.batches import share_of
+from partc.runtime.data.batches import share_of
+from partc.runtime.data.initial import InitialValues
 from partc.runtime.device import Sessions, device_of
 from partc.runtime.environment import Environment
 from partc.runtime.executor import Executor
-from partc.runtime.in_memory import Board, InMemoryTransport
 from partc.runtime.in_process import drive_in_lockstep
-from partc.runtime.initial import InitialValues
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.program import Output, Plan, Rank, Run, encode_plan
+from partc.runtime.program import Output, Plan, Run, encode_plan
+from partc.runtime.transports.in_memory import Board, InMemoryTransport
 from tests.compiled_steps import Batch, Compiled
 
 SEEN = "seen."  # what a value is called where the oracle reads it
@@ -65,7 +64,9 @@ class Oracle:
         for domain in {function.domain for function in training.functions} - known:
             self._model.opset_import.append(helper.make_opsetid(domain, 1))
         self._gradients = dict(training.gradients)
-        self._makers = {name: (node.name, node.op_type) for node in self._model.graph.node for name in node.output}
+        self._makers = {
+            name: (node.name, node.op_type) for node in self._model.graph.node for name in node.output
+        }
         self._order = list(self._makers)
 
     def first_wrong(self, compiled: Compiled, batch: Batch, rtol: float = 1e-9) -> Wrong | None:
@@ -77,7 +78,9 @@ class Oracle:
         self.compared = 0
         for value, (tensor, layout) in meanings.items():
             root = tensor.removesuffix(".average").removesuffix(".stacked")
-            at_site = {r: a for r, a in pieces.get(value, {}).items() if layout.site in _sites(compiled.plan, r)}
+            at_site = {
+                r: a for r, a in pieces.get(value, {}).items() if layout.site in _sites(compiled.plan, r)
+            }
             if not at_site or root not in self._makers:
                 continue
             self.compared += 1
@@ -261,9 +264,7 @@ def _open(folder: PlanFolder) -> tuple[PlanFolder, dict[str, str]]:
             target = path / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes((folder.path / name).read_bytes())
-    plan = msgspec.structs.replace(
-        folder.plan, instructions=tuple(instructions), outputs=kept, files=files
-    )
+    plan = msgspec.structs.replace(folder.plan, instructions=tuple(instructions), outputs=kept, files=files)
     (path / "plan.json").write_bytes(encode_plan(plan))
     return read_plan_folder(path), seen
 

@@ -101,6 +101,20 @@ def update_of(compiled: Compiled) -> Run:
     return next(run for run in runs if variables & {value for _, value in run.writes})
 
 
+def sent(compiled: Compiled, gradient: str) -> str:
+    """Return the value that holds a rank's own term of a gradient in the buffer."""
+    return next(n for n in _in_buffers(compiled, gradient) if not n.endswith("@worker.whole"))
+
+
+def summed(compiled: Compiled, gradient: str) -> str:
+    """Return the value that holds the aggregated gradient, in the same place."""
+    return next(n for n in _in_buffers(compiled, gradient) if n.endswith("@worker.whole"))
+
+
+def _in_buffers(compiled: Compiled, gradient: str) -> list[str]:
+    return [piece.value for piece in compiled.plan.slices if piece.value.startswith(gradient)]
+
+
 # ---------------------------------------------------------------- the mistakes
 
 
@@ -116,11 +130,8 @@ def test_an_aggregation_left_out_is_rejected(compiled: Compiled) -> None:
 
 def test_one_gradient_left_out_of_the_aggregation_is_rejected(compiled: Compiled) -> None:
     """The gradient of b is kept out of the buffer: each rank has its own."""
-    plan = compiled.plan
-    kept = tuple(piece for piece in plan.slices if not piece.value.startswith("db"))
-    assert len(kept) == len(plan.slices) - 2
-    aggregated = next(piece.value for piece in plan.slices if piece.value.startswith("db") and "whole" in piece.value)
-    own = next(p.value for p in plan.slices if p.value.startswith("db") and p.value != aggregated)
+    plan, own, aggregated = compiled.plan, sent(compiled, "db"), summed(compiled, "db")
+    kept = tuple(piece for piece in plan.slices if piece.value not in (own, aggregated))
 
     def read_own(instruction: Instruction) -> Instruction:
         if not isinstance(instruction, Run):
@@ -145,7 +156,9 @@ def test_an_update_done_twice_is_rejected(compiled: Compiled) -> None:
 def test_an_update_left_out_is_rejected_as_no_change(compiled: Compiled) -> None:
     update = update_of(compiled)
 
-    edit_instructions(compiled, lambda kept: [i for i in kept if i is not update and not isinstance(i, Store)])
+    edit_instructions(
+        compiled, lambda kept: [i for i in kept if i is not update and not isinstance(i, Store)]
+    )
 
     assert rejected(compiled) == {"W": "did not change", "b": "did not change", "v": "did not change"}
 
@@ -161,42 +174,49 @@ def test_one_variable_not_updated_is_rejected(compiled: Compiled, variable: str)
 
 
 def test_a_sum_in_place_of_an_average_is_rejected(compiled: Compiled) -> None:
-    """Undo the division: 1 / N where replicas meet, or 1 / samples where the loss is a mean of all."""
-    factor = 2.0
+    """Two replicas: what is averaged is twice as large as a sum."""
 
     def double(graph: onnx.GraphProto, place: int) -> None:
         node = graph.node[place]
         made = node.output[0]
         node.output[0] = f"{made}.once"
-        graph.initializer.append(numpy_helper.from_array(np.array(factor), "factor"))
+        graph.initializer.append(numpy_helper.from_array(np.array(2.0), "factor"))
         graph.node.insert(place + 1, helper.make_node("Mul", [f"{made}.once", "factor"], [made]))
 
-    sent = next(piece.value for piece in compiled.plan.slices if piece.value.startswith("dW"))
-    edit_segment(compiled, sent, double)
+    edit_segment(compiled, sent(compiled, "dW"), double)
 
     assert set(rejected(compiled)) >= {"W", "v"}
 
 
 def test_aggregating_after_the_clip_is_rejected(compiled: Compiled) -> None:
     """Each rank clips its own gradients, and the clipped ones are summed."""
-    training = import_text(STEP, loss="loss", sample_axes={"x": 0, "t": 0})
-    late = clip_before_meeting(STEP)
-    wrong = compile_step(
-        import_text(late, loss="loss", sample_axes={"x": 0, "t": 0}),
-        compiled.folder.path.with_name("late"),
-        "1x2",
-        "allreduce",
-        compiled.plan.batch,
-    )
-    assert training is not None
-    model = (compiled.folder.path / compiled.plan.model).read_bytes()
-    path = wrong.folder.path / wrong.plan.model
-    path.write_bytes(model)
-    files = {**wrong.plan.files, wrong.plan.model: hashlib.sha256(model).hexdigest()}
-    write_plan(wrong, msgspec.structs.replace(wrong.plan, files=files))
+    own = [sent(compiled, "dW"), sent(compiled, "db")]
 
-    assert set(rejected(wrong)) == {"W", "b", "v"}
+    edit_segment(compiled, own[0], lambda graph, place: clip_here(graph, own))
+    compiled = replace(compiled, folder=read_plan_folder(compiled.folder.path))
+    edit_segment(compiled, "shrink", shrink_no_more)
+
+    assert set(rejected(compiled)) == {"W", "b", "v"}
 
 
-def clip_before_meeting(text: str) -> str:
-    raise NotImplementedError
+def clip_here(graph: onnx.GraphProto, gradients: list[str]) -> None:
+    limit = numpy_helper.from_array(np.array(0.3), "own.limit")
+    graph.initializer.append(limit)
+    for node in graph.node:
+        for index, name in enumerate(node.output):
+            if name in gradients:
+                node.output[index] = f"{name}.raw"
+    nodes = [
+        helper.make_node("ReduceSumSquare", [f"{name}.raw"], [f"{name}.own"], keepdims=0) for name in gradients
+    ]
+    nodes.append(helper.make_node("Sum", [f"{name}.own" for name in gradients], ["own.total"]))
+    nodes.append(helper.make_node("Sqrt", ["own.total"], ["own.norm"]))
+    nodes.append(helper.make_node("Max", ["own.norm", "own.limit"], ["own.larger"]))
+    nodes.append(helper.make_node("Div", ["own.limit", "own.larger"], ["own.shrink"]))
+    nodes += [helper.make_node("Mul", [f"{name}.raw", "own.shrink"], [name]) for name in gradients]
+    graph.node.extend(nodes)
+
+
+def shrink_no_more(graph: onnx.GraphProto, place: int) -> None:
+    graph.initializer.append(numpy_helper.from_array(np.array(1.0), "one"))
+    graph.node[place].CopyFrom(helper.make_node("Identity", ["one"], ["shrink"]))

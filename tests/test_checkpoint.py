@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from partc.runtime.checkpoint import TensorFile, read_arrays, write_arrays, write_tensors
+from partc.runtime.data.checkpoint import TensorFile, read_arrays, write_arrays, write_tensors
 from partc.runtime.errors import BadData
 
 

@@ -16,7 +16,7 @@ from partc.cost.cluster import (
     read_cluster,
     read_resource_file,
 )
-from partc.cost.topology import Flow, Network
+from partc.cost.network.topology import Flow, Network
 from partc.runtime.errors import BadCluster
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

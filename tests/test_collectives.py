@@ -3,12 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from partc.cost import collectives
 from partc.cost.cluster import CLUSTER_FORMAT, Cluster, Device, Host, Link, read_cluster
-from partc.cost.collectives import Phases, flows_of, seconds_of
+from partc.cost.network import collectives
+from partc.cost.network.collectives import Phases, flows_of, seconds_of
+from partc.cost.network.topology import Network
+from partc.cost.network.two_level import ID_BYTES, distinct_rows, even_shares, meeting_of, synchronise
 from partc.cost.strategy import Method, SyncFacts
-from partc.cost.topology import Network
-from partc.cost.two_level import ID_BYTES, distinct_rows, even_shares, meeting_of, synchronise
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 LATENCY_S = 2e-5

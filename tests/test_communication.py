@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partc.runtime.communication import part_of
+from partc.runtime.data.initial import InitialValues
 from partc.runtime.device import Device
 from partc.runtime.environment import Environment
 from partc.runtime.errors import BadPlan
-from partc.runtime.in_memory import Board, InMemoryTransport
-from partc.runtime.initial import InitialValues
 from partc.runtime.plan_folder import PlanFolder
 from partc.runtime.program import Buffer, Slice, Start
+from partc.runtime.transports.communication import part_of
+from partc.runtime.transports.in_memory import Board, InMemoryTransport
 from tests.hand_made_plans import plan_of, rank
 
 GROUP = {"all": (2, 0, 1)}  # rank 2 is the root and only serves

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from partc.compiler.compare_changes import Trained, compare_changes
+from partc.compiler.verification.compare_changes import Trained, compare_changes
 from partc.runtime.program import Constant, PlanVariable
 
 

@@ -5,12 +5,11 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from partc.runtime.data.initial import InitialValues
 from partc.runtime.device import Device, Sessions
 from partc.runtime.environment import Environment
 from partc.runtime.errors import BadPlan
 from partc.runtime.executor import Executor
-from partc.runtime.in_memory import Board, InMemoryTransport
-from partc.runtime.initial import InitialValues
 from partc.runtime.plan_folder import PlanFolder
 from partc.runtime.program import (
     Buffer,
@@ -23,6 +22,7 @@ from partc.runtime.program import (
     Slice,
     Store,
 )
+from partc.runtime.transports.in_memory import Board, InMemoryTransport
 from tests.hand_made_plans import plan_of, rank, run, with_changes
 
 ADD = """

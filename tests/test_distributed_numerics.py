@@ -1,7 +1,7 @@
 """The law of the compiler: N ranks train as one device does on the same total batch.
 
 Ten steps of every kind of training step, on clusters of every shape, under every strategy and both
-readings of the batch, against the user's own graph in plain onnxruntime (partc.compiler.verify). In
+readings of the batch, against the user's own graph in plain onnxruntime (partc.compiler.verification.verify). In
 float64 sums in another order differ by about 1e-15 and a missing average by about 1, so the tolerance,
 1e-9, needs no tuning. Every pair of choices is tried; the full product is marked long.
 """
@@ -15,10 +15,10 @@ import numpy as np
 import onnx
 import pytest
 
-from partc.compiler.import_training import import_training_graph
+from partc.compiler.importing.import_training import import_training_graph
 from partc.passes.training_graph import TrainingGraph
+from partc.runtime.data.initial import InitialValues
 from partc.runtime.in_process import train_in_process
-from partc.runtime.initial import InitialValues
 from tests.compiled_steps import (
     Batch,
     Compiled,

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from partc.runtime.draws import integer_rows, normal_rows, uniform_rows
+from partc.runtime.data.draws import integer_rows, normal_rows, uniform_rows
 
 SHAPE = (5000, 37)  # several blocks
 

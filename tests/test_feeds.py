@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from partc.runtime.data.feeds import Source, open_source
 from partc.runtime.errors import BadData
-from partc.runtime.feeds import Source, open_source
 from partc.runtime.program import DataInput, Plan
 from tests.hand_made_plans import plan_of, rank, with_changes
 

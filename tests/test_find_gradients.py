@@ -4,7 +4,7 @@ import onnx_graphsurgeon as gs
 import onnxruntime
 import pytest
 
-from partc.passes.find_gradients import find_gradients
+from partc.passes.analysis.find_gradients import find_gradients
 from partc.passes.training_graph import Gradient, TrainingGraph
 from partc.runtime.errors import UnsupportedModel
 from tests.foreign_steps import ADAM, CLIPPED, COUNTED, SGD, TABLE, import_step, parse

@@ -2,7 +2,7 @@ import onnx_graphsurgeon as gs
 import pytest
 from onnx.shape_inference import infer_shapes
 
-from partc.passes.find_input_ranges import find_input_ranges
+from partc.passes.analysis.find_input_ranges import find_input_ranges
 from tests.foreign_steps import parse
 
 

@@ -1,5 +1,5 @@
-from partc.passes.find_gradients import find_gradients
-from partc.passes.find_roles import Roles, VariableRole, find_roles
+from partc.passes.analysis.find_gradients import find_gradients
+from partc.passes.analysis.find_roles import Roles, VariableRole, find_roles
 from partc.passes.training_graph import Gradient
 from tests.foreign_steps import ADAM, CLIPPED, TABLE, import_step
 

@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from partc.compiler.training.build import build_training_graph
-from partc.compiler.training.gradient_rules import RULES
 from partc.compiler.training.optimizers import SGD
+from partc.compiler.training.rules.gradient_rules import RULES
 from tests.training_steps import session, train
 
 # Inputs | nodes that make y. Every float input is a parameter, i is below 3, p is positive; `d` is

@@ -8,8 +8,14 @@ import pytest
 from onnx import numpy_helper
 from safetensors.numpy import save_file
 
-from partc.compiler.bindings import Bindings, annotated_source, parse_state, read_bindings, write_bindings
-from partc.compiler.import_training import ImportOptions, import_training_graph, read_training_graph
+from partc.compiler.importing.bindings import (
+    Bindings,
+    annotated_source,
+    parse_state,
+    read_bindings,
+    write_bindings,
+)
+from partc.compiler.importing.import_training import ImportOptions, import_training_graph, read_training_graph
 from partc.passes.training_graph import Gradient, MadeTensor, StoredTensor
 from partc.runtime.errors import BadModel, BadUsage, PartcError, UnsupportedModel
 from partc.runtime.program import Constant, DataInput, Normal, Uniform

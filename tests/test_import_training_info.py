@@ -6,7 +6,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from partc.compiler.import_training import import_training_graph
+from partc.compiler.importing.import_training import import_training_graph
 from partc.passes.training_graph import StoredTensor, TrainingGraph
 from partc.runtime.errors import BadModel, UnsupportedModel
 

@@ -3,9 +3,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from partc.runtime.data.initial import InitialValues
 from partc.runtime.errors import BadData, Diverged
 from partc.runtime.in_process import train_in_process
-from partc.runtime.initial import InitialValues
 from partc.runtime.plan_folder import read_plan_folder
 from tests.linear_plans import linear_all_reduce, linear_batches, linear_servers, linear_trained
 from tests.row_plans import rows_there_and_back, table_batches, table_on_servers, table_trained

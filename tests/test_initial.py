@@ -6,8 +6,8 @@ import onnx
 import pytest
 from safetensors.numpy import save_file
 
+from partc.runtime.data.initial import InitialValues
 from partc.runtime.errors import BadData, BadPlan
-from partc.runtime.initial import InitialValues
 from partc.runtime.plan_folder import PlanFolder
 from partc.runtime.program import Constant, Initial, Made, Normal, PlanVariable, Stored, Uniform
 from tests.hand_made_plans import plan_of

@@ -1,7 +1,7 @@
 from rich.console import Console
 
 from partc.compiler.inspect import format_bytes, inspect_graph
-from partc.passes.find_gradients import find_gradients
+from partc.passes.analysis.find_gradients import find_gradients
 from tests.foreign_steps import ADAM, CLIPPED, COUNTED, SGD, TABLE, import_step
 
 

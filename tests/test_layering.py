@@ -38,7 +38,7 @@ def test_the_sources_are_found() -> None:
 
 
 def test_an_import_against_the_direction_is_seen() -> None:
-    source = "from partc.compiler.driver import compile\nimport partc.passes.layouts\nimport numpy"
+    source = "from partc.compiler.driver import compile\nimport partc.passes.sharding.layouts\nimport numpy"
 
     assert imported_packages(source) == {"compiler", "passes"}
 

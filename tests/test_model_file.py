@@ -6,8 +6,8 @@ import pytest
 from onnx import numpy_helper
 
 from partc.compiler import model_file
+from partc.compiler.importing.newest_opset import newest_opset
 from partc.compiler.model_file import check_model, read_model, write_model
-from partc.compiler.newest_opset import newest_opset
 from partc.runtime.errors import BadModel
 from tests.foreign_steps import SGD, parse
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import onnx
 import pytest
 
-from partc.compiler.import_training import import_training_graph
-from partc.passes import rules_elementwise as point
-from partc.passes import sharding_rules
+from partc.compiler.importing.import_training import import_training_graph
+from partc.passes.sharding import rules_elementwise as point
+from partc.passes.sharding import sharding_rules
 from tests.compiled_steps import Compiled, compile_step, import_text, random_batches
 from tests.oracle import Oracle, Wrong
 from tests.training_models import training_model

@@ -3,8 +3,8 @@ import time
 import pytest
 
 from partc.runtime.errors import RankFailed
-from partc.runtime.patience import Patience
 from partc.runtime.program import Start
+from partc.runtime.transports.patience import Patience
 
 BUCKET = Start(4, "all_reduce", "all", "worker", "worker", ("x",), ("x",), label="bucket 4")
 

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from partc.runtime.program import Run, Store
-from tests.compiled_steps import Compiled, assert_trains_as_one_device, compile_step, import_text, random_batches
+from tests.compiled_steps import (
+    Compiled,
+    assert_trains_as_one_device,
+    compile_step,
+    import_text,
+    random_batches,
+)
 
 HEAD = "double[8,4] x, double[8,3] t, double[4,3] W"
 GRADIENT = """
@@ -19,7 +25,9 @@ GRADIENT = """
     dW = MatMul (xt, dy)
     part = Mul (dW, lr)
 """
-CONSTANTS = "double scale = {0.08}, double lr = {0.1}, double kept = {0.9}, double new = {0.1}, double one = {1.0}"
+CONSTANTS = (
+    "double scale = {0.08}, double lr = {0.1}, double kept = {0.9}, double new = {0.1}, double one = {1.0}"
+)
 
 PLAIN = "W_next = Sub (W, part)"
 
@@ -63,7 +71,10 @@ OTHER_READERS = {
     "beside the update": ("W_next = Sub (W, part) old = Mul (W, part) m_next = Add (m, old)", {"W"}),
     "in an earlier segment": ("W_next = Sub (W, part) old = Mul (W, new) m_next = Add (m, old)", set()),
     "behind the update": ("W_next = Sub (W, part) moved = Sub (W_next, W) m_next = Add (m, moved)", {"W"}),
-    "before the update": ("old = Mul (W, part) more = Mul (old, part) W_next = Sub (W, more) m_next = Add (m, more)", set()),
+    "before the update": (
+        "old = Mul (W, part) more = Mul (old, part) W_next = Sub (W, more) m_next = Add (m, more)",
+        set(),
+    ),
 }
 
 
@@ -97,9 +108,7 @@ def test_variables_that_change_places_are_copied(tmp_path: Path) -> None:
 
 
 def test_a_variable_that_never_changes_keeps_its_value(tmp_path: Path) -> None:
-    done = compiled(
-        tmp_path, step(f"{PLAIN} k_next = Identity (k)", ", double[3] k", ", double[3] k_next")
-    )
+    done = compiled(tmp_path, step(f"{PLAIN} k_next = Identity (k)", ", double[3] k", ", double[3] k_next"))
     report = verified_report(done)
 
     assert report["k"] == 0.0
@@ -138,8 +147,8 @@ def test_an_output_may_be_the_next_value(tmp_path: Path) -> None:
 
 
 def assert_shows(done: Compiled, output: str, wanted) -> None:  # type: ignore[no-untyped-def]
+    from partc.runtime.data.initial import InitialValues
     from partc.runtime.in_process import train_in_process
-    from partc.runtime.initial import InitialValues
 
     batches = random_batches(done.plan, 1)
     before = InitialValues(done.folder).rows("W")

@@ -8,9 +8,9 @@ import onnx_graphsurgeon as gs
 import onnxruntime
 import pytest
 
-from partc.compiler.import_training import import_training_graph
-from partc.passes.find_gradients import find_gradients
-from partc.passes.find_roles import find_roles
+from partc.compiler.importing.import_training import import_training_graph
+from partc.passes.analysis.find_gradients import find_gradients
+from partc.passes.analysis.find_roles import find_roles
 from partc.passes.training_graph import StoredTensor
 from tests.compiled_steps import assert_trains_as_one_device, compile_step, random_batches
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partc.compiler.bindings import Bindings, GradientTensors, write_bindings
-from partc.compiler.reference import Reference, make_reference
+from partc.compiler.importing.bindings import Bindings, GradientTensors, write_bindings
+from partc.compiler.verification.reference import Reference, make_reference
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.program import PLAN_FORMAT, DataInput, Plan
 from tests.foreign_steps import parse

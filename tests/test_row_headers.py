@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from partc.runtime.errors import RankFailed
-from partc.runtime.row_headers import header_size, read_headers, write_header
+from partc.runtime.transports.row_headers import header_size, read_headers, write_header
 
 IDS = np.zeros(3, np.int64)
 ROWS = np.zeros((3, 5, 2), np.float32)

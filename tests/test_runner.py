@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partc.runtime.checkpoint import read_arrays
+from partc.runtime.data.checkpoint import read_arrays
+from partc.runtime.data.feeds import open_source
 from partc.runtime.errors import BadData, BadUsage, Diverged, RankFailed
-from partc.runtime.feeds import open_source
 from partc.runtime.in_process import train_in_process
 from partc.runtime.job import Progress
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder

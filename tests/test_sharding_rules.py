@@ -17,21 +17,42 @@ import onnxruntime as ort
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from partc.passes.decide_layouts import Decision, split_on
-from partc.passes.facts import infer_facts
-from partc.passes.layouts import Partial, Placement, Split
-from partc.passes.sharding_rule import Dims, ShardingRule
-from partc.passes.sharding_rules import NONLINEAR, RULES, rule_of
+from partc.passes.analysis.facts import infer_facts
+from partc.passes.sharding.decide_layouts import Decision, split_on
+from partc.passes.sharding.layouts import Partial, Placement, Split
+from partc.passes.sharding.sharding_rule import Dims, ShardingRule
+from partc.passes.sharding.sharding_rules import NONLINEAR, RULES, rule_of
 from partc.passes.training_graph import TrainingGraph
 from tests.foreign_steps import parse
 
 RANKS = 2
 OPERAND = re.compile(r"\w+\{[^}]*\}|\w+(?:\[[^]]*\])? \w+")
 
-UNARY = sorted(set(NONLINEAR.split()) - set(
-    "And BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Equal Greater GreaterOrEqual Less LessOrEqual Max Min Mod Not "
-    "Or PRelu Pow Xor".split()
-))
+UNARY = sorted(
+    set(NONLINEAR.split())
+    - set(
+        [
+            "And",
+            "BitwiseAnd",
+            "BitwiseNot",
+            "BitwiseOr",
+            "BitwiseXor",
+            "Equal",
+            "Greater",
+            "GreaterOrEqual",
+            "Less",
+            "LessOrEqual",
+            "Max",
+            "Min",
+            "Mod",
+            "Not",
+            "Or",
+            "PRelu",
+            "Pow",
+            "Xor",
+        ]
+    )
+)
 
 # Operands -> node. Sizes are even, so that they split in two; 3 and 1 are there for what must not.
 CASES = """
@@ -225,7 +246,9 @@ def _read_operand(
     element, _, sizes = kind.rstrip("]").partition("[")
     shape = [int(size) for size in sizes.split(",")] if sizes else []
     feeds[name] = _draw(element, shape, rng)
-    inputs.append(text.replace("id", "int64").replace("unique", "int64") if element in ("id", "unique") else text)
+    inputs.append(
+        text.replace("id", "int64").replace("unique", "int64") if element in ("id", "unique") else text
+    )
 
 
 def _draw(element: str, shape: list[int], rng: np.random.Generator) -> np.ndarray:
@@ -235,7 +258,9 @@ def _draw(element: str, shape: list[int], rng: np.random.Generator) -> np.ndarra
         return np.asarray(rng.integers(0, 10, shape))
     if element == "bool":
         return np.asarray(rng.random(shape) < 0.5)
-    return np.asarray(rng.uniform(0.1, 0.9, shape), dtype={"double": "float64", "float": "float32"}.get(element))
+    return np.asarray(
+        rng.uniform(0.1, 0.9, shape), dtype={"double": "float64", "float": "float32"}.get(element)
+    )
 
 
 # ---------------------------------------------------------------- properties
@@ -262,7 +287,11 @@ def test_partial_operands_make_partial_results(text: str) -> None:
     rng = np.random.default_rng(0)
 
     for partial in set(product(*case.rule.terms)):
-        if not case.rule.terms or not case.rule.linear.issuperset(partial) or len(set(partial)) < len(partial):
+        if (
+            not case.rule.terms
+            or not case.rule.linear.issuperset(partial)
+            or len(set(partial)) < len(partial)
+        ):
             continue
         terms = [list(case.feeds), list(case.feeds)]
         for index in partial:

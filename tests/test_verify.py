@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partc.compiler.bindings import Bindings, GradientTensors, write_bindings
-from partc.compiler.verify import launch_in_process, verify
+from partc.compiler.importing.bindings import Bindings, GradientTensors, write_bindings
+from partc.compiler.verification.verify import launch_in_process, verify
 from partc.runtime.errors import BadData, BadPlan, BadUsage
 from partc.runtime.plan_folder import read_plan_folder
 from partc.runtime.program import Instruction, Plan, Run, Start, Wait, encode_plan

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import onnx
 
-from partc.compiler.bindings import Bindings, write_bindings
+from partc.compiler.importing.bindings import Bindings, write_bindings
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import SGD, Adagrad, Momentum, Optimizer
 from partc.models.catalogue import build_model

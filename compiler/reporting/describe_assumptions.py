@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from partc.compiler.reporting.units import count
 from partc.passes.indexed_slices import DOMAIN as SLICES_DOMAIN
-from partc.passes.layouts import Replicate
-from partc.passes.lowered_graph import LoweredGraph, is_communication
-from partc.passes.sharding_rules import GRADIENT_RULES, RULES
+from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
+from partc.passes.sharding.layouts import Replicate
+from partc.passes.sharding.sharding_rules import GRADIENT_RULES, RULES
 from partc.runtime.program import DataInput, Plan
 
 TRIVIAL = ("Constant", "Shape", "Size")  # cost nothing worth dividing

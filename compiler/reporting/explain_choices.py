@@ -1,7 +1,7 @@
 """Why a variable went where it went, worked through with this plan's own numbers.
 
 The examples are the largest sparse and the largest dense parameter. Bytes are those of
-cost/two_level.py, told per host or per worker.
+cost/network/two_level.py, told per host or per worker.
 """
 
 from collections.abc import Mapping
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from partc.compiler.reporting.methods import CANDIDATES, NAMES, OUTCOMES, SPOKEN
 from partc.compiler.reporting.units import count, percent, plural, seconds, size
 from partc.cost.cluster import Cluster
+from partc.cost.network.two_level import ID_BYTES, distinct_rows, owner_hosts
 from partc.cost.strategy import SyncFacts
 from partc.cost.synchronisation import TIE, Choice, StrategyCosts
-from partc.cost.two_level import ID_BYTES, distinct_rows, owner_hosts
 
 
 @dataclass(frozen=True, slots=True)

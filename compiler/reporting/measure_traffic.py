@@ -1,9 +1,9 @@
 """Count the bytes that cross the border of every host in a step."""
 
 from partc.cost.cluster import Cluster
-from partc.cost.collectives import flows_of
+from partc.cost.network.collectives import flows_of
+from partc.cost.network.topology import Flow, Network
 from partc.cost.timeline import phases_of
-from partc.cost.topology import Flow, Network
 from partc.runtime.program import Plan, Start
 
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
-from partc.compiler.training.forward_node import ForwardNode
-from partc.compiler.training.gradient_rules import RULES
 from partc.compiler.training.node_builder import NodeBuilder
 from partc.compiler.training.parameters import (
     Dataflow,
@@ -20,8 +18,10 @@ from partc.compiler.training.parameters import (
     path_from_parameter,
     tables_of_rows,
 )
-from partc.compiler.training.rules_indexing import indexed_slices
-from partc.compiler.training.rules_normalization import expand_training_batch_normalization
+from partc.compiler.training.rules.forward_node import ForwardNode
+from partc.compiler.training.rules.gradient_rules import RULES
+from partc.compiler.training.rules.rules_indexing import indexed_slices
+from partc.compiler.training.rules.rules_normalization import expand_training_batch_normalization
 from partc.compiler.training.tensor_types import Types, small_constants, static_shape
 from partc.passes.training_graph import Gradient
 from partc.runtime.errors import UnsupportedModel
@@ -135,7 +135,7 @@ def _apply_rule(backward: _Backward, view: ForwardNode, gradients: Sequence[str 
     raise UnsupportedModel(
         f"no gradient rule for op {view.node.op_type!r} (opset {backward.opset})",
         at=f"node {view.node.name!r}, needed by {way}",
-        fix="replace the op, or add a rule to compiler/training/gradient_rules.py",
+        fix="replace the op, or add a rule to compiler/training/rules/gradient_rules.py",
     )
 
 

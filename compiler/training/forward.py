@@ -10,9 +10,9 @@ from functools import partial
 import onnx
 from onnx import helper, inliner, version_converter
 
-from partc.compiler.training.gradient_rules import RULES
 from partc.compiler.training.node_builder import NodeBuilder
 from partc.compiler.training.parameters import data_inputs
+from partc.compiler.training.rules.gradient_rules import RULES
 from partc.compiler.training.tensor_types import (
     SMALL_ELEMENTS,
     TensorType,

@@ -1,0 +1,1 @@
+"""Training graphs that somebody else wrote, as TrainingGraph."""

@@ -1,0 +1,292 @@
+"""A training step that somebody else wrote, in either of its forms, as a TrainingGraph.
+
+    flat            inputs: data and variables; outputs: loss, ... and the variables' next values
+    training_info   the standard's form: joined into a flat one first (import_training_info.py)
+
+What is large stays where it lies: initial values are references, constants of one repeated value
+become ConstantOfShape.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from onnx.external_data_helper import load_external_data_for_tensor
+from onnx.inliner import inline_local_functions
+
+from partc.compiler.importing.bindings import Bindings, annotated_source, read_bindings, write_bindings
+from partc.compiler.importing.constant_tensors import make_repeated_constants
+from partc.compiler.importing.import_initials import read_initial_values
+from partc.compiler.importing.import_training_info import has_algorithm, join_training_info
+from partc.compiler.importing.import_variables import (
+    check_bindings,
+    listed,
+    read_data_input,
+    read_variable,
+    separate_outputs,
+)
+from partc.compiler.importing.lower_gradient_ops import lower_gradient_ops
+from partc.compiler.importing.lower_optimizer_ops import PREVIEW_DOMAIN, lower_optimizer_ops
+from partc.compiler.model_file import check_model, read_model
+from partc.passes.analysis.find_gradients import find_gradients
+from partc.passes.analysis.find_input_ranges import find_input_ranges
+from partc.passes.analysis.find_sample_axes import find_sample_axes
+from partc.passes.training_graph import (
+    Gradient,
+    InitialValue,
+    TrainingGraph,
+)
+from partc.runtime.errors import BadModel, BadUsage, UnsupportedModel
+
+OPSET = 21  # what partc's own graphs are written in
+IR_VERSION = 10
+ASSUMED_SIZE = 8  # of a symbolic size, to follow it through the graph
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """What the user says about a training graph, over what its file says."""
+
+    state: dict[str, str] | None = None
+    sample_axes: dict[str, int | None] | None = None
+    sizes: dict[str, int] | None = None
+    loss: str | None = None
+    initial: Path | None = None
+
+
+def import_training_graph(
+    source: str | Path | onnx.ModelProto,
+    *,
+    state: dict[str, str] | None = None,
+    sample_axes: dict[str, int | None] | None = None,
+    sizes: dict[str, int] | None = None,
+    loss: str | None = None,
+    initial: str | Path | None = None,
+) -> TrainingGraph:
+    """Read a training step and find its gradients. Raises BadModel, UnsupportedModel, BadUsage.
+
+    `state` maps variables to the outputs that hold their next values; `sample_axes` data inputs to
+    their sample axis (None: the same for all replicas); `sizes` names the symbolic sizes that the
+    caller will give values; `initial` is a .npz or .safetensors file of initial values.
+    """
+    file = Path(initial) if initial is not None else None
+    options = ImportOptions(state, sample_axes, sizes, loss, file)
+    training = read_training_graph(source, options)
+    find_gradients(training)
+    training.source = annotated_source(training)
+    return training
+
+
+def read_training_graph(source: str | Path | onnx.ModelProto, options: ImportOptions) -> TrainingGraph:
+    """Read a training step as far as it describes itself. Raises BadModel, UnsupportedModel."""
+    model, path = _read(source)
+    folder = path.parent if path is not None else Path()
+    bindings = _bindings(model, path, options)
+    check_model(model, folder)
+    if has_algorithm(model):
+        bindings = join_training_info(model, bindings)
+        check_model(model)
+    check_bindings(model.graph, bindings)
+    bindings = separate_outputs(model.graph, bindings)
+    initials = read_initial_values(model, folder, _initial_file(bindings, folder, options))
+    _drop_initials(model, bindings)
+    _name_nodes(model.graph)
+    model, bindings = _lower_training_ops(model, bindings)
+    source_bytes = _source_bytes(model, bindings)
+    make_repeated_constants(model, folder)
+    for tensor in model.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            load_external_data_for_tensor(tensor, str(folder))
+    model = _upgrade(model)
+    _name_nodes(model.graph)  # the converter's nodes have none
+    graph = _graph_of(model)
+    training = _training_graph(graph, bindings, initials)
+    training.functions, training.source = list(model.functions), source_bytes
+    _check_sizes(training, options.sizes or {})
+    _find_sample_axes(training, bindings.sample_axes)
+    return training
+
+
+# ---------------------------------------------------------------- the file
+
+
+def _read(source: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, Path | None]:
+    if isinstance(source, onnx.ModelProto):
+        model = onnx.ModelProto()
+        model.CopyFrom(source)
+        return model, None
+    return read_model(source), Path(source)
+
+
+def _bindings(model: onnx.ModelProto, path: Path | None, options: ImportOptions) -> Bindings:
+    found = read_bindings(model, path)
+    bindings = msgspec.structs.replace(
+        found,
+        state=options.state or found.state,
+        loss=options.loss or found.loss,
+        sample_axes=found.sample_axes | (options.sample_axes or {}),
+    )
+    if not bindings.state and not has_algorithm(model):
+        raise BadModel(
+            "nothing says which outputs are the next values of which inputs",
+            at=str(path or model.graph.name),
+            fix="give --state input=output,..., or a sidecar .onnx.json file, or start from partc grad",
+        )
+    return bindings
+
+
+def _initial_file(bindings: Bindings, folder: Path, options: ImportOptions) -> Path | None:
+    if options.initial is not None:
+        return options.initial
+    return folder / bindings.initial if bindings.initial else None
+
+
+def _drop_initials(model: onnx.ModelProto, bindings: Bindings) -> None:
+    """Leave variables without initializers, and initializers without inputs (IR version 3)."""
+    graph = model.graph
+    kept = [tensor for tensor in graph.initializer if tensor.name not in bindings.state]
+    constants = {tensor.name for tensor in kept}
+    inputs = [info for info in graph.input if info.name not in constants]
+    model.ir_version = max(model.ir_version, 4)  # IR version 3 lists initializers as inputs
+    del graph.initializer[:], graph.input[:], model.training_info[:]
+    graph.initializer.extend(kept)
+    graph.input.extend(inputs)
+
+
+def _name_nodes(graph: onnx.GraphProto) -> None:
+    """Give every node a name of its own."""
+    taken: set[str] = set()
+    for index, node in enumerate(graph.node):
+        if not node.name or node.name in taken:
+            node.name = f"{node.op_type}_{index}"
+        while node.name in taken:
+            node.name += "_"
+        taken.add(node.name)
+
+
+def _lower_training_ops(model: onnx.ModelProto, bindings: Bindings) -> tuple[onnx.ModelProto, Bindings]:
+    """Write out the standard's Gradient and optimizer ops: onnxruntime has none of them."""
+    if not any(node.domain == PREVIEW_DOMAIN for node in model.graph.node):
+        return model, bindings
+    model = _upgrade(model)
+    found = lower_gradient_ops(model, OPSET)
+    lower_optimizer_ops(model.graph)
+    gradients = {name: tensors for name, tensors in found.items() if name in bindings.state}
+    kept = [opset for opset in model.opset_import if opset.domain != PREVIEW_DOMAIN]
+    del model.opset_import[:]
+    model.opset_import.extend(kept)
+    return model, msgspec.structs.replace(bindings, gradients=gradients | bindings.gradients)
+
+
+def _source_bytes(model: onnx.ModelProto, bindings: Bindings) -> bytes:
+    write_bindings(model, bindings)
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def _upgrade(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Convert the standard ops to OPSET where they are older, and infer shapes."""
+    version = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+    if version < OPSET:
+        if model.functions:
+            model = inline_local_functions(model)
+        try:
+            model = onnx.version_converter.convert_version(model, OPSET)
+        except Exception as error:  # the converter raises RuntimeError and its own ConvertError
+            raise UnsupportedModel(
+                f"opset {version} cannot be converted to {OPSET}: {error}",
+                at="opset_import",
+                fix=f"export the model with opset {OPSET}",
+            ) from error
+    model.ir_version = max(IR_VERSION, min(model.ir_version, IR_VERSION))
+    try:
+        return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    except onnx.shape_inference.InferenceError as error:
+        raise BadModel(
+            f"shapes do not fit: {error}",
+            at="shape inference",
+            fix="mend the node that is named, or the shape declared for its output",
+        ) from error
+
+
+# ---------------------------------------------------------------- the graph
+
+
+def _graph_of(model: onnx.ModelProto) -> gs.Graph:
+    graph = gs.import_onnx(model)
+    _lift_constants(graph)
+    return graph.toposort()
+
+
+def _lift_constants(graph: gs.Graph) -> None:
+    """Turn Constant nodes into constants."""
+    shown = {tensor.name for tensor in graph.outputs}
+    for node in [node for node in graph.nodes if node.op == "Constant"]:
+        (kind, value), (result,) = next(iter(node.attrs.items())), node.outputs
+        if result.name in shown or not kind.startswith("value"):
+            continue
+        node.outputs.clear()
+        if isinstance(value, gs.Constant):
+            result.to_constant(value._values, value.data_location)
+        elif "string" not in kind:
+            result.to_constant(np.array(value, dtype=np.float32 if "float" in kind else np.int64))
+    graph.nodes = [node for node in graph.nodes if node.op != "Constant" or node.outputs]
+
+
+def _training_graph(graph: gs.Graph, bindings: Bindings, initials: dict[str, InitialValue]) -> TrainingGraph:
+    inputs = {tensor.name: tensor for tensor in graph.inputs}
+    outputs = {tensor.name: tensor for tensor in graph.outputs}
+    variables = {
+        name: read_variable(inputs[name], outputs[following], initials)
+        for name, following in bindings.state.items()
+    }
+    following = set(bindings.state.values())
+    shown = tuple(name for name in outputs if name not in following)
+    training = TrainingGraph(
+        graph=graph,
+        variables=variables,
+        data_inputs={},
+        outputs=shown,
+        loss=bindings.loss or _loss(outputs, shown),
+        gradients={name: Gradient(name, t.dense, t.ids, t.rows) for name, t in bindings.gradients.items()},
+        forward_outputs=bindings.forward_outputs,
+        opset=graph.opset,
+    )
+    data = [tensor for tensor in graph.inputs if tensor.name not in variables]
+    ranges = find_input_ranges(graph)
+    for tensor in data:
+        axis = bindings.sample_axes.get(tensor.name)
+        training.data_inputs[tensor.name] = read_data_input(tensor, axis, ranges.get(tensor.name))
+    return training
+
+
+def _find_sample_axes(training: TrainingGraph, declared: Mapping[str, int | None]) -> None:
+    named = {size for data in training.data_inputs.values() for size in data.shape if isinstance(size, str)}
+    assumed = dict.fromkeys(sorted(named), ASSUMED_SIZE)
+    for name, axis in find_sample_axes(training, declared, assumed).items():
+        data = training.data_inputs[name]
+        training.data_inputs[name] = msgspec.structs.replace(data, sample_axis=axis)
+
+
+def _loss(outputs: dict[str, gs.Tensor], shown: tuple[str, ...]) -> str | None:
+    """Return the first output that is one floating-point number."""
+    for name in shown:
+        tensor = outputs[name]
+        is_scalar = tensor.shape is not None and all(size == 1 for size in tensor.shape)
+        if is_scalar and np.issubdtype(tensor.dtype, np.floating):
+            return name
+    return None
+
+
+def _check_sizes(training: TrainingGraph, sizes: dict[str, int]) -> None:
+    known = {size for entry in training.data_inputs.values() for size in entry.shape if isinstance(size, str)}
+    for name, size in sizes.items():
+        if name not in known or size < 1:
+            raise BadUsage(
+                f"size {name}={size}" + ("" if name in known else ", but no input has that size"),
+                at="sizes",
+                fix=f"give positive sizes for {listed(known) or 'nothing: every size is fixed'}",
+            )

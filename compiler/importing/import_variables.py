@@ -1,0 +1,151 @@
+"""Inputs of a flat training graph as variables and data inputs, checked against their bindings."""
+
+import msgspec
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import helper
+
+from partc.compiler.importing.bindings import Bindings
+from partc.passes.training_graph import InitialValue, MadeTensor, StoredTensor, Variable
+from partc.runtime.errors import BadModel
+from partc.runtime.program import DataInput
+
+
+def check_bindings(graph: onnx.GraphProto, bindings: Bindings) -> None:
+    """Raise BadModel where a binding names a tensor that is not there."""
+    inputs = {info.name for info in graph.input}
+    outputs = {info.name for info in graph.output}
+    taken: dict[str, str] = {}
+    for variable, following in bindings.state.items():
+        if variable not in inputs:
+            raise BadModel(
+                f"an update without a variable: {following!r} updates {variable!r}, which is no input",
+                at="state",
+                fix=f"bind {following!r} to one of the inputs {listed(inputs)}, or drop the binding",
+            )
+        if following not in outputs:
+            raise BadModel(
+                f"a variable without an update: {variable!r} expects {following!r}, which is no output",
+                at="state",
+                fix=f"make {following!r} an output, or bind {variable!r} to one of {listed(outputs)}",
+            )
+        if other := taken.setdefault(following, variable) != variable and taken[following]:
+            raise BadModel(
+                f"output {following!r} is the next value of both {other!r} and {variable!r}",
+                at="state",
+                fix=f"give {variable!r} an output of its own",
+            )
+    for what, name in (("loss", bindings.loss), *(("sample_axes", name) for name in bindings.sample_axes)):
+        if name is not None and name not in (outputs if what == "loss" else inputs):
+            known = outputs if what == "loss" else inputs
+            raise BadModel(f"unknown tensor {name!r}", at=what, fix=f"use one of {listed(known)}")
+
+
+def separate_outputs(graph: onnx.GraphProto, bindings: Bindings) -> Bindings:
+    """Give every next value that is a graph input (a variable that never changes) a node of its own."""
+    inputs = {info.name for info in graph.input}
+    state = dict(bindings.state)
+    for variable, following in bindings.state.items():
+        if following not in inputs:
+            continue
+        info = next(info for info in graph.output if info.name == following)
+        info.name = state[variable] = f"{following}/kept"
+        graph.node.append(helper.make_node("Identity", [following], [info.name], name=info.name))
+    return msgspec.structs.replace(bindings, state=state)
+
+
+def listed(names: set[str]) -> str:
+    """Return the first names, for a message."""
+    first = ", ".join(sorted(names)[:8])
+    return first + (", ..." if len(names) > 8 else "")
+
+
+def read_variable(tensor: gs.Tensor, following: gs.Tensor, initials: dict[str, InitialValue]) -> Variable:
+    """Return the variable that an input holds. Raises BadModel."""
+    name = tensor.name
+    if name not in initials:
+        raise BadModel(
+            f"variable {name!r} has no initial value",
+            at=f"input {name!r}",
+            fix=f"add an initializer {name!r}, or give --initial FILE.npz (or .safetensors) that has it",
+        )
+    initial = initials[name]
+    shape = _static_shape(tensor, initial)
+    variable = Variable(name, following.name, np.dtype(tensor.dtype), shape, initial)
+    _check_like("its initial value", _initial_dtype(initial), _initial_shape(initial), variable)
+    next_dtype = None if following.dtype is None else np.dtype(following.dtype)
+    _check_like(f"its next value {following.name!r}", next_dtype, following.shape, variable)
+    return variable
+
+
+def _static_shape(tensor: gs.Tensor, initial: InitialValue) -> tuple[int, ...]:
+    shape = tensor.shape
+    if shape is None or not all(isinstance(size, int) for size in shape):
+        shape = _initial_shape(initial)
+    if shape is None:
+        raise BadModel(
+            f"variable {tensor.name!r} has shape {tensor.shape}",
+            at=f"input {tensor.name!r}",
+            fix="give it a shape of whole numbers: a variable's size must be known",
+        )
+    return tuple(int(size) for size in shape)
+
+
+def _initial_shape(initial: InitialValue) -> tuple[int | str, ...] | None:
+    if isinstance(initial, StoredTensor):
+        return tuple(initial.proto.dims)
+    if isinstance(initial, MadeTensor) and initial.model.graph.output[0].type.tensor_type.HasField("shape"):
+        dims = initial.model.graph.output[0].type.tensor_type.shape.dim
+        return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param for d in dims)
+    return None
+
+
+def _initial_dtype(initial: InitialValue) -> np.dtype | None:
+    if isinstance(initial, StoredTensor):
+        return np.dtype(helper.tensor_dtype_to_np_dtype(initial.proto.data_type))
+    return None
+
+
+def _check_like(
+    what: str, dtype: np.dtype | None, shape: tuple[int | str, ...] | None, variable: Variable
+) -> None:
+    at = f"variable {variable.name!r}"
+    if dtype is not None and dtype != variable.dtype:
+        raise BadModel(
+            f"{what} is {dtype}, but the variable is {variable.dtype}",
+            at=at,
+            fix=f"cast it to {variable.dtype}",
+        )
+    if shape is None:
+        return
+    same = [not isinstance(a, int) or a == b for a, b in zip(shape, variable.shape, strict=False)]
+    if len(shape) != len(variable.shape) or not all(same):
+        raise BadModel(
+            f"{what} has shape {tuple(shape)}, but the variable has {variable.shape}",
+            at=at,
+            fix=f"reshape it to {variable.shape}, or correct the binding",
+        )
+
+
+def read_data_input(tensor: gs.Tensor, axis: int | None, high: int | None) -> DataInput:
+    """Return the facts of an input that the user feeds. Raises BadModel."""
+    if tensor.shape is None:
+        raise BadModel(
+            f"data input {tensor.name!r} has no shape",
+            at=f"input {tensor.name!r}",
+            fix="declare its shape; sizes that vary may be names",
+        )
+    rank = len(tensor.shape)
+    if axis is not None and not -rank <= axis < rank:
+        raise BadModel(
+            f"sample axis {axis} of an input with {rank} axes",
+            at=f"input {tensor.name!r}",
+            fix=f"use an axis from 0 to {rank - 1}, or null where all replicas read the same values",
+        )
+    shape = tuple(
+        size if isinstance(size, int) else size or f"{tensor.name}_{index}"
+        for index, size in enumerate(tensor.shape)
+    )
+    dtype = np.dtype(tensor.dtype).name
+    return DataInput(tensor.name, dtype, shape, axis % rank if axis is not None else None, high)

@@ -1,0 +1,1 @@
+"""The table of gradient rules, op by op."""

@@ -1,0 +1,159 @@
+"""Gradient rules of batch and layer normalisation, and the training BatchNormalization in plain ops.
+
+    centred = x - mean      inverse = 1 / sqrt(variance + epsilon)      y = centred inverse scale + bias
+
+With statistics of the batch itself (training):
+
+    dx = scale inverse (dy - mean(dy) - centred inverse^2 mean(dy centred))
+
+The means are nodes of their own: where the batch is split over ranks, they are what is communicated.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from partc.compiler.training.rules.forward_node import ForwardNode, Gradients, Rule, of_first_output
+from partc.compiler.training.rules.rules_reduction import count_along
+
+
+def _per_channel(at: ForwardNode, vector: str) -> str:
+    """Shape a vector [c] so that it broadcasts over [n, c, ..]."""
+    spatial = at.rank(at.x(0)) - 2
+    return at.op("Unsqueeze", vector, at.build.ints(*range(1, 1 + spatial))) if spatial else vector
+
+
+def _sum_per_channel(at: ForwardNode, tensor: str) -> str:
+    axes = at.build.ints(0, *range(2, at.rank(at.x(0))))
+    return at.op("ReduceSum", tensor, axes, keepdims=0)
+
+
+def _inverse_deviation(at: ForwardNode, variance: str) -> str:
+    epsilon = at.scalar(at.number("epsilon", 1e-5), like=at.x(0))
+    return at.op("Reciprocal", at.op("Sqrt", at.op("Add", variance, epsilon)))
+
+
+# ---------------------------------------------------------------- batch normalisation
+
+
+def _batch_normalization(at: ForwardNode, gradients: Sequence[str | None]) -> Gradients:
+    if at.integer("training_mode", 0):
+        return of_first_output(_training_gradient)(at, [gradients[0]])
+    return of_first_output(_inference_gradient)(at, gradients)
+
+
+def _inference_gradient(at: ForwardNode, dy: str) -> Gradients:
+    """The mean and the variance are constants."""
+    x, scale, mean, variance = (at.x(index) for index in (0, 1, 3, 4))
+    inverse = _inverse_deviation(at, variance)
+    gradients = {}
+    if 0 in at.wanted:
+        gradients[0] = at.op("Mul", dy, _per_channel(at, at.op("Mul", scale, inverse)))
+    if 1 in at.wanted:
+        centred = at.op("Sub", x, _per_channel(at, mean))
+        gradients[1] = at.op("Mul", _sum_per_channel(at, at.op("Mul", dy, centred)), inverse)
+    if 2 in at.wanted:
+        gradients[2] = _sum_per_channel(at, dy)
+    return gradients
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchStatistics:
+    """Per-channel tensors are [1, c, 1..]."""
+
+    mean: str
+    variance: str
+    centred: str  # shaped like x
+    inverse: str
+    slope: str  # scale times inverse
+
+
+def _batch_statistics(at: ForwardNode) -> _BatchStatistics:
+    axes = at.build.ints(0, *range(2, at.rank(at.x(0))))
+    mean = at.op("ReduceMean", at.x(0), axes, keepdims=1)
+    centred = at.op("Sub", at.x(0), mean)
+    variance = at.op("ReduceMean", at.op("Mul", centred, centred), axes, keepdims=1)
+    inverse = _inverse_deviation(at, variance)
+    slope = at.op("Mul", inverse, _per_channel(at, at.x(1)))
+    return _BatchStatistics(mean, variance, centred, inverse, slope)
+
+
+def expand_training_batch_normalization(at: ForwardNode) -> None:
+    """Emit a training BatchNormalization as plain ops, under the node's own output names.
+
+        running' = running momentum + statistic (1 - momentum)
+
+    Its gradient shares the statistics.
+    """
+    statistics = _batch_statistics(at)
+    scaled = at.op("Mul", statistics.centred, statistics.slope)
+    at.build.call("Add", (scaled, _per_channel(at, at.x(2))), (at.y(),))
+    momentum = at.number("momentum", 0.9)
+    axes = at.build.ints(0, *range(2, at.rank(at.x(0))))
+    for index, statistic in ((1, statistics.mean), (2, statistics.variance)):
+        if index >= len(at.node.output) or not at.y(index):
+            continue
+        running = at.x(index + 2)
+        old = at.op("Mul", running, at.scalar(momentum, like=running))
+        new = at.op("Mul", at.op("Squeeze", statistic, axes), at.scalar(1 - momentum, like=at.x(0)))
+        at.build.call("Add", (old, new), (at.y(index),))
+
+
+def _training_gradient(at: ForwardNode, dy: str) -> Gradients:
+    """The sums over the batch that dx needs are those that the scale's and the bias' gradients need."""
+    statistics = _batch_statistics(at)
+    axes = (0, *range(2, at.rank(at.x(0))))
+    level = at.op("ReduceSum", dy, at.build.ints(*axes), keepdims=1)
+    tilt = at.op("ReduceSum", at.op("Mul", dy, statistics.centred), at.build.ints(*axes), keepdims=1)
+    count = count_along(at, at.x(0), axes)
+    square = at.op("Mul", statistics.inverse, statistics.inverse)
+    steepness = at.op("Mul", at.op("Div", tilt, count), square)
+    rest = at.op("Sub", dy, at.op("Mul", statistics.centred, steepness))
+    rest = at.op("Sub", rest, at.op("Div", level, count))
+    squeezed = at.build.ints(*axes)
+    return {
+        0: at.op("Mul", rest, statistics.slope),
+        1: at.op("Squeeze", at.op("Mul", tilt, statistics.inverse), squeezed),
+        2: at.op("Squeeze", level, squeezed),
+    }
+
+
+# ---------------------------------------------------------------- layer normalisation
+
+
+@dataclass(frozen=True, slots=True)
+class _Normalized:
+    normal: str
+    inverse: str  # 1 / sqrt(variance + epsilon)
+
+
+def _whitened_gradient(at: ForwardNode, g: str, normalized: _Normalized, axes: str) -> str:
+    level = at.op("ReduceMean", g, axes, keepdims=1)
+    tilt = at.op("ReduceMean", at.op("Mul", g, normalized.normal), axes, keepdims=1)
+    rest = at.op("Sub", at.op("Sub", g, level), at.op("Mul", normalized.normal, tilt))
+    return at.op("Mul", rest, normalized.inverse)
+
+
+def _layer_normalization(at: ForwardNode, dy: str) -> Gradients:
+    rank = at.rank(at.x(0))
+    first = at.integer("axis", -1) % rank
+    axes = at.build.ints(*range(first, rank))
+    mean = at.op("ReduceMean", at.x(0), axes, keepdims=1)
+    centred = at.op("Sub", at.x(0), mean)
+    variance = at.op("ReduceMean", at.op("Mul", centred, centred), axes, keepdims=1)
+    inverse = _inverse_deviation(at, variance)
+    normalized = _Normalized(at.op("Mul", centred, inverse), inverse)
+    gradients = {}
+    if 0 in at.wanted:
+        gradients[0] = _whitened_gradient(at, at.op("Mul", dy, at.x(1)), normalized, axes)
+    if 1 in at.wanted:
+        product = at.op("Mul", dy, normalized.normal)
+        gradients[1] = at.unbroadcast(product, at.x(0), at.x(1))
+    if 2 in at.wanted:
+        gradients[2] = at.unbroadcast(dy, at.x(0), at.x(2))
+    return gradients
+
+
+RULES: Mapping[str, Rule] = {
+    "BatchNormalization": _batch_normalization,
+    "LayerNormalization": of_first_output(_layer_normalization),
+}

@@ -1,0 +1,125 @@
+"""Gradient rules of matrix products."""
+
+from collections.abc import Mapping
+
+from partc.compiler.training.rules.forward_node import ForwardNode, Gradients, Rule, of_first_output
+from partc.runtime.errors import UnsupportedModel
+
+
+def _matmul(at: ForwardNode, dy: str) -> Gradients:
+    a, b = at.x(0), at.x(1)
+    if at.rank(a) == 1 or at.rank(b) == 1:
+        return _vector_product(at, dy)
+    if at.rank(b) == 2:
+        return _product_with_matrix(at, dy)
+    gradients = {}
+    if 0 in at.wanted:
+        gradients[0] = _sum_batch(at, at.op("MatMul", dy, _swap(at, b, at.rank(b))), a)
+    if 1 in at.wanted:
+        gradients[1] = _sum_batch(at, at.op("MatMul", _swap(at, a, at.rank(a)), dy), b)
+    return gradients
+
+
+def _product_with_matrix(at: ForwardNode, dy: str) -> Gradients:
+    """[..., k] x [k, n]: all leading axes are merged for the matrix's gradient, one product sums them."""
+    a, b = at.x(0), at.x(1)
+    gradients = {}
+    if 0 in at.wanted:
+        gradients[0] = at.op("MatMul", dy, at.op("Transpose", b, perm=[1, 0]))
+    if 1 in at.wanted:
+        rows, row_gradients = a, dy
+        if at.rank(a) > 2:
+            k, n = at.static_shape(b)
+            rows = at.op("Reshape", a, at.build.ints(-1, k))
+            row_gradients = at.op("Reshape", dy, at.build.ints(-1, n))
+        gradients[1] = at.op("MatMul", at.op("Transpose", rows, perm=[1, 0]), row_gradients)
+    return gradients
+
+
+def _vector_product(at: ForwardNode, dy: str) -> Gradients:
+    """A vector operand is a matrix with one row (left) or one column (right)."""
+    a, b = at.x(0), at.x(1)
+    left, right = at.rank(a) == 1, at.rank(b) == 1
+    if right:
+        dy = at.op("Unsqueeze", dy, at.build.ints(-1))
+    if left:
+        dy = at.op("Unsqueeze", dy, at.build.ints(-2))
+    wide_a = at.op("Unsqueeze", a, at.build.ints(0)) if left else a
+    wide_b = at.op("Unsqueeze", b, at.build.ints(1)) if right else b
+    da = at.op("MatMul", dy, _swap(at, wide_b, max(at.rank(b), 2)))
+    db = at.op("MatMul", _swap(at, wide_a, max(at.rank(a), 2)), dy)
+    # The other operand's batch axes were broadcast over the vector.
+    if left:
+        da = at.op("ReduceSum", da, at.build.ints(*range(at.rank(b) - 1 if not right else 1)), keepdims=0)
+    if right:
+        db = at.op("Squeeze", db, at.build.ints(-1))
+        if at.rank(a) > 2:
+            db = at.op("ReduceSum", db, at.build.ints(*range(at.rank(a) - 2)), keepdims=0)
+    return {0: da, 1: db}
+
+
+def _swap(at: ForwardNode, tensor: str, rank: int) -> str:
+    """Transpose the last two axes."""
+    return at.op("Transpose", tensor, perm=[*range(rank - 2), rank - 1, rank - 2])
+
+
+def _sum_batch(at: ForwardNode, gradient: str, operand: str) -> str:
+    """Sum over batch axes that the product broadcast."""
+    wide, narrow = at.shape(at.y())[:-2], at.shape(operand)[:-2]
+    added = len(wide) - len(narrow)
+    if added:
+        gradient = at.op("ReduceSum", gradient, at.build.ints(*range(added)), keepdims=0)
+    stretched = [axis for axis, size in enumerate(narrow) if size == 1 and wide[axis + added] != 1]
+    if stretched:
+        gradient = at.op("ReduceSum", gradient, at.build.ints(*stretched), keepdims=1)
+    return gradient
+
+
+def _gemm(at: ForwardNode, dy: str) -> Gradients:
+    a, b = at.x(0), at.x(1)
+    flip_a, flip_b = at.integer("transA", 0), at.integer("transB", 0)
+    alpha = at.number("alpha", 1.0)
+    gradients = {}
+    if 0 in at.wanted and not flip_a:
+        gradients[0] = at.op("Gemm", dy, b, transB=1 - flip_b, alpha=alpha)
+    elif 0 in at.wanted:
+        gradients[0] = at.op("Gemm", b, dy, transA=flip_b, transB=1, alpha=alpha)
+    if 1 in at.wanted and not flip_b:
+        gradients[1] = at.op("Gemm", a, dy, transA=1 - flip_a, alpha=alpha)
+    elif 1 in at.wanted:
+        gradients[1] = at.op("Gemm", dy, a, transA=1, transB=flip_a, alpha=alpha)
+    if 2 in at.wanted:
+        beta = at.number("beta", 1.0)
+        scaled = dy if beta == 1.0 else at.op("Mul", dy, at.scalar(beta, like=at.x(2)))
+        gradients[2] = at.unbroadcast(scaled, at.y(), at.x(2))
+    return gradients
+
+
+def _einsum(at: ForwardNode, dy: str) -> Gradients:
+    """Exchange an operand's letters with the output's: sound where each of its letters is elsewhere too."""
+    equation = at.attribute("equation")
+    assert isinstance(equation, str)
+    left, arrow, output = equation.replace(" ", "").partition("->")
+    operands = left.split(",")
+    gradients = {}
+    for index in sorted(at.wanted):
+        others = [letters for i, letters in enumerate(operands) if i != index]
+        letters = operands[index]
+        available = set(output).union(*others)
+        repeated = any(len(set(word)) < len(word) for word in operands)
+        if not arrow or "." in equation or repeated or not set(letters) <= available:
+            raise UnsupportedModel(
+                f"the gradient of Einsum {equation!r}",
+                at=at.place,
+                fix="write out the output's letters, without ellipsis, repeated or summed single letters",
+            )
+        inputs = [at.x(i) for i in range(len(operands)) if i != index]
+        gradients[index] = at.op("Einsum", dy, *inputs, equation=f"{','.join([output, *others])}->{letters}")
+    return gradients
+
+
+RULES: Mapping[str, Rule] = {
+    "MatMul": of_first_output(_matmul),
+    "Gemm": of_first_output(_gemm),
+    "Einsum": of_first_output(_einsum),
+}

@@ -1,0 +1,1 @@
+"""N ranks against one device on the same total batch."""

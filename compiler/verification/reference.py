@@ -1,0 +1,222 @@
+"""The reference of verify: the user's own graph in plain onnxruntime on one thread, on one device.
+
+    global        every step runs the whole graph on the total batch
+    per replica   every step runs the graph up to its gradients on each replica's samples, averages
+                  them (indexed slices: laid one behind the other, rows divided by the replicas), and
+                  runs the rest of the same graph once, with the averages in the gradients' place.
+                  What depends on samples but on no gradient (running statistics) is averaged.
+
+None of partc's passes takes part: the graph is only cut in two.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from partc.compiler.cut_model import cut_model, leaves_of
+from partc.compiler.importing.bindings import Bindings, read_bindings
+from partc.runtime.device import INEXACT_IN_DOUBLE
+from partc.runtime.errors import BadPlan, UnsupportedModel
+from partc.runtime.program import Plan
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Tensors = dict[str, Array]
+IR_VERSION = 10  # every onnxruntime that partc supports reads it
+
+
+class Reference(Protocol):
+    """One training step on one device."""
+
+    def step(self, variables: Mapping[str, Array], batch: Mapping[str, Array]) -> tuple[Tensors, Tensors]:
+        """Return the variables' next values and the outputs (scalars: the replicas' mean)."""
+
+
+def make_reference(plan: Plan, model_path: Path) -> Reference:
+    """Return the reference for a plan's reading of the batch."""
+    model = onnx.load(model_path)
+    model.ir_version = min(model.ir_version, IR_VERSION)
+    bindings = read_bindings(model, model_path)
+    if not bindings.state:
+        raise BadPlan(
+            "the plan's model does not say which outputs are next values",
+            at=str(model_path),
+            fix="compile the model again",
+        )
+    _check_gradients(plan, bindings, model_path)
+    return _Whole(model, bindings) if plan.batch == "global" else _PerReplica(model, bindings, plan)
+
+
+def _check_gradients(plan: Plan, bindings: Bindings, model_path: Path) -> None:
+    trained = {variable.name for variable in plan.variables if variable.role == "parameter"}
+    if plan.batch == "per-replica" and (missing := trained - bindings.gradients.keys()):
+        raise BadPlan(
+            f"the plan's model does not say where the gradient of {min(missing)!r} is",
+            at=str(model_path),
+            fix="compile the model again",
+        )
+
+
+class _Session:
+    """Some outputs of a model, on one thread: ScatterND with duplicate indices races on two."""
+
+    def __init__(self, model: onnx.ModelProto, outputs: Sequence[str]) -> None:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        self._outputs = list(outputs)
+        if not outputs:
+            return  # onnxruntime takes no graph without nodes
+        self._session = ort.InferenceSession(
+            model.SerializeToString(),
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=list(INEXACT_IN_DOUBLE),
+        )
+        self._reads = [info.name for info in self._session.get_inputs()]
+
+    def run(self, tensors: Mapping[str, Array]) -> Tensors:
+        if not self._outputs:
+            return {}
+        results = self._session.run(self._outputs, {name: tensors[name] for name in self._reads})
+        return dict(zip(self._outputs, results, strict=True))
+
+
+class _Whole:
+    def __init__(self, model: onnx.ModelProto, bindings: Bindings) -> None:
+        self._state = bindings.state
+        self._session = _Session(model, [info.name for info in model.graph.output])
+
+    def step(self, variables: Mapping[str, Array], batch: Mapping[str, Array]) -> tuple[Tensors, Tensors]:
+        results = self._session.run({**variables, **batch})
+        following = {name: results[output] for name, output in self._state.items()}
+        return following, {n: v for n, v in results.items() if n not in self._state.values()}
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Which outputs each half of the graph makes."""
+
+    gradients: tuple[tuple[str, bool], ...]  # (tensor, whether it is averaged rather than laid in a row)
+    statistics: tuple[str, ...]  # next values that depend on samples but on no gradient
+    updates: tuple[str, ...]  # all other next values
+    shown: tuple[str, ...]  # outputs that depend on no gradient
+
+
+class _PerReplica:
+    def __init__(self, model: onnx.ModelProto, bindings: Bindings, plan: Plan) -> None:
+        self._state = bindings.state
+        self._replicas = plan.replicas
+        self._axes = {entry.name: entry.sample_axis for entry in plan.data_inputs}
+        self._rows = {g.rows for g in bindings.gradients.values() if g.rows is not None}
+        self._split = split = _split(model, bindings, self._axes)
+        cut = {tensor: _element_type(tensor, model, bindings) for tensor, _ in split.gradients}
+        first = [*cut, *split.statistics, *split.shown]
+        computed = [name for name in first if name not in self._axes]
+        self._first = _Session(cut_model(model, {}, computed), computed)
+        self._rest = _Session(cut_model(model, cut, split.updates), split.updates)
+
+    def step(self, variables: Mapping[str, Array], batch: Mapping[str, Array]) -> tuple[Tensors, Tensors]:
+        parts = []
+        for replica in range(self._replicas):
+            share = {name: self._share(name, array, replica) for name, array in batch.items()}
+            parts.append(share | self._first.run({**variables, **share}))
+        met = {tensor: self._meet(tensor, averaged, parts) for tensor, averaged in self._split.gradients}
+        results = self._rest.run({**variables, **batch, **met})
+        results |= {name: _mean(name, [part[name] for part in parts]) for name in self._split.statistics}
+        shown = {name: np.stack([part[name] for part in parts]) for name in self._split.shown}
+        following = {name: results[output] for name, output in self._state.items()}
+        return following, {name: _mean_of_scalars(value) for name, value in shown.items()}
+
+    def _share(self, name: str, array: Array, replica: int) -> Array:
+        axis = self._axes[name]
+        if axis is None:
+            return array
+        return np.ascontiguousarray(np.split(array, self._replicas, axis=axis)[replica])
+
+    def _meet(self, tensor: str, averaged: bool, parts: Sequence[Tensors]) -> Array:
+        pieces = [part[tensor] for part in parts]
+        if averaged:
+            return np.asarray(np.sum(pieces, axis=0) / self._replicas, dtype=pieces[0].dtype)
+        whole = np.concatenate(pieces, axis=0)
+        return (whole / self._replicas).astype(whole.dtype) if tensor in self._rows else whole
+
+
+# ---------------------------------------------------------------- where to cut
+
+
+def _split(model: onnx.ModelProto, bindings: Bindings, axes: Mapping[str, int | None]) -> _Split:
+    gradients = _gradient_tensors(model, bindings)
+    cut = {tensor for tensor, _ in gradients}
+    samples = {name for name, axis in axes.items() if axis is not None} - cut
+    statistics, updates = [], []
+    for variable, output in bindings.state.items():
+        leaves = leaves_of(model.graph, [output], cut)
+        if not leaves & samples:
+            updates.append(output)
+        elif leaves & cut:
+            raise UnsupportedModel(
+                f"the update of {variable!r} reads {min(leaves & samples)!r} besides its gradient",
+                at=f"next value {output!r}",
+                fix="compile with --batch global, or record the gradient behind which no sample is read",
+            )
+        else:
+            statistics.append(output)
+    following = set(bindings.state.values())
+    shown = [
+        info.name
+        for info in model.graph.output
+        if info.name not in following and not leaves_of(model.graph, [info.name], cut) & (cut - set(axes))
+    ]
+    return _Split(gradients, tuple(statistics), tuple(updates), tuple(shown))
+
+
+def _gradient_tensors(model: onnx.ModelProto, bindings: Bindings) -> tuple[tuple[str, bool], ...]:
+    """Return where the user's graph is cut: at the dense gradient if it has one, else at the slices."""
+    known = {name for node in model.graph.node for name in node.output} | {i.name for i in model.graph.input}
+    found: list[tuple[str, bool]] = []
+    for variable, gradient in bindings.gradients.items():
+        if gradient.dense in known:
+            found.append((str(gradient.dense), True))
+        elif gradient.ids in known and gradient.rows in known:
+            found += [(str(gradient.ids), False), (str(gradient.rows), False)]
+        else:
+            raise BadPlan(
+                f"the plan's model does not hold the gradient of {variable!r}",
+                at=f"gradients: {variable}",
+                fix="compile the model again",
+            )
+    return tuple(dict.fromkeys(found))
+
+
+def _element_type(tensor: str, model: onnx.ModelProto, bindings: Bindings) -> int:
+    """Return a gradient's element type: that of its variable, but for ids."""
+    types = {info.name: info.type.tensor_type.elem_type for info in model.graph.input}
+    for variable, gradient in bindings.gradients.items():
+        if tensor in (gradient.dense, gradient.rows):
+            return int(types[variable])
+    return int(onnx.TensorProto.INT64)
+
+
+# ---------------------------------------------------------------- averages
+
+
+def _mean(name: str, values: Sequence[Array]) -> Array:
+    if np.issubdtype(values[0].dtype, np.floating):
+        return np.asarray(np.mean(values, axis=0), dtype=values[0].dtype)
+    if all(np.array_equal(value, values[0]) for value in values):
+        return values[0]
+    raise UnsupportedModel(
+        "an integer variable depends on each replica's own samples: it has no average",
+        at=f"next value {name!r}",
+        fix="compile with --batch global",
+    )
+
+
+def _mean_of_scalars(stacked: Array) -> Array:
+    is_number = stacked.ndim == 1 and np.issubdtype(stacked.dtype, np.floating)
+    return np.asarray(stacked.mean(), dtype=stacked.dtype) if is_number else stacked

@@ -1,0 +1,201 @@
+"""Train a plan and the user's own graph on the same batches, and compare.
+
+plan ─ launcher ─> variables, losses ─┐
+                                      ├─ compare_changes ─> VerifyReport
+model ─ reference ─> variables, losses ┘
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from partc.compiler.verification.compare_changes import Trained, VariableCheck, compare_changes, default_rtol
+from partc.compiler.verification.reference import make_reference
+from partc.runtime.data.batches import check_total_batch
+from partc.runtime.data.feeds import open_source
+from partc.runtime.data.initial import InitialValues
+from partc.runtime.errors import BadData, BadUsage
+from partc.runtime.in_process import train_in_process
+from partc.runtime.launcher import OnProgress
+from partc.runtime.plan_folder import PlanFolder, read_plan_folder
+from partc.runtime.results import TrainingResult
+from partc.runtime.runner import Runner
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Batch = Mapping[str, Array]
+Data = str | Path | Sequence[Batch]
+Launcher = Callable[[PlanFolder, Data, int, int], TrainingResult]  # (plan, data, steps, seed)
+
+
+@dataclass(frozen=True, slots=True)
+class LossCheck:
+    """The loss of one step (from 1), and the reference's."""
+
+    step: int
+    loss: float
+    reference: float
+    limit: float
+
+    @property
+    def is_equal(self) -> bool:
+        """Tell whether the losses agree."""
+        return bool(abs(self.loss - self.reference) <= self.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What verify found."""
+
+    replicas: int
+    ranks: int
+    steps: int
+    batch: str
+    variables: tuple[VariableCheck, ...]
+    losses: tuple[LossCheck, ...]
+    disagreeing: tuple[str, ...]  # variables whose copies differ between ranks
+
+    @property
+    def passed(self) -> bool:
+        """Tell whether the plan trains as one device does."""
+        equal = all(check.verdict == "equal" for check in self.variables)
+        return equal and all(loss.is_equal for loss in self.losses) and not self.disagreeing
+
+    def table(self) -> Table:
+        """Return the variables as a table, worst first."""
+        table = Table("variable", "max change", "max error", "allowed", "verdict")
+        for check in sorted(self.variables, key=lambda c: (c.verdict == "equal", -_share(c))):
+            numbers = [f"{number:.3g}" for number in (check.max_change, check.max_error, check.limit)]
+            verdict = "copies differ between ranks" if check.name in self.disagreeing else check.verdict
+            style = "" if verdict == "equal" else "bold red"
+            table.add_row(check.name, *numbers, verdict, style=style)
+        return table
+
+    def summary(self) -> str:
+        """Return one line: what was compared, and the outcome."""
+        wrong = [check.name for check in self.variables if check.verdict != "equal"]
+        losses = [loss.step for loss in self.losses if not loss.is_equal]
+        told = [
+            f"{len(wrong)} of {len(self.variables)} variables differ ({', '.join(wrong[:3])})"
+            if wrong
+            else "",
+            f"the loss differs from step {losses[0]} on" if losses else "",
+            f"copies of {', '.join(self.disagreeing[:3])} differ between ranks" if self.disagreeing else "",
+        ]
+        worst = max((_share(check) for check in self.variables), default=0.0)
+        equal = f"all {len(self.variables)} variables equal, worst error {worst:.2g} of what is allowed"
+        outcome = "; ".join(filter(None, told)) or equal
+        return f"{self.ranks} ranks against one device, {self.steps} steps, {self.batch} batch: {outcome}"
+
+
+def _share(check: VariableCheck) -> float:
+    if check.limit == 0.0:
+        return 0.0 if check.max_error == 0.0 else float("inf")
+    return check.max_error / check.limit
+
+
+def launch_daemons(
+    folder: PlanFolder, data: Data, steps: int, seed: int, on_progress: OnProgress | None = None
+) -> TrainingResult:
+    """Train with one daemon per rank, as `partc run` does, but leave trained.safetensors alone."""
+    return Runner(folder).train(
+        data, steps, seed=seed, stop_when_diverged=False, on_progress=on_progress, save=False
+    )
+
+
+def launch_in_process(folder: PlanFolder, data: Data, steps: int, seed: int) -> TrainingResult:
+    """Train all ranks in this process, in lockstep."""
+    return train_in_process(folder, _total_batches(folder, data, steps, seed), stop_when_diverged=False)
+
+
+def verify(
+    plan_folder: PlanFolder | Path | str,
+    *,
+    steps: int = 4,
+    rtol: float | None = None,
+    data: Data = "synthetic",
+    seed: int = 0,
+    launcher: Launcher = launch_daemons,
+    on_step: Callable[[int], None] = lambda step: None,
+) -> VerifyReport:
+    """Train the plan, and the user's graph on one device on the same total batches, and compare.
+
+    `rtol` None means 1e-9 for float64 variables and 1e-4 for float32. `data` is what `partc run` reads,
+    or total batches. `on_step` is told every step (from 1) that the reference has done.
+    """
+    if steps < 1:
+        raise BadUsage(f"{steps} steps", at="--steps", fix="compare at least one step")
+    if rtol is not None and not 0 <= rtol < float("inf"):
+        raise BadUsage(f"a tolerance of {rtol}", at="--rtol", fix="give a number from 0 on, as 1e-4")
+    folder = plan_folder if isinstance(plan_folder, PlanFolder) else read_plan_folder(plan_folder)
+    plan = folder.plan
+    values = InitialValues(folder)
+    start = {variable.name: values.rows(variable.name) for variable in plan.variables}
+    batches = _total_batches(folder, data, steps, seed)
+    # A function may give other batches when called again; files and seeds give the same.
+    is_repeatable = isinstance(data, Path) or data == "synthetic" or str(data).endswith(".npz")
+    result = launcher(folder, data if is_repeatable else batches, steps, seed)
+    end, outputs = _train_reference(folder, start, batches, on_step)
+    trained = {
+        variable.name: Trained(
+            variable, start[variable.name], result.variables[variable.name], end[variable.name]
+        )
+        for variable in plan.variables
+    }
+    return VerifyReport(
+        replicas=plan.replicas,
+        ranks=len(plan.ranks),
+        steps=steps,
+        batch=plan.batch,
+        variables=compare_changes(trained, steps, rtol),
+        losses=_compare_losses(plan.loss, result.outputs, outputs, rtol),
+        disagreeing=tuple(result.disagreeing),
+    )
+
+
+def _total_batches(folder: PlanFolder, data: Data, steps: int, seed: int) -> list[Batch]:
+    if isinstance(data, str | Path):
+        source = open_source(str(data), folder.plan, seed)
+        return [source.total(step) for step in range(steps)]
+    batches = list(islice(data, steps))
+    if len(batches) < steps:
+        raise BadData(
+            f"{len(batches)} batches for {steps} steps", at="data", fix="give one total batch per step"
+        )
+    for batch in batches:
+        check_total_batch(folder.plan, batch)
+    return batches
+
+
+def _train_reference(
+    folder: PlanFolder, start: Mapping[str, Array], batches: Sequence[Batch], on_step: Callable[[int], None]
+) -> tuple[dict[str, Array], list[dict[str, Array]]]:
+    reference = make_reference(folder.plan, folder.path / folder.plan.model)
+    variables, outputs = dict(start), []
+    for step, batch in enumerate(batches, 1):
+        variables, shown = reference.step(variables, batch)
+        outputs.append(shown)
+        on_step(step)
+    return variables, outputs
+
+
+def _compare_losses(
+    loss: str | None,
+    ours: Sequence[Mapping[str, Array]],
+    reference: Sequence[Mapping[str, Array]],
+    rtol: float | None,
+) -> tuple[LossCheck, ...]:
+    if loss is None:
+        return ()
+    checks = []
+    for step, (mine, other) in enumerate(zip(ours, reference, strict=True), 1):
+        wanted = np.asarray(other[loss])
+        allowed = default_rtol(wanted.dtype) if rtol is None else rtol
+        value = float(np.mean(wanted, dtype=np.float64))
+        limit = allowed * max(abs(value), float(np.finfo(wanted.dtype).eps))
+        checks.append(LossCheck(step, float(np.mean(mine[loss], dtype=np.float64)), value, limit))
+    return tuple(checks)

@@ -1,0 +1,1 @@
+"""What moving bytes through a cluster takes."""

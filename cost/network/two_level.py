@@ -1,0 +1,158 @@
+"""Synchronise one parameter, in two levels but for all_gather: within every host, then among hosts.
+
+    all_reduce   workers ──reduce──> leader ──all-reduce── leaders ──broadcast──> workers
+    all_gather   rows of all workers, around one ring of all of them, host after host
+    servers      dense   workers ──reduce──> server ──reduce-scatter──> owners, which update;
+                         owners ──all-gather──> servers ──broadcast──> workers
+                 sparse  pull  ids to the host's server, distinct ids to owners, rows back
+                         push  ids and rows to the host's server, summed per id, to owners
+
+W parameter bytes, alpha the share of rows that one worker touches, N hosts of one worker each: a
+worker sends and receives, together, 2 W (dense) or 2 alpha W (sparse) with servers, 4 W (N - 1) / N
+with all_reduce and 2 alpha W (N - 1) with all_gather, ids left out: table 3 of Kim et al.,
+"Parallax: Automatic Data-Parallel Training of Deep Neural Networks", arXiv:1808.02621. A *host*
+carries more with servers, since it is a server too: 4 W (N - 1) / N, as with all_reduce.
+"""
+
+from dataclasses import dataclass
+
+from partc.cost.cluster import Cluster, groups_of, ranks_of
+from partc.cost.network.collectives import (
+    Phases,
+    all_gather,
+    all_reduce,
+    all_to_all_rows,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    ring_all_gather_rows,
+    scatter,
+    together,
+)
+from partc.cost.network.topology import Network
+from partc.cost.strategy import Method, SyncFacts
+
+ID_BYTES = 8  # int64
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """The network, and the ends that meet on it."""
+
+    network: Network
+    host_workers: tuple[tuple[str, ...], ...]
+    host: tuple[tuple[str, ...], ...]  # for each host its server, then its workers
+    leaders: tuple[str, ...]
+    servers: tuple[str, ...]
+
+
+def meeting_of(cluster: Cluster) -> Meeting:
+    """Return the ends of cluster's ranks by the groups in which they meet."""
+    ends = {placed.rank: placed.device for placed in ranks_of(cluster)}
+    groups = {
+        name: tuple(tuple(ends[rank] for rank in members) for members in instances)
+        for name, instances in groups_of(cluster).items()
+    }
+    return Meeting(
+        network=Network(cluster),
+        host_workers=groups["host_workers"],
+        host=groups["host"],
+        leaders=groups["leaders"][0],
+        servers=groups["servers"][0],
+    )
+
+
+def owner_hosts(cluster: Cluster) -> tuple[str, ...]:
+    """Return the hosts that may own variables."""
+    return tuple(host.name for host in cluster.hosts if host.server)
+
+
+def even_shares(cluster: Cluster) -> tuple[float, ...]:
+    """Return the share of a parameter that each host owns if it is split evenly, in host order."""
+    owners = max(1, len(owner_hosts(cluster)))
+    return tuple(1 / owners if host.server else 0.0 for host in cluster.hosts)
+
+
+def synchronise(meeting: Meeting, facts: SyncFacts, method: Method, shares: tuple[float, ...]) -> Phases:
+    """Return what `method` sends for one parameter in a step. `shares` only matters to servers."""
+    if method == "all_reduce":
+        return _all_reduce(meeting, facts.bytes)
+    if method == "all_gather":
+        return _all_gather(meeting, facts)
+    if facts.sparse:
+        return _pull(meeting, facts, shares) + _push(meeting, facts, shares)
+    return _serve_dense(meeting, facts.bytes, shares)
+
+
+def _all_reduce(meeting: Meeting, message_bytes: float) -> Phases:
+    network = meeting.network
+    return (
+        together([reduce(network, members, message_bytes) for members in meeting.host_workers])
+        + all_reduce(network, meeting.leaders, message_bytes)
+        + together([broadcast(network, members, message_bytes) for members in meeting.host_workers])
+    )
+
+
+def _all_gather(meeting: Meeting, facts: SyncFacts) -> Phases:
+    workers = [worker for members in meeting.host_workers for worker in members]
+    part = facts.touched_rows * (facts.row_bytes + ID_BYTES)
+    return ring_all_gather_rows(meeting.network, workers, [part] * len(workers))
+
+
+def _serve_dense(meeting: Meeting, message_bytes: float, shares: tuple[float, ...]) -> Phases:
+    network = meeting.network
+    regions = [share * message_bytes for share in shares]
+    return (
+        together([reduce(network, members, message_bytes) for members in meeting.host])
+        + reduce_scatter(network, meeting.servers, regions)
+        + all_gather(network, meeting.servers, regions)
+        + together([broadcast(network, members, message_bytes) for members in meeting.host])
+    )
+
+
+def _pull(meeting: Meeting, facts: SyncFacts, shares: tuple[float, ...]) -> Phases:
+    network = meeting.network
+    asked = [[rows * share * ID_BYTES for share in shares] for rows in _rows_per_host(meeting, facts)]
+    rows_back = [
+        [rows * share * facts.row_bytes for rows in _rows_per_host(meeting, facts)] for share in shares
+    ]
+    ids, rows = facts.touched_rows * ID_BYTES, facts.touched_rows * facts.row_bytes
+    return (
+        together([gather(network, m, _of_workers(meeting, m, ids)) for m in meeting.host])
+        + all_to_all_rows(network, meeting.servers, asked)
+        + all_to_all_rows(network, meeting.servers, rows_back)
+        + together([scatter(network, m, _of_workers(meeting, m, rows)) for m in meeting.host])
+    )
+
+
+def _push(meeting: Meeting, facts: SyncFacts, shares: tuple[float, ...]) -> Phases:
+    network = meeting.network
+    row = facts.row_bytes + ID_BYTES
+    part = facts.touched_rows * row
+    sent = [[rows * share * row for share in shares] for rows in _rows_per_host(meeting, facts)]
+    return together(
+        [gather(network, m, _of_workers(meeting, m, part)) for m in meeting.host]
+    ) + all_to_all_rows(network, meeting.servers, sent)
+
+
+def _of_workers(meeting: Meeting, members: tuple[str, ...], part: float) -> list[float]:
+    """Return what each member contributes: nothing from a server that is no worker."""
+    workers = {worker for host in meeting.host_workers for worker in host}
+    return [part if member in workers else 0.0 for member in members]
+
+
+def _rows_per_host(meeting: Meeting, facts: SyncFacts) -> list[float]:
+    return [distinct_rows(facts, len(workers)) for workers in meeting.host_workers]
+
+
+def distinct_rows(facts: SyncFacts, replicas: int) -> float:
+    """Return the distinct rows that several replicas are expected to touch together.
+
+        R (1 - (1 - t / R) ^ k)        R rows, t touched by one replica, k replicas
+
+    Holds for independent and evenly spread ids; skewed ids (words) overlap more, so it is high.
+    """
+    if facts.touched_rows >= facts.rows:
+        return float(facts.rows)
+    return facts.rows * (1.0 - (1.0 - facts.touched_rows / facts.rows) ** replicas)

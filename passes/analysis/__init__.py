@@ -1,0 +1,1 @@
+"""What is known of a training graph before anything is decided."""

@@ -1,0 +1,61 @@
+"""Say what the choice of a strategy needs to know about every parameter."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from partc.cost.strategy import SyncFacts
+from partc.passes.distribute import Analysis, lay_out
+from partc.passes.indexed_slices import pairs_of
+from partc.passes.sharding.layouts import Layout, Split
+from partc.passes.training_graph import Gradient
+
+
+def describe_parameters(analysis: Analysis) -> tuple[SyncFacts, ...]:
+    """Return the facts of all parameters, in the graph's order."""
+    layouts = lay_out(analysis, {}).layouts
+    return tuple(_describe(analysis, name, layouts) for name in analysis.training.gradients)
+
+
+def _describe(analysis: Analysis, name: str, layouts: Mapping[str, Layout]) -> SyncFacts:
+    variable = analysis.training.variables[name]
+    rows = variable.shape[0] if variable.shape else 1
+    row_bytes = int(np.prod(variable.shape[1:], dtype=np.int64)) * variable.dtype.itemsize
+    followers = [v for v, p in analysis.followers.items() if p == name and v != name]
+    slots = sum(_nbytes(analysis, follower) for follower in followers)
+    gradient = analysis.training.gradients[name]
+    return SyncFacts(
+        name,
+        rows,
+        row_bytes,
+        slots // max(rows, 1),
+        gradient.is_sparse,
+        _touched_rows(_drawn(analysis, gradient, layouts), rows) if gradient.is_sparse else rows,
+        name in analysis.servable,
+    )
+
+
+def _nbytes(analysis: Analysis, name: str) -> int:
+    variable = analysis.training.variables[name]
+    return int(np.prod(variable.shape, dtype=np.int64)) * variable.dtype.itemsize
+
+
+def _drawn(analysis: Analysis, gradient: Gradient, layouts: Mapping[str, Layout]) -> float:
+    """Return how many ids one replica's slices have."""
+    assert gradient.ids is not None and gradient.rows is not None
+    tensors = analysis.training.graph.tensors()
+    drawn = 0.0
+    for ids, _ in pairs_of(tensors[gradient.ids], tensors[gradient.rows]):
+        is_split = ids in layouts and isinstance(layouts[ids].placement, Split)
+        drawn += analysis.facts.shape(ids)[0] / (analysis.replicas if is_split else 1)
+    return drawn
+
+
+def _touched_rows(drawn: float, rows: int) -> float:
+    """Expected number of distinct ids among those drawn, all rows being equally likely.
+
+        rows (1 - (1 - 1 / rows) ** drawn)
+
+    An upper bound for real data, where few rows take most of the draws.
+    """
+    return float(rows * -np.expm1(drawn * np.log1p(-1.0 / rows))) if rows > 1 else 1.0

@@ -1,0 +1,139 @@
+"""Find the axis along which each data input holds one entry per sample, from the graph's structure.
+
+A candidate axis is split into single entries and the split is carried forward through the sharding
+rules, from the data to the loss. Where it meets a data input that is still whole, that input is split
+alike. The sample axis is the candidate that gets through: it never meets a variable (a feature axis
+does) and no op must put it together again (a time axis is: by a recurrence, by attention). Inputs that
+the split never reaches are the same for all replicas.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import onnx_graphsurgeon as gs
+
+from partc.passes.analysis.facts import Facts, infer_facts
+from partc.passes.analysis.find_zeros import find_zeros
+from partc.passes.analysis.reachability import ancestors
+from partc.passes.sharding.decide_layouts import decide_by_rule
+from partc.passes.sharding.layouts import Partial, Placement, Replicate, Split
+from partc.passes.sharding.sharding_rule import ShardingRule
+from partc.passes.sharding.sharding_rules import rule_of
+from partc.passes.training_graph import TrainingGraph
+
+ROUNDS = 8  # each lets the split reach at least one more input
+
+
+def find_sample_axes(
+    training: TrainingGraph, declared: Mapping[str, int | None], sizes: Mapping[str, int]
+) -> dict[str, int | None]:
+    """Return the sample axis of every data input, None where it has none; `declared` ones stay."""
+    inputs = training.data_inputs
+    if all(name in declared for name in inputs):
+        return dict(declared)
+    search = _Search.of(training, infer_facts(training, sizes))
+    given = {name: axis for name, axis in declared.items() if axis is not None}
+    if given:
+        return _complete(inputs, search.spread(given).axes, declared)
+    shapes = {name: search.facts.shape(name) for name in inputs if name not in declared}
+    candidates = [(n, axis) for n, shape in shapes.items() for axis, size in enumerate(shape) if size > 1]
+    if not candidates:  # a batch of one leaves no trace: it is in front, as everybody's
+        leading = {name: 0 for name, shape in shapes.items() if shape}
+        return _complete(inputs, leading, declared)
+    trials = [search.spread({name: axis}) for name, axis in candidates]
+    best = min(trials, key=lambda trial: (trial.obstacles, -len(trial.axes)))
+    return _complete(inputs, best.axes, declared)
+
+
+def _complete(
+    inputs: Mapping[str, object], found: Mapping[str, int], declared: Mapping[str, int | None]
+) -> dict[str, int | None]:
+    return {name: declared[name] if name in declared else found.get(name) for name in inputs}
+
+
+@dataclass
+class _Trial:
+    """How far a split got: the inputs it reached, and what stood in its way."""
+
+    axes: dict[str, int]
+    obstacles: int = 0
+    grew: bool = False
+    placements: dict[str, Placement] = field(default_factory=dict)
+    followed: set[tuple[str, Split]] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class _Search:
+    training: TrainingGraph
+    facts: Facts
+    zeros: frozenset[str]
+    nodes: tuple[gs.Node, ...]  # those that lead to the loss
+    producers: Mapping[str, gs.Node]
+    rules: Mapping[str, ShardingRule | None]
+
+    @classmethod
+    def of(cls, training: TrainingGraph, facts: Facts) -> "_Search":
+        graph = training.graph
+        wanted = [training.loss] if training.loss is not None else [t.name for t in graph.outputs]
+        leading = ancestors(graph, wanted)
+        nodes = tuple(n for n in graph.nodes if any(t.name in leading for t in n.outputs))
+        producers = {tensor.name: node for node in nodes for tensor in node.outputs}
+        rules = {node.name: rule_of(node, facts) for node in nodes}
+        return cls(training, facts, find_zeros(graph, facts), nodes, producers, rules)
+
+    def spread(self, axes: Mapping[str, int]) -> _Trial:
+        """Carry a split of data inputs forward until it reaches no further input."""
+        name, axis = next(iter(axes.items()))
+        ranks = self.facts.shape(name)[axis]
+        known = dict(axes)
+        for _ in range(ROUNDS):
+            trial = self._carry(known, ranks)
+            if not trial.grew:
+                break
+            known = trial.axes
+        return trial
+
+    def _carry(self, axes: Mapping[str, int], ranks: int) -> _Trial:
+        trial = _Trial(dict(axes), placements={name: Split(axis) for name, axis in axes.items()})
+        for node in self.nodes:
+            placements = [trial.placements.get(tensor.name, Replicate()) for tensor in node.inputs]
+            if node.op in ("Shape", "Size") or not any(isinstance(p, Split | Partial) for p in placements):
+                continue
+            rule = self.rules[node.name]
+            decision = decide_by_rule(node, rule, placements, ranks, self.zeros, self.facts)
+            for tensor, has, wants in zip(node.inputs, placements, decision.inputs, strict=True):
+                if isinstance(has, Split) and wants != has:
+                    trial.obstacles += 1
+                elif isinstance(wants, Split) and wants != has:
+                    self._reach(trial, tensor.name, wants)
+            trial.placements |= {t.name: p for t, p in zip(node.outputs, decision.outputs, strict=True)}
+        return trial
+
+    def _reach(self, trial: _Trial, tensor: str, split: Split) -> None:
+        """Follow a whole tensor that is wanted split back to the data it is made from."""
+        if (tensor, split) in trial.followed:
+            return
+        trial.followed.add((tensor, split))
+        if tensor in self.training.data_inputs:
+            if split.outer == 1 and tensor not in trial.axes:
+                trial.axes[tensor] = split.axis
+                trial.grew = True
+            elif trial.axes.get(tensor) != split.axis:
+                trial.obstacles += 1
+        elif tensor in self.training.variables:
+            trial.obstacles += 1
+        elif tensor in self.producers:
+            self._reach_through(trial, self.producers[tensor], tensor, split)
+
+    def _reach_through(self, trial: _Trial, node: gs.Node, tensor: str, split: Split) -> None:
+        rule = self.rules[node.name]
+        index = next(i for i, output in enumerate(node.outputs) if output.name == tensor)
+        found = None if rule is None else rule.factor_at(rule.outputs[index], split.axis, split.outer)
+        if found is None or found[1] in found[0].whole:
+            trial.obstacles += 1
+            return
+        refined, factor = found
+        for operand, dims in zip(node.inputs, refined.inputs, strict=True):
+            position = None if dims is None else refined.position_of(dims, factor)
+            if position is not None:
+                self._reach(trial, operand.name, Split(*position))

@@ -1,0 +1,1 @@
+"""From layouts to compute and communication nodes."""

@@ -1,0 +1,231 @@
+"""Build the distributed step: ask for every result in the layout it is wanted in.
+
+    need(tensor, layout)   the tensor in its native layout: lower the node that makes it, asking for
+                           its operands as the node's decision says
+                           in another layout: a copy made locally if that costs no message, else a
+                           communication (passes/lowering/reshard.py)
+
+Everything is made once per layout. What nobody needs is never communicated.
+"""
+
+from dataclasses import replace
+
+import onnx_graphsurgeon as gs
+
+from partc.passes.lowering.lower_node import lower_node
+from partc.passes.lowering.lowered_graph import LoweredGraph, State
+from partc.passes.lowering.reshard import reshard
+from partc.passes.sharding.decide_layouts import Decision, run_whole, split_on
+from partc.passes.sharding.layouts import Layout, Owned, Partial, PerReplica, Placement, Replicate, Split
+from partc.passes.sharding.propagate_layouts import LaidOutGraph
+from partc.passes.sharding.sharding_rules import rule_of
+from partc.runtime.program import Site
+
+TAGS = {Replicate: "whole", Split: "split", Partial: "partial", PerReplica: "replica", Owned: "owned"}
+
+
+def lower(graph: LaidOutGraph) -> LoweredGraph:
+    """Return the distributed step. Needs layouts, decisions and the places of aggregation."""
+    lowering = Lowering(graph)
+    lowering.run()
+    return lowering.out
+
+
+class Lowering:
+    """The memory of what has been made so far, and the rules for making more."""
+
+    def __init__(self, graph: LaidOutGraph) -> None:
+        self.graph = graph
+        self.facts = graph.facts
+        self.out = LoweredGraph()
+        self.exchanged: dict[str, tuple[gs.Variable, gs.Variable]] = {}
+        self._made: dict[tuple[str, Layout], gs.Tensor] = {}
+        self._lowered: set[tuple[str, Decision]] = set()
+        self._tensors = graph.training.graph.tensors()
+        self._at_hand: dict[str, bool] = {}
+        self._held: list[tuple[str, Site]] = []
+
+    def run(self) -> None:
+        """Lower the outputs and the variables' next values, and whatever these need."""
+        training = self.graph.training
+        self._lower_in_order({*training.outputs, *(v.next for v in training.variables.values())})
+        for name in training.outputs:
+            placement = self.graph.layout(name).placement
+            stays = isinstance(placement, PerReplica) or (
+                isinstance(placement, Split) and placement.outer == 1
+            )
+            kept = placement if stays else Replicate()
+            value = self.need(name, Layout("worker", kept))
+            self.out.outputs.append((name, value.name, Layout("worker", kept)))
+        for name in training.variables:
+            native = self.graph.layout(name)
+            self.need(name, native)
+        done = 0
+        while done < len(self._held):  # the next value of one may need another at its site
+            name, site = self._held[done]
+            self._keep_state(name, site)
+            done += 1
+        self.out.prune()
+
+    def _lower_in_order(self, wanted: set[str]) -> None:
+        """Lower what is wanted in its native layout from first to last, so that need() recurses little."""
+        needed: list[gs.Node] = []
+        for node in reversed(self.graph.training.graph.nodes):
+            if not any(tensor.name in wanted for tensor in node.outputs):
+                continue
+            decision = self.graph.decisions[node.name]
+            needed.append(node)
+            for tensor, placement in zip(node.inputs, decision.inputs, strict=True):
+                native = self.graph.layout(tensor.name)
+                if native == Layout(decision.site, placement) and self.facts.fixed_value(tensor.name) is None:
+                    wanted.add(tensor.name)
+        for node in reversed(needed):
+            self.lower(node, self.graph.decisions[node.name])
+
+    def _keep_state(self, name: str, site: Site) -> None:
+        variable = self.graph.training.variables[name]
+        layout = Layout(site, self.graph.layout(name).placement)
+        following = self.need(variable.next, layout)
+        if isinstance(following, gs.Constant) or not following.inputs:
+            copy = f"{name}.next.{site}"
+            following = self.out.emit("Identity", [following], copy, variable.dtype, site)
+        value = self._made[(name, layout)].name
+        self.out.states.append(State(name, site, value, following.name))
+
+    def need(self, tensor: str, layout: Layout) -> gs.Tensor:
+        """Return the value that holds `tensor` in `layout`, making it if it was not made yet."""
+        key = (tensor, layout)
+        if key not in self._made:
+            self._made[key] = self._make(tensor, layout)
+        return self._made[key]
+
+    def _make(self, tensor: str, layout: Layout) -> gs.Tensor:
+        source = self._tensors[tensor]
+        known = self.facts.fixed_value(tensor)
+        if isinstance(layout.placement, Replicate):
+            if isinstance(source, gs.Constant):
+                return source
+            if known is not None and source.inputs:
+                return gs.Constant(f"{tensor}.value", known)
+        native = self.graph.layout(tensor)
+        if layout == native:
+            return self._make_native(source, layout)
+        if isinstance(layout.placement, Replicate) and self._can_make_whole_at(tensor, layout.site):
+            return self._make_whole(source, layout)
+        return reshard(self, tensor, native, layout)
+
+    def _make_native(self, source: gs.Tensor, layout: Layout) -> gs.Tensor:
+        if not source.inputs:
+            return self._leaf(source, layout)
+        node = source.inputs[0]
+        return self.lower(node, self.graph.decisions[node.name])[_index(node, source)]
+
+    def _make_whole(self, source: gs.Tensor, layout: Layout) -> gs.Tensor:
+        if not source.inputs:
+            return self._leaf(source, layout)
+        node = source.inputs[0]
+        return self.lower(node, run_whole(node, layout.site))[_index(node, source)]
+
+    def _leaf(self, source: gs.Tensor, layout: Layout) -> gs.Tensor:
+        """A data input or a variable, as a site holds it."""
+        name = source.name
+        if name in self.graph.training.variables:
+            name = self.value_name(name, layout)
+            self._held.append((source.name, layout.site))
+        self._describe(name, source.name, layout)
+        return gs.Variable(name, dtype=source.dtype)
+
+    def _can_make_whole_at(self, tensor: str, site: Site) -> bool:
+        """Tell whether a site can compute a whole tensor without a message."""
+        native = self.graph.layout(tensor)
+        if isinstance(native.placement, Partial):
+            return native.site == site and tensor not in self.graph.made_whole
+        return isinstance(native.placement, Replicate) and self._is_at_hand(tensor)
+
+    def _is_at_hand(self, tensor: str) -> bool:
+        """Tell whether a whole tensor depends on nothing but what every rank has anyway."""
+        if tensor not in self._at_hand:
+            self._at_hand[tensor] = self._judge_at_hand(tensor)
+        return self._at_hand[tensor]
+
+    def _judge_at_hand(self, tensor: str) -> bool:
+        source = self._tensors[tensor]
+        if isinstance(source, gs.Constant) or self.facts.fixed_value(tensor) is not None:
+            return True
+        if not isinstance(self.graph.layout(tensor).placement, Replicate):
+            return False
+        if not source.inputs:
+            return True
+        node = source.inputs[0]
+        if node.op in ("Shape", "Size"):
+            return False
+        return all(self._is_at_hand(operand.name) for operand in node.inputs if operand.name)
+
+    def lower(self, node: gs.Node, decision: Decision) -> list[gs.Tensor]:
+        """Lower a node as decided, once, and return its outputs."""
+        outputs = [Layout(decision.site, placement) for placement in decision.outputs]
+        keys = [(tensor.name, layout) for tensor, layout in zip(node.outputs, outputs, strict=True)]
+        if (node.name, decision) not in self._lowered:
+            self._lowered.add((node.name, decision))
+            self._made.update(zip(keys, lower_node(self, node, decision), strict=True))
+        return [self._made[key] for key in keys]
+
+    def split_locally(self, tensor: str, placement: Split) -> gs.Tensor | None:
+        """Make a replica's part of a whole tensor by making its operands' parts, if a rule allows."""
+        source = self._tensors[tensor]
+        if not source.inputs or (not self._is_at_hand(tensor) and tensor in self.graph.made_whole):
+            return None
+        node = source.inputs[0]
+        rule = rule_of(node, self.facts)
+        if rule is None or self.facts.fixed_value(tensor) is not None:
+            return None
+        index = _index(node, source)
+        found = rule.factor_at(rule.outputs[index], placement.axis, placement.outer)
+        if found is None or found[1] in rule.whole or found[1] in rule.combine:
+            return None
+        rule, factor = found
+        decision = split_on(node, rule, factor, self.graph.zeros)
+        if decision is None or rule.sizes[factor] % self.graph.replicas:
+            return None
+        return self.lower(node, replace(decision, site="worker"))[index]
+
+    def source(self, tensor: str) -> gs.Tensor:
+        """Return the original tensor."""
+        return self._tensors[tensor]
+
+    def value_name(self, tensor: str, layout: Layout) -> str:
+        """Name the value that holds a tensor in a layout, and remember what it means."""
+        native = self.graph.layout(tensor)
+        name = tensor if layout == native else f"{tensor}@{layout.site}.{_tag(layout.placement)}"
+        self._describe(name, tensor, layout)
+        return name
+
+    def _describe(self, value: str, tensor: str, layout: Layout) -> None:
+        self.out.meanings[value] = (tensor, layout)
+        shape = self.local_shape(tensor, layout.placement)
+        self.out.shapes[value] = shape
+        sizes = [size or 1 for size in (shape or ())]
+        whole = self.facts.nbytes(tensor)
+        share = self.graph.replicas if isinstance(layout.placement, Split) else 1
+        self.out.nbytes[value] = whole // share if sizes else whole
+
+    def local_shape(self, tensor: str, placement: Placement) -> tuple[int | None, ...]:
+        """Return the shape of one rank's piece; None where it follows the data or the rank."""
+        if tensor not in self.facts.fixed_shapes:
+            return tuple(None for _ in self.facts.shape(tensor))
+        shape: list[int | None] = [size or None for size in self.facts.shape(tensor)]
+        if isinstance(placement, Split):
+            size = shape[placement.axis]
+            shape[placement.axis] = None if size is None else size // self.graph.replicas
+        if isinstance(placement, Owned):
+            shape[0] = None
+        return tuple(shape)
+
+
+def _tag(placement: Placement) -> str:
+    tag = TAGS[type(placement)]
+    return f"{tag}{placement.axis}.{placement.outer}" if isinstance(placement, Split) else tag
+
+
+def _index(node: gs.Node, tensor: gs.Tensor) -> int:
+    return next(index for index, output in enumerate(node.outputs) if output is tensor)

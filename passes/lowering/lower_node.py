@@ -1,0 +1,211 @@
+"""Emit one node of the training graph for one site, as its decision says.
+
+Sizes are always the single device's: `Shape` of a piece is scaled up, and an op that spells a shape
+(Reshape, Expand, ConstantOfShape) gets it divided, factor by factor, on a copy of its own.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from partc.passes import average_replicas
+from partc.passes.lowering.exchange_rows import needs_exchange, pull_rows, push_slices, reduce_slices
+from partc.passes.lowering.lowered_graph import constant
+from partc.passes.sharding.decide_layouts import Decision
+from partc.passes.sharding.layouts import Layout, Owned, PerReplica, Placement, Replicate, Split
+from partc.passes.sharding.sharding_rules import is_sum_rows, rule_of
+
+if TYPE_CHECKING:
+    from partc.passes.lowering.lower import Lowering
+
+
+def lower_node(lowering: "Lowering", node: gs.Node, decision: Decision) -> list[gs.Tensor]:
+    """Return the node's outputs as lowered values."""
+    if node.domain == average_replicas.DOMAIN:
+        return [_lower_meeting(lowering, node, decision)]
+    if node.op in ("Shape", "Size") and decision.site == "worker":
+        return [_lower_shape(lowering, node, decision)]
+    if decision.site == "worker" and needs_exchange(lowering, node):
+        return reduce_slices(lowering, node)
+    if node.op == "Gather" and decision.site == "worker" and _reads_owned(lowering, node):
+        return [pull_rows(lowering, node, decision)]
+    if decision.site == "server" and _routes_slices(node, decision):
+        return _lower_routed(lowering, node, decision)
+    return _emit(lowering, node, decision, _operands(lowering, node, decision))
+
+
+def _operands(lowering: "Lowering", node: gs.Node, decision: Decision) -> list[gs.Tensor]:
+    operands: list[gs.Tensor] = []
+    spelled = _spelled_shapes(lowering, node)
+    for index, (tensor, placement) in enumerate(zip(node.inputs, decision.inputs, strict=True)):
+        if not tensor.name:
+            operands.append(gs.Variable.empty())
+        elif index in spelled:
+            output = spelled[index]
+            whole = lowering.need(tensor.name, Layout(decision.site, _whole(placement)))
+            shape = _local_sizes(lowering, node, tensor, whole, output, decision)
+            operands.append(shape)
+        else:
+            operands.append(lowering.need(tensor.name, Layout(decision.site, placement)))
+    return operands
+
+
+def _whole(placement: Placement) -> Placement:
+    return placement if isinstance(placement, PerReplica) else Replicate()
+
+
+def _spelled_shapes(lowering: "Lowering", node: gs.Node) -> dict[int, int]:
+    rule = rule_of(node, lowering.facts)
+    return {} if rule is None else dict(rule.shape_inputs)
+
+
+def _emit(
+    lowering: "Lowering", node: gs.Node, decision: Decision, operands: list[gs.Tensor]
+) -> list[gs.Tensor]:
+    outputs: list[gs.Tensor] = []
+    for tensor, placement in zip(node.outputs, decision.outputs, strict=True):
+        if not tensor.name:
+            outputs.append(gs.Variable.empty())
+            continue
+        name = lowering.value_name(tensor.name, Layout(decision.site, placement))
+        name = f"{name}.of_part" if decision.is_mean else name
+        outputs.append(gs.Variable(name, dtype=lowering.facts.dtypes[tensor.name]))
+    name = f"{node.name}@{outputs[0].name}"
+    copy = gs.Node(node.op, name, dict(node.attrs), operands, outputs, domain=node.domain)
+    lowering.out.append(copy, decision.site)
+    _count_flops(lowering, node, copy, decision)
+    if decision.is_mean:
+        return [_scale(lowering, output, decision) for output in outputs]
+    return outputs
+
+
+def _count_flops(lowering: "Lowering", node: gs.Node, copy: gs.Node, decision: Decision) -> None:
+    rule = rule_of(node, lowering.facts)
+    lowering.out.original[copy.name] = node.name
+    if rule is not None:
+        share = lowering.graph.replicas if decision.factor is not None else 1
+        lowering.out.flops[copy.name] = rule.flops // share
+
+
+def _scale(lowering: "Lowering", tensor: gs.Tensor, decision: Decision) -> gs.Tensor:
+    """A mean over a replica's part counts for its share of the whole."""
+    share = constant(f"{tensor.name}.share", 1.0 / lowering.graph.replicas, tensor.dtype)
+    name = tensor.name.removesuffix(".of_part")
+    return lowering.out.emit("Mul", [tensor, share], name, tensor.dtype, decision.site)
+
+
+def _lower_meeting(lowering: "Lowering", node: gs.Node, decision: Decision) -> gs.Tensor:
+    source = node.inputs[0]
+    tensor = lowering.need(source.name, Layout("worker", decision.inputs[0]))
+    divides = node.op == average_replicas.AVERAGE or node.attrs["divide"]
+    if not isinstance(decision.inputs[0], PerReplica) or not divides:
+        return tensor
+    dtype = lowering.facts.dtypes[source.name]
+    share = constant(f"{tensor.name}.share", 1.0 / lowering.graph.replicas, dtype)
+    name = lowering.value_name(node.outputs[0].name, Layout("worker", decision.outputs[0]))
+    return lowering.out.emit("Mul", [tensor, share], name, dtype, "worker")
+
+
+def _lower_shape(lowering: "Lowering", node: gs.Node, decision: Decision) -> gs.Tensor:
+    """Shape or Size of the whole, from a piece's."""
+    source = node.inputs[0]
+    placement = decision.inputs[0]
+    operand = lowering.need(source.name, Layout("worker", placement))
+    name = lowering.value_name(node.outputs[0].name, Layout("worker", Replicate()))
+    out = lowering.out
+    int64 = np.dtype(np.int64)
+    if not isinstance(placement, Split):
+        return out.emit(node.op, [operand], name, int64, "worker", **node.attrs)
+    factors: list[int] | int = lowering.graph.replicas
+    if node.op == "Shape":
+        rank = len(lowering.facts.shape(source.name))
+        sizes = [lowering.graph.replicas if axis == placement.axis else 1 for axis in range(rank)]
+        factors = sizes[node.attrs.get("start", 0) : node.attrs.get("end", rank)]
+    piece = out.emit(node.op, [operand], f"{name}.piece", int64, "worker", **node.attrs)
+    return out.emit("Mul", [piece, constant(f"{name}.ranks", factors, np.int64)], name, int64, "worker")
+
+
+def _local_sizes(
+    lowering: "Lowering",
+    node: gs.Node,
+    tensor: gs.Tensor,
+    whole: gs.Tensor,
+    output: int,
+    decision: Decision,
+) -> gs.Tensor:
+    """Return the shape argument for one rank's piece of the output."""
+    placement = decision.outputs[output]
+    if not isinstance(placement, Split | Owned):
+        return whole
+    sizes = lowering.facts.shape(node.outputs[output].name)
+    spelled = lowering.facts.value(tensor.name)
+    axis = placement.axis if isinstance(placement, Split) else 0
+    if spelled is not None and len(spelled) == len(sizes) and spelled[axis] != sizes[axis]:
+        return whole  # -1 or 0: the op finds the size itself
+    axis -= len(sizes) - (len(spelled) if spelled is not None else len(sizes))
+    if axis < 0:
+        return whole  # Expand to fewer axes than the operand has
+    name = f"{whole.name}.of.{node.name}.{decision.site}"
+    if isinstance(placement, Owned):
+        return _owned_sizes(lowering, whole, placement, name)
+    ranks = lowering.graph.replicas
+    if isinstance(whole, gs.Constant):
+        values = np.array(whole.values)
+        values[axis] //= ranks
+        return gs.Constant(name, values)
+    divisors = [ranks if index == axis else 1 for index in range(len(sizes))]
+    parts = constant(f"{name}.ranks", divisors, np.int64)
+    return lowering.out.emit("Div", [whole, parts], name, np.dtype(np.int64), decision.site)
+
+
+def _owned_sizes(lowering: "Lowering", whole: gs.Tensor, placement: Owned, name: str) -> gs.Tensor:
+    """Put the number of owned rows in the place of axis 0."""
+    int64 = np.dtype(np.int64)
+    rows = lowering.out.place(f"{placement.parameter}.rows")
+    rest = [
+        constant(f"{name}.{bound}", [value], np.int64)
+        for bound, value in (("start", 1), ("end", np.iinfo(np.int64).max), ("axis", 0))
+    ]
+    tail = lowering.out.emit("Slice", [whole, *rest], f"{name}.tail", int64, "server")
+    return lowering.out.emit("Concat", [rows, tail], name, int64, "server", axis=0)
+
+
+def _reads_owned(lowering: "Lowering", node: gs.Node) -> bool:
+    """Tell whether a Gather reads rows of a table that servers own."""
+    return (
+        isinstance(lowering.graph.layout(node.inputs[0].name).placement, Owned)
+        and node.attrs.get("axis", 0) == 0
+    )
+
+
+def _routes_slices(node: gs.Node, decision: Decision) -> bool:
+    is_owned = all(isinstance(placement, Owned) for placement in decision.inputs)
+    return is_owned and (is_sum_rows(node) or decision.offset_ids or node.op == "ScatterND")
+
+
+def _lower_routed(lowering: "Lowering", node: gs.Node, decision: Decision) -> list[gs.Tensor]:
+    """Lower an op on indexed slices where they were routed to: on the server that owns the rows."""
+    owned = decision.inputs[0]
+    assert isinstance(owned, Owned)
+    gradient = lowering.graph.training.gradients[owned.parameter]
+    if is_sum_rows(node):
+        return list(push_slices(lowering, owned))
+    if node.op == "Gather":
+        table, ids = (lowering.need(t.name, Layout("server", owned)) for t in node.inputs)
+        return _emit(lowering, node, decision, [table, _offset(lowering, ids, owned)])
+    if node.inputs[2].name == gradient.rows:
+        ids, rows = push_slices(lowering, owned)
+        last = constant(f"{node.name}.last", [1], np.int64)
+        name = f"{node.name}.positions"
+        positions = lowering.out.emit("Unsqueeze", [ids, last], name, ids.dtype, "server")
+    else:
+        positions, rows = (lowering.need(t.name, Layout("server", owned)) for t in node.inputs[1:])
+    table = lowering.need(node.inputs[0].name, Layout("server", owned))
+    return _emit(lowering, node, decision, [table, _offset(lowering, positions, owned), rows])
+
+
+def _offset(lowering: "Lowering", ids: gs.Tensor, owned: Owned) -> gs.Tensor:
+    """Turn ids of the whole table into positions among the owned rows."""
+    first = lowering.out.place(f"{owned.parameter}.first")
+    return lowering.out.emit("Sub", [ids, first], f"{ids.name}.local", np.dtype(np.int64), "server")

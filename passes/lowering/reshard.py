@@ -1,0 +1,206 @@
+"""Change a tensor's layout. All communication of dense tensors is made here.
+
+partial -> whole     AllReduce (if aggregation was placed here; behind it ops run whole)
+split -> whole       AllGatherRows, the split axis in front
+whole -> split       made in part, or cut locally
+worker partial -> rows owned by servers      Push
+rows owned by servers -> whole               Pull
+whole, from site to site                     ToServers, ToWorkers
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from partc.passes.lowering.lowered_graph import constant
+from partc.passes.sharding.layouts import Layout, Owned, Partial, Replicate, Split
+
+if TYPE_CHECKING:
+    from partc.passes.lowering.lower import Lowering
+
+WORKER_WHOLE = Layout("worker", Replicate())
+SERVER_WHOLE = Layout("server", Replicate())
+INT64 = np.dtype(np.int64)
+
+
+def reshard(lowering: "Lowering", tensor: str, native: Layout, wanted: Layout) -> gs.Tensor:
+    """Return the value that holds `tensor` as wanted, communicating as little as is known."""
+    source, target = native.placement, wanted.placement
+    if isinstance(target, Owned):
+        return _to_owners(lowering, tensor, native, wanted)
+    if native.site != wanted.site:
+        return _to_other_site(lowering, tensor, native, wanted)
+    if isinstance(target, Replicate):
+        if isinstance(source, Partial):
+            return _all_reduce(lowering, tensor, native, wanted)
+        assert isinstance(source, Split), f"{tensor}: {native} cannot become {wanted}"
+        return _all_gather(lowering, tensor, source, wanted)
+    whole = lowering.need(tensor, Layout(wanted.site, Replicate()))
+    if isinstance(target, Split):
+        part = lowering.split_locally(tensor, target) if isinstance(source, Replicate) else None
+        return part if part is not None else _cut(lowering, tensor, whole, wanted)
+    return whole  # a replica's own value, or the one term of a zero, is the whole
+
+
+def _all_reduce(lowering: "Lowering", tensor: str, native: Layout, wanted: Layout) -> gs.Tensor:
+    assert tensor in lowering.graph.made_whole, f"{tensor} is wanted whole behind its aggregation"
+    assert isinstance(native.placement, Partial)
+    operand = lowering.need(tensor, native)
+    result = _result(lowering, tensor, wanted)
+    lowering.out.communicate(
+        "AllReduce", [operand], [result], site=wanted.site, reduction=native.placement.reduction
+    )
+    return result
+
+
+def _to_other_site(lowering: "Lowering", tensor: str, native: Layout, wanted: Layout) -> gs.Tensor:
+    if not isinstance(wanted.placement, Replicate):
+        return reshard(lowering, tensor, WORKER_WHOLE, wanted)
+    result_of = "ToServers" if wanted.site == "server" else "ToWorkers"
+    if isinstance(native.placement, Owned):
+        operand, op = lowering.need(tensor, native), "Pull"
+        attributes = {"owner": native.placement.parameter}
+    else:
+        operand, op = lowering.need(tensor, Layout(native.site, Replicate())), result_of
+        attributes = {}
+    result = _result(lowering, tensor, wanted)
+    lowering.out.communicate(op, [operand], [result], **attributes)
+    return result
+
+
+def _to_owners(lowering: "Lowering", tensor: str, native: Layout, wanted: Layout) -> gs.Tensor:
+    owned = wanted.placement
+    assert isinstance(owned, Owned)
+    if native.site == "worker" and isinstance(native.placement, Partial):
+        operand = lowering.need(tensor, native)
+        result = _result(lowering, tensor, wanted)
+        lowering.out.communicate("Push", [operand], [result], owner=owned.parameter)
+        return result
+    made = _make_owned_constant(lowering, tensor, owned)
+    if made is not None:
+        return made
+    whole = lowering.need(tensor, SERVER_WHOLE)
+    first = lowering.out.place(f"{owned.parameter}.first")
+    rows = lowering.out.place(f"{owned.parameter}.rows")
+    end = lowering.out.emit("Add", [first, rows], f"{tensor}.end.{owned.parameter}", INT64, "server")
+    axis = constant(f"{tensor}.axis.{owned.parameter}", [0], np.int64)
+    name = lowering.value_name(tensor, wanted)
+    return lowering.out.emit("Slice", [whole, first, end, axis], name, whole.dtype, "server")
+
+
+def _make_owned_constant(lowering: "Lowering", tensor: str, owned: Owned) -> gs.Tensor | None:
+    """Make the owned rows of a constant that an op spells by its shape."""
+    producers = lowering.source(tensor).inputs
+    if not producers or producers[0].op not in ("ConstantOfShape", "Expand"):
+        return None
+    node = producers[0]
+    shape = lowering.facts.shape(tensor)
+    if node.op == "Expand" and len(lowering.facts.shape(node.inputs[0].name)) >= len(shape):
+        return None
+    sizes = constant(f"{tensor}.row_shape.{owned.parameter}", list(shape[1:]), np.int64)
+    rows = lowering.out.place(f"{owned.parameter}.rows")
+    name = f"{tensor}.shape.{owned.parameter}"
+    spelled = lowering.out.emit("Concat", [rows, sizes], name, INT64, "server", axis=0)
+    value = lowering.value_name(tensor, Layout("server", owned))
+    dtype = lowering.facts.dtypes[tensor]
+    operands = [lowering.need(t.name, SERVER_WHOLE) for t in node.inputs[:-1]]
+    return lowering.out.emit(node.op, [*operands, spelled], value, dtype, "server", **node.attrs)
+
+
+def _result(lowering: "Lowering", tensor: str, layout: Layout) -> gs.Variable:
+    name = lowering.value_name(tensor, layout)
+    return gs.Variable(name, dtype=lowering.facts.dtypes[tensor])
+
+
+def _all_gather(lowering: "Lowering", tensor: str, split: Split, wanted: Layout) -> gs.Tensor:
+    """Gather along axis 0, bringing the split factor there and back."""
+    piece = lowering.need(tensor, Layout("worker", split))
+    if split.axis == 0 and split.outer == 1:
+        result = _result(lowering, tensor, wanted)
+        _gather_rows(lowering, piece, result)
+        return result
+    fold = _Fold(lowering, tensor, split)
+    front = fold.to_front(piece)
+    gathered = gs.Variable(f"{tensor}.gathered", dtype=front.dtype)
+    _gather_rows(lowering, front, gathered)
+    return fold.back(gathered, lowering.value_name(tensor, wanted))
+
+
+def _gather_rows(lowering: "Lowering", piece: gs.Tensor, result: gs.Variable) -> None:
+    counts = gs.Variable(f"{result.name}.counts", dtype=INT64)
+    lowering.out.nbytes.setdefault(piece.name, 0)
+    lowering.out.communicate("AllGatherRows", [piece], [result, counts])
+
+
+def _cut(lowering: "Lowering", tensor: str, whole: gs.Tensor, wanted: Layout) -> gs.Tensor:
+    """Cut a replica's part out of a whole tensor."""
+    split = wanted.placement
+    assert isinstance(split, Split)
+    name = lowering.value_name(tensor, wanted)
+    if isinstance(whole, gs.Constant) and _is_uniform(whole, split.axis):
+        length = whole.values.shape[split.axis] // lowering.graph.replicas
+        return gs.Constant(name, whole.values.take(range(length), axis=split.axis))
+    if split.outer == 1:
+        return _slice_replica(lowering, whole, split.axis, lowering.facts.shape(tensor), name)
+    fold = _Fold(lowering, tensor, split)
+    front = fold.to_front(whole)
+    sizes = (lowering.facts.shape(tensor)[split.axis] // split.outer,)
+    return fold.back(_slice_replica(lowering, front, 0, sizes, f"{name}.front"), name)
+
+
+def _is_uniform(tensor: gs.Constant, axis: int) -> bool:
+    first = tensor.values.take([0], axis=axis)
+    return bool(np.array_equal(tensor.values, np.broadcast_to(first, tensor.values.shape)))
+
+
+def _slice_replica(
+    lowering: "Lowering", whole: gs.Tensor, axis: int, shape: tuple[int, ...], name: str
+) -> gs.Tensor:
+    out = lowering.out
+    replica = out.place("replica")
+    ranks = lowering.graph.replicas
+    along = constant(f"{name}.axis", [axis], np.int64)
+    if whole.name in lowering.facts.fixed_shapes or isinstance(whole, gs.Constant):
+        size: gs.Tensor = constant(f"{name}.size", [shape[axis] // ranks], np.int64)
+    else:
+        sizes = out.emit("Shape", [whole], f"{name}.sizes", INT64, "worker")
+        length = out.emit("Gather", [sizes, along], f"{name}.length", INT64, "worker")
+        parts = constant(f"{name}.ranks", [ranks], np.int64)
+        size = out.emit("Div", [length, parts], f"{name}.size", INT64, "worker")
+    start = out.emit("Mul", [replica, size], f"{name}.start", INT64, "worker")
+    end = out.emit("Add", [start, size], f"{name}.end", INT64, "worker")
+    return out.emit("Slice", [whole, start, end, along], name, whole.dtype, "worker")
+
+
+class _Fold:
+    """Brings the split factor of an axis (outer x factor x inner) to the front, and back."""
+
+    def __init__(self, lowering: "Lowering", tensor: str, split: Split) -> None:
+        self.out = lowering.out
+        self.shape = lowering.facts.shape(tensor)
+        self.axis, self.outer = split.axis, split.outer
+        self.name = f"{tensor}.fold{split.axis}.{split.outer}"
+        rank = len(self.shape) + (self.outer > 1)
+        moved = self.axis + (self.outer > 1)
+        self.order = [moved, *(axis for axis in range(rank) if axis != moved)]
+
+    def to_front(self, tensor: gs.Tensor) -> gs.Tensor:
+        name = f"{self.name}.{tensor.name}"
+        if self.outer > 1:
+            sizes = [*self.shape[: self.axis], self.outer, -1, *self.shape[self.axis + 1 :]]
+            tensor = self._reshape(tensor, sizes, f"{name}.apart")
+        return self.out.emit("Transpose", [tensor], f"{name}.front", tensor.dtype, "worker", perm=self.order)
+
+    def back(self, tensor: gs.Tensor, name: str) -> gs.Tensor:
+        inverse = [int(axis) for axis in np.argsort(self.order)]
+        target = name if self.outer == 1 else f"{name}.apart"
+        turned = self.out.emit("Transpose", [tensor], target, tensor.dtype, "worker", perm=inverse)
+        if self.outer == 1:
+            return turned
+        sizes = [*self.shape[: self.axis], -1, *self.shape[self.axis + 1 :]]
+        return self._reshape(turned, sizes, name)
+
+    def _reshape(self, tensor: gs.Tensor, sizes: list[int], name: str) -> gs.Tensor:
+        spelled = constant(f"{name}.sizes", sizes, np.int64)
+        return self.out.emit("Reshape", [tensor, spelled], name, tensor.dtype, "worker")

@@ -1,0 +1,1 @@
+"""From the distributed step to segments, buffers and instructions."""

@@ -1,0 +1,187 @@
+"""Gather many small messages into few large ones, without copying.
+
+    before   AllReduce (dW1)   AllReduce (db1)   AllReduce (dW2)
+    after    AllReduce (dW1, db1, dW2)           one buffer: the segment writes its slices
+
+Two communications may share a bucket only if neither waits for the other: those with equally many
+communications before them never do. Buckets of what servers own are laid out by owner, so that each
+owner's part is contiguous; a parameter whose rows are spread over servers has a bucket of its own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
+from partc.passes.sharding.layouts import Reduction
+from partc.runtime.program import Site
+
+BUCKET_BYTES = 25_000_000  # DESIGN: 25 MB is where an AllReduce nears the line rate
+BUCKETED = ("AllReduce", "Push", "Pull", "ToServers", "ToWorkers")
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Communications of one kind that travel together.
+
+    `offsets` are elements; `rows_of` gives, for a bucket of owned rows, each server's range of rows
+    per member.
+    """
+
+    name: str
+    op: str
+    site: Site
+    reduction: Reduction
+    dtype: np.dtype
+    members: tuple[gs.Node, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    offsets: tuple[int, ...]
+    elements: int
+    counts: tuple[int, ...] = ()  # elements per server
+
+    @property
+    def nbytes(self) -> int:
+        """Return the buffer's size."""
+        return self.elements * int(self.dtype.itemsize)
+
+
+def depths(lowered: LoweredGraph) -> dict[str, int]:
+    """Return for each node the number of communications on the longest way to it."""
+    reached: dict[str, int] = {}  # value -> communications up to and including its producer
+    result: dict[str, int] = {}
+    for node in lowered.nodes:
+        depth = max((reached.get(tensor.name, 0) for tensor in node.inputs), default=0)
+        result[node.name] = depth
+        for tensor in node.outputs:
+            reached[tensor.name] = depth + is_communication(node)
+    return result
+
+
+def copy_where_shared(lowered: LoweredGraph) -> None:
+    """Give a communication in place an operand of its own where others read the operand too."""
+    readers: dict[str, int] = {}
+    produced = {t.name for n in lowered.nodes if not is_communication(n) for t in n.outputs}
+    for node in lowered.nodes:
+        for tensor in node.inputs:
+            readers[tensor.name] = readers.get(tensor.name, 0) + 1
+    kept = {state.next for state in lowered.states} | {value for _, value, _ in lowered.outputs}
+    nodes: list[gs.Node] = []
+    for node in lowered.nodes:
+        if is_communication(node) and node.op in BUCKETED and node.op != "Pull":
+            operand = node.inputs[0]
+            if readers[operand.name] > 1 or operand.name in kept or operand.name not in produced:
+                nodes.append(_copy_operand(lowered, node))
+        nodes.append(node)
+    lowered.nodes = nodes
+
+
+def _copy_operand(lowered: LoweredGraph, node: gs.Node) -> gs.Node:
+    operand = node.inputs[0]
+    copy = gs.Variable(f"{operand.name}.sent.{node.op}", dtype=operand.dtype)
+    node.inputs = [copy]
+    identity = gs.Node("Identity", f"{copy.name}.node", {}, [operand], [copy])
+    lowered.site_of[identity.name] = _sender_site(node)
+    if operand.name in lowered.shapes:
+        lowered.shapes[copy.name] = lowered.shapes[operand.name]
+    lowered.nbytes[copy.name] = lowered.nbytes.get(operand.name, 0)
+    return identity
+
+
+def _sender_site(node: gs.Node) -> Site:
+    if node.op == "AllReduce":
+        site: Site = node.attrs["site"]
+        return site
+    return "server" if node.op in ("ToWorkers", "Pull") else "worker"
+
+
+def bucket_communications(
+    lowered: LoweredGraph,
+    whole_shapes: Mapping[str, tuple[int, ...]],
+    owned_rows: Mapping[str, tuple[tuple[int, int], ...]],
+    limit_bytes: int = BUCKET_BYTES,
+) -> dict[str, Bucket]:
+    """Return communication node name -> bucket, for those whose size is known.
+
+    whole_shapes  value -> shape of the whole tensor     owned_rows  parameter -> rows per server
+    """
+    depth = depths(lowered)
+    groups: dict[tuple[object, ...], list[gs.Node]] = {}
+    for node in lowered.nodes:
+        if not is_communication(node) or node.op not in BUCKETED:
+            continue
+        if node.outputs[0].name not in whole_shapes:
+            continue
+        owner = node.attrs.get("owner")
+        alone = owner if owner is not None and _is_spread(owned_rows[owner]) else None
+        dtype = np.dtype(node.inputs[0].dtype).name
+        key = (node.op, _sender_site(node), node.attrs.get("reduction"), dtype, depth[node.name], alone)
+        groups.setdefault(key, []).append(node)
+    buckets: dict[str, Bucket] = {}
+    for nodes in groups.values():
+        for chunk in _chunks(nodes, whole_shapes, limit_bytes):
+            bucket = _lay_out(f"bucket{len(set(map(id, buckets.values())))}", chunk, whole_shapes, owned_rows)
+            buckets.update((node.name, bucket) for node in chunk)
+    return buckets
+
+
+def _is_spread(rows: tuple[tuple[int, int], ...]) -> bool:
+    return sum(stop > start for start, stop in rows) > 1
+
+
+def _chunks(
+    nodes: list[gs.Node], shapes: Mapping[str, tuple[int, ...]], limit_bytes: int
+) -> list[list[gs.Node]]:
+    chunks: list[list[gs.Node]] = [[]]
+    filled = 0
+    for node in nodes:
+        nbytes = _elements(shapes[node.outputs[0].name]) * np.dtype(node.inputs[0].dtype).itemsize
+        if chunks[-1] and filled + nbytes > limit_bytes:
+            chunks.append([])
+            filled = 0
+        chunks[-1].append(node)
+        filled += nbytes
+    return chunks
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape, dtype=np.int64))
+
+
+def _lay_out(
+    name: str,
+    nodes: list[gs.Node],
+    whole_shapes: Mapping[str, tuple[int, ...]],
+    owned_rows: Mapping[str, tuple[tuple[int, int], ...]],
+) -> Bucket:
+    first = nodes[0]
+    owned = "owner" in first.attrs
+    if owned:
+        nodes = sorted(nodes, key=lambda node: _first_owner(owned_rows[node.attrs["owner"]]))
+    shapes = tuple(whole_shapes[node.outputs[0].name] for node in nodes)
+    sizes = [_elements(shape) for shape in shapes]
+    offsets = tuple(int(offset) for offset in np.cumsum([0, *sizes[:-1]]))
+    counts: tuple[int, ...] = ()
+    if owned:
+        per_member = [
+            [(stop - start) * _elements(shape[1:]) for start, stop in owned_rows[node.attrs["owner"]]]
+            for node, shape in zip(nodes, shapes, strict=True)
+        ]
+        counts = tuple(sum(column) for column in zip(*per_member, strict=True))
+    return Bucket(
+        name,
+        first.op,
+        _sender_site(first),
+        first.attrs.get("reduction") or "sum",
+        np.dtype(first.inputs[0].dtype),
+        tuple(nodes),
+        shapes,
+        offsets,
+        sum(sizes),
+        counts,
+    )
+
+
+def _first_owner(rows: tuple[tuple[int, int], ...]) -> int:
+    return next((server for server, (start, stop) in enumerate(rows) if stop > start), 0)

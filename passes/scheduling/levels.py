@@ -1,0 +1,120 @@
+"""How a communication crosses the cluster, level by level: within hosts, among hosts, back.
+
+AllReduce   reduce to the host's first worker, all-reduce among these, broadcast in the host
+Push        reduce to the host's server, reduce-scatter among servers to the owners
+Pull        all-gather among servers, broadcast in the host
+ToServers   the host's first worker tells its server        ToWorkers   broadcast in the host
+rows        gathered on the host's server, exchanged among servers, scattered in the host
+"""
+
+from dataclasses import dataclass
+
+from partc.passes.lowering.lowered_graph import LoweredGraph
+from partc.passes.scheduling.bucket_communications import Bucket
+from partc.passes.scheduling.schedule import Message
+from partc.passes.sharding.layouts import Reduction
+from partc.runtime.program import Kind, Site
+
+ROWS: dict[str, tuple[Kind, str, Site, Site]] = {
+    "AllGatherRows": ("all_gather_rows", "workers", "worker", "worker"),
+    "GatherRows": ("gather_rows", "host", "worker", "server"),
+    "ScatterRows": ("scatter_rows", "host", "server", "worker"),
+    "AllToAllRows": ("all_to_all_rows", "servers", "server", "server"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape2:
+    """The two levels of a cluster: how many hosts, and the most workers on one."""
+
+    hosts: int
+    workers_per_host: int
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One collective of a message: the arguments of a Start."""
+
+    kind: Kind
+    group: str
+    senders: Site
+    receivers: Site
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    reduction: Reduction = "sum"
+    counts: tuple[int, ...] = ()
+    payload_bytes: int = 0
+    label: str = ""
+
+
+def levels_of(message: Message, topology: Shape2, lowered: LoweredGraph) -> list[Level]:
+    """Return the collectives that carry out a message, in order."""
+    if message.bucket is not None:
+        return _bucket_levels(message.bucket, topology)
+    node = message.nodes[0]
+    sizes = sum(lowered.nbytes.get(value, 0) for value in message.reads)
+    if node.op == "AllReduce":
+        group = f"{node.attrs['site']}s"
+        site: Site = node.attrs["site"]
+        reduction: Reduction = node.attrs["reduction"]
+        return [
+            Level(
+                "all_reduce",
+                group,
+                site,
+                site,
+                message.reads,
+                message.writes,
+                reduction,
+                payload_bytes=sizes,
+                label=_label(node.op, (message.reads[0],)),
+            )
+        ]
+    kind, group, senders, receivers = ROWS[node.op]
+    label = _label(node.op, (message.reads[0],))
+    return [
+        Level(
+            kind, group, senders, receivers, message.reads, message.writes, payload_bytes=sizes, label=label
+        )
+    ]
+
+
+def _bucket_levels(bucket: Bucket, topology: Shape2) -> list[Level]:
+    place = (bucket.name,)
+    label = _label(bucket.op, tuple(node.inputs[0].name for node in bucket.members))
+
+    def level(kind: Kind, group: str, senders: Site, receivers: Site) -> Level:
+        counts = bucket.counts if kind in ("reduce_scatter", "all_gather") else ()
+        reduction: Reduction = bucket.reduction if kind in ("reduce", "all_reduce") else "sum"
+        return Level(kind, group, senders, receivers, place, place, reduction, counts, bucket.nbytes, label)
+
+    worker: Site = "worker"
+    server: Site = "server"
+    if bucket.op == "AllReduce" and bucket.site == "server":
+        return [level("all_reduce", "servers", server, server)]
+    if bucket.op == "AllReduce":
+        if topology.hosts == 1 or topology.workers_per_host == 1:
+            return [level("all_reduce", "workers", worker, worker)]
+        return [
+            level("reduce", "host_workers", worker, worker),
+            level("all_reduce", "leaders", worker, worker),
+            level("broadcast", "host_workers", worker, worker),
+        ]
+    if bucket.op == "Push":
+        return [
+            level("reduce", "host", worker, server),
+            level("reduce_scatter", "servers", server, server),
+        ]
+    if bucket.op == "Pull":
+        return [
+            level("all_gather", "servers", server, server),
+            level("broadcast", "host", server, worker),
+        ]
+    if bucket.op == "ToServers":
+        return [level("broadcast", "feed", worker, server)]
+    return [level("broadcast", "host", server, worker)]
+
+
+def _label(op: str, values: tuple[str, ...]) -> str:
+    named = values[0] if len(values) == 1 else f"{values[0]} and {len(values) - 1} more"
+    return f"{op} {named}"

@@ -1,0 +1,212 @@
+"""Write the schedule down as instructions, buffers and segments.
+
+    chunk     ->  Run, with a segment               bucket  ->  a Buffer and its Slices
+    message   ->  Start and Wait, level by level    state   ->  a variable updated in place, or a Store
+
+Waits come as late as they may: before the first reader, or before the next level of the same message.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from partc.passes.lowering.lowered_graph import LoweredGraph
+from partc.passes.scheduling.bucket_communications import Bucket
+from partc.passes.scheduling.levels import Level, Shape2, levels_of
+from partc.passes.scheduling.prove_in_place import SCATTERS, prove_in_place
+from partc.passes.scheduling.schedule import Chunk, Item, Message
+from partc.passes.scheduling.write_segments import SegmentWriter, row_shape
+from partc.runtime.program import Buffer, Instruction, Run, Site, Slice, Start, Store, Wait
+
+
+@dataclass
+class Program:
+    """Instructions of the whole cluster, and what they name."""
+
+    instructions: list[Instruction] = field(default_factory=list)
+    buffers: list[Buffer] = field(default_factory=list)
+    slices: list[Slice] = field(default_factory=list)
+    owned_slices: list[tuple[str, str, Bucket, int]] = field(default_factory=list)  # value, parameter
+    renamed: dict[str, str] = field(default_factory=dict)  # value -> the variable written in place
+
+
+@dataclass
+class _Flight:
+    """A message under way: its levels still to come, the one begun last."""
+
+    levels: list[Level]
+    moves: frozenset[str]  # values that it reads or writes
+    begun: int = -1
+
+
+class ProgramMaker:
+    """Makes one program; `save` stores a segment and returns its path in the plan's folder."""
+
+    def __init__(
+        self,
+        lowered: LoweredGraph,
+        items: Sequence[Item],
+        topology: Shape2,
+        writer: SegmentWriter,
+        save: Callable[[onnx.ModelProto], str],
+    ) -> None:
+        self.lowered = lowered
+        self.items = items
+        self.topology = topology
+        self.writer = writer
+        self.save = save
+        self.program = Program()
+        self._in_flight: list[_Flight] = []
+        self._next_tag = 0
+
+    def make(self) -> Program:
+        """Return the program. Fills the writer's folder with segments on the way."""
+        safe = prove_in_place(self.lowered, self.items)
+        self.program.renamed = {state.next: state.value for state in safe}
+        self._lay_out_buffers()
+        readers = _readers(self.items)
+        kept = {value for _, value, _ in self.lowered.outputs} | {s.next for s in self.lowered.states}
+        for item in self.items:
+            if isinstance(item, Chunk):
+                self._run(item, kept, readers)
+            else:
+                self._start(item)
+        self._finish(self._in_flight)
+        for state in self.lowered.states:
+            if state not in safe:
+                self.program.instructions.append(Store(state.site, state.next, state.value))
+        return self.program
+
+    def _lay_out_buffers(self) -> None:
+        buckets = [item.bucket for item in self.items if isinstance(item, Message) and item.bucket]
+        for bucket in buckets:
+            both: tuple[Site, ...] = ("worker", "server")
+            sites = (bucket.site,) if bucket.op == "AllReduce" else both
+            name = np.dtype(bucket.dtype).name
+            self.program.buffers.append(Buffer(bucket.name, name, bucket.elements, sites))
+            for index, node in enumerate(bucket.members):
+                self._place_member(bucket, index, node.inputs[0].name, node.outputs[0].name)
+
+    def _place_member(self, bucket: Bucket, index: int, source: str, target: str) -> None:
+        """Both ends of an in-place communication share a place; servers' owned rows have their own."""
+        whole = {"Push": (source,), "Pull": (target,)}.get(bucket.op, (source, target))
+        owned = {"Push": target, "Pull": source}.get(bucket.op)
+        for value in whole:
+            place = Slice(value, bucket.name, bucket.offsets[index], bucket.shapes[index])
+            self.program.slices.append(place)
+        if owned is not None:
+            owner = bucket.members[index].attrs["owner"]
+            self.program.owned_slices.append((owned, owner, bucket, index))
+
+    def _run(self, chunk: Chunk, kept: set[str], readers: Mapping[str, list[Item]]) -> None:
+        produced = [t.name for node in chunk.nodes for t in node.outputs if t.name]
+        wanted = {v for v in produced if v in kept or any(r is not chunk for r in readers.get(v, ()))}
+        touched = {self._name(t.name) for node in chunk.nodes for t in (*node.inputs, *node.outputs)}
+        self._wait_for(touched)
+        model = self.writer.write(chunk, wanted)
+        if not model.graph.output:
+            return
+        self.program.instructions.append(
+            Run(
+                chunk.site,
+                self.save(model),
+                tuple((i.name, self._name(i.name)) for i in model.graph.input),
+                tuple((o.name, self._name(o.name)) for o in model.graph.output),
+                _races(model),
+                sum(self.lowered.flops.get(node.name, 0) for node in chunk.nodes),
+                self._touched_bytes(chunk),
+            )
+        )
+        self._advance()
+
+    def _name(self, value: str) -> str:
+        return self.program.renamed.get(value, value)
+
+    def _touched_bytes(self, chunk: Chunk) -> int:
+        return sum(_touched(node, self.lowered.nbytes) for node in chunk.nodes)
+
+    def _start(self, message: Message) -> None:
+        self._wait_for(set(message.reads))
+        for node in message.nodes:
+            if message.bucket is None:
+                for index, tensor in enumerate(node.outputs):
+                    self.writer.dtypes[tensor.name] = np.dtype(tensor.dtype)
+                    shape = row_shape(node, index, self.writer.shapes)
+                    self.writer.shapes.setdefault(tensor.name, shape)
+        levels = levels_of(message, self.topology, self.lowered)
+        flight = _Flight(levels, frozenset({*message.reads, *message.writes}))
+        self._in_flight.append(flight)
+        self._next_level(flight)
+
+    def _next_level(self, flight: _Flight) -> None:
+        if flight.begun >= 0:
+            self.program.instructions.append(Wait(flight.begun))
+        if not flight.levels:
+            self._in_flight.remove(flight)
+            return
+        level = flight.levels.pop(0)
+        flight.begun = self._next_tag
+        self._next_tag += 1
+        self.program.instructions.append(
+            Start(
+                flight.begun,
+                level.kind,
+                level.group,
+                level.senders,
+                level.receivers,
+                tuple(self._name(value) for value in level.reads),
+                level.writes,
+                level.reduction,
+                level.counts,
+                level.payload_bytes,
+                level.label,
+            )
+        )
+
+    def _advance(self) -> None:
+        """Let messages that still have a level to go take it while others compute."""
+        for flight in list(self._in_flight):
+            if flight.levels:
+                self._next_level(flight)
+
+    def _wait_for(self, values: set[str]) -> None:
+        """End what moves any of the values: it may be in place, so that even a sent one may change."""
+        self._finish([flight for flight in self._in_flight if values & flight.moves])
+
+    def _finish(self, flights: Sequence[_Flight]) -> None:
+        for flight in list(flights):
+            while flight in self._in_flight:
+                self._next_level(flight)
+
+
+def _touched(node: gs.Node, nbytes: Mapping[str, int]) -> int:
+    """Bytes that a node reads and writes; of a table that it indexes, only the rows it visits."""
+    reads = [nbytes.get(tensor.name, 0) for tensor in node.inputs]
+    writes = [nbytes.get(tensor.name, 0) for tensor in node.outputs]
+    if node.op == "Gather":
+        return reads[1] + 2 * sum(writes)
+    if node.op in SCATTERS:
+        return reads[1] + 3 * reads[2]
+    return sum(reads) + sum(writes)
+
+
+def _readers(items: Sequence[Item]) -> dict[str, list[Item]]:
+    readers: dict[str, list[Item]] = {}
+    for item in items:
+        for node in item.nodes:
+            for tensor in node.inputs:
+                readers.setdefault(tensor.name, []).append(item)
+    return readers
+
+
+def _races(model: onnx.ModelProto) -> bool:
+    """Tell whether a ScatterND adds in it: with duplicate indices that races on several threads."""
+    bodies = [model.graph.node, *(function.node for function in model.functions)]
+    return any(
+        node.op_type == "ScatterND" and any(a.name == "reduction" for a in node.attribute)
+        for body in bodies
+        for node in body
+    )

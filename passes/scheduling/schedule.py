@@ -1,0 +1,145 @@
+"""Put the distributed step in one order that all ranks share, and cut it into segments.
+
+Nodes are taken in waves: a wave holds what has equally many communications before it. Within a wave
+a site's nodes keep the order of the original graph; a communication begins right after the last node
+it waits for, which ends a segment there, so that the backward pass goes on meanwhile.
+"""
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import onnx_graphsurgeon as gs
+
+from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
+from partc.passes.scheduling.bucket_communications import Bucket, depths
+from partc.runtime.program import Site
+
+SMALL_BYTES = 1_000_000  # a smaller message does not end a segment before the wave ends
+
+
+@dataclass
+class Chunk:
+    """Nodes of one site that run as one segment."""
+
+    site: Site
+    nodes: list[gs.Node] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Message:
+    """One communication: a bucket's, or a single node's."""
+
+    nodes: tuple[gs.Node, ...]
+    bucket: Bucket | None
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Values that must exist before it begins."""
+        return tuple(tensor.name for node in self.nodes for tensor in node.inputs)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Values that exist once it is complete."""
+        return tuple(tensor.name for node in self.nodes for tensor in node.outputs)
+
+
+Item = Chunk | Message
+
+
+def schedule(
+    lowered: LoweredGraph, buckets: Mapping[str, Bucket], position_of: Mapping[str, int]
+) -> list[Item]:
+    """Return segments and messages in order. `position_of`: lowered node -> place in the original."""
+    depth = depths(lowered)
+    messages = _messages(lowered, buckets)
+    order = _ordered_nodes(lowered, depth, position_of)
+    items: list[Item] = []
+    for wave in range(max(depth.values(), default=0) + 1):
+        nodes = [node for node in order if depth[node.name] == wave]
+        waiting = [message for message in messages if depth[message.nodes[0].name] == wave]
+        items += _schedule_wave(nodes, waiting, lowered)
+    return items
+
+
+def _messages(lowered: LoweredGraph, buckets: Mapping[str, Bucket]) -> list[Message]:
+    messages: list[Message] = []
+    seen: set[str] = set()
+    for node in lowered.nodes:
+        if not is_communication(node):
+            continue
+        bucket = buckets.get(node.name)
+        if bucket is None:
+            messages.append(Message((node,), None))
+        elif bucket.name not in seen:
+            seen.add(bucket.name)
+            messages.append(Message(bucket.members, bucket))
+    return messages
+
+
+def _ordered_nodes(
+    lowered: LoweredGraph, depth: Mapping[str, int], position_of: Mapping[str, int]
+) -> list[gs.Node]:
+    """Sort compute nodes topologically; among those ready, by wave, then by original position."""
+    nodes = [node for node in lowered.nodes if not is_communication(node)]
+    producer = {tensor.name: index for index, node in enumerate(nodes) for tensor in node.outputs}
+    ranks: list[int] = []
+    before: list[set[int]] = []
+    for node in nodes:
+        sources = {producer[t.name] for t in node.inputs if t.name in producer}
+        inherited = max((ranks[source] for source in sources), default=-1)
+        ranks.append(position_of.get(node.name, inherited))
+        before.append(sources)
+    after: list[list[int]] = [[] for _ in nodes]
+    for index, sources in enumerate(before):
+        for source in sources:
+            after[source].append(index)
+    missing = [len(sources) for sources in before]
+    keys = [(depth[node.name], ranks[index], index) for index, node in enumerate(nodes)]
+    ready = [key for index, key in enumerate(keys) if not missing[index]]
+    heapq.heapify(ready)
+    result: list[gs.Node] = []
+    while ready:
+        index = heapq.heappop(ready)[2]
+        result.append(nodes[index])
+        for following in after[index]:
+            missing[following] -= 1
+            if not missing[following]:
+                heapq.heappush(ready, keys[following])
+    assert len(result) == len(nodes), "the lowered graph has a cycle"
+    return result
+
+
+def _schedule_wave(nodes: list[gs.Node], messages: list[Message], lowered: LoweredGraph) -> list[Item]:
+    made_here = {tensor.name: node.name for node in nodes for tensor in node.outputs}
+    items: list[Item] = [m for m in messages if not any(value in made_here for value in m.reads)]
+    for site in ("server", "worker"):
+        here = [node for node in nodes if lowered.site_of[node.name] == site]
+        own = {node.name for node in here}
+        waiting = [m for m in messages if any(made_here.get(value) in own for value in m.reads)]
+        items += _cut(here, waiting, site)
+    return items
+
+
+def _cut(nodes: list[gs.Node], messages: list[Message], site: Site) -> list[Item]:
+    """Cut where a large message is ready; small ones wait for the next cut."""
+    place = {tensor.name: index for index, node in enumerate(nodes) for tensor in node.outputs}
+    ready = sorted(
+        (max(place[value] for value in message.reads if value in place), number)
+        for number, message in enumerate(messages)
+    )
+    items: list[Item] = []
+    held: list[Message] = []
+    begin = 0
+    for position, number in ready:
+        message = messages[number]
+        held.append(message)
+        if message.bucket is not None and message.bucket.nbytes >= SMALL_BYTES:
+            if position + 1 > begin:
+                items.append(Chunk(site, nodes[begin : position + 1]))
+                begin = position + 1
+            items += held
+            held = []
+    if begin < len(nodes):
+        items.append(Chunk(site, nodes[begin:]))
+    return [*items, *held]

@@ -1,0 +1,98 @@
+"""Turn a chunk of nodes into one ONNX model: a segment."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import helper, numpy_helper, shape_inference
+from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
+
+from partc.passes.lowering.lowered_graph import is_communication
+from partc.passes.scheduling.schedule import Chunk
+
+IR_VERSION = 10
+
+PartialShape = tuple[int | None, ...]
+
+
+@dataclass
+class SegmentWriter:
+    """Writes segments one after the other, remembering the types of what crosses them."""
+
+    opset: int
+    functions: Mapping[str, onnx.FunctionProto]  # by name
+    shapes: dict[str, PartialShape]  # value -> one rank's shape where known
+    dtypes: dict[str, np.dtype] = field(default_factory=dict)
+
+    def write(self, chunk: Chunk, wanted: set[str]) -> onnx.ModelProto:
+        """Return the chunk as a model whose outputs are those of its values that are `wanted`."""
+        produced = [t for node in chunk.nodes for t in node.outputs if t.name]
+        names = {tensor.name for tensor in produced}
+        inputs: dict[str, gs.Tensor] = {}
+        constants: dict[str, gs.Constant] = {}
+        for node in chunk.nodes:
+            for tensor in node.inputs:
+                if isinstance(tensor, gs.Constant):
+                    constants[tensor.name] = tensor
+                elif tensor.name and tensor.name not in names:
+                    inputs[tensor.name] = tensor
+        outputs = [tensor for tensor in produced if tensor.name in wanted]
+        self.dtypes.update((t.name, np.dtype(t.dtype)) for t in [*inputs.values(), *produced])
+        nodes = [OnnxExporter.export_node(node) for node in chunk.nodes]
+        weights = [numpy_helper.from_array(np.asarray(t.values), name) for name, t in constants.items()]
+        graph = helper.make_graph(
+            nodes,
+            "segment",
+            [self._describe(name) for name in inputs],
+            [helper.make_empty_tensor_value_info(tensor.name) for tensor in outputs],
+            weights,
+        )
+        return self._typed(self._model(graph))
+
+    def _describe(self, name: str) -> onnx.ValueInfoProto:
+        dtype = helper.np_dtype_to_tensor_dtype(self.dtypes[name])
+        return helper.make_tensor_value_info(name, dtype, self.shapes.get(name))
+
+    def _model(self, graph: onnx.GraphProto) -> onnx.ModelProto:
+        used = _functions_used(graph.node, self.functions)
+        domains = sorted({function.domain for function in used})
+        opsets = [helper.make_opsetid("", self.opset), *(helper.make_opsetid(d, 1) for d in domains)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, functions=used)
+
+    def _typed(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        """Give the outputs types, inferred from the inputs'."""
+        inferred = shape_inference.infer_shapes(model, data_prop=True)
+        for output in inferred.graph.output:
+            kind = output.type.tensor_type
+            if kind.HasField("shape"):
+                known = tuple(d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim)
+                self.shapes.setdefault(output.name, known)
+        described = [self._describe(output.name) for output in model.graph.output]
+        del model.graph.output[:]
+        model.graph.output.extend(described)
+        return model
+
+
+def _functions_used(
+    nodes: Sequence[onnx.NodeProto], functions: Mapping[str, onnx.FunctionProto]
+) -> list[onnx.FunctionProto]:
+    """Return the functions that nodes call, and those that these call."""
+    found: dict[str, onnx.FunctionProto] = {}
+    pending = list(nodes)
+    while pending:
+        function = functions.get(pending.pop().op_type)
+        if function is not None and function.name not in found:
+            found[function.name] = function
+            pending.extend(function.node)
+    return [found[name] for name in sorted(found)]
+
+
+def row_shape(node: gs.Node, index: int, shapes: Mapping[str, PartialShape]) -> PartialShape:
+    """Return the shape of a row communication's result: as its operand's, any number of rows."""
+    assert is_communication(node)
+    if index >= len(node.inputs) or node.outputs[index].name.endswith(".counts"):
+        return (None,)
+    operand = shapes.get(node.inputs[index].name, (None,))
+    return (None, *operand[1:])

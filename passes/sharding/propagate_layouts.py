@@ -1,0 +1,168 @@
+"""Give every tensor a layout, walking the graph forward; sharding rules decide.
+
+    data input    split on its sample axis, or per replica      variable   whole, or owned by servers
+    op            split if a factor of its inputs is split and may be, partial if it sums that factor
+                  or is linear in partials, per replica if an input is, whole otherwise
+
+Partial tensors stay partial as long as ops are linear in them: where to sum is decided afterwards
+(passes/sharding/aggregate_partials.py). Ops outside the main computation that read what servers own run on
+the servers. Nothing is rewritten here: the result says, node by node, what its operands must be.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx_graphsurgeon as gs
+
+from partc.passes import average_replicas
+from partc.passes.analysis.facts import Facts
+from partc.passes.sharding.decide_layouts import (
+    Decision,
+    decide_by_rule,
+    decide_on_servers,
+    keep_partial_on_servers,
+    run_whole,
+)
+from partc.passes.sharding.layouts import Layout, Owned, Partial, PerReplica, Placement, Replicate, Split
+from partc.passes.sharding.sharding_rules import is_sum_rows, rule_of
+from partc.passes.training_graph import TrainingGraph
+from partc.runtime.errors import UnsupportedModel
+
+
+@dataclass(frozen=True)
+class Synchronised:
+    """How the parameters and their followers are kept, in the terms that layouts need.
+
+    method  parameter -> all_reduce, all_gather or servers
+    owner   variable (parameter or follower) on servers -> its parameter
+    """
+
+    method: Mapping[str, str]
+    owner: Mapping[str, str]
+
+
+@dataclass
+class LaidOutGraph:
+    """The training graph with a layout for every tensor and a decision for every node."""
+
+    training: TrainingGraph
+    facts: Facts
+    zeros: frozenset[str]
+    replicas: int
+    synchronised: Synchronised
+    main: frozenset[str]  # names of the main computation's nodes
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    decisions: dict[str, Decision] = field(default_factory=dict)
+    made_whole: frozenset[str] = frozenset()  # partial tensors that are summed over the ranks
+
+    def layout(self, tensor: str) -> Layout:
+        """Return a tensor's native layout; constants are whole everywhere."""
+        return self.layouts.get(tensor, Layout("worker", Replicate()))
+
+
+def propagate_layouts(graph: LaidOutGraph, per_replica: bool) -> None:
+    """Fill `layouts` and `decisions`. Raises NotServable if an update cannot run on servers."""
+    _place_inputs(graph, per_replica)
+    sparse = _sparse_readers(graph)
+    pushed = _dense_pushed(graph)
+    for node in graph.training.graph.nodes:
+        if all(graph.facts.fixed_value(tensor.name) is not None for tensor in node.outputs):
+            decision = run_whole(node, "worker")
+        else:
+            decision = _decide(graph, node, sparse, pushed)
+        graph.decisions[node.name] = decision
+        for tensor, placement in zip(node.outputs, decision.outputs, strict=True):
+            graph.layouts[tensor.name] = Layout(decision.site, placement)
+
+
+def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
+    for name, data in graph.training.data_inputs.items():
+        if data.sample_axis is None:
+            graph.layouts[name] = Layout("worker", Replicate())
+        elif per_replica:
+            graph.layouts[name] = Layout("worker", PerReplica())
+        else:
+            _check_divides(graph, name, data.sample_axis)
+            graph.layouts[name] = Layout("worker", Split(data.sample_axis))
+    for name in graph.training.variables:
+        owner = graph.synchronised.owner.get(name)
+        graph.layouts[name] = Layout("server", Owned(owner)) if owner else Layout("worker", Replicate())
+
+
+def _check_divides(graph: LaidOutGraph, name: str, axis: int) -> None:
+    size = graph.facts.shape(name)[axis]
+    if size % graph.replicas:
+        raise UnsupportedModel(
+            f"a batch of {size} does not divide among {graph.replicas} replicas",
+            at=f"data input {name!r}, axis {axis}",
+            fix=f"use a batch that is a multiple of {graph.replicas}, or --batch per-replica",
+        )
+
+
+def _sparse_readers(graph: LaidOutGraph) -> dict[str, str]:
+    """Map each node that sums or scatters a parameter's indexed slices to the parameter."""
+    readers: dict[str, str] = {}
+    by_rows = {g.rows: g.parameter for g in graph.training.gradients.values() if g.is_sparse}
+    for node in graph.training.graph.nodes:
+        rows = [by_rows[t.name] for t in node.inputs if t.name in by_rows]
+        if rows and node.name not in graph.main and (is_sum_rows(node) or node.op == "ScatterND"):
+            readers[node.name] = rows[0]
+    return readers
+
+
+def _dense_pushed(graph: LaidOutGraph) -> dict[str, str]:
+    """Map each dense gradient of a parameter on servers to the parameter."""
+    return {
+        gradient.dense: gradient.parameter
+        for gradient in graph.training.gradients.values()
+        if gradient.dense is not None
+        and not gradient.is_sparse
+        and graph.synchronised.method.get(gradient.parameter) == "servers"
+    }
+
+
+def _decide(
+    graph: LaidOutGraph, node: gs.Node, sparse: Mapping[str, str], pushed: Mapping[str, str]
+) -> Decision:
+    layouts = [graph.layout(tensor.name) for tensor in node.inputs]
+    if node.domain == average_replicas.DOMAIN:
+        return _decide_meeting(node, layouts[0])
+    if node.op in ("Shape", "Size"):
+        return Decision(layouts[0].site, (layouts[0].placement,), (Replicate(),))
+    if node.name in sparse:
+        method = graph.synchronised.method.get(sparse[node.name])
+        if method == "servers":
+            owned = Owned(sparse[node.name])
+            return Decision("server", tuple(owned for _ in node.inputs), tuple(owned for _ in node.outputs))
+        return run_whole(node, "worker")
+    rule = rule_of(node, graph.facts)
+    if node.name not in graph.main:
+        owners = _owners_of(node, layouts, pushed)
+        if owners:
+            return decide_on_servers(node, rule, layouts, owners, pushed)
+        kept = keep_partial_on_servers(node, rule, layouts, graph.zeros)
+        if kept is not None:
+            return kept
+    placements = [layout.placement if layout.site == "worker" else Replicate() for layout in layouts]
+    if any(isinstance(placement, PerReplica) for placement in placements):
+        return _run_per_replica(node, placements)
+    return decide_by_rule(node, rule, placements, graph.replicas, graph.zeros, graph.facts)
+
+
+def _owners_of(node: gs.Node, layouts: Sequence[Layout], pushed: Mapping[str, str]) -> set[str]:
+    """Return the parameters whose owned rows the node reads."""
+    owned = {layout.placement.parameter for layout in layouts if isinstance(layout.placement, Owned)}
+    return owned | {pushed[tensor.name] for tensor in node.inputs if tensor.name in pushed}
+
+
+def _decide_meeting(node: gs.Node, layout: Layout) -> Decision:
+    """Average and Stack: where replicas meet."""
+    if not isinstance(layout.placement, PerReplica):
+        return Decision("worker", (layout.placement,), (layout.placement,))
+    met = Partial("sum") if node.op == average_replicas.AVERAGE else Split(0)
+    return Decision("worker", (PerReplica(),), (met,))
+
+
+def _run_per_replica(node: gs.Node, placements: Sequence[Placement]) -> Decision:
+    inputs = tuple(p if isinstance(p, PerReplica) else Replicate() for p in placements)
+    return Decision("worker", inputs, tuple(PerReplica() for _ in node.outputs))

@@ -1,0 +1,230 @@
+"""Where training data comes from: an npz file, a seed, or a Python function.
+
+FILE.npz       one array per input. With a sample axis, the array's sample axis has M samples and step s
+               takes samples [s B, (s+1) B) modulo M of the total batch B. Without: an array of the
+               input's rank is read every step, one with a further leading axis has one entry per step.
+synthetic      random values addressed by (seed, input, step): normal, or integers on [0, high)
+MODULE:FUNC    a function that returns an iterator of total batches (input name -> array)
+"""
+
+import hashlib
+import importlib
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from partc.runtime.data.batches import (
+    check_input,
+    check_total_batch,
+    inputs_of,
+    share_of,
+    share_of_input,
+    total_shape,
+)
+from partc.runtime.data.draws import integer_rows, normal_rows
+from partc.runtime.errors import BadData
+from partc.runtime.program import DataInput, Plan, Rank
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+# What synthetic data feeds a scalar that all samples share: a learning rate, a temperature.
+_SYNTHETIC_SCALAR = 0.01
+
+
+_FUNCTION = (
+    "name a module on the Python path, and in it a function without arguments that returns an iterator "
+    "of batches, each a dict of input name -> array"
+)
+
+
+class Source(Protocol):
+    """Total batches by step, counted from 0."""
+
+    def total(self, step: int) -> dict[str, Array]:
+        """Return the batch of all replicas."""
+
+    def share(self, rank: Rank, step: int) -> dict[str, Array]:
+        """Return what one rank is fed."""
+
+
+def open_source(data: str, plan: Plan, seed: int = 0) -> Source:
+    """Open what the `--data` option names. Raises BadData."""
+    if data == "synthetic":
+        return SyntheticSource(plan, seed)
+    if data.endswith(".npz"):
+        return ArraySource(plan, _read_npz(Path(data)))
+    if ":" in data:
+        return FunctionSource(plan, data)
+    raise BadData(
+        f"data {data!r} is of no known form", at="--data", fix="give FILE.npz, synthetic or MODULE:FUNC"
+    )
+
+
+class ArraySource:
+    """Arrays that hold all samples."""
+
+    def __init__(self, plan: Plan, arrays: Mapping[str, Array]) -> None:
+        self._plan = plan
+        self._arrays = dict(arrays)
+        first = {
+            data_input.name: self._rows(data_input, 0, 0, 1)
+            for data_input in plan.data_inputs
+            if data_input.name in self._arrays and _has_rank(data_input, self._arrays[data_input.name])
+        }
+        stray = {name: array for name, array in self._arrays.items() if name not in first}
+        check_total_batch(plan, {**first, **stray})
+
+    def total(self, step: int) -> dict[str, Array]:
+        """Return the batch of all replicas."""
+        return {data_input.name: self._rows(data_input, step, 0, 1) for data_input in self._plan.data_inputs}
+
+    def share(self, rank: Rank, step: int) -> dict[str, Array]:
+        """Return what one rank is fed."""
+        return {
+            data_input.name: self._rows(data_input, step, rank.replica or 0, self._plan.replicas)
+            for data_input in inputs_of(self._plan, rank)
+        }
+
+    def _rows(self, data_input: DataInput, step: int, part: int, parts: int) -> Array:
+        """Return part `part` of `parts` of one step's samples."""
+        array = self._arrays[data_input.name]
+        axis = data_input.sample_axis
+        if axis is None:
+            return array if array.ndim == len(data_input.shape) else array[step % len(array)]
+        declared = total_shape(self._plan, data_input)[axis]
+        batch = declared if isinstance(declared, int) else array.shape[axis]
+        samples = batch // parts
+        first = (step * batch + part * samples) % array.shape[axis]
+        if first + samples <= array.shape[axis]:
+            index = (slice(None),) * axis + (slice(first, first + samples),)
+            return np.asarray(array[index], order="C")
+        wrapped: Array = np.take(array, np.arange(first, first + samples) % array.shape[axis], axis=axis)
+        return wrapped
+
+
+class SyntheticSource:
+    """Random values addressed by (seed, input, step)."""
+
+    def __init__(self, plan: Plan, seed: int) -> None:
+        self._plan = plan
+        self._seed = seed
+        self._shapes = {data_input.name: _known_shape(plan, data_input) for data_input in plan.data_inputs}
+        for data_input in plan.data_inputs:
+            check_input(plan, data_input, np.broadcast_to(_zero(data_input), self._shapes[data_input.name]))
+
+    def total(self, step: int) -> dict[str, Array]:
+        """Return the batch of all replicas."""
+        return {data_input.name: self._rows(data_input, step, 0, 1) for data_input in self._plan.data_inputs}
+
+    def share(self, rank: Rank, step: int) -> dict[str, Array]:
+        """Return what one rank is fed; where samples are rows, only these are drawn."""
+        return {
+            data_input.name: self._share(rank, data_input, step) for data_input in inputs_of(self._plan, rank)
+        }
+
+    def _share(self, rank: Rank, data_input: DataInput, step: int) -> Array:
+        if data_input.sample_axis == 0:
+            return self._rows(data_input, step, rank.replica or 0, self._plan.replicas)
+        return share_of_input(self._plan, rank, data_input, self._rows(data_input, step, 0, 1))
+
+    def _rows(self, data_input: DataInput, step: int, part: int, parts: int) -> Array:
+        shape = self._shapes[data_input.name]
+        dtype = np.dtype(data_input.dtype)
+        if not shape:
+            return np.array(_SYNTHETIC_SCALAR if dtype.kind == "f" else 0, dtype)
+        rows = shape[0] // parts if data_input.sample_axis == 0 else shape[0]
+        start = part * rows if data_input.sample_axis == 0 else 0
+        digest = hashlib.sha256(f"{self._seed}/{data_input.name}/{step}".encode()).digest()
+        seed = int.from_bytes(digest[:16], "little")
+        if dtype.kind == "f":
+            return normal_rows(seed, shape, start, start + rows, dtype, mean=0.0, scale=1.0)
+        return integer_rows(seed, shape, start, start + rows, dtype, high=data_input.high or 2)
+
+
+class FunctionSource:
+    """Total batches from an iterator that a user's function returns."""
+
+    def __init__(self, plan: Plan, name: str) -> None:
+        self._plan = plan
+        self._name = name
+        self._batches: Iterator[Mapping[str, Array]] = _call(name)
+        self._step = -1
+        self._batch: dict[str, Array] = {}
+
+    def total(self, step: int) -> dict[str, Array]:
+        """Return the batch of all replicas. Steps must come in order."""
+        while self._step < step:
+            batch = next(self._batches, None)
+            self._step += 1
+            if not isinstance(batch, Mapping | None):
+                raise BadData(
+                    f"{self._name} gives {type(batch).__name__} objects, not batches",
+                    at="--data",
+                    fix=_FUNCTION,
+                )
+            if batch is None:
+                raise BadData(
+                    f"{self._name} ends after {self._step} batches, step {step + 1} was asked for",
+                    at="--data",
+                    fix="let it go on, or train fewer steps",
+                )
+            self._batch = {name: np.asarray(array) for name, array in batch.items()}
+            check_total_batch(self._plan, self._batch)
+        return self._batch
+
+    def share(self, rank: Rank, step: int) -> dict[str, Array]:
+        """Return what one rank is fed."""
+        return share_of(self._plan, rank, self.total(step))
+
+
+def _read_npz(path: Path) -> dict[str, Array]:
+    if not zipfile.is_zipfile(path):
+        what = "not an .npz file" if path.is_file() else "no such file"
+        raise BadData(what, at=str(path), fix="give the path of a file that numpy.savez wrote")
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise BadData(
+            f"no arrays can be read: {error}", at=str(path), fix="write it with numpy.savez"
+        ) from error
+
+
+def _call(name: str) -> Any:  # whatever the user's function returns; checked batch by batch
+    module_name, _, function_name = name.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        return iter(getattr(importlib.import_module(module_name), function_name)())
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise BadData(f"{name} cannot be called: {error}", at="--data", fix=_FUNCTION) from error
+
+
+def _has_rank(data_input: DataInput, array: Array) -> bool:
+    further = 1 if data_input.sample_axis is None else 0
+    ranks = (len(data_input.shape), len(data_input.shape) + further)
+    if array.ndim in ranks and (array.ndim == 0 or len(array)):
+        return True
+    raise BadData(
+        f"an array has shape {list(array.shape)}, the model reads {list(data_input.shape)}",
+        at=f"data input {data_input.name!r}",
+        fix=f"supply an array of rank {' or '.join(map(str, sorted(set(ranks))))} that is not empty",
+    )
+
+
+def _known_shape(plan: Plan, data_input: DataInput) -> tuple[int, ...]:
+    shape = total_shape(plan, data_input)
+    for size in shape:
+        if isinstance(size, str):
+            raise BadData(
+                f"size {size!r} is not known", at=f"data input {data_input.name!r}", fix="supply real data"
+            )
+    return tuple(int(size) for size in shape)
+
+
+def _zero(data_input: DataInput) -> Array:
+    return np.zeros((), data_input.dtype)

@@ -1,0 +1,140 @@
+"""Communication among ranks of one process: the last member to arrive does the work.
+
+The reference for every other transport: the arithmetic is NumPy's, in group order.
+"""
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from partc.runtime.errors import BadPlan
+from partc.runtime.transports.communication import ROW_KINDS, Part
+from partc.runtime.transports.transport import Traffic
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+
+
+class Board:
+    """Where the ranks of one process meet."""
+
+    def __init__(self) -> None:
+        self._arrived: dict[tuple[tuple[int, ...], int], list[InMemoryHandle]] = {}
+
+    def post(self, handle: "InMemoryHandle") -> None:
+        """Add a member; carry the communication out once all have come."""
+        key = (handle.part.members, handle.part.start.tag_id)
+        waiting = self._arrived.setdefault(key, [])
+        waiting.append(handle)
+        if len(waiting) == len(handle.part.members):
+            del self._arrived[key]
+            _carry_out(sorted(waiting, key=lambda member: member.part.position))
+
+
+class InMemoryHandle:
+    """One member's communication on a board."""
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        self.outcome: tuple[Array, ...] | None = None
+
+    def done(self) -> bool:
+        """Tell whether every member has arrived."""
+        return self.outcome is not None
+
+    def rows(self) -> tuple[Array, ...]:
+        """Return one array per write of a row kind."""
+        assert self.outcome is not None, "asked for before it was done"
+        return self.outcome
+
+
+class InMemoryTransport:
+    """One rank's side of a board."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self.traffic = Traffic()
+
+    def start(self, part: Part) -> InMemoryHandle:
+        """Begin a communication."""
+        self.traffic.count(part)
+        handle = InMemoryHandle(part)
+        self._board.post(handle)
+        return handle
+
+    def progress(self) -> None:
+        """Do nothing: members move each other on."""
+
+
+def _carry_out(handles: list[InMemoryHandle]) -> None:
+    parts = [handle.part for handle in handles]
+    if parts[0].start.kind in ROW_KINDS:
+        for handle, outcome in zip(handles, _move_rows(parts), strict=True):
+            handle.outcome = outcome
+        return
+    for index in range(len(parts[0].dense)):
+        _combine(parts, index)
+    for handle in handles:
+        handle.outcome = ()
+
+
+def _combine(parts: list[Part], index: int) -> None:
+    start = parts[0].start
+    members = [part.dense[index] for part in parts]
+    if start.kind == "broadcast":
+        for member in members[1:]:
+            _land(member.target, members[0].source)
+        return
+    sources = [member.source.reshape(-1) for member in members]
+    if start.kind == "all_gather":
+        whole = np.concatenate(sources)
+        for member in members:
+            _land(member.target, whole)
+        return
+    total = functools.reduce(_REDUCTIONS[start.reduction], sources)
+    if start.kind == "reduce":
+        _land(members[0].target, total)
+        return
+    cuts = np.cumsum(start.counts)[:-1]
+    pieces = np.split(total, cuts) if start.kind == "reduce_scatter" else [total] * len(members)
+    for member, piece in zip(members, pieces, strict=True):
+        _land(member.target, piece)
+
+
+def _land(target: Array, result: Array) -> None:
+    target[...] = result.reshape(target.shape)
+
+
+def _move_rows(parts: list[Part]) -> list[tuple[Array, ...]]:
+    match parts[0].start.kind:
+        case "scatter_rows":
+            return [tuple(pieces) for pieces in _pieces_to(parts[:1], len(parts))]
+        case "all_to_all_rows":
+            senders = [part for part in parts if part.sends]
+            counts = np.array([part.counts or (0,) * len(parts) for part in parts], np.int64)
+            pieces = _pieces_to(senders, len(parts))
+            return [(*arrays, counts[:, to].copy()) for to, arrays in enumerate(pieces)]
+        case _:
+            senders = [part for part in parts if part.sends]
+            lengths = np.array([part.rows[0].shape[0] if part.sends else 0 for part in parts], np.int64)
+            wholes = _stack([part.rows for part in senders])
+            return [tuple(array.copy() for array in (*wholes, lengths)) for _ in parts]
+
+
+def _pieces_to(senders: list[Part], size: int) -> list[list[Array]]:
+    """Return for every member what the senders cut for it, stacked in group order."""
+    cut = [[np.split(array, np.cumsum(sender.counts)[:-1]) for array in sender.rows] for sender in senders]
+    return [_stack([tuple(value[to] for value in sender) for sender in cut]) for to in range(size)]
+
+
+def _stack(contributions: list[tuple[Array, ...]]) -> list[Array]:
+    signatures = {tuple((array.dtype, array.shape[1:]) for array in arrays) for arrays in contributions}
+    if len(signatures) != 1:
+        raise BadPlan(
+            f"members send rows of different kinds: {sorted(map(str, signatures))}",
+            at="rows",
+            fix="compile the model again",
+        )
+    return [np.concatenate(arrays) for arrays in zip(*contributions, strict=True)]

@@ -1,0 +1,133 @@
+"""Rows between processes: headers first, then the rows themselves; never blocking."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from partc.runtime.transports.communication import Part
+from partc.runtime.transports.row_headers import RowType, header_size, read_headers, write_header
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class RowsHandle:
+    """A communication of rows under way: headers, then rows, then done."""
+
+    def __init__(
+        self,
+        part: Part,
+        ordered: MPI.Intracomm,
+        for_rows: MPI.Intracomm,
+        queue: "deque[RowsHandle]",
+        progress: Callable[[], None],
+    ) -> None:
+        self._part = part
+        self._comm = for_rows
+        self._queue = queue
+        self._progress = progress
+        self._results: list[Array] = []
+        self._rows_begun = False
+        self._complete = False
+        self._own = _own_headers(part)
+        self._headers = np.zeros((len(part.members), self._own.shape[1]), np.int64)
+        self.header_bytes = self._own.nbytes
+        self._requests = [self._begin_headers(ordered)]
+        queue.append(self)
+
+    def done(self) -> bool:
+        """Move on everything under way; tell whether this is complete."""
+        if not self._complete:
+            self._progress()
+        return self._complete
+
+    def rows(self) -> tuple[Array, ...]:
+        """Return one array per write."""
+        assert self._complete, "asked for before it was done"
+        return tuple(self._results)
+
+    def advance(self) -> bool:
+        """Take the next step if it is due; tell whether all is done."""
+        if not MPI.Request.Testall(self._requests):
+            return False
+        if not self._rows_begun:
+            if self._queue[0] is not self:
+                return False
+            self._queue.popleft()
+            self._begin_rows()
+            self._rows_begun = True
+            return False
+        self._complete = True
+        return True
+
+    def _begin_headers(self, comm: MPI.Intracomm) -> MPI.Request:
+        match self._part.start.kind:
+            case "gather_rows":
+                return comm.Igather(self._own, self._headers if self._part.is_root else None, root=0)
+            case "all_gather_rows":
+                return comm.Iallgather(self._own, self._headers)
+            case "scatter_rows":
+                return comm.Iscatter(self._own if self._part.is_root else None, self._headers[:1], root=0)
+            case _:
+                return comm.Ialltoall(self._own, self._headers)
+
+    def _begin_rows(self) -> None:
+        part = self._part
+        counts, types = read_headers(self._headers, f"communication {part.start.label or part.start.tag_id}")
+        begin = {
+            "gather_rows": self._begin_gather,
+            "all_gather_rows": self._begin_all_gather,
+            "scatter_rows": self._begin_scatter,
+            "all_to_all_rows": self._begin_all_to_all,
+        }[part.start.kind]
+        values = (self._own.shape[1] - 1) // (header_size(1) - 1)
+        self._results = [np.empty((sum(counts), *row.shape), row.dtype) for row in types]
+        results: Sequence[Array | None] = self._results or [None] * values
+        sources: Sequence[Array | None] = part.rows or [None] * values
+        row_types: Sequence[RowType | None] = types or [None] * values
+        self._requests = [
+            begin(source, result, [count * row.row_bytes for count in counts] if row else [0] * len(counts))
+            for source, result, row in zip(sources, results, row_types, strict=True)
+        ]
+        if part.start.kind != "scatter_rows":
+            self._results.append(np.array(counts, np.int64))
+
+    def _begin_gather(self, source: Array | None, result: Array | None, sizes: list[int]) -> MPI.Request:
+        received = [_bytes_of(result), sizes, MPI.BYTE] if self._part.is_root else None
+        return self._comm.Igatherv(_bytes_of(source), received, root=0)
+
+    def _begin_all_gather(self, source: Array | None, result: Array | None, sizes: list[int]) -> MPI.Request:
+        return self._comm.Iallgatherv(_bytes_of(source), [_bytes_of(result), sizes, MPI.BYTE])
+
+    def _begin_scatter(self, source: Array | None, result: Array | None, sizes: list[int]) -> MPI.Request:
+        sent = [_bytes_of(source), self._sent_sizes(source), MPI.BYTE] if self._part.is_root else None
+        return self._comm.Iscatterv(sent, _bytes_of(result), root=0)
+
+    def _begin_all_to_all(self, source: Array | None, result: Array | None, sizes: list[int]) -> MPI.Request:
+        sent = [_bytes_of(source), self._sent_sizes(source), MPI.BYTE]
+        return self._comm.Ialltoallv(sent, [_bytes_of(result), sizes, MPI.BYTE])
+
+    def _sent_sizes(self, source: Array | None) -> list[int]:
+        if source is None or not self._part.counts:
+            return [0] * len(self._part.members)
+        row_bytes = source.dtype.itemsize * int(np.prod(source.shape[1:], dtype=np.int64))
+        return [count * row_bytes for count in self._part.counts]
+
+
+def _own_headers(part: Part) -> Array:
+    """Return what this member announces: one header, or one for every member where it cuts its rows."""
+    start = part.start
+    cuts = start.kind in {"scatter_rows", "all_to_all_rows"}
+    values = len(start.reads) - 1 if cuts else len(start.reads)
+    headers = np.zeros((len(part.members) if cuts else 1, header_size(values)), np.int64)
+    if part.sends:
+        counts = part.counts if cuts else (part.rows[0].shape[0],)
+        for header, count in zip(headers, counts, strict=True):
+            write_header(header, count, part.rows)
+    return headers
+
+
+def _bytes_of(array: Array | None) -> Array:
+    return np.empty(0, np.uint8) if array is None else array.reshape(-1).view(np.uint8)

@@ -1,0 +1,67 @@
+"""What an executor asks of a communication engine, and the count of what went through it."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from partc.runtime.transports.communication import ROW_KINDS, Part
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Handle(Protocol):
+    """A communication under way."""
+
+    def done(self) -> bool:
+        """Move it on without blocking, and tell whether it is complete."""
+
+    def rows(self) -> tuple[Array, ...]:
+        """Return one array per write of a row kind, once done. Dense kinds land in their targets."""
+
+
+class Transport(Protocol):
+    """Begins communications for one rank."""
+
+    def start(self, part: Part) -> Handle:
+        """Begin a communication. Returns at once."""
+
+    def progress(self) -> None:
+        """Move on every communication under way."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes that one rank supplied to its communications, by kind.
+
+    Payload is values; `ids_bytes` are integer values that travel with rows; `counts_bytes` are sizes
+    that the transport exchanges. A rank's piece to itself is not counted, nor what others merely relay.
+    """
+
+    payload_bytes: Counter[str] = field(default_factory=Counter)
+    ids_bytes: Counter[str] = field(default_factory=Counter)
+    counts_bytes: Counter[str] = field(default_factory=Counter)
+    messages: Counter[str] = field(default_factory=Counter)
+
+    def count(self, part: Part) -> None:
+        """Add one communication."""
+        kind = part.start.kind
+        self.messages[kind] += 1
+        if len(part.members) == 1 or not part.sends:
+            return
+        if kind not in ROW_KINDS:
+            self.payload_bytes[kind] += sum(dense.source.nbytes for dense in part.dense)
+            return
+        share = _share_to_others(part)
+        for array in part.rows:
+            where = self.ids_bytes if array.dtype.kind in "iu" else self.payload_bytes
+            where[kind] += int(array.nbytes * share)
+
+
+def _share_to_others(part: Part) -> float:
+    """Return the share of a member's rows that leaves it."""
+    if part.counts:
+        total = sum(part.counts)
+        return 1 - part.counts[part.position] / total if total else 0.0
+    return 0.0 if part.start.kind == "gather_rows" and part.is_root else 1.0
