@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import SGD
-from partc.compiler.training.rules.gradient_rules import RULES
+from partc.compiler.training.rules.table import RULES
 from tests.training_steps import session, train
 
 # Inputs | nodes that make y. Every float input is a parameter, i is below 3, p is positive; `d` is

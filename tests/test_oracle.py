@@ -1,13 +1,17 @@
 """The oracle finds no wrong tensor in right plans, and names the first wrong node of a broken one."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
+import onnx_graphsurgeon as gs
 import pytest
 
 from partc.compiler.importing.import_training import import_training_graph
 from partc.passes.sharding import rules_elementwise as point
 from partc.passes.sharding import sharding_rules
+from partc.passes.analysis.facts import Facts
+from partc.passes.sharding.sharding_rule import ShardingRule
 from tests.compiled_steps import Compiled, compile_step, import_text, random_batches
 from tests.oracle import Oracle, Wrong
 from tests.training_models import training_model
@@ -84,13 +88,16 @@ def test_a_mean_that_forgets_its_share_is_named(tmp_path: Path, monkeypatch: pyt
     assert (wrong.op, wrong.tensor) == ("ReduceMean", "mean")
 
 
-def test_an_op_wrongly_taken_for_linear_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sharding_rules.RULES, "Sqrt", point.elementwise("each"))
+def test_a_product_that_sums_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(node: gs.Node, facts: Facts) -> ShardingRule:
+        return replace(point.matmul(node, facts), combine={"k": "max"})
+
+    monkeypatch.setitem(sharding_rules.RULES, "MatMul", forgetful)
 
     wrong, _ = first_wrong(tmp_path)
 
     assert wrong is not None
-    assert (wrong.op, wrong.tensor) == ("Sqrt", "root")
+    assert (wrong.op, wrong.tensor) == ("MatMul", "dW")
 
 
 def test_a_sum_taken_for_a_maximum_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

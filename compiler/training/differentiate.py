@@ -19,9 +19,9 @@ from partc.compiler.training.parameters import (
     tables_of_rows,
 )
 from partc.compiler.training.rules.forward_node import ForwardNode
-from partc.compiler.training.rules.gradient_rules import RULES
-from partc.compiler.training.rules.rules_indexing import indexed_slices
-from partc.compiler.training.rules.rules_normalization import expand_training_batch_normalization
+from partc.compiler.training.rules.indexing import indexed_slices
+from partc.compiler.training.rules.normalization import expand_training_batch_normalization
+from partc.compiler.training.rules.table import RULES
 from partc.compiler.training.tensor_types import Types, small_constants, static_shape
 from partc.passes.training_graph import Gradient
 from partc.runtime.errors import UnsupportedModel

@@ -12,7 +12,7 @@ from onnx import helper, inliner, version_converter
 
 from partc.compiler.training.node_builder import NodeBuilder
 from partc.compiler.training.parameters import data_inputs
-from partc.compiler.training.rules.gradient_rules import RULES
+from partc.compiler.training.rules.table import RULES
 from partc.compiler.training.tensor_types import (
     SMALL_ELEMENTS,
     TensorType,

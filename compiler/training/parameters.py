@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 import onnx
 
-from partc.compiler.training.rules.gradient_rules import CONSTANT_INPUTS, FLAT_OPS
+from partc.compiler.training.rules.table import CONSTANT_INPUTS, FLAT_OPS
 from partc.compiler.training.tensor_types import Types
 from partc.runtime.errors import BadModel, UnsupportedModel
 

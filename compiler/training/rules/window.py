@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from partc.compiler.training.rules import window_functions as functions
 from partc.compiler.training.rules.forward_node import ForwardNode, Gradients, Rule, of_first_output
-from partc.compiler.training.rules.rules_reduction import count_along
+from partc.compiler.training.rules.reduction import count_along
 from partc.compiler.training.rules.windows import declared_after, windows_of
 
 

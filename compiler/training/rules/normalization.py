@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from partc.compiler.training.rules.forward_node import ForwardNode, Gradients, Rule, of_first_output
-from partc.compiler.training.rules.rules_reduction import count_along
+from partc.compiler.training.rules.reduction import count_along
 
 
 def _per_channel(at: ForwardNode, vector: str) -> str:

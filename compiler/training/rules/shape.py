@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from partc.compiler.training.rules.forward_node import ForwardNode, Gradients, Rule, of_first_output
-from partc.compiler.training.rules.rules_indexing import scatter_along_axis
+from partc.compiler.training.rules.indexing import scatter_along_axis
 from partc.runtime.errors import UnsupportedModel
 
 END = np.iinfo(np.int64).max // 2  # a Slice's end beyond this means the end of the axis

@@ -6,24 +6,24 @@ A standard op without a rule is replaced by the function that ONNX defines it as
 from collections.abc import Mapping
 
 from partc.compiler.training.rules import (
-    rules_elementwise,
-    rules_indexing,
-    rules_normalization,
-    rules_product,
-    rules_reduction,
-    rules_shape,
-    rules_window,
+    elementwise,
+    indexing,
+    normalization,
+    product,
+    reduction,
+    shape,
+    window,
 )
 from partc.compiler.training.rules.forward_node import Rule
 
 RULES: Mapping[str, Rule] = {
-    **rules_elementwise.RULES,
-    **rules_shape.RULES,
-    **rules_indexing.RULES,
-    **rules_reduction.RULES,
-    **rules_product.RULES,
-    **rules_window.RULES,
-    **rules_normalization.RULES,
+    **elementwise.RULES,
+    **shape.RULES,
+    **indexing.RULES,
+    **reduction.RULES,
+    **product.RULES,
+    **window.RULES,
+    **normalization.RULES,
 }
 
 # Float inputs that a gradient never reaches, by op: statistics, bounds and ratios.
