@@ -72,8 +72,9 @@ class Cluster(Record, frozen=True):
 
 def read_cluster(path: Path) -> Cluster:
     """Read a cluster file (JSON). Raises BadCluster."""
+    text = _read_bytes(path)
     try:
-        return msgspec.json.decode(_read_bytes(path), type=Cluster)
+        return msgspec.json.decode(text, type=Cluster)
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at ")
         raise BadCluster(
@@ -105,7 +106,12 @@ def read_resource_file(path: Path) -> Cluster:
     cluster file where that is wrong.
     Raises BadCluster.
     """
-    lines = [line.split("#")[0].strip() for line in _read_bytes(path).decode(errors="replace").splitlines()]
+    try:
+        text = _read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        fix = "give a cluster.json, or a text file with a line `host: gpu ids` for each host"
+        raise BadCluster(f"neither JSON nor text: {error.reason}", at=str(path), fix=fix) from error
+    lines = [line.split("#")[0].strip() for line in text.splitlines()]
     hosts = tuple(_resource_host(line, f"{path}: line {i}") for i, line in enumerate(lines, 1) if line)
     links = tuple(Link((host.name, "switch"), bytes_per_s=1.25e9, latency_s=25e-6) for host in hosts)
     try:

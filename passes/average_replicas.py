@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from partc.passes.analysis.reachability import descendants
 from partc.passes.indexed_slices import pairs_of
 from partc.passes.training_graph import Gradient, TrainingGraph
 from partc.runtime.errors import UnsupportedModel
@@ -54,7 +55,17 @@ class _Averaging:
             variables[name] = variable
         outputs = tuple(self._average_scalar(name) for name in self.training.outputs)
         self.graph.toposort()
+        self._forget_shapes()
         return replace(self.training, gradients=gradients, variables=variables, outputs=outputs)
+
+    def _forget_shapes(self) -> None:
+        """What lies behind a Stack is N times as long as the graph of one replica says."""
+        stacked = [node.outputs[0].name for node in self.graph.nodes if node.op == STACK]
+        longer = descendants(self.graph, stacked)
+        for node in self.graph.nodes:
+            for tensor in node.outputs:
+                if tensor.name in longer:
+                    tensor.shape = None
 
     def _sources(self) -> set[str]:
         return {n for n, data in self.training.data_inputs.items() if data.sample_axis is not None}

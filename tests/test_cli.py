@@ -159,7 +159,9 @@ def test_run_trains_and_saves_twice_and_verify_leaves_that_alone(folder: Path, t
 
     shown = done("verify", out, "--steps", "2", "--seed", "7")
 
-    assert re.search(r"^verified: 4 ranks against one device, 2 steps, per-replica batch", shown, re.MULTILINE)
+    assert re.search(
+        r"^verified: 4 ranks against one device, 2 steps, per-replica batch", shown, re.MULTILINE
+    )
     assert hashes_of(out) == after | {"run.log": hashes_of(out)["run.log"]}
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
 

@@ -36,7 +36,8 @@ WORKER_WHOLE = Layout("worker", Replicate())
 
 def needs_exchange(lowering: "Lowering", node: gs.Node) -> bool:
     """Tell whether a node on the workers sums or scatters slices of a parameter that is all-reduced."""
-    if not (is_sum_rows(node) or node.op == "ScatterND") or node.name in lowering.graph.main:
+    adds = node.op == "ScatterND" and node.attrs.get("reduction") == "add"
+    if not (is_sum_rows(node) or adds) or node.name in lowering.graph.main:
         return False
     gradient = _gradient_of(lowering, node.inputs[-1].name)
     if gradient is None or lowering.graph.synchronised.method[gradient.parameter] != "all_reduce":
@@ -58,6 +59,22 @@ def reduce_slices(lowering: "Lowering", node: gs.Node) -> list[gs.Tensor]:
     out = lowering.out
     gradient = _gradient_of(lowering, node.inputs[-1].name)
     assert gradient is not None
+    total = _all_reduced(lowering, gradient)
+    if not is_sum_rows(node):
+        return [_add_to_data(lowering, node, total)]
+    name = f"{gradient.parameter}.gradient"
+    rows = lowering.graph.training.variables[gradient.parameter].shape[0]
+    bounds = [constant(f"{name}.{k}", v, np.int64) for k, v in (("from", 0), ("to", rows))]
+    step = constant(f"{name}.step", 1, np.int64)
+    all_ids = out.emit("Range", [*bounds, step], f"{name}.ids", INT64, "worker")
+    return [all_ids, total]
+
+
+def _all_reduced(lowering: "Lowering", gradient: Gradient) -> gs.Variable:
+    """Scatter each replica's own slices into zeros, and all-reduce them, once."""
+    if gradient.parameter in lowering.reduced:
+        return lowering.reduced[gradient.parameter]
+    out = lowering.out
     parameter = lowering.graph.training.variables[gradient.parameter]
     ids, rows = _own_slices(lowering, gradient)
     name = f"{gradient.parameter}.gradient"
@@ -68,17 +85,23 @@ def reduce_slices(lowering: "Lowering", node: gs.Node) -> list[gs.Tensor]:
     positions = out.emit("Unsqueeze", [ids, last], f"{name}.positions", INT64, "worker")
     operands = [zeros, positions, rows]
     term = out.emit("ScatterND", operands, f"{name}.term", parameter.dtype, "worker", reduction="add")
-    out.shapes[term.name] = parameter.shape
-    out.nbytes[term.name] = int(np.prod(parameter.shape)) * parameter.dtype.itemsize
     total = gs.Variable(f"{name}.sum", dtype=parameter.dtype)
-    out.shapes[total.name] = parameter.shape
+    for value in (term, total):
+        out.shapes[value.name] = parameter.shape
+        out.nbytes[value.name] = int(np.prod(parameter.shape)) * parameter.dtype.itemsize
     out.communicate("AllReduce", [term], [total], site="worker", reduction="sum")
-    if not is_sum_rows(node):
-        return [total]
-    bounds = [constant(f"{name}.{k}", v, np.int64) for k, v in (("from", 0), ("to", parameter.shape[0]))]
-    step = constant(f"{name}.step", 1, np.int64)
-    all_ids = out.emit("Range", [*bounds, step], f"{name}.ids", INT64, "worker")
-    return [all_ids, total]
+    lowering.reduced[gradient.parameter] = total
+    return total
+
+
+def _add_to_data(lowering: "Lowering", node: gs.Node, total: gs.Variable) -> gs.Tensor:
+    """Add what a ScatterND adds row by row to its data, which is often zero."""
+    data, result = node.inputs[0].name, node.outputs[0].name
+    if data in lowering.graph.zeros:
+        lowering.out.meanings[total.name] = (result, WORKER_WHOLE)
+        return total
+    name = lowering.value_name(result, WORKER_WHOLE)
+    return lowering.out.emit("Add", [lowering.need(data, WORKER_WHOLE), total], name, total.dtype, "worker")
 
 
 def push_slices(lowering: "Lowering", owned: Owned) -> tuple[gs.Variable, gs.Variable]:

@@ -39,6 +39,7 @@ class Lowering:
         self.facts = graph.facts
         self.out = LoweredGraph()
         self.exchanged: dict[str, tuple[gs.Variable, gs.Variable]] = {}
+        self.reduced: dict[str, gs.Variable] = {}
         self._made: dict[tuple[str, Layout], gs.Tensor] = {}
         self._lowered: set[tuple[str, Decision]] = set()
         self._tensors = graph.training.graph.tensors()
