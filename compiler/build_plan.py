@@ -7,6 +7,7 @@ import numpy as np
 
 from partc.compiler.plan_files import PlanFiles
 from partc.cost.cluster import Cluster, Placement, groups_of, ranks_of
+from partc.cost.profiles import profiles_sha256
 from partc.cost.strategy import Strategy
 from partc.passes.distribute import Analysis
 from partc.passes.indexed_slices import sum_rows_function
@@ -60,7 +61,7 @@ def build_plan(
         data_inputs=tuple(training.data_inputs.values()),
         outputs=_describe_outputs(lowered, program),
         predicted_step_s=0.0,
-        cost_cache_sha256="",
+        cost_cache_sha256=profiles_sha256(),
         files={},
     )
 

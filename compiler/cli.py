@@ -156,6 +156,7 @@ def compile_command(
         made = compile_step(
             train, cluster, out, strategy=strategy, batch=batch, sizes=parse_sizes(size), options=options
         )
+    log = made.watch.write(out)
     methods = [choice.method for choice in made.strategy.parameters.values()]
     counted = ", ".join(f"{methods.count(m)} by {m}" for m in dict.fromkeys(methods))
     tell(f"parameters: {counted}")
@@ -163,7 +164,7 @@ def compile_command(
         tell(f"data input {name}: " + ("the same for all" if axis is None else f"samples on axis {axis}"))
     step_ms = made.timeline.step_s * 1e3
     tell(f"{len(made.plan.ranks)} ranks, {step_ms:.1f} ms/step predicted -> {out}")
-    tell(f"report: {out / 'report.html'}")
+    tell(f"report: {out / 'report.html'}   wall times: {log}")
 
 
 @app.command("run", epilog="Example: partc run out --data synthetic --steps 100")

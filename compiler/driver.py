@@ -6,6 +6,7 @@ from pathlib import Path
 
 from partc.compiler.build_plan import build_plan
 from partc.compiler.plan_files import PlanFiles
+from partc.compiler.stopwatch import Stopwatch
 from partc.cost.cluster import Cluster, ranks_of
 from partc.cost.memory import DeviceMemory, memory_of
 from partc.cost.strategy import Batch, Strategy, SyncFacts
@@ -48,33 +49,44 @@ class Compilation:
     memory: tuple[DeviceMemory, ...]
     facts: tuple[SyncFacts, ...]
     shapes: Mapping[str, tuple[int, ...]]  # of the original graph's tensors, under the assumed sizes
+    watch: Stopwatch
 
 
 def compile_graph(
     training: TrainingGraph, cluster: Cluster, out: Path, options: CompileOptions
 ) -> Compilation:
     """Compile into `out`, which appears whole or not at all. Raises PartcError."""
+    watch = Stopwatch()
     replicas = sum(rank.replica is not None for rank in ranks_of(cluster))
-    if not training.gradients:
-        training.gradients = find_gradients(training)
-    analysis = analyse(training, options.sizes, replicas, options.batch == "per-replica")
-    facts = describe_parameters(analysis)
-    if isinstance(options.strategy, Strategy):
-        check_strategy(options.strategy, facts, cluster)
-        pins = options.strategy.parameters
-        strategy, costs = choose_strategy(facts, cluster, "auto", options.batch, pins)
-    else:
-        strategy, costs = choose_strategy(facts, cluster, options.strategy, options.batch)
 
-    lowered = distribute(analysis, strategy)
-    copy_where_shared(lowered)
-
+    with watch.phase("analyse"):
+        find_gradients(training)
+        analysis = analyse(training, options.sizes, replicas, options.batch == "per-replica")
+        facts = describe_parameters(analysis)
+    with watch.phase("choose a strategy"):
+        strategy, costs = _choose(facts, cluster, options)
+    with watch.phase("lay out and lower"):
+        lowered = distribute(analysis, strategy)
+        copy_where_shared(lowered)
     with PlanFiles(out) as files:
-        plan = build_plan(analysis, lowered, strategy, cluster, options, files)
-        check_program(plan)
-        timeline = simulate(plan, cluster)
-        memory = memory_of(plan, cluster)
-        shapes = analysis.facts.shapes
-        compilation = Compilation(plan, strategy, costs, lowered, timeline, memory, facts, shapes)
-        files.finish(compilation, cluster)
+        with watch.phase("schedule and write"):
+            plan = build_plan(analysis, lowered, strategy, cluster, options, files)
+        with watch.phase("check and simulate"):
+            check_program(plan)
+            timeline = simulate(plan, cluster)
+            memory = memory_of(plan, cluster)
+        compilation = Compilation(
+            plan, strategy, costs, lowered, timeline, memory, facts, analysis.facts.shapes, watch
+        )
+        with watch.phase("report"):
+            files.finish(compilation, cluster)
     return compilation
+
+
+def _choose(
+    facts: tuple[SyncFacts, ...], cluster: Cluster, options: CompileOptions
+) -> tuple[Strategy, StrategyCosts]:
+    if not isinstance(options.strategy, Strategy):
+        return choose_strategy(facts, cluster, options.strategy, options.batch)
+    check_strategy(options.strategy, facts, cluster)
+    return choose_strategy(facts, cluster, "auto", options.batch, options.strategy.parameters)

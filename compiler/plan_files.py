@@ -6,6 +6,7 @@ A failed compilation leaves nothing half-written, and never harms an earlier res
 import hashlib
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 import onnx
-from safetensors.numpy import save_file
 
 from partc.compiler.annotate import annotate
 from partc.compiler.output_paths import check_output_folder
@@ -21,6 +21,8 @@ from partc.compiler.report import render_report
 from partc.cost.cluster import Cluster, encode_cluster
 from partc.cost.strategy import encode_strategy
 from partc.passes.training_graph import InitialValue, MadeTensor, StoredTensor, TrainingGraph
+from partc.runtime.data.checkpoint import TensorFile, write_tensors
+from partc.runtime.plan_folder import sha256_of_file
 from partc.runtime.program import Initial, Made, Stored, encode_plan
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ class PlanFiles:
 
     def __init__(self, out: Path) -> None:
         self.out = out.resolve()  # a link to a folder stays a link
-        self._initial: dict[str, np.ndarray] = {}
+        self._initial: dict[str, StoredTensor] = {}
 
     def __enter__(self) -> "PlanFiles":
         check_output_folder(self.out)
@@ -74,7 +76,7 @@ class PlanFiles:
     def save_initial(self, name: str, initial: InitialValue) -> Initial:
         """Store a variable's first value, or how it is made."""
         if isinstance(initial, StoredTensor):
-            self._initial[name] = np.array(initial.load(), order="C")
+            self._initial[name] = initial
             return Stored(INITIAL, name)
         if isinstance(initial, MadeTensor):
             data = initial.model.SerializeToString(deterministic=True)
@@ -87,7 +89,11 @@ class PlanFiles:
     def finish(self, compilation: "Compilation", cluster: Cluster) -> None:
         """Write what describes the whole: strategy, cluster, report and plan."""
         if self._initial:
-            save_file(self._initial, self.folder / INITIAL)
+            stored = [
+                TensorFile(name, tensor.dtype.name, tensor.shape, _loaded(tensor))
+                for name, tensor in sorted(self._initial.items())
+            ]
+            write_tensors(self.folder / INITIAL, stored)
         (self.folder / "strategy.json").write_bytes(encode_strategy(compilation.strategy))
         (self.folder / "cluster.json").write_bytes(encode_cluster(cluster))
         model = onnx.load(self.folder / MODEL)
@@ -96,7 +102,7 @@ class PlanFiles:
         report = render_report(compilation, cluster, self.folder)
         (self.folder / REPORT).write_text(report, encoding="utf-8")
         hashes = {
-            str(path.relative_to(self.folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+            str(path.relative_to(self.folder)): sha256_of_file(path)
             for path in sorted(self.folder.rglob("*"))
             if path.is_file()
         }
@@ -104,6 +110,11 @@ class PlanFiles:
             compilation.plan, files=hashes, predicted_step_s=compilation.timeline.step_s
         )
         (self.folder / "plan.json").write_bytes(encode_plan(plan))
+
+
+def _loaded(tensor: StoredTensor) -> Iterator[np.ndarray]:
+    """Read a tensor when its turn has come, so that one is in memory at a time."""
+    yield tensor.load()
 
 
 def _swap(folder: Path, out: Path) -> None:

@@ -5,7 +5,9 @@ kernels reach three quarters of peak and more (NVIDIA's cuBLAS and stream figure
 `per_op_s` is what launching one operator costs before it does anything.
 """
 
-from dataclasses import dataclass
+import hashlib
+import json
+from dataclasses import asdict, dataclass
 
 SUSTAINED_SHARE = 0.75
 GPU_PER_OP_S = 5e-6  # a kernel launch as CUDA reports it, 3 to 10 microseconds
@@ -56,3 +58,9 @@ PROFILES = {
         _gpu("h200", 66.9e12, 4800e9, 141 * 10**9),  # SXM5
     )
 }
+
+
+def profiles_sha256() -> str:
+    """Return a hash of all rates: plans that name the same were priced alike."""
+    rates = {name: asdict(profile) for name, profile in PROFILES.items()}
+    return hashlib.sha256(json.dumps(rates, sort_keys=True).encode()).hexdigest()

@@ -8,6 +8,7 @@ from partc.passes.analysis.facts import Facts, infer_facts
 from partc.passes.analysis.find_followers import find_followers
 from partc.passes.analysis.find_roles import Roles, find_roles
 from partc.passes.analysis.find_zeros import find_zeros
+from partc.passes.analysis.refuse_random import refuse_random
 from partc.passes.average_replicas import average_replicas
 from partc.passes.lowering.lower import lower
 from partc.passes.lowering.lowered_graph import LoweredGraph
@@ -40,6 +41,8 @@ def analyse(training: TrainingGraph, sizes: Mapping[str, int], replicas: int, pe
     if per_replica:
         training = average_replicas(training, main)
     facts = infer_facts(training, sizes, replicas)
+    if replicas > 1:
+        refuse_random(training, facts)
     spell_casts(training, facts)
     followers = find_followers(training, facts, main)
     analysis = Analysis(

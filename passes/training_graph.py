@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
+from onnx.external_data_helper import ExternalDataInfo
 
 from partc.runtime.program import Constant, DataInput, Normal, Uniform
 
@@ -17,9 +18,23 @@ class StoredTensor:
     proto: onnx.TensorProto
     folder: Path
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape without reading the values."""
+        return tuple(self.proto.dims)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Return the dtype without reading the values."""
+        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(self.proto.data_type))
+
     def load(self) -> np.ndarray:
-        """Return the values, shaped and typed as the initializer says."""
-        return onnx.numpy_helper.to_array(self.proto, base_dir=str(self.folder))
+        """Return the values, shaped and typed as the initializer says; external ones as a file map."""
+        if self.proto.data_location != onnx.TensorProto.EXTERNAL:
+            return onnx.numpy_helper.to_array(self.proto)
+        place = ExternalDataInfo(self.proto)
+        path = self.folder / place.location
+        return np.memmap(path, self.dtype, "r", offset=place.offset or 0, shape=self.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,13 +36,16 @@ from partc.runtime.job import (
     write_process,
     write_record,
 )
-from partc.runtime.loss import check_loss, loss_of
+from partc.runtime.loss import diverged, is_finite, loss_of, spoils_loss
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.program import Plan, Rank
 from partc.runtime.transports.mpi import MPITransport
 from partc.runtime.transports.patience import Patience, spin_s_for
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+# The first rank that raises ends the job and is named: the one that spoilt the loss must come first.
+_LEAVE_TO_SPEAK_S = 2.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -106,16 +109,23 @@ class Daemon:
         feeds = self._source.share(self._rank, self.step - 1)
         for awaited in self._executor.step(feeds):
             self._patience.wait(awaited, self._rank.rank)
-        environment = self._executor.environment
         if self._job.stop_when_diverged:
-            check_loss(self._plan, self._rank, environment, self.step)
+            self._check_loss()
         if self._rank.replica is None:
             return
+        environment = self._executor.environment
         for output in self._plan.outputs:
             if self._job.outputs == "all" or output.name == self._plan.loss:
                 self._outputs[f"{self.step}/{output.name}"] = environment.array(output.value).copy()
         if self._rank.replica == 0:
             self._reporter.report(self.step, loss_of(self._plan, environment))
+
+    def _check_loss(self) -> None:
+        if is_finite(self._plan, self._rank, self._executor):
+            return
+        if not spoils_loss(self._executor):
+            time.sleep(_LEAVE_TO_SPEAK_S)
+        raise diverged(self._plan, self._rank, self._executor, self.step)
 
     def _make_executor(self, folder: PlanFolder) -> Executor:
         given = read_arrays(self._folder / INITIAL_FILE) if self._job.has_initial else None

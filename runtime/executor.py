@@ -11,6 +11,7 @@ import numpy as np
 
 from partc.runtime.device import BoundRun, Sessions
 from partc.runtime.environment import Environment
+from partc.runtime.loss_terms import loss_terms
 from partc.runtime.program import Instruction, Plan, Rank, Run, Start, Store, Wait, instructions_of
 from partc.runtime.transports.communication import ROW_KINDS, Part, part_of
 from partc.runtime.transports.transport import Handle, Transport
@@ -37,6 +38,8 @@ class Executor:
             for index, instruction in enumerate(self._program)
             if isinstance(instruction, Run)
         }
+        self._terms = loss_terms(plan)
+        self.loss_terms: dict[str, Array] = {}  # of the last step, as this rank computed them
         self.current: Instruction | None = None  # for messages
 
     def step(self, feeds: Mapping[str, Array]) -> Iterator[Start]:
@@ -47,6 +50,7 @@ class Executor:
             match instruction:
                 case Run():
                     self._runs[index]()
+                    self._keep_loss_terms(instruction)
                     self._transport.progress()
                 case Start():
                     part = part_of(instruction, self._rank, self.environment)
@@ -58,6 +62,12 @@ class Executor:
             self.environment.drop(self._last_read_by[index])
         for tag_id in tuple(self._under_way):
             yield from self._wait(tag_id)
+
+    def _keep_loss_terms(self, run: Run) -> None:
+        # A reduction in place overwrites them.
+        for _, value in run.writes:
+            if value in self._terms:
+                self.loss_terms[value] = self.environment.array(value).copy()
 
     def _wait(self, tag_id: int) -> Iterator[Start]:
         part, handle = self._under_way[tag_id]

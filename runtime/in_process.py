@@ -15,7 +15,7 @@ from partc.runtime.data.initial import InitialValues
 from partc.runtime.device import Device, Sessions
 from partc.runtime.environment import Environment
 from partc.runtime.executor import Executor
-from partc.runtime.loss import check_loss
+from partc.runtime.loss import diverged, is_finite, spoils_loss
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.program import Rank, Start
 from partc.runtime.results import Owner, TrainingResult, assemble_outputs, owners_of, pieces_among
@@ -111,9 +111,11 @@ class RanksInProcess:
         return {rank: dict(transport.traffic.payload_bytes) for rank, transport in self._transports.items()}
 
     def check_loss(self, step: int) -> None:
-        """Raise Diverged if a worker's loss is not finite."""
-        for rank in self._plan.ranks:
-            check_loss(self._plan, rank, self._executors[rank.rank].environment, step)
+        """Raise Diverged if a worker's loss is not finite, and name the one that spoilt it."""
+        poor = [r for r in self._plan.ranks if not is_finite(self._plan, r, self._executors[r.rank])]
+        if poor:
+            rank = next((rank for rank in poor if spoils_loss(self._executors[rank.rank])), poor[0])
+            raise diverged(self._plan, rank, self._executors[rank.rank], step)
 
     def _held(self, owner: Owner) -> Array:
         return self._executors[owner.rank].environment.array(owner.held.value)

@@ -91,7 +91,7 @@ class Start(Record, frozen=True, tag="start"):
     writes: tuple[str, ...]
     reduction: Literal["sum", "max", "min"] = "sum"
     counts: tuple[int, ...] = ()
-    payload_bytes: int = 0  # expected bytes of one member's contribution, for the cost model
+    payload_bytes: int = 0  # expected: the whole value of dense kinds, one member's part of rows
     label: str = ""  # what a person calls it, for the report and traces
 
 
@@ -262,7 +262,7 @@ class Plan(Record, frozen=True):
     data_inputs: tuple[DataInput, ...]
     outputs: tuple[Output, ...]
     predicted_step_s: float
-    cost_cache_sha256: str
+    cost_cache_sha256: str  # of the rates that prices came from
     files: dict[str, str]  # path in the plan's folder -> SHA-256
 
 

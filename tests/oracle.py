@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -32,7 +33,7 @@ from partc.runtime.environment import Environment
 from partc.runtime.executor import Executor
 from partc.runtime.in_process import drive_in_lockstep
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.program import Output, Plan, Run, encode_plan
+from partc.runtime.program import Instruction, Output, Plan, Run, Start, Store, encode_plan
 from partc.runtime.transports.in_memory import Board, InMemoryTransport
 from tests.compiled_steps import Batch, Compiled
 
@@ -238,43 +239,71 @@ def _run_opened(folder: PlanFolder, batch: Batch) -> dict[str, dict[int, np.ndar
 def _open(folder: PlanFolder) -> tuple[PlanFolder, dict[str, str]]:
     """Copy the plan beside itself, every segment showing all it computes: value -> where it is seen.
 
-    Copies are shown, since values themselves may share memory with their sum, or with a variable.
+    Copies are shown, since values may share memory with their sum; and variables are written at the
+    end of the step, since whoever looks at the old value would forbid to do so in place.
     """
     path = folder.path.with_name(f"{folder.path.name}-opened")
-    (path / "segments").mkdir(parents=True, exist_ok=True)
-    seen: dict[str, str] = {}
-    files, instructions = {}, []
+    _copy_all_but_segments(folder, path)
+    seen = {piece.value: piece.value for piece in folder.plan.slices}
+    renamed: dict[str, str] = {}  # variable -> its next value, once it is computed
+    stores: list[Instruction] = []
+    instructions: list[Instruction] = []
     for instruction in folder.plan.instructions:
-        if isinstance(instruction, Run):
-            model = onnx.load(folder.path / instruction.segment)
-            shown = _show_all(model)
-            seen.update((value, f"{SEEN}{value}") for value in shown)
-            segment = f"segments/{len(instructions)}.onnx"
-            onnx.save(model, path / segment)
-            files[segment] = hashlib.sha256((path / segment).read_bytes()).hexdigest()
-            writes = (*instruction.writes, *((f"{SEEN}{value}", f"{SEEN}{value}") for value in shown))
-            instruction = msgspec.structs.replace(instruction, segment=segment, writes=writes)
-        elif instruction.__class__.__name__ == "Start":
+        if isinstance(instruction, Start):
             seen.update((value, value) for value in instruction.writes)
+            reads = tuple(renamed.get(value, value) for value in instruction.reads)
+            instruction = msgspec.structs.replace(instruction, reads=reads)
+        elif isinstance(instruction, Run):
+            segment = f"segments/{len(instructions)}.onnx"
+            shown = _show_all(folder.path / instruction.segment, path / segment)
+            seen.update((value, f"{SEEN}{value}") for value in shown)
+            written = _variables(folder.plan, instruction)
+            reads = tuple((name, renamed.get(value, value)) for name, value in instruction.reads)
+            renamed |= written
+            stores += [Store(instruction.site, source, target) for target, source in written.items()]
+            writes = tuple((name, written.get(value, value)) for name, value in instruction.writes)
+            writes += tuple((f"{SEEN}{value}", f"{SEEN}{value}") for value in shown)
+            instruction = msgspec.structs.replace(instruction, segment=segment, reads=reads, writes=writes)
+        elif isinstance(instruction, Store):
+            source = renamed.get(instruction.source, instruction.source)
+            instruction = msgspec.structs.replace(instruction, source=source)
         instructions.append(instruction)
-    seen = {piece.value: piece.value for piece in folder.plan.slices} | seen
-    kept = tuple(Output(name, name, "whole") for name in seen.values())
-    for name in folder.plan.files:
-        if not name.startswith("segments/"):
-            target = path / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes((folder.path / name).read_bytes())
-    plan = msgspec.structs.replace(folder.plan, instructions=tuple(instructions), outputs=kept, files=files)
-    (path / "plan.json").write_bytes(encode_plan(plan))
+    _write_plan(folder.plan, path, [*instructions, *stores], seen)
     return read_plan_folder(path), seen
 
 
-def _show_all(model: onnx.ModelProto) -> list[str]:
+def _copy_all_but_segments(folder: PlanFolder, path: Path) -> None:
+    (path / "segments").mkdir(parents=True, exist_ok=True)
+    for name in folder.plan.files:
+        if not name.startswith("segments/"):
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_bytes((folder.path / name).read_bytes())
+
+
+def _variables(plan: Plan, run: Run) -> dict[str, str]:
+    """Return the values of variables that a segment writes over, and a name for what it writes."""
+    held = {held.value for rank in plan.ranks for held in rank.held}
+    return {value: f"next.{value}" for _, value in run.writes if value in held}
+
+
+def _write_plan(plan: Plan, path: Path, instructions: list[Instruction], seen: dict[str, str]) -> None:
+    files = {
+        f"segments/{file.name}": hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted((path / "segments").iterdir())
+    }
+    kept = tuple(Output(name, name, "whole") for name in seen.values())
+    opened = msgspec.structs.replace(plan, instructions=tuple(instructions), outputs=kept, files=files)
+    (path / "plan.json").write_bytes(encode_plan(opened))
+
+
+def _show_all(segment: Path, opened: Path) -> list[str]:
     """Give every tensor that a segment computes a copy among its outputs."""
+    model = onnx.load(segment)
     values = [name for node in model.graph.node for name in node.output if name]
     for value in values:
         model.graph.node.append(helper.make_node("Identity", [value], [f"{SEEN}{value}"]))
         model.graph.output.append(helper.make_empty_tensor_value_info(f"{SEEN}{value}"))
+    onnx.save(model, opened)
     return values
 
 

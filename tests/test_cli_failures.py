@@ -18,6 +18,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def names_beside(folder: Path) -> set[str]:
+    """Return what lies in a folder, but for the log of wall times."""
+    return {path.name for path in folder.iterdir()} - {"out.log"}
+
+
 # ---------------------------------------------------------------- plans
 
 
@@ -61,7 +66,14 @@ def poisoned(folder: Path) -> Path:
     return folder
 
 
-def test_a_nan_loss_stops_and_names_the_step_and_the_rank(poisoned: Path) -> None:
+@pytest.mark.parametrize("options", ["", "--strategy ps", "--batch global"])
+def test_a_nan_loss_stops_and_names_the_step_and_the_rank(poisoned: Path, options: str) -> None:
+    done("compile", "train.onnx", "-c", CLUSTER, "-o", "out", *options.split())
+    share = 4 if "global" not in options else 1
+    x = np.zeros((4 * 4 * share, 6), np.float32)
+    x[(2 * 4 + 1) * share] = np.nan
+    np.savez("nan.npz", x=x, labels=np.zeros(len(x), np.int64))
+
     answer = partc("run", "out", "--steps", "4", "--data", "nan.npz")
 
     assert answer.code == 2
@@ -104,14 +116,14 @@ def _break_while_writing(monkeypatch: pytest.MonkeyPatch, error: BaseException) 
 def test_a_compilation_that_breaks_off_leaves_the_earlier_result(
     folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    before = hashes_of(folder)
+    before = hashes_of(folder / "out")
     _break_while_writing(monkeypatch, error)
 
     answer = partc("compile", "train.onnx", "-c", CLUSTER, "--strategy", "ps", "-o", "out")
 
     assert answer.code == (130 if isinstance(error, KeyboardInterrupt) else 2)
-    assert hashes_of(folder) == before
-    assert sorted(path.name for path in folder.iterdir()) == ["forward.onnx", "out", "train.onnx"]
+    assert hashes_of(folder / "out") == before
+    assert names_beside(folder) == {"forward.onnx", "out", "train.onnx"}
 
 
 def test_a_full_disk_is_told_in_three_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,17 +139,20 @@ def test_a_full_disk_is_told_in_three_parts(folder: Path, monkeypatch: pytest.Mo
 
 
 def test_a_failed_compilation_leaves_the_earlier_result_and_no_folder_beside_it(folder: Path) -> None:
-    before = hashes_of(folder)
+    before = hashes_of(folder / "out")
     strategy = folder / "s.json"
-    strategy.write_text('{"format": "partc-strategy/1", "parameters": {"gone": {"method": "all_reduce"}}}')
+    strategy.write_text(
+        '{"format": "partc-strategy/1", "batch": "per-replica",'
+        ' "parameters": {"gone": {"method": "all_reduce"}}}'
+    )
 
     refused(
         "compile", "train.onnx", "-c", CLUSTER, "--strategy", strategy, "-o", "out", fix="remove the entry"
     )
 
     strategy.unlink()
-    assert hashes_of(folder) == before
-    assert sorted(path.name for path in folder.iterdir()) == ["forward.onnx", "out", "train.onnx"]
+    assert hashes_of(folder / "out") == before
+    assert names_beside(folder) == {"forward.onnx", "out", "train.onnx"}
 
 
 def test_a_failed_grad_leaves_the_earlier_graph(folder: Path) -> None:

@@ -80,9 +80,9 @@ def test_given_initial_values_replace_the_plans(tmp_path: Path) -> None:
 def test_a_loss_that_is_not_a_number_stops_with_step_and_rank(tmp_path: Path) -> None:
     folder = linear_all_reduce(tmp_path / "out", 2)
     batches = linear_batches(2, steps=3)
-    batches[1]["x"][0, 0] = np.nan
+    batches[1]["x"][4, 0] = np.nan
 
-    with pytest.raises(Diverged, match=r"nan in step 2\n  at:  rank 0 .*\n  fix: lower the learning rate"):
+    with pytest.raises(Diverged, match=r"nan in step 2\n  at:  rank 1 .*\n  fix: lower the learning rate"):
         train_in_process(folder, batches)
 
     result = train_in_process(folder, batches, stop_when_diverged=False)

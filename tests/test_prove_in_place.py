@@ -26,7 +26,8 @@ GRADIENT = """
     part = Mul (dW, lr)
 """
 CONSTANTS = (
-    "double scale = {0.08}, double lr = {0.1}, double kept = {0.9}, double new = {0.1}, double one = {1.0}"
+    "double scale = {0.08}, double lr = {0.1}, double kept = {0.9}, double new = {0.1}, double one = {1.0}, "
+    "int64[2] whole = {4, 3}, int64[1] flat_shape = {12}, double[3,3] square = {1, 2, 3, 4, 5, 6, 7, 8, 9}"
 )
 
 PLAIN = "W_next = Sub (W, part)"
@@ -85,6 +86,38 @@ def test_a_reader_of_the_old_value_forbids_it_unless_it_comes_first(tmp_path: Pa
     done = compiled(tmp_path, step(body, ", double[4,3] m", ", double[4,3] m_next"))
 
     assert stored(done) == kept
+    assert_trains_as_one_device(done, random_batches(done.plan, 3))
+
+
+VIEWS = {
+    "Reshape": "same = Reshape (k, whole)",
+    "Identity": "same = Identity (k)",
+    "Transpose": "same = Transpose <perm = [0, 1]> (k)",
+    "Mul": "same = Mul (k, one)",
+    "twice": "flat = Reshape (k, flat_shape) same = Reshape (flat, whole)",
+}
+K_AND_M = ", double[4,3] k, double[4,3] m", ", double[4,3] k_next, double[4,3] m_next"
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_who_reads_the_same_memory_by_another_name_reads_the_variable(tmp_path: Path, view: str) -> None:
+    """The view comes before the update; another reader of it, in the same segment, does not."""
+    body = f"{PLAIN} {VIEWS[view]} k_next = Mul (same, kept) old = MatMul (same, square) m_next = Add (m, old)"
+
+    done = compiled(tmp_path, step(body, *K_AND_M))
+
+    assert stored(done) == {"k"}
+    assert_trains_as_one_device(done, random_batches(done.plan, 3))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_an_update_that_reads_a_view_is_in_place_if_it_works_point_by_point(tmp_path: Path, view: str) -> None:
+    body = f"{PLAIN} {VIEWS[view]} k_next = MatMul (same, square) more = Identity (m) m_next = Mul (more, kept)"
+
+    done = compiled(tmp_path, step(body, *K_AND_M))
+
+    assert stored(done) == {"k"}
+    assert "m" in written(done)
     assert_trains_as_one_device(done, random_batches(done.plan, 3))
 
 

@@ -94,9 +94,9 @@ def test_copies_that_drift_apart_are_named(tmp_path: Path) -> None:
 def test_a_loss_that_is_not_a_number_stops_all_ranks(tmp_path: Path) -> None:
     folder = linear_all_reduce(tmp_path / "out", 2)
     batches = linear_batches(2, steps=3)
-    batches[1]["x"][0, 0] = np.nan
+    batches[1]["x"][4, 0] = np.nan
 
-    with pytest.raises(Diverged, match=r"nan in step 2\n  at:  rank [01] "):
+    with pytest.raises(Diverged, match=r"nan in step 2\n  at:  rank 1 "):
         Runner(folder).train(batches, 3)
 
     assert not (folder / "trained.safetensors").exists()

@@ -2,12 +2,14 @@
 
 A segment may write a variable's next value over the variable if every other reader of the old value
 lies in an earlier segment, or is an ancestor of the writer in the same segment: execution order
-within a segment proves nothing, since ONNX Runtime chooses it. A writer that reads the variable
+within a segment proves nothing, since ONNX Runtime chooses it. Who reads a view of the variable (a
+Reshape, or what ONNX Runtime may optimise away) reads the variable. A writer that reads the variable
 itself must tolerate that its input and output are one memory.
 """
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.lowering.lowered_graph import LoweredGraph, State
@@ -16,6 +18,13 @@ from partc.passes.scheduling.schedule import Chunk, Item, Message
 POINTWISE = frozenset(
     ["Add", "Sub", "Mul", "Div", "Sum", "Max", "Min", "Where", "Neg", "Identity", "Sqrt", "Clip"]
 )
+# Ops whose result may be the very memory of an operand: ONNX Runtime runs the first in place and
+# removes the others where they change nothing (1.26: NoopElimination, CastElimination, and so on).
+VIEWS = frozenset(
+    ["Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose", "Cast", "CastLike"]
+    + ["Expand", "Slice", "Pad", "Tile", "Split"]
+)
+NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}
 SCATTERS = frozenset({"ScatterND", "ScatterElements"})
 
 
@@ -29,16 +38,14 @@ def _is_safe(state: State, lowered: LoweredGraph, items: Sequence[Item]) -> bool
     if writer is None or sum(other.next == state.next for other in lowered.states) > 1:
         return False
     place, chunk, node = writer
-    if not _tolerates(node, state, lowered):
+    views = _views(state.value, chunk.nodes)
+    if not _tolerates(node, state, views, lowered):
         return False
     ancestors = _ancestors(chunk.nodes, node)
-    for index, item in enumerate(items):
-        for reader in item.nodes:
-            if not any(tensor.name == state.value for tensor in reader.inputs):
-                continue
-            is_before = index < place or (index == place and reader.name in ancestors)
-            if not is_before:
-                return False
+    if any(_reads(reader, views) and reader.name not in ancestors for reader in chunk.nodes):
+        return False
+    if any(_reads(reader, {state.value}) for item in items[place + 1 :] for reader in item.nodes):
+        return False
     return all(value != state.value for _, value, _ in lowered.outputs)
 
 
@@ -52,15 +59,38 @@ def _writer(state: State, items: Sequence[Item]) -> tuple[int, Chunk, gs.Node] |
     return None
 
 
-def _tolerates(node: gs.Node, state: State, lowered: LoweredGraph) -> bool:
+def _views(value: str, nodes: Sequence[gs.Node]) -> set[str]:
+    """Return a value and all that may share its memory within a segment."""
+    views = {value}
+    for node in nodes:
+        if _reads(node, views) and _may_be_view(node):
+            views.update(tensor.name for tensor in node.outputs)
+    return views
+
+
+def _may_be_view(node: gs.Node) -> bool:
+    if node.op in ("Concat", "Sum", "Max", "Min"):
+        return len(node.inputs) == 1
+    if node.op in NEUTRAL:
+        constants = [tensor.values for tensor in node.inputs if isinstance(tensor, gs.Constant)]
+        return any(np.all(values == NEUTRAL[node.op]) for values in constants)
+    return node.op in VIEWS
+
+
+def _reads(node: gs.Node, values: set[str]) -> bool:
+    return any(tensor.name in values for tensor in node.inputs)
+
+
+def _tolerates(node: gs.Node, state: State, views: set[str], lowered: LoweredGraph) -> bool:
     """Tell whether the kernel may write over the variable while it reads it."""
-    places = [index for index, tensor in enumerate(node.inputs) if tensor.name == state.value]
+    places = [index for index, tensor in enumerate(node.inputs) if tensor.name in views]
     if not places:
         return True
     if node.op in SCATTERS:
         return places == [0]
     shape = lowered.shapes.get(state.value)
-    return node.op in POINTWISE and lowered.shapes.get(node.outputs[0].name) == shape
+    alike = [node.outputs[0].name, *(node.inputs[index].name for index in places)]
+    return node.op in POINTWISE and all(lowered.shapes.get(value) == shape for value in alike)
 
 
 def _ancestors(nodes: Sequence[gs.Node], last: gs.Node) -> set[str]:

@@ -1,0 +1,31 @@
+"""Wall times of the compilation's phases. They go to a log beside the result, never into it."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Stopwatch:
+    """Phase -> seconds, in the order in which they were entered."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure what is done inside."""
+        begun_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = time.perf_counter() - begun_s
+
+    def write(self, out: Path) -> Path:
+        """Write OUT.log beside the folder OUT, and return its path."""
+        path = out.with_name(f"{out.name}.log")
+        lines = [f"{name:<24}{seconds:10.3f} s" for name, seconds in self.seconds.items()]
+        lines.append(f"{'total':<24}{sum(self.seconds.values()):10.3f} s")
+        path.write_text("\n".join(lines) + "\n")
+        return path
