@@ -18,7 +18,7 @@ from partc.cost.strategy import Batch, Strategy
 from partc.passes.analysis.count_flops import count_flops
 from partc.passes.analysis.find_gradients import find_gradients
 from partc.passes.training_graph import TrainingGraph
-from partc.runtime.plan_folder import PlanFolder
+from partc.runtime.plan_folder import PlanFolder, read_plan_folder
 
 __all__ = ["build_training_graph", "compile", "inspect", "verify"]
 
@@ -77,8 +77,8 @@ def compile(
     options: GraphOptions | None = None,
 ) -> PlanFolder:
     """Compile as `compile_step` does, and return the plan and its folder, as Runner takes it."""
-    made = compile_step(train, cluster, out, strategy=strategy, batch=batch, sizes=sizes, options=options)
-    return PlanFolder(made.plan, Path(out))
+    compile_step(train, cluster, out, strategy=strategy, batch=batch, sizes=sizes, options=options)
+    return read_plan_folder(out)
 
 
 def inspect(

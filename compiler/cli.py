@@ -17,19 +17,17 @@ import typer
 from partc.compiler.api import GraphOptions, compile_step, inspect
 from partc.compiler.arguments import (
     parse_axes,
-    parse_batch_size,
-    parse_learning_rate,
     parse_pairs,
     parse_sizes,
 )
 from partc.compiler.console import Advance, console, progress_of, tell, working_on
 from partc.compiler.deploy import write_trained_model
-from partc.compiler.model_file import read_model, write_model
+from partc.compiler.grad_command import grad_command
+from partc.compiler.model_file import write_model
 from partc.compiler.output_paths import check_output_file
-from partc.compiler.training.build import build_training_graph
-from partc.compiler.training.optimizers import OPTIMIZERS
+from partc.compiler.training.coverage import coverage, coverage_lines
 from partc.compiler.verification.verify import launch_daemons, verify
-from partc.models.catalogue import MODELS, ModelRequestError, build_model, option_names, parse_options
+from partc.models.catalogue import MODELS, ModelRequestError, build_model, describe_options, parse_options
 from partc.runtime import daemon
 from partc.runtime.errors import BadUsage, PartcError, RankFailed
 from partc.runtime.job import JOB_FILE, Progress
@@ -66,7 +64,10 @@ Data = Annotated[str, typer.Option(help="FILE.npz, synthetic, or MODULE:FUNC.")]
 
 _MODEL_HELP = "\n\n".join(
     ["Example: partc model lm --set vocab=50000 --set batch=16 -o forward.onnx"]
-    + [f"{name}: {m.description}. Options: {', '.join(option_names(m))}." for name, m in MODELS.items()]
+    + [
+        f"{name}: {model.description}. Options: {', '.join(o.name for o in describe_options(name))}."
+        for name, model in MODELS.items()
+    ]
 )
 
 
@@ -83,39 +84,10 @@ def model_command(
     tell(f"{name}: {len(model.graph.node)} nodes -> {out}")
 
 
-@app.command(
+app.command(
     "grad",
     epilog="Example: partc grad forward.onnx --loss softmax_cross_entropy --optimizer momentum -o train.onnx",
-)
-def grad_command(
-    forward: Annotated[Path, typer.Argument(help="A forward graph.", metavar="FORWARD.onnx")],
-    out: Out,
-    loss: Annotated[str, typer.Option(help="softmax_cross_entropy, mse, or the name of a scalar output.")],
-    optimizer: Annotated[
-        Literal["sgd", "momentum", "adagrad"], typer.Option(help="How gradients become updates.")
-    ] = "sgd",
-    lr: Annotated[str, typer.Option(help="A number, or 'fed': a data input learning_rate.")] = "0.01",
-    batch_size: Annotated[str, typer.Option(help="Rewrite the batch: N or dynamic.")] = "",
-    clip_global_norm: Annotated[float | None, typer.Option(help="Clip all gradients' common norm.")] = None,
-    ignore_index: Annotated[int | None, typer.Option(help="Labels of this value do not count.")] = None,
-    reinit: Annotated[bool, typer.Option("--reinit", help="Draw fresh random parameters.")] = False,
-    seed: Annotated[int, typer.Option(help="The first seed of --reinit.")] = 0,
-) -> None:
-    """Differentiate a forward graph: loss, gradients, clipping, updates."""
-    check_output_file(out)
-    with working_on("differentiating"):
-        train = build_training_graph(
-            read_model(forward),
-            loss=loss,
-            optimizer=OPTIMIZERS[optimizer](lr=parse_learning_rate(lr)),
-            batch_size=parse_batch_size(batch_size),
-            reinit=seed if reinit else None,
-            clip_global_norm=clip_global_norm,
-            ignore_index=ignore_index,
-            folder=forward.parent,
-        )
-        write_model(train, out)
-    tell(f"{len(train.graph.node)} nodes -> {out}")
+)(grad_command)
 
 
 @app.command("inspect", epilog="Example: partc inspect train.onnx")
@@ -227,6 +199,13 @@ def executor_command(
     raise typer.Exit(daemon.main([str(job)]))
 
 
+@app.command("ops", epilog="Example: partc ops")
+def ops_command() -> None:
+    """List the standard ops: which of them `partc grad` differentiates, and how."""
+    for line in coverage_lines(coverage()):
+        tell(line)
+
+
 def _graph_options(state: str, axes: list[str], loss: str, initial: Path | None) -> GraphOptions:
     return GraphOptions(parse_pairs(state, "--state"), parse_axes(axes), loss or None, initial)
 
@@ -242,7 +221,7 @@ def _showing(advance: Advance) -> OnProgress:
 def _bad_command(error: typer.TyperException, given: Sequence[str]) -> BadUsage:
     known = {command.name for command in app.registered_commands}
     command = f"partc {given[0]}" if given[0] in known else "partc"
-    what = error.format_message().removesuffix(".")  # type: ignore[attr-defined]  # every one has it
+    what = error.format_message().removesuffix(".")
     what = what.replace("Value error, ", "")
     return BadUsage(what[0].lower() + what[1:], at=f"`{command}`", fix=f"see `{command} --help`")
 

@@ -23,10 +23,6 @@ def tell(line: str) -> None:
     console.print(Text(line), soft_wrap=True)
 
 
-def _is_live() -> bool:
-    return console.is_terminal and not console.is_dumb_terminal
-
-
 class Advance(Protocol):
     """Tells how far the work is."""
 
@@ -37,7 +33,7 @@ class Advance(Protocol):
 @contextmanager
 def progress_of(what: str, total: int) -> Iterator[Advance]:
     """Show the progress of `total` steps."""
-    if not _is_live():
+    if not console.is_interactive:
         yield _lines(what, total)
         return
     columns = (
@@ -73,7 +69,7 @@ def _lines(what: str, total: int) -> Advance:
 @contextmanager
 def working_on(what: str) -> Iterator[None]:
     """Show that something of unknown length is going on."""
-    if not _is_live():
+    if not console.is_interactive:
         yield
         return
     with console.status(what):

@@ -8,7 +8,7 @@ from partc.compiler.build_plan import build_plan
 from partc.compiler.plan_files import PlanFiles
 from partc.compiler.stopwatch import Stopwatch
 from partc.cost.cluster import Cluster, ranks_of
-from partc.cost.memory import DeviceMemory, memory_of
+from partc.cost.memory import DeviceMemory, check_memory
 from partc.cost.strategy import Batch, Strategy, SyncFacts
 from partc.cost.strategy_check import check_strategy
 from partc.cost.synchronisation import Mode, StrategyCosts, choose_strategy
@@ -74,7 +74,7 @@ def compile_graph(
         with watch.phase("check and simulate"):
             check_program(plan)
             timeline = simulate(plan, cluster)
-            memory = memory_of(plan, cluster)
+            memory = check_memory(plan, cluster)
         compilation = Compilation(
             plan, strategy, costs, lowered, timeline, memory, facts, analysis.facts.shapes, watch
         )

@@ -67,12 +67,20 @@ class Inspection:
         table.add_column("role", overflow="fold")
         for heading in ("type", "shape", "size", "gradient"):
             table.add_column(heading, no_wrap=True)
-        for entry in self.variables:
+        for entry in self._parameters_first():
             role = f"slot of {entry.parameter}" if entry.parameter else entry.role
             shape = " x ".join(map(str, entry.shape)) or "scalar"
             kind, _, _ = entry.gradient.partition(" ")
             table.add_row(entry.name, role, entry.dtype, shape, format_bytes(entry.nbytes), kind)
         return table
+
+    def _parameters_first(self) -> list[InspectedVariable]:
+        """Return the variables, slots behind their parameter."""
+        place = {entry.name: index for index, entry in enumerate(self.variables)}
+        return sorted(
+            self.variables,
+            key=lambda e: (place[e.parameter or e.name], e.parameter is not None, place[e.name]),
+        )
 
     def _input_table(self) -> Table:
         table = Table("data input", "type", "shape", "sample axis", "values", title="data inputs")

@@ -14,6 +14,7 @@ import numpy as np
 
 from partc.cost.cluster import Cluster, Host
 from partc.cost.profiles import PROFILES
+from partc.runtime.errors import NoPlacement
 from partc.runtime.program import Held, Plan, PlanVariable, Rank, Run
 
 
@@ -38,6 +39,33 @@ def memory_of(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
     hosts = {host.name: host for host in cluster.hosts}
     variables = {variable.name: variable for variable in plan.variables}
     return tuple(_rank_memory(plan, rank, hosts[rank.host], variables) for rank in plan.ranks)
+
+
+def check_memory(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
+    """Return the memory of every rank. Raises NoPlacement where variables and buffers alone exceed it.
+
+    Activations are an estimate from above, so they are reported but refuse nothing.
+    """
+    memory = memory_of(plan, cluster)
+    for need in memory:
+        certain_bytes = need.variables_bytes + need.buffers_bytes
+        if certain_bytes > need.limit_bytes:
+            rank = plan.ranks[need.rank]
+            name, size = _largest(plan, rank)
+            raise NoPlacement(
+                f"variables and buffers need {certain_bytes} bytes, the device has {need.limit_bytes}; "
+                f"the largest variable is {name!r} with {size}",
+                at=f"rank {rank.rank}, device {rank.device!r} of host {rank.host!r}",
+                fix=f"raise its memory_bytes by {certain_bytes - need.limit_bytes}, or let servers keep "
+                f"{name!r} (method `servers` in strategy.json)",
+            )
+    return memory
+
+
+def _largest(plan: Plan, rank: Rank) -> tuple[str, int]:
+    variables = {variable.name: variable for variable in plan.variables}
+    sizes = {held.variable: held_bytes(held, variables[held.variable]) for held in rank.held}
+    return max(sizes.items(), key=lambda item: (item[1], item[0]), default=("none", 0))
 
 
 def _rank_memory(plan: Plan, rank: Rank, host: Host, variables: dict[str, PlanVariable]) -> DeviceMemory:

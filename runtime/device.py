@@ -11,8 +11,9 @@ from typing import Literal, Protocol
 
 import numpy as np
 import onnxruntime as ort
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 
-from partc.runtime.errors import BadPlan, RankFailed
+from partc.runtime.errors import BadPlan, RankFailed, UnsupportedModel
 from partc.runtime.plan_folder import PlanFolder
 from partc.runtime.program import Rank, Run
 
@@ -67,6 +68,12 @@ def _load(path: Path, device: Device, disabled: tuple[str, ...]) -> ort.Inferenc
         session = ort.InferenceSession(
             str(path), _options(device), providers=_providers(device), disabled_optimizers=list(disabled)
         )
+    except NoKernel as error:
+        raise UnsupportedModel(
+            f"ONNX Runtime refuses a segment: {error}",
+            at=str(path),
+            fix="convert the model to an element type that the op has a kernel for, such as float32",
+        ) from error
     except Exception as error:  # onnxruntime's errors share no narrower class
         raise BadPlan(
             f"ONNX Runtime refuses a segment: {error}", at=str(path), fix="compile the model again"

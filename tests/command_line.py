@@ -60,6 +60,19 @@ def make_mlp(folder: Path, *options: str) -> Path:
     return folder
 
 
+def make_wrong_files(folder: Path) -> Path:
+    """Write what make_mlp writes, its plan in out/, and files that are not what their names say."""
+    make_mlp(folder)
+    done("compile", folder / "train.onnx", "-c", CLUSTER, "-o", folder / "out")
+    (folder / "garbage.json").write_text("{nope")
+    (folder / "bytes.json").write_bytes(b"\xff\xfe\x00\x81")
+    (folder / "text.onnx").write_text("hello, I am no model\n")
+    (folder / "text.npz").write_text("hello, I am no archive\n")
+    (folder / "folder").mkdir()
+    (folder / "folder" / "diary.txt").write_text("dear diary")
+    return folder
+
+
 def hashes_of(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file below a folder."""
     return {

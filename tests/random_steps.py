@@ -17,18 +17,21 @@ Shape = tuple[int, ...]
 
 
 class StepBuilder:
-    """A step under construction: its nodes, and the shape of every tensor."""
+    """A step under construction: its nodes, the shape of every tensor, and what depends on data."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
         self.shapes: dict[str, Shape] = {"x": (SAMPLES, 4), "z": (2, SAMPLES, 4), "W": (4, 4), "v": (4,)}
+        self.sampled = {"x", "z"}
 
     def op(self, kind: str, inputs: list[str], shape: Shape, **attributes: object) -> str:
         name = f"{kind.lower()}{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, inputs, [name], name=f"node{len(self.nodes)}", **attributes))
         self.shapes[name] = shape
+        if self.sampled.intersection(inputs):
+            self.sampled.add(name)
         return name
 
     def integers(self, *values: int) -> str:
@@ -40,12 +43,16 @@ class StepBuilder:
         return name
 
     def pick(self, allowed: Callable[[Shape], bool] = lambda shape: True) -> str | None:
-        """Choose a tensor, later ones more often."""
+        """Choose a tensor, most often one that depends on data and has as many entries."""
         names = [name for name, shape in self.shapes.items() if allowed(shape)]
         if not names:
             return None
-        weights = np.arange(1, len(names) + 1, dtype=float)
+        weights = np.array([self._weight(name) for name in names])
         return str(self.rng.choice(names, p=weights / weights.sum()))
+
+    def _weight(self, name: str) -> float:
+        large = np.prod(self.shapes[name]) % SAMPLES == 0
+        return 6.0 if large and name in self.sampled else 1.0
 
     def axis(self, shape: Shape) -> int:
         return int(self.rng.integers(len(shape)))
@@ -57,8 +64,8 @@ def random_step(seed: int, ops: int = 14) -> onnx.ModelProto:
     for _ in range(ops):
         grow = GROWTHS[int(build.rng.integers(len(GROWTHS)))]
         grow(build)
+    loss = _total(build, str(list(build.shapes)[-1]))
     gradients = {"W": _gradient(build, "W"), "v": _gradient(build, "v")}
-    loss = _total(build, str(list(build.shapes)[-3]))
     clip = build.op("Tanh", [build.op("Add", [_total(build, g) for g in gradients.values()], ())], ())
     finished = [_update(build, name, gradient, clip) for name, gradient in gradients.items()]
     return _model(build, loss, dict(zip(gradients, finished, strict=True)), gradients)
@@ -263,7 +270,9 @@ def _update(build: StepBuilder, name: str, gradient: str, clip: str) -> str:
 def _model(
     build: StepBuilder, loss: str, following: dict[str, str], gradients: dict[str, str]
 ) -> onnx.ModelProto:
-    data = [helper.make_tensor_value_info(n, TensorProto.DOUBLE, build.shapes[n]) for n in ("x", "z", "W", "v")]
+    data = [
+        helper.make_tensor_value_info(n, TensorProto.DOUBLE, build.shapes[n]) for n in ("x", "z", "W", "v")
+    ]
     ends = {loss: (), **{name: build.shapes[variable] for variable, name in following.items()}}
     build.nodes.append(helper.make_node("Identity", [loss], ["loss"], name="last"))
     outputs = [helper.make_tensor_value_info("loss", TensorProto.DOUBLE, ())]

@@ -77,12 +77,12 @@ def test_replicas_own_batches_are_not_sharded(tmp_path: Path) -> None:
 
 
 def test_rows_on_servers_are_sharded_over_the_servers(tmp_path: Path) -> None:
-    compiled = compile_step(import_text(TABLE), tmp_path / "out", "2x2s", "ps", "global")
+    compiled = compile_step(import_text(TABLE), tmp_path / "out", "2x1s", "ps", "global")
 
     spec = specs_of(annotated(compiled))["E_next"]
 
     assert shards(spec) == [(0, [(10, 2)])]
-    assert list(spec.device) == [4, 5]
+    assert list(spec.device) == [2, 3]
 
 
 def test_an_inner_factor_stands_behind_the_outer_one() -> None:

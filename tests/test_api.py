@@ -91,7 +91,7 @@ def test_batches_given_as_arrays_are_trained_on(train: onnx.ModelProto, tmp_path
     result = partc.Runner(plan).train([batch] * 8, steps=8)
 
     losses = [float(output["loss"]) for output in result.outputs]
-    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0]
 
 
 def test_an_error_is_a_partc_error_with_its_three_parts(tmp_path: Path) -> None:

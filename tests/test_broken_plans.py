@@ -22,7 +22,8 @@ from tests.compiled_steps import Compiled, compile_step, import_text, random_bat
 STEP = """
 step (double[4,3] x, double[4,2] t, double[3,2] W, double[2] b, double[3,2] v)
     => (double loss, double[3,2] W_next, double[2] b_next, double[3,2] v_next)
-<double quarter = {0.25}, double lr = {0.1}, double kept = {0.9}, double limit = {0.3}, int64[1] samples = {0}> {
+<double quarter = {0.25}, double lr = {0.1}, double kept = {0.9}, double limit = {0.3},
+ int64[1] samples = {0}> {
     h = MatMul (x, W)
     y = Add (h, b)
     d = Sub (y, t)
@@ -207,7 +208,8 @@ def clip_here(graph: onnx.GraphProto, gradients: list[str]) -> None:
             if name in gradients:
                 node.output[index] = f"{name}.raw"
     nodes = [
-        helper.make_node("ReduceSumSquare", [f"{name}.raw"], [f"{name}.own"], keepdims=0) for name in gradients
+        helper.make_node("ReduceSumSquare", [f"{name}.raw"], [f"{name}.own"], keepdims=0)
+        for name in gradients
     ]
     nodes.append(helper.make_node("Sum", [f"{name}.own" for name in gradients], ["own.total"]))
     nodes.append(helper.make_node("Sqrt", ["own.total"], ["own.norm"]))

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from partc.compiler import plan_files
 from tests.command_line import CLUSTER, done, hashes_of, make_mlp, partc, refused
+from tests.foreign_steps import parse
 
 
 @pytest.fixture
@@ -161,3 +163,44 @@ def test_a_failed_grad_leaves_the_earlier_graph(folder: Path) -> None:
     refused("grad", "forward.onnx", "--loss", "logits", "-o", "train.onnx", fix="reduce it to a scalar")
 
     assert hashes_of(folder) == before
+
+
+# ---------------------------------------------------------------- what only shows at run time
+
+
+def write_forward(path: Path, text: str, **weights: np.ndarray) -> None:
+    model = parse(text)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(w, name) for name, w in weights.items())
+    onnx.save(model, path)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "fix"), [("ps", "below the rows of its table"), ("allreduce", "run.log")]
+)
+def test_an_id_beyond_its_table_is_not_read_silently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, fix: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "lookup (int64[8] ids) => (float[8,2] y) { rows = Gather (E, ids) y = MatMul (rows, W) }"
+    write_forward(Path("f.onnx"), text, E=np.ones((30, 4), np.float32), W=np.ones((4, 2), np.float32))
+    done("grad", "f.onnx", "--loss", "mse", "-o", "t.onnx")
+    done("compile", "t.onnx", "-c", CLUSTER, "--strategy", strategy, "-o", "out")
+    np.savez("data.npz", ids=np.full(32, 99), targets=np.zeros((32, 2), np.float32))
+
+    answer = partc("run", "out", "--steps", "1", "--data", "data.npz")
+
+    assert answer.code in (1, 2)
+    assert fix in answer.error.partition("fix:")[2]
+    assert not (tmp_path / "out" / "trained.safetensors").exists()
+
+
+def test_an_op_without_a_kernel_is_named_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "g (double[4,3,8,8] x) => (double[4,4,6,6] y) { y = Conv (x, W) }"
+    write_forward(Path("f.onnx"), text, W=np.ones((4, 3, 3, 3)))
+    done("grad", "f.onnx", "--loss", "mse", "-o", "t.onnx")
+    done("compile", "t.onnx", "-c", CLUSTER, "-o", "out")
+
+    refused("verify", "out", what="Conv", at="segments/", fix="such as float32")

@@ -52,7 +52,7 @@ def test_work_of_unknown_length_says_nothing_into_a_pipe(capsys: pytest.CaptureF
 
 def test_a_terminal_shows_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "_force_terminal", True)
-    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(console, "is_interactive", True)
 
     with progress_of("training", 2) as advance:
         advance(1, "loss 1")

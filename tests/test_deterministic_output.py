@@ -17,7 +17,11 @@ def files_of(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("strategy", ["auto", "hybrid", "allreduce", "ps"])
 @pytest.mark.parametrize(
     ("name", "batch"),
-    [("lm, adagrad, clipped", "per-replica"), ("mlp, momentum, clipped", "global"), ("foreign adam", "global")],
+    [
+        ("lm, adagrad, clipped", "per-replica"),
+        ("mlp, momentum, clipped", "global"),
+        ("foreign adam", "global"),
+    ],
 )
 def test_compiling_twice_gives_the_same_bytes(name: str, batch: str, strategy: str, tmp_path: Path) -> None:
     for folder in ("one", "two"):

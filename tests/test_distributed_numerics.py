@@ -1,7 +1,7 @@
 """The law of the compiler: N ranks train as one device does on the same total batch.
 
 Ten steps of every kind of training step, on clusters of every shape, under every strategy and both
-readings of the batch, against the user's own graph in plain onnxruntime (partc.compiler.verification.verify). In
+readings of the batch, against the user's own graph in plain onnxruntime (compiler/verification). In
 float64 sums in another order differ by about 1e-15 and a missing average by about 1, so the tolerance,
 1e-9, needs no tuning. Every pair of choices is tried; the full product is marked long.
 """
@@ -11,11 +11,15 @@ from functools import reduce
 from itertools import combinations, product
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
 
 from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.training.build import build_training_graph
+from partc.compiler.training.optimizers import Adagrad
+from partc.models.catalogue import build_model
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.in_process import train_in_process
@@ -95,6 +99,24 @@ def test_every_pair_of_choices_is_tried() -> None:
 
     for one, other in combinations(range(len(CHOICES)), 2):
         assert {(case[one], case[other]) for case in cases} == set(product(CHOICES[one], CHOICES[other]))
+
+
+@pytest.mark.parametrize(("strategy", "batch"), [("ps", "global"), ("allreduce", "per-replica")])
+def test_a_symbolic_batch_may_be_of_another_size_than_assumed(
+    strategy: str, batch: str, tmp_path: Path
+) -> None:
+    forward = build_model("mlp", dtype="float64", sizes=[6, 8, 5], batch=8)
+    model = build_training_graph(
+        forward, loss="softmax_cross_entropy", optimizer=Adagrad(0.5), batch_size="dynamic"
+    )
+    training = import_training_graph(model)
+    sizes = {str(size) for data in training.data_inputs.values() for size in data.shape[:1]}
+
+    compiled = compile_step(training, tmp_path / "out", "2x2", strategy, batch, dict.fromkeys(sizes, 8))
+
+    for actual in (8, 24):
+        plan = msgspec.structs.replace(compiled.plan, sizes=dict.fromkeys(sizes, actual))
+        assert_trains_as_one_device(compiled, random_batches(plan, 2))
 
 
 # ---------------------------------------------------------------- by hand

@@ -11,6 +11,15 @@ from partc.compiler.training.optimizers import SGD, Momentum
 from tests.training_steps import Arrays, facts_of, train
 
 LIGHT_MODELS = {"light_resnet50": 1e-4, "light_bvlc_alexnet": 1e-4, "light_inception_v1": 1e-3}  # steps
+OTHER_MODELS = {
+    "light_densenet121": 1e-2,
+    "light_inception_v2": 1e-2,
+    "light_shufflenet": 1e-4,
+    "light_squeezenet": 1e-4,
+    "light_vgg19": 1e-4,
+    "light_zfnet512": 1e-4,
+}
+QUICK = ("light_shufflenet", "light_squeezenet")
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 
 
@@ -44,6 +53,25 @@ def test_light_models_train_at_another_batch_size(name: str, batch_size: int | s
     names = [node.name for node in model.graph.node]
     assert all(names)
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.long]) for name in OTHER_MODELS]
+)
+def test_the_other_light_models_train_one_step(name: str) -> None:
+    forward = onnx.load(LIGHT / f"{name}.onnx")
+    model = build_training_graph(
+        forward,
+        loss="softmax_cross_entropy",
+        optimizer=SGD(OTHER_MODELS[name]),
+        batch_size=1,
+        reinit=1,
+    )
+
+    losses, _ = train(model, [light_batch(model, 1)] * 2)
+
+    assert np.isfinite(losses).all()
+    assert losses[1] < losses[0]
 
 
 def test_light_resnet50_as_it_is_knows_its_parameters() -> None:

@@ -8,9 +8,9 @@ import onnx_graphsurgeon as gs
 import pytest
 
 from partc.compiler.importing.import_training import import_training_graph
+from partc.passes.analysis.facts import Facts
 from partc.passes.sharding import rules_elementwise as point
 from partc.passes.sharding import sharding_rules
-from partc.passes.analysis.facts import Facts
 from partc.passes.sharding.sharding_rule import ShardingRule
 from tests.compiled_steps import Compiled, compile_step, import_text, random_batches
 from tests.oracle import Oracle, Wrong

@@ -1,10 +1,13 @@
 """What may be written over, and that training is right where it may not."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from partc.runtime.data.initial import InitialValues
+from partc.runtime.in_process import train_in_process
 from partc.runtime.program import Run, Store
 from tests.compiled_steps import (
     Compiled,
@@ -12,6 +15,7 @@ from tests.compiled_steps import (
     compile_step,
     import_text,
     random_batches,
+    verified,
 )
 
 HEAD = "double[8,4] x, double[8,3] t, double[4,3] W"
@@ -33,7 +37,7 @@ CONSTANTS = (
 PLAIN = "W_next = Sub (W, part)"
 
 
-def step(body: str, variables: str = "", outputs: str = "", results: str = "") -> str:
+def step(body: str, variables: str = "", outputs: str = "") -> str:
     return f"""
 step ({HEAD}{variables}) => (double loss, double[4,3] W_next{outputs}) <{CONSTANTS}> {{ {GRADIENT} {body} }}
 """
@@ -102,7 +106,9 @@ K_AND_M = ", double[4,3] k, double[4,3] m", ", double[4,3] k_next, double[4,3] m
 @pytest.mark.parametrize("view", VIEWS)
 def test_who_reads_the_same_memory_by_another_name_reads_the_variable(tmp_path: Path, view: str) -> None:
     """The view comes before the update; another reader of it, in the same segment, does not."""
-    body = f"{PLAIN} {VIEWS[view]} k_next = Mul (same, kept) old = MatMul (same, square) m_next = Add (m, old)"
+    body = (
+        f"{PLAIN} {VIEWS[view]} k_next = Mul (same, kept) old = MatMul (same, square) m_next = Add (m, old)"
+    )
 
     done = compiled(tmp_path, step(body, *K_AND_M))
 
@@ -111,8 +117,12 @@ def test_who_reads_the_same_memory_by_another_name_reads_the_variable(tmp_path: 
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_an_update_that_reads_a_view_is_in_place_if_it_works_point_by_point(tmp_path: Path, view: str) -> None:
-    body = f"{PLAIN} {VIEWS[view]} k_next = MatMul (same, square) more = Identity (m) m_next = Mul (more, kept)"
+def test_an_update_that_reads_a_view_is_in_place_if_it_works_point_by_point(
+    tmp_path: Path, view: str
+) -> None:
+    body = (
+        f"{PLAIN} {VIEWS[view]} k_next = MatMul (same, square) more = Identity (m) m_next = Mul (more, kept)"
+    )
 
     done = compiled(tmp_path, step(body, *K_AND_M))
 
@@ -149,8 +159,6 @@ def test_a_variable_that_never_changes_keeps_its_value(tmp_path: Path) -> None:
 
 
 def verified_report(done: Compiled) -> dict[str, float]:
-    from tests.compiled_steps import verified
-
     report = verified(done, random_batches(done.plan, 3))
     assert report.passed, report.summary()
     return {check.name: check.max_change for check in report.variables}
@@ -179,10 +187,7 @@ def test_an_output_may_be_the_next_value(tmp_path: Path) -> None:
     assert_shows(done, "new_W", lambda before, after: after)
 
 
-def assert_shows(done: Compiled, output: str, wanted) -> None:  # type: ignore[no-untyped-def]
-    from partc.runtime.data.initial import InitialValues
-    from partc.runtime.in_process import train_in_process
-
+def assert_shows(done: Compiled, output: str, wanted: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
     batches = random_batches(done.plan, 1)
     before = InitialValues(done.folder).rows("W")
     result = train_in_process(done.folder, batches)

@@ -24,7 +24,9 @@ def check(seed: int, folder: Path) -> None:
 
     assert oracle.first_wrong(compiled, batches[0]) is None
     report = verified(compiled, batches)
-    assert report.passed, report.summary()
+    assert {check.verdict for check in report.variables} == {"equal"}, report.summary()
+    assert not report.disagreeing
+    assert all(abs(check.loss - check.reference) < 1e-9 for check in report.losses)
 
 
 @pytest.mark.parametrize("seed", range(48))

@@ -21,164 +21,13 @@ from partc.passes.analysis.facts import infer_facts
 from partc.passes.sharding.decide_layouts import Decision, split_on
 from partc.passes.sharding.layouts import Partial, Placement, Split
 from partc.passes.sharding.sharding_rule import Dims, ShardingRule
-from partc.passes.sharding.sharding_rules import NONLINEAR, RULES, rule_of
+from partc.passes.sharding.sharding_rules import RULES, rule_of
 from partc.passes.training_graph import TrainingGraph
 from tests.foreign_steps import parse
+from tests.sharding_cases import CASES
 
 RANKS = 2
 OPERAND = re.compile(r"\w+\{[^}]*\}|\w+(?:\[[^]]*\])? \w+")
-
-UNARY = sorted(
-    set(NONLINEAR.split())
-    - set(
-        [
-            "And",
-            "BitwiseAnd",
-            "BitwiseNot",
-            "BitwiseOr",
-            "BitwiseXor",
-            "Equal",
-            "Greater",
-            "GreaterOrEqual",
-            "Less",
-            "LessOrEqual",
-            "Max",
-            "Min",
-            "Mod",
-            "Not",
-            "Or",
-            "PRelu",
-            "Pow",
-            "Xor",
-        ]
-    )
-)
-
-# Operands -> node. Sizes are even, so that they split in two; 3 and 1 are there for what must not.
-CASES = """
-double[4,6] x, double[4,6] y -> Max(x, y)
-double[4,6] x, double[6] y -> Min(x, y)
-double[4,6] x, double[4,1] y -> Mod <fmod = 1> (x, y)
-double[4,6] x, double[1,6] y -> PRelu(x, y)
-double[4,6] x, double[4,6] y -> Pow(x, y)
-double[4,6] x, double[6] y -> Equal(x, y)
-double[4,6] x, double[4,6] y -> Greater(x, y)
-double[4,6] x, double y -> GreaterOrEqual(x, y)
-double[4,6] x, double[4,6] y -> Less(x, y)
-double[4,6] x, double[4,6] y -> LessOrEqual(x, y)
-bool[4,6] x, bool[6] y -> And(x, y)
-bool[4,6] x, bool[4,6] y -> Or(x, y)
-bool[4,6] x, bool[4,1] y -> Xor(x, y)
-bool[4,6] x -> Not(x)
-int64[4,6] x, int64[6] y -> BitwiseAnd(x, y)
-int64[4,6] x, int64[6] y -> BitwiseOr(x, y)
-int64[4,6] x, int64[4,6] y -> BitwiseXor(x, y)
-int64[4,6] x -> BitwiseNot(x)
-double[4,6] x, double[4,6] y -> Add(x, y)
-double[2,4,6] x, double[6] y -> Add(x, y)
-double[1,1] x, double[1] y -> Add(x, y)
-double[4,1] x, double[1,6] y -> Sub(x, y)
-double[4,6] x, double[4,6] y, double[6] z -> Sum(x, y, z)
-double[4,6] x, double[4,1] y -> Mul(x, y)
-double[4,6] x, double[1] y -> Mul(x, y)
-double[2,4,6] x, double[4,6] y -> Div(x, y)
-double[4,6] x -> Neg(x)
-double[4,6] x -> Identity(x)
-bool[4,6] c, double[4,6] x, double[6] y -> Where(c, x, y)
-bool[4,1] c, double[6] x, double y -> Where(c, x, y)
-double[4,6] x, double low, double high -> Clip(x, low, high)
-double[4,6] x -> Cast <to = 1> (x)
-double[4,6] x -> Cast <to = 7> (x)
-bool[4,6] x -> Cast <to = 11> (x)
-double[2,4,6] x -> ReduceSum(x)
-double[2,4,6] x, axes{1} -> ReduceSum <keepdims = 0> (x, axes)
-double[2,4,6] x, axes{-1} -> ReduceSum(x, axes)
-double[2,1,6] x, axes{1} -> ReduceSum(x, axes)
-double[2,4,6] x -> ReduceMean <keepdims = 0> (x)
-double[2,4,6] x, axes{0, -1} -> ReduceMean <keepdims = 0> (x, axes)
-double[2,4,6] x, axes{1} -> ReduceMax <keepdims = 0> (x, axes)
-double[2,4,6] x, axes{0, 1} -> ReduceMin(x, axes)
-double[2,4,6] x, axes{1} -> ReduceSumSquare(x, axes)
-double[2,4,6] x, axes{-2} -> ReduceL1 <keepdims = 0> (x, axes)
-double[2,4,6] x, axes{1} -> ReduceL2(x, axes)
-double[2,4,6] x, axes{1} -> ReduceProd(x, axes)
-double[2,4,6] x, axes{1} -> ReduceLogSum(x, axes)
-double[2,4,6] x, axes{1} -> ReduceLogSumExp(x, axes)
-double[2,4,6] x -> ArgMax <axis = 1, keepdims = 0> (x)
-double[2,4,6] x -> ArgMin <axis = -1> (x)
-double[2,4,6] x -> Softmax(x)
-double[2,4,6] x -> Softmax <axis = 1> (x)
-double[2,4,6] x -> LogSoftmax <axis = -2> (x)
-double[2,4,6] x, at{1} -> CumSum(x, at)
-double[8,6] x, double[6,4] y -> MatMul(x, y)
-double[2,8,6] x, double[6,4] y -> MatMul(x, y)
-double[2,8,6] x, double[2,6,4] y -> MatMul(x, y)
-double[4,1,8,6] x, double[2,6,4] y -> MatMul(x, y)
-double[6] x, double[6,4] y -> MatMul(x, y)
-double[2,8,6] x, double[6] y -> MatMul(x, y)
-double[6] x, double[6] y -> MatMul(x, y)
-double[8,6] x, double[6,4] y, double[4] z -> Gemm(x, y, z)
-double[6,8] x, double[4,6] y, double[8,1] z -> Gemm <transA = 1, transB = 1, alpha = 0.5, beta = 2.0> (x, y, z)
-double[6,8] x, double[6,4] y -> Gemm <transA = 1> (x, y)
-double[2,4] x, double[4,6] y -> Einsum <equation = "ab, bc -> ac"> (x, y)
-double[2,4,6] x, double[2,6,8] y -> Einsum <equation = "bij,bjk->bik"> (x, y)
-double[2,4,6] x -> Einsum <equation = "abc->ca"> (x)
-double[2,4,6] x, axes{8, 6} -> Reshape(x, axes)
-double[8,6] x, axes{2, 4, 6} -> Reshape(x, axes)
-double[4,6] x, axes{-1} -> Reshape(x, axes)
-double[2,4,6] x, axes{0, -1} -> Reshape(x, axes)
-double[4,6] x, axes{6, 4} -> Reshape(x, axes)
-double[4,1,6] x, axes{4, 6, 1} -> Reshape(x, axes)
-double[2,4,6] x, axes{4, 2, 6} -> Reshape(x, axes)
-double[2,4,2,3] x -> Flatten <axis = 2> (x)
-double[4,1,6] x, axes{1} -> Squeeze(x, axes)
-double[4,6] x, axes{0, 2} -> Unsqueeze(x, axes)
-double[4,6] x -> Transpose(x)
-double[2,4,6] x -> Transpose <perm = [2, 0, 1]> (x)
-double[4,1] x, axes{4, 6} -> Expand(x, axes)
-double[6] x, axes{2, 4, 6} -> Expand(x, axes)
-double[4,6] x, axes{1, 6} -> Expand(x, axes)
-double[4,6] x, axes{6} -> Expand(x, axes)
-axes{4, 6} -> ConstantOfShape(axes)
-double[4,6] x, double[4,2] y -> Concat <axis = 1> (x, y)
-double[4,6] x, double[2,6] y, double[2,6] z -> Concat <axis = -2> (x, y, z)
-double[4,6] x -> Split <axis = 1, num_outputs = 2> (x)
-double[4,6] x, starts{1}, ends{3}, axes{1} -> Slice(x, starts, ends, axes)
-double[4,6] x, starts{0}, ends{9223372036854775807}, axes{-1} -> Slice(x, starts, ends, axes)
-double[4,6] x, starts{-1}, ends{-9223372036854775807}, axes{1}, steps{-1} -> Slice(x, starts, ends, axes, steps)
-double[4,6] x, axes{0, 1, 0, 2} -> Pad(x, axes)
-double[4,6] x, axes{1, 2} -> Tile(x, axes)
-double[2,4,6] x -> Trilu(x)
-double[10,6] x, id[4] i -> Gather(x, i)
-double[10,6] x, id[2,4] i -> Gather(x, i)
-double[10,6] x, id i -> Gather(x, i)
-double[4,10,6] x, id[2] i -> Gather <axis = -2> (x, i)
-double[10,6] x, id[4,6] i -> GatherElements(x, i)
-double[4,10] x, id[4,6] i -> GatherElements <axis = 1> (x, i)
-double[10,6] x, id[4,1] i -> GatherND(x, i)
-double[4,10,6] x, id[4,2,1] i -> GatherND <batch_dims = 1> (x, i)
-double[10,6] x, id[4,6] i, double[4,6] u -> ScatterElements <reduction = "add"> (x, i, u)
-double[4,10] x, id[4,6] i, double[4,6] u -> ScatterElements <axis = 1, reduction = "add"> (x, i, u)
-double[10,6] x, id[4,2] i, double[4,2] u -> ScatterElements <reduction = "add"> (x, i, u)
-double[10,6] x, id[4,1] i, double[4,6] u -> ScatterND <reduction = "add"> (x, i, u)
-double[10,6] x, id[2,4,1] i, double[2,4,6] u -> ScatterND <reduction = "add"> (x, i, u)
-double[10,6] x, unique[4,1] i, double[4,6] u -> ScatterND(x, i, u)
-id[4,2] i, depth{10}, double[2] v -> OneHot(i, depth, v)
-id[4,2] i, depth{10}, double[2] v -> OneHot <axis = 0> (i, depth, v)
-double[2,4,6,6] x, double[4,4,3,3] w, double[4] b -> Conv(x, w, b)
-double[2,4,6,6] x, double[4,2,3,3] w -> Conv <group = 2, pads = [1, 1, 1, 1], strides = [2, 2]> (x, w)
-double[2,4,5] x, double[4,2,3] w -> ConvTranspose(x, w)
-float[2,4,5] x, float[4,2,3] w, float[4] b -> ConvTranspose <group = 2> (x, w, b)
-double[2,4,6,6] x -> MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x)
-double[2,4,6,6] x -> AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x)
-double[2,4,6,6] x -> GlobalAveragePool(x)
-double[2,4,6,6] x -> GlobalMaxPool(x)
-float[2,4,6,6] x -> LRN <size = 3> (x)
-double[4,2,6] x, double[2] s, double[2] b, double[2] m, double[2] p -> BatchNormalization(x, s, b, m, p)
-double[4,2,6] x, double[6] s, double[6] b -> LayerNormalization(x, s, b)
-double[4,2,6] x, double[2,6] s -> LayerNormalization <axis = 1> (x, s)
-"""
-CASES_OF_ALL = [line for line in CASES.strip().splitlines()] + [f"double[4,6] x -> {op}(x)" for op in UNARY]
 
 
 @dataclass(frozen=True)
@@ -219,7 +68,7 @@ def case_of(text: str) -> Case:
     inputs, constants = [], []
     for operand in OPERAND.findall(operands):
         _read_operand(operand, rng, feeds, inputs, constants)
-    results = "a, b" if call.startswith("Split") else "result"
+    results = "a, b" if call.startswith(("Split", "TopK")) else "result"
     text = f"step ({', '.join(inputs)}) => ({results}) <{', '.join(constants)}> {{ {results} = {call} }}"
     model = parse(text)
     graph = gs.import_onnx(model)
@@ -266,7 +115,7 @@ def _draw(element: str, shape: list[int], rng: np.random.Generator) -> np.ndarra
 # ---------------------------------------------------------------- properties
 
 
-@pytest.mark.parametrize("text", CASES_OF_ALL)
+@pytest.mark.parametrize("text", CASES)
 def test_an_op_in_parts_gives_the_whole(text: str) -> None:
     case = case_of(text)
     whole = case.run(case.feeds)
@@ -280,7 +129,7 @@ def test_an_op_in_parts_gives_the_whole(text: str) -> None:
             np.testing.assert_allclose(together, whole[index], exact, exact, err_msg=str(decision))
 
 
-@pytest.mark.parametrize("text", CASES_OF_ALL)
+@pytest.mark.parametrize("text", CASES)
 def test_partial_operands_make_partial_results(text: str) -> None:
     case = case_of(text)
     whole = case.run(case.feeds)
@@ -304,7 +153,7 @@ def test_partial_operands_make_partial_results(text: str) -> None:
             np.testing.assert_allclose(one + other, result, rtol=1e-6, atol=1e-6, err_msg=str(partial))
 
 
-@pytest.mark.parametrize("text", [text for text in CASES_OF_ALL if case_of(text).rule.moves])
+@pytest.mark.parametrize("text", [text for text in CASES if case_of(text).rule.moves])
 def test_what_only_moves_elements_keeps_the_largest(text: str) -> None:
     case = case_of(text)
     if len(case.rule.terms) > 1:
@@ -318,13 +167,13 @@ def test_what_only_moves_elements_keeps_the_largest(text: str) -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    covered = {text.split(" -> ", 1)[1].split("(")[0].split("<")[0].strip() for text in CASES_OF_ALL}
+    covered = {text.split(" -> ", 1)[1].split("(")[0].split("<")[0].strip() for text in CASES}
 
     assert set(RULES) - covered == set()
 
 
 def test_cases_do_split() -> None:
-    tried = {text: len(list(splits_of(case_of(text)))) for text in CASES_OF_ALL}
+    tried = {text: len(list(splits_of(case_of(text)))) for text in CASES}
 
     assert {text for text, count in tried.items() if not count} == {
         "double[1,1] x, double[1] y -> Add(x, y)",

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,18 @@ def test_a_right_plan_passes(folder: Path) -> None:
         "2 ranks against one device, 3 steps, per-replica batch: all 1 variables"
     )
     assert report.table().row_count == 1
+
+
+def test_the_table_shows_the_worst_and_counts_the_rest(folder: Path) -> None:
+    report = verify(folder, steps=1, launcher=launch_in_process)
+    (check,) = report.variables
+    many = replace(report, variables=(check,) * 30 + (replace(check, name="V", verdict="differs"),))
+
+    table = many.table()
+
+    assert table.row_count == 20
+    assert next(iter(table.columns[0].cells)) == "V"
+    assert table.caption == "and 11 more, 11 of them equal"
 
 
 def test_a_plan_with_servers_passes(tmp_path: Path) -> None:

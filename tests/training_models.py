@@ -29,6 +29,20 @@ forward (int64[S] ids, double[S,4] x) => (double[S,10] logits) <double[10,4] E =
 }
 """
 
+# Windows and groups: everything that splits by samples alone.
+CONVOLUTIONS = """
+forward (float[S,4,6,6] x) => (float[S,5] logits) {
+    c1 = Conv <pads = [1, 1, 1, 1]> (x, w1, b1)
+    r1 = Relu (c1)
+    n1 = LRN <size = 3> (r1)
+    p1 = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (n1)
+    c2 = Conv <group = 2> (p1, w2)
+    g = GlobalAveragePool (c2)
+    f = Flatten (g)
+    logits = Gemm (f, w3, b3)
+}
+"""
+
 # A moving average of the weights, one of the data, and a step counter that sets the learning rate.
 AVERAGED = """
 step (double[S,4] x, double[S,3] t, double[4,3] W, double[4,3] W_mean, double[4] x_mean, int64 count)
@@ -77,6 +91,16 @@ def _tied() -> onnx.ModelProto:
     return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Momentum(0.1))
 
 
+def _convolutions() -> onnx.ModelProto:
+    forward = parse(CONVOLUTIONS.replace("S,", f"{SAMPLES},"))
+    rng = np.random.default_rng(0)
+    shapes = {"w1": (8, 4, 3, 3), "b1": (8,), "w2": (6, 4, 2, 2), "w3": (6, 5), "b3": (5,)}
+    for name, shape in shapes.items():
+        values = rng.normal(scale=0.3, size=shape).astype(np.float32)
+        forward.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Momentum(0.1))
+
+
 def _with_values(text: str) -> onnx.ModelProto:
     """A step in double whose variables are the inputs X that have an output X_next, at random."""
     model = parse(text.replace("float", "double").replace("S,", f"{SAMPLES},"))
@@ -104,6 +128,7 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
     "mlp, adagrad": lambda: _mlp(Adagrad(0.5)),
     "mlp, ignored labels": lambda: _mlp(Momentum(0.5), ignore_index=IGNORED),
     "mlp, float32": lambda: _mlp(Momentum(0.5), "float32", clip_global_norm=0.5),
+    "convolutions, float32": _convolutions,
     "tied embedding": _tied,
     "lm, adagrad, clipped": lambda: _lm(Adagrad(0.5)),
     "lm, sgd": lambda: _lm(SGD(0.5), clip=None),

@@ -31,8 +31,10 @@ from partc.compiler.importing.import_variables import (
 )
 from partc.compiler.importing.lower_gradient_ops import lower_gradient_ops
 from partc.compiler.importing.lower_optimizer_ops import PREVIEW_DOMAIN, lower_optimizer_ops
+from partc.compiler.importing.ort_training.import_artifacts import is_artifacts, read_artifacts
 from partc.compiler.model_file import check_model, read_model
 from partc.passes.analysis.find_gradients import find_gradients
+from partc.passes.analysis.find_indexed_slices import find_indexed_slices
 from partc.passes.analysis.find_input_ranges import find_input_ranges
 from partc.passes.analysis.find_sample_axes import find_sample_axes
 from partc.passes.training_graph import (
@@ -75,10 +77,25 @@ def import_training_graph(
     """
     file = Path(initial) if initial is not None else None
     options = ImportOptions(state, sample_axes, sizes, loss, file)
-    training = read_training_graph(source, options)
-    find_gradients(training)
+    if not isinstance(source, onnx.ModelProto) and is_artifacts(Path(source)):
+        training = read_training_graph(read_artifacts(Path(source)), options)
+        _find_slices(training)
+    else:
+        training = read_training_graph(source, options)
+        find_gradients(training)
     training.source = annotated_source(training)
     return training
+
+
+def _find_slices(training: TrainingGraph) -> None:
+    """Let every recorded gradient that is rows scattered into zeros be indexed slices too."""
+    tensors = training.graph.tensors()
+    for name, gradient in training.gradients.items():
+        assert gradient.dense is not None
+        slices = find_indexed_slices(training.graph, tensors[gradient.dense], training.variables[name])
+        ids, rows = slices or (None, None)
+        training.gradients[name] = Gradient(name, gradient.dense, ids, rows)
+    training.graph.cleanup().toposort()
 
 
 def read_training_graph(source: str | Path | onnx.ModelProto, options: ImportOptions) -> TrainingGraph:

@@ -12,9 +12,9 @@ from partc.compiler.training import parameters as find
 from partc.compiler.training.forward import IR_VERSION, OPSET
 from partc.compiler.training.initial_values import InitialValue, initial_values, initialization
 from partc.compiler.training.objective import Objective
-from partc.compiler.training.optimizers import LEARNING_RATE, Updates, learning_rate_input
 from partc.compiler.training.reinit import fresh_values, statistics
 from partc.compiler.training.tensor_types import TensorType, static_shape, value_info
+from partc.compiler.training.updates.update_builder import LEARNING_RATE, Updates, learning_rate_input
 from partc.passes.indexed_slices import DOMAIN
 from partc.passes.training_graph import Gradient
 from partc.runtime.program import Constant
@@ -58,7 +58,7 @@ def finish_step(
         drawn = [name for name in names if name in objective.flow.parameters or name in running]
         initial |= fresh_values(graph, types, drawn, reinit)
         constants |= _fresh_statistics(objective, names, reinit)
-    initial |= {slot.name: Constant(slot.initial) for slot in updates.slots}
+    initial |= {slot.name: slot.initial_value for slot in updates.slots}
     return Step(objective, updates, gradients, initial, constants)
 
 

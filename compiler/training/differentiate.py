@@ -75,9 +75,11 @@ def differentiate(
     *,
     loss: str,
     opset: int,
+    seed: str = "",
 ) -> tuple[Gradient, ...]:
     """Emit the forward nodes and their gradients; return the parameters' gradients, in their order.
 
+    `seed` is the gradient of the loss, a tensor of its type; empty: 1.
     Raises UnsupportedModel for an op without a rule.
     """
     tables = tables_of_rows(graph, flow.parameters)
@@ -88,7 +90,7 @@ def differentiate(
     for node in graph.node:
         _emit_forward(backward, node)
     shape = static_shape(types, loss, needed_by="the loss")
-    backward.contributions[loss] = [build.constant(np.ones(shape, types[loss].dtype))]
+    backward.contributions[loss] = [seed or build.constant(np.ones(shape, types[loss].dtype))]
     for node in reversed(_nodes_to_differentiate(graph, types, flow)):
         _differentiate_node(backward, node)
     build.scope = ""
@@ -135,7 +137,7 @@ def _apply_rule(backward: _Backward, view: ForwardNode, gradients: Sequence[str 
     raise UnsupportedModel(
         f"no gradient rule for op {view.node.op_type!r} (opset {backward.opset})",
         at=f"node {view.node.name!r}, needed by {way}",
-        fix="replace the op, or add a rule to compiler/training/rules/gradient_rules.py",
+        fix="replace the op, or add a rule to compiler/training/rules/table.py",
     )
 
 

@@ -10,9 +10,11 @@ from functools import partial
 import onnx
 from onnx import helper, inliner, version_converter
 
+from partc.compiler.training.control_flow import unroll_control_flow
+from partc.compiler.training.expand_ops import expand_ops, has_function, inline_functions
 from partc.compiler.training.node_builder import NodeBuilder
 from partc.compiler.training.parameters import data_inputs
-from partc.compiler.training.rules.table import RULES
+from partc.compiler.training.rules.expansions import EXPANSIONS
 from partc.compiler.training.tensor_types import (
     SMALL_ELEMENTS,
     TensorType,
@@ -25,6 +27,7 @@ from partc.runtime.errors import UnsupportedModel
 
 OPSET = 21
 IR_VERSION = 10
+UNROLLABLE = 13  # the first opset whose Split, Squeeze and Unsqueeze are today's
 
 
 def normalise_forward(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -43,48 +46,17 @@ def normalise_forward(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def expand_ops_without_rule(model: onnx.ModelProto, op_types: set[str]) -> onnx.ModelProto:
-    """Replace ops by the functions that ONNX defines them as, and those inside by theirs.
+    """Write ops as others: by partc's expansions, else by the functions that ONNX defines them as.
 
-    An op that has neither rule nor function stays.
+    What an expansion reads may need one too. An op that has neither stays.
     """
-    known = {node.op_type for node in model.graph.node} | RULES.keys()
-    unknown = set(op_types)
+    functions = {op_type for op_type in op_types - EXPANSIONS.keys() if has_function(op_type, OPSET)}
     expanded = model
-    while unknown:
-        _spell_out_defaults(expanded.graph, unknown)
-        expanded = _transform(expanded, partial(_inline, op_types=sorted(unknown)))
-        known |= unknown
-        unknown = {node.op_type for node in expanded.graph.node if _has_function(node.op_type)} - known
+    if functions:
+        expanded = _transform(model, partial(inline_functions, op_types=functions, opset=OPSET))
+    expand_ops(expanded, op_types, OPSET)
     name_nodes(expanded.graph)
     return expanded
-
-
-def _inline(model: onnx.ModelProto, op_types: list[str]) -> onnx.ModelProto:
-    ids = [("", op_type) for op_type in op_types]
-    return inliner.inline_selected_functions(model, ids, inline_schema_functions=True)
-
-
-def _spell_out_defaults(graph: onnx.GraphProto, op_types: set[str]) -> None:
-    """Give nodes their default attributes: ONNX's inliner leaves out what the body reads of them."""
-    for node in graph.node:
-        if node.op_type not in op_types or not _has_function(node.op_type):
-            continue
-        given = {attribute.name for attribute in node.attribute}
-        schema = onnx.defs.get_schema(node.op_type, OPSET)
-        node.attribute.extend(
-            attribute.default_value
-            for name, attribute in sorted(schema.attributes.items())
-            if name not in given and attribute.default_value.name
-        )
-
-
-def _has_function(op_type: str) -> bool:
-    try:
-        schema = onnx.defs.get_schema(op_type, OPSET)
-    except onnx.defs.SchemaError:
-        return False
-    # onnx's type stubs lack both.
-    return bool(schema.has_function or schema.has_context_dependent_function)  # type: ignore[attr-defined]
 
 
 def _transform(
@@ -125,16 +97,55 @@ def _to_our_opset(model: onnx.ModelProto) -> onnx.ModelProto:
             at=f"node {foreign.name or foreign.output[0]!r}",
             fix="export the model without operators of a particular runtime",
         )
+    if version >= UNROLLABLE:
+        unroll_control_flow(model)
     if version == OPSET:
         return model
+    if version > OPSET:
+        return _lower_opset(model, version)
     try:
-        return version_converter.convert_version(model, OPSET)
+        converted = version_converter.convert_version(model, OPSET)
+        if version < UNROLLABLE:
+            unroll_control_flow(converted)
+        return converted
     except (RuntimeError, version_converter.ConvertError) as error:
         raise UnsupportedModel(
             f"ONNX cannot bring opset {version} to {OPSET}: {str(error).strip()}",
             at="onnx.version_converter",
             fix=f"export the model with opset {OPSET}",
         ) from error
+
+
+def _lower_opset(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
+    """Write ops that our opset lacks as ops that it has. The others only came to take more types.
+
+    (ONNX's own converter lacks half of the adapters for this way.)
+    """
+    newer = {node.op_type for node in model.graph.node if not onnx.defs.has(node.op_type, OPSET)}
+    expand_ops(model, newer, version)
+    functions = {op_type for op_type in newer - EXPANSIONS.keys() if has_function(op_type, version)}
+    if functions:
+        model = inline_functions(model, functions, version)
+    for node in model.graph.node:
+        _lower_node(node, version)
+    for opset in model.opset_import:
+        if opset.domain in ("", "ai.onnx"):
+            opset.version = OPSET
+    return model
+
+
+def _lower_node(node: onnx.NodeProto, version: int) -> None:
+    """Drop attributes that our opset does not know: they say how to treat types that it does not know."""
+    if not onnx.defs.has(node.op_type, OPSET):
+        raise UnsupportedModel(
+            f"op {node.op_type!r} of opset {version} cannot be written in opset {OPSET}",
+            at=f"node {node.name or node.output[0]!r}",
+            fix=f"export the model with opset {OPSET}",
+        )
+    known = onnx.defs.get_schema(node.op_type, OPSET).attributes
+    kept = [attribute for attribute in node.attribute if attribute.name in known]
+    del node.attribute[:]
+    node.attribute.extend(kept)
 
 
 # ---------------------------------------------------------------- dropout and names
@@ -160,8 +171,20 @@ def _settle_dropouts(graph: onnx.GraphProto) -> None:
             kept.append(helper.make_node("Identity", [node.input[0]], [node.output[0]], name=node.name))
         else:
             renamed[node.output[0]] = node.input[0]
+        if node.op_type == "Dropout" and node.output[1:] and (not kept or kept[-1] is not node):
+            kept += _full_mask(node)
     del graph.node[:]
     graph.node.extend(kept)
+
+
+def _full_mask(dropout: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Return nodes that make the mask of a Dropout that drops nothing."""
+    true = helper.make_tensor("true", onnx.TensorProto.BOOL, [1], [True])
+    shape = f"{dropout.output[1]}.shape"
+    return [
+        helper.make_node("Shape", [dropout.input[0]], [shape]),
+        helper.make_node("ConstantOfShape", [shape], [dropout.output[1]], value=true),
+    ]
 
 
 def name_nodes(graph: onnx.GraphProto) -> None:

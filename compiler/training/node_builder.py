@@ -55,6 +55,15 @@ class NodeBuilder:
         node.attribute.extend(helper.make_attribute(name, attributes[name]) for name in sorted(attributes))
         return self._emit(node, outputs)
 
+    def emit(self, node: onnx.NodeProto) -> tuple[str, ...]:
+        """Emit a node of another graph under fresh names; it reads this graph's tensors."""
+        outputs = len(node.output)
+        anonymous = onnx.NodeProto(op_type=node.op_type, domain=node.domain, input=node.input)
+        anonymous.attribute.extend(node.attribute)
+        if node.op_type in RANDOM_OPS:
+            return self._emit(anonymous, [self.fresh(f"{self.scope}{node.op_type}") for _ in range(outputs)])
+        return self._emit(anonymous, outputs)
+
     def _emit(self, node: onnx.NodeProto, outputs: int | Sequence[str]) -> tuple[str, ...]:
         key = _key(node, outputs if isinstance(outputs, int) else len(outputs))
         if isinstance(outputs, int):

@@ -1,13 +1,14 @@
 """What is to be minimised: a forward model brought to one form, its loss, and its parameters."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import onnx
 
 from partc.compiler.training import parameters as find
 from partc.compiler.training.differentiate import ops_without_rule
-from partc.compiler.training.forward import expand_ops_without_rule, normalise_forward
+from partc.compiler.training.expand_ops import is_expandable
+from partc.compiler.training.forward import OPSET, expand_ops_without_rule, normalise_forward
 from partc.compiler.training.losses import Loss, add_loss
 from partc.compiler.training.rebatch import Batch, rebatch
 from partc.compiler.training.tensor_types import Size, Types, check_shapes, infer_types, type_of
@@ -47,7 +48,7 @@ def state_objective(
         batch=_batch(model.graph, sample_axes),
         ignore_index=ignore_index,
     )
-    objective = _trace(model, added.name, facts, state)
+    objective = _trace(model, added.name, facts, {*state, *find.read_as_constants(forward.graph)})
     return replace(
         objective,
         state=state,
@@ -57,18 +58,22 @@ def state_objective(
 
 
 def _trace(
-    model: onnx.ModelProto, loss: str, facts: find.ForwardFacts, state: Mapping[str, str]
+    model: onnx.ModelProto, loss: str, facts: find.ForwardFacts, untrained: Collection[str]
 ) -> Objective:
     """Find the parameters, and expand the ops that the gradient must pass but that have no rule."""
     types = infer_types(model)
     candidates = facts.parameters or find.candidate_parameters(model.graph, types)
-    candidates = tuple(name for name in candidates if name in types and name not in state)
+    candidates = tuple(name for name in candidates if name in types and name not in untrained)
     flow = find.trace(model.graph, types, loss, candidates)
-    if without_rule := ops_without_rule(model.graph, types, flow):
-        model = expand_ops_without_rule(model, without_rule)
+    before: list[str] = []
+    while (ops := [node.op_type for node in model.graph.node]) != before:
+        expandable = {op for op in ops_without_rule(model.graph, types, flow) if is_expandable(op, OPSET)}
+        if not expandable:
+            break
+        before, model = ops, expand_ops_without_rule(model, expandable)
         types = infer_types(model)
-        flow = find.trace(model.graph, types, loss, candidates)
-    return Objective(model, loss, flow, types, state, (), {})
+        flow = find.trace(model.graph, types, loss, flow.parameters)
+    return Objective(model, loss, flow, types, {}, (), {})
 
 
 def _sample_axes(

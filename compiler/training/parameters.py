@@ -65,6 +65,16 @@ def candidate_parameters(graph: onnx.GraphProto, types: Types) -> tuple[str, ...
     return (*stored, *made)
 
 
+def read_as_constants(graph: onnx.GraphProto) -> frozenset[str]:
+    """Return the initializers that are read as statistics, weights of a loss, or angles alone."""
+    constants: dict[str, bool] = {}
+    for node in graph.node:
+        positions = CONSTANT_INPUTS.get(node.op_type, frozenset())
+        for index, name in enumerate(node.input):
+            constants[name] = index in positions and constants.get(name, True)
+    return frozenset(tensor.name for tensor in graph.initializer if constants.get(tensor.name))
+
+
 def differentiable_inputs(node: onnx.NodeProto, types: Types) -> tuple[int, ...]:
     """Return the positions of the inputs that a gradient may flow to."""
     if node.op_type in FLAT_OPS or not any(name in types and types[name].is_float for name in node.output):

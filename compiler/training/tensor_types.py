@@ -20,6 +20,9 @@ FLOATS = frozenset(
         onnx.TensorProto.BFLOAT16,
     }
 )
+UNINFERRED = frozenset(
+    {"GroupNormalization", "MeanVarianceNormalization"}
+)  # ONNX 1.23 infers no type of theirs
 SMALL_ELEMENTS = 4096  # constants up to this size are read while differentiating
 
 
@@ -158,7 +161,17 @@ def _without_large_values(model: onnx.ModelProto) -> onnx.ModelProto:
         elif initializer.name not in already:
             type_ = TensorType(initializer.data_type, tuple(initializer.dims))
             light.graph.input.append(value_info(initializer.name, type_))
+    for node in light.graph.node:
+        if node.op_type in UNINFERRED:
+            _make_identity(node)
     return light
+
+
+def _make_identity(node: onnx.NodeProto) -> None:
+    """Let shape inference see an op that infers nothing, and whose output is like its first input."""
+    node.op_type = "Identity"
+    del node.input[1:]
+    del node.attribute[:]
 
 
 def without_initializers(model: onnx.ModelProto) -> onnx.ModelProto:

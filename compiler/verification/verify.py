@@ -26,6 +26,8 @@ from partc.runtime.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.results import TrainingResult
 from partc.runtime.runner import Runner
 
+SHOWN_VARIABLES = 20  # by `partc verify`: a deep network has hundreds
+
 Array = np.ndarray[Any, np.dtype[Any]]
 Batch = Mapping[str, Array]
 Data = str | Path | Sequence[Batch]
@@ -65,10 +67,14 @@ class VerifyReport:
         equal = all(check.verdict == "equal" for check in self.variables)
         return equal and all(loss.is_equal for loss in self.losses) and not self.disagreeing
 
-    def table(self) -> Table:
-        """Return the variables as a table, worst first."""
+    def table(self, most: int = SHOWN_VARIABLES) -> Table:
+        """Return the variables as a table, worst first, and how many of them are left out."""
         table = Table("variable", "max change", "max error", "allowed", "verdict")
-        for check in sorted(self.variables, key=lambda c: (c.verdict == "equal", -_share(c))):
+        worst_first = sorted(self.variables, key=lambda c: (c.verdict == "equal", -_share(c)))
+        if left_out := worst_first[most:]:
+            equal = sum(check.verdict == "equal" for check in left_out)
+            table.caption = f"and {len(left_out)} more, {equal} of them equal"
+        for check in worst_first[:most]:
             numbers = [f"{number:.3g}" for number in (check.max_change, check.max_error, check.limit)]
             verdict = "copies differ between ranks" if check.name in self.disagreeing else check.verdict
             style = "" if verdict == "equal" else "bold red"

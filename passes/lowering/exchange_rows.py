@@ -112,6 +112,7 @@ def push_slices(lowering: "Lowering", owned: Owned) -> tuple[gs.Variable, gs.Var
         return lowering.exchanged[name]
     pairs = _pairs(lowering, gradient)
     ids, rows = _own_slices(lowering, gradient)
+    ids = _count_from_start(lowering, owned.parameter, ids, f"{name}.own")
     ids, rows = _sum_rows(out, ids, rows, f"{name}.own", "worker")
     _expect(lowering, pairs, ids, rows)
     ids, rows, _ = _exchange(out, "GatherRows", [ids, rows], f"{name}.host")
@@ -197,15 +198,28 @@ def pull_rows(lowering: "Lowering", node: gs.Node, decision: Decision) -> gs.Ten
     return _unflatten(lowering, node, decision, ids, ordered)
 
 
+def _count_from_start(lowering: "Lowering", table: str, ids: gs.Tensor, name: str) -> gs.Variable:
+    """Turn negative ids, which count from the table's end, into others: owners hold ranges.
+
+    What lies before the table's start is moved behind its end, where no owner is, so that it is
+    noticed as an error and not read from some owner's end.
+    """
+    out = lowering.out
+    zero = constant(f"{name}.zero", 0, np.int64)
+    end = constant(f"{name}.table_rows", lowering.facts.shape(table)[0], np.int64)
+    is_negative = out.emit("Less", [ids, zero], f"{name}.is_negative", np.dtype(bool), "worker")
+    from_end = out.emit("Add", [ids, end], f"{name}.from_end", INT64, "worker")
+    inside = out.emit("Where", [is_negative, from_end, ids], f"{name}.inside", INT64, "worker")
+    is_stray = out.emit("Less", [inside, zero], f"{name}.is_stray", np.dtype(bool), "worker")
+    return out.emit("Where", [is_stray, end, inside], f"{name}.from_start", INT64, "worker")
+
+
 def _flatten(lowering: "Lowering", table: str, indices: str, ids: gs.Tensor, name: str) -> gs.Tensor:
     out = lowering.out
-    size = lowering.facts.shape(table)[0]
     wide = ids
     if ids.dtype != INT64:
         wide = out.emit("Cast", [ids], f"{name}.int64", INT64, "worker", to=7)
-    # A negative id counts from the table's end.
-    end = constant(f"{name}.table_rows", size, np.int64)
-    wrapped = out.emit("Mod", [wide, end], f"{name}.wrapped", INT64, "worker")
+    wrapped = _count_from_start(lowering, table, wide, name)
     if len(lowering.facts.shape(indices)) == 1:
         return wrapped
     flat = constant(f"{name}.flat_shape", [-1], np.int64)

@@ -48,7 +48,15 @@ def _operands(lowering: "Lowering", node: gs.Node, decision: Decision) -> list[g
             operands.append(shape)
         else:
             operands.append(lowering.need(tensor.name, Layout(decision.site, placement)))
-    return operands
+    return operands + _squeezed_axes(lowering, node)
+
+
+def _squeezed_axes(lowering: "Lowering", node: gs.Node) -> list[gs.Tensor]:
+    """Spell a Squeeze's axes where it names none: a piece may have more of size 1 than the whole."""
+    if node.op != "Squeeze" or len(node.inputs) > 1:
+        return []
+    shape = lowering.facts.shape(node.inputs[0].name)
+    return [constant(f"{node.name}.axes", [a for a, size in enumerate(shape) if size == 1], np.int64)]
 
 
 def _whole(placement: Placement) -> Placement:

@@ -21,8 +21,7 @@ POINTWISE = frozenset(
 # Ops whose result may be the very memory of an operand: ONNX Runtime runs the first in place and
 # removes the others where they change nothing (1.26: NoopElimination, CastElimination, and so on).
 VIEWS = frozenset(
-    ["Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose", "Cast", "CastLike"]
-    + ["Expand", "Slice", "Pad", "Tile", "Split"]
+    "Reshape Flatten Squeeze Unsqueeze Identity Transpose Cast CastLike Expand Slice Pad Tile Split".split()
 )
 NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}
 SCATTERS = frozenset({"ScatterND", "ScatterElements"})

@@ -4,6 +4,7 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.analysis.facts import Facts
 from partc.passes.indexed_slices import DOMAIN, SUM_ROWS
+from partc.passes.sharding import rules_along as along
 from partc.passes.sharding import rules_convolution as convolution
 from partc.passes.sharding import rules_elementwise as point
 from partc.passes.sharding import rules_indexing as indexing
@@ -14,7 +15,7 @@ from partc.passes.sharding.sharding_rule import ShardingRule
 NONLINEAR = """
     Abs Acos Acosh And Asin Asinh Atan Atanh BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Ceil Celu Cos Cosh
     Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less
-    LessOrEqual Log Max Min Mish Mod Not Or PRelu Pow Reciprocal Relu Round Selu Sigmoid Sign Sin Sinh
+    LessOrEqual Log Max Min Mish Mod Not Or PRelu Pow Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh
     Softplus Softsign Sqrt Tan Tanh ThresholdedRelu Xor
 """
 
@@ -61,6 +62,12 @@ RULES: dict[str, Rule] = {
     "Pad": shape.window,
     "Tile": shape.window,
     "Trilu": shape.window,
+    "DepthToSpace": along.along(along.image_axes),
+    "SpaceToDepth": along.along(along.image_axes),
+    "ReverseSequence": along.reverse_sequence,
+    "TopK": along.along(along.named_axis, linear=False),
+    "Hardmax": point.along_axis(),
+    "Mean": elementwise("each"),
     "Gather": indexing.gather,
     "GatherElements": indexing.gather_elements,
     "GatherND": indexing.gather_nd,
@@ -73,6 +80,8 @@ RULES: dict[str, Rule] = {
     "AveragePool": convolution.pool(linear=True),
     "GlobalAveragePool": convolution.pool(linear=True, combine_all=True),
     "GlobalMaxPool": convolution.pool(linear=False, combine_all=True),
+    "LpPool": convolution.pool(linear=False),
+    "GlobalLpPool": convolution.pool(linear=False, combine_all=True),
     "LRN": convolution.local_response,
     "BatchNormalization": convolution.batch_normalization,
     "LayerNormalization": convolution.layer_normalization,
@@ -84,6 +93,7 @@ GRADIENT_RULES: dict[str, Rule] = {
     "ConvDataGrad": convolution.data_gradient,
     "MaxPoolGrad": convolution.pool_gradient,
     "AveragePoolGrad": convolution.pool_gradient,
+    "LpPoolGrad": convolution.pool_gradient,
     "LRNGrad": convolution.pool_gradient,
 }
 

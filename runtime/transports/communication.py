@@ -205,8 +205,13 @@ def _rows_of(start: Start, environment: Environment, size: int) -> tuple[tuple[A
         raise _misfit(start, f"values of unequal leading sizes {sorted(lengths)} travel together")
     length = lengths.pop()
     if counts and (len(counts) != size or min(counts) < 0 or sum(counts) != length):
-        raise _misfit(start, f"counts {list(counts)} do not cut {length} rows among {size} members")
+        what = f"counts {list(counts)} do not cut {length} rows among {size} members"
+        raise _misfit(start, what, fix=_STRAY_IDS)
     return rows, counts
+
+
+# Rows are cut by the servers that own them: an id that no table has belongs to none.
+_STRAY_IDS = "keep every id in the data below the rows of its table; if they are, compile the model again"
 
 
 def _neutral(reduction: str, dtype: np.dtype[Any]) -> float:

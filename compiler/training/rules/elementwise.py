@@ -1,4 +1,4 @@
-"""Gradient rules of element-wise ops. Binary ones broadcast."""
+"""Gradient rules of element-wise arithmetic. Ops of several inputs broadcast."""
 
 import math
 from collections.abc import Mapping
@@ -12,27 +12,6 @@ from partc.compiler.training.rules.forward_node import (
 )
 
 # ---------------------------------------------------------------- one input
-
-
-def _relu(at: ForwardNode, dy: str) -> Gradients:
-    zero = at.scalar(0, like=at.x(0))
-    return {0: at.op("Where", at.op("Greater", at.y(), zero), dy, zero)}
-
-
-def _leaky_relu(at: ForwardNode, dy: str) -> Gradients:
-    slope = at.scalar(at.number("alpha", 0.01), like=at.x(0))
-    positive = at.op("Greater", at.x(0), at.scalar(0, like=at.x(0)))
-    return {0: at.op("Where", positive, dy, at.op("Mul", dy, slope))}
-
-
-def _sigmoid(at: ForwardNode, dy: str) -> Gradients:
-    slope = at.op("Mul", at.y(), at.op("Sub", at.scalar(1, like=at.x(0)), at.y()))
-    return {0: at.op("Mul", dy, slope)}
-
-
-def _tanh(at: ForwardNode, dy: str) -> Gradients:
-    slope = at.op("Sub", at.scalar(1, like=at.x(0)), at.op("Mul", at.y(), at.y()))
-    return {0: at.op("Mul", dy, slope)}
 
 
 def _exp(at: ForwardNode, dy: str) -> Gradients:
@@ -59,52 +38,9 @@ def _reciprocal(at: ForwardNode, dy: str) -> Gradients:
     return {0: at.op("Neg", at.op("Mul", dy, at.op("Mul", at.y(), at.y())))}
 
 
-def _softplus(at: ForwardNode, dy: str) -> Gradients:
-    return {0: at.op("Mul", dy, at.op("Sigmoid", at.x(0)))}
-
-
-def _sin(at: ForwardNode, dy: str) -> Gradients:
-    return {0: at.op("Mul", dy, at.op("Cos", at.x(0)))}
-
-
-def _cos(at: ForwardNode, dy: str) -> Gradients:
-    return {0: at.op("Neg", at.op("Mul", dy, at.op("Sin", at.x(0))))}
-
-
 def _erf(at: ForwardNode, dy: str) -> Gradients:
     bell = at.op("Exp", at.op("Neg", at.op("Mul", at.x(0), at.x(0))))
     return {0: at.op("Mul", dy, at.op("Mul", bell, at.scalar(2 / math.sqrt(math.pi), like=at.x(0))))}
-
-
-def _gelu(at: ForwardNode, dy: str) -> Gradients:
-    slope = _gelu_tanh_slope(at) if at.attribute("approximate") == "tanh" else _gelu_erf_slope(at)
-    return {0: at.op("Mul", dy, slope)}
-
-
-def _gelu_erf_slope(at: ForwardNode) -> str:
-    """Return cdf(x) + x pdf(x), of the standard normal distribution."""
-    x = at.x(0)
-    half = at.scalar(0.5, like=x)
-    error = at.op("Erf", at.op("Mul", x, at.scalar(math.sqrt(0.5), like=x)))
-    cdf = at.op("Add", at.op("Mul", error, half), half)
-    bell = at.op("Exp", at.op("Mul", at.op("Mul", x, x), at.scalar(-0.5, like=x)))
-    pdf = at.op("Mul", bell, at.scalar(1 / math.sqrt(2 * math.pi), like=x))
-    return at.op("Add", cdf, at.op("Mul", x, pdf))
-
-
-def _gelu_tanh_slope(at: ForwardNode) -> str:
-    """Return (1 + t + x (1 - t^2) a (1 + 3 b x^2)) / 2, for t = tanh(a (x + b x^3))."""
-    x = at.x(0)
-    a, b = math.sqrt(2 / math.pi), 0.044715
-    one = at.scalar(1, like=x)
-    square = at.op("Mul", x, x)
-    inner = at.op(
-        "Mul", x, at.op("Add", at.op("Mul", square, at.scalar(a * b, like=x)), at.scalar(a, like=x))
-    )
-    t = at.op("Tanh", inner)
-    steepness = at.op("Add", at.op("Mul", square, at.scalar(3 * a * b, like=x)), at.scalar(a, like=x))
-    bend = at.op("Mul", at.op("Mul", x, at.op("Sub", one, at.op("Mul", t, t))), steepness)
-    return at.op("Mul", at.op("Add", at.op("Add", one, t), bend), at.scalar(0.5, like=x))
 
 
 def _cast(at: ForwardNode, dy: str) -> Gradients:
@@ -153,17 +89,50 @@ def _div(at: ForwardNode, dy: str) -> Gradients:
 
 def _pow(at: ForwardNode, dy: str) -> Gradients:
     """d x^p = p x^(p-1) dx + x^p log(x) dp; log(x) is taken as 0 where x is not positive."""
-    x, p = at.x(0), at.x(1)
+    x = at.x(0)
     gradients = {}
     if 0 in at.wanted:
-        exponent = p if at.types[p] == at.types[x] else at.op("CastLike", p, x)
-        lower = at.op("Pow", x, at.op("Sub", exponent, at.scalar(1, like=x)))
-        gradients[0] = at.op("Mul", dy, at.op("Mul", exponent, lower))
+        gradients[0] = _power_gradient(at, dy)
     if 1 in at.wanted:
         one = at.scalar(1, like=x)
         logarithm = at.op("Log", at.op("Where", at.op("Greater", x, at.scalar(0, like=x)), x, one))
-        gradients[1] = at.op("Mul", dy, at.op("Mul", at.y(), logarithm))
+        slope = at.op("Mul", at.op("Mul", dy, at.y()), logarithm)
+        gradients[1] = slope if _same_element(at) else at.op("Cast", slope, to=at.types[at.x(1)].element)
     return gradients
+
+
+def _power_gradient(at: ForwardNode, dy: str) -> str:
+    """Where p is 0 the slope is 0, also at the origin, where x^(p-1) is infinite."""
+    x, p = at.x(0), at.x(1)
+    constant = at.constants.get(p)
+    if constant is not None and constant.size == 1:
+        return _constant_power_gradient(at, dy, float(constant.ravel()[0]))
+    exponent = p if _same_element(at) else at.op("CastLike", p, x)
+    zero, one = (at.scalar(value, like=x) for value in (0, 1))
+    is_zero = at.op("Equal", exponent, zero)
+    lower = at.op("Pow", x, at.op("Where", is_zero, one, at.op("Sub", exponent, one)))
+    return at.op("Mul", dy, at.op("Mul", exponent, lower))
+
+
+def _constant_power_gradient(at: ForwardNode, dy: str, exponent: float) -> str:
+    x = at.x(0)
+    if exponent in (0, 1):
+        return at.op("Mul", dy, at.scalar(exponent, like=x))
+    lower = x if exponent == 2 else at.op("Pow", x, at.scalar(exponent - 1, like=x))
+    return at.op("Mul", dy, at.op("Mul", lower, at.scalar(exponent, like=x)))
+
+
+def _same_element(at: ForwardNode) -> bool:
+    return at.types[at.x(0)].element == at.types[at.x(1)].element
+
+
+def _mod(at: ForwardNode, dy: str) -> Gradients:
+    """a mod b = a - q b, for a whole number q that stays between two jumps."""
+    if 1 not in at.wanted:
+        return {0: dy}
+    # The quotient is rounded: (a - y) / b misses the whole number by an ulp.
+    quotient = at.op("Round", at.op("Div", at.op("Sub", at.x(0), at.y()), at.x(1)))
+    return {0: dy, 1: at.op("Neg", at.op("Mul", dy, quotient))}
 
 
 def _where(at: ForwardNode, dy: str) -> Gradients:
@@ -172,68 +141,38 @@ def _where(at: ForwardNode, dy: str) -> Gradients:
 
 
 def _extremum(at: ForwardNode, dy: str) -> Gradients:
-    """Max and Min: the first input that attains the extremum takes the whole gradient."""
+    """Max and Min: inputs that tie share the gradient equally, but none with constants: those are bounds."""
     zero = at.scalar(0, like=at.x(0))
-    left = dy
-    gradients = {}
-    for index in range(len(at.node.input) - 1):
-        wins = at.op("Equal", at.x(index), at.y())
-        gradients[index] = at.op("Where", wins, left, zero)
-        left = at.op("Where", wins, zero, left)
-    return gradients | {len(at.node.input) - 1: left}
-
-
-def _prelu(at: ForwardNode, dy: str) -> Gradients:
-    x, slope = at.x(0), at.x(1)
-    zero = at.scalar(0, like=x)
-    negative = at.op("Less", x, zero)
-    return {
-        0: at.op("Where", negative, at.op("Mul", dy, slope), dy),
-        1: at.op("Where", negative, at.op("Mul", dy, x), zero),
-    }
-
-
-# ---------------------------------------------------------------- dropout
-
-
-def _dropout(at: ForwardNode, dy: str) -> Gradients:
-    """The forward node has a mask output: normalising the forward graph saw to it."""
-    ratio = at.constant_input(1)
-    kept = 1 - float(ratio) if ratio is not None else 0.5
-    scaled = at.op("Mul", dy, at.scalar(1 / kept if kept else 0.0, like=at.x(0)))
-    return {0: at.op("Where", at.y(1), scaled, at.scalar(0, like=at.x(0)))}
+    wins = [at.op("Equal", x, at.y()) for x in at.node.input]
+    if len(at.wanted) == 1:
+        (index,) = at.wanted
+        return {index: at.op("Where", wins[index], dy, zero)}
+    flags = [at.op("Cast", wins[index], to=at.types[at.x(0)].element) for index in sorted(at.wanted)]
+    share = at.op("Div", dy, at.op("Max", at.op("Sum", *flags), at.scalar(1, like=at.x(0))))
+    return {index: at.op("Where", wins[index], share, zero) for index in sorted(at.wanted)}
 
 
 RULES: Mapping[str, Rule] = {
-    "Relu": of_first_output(_relu),
-    "LeakyRelu": of_first_output(_leaky_relu),
-    "Sigmoid": of_first_output(_sigmoid),
-    "Tanh": of_first_output(_tanh),
     "Exp": of_first_output(_exp),
     "Log": of_first_output(_log),
     "Sqrt": of_first_output(_sqrt),
     "Neg": of_first_output(_neg),
     "Abs": of_first_output(_abs),
     "Reciprocal": of_first_output(_reciprocal),
-    "Softplus": of_first_output(_softplus),
-    "Sin": of_first_output(_sin),
-    "Cos": of_first_output(_cos),
     "Erf": of_first_output(_erf),
-    "Gelu": of_first_output(_gelu),
     "Cast": of_first_output(_cast),
     "CastLike": of_first_output(_cast),
     "Identity": of_first_output(_identity),
     "Clip": of_first_output(_clip),
-    "Dropout": of_first_output(_dropout),
     "Add": broadcasting(_add),
     "Sum": broadcasting(_add),
     "Mean": broadcasting(_mean),
     "Sub": broadcasting(_sub),
     "Mul": broadcasting(_mul),
     "Div": broadcasting(_div),
+    "Mod": broadcasting(_mod),
     "Pow": broadcasting(_pow),
     "Where": broadcasting(_where),
     "Max": broadcasting(_extremum),
     "Min": broadcasting(_extremum),
-    "PRelu": broadcasting(_prelu),
 }

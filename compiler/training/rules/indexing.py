@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from onnx import TensorProto
 
+from partc.compiler.training.node_builder import AttributeValue
 from partc.compiler.training.rules.forward_node import ForwardNode, Gradients, Rule, of_first_output
 from partc.compiler.training.tensor_types import Shape
 
@@ -45,7 +46,22 @@ def _scatter_rows(at: ForwardNode, dy: str) -> str:
     ids = at.op("Reshape", at.x(1), at.build.ints(-1, 1))
     if at.rank(at.x(1)) != 1:
         dy = at.op("Reshape", dy, _row_shape(at, row_axes))
-    return at.op("ScatterND", at.zeros(at.x(0)), ids, dy, reduction="add")
+    return add_to_zeros(at, "ScatterND", ids, dy)
+
+
+def add_to_zeros(
+    at: ForwardNode, op_type: str, indices: str, updates: str, **attributes: AttributeValue
+) -> str:
+    """Scatter updates, added up, into zeros shaped like the node's input 0.
+
+    Numbers of 16 bits are added up in float32: onnxruntime has no such kernel for them, and they would round.
+    """
+    element, zeros = at.types[at.x(0)].element, at.zeros(at.x(0))
+    if element not in (TensorProto.FLOAT16, TensorProto.BFLOAT16):
+        return at.op(op_type, zeros, indices, updates, reduction="add", **attributes)
+    wide_zeros, wide = (at.op("Cast", tensor, to=TensorProto.FLOAT) for tensor in (zeros, updates))
+    summed = at.op(op_type, wide_zeros, indices, wide, reduction="add", **attributes)
+    return at.op("Cast", summed, to=element)
 
 
 def _row_shape(at: ForwardNode, row_axes: Shape) -> str:
@@ -81,7 +97,7 @@ def scatter_along_axis(at: ForwardNode, dy: str, ids: str, axis: int) -> str:
     others = [a for a in range(at.rank(at.x(0))) if a != axis]
     positions = at.op("Unsqueeze", ids, at.build.ints(*others)) if others else ids
     positions = at.op("Expand", positions, at.op("Shape", dy))
-    return at.op("ScatterElements", at.zeros(at.x(0)), positions, dy, axis=axis, reduction="add")
+    return add_to_zeros(at, "ScatterElements", positions, dy, axis=axis)
 
 
 def _gather_elements(at: ForwardNode, dy: str) -> Gradients:
@@ -90,8 +106,7 @@ def _gather_elements(at: ForwardNode, dy: str) -> Gradients:
     size = at.shape(at.x(0))[axis]
     if at.shape(at.x(1))[axis] == 1 and isinstance(size, int) and _same_elsewhere(at, axis):
         return {0: at.op("Where", _is_index(at, axis, size), dy, at.scalar(0, like=at.x(0)))}
-    zeros = at.zeros(at.x(0))
-    return {0: at.op("ScatterElements", zeros, at.x(1), dy, axis=axis, reduction="add")}
+    return {0: add_to_zeros(at, "ScatterElements", at.x(1), dy, axis=axis)}
 
 
 def _same_elsewhere(at: ForwardNode, axis: int) -> bool:

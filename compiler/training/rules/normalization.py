@@ -133,27 +133,53 @@ def _whitened_gradient(at: ForwardNode, g: str, normalized: _Normalized, axes: s
     return at.op("Mul", rest, normalized.inverse)
 
 
-def _layer_normalization(at: ForwardNode, dy: str) -> Gradients:
+def _layer_normalization(at: ForwardNode, gradients: Sequence[str | None]) -> Gradients:
     rank = at.rank(at.x(0))
     first = at.integer("axis", -1) % rank
-    axes = at.build.ints(*range(first, rank))
-    mean = at.op("ReduceMean", at.x(0), axes, keepdims=1)
+    axes = tuple(range(first, rank))
+    mean = at.op("ReduceMean", at.x(0), at.build.ints(*axes), keepdims=1)
     centred = at.op("Sub", at.x(0), mean)
-    variance = at.op("ReduceMean", at.op("Mul", centred, centred), axes, keepdims=1)
+    variance = at.op("ReduceMean", at.op("Mul", centred, centred), at.build.ints(*axes), keepdims=1)
     inverse = _inverse_deviation(at, variance)
     normalized = _Normalized(at.op("Mul", centred, inverse), inverse)
-    gradients = {}
-    if 0 in at.wanted:
-        gradients[0] = _whitened_gradient(at, at.op("Mul", dy, at.x(1)), normalized, axes)
-    if 1 in at.wanted:
-        product = at.op("Mul", dy, normalized.normal)
-        gradients[1] = at.unbroadcast(product, at.x(0), at.x(1))
-    if 2 in at.wanted:
-        gradients[2] = at.unbroadcast(dy, at.x(0), at.x(2))
-    return gradients
+    results = {}
+    dy, *of_statistics = gradients
+    if dy and 0 in at.wanted:
+        results[0] = _whitened_gradient(at, at.op("Mul", dy, at.x(1)), normalized, at.build.ints(*axes))
+    if dy and 1 in at.wanted:
+        results[1] = at.unbroadcast(at.op("Mul", dy, normalized.normal), at.x(0), at.x(1))
+    if dy and 2 in at.wanted:
+        results[2] = at.unbroadcast(dy, at.x(0), at.x(2))
+    if any(of_statistics):
+        parts = _through_statistics(at, of_statistics, normalized, axes)
+        results[0] = at.op("Sum", *([results[0]] if 0 in results else []), *parts)
+    return results
+
+
+def _through_statistics(
+    at: ForwardNode, gradients: Sequence[str | None], normalized: _Normalized, axes: tuple[int, ...]
+) -> list[str]:
+    """Return what the mean's and the inverse deviation's gradients add to dx, whose shape it takes.
+
+    d mean / dx = 1 / n         d inverse / dx = - inverse^2 normal / n
+    """
+    count = count_along(at, at.x(0), axes)
+    parts = []
+    for index, gradient in enumerate(gradients):
+        if not gradient:
+            continue
+        if at.types[at.y(1 + index)].element != at.types[at.x(0)].element:
+            gradient = at.op("Cast", gradient, to=at.types[at.x(0)].element)
+        share = at.op("Div", gradient, count)
+        if index == 0:
+            parts.append(at.op("Expand", share, at.shape_of(at.x(0))))
+        else:
+            square = at.op("Mul", normalized.inverse, normalized.inverse)
+            parts.append(at.op("Neg", at.op("Mul", at.op("Mul", share, square), normalized.normal)))
+    return parts
 
 
 RULES: Mapping[str, Rule] = {
     "BatchNormalization": _batch_normalization,
-    "LayerNormalization": of_first_output(_layer_normalization),
+    "LayerNormalization": _layer_normalization,
 }

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 
+import numpy as np
+
+from partc.compiler.training.rules.along_axis import static_size
 from partc.compiler.training.rules.forward_node import ForwardNode, Gradients, Rule, of_first_output
-from partc.runtime.errors import UnsupportedModel
 
 
 def _matmul(at: ForwardNode, dy: str) -> Gradients:
@@ -95,31 +97,30 @@ def _gemm(at: ForwardNode, dy: str) -> Gradients:
     return gradients
 
 
-def _einsum(at: ForwardNode, dy: str) -> Gradients:
-    """Exchange an operand's letters with the output's: sound where each of its letters is elsewhere too."""
-    equation = at.attribute("equation")
-    assert isinstance(equation, str)
-    left, arrow, output = equation.replace(" ", "").partition("->")
-    operands = left.split(",")
-    gradients = {}
-    for index in sorted(at.wanted):
-        others = [letters for i, letters in enumerate(operands) if i != index]
-        letters = operands[index]
-        available = set(output).union(*others)
-        repeated = any(len(set(word)) < len(word) for word in operands)
-        if not arrow or "." in equation or repeated or not set(letters) <= available:
-            raise UnsupportedModel(
-                f"the gradient of Einsum {equation!r}",
-                at=at.place,
-                fix="write out the output's letters, without ellipsis, repeated or summed single letters",
-            )
-        inputs = [at.x(i) for i in range(len(operands)) if i != index]
-        gradients[index] = at.op("Einsum", dy, *inputs, equation=f"{','.join([output, *others])}->{letters}")
-    return gradients
+def _det(at: ForwardNode, dy: str) -> Gradients:
+    """d det(A) = adj(A)', the adjugate, which exists for singular matrices too.
+
+        M_1 = 1        M_(k+1) = A M_k - trace(A M_k) / k        adj(A) = (-1)^(n-1) M_n
+
+    Source: the Faddeev-LeVerrier algorithm. Rounding grows with n: it is for small matrices.
+    """
+    a, rank = at.x(0), at.rank(at.x(0))
+    size = static_size(at, a, rank - 1)
+    unit = at.build.constant(np.eye(size, dtype=at.types[a].dtype))
+    adjugate = unit
+    for k in range(1, size):
+        product = at.op("MatMul", a, adjugate)
+        trace = at.op("ReduceSum", at.op("Mul", product, unit), at.build.ints(-2, -1), keepdims=1)
+        share = at.op("Div", trace, at.scalar(k, like=a))
+        adjugate = at.op("Sub", product, at.op("Mul", share, unit))
+    sign = at.scalar((-1) ** (size - 1), like=a)
+    slope = at.op("Unsqueeze", at.op("Mul", dy, sign), at.build.ints(-2, -1))
+    turned = at.op("Transpose", adjugate, perm=[*range(rank - 2), rank - 1, rank - 2]) if size > 1 else unit
+    return {0: at.op("Expand", at.op("Mul", slope, turned), at.shape_of(a))}
 
 
 RULES: Mapping[str, Rule] = {
     "MatMul": of_first_output(_matmul),
+    "Det": of_first_output(_det),
     "Gemm": of_first_output(_gemm),
-    "Einsum": of_first_output(_einsum),
 }

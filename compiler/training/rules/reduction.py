@@ -2,6 +2,9 @@
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
+from partc.compiler.training.rules.along_axis import static_size
 from partc.compiler.training.rules.forward_node import ForwardNode, Gradients, Rule, of_first_output
 
 
@@ -82,11 +85,51 @@ def _reduce_log_sum(at: ForwardNode, dy: str) -> Gradients:
     return {0: _spread(at, slope)}
 
 
+def _reduce_prod(at: ForwardNode, dy: str) -> Gradients:
+    """Each entry's slope is the product of the others; a factor of 0 is set aside, and counted."""
+    x, axes = at.x(0), at.build.ints(*_axes(at))
+    zero, one = at.scalar(0, like=x), at.scalar(1, like=x)
+    is_zero = at.op("Equal", x, zero)
+    safe = at.op("Where", is_zero, one, x)
+    product = at.op("ReduceProd", safe, axes, keepdims=1)
+    flags = at.op("Cast", is_zero, to=at.types[x].element)
+    other_zeros = at.op("Sub", at.op("ReduceSum", flags, axes, keepdims=1), flags)
+    others = at.op("Where", at.op("Equal", other_zeros, zero), at.op("Div", product, safe), zero)
+    return {0: at.op("Mul", _keep_axes(at, dy), others)}
+
+
+def _cum_sum(at: ForwardNode, dy: str) -> Gradients:
+    """What an entry was summed into lies behind it: sum from the other end."""
+    options = {"exclusive": at.integer("exclusive", 0), "reverse": 1 - at.integer("reverse", 0)}
+    return {0: at.op("CumSum", dy, at.x(1), **options)}
+
+
+def expand_cum_prod(at: ForwardNode) -> tuple[str]:
+    """Write CumProd as products over a square of entries, of which each row keeps its own; for short axes."""
+    x, rank = at.x(0), at.rank(at.x(0))
+    position = at.constant_input(1)
+    assert position is not None
+    axis = int(position.ravel()[0]) % rank
+    size = static_size(at, x, axis)
+    kept = np.tri(size, k=-at.integer("exclusive", 0), dtype=np.bool_)
+    kept = kept[::-1, ::-1] if at.integer("reverse", 0) else kept
+    shaped = kept.reshape((size, size) + (1,) * (rank - 1 - axis))
+    factors = at.op("Unsqueeze", x, at.build.ints(axis))
+    row = at.op("Where", at.build.constant(shaped.copy()), factors, at.scalar(1, like=x))
+    return (at.op("ReduceProd", row, at.build.ints(axis + 1), keepdims=0),)
+
+
 def _unless_noop(rule: Callable[[ForwardNode, str], Gradients]) -> Rule:
     """Reducing no axes at all is the identity for the ops of this table that allow it here."""
 
     def guarded(at: ForwardNode, dy: str) -> Gradients:
-        identity = not _axes(at) and at.node.op_type in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin")
+        identity = not _axes(at) and at.node.op_type in (
+            "ReduceSum",
+            "ReduceMean",
+            "ReduceMax",
+            "ReduceMin",
+            "ReduceProd",
+        )
         return {0: dy} if identity else rule(at, dy)
 
     return of_first_output(guarded)
@@ -116,6 +159,8 @@ RULES: Mapping[str, Rule] = {
     "ReduceL2": _unless_noop(_reduce_l2),
     "ReduceLogSumExp": _unless_noop(_reduce_log_sum_exp),
     "ReduceLogSum": _unless_noop(_reduce_log_sum),
+    "ReduceProd": _unless_noop(_reduce_prod),
+    "CumSum": of_first_output(_cum_sum),
     "Softmax": of_first_output(_softmax),
     "LogSoftmax": of_first_output(_log_softmax),
 }

@@ -4,15 +4,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from partc.compiler.training.rules.along_axis import static_size
 from partc.compiler.training.rules.forward_node import ForwardNode, Gradients, Rule, of_first_output
-from partc.compiler.training.rules.indexing import scatter_along_axis
-from partc.runtime.errors import UnsupportedModel
-
-END = np.iinfo(np.int64).max // 2  # a Slice's end beyond this means the end of the axis
 
 
 def _reshape(at: ForwardNode, dy: str) -> Gradients:
-    return {0: at.op("Reshape", dy, at.shape_of(at.x(0)))}
+    # By default a 0 in the new shape copies a size of dy; here it says that the tensor is empty.
+    literal = {"allowzero": 1} if 0 in at.shape(at.x(0)) else {}
+    return {0: at.op("Reshape", dy, at.shape_of(at.x(0)), **literal)}
 
 
 def _squeeze(at: ForwardNode, dy: str) -> Gradients:
@@ -57,77 +56,63 @@ def _split(at: ForwardNode, gradients: Sequence[str | None]) -> Gradients:
     return {0: at.op("Concat", *pieces, axis=at.integer("axis", 0))}
 
 
-def _pad(at: ForwardNode, dy: str) -> Gradients:
-    if at.attribute("mode", "constant") != "constant":
-        raise UnsupportedModel(
-            f"the gradient of Pad in mode {at.attribute('mode')!r} is not known",
-            at=at.place,
-            fix="pad with a constant",
-        )
-    amounts = at.op("Neg", at.x(1))
-    zero = at.scalar(0, like=at.x(0))
-    return {0: at.op("Pad", dy, amounts, zero, *((at.x(3),) if at.x(3) else ()))}
-
-
 def _trilu(at: ForwardNode, dy: str) -> Gradients:
     extra = (at.x(1),) if at.x(1) else ()
     return {0: at.op("Trilu", dy, *extra, upper=at.integer("upper", 1))}
 
 
-# ---------------------------------------------------------------- slice
+# ---------------------------------------------------------------- repetition and blocks
 
 
-def _slice(at: ForwardNode, dy: str) -> Gradients:
-    """Put the slice back: one Pad for all axes of step 1, a scatter for each other axis."""
+def _tile(at: ForwardNode, dy: str) -> Gradients:
+    """Count the copies by axes of their own, and sum over those."""
+    repeats = at.constants.get(at.x(1))
     rank = at.rank(at.x(0))
-    starts, ends = at.constant_input(1), at.constant_input(2)
-    assert starts is not None
-    assert ends is not None
-    axes, steps = at.constant_input(3), at.constant_input(4)
-    axes = np.arange(len(starts)) if axes is None else axes % rank
-    steps = np.ones(len(starts), np.int64) if steps is None else steps
-    before, after = [0] * rank, [0] * rank
-    gradient = dy
-    for axis, start, end, step in zip(
-        axes.tolist(), starts.tolist(), ends.tolist(), steps.tolist(), strict=True
-    ):
-        if step == 1:
-            before[axis], after[axis] = _padding(at, axis, start, end)
-        else:
-            gradient = _scatter_strided(at, gradient, axis, slice(start, end, step))
-    if any(before) or any(after):
-        amounts = at.build.ints(*before, *after)
-        gradient = at.op("Pad", gradient, amounts, at.scalar(0, like=at.x(0)))
-    return {0: gradient}
+    if repeats is None:
+        pairs = at.op("Concat", _as_column(at, at.x(1)), _as_column(at, at.shape_of(at.x(0))), axis=1)
+        split = at.op("Reshape", dy, at.op("Reshape", pairs, at.build.ints(-1)), allowzero=1)
+        return {0: at.op("ReduceSum", split, at.build.ints(*range(0, 2 * rank, 2)), keepdims=0)}
+    sizes: list[str] = []
+    copies = []
+    for axis, count in enumerate(repeats.tolist()):
+        if count != 1:
+            copies.append(len(sizes))
+            sizes.append(at.build.ints(count))
+        sizes.append(_size(at, axis))
+    if not copies:
+        return {0: dy}
+    split = at.op("Reshape", dy, at.op("Concat", *sizes, axis=0), allowzero=1)
+    return {0: at.op("ReduceSum", split, at.build.ints(*copies), keepdims=0)}
 
 
-def _padding(at: ForwardNode, axis: int, start: int, end: int) -> tuple[int, int]:
-    """Return how many entries a slice left out before and after itself."""
+def _as_column(at: ForwardNode, vector: str) -> str:
+    return at.op("Unsqueeze", vector, at.build.ints(1))
+
+
+def _size(at: ForwardNode, axis: int) -> str:
     size = at.shape(at.x(0))[axis]
-    if isinstance(size, int):
-        first, stop, _ = slice(start, end).indices(size)
-        return first, size - max(stop, first)
-    if start >= 0 and (end < 0 or end > END):
-        return start, -end if end < 0 else 0
-    raise UnsupportedModel(
-        f"the gradient of a slice [{start}:{end}] of axis {axis}, whose size is not known",
-        at=at.place,
-        fix="fix this axis' size when exporting the model",
-    )
+    return at.build.ints(size) if isinstance(size, int) else at.op("Shape", at.x(0), start=axis, end=axis + 1)
 
 
-def _scatter_strided(at: ForwardNode, gradient: str, axis: int, taken: slice) -> str:
-    size = at.shape(at.x(0))[axis]
-    if not isinstance(size, int) or len(at.constants[at.x(1)]) > 1:
-        raise UnsupportedModel(
-            "the gradient of a strided slice needs one axis, of known size",
-            at=at.place,
-            fix="slice one axis at a time, and fix its size when exporting the model",
-        )
-    # numpy and ONNX agree on [start:end:step] but for a negative end that means "before the first".
-    end = None if taken.step < 0 and taken.stop < -size else taken.stop
-    positions = np.arange(size, dtype=np.int64)[taken.start : end : taken.step]
-    return scatter_along_axis(at, gradient, at.build.constant(positions), axis)
+def _depth_to_space(at: ForwardNode, dy: str) -> Gradients:
+    """SpaceToDepth orders channels [block, block, c]; mode CRD has [c, block, block]."""
+    block = at.integer("blocksize", 1)
+    packed = at.op("SpaceToDepth", dy, blocksize=block)
+    if at.attribute("mode", "DCR") == "DCR":
+        return {0: packed}
+    channels = static_size(at, at.x(0), 1)
+    order = np.arange(channels).reshape(block * block, -1).T.ravel()
+    return {0: at.op("Gather", packed, at.build.constant(order), axis=1)}
+
+
+def _space_to_depth(at: ForwardNode, dy: str) -> Gradients:
+    return {0: at.op("DepthToSpace", dy, blocksize=at.integer("blocksize", 1))}
+
+
+def _reverse_sequence(at: ForwardNode, dy: str) -> Gradients:
+    """Reversing twice changes nothing."""
+    axes = {"batch_axis": at.integer("batch_axis", 1), "time_axis": at.integer("time_axis", 0)}
+    return {0: at.op("ReverseSequence", dy, at.x(1), **axes)}
 
 
 RULES: Mapping[str, Rule] = {
@@ -139,7 +124,9 @@ RULES: Mapping[str, Rule] = {
     "Expand": of_first_output(_expand),
     "Concat": of_first_output(_concat),
     "Split": _split,
-    "Pad": of_first_output(_pad),
-    "Slice": of_first_output(_slice),
+    "Tile": of_first_output(_tile),
+    "DepthToSpace": of_first_output(_depth_to_space),
+    "SpaceToDepth": of_first_output(_space_to_depth),
+    "ReverseSequence": of_first_output(_reverse_sequence),
     "Trilu": of_first_output(_trilu),
 }

@@ -6,24 +6,38 @@ A standard op without a rule is replaced by the function that ONNX defines it as
 from collections.abc import Mapping
 
 from partc.compiler.training.rules import (
+    activations,
+    dropout,
+    einsum,
     elementwise,
     indexing,
     normalization,
     product,
     reduction,
+    resizing,
+    scattering,
     shape,
+    slicing,
+    trigonometry,
     window,
 )
 from partc.compiler.training.rules.forward_node import Rule
 
 RULES: Mapping[str, Rule] = {
     **elementwise.RULES,
+    **activations.RULES,
+    **trigonometry.RULES,
     **shape.RULES,
+    **slicing.RULES,
+    **resizing.RULES,
     **indexing.RULES,
+    **scattering.RULES,
     **reduction.RULES,
+    **einsum.RULES,
     **product.RULES,
     **window.RULES,
     **normalization.RULES,
+    **dropout.RULES,
 }
 
 # Float inputs that a gradient never reaches, by op: statistics, bounds and ratios.
@@ -32,20 +46,29 @@ CONSTANT_INPUTS: Mapping[str, frozenset[int]] = {
     "CastLike": frozenset({1}),
     "Clip": frozenset({1, 2}),
     "Dropout": frozenset({1}),
+    "NegativeLogLikelihoodLoss": frozenset({2}),
     "Pad": frozenset({2}),
+    "Resize": frozenset({1, 2}),
+    "RotaryEmbedding": frozenset({1, 2}),
+    "SoftmaxCrossEntropyLoss": frozenset({2}),
 }
 
 # Ops with float outputs that do not change when their inputs change a little.
 FLAT_OPS = frozenset(
     {
+        "Bernoulli",
+        "BitCast",
         "Ceil",
         "ConstantOfShape",
+        "EyeLike",
         "Floor",
+        "Hardmax",
         "OneHot",
         "RandomNormalLike",
         "RandomUniformLike",
         "Range",
         "Round",
         "Sign",
+        "Unique",
     }
 )

@@ -4,6 +4,7 @@
     ConvDataGrad     dy [n, (g o), ..], W [(g o), c, kernel..] -> dx [n, (g c), ..]   sums o
     MaxPoolGrad      x [n, c, ..], dy [n, c, ..] -> dx [n, c, ..]
     AveragePoolGrad  dy [n, c, ..] -> dx [n, c, ..]
+    LpPoolGrad       x [n, c, ..], y [n, c, ..], dy [n, c, ..] -> dx [n, c, ..]
     LRNGrad          x [n, c, ..], dy [n, c, ..] -> dx [n, c, ..]                     mixes c
 
 All are linear in dy. A function's name begins with its kind and spells its attributes: equal calls
@@ -172,6 +173,27 @@ def average_pool_gradient(
     spelled = "" if counted is None else "_counting" + "x".join(map(str, sum(counted, ())))
     kind = f"AveragePoolGrad{spelled}_c{channels}"
     return b.finish(_pool_name(kind, windows, dtype), ("dy",), ("dx",), opset)
+
+
+def lp_pool_gradient(
+    windows: Windows, channels: int, power: int, dtype: np.dtype, opset: int
+) -> onnx.FunctionProto:
+    """Return LpPoolGrad(x, y, dy) -> dx = sign(x) |x|^(p-1) sum of dy y^(1-p) over the windows of x.
+
+    A window of zeros has no slope: it gives 0.
+    """
+    b = FunctionBuilder(("x", "y", "dy", "dx"))
+    zero, one, lower = (b.constant(np.array(value, dtype)) for value in (0, 1, power - 1))
+    norm = b.op("Where", b.op("Equal", "y", zero), one, "y")
+    steepness = b.op("Div", "dy", b.op("Pow", norm, lower))
+    images = b.op("Reshape", steepness, b.ints(-1, 1, *windows.target))
+    ones = b.constant(np.ones((1, 1, *windows.kernel), dtype))
+    carried = b.op("ConvTranspose", images, ones, **windows.transposed())
+    carried = b.op("Reshape", carried, b.ints(-1, channels, *windows.source))
+    slope = b.op("Mul", b.op("Sign", "x"), b.op("Pow", b.op("Abs", "x"), lower))
+    b.call("Mul", (slope, carried), ("dx",))
+    name = _pool_name(f"LpPoolGrad_p{power}_c{channels}", windows, dtype)
+    return b.finish(name, ("x", "y", "dy"), ("dx",), opset)
 
 
 def _pool_name(kind: str, windows: Windows, dtype: np.dtype) -> str:

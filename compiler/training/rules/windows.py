@@ -95,6 +95,32 @@ def _padding_before(at: ForwardNode, padding: Sequence[int]) -> Sizes:
             return _sizes(at, "pads", (0,) * (2 * len(padding)))[: len(padding)]
 
 
+def transposed_windows_of(at: ForwardNode, kernel: Sequence[int]) -> Windows:
+    """Read the windows of a ConvTranspose: those of the convolution that carries its output to its input."""
+    source, target = at.static_sizes(at.y(), 2), at.static_sizes(at.x(0), 2)
+    rank = len(kernel)
+    strides, dilations = _sizes(at, "strides", (1,) * rank), _sizes(at, "dilations", (1,) * rank)
+    spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    reach = [(t - 1) * s + span for t, s, span in zip(target, strides, spans, strict=True)]
+    behind = _sizes(at, "output_padding", (0,) * rank)
+    padding = [r + b - x for r, b, x in zip(reach, behind, source, strict=True)]
+    before = _transposed_padding_before(at, padding)
+    after = tuple(r - x - b for r, x, b in zip(reach, source, before, strict=True))
+    return Windows(tuple(kernel), strides, dilations, before, after, source, target)
+
+
+def _transposed_padding_before(at: ForwardNode, padding: Sequence[int]) -> Sizes:
+    """Where the output's shape is what is given, padding follows from it; odd ones as ONNX Runtime does."""
+    mode = at.attribute("auto_pad", "NOTSET")
+    if mode == "VALID":
+        return (0,) * len(padding)
+    if mode == "NOTSET" and at.attribute("output_shape") is None:
+        return _sizes(at, "pads", (0,) * (2 * len(padding)))[: len(padding)]
+    if mode == "SAME_UPPER":
+        return tuple(p // 2 for p in padding)
+    return tuple(p - p // 2 for p in padding)
+
+
 def declared_after(at: ForwardNode, windows: Windows) -> Sizes:
     """Return the padding behind each axis, without what ceil_mode adds."""
     if at.attribute("auto_pad", "NOTSET") != "NOTSET":

@@ -1,0 +1,109 @@
+"""Write out every op that stock onnxruntime lacks, in rounds.
+
+A rule reads the types of its inputs. Inference knows nothing of onnxruntime's ops, so those of what
+they make are inferred when they are written out, for the next round.
+"""
+
+import onnx
+from onnx import helper
+
+from partc.compiler.importing.ort_training.attach_forward import attach_forward
+from partc.compiler.importing.ort_training.forward_ops import FORWARD_OPS, STANDARD_OPS
+from partc.compiler.importing.ort_training.gradient_ops import GRADIENT_OPS
+from partc.compiler.training.node_builder import NodeBuilder
+from partc.compiler.training.rules.expansions import Expansion
+from partc.compiler.training.rules.forward_node import ForwardNode
+from partc.compiler.training.tensor_types import infer_types, small_constants
+from partc.runtime.errors import UnsupportedModel
+
+MICROSOFT = "com.microsoft"
+_RULES = {**FORWARD_OPS, **GRADIENT_OPS}
+# onnxruntime registers these in the standard's domain, where the standard has no such ops.
+_MISPLACED = frozenset({"AveragePoolGrad", "MaxPoolGrad", "SimplifiedLayerNormalization"})
+
+
+def move_misplaced(graph: onnx.GraphProto) -> None:
+    """Put onnxruntime's own ops into its own domain, so that ONNX's tools pass them by."""
+    for node in graph.node:
+        if node.op_type in _MISPLACED:
+            node.domain = MICROSOFT
+
+
+def lower_training_nodes(model: onnx.ModelProto, opset: int) -> dict[str, str]:
+    """Replace onnxruntime's ops in place; return what now stands for each of their outputs.
+
+    Raises UnsupportedModel for an op that is not known.
+    """
+    attach_forward(model.graph)
+    _drop_unread_outputs(model.graph)
+    renamed: dict[str, str] = {}
+    left, before = _count(model.graph), None
+    while left and left != before:  # what one round writes out gives the next one's inputs their types
+        renamed |= _lower(model, opset)
+        left, before = _count(model.graph), left
+    for node in model.graph.node:
+        if node.domain == MICROSOFT:
+            raise UnsupportedModel(
+                f"onnxruntime's op {node.op_type!r} is not known, or the types of its inputs are not",
+                at=f"node {node.name or node.output[0]!r}",
+                fix="generate the artifacts without that op; known are "
+                + ", ".join(sorted(_RULES)),
+            )
+    return renamed
+
+
+def _rule(node: onnx.NodeProto) -> Expansion | None:
+    return _RULES.get(node.op_type) if node.domain == MICROSOFT else STANDARD_OPS.get(node.op_type)
+
+
+def _count(graph: onnx.GraphProto) -> int:
+    return sum(_rule(node) is not None for node in graph.node)
+
+
+def _lower(model: onnx.ModelProto, opset: int) -> dict[str, str]:
+    """Replace the nodes whose inputs' types are known."""
+    graph = model.graph
+    types, constants = infer_types(model), small_constants(graph)
+    trained = frozenset(tensor.name for tensor in graph.initializer)
+    build = NodeBuilder(_names(graph))
+    renamed: dict[str, str] = {}
+    for node in graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        rule = _rule(node)
+        if rule is None or not all(name in types for name in node.input if name):
+            build.copy(node)
+            continue
+        build.scope = f"{node.name or next(filter(None, node.output))}/"
+        results = rule(ForwardNode(build, node, types, constants, trained, frozenset(), opset))
+        for name, result in zip(node.output, results, strict=False):
+            if name and result:
+                renamed[name] = result
+                types |= {result: types[name]} if name in types else {}
+    build.nodes += [
+        helper.make_node("Identity", [renamed[value.name]], [value.name], name=f"{value.name}/output")
+        for value in graph.output
+        if value.name in renamed
+    ]
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in build.nodes]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(build.constants)
+    model.functions.extend(build.functions.values())
+    domains = {function.domain for function in build.functions.values()}
+    model.opset_import.extend(helper.make_opsetid(domain, 1) for domain in sorted(domains))
+    return renamed
+
+
+def _drop_unread_outputs(graph: onnx.GraphProto) -> None:
+    """Drop the trailing outputs that only a gradient op read: statistics, positions of maxima."""
+    read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    for node in graph.node:
+        while node.domain != MICROSOFT and len(node.output) > 1 and node.output[-1] not in read:
+            node.output.pop()
+
+
+def _names(graph: onnx.GraphProto) -> set[str]:
+    names = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
+    for node in graph.node:
+        names.update((node.name, *node.input, *node.output))
+    return names

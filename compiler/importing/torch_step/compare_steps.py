@@ -1,0 +1,96 @@
+"""Two steps in PyTorch and in onnxruntime, from the same values, compared."""
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+
+from partc.compiler.importing.torch_step.trace_step import Loss, TracedStep
+from partc.runtime.errors import UnsupportedModel
+
+STEPS = 2
+RTOL = {torch.float64: 1e-9}  # of the largest value of a variable
+DEFAULT_RTOL = 1e-4
+NOISE = 1e-6  # gradients below this share of the largest are rounding noise, which Adam makes full steps of
+
+
+def compare_steps(
+    model: onnx.ModelProto,
+    traced: TracedStep,
+    names: Sequence[str],
+    module: torch.nn.Module,
+    loss: Loss,
+    optimizer: torch.optim.Optimizer,
+) -> None:
+    """Refuse a model whose steps are not PyTorch's. Raises UnsupportedModel."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    outputs = ["loss", *(f"{name}.next" for name in traced.variables)]
+    data = dict(zip(names, (value.numpy() for value in traced.inputs), strict=True))
+    values = {name: value.detach().numpy() for name, value in traced.variables.items()}
+    module, optimizer = copy.deepcopy((module, optimizer))
+    module.train()
+    for step in range(1, STEPS + 1):
+        value, *renewed = session.run(outputs, {**data, **values})
+        values = dict(zip(traced.variables, renewed, strict=True))
+        expected = _step(module, loss, optimizer, traced)
+        _compare("loss", value, expected.loss, step)
+        for name, wanted in expected.values.items():
+            noise = expected.noise.get(name)
+            _compare(name, values[name], wanted, step, noise)
+            if noise is not None:  # else the next step would start from different values
+                values[name] = np.where(noise, wanted.numpy(), values[name])
+
+
+class _Expected:
+    """What PyTorch has after a step; `noise` marks elements whose gradient is rounding noise."""
+
+    def __init__(self, loss: torch.Tensor) -> None:
+        self.loss = loss.detach()
+        self.values: dict[str, torch.Tensor] = {}
+        self.noise: dict[str, np.ndarray] = {}
+
+
+def _step(
+    module: torch.nn.Module, loss: Loss, optimizer: torch.optim.Optimizer, traced: TracedStep
+) -> _Expected:
+    optimizer.zero_grad()
+    value = loss(module, *traced.inputs)
+    value.backward()
+    optimizer.step()
+    found = _Expected(value)
+    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+    gradients = {name: parameters[name].grad for name in traced.parameters}
+    largest = max(float(g.abs().max()) for g in gradients.values() if g is not None and g.numel())
+    for name, buffer in buffers.items():
+        found.values[name] = buffer.detach()
+    for name in traced.parameters:
+        gradient = gradients[name]
+        found.values[name] = parameters[name].detach()
+        if gradient is not None:
+            size = gradient.abs().numpy()
+            found.noise[name] = (size > 0) & (size <= NOISE * largest)
+    return found
+
+
+def _compare(
+    name: str, found: np.ndarray, wanted: torch.Tensor, step: int, noise: np.ndarray | None = None
+) -> None:
+    expected = wanted.numpy()
+    error = np.abs(np.asarray(found, np.float64) - expected)
+    if noise is not None:
+        error = np.where(noise & np.isfinite(error), 0.0, error)
+    allowed = RTOL.get(wanted.dtype, DEFAULT_RTOL) * max(float(np.abs(expected).max(initial=0.0)), 1e-3)
+    if not np.all(error <= allowed):
+        raise UnsupportedModel(
+            f"after step {step}, {name!r} differs by {np.max(error):.3g} from PyTorch's, {allowed:.3g} is allowed",
+            at="partc.torch.export_step, the exported step in onnxruntime",
+            fix="set dropout to 0 and remove other random ops; else the exporter mistranslates an op: "
+            "replace modules until the step agrees",
+        )

@@ -1,0 +1,112 @@
+"""Export one training step of PyTorch, and refuse it where onnxruntime computes something else."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
+
+from partc.compiler.importing.bindings import Bindings, write_bindings
+from partc.compiler.model_file import write_model
+from partc.runtime.errors import BadUsage, UnsupportedModel
+
+if TYPE_CHECKING:
+    import torch
+
+    from partc.compiler.importing.torch_step.trace_step import Loss, TracedStep
+
+EXPORTED_OPSET = 20  # the newest whose ops partc's converter leaves as they are
+
+
+def export_step(
+    module: "torch.nn.Module",
+    loss: "Loss",
+    optimizer: "torch.optim.Optimizer",
+    example_inputs: "Sequence[torch.Tensor]",
+    path: str | Path,
+    *,
+    sample_axes: Mapping[str, int | None] | None = None,
+) -> onnx.ModelProto:
+    """Write train.onnx: forward, backward and update of `module`, as `optimizer` would do it.
+
+    `loss(model, *inputs)` calls `model` as the module is called and returns a scalar; its argument
+    names become the names of the data inputs, and `example_inputs` are their values, with the sizes
+    that are exported. `sample_axes` says along which axis an input's samples lie (None: along none).
+    Two steps are taken in PyTorch and in onnxruntime. Raises BadUsage, UnsupportedModel.
+    """
+    _require_torch()
+    from partc.compiler.importing.torch_step.compare_steps import compare_steps
+    from partc.compiler.importing.torch_step.trace_step import trace_step
+
+    names = _input_names(loss, len(example_inputs))
+    traced = trace_step(module, loss, optimizer, example_inputs)
+    model = _exported(traced, names)
+    compare_steps(model, traced, names, module, loss, optimizer)
+    state = {name: _next(name) for name in traced.variables}
+    bindings = Bindings(state=state, loss="loss", sample_axes=dict(sample_axes or {}))
+    write_bindings(model, bindings)
+    write_model(model, path)
+    return model
+
+
+def _require_torch() -> None:
+    try:
+        import onnxscript  # noqa: F401
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise BadUsage(
+            f"partc.torch needs {error.name}, which is not installed",
+            at="partc.torch.export_step",
+            fix="pip install torch==2.13.0 onnxscript",
+        ) from error
+
+
+def _input_names(loss: "Loss", count: int) -> list[str]:
+    names = list(inspect.signature(loss).parameters)[1:]
+    if len(names) != count:
+        raise BadUsage(
+            f"{count} example inputs for a loss of {len(names)} inputs {names}",
+            at="partc.torch.export_step",
+            fix="write loss(model, *inputs) with one named argument per example input",
+        )
+    return names
+
+
+def _next(variable: str) -> str:
+    return f"{variable}.next"
+
+
+def _exported(traced: "TracedStep", names: Sequence[str]) -> onnx.ModelProto:
+    import torch
+
+    program = torch.onnx.export(
+        traced.graph,
+        (*traced.inputs, *traced.variables.values()),
+        input_names=[*names, *traced.variables],
+        output_names=["loss", *map(_next, traced.variables)],
+        opset_version=EXPORTED_OPSET,
+        dynamo=True,
+        optimize=False,  # its rewriting has dropped Adam's epsilon
+        external_data=False,
+        verify=False,
+        verbose=False,
+    )
+    if program is None:
+        raise UnsupportedModel("PyTorch exported nothing", at="torch.onnx.export", fix="see its own message")
+    model: onnx.ModelProto = program.model_proto
+    _drop_traces(model)
+    for name, value in traced.variables.items():
+        array = value.detach().contiguous().numpy()
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+def _drop_traces(model: onnx.ModelProto) -> None:
+    """Drop what names the exporting machine: stack traces and file names."""
+    for node in model.graph.node:
+        del node.metadata_props[:]
+        node.doc_string = ""
+    for info in [*model.graph.value_info, *model.graph.input, *model.graph.output]:
+        del info.metadata_props[:]
+    del model.graph.metadata_props[:], model.metadata_props[:]

@@ -1,0 +1,174 @@
+"""One training step of a module as a function of tensors, and its trace.
+
+    (x, .., W, buffers, slots) -> (loss, W_next, buffers_next, slots_next)
+
+The optimizer's own `step` runs inside the trace, on clones, so whatever torch.optim offers is traced
+as PyTorch computes it.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.func import functional_call, functionalize, grad_and_value
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from partc.compiler.importing.torch_step.decompositions import WRITTEN_OUT
+
+Loss = Callable[..., torch.Tensor]
+Slots = dict[str, dict[str, torch.Tensor]]  # by parameter, then by the optimizer's name for it
+
+# The exporter writes training BatchNorm as inference; LayerNorm keeps float32 statistics of float64.
+_WRITTEN_OUT = (
+    torch.ops.aten.native_batch_norm.default,
+    torch.ops.aten.native_batch_norm_backward.default,
+    torch.ops.aten._native_batch_norm_legit.default,
+    torch.ops.aten._native_batch_norm_legit.no_stats,
+    torch.ops.aten._native_batch_norm_legit_functional.default,
+)
+_WRITTEN_OUT_IN_FLOAT64 = (torch.ops.aten.native_layer_norm.default,)
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """A step, what it was traced on, and the variables in the order of its arguments and results."""
+
+    graph: torch.fx.GraphModule
+    inputs: tuple[torch.Tensor, ...]
+    variables: dict[str, torch.Tensor]
+    parameters: tuple[str, ...]
+
+
+def trace_step(
+    module: torch.nn.Module, loss: Loss, optimizer: torch.optim.Optimizer, inputs: Sequence[torch.Tensor]
+) -> TracedStep:
+    """Trace one step in training mode; the module and the optimizer stay as they are."""
+    trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
+    frozen = {name: value.detach() for name, value in module.named_parameters() if not value.requires_grad}
+    buffers = {name: value.detach().clone() for name, value in module.named_buffers()}
+    slots = _first_slots(module, optimizer, trained)
+    start = {name: value.detach().clone() for name, value in trained.items()}
+    variables = start | buffers | {_slot(p, k): v for p, kept in slots.items() for k, v in kept.items()}
+
+    def step(*arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = dict(zip(variables, arguments[len(inputs) :], strict=True))
+        parameters = {name: given[name] for name in start}
+
+        def loss_of(
+            parameters: Mapping[str, torch.Tensor],
+        ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            renewed = {name: given[name].clone() for name in buffers}
+
+            def model(*args: object, **options: object) -> Any:  # whatever the module returns
+                return functional_call(module, {**frozen, **parameters, **renewed}, args, options)
+
+            return loss(model, *arguments[: len(inputs)]), renewed
+
+        gradients, (value, renewed) = grad_and_value(loss_of, has_aux=True)(parameters)
+        kept = {name: {key: given[_slot(name, key)] for key in slots[name]} for name in start}
+        after, kept = _updated(optimizer, trained, parameters, gradients, kept)
+        following = after | renewed | {_slot(p, k): v for p, s in kept.items() for k, v in s.items()}
+        return (value, *(following[name] for name in variables))
+
+    is_float64 = any(value.dtype == torch.float64 for value in trained.values())
+    table = dict(torch.export.default_decompositions())
+    written_out = (*_WRITTEN_OUT, *_WRITTEN_OUT_IN_FLOAT64) if is_float64 else _WRITTEN_OUT
+    table |= torch._decomp.get_decompositions(written_out) | WRITTEN_OUT
+    was_training = module.training
+    module.train()
+    try:
+        graph = make_fx(functionalize(step, remove="mutations_and_views"), decomposition_table=table)(
+            *inputs, *variables.values()
+        )
+    finally:
+        module.train(was_training)
+    return TracedStep(graph, tuple(inputs), variables, tuple(start))
+
+
+def _slot(parameter: str, key: str) -> str:
+    return f"{parameter}.{key}"
+
+
+# ---------------------------------------------------------------- the optimizer
+
+
+def _first_slots(
+    module: torch.nn.Module, optimizer: torch.optim.Optimizer, trained: Mapping[str, torch.Tensor]
+) -> Slots:
+    """Return what the optimizer keeps of each parameter before its first step.
+
+    Most optimizers make it in their first step: a copy takes one with gradients of zero.
+    """
+    trial, trial_optimizer = copy.deepcopy((module, optimizer))
+    values = dict(trial.named_parameters())
+    before = {name: dict(trial_optimizer.state[values[name]]) for name in trained}
+    for name in trained:
+        values[name].grad = torch.zeros_like(values[name])
+    trial_optimizer.step()
+    slots: Slots = {}
+    for name in trained:
+        after = trial_optimizer.state[values[name]]
+        tensors = {key: value for key, value in after.items() if isinstance(value, torch.Tensor)}
+        given = optimizer.state[trained[name]] if before[name] else {}
+        slots[name] = {
+            key: (given[key] if key in given else torch.zeros_like(value)).detach().clone()
+            for key, value in tensors.items()
+        }
+    return slots
+
+
+def _updated(
+    optimizer: torch.optim.Optimizer,
+    trained: Mapping[str, torch.Tensor],
+    parameters: Mapping[str, torch.Tensor],
+    gradients: Mapping[str, torch.Tensor],
+    slots: Slots,
+) -> tuple[dict[str, torch.Tensor], Slots]:
+    """Let the optimizer take its step on clones; return the parameters and what it keeps of them."""
+    names = {id(value): name for name, value in trained.items()}
+    after = {name: value.clone() for name, value in parameters.items()}
+    kept = {name: {key: value.clone() for key, value in slots[name].items()} for name in after}
+    stand_in = copy.copy(optimizer)
+    stand_in.param_groups = [
+        {**group, "params": [after[names[id(value)]] for value in group["params"] if id(value) in names]}
+        | {option: False for option in ("foreach", "fused", "capturable") if option in group}
+        | ({"differentiable": True} if "differentiable" in group else {})
+        for group in optimizer.param_groups
+    ]
+    state = type(optimizer.state)(dict)
+    for name, value in after.items():
+        value.grad = gradients[name]
+        state[value] = kept[name]
+    stand_in.state = state
+    if isinstance(optimizer, torch.optim.Adagrad):
+        _adagrad_step(stand_in)
+    else:
+        with _steps_as_tensors():
+            type(optimizer).step.__wrapped__(stand_in)  # without its hooks
+    return after, {name: {key: state[value][key] for key in kept[name]} for name, value in after.items()}
+
+
+def _adagrad_step(optimizer: torch.optim.Optimizer) -> None:
+    """Step as torch.optim.Adagrad does; its own step reads the step count as a number."""
+    for group in optimizer.param_groups:
+        for value in group["params"]:
+            kept, gradient = optimizer.state[value], value.grad
+            gradient = gradient + group["weight_decay"] * value if group["weight_decay"] else gradient
+            kept["step"] = kept["step"] + 1
+            rate = group["lr"] / (1 + (kept["step"] - 1) * group["lr_decay"])
+            kept["sum"] = kept["sum"] + gradient * gradient
+            value.sub_(rate * gradient / (kept["sum"].sqrt() + group["eps"]))
+
+
+@contextmanager
+def _steps_as_tensors() -> Iterator[None]:
+    """Keep torch.optim from reading its step counts as numbers, which a trace would freeze."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before

@@ -1,0 +1,1 @@
+"""From gradients to next values: accumulation, loss scaling, clipping, optimizers, schedules, averages."""

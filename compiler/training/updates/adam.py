@@ -1,0 +1,89 @@
+"""Adam and its kin: steps from running means of the gradient and of its square.
+
+    m' = b1 m + (1 - b1) g              v' = b2 v + (1 - b2) g^2             t: updates made, this one too
+    W' = W - lr / (1 - b1^t) * m' / (sqrt(v') / sqrt(1 - b2^t) + epsilon)
+
+    Adam    g gains weight_decay W        AdamW   W shrinks by lr weight_decay before the step
+    lazy    rows that were not read keep m, v and W: torch.optim.SparseAdam, which adds epsilon to
+            sqrt(v') rather than to its corrected value
+
+Sources: Kingma and Ba, ICLR 2015; Loshchilov and Hutter, ICLR 2019; torch.optim.Adam, AdamW, SparseAdam.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from partc.compiler.training.updates.check_settings import FRACTION, NOT_NEGATIVE, check_optimizer
+from partc.compiler.training.updates.parameter_update import ParameterUpdate
+from partc.compiler.training.updates.update_builder import LearningRate, ReadyGradient, Updates
+
+
+@dataclass(frozen=True, slots=True)
+class Adam:
+    """Adam, with torch.optim.Adam's arithmetic; lazy: torch.optim.SparseAdam's."""
+
+    lr: LearningRate = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False
+    lazy: bool = False
+
+    def __post_init__(self) -> None:
+        check_optimizer(self, beta1=FRACTION, beta2=FRACTION, epsilon=NOT_NEGATIVE)
+
+    def step(self, updates: Updates, gradient: ReadyGradient) -> None:
+        """Give the parameter and its two running means their next values."""
+        update = ParameterUpdate(updates, gradient, self.lazy)
+        update = update.with_decay(self.weight_decay, self.decoupled)
+        scale, direction = corrected_direction(update, self, corrects_epsilon=not update.is_on_rows)
+        rate = update.op("Mul", update.rate(self.lr), scale)
+        change = update.op("Mul", rate, direction)
+        update.subtract(change, update.shrunk(self.lr, self.weight_decay if self.decoupled else 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay, as torch.optim.AdamW."""
+
+    weight_decay: float = 0.01
+    decoupled: bool = True
+
+
+class Moments(Protocol):
+    """The settings of running means."""
+
+    @property
+    def beta1(self) -> float:
+        """How much of the mean stays."""
+
+    @property
+    def beta2(self) -> float:
+        """How much of the mean of squares stays."""
+
+    @property
+    def epsilon(self) -> float:
+        """What keeps the divisor from 0."""
+
+
+def corrected_direction(
+    update: ParameterUpdate, settings: Moments, corrects_epsilon: bool = True
+) -> tuple[str, str]:
+    """Create and renew the running means; return a scalar and a tensor whose product is Adam's direction.
+
+        m' / c1 / (sqrt(v') / c2 + epsilon) = c2 / c1 * m' / (sqrt(v') + c2 epsilon)
+
+    c1 = 1 - b1^t, c2 = sqrt(1 - b2^t): the right side reads and writes the big tensors less often.
+    """
+    updates, values = update.updates, update.gradient.values
+    mean = updates.slot(update.parameter, "mean", 0.0)
+    square = updates.slot(update.parameter, "square", 0.0)
+    mean = update.average(mean, settings.beta1, values)
+    square = update.average(square, settings.beta2, update.op("Mul", values, values))
+    correction = update.op("Sqrt", update.bias_correction(settings.beta2))
+    epsilon = update.number(settings.epsilon)
+    if corrects_epsilon:
+        epsilon = update.op("Mul", correction, epsilon)
+    scale = update.op("Div", correction, update.bias_correction(settings.beta1))
+    return scale, update.op("Div", mean, update.op("Add", update.op("Sqrt", square), epsilon))

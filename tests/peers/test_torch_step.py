@@ -1,0 +1,109 @@
+"""partc.torch: steps of PyTorch as ONNX, equal to PyTorch's own, and trained on four ranks."""
+
+from pathlib import Path
+
+import pytest
+
+import partc
+from partc.compiler.importing.import_training import import_training_graph
+from partc.runtime.errors import BadUsage, UnsupportedModel
+from tests.compiled_steps import assert_trains_as_one_device, compile_step, random_batches
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.peers
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+BATCH, WORDS, CLASSES = 8, 20, 5
+
+
+def image_net() -> "nn.Module":
+    """Convolutions with stride, groups and dilation, batch normalisation, both kinds of pooling."""
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 6, 3, stride=2, padding=2, dilation=2, groups=2),
+        nn.Tanh(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(6, CLASSES),
+    )
+
+
+class TextNet(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, 8)
+        self.norm = nn.LayerNorm(8)
+        self.dropout = nn.Dropout(dropout)
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, tokens: "torch.Tensor") -> "torch.Tensor":
+        return self.out(functional.gelu(self.dropout(self.norm(self.embedding(tokens))))).mean(1)
+
+
+def cross_entropy(model: "nn.Module", x: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
+    return functional.cross_entropy(model(x), labels)
+
+
+def inputs_of(kind: str) -> tuple["torch.Tensor", "torch.Tensor"]:
+    torch.manual_seed(0)
+    labels = torch.randint(0, CLASSES, (BATCH,))
+    if kind == "image":
+        return torch.randn(BATCH, 3, 8, 8), labels
+    return torch.randint(0, WORDS, (BATCH, 6)), labels
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "options"),
+    [
+        ("image", "SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+        ("image", "AdamW", {"lr": 0.01}),
+        ("text", "Adam", {"lr": 0.01}),
+        ("text", "Adagrad", {"lr": 0.1, "lr_decay": 0.1, "initial_accumulator_value": 0.1}),
+        pytest.param("text", "RMSprop", {"lr": 0.01, "momentum": 0.5}, marks=pytest.mark.long),
+    ],
+)
+def test_exported_steps_equal_pytorchs(tmp_path: Path, kind: str, optimizer: str, options: dict) -> None:
+    module = image_net() if kind == "image" else TextNet()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    made = getattr(torch.optim, optimizer)(module.parameters(), **options)
+
+    partc.torch.export_step(module, cross_entropy, made, inputs_of(kind), tmp_path / "train.onnx")
+
+    training = import_training_graph(tmp_path / "train.onnx")
+    assert set(training.gradients) == {name for name, _ in module.named_parameters()}
+    assert [name for name, gradient in training.gradients.items() if gradient.is_sparse] == (
+        [] if kind == "image" else ["embedding.weight"]
+    )
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_four_ranks_train_an_exported_step_as_one_device(tmp_path: Path) -> None:
+    module = TextNet().double()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    partc.torch.export_step(module, cross_entropy, optimizer, inputs_of("text"), tmp_path / "train.onnx")
+
+    training = import_training_graph(tmp_path / "train.onnx")
+    compiled = compile_step(training, tmp_path / "out", "2x2", "hybrid", "global")
+
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, steps=3))
+
+
+def test_a_step_with_dropout_is_refused(tmp_path: Path) -> None:
+    module = TextNet(dropout=0.5)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+
+    with pytest.raises(UnsupportedModel, match="fix: set dropout to 0"):
+        partc.torch.export_step(module, cross_entropy, optimizer, inputs_of("text"), tmp_path / "train.onnx")
+
+
+def test_inputs_that_the_loss_does_not_name_are_refused(tmp_path: Path) -> None:
+    module = TextNet()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+
+    with pytest.raises(BadUsage, match="fix: write loss"):
+        partc.torch.export_step(module, cross_entropy, optimizer, inputs_of("text")[:1], tmp_path / "t.onnx")
