@@ -6,17 +6,20 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p $(RECENT) 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
+PEERS := .venv-peers
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 # mypy cannot follow an editable installation: it reads a plain one, made here.
 TYPED := build/typed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint types clean
+.PHONY: help demo test test-all test-peers test-peers-all lint types clean
 
 help:
 	@echo "make demo      build, compile, run and verify a small language model on this machine"
 	@echo "make test      the test suite, under ten minutes on two cores"
 	@echo "make test-all  the same, and the tests marked long"
+	@echo "make test-peers      against PyTorch and transformers, sampled, in environments of its own"
+	@echo "make test-peers-all  the same, every model"
 	@echo "make lint      ruff format, ruff check, mypy --strict"
 	@echo "make clean     remove .venv and everything else that make made"
 
@@ -24,10 +27,16 @@ demo: $(VENV)/installed
 	@$(BIN)/python -m partc.compiler.demo
 
 test: $(VENV)/installed-for-tests
-	@$(BIN)/python -m pytest -q -m "not long"
+	@$(BIN)/python -m pytest -q -m "not long and not peers"
 
 test-all: $(VENV)/installed-for-tests
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -m "not peers"
+
+test-peers: $(PEERS)/installed
+	@timeout 300 $(PEERS)/bin/python -m pytest -q -m "peers and not long" tests/peers
+
+test-peers-all: $(PEERS)/installed
+	@$(PEERS)/bin/python -m pytest -q -m peers tests/peers
 
 lint: types
 	@$(BIN)/ruff format --check .
@@ -39,7 +48,7 @@ types: $(VENV)/installed-for-tests
 	@MYPYPATH=$(TYPED) $(BIN)/mypy --strict -p partc
 
 clean:
-	rm -rf $(VENV) build demo partc.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build demo partc.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 # Stamps: a file that is as new as what it stands for.
 
@@ -60,4 +69,14 @@ $(VENV)/installed: $(VENV)/made pyproject.toml
 $(VENV)/installed-for-tests: $(VENV)/installed
 	@echo "Installing pytest, ruff and mypy into $(VENV)."
 	@$(PIP) --editable '.[test]'
+	@touch $@
+
+$(PEERS)/made: $(VENV)/made
+	@rm -rf $(PEERS)
+	@$(PYTHON) -m venv $(PEERS)
+	@touch $@
+
+$(PEERS)/installed: $(PEERS)/made pyproject.toml
+	@echo "Installing PyTorch and transformers into $(PEERS): some minutes the first time."
+	@$(PEERS)/bin/python -m pip install -qq --disable-pip-version-check --editable '.[test,peers]'
 	@touch $@

@@ -47,7 +47,7 @@ def steps(folder: Path) -> tuple[Step, ...]:
     forward, train, out = (str(folder / name) for name in ("forward.onnx", "train.onnx", "out"))
     options = [part for key, value in MODEL_OPTIONS.items() for part in ("--set", f"{key}={value}")]
     # Adagrad that starts from little: steps are then far larger than rounding, and so is the proof.
-    update = ("--optimizer", "adagrad", "--set-optimizer", "initial_accumulator=1e-6")
+    update: tuple[str, ...] = ("--optimizer", "adagrad", "--set-optimizer", "initial_accumulator=1e-6")
     update += ("--lr", "0.01", "--clip-global-norm", "10")
     return (
         Step(

@@ -14,6 +14,7 @@ MODULES = """
     lpnormalization lppool lrn lstm maxpool meanvariancenormalization negativeloglikelihoodloss
     rmsnormalization rnn rotaryembedding softmax_cross_entropy_loss
 """
+LARGE = 10_000  # elements of an input
 SAMPLED = 4  # cases of a module in the normal suite: the first, the last, and evenly between
 
 # ONNX's own shape inference rejects what these cases expect.
@@ -28,7 +29,8 @@ def collected() -> Iterator[object]:
         cases = [(name, case) for name, case in cases_of(module).items() if _counts(name, case)]
         sample = {round(i * (len(cases) - 1) / (SAMPLED - 1)) for i in range(SAMPLED)}
         for position, (name, case) in enumerate(cases):
-            marks = [] if position in sample else [pytest.mark.long]
+            size = max(value.size for value in case.inputs.values())
+            marks = [] if position in sample and size <= LARGE else [pytest.mark.long]
             yield pytest.param(case, id=name, marks=marks)
 
 

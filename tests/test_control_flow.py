@@ -124,3 +124,19 @@ def test_computed_trip_count_is_refused() -> None:
 
     with pytest.raises(UnsupportedModel, match="fixed number of steps"):
         build_training_graph(stored(text), loss="total", optimizer=SGD())
+
+
+def test_a_branch_that_is_not_taken_spoils_no_gradient() -> None:
+    text = """(double[3,4] a, double[3,4] b) => (double[3,4] y) {
+        sum_a = ReduceSum <keepdims = 0> (a) limit = Constant <value = double {1000.0}> ()
+        t = Greater (sum_a, limit)
+        y = If (t) <then_branch = g1 () => (double[3,4] u) { r = Reciprocal (a) u = Log (r) },
+                    else_branch = g2 () => (double[3,4] v) { v = Mul (a, b) }> }"""
+    model = stored(text)
+    zeros = numpy_helper.from_array(np.zeros((3, 4)), "a")
+    next(tensor for tensor in model.graph.initializer if tensor.name == "a").CopyFrom(zeros)
+
+    found = gradients(model)
+
+    np.testing.assert_allclose(found["a"], 0)
+    np.testing.assert_allclose(found["b"], 0)

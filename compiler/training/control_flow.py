@@ -175,9 +175,37 @@ def _unroll_if(to: _Unrolling, at: _Subgraphs) -> list[str]:
     condition = to.known.value(at.input(0), to.types)
     if condition is not None:
         return to.inline(at.graph("then_branch" if condition.item() else "else_branch"), (), at.names)
-    branches = [to.inline(at.graph(name), (), at.names) for name in ("then_branch", "else_branch")]
     chosen = to.build.op("Reshape", at.input(0), to.constant(np.zeros(0, np.int64)))
+    branches = []
+    for name in ("then_branch", "else_branch"):
+        branch = at.graph(name)
+        branches.append(to.inline(branch, (), _guarded(to, at, branch, (chosen, name == "then_branch"))))
     return [to.build.op("Where", chosen, *pair) for pair in zip(*branches, strict=True)]
+
+
+def _guarded(to: _Unrolling, at: _Subgraphs, branch: onnx.GraphProto, taken: tuple[str, bool]) -> Names:
+    """Let a branch that is not taken read ones: its gradient, which is 0, then meets no NaN on its way."""
+    condition, when = taken
+    names = dict(at.names)
+    for name in sorted(_read_from_outside(branch)):
+        outer = at.names.get(name, name)
+        type_ = to.types.get(outer)
+        if type_ is not None and type_.is_float:
+            one = to.constant(np.array(1, type_.dtype))
+            names[name] = to.build.op("Where", condition, *((outer, one) if when else (one, outer)))
+    return names
+
+
+def _read_from_outside(graph: onnx.GraphProto) -> set[str]:
+    own = {value.name for value in (*graph.input, *graph.initializer)}
+    own |= {name for node in graph.node for name in node.output}
+    read = {value.name for value in graph.output}
+    for node in graph.node:
+        read |= {name for name in node.input if name}
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                read |= _read_from_outside(attribute.g)
+    return read - own
 
 
 def _unroll_loop(to: _Unrolling, at: _Subgraphs) -> list[str]:
