@@ -129,6 +129,18 @@ def test_sparse_sgd_equals_numpy_with_duplicate_ids() -> None:
     np.testing.assert_allclose(after["E"], TABLE - 0.3 * table_gradient(TABLE), rtol=1e-12)
 
 
+@pytest.mark.parametrize("optimizer", [Momentum(0.3, 0.8), Adagrad(0.3)])
+def test_an_id_from_the_end_is_the_same_row(optimizer: Optimizer) -> None:
+    model = build_training_graph(parse(LOOKUP, E=TABLE), loss="mse", optimizer=optimizer)
+    from_end = np.where(np.arange(IDS.size).reshape(IDS.shape) % 2, IDS, IDS - len(TABLE))
+
+    _, after = train(model, [{"x": from_end, "targets": LOOKUP_TARGETS}] * 2)
+    _, expected = train(model, [{"x": IDS, "targets": LOOKUP_TARGETS}] * 2)
+
+    for name in expected:
+        np.testing.assert_array_equal(after[name], expected[name])
+
+
 def test_two_gathers_on_one_table_are_concatenated() -> None:
     text = """(int64[batch] a, int64[batch] b) => (double[batch,2] y) {
         p = Gather (E, a) q = Gather (E, b) y = Mul (p, q) }"""

@@ -146,3 +146,13 @@ def test_angles_are_no_parameters() -> None:
         y = RotaryEmbedding <num_heads = 1> (a, c, s, i)"""
 
     assert facts_of(built(model_of(text, opset=23)))["state"].keys() == {"a"}
+
+
+def test_a_group_normalization_of_opset_18_scales_groups() -> None:
+    text = """float[2,4,3,2] a, float[2] b, float[2] c |
+        g = GroupNormalization <num_groups = 2> (a, b, c) y = Mul (g, a)"""
+    model = model_of(text, opset=18)
+
+    actual = session(built(model)).run(["y"], stored(model))[0]
+
+    np.testing.assert_allclose(actual, session(model).run(["y"], {})[0], rtol=1e-4, atol=1e-6)

@@ -52,7 +52,9 @@ def test_four_ranks_train_them_as_one_device(
     tmp_path: Path, imported: dict[str, TrainingGraph], name: str, strategy: str
 ) -> None:
     sizes = {} if name == "cnn" else {"batch": 8}
-    compiled = compile_step(import_training_graph(ARTIFACTS / name), tmp_path, "2x2", strategy, "global", sizes)
+    compiled = compile_step(
+        import_training_graph(ARTIFACTS / name), tmp_path, "2x2", strategy, "global", sizes
+    )
 
     assert_trains_as_one_device(compiled, batches_of(name))
 

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from partc.compiler.training.expand_ops import names_in, reads_of_subgraphs
 from partc.compiler.training.known_values import KnownValues
 from partc.compiler.training.node_builder import FunctionBuilder
 from partc.compiler.training.tensor_types import FLOATS, Types, infer_types
@@ -32,7 +33,7 @@ def unroll_control_flow(model: onnx.ModelProto) -> None:
     graph = model.graph
     if not any(node.op_type in ("If", "Loop", "Scan") for node in graph.node):
         return
-    unrolling = _Unrolling(FunctionBuilder(_names(graph)), infer_types(model), KnownValues(graph))
+    unrolling = _Unrolling(FunctionBuilder(names_in(graph)), infer_types(model), KnownValues(graph))
     for node in graph.node:
         if not _is_unrolled(node):
             unrolling.keep(node)
@@ -57,14 +58,6 @@ def _is_unrolled(node: onnx.NodeProto) -> bool:
     ]
     elements = [value.type.tensor_type.elem_type for value in outputs]
     return any(element in FLOATS or element == TensorProto.UNDEFINED for element in elements)
-
-
-def _names(graph: onnx.GraphProto) -> set[str]:
-    values = (*graph.input, *graph.output, *graph.initializer)
-    names = {value.name for value in values}
-    for node in graph.node:
-        names.update((node.name, *node.input, *node.output))
-    return names
 
 
 @dataclass
@@ -178,34 +171,22 @@ def _unroll_if(to: _Unrolling, at: _Subgraphs) -> list[str]:
     chosen = to.build.op("Reshape", at.input(0), to.constant(np.zeros(0, np.int64)))
     branches = []
     for name in ("then_branch", "else_branch"):
-        branch = at.graph(name)
-        branches.append(to.inline(branch, (), _guarded(to, at, branch, (chosen, name == "then_branch"))))
+        names = _guarded(to, at, (chosen, name == "then_branch"))
+        branches.append(to.inline(at.graph(name), (), names))
     return [to.build.op("Where", chosen, *pair) for pair in zip(*branches, strict=True)]
 
 
-def _guarded(to: _Unrolling, at: _Subgraphs, branch: onnx.GraphProto, taken: tuple[str, bool]) -> Names:
+def _guarded(to: _Unrolling, at: _Subgraphs, taken: tuple[str, bool]) -> Names:
     """Let a branch that is not taken read ones: its gradient, which is 0, then meets no NaN on its way."""
     condition, when = taken
     names = dict(at.names)
-    for name in sorted(_read_from_outside(branch)):
+    for name in sorted(reads_of_subgraphs(at.node)):
         outer = at.names.get(name, name)
         type_ = to.types.get(outer)
         if type_ is not None and type_.is_float:
             one = to.constant(np.array(1, type_.dtype))
             names[name] = to.build.op("Where", condition, *((outer, one) if when else (one, outer)))
     return names
-
-
-def _read_from_outside(graph: onnx.GraphProto) -> set[str]:
-    own = {value.name for value in (*graph.input, *graph.initializer)}
-    own |= {name for node in graph.node for name in node.output}
-    read = {value.name for value in graph.output}
-    for node in graph.node:
-        read |= {name for name in node.input if name}
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                read |= _read_from_outside(attribute.g)
-    return read - own
 
 
 def _unroll_loop(to: _Unrolling, at: _Subgraphs) -> list[str]:

@@ -38,8 +38,9 @@ def expand_ops(model: onnx.ModelProto, op_types: Collection[str], opset: int) ->
     if not any(_is_ours(node, op_types) for node in graph.node):
         return
     types, constants = infer_types(model), small_constants(graph)
-    build = FunctionBuilder(_names(graph))
+    build = FunctionBuilder(names_in(graph))
     renamed: dict[str, str] = {}
+    read_by_name = {value.name for value in graph.output}.union(*map(reads_of_subgraphs, graph.node))
     for node in graph.node:
         for index, name in enumerate(node.input):
             node.input[index] = renamed.get(name, name)
@@ -47,10 +48,10 @@ def expand_ops(model: onnx.ModelProto, op_types: Collection[str], opset: int) ->
             build.copy(node)
             continue
         view = ForwardNode(build, node, types, constants, frozenset(), frozenset(), opset)
-        renamed |= _expand(view, types)
-    build.scope = ""
-    for name in _read_by_name(graph) & renamed.keys():
-        build.nodes.append(helper.make_node("Identity", [renamed[name]], [name]))
+        results = _expand(view, types)
+        renamed |= results
+        for name in sorted(read_by_name & results.keys()):
+            build.nodes.append(helper.make_node("Identity", [results[name]], [name], name=build.fresh(name)))
     del graph.node[:]
     graph.node.extend(build.nodes)
 
@@ -72,11 +73,22 @@ def _expand(view: ForwardNode, types: Types) -> dict[str, str]:
     return {name: result for name, result in known.items() if name}
 
 
-def _read_by_name(graph: onnx.GraphProto) -> set[str]:
-    return {value.name for value in graph.output}
+def reads_of_subgraphs(node: onnx.NodeProto) -> set[str]:
+    """Return what a node's subgraphs read of the graphs around them."""
+    return set().union(*(_reads_of_graph(a.g) for a in node.attribute if a.HasField("g")))
 
 
-def _names(graph: onnx.GraphProto) -> set[str]:
+def _reads_of_graph(graph: onnx.GraphProto) -> set[str]:
+    own = {value.name for value in (*graph.input, *graph.initializer)}
+    own |= {name for node in graph.node for name in node.output}
+    read = {value.name for value in graph.output}
+    for node in graph.node:
+        read |= {name for name in node.input if name} | reads_of_subgraphs(node)
+    return read - own
+
+
+def names_in(graph: onnx.GraphProto) -> set[str]:
+    """Return the names that a graph's tensors and nodes bear."""
     values = (*graph.input, *graph.output, *graph.initializer)
     names = {value.name for value in values}
     for node in graph.node:

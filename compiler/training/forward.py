@@ -103,6 +103,8 @@ def _to_our_opset(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     if version > OPSET:
         return _lower_opset(model, version)
+    # ONNX's converter leaves a scale per group as it is, where our opset wants one per channel.
+    expand_ops(model, {"GroupNormalization"}, version)
     try:
         converted = version_converter.convert_version(model, OPSET)
         if version < UNROLLABLE:

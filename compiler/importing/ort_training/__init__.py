@@ -1,1 +1,1 @@
-"""What onnxruntime-training 1.19 writes (a training model, an optimizer model, a checkpoint), in standard ops."""
+"""What onnxruntime-training 1.19 writes: a training model, an optimizer model, a checkpoint."""

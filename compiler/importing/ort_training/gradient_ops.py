@@ -160,7 +160,9 @@ def _broadcast_axes(at: ForwardNode) -> Sequence[str]:
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     return [
         # Where both sizes are 1 there is nothing to sum, unless the axis has to go.
-        at.build.ints(*(axis for axis in range(rank) if shape[axis] == 1 and (other[axis] != 1 or axis < lost)))
+        at.build.ints(
+            *(axis for axis in range(rank) if shape[axis] == 1 and (other[axis] != 1 or axis < lost))
+        )
         for shape, other, lost in (
             (padded[0], padded[1], rank - len(shapes[0])),
             (padded[1], padded[0], rank - len(shapes[1])),

@@ -1,8 +1,10 @@
 """The folder that onnxruntime-training's generate_artifacts writes, as one flat step in standard ops.
 
-    training_model.onnx    x, W, W_grad.accumulation.buffer -> loss, W_grad.accumulation.out  ┐
-    optimizer_model.onnx   learning_rate, step, params, gradients, moments -> (in place)      ├─> (x, lr, W) -> loss, W_next
-    checkpoint             W                                                                  ┘
+    training_model.onnx    x, W, W_grad.accumulation.buffer -> loss, W_grad.accumulation.out
+    optimizer_model.onnx   learning_rate, step, params, gradients, moments -> (in place)
+    checkpoint             W
+
+    joined                 x, learning_rate, W, moments -> loss, W_next, moments_next
 
 One step is one batch: nothing is accumulated over steps. The learning rate (float[1]) is fed.
 """
@@ -15,7 +17,12 @@ from onnx import TensorProto, helper
 
 from partc.compiler.importing.bindings import Bindings, GradientTensors, write_bindings
 from partc.compiler.importing.ort_training.lower_nodes import lower_training_nodes, move_misplaced
-from partc.compiler.importing.ort_training.optimizer_model import LEARNING_RATE, OptimizerStep, Slot, add_optimizer
+from partc.compiler.importing.ort_training.optimizer_model import (
+    LEARNING_RATE,
+    OptimizerStep,
+    Slot,
+    add_optimizer,
+)
 from partc.compiler.importing.ort_training.read_checkpoint import Checkpoint, read_checkpoint
 from partc.compiler.model_file import read_model
 from partc.compiler.training.node_builder import NodeBuilder
@@ -109,7 +116,7 @@ def _modern(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _add_parameters(graph: onnx.GraphProto, checkpoint: Checkpoint, variables: Collection[str]) -> None:
-    """Trained parameters stay inputs with initial values; frozen ones that nothing changes become constants."""
+    """Give variables their initial values; make constants of the other parameters."""
     constants = checkpoint.frozen.keys() - set(variables)
     inputs = [info for info in graph.input if info.name not in constants]
     del graph.input[:]

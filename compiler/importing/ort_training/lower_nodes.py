@@ -46,8 +46,7 @@ def lower_training_nodes(model: onnx.ModelProto, opset: int) -> dict[str, str]:
             raise UnsupportedModel(
                 f"onnxruntime's op {node.op_type!r} is not known, or the types of its inputs are not",
                 at=f"node {node.name or node.output[0]!r}",
-                fix="generate the artifacts without that op; known are "
-                + ", ".join(sorted(_RULES)),
+                fix="generate the artifacts without that op; known are " + ", ".join(sorted(_RULES)),
             )
     return renamed
 

@@ -1,8 +1,8 @@
 """Backward ops of PyTorch that its exporter cannot translate, as ops that it can.
 
-    convolution    dx = the transposed convolution of dy      dw[tap] = sum over samples and pixels of x[tap] dy
-    max pooling    dx = dy scattered to the positions that were taken
-    mean pooling   dx = dy / window, through the transposed convolution with ones
+convolution    dx = the transposed convolution of dy      dw[tap] = sum over samples and pixels of x[tap] dy
+max pooling    dx = dy scattered to the positions that were taken
+mean pooling   dx = dy / window, through the transposed convolution with ones
 """
 
 from collections.abc import Callable, Sequence

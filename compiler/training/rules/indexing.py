@@ -15,6 +15,8 @@ def indexed_slices(at: ForwardNode, dy: str) -> tuple[str, str]:
     ids = at.x(1)
     if at.types[ids].element != TensorProto.INT64:
         ids = at.op("Cast", ids, to=TensorProto.INT64)
+    # A negative id counts from the end: -1 and the last row's own id are one row.
+    ids = at.op("Mod", ids, at.build.ints(at.static_shape(at.x(0))[0]))
     rank = at.rank(at.x(1))
     if rank == 1:
         return ids, dy

@@ -13,16 +13,24 @@ from onnx import TensorProto
 
 from partc.compiler.training.rules.forward_node import ForwardNode
 
+PER_CHANNEL = 21  # the opset from which a group normalisation scales channels
 MVN_EPSILON = 1e-9  # added to the deviation: the operator's page of ONNX
 
 
 def expand_group_normalization(at: ForwardNode) -> Sequence[str]:
-    """Emit GroupNormalization: [n, c, ..] is normalised as [n, groups, entries]."""
+    """Emit GroupNormalization: [n, c, ..] is normalised as [n, groups, entries].
+
+    Scale and bias are per channel; before opset 21 they were per group.
+    """
     grouped = at.op("Reshape", at.x(0), at.build.ints(0, at.integer("num_groups", 1), -1))
     centred, variance = _moments(at, grouped, at.build.ints(2))
     epsilon = at.scalar(at.number("epsilon", 1e-5), like=at.x(0))
     normal = at.op("Div", centred, at.op("Sqrt", at.op("Add", variance, epsilon)))
-    return (_scaled(at, at.op("Reshape", normal, at.op("Shape", at.x(0)))),)
+    shape = at.op("Shape", at.x(0))
+    if at.opset >= PER_CHANNEL:
+        return (_scaled(at, at.op("Reshape", normal, shape)),)
+    scale, bias = (at.op("Unsqueeze", at.x(index), at.build.ints(1)) for index in (1, 2))
+    return (at.op("Reshape", at.op("Add", at.op("Mul", normal, scale), bias), shape),)
 
 
 def expand_instance_normalization(at: ForwardNode) -> Sequence[str]:

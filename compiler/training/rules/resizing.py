@@ -75,7 +75,7 @@ def _weights(at: ForwardNode, axis: int, scale: float | None, corner: np.ndarray
     raise UnsupportedModel(
         f"axis {axis} is resized to {wanted} entries, but its scale gives {rows.shape[1]}",
         at=at.place,
-        fix="state the sizes rather than the scales",
+        fix="state the sizes, and no policy for the aspect ratio",
     )
 
 

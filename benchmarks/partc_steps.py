@@ -1,0 +1,55 @@
+"""The three works in partc: grad, compile for one CPU, then the runtime in this process, one thread."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+from sizes import GPT2, LM, RESNET50, batch_of
+
+from partc.cost.cluster import Cluster, Device, Host
+from partc.models.catalogue import build_model
+from partc.runtime.in_process import RanksInProcess
+
+MEMORY_BYTES = 64 * 2**30
+
+
+def prepare_plan(work: str, folder: Path) -> None:
+    """Write the work's plan into a folder."""
+    from partc.compiler.api import compile_step
+    from partc.compiler.training.build import build_training_graph
+    from partc.compiler.training.optimizers import Adagrad, AdamW, Momentum
+
+    optimizer, loss = {
+        "resnet50": (Momentum(RESNET50["lr"], RESNET50["momentum"]), "softmax_cross_entropy"),
+        "gpt2": (AdamW(GPT2["lr"], weight_decay=GPT2["weight_decay"]), "loss"),
+        "lm": (Adagrad(LM["lr"]), "loss"),
+    }[work]
+    forward = _forward(work, folder)
+    train = build_training_graph(forward, loss=loss, optimizer=optimizer, folder=folder)
+    onnx.save(train, folder / "train.onnx")
+    device = Device("cpu0", "cpu", "cpu-core", memory_bytes=MEMORY_BYTES)
+    host = Host("localhost", (device,), memory_bytes=MEMORY_BYTES)
+    compile_step(train, Cluster("partc-cluster/1", "one-cpu", (host,)), folder / "plan")
+
+
+def _forward(work: str, folder: Path) -> onnx.ModelProto:
+    if work == "resnet50":
+        return build_model("resnet50", batch=RESNET50["batch"])
+    if work == "lm":
+        sizes = ("vocab", "embedding", "cells", "projection", "steps", "samples")
+        return build_model("lm", batch=LM["batch"], **{name: LM[name] for name in sizes})
+    from torch_steps import export_gpt2
+
+    export_gpt2(str(folder / "forward.onnx"), list(batch_of("gpt2").values()))
+    return onnx.load(folder / "forward.onnx", load_external_data=False)
+
+
+def partc_step(folder: Path) -> Callable[[Mapping[str, np.ndarray]], float]:
+    """Return a function that trains one step on a batch and returns the loss."""
+    ranks = RanksInProcess(folder / "plan")
+
+    def step(batch: Mapping[str, np.ndarray]) -> float:
+        return float(ranks.step(batch)["loss"])
+
+    return step

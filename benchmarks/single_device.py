@@ -1,0 +1,116 @@
+"""Time one training step of partc and of PyTorch eager: one thread of one CPU, in one run.
+
+    python benchmarks/single_device.py [--work resnet50 gpt2 lm] [--steps 7] [--json FILE]
+
+Each system has a process of its own, so that its peak memory is its own. Their steps take turns, so that
+whatever else the machine does falls on both; the medians are compared. Needs partc with its `peers` extra.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sizes import TARGETS, WORKS
+
+SYSTEMS = ("pytorch", "partc")
+MEMORY_TARGET = 1.1
+WARM_UP_STEPS = 2
+PROCESS = Path(__file__).with_name("step_process.py")
+ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    work: str
+    system: str
+    value: float
+    unit: str
+    ratio: float  # to PyTorch's value
+
+
+class StepProcess:
+    """A child that trains one step at a time."""
+
+    def __init__(self, work: str, system: str, folder: Path) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, str(PROCESS), work, system, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | ONE_THREAD,
+        )
+
+    def step(self) -> dict[str, float]:
+        assert self._child.stdin is not None and self._child.stdout is not None
+        self._child.stdin.write("step\n")
+        self._child.stdin.flush()
+        reply = self._child.stdout.readline()
+        if not reply:
+            raise SystemExit(f"a step failed: exit status {self._child.wait()}, see above")
+        return json.loads(reply)
+
+    def close(self) -> None:
+        self._child.communicate()
+
+
+def measure(work: str, steps: int, folder: Path) -> list[Row]:
+    prepare = [sys.executable, str(PROCESS), "prepare", work, str(folder)]
+    if not (folder / "plan").exists():
+        subprocess.run(prepare, check=True, stdout=subprocess.DEVNULL)
+    children = {system: StepProcess(work, system, folder) for system in SYSTEMS}
+    replies: dict[str, list[dict[str, float]]] = {system: [] for system in SYSTEMS}
+    for _ in range(WARM_UP_STEPS + steps):
+        for system, child in children.items():
+            replies[system].append(child.step())
+    for child in children.values():
+        child.close()
+    return _rows(work, replies)
+
+
+def _rows(work: str, replies: dict[str, list[dict[str, float]]]) -> list[Row]:
+    times_s = {s: statistics.median(r["s"] for r in replies[s][WARM_UP_STEPS:]) for s in SYSTEMS}
+    peaks = {system: replies[system][-1]["peak_bytes"] for system in SYSTEMS}
+    return [
+        Row(work, system, values[system], unit, values[system] / values["pytorch"])
+        for unit, values in (("s/step", times_s), ("peak bytes", peaks))
+        for system in SYSTEMS
+    ]
+
+
+def table(rows: list[Row]) -> str:
+    lines = ["| work | measure | PyTorch | partc | ratio | target |", "|---|---|---|---|---|---|"]
+    for theirs, ours in zip(rows[::2], rows[1::2], strict=True):
+        timed = ours.unit == "s/step"
+        target = TARGETS[ours.work] if timed else MEMORY_TARGET
+        of, scale = ("step, s", 1.0) if timed else ("peak memory, GB", 1e-9)
+        values = " | ".join(f"{row.value * scale:.3f}" for row in (theirs, ours))
+        lines.append(f"| {ours.work} | {of} | {values} | {ours.ratio:.2f}x | {target:.2f}x |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--work", nargs="+", choices=WORKS, default=WORKS)
+    parser.add_argument("--steps", type=int, default=7, help="timed steps of each system, after two others")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--plans", type=Path, help="keep partc's plans in this folder, or use those there")
+    args = parser.parse_args()
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for work in args.work:
+            folder = (args.plans or Path(temporary)) / work
+            folder.mkdir(parents=True, exist_ok=True)
+            rows += measure(work, args.steps, folder)
+    print(table(rows))
+    if args.json:
+        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
