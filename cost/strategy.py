@@ -54,6 +54,7 @@ class SyncFacts:
     sparse: bool
     touched_rows: float  # distinct rows that one replica is expected to touch in a step
     servable: bool = True  # may its rows live on servers
+    reducible: bool = True  # may its gradient be all-reduced: an update of read rows alone may not
 
     @property
     def bytes(self) -> int:

@@ -32,6 +32,12 @@ def _check_method(synchronisation: Synchronisation, fact: SyncFacts, hosts: Sequ
         raise BadStrategy(
             "all_gather for a parameter with a dense gradient", at=at, fix='write "all_reduce" or "servers"'
         )
+    if synchronisation.method == "all_reduce" and not fact.reducible:
+        raise BadStrategy(
+            "all_reduce for a parameter whose update moves the rows that were read, and no others",
+            at=at,
+            fix='write "all_gather" or "servers", or choose an optimizer that is not lazy',
+        )
     if synchronisation.method != "servers":
         if synchronisation.shards:
             raise BadStrategy(

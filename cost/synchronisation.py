@@ -131,9 +131,9 @@ class _Pricing:
         }
 
     def possible(self, fact: SyncFacts) -> tuple[Method, ...]:
-        """Return the methods that can synchronise the parameter, AllReduce first."""
+        """Return the methods that can synchronise the parameter, AllReduce first if it can."""
         can_be_served = fact.servable and fact.rows >= 1 and bool(owner_hosts(self.cluster))
-        methods: list[Method] = ["all_reduce"]
+        methods: list[Method] = ["all_reduce"] if fact.reducible else []
         methods += ["all_gather"] if fact.sparse else []
         methods += ["servers"] if can_be_served else []
         return tuple(methods)
@@ -180,7 +180,7 @@ class _Pricing:
             limit = min(seconds.values()) * (1 + TIE)
             return next(method for method in possible if seconds[method] <= limit)
         if candidate == "everything AllReduced":
-            return "all_reduce"
+            return "all_reduce" if "all_reduce" in possible else "all_gather"
         wants_servers = candidate == "ps" or (candidate == "hybrid" and fact.sparse)
         if wants_servers and "servers" in possible:
             return "servers"

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from partc.cost.strategy import SyncFacts
+from partc.passes.analysis.prove_zero_rows import ignores_zero_rows
 from partc.passes.distribute import Analysis, lay_out
 from partc.passes.indexed_slices import pairs_of
 from partc.passes.sharding.layouts import Layout, Split
@@ -32,6 +33,7 @@ def _describe(analysis: Analysis, name: str, layouts: Mapping[str, Layout]) -> S
         gradient.is_sparse,
         _touched_rows(_drawn(analysis, gradient, layouts), rows) if gradient.is_sparse else rows,
         name in analysis.servable,
+        not gradient.is_sparse or ignores_zero_rows(analysis.training, name),
     )
 
 
