@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from partc.compiler.api import build_training_graph, compile, inspect, verify
+    from partc.compiler.importing import torch_step as torch
     from partc.compiler.training.optimizers import SGD, Adagrad, Momentum
     from partc.models.catalogue import build_model
     from partc.runtime.errors import PartcError
@@ -24,6 +25,7 @@ __all__ = [
     "build_training_graph",
     "compile",
     "inspect",
+    "torch",
     "verify",
 ]
 

@@ -1,6 +1,7 @@
-"""A training step that somebody else wrote, in either of its forms, as a TrainingGraph.
+"""A training step that somebody else wrote, in any of its forms, as a TrainingGraph.
 
     flat            inputs: data and variables; outputs: loss, ... and the variables' next values
+    artifacts       onnxruntime-training's folder: made flat first (ort_training/)
     training_info   the standard's form: joined into a flat one first (import_training_info.py)
 
 What is large stays where it lies: initial values are references, constants of one repeated value
@@ -20,6 +21,7 @@ from onnx.inliner import inline_local_functions
 
 from partc.compiler.importing.bindings import Bindings, annotated_source, read_bindings, write_bindings
 from partc.compiler.importing.constant_tensors import make_repeated_constants
+from partc.compiler.importing.find_recorded_slices import find_recorded_slices
 from partc.compiler.importing.import_initials import read_initial_values
 from partc.compiler.importing.import_training_info import has_algorithm, join_training_info
 from partc.compiler.importing.import_variables import (
@@ -34,7 +36,6 @@ from partc.compiler.importing.lower_optimizer_ops import PREVIEW_DOMAIN, lower_o
 from partc.compiler.importing.ort_training.import_artifacts import is_artifacts, read_artifacts
 from partc.compiler.model_file import check_model, read_model
 from partc.passes.analysis.find_gradients import find_gradients
-from partc.passes.analysis.find_indexed_slices import find_indexed_slices
 from partc.passes.analysis.find_input_ranges import find_input_ranges
 from partc.passes.analysis.find_sample_axes import find_sample_axes
 from partc.passes.training_graph import (
@@ -79,23 +80,12 @@ def import_training_graph(
     options = ImportOptions(state, sample_axes, sizes, loss, file)
     if not isinstance(source, onnx.ModelProto) and is_artifacts(Path(source)):
         training = read_training_graph(read_artifacts(Path(source)), options)
-        _find_slices(training)
+        find_recorded_slices(training)
     else:
         training = read_training_graph(source, options)
         find_gradients(training)
     training.source = annotated_source(training)
     return training
-
-
-def _find_slices(training: TrainingGraph) -> None:
-    """Let every recorded gradient that is rows scattered into zeros be indexed slices too."""
-    tensors = training.graph.tensors()
-    for name, gradient in training.gradients.items():
-        assert gradient.dense is not None
-        slices = find_indexed_slices(training.graph, tensors[gradient.dense], training.variables[name])
-        ids, rows = slices or (None, None)
-        training.gradients[name] = Gradient(name, gradient.dense, ids, rows)
-    training.graph.cleanup().toposort()
 
 
 def read_training_graph(source: str | Path | onnx.ModelProto, options: ImportOptions) -> TrainingGraph:

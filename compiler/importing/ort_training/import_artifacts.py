@@ -52,9 +52,10 @@ def read_artifacts(folder: Path) -> onnx.ModelProto:
     add_optimizer(optimizer, step)
     _join(model, step)
     recorded = {parameter: GradientTensors(dense=gradient) for parameter, gradient in gradients.items()}
-    axes = {info.name: None for info in model.graph.input if info.name == LEARNING_RATE}
     loss = model.graph.output[0].name
-    bindings = Bindings(state=step.next_values, loss=loss, gradients=recorded, sample_axes=axes)
+    bindings = Bindings(
+        state=step.next_values, loss=loss, gradients=recorded, sample_axes={LEARNING_RATE: None}
+    )
     write_bindings(model, bindings)
     return model
 
@@ -148,9 +149,8 @@ def _join(model: onnx.ModelProto, step: OptimizerStep) -> None:
 
 
 def _add_slot(model: onnx.ModelProto, slot: Slot, types: "dict[str, onnx.TypeProto.Tensor]") -> None:
-    if slot.like is None:
-        element, shape = TensorProto.INT64, [1]
-    else:
+    element, shape = int(TensorProto.INT64), [1]
+    if slot.like is not None:
         element = types[slot.like].elem_type
         shape = [dim.dim_value for dim in types[slot.like].shape.dim]
     model.graph.input.append(helper.make_tensor_value_info(slot.name, element, shape))

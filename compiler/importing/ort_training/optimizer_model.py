@@ -114,8 +114,8 @@ class _Adam:
     beta: float = 0.999
     epsilon: float = 1e-8
     weight_decay: float = 1e-2
-    adam_mode: int = 0
-    correct_bias: int = 1
+    adam_mode: float = 0
+    correct_bias: float = 1
 
 
 def _known(attributes: _Attributes) -> dict[str, float]:

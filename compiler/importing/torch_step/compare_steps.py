@@ -12,7 +12,8 @@ from partc.compiler.importing.torch_step.trace_step import Loss, TracedStep
 from partc.runtime.errors import UnsupportedModel
 
 STEPS = 2
-RTOL = {torch.float64: 1e-9}  # of the largest value of a variable
+# Of the largest value of a variable. The exporter writes some constants of float64 ops in float32.
+RTOL = {torch.float64: 1e-6}
 DEFAULT_RTOL = 1e-4
 NOISE = 1e-6  # gradients below this share of the largest are rounding noise, which Adam makes full steps of
 
@@ -90,7 +91,7 @@ def _compare(
     allowed = RTOL.get(wanted.dtype, DEFAULT_RTOL) * max(float(np.abs(expected).max(initial=0.0)), 1e-3)
     if not np.all(error <= allowed):
         raise UnsupportedModel(
-            f"after step {step}, {name!r} differs from PyTorch's by {np.max(error):.3g} ({allowed:.3g} allowed)",
+            f"after step {step}, {name!r} is {np.max(error):.3g} from PyTorch's ({allowed:.3g} allowed)",
             at="partc.torch.export_step, the exported step in onnxruntime",
             fix="set dropout to 0 and remove other random ops; else the exporter mistranslates an op: "
             "replace modules until the step agrees",

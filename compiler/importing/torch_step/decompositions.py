@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from itertools import product
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
-Tensor = torch.Tensor
 Ints = Sequence[int]
 
 
