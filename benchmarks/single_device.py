@@ -20,9 +20,9 @@ from sizes import TARGETS, WORKS
 
 SYSTEMS = ("pytorch", "partc")
 MEMORY_TARGET = 1.1
-WARM_UP_STEPS = 2
+WARM_UP_STEPS = 3
 PROCESS = Path(__file__).with_name("step_process.py")
-ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def table(rows: list[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--work", nargs="+", choices=WORKS, default=WORKS)
-    parser.add_argument("--steps", type=int, default=7, help="timed steps of each system, after two others")
+    parser.add_argument("--steps", type=int, default=7, help="timed steps of each system, after three others")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--plans", type=Path, help="keep partc's plans in this folder, or use those there")
     args = parser.parse_args()

@@ -11,8 +11,10 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 from sizes import batch_of
 
 
@@ -28,7 +30,7 @@ def serve(work: str, system: str, folder: Path) -> None:
         print(json.dumps({"s": took_s, "loss": loss, "peak_bytes": peak_bytes}), file=replies, flush=True)
 
 
-def _step(work: str, system: str, folder: Path):  # noqa: ANN202  # of either system
+def _step(work: str, system: str, folder: Path) -> Callable[[Mapping[str, np.ndarray]], float]:
     if system == "pytorch":
         from torch_steps import torch_step
 

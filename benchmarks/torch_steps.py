@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from sizes import GPT2, LM, RESNET50
 from torch import nn
+from torch.nn import functional
 
 Step = Callable[[Mapping[str, np.ndarray]], float]
 
@@ -42,13 +42,11 @@ class Bottleneck(nn.Module):
         self.down = _normalised_conv(channels_in, channels, 1, stride)
         self.middle = _normalised_conv(channels, channels, 3, 1)
         self.up = _normalised_conv(channels, 4 * channels, 1, 1)
-        self.shortcut = (
-            _normalised_conv(channels_in, 4 * channels, 1, stride) if reshapes else nn.Identity()
-        )
+        self.shortcut = _normalised_conv(channels_in, 4 * channels, 1, stride) if reshapes else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = F.relu(self.middle(F.relu(self.down(x), inplace=True)), inplace=True)
-        return F.relu(self.up(hidden) + self.shortcut(x), inplace=True)
+        hidden = functional.relu(self.middle(functional.relu(self.down(x), inplace=True)), inplace=True)
+        return functional.relu(self.up(hidden) + self.shortcut(x), inplace=True)
 
 
 def _normalised_conv(channels_in: int, channels_out: int, kernel: int, stride: int) -> nn.Module:
@@ -72,7 +70,7 @@ def _resnet50() -> tuple[Callable[..., torch.Tensor], torch.optim.Optimizer]:
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, RESNET50["classes"])]
     model = nn.Sequential(*stem, *_stages(64), *head)
     optimizer = torch.optim.SGD(model.parameters(), lr=RESNET50["lr"], momentum=RESNET50["momentum"])
-    return lambda x, labels: F.cross_entropy(model(x), labels), optimizer
+    return lambda x, labels: functional.cross_entropy(model(x), labels), optimizer
 
 
 # ---------------------------------------------------------------- GPT-2
@@ -88,15 +86,13 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self._attend(self.before_attention(x))
-        return x + self.narrow(F.gelu(self.widen(self.before_dense(x)), approximate="tanh"))
+        return x + self.narrow(functional.gelu(self.widen(self.before_dense(x)), approximate="tanh"))
 
     def _attend(self, x: torch.Tensor) -> torch.Tensor:
         batch, tokens, width = x.shape
-        # Sliced: the exporter writes split and chunk as sequences.
-        together = self.queries_keys_values(x)
-        split = (together[..., start : start + width] for start in (0, width, 2 * width))
-        q, k, v = (t.view(batch, tokens, self.heads, -1).transpose(1, 2) for t in split)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        # By index: the exporter writes split and chunk as sequences.
+        heads = self.queries_keys_values(x).view(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True)
         return self.out(attended.transpose(1, 2).reshape(batch, tokens, width))
 
 
@@ -107,9 +103,7 @@ class Gpt2(nn.Module):
         super().__init__()
         self.words = nn.Embedding(sizes["vocab"], sizes["width"])
         self.positions = nn.Embedding(sizes["positions"], sizes["width"])
-        self.blocks = nn.ModuleList(
-            Block(sizes["width"], sizes["heads"]) for _ in range(sizes["layers"])
-        )
+        self.blocks = nn.ModuleList(Block(sizes["width"], sizes["heads"]) for _ in range(sizes["layers"]))
         self.norm = nn.LayerNorm(sizes["width"])
         for parameter in self.parameters():
             if parameter.dim() > 1:
@@ -120,7 +114,7 @@ class Gpt2(nn.Module):
         for block in self.blocks:
             hidden = block(hidden)
         logits = self.norm(hidden) @ self.words.weight.t()
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
 def _gpt2() -> tuple[Callable[..., torch.Tensor], torch.optim.Optimizer]:
@@ -150,7 +144,7 @@ class SampledLm(nn.Module):
         others = others - _log_expected_count(sampled)
         others = others.masked_fill(labels[:, None] == sampled[None], -1e9)
         logits = torch.cat([own - _log_expected_count(labels)[:, None], others], dim=1)
-        return -F.log_softmax(logits, dim=1)[:, 0].mean()
+        return -functional.log_softmax(logits, dim=1)[:, 0].mean()
 
 
 def _log_expected_count(ids: torch.Tensor) -> torch.Tensor:

@@ -7,17 +7,25 @@ import typer
 
 from partc.compiler.arguments import parse_batch_size
 from partc.compiler.console import tell, working_on
+from partc.compiler.importing.export_training_info import export_training_info
 from partc.compiler.model_file import read_model, write_model
 from partc.compiler.output_paths import check_output_file
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.updates.clipping import Clipping
 from partc.compiler.training.updates.schedules import Warmup
 from partc.compiler.training.updates.update_options import UpdateOptions
-from partc.compiler.update_arguments import parse_groups, parse_loss_scale, parse_optimizer, parse_schedule
+from partc.compiler.update_arguments import (
+    parse_groups,
+    parse_loss_scale,
+    parse_optimizer,
+    parse_parameters,
+    parse_schedule,
+)
 
 OptimizerName = Literal[
     "sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw", "lamb", "adafactor"
 ]
+FormatName = Literal["flat", "training-info"]
 
 
 def grad_command(
@@ -35,6 +43,10 @@ def grad_command(
     ] = "",
     warmup: Annotated[int, typer.Option(help="Updates in which the rate rises from 0, before the rest.")] = 0,
     weight_decay: Annotated[float | None, typer.Option(help="How strongly parameters shrink.")] = None,
+    train: Annotated[str, typer.Option(help="Names that are trained, such as 'head.*'; no others.")] = "",
+    freeze: Annotated[
+        str, typer.Option(help="Names that are not trained, such as '*mask*,*rotary*': constants.")
+    ] = "",
     no_decay: Annotated[str, typer.Option(help="Names that do not decay, such as '*.bias,*norm*'.")] = "",
     group: Annotated[
         list[str], typer.Option(help="PATTERNS:lr=F,weight_decay=F: settings of some parameters.")
@@ -49,6 +61,9 @@ def grad_command(
     ignore_index: Annotated[int | None, typer.Option(help="Labels of this value do not count.")] = None,
     reinit: Annotated[bool, typer.Option("--reinit", help="Draw fresh random parameters.")] = False,
     seed: Annotated[int, typer.Option(help="The first seed of --reinit.")] = 0,
+    format: Annotated[
+        FormatName, typer.Option(help="flat, or the standard's training_info: forward pass and algorithm.")
+    ] = "flat",
 ) -> None:
     """Differentiate a forward graph: loss, gradients, clipping, updates."""
     check_output_file(out)
@@ -62,7 +77,7 @@ def grad_command(
         loss_scale=parse_loss_scale(loss_scale),
     )
     with working_on("differentiating"):
-        train = build_training_graph(
+        step = build_training_graph(
             read_model(forward),
             loss=loss,
             optimizer=parse_optimizer(optimizer, lr, set_optimizer, weight_decay),
@@ -71,6 +86,7 @@ def grad_command(
             ignore_index=ignore_index,
             folder=forward.parent,
             update=update,
+            parameters=parse_parameters(train, freeze),
         )
-        write_model(train, out)
-    tell(f"{len(train.graph.node)} nodes -> {out}")
+        write_model(export_training_info(step) if format == "training-info" else step, out)
+    tell(f"{len(step.graph.node)} nodes -> {out}")

@@ -10,6 +10,7 @@ from dataclasses import MISSING, fields, replace
 from typing import get_type_hints
 
 from partc.compiler.arguments import parse_learning_rate
+from partc.compiler.training.choose_parameters import ParameterChoice
 from partc.compiler.training.optimizers import OPTIMIZERS, Optimizer
 from partc.compiler.training.updates.loss_scaling import DynamicScale, LossScale, StaticScale
 from partc.compiler.training.updates.parameter_groups import ParameterGroup
@@ -64,6 +65,15 @@ def parse_groups(no_decay: str, groups: Sequence[str]) -> tuple[ParameterGroup, 
     if no_decay:
         parsed.append(ParameterGroup(tuple(no_decay.split(",")), weight_decay=0.0))
     return tuple(parsed)
+
+
+def parse_parameters(train: str, freeze: str) -> ParameterChoice:
+    """Parse the comma-separated patterns of --train and --freeze."""
+    return ParameterChoice(_patterns(train) or None, _patterns(freeze))
+
+
+def _patterns(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
 
 
 def parse_loss_scale(text: str) -> LossScale | None:

@@ -1,7 +1,8 @@
 """Choose how each parameter's gradient is summed: by AllReduce, AllGather of rows, or servers.
 
-    auto       each parameter the method with the smallest predicted time; ties to AllReduce. Taken
-               as a whole never predicted slower than a pure strategy below: else that one is taken
+    auto       each parameter the method with the smallest predicted time; ties to AllReduce, those of
+               sparse parameters to AllGather, which keeps gradient and update sparse. Taken as a
+               whole never predicted slower than a pure strategy below: else that one is taken
     hybrid     Parallax's rule: sparse parameters on servers, dense ones AllReduced (section 5.3.1)
     allreduce  Parallax's MPI: dense ones AllReduced, rows of sparse ones AllGathered (section 5.2)
     ps         servers for everything that can live there (section 5.1)
@@ -131,10 +132,10 @@ class _Pricing:
         }
 
     def possible(self, fact: SyncFacts) -> tuple[Method, ...]:
-        """Return the methods that can synchronise the parameter, AllReduce first if it can."""
+        """Return the methods that can synchronise the parameter, the one that wins ties first."""
         can_be_served = fact.servable and fact.rows >= 1 and bool(owner_hosts(self.cluster))
-        methods: list[Method] = ["all_reduce"] if fact.reducible else []
-        methods += ["all_gather"] if fact.sparse else []
+        methods: list[Method] = ["all_gather"] if fact.sparse else []
+        methods += ["all_reduce"] if fact.reducible else []
         methods += ["servers"] if can_be_served else []
         return tuple(methods)
 

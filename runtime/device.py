@@ -93,6 +93,9 @@ def _options(device: Device) -> ort.SessionOptions:
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
+    # The pattern that it learns in the first run is allocated beside the arena that this run left: on a
+    # CPU 0.75 GB of 2.72 more for ResNet-50 at batch 8, 1.6 of 6.7 for GPT-2, at the same speed.
+    options.enable_mem_pattern = device.kind == "gpu"
     return options
 
 

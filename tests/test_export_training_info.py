@@ -1,5 +1,7 @@
 """To the standard's form and back: the same step, to the last bit."""
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -10,8 +12,12 @@ from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import SGD, Adagrad, Momentum
 from partc.passes.training_graph import StoredTensor, TrainingGraph
+from partc.runtime.data.feeds import open_source
 from partc.runtime.errors import BadModel
+from partc.runtime.in_process import train_in_process
+from partc.runtime.plan_folder import read_plan_folder
 from partc.runtime.program import Constant
+from tests.command_line import CLUSTER, done, make_mlp
 
 FORWARD = """
 <ir_version: 10, opset_import: ["" : 21]>
@@ -79,3 +85,22 @@ def first_value(training: TrainingGraph, name: str) -> np.ndarray:
         return variable.initial.load()
     assert isinstance(variable.initial, Constant)
     return np.full(variable.shape, variable.initial.value, variable.dtype)
+
+
+def test_grad_writes_the_form_that_compile_reads(tmp_path: Path) -> None:
+    folder = make_mlp(tmp_path, "--optimizer", "momentum", "--format", "training-info")
+
+    done("compile", folder / "train.onnx", "-c", CLUSTER, "-o", folder / "out")
+
+    written = onnx.load(folder / "train.onnx")
+    assert len(written.training_info[0].update_binding) == 8  # 4 parameters, a velocity each
+    assert "MatMul" in {node.op_type for node in written.training_info[0].algorithm.node}
+    make_mlp(tmp_path, "--optimizer", "momentum")
+    done("compile", folder / "train.onnx", "-c", CLUSTER, "-o", folder / "flat")
+    pair = [read_plan_folder(folder / name) for name in ("out", "flat")]
+    source = open_source("synthetic", pair[0].plan)
+    batches = [source.total(step) for step in range(2)]
+    mine, other = (train_in_process(plan, batches).variables for plan in pair)
+    assert mine.keys() == other.keys()
+    for name, value in mine.items():
+        np.testing.assert_array_equal(value, other[name])

@@ -124,13 +124,15 @@ def test_every_choice_prices_every_possible_method_and_says_why_in_english() -> 
     assert "cannot live on a server" in by_name["scale"].reason
 
 
-def test_one_worker_sends_nothing() -> None:
+def test_one_worker_sends_nothing_and_keeps_sparse_gradients_sparse() -> None:
     host = msgspec.structs.replace(TWO_BY_TWO.hosts[0], devices=TWO_BY_TWO.hosts[0].devices[:1])
     cluster = msgspec.structs.replace(TWO_BY_TWO, hosts=(host,), links=())
 
     strategy, costs = choose_strategy(LM, cluster, "auto", "global")
 
-    assert set(methods(strategy).values()) == {"all_reduce"}
+    assert {fact.name: methods(strategy)[fact.name] for fact in LM} == {
+        fact.name: "all_gather" if fact.sparse else "all_reduce" for fact in LM
+    }
     assert "one worker only" in reason(costs, "embedding")
 
 

@@ -55,15 +55,17 @@ def _file_chunks(info: ExternalDataInfo, folder: Path) -> Iterator[bytes]:
 def make_repeated_constants(model: onnx.ModelProto, folder: Path) -> int:
     """Replace large initializers of one repeated value by ConstantOfShape; return how many."""
     graph = model.graph
+    inputs = {info.name for info in graph.input}
     made: list[onnx.NodeProto] = []
-    for tensor in [t for t in graph.initializer if t.name not in {info.name for info in graph.input}]:
-        value = repeated_value(tensor, folder)
+    for index, tensor in reversed([*enumerate(graph.initializer)]):
+        value = None if tensor.name in inputs else repeated_value(tensor, folder)
         if value is not None:
-            graph.initializer.remove(tensor)
-            made += _constant_of_shape(tensor.name, tuple(tensor.dims), value)
-    nodes = made + list(graph.node)
-    del graph.node[:]
-    graph.node.extend(nodes)
+            made = _constant_of_shape(tensor.name, tuple(tensor.dims), value) + made
+            del graph.initializer[index]
+    if made:
+        nodes = made + list(graph.node)
+        del graph.node[:]
+        graph.node.extend(nodes)
     return len(made) // 2
 
 

@@ -35,14 +35,11 @@ from partc.compiler.importing.lower_gradient_ops import lower_gradient_ops
 from partc.compiler.importing.lower_optimizer_ops import PREVIEW_DOMAIN, lower_optimizer_ops
 from partc.compiler.importing.ort_training.import_artifacts import is_artifacts, read_artifacts
 from partc.compiler.model_file import check_model, read_model
+from partc.compiler.pause_collection import paused_collection
 from partc.passes.analysis.find_gradients import find_gradients
 from partc.passes.analysis.find_input_ranges import find_input_ranges
 from partc.passes.analysis.find_sample_axes import find_sample_axes
-from partc.passes.training_graph import (
-    Gradient,
-    InitialValue,
-    TrainingGraph,
-)
+from partc.passes.training_graph import Gradient, InitialValue, TrainingGraph
 from partc.runtime.errors import BadModel, BadUsage, UnsupportedModel
 
 OPSET = 21  # what partc's own graphs are written in
@@ -61,6 +58,7 @@ class ImportOptions:
     initial: Path | None = None
 
 
+@paused_collection()
 def import_training_graph(
     source: str | Path | onnx.ModelProto,
     *,

@@ -54,8 +54,8 @@ def finish_step(
     initial = initial_values(graph, types, names)
     constants = {tensor.name: tensor for tensor in (*graph.initializer, *updates.build.constants)}
     if reinit is not None:
-        running = statistics(graph)
-        drawn = [name for name in names if name in objective.flow.parameters or name in running]
+        random = {*objective.flow.parameters, *statistics(graph)}
+        drawn = [name for name in names if name in random]
         initial |= fresh_values(graph, types, drawn, reinit)
         constants |= _fresh_statistics(objective, names, reinit)
     initial |= {slot.name: slot.initial_value for slot in updates.slots}

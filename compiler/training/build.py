@@ -8,7 +8,9 @@ from pathlib import Path
 
 import onnx
 
+from partc.compiler.pause_collection import paused_collection
 from partc.compiler.training.assemble import assemble, finish_step
+from partc.compiler.training.choose_parameters import ParameterChoice
 from partc.compiler.training.differentiate import differentiate
 from partc.compiler.training.forward import OPSET
 from partc.compiler.training.node_builder import NodeBuilder
@@ -23,6 +25,7 @@ from partc.compiler.training.updates.update_options import UpdateOptions
 from partc.runtime.errors import BadUsage
 
 
+@paused_collection()
 def build_training_graph(
     forward: onnx.ModelProto,
     *,
@@ -34,20 +37,21 @@ def build_training_graph(
     ignore_index: int | None = None,
     folder: Path | None = None,
     update: UpdateOptions = UpdateOptions(),  # noqa: B008  # frozen
+    parameters: ParameterChoice = ParameterChoice(),  # noqa: B008  # frozen
 ) -> onnx.ModelProto:
     """Return the flat training graph of a forward model.
 
     `reinit` is the first seed of fresh random parameters. Labels equal to `ignore_index` do not count.
     `folder` is where the forward model's external data lies. `clip_global_norm` is short for that of
-    `update`. Raises BadUsage, BadModel, UnsupportedModel.
+    `update`. `parameters` chooses what is trained. Raises BadUsage, BadModel, UnsupportedModel.
     """
     _check_options(batch_size, reinit)
     if clip_global_norm is not None:
         update = replace(update, clipping=replace(update.clipping, global_norm=clip_global_norm))
-    objective = state_objective(forward, loss, batch_size, ignore_index)
+    objective = state_objective(forward, loss, batch_size, ignore_index, parameters)
     if update.loss_scale is not None and (halves := _half_parameters(objective)):
         wide = keep_masters(forward, halves, folder)
-        objective = state_objective(wide, loss, batch_size, ignore_index)
+        objective = state_objective(wide, loss, batch_size, ignore_index, parameters)
     graph = objective.model.graph
     build = NodeBuilder(_names(graph))
     updates = Updates(build, objective.types, dict(objective.state))

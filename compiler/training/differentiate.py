@@ -22,6 +22,7 @@ from partc.compiler.training.rules.forward_node import ForwardNode
 from partc.compiler.training.rules.indexing import indexed_slices
 from partc.compiler.training.rules.normalization import expand_training_batch_normalization
 from partc.compiler.training.rules.table import RULES
+from partc.compiler.training.sum_contributions import sum_contributions
 from partc.compiler.training.tensor_types import Types, small_constants, static_shape
 from partc.passes.training_graph import Gradient
 from partc.runtime.errors import UnsupportedModel
@@ -38,6 +39,7 @@ class _Backward:
     opset: int
     constants: Mapping[str, np.ndarray]
     tables: frozenset[str]
+    parameters: frozenset[str]
     contributions: dict[str, list[str]] = field(default_factory=dict)
     slices: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
 
@@ -47,9 +49,7 @@ class _Backward:
             for index in differentiable_inputs(node, self.types)
             if node.input[index] in self.flow.active
         )
-        return ForwardNode(
-            self.build, node, self.types, self.constants, frozenset(self.flow.parameters), wanted, self.opset
-        )
+        return ForwardNode(self.build, node, self.types, self.constants, self.parameters, wanted, self.opset)
 
     def total(self, tensor: str) -> str | None:
         """Return the sum of a tensor's contributions."""
@@ -58,7 +58,7 @@ class _Backward:
             return None
         if len(parts) > 1:
             self.build.scope = f"{tensor}/gradient/"
-            parts[:] = [self.build.op("Sum", *parts)]
+            parts[:] = [sum_contributions(self.build, self.types, tensor, parts)]
         return parts[0]
 
 
@@ -82,10 +82,10 @@ def differentiate(
     `seed` is the gradient of the loss, a tensor of its type; empty: 1.
     Raises UnsupportedModel for an op without a rule.
     """
-    tables = tables_of_rows(graph, flow.parameters)
-    backward = _Backward(build, graph, types, flow, opset, small_constants(graph), tables)
+    tables, parameters = tables_of_rows(graph, flow.parameters), frozenset(flow.parameters)
+    backward = _Backward(build, graph, types, flow, opset, small_constants(graph), tables, parameters)
     for constant in graph.initializer:
-        if constant.name in backward.constants and constant.name not in flow.parameters:
+        if constant.name in backward.constants and constant.name not in parameters:
             build.adopt(constant)
     for node in graph.node:
         _emit_forward(backward, node)
@@ -107,8 +107,7 @@ def _nodes_to_differentiate(graph: onnx.GraphProto, types: Types, flow: Dataflow
 
 
 def _emit_forward(backward: _Backward, node: onnx.NodeProto) -> None:
-    view = backward.view(node)
-    if node.op_type == "BatchNormalization" and view.integer("training_mode", 0):
+    if node.op_type == "BatchNormalization" and (view := backward.view(node)).integer("training_mode", 0):
         backward.build.scope = f"{node.name}/"
         expand_training_batch_normalization(view)
     else:

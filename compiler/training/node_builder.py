@@ -1,6 +1,7 @@
 """Emit nodes with fresh names; an operation that was emitted before is shared, not repeated."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
@@ -26,6 +27,32 @@ RANDOM_OPS = frozenset(
 )
 
 
+Key = tuple[Hashable, ...]  # what tells operations, or constants, apart
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A node without its name and its outputs' names; attributes are ordered by name."""
+
+    op_type: str
+    domain: str
+    inputs: tuple[str, ...]
+    attributes: Sequence[onnx.AttributeProto]
+
+    def key(self, arity: int) -> Key:
+        """Return what is equal for operations that give equal results."""
+        attributes = (attribute.SerializeToString(deterministic=True) for attribute in self.attributes)
+        return (self.op_type, self.domain, arity, self.inputs, *attributes)
+
+    def node(self, name: str, outputs: Sequence[str]) -> onnx.NodeProto:
+        """Return the operation as a node."""
+        node = onnx.NodeProto(op_type=self.op_type, name=name, input=self.inputs, output=outputs)
+        if self.domain:
+            node.domain = self.domain
+        node.attribute.extend(self.attributes)
+        return node
+
+
 class NodeBuilder:
     """Nodes in topological order, and the small constants that they read."""
 
@@ -37,7 +64,12 @@ class NodeBuilder:
         self.scope = ""
         self._taken = set(taken)
         self._counts: dict[str, count[int]] = {}
-        self._made: dict[bytes, tuple[str, ...]] = {}
+        self._made: dict[Key, tuple[str, ...]] = {}
+        self._producers: dict[str, onnx.NodeProto] = {}
+
+    def producer(self, tensor: str) -> onnx.NodeProto | None:
+        """Return the node that makes a tensor; none makes an input or a constant."""
+        return self._producers.get(tensor)
 
     def op(self, op_type: str, *inputs: str, **attributes: AttributeValue) -> str:
         """Emit an operation with one output and return the output's name."""
@@ -51,55 +83,53 @@ class NodeBuilder:
         **attributes: AttributeValue,
     ) -> tuple[str, ...]:
         """Emit an operation with several outputs, or with outputs whose names are given."""
-        node = onnx.NodeProto(op_type=op_type, input=inputs)
-        node.attribute.extend(helper.make_attribute(name, attributes[name]) for name in sorted(attributes))
-        return self._emit(node, outputs)
+        made = [helper.make_attribute(name, attributes[name]) for name in sorted(attributes)]
+        return self._emit(Operation(op_type, "", tuple(inputs), made), outputs)
 
     def emit(self, node: onnx.NodeProto) -> tuple[str, ...]:
         """Emit a node of another graph under fresh names; it reads this graph's tensors."""
         outputs = len(node.output)
-        anonymous = onnx.NodeProto(op_type=node.op_type, domain=node.domain, input=node.input)
-        anonymous.attribute.extend(node.attribute)
         if node.op_type in RANDOM_OPS:
-            return self._emit(anonymous, [self.fresh(f"{self.scope}{node.op_type}") for _ in range(outputs)])
-        return self._emit(anonymous, outputs)
+            names = [self.fresh(f"{self.scope}{node.op_type}") for _ in range(outputs)]
+            return self._emit(_operation(node), names)
+        return self._emit(_operation(node), outputs)
 
-    def _emit(self, node: onnx.NodeProto, outputs: int | Sequence[str]) -> tuple[str, ...]:
-        key = _key(node, outputs if isinstance(outputs, int) else len(outputs))
+    def _emit(self, operation: Operation, outputs: int | Sequence[str]) -> tuple[str, ...]:
+        arity = outputs if isinstance(outputs, int) else len(outputs)
+        key = operation.key(arity)
         if isinstance(outputs, int):
             if key in self._made:
                 return self._made[key]
-            names = tuple(self.fresh(f"{self.scope}{node.op_type}") for _ in range(outputs))
-            node.name = names[0]
+            names = tuple(self.fresh(f"{self.scope}{operation.op_type}") for _ in range(arity))
+            node = operation.node(names[0], names)
         else:
             names = tuple(outputs)
-            node.name = self.fresh(f"{node.op_type}:{names[0]}")
-        node.output.extend(names)
+            node = operation.node(self.fresh(f"{operation.op_type}:{names[0]}"), names)
         self.nodes.append(node)
+        self._producers.update(dict.fromkeys(names, node))
         self._made.setdefault(key, names)
         return names
 
     def copy(self, node: onnx.NodeProto) -> None:
         """Append a node as it is; equal operations emitted later share its outputs."""
         self.nodes.append(node)
+        self._producers.update(dict.fromkeys(node.output, node))
         self._taken.update((node.name, *node.output))
         if node.op_type in RANDOM_OPS or "" in node.output:
             return
-        anonymous = onnx.NodeProto(op_type=node.op_type, domain=node.domain)
-        anonymous.input.extend(node.input)
-        anonymous.attribute.extend(node.attribute)
-        self._made.setdefault(_key(anonymous, len(node.output)), tuple(node.output))
+        self._made.setdefault(_operation(node).key(len(node.output)), tuple(node.output))
 
     def adopt(self, constant: onnx.TensorProto) -> None:
         """Share a constant that the graph has already."""
-        self._made.setdefault(_constant_key(constant), (constant.name,))
+        key = _constant_key(numpy_helper.to_array(constant), constant.data_type)
+        self._made.setdefault(key, (constant.name,))
 
     def call_function(self, function: onnx.FunctionProto, inputs: Sequence[str]) -> tuple[str, ...]:
         """Emit a call of a model-local function, and keep the function."""
         known = self.functions.setdefault(function.name, function)
         assert known == function, f"two bodies for function {function.name}"
-        node = onnx.NodeProto(op_type=function.name, domain=function.domain, input=inputs)
-        return self._emit(node, len(function.output))
+        called = Operation(function.name, function.domain, tuple(inputs), ())
+        return self._emit(called, len(function.output))
 
     def fresh(self, hint: str) -> str:
         """Return a name that nothing else bears."""
@@ -119,10 +149,9 @@ class NodeBuilder:
         return self.constant(np.array(values, np.int64))
 
     def _shared_constant(self, value: np.ndarray, *, as_node: bool) -> str:
-        tensor = numpy_helper.from_array(value)
-        key = _constant_key(tensor)
+        key = _constant_key(value, helper.np_dtype_to_tensor_dtype(value.dtype))
         if key not in self._made:
-            name = self.fresh(_constant_hint(value))
+            tensor, name = numpy_helper.from_array(value), self.fresh(_constant_hint(value))
             self._made[key] = (name,)
             if as_node:
                 self.nodes.append(helper.make_node("Constant", [], [name], name=name, value=tensor))
@@ -148,17 +177,13 @@ class FunctionBuilder(NodeBuilder):
         )
 
 
-def _key(node: onnx.NodeProto, arity: int) -> bytes:
-    ordered = onnx.NodeProto(op_type=node.op_type, domain=node.domain)
-    ordered.input.extend(node.input)
-    ordered.attribute.extend(sorted(node.attribute, key=lambda attribute: attribute.name))
-    serialized: bytes = ordered.SerializeToString(deterministic=True)
-    return arity.to_bytes(4, "little") + serialized
+def _operation(node: onnx.NodeProto) -> Operation:
+    attributes = sorted(node.attribute, key=lambda attribute: attribute.name)
+    return Operation(node.op_type, node.domain, tuple(node.input), attributes)
 
 
-def _constant_key(tensor: onnx.TensorProto) -> bytes:
-    value = numpy_helper.to_array(tensor)
-    return f"constant {tensor.data_type} {value.shape} ".encode() + value.tobytes()
+def _constant_key(value: np.ndarray, data_type: int) -> Key:
+    return (data_type, value.shape, value.tobytes())
 
 
 def _constant_hint(value: np.ndarray) -> str:

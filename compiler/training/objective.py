@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import onnx
 
 from partc.compiler.training import parameters as find
+from partc.compiler.training.choose_parameters import ParameterChoice
 from partc.compiler.training.differentiate import ops_without_rule
 from partc.compiler.training.expand_ops import is_expandable
 from partc.compiler.training.forward import OPSET, expand_ops_without_rule, normalise_forward
@@ -28,7 +29,11 @@ class Objective:
 
 
 def state_objective(
-    forward: onnx.ModelProto, loss: str, batch_size: Batch | None, ignore_index: int | None
+    forward: onnx.ModelProto,
+    loss: str,
+    batch_size: Batch | None = None,
+    ignore_index: int | None = None,
+    choice: ParameterChoice = ParameterChoice(),  # noqa: B008  # frozen
 ) -> Objective:
     """Normalise, rebatch, add the loss, find the parameters. Raises BadUsage, BadModel, UnsupportedModel."""
     facts = find.forward_facts(forward)
@@ -40,6 +45,8 @@ def state_objective(
     types = infer_types(model)
     state = find.carried_state(model.graph, types, facts)
     results = tuple(value.name for value in model.graph.output if value.name not in state.values())
+    untrained = {*state, *find.read_as_constants(forward.graph)}
+    parameters = choice.choose(model.graph, types, facts.parameters or (), untrained)
     added = add_loss(
         model.graph,
         types,
@@ -48,7 +55,8 @@ def state_objective(
         batch=_batch(model.graph, sample_axes),
         ignore_index=ignore_index,
     )
-    objective = _trace(model, added.name, facts, {*state, *find.read_as_constants(forward.graph)})
+    objective = _trace(model, added.name, parameters)
+    choice.check_reached(parameters, objective.flow.parameters)
     return replace(
         objective,
         state=state,
@@ -57,14 +65,10 @@ def state_objective(
     )
 
 
-def _trace(
-    model: onnx.ModelProto, loss: str, facts: find.ForwardFacts, untrained: Collection[str]
-) -> Objective:
-    """Find the parameters, and expand the ops that the gradient must pass but that have no rule."""
+def _trace(model: onnx.ModelProto, loss: str, parameters: Collection[str]) -> Objective:
+    """Follow the gradient, and expand the ops that it must pass but that have no rule."""
     types = infer_types(model)
-    candidates = facts.parameters or find.candidate_parameters(model.graph, types)
-    candidates = tuple(name for name in candidates if name in types and name not in untrained)
-    flow = find.trace(model.graph, types, loss, candidates)
+    flow = find.trace(model.graph, types, loss, parameters)
     before: list[str] = []
     while (ops := [node.op_type for node in model.graph.node]) != before:
         expandable = {op for op in ops_without_rule(model.graph, types, flow) if is_expandable(op, OPSET)}

@@ -107,7 +107,7 @@ def _lower_meeting(lowering: "Lowering", node: gs.Node, decision: Decision) -> g
     source = node.inputs[0]
     tensor = lowering.need(source.name, Layout("worker", decision.inputs[0]))
     divides = node.op == average_replicas.AVERAGE or node.attrs["divide"]
-    if not isinstance(decision.inputs[0], PerReplica) or not divides:
+    if not isinstance(decision.inputs[0], PerReplica) or not divides or lowering.graph.replicas == 1:
         return tensor
     dtype = lowering.facts.dtypes[source.name]
     share = constant(f"{tensor.name}.share", 1.0 / lowering.graph.replicas, dtype)

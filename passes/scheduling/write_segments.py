@@ -10,6 +10,7 @@ from onnx import helper, numpy_helper, shape_inference
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
 from partc.passes.lowering.lowered_graph import is_communication
+from partc.passes.scheduling.align_scalars import align_scalars
 from partc.passes.scheduling.schedule import Chunk
 
 IR_VERSION = 10
@@ -72,6 +73,7 @@ class SegmentWriter:
         described = [self._describe(output.name) for output in model.graph.output]
         del model.graph.output[:]
         model.graph.output.extend(described)
+        align_scalars(model, inferred)
         return model
 
 

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 
 import numpy as np
+import onnx
 
+from partc.compiler.training.node_builder import NodeBuilder
 from partc.compiler.training.rules.along_axis import static_size
 from partc.compiler.training.rules.forward_node import ForwardNode, Gradients, Rule, of_first_output
 
@@ -27,15 +29,44 @@ def _product_with_matrix(at: ForwardNode, dy: str) -> Gradients:
     a, b = at.x(0), at.x(1)
     gradients = {}
     if 0 in at.wanted:
-        gradients[0] = at.op("MatMul", dy, at.op("Transpose", b, perm=[1, 0]))
+        gradients[0] = at.op("MatMul", dy, turned(at.build, b))
     if 1 in at.wanted:
         rows, row_gradients = a, dy
         if at.rank(a) > 2:
             k, n = at.static_shape(b)
             rows = at.op("Reshape", a, at.build.ints(-1, k))
             row_gradients = at.op("Reshape", dy, at.build.ints(-1, n))
-        gradients[1] = at.op("MatMul", at.op("Transpose", rows, perm=[1, 0]), row_gradients)
+        gradients[1] = at.op("MatMul", turned(at.build, rows), row_gradients)
     return gradients
+
+
+def turned(build: NodeBuilder, matrix: str) -> str:
+    """Return the transpose of a matrix; of a transpose, what was transposed."""
+    node = build.producer(matrix)
+    if node is not None and is_transpose(node):
+        return str(node.input[0])
+    return build.op("Transpose", matrix, perm=[1, 0])
+
+
+def turned_gradient(build: NodeBuilder, gradient: str) -> str:
+    """Return the transpose of a gradient that nothing else reads: of A' B it is B' A."""
+    if factors := transposed_product(build, gradient):
+        return build.op("MatMul", turned(build, factors[1]), factors[0])
+    return turned(build, gradient)
+
+
+def is_transpose(node: onnx.NodeProto) -> bool:
+    """Tell whether a node transposes a matrix."""
+    return node.op_type == "Transpose" and [list(a.ints) for a in node.attribute] == [[1, 0]]
+
+
+def transposed_product(build: NodeBuilder, matrix: str) -> tuple[str, str] | None:
+    """Return A and B where a matrix is made as A' B, as the gradients of weights are."""
+    product = build.producer(matrix)
+    if product is None or product.op_type != "MatMul":
+        return None
+    left = build.producer(product.input[0])
+    return (left.input[0], product.input[1]) if left is not None and is_transpose(left) else None
 
 
 def _vector_product(at: ForwardNode, dy: str) -> Gradients:

@@ -6,6 +6,7 @@ import numpy as np
 
 from partc.compiler.training.rules.along_axis import static_size
 from partc.compiler.training.rules.forward_node import ForwardNode, Gradients, Rule, of_first_output
+from partc.compiler.training.rules.product import turned_gradient
 
 
 def _reshape(at: ForwardNode, dy: str) -> Gradients:
@@ -26,6 +27,8 @@ def _transpose(at: ForwardNode, dy: str) -> Gradients:
     rank = at.rank(at.x(0))
     order = at.attribute("perm", list(range(rank))[::-1])
     assert isinstance(order, Sequence)
+    if list(order) == [1, 0]:
+        return {0: turned_gradient(at.build, dy)}
     return {0: at.op("Transpose", dy, perm=np.argsort(np.array(order)).tolist())}
 
 
