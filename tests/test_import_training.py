@@ -257,3 +257,17 @@ def initialize(model: onnx.ModelProto, maker: str) -> None:
     text = f"initial () => (float[4,3] W0) {{ {maker} }}"
     training.initialization.CopyFrom(onnx.parser.parse_graph(text))
     training.initialization_binding.add(key="W", value="W0")
+
+
+def test_a_data_input_of_text_is_refused() -> None:
+    step = parse("""
+    step (string[8] words, float[8,4] x, float[4] W) => (float loss, float[4] W_next) {
+        known = StringConcat (words, words)
+        h = Mul (x, W)
+        loss = ReduceSum <keepdims = 0> (h)
+        W_next = Identity (W)
+    }
+    """)
+
+    with pytest.raises(UnsupportedModel, match="turn text into ids"):
+        import_training_graph(with_zeros(step, "W"), state=STATE)

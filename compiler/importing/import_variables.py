@@ -8,7 +8,7 @@ from onnx import helper
 
 from partc.compiler.importing.bindings import Bindings
 from partc.passes.training_graph import InitialValue, MadeTensor, StoredTensor, Variable
-from partc.runtime.errors import BadModel
+from partc.runtime.errors import BadModel, UnsupportedModel
 from partc.runtime.program import DataInput
 
 
@@ -129,7 +129,13 @@ def _check_like(
 
 
 def read_data_input(tensor: gs.Tensor, axis: int | None, high: int | None) -> DataInput:
-    """Return the facts of an input that the user feeds. Raises BadModel."""
+    """Return the facts of an input that the user feeds. Raises BadModel, UnsupportedModel."""
+    if np.dtype(tensor.dtype).kind in "OSU":
+        raise UnsupportedModel(
+            f"data input {tensor.name!r} holds text",
+            at=f"input {tensor.name!r}",
+            fix="turn text into ids before the training step, and feed the ids",
+        )
     if tensor.shape is None:
         raise BadModel(
             f"data input {tensor.name!r} has no shape",
