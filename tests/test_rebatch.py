@@ -64,6 +64,25 @@ def test_time_major_batch() -> None:
     assert infer_types(model)["y"].shape == (35, 3)
 
 
+def test_an_inner_batch_is_left_to_the_target_that_adapts() -> None:
+    model = parse("""(float[3,8,2] x) => (float[3,8,2] y) {
+        s = Constant <value_ints = [24,2]> () flat = Reshape (x, s)
+        t = Constant <value_ints = [3,-1,2]> () y = Reshape (flat, t) }""")
+
+    rebatch(model, 5, {"x": 1})
+
+    assert infer_types(model)["y"].shape == (3, 5, 2)
+
+
+def test_an_inner_batch_that_is_spelled_out_is_refused() -> None:
+    model = parse("""(float[3,8,2] x) => (float[3,8,2] y) {
+        s = Constant <value_ints = [24,2]> () flat = Reshape (x, s)
+        t = Constant <value_ints = [3,8,-1]> () y = Reshape (flat, t) }""")
+
+    with pytest.raises(UnsupportedModel, match="symbolic batch"):
+        rebatch(model, 5, {"x": 1})
+
+
 def test_expand_keeps_the_batch_of_its_input() -> None:
     model = parse("""(float[2,1] x) => (float[2,3] y) {
         s = Constant <value_ints = [2,3]> () y = Expand (x, s) }""")

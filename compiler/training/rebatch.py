@@ -113,6 +113,8 @@ def _free_target(
         free[expanded] = 1
         return free if target[expanded] != 1 else None
     place = _batch_place(was, axis, result, old)
+    if place is None and _adapts(target, now, result, old):
+        return None
     if place is None:
         raise UnsupportedModel(
             f"the batch {old} of shape {list(was)} cannot be found in the target {target.tolist()}",
@@ -124,6 +126,15 @@ def _free_target(
     _spell_out(free, result)
     free[place] = 0 if place == axis and result[place] == old else -1
     return free
+
+
+def _adapts(target: np.ndarray, now: Shape, result: Shape, old: int) -> bool:
+    """Tell whether the target's -1 stands for the batch: [T * B, H] to [T, -1, H], B being inside."""
+    places = np.flatnonzero(target == -1)
+    if len(places) != 1 or result[places[0]] != old:
+        return False
+    rest = [size for place, size in enumerate(result) if place != places[0]]
+    return _count(now) % _count(tuple(rest)) == 0
 
 
 def _spell_out(target: np.ndarray, result: Shape) -> None:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from partc.runtime.errors import UnsupportedModel
+
 Ints = Sequence[int]
 
 
@@ -94,7 +96,11 @@ def _average_pool_backward(
     divisor_override: int | None,
 ) -> Tensor:
     if ceil_mode or (any(padding) and not count_include_pad):
-        raise NotImplementedError("average pooling with ceil_mode, or padding that does not count")
+        raise UnsupportedModel(
+            "average pooling with ceil_mode, or with padding that does not count",
+            at=f"avg_pool of kernel {list(kernel)}, padding {list(padding)}",
+            fix="pool with ceil_mode=False and count_include_pad=True",
+        )
     stride = stride or kernel
     window = divisor_override or torch.Size(kernel).numel()
     channels = x.shape[1]
