@@ -1,26 +1,29 @@
 """What the command line does, as functions of Python."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 
 from partc.compiler.arguments import choose_batch, fill_sizes, read_strategy_option
+from partc.compiler.choose_partitions import Partitioner, get_partitioner, measure_partitions, quickest
 from partc.compiler.driver import Compilation, CompileOptions, compile_graph
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.inspect import Inspection, inspect_graph
+from partc.compiler.measure_sparsity import Sample, measure_sparsity
 from partc.compiler.output_paths import check_output_folder
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.verification.verify import verify
 from partc.cost.cluster import Cluster, read_any_cluster
-from partc.cost.strategy import Batch, Strategy
+from partc.cost.partitions import check_partitions
+from partc.cost.strategy import Batch, Mechanism, Strategy
 from partc.passes.analysis.count_flops import count_flops
 from partc.passes.analysis.find_gradients import find_gradients
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
 
-__all__ = ["build_training_graph", "compile", "inspect", "verify"]
+__all__ = ["build_training_graph", "compile", "get_partitioner", "inspect", "verify"]
 
 
 @dataclass(frozen=True)
@@ -52,17 +55,41 @@ def compile_step(
     batch: Batch | None = None,
     sizes: Mapping[str, int] | None = None,
     options: GraphOptions | None = None,
+    sample: Sample | None = None,
+    partitions: Partitioner | int | None = None,
+    without: Collection[Mechanism] = (),
 ) -> Compilation:
     """Compile a training step for a cluster into the folder `out`. Raises PartcError.
 
     `strategy` is auto, hybrid, allreduce, ps, the path of a strategy.json, or a Strategy; `sizes`
-    gives symbolic sizes a value, for pricing and synthetic data.
+    gives symbolic sizes a value, for pricing and synthetic data; `sample` is data to measure sparsity from.
+    `partitions` of large variables on servers: a number, or a partitioner; None as balance wants.
+    `without`: mechanisms that are switched off (local-aggregation, post-aggregation, boundary-ops).
     """
     check_output_folder(Path(out))
+    machines = cluster if isinstance(cluster, Cluster) else read_any_cluster(Path(cluster))
+    if isinstance(partitions, Partitioner) and partitions.search == "measured":
+
+        def compile_with(count: int, folder: Path) -> PlanFolder:
+            compile_step(
+                train,
+                machines,
+                folder,
+                strategy=strategy,
+                batch=batch,
+                sizes=sizes,
+                options=options,
+                sample=sample,
+                partitions=count,
+                without=without,
+            )
+            return read_plan_folder(folder)
+
+        partitions = _measured_partitions(partitions, machines, compile_with)
     graph = (options or GraphOptions()).read(train)
     asked = strategy if isinstance(strategy, Strategy) else read_strategy_option(strategy)
-    choice = CompileOptions(asked, choose_batch(batch, asked), fill_sizes(sizes or {}, graph))
-    machines = cluster if isinstance(cluster, Cluster) else read_any_cluster(Path(cluster))
+    filled = fill_sizes(sizes or {}, graph)
+    choice = CompileOptions(asked, choose_batch(batch, asked), filled, sample, partitions, frozenset(without))
     return compile_graph(graph, machines, Path(out), choice)
 
 
@@ -75,10 +102,32 @@ def compile(
     batch: Batch | None = None,
     sizes: Mapping[str, int] | None = None,
     options: GraphOptions | None = None,
+    sample: Sample | None = None,
+    partitions: Partitioner | int | None = None,
+    without: Collection[Mechanism] = (),
 ) -> PlanFolder:
     """Compile as `compile_step` does, and return the plan and its folder, as Runner takes it."""
-    compile_step(train, cluster, out, strategy=strategy, batch=batch, sizes=sizes, options=options)
+    compile_step(
+        train,
+        cluster,
+        out,
+        strategy=strategy,
+        batch=batch,
+        sizes=sizes,
+        options=options,
+        sample=sample,
+        partitions=partitions,
+        without=without,
+    )
     return read_plan_folder(out)
+
+
+def _measured_partitions(
+    partitioner: Partitioner, cluster: Cluster, compile_with: Callable[[int, Path], PlanFolder]
+) -> int:
+    """Return the number of partitions that trains quickest, of all that are allowed."""
+    most = check_partitions(cluster, partitioner.min_partitions)
+    return quickest(measure_partitions(range(partitioner.min_partitions, most + 1), compile_with))
 
 
 def inspect(
@@ -86,8 +135,14 @@ def inspect(
     *,
     sizes: Mapping[str, int] | None = None,
     options: GraphOptions | None = None,
+    sample: Sample | None = None,
 ) -> Inspection:
-    """Look at a training step: variables, gradients, data inputs, work. Raises PartcError."""
+    """Look at a training step: variables, gradients, data inputs, work. Raises PartcError.
+
+    `sample`: data from which the rows that a step of one replica touches are measured.
+    """
     graph = (options or GraphOptions()).read(train)
     find_gradients(graph)
-    return inspect_graph(graph, count_flops(graph, fill_sizes(sizes or {}, graph)))
+    known = fill_sizes(sizes or {}, graph)
+    sparsity = measure_sparsity(graph, sample, known, "per-replica", {1}) if sample else None
+    return inspect_graph(graph, count_flops(graph, known), sparsity)

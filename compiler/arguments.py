@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from partc.cost.strategy import Batch, Strategy, read_strategy
+from partc.cost.strategy import Batch, Mechanism, Strategy, read_strategy
 from partc.cost.synchronisation import Mode
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.errors import BadStrategy, BadUsage
@@ -108,3 +108,11 @@ def choose_batch(asked: Batch | None, strategy: Mode | Strategy) -> Batch:
             fix=f"leave --batch out, or change the file's batch to {asked!r}",
         )
     return strategy.batch
+
+
+def parse_mechanisms(names: Sequence[str]) -> tuple[Mechanism, ...]:
+    """Return the mechanisms of those names. Raises BadUsage."""
+    known: tuple[Mechanism, ...] = get_args(Mechanism)
+    if unknown := set(names) - set(known):
+        raise BadUsage(f"no mechanism {min(unknown)!r}", at="--without", fix=f"use one of {', '.join(known)}")
+    return tuple(mechanism for mechanism in known if mechanism in names)

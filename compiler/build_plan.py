@@ -94,7 +94,8 @@ def _make_program(
     opset = analysis.training.opset
     own = sum_rows_function(opset)  # pushed slices are summed in graphs that sum none themselves too
     functions = {function.name: function for function in (own, *analysis.training.functions)}
-    writer = SegmentWriter(opset, functions, dict(lowered.shapes))
+    on_cpu = all(device.kind == "cpu" for host in cluster.hosts for device in host.devices)
+    writer = SegmentWriter(opset, functions, dict(lowered.shapes), on_cpu)
     most = max(len(host.devices) for host in cluster.hosts)
     topology = Shape2(len(cluster.hosts), most)
     return ProgramMaker(lowered, items, topology, writer, files.save_segment).make()

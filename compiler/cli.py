@@ -17,14 +17,19 @@ import typer
 from partc.compiler.api import GraphOptions, compile_step, inspect
 from partc.compiler.arguments import (
     parse_axes,
+    parse_mechanisms,
     parse_pairs,
     parse_sizes,
 )
+from partc.compiler.choose_partitions import Partitioner, SearchMode
 from partc.compiler.console import Advance, console, progress_of, tell, working_on
 from partc.compiler.deploy import write_trained_model
 from partc.compiler.grad_command import grad_command
+from partc.compiler.measure_sparsity import SAMPLE_STEPS, Sample
 from partc.compiler.model_file import write_model
 from partc.compiler.output_paths import check_output_file
+from partc.compiler.simulate_command import SIMULATE_HELP, TraceFile, simulate_command
+from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_run_trace
 from partc.compiler.training.coverage import coverage, coverage_lines
 from partc.compiler.verification.verify import launch_daemons, verify
 from partc.models.catalogue import MODELS, ModelRequestError, build_model, describe_options, parse_options
@@ -59,6 +64,14 @@ Initial = Annotated[
 Sizes = Annotated[
     list[str], typer.Option("--size", help="NAME=N: the value of a symbolic size, for pricing and data.")
 ]
+SampleData = Annotated[
+    str,
+    typer.Option(
+        help="FILE.npz or MODULE:FUNC: training data, from which the rows that a step touches are measured.",
+        metavar="DATA",
+    ),
+]
+SampleSteps = Annotated[int, typer.Option(min=1, help="How many steps of the sample data are looked at.")]
 Data = Annotated[str, typer.Option(help="FILE.npz, synthetic, or MODULE:FUNC.")]
 
 
@@ -98,11 +111,15 @@ def inspect_command(
     loss: Loss = "",
     initial: Initial = None,
     size: Sizes = [],
+    sample_data: SampleData = "",
+    sample_steps: SampleSteps = SAMPLE_STEPS,
 ) -> None:
     """Show variables, gradients, data inputs, and the work of one step."""
     options = _graph_options(state, sample_axis, loss, initial)
     with working_on("reading"):
-        inspection = inspect(train, sizes=parse_sizes(size), options=options)
+        inspection = inspect(
+            train, sizes=parse_sizes(size), options=options, sample=_sample(sample_data, sample_steps)
+        )
     console.print(inspection.render())
 
 
@@ -121,17 +138,44 @@ def compile_command(
     loss: Loss = "",
     initial: Initial = None,
     size: Sizes = [],
+    sample_data: SampleData = "",
+    sample_steps: SampleSteps = SAMPLE_STEPS,
+    search_partitions: Annotated[
+        SearchMode | None,
+        typer.Option(
+            help="Choose the partitions of large variables on servers: by the cost model, or by short runs; "
+            "off takes the minimum."
+        ),
+    ] = None,
+    min_partitions: Annotated[int, typer.Option(help="The fewest partitions to consider.")] = 1,
+    without: Annotated[
+        list[str],
+        typer.Option(
+            help="Switch a mechanism off: local-aggregation, post-aggregation or boundary-ops; repeatable."
+        ),
+    ] = [],
 ) -> None:
     """Spread a training step over a cluster: segments, plan, report."""
     options = _graph_options(state, sample_axis, loss, initial)
     with working_on("compiling"):
         made = compile_step(
-            train, cluster, out, strategy=strategy, batch=batch, sizes=parse_sizes(size), options=options
+            train,
+            cluster,
+            out,
+            strategy=strategy,
+            batch=batch,
+            sizes=parse_sizes(size),
+            options=options,
+            sample=_sample(sample_data, sample_steps),
+            partitions=Partitioner(min_partitions, search_partitions) if search_partitions else None,
+            without=parse_mechanisms(without),
         )
     log = made.watch.write(out)
     methods = [choice.method for choice in made.strategy.parameters.values()]
     counted = ", ".join(f"{methods.count(m)} by {m}" for m in dict.fromkeys(methods))
     tell(f"parameters: {counted}")
+    if made.partitions is not None:
+        tell(f"partitions of large variables on servers: {made.partitions.chosen}")
     for name, axis in ((d.name, d.sample_axis) for d in made.plan.data_inputs):
         tell(f"data input {name}: " + ("the same for all" if axis is None else f"samples on axis {axis}"))
     step_ms = made.timeline.step_s * 1e3
@@ -139,7 +183,10 @@ def compile_command(
     tell(f"report: {out / 'report.html'}   wall times: {log}")
 
 
-@app.command("run", epilog="Example: partc run out --data synthetic --steps 100")
+app.command("simulate", epilog=SIMULATE_HELP)(simulate_command)
+
+
+@app.command("run", epilog=f"Example: partc run out --data synthetic --steps 100\n\n{HOW_TO_OPEN}")
 def run_command(
     out: PlanPath,
     steps: Annotated[int, typer.Option(help="How many steps to train.")],
@@ -149,8 +196,12 @@ def run_command(
         Literal["stop", "continue"], typer.Option(help="What to do when the loss is not finite.")
     ] = "stop",
     timeout: Annotated[float, typer.Option(help="Seconds without progress that end the run.")] = 600.0,
+    trace: TraceFile = None,
+    trace_steps: Annotated[int, typer.Option(min=1, help="How many of the last steps a trace shows.")] = 3,
 ) -> None:
     """Train: one executor daemon per device, started by mpiexec; save the trained variables."""
+    if trace is not None:
+        check_output_file(trace)
     folder = read_plan_folder(out)
     with progress_of("training", steps) as advance:
         result = Runner(folder).train(
@@ -160,9 +211,13 @@ def run_command(
             stop_when_diverged=on_nan == "stop",
             on_progress=_showing(advance),
             timeout_s=timeout,
+            traced_steps=trace_steps if trace else 0,
         )
     tell(f"{steps} steps, {result.steps_per_s:.1f} steps/s -> {out / TRAINED_FILE}")
     tell(f"forward model with the trained variables -> {write_trained_model(folder)}")
+    if trace is not None:
+        write_run_trace(trace, folder, result.times)
+        tell(f"timeline, as predicted and as measured -> {trace}")
 
 
 @app.command("verify", epilog="Example: partc verify out --steps 4")
@@ -208,6 +263,10 @@ def ops_command() -> None:
 
 def _graph_options(state: str, axes: list[str], loss: str, initial: Path | None) -> GraphOptions:
     return GraphOptions(parse_pairs(state, "--state"), parse_axes(axes), loss or None, initial)
+
+
+def _sample(data: str, steps: int) -> Sample | None:
+    return Sample(data, steps) if data else None
 
 
 def _showing(advance: Advance) -> OnProgress:

@@ -5,11 +5,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from partc.compiler.build_plan import build_plan
+from partc.compiler.choose_partitions import Partitioner
+from partc.compiler.measure_sparsity import Sample, measure_sparsity
 from partc.compiler.plan_files import PlanFiles
 from partc.compiler.stopwatch import Stopwatch
 from partc.cost.cluster import Cluster, ranks_of
 from partc.cost.memory import DeviceMemory, check_memory
-from partc.cost.strategy import Batch, Strategy, SyncFacts
+from partc.cost.partitions import PartitionSearch, check_partitions, search_partitions
+from partc.cost.sparsity import Sparsity, with_measured_rows
+from partc.cost.strategy import Batch, Mechanism, Strategy, SyncFacts
 from partc.cost.strategy_check import check_strategy
 from partc.cost.synchronisation import Mode, StrategyCosts, choose_strategy
 from partc.cost.timeline import Timeline, simulate
@@ -30,11 +34,17 @@ class CompileOptions:
     strategy  how parameters are synchronised: a mode, or a strategy of the user's own
     batch     what the graph's batch is: one replica's, or the whole
     sizes     a value for every symbolic size, for pricing and synthetic data
+    sample    data from which the rows that a step touches are measured; None: assumed
+    partitions  of large variables on servers: a number, or how to choose it; None: as balance wants
+    without   mechanisms that are switched off, to see what they bring
     """
 
     strategy: Mode | Strategy = "auto"
     batch: Batch = "per-replica"
     sizes: Mapping[str, int] = field(default_factory=dict)
+    sample: Sample | None = None
+    partitions: Partitioner | int | None = None
+    without: frozenset[Mechanism] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,8 @@ class Compilation:
     facts: tuple[SyncFacts, ...]
     shapes: Mapping[str, tuple[int, ...]]  # of the original graph's tensors, under the assumed sizes
     watch: Stopwatch
+    sparsity: Sparsity | None = None  # as measured
+    partitions: PartitionSearch | None = None  # if it was asked for
 
 
 def compile_graph(
@@ -61,10 +73,13 @@ def compile_graph(
 
     with watch.phase("analyse"):
         find_gradients(training)
+        sparsity = _measure(training, cluster, options)
         analysis = analyse(training, options.sizes, replicas, options.batch == "per-replica")
         facts = describe_parameters(analysis)
+        facts = facts if sparsity is None else with_measured_rows(facts, sparsity)
     with watch.phase("choose a strategy"):
-        strategy, costs = _choose(facts, cluster, options)
+        partitions = _search_partitions(facts, cluster, options)
+        strategy, costs = _choose(facts, cluster, options, partitions.chosen if partitions else None)
     with watch.phase("lay out and lower"):
         lowered = distribute(analysis, strategy)
         copy_where_shared(lowered)
@@ -76,17 +91,58 @@ def compile_graph(
             timeline = simulate(plan, cluster)
             memory = check_memory(plan, cluster)
         compilation = Compilation(
-            plan, strategy, costs, lowered, timeline, memory, facts, analysis.facts.shapes, watch
+            plan,
+            strategy,
+            costs,
+            lowered,
+            timeline,
+            memory,
+            facts,
+            analysis.facts.shapes,
+            watch,
+            sparsity,
+            partitions,
         )
         with watch.phase("report"):
             files.finish(compilation, cluster)
     return compilation
 
 
-def _choose(
+def _measure(training: TrainingGraph, cluster: Cluster, options: CompileOptions) -> Sparsity | None:
+    """Measure the rows touched by one replica, by those of each host, and by all."""
+    if options.sample is None:
+        return None
+    of_hosts = {len(host.devices) for host in cluster.hosts}
+    every = sum(len(host.devices) for host in cluster.hosts)
+    return measure_sparsity(training, options.sample, options.sizes, options.batch, {*of_hosts, every})
+
+
+def _search_partitions(
     facts: tuple[SyncFacts, ...], cluster: Cluster, options: CompileOptions
+) -> PartitionSearch | None:
+    """Price the strategy for every number of partitions that is allowed."""
+    asked = options.partitions
+    if asked is None or isinstance(options.strategy, Strategy):
+        return None
+    least = asked if isinstance(asked, int) else asked.min_partitions
+    check_partitions(cluster, least)
+
+    def price_s(partitions: int) -> float:
+        _, costs = _choose(facts, cluster, options, partitions)
+        return min(costs.totals_s.values())
+
+    if isinstance(asked, int) or asked.search == "off":
+        return PartitionSearch({least: price_s(least)}, least)
+    return search_partitions(price_s, cluster, least)
+
+
+def _choose(
+    facts: tuple[SyncFacts, ...], cluster: Cluster, options: CompileOptions, partitions: int | None
 ) -> tuple[Strategy, StrategyCosts]:
     if not isinstance(options.strategy, Strategy):
-        return choose_strategy(facts, cluster, options.strategy, options.batch)
+        return choose_strategy(
+            facts, cluster, options.strategy, options.batch, without=options.without, partitions=partitions
+        )
     check_strategy(options.strategy, facts, cluster)
-    return choose_strategy(facts, cluster, "auto", options.batch, options.strategy.parameters)
+    pins = options.strategy.parameters
+    return choose_strategy(facts, cluster, "auto", options.batch, pins, options.without)

@@ -8,6 +8,8 @@ import onnx_graphsurgeon as gs
 from rich.console import Group
 from rich.table import Table
 
+from partc.compiler.reporting.describe_assumptions import measured_sentence
+from partc.cost.sparsity import Sparsity
 from partc.passes.analysis.find_roles import Role, Roles, find_roles
 from partc.passes.analysis.reachability import ancestors, reads_of
 from partc.passes.training_graph import Gradient, TrainingGraph
@@ -46,6 +48,7 @@ class Inspection:
     loss: str | None
     parts: tuple[InspectedPart, ...]
     counts: tuple[str, ...]  # nodes that divide the loss by a number counted in the data
+    touched: tuple[str, ...] = ()  # a sentence per table: the rows that a step touches
 
     def render(self) -> Group:
         """Return tables for a terminal."""
@@ -58,7 +61,15 @@ class Inspection:
         shown = f"outputs: {', '.join(self.outputs) or 'none'}; loss: {self.loss or 'unknown'}"
         size = f"{len(self.variables)} variables, {format_bytes(total)}"
         return Group(
-            self._variable_table(), size, "", self._input_table(), shown, "", self._part_table(), *notes
+            self._variable_table(),
+            size,
+            "",
+            self._input_table(),
+            shown,
+            "",
+            self._part_table(),
+            *self.touched,
+            *notes,
         )
 
     def _variable_table(self) -> Table:
@@ -99,8 +110,13 @@ class Inspection:
         return table
 
 
-def inspect_graph(training: TrainingGraph, flops: Mapping[str, int] | None = None) -> Inspection:
-    """Look at a training graph whose gradients are known; `flops` by node name, if counted."""
+def inspect_graph(
+    training: TrainingGraph, flops: Mapping[str, int] | None = None, sparsity: Sparsity | None = None
+) -> Inspection:
+    """Look at a training graph whose gradients are known.
+
+    `flops` by node name, if counted; `sparsity`, if it was measured.
+    """
     roles = find_roles(training)
     return Inspection(
         variables=_variables(training, roles),
@@ -113,6 +129,7 @@ def inspect_graph(training: TrainingGraph, flops: Mapping[str, int] | None = Non
             _part("updates", roles.updates, flops),
         ),
         counts=_counts(training),
+        touched=_touched(training, sparsity),
     )
 
 
@@ -145,6 +162,19 @@ def _spell(gradient: Gradient | None) -> str:
     if gradient is None:
         return ""
     return f"sparse ({gradient.ids}, {gradient.rows})" if gradient.is_sparse else f"dense {gradient.dense}"
+
+
+def _touched(training: TrainingGraph, sparsity: Sparsity | None) -> tuple[str, ...]:
+    """Say of every table how many of its rows a step touches, and how that is known."""
+    measured = sparsity.parameters if sparsity is not None else {}
+    return tuple(
+        measured_sentence(name, measured[name], sparsity)
+        if sparsity is not None and name in measured
+        else f"{name}: rows touched in a step are assumed while compiling (all rows drawn alike)"
+        + (": its ids do not follow from the data alone." if sparsity is not None else "; see --sample-data.")
+        for name, gradient in training.gradients.items()
+        if gradient.is_sparse
+    )
 
 
 def _part(name: str, nodes: frozenset[str], flops: Mapping[str, int] | None) -> InspectedPart:

@@ -19,6 +19,7 @@ from partc.compiler.annotate import annotate
 from partc.compiler.output_paths import check_output_folder
 from partc.compiler.report import render_report
 from partc.cost.cluster import Cluster, encode_cluster
+from partc.cost.sparsity import encode_sparsity
 from partc.cost.strategy import encode_strategy
 from partc.passes.training_graph import InitialValue, MadeTensor, StoredTensor, TrainingGraph
 from partc.runtime.data.checkpoint import TensorFile, write_tensors
@@ -32,6 +33,7 @@ MODEL = "train.onnx"
 ANNOTATED = "annotated.onnx"
 INITIAL = "initial.safetensors"
 REPORT = "report.html"
+SPARSITY = "sparsity.json"
 
 
 class PlanFiles:
@@ -96,6 +98,8 @@ class PlanFiles:
             write_tensors(self.folder / INITIAL, stored)
         (self.folder / "strategy.json").write_bytes(encode_strategy(compilation.strategy))
         (self.folder / "cluster.json").write_bytes(encode_cluster(cluster))
+        if compilation.sparsity is not None:
+            (self.folder / SPARSITY).write_bytes(encode_sparsity(compilation.sparsity))
         model = onnx.load(self.folder / MODEL)
         annotated = annotate(model, compilation.lowered.native, compilation.shapes, cluster)
         (self.folder / ANNOTATED).write_bytes(annotated.SerializeToString(deterministic=True))

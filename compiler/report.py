@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 import jinja2
 import onnx
 
-from partc.compiler.reporting.describe_assumptions import describe_inputs, whole_ops
+from partc.compiler.reporting.describe_assumptions import describe_inputs, describe_sparsity, whole_ops
 from partc.compiler.reporting.describe_devices import describe_devices
 from partc.compiler.reporting.describe_headline import describe_headline
-from partc.compiler.reporting.describe_program import describe_listings, describe_segments
+from partc.compiler.reporting.describe_program import describe_listings, describe_segments, segment_names
 from partc.compiler.reporting.describe_servers import describe_servers
 from partc.compiler.reporting.describe_variables import describe_variables
 from partc.compiler.reporting.draw_cluster import draw_cluster
@@ -30,7 +30,7 @@ def render_report(compilation: "Compilation", cluster: Cluster, folder: Path) ->
     plan, costs = compilation.plan, compilation.costs
     facts = {fact.name: fact for fact in compilation.facts}
     segments = describe_segments(plan, folder)
-    segment_names = {Path(segment.path).stem[:8]: segment.name for segment in segments}
+    names = segment_names(plan)
     return (
         _environment()
         .get_template("report.html")
@@ -41,11 +41,12 @@ def render_report(compilation: "Compilation", cluster: Cluster, folder: Path) ->
             candidates=candidates(costs),
             cluster=draw_cluster(plan, cluster),
             devices=describe_devices(compilation.memory, compilation.timeline, plan),
-            timelines=draw_timelines(compilation.timeline, plan, segment_names),
-            longest=list_longest(compilation.timeline, segment_names),
+            timelines=draw_timelines(compilation.timeline, plan, names),
+            longest=list_longest(compilation.timeline, names),
             variables=describe_variables(plan, costs.choices, facts),
             assignment=describe_servers(costs.assignment),
             inputs=describe_inputs(plan),
+            sparsity=describe_sparsity(compilation.sparsity, compilation.facts),
             sizes=sorted(plan.sizes.items()),
             batch=plan.batch,
             whole_ops=whole_ops(compilation.lowered),

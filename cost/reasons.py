@@ -1,8 +1,8 @@
 """Say in plain English why a parameter is synchronised as it is."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from partc.cost.strategy import Method, SyncFacts
+from partc.cost.strategy import Method, SyncFacts, Synchronisation
 
 WAYS: dict[Method, str] = {
     "all_reduce": "to sum the whole parameter on every worker (AllReduce)",
@@ -13,7 +13,7 @@ WAYS: dict[Method, str] = {
 
 def explain(
     fact: SyncFacts,
-    method: Method,
+    how: Synchronisation,
     seconds: Mapping[Method, float],
     *,
     workers: int,
@@ -23,16 +23,29 @@ def explain(
     if workers == 1:
         return "There is one worker only, so nothing has to be sent."
     background = _sparse_background(fact) if fact.sparse else _dense_background(fact)
-    verdict = _verdict(fact, method, seconds)
+    verdict = _verdict(fact, how.method, seconds) + "".join(_mechanisms(fact, how))
     if not fact.servable:
         verdict += " It cannot live on a server."
     return " ".join(([f"{asked_for}."] if asked_for else []) + [background, verdict])
 
 
+def _mechanisms(fact: SyncFacts, how: Synchronisation) -> Iterator[str]:
+    if how.method != "servers":
+        return
+    if fact.sparse and not how.local_aggregation:
+        yield " Each worker's rows cross the network one by one: local aggregation is off."
+    if how.post_aggregation == "worker":
+        yield " Ops between the summed gradient and the update run on the workers, which fetch the sum."
+    if how.on_servers:
+        saved = 1 - fact.boundary_share
+        yield f" The servers run {', '.join(how.on_servers)}, which saves {saved:.0%} of what is fetched."
+
+
 def _sparse_background(fact: SyncFacts) -> str:
     return (
         f"One replica touches about {fact.touched_rows:,.0f} of its {fact.rows:,} rows in a step "
-        f"({fact.touched_rows / max(1, fact.rows):.2%})."
+        f"({fact.touched_rows / max(1, fact.rows):.2%}), "
+        f"{'as measured from sample data' if fact.distinct else 'if all were drawn alike'}."
     )
 
 

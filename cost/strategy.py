@@ -7,11 +7,12 @@ from typing import Literal
 import msgspec
 
 from partc.runtime.errors import BadStrategy
-from partc.runtime.program import Record
+from partc.runtime.program import Record, Site
 
 STRATEGY_FORMAT = "partc-strategy/1"
 
 Method = Literal["all_reduce", "all_gather", "servers"]
+Mechanism = Literal["local-aggregation", "post-aggregation", "boundary-ops"]
 Batch = Literal["per-replica", "global"]
 
 
@@ -23,16 +24,25 @@ class Shard(Record, frozen=True):
     stop: int
 
 
-class Synchronisation(Record, frozen=True):
+class Synchronisation(Record, frozen=True, omit_defaults=True):
     """How one parameter's gradient is summed. Its slots and averages follow it.
 
     all_reduce  every worker keeps the parameter; gradients are summed everywhere
     all_gather  every worker keeps the parameter; the rows of all workers go to everybody
     servers     the servers own `shards`; workers pull what they need and push gradients
+
+    The rest is for servers alone (parallax.txt, section 5.3.2):
+    local_aggregation  rows are asked for and summed once per host before they cross the network
+    post_aggregation   where ops between the summed gradient and the update run
+    on_servers         nodes between pull and main computation that the servers run: what crosses
+                       the network is their result
     """
 
     method: Method
     shards: tuple[Shard, ...] = ()
+    local_aggregation: bool = True
+    post_aggregation: Site = "server"
+    on_servers: tuple[str, ...] = ()
 
 
 class Strategy(Record, frozen=True):
@@ -55,6 +65,11 @@ class SyncFacts:
     touched_rows: float  # distinct rows that one replica is expected to touch in a step
     servable: bool = True  # may its rows live on servers
     reducible: bool = True  # may its gradient be all-reduced: an update of read rows alone may not
+    has_post_aggregation: bool = False  # are there ops between its summed gradient and its update
+    boundary_ops: tuple[str, ...] = ()  # light nodes behind it that servers may run
+    boundary_share: float = 1.0  # bytes that workers fetch if servers run them, of those without
+    # Measured: (replicas, rows that so many touch together), ascending from 1. Empty: assumed.
+    distinct: tuple[tuple[int, float], ...] = ()
 
     @property
     def bytes(self) -> int:

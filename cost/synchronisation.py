@@ -1,29 +1,42 @@
 """Choose how each parameter's gradient is summed: by AllReduce, AllGather of rows, or servers.
 
-    auto       each parameter the method with the smallest predicted time; ties to AllReduce, those of
-               sparse parameters to AllGather, which keeps gradient and update sparse. Taken as a
-               whole never predicted slower than a pure strategy below: else that one is taken
+    auto       what one ILP finds best for all parameters together (choose_options.py); ties to AllReduce,
+               those of sparse parameters to AllGather, which keeps gradient and update sparse. Never
+               predicted slower than the strategies below: else that one is taken
     hybrid     Parallax's rule: sparse parameters on servers, dense ones AllReduced (section 5.3.1)
     allreduce  Parallax's MPI: dense ones AllReduced, rows of sparse ones AllGathered (section 5.2)
     ps         servers for everything that can live there (section 5.1)
 
+Where a mode settles the method, the ILP still decides which mechanisms of section 5.3.2 are used.
 One parameter is priced by the phases of two_level.py, its rows spread evenly over the servers; a
 whole strategy by the busiest lane under the traffic of all parameters, shards where they really
 are, plus all latencies. The update's own time is left out: it is short beside the wire's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
+from msgspec import structs
+
+from partc.cost.choose_options import OptionSolution, choose_options
 from partc.cost.cluster import Cluster
-from partc.cost.network.collectives import seconds_of, total_loads
 from partc.cost.network.topology import Lane
-from partc.cost.network.two_level import even_shares, meeting_of, owner_hosts, synchronise
+from partc.cost.partitions import partition_evenly
+from partc.cost.price_options import Options, Prices, options_of, possible_methods
 from partc.cost.reasons import explain
 from partc.cost.server_assignment import ServerAssignment, assign_to_servers
-from partc.cost.strategy import STRATEGY_FORMAT, Batch, Method, Shard, Strategy, SyncFacts, Synchronisation
+from partc.cost.strategy import (
+    STRATEGY_FORMAT,
+    Batch,
+    Mechanism,
+    Method,
+    Shard,
+    Strategy,
+    SyncFacts,
+    Synchronisation,
+)
 from partc.runtime.errors import NoPlacement
 
 __all__ = [
@@ -60,17 +73,19 @@ class StrategyCosts:
     choices: tuple[Choice, ...]
     assignment: ServerAssignment | None
     totals_s: dict[str, float] = field(default_factory=dict)  # of the candidates: communication of a step
+    solution: OptionSolution | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A method for every parameter, with shards and price."""
+    """An option for every parameter, with shards and price."""
 
     name: str
-    methods: dict[str, Method]
+    chosen: dict[str, Synchronisation]
     shards: dict[str, tuple[Shard, ...]]
     assignment: ServerAssignment | None
     total_s: float
+    solution: OptionSolution | None
 
 
 def choose_strategy(
@@ -79,75 +94,63 @@ def choose_strategy(
     mode: Mode,
     batch: Batch,
     pins: Mapping[str, Synchronisation] = MappingProxyType({}),
+    without: Collection[Mechanism] = (),
+    partitions: int | None = None,
 ) -> tuple[Strategy, StrategyCosts]:
-    """Choose for every parameter; `pins` keep theirs. Raises NoPlacement if servers are too small."""
-    pricing = _Pricing(facts, cluster, pins)
-    names = _candidate_names(mode)
-    candidates = pricing.candidates(names)
+    """Choose for every parameter; `pins` keep theirs. Raises NoPlacement if servers are too small.
+
+    `without`: mechanisms that are switched off. `partitions`: of each large variable on servers.
+    """
+    choosing = _Choosing(facts, cluster, pins, without, partitions)
+    candidates = choosing.candidates(_candidate_names(mode))
     cheapest = min(candidate.total_s for candidate in candidates)
     chosen = next(c for c in candidates if c.total_s <= cheapest * (1 + TIE))
     strategy = Strategy(
         format=STRATEGY_FORMAT,
         batch=batch,
         parameters={
-            fact.name: Synchronisation(chosen.methods[fact.name], chosen.shards.get(fact.name, ()))
-            for fact in facts
+            name: structs.replace(how, shards=chosen.shards.get(name, ()))
+            for name, how in chosen.chosen.items()
         },
     )
     totals_s = {candidate.name: candidate.total_s for candidate in candidates}
-    return strategy, StrategyCosts(pricing.choices(chosen, mode), chosen.assignment, totals_s)
+    choices = choosing.choices(chosen, mode)
+    return strategy, StrategyCosts(choices, chosen.assignment, totals_s, chosen.solution)
 
 
 def _candidate_names(mode: Mode) -> tuple[str, ...]:
     """Name the candidates, the preferred one first."""
-    return ("auto", "everything AllReduced", "allreduce", "ps") if mode == "auto" else (mode,)
+    return ("auto", "everything AllReduced", "allreduce", "ps", "hybrid") if mode == "auto" else (mode,)
 
 
-@dataclass(frozen=True, slots=True)
-class _Price:
-    """What one parameter's synchronisation takes alone, and what it adds to the whole's."""
-
-    seconds: float
-    latency_s: float
-    loads: dict[Lane, float]
-
-
-class _Pricing:
-    """Prices every method of every parameter once."""
+class _Choosing:
+    """Makes candidates: an option for every parameter, shards for what servers own, and the price."""
 
     def __init__(
-        self, facts: Sequence[SyncFacts], cluster: Cluster, pins: Mapping[str, Synchronisation]
+        self,
+        facts: Sequence[SyncFacts],
+        cluster: Cluster,
+        pins: Mapping[str, Synchronisation],
+        without: Collection[Mechanism],
+        partitions: int | None,
     ) -> None:
         self.facts = facts
         self.cluster = cluster
         self.pins = pins
-        self.meeting = meeting_of(cluster)
-        self._known: dict[tuple[object, ...], _Price] = {}
-        self.even_shares = even_shares(cluster)
-        self.seconds: dict[str, dict[Method, float]] = {
-            fact.name: {
-                method: self._price(fact, method, self.even_shares).seconds for method in self.possible(fact)
-            }
-            for fact in facts
+        self.without = without
+        self.partitions = partitions
+        self.prices = Prices(cluster)
+        self.seconds = {fact.name: self._seconds(fact) for fact in facts}
+
+    def _seconds(self, fact: SyncFacts) -> dict[Method, float]:
+        """Return what every possible method takes alone, its mechanisms as its quickest option has them."""
+        return {
+            method: min(
+                self.prices.price(fact, option).seconds
+                for option in options_of(fact, (method,), self.without)
+            )
+            for method in possible_methods(fact, self.cluster)
         }
-
-    def possible(self, fact: SyncFacts) -> tuple[Method, ...]:
-        """Return the methods that can synchronise the parameter, the one that wins ties first."""
-        can_be_served = fact.servable and fact.rows >= 1 and bool(owner_hosts(self.cluster))
-        methods: list[Method] = ["all_gather"] if fact.sparse else []
-        methods += ["all_reduce"] if fact.reducible else []
-        methods += ["servers"] if can_be_served else []
-        return tuple(methods)
-
-    def _price(self, fact: SyncFacts, method: Method, shares: tuple[float, ...]) -> _Price:
-        # Models repeat shapes: equal facts are priced once.
-        key = (method, shares, fact.rows, fact.row_bytes, fact.sparse, fact.touched_rows)
-        if key not in self._known:
-            network = self.meeting.network
-            phases = synchronise(self.meeting, fact, method, shares)
-            latency_s = sum(phase.latency_s for phase in phases)
-            self._known[key] = _Price(seconds_of(network, phases), latency_s, total_loads(network, phases))
-        return self._known[key]
 
     def candidates(self, names: Sequence[str]) -> list[_Candidate]:
         """Return the candidates whose variables fit on the servers, at least one."""
@@ -163,41 +166,45 @@ class _Pricing:
         return found
 
     def _candidate(self, name: str) -> _Candidate:
-        methods = {fact.name: self._method(fact, name) for fact in self.facts}
-        served = [fact for fact in self.facts if methods[fact.name] == "servers"]
-        shards: dict[str, tuple[Shard, ...]] = {}
-        assignment = None
-        if served:
-            pinned = {fact.name: self.pins[fact.name].shards for fact in served if fact.name in self.pins}
-            shards, assignment = assign_to_servers(served, self.cluster, pinned)
-        return _Candidate(name, methods, shards, assignment, self._total_s(methods, shards))
+        options = {fact.name: self._options(fact, name) for fact in self.facts}
+        solution = choose_options(self.facts, options, self.cluster, self.prices)
+        chosen = solution.chosen if solution else {fact.name: options[fact.name][0] for fact in self.facts}
+        chosen = {fact.name: chosen[fact.name] for fact in self.facts}
+        shards, assignment = self._assign(chosen)
+        return _Candidate(name, chosen, shards, assignment, self._total_s(chosen, shards), solution)
 
-    def _method(self, fact: SyncFacts, candidate: str) -> Method:
+    def _options(self, fact: SyncFacts, candidate: str) -> Options:
         if fact.name in self.pins:
-            return self.pins[fact.name].method
-        possible = self.possible(fact)
-        seconds = self.seconds[fact.name]
-        if candidate == "auto":
-            limit = min(seconds.values()) * (1 + TIE)
-            return next(method for method in possible if seconds[method] <= limit)
-        if candidate == "everything AllReduced":
-            return "all_reduce" if "all_reduce" in possible else "all_gather"
-        wants_servers = candidate == "ps" or (candidate == "hybrid" and fact.sparse)
-        if wants_servers and "servers" in possible:
-            return "servers"
-        return "all_gather" if fact.sparse else "all_reduce"
+            return (structs.replace(self.pins[fact.name], shards=()),)
+        possible = possible_methods(fact, self.cluster)
+        return options_of(fact, _allowed(fact, possible, candidate), self.without)
 
-    def _total_s(self, methods: Mapping[str, Method], shards: Mapping[str, tuple[Shard, ...]]) -> float:
+    def _assign(
+        self, chosen: Mapping[str, Synchronisation]
+    ) -> tuple[dict[str, tuple[Shard, ...]], ServerAssignment | None]:
+        served = [fact for fact in self.facts if chosen[fact.name].method == "servers"]
+        if not served:
+            return {}, None
+        pinned = {fact.name: self.pins[fact.name].shards for fact in served if fact.name in self.pins}
+        shards, assignment = assign_to_servers(served, self.cluster, pinned)
+        if self.partitions is not None:
+            even = partition_evenly(served, self.cluster, shards, self.partitions)
+            shards, assignment = assign_to_servers(served, self.cluster, even | pinned)
+        return shards, assignment
+
+    def _total_s(
+        self, chosen: Mapping[str, Synchronisation], shards: Mapping[str, tuple[Shard, ...]]
+    ) -> float:
         loads: dict[Lane, float] = {}
         latency_s = 0.0
         for fact in self.facts:
-            served = methods[fact.name] == "servers"
-            shares = _shares(shards[fact.name], fact, self.cluster) if served else self.even_shares
-            price = self._price(fact, methods[fact.name], shares)
+            served = chosen[fact.name].method == "servers"
+            shares = _shares(shards[fact.name], fact, self.cluster) if served else None
+            price = self.prices.price(fact, chosen[fact.name], shares)
             latency_s += price.latency_s
             for lane, carried in price.loads.items():
                 loads[lane] = loads.get(lane, 0.0) + carried
-        return latency_s + self.meeting.network.busiest_s(loads)
+        return latency_s + self.prices.meeting.network.busiest_s(loads)
 
     def choices(self, chosen: _Candidate, mode: Mode) -> tuple[Choice, ...]:
         """Return the chosen candidate's decisions with their reasons."""
@@ -207,11 +214,11 @@ class _Pricing:
                 variable=fact.name,
                 bytes=fact.bytes,
                 sparse=fact.sparse,
-                method=chosen.methods[fact.name],
+                method=chosen.chosen[fact.name].method,
                 seconds=self.seconds[fact.name],
                 reason=explain(
                     fact,
-                    chosen.methods[fact.name],
+                    chosen.chosen[fact.name],
                     self.seconds[fact.name],
                     workers=workers,
                     asked_for=_asked_for(fact, chosen, mode, self.pins),
@@ -220,6 +227,18 @@ class _Pricing:
             )
             for fact in self.facts
         )
+
+
+def _allowed(fact: SyncFacts, possible: tuple[Method, ...], candidate: str) -> tuple[Method, ...]:
+    """Return the methods that a candidate lets a parameter take."""
+    if candidate == "auto":
+        return possible
+    if candidate == "everything AllReduced":
+        return ("all_reduce",) if "all_reduce" in possible else ("all_gather",)
+    wants_servers = candidate == "ps" or (candidate == "hybrid" and fact.sparse)
+    if wants_servers and "servers" in possible:
+        return ("servers",)
+    return ("all_gather",) if fact.sparse else ("all_reduce",)
 
 
 def _asked_for(

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from partc.compiler.api import build_training_graph, compile, inspect, verify
+    from partc.compiler.api import build_training_graph, compile, get_partitioner, inspect, verify
     from partc.compiler.importing import torch_step as torch
     from partc.compiler.training.optimizers import SGD, Adagrad, Momentum
     from partc.models.catalogue import build_model
@@ -24,6 +24,7 @@ __all__ = [
     "build_model",
     "build_training_graph",
     "compile",
+    "get_partitioner",
     "inspect",
     "torch",
     "verify",
@@ -39,6 +40,7 @@ _HOME = {
     "build_model": "partc.models.catalogue",
     "build_training_graph": "partc.compiler.api",
     "compile": "partc.compiler.api",
+    "get_partitioner": "partc.compiler.choose_partitions",
     "inspect": "partc.compiler.api",
     "verify": "partc.compiler.api",
 }

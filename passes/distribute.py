@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from partc.cost.strategy import Strategy
+from partc.cost.strategy import Strategy, Synchronisation
 from partc.passes.analysis.facts import Facts, infer_facts
 from partc.passes.analysis.find_followers import find_followers
 from partc.passes.analysis.find_roles import Roles, find_roles
@@ -63,7 +63,7 @@ def _drop_unservable(analysis: Analysis) -> Analysis:
     """Try everything on servers; what cannot run there is found out by trying."""
     while analysis.servable:
         try:
-            lay_out(analysis, dict.fromkeys(analysis.servable, "servers"))
+            lay_out(analysis, dict.fromkeys(analysis.servable, Synchronisation("servers")))
             return analysis
         except NotServable as refusal:
             kept = analysis.servable - {refusal.parameter}
@@ -71,16 +71,16 @@ def _drop_unservable(analysis: Analysis) -> Analysis:
     return analysis
 
 
-def lay_out(analysis: Analysis, methods: Mapping[str, str]) -> LaidOutGraph:
-    """Give every tensor a layout. `methods`: parameter -> all_reduce, all_gather or servers."""
-    on_servers = {p for p, method in methods.items() if method == "servers" and p in analysis.servable}
+def lay_out(analysis: Analysis, chosen: Mapping[str, Synchronisation]) -> LaidOutGraph:
+    """Give every tensor a layout. `chosen`: parameter -> how it is synchronised."""
+    on_servers = {p for p, how in chosen.items() if how.method == "servers" and p in analysis.servable}
     owner = {v: p for v, p in analysis.followers.items() if p in on_servers}
     graph = LaidOutGraph(
         analysis.training,
         analysis.facts,
         analysis.zeros,
         analysis.replicas,
-        Synchronised(methods, {v: p for v, p in owner.items() if p is not None}),
+        Synchronised(chosen, {v: p for v, p in owner.items() if p is not None}),
         analysis.main,
     )
     propagate_layouts(graph, analysis.per_replica)
@@ -89,8 +89,7 @@ def lay_out(analysis: Analysis, methods: Mapping[str, str]) -> LaidOutGraph:
 
 def distribute(analysis: Analysis, strategy: Strategy) -> LoweredGraph:
     """Return the distributed step under a strategy."""
-    methods = {name: choice.method for name, choice in strategy.parameters.items()}
-    graph = lay_out(analysis, methods)
+    graph = lay_out(analysis, strategy.parameters)
     aggregate_partials(graph)
     lowered = lower(graph)
     lowered.native = dict(graph.layouts)

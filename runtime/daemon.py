@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from mpi4py import MPI
 
+from partc.runtime.clock_offset import offset_to_first
 from partc.runtime.daemon_variables import VariablesOfRank
 from partc.runtime.data.checkpoint import read_arrays, write_arrays
 from partc.runtime.data.feeds import open_source
@@ -32,6 +33,7 @@ from partc.runtime.job import (
     RankReport,
     outputs_file,
     read_job,
+    times_file,
     variables_file,
     write_process,
     write_record,
@@ -39,6 +41,7 @@ from partc.runtime.job import (
 from partc.runtime.loss import diverged, is_finite, loss_of, spoils_loss
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.program import Plan, Rank
+from partc.runtime.recorder import RankTimes, Recorder
 from partc.runtime.transports.mpi import MPITransport
 from partc.runtime.transports.patience import Patience, spin_s_for
 
@@ -71,12 +74,15 @@ class Daemon:
 
     def __init__(self, folder: Path, world: MPI.Intracomm) -> None:
         self._folder = folder
+        self._world = world
         self._job = read_job(folder)
         plan_folder = read_plan_folder(self._job.plan_folder)
         self._plan = msgspec.structs.replace(plan_folder.plan, sizes=plan_folder.plan.sizes | self._job.sizes)
         self._rank = _rank_of(self._plan, world)
         self._source = open_source(self._job.data, self._plan, self._job.seed)
         self._transport = MPITransport(self._plan, world)
+        traced = self._job.traced_steps
+        self._recorder = Recorder(traced, self._transport.traffic) if traced else None
         self._executor = self._make_executor(plan_folder)
         self._variables = VariablesOfRank(self._plan, self._rank, self._executor.environment, world)
         self._patience = Patience(spin_s_for(_threads_on_machine(self._rank, world)), self._job.deadline_s)
@@ -98,6 +104,8 @@ class Daemon:
             self._variables.write(variables_file(self._folder, self._job.steps))
         if self._rank.replica is not None:
             write_arrays(outputs_file(self._folder, self._rank.rank), self._outputs)
+        if self._recorder is not None:
+            self._write_times(self._recorder)
         self._write_report(steps_per_s)
         self._variables.barrier()
 
@@ -130,7 +138,13 @@ class Daemon:
     def _make_executor(self, folder: PlanFolder) -> Executor:
         given = read_arrays(self._folder / INITIAL_FILE) if self._job.has_initial else None
         environment = Environment(self._plan, self._rank, device_of(self._rank), InitialValues(folder, given))
-        return Executor(self._plan, self._rank, environment, Sessions(folder), self._transport)
+        observe = self._recorder.watch if self._recorder is not None else iter
+        return Executor(self._plan, self._rank, environment, Sessions(folder), self._transport, observe)
+
+    def _write_times(self, recorder: Recorder) -> None:
+        offset_s, uncertainty_s = offset_to_first(self._world, self._variables.barrier)
+        times = RankTimes(offset_s, uncertainty_s, recorder.steps())
+        write_record(times_file(self._folder, self._rank.rank), times)
 
     def _write_report(self, steps_per_s: float) -> None:
         traffic = self._transport.traffic

@@ -4,7 +4,7 @@ It never blocks: `step` yields the communication that it waits for, and whoever 
 wait. So one process can drive all ranks in lockstep, and a daemon can sleep between tests.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,15 +17,24 @@ from partc.runtime.transports.communication import ROW_KINDS, Part, part_of
 from partc.runtime.transports.transport import Handle, Transport
 
 Array = np.ndarray[Any, np.dtype[Any]]
+# Is handed the program at every step and passes it on, and so sees when each instruction begins and ends.
+Observe = Callable[[Iterable[Instruction]], Iterator[Instruction]]
 
 
 class Executor:
     """Executes one rank's program on its environment."""
 
     def __init__(
-        self, plan: Plan, rank: Rank, environment: Environment, sessions: Sessions, transport: Transport
+        self,
+        plan: Plan,
+        rank: Rank,
+        environment: Environment,
+        sessions: Sessions,
+        transport: Transport,
+        observe: Observe = iter,
     ) -> None:
         self._rank = rank
+        self._observe = observe
         self.environment = environment
         self._transport = transport
         self._program = instructions_of(plan, rank)
@@ -45,7 +54,7 @@ class Executor:
     def step(self, feeds: Mapping[str, Array]) -> Iterator[Start]:
         """Execute one training step; yield the communication waited for as long as it is not complete."""
         self.environment.feed(feeds)
-        for index, instruction in enumerate(self._program):
+        for index, instruction in enumerate(self._observe(self._program)):
             self.current = instruction
             match instruction:
                 case Run():
@@ -89,10 +98,15 @@ def _unplaced(part: Part, handle: Handle) -> Iterator[tuple[str, Array]]:
 
 
 def _last_readers(program: tuple[Instruction, ...], kept: set[str]) -> tuple[tuple[str, ...], ...]:
-    """Return, per instruction, the values that nobody reads after it."""
+    """Return, per instruction, the values that nobody reads after it.
+
+    What a communication sends must stay until the Wait: it may still be on its way.
+    """
     last: dict[str, int] = {}
+    sent = {start.tag_id: start.reads for start in program if isinstance(start, Start)}
     for index, instruction in enumerate(program):
-        for name in _names(instruction):
+        names = sent[instruction.tag_id] if isinstance(instruction, Wait) else _names(instruction)
+        for name in names:
             last[name] = index
     dying: list[list[str]] = [[] for _ in program]
     for name, index in last.items():

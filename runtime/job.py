@@ -7,6 +7,7 @@ Everything lies in the job's folder, which all hosts see:
     error.rank-R.json        why rank R stopped
     process.rank-R           the process of rank R
     rank-R.json              what rank R sent
+    times.rank-R.json        when rank R executed what, if the job is traced
     outputs.rank-R.safetensors       "STEP/NAME" -> output
     variables.step-S.safetensors     the variables after step S
 """
@@ -23,6 +24,7 @@ from partc.runtime import errors
 from partc.runtime.data.checkpoint import write_arrays
 from partc.runtime.errors import PartcError, RankFailed
 from partc.runtime.program import Record
+from partc.runtime.recorder import RankTimes
 
 JOB_FILE = "job.json"
 INITIAL_FILE = "initial.safetensors"
@@ -44,6 +46,7 @@ class Job(Record, frozen=True):
     has_initial: bool = False
     report_every_s: float = 0.5
     deadline_s: float = 600.0  # longest wait for one communication
+    traced_steps: int = 0  # the last so many steps are timed, instruction by instruction
 
 
 class Progress(Record, frozen=True, tag="progress"):
@@ -98,6 +101,16 @@ def read_job(folder: Path) -> Job:
 def read_report(folder: Path, rank: int) -> RankReport:
     """Read what a rank wrote at its end."""
     return msgspec.json.decode((folder / f"rank-{rank}.json").read_bytes(), type=RankReport)
+
+
+def times_file(folder: Path, rank: int) -> Path:
+    """Return the file of a rank's times."""
+    return folder / f"times.rank-{rank}.json"
+
+
+def read_times(folder: Path, rank: int) -> RankTimes:
+    """Read when a rank executed what."""
+    return msgspec.json.decode(times_file(folder, rank).read_bytes(), type=RankTimes)
 
 
 def first_failure(folder: Path) -> PartcError | None:

@@ -60,11 +60,10 @@ def mpiexec_command(plan: Plan, job_folder: Path, addresses: Mapping[str, str]) 
     mpiexec = find_mpiexec()
     if all(addresses.get(rank.host, "localhost") == "localhost" for rank in plan.ranks):
         return [mpiexec, "-n", str(len(plan.ranks)), *daemon]
-    command = [mpiexec]
+    # Ranks fill the hosts in order, one entry for each run of neighbours; the daemons find their rank.
     runs = groupby(plan.ranks, key=lambda rank: addresses.get(rank.host, "localhost"))
-    for index, (address, ranks) in enumerate(runs):
-        command += [":"] * bool(index) + ["-n", str(len(list(ranks))), "-host", address, *daemon]
-    return command
+    hosts = ",".join(f"{address}:{len(list(ranks))}" for address, ranks in runs)
+    return [mpiexec, "-host", hosts, "-n", str(len(plan.ranks)), *daemon]
 
 
 def find_mpiexec() -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from partc.runtime.program import Held, Output, Plan, Rank
+from partc.runtime.recorder import RankTimes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -26,6 +27,7 @@ class TrainingResult:
     disagreeing: tuple[str, ...] = ()
     payload_bytes: dict[int, dict[str, int]] = field(default_factory=dict)  # rank -> kind -> sent in all
     steps_per_s: float = 0.0
+    times: dict[int, RankTimes] = field(default_factory=dict)  # rank -> the traced steps
 
 
 @dataclass(frozen=True, slots=True)

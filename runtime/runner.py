@@ -14,7 +14,7 @@ import numpy as np
 from partc.runtime.data.batches import check_total_batch, sizes_of
 from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.errors import BadData, BadUsage
-from partc.runtime.job import Job, outputs_file, read_report, variables_file, write_job
+from partc.runtime.job import Job, outputs_file, read_report, read_times, variables_file, write_job
 from partc.runtime.launcher import OnProgress, launch
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.program import Plan
@@ -50,12 +50,14 @@ class Runner:
         on_progress: OnProgress | None = None,
         timeout_s: float = 600.0,
         save: bool = True,
+        traced_steps: int = 0,
     ) -> TrainingResult:
         """Train `steps` steps and save trained.safetensors in the plan's folder, unless told not to.
 
         `data`: FILE.npz, "synthetic", "MODULE:FUNC", or total batches. `initial`: whole variables that
         replace the plan's first values. `sizes`: symbolic sizes that differ from the plan's. `read_after`:
-        steps (from 1) whose variables are returned as well. Raises the error of the rank that failed first.
+        steps (from 1) whose variables are returned as well. `traced_steps`: how many of the last steps are
+        timed instruction by instruction. Raises the error of the rank that failed first.
         """
         if steps < 1:
             raise BadUsage(f"{steps} steps", at="--steps", fix="train at least one step")
@@ -74,6 +76,7 @@ class Runner:
                 outputs=outputs,
                 has_initial=initial is not None,
                 deadline_s=_RANKS_SHARE * timeout_s,
+                traced_steps=traced_steps,
             )
             write_job(folder, job, initial)
             log = self._folder.path / LOG_FILE
@@ -94,6 +97,7 @@ class Runner:
             disagreeing=reports[0].disagreeing,
             payload_bytes={rank: report.payload_bytes for rank, report in reports.items()},
             steps_per_s=reports[0].steps_per_s,
+            times={rank: read_times(folder, rank) for rank in reports} if job.traced_steps else {},
         )
 
 

@@ -5,7 +5,7 @@ program by executing it with no memory between the ranks.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,9 +88,11 @@ def compile_step(
     strategy: str | Strategy = "auto",
     batch: str = "per-replica",
     sizes: Mapping[str, int] | None = None,
+    without: Collection[str] = (),
 ) -> Compiled:
     """Compile, and check all that is written."""
-    options = CompileOptions(strategy, batch, sizes or {})  # type: ignore[arg-type]
+    off = frozenset(without)
+    options = CompileOptions(strategy, batch, sizes or {}, without=off)  # type: ignore[arg-type]
     compilation = compile_graph(training, cluster_of(cluster), out, options)
     _on_cpus(out)
     folder = read_plan_folder(out)

@@ -6,6 +6,7 @@ import onnx_graphsurgeon as gs
 
 from partc.compiler.importing.bindings import Bindings, GradientTensors, write_bindings
 from partc.compiler.importing.import_training import import_training_graph
+from partc.cost.strategy import Synchronisation
 from partc.passes.analysis.facts import infer_facts
 from partc.passes.analysis.find_roles import find_roles
 from partc.passes.analysis.find_zeros import find_zeros
@@ -43,13 +44,14 @@ def lay_out(
     training = training_of(text, split, gradients)
     facts = infer_facts(training, {}, ranks)
     chosen = dict.fromkeys(training.gradients, "all_reduce") | dict(methods or {})
+    synchronisations = {name: Synchronisation(method) for name, method in chosen.items()}  # type: ignore[arg-type]
     owner = {name: name for name, method in chosen.items() if method == "servers"}
     graph = LaidOutGraph(
         training,
         facts,
         find_zeros(training.graph, facts),
         ranks,
-        Synchronised(chosen, owner),
+        Synchronised(synchronisations, owner),
         find_roles(training).main,
     )
     propagate_layouts(graph, per_replica=False)

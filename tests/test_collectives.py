@@ -8,7 +8,7 @@ from partc.cost.network import collectives
 from partc.cost.network.collectives import Phases, flows_of, seconds_of
 from partc.cost.network.topology import Network
 from partc.cost.network.two_level import ID_BYTES, distinct_rows, even_shares, meeting_of, synchronise
-from partc.cost.strategy import Method, SyncFacts
+from partc.cost.strategy import Method, SyncFacts, Synchronisation
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 LATENCY_S = 2e-5
@@ -120,7 +120,7 @@ def test_a_workers_traffic_is_parallax_table_3(
 ) -> None:
     cluster = one_gpu_each(n)
 
-    phases = synchronise(meeting_of(cluster), facts, method, even_shares(cluster))
+    phases = synchronise(meeting_of(cluster), facts, Synchronisation(method), even_shares(cluster))
 
     # Ids travel with rows; the paper counts rows only. Servers are asked by id, too: two more.
     ids = 0.0
@@ -136,7 +136,7 @@ def test_a_dense_parameter_loads_a_hosts_border_alike_on_servers_and_all_reduced
     meeting = meeting_of(cluster)
 
     both = [
-        meeting.network.host_traffic(flows_of(synchronise(meeting, DENSE, method, even_shares(cluster))))[
+        meeting.network.host_traffic(flows_of(synchronise(meeting, DENSE, Synchronisation(method), even_shares(cluster))))[
             "h0"
         ]
         for method in ("all_reduce", "servers")
@@ -154,7 +154,7 @@ def test_local_aggregation_makes_a_row_cross_the_network_once_per_host() -> None
     cluster = read_cluster(EXAMPLES / "cluster-8x6-titanxp.json")
     meeting = meeting_of(cluster)
 
-    phases = synchronise(meeting, SPARSE, "servers", even_shares(cluster))
+    phases = synchronise(meeting, SPARSE, Synchronisation("servers"), even_shares(cluster))
 
     rows = distinct_rows(SPARSE, 6)
     remote = rows * 7 / 8 * (2 * SPARSE.row_bytes + 2 * ID_BYTES)
@@ -168,7 +168,7 @@ def test_workers_of_one_host_send_nothing_over_the_network() -> None:
     meeting = meeting_of(cluster)
 
     for method in ("all_reduce", "servers"):
-        phases = synchronise(meeting, DENSE, method, even_shares(cluster))
+        phases = synchronise(meeting, DENSE, Synchronisation(method), even_shares(cluster))
         assert meeting.network.host_traffic(flows_of(phases)) == {"host0": (0.0, 0.0)}
         assert seconds_of(meeting.network, phases) > 0
 

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +113,49 @@ def test_a_broken_segment_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(BadPlan, match="refuses a segment"):
         sessions.session(Run("worker", "bad.onnx", (), ()), Device("cpu", 0, 1))
+
+
+SHARED_ARENA = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from partc.runtime.device import Device, Sessions
+from partc.runtime.plan_folder import PlanFolder
+from partc.runtime.program import Run
+from tests.hand_made_plans import plan_of
+
+def peak_mb():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+sessions = Sessions(PlanFolder(plan_of([], []), Path(sys.argv[1])))
+for segment in ("one.onnx", "two.onnx"):
+    session = sessions.session(Run("worker", segment, (), ()), Device("cpu", 0, 1))
+    session.run(None, {"x": np.ones(1, np.float32)})
+    print(peak_mb())
+"""
+WIDE = """
+<ir_version: 10, opset_import: ["" : 21]>
+wide (float[1] x) => (float sum) <int64[1] size = {16000000}> {
+    spread = Expand (x, size)
+    ones = Exp (spread)
+    waves = Sin (ones)
+    mixed = Mul (ones, waves)
+    sum = ReduceSum <keepdims = 0> (mixed)
+}
+"""
+
+
+def test_what_one_segment_leaves_serves_the_next(tmp_path: Path) -> None:
+    """A process of its own: its peak is what the two segments need."""
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.onnx").write_bytes(onnx.parser.parse_model(WIDE).SerializeToString())
+
+    printed = subprocess.check_output(
+        [sys.executable, "-c", SHARED_ARENA, str(tmp_path)], cwd=Path(__file__).parents[1], text=True
+    )
+
+    after_one, after_two = (int(line) for line in printed.split())
+    assert after_two - after_one < 32  # of 128 MB that each segment needs at least
 
 
 @pytest.mark.gpu

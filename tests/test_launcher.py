@@ -23,7 +23,7 @@ def test_ranks_start_on_their_hosts_in_order(monkeypatch: pytest.MonkeyPatch) ->
 
     command = mpiexec_command(PLAN, Path("job"), {"alpha": "10.0.0.1"})
 
-    assert command[:5] == ["/bin/true", "-n", "3", "-host", "10.0.0.1"]
+    assert command[:5] == ["/bin/true", "-host", "10.0.0.1:3", "-n", "3"]
 
 
 def test_an_mpiexec_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,3 +78,24 @@ def test_messages_of_no_bucket_travel_alone() -> None:
     messages = [item for item in items if isinstance(item, Message)]
     assert [len(message.nodes) for message in messages] == [1, 1, 1]
     assert all(message.bucket is None for message in messages)
+
+
+DECAYED = """
+step (double[8,4] x, double[8,3] dy, double[4,3] W) => (double[4,3] W_next) <double keep = {0.9}> {
+    kept = Mul (keep, W)
+    square = Mul (W, W)
+    h = MatMul (x, square)
+    xt = Transpose <perm = [1, 0]> (x)
+    g = Add (h, dy)
+    dW = MatMul (xt, g)
+    W_next = Sub (kept, dW)
+}
+"""
+
+
+def test_what_reads_variables_alone_waits_for_its_first_reader() -> None:
+    assert shown(scheduled(lowered_of(DECAYED, SPLIT), DECAYED)) == [
+        ("worker", ["square", "xt", "h", "g", "dW"]),
+        ("message", ["dW@worker.whole"]),
+        ("worker", ["kept", "W_next"]),
+    ]

@@ -16,6 +16,10 @@ RECURRENT = """
     h2 = MatMul (s2, W) g2 = Tanh (h2)
     h = MatMul (g2, W)
 """
+TIED = """
+    i = Constant <value_ints = [3, 0, 3]> () r = Gather (W, i) z = Constant <value_ints = [0]> ()
+    s = ReduceSum <keepdims = 0> (r, z) p = MatMul (a, W) h = Add (p, s)
+"""
 TRANSPOSED = "Wt = Transpose <perm = [1, 0]> (W) b = Tanh (a) h = MatMul (b, Wt)"
 
 
@@ -62,7 +66,17 @@ def test_the_gradient_of_a_transposed_matrix_is_not_transposed() -> None:
     assert len(data) == 1
 
 
-@pytest.mark.parametrize("body", [RECURRENT, TRANSPOSED], ids=["recurrent", "transposed"])
+def test_rows_are_added_to_the_product_of_a_table_that_is_also_multiplied() -> None:
+    step = step_of(TIED)
+
+    nodes = {output: node for node in step.graph.node for output in node.output}
+    table = nodes[facts_of(step)["gradients"]["W"]["dense"]]
+    assert table.op_type == "ScatterND"
+    assert nodes[table.input[0]].op_type == "MatMul"
+    assert not count(step, "ConstantOfShape")
+
+
+@pytest.mark.parametrize("body", [RECURRENT, TRANSPOSED, TIED], ids=["recurrent", "transposed", "tied"])
 @pytest.mark.parametrize("batch", ["global", "per-replica"])
 def test_two_ranks_train_as_one_device_and_send_no_activations(body: str, batch: str, tmp_path: Path) -> None:
     training = import_training_graph(step_of(body))

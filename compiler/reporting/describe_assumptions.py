@@ -1,9 +1,12 @@
 """What the plan takes for granted: inputs, sizes, and what could not be divided."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from partc.compiler.reporting.units import count
+from partc.compiler.reporting.units import count, plural
+from partc.cost.sparsity import Sparsity, TouchedRows
+from partc.cost.strategy import SyncFacts
 from partc.passes.indexed_slices import DOMAIN as SLICES_DOMAIN
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 from partc.passes.sharding.layouts import Replicate
@@ -44,6 +47,33 @@ def _samples(item: DataInput, plan: Plan) -> str:
     if plan.batch == "global":
         return f"axis {item.sample_axis}: each replica reads 1/{plan.replicas}"
     return f"axis {item.sample_axis}: each replica reads its own"
+
+
+def describe_sparsity(sparsity: Sparsity | None, facts: Sequence[SyncFacts]) -> tuple[str, ...]:
+    """Return a sentence per sparse parameter, if any was measured: what was measured, what assumed."""
+    if sparsity is None:
+        return ()
+    return tuple(
+        measured_sentence(fact.name, sparsity.parameters[fact.name], sparsity)
+        if fact.distinct
+        else f"{fact.name}: {count(fact.touched_rows)} rows a replica, assumed: its ids do not follow "
+        "from the data alone, so all rows are taken to be drawn alike."
+        for fact in facts
+        if fact.sparse
+    )
+
+
+def measured_sentence(name: str, touched: TouchedRows, sparsity: Sparsity) -> str:
+    """Say what a step touches of one table."""
+    steps = plural(sparsity.steps, "step")
+    together = ", ".join(
+        f"{count(rows)} by {plural(replicas, 'replica')} together" for replicas, rows in touched.distinct[1:]
+    )
+    rest = f", {together}" if together else ""
+    return (
+        f"{name}: {count(touched.distinct[0][1])} of {count(touched.rows)} rows touched by a replica in a "
+        f"step{rest}, measured from {sparsity.sample} over {steps}."
+    )
 
 
 def whole_ops(lowered: LoweredGraph) -> tuple[tuple[str, int], ...]:

@@ -62,11 +62,20 @@ class Listing:
 
 def describe_segments(plan: Plan, folder: Path) -> tuple[Segment, ...]:
     """Return the distinct segments in the order in which they first run. Reads their files."""
+    return tuple(_segment(f"S{i}", run, plan, folder) for i, run in enumerate(_first_runs(plan), 1))
+
+
+def segment_names(plan: Plan) -> dict[str, str]:
+    """Return what pages and traces call the segments, by the first eight digits of their hash."""
+    return {Path(run.segment).stem[:8]: f"S{i}" for i, run in enumerate(_first_runs(plan), 1)}
+
+
+def _first_runs(plan: Plan) -> tuple[Run, ...]:
     runs: dict[str, Run] = {}
     for instruction in plan.instructions:
         if isinstance(instruction, Run):
             runs.setdefault(instruction.segment, instruction)
-    return tuple(_segment(f"S{i}", run, plan, folder) for i, run in enumerate(runs.values(), 1))
+    return tuple(runs.values())
 
 
 def _segment(name: str, run: Run, plan: Plan, folder: Path) -> Segment:

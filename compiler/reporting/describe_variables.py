@@ -87,7 +87,8 @@ def _describe(
 def _touched(fact: SyncFacts | None) -> str:
     if fact is None or not fact.sparse:
         return ""
-    return f"{count(fact.touched_rows)} rows, {percent(fact.touched_rows / max(1, fact.rows))}"
+    known = "measured" if fact.distinct else "assumed"
+    return f"{count(fact.touched_rows)} rows, {percent(fact.touched_rows / max(1, fact.rows))}, {known}"
 
 
 def _where(shards: tuple[Shard, ...]) -> str:

@@ -106,7 +106,9 @@ def _sparse_background(fact: SyncFacts) -> str:
     return (
         f"It has {count(fact.rows)} rows of {size(fact.row_bytes)}: {size(fact.bytes)}. In a step one "
         f"replica looks up about {count(touched)} different rows, {percent(touched / max(1, fact.rows))} of "
-        f"them ({size(touched * fact.row_bytes)}). Every other row has a gradient of zero."
+        f"them ({size(touched * fact.row_bytes)}), "
+        f"{'as measured from sample data' if fact.distinct else 'if all were drawn alike'}. "
+        "Every other row has a gradient of zero."
     )
 
 

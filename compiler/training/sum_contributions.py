@@ -5,9 +5,17 @@ before   A1' B1, A2' B2, .. ── Sum ── dW         after   stack(A)' stack
 A matrix that multiplies few rows many times, as at every step of a recurrent network, gets one product
 over all rows rather than a matrix per step: no sum of large matrices is left, nor are they kept. Rows
 are stacked along an axis of their own, so that a batch that is split over ranks stays split.
+
+before   Sum (dW, ScatterND <add> (zeros, ids, rows))       after   ScatterND <add> (dW, ids, rows)
+
+A table that is also multiplied, as tied embeddings are, gets its rows added to the product in place:
+no table of zeros is made, and none is added.
 """
 
 from collections.abc import Sequence
+
+import numpy as np
+from onnx import numpy_helper
 
 from partc.compiler.training.node_builder import NodeBuilder
 from partc.compiler.training.rules.product import transposed_product
@@ -19,7 +27,27 @@ def sum_contributions(build: NodeBuilder, types: Types, tensor: str, parts: Sequ
     shape = types[tensor].shape
     if shape is not None and len(shape) == 2:
         parts = _join_products(build, types, shape, parts)
-    return parts[0] if len(parts) == 1 else build.op("Sum", *parts)
+    scatters = [scatter for part in parts if (scatter := _rows_on_zeros(build, part))]
+    whole = [part for part in parts if not _rows_on_zeros(build, part)]
+    if not whole:
+        return build.op("Sum", *parts) if len(parts) > 1 else parts[0]
+    total = whole[0] if len(whole) == 1 else build.op("Sum", *whole)
+    for indices, rows in scatters:
+        total = build.op("ScatterND", total, indices, rows, reduction="add")
+    return total
+
+
+def _rows_on_zeros(build: NodeBuilder, part: str) -> tuple[str, str] | None:
+    """Return the indices and rows of a contribution that is ScatterND <add> (zeros, indices, rows)."""
+    scatter = build.producer(part)
+    if scatter is None or scatter.op_type != "ScatterND":
+        return None
+    zeros = build.producer(scatter.input[0])
+    if zeros is None or zeros.op_type != "ConstantOfShape":
+        return None
+    if any(np.any(numpy_helper.to_array(attribute.t)) for attribute in zeros.attribute):
+        return None
+    return scatter.input[1], scatter.input[2]
 
 
 def _join_products(build: NodeBuilder, types: Types, shape: Shape, parts: Sequence[str]) -> list[str]:

@@ -6,6 +6,8 @@
                          owners ──all-gather──> servers ──broadcast──> workers
                  sparse  pull  ids to the host's server, distinct ids to owners, rows back
                          push  ids and rows to the host's server, summed per id, to owners
+                 without local aggregation rows that several workers want or made cross one by one
+                 ops after aggregation on workers: what owners summed goes to all workers, and back
 
 W parameter bytes, alpha the share of rows that one worker touches, N hosts of one worker each: a
 worker sends and receives, together, 2 W (dense) or 2 alpha W (sparse) with servers, 4 W (N - 1) / N
@@ -31,7 +33,7 @@ from partc.cost.network.collectives import (
     together,
 )
 from partc.cost.network.topology import Network
-from partc.cost.strategy import Method, SyncFacts
+from partc.cost.strategy import SyncFacts, Synchronisation
 
 ID_BYTES = 8  # int64
 
@@ -74,15 +76,21 @@ def even_shares(cluster: Cluster) -> tuple[float, ...]:
     return tuple(1 / owners if host.server else 0.0 for host in cluster.hosts)
 
 
-def synchronise(meeting: Meeting, facts: SyncFacts, method: Method, shares: tuple[float, ...]) -> Phases:
-    """Return what `method` sends for one parameter in a step. `shares` only matters to servers."""
-    if method == "all_reduce":
+def synchronise(
+    meeting: Meeting, facts: SyncFacts, how: Synchronisation, shares: tuple[float, ...]
+) -> Phases:
+    """Return what is sent for one parameter in a step.
+
+    `shares`: of its rows, by host; they only matter to servers. The shards of `how` do not count.
+    """
+    if how.method == "all_reduce":
         return _all_reduce(meeting, facts.bytes)
-    if method == "all_gather":
+    if how.method == "all_gather":
         return _all_gather(meeting, facts)
+    after = _post_aggregation(meeting, facts, shares) if how.post_aggregation == "worker" else ()
     if facts.sparse:
-        return _pull(meeting, facts, shares) + _push(meeting, facts, shares)
-    return _serve_dense(meeting, facts.bytes, shares)
+        return _pull(meeting, facts, how, shares) + _push(meeting, facts, how, shares) + after
+    return _serve_dense(meeting, facts, how, shares) + after
 
 
 def _all_reduce(meeting: Meeting, message_bytes: float) -> Phases:
@@ -100,24 +108,44 @@ def _all_gather(meeting: Meeting, facts: SyncFacts) -> Phases:
     return ring_all_gather_rows(meeting.network, workers, [part] * len(workers))
 
 
-def _serve_dense(meeting: Meeting, message_bytes: float, shares: tuple[float, ...]) -> Phases:
+def _serve_dense(
+    meeting: Meeting, facts: SyncFacts, how: Synchronisation, shares: tuple[float, ...]
+) -> Phases:
     network = meeting.network
-    regions = [share * message_bytes for share in shares]
+    fetched = facts.bytes * _fetched_share(facts, how)
     return (
-        together([reduce(network, members, message_bytes) for members in meeting.host])
-        + reduce_scatter(network, meeting.servers, regions)
-        + all_gather(network, meeting.servers, regions)
-        + together([broadcast(network, members, message_bytes) for members in meeting.host])
+        together([reduce(network, members, facts.bytes) for members in meeting.host])
+        + reduce_scatter(network, meeting.servers, [share * facts.bytes for share in shares])
+        + all_gather(network, meeting.servers, [share * fetched for share in shares])
+        + together([broadcast(network, members, fetched) for members in meeting.host])
     )
 
 
-def _pull(meeting: Meeting, facts: SyncFacts, shares: tuple[float, ...]) -> Phases:
+def _fetched_share(facts: SyncFacts, how: Synchronisation) -> float:
+    return facts.boundary_share if how.on_servers else 1.0
+
+
+def _post_aggregation(meeting: Meeting, facts: SyncFacts, shares: tuple[float, ...]) -> Phases:
+    """What the owners summed goes to every worker, and from one worker of each host to its server."""
     network = meeting.network
-    asked = [[rows * share * ID_BYTES for share in shares] for rows in _rows_per_host(meeting, facts)]
-    rows_back = [
-        [rows * share * facts.row_bytes for rows in _rows_per_host(meeting, facts)] for share in shares
-    ]
-    ids, rows = facts.touched_rows * ID_BYTES, facts.touched_rows * facts.row_bytes
+    workers = sum(len(members) for members in meeting.host_workers)
+    rows = distinct_rows(facts, workers) if facts.sparse else facts.rows
+    summed = rows * facts.row_bytes
+    feeds = [(members[0], host[0]) for members, host in zip(meeting.host_workers, meeting.host, strict=True)]
+    return (
+        ring_all_gather_rows(network, meeting.servers, [share * summed for share in shares])
+        + together([broadcast(network, members, summed) for members in meeting.host])
+        + together([broadcast(network, feed, summed) for feed in feeds])
+    )
+
+
+def _pull(meeting: Meeting, facts: SyncFacts, how: Synchronisation, shares: tuple[float, ...]) -> Phases:
+    network = meeting.network
+    row_bytes = facts.row_bytes * _fetched_share(facts, how)
+    per_host = _rows_per_host(meeting, facts, how)
+    asked = [[rows * share * ID_BYTES for share in shares] for rows in per_host]
+    rows_back = [[rows * share * row_bytes for rows in per_host] for share in shares]
+    ids, rows = facts.touched_rows * ID_BYTES, facts.touched_rows * row_bytes
     return (
         together([gather(network, m, _of_workers(meeting, m, ids)) for m in meeting.host])
         + all_to_all_rows(network, meeting.servers, asked)
@@ -126,11 +154,11 @@ def _pull(meeting: Meeting, facts: SyncFacts, shares: tuple[float, ...]) -> Phas
     )
 
 
-def _push(meeting: Meeting, facts: SyncFacts, shares: tuple[float, ...]) -> Phases:
+def _push(meeting: Meeting, facts: SyncFacts, how: Synchronisation, shares: tuple[float, ...]) -> Phases:
     network = meeting.network
     row = facts.row_bytes + ID_BYTES
     part = facts.touched_rows * row
-    sent = [[rows * share * row for share in shares] for rows in _rows_per_host(meeting, facts)]
+    sent = [[rows * share * row for share in shares] for rows in _rows_per_host(meeting, facts, how)]
     return together(
         [gather(network, m, _of_workers(meeting, m, part)) for m in meeting.host]
     ) + all_to_all_rows(network, meeting.servers, sent)
@@ -142,7 +170,9 @@ def _of_workers(meeting: Meeting, members: tuple[str, ...], part: float) -> list
     return [part if member in workers else 0.0 for member in members]
 
 
-def _rows_per_host(meeting: Meeting, facts: SyncFacts) -> list[float]:
+def _rows_per_host(meeting: Meeting, facts: SyncFacts, how: Synchronisation) -> list[float]:
+    if not how.local_aggregation:
+        return [facts.touched_rows * len(workers) for workers in meeting.host_workers]
     return [distinct_rows(facts, len(workers)) for workers in meeting.host_workers]
 
 
@@ -152,7 +182,11 @@ def distinct_rows(facts: SyncFacts, replicas: int) -> float:
         R (1 - (1 - t / R) ^ k)        R rows, t touched by one replica, k replicas
 
     Holds for independent and evenly spread ids; skewed ids (words) overlap more, so it is high.
+    Rows that were measured for so many replicas count instead.
     """
+    measured = dict(facts.distinct)
+    if replicas in measured:
+        return measured[replicas]
     if facts.touched_rows >= facts.rows:
         return float(facts.rows)
     return facts.rows * (1.0 - (1.0 - facts.touched_rows / facts.rows) ** replicas)

@@ -4,27 +4,38 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from partc.cost.strategy import SyncFacts
+from partc.cost.strategy import SyncFacts, Synchronisation
+from partc.passes.analysis.find_boundary_ops import find_boundary_ops
 from partc.passes.analysis.prove_zero_rows import ignores_zero_rows
 from partc.passes.distribute import Analysis, lay_out
 from partc.passes.indexed_slices import pairs_of
-from partc.passes.sharding.layouts import Layout, Split
+from partc.passes.sharding.layouts import Gathered, Layout, Split
 from partc.passes.training_graph import Gradient
 
 
 def describe_parameters(analysis: Analysis) -> tuple[SyncFacts, ...]:
     """Return the facts of all parameters, in the graph's order."""
     layouts = lay_out(analysis, {}).layouts
-    return tuple(_describe(analysis, name, layouts) for name in analysis.training.gradients)
+    followed = _with_post_aggregation(analysis)
+    return tuple(_describe(analysis, name, layouts, followed) for name in analysis.training.gradients)
 
 
-def _describe(analysis: Analysis, name: str, layouts: Mapping[str, Layout]) -> SyncFacts:
+def _with_post_aggregation(analysis: Analysis) -> set[str]:
+    """Return the parameters whose summed gradients are changed before anything reads what owners keep."""
+    served = {name: Synchronisation("servers", post_aggregation="worker") for name in analysis.servable}
+    decisions = lay_out(analysis, served).decisions.values()
+    placements = [placement for decision in decisions for placement in decision.inputs]
+    return {placement.parameter for placement in placements if isinstance(placement, Gathered)}
+
+
+def _describe(analysis: Analysis, name: str, layouts: Mapping[str, Layout], followed: set[str]) -> SyncFacts:
     variable = analysis.training.variables[name]
     rows = variable.shape[0] if variable.shape else 1
     row_bytes = int(np.prod(variable.shape[1:], dtype=np.int64)) * variable.dtype.itemsize
     followers = [v for v, p in analysis.followers.items() if p == name and v != name]
     slots = sum(_nbytes(analysis, follower) for follower in followers)
     gradient = analysis.training.gradients[name]
+    boundary = find_boundary_ops(analysis.training, analysis.facts, analysis.main, name)
     return SyncFacts(
         name,
         rows,
@@ -34,6 +45,9 @@ def _describe(analysis: Analysis, name: str, layouts: Mapping[str, Layout]) -> S
         _touched_rows(_drawn(analysis, gradient, layouts), rows) if gradient.is_sparse else rows,
         name in analysis.servable,
         not gradient.is_sparse or ignores_zero_rows(analysis.training, name),
+        name in followed,
+        boundary.nodes,
+        boundary.share,
     )
 
 

@@ -12,16 +12,35 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
+from partc.passes.lowering.ask_rows import Asking
 from partc.passes.lowering.lower_node import lower_node
 from partc.passes.lowering.lowered_graph import LoweredGraph, State
 from partc.passes.lowering.reshard import reshard
 from partc.passes.sharding.decide_layouts import Decision, run_whole, split_on
-from partc.passes.sharding.layouts import Layout, Owned, Partial, PerReplica, Placement, Replicate, Split
+from partc.passes.sharding.layouts import (
+    Asked,
+    Gathered,
+    Layout,
+    Owned,
+    Partial,
+    PerReplica,
+    Placement,
+    Replicate,
+    Split,
+)
 from partc.passes.sharding.propagate_layouts import LaidOutGraph
 from partc.passes.sharding.sharding_rules import rule_of
 from partc.runtime.program import Site
 
-TAGS = {Replicate: "whole", Split: "split", Partial: "partial", PerReplica: "replica", Owned: "owned"}
+TAGS = {
+    Replicate: "whole",
+    Split: "split",
+    Partial: "partial",
+    PerReplica: "replica",
+    Owned: "owned",
+    Gathered: "gathered",
+    Asked: "asked",
+}
 
 
 def lower(graph: LaidOutGraph) -> LoweredGraph:
@@ -40,6 +59,8 @@ class Lowering:
         self.out = LoweredGraph()
         self.exchanged: dict[str, tuple[gs.Variable, gs.Variable]] = {}
         self.reduced: dict[str, gs.Variable] = {}
+        self.askings: dict[str, Asking] = {}  # Gather -> its ids on their way
+        self.gathered: dict[str, gs.Variable] = {}  # parameter -> how many slices each server owns
         self._made: dict[tuple[str, Layout], gs.Tensor] = {}
         self._lowered: set[tuple[str, Decision]] = set()
         self._tensors = graph.training.graph.tensors()

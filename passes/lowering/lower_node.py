@@ -10,10 +10,12 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes import average_replicas
-from partc.passes.lowering.exchange_rows import needs_exchange, pull_rows, push_slices, reduce_slices
+from partc.passes.lowering.ask_rows import ask_rows, run_on_asked_rows
+from partc.passes.lowering.exchange_rows import needs_exchange, push_slices, reduce_slices
+from partc.passes.lowering.gather_owned import slice_owned_rows
 from partc.passes.lowering.lowered_graph import constant
-from partc.passes.sharding.decide_layouts import Decision
-from partc.passes.sharding.layouts import Layout, Owned, PerReplica, Placement, Replicate, Split
+from partc.passes.sharding.decide_layouts import Decision, slices_rows
+from partc.passes.sharding.layouts import Asked, Layout, Owned, PerReplica, Placement, Replicate, Split
 from partc.passes.sharding.sharding_rules import is_sum_rows, rule_of
 
 if TYPE_CHECKING:
@@ -28,8 +30,11 @@ def lower_node(lowering: "Lowering", node: gs.Node, decision: Decision) -> list[
         return [_lower_shape(lowering, node, decision)]
     if decision.site == "worker" and needs_exchange(lowering, node):
         return reduce_slices(lowering, node)
-    if node.op == "Gather" and decision.site == "worker" and _reads_owned(lowering, node):
-        return [pull_rows(lowering, node, decision)]
+    if isinstance(decision.outputs[0], Asked):
+        is_first = not isinstance(decision.inputs[0], Asked)
+        return [(ask_rows if is_first else run_on_asked_rows)(lowering, node, decision)]
+    if slices_rows(node, lowering.facts) and isinstance(decision.inputs[0], Owned):
+        return [slice_owned_rows(lowering, node, decision.inputs[0])]
     if decision.site == "server" and _routes_slices(node, decision):
         return _lower_routed(lowering, node, decision)
     return _emit(lowering, node, decision, _operands(lowering, node, decision))
@@ -177,14 +182,6 @@ def _owned_sizes(lowering: "Lowering", whole: gs.Tensor, placement: Owned, name:
     ]
     tail = lowering.out.emit("Slice", [whole, *rest], f"{name}.tail", int64, "server")
     return lowering.out.emit("Concat", [rows, tail], name, int64, "server", axis=0)
-
-
-def _reads_owned(lowering: "Lowering", node: gs.Node) -> bool:
-    """Tell whether a Gather reads rows of a table that servers own."""
-    return (
-        isinstance(lowering.graph.layout(node.inputs[0].name).placement, Owned)
-        and node.attrs.get("axis", 0) == 0
-    )
 
 
 def _routes_slices(node: gs.Node, decision: Decision) -> bool:

@@ -12,6 +12,9 @@ pieces. Communication nodes have domain `partc.communication`:
     GatherRows       what a host's workers have -> one behind the other on the host's server, and sizes
     ScatterRows      the reverse, by sizes
     AllToAllRows     servers exchange rows by owner, and sizes
+    ShareRows        pieces along axis 0 of the servers -> whole on all servers, and sizes
+    SpreadRows       whole on servers -> whole on their hosts' workers, whatever its size
+    FeedRows         whole on workers -> whole on servers, whatever its size
 """
 
 from dataclasses import dataclass, field

@@ -4,7 +4,8 @@ partial -> whole     AllReduce (if aggregation was placed here; behind it ops ru
 split -> whole       AllGatherRows, the split axis in front
 whole -> split       made in part, or cut locally
 worker partial -> rows owned by servers      Push
-rows owned by servers -> whole               Pull
+rows owned by servers -> whole               Pull, or ShareRows and SpreadRows (gather_owned.py)
+rows asked of servers -> where they return   AllToAllRows, ScatterRows (ask_rows.py)
 whole, from site to site                     ToServers, ToWorkers
 """
 
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from partc.passes.lowering.ask_rows import return_rows
+from partc.passes.lowering.gather_owned import gather_owned, has_parameter_rows, take_owned_slices
 from partc.passes.lowering.lowered_graph import constant
-from partc.passes.sharding.layouts import Layout, Owned, Partial, Replicate, Split
+from partc.passes.sharding.layouts import Asked, Gathered, Layout, Owned, Partial, Replicate, Split
 
 if TYPE_CHECKING:
     from partc.passes.lowering.lower import Lowering
@@ -27,6 +30,15 @@ INT64 = np.dtype(np.int64)
 def reshard(lowering: "Lowering", tensor: str, native: Layout, wanted: Layout) -> gs.Tensor:
     """Return the value that holds `tensor` as wanted, communicating as little as is known."""
     source, target = native.placement, wanted.placement
+    if isinstance(source, Asked):
+        back = Layout("worker", source.returned)
+        return (
+            return_rows(lowering, tensor, source)
+            if wanted == back
+            else reshard(lowering, tensor, back, wanted)
+        )
+    if isinstance(target, Gathered):
+        return gather_owned(lowering, tensor, Owned(target.parameter), wanted)
     if isinstance(target, Owned):
         return _to_owners(lowering, tensor, native, wanted)
     if native.site != wanted.site:
@@ -34,6 +46,8 @@ def reshard(lowering: "Lowering", tensor: str, native: Layout, wanted: Layout) -
     if isinstance(target, Replicate):
         if isinstance(source, Partial):
             return _all_reduce(lowering, tensor, native, wanted)
+        if isinstance(source, Gathered):
+            return lowering.need(tensor, native)
         assert isinstance(source, Split), f"{tensor}: {native} cannot become {wanted}"
         return _all_gather(lowering, tensor, source, wanted)
     whole = lowering.need(tensor, Layout(wanted.site, Replicate()))
@@ -57,15 +71,12 @@ def _all_reduce(lowering: "Lowering", tensor: str, native: Layout, wanted: Layou
 def _to_other_site(lowering: "Lowering", tensor: str, native: Layout, wanted: Layout) -> gs.Tensor:
     if not isinstance(wanted.placement, Replicate):
         return reshard(lowering, tensor, WORKER_WHOLE, wanted)
-    result_of = "ToServers" if wanted.site == "server" else "ToWorkers"
     if isinstance(native.placement, Owned):
-        operand, op = lowering.need(tensor, native), "Pull"
-        attributes = {"owner": native.placement.parameter}
-    else:
-        operand, op = lowering.need(tensor, Layout(native.site, Replicate())), result_of
-        attributes = {}
+        return gather_owned(lowering, tensor, native.placement, wanted)
+    operand = lowering.need(tensor, Layout(native.site, Replicate()))
     result = _result(lowering, tensor, wanted)
-    lowering.out.communicate(op, [operand], [result], **attributes)
+    op = "ToServers" if wanted.site == "server" else "ToWorkers"
+    lowering.out.communicate(op, [operand], [result])
     return result
 
 
@@ -77,6 +88,8 @@ def _to_owners(lowering: "Lowering", tensor: str, native: Layout, wanted: Layout
         result = _result(lowering, tensor, wanted)
         lowering.out.communicate("Push", [operand], [result], owner=owned.parameter)
         return result
+    if isinstance(native.placement, Gathered) and not has_parameter_rows(lowering, tensor, owned.parameter):
+        return take_owned_slices(lowering, tensor, native.placement)
     made = _make_owned_constant(lowering, tensor, owned)
     if made is not None:
         return made

@@ -13,14 +13,14 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Max", "Min"})
+from partc.passes.scheduling.known_shapes import Shape, known_shapes
 
-Shape = tuple[int | None, ...]
+ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Max", "Min"})
 
 
 def align_scalars(model: onnx.ModelProto, typed: onnx.ModelProto) -> int:
     """Align the scalars of a segment in place; `typed` is the same with shapes inferred. Return how many."""
-    return _Alignment(model.graph, _shapes(typed.graph)).run()
+    return _Alignment(model.graph, known_shapes(typed.graph)).run()
 
 
 class _Alignment:
@@ -62,13 +62,3 @@ class _Alignment:
         shape = f"{name}/shape"
         self.graph.initializer.append(numpy_helper.from_array(np.ones(rank, np.int64), shape))
         self.nodes.append(helper.make_node("Expand", [scalar, shape], [name], name=name))
-
-
-def _shapes(graph: onnx.GraphProto) -> dict[str, Shape]:
-    shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        kind = value.type.tensor_type
-        if kind.HasField("shape"):
-            sizes = (d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim)
-            shapes[value.name] = tuple(sizes)
-    return shapes

@@ -20,6 +20,9 @@ ROWS: dict[str, tuple[Kind, str, Site, Site]] = {
     "GatherRows": ("gather_rows", "host", "worker", "server"),
     "ScatterRows": ("scatter_rows", "host", "server", "worker"),
     "AllToAllRows": ("all_to_all_rows", "servers", "server", "server"),
+    "ShareRows": ("all_gather_rows", "servers", "server", "server"),
+    "SpreadRows": ("all_gather_rows", "host", "server", "worker"),
+    "FeedRows": ("all_gather_rows", "feed", "worker", "server"),
 }
 
 

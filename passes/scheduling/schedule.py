@@ -3,6 +3,9 @@
 Nodes are taken in waves: a wave holds what has equally many communications before it. Within a wave
 a site's nodes keep the order of the original graph; a communication begins right after the last node
 it waits for, which ends a segment there, so that the backward pass goes on meanwhile.
+
+What is computed from variables alone, such as the decayed means of an optimizer, needs no communication
+but waits for the wave that reads it: made in the first wave, it would lie in memory through the whole step.
 """
 
 import heapq
@@ -53,10 +56,11 @@ def schedule(
     """Return segments and messages in order. `position_of`: lowered node -> place in the original."""
     depth = depths(lowered)
     messages = _messages(lowered, buckets)
-    order = _ordered_nodes(lowered, depth, position_of)
+    waves = _late_where_free(lowered, depth)
+    order = _ordered_nodes(lowered, waves, position_of)
     items: list[Item] = []
     for wave in range(max(depth.values(), default=0) + 1):
-        nodes = [node for node in order if depth[node.name] == wave]
+        nodes = [node for node in order if waves[node.name] == wave]
         waiting = [message for message in messages if depth[message.nodes[0].name] == wave]
         items += _schedule_wave(nodes, waiting, lowered)
     return items
@@ -77,8 +81,29 @@ def _messages(lowered: LoweredGraph, buckets: Mapping[str, Bucket]) -> list[Mess
     return messages
 
 
+def _late_where_free(lowered: LoweredGraph, depth: Mapping[str, int]) -> dict[str, int]:
+    """Return each node's wave: its depth, but its first reader's if its inputs outlive the step anyway."""
+    lasting = {state.value for state in lowered.states} | lowered.constants
+    for node in lowered.nodes:
+        if not is_communication(node) and _reads_only(node, lasting):
+            lasting.update(tensor.name for tensor in node.outputs)
+    waves = dict(depth)
+    first_read: dict[str, int] = {}
+    for node in reversed(lowered.nodes):
+        reads = [first_read[tensor.name] for tensor in node.outputs if tensor.name in first_read]
+        if reads and not is_communication(node) and _reads_only(node, lasting):
+            waves[node.name] = min(reads)
+        for tensor in node.inputs:
+            first_read[tensor.name] = min(waves[node.name], first_read.get(tensor.name, waves[node.name]))
+    return waves
+
+
+def _reads_only(node: gs.Node, values: set[str]) -> bool:
+    return all(isinstance(t, gs.Constant) or not t.name or t.name in values for t in node.inputs)
+
+
 def _ordered_nodes(
-    lowered: LoweredGraph, depth: Mapping[str, int], position_of: Mapping[str, int]
+    lowered: LoweredGraph, waves: Mapping[str, int], position_of: Mapping[str, int]
 ) -> list[gs.Node]:
     """Sort compute nodes topologically; among those ready, by wave, then by original position."""
     nodes = [node for node in lowered.nodes if not is_communication(node)]
@@ -95,7 +120,7 @@ def _ordered_nodes(
         for source in sources:
             after[source].append(index)
     missing = [len(sources) for sources in before]
-    keys = [(depth[node.name], ranks[index], index) for index, node in enumerate(nodes)]
+    keys = [(waves[node.name], ranks[index], index) for index, node in enumerate(nodes)]
     ready = [key for index, key in enumerate(keys) if not missing[index]]
     heapq.heapify(ready)
     result: list[gs.Node] = []

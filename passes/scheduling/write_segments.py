@@ -12,6 +12,7 @@ from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 from partc.passes.lowering.lowered_graph import is_communication
 from partc.passes.scheduling.align_scalars import align_scalars
 from partc.passes.scheduling.schedule import Chunk
+from partc.passes.scheduling.turn_products import turn_products
 
 IR_VERSION = 10
 
@@ -25,6 +26,7 @@ class SegmentWriter:
     opset: int
     functions: Mapping[str, onnx.FunctionProto]  # by name
     shapes: dict[str, PartialShape]  # value -> one rank's shape where known
+    on_cpu: bool = True  # segments run on CPUs
     dtypes: dict[str, np.dtype] = field(default_factory=dict)
 
     def write(self, chunk: Chunk, wanted: set[str]) -> onnx.ModelProto:
@@ -73,6 +75,8 @@ class SegmentWriter:
         described = [self._describe(output.name) for output in model.graph.output]
         del model.graph.output[:]
         model.graph.output.extend(described)
+        if self.on_cpu:
+            turn_products(model, inferred)
         align_scalars(model, inferred)
         return model
 

@@ -11,7 +11,7 @@ is its bytes and a constant per message.
 import networkx as nx
 
 from partc.passes.sharding.decide_layouts import Decision
-from partc.passes.sharding.layouts import Layout, Owned, Partial
+from partc.passes.sharding.layouts import Gathered, Layout, Owned, Partial
 from partc.passes.sharding.propagate_layouts import LaidOutGraph
 
 MESSAGE_BYTES = 4096  # one more message is worth this many bytes
@@ -73,5 +73,5 @@ def _connect(
 def _wants_whole(graph: LaidOutGraph, tensor: str, wanted: object, decision: Decision) -> bool:
     """A partial is not wanted whole where it flows on, or is pushed to the servers that own it."""
     native: Layout = graph.layout(tensor)
-    is_pushed = native.site == "worker" and isinstance(wanted, Owned)
+    is_pushed = native.site == "worker" and isinstance(wanted, Owned | Gathered)
     return not is_pushed and not (isinstance(wanted, Partial) and native.site == decision.site)

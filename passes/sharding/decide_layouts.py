@@ -1,12 +1,23 @@
 """Decide how one node runs, from the layouts of its operands and its sharding rule."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.analysis.facts import Facts
-from partc.passes.sharding.layouts import Layout, Owned, Partial, Placement, Replicate, Split
+from partc.passes.sharding.layouts import (
+    Asked,
+    Gathered,
+    Layout,
+    Owned,
+    Partial,
+    PerReplica,
+    Placement,
+    Replicate,
+    Split,
+)
 from partc.passes.sharding.sharding_rule import Dims, ShardingRule
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.program import Site
@@ -157,7 +168,7 @@ def decide_on_servers(
     if len(owners) > 1 or rule is None:
         raise NotServable(parameter, node)
     owned = [
-        isinstance(layout.placement, Owned) or tensor.name in pushed
+        isinstance(layout.placement, Owned | Gathered) or tensor.name in pushed
         for layout, tensor in zip(layouts, node.inputs, strict=True)
     ]
     if _indexes_rows(node, owned):
@@ -208,3 +219,48 @@ def _owned_outputs(node: gs.Node, rule: ShardingRule, factor: str, parameter: st
         else:
             raise NotServable(parameter, node)
     return tuple(outputs)
+
+
+def slices_rows(node: gs.Node, facts: Facts) -> bool:
+    """Tell whether a node is a Slice of axis 0 alone, one row after the other, by known bounds."""
+    if node.op != "Slice":
+        return False
+    start, end, axes, steps = (*(facts.fixed_value(tensor.name) for tensor in node.inputs[1:]), None, None)[
+        :4
+    ]
+    if start is None or end is None:
+        return False
+    rank = len(facts.shape(node.inputs[0].name))
+    along = [int(axis) % rank for axis in np.ravel(range(len(start)) if axes is None else axes)]
+    return along == [0] and (steps is None or np.ravel(steps).tolist() == [1])
+
+
+def ask_owners(node: gs.Node, decision: Decision, parameter: str, facts: Facts) -> Decision:
+    """Let a Gather that was decided for the workers ask the owners of a table for its rows."""
+    returned = decision.outputs[0]
+    assert isinstance(returned, Replicate | Split | PerReplica)
+    asked = Asked(parameter, node.name, len(facts.shape(node.inputs[1].name)), returned)
+    return Decision("server", (Owned(parameter), decision.inputs[1]), (asked,))
+
+
+def run_where_asked(decision: Decision, asked: Asked) -> Decision:
+    """Move a node that was decided for the workers to where its rows were asked for."""
+    returned = decision.outputs[0]
+    assert isinstance(returned, Replicate | Split | PerReplica)
+    inputs = (asked, *(Replicate() for _ in decision.inputs[1:]))
+    return Decision("server", inputs, (replace(asked, returned=returned),))
+
+
+def slice_on_servers(node: gs.Node, parameter: str) -> Decision:
+    """Cut rows out of a variable where its rows are."""
+    rest = tuple(Replicate() for _ in node.inputs[1:])
+    return Decision("server", (Owned(parameter), *rest), (Owned(parameter),))
+
+
+def run_on_workers(decision: Decision) -> Decision:
+    """Move a node that was decided for the servers to the workers, which gather what servers own."""
+
+    def moved(placement: Placement) -> Placement:
+        return Gathered(placement.parameter) if isinstance(placement, Owned) else Replicate()
+
+    return Decision("worker", tuple(map(moved, decision.inputs)), tuple(map(moved, decision.outputs)))

@@ -5,6 +5,8 @@ Split            rank r of N has the r-th N-th of one factor of one axis
 Partial          every rank has a term; the tensor is their sum (or maximum, or minimum)
 PerReplica       every rank has a tensor of its own: replicas on different data, not pieces
 Owned            servers: each has some rows of axis 0 (or the slices whose ids fall in its rows)
+Gathered         workers: everyone has all that servers own, one server's behind the other's
+Asked            servers: each has the rows that workers' ids ask of it, on their way to these
 """
 
 from dataclasses import dataclass
@@ -51,7 +53,28 @@ class Owned:
     parameter: str
 
 
-Placement = Replicate | Split | Partial | PerReplica | Owned
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Every worker has what all servers own of `parameter`, and each server's part can be told."""
+
+    parameter: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Every server has, on axis 0, the rows of `parameter` that one Gather's ids ask of it.
+
+    The ids' axes, `ids_rank` of them, are one here. `returned`: where the tensor's pieces are once
+    the rows are back on the workers.
+    """
+
+    parameter: str
+    gather: str
+    ids_rank: int
+    returned: "Replicate | Split | PerReplica"
+
+
+Placement = Replicate | Split | Partial | PerReplica | Owned | Gathered | Asked
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,18 +12,35 @@ the servers. Nothing is rewritten here: the result says, node by node, what its 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
+from partc.cost.strategy import Synchronisation
 from partc.passes import average_replicas
 from partc.passes.analysis.facts import Facts
 from partc.passes.sharding.decide_layouts import (
     Decision,
+    ask_owners,
     decide_by_rule,
     decide_on_servers,
     keep_partial_on_servers,
+    run_on_workers,
+    run_where_asked,
     run_whole,
+    slice_on_servers,
+    slices_rows,
 )
-from partc.passes.sharding.layouts import Layout, Owned, Partial, PerReplica, Placement, Replicate, Split
+from partc.passes.sharding.layouts import (
+    Asked,
+    Gathered,
+    Layout,
+    Owned,
+    Partial,
+    PerReplica,
+    Placement,
+    Replicate,
+    Split,
+)
 from partc.passes.sharding.sharding_rules import is_sum_rows, rule_of
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.errors import UnsupportedModel
@@ -33,12 +50,16 @@ from partc.runtime.errors import UnsupportedModel
 class Synchronised:
     """How the parameters and their followers are kept, in the terms that layouts need.
 
-    method  parameter -> all_reduce, all_gather or servers
+    chosen  parameter -> how it is synchronised
     owner   variable (parameter or follower) on servers -> its parameter
     """
 
-    method: Mapping[str, str]
+    chosen: Mapping[str, Synchronisation]
     owner: Mapping[str, str]
+
+    def method(self, parameter: str) -> str | None:
+        """Return all_reduce, all_gather or servers; None where nothing was chosen yet."""
+        return self.chosen[parameter].method if parameter in self.chosen else None
 
 
 @dataclass
@@ -65,11 +86,14 @@ def propagate_layouts(graph: LaidOutGraph, per_replica: bool) -> None:
     _place_inputs(graph, per_replica)
     sparse = _sparse_readers(graph)
     pushed = _dense_pushed(graph)
+    on_workers = _post_aggregation_on_workers(graph, sparse, pushed)
     for node in graph.training.graph.nodes:
         if all(graph.facts.fixed_value(tensor.name) is not None for tensor in node.outputs):
             decision = run_whole(node, "worker")
         else:
             decision = _decide(graph, node, sparse, pushed)
+        if node.name in on_workers and decision.site == "server":
+            decision = run_on_workers(decision)
         graph.decisions[node.name] = decision
         for tensor, placement in zip(node.outputs, decision.outputs, strict=True):
             graph.layouts[tensor.name] = Layout(decision.site, placement)
@@ -117,8 +141,56 @@ def _dense_pushed(graph: LaidOutGraph) -> dict[str, str]:
         for gradient in graph.training.gradients.values()
         if gradient.dense is not None
         and not gradient.is_sparse
-        and graph.synchronised.method.get(gradient.parameter) == "servers"
+        and graph.synchronised.method(gradient.parameter) == "servers"
     }
+
+
+def _post_aggregation_on_workers(
+    graph: LaidOutGraph, sparse: Mapping[str, str], pushed: Mapping[str, str]
+) -> set[str]:
+    """Return the nodes between a summed gradient and what owners keep, where workers are to run them."""
+    chosen = graph.synchronised.chosen
+    moved = {p for p, how in chosen.items() if how.post_aggregation == "worker"}
+    summed = {dense: parameter for dense, parameter in pushed.items() if parameter in moved}
+    kept = set(graph.synchronised.owner)
+    updates: set[str] = set()
+    nodes: list[gs.Node] = []
+    for node in graph.training.graph.nodes:
+        results = [tensor.name for tensor in node.outputs]
+        reads = {tensor.name for tensor in node.inputs}
+        is_float = all(np.issubdtype(graph.facts.dtypes[name], np.floating) for name in results if name)
+        if node.name in sparse:
+            is_moved = is_sum_rows(node) and sparse[node.name] in moved
+            summed.update(dict.fromkeys(results[1:] if is_moved else (), sparse[node.name]))
+            kept.update(() if is_sum_rows(node) else results)
+            updates.add(node.name)
+        elif node.name in graph.main:
+            continue
+        elif reads & kept:
+            kept.update(results)
+            updates.add(node.name)
+        elif is_float and len(parameters := {summed[name] for name in reads & summed.keys()}) == 1:
+            nodes.append(node)
+            summed.update(dict.fromkeys(results, parameters.pop()))
+    return _that_meet_others(graph, nodes, updates, summed)
+
+
+def _that_meet_others(
+    graph: LaidOutGraph, nodes: Sequence[gs.Node], updates: set[str], summed: Mapping[str, str]
+) -> set[str]:
+    """Leave out the nodes behind the last one that reads, or is read by, what other gradients make."""
+    result: set[str] = set()
+    for node in reversed(nodes):
+        readers = {reader.name for tensor in node.outputs for reader in tensor.outputs}
+        meets = any(
+            operand.inputs and operand.name not in summed and graph.facts.fixed_value(operand.name) is None
+            for operand in node.inputs
+        )
+        if meets or readers - updates:
+            result.add(node.name)
+        else:
+            updates.add(node.name)
+    return result
 
 
 def _decide(
@@ -128,9 +200,11 @@ def _decide(
     if node.domain == average_replicas.DOMAIN:
         return _decide_meeting(node, layouts[0])
     if node.op in ("Shape", "Size"):
+        if isinstance(layouts[0].placement, Asked):
+            return Decision("worker", (layouts[0].placement.returned,), (Replicate(),))
         return Decision(layouts[0].site, (layouts[0].placement,), (Replicate(),))
     if node.name in sparse:
-        method = graph.synchronised.method.get(sparse[node.name])
+        method = graph.synchronised.method(sparse[node.name])
         if method == "servers":
             owned = Owned(sparse[node.name])
             return Decision("server", tuple(owned for _ in node.inputs), tuple(owned for _ in node.outputs))
@@ -143,15 +217,44 @@ def _decide(
         kept = keep_partial_on_servers(node, rule, layouts, graph.zeros)
         if kept is not None:
             return kept
-    placements = [layout.placement if layout.site == "worker" else Replicate() for layout in layouts]
+    placements = [_on_workers(layout) for layout in layouts]
     if any(isinstance(placement, PerReplica) for placement in placements):
-        return _run_per_replica(node, placements)
-    return decide_by_rule(node, rule, placements, graph.replicas, graph.zeros, graph.facts)
+        decision = _run_per_replica(node, placements)
+    else:
+        decision = decide_by_rule(node, rule, placements, graph.replicas, graph.zeros, graph.facts)
+    return _move_to_servers(graph, node, layouts, decision) or decision
+
+
+def _on_workers(layout: Layout) -> Placement:
+    """Return where the workers have a tensor, once they have fetched it."""
+    if isinstance(layout.placement, Asked):
+        return layout.placement.returned
+    return layout.placement if layout.site == "worker" else Replicate()
+
+
+def _move_to_servers(
+    graph: LaidOutGraph, node: gs.Node, layouts: Sequence[Layout], decision: Decision
+) -> Decision | None:
+    """Return how servers run a node of the main computation that reads what they own, if they do."""
+    source = layouts[0].placement if layouts else None
+    if not isinstance(source, Owned | Asked):
+        return None
+    if isinstance(source, Owned) and node.op == "Gather" and node.attrs.get("axis", 0) == 0:
+        return ask_owners(node, decision, source.parameter, graph.facts)
+    if node.name not in graph.synchronised.chosen[source.parameter].on_servers:
+        return None
+    if isinstance(source, Asked):
+        return run_where_asked(decision, source)
+    if slices_rows(node, graph.facts):
+        return slice_on_servers(node, source.parameter)
+    return decide_on_servers(node, rule_of(node, graph.facts), layouts, {source.parameter}, {})
 
 
 def _owners_of(node: gs.Node, layouts: Sequence[Layout], pushed: Mapping[str, str]) -> set[str]:
     """Return the parameters whose owned rows the node reads."""
-    owned = {layout.placement.parameter for layout in layouts if isinstance(layout.placement, Owned)}
+    owned = {
+        layout.placement.parameter for layout in layouts if isinstance(layout.placement, Owned | Gathered)
+    }
     return owned | {pushed[tensor.name] for tensor in node.inputs if tensor.name in pushed}
 
 

@@ -44,6 +44,10 @@ class Traffic:
     counts_bytes: Counter[str] = field(default_factory=Counter)
     messages: Counter[str] = field(default_factory=Counter)
 
+    def total_bytes(self) -> int:
+        """Return all bytes so far, values, ids and sizes together."""
+        return self.payload_bytes.total() + self.ids_bytes.total() + self.counts_bytes.total()
+
     def count(self, part: Part) -> None:
         """Add one communication."""
         kind = part.start.kind

@@ -58,7 +58,7 @@ def _inference_gradient(at: ForwardNode, dy: str) -> Gradients:
 
 @dataclass(frozen=True, slots=True)
 class _BatchStatistics:
-    """Per-channel tensors are [1, c, 1..]."""
+    """Per-channel tensors are [c]."""
 
     mean: str
     variance: str
@@ -69,12 +69,19 @@ class _BatchStatistics:
 
 def _batch_statistics(at: ForwardNode) -> _BatchStatistics:
     axes = at.build.ints(0, *range(2, at.rank(at.x(0))))
-    mean = at.op("ReduceMean", at.x(0), axes, keepdims=1)
-    centred = at.op("Sub", at.x(0), mean)
-    variance = at.op("ReduceMean", at.op("Mul", centred, centred), axes, keepdims=1)
+    mean = at.op("ReduceMean", at.x(0), axes, keepdims=0)
+    centred = at.op("Sub", at.x(0), _per_channel(at, mean))
+    variance = at.op("ReduceMean", at.op("Mul", centred, centred), axes, keepdims=0)
     inverse = _inverse_deviation(at, variance)
-    slope = at.op("Mul", inverse, _per_channel(at, at.x(1)))
-    return _BatchStatistics(mean, variance, centred, inverse, slope)
+    return _BatchStatistics(mean, variance, centred, inverse, at.op("Mul", inverse, at.x(1)))
+
+
+def _scaled_and_shifted(
+    at: ForwardNode, statistics: _BatchStatistics, scale: str, shift: str
+) -> tuple[str, ...]:
+    """Return the inputs of a BatchNormalization that gives centred inverse scale + shift in one pass."""
+    zero_mean = at.op("Sub", statistics.variance, statistics.variance)
+    return (statistics.centred, scale, shift, zero_mean, statistics.variance)
 
 
 def expand_training_batch_normalization(at: ForwardNode) -> None:
@@ -85,36 +92,32 @@ def expand_training_batch_normalization(at: ForwardNode) -> None:
     Its gradient shares the statistics.
     """
     statistics = _batch_statistics(at)
-    scaled = at.op("Mul", statistics.centred, statistics.slope)
-    at.build.call("Add", (scaled, _per_channel(at, at.x(2))), (at.y(),))
+    scaled = _scaled_and_shifted(at, statistics, at.x(1), at.x(2))
+    at.build.call("BatchNormalization", scaled, (at.y(),), epsilon=at.number("epsilon", 1e-5))
     momentum = at.number("momentum", 0.9)
-    axes = at.build.ints(0, *range(2, at.rank(at.x(0))))
     for index, statistic in ((1, statistics.mean), (2, statistics.variance)):
         if index >= len(at.node.output) or not at.y(index):
             continue
         running = at.x(index + 2)
         old = at.op("Mul", running, at.scalar(momentum, like=running))
-        new = at.op("Mul", at.op("Squeeze", statistic, axes), at.scalar(1 - momentum, like=at.x(0)))
+        new = at.op("Mul", statistic, at.scalar(1 - momentum, like=at.x(0)))
         at.build.call("Add", (old, new), (at.y(index),))
 
 
 def _training_gradient(at: ForwardNode, dy: str) -> Gradients:
-    """The sums over the batch that dx needs are those that the scale's and the bias' gradients need."""
+    """The sums over the batch that dx needs are those that the scale's and the bias' gradients need.
+
+    dx = dy slope + (centred inverse a + b),  a = -slope inverse mean(dy centred),  b = -slope mean(dy)
+    """
     statistics = _batch_statistics(at)
-    axes = (0, *range(2, at.rank(at.x(0))))
-    level = at.op("ReduceSum", dy, at.build.ints(*axes), keepdims=1)
-    tilt = at.op("ReduceSum", at.op("Mul", dy, statistics.centred), at.build.ints(*axes), keepdims=1)
-    count = count_along(at, at.x(0), axes)
-    square = at.op("Mul", statistics.inverse, statistics.inverse)
-    steepness = at.op("Mul", at.op("Div", tilt, count), square)
-    rest = at.op("Sub", dy, at.op("Mul", statistics.centred, steepness))
-    rest = at.op("Sub", rest, at.op("Div", level, count))
-    squeezed = at.build.ints(*axes)
-    return {
-        0: at.op("Mul", rest, statistics.slope),
-        1: at.op("Squeeze", at.op("Mul", tilt, statistics.inverse), squeezed),
-        2: at.op("Squeeze", level, squeezed),
-    }
+    level = _sum_per_channel(at, dy)
+    tilt = at.op("Mul", _sum_per_channel(at, at.op("Mul", dy, statistics.centred)), statistics.inverse)
+    count = count_along(at, at.x(0), (0, *range(2, at.rank(at.x(0)))))
+    share = at.op("Neg", at.op("Div", statistics.slope, count))
+    rest = _scaled_and_shifted(at, statistics, at.op("Mul", share, tilt), at.op("Mul", share, level))
+    through_statistics = at.op("BatchNormalization", *rest, epsilon=at.number("epsilon", 1e-5))
+    direct = at.op("Mul", dy, _per_channel(at, statistics.slope))
+    return {0: at.op("Add", direct, through_statistics), 1: tilt, 2: level}
 
 
 # ---------------------------------------------------------------- layer normalisation

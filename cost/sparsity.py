@@ -1,0 +1,48 @@
+"""How many rows of a table a step touches, measured from data, as JSON beside the strategy."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from partc.cost.strategy import SyncFacts
+from partc.runtime.program import Record
+
+SPARSITY_FORMAT = "partc-sparsity/1"
+
+
+class TouchedRows(Record, frozen=True):
+    """What the steps of a sample touch of one table, on average.
+
+    `distinct` pairs a number of replicas with the distinct rows that so many neighbouring ones touch
+    together in a step: one replica, those of a host, all.
+    """
+
+    rows: int
+    drawn: float  # ids that one replica reads, repeated ones included
+    distinct: tuple[tuple[int, float], ...]  # by number of replicas, ascending; the first is 1
+
+
+class Sparsity(Record, frozen=True):
+    """The tables whose ids follow from the data alone."""
+
+    format: str
+    sample: str  # the file's name, or MODULE:FUNC
+    sample_sha256: str | None  # of the file
+    steps: int
+    parameters: dict[str, TouchedRows]
+
+
+def encode_sparsity(sparsity: Sparsity) -> bytes:
+    """Return sparsity.json: equal measurements give equal bytes."""
+    return msgspec.json.format(msgspec.json.encode(sparsity, order="deterministic"), indent=1) + b"\n"
+
+
+def with_measured_rows(facts: Sequence[SyncFacts], sparsity: Sparsity) -> tuple[SyncFacts, ...]:
+    """Replace the assumed rows touched by measured ones, where there are any."""
+    return tuple(
+        replace(fact, touched_rows=measured.distinct[0][1], distinct=measured.distinct)
+        if fact.sparse and (measured := sparsity.parameters.get(fact.name))
+        else fact
+        for fact in facts
+    )

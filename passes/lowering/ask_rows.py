@@ -1,0 +1,151 @@
+"""Fetch rows of tables that servers own, in two halves, so that light ops can run in between.
+
+    ask      worker   ascending ids                    -> GatherRows -> host's server
+             server   ascending ids of its host        -> AllToAllRows, cut by owner
+             owner    Gather of its rows, then the nodes that the strategy moved here
+    return   owner    AllToAllRows back
+             server   rows of each worker              -> ScatterRows
+             worker   rows in the order of its ids
+
+With local aggregation ids are merged on the host, so that a row which several workers want crosses the
+network once (parallax.txt, section 5.3.2). A node that makes rows smaller, such as a Slice or a
+Cast to 16 bits, runs before they return (figure 10).
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from partc.passes.lowering.lowered_graph import constant
+from partc.passes.lowering.route_rows import (
+    INT64,
+    count_by_owner,
+    count_from_start,
+    exchange,
+    sort_ids,
+    unique,
+)
+from partc.passes.sharding.decide_layouts import Decision
+from partc.passes.sharding.layouts import Asked, Layout, Owned, Split
+
+if TYPE_CHECKING:
+    from partc.passes.lowering.lower import Lowering
+
+
+@dataclass(frozen=True)
+class Asking:
+    """One Gather's ids on their way, and how their rows find the way back."""
+
+    ids: gs.Tensor  # as the worker has them, any shape
+    inverse: gs.Variable  # worker: position of each id among those it sent
+    host_inverse: gs.Variable  # server: position of each worker's id among the host's
+    host_counts: gs.Variable  # server: ids of each worker
+    wanted_counts: gs.Variable  # owner: ids of each server
+    own_bytes: int  # expected, of one worker's ids
+
+
+def ask_rows(lowering: "Lowering", node: gs.Node, decision: Decision) -> gs.Tensor:
+    """Return, on each owner, the rows that a Gather of the main computation asks of it."""
+    out = lowering.out
+    table, indices = node.inputs
+    asked = decision.outputs[0]
+    assert isinstance(asked, Asked)
+    owned = Owned(asked.parameter)
+    merge = lowering.graph.synchronised.chosen[asked.parameter].local_aggregation
+    ids = lowering.need(indices.name, Layout("worker", decision.inputs[1]))
+    name = f"{node.name}.pull"
+    flat = _flatten(lowering, table.name, indices.name, ids, name)
+    own, inverse = unique(out, flat, f"{name}.own", "worker")
+    share = lowering.graph.replicas if isinstance(decision.inputs[1], Split) else 1
+    own_bytes = lowering.facts.nbytes(indices.name) // share
+    out.nbytes[own.name] = own_bytes
+    host_ids, host_counts = exchange(out, "GatherRows", [own], f"{name}.host")
+    in_order, host_inverse = sort_ids(out, host_ids, f"{name}.host_unique", "server", merge=merge)
+    counts = count_by_owner(out, in_order, asked.parameter, f"{name}.by_owner")
+    out.nbytes[in_order.name] = own_bytes
+    wanted, wanted_counts = exchange(out, "AllToAllRows", [in_order, counts], f"{name}.wanted")
+    out.nbytes[wanted.name] = own_bytes
+    lowering.askings[node.name] = Asking(ids, inverse, host_inverse, host_counts, wanted_counts, own_bytes)
+    first = out.place(f"{asked.parameter}.first")
+    local = out.emit("Sub", [wanted, first], f"{name}.local", INT64, "server")
+    dtype = lowering.facts.dtypes[table.name]
+    rows = lowering.need(table.name, Layout("server", owned))
+    found = out.emit("Gather", [rows, local], f"{name}.found", dtype, "server")
+    _expect_rows(lowering, node.outputs[0].name, asked, found)
+    return found
+
+
+def run_on_asked_rows(lowering: "Lowering", node: gs.Node, decision: Decision) -> gs.Tensor:
+    """Emit a node that can_run_on_rows where the rows are: the ids' axes have become axis 0."""
+    out = lowering.out
+    asked = decision.inputs[0]
+    assert isinstance(asked, Asked)
+    rows = lowering.need(node.inputs[0].name, Layout("server", asked))
+    folded = asked.ids_rank - 1
+    name = f"{node.outputs[0].name}.asked"
+    operands: list[gs.Tensor] = [rows]
+    attributes = dict(node.attrs)
+    for index, operand in enumerate(node.inputs[1:], 1):
+        value = lowering.facts.fixed_value(operand.name)
+        if value is None:
+            assert not operand.name
+            operands.append(gs.Variable.empty())
+            continue
+        is_axes = node.op == "Slice" and index == 3
+        axes = np.where(value < 0, value, value - folded) if is_axes else value
+        operands.append(gs.Constant(f"{name}.{index}", np.asarray(axes, dtype=np.asarray(value).dtype)))
+    if node.op == "Gather" and attributes.get("axis", 0) > 0:
+        attributes["axis"] -= folded
+    dtype = lowering.facts.dtypes[node.outputs[0].name]
+    result = out.emit(node.op, operands, name, dtype, "server", **attributes)
+    _expect_rows(lowering, node.outputs[0].name, asked, result)
+    return result
+
+
+def return_rows(lowering: "Lowering", tensor: str, asked: Asked) -> gs.Tensor:
+    """Return the rows on the workers that asked, in the shape of the tensor."""
+    out = lowering.out
+    rows = lowering.need(tensor, Layout("server", asked))
+    asking = lowering.askings[asked.gather]
+    name = rows.name
+    back, _ = exchange(out, "AllToAllRows", [rows, asking.wanted_counts], f"{name}.back")
+    spread = out.emit("Gather", [back, asking.host_inverse], f"{name}.spread", rows.dtype, "server")
+    out.nbytes[spread.name] = out.nbytes[rows.name]
+    (own,) = exchange(out, "ScatterRows", [spread, asking.host_counts], f"{name}.scattered")
+    ordered = out.emit("Gather", [own, asking.inverse], f"{name}.ordered", rows.dtype, "worker")
+    return _unflatten(lowering, tensor, asked, asking.ids, ordered)
+
+
+def _flatten(lowering: "Lowering", table: str, indices: str, ids: gs.Tensor, name: str) -> gs.Tensor:
+    out = lowering.out
+    wide = ids
+    if ids.dtype != INT64:
+        wide = out.emit("Cast", [ids], f"{name}.int64", INT64, "worker", to=7)
+    wrapped = count_from_start(lowering, table, wide, name)
+    if len(lowering.facts.shape(indices)) == 1:
+        return wrapped
+    flat = constant(f"{name}.flat_shape", [-1], np.int64)
+    return out.emit("Reshape", [wrapped, flat], f"{name}.flat", INT64, "worker")
+
+
+def _unflatten(lowering: "Lowering", tensor: str, asked: Asked, ids: gs.Tensor, rows: gs.Tensor) -> gs.Tensor:
+    """Give the rows, one per id, the ids' axes."""
+    out = lowering.out
+    name = lowering.value_name(tensor, Layout("worker", asked.returned))
+    if asked.ids_rank == 1:
+        return out.emit("Identity", [rows], name, rows.dtype, "worker")
+    tail = constant(f"{name}.tail", list(lowering.facts.shape(tensor)[asked.ids_rank :]), np.int64)
+    sizes = out.emit("Shape", [ids], f"{name}.ids_shape", INT64, "worker")
+    shape = out.emit("Concat", [sizes, tail], f"{name}.shape", INT64, "worker", axis=0)
+    return out.emit("Reshape", [rows, shape], name, rows.dtype, "worker")
+
+
+def _expect_rows(lowering: "Lowering", tensor: str, asked: Asked, rows: gs.Variable) -> None:
+    """Tell the cost model how many bytes the rows take that one worker's ids ask for."""
+    width = lowering.facts.shape(tensor)[asked.ids_rank :]
+    row_bytes = int(np.prod(width, dtype=np.int64)) * np.dtype(rows.dtype).itemsize
+    ids = lowering.askings[asked.gather].own_bytes // INT64.itemsize
+    lowering.out.nbytes[rows.name] = ids * row_bytes
+    lowering.out.shapes[rows.name] = (None, *width)

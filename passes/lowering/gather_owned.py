@@ -1,0 +1,94 @@
+"""Bring what servers own to the workers whole, and take it back.
+
+rows of the parameter itself   Pull, and ToServers with a Slice of the owned rows
+any other rows (slices of a    ShareRows among the servers, SpreadRows on each host;
+gradient, a part of a table)   FeedRows, and the owner's part found by the counts of the former
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from partc.passes.lowering.exchange_rows import push_slices
+from partc.passes.lowering.lowered_graph import constant
+from partc.passes.lowering.route_rows import INT64
+from partc.passes.sharding.layouts import Gathered, Layout, Owned, Replicate
+
+if TYPE_CHECKING:
+    from partc.passes.lowering.lower import Lowering
+
+SERVER_WHOLE = Layout("server", Replicate())
+
+
+def has_parameter_rows(lowering: "Lowering", tensor: str, parameter: str) -> bool:
+    """Tell whether axis 0 of an owned tensor is axis 0 of the parameter."""
+    rows = lowering.graph.training.variables[parameter].shape[0]
+    return tensor in lowering.facts.fixed_shapes and lowering.facts.shape(tensor)[:1] == (rows,)
+
+
+def gather_owned(lowering: "Lowering", tensor: str, owned: Owned, wanted: Layout) -> gs.Tensor:
+    """Return on every worker what the servers own of a tensor."""
+    piece = lowering.need(tensor, Layout("server", owned))
+    out = lowering.out
+    result = gs.Variable(lowering.value_name(tensor, wanted), dtype=piece.dtype)
+    if has_parameter_rows(lowering, tensor, owned.parameter):
+        out.communicate("Pull", [piece], [result], owner=owned.parameter)
+        return result
+    shared = gs.Variable(f"{result.name}.shared", dtype=piece.dtype)
+    counts = gs.Variable(f"{result.name}.shared.counts", dtype=INT64)
+    out.nbytes.setdefault(piece.name, lowering.facts.nbytes(tensor))
+    out.nbytes[shared.name] = out.nbytes[piece.name]
+    out.communicate("ShareRows", [piece], [shared, counts])
+    out.communicate("SpreadRows", [shared], [result, gs.Variable(f"{result.name}.counts", dtype=INT64)])
+    lowering.gathered.setdefault(owned.parameter, counts)
+    return result
+
+
+def take_owned_slices(lowering: "Lowering", tensor: str, gathered: Gathered) -> gs.Tensor:
+    """Return each server's part of what workers computed from all servers' slices."""
+    out = lowering.out
+    whole = lowering.need(tensor, Layout("worker", gathered))
+    owned = Owned(gathered.parameter)
+    fed = gs.Variable(f"{tensor}.fed", dtype=whole.dtype)
+    out.nbytes.setdefault(whole.name, lowering.facts.nbytes(tensor))
+    out.communicate("FeedRows", [whole], [fed, gs.Variable(f"{tensor}.fed.counts", dtype=INT64)])
+    name = f"{tensor}.own.{gathered.parameter}"
+    ends, first = (out.place(f"{gathered.parameter}.{bound}") for bound in ("ends", "first"))
+    out.shapes[ends.name] = (None,)
+    is_before = out.emit("LessOrEqual", [ends, first], f"{name}.is_before", np.dtype(bool), "server")
+    ones = out.emit("Cast", [is_before], f"{name}.ones", INT64, "server", to=7)
+    before = out.emit("Mul", [lowering.gathered[gathered.parameter], ones], f"{name}.before", INT64, "server")
+    axis = constant(f"{name}.axis", [0], np.int64)
+    start = out.emit("ReduceSum", [before, axis], f"{name}.start", INT64, "server", keepdims=1)
+    ids, _ = push_slices(lowering, owned)
+    length = out.emit("Shape", [ids], f"{name}.length", INT64, "server", start=0, end=1)
+    end = out.emit("Add", [start, length], f"{name}.end", INT64, "server")
+    value = lowering.value_name(tensor, Layout("server", owned))
+    return out.emit("Slice", [fed, start, end, axis], value, whole.dtype, "server")
+
+
+def slice_owned_rows(lowering: "Lowering", node: gs.Node, owned: Owned) -> gs.Tensor:
+    """Cut rows [start, end) of a variable where they are: every owner has those of its range."""
+    out = lowering.out
+    rows = lowering.need(node.inputs[0].name, Layout("server", owned))
+    first, count = (out.place(f"{owned.parameter}.{bound}") for bound in ("first", "rows"))
+    bounds = row_range(lowering, node)
+    zero = constant(f"{node.name}.zero", [0], np.int64)
+    local: list[gs.Tensor] = []
+    for bound, row in zip(("start", "end"), bounds, strict=True):
+        name = f"{node.name}.{bound}"
+        spelled = constant(f"{name}.row", [row], np.int64)
+        offset = out.emit("Sub", [spelled, first], f"{name}.offset", INT64, "server")
+        inside = out.emit("Max", [offset, zero], f"{name}.inside", INT64, "server")
+        local.append(out.emit("Min", [inside, count], f"{name}.local", INT64, "server"))
+    value = lowering.value_name(node.outputs[0].name, Layout("server", owned))
+    return out.emit("Slice", [rows, *local, zero], value, rows.dtype, "server")
+
+
+def row_range(lowering: "Lowering", node: gs.Node) -> tuple[int, int]:
+    """Return the first row that a Slice of axis 0 keeps, and the one behind the last."""
+    rows = lowering.facts.shape(node.inputs[0].name)[0]
+    start, end = (int(np.ravel(lowering.facts.fixed_value(t.name))[0]) for t in node.inputs[1:3])
+    start, end, _ = slice(start, end).indices(rows)
+    return start, max(start, end)
