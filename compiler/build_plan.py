@@ -137,15 +137,8 @@ def _describe_rank(
 
 
 def _groups_with(rank: int, cluster: Cluster) -> dict[str, tuple[int, ...]]:
-    groups = groups_of(cluster)
-    # A host's first worker tells its server what workers know.
-    groups["feed"] = [
-        tuple(dict.fromkeys((workers[0], host[0])))
-        for workers, host in zip(groups["host_workers"], groups["host"], strict=True)
-    ]
-    return {
-        name: members for name, all_members in groups.items() for members in all_members if rank in members
-    }
+    groups = groups_of(cluster).items()
+    return {name: members for name, all_members in groups for members in all_members if rank in members}
 
 
 def _constants_of(

@@ -20,6 +20,7 @@ from partc.cost.timeline import Timeline, simulate
 from partc.passes.analysis.describe_parameters import describe_parameters
 from partc.passes.analysis.find_gradients import find_gradients
 from partc.passes.distribute import analyse, distribute
+from partc.passes.lowering.expected_rows import expect_rows
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.bucket_communications import copy_where_shared
 from partc.passes.training_graph import TrainingGraph
@@ -81,7 +82,7 @@ def compile_graph(
         partitions = _search_partitions(facts, cluster, options)
         strategy, costs = _choose(facts, cluster, options, partitions.chosen if partitions else None)
     with watch.phase("lay out and lower"):
-        lowered = distribute(analysis, strategy)
+        lowered = distribute(analysis, strategy, expect_rows(facts, strategy, cluster))
         copy_where_shared(lowered)
     with PlanFiles(out) as files:
         with watch.phase("schedule and write"):

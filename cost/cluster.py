@@ -217,20 +217,27 @@ def groups_of(cluster: Cluster) -> dict[str, list[tuple[int, ...]]]:
     """Return the groups of ranks that meet in communications; a group's first rank is its root.
 
     workers       all workers
-    host_workers  for each host, its workers
+    host_workers  for each host that has workers, these
     leaders       the first worker of each host
     servers       the server of each host, in host order
     host          for each host, its server, then its workers (a merged server appears once)
+    feed          a host's first worker, then the server that it tells what workers know; a server
+                  whose host has no workers is told by the first worker of all
     """
     ranks = ranks_of(cluster)
     workers = {host.name: _ranks_at(ranks, host.name, "worker") for host in cluster.hosts}
     servers = {host.name: _ranks_at(ranks, host.name, "server") for host in cluster.hosts}
+    every = tuple(rank for members in workers.values() for rank in members)
+    fed: dict[int, list[int]] = {}
+    for name, members in workers.items():
+        fed.setdefault((members or every)[0], []).extend(servers[name])
     return {
-        "workers": [tuple(rank for members in workers.values() for rank in members)],
-        "host_workers": list(workers.values()),
-        "leaders": [tuple(members[0] for members in workers.values())],
+        "workers": [every],
+        "host_workers": [members for members in workers.values() if members],
+        "leaders": [tuple(members[0] for members in workers.values() if members)],
         "servers": [tuple(members[0] for members in servers.values())],
         "host": [tuple(dict.fromkeys(servers[name] + workers[name])) for name in workers],
+        "feed": [tuple(dict.fromkeys((leader, *told))) for leader, told in fed.items()],
     }
 
 

@@ -54,9 +54,24 @@ class _Averaging:
                 variable = replace(variable, next=self._average_output(variable.next))
             variables[name] = variable
         outputs = tuple(self._average_scalar(name) for name in self.training.outputs)
-        self.graph.toposort()
+        self._put_in_order()
         self._forget_shapes()
         return replace(self.training, gradients=gradients, variables=variables, outputs=outputs)
+
+    def _put_in_order(self) -> None:
+        """Move each inserted node behind what it reads; the others keep their order."""
+        inserted: dict[str, list[gs.Node]] = {}
+        for node in self.graph.nodes:
+            if node.domain == DOMAIN:
+                inserted.setdefault(node.inputs[0].name, []).append(node)
+        produced = {tensor.name for node in self.graph.nodes for tensor in node.outputs}
+        ordered = [node for source in sorted(inserted.keys() - produced) for node in inserted[source]]
+        for node in self.graph.nodes:
+            if node.domain != DOMAIN:
+                ordered.append(node)
+                ordered += [met for tensor in node.outputs for met in inserted.get(tensor.name, ())]
+        assert len(ordered) == len(self.graph.nodes)
+        self.graph.nodes = ordered
 
     def _forget_shapes(self) -> None:
         """What lies behind a Stack is N times as long as the graph of one replica says."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from partc.cost.strategy import Strategy, Synchronisation
 from partc.passes.analysis.facts import Facts, infer_facts
@@ -10,6 +11,7 @@ from partc.passes.analysis.find_roles import Roles, find_roles
 from partc.passes.analysis.find_zeros import find_zeros
 from partc.passes.analysis.refuse_random import refuse_random
 from partc.passes.average_replicas import average_replicas
+from partc.passes.lowering.expected_rows import ExpectedRows
 from partc.passes.lowering.lower import lower
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.sharding.aggregate_partials import aggregate_partials
@@ -87,10 +89,12 @@ def lay_out(analysis: Analysis, chosen: Mapping[str, Synchronisation]) -> LaidOu
     return graph
 
 
-def distribute(analysis: Analysis, strategy: Strategy) -> LoweredGraph:
-    """Return the distributed step under a strategy."""
+def distribute(
+    analysis: Analysis, strategy: Strategy, expected: Mapping[str, ExpectedRows] = MappingProxyType({})
+) -> LoweredGraph:
+    """Return the distributed step under a strategy. `expected`: rows on their way, by sparse parameter."""
     graph = lay_out(analysis, strategy.parameters)
     aggregate_partials(graph)
-    lowered = lower(graph)
+    lowered = lower(graph, expected)
     lowered.native = dict(graph.layouts)
     return lowered

@@ -136,9 +136,9 @@ def test_a_dense_parameter_loads_a_hosts_border_alike_on_servers_and_all_reduced
     meeting = meeting_of(cluster)
 
     both = [
-        meeting.network.host_traffic(flows_of(synchronise(meeting, DENSE, Synchronisation(method), even_shares(cluster))))[
-            "h0"
-        ]
+        meeting.network.host_traffic(
+            flows_of(synchronise(meeting, DENSE, Synchronisation(method), even_shares(cluster)))
+        )["h0"]
         for method in ("all_reduce", "servers")
     ]
 

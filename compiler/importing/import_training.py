@@ -223,7 +223,7 @@ def _upgrade(model: onnx.ModelProto) -> onnx.ModelProto:
 def _graph_of(model: onnx.ModelProto) -> gs.Graph:
     graph = gs.import_onnx(model)
     _lift_constants(graph)
-    return graph.toposort()
+    return graph
 
 
 def _lift_constants(graph: gs.Graph) -> None:

@@ -47,6 +47,7 @@ class Meeting:
     host: tuple[tuple[str, ...], ...]  # for each host its server, then its workers
     leaders: tuple[str, ...]
     servers: tuple[str, ...]
+    feed: tuple[tuple[str, ...], ...]  # for each host with workers its first, then whom it tells
 
 
 def meeting_of(cluster: Cluster) -> Meeting:
@@ -62,6 +63,7 @@ def meeting_of(cluster: Cluster) -> Meeting:
         host=groups["host"],
         leaders=groups["leaders"][0],
         servers=groups["servers"][0],
+        feed=groups["feed"],
     )
 
 
@@ -131,11 +133,10 @@ def _post_aggregation(meeting: Meeting, facts: SyncFacts, shares: tuple[float, .
     workers = sum(len(members) for members in meeting.host_workers)
     rows = distinct_rows(facts, workers) if facts.sparse else facts.rows
     summed = rows * facts.row_bytes
-    feeds = [(members[0], host[0]) for members, host in zip(meeting.host_workers, meeting.host, strict=True)]
     return (
         ring_all_gather_rows(network, meeting.servers, [share * summed for share in shares])
         + together([broadcast(network, members, summed) for members in meeting.host])
-        + together([broadcast(network, feed, summed) for feed in feeds])
+        + together([broadcast(network, members, summed) for members in meeting.feed])
     )
 
 

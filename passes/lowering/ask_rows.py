@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from partc.passes.lowering.exchange_rows import drawn_ids
+from partc.passes.lowering.expected_rows import Level, rows_at
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.route_rows import (
     INT64,
@@ -43,7 +45,8 @@ class Asking:
     host_inverse: gs.Variable  # server: position of each worker's id among the host's
     host_counts: gs.Variable  # server: ids of each worker
     wanted_counts: gs.Variable  # owner: ids of each server
-    own_bytes: int  # expected, of one worker's ids
+    share: float  # of one worker's ids of the table that are this Gather's
+    drawn: float  # ids of one worker
 
 
 def ask_rows(lowering: "Lowering", node: gs.Node, decision: Decision) -> gs.Tensor:
@@ -58,16 +61,18 @@ def ask_rows(lowering: "Lowering", node: gs.Node, decision: Decision) -> gs.Tens
     name = f"{node.name}.pull"
     flat = _flatten(lowering, table.name, indices.name, ids, name)
     own, inverse = unique(out, flat, f"{name}.own", "worker")
-    share = lowering.graph.replicas if isinstance(decision.inputs[1], Split) else 1
-    own_bytes = lowering.facts.nbytes(indices.name) // share
-    out.nbytes[own.name] = own_bytes
+    parts = lowering.graph.replicas if isinstance(decision.inputs[1], Split) else 1
+    drawn = int(np.prod(lowering.facts.shape(indices.name), dtype=np.int64)) / parts
+    share = drawn / _all_drawn(lowering, asked.parameter, drawn)
     host_ids, host_counts = exchange(out, "GatherRows", [own], f"{name}.host")
     in_order, host_inverse = sort_ids(out, host_ids, f"{name}.host_unique", "server", merge=merge)
     counts = count_by_owner(out, in_order, asked.parameter, f"{name}.by_owner")
-    out.nbytes[in_order.name] = own_bytes
     wanted, wanted_counts = exchange(out, "AllToAllRows", [in_order, counts], f"{name}.wanted")
-    out.nbytes[wanted.name] = own_bytes
-    lowering.askings[node.name] = Asking(ids, inverse, host_inverse, host_counts, wanted_counts, own_bytes)
+    asking = Asking(ids, inverse, host_inverse, host_counts, wanted_counts, share, drawn)
+    lowering.askings[node.name] = asking
+    for value, level in ((own, "worker"), (host_ids, "host"), (in_order, "host"), (wanted, "host")):
+        rows_of_ids = _expected(lowering, asked.parameter, asking, level)
+        out.nbytes[value.name] = round(rows_of_ids * INT64.itemsize)
     first = out.place(f"{asked.parameter}.first")
     local = out.emit("Sub", [wanted, first], f"{name}.local", INT64, "server")
     dtype = lowering.facts.dtypes[table.name]
@@ -112,7 +117,8 @@ def return_rows(lowering: "Lowering", tensor: str, asked: Asked) -> gs.Tensor:
     name = rows.name
     back, _ = exchange(out, "AllToAllRows", [rows, asking.wanted_counts], f"{name}.back")
     spread = out.emit("Gather", [back, asking.host_inverse], f"{name}.spread", rows.dtype, "server")
-    out.nbytes[spread.name] = out.nbytes[rows.name]
+    host, worker = (_expected(lowering, asked.parameter, asking, level) for level in ("host", "worker"))
+    out.nbytes[spread.name] = round(out.nbytes[rows.name] * worker / max(host, 1.0))
     (own,) = exchange(out, "ScatterRows", [spread, asking.host_counts], f"{name}.scattered")
     ordered = out.emit("Gather", [own, asking.inverse], f"{name}.ordered", rows.dtype, "worker")
     return _unflatten(lowering, tensor, asked, asking.ids, ordered)
@@ -142,10 +148,20 @@ def _unflatten(lowering: "Lowering", tensor: str, asked: Asked, ids: gs.Tensor, 
     return out.emit("Reshape", [rows, shape], name, rows.dtype, "worker")
 
 
+def _all_drawn(lowering: "Lowering", parameter: str, drawn: float) -> float:
+    gradient = lowering.graph.training.gradients[parameter]
+    return max(drawn, drawn_ids(lowering, parameter)) if gradient.is_sparse else drawn
+
+
+def _expected(lowering: "Lowering", parameter: str, asking: Asking, level: Level) -> float:
+    """Return the rows that a Gather is expected to ask for at a level: its share of the table's."""
+    return asking.share * rows_at(lowering.expected, parameter, level, asking.drawn / asking.share)
+
+
 def _expect_rows(lowering: "Lowering", tensor: str, asked: Asked, rows: gs.Variable) -> None:
-    """Tell the cost model how many bytes the rows take that one worker's ids ask for."""
+    """Tell the cost model how many bytes the rows take that one owner sends."""
     width = lowering.facts.shape(tensor)[asked.ids_rank :]
     row_bytes = int(np.prod(width, dtype=np.int64)) * np.dtype(rows.dtype).itemsize
-    ids = lowering.askings[asked.gather].own_bytes // INT64.itemsize
-    lowering.out.nbytes[rows.name] = ids * row_bytes
+    count = _expected(lowering, asked.parameter, lowering.askings[asked.gather], "host")
+    lowering.out.nbytes[rows.name] = round(count * row_bytes)
     lowering.out.shapes[rows.name] = (None, *width)

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.indexed_slices import pairs_of
+from partc.passes.lowering.expected_rows import Level, rows_at
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.route_rows import (
     INT64,
@@ -109,25 +110,36 @@ def push_slices(lowering: "Lowering", owned: Owned) -> tuple[gs.Variable, gs.Var
     out, name = lowering.out, f"{owned.parameter}.push"
     if name in lowering.exchanged:
         return lowering.exchanged[name]
-    pairs = _pairs(lowering, gradient)
     ids, rows = _own_slices(lowering, gradient)
     ids = count_from_start(lowering, owned.parameter, ids, f"{name}.own")
     ids, rows = sum_rows(out, ids, rows, f"{name}.own", "worker")
-    _expect(lowering, pairs, ids, rows)
+    _expect(lowering, owned.parameter, "worker", ids, rows)
     ids, rows, _ = exchange(out, "GatherRows", [ids, rows], f"{name}.host")
+    _expect(lowering, owned.parameter, "host", ids, rows)
     merge = lowering.graph.synchronised.chosen[owned.parameter].local_aggregation
     ids, rows = sort_rows(out, ids, rows, f"{name}.host_sum", "server", merge=merge)
     counts = count_by_owner(out, ids, owned.parameter, f"{name}.by_owner")
-    _expect(lowering, pairs, ids, rows)
+    _expect(lowering, owned.parameter, "host", ids, rows)
     ids, rows, _ = exchange(out, "AllToAllRows", [ids, rows, counts], f"{name}.all")
-    lowering.exchanged[name] = sum_rows(out, ids, rows, f"{name}.sum", "server")
-    return lowering.exchanged[name]
+    _expect(lowering, owned.parameter, "host", ids, rows)
+    ids, rows = sum_rows(out, ids, rows, f"{name}.sum", "server")
+    _expect(lowering, owned.parameter, "owned", ids, rows)
+    lowering.exchanged[name] = ids, rows
+    return ids, rows
 
 
-def _expect(lowering: "Lowering", pairs: list[tuple[str, str]], ids: gs.Variable, rows: gs.Variable) -> None:
-    """Tell the cost model how many bytes a rank's summed slices take, all ids being distinct."""
-    for value, tensors in ((ids, [ids for ids, _ in pairs]), (rows, [rows for _, rows in pairs])):
-        lowering.out.nbytes[value.name] = sum(_own_bytes(lowering, tensor) for tensor in tensors)
+def _expect(lowering: "Lowering", parameter: str, level: Level, ids: gs.Variable, rows: gs.Variable) -> None:
+    """Tell the cost model how many bytes slices take at a level."""
+    count = rows_at(lowering.expected, parameter, level, drawn_ids(lowering, parameter))
+    row_bytes = lowering.facts.nbytes(parameter) / max(1, lowering.facts.shape(parameter)[0])
+    lowering.out.nbytes[ids.name] = round(count * INT64.itemsize)
+    lowering.out.nbytes[rows.name] = round(count * row_bytes)
+
+
+def drawn_ids(lowering: "Lowering", parameter: str) -> float:
+    """Return how many ids one worker's slices of a parameter have."""
+    gradient = lowering.graph.training.gradients[parameter]
+    return sum(_own_bytes(lowering, ids) / INT64.itemsize for ids, _ in _pairs(lowering, gradient))
 
 
 def _own_bytes(lowering: "Lowering", tensor: str) -> int:

@@ -8,11 +8,14 @@
 Everything is made once per layout. What nobody needs is never communicated.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import onnx_graphsurgeon as gs
 
 from partc.passes.lowering.ask_rows import Asking
+from partc.passes.lowering.expected_rows import ExpectedRows
 from partc.passes.lowering.lower_node import lower_node
 from partc.passes.lowering.lowered_graph import LoweredGraph, State
 from partc.passes.lowering.reshard import reshard
@@ -43,9 +46,12 @@ TAGS = {
 }
 
 
-def lower(graph: LaidOutGraph) -> LoweredGraph:
-    """Return the distributed step. Needs layouts, decisions and the places of aggregation."""
-    lowering = Lowering(graph)
+def lower(graph: LaidOutGraph, expected: Mapping[str, ExpectedRows] = MappingProxyType({})) -> LoweredGraph:
+    """Return the distributed step. Needs layouts, decisions and the places of aggregation.
+
+    `expected`: rows on their way, by sparse parameter.
+    """
+    lowering = Lowering(graph, expected)
     lowering.run()
     return lowering.out
 
@@ -53,8 +59,9 @@ def lower(graph: LaidOutGraph) -> LoweredGraph:
 class Lowering:
     """The memory of what has been made so far, and the rules for making more."""
 
-    def __init__(self, graph: LaidOutGraph) -> None:
+    def __init__(self, graph: LaidOutGraph, expected: Mapping[str, ExpectedRows]) -> None:
         self.graph = graph
+        self.expected = expected
         self.facts = graph.facts
         self.out = LoweredGraph()
         self.exchanged: dict[str, tuple[gs.Variable, gs.Variable]] = {}

@@ -37,10 +37,12 @@ class Adam:
         """Give the parameter and its two running means their next values."""
         update = ParameterUpdate(updates, gradient, self.lazy)
         update = update.with_decay(self.weight_decay, self.decoupled)
+        # Before the direction: ONNX Runtime computes the later of two operands first, the bigger one here.
+        old = update.shrunk(self.lr, self.weight_decay if self.decoupled else 0.0)
         scale, direction = corrected_direction(update, self, corrects_epsilon=not update.is_on_rows)
         rate = update.op("Mul", update.rate(self.lr), scale)
         change = update.op("Mul", rate, direction)
-        update.subtract(change, update.shrunk(self.lr, self.weight_decay if self.decoupled else 0.0))
+        update.subtract(change, old)
 
 
 @dataclass(frozen=True, slots=True)

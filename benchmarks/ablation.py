@@ -1,0 +1,223 @@
+"""What each mechanism of the Parallax paper brings, on hosts joined by a real, shaped network.
+
+    sudo python benchmarks/ablation.py --hosts 3 --workers 3 --mbit 1000 --json ablation.json
+
+    BASE    servers for everything, each worker for itself
+    +HYB    dense parameters AllReduced
+    +LA     rows merged on their host before they cross the network
+    +OPAU   ops between aggregation and update beside their rows
+    +OPSW   light ops between servers and workers where they save bytes
+
+Words are drawn by Zipf's law. Words/s come from the steps' own clock, bytes from the hosts' interfaces.
+Beside them stand the paper's figures (table 4 of arXiv:1808.02621: 8 machines, 48 GPUs) and those that the
+simulator predicts for this network. AllGatherv alone is the paper's MPI (36 GPUs: 6.3 times slower).
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import onnx
+from namespaces import interface_bytes, namespace_hosts
+from onnx import TensorProto, helper
+
+from partc.compiler.api import compile_step
+from partc.compiler.driver import Compilation
+from partc.compiler.training.build import build_training_graph
+from partc.compiler.training.optimizers import Adagrad
+from partc.cost.cluster import Cluster
+from partc.models.catalogue import build_model
+from partc.runtime.job import Progress
+from partc.runtime.runner import Runner
+
+OFF = ("local-aggregation", "post-aggregation", "boundary-ops")
+STAGES = {
+    "BASE": ("ps", OFF),
+    "+HYB": ("hybrid", OFF),
+    "+LA": ("hybrid", OFF[1:]),
+    "+OPAU": ("hybrid", OFF[2:]),
+    "+OPSW": ("hybrid", ()),
+    "AllGatherv": ("allreduce", ()),
+}
+PAPER_WORDS_PER_S = {
+    "lm": {"BASE": 101e3, "+HYB": 112e3, "+LA": 251e3, "+OPAU": 259e3, "+OPSW": 276e3},
+    "nmt": {"BASE": 87e3, "+HYB": 117e3, "+LA": 188e3, "+OPAU": 188e3, "+OPSW": 191e3},
+}
+SIZES: dict[str, dict[str, int]] = {
+    "lm": {
+        "vocab": 40_000, "embedding": 512, "cells": 64, "projection": 512,
+        "batch": 4, "steps": 8, "samples": 8_192,
+    },
+}  # fmt: skip
+ZIPF_EXPONENT = 1.0
+WARM_UP = 2
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured stage. `ratio`: to BASE, or for AllGatherv that of +OPSW to it."""
+
+    work: str
+    system: str
+    value: float
+    unit: str
+    ratio: float
+
+
+@dataclass
+class Measured:
+    """What one stage did: bytes are those that left all hosts in a step."""
+
+    words_per_s: float
+    bytes_per_step: float
+    predicted_words_per_s: float
+    predicted_bytes: float
+
+
+def main() -> None:
+    """Measure every stage of every work, and print the table."""
+    options = _options()
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as name, namespace_hosts(
+        options.hosts, options.workers, options.mbit * 1e6
+    ) as cluster:
+        for work in options.works:
+            train = _training_step(work, Path(name))
+            measured = {
+                stage: _measure(work, train, stage, cluster, Path(name), options)
+                for stage in options.stages
+            }
+            rows += _report(work, measured)
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+
+
+def _training_step(work: str, folder: Path) -> onnx.ModelProto:
+    forward = _round_tables(build_model(work, **SIZES[work]))
+    return build_training_graph(forward, loss="loss", optimizer=Adagrad(0.1), clip_global_norm=1.0, folder=folder)
+
+
+def _round_tables(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Read tables in 16 bits: float32 masters, as in mixed precision, rounded behind each Gather."""
+    nodes: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        nodes.append(node)
+        if node.op_type == "Gather" and node.input[0] in ("embedding", "softmax.weight"):
+            exact, short = f"{node.output[0]}.exact", f"{node.output[0]}.short"
+            rounded = node.output[0]
+            node.output[0] = exact
+            nodes.append(helper.make_node("Cast", [exact], [short], f"{short}.node", to=TensorProto.FLOAT16))
+            nodes.append(helper.make_node("Cast", [short], [rounded], f"{rounded}.node", to=TensorProto.FLOAT))
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
+def _measure(
+    work: str, train: onnx.ModelProto, stage: str, cluster: Cluster, folder: Path, options: argparse.Namespace
+) -> Measured:
+    strategy, without = STAGES[stage]
+    made = compile_step(train, cluster, folder / "out", strategy=strategy, without=without)
+    replicas = made.plan.replicas
+    words = SIZES[work]["batch"] * SIZES[work]["steps"] * replicas
+    marks: list[int] = []
+
+    def mark(_: Progress) -> None:
+        marks.append(interface_bytes(options.hosts))
+
+    runner = Runner(folder / "out")
+    clock = _Clock(mark)
+    runner.train(
+        _batches(made, options.steps + WARM_UP), options.steps + WARM_UP, on_progress=clock, save=False
+    )
+    steps = len(marks) - 1 - WARM_UP
+    step_bytes = (marks[-1] - marks[WARM_UP]) / max(1, steps)
+    predicted = made.timeline
+    return Measured(
+        words / clock.step_s(),
+        step_bytes,
+        words / predicted.step_s,
+        _predicted_bytes(made, cluster),
+    )
+
+
+class _Clock:
+    """Notes when each step ends, by the ranks' own count of steps."""
+
+    def __init__(self, also: object) -> None:
+        self.also = also
+        self.seconds: list[float] = []
+
+    def __call__(self, progress: Progress) -> None:
+        self.also(progress)  # type: ignore[operator]
+        self.seconds.append(progress.step / progress.steps_per_s)
+
+    def step_s(self) -> float:
+        """Return the median step after the warm-up."""
+        return median(np.diff(self.seconds)[WARM_UP - 1 :])
+
+
+def _predicted_bytes(made: Compilation, cluster: Cluster) -> float:
+    host_of = {rank.rank: rank.host for rank in made.plan.ranks}
+    del cluster
+    return float(sum(made.timeline.sent_bytes[rank] for rank in host_of))
+
+
+def _batches(made: Compilation, steps: int) -> Iterator[dict[str, np.ndarray]]:
+    """Draw total batches: words by Zipf's law, negatives distinct."""
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+        batch: dict[str, np.ndarray] = {}
+        for entry in made.plan.data_inputs:
+            shape = [made.plan.sizes[s] if isinstance(s, str) else s for s in entry.shape]
+            if entry.sample_axis is not None:
+                shape[entry.sample_axis] *= made.plan.replicas
+            batch[entry.name] = _words(rng, shape, entry.high or 2, distinct=entry.sample_axis is None)
+        yield batch
+
+
+def _words(rng: np.random.Generator, shape: list[int], vocabulary: int, *, distinct: bool) -> np.ndarray:
+    weights = 1.0 / np.arange(1, vocabulary + 1) ** ZIPF_EXPONENT
+    return rng.choice(vocabulary, shape, replace=not distinct, p=weights / weights.sum())
+
+
+def _report(work: str, measured: dict[str, Measured]) -> list[Row]:
+    base, best = measured["BASE"], measured["+OPSW"]
+    paper = PAPER_WORDS_PER_S[work]
+    print(f"\n{work}: words/s and bytes that leave the hosts in a step, against BASE")
+    print("stage        words/s          predicted   paper   MB/step         predicted MB")
+    rows: list[Row] = []
+    for stage, found in measured.items():
+        speed, less = found.words_per_s / base.words_per_s, base.bytes_per_step / found.bytes_per_step
+        theirs = f"{paper[stage] / paper['BASE']:.2f}x" if stage in paper else "     "
+        print(
+            f"{stage:11s} {found.words_per_s:8.0f} {speed:5.2f}x  "
+            f"{found.predicted_words_per_s / base.predicted_words_per_s:8.2f}x   {theirs}  "
+            f"{found.bytes_per_step / 1e6:8.1f} {less:5.2f}x   {found.predicted_bytes / 1e6:8.1f}"
+        )
+        rows.append(Row(work, stage, found.words_per_s, "words/s", speed))
+        rows.append(Row(work, stage, found.bytes_per_step, "bytes/step", 1 / less))
+    if "AllGatherv" in measured:
+        print(f"against AllGatherv alone: {best.words_per_s / measured['AllGatherv'].words_per_s:.2f}x")
+    return rows
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=3, help="of each host")
+    parser.add_argument("--mbit", type=float, default=1000, help="of each host's link, in both directions")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--works", nargs="+", default=list(SIZES), choices=list(SIZES))
+    parser.add_argument("--stages", nargs="+", default=list(STAGES), choices=list(STAGES))
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
