@@ -26,8 +26,9 @@ import onnx
 from namespaces import interface_bytes, namespace_hosts
 from onnx import TensorProto, helper
 
-from partc.compiler.api import compile_step
+from partc.compiler.api import GraphOptions, compile_step
 from partc.compiler.driver import Compilation
+from partc.compiler.reporting.measure_traffic import host_traffic
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import Adagrad
 from partc.cost.cluster import Cluster
@@ -83,14 +84,14 @@ def main() -> None:
     """Measure every stage of every work, and print the table."""
     options = _options()
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as name, namespace_hosts(
-        options.hosts, options.workers, options.mbit * 1e6
-    ) as cluster:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        namespace_hosts(options.hosts, options.workers, options.mbit * 1e6) as cluster,
+    ):
         for work in options.works:
             train = _training_step(work, Path(name))
             measured = {
-                stage: _measure(work, train, stage, cluster, Path(name), options)
-                for stage in options.stages
+                stage: _measure(work, train, stage, cluster, Path(name), options) for stage in options.stages
             }
             rows += _report(work, measured)
     if options.json is not None:
@@ -99,7 +100,9 @@ def main() -> None:
 
 def _training_step(work: str, folder: Path) -> onnx.ModelProto:
     forward = _round_tables(build_model(work, **SIZES[work]))
-    return build_training_graph(forward, loss="loss", optimizer=Adagrad(0.1), clip_global_norm=1.0, folder=folder)
+    return build_training_graph(
+        forward, loss="loss", optimizer=Adagrad(0.1), clip_global_norm=1.0, folder=folder
+    )
 
 
 def _round_tables(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -112,7 +115,9 @@ def _round_tables(model: onnx.ModelProto) -> onnx.ModelProto:
             rounded = node.output[0]
             node.output[0] = exact
             nodes.append(helper.make_node("Cast", [exact], [short], f"{short}.node", to=TensorProto.FLOAT16))
-            nodes.append(helper.make_node("Cast", [short], [rounded], f"{rounded}.node", to=TensorProto.FLOAT))
+            nodes.append(
+                helper.make_node("Cast", [short], [rounded], f"{rounded}.node", to=TensorProto.FLOAT)
+            )
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     return model
@@ -122,50 +127,34 @@ def _measure(
     work: str, train: onnx.ModelProto, stage: str, cluster: Cluster, folder: Path, options: argparse.Namespace
 ) -> Measured:
     strategy, without = STAGES[stage]
-    made = compile_step(train, cluster, folder / "out", strategy=strategy, without=without)
+    # Every replica draws its own negatives, as every GPU does in the paper.
+    own = GraphOptions(sample_axes={"sampled": 0} if work == "lm" else None)
+    made = compile_step(train, cluster, folder / "out", strategy=strategy, without=without, options=own)
     replicas = made.plan.replicas
     words = SIZES[work]["batch"] * SIZES[work]["steps"] * replicas
-    marks: list[int] = []
-
-    def mark(_: Progress) -> None:
-        marks.append(interface_bytes(options.hosts))
-
-    runner = Runner(folder / "out")
-    clock = _Clock(mark)
-    runner.train(
-        _batches(made, options.steps + WARM_UP), options.steps + WARM_UP, on_progress=clock, save=False
-    )
-    steps = len(marks) - 1 - WARM_UP
-    step_bytes = (marks[-1] - marks[WARM_UP]) / max(1, steps)
-    predicted = made.timeline
-    return Measured(
-        words / clock.step_s(),
-        step_bytes,
-        words / predicted.step_s,
-        _predicted_bytes(made, cluster),
-    )
+    clock = _Clock(options.hosts)
+    steps = options.steps + WARM_UP
+    Runner(folder / "out").train(_batches(made, steps), steps, on_progress=clock, save=False)
+    step_bytes = (clock.bytes[-1] - clock.bytes[WARM_UP]) / (len(clock.bytes) - 1 - WARM_UP)
+    sent = sum(out for _, out in host_traffic(made.plan, cluster).values())
+    return Measured(words / clock.step_s(), step_bytes, words / made.timeline.step_s, sent)
 
 
 class _Clock:
-    """Notes when each step ends, by the ranks' own count of steps."""
+    """Notes when each step ends, and what has left the hosts by then."""
 
-    def __init__(self, also: object) -> None:
-        self.also = also
+    def __init__(self, hosts: int) -> None:
+        self.hosts = hosts
         self.seconds: list[float] = []
+        self.bytes: list[int] = []
 
     def __call__(self, progress: Progress) -> None:
-        self.also(progress)  # type: ignore[operator]
         self.seconds.append(progress.step / progress.steps_per_s)
+        self.bytes.append(interface_bytes(self.hosts))
 
     def step_s(self) -> float:
         """Return the median step after the warm-up."""
         return median(np.diff(self.seconds)[WARM_UP - 1 :])
-
-
-def _predicted_bytes(made: Compilation, cluster: Cluster) -> float:
-    host_of = {rank.rank: rank.host for rank in made.plan.ranks}
-    del cluster
-    return float(sum(made.timeline.sent_bytes[rank] for rank in host_of))
 
 
 def _batches(made: Compilation, steps: int) -> Iterator[dict[str, np.ndarray]]:
@@ -177,13 +166,20 @@ def _batches(made: Compilation, steps: int) -> Iterator[dict[str, np.ndarray]]:
             shape = [made.plan.sizes[s] if isinstance(s, str) else s for s in entry.shape]
             if entry.sample_axis is not None:
                 shape[entry.sample_axis] *= made.plan.replicas
-            batch[entry.name] = _words(rng, shape, entry.high or 2, distinct=entry.sample_axis is None)
+            batch[entry.name] = _draw(rng, entry.name, shape, entry.high or 2, made.plan.replicas)
         yield batch
 
 
-def _words(rng: np.random.Generator, shape: list[int], vocabulary: int, *, distinct: bool) -> np.ndarray:
+def _draw(
+    rng: np.random.Generator, name: str, shape: list[int], vocabulary: int, replicas: int
+) -> np.ndarray:
+    """Draw words; a replica's negatives are distinct."""
     weights = 1.0 / np.arange(1, vocabulary + 1) ** ZIPF_EXPONENT
-    return rng.choice(vocabulary, shape, replace=not distinct, p=weights / weights.sum())
+    weights /= weights.sum()
+    if name != "sampled":
+        return rng.choice(vocabulary, shape, p=weights)
+    size = shape[0] // replicas
+    return np.concatenate([rng.choice(vocabulary, size, replace=False, p=weights) for _ in range(replicas)])
 
 
 def _report(work: str, measured: dict[str, Measured]) -> list[Row]:
@@ -208,7 +204,9 @@ def _report(work: str, measured: dict[str, Measured]) -> list[Row]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hosts", type=int, default=3)
     parser.add_argument("--workers", type=int, default=3, help="of each host")
     parser.add_argument("--mbit", type=float, default=1000, help="of each host's link, in both directions")

@@ -41,9 +41,7 @@ def namespace_hosts(hosts: int, workers: int, bits_per_s: float) -> Iterator[Clu
 
 def interface_bytes(hosts: int) -> int:
     """Return the bytes that have left the hosts so far, headers included: what their veths received."""
-    counters = [
-        Path(f"/sys/class/net/partcv{number}/statistics/rx_bytes") for number in range(1, hosts + 1)
-    ]
+    counters = [Path(f"/sys/class/net/partcv{number}/statistics/rx_bytes") for number in range(1, hosts + 1)]
     return sum(int(counter.read_text()) for counter in counters)
 
 

@@ -14,7 +14,7 @@ from partc.compiler.reporting.describe_servers import describe_servers
 from partc.compiler.reporting.describe_variables import describe_variables
 from partc.compiler.reporting.draw_cluster import draw_cluster
 from partc.compiler.reporting.draw_timeline import draw_timelines
-from partc.compiler.reporting.explain_choices import candidates, worked_examples
+from partc.compiler.reporting.explain_choices import candidates, describe_solution, worked_examples
 from partc.compiler.reporting.list_longest import list_longest
 from partc.compiler.reporting.methods import EXPLANATIONS
 from partc.cost.cluster import Cluster
@@ -39,6 +39,7 @@ def render_report(compilation: "Compilation", cluster: Cluster, folder: Path) ->
             explanations=EXPLANATIONS,
             examples=worked_examples(costs, facts, cluster),
             candidates=candidates(costs),
+            solution=describe_solution(costs.solution),
             cluster=draw_cluster(plan, cluster),
             devices=describe_devices(compilation.memory, compilation.timeline, plan),
             timelines=draw_timelines(compilation.timeline, plan, names),

@@ -22,6 +22,7 @@ def check_strategy(strategy: Strategy, facts: Iterable[SyncFacts], cluster: Clus
                 fix=f"use one of {_some(known)}, or remove the entry",
             )
         _check_method(synchronisation, known[name], hosts)
+        _check_mechanisms(synchronisation, known[name])
         if synchronisation.shards:
             _check_shards(synchronisation.shards, known[name], hosts)
 
@@ -54,6 +55,24 @@ def _check_method(synchronisation: Synchronisation, fact: SyncFacts, hosts: Sequ
         )
     if not fact.servable or fact.rows < 1:
         raise BadStrategy("servers for a parameter that cannot live there", at=at, fix='write "all_reduce"')
+
+
+def _check_mechanisms(synchronisation: Synchronisation, fact: SyncFacts) -> None:
+    at = f"parameters: {fact.name}"
+    alone = Synchronisation(synchronisation.method, synchronisation.shards)
+    if synchronisation.method != "servers" and synchronisation != alone:
+        raise BadStrategy(
+            f"a mechanism of servers under the method {synchronisation.method!r}",
+            at=at,
+            fix='write the method "servers", or remove local_aggregation, post_aggregation and on_servers',
+        )
+    if unknown := set(synchronisation.on_servers) - set(fact.boundary_ops):
+        some = _some(fact.boundary_ops) if fact.boundary_ops else "no node of this parameter"
+        raise BadStrategy(
+            f"servers cannot run node {min(unknown)!r} for this parameter",
+            at=f"{at}: on_servers",
+            fix=f"servers may run {some}",
+        )
 
 
 def _check_shards(shards: Sequence[Shard], fact: SyncFacts, hosts: Sequence[str]) -> None:

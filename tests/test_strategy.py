@@ -135,3 +135,19 @@ def test_servers_are_refused_where_no_host_is_one() -> None:
 
     with pytest.raises(BadStrategy, match="server: false"):
         check_strategy(strategy("W", "servers"), FACTS, cluster)
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "fix"),
+    [
+        ("E", Synchronisation("all_gather", local_aggregation=False), 'write the method "servers"'),
+        ("W", Synchronisation("servers", on_servers=("Slice_3",)), "no node of this parameter"),
+    ],
+)
+def test_a_mechanism_that_a_parameter_cannot_use_is_refused(
+    name: str, how: Synchronisation, fix: str
+) -> None:
+    edited = Strategy(STRATEGY_FORMAT, "global", {name: how})
+
+    with pytest.raises(BadStrategy, match=fix):
+        check_strategy(edited, FACTS, CLUSTER)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from partc.compiler.reporting.methods import CANDIDATES, NAMES, OUTCOMES, SPOKEN
 from partc.compiler.reporting.units import count, percent, plural, seconds, size
+from partc.cost.choose_options import OptionSolution
 from partc.cost.cluster import Cluster
 from partc.cost.network.two_level import ID_BYTES, distinct_rows, owner_hosts
 from partc.cost.strategy import SyncFacts
@@ -72,6 +73,28 @@ def candidates(costs: StrategyCosts) -> tuple[Candidate, ...]:
             name, CANDIDATES.get(name, name), seconds(total_s), _share(total_s, slowest), name == chosen
         )
         for name, total_s in sorted(totals_s.items(), key=lambda item: item[1])
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """What the solver says of the options that it took."""
+
+    status: str
+    objective: str
+    bound: str
+    deterministic_time: str
+
+
+def describe_solution(solution: OptionSolution | None) -> Solution | None:
+    """Return the solver's answer as text, None where it gave none."""
+    if solution is None:
+        return None
+    return Solution(
+        solution.status.lower(),
+        seconds(solution.objective_s),
+        seconds(solution.bound_s),
+        f"{solution.deterministic_time:.4f}",
     )
 
 

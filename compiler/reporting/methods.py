@@ -22,7 +22,7 @@ OUTCOMES = {
 }
 
 CANDIDATES = {
-    "auto": "each parameter by its quickest way",
+    "auto": "what is quickest for all parameters together, by an integer program",
     "everything AllReduced": "AllReduce for everything, rows never touched included",
     "allreduce": "AllReduce for dense, AllGatherv for sparse parameters",
     "ps": "servers for everything",
