@@ -25,6 +25,7 @@ from partc.compiler.choose_partitions import Partitioner, SearchMode
 from partc.compiler.console import Advance, console, progress_of, tell, working_on
 from partc.compiler.deploy import write_trained_model
 from partc.compiler.grad_command import grad_command
+from partc.compiler.list_models import list_models
 from partc.compiler.measure_sparsity import SAMPLE_STEPS, Sample
 from partc.compiler.model_file import write_model
 from partc.compiler.output_paths import check_output_file
@@ -86,11 +87,18 @@ _MODEL_HELP = "\n\n".join(
 
 @app.command("model", epilog=_MODEL_HELP)
 def model_command(
-    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(MODELS)}.")],
-    out: Out,
+    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(MODELS)}.")] = "",
+    out: Annotated[Path | None, typer.Option("-o", "--output", help="File to write.")] = None,
     options: Annotated[list[str], typer.Option("--set", help="KEY=VALUE: an option of the model.")] = [],
+    show: Annotated[bool, typer.Option("--list", help="Show the models and their parameters.")] = False,
 ) -> None:
     """Write a model of partc's own as a forward ONNX graph."""
+    if show:
+        console.print(list_models())
+        return
+    if not name or out is None:
+        missing, fix = ("a file to write", "add -o FILE.onnx") if name else ("a model", "see --list")
+        raise BadUsage(f"{missing} is missing", at="partc model", fix=fix)
     check_output_file(out)
     model = build_model(name, **parse_options(options))
     write_model(model, out)

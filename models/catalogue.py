@@ -11,8 +11,10 @@ import msgspec
 import onnx
 
 from partc.models.graph_builder import ModelOptions
+from partc.models.inception_v3 import InceptionV3Options, inception_v3
 from partc.models.lm import LmOptions, lm
 from partc.models.mlp import MlpOptions, mlp
+from partc.models.nmt import NmtOptions, nmt
 from partc.models.resnet50 import ResNet50Options, resnet50
 
 Options = TypeVar("Options", bound=ModelOptions)
@@ -38,6 +40,7 @@ class Model(Generic[Options]):
     description: str
     options: type[Options]
     build: Callable[[Options], onnx.ModelProto]
+    published: str = ""  # millions of parameters in the Parallax paper's table 1: dense, then sparse
 
     def build_with(self, at: str, options: Mapping[str, object]) -> onnx.ModelProto:
         """Build from option values, numbers and lists written as text included."""
@@ -56,10 +59,21 @@ class OptionHelp:
     description: str
 
 
-MODELS: dict[str, Model[MlpOptions] | Model[ResNet50Options] | Model[LmOptions]] = {
+AnyModel = (
+    Model[MlpOptions]
+    | Model[ResNet50Options]
+    | Model[InceptionV3Options]
+    | Model[LmOptions]
+    | Model[NmtOptions]
+)
+MODELS: dict[str, AnyModel] = {
     "mlp": Model("multi-layer perceptron; outputs logits", MlpOptions, mlp),
-    "resnet50": Model("ResNet-50 for images; outputs logits", ResNet50Options, resnet50),
-    "lm": Model("LSTM language model with a sampled softmax; outputs its loss", LmOptions, lm),
+    "resnet50": Model("ResNet-50 for images; outputs logits", ResNet50Options, resnet50, "26 + 0"),
+    "inception_v3": Model(
+        "Inception-v3 for images; outputs logits", InceptionV3Options, inception_v3, "24 + 0"
+    ),
+    "lm": Model("LSTM language model with a sampled softmax; outputs its loss", LmOptions, lm, "9 + 814"),
+    "nmt": Model("LSTM translation model with attention; outputs its loss", NmtOptions, nmt, "94 + 75"),
 }
 
 

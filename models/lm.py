@@ -14,7 +14,6 @@ Letters: B batch, T steps, E embedded width, H cells, P projected width, S sampl
 n = T*B words, time outermost.
 """
 
-import math
 from typing import Annotated
 
 import onnx
@@ -22,6 +21,7 @@ from msgspec import Meta
 from onnx import TensorProto
 
 from partc.models.graph_builder import GraphBuilder, ModelOptions, Size
+from partc.models.lstm import lstm_cell, matrix, zero_state
 
 TABLE_LIMIT = 0.05  # half the width of the tables' first values; small, so that logits start near zero
 NEVER = -(10**9)  # logit of a sampled word that is also the label: its probability is zero
@@ -79,15 +79,15 @@ def _lstm(b: GraphBuilder, words: str, options: LmOptions) -> str:
     table = b.uniform("embedding", (options.vocab, options.embedding), limit=TABLE_LIMIT)
     embedded = b.op("Reshape", b.op("Gather", table, words, axis=0), b.integers(-1, options.embedding))
     inputs = _gate_inputs(b, embedded, options)
-    recurrent = _matrix(b, "lstm.recurrent_weight", options.projection, 4 * options.cells)
-    project = _matrix(b, "lstm.projection_weight", options.cells, options.projection)
+    recurrent = matrix(b, "lstm.recurrent_weight", options.projection, 4 * options.cells)
+    project = matrix(b, "lstm.projection_weight", options.cells, options.projection)
 
-    hidden = _zero_state(b, words, options.projection)
-    cell = _zero_state(b, words, options.cells)
+    hidden = zero_state(b, words, options.projection)
+    cell = zero_state(b, words, options.cells)
     states = []
     for piece in b.split(inputs, options.steps, axis=0):
         gates = b.op("Add", b.op("Squeeze", piece, b.integers(0)), b.op("MatMul", hidden, recurrent))
-        cell, cell_output = _lstm_cell(b, gates, cell)
+        cell, cell_output = lstm_cell(b, gates, cell)
         hidden = b.op("MatMul", cell_output, project)
         states.append(b.op("Unsqueeze", hidden, b.integers(0)))
     stacked = states[0] if len(states) == 1 else b.op("Concat", *states, axis=0)
@@ -96,35 +96,10 @@ def _lstm(b: GraphBuilder, words: str, options: LmOptions) -> str:
 
 def _gate_inputs(b: GraphBuilder, embedded: str, options: LmOptions) -> str:
     """Return what the words alone contribute to the gates, [T, B, 4H]: one product for all steps."""
-    weight = _matrix(b, "lstm.input_weight", options.embedding, 4 * options.cells)
+    weight = matrix(b, "lstm.input_weight", options.embedding, 4 * options.cells)
     bias = b.filled("lstm.bias", (4 * options.cells,), 0.0)
     gates = b.op("Add", b.op("MatMul", embedded, weight), bias)
     return b.op("Reshape", gates, b.integers(options.steps, -1, 4 * options.cells))
-
-
-def _lstm_cell(b: GraphBuilder, gates: str, cell: str) -> tuple[str, str]:
-    """Return the next cell and the output, both [B, H], for gates [B, 4H].
-
-        c' = sigmoid(f + 1) c + sigmoid(i) tanh(j)      output = sigmoid(o) tanh(c')
-
-    The 1 lets a fresh network remember: Jozefowicz et al., ICML 2015.
-    """
-    i, j, f, o = b.split(gates, 4, axis=1)
-    kept = b.op("Mul", b.op("Sigmoid", b.op("Add", f, b.number(1))), cell)
-    written = b.op("Mul", b.op("Sigmoid", i), b.op("Tanh", j))
-    following = b.op("Add", kept, written)
-    return following, b.op("Mul", b.op("Sigmoid", o), b.op("Tanh", following))
-
-
-def _zero_state(b: GraphBuilder, words: str, width: int) -> str:
-    """Return zeros [B, width], B read from words [T, B] at run time."""
-    batch = b.op("Shape", words, start=1, end=2)
-    return b.zeros(b.op("Concat", batch, b.integers(width), axis=0))
-
-
-def _matrix(b: GraphBuilder, name: str, rows: int, columns: int) -> str:
-    # Glorot and Bengio, AISTATS 2010, equation 16.
-    return b.uniform(name, (rows, columns), limit=math.sqrt(6 / (rows + columns)))
 
 
 # ---------------------------------------------------------------- sampled softmax

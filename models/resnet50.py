@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import onnx
 from msgspec import Meta
 
+from partc.models.batch_norm import batch_norm
 from partc.models.graph_builder import GraphBuilder, ModelOptions, Size
 
 BLOCKS = (3, 4, 6, 3)
@@ -100,17 +101,7 @@ def _convolution(
     convolved = b.op(
         "Conv", x, weight, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[kernel // 2] * 4
     )
-    return _batch_norm(b, name, convolved, channels_out)
-
-
-def _batch_norm(b: GraphBuilder, name: str, x: str, channels: int) -> str:
-    scale = b.filled(f"{name}.scale", (channels,), 1.0)
-    shift = b.filled(f"{name}.shift", (channels,), 0.0)
-    mean, mean_next = b.state(f"{name}.running_mean", (channels,), 0.0)
-    variance, variance_next = b.state(f"{name}.running_variance", (channels,), 1.0)
-    outputs = (f"{name}.normalised", mean_next, variance_next)
-    b.ops("BatchNormalization", x, scale, shift, mean, variance, outputs=outputs, training_mode=1)
-    return outputs[0]
+    return batch_norm(b, name, convolved, channels_out)
 
 
 def _head(b: GraphBuilder, x: str, channels: int, classes: int) -> None:
