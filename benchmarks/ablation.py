@@ -54,7 +54,12 @@ SIZES: dict[str, dict[str, int]] = {
         "vocab": 40_000, "embedding": 512, "cells": 64, "projection": 512,
         "batch": 4, "steps": 8, "samples": 8_192,
     },
+    "nmt": {
+        "source_vocab": 40_000, "target_vocab": 1_000, "embedding": 4_096, "cells": 16,
+        "batch": 128, "source_steps": 16, "target_steps": 1,
+    },
 }  # fmt: skip
+TABLES = ("embedding", "softmax.weight", "source.embedding", "target.embedding")
 ZIPF_EXPONENT = 1.0
 WARM_UP = 2
 
@@ -110,7 +115,7 @@ def _round_tables(model: onnx.ModelProto) -> onnx.ModelProto:
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
         nodes.append(node)
-        if node.op_type == "Gather" and node.input[0] in ("embedding", "softmax.weight"):
+        if node.op_type == "Gather" and node.input[0] in TABLES:
             exact, short = f"{node.output[0]}.exact", f"{node.output[0]}.short"
             rounded = node.output[0]
             node.output[0] = exact
@@ -131,13 +136,19 @@ def _measure(
     own = GraphOptions(sample_axes={"sampled": 0} if work == "lm" else None)
     made = compile_step(train, cluster, folder / "out", strategy=strategy, without=without, options=own)
     replicas = made.plan.replicas
-    words = SIZES[work]["batch"] * SIZES[work]["steps"] * replicas
+    words = _words_of(work) * replicas
     clock = _Clock(options.hosts)
     steps = options.steps + WARM_UP
     Runner(folder / "out").train(_batches(made, steps), steps, on_progress=clock, save=False)
     step_bytes = (clock.bytes[-1] - clock.bytes[WARM_UP]) / (len(clock.bytes) - 1 - WARM_UP)
     sent = sum(out for _, out in host_traffic(made.plan, cluster).values())
     return Measured(words / clock.step_s(), step_bytes, words / made.timeline.step_s, sent)
+
+
+def _words_of(work: str) -> int:
+    """Return the words of one replica's step: of an LM those read, of a translation both sides'."""
+    sizes = SIZES[work]
+    return sizes["batch"] * sum(size for name, size in sizes.items() if name.endswith("steps"))
 
 
 class _Clock:
