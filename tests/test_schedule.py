@@ -23,9 +23,9 @@ def shown(items: list[Item]) -> list[tuple[str, list[str]]]:
 
 def test_a_segment_ends_where_communication_is_waited_for() -> None:
     assert shown(scheduled(lowered_of(TWO_LAYERS, SPLIT))) == [
-        ("worker", ["xt", "db", "dW"]),
-        ("message", ["db@worker.whole", "dW@worker.whole"]),
-        ("worker", ["b_next", "W_next", "moved", "mixed", "dV"]),
+        ("worker", ["xt", "dW", "db"]),
+        ("message", ["dW@worker.whole", "db@worker.whole"]),
+        ("worker", ["W_next", "b_next", "moved", "mixed", "dV"]),
         ("message", ["dV@worker.whole"]),
         ("worker", ["V_next"]),
     ]
@@ -95,7 +95,7 @@ step (double[8,4] x, double[8,3] dy, double[4,3] W) => (double[4,3] W_next) <dou
 
 def test_what_reads_variables_alone_waits_for_its_first_reader() -> None:
     assert shown(scheduled(lowered_of(DECAYED, SPLIT), DECAYED)) == [
-        ("worker", ["square", "xt", "h", "g", "dW"]),
+        ("worker", ["square", "h", "xt", "g", "dW"]),
         ("message", ["dW@worker.whole"]),
         ("worker", ["kept", "W_next"]),
     ]

@@ -102,9 +102,10 @@ class _Turning:
         result = product.node.output[0]
         nodes: list[onnx.NodeProto] = []
 
-        def emit(op_type: str, inputs: Sequence[str], suffix: str, **attributes: object) -> str:
+        def emit(op_type: str, inputs: Sequence[str], suffix: str, **attributes: list[int] | str) -> str:
             name = result if not suffix else f"{result}/turned/{suffix}"
-            nodes.append(helper.make_node(op_type, inputs, [name], name=name, **attributes))
+            nodes.append(helper.make_node(op_type, inputs, [name], name=name))
+            nodes[-1].attribute.extend(helper.make_attribute(key, attributes[key]) for key in attributes)
             return name
 
         matrix = self.turned.get(product.matrix) or self._transposed(product.matrix)
