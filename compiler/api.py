@@ -7,6 +7,7 @@ from pathlib import Path
 import onnx
 
 from partc.compiler.arguments import choose_batch, fill_sizes, read_strategy_option
+from partc.compiler.asynchronous import strategy_of_sessions
 from partc.compiler.choose_partitions import Partitioner, get_partitioner, measure_partitions, quickest
 from partc.compiler.driver import Compilation, CompileOptions, compile_graph
 from partc.compiler.importing.import_training import import_training_graph
@@ -22,6 +23,7 @@ from partc.passes.analysis.count_flops import count_flops
 from partc.passes.analysis.find_gradients import find_gradients
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
+from partc.runtime.program import Aggregation
 
 __all__ = ["build_training_graph", "compile", "get_partitioner", "inspect", "verify"]
 
@@ -58,6 +60,8 @@ def compile_step(
     sample: Sample | None = None,
     partitions: Partitioner | int | None = None,
     without: Collection[Mechanism] = (),
+    asynchronous: bool = False,
+    aggregation: Aggregation | None = None,
 ) -> Compilation:
     """Compile a training step for a cluster into the folder `out`. Raises PartcError.
 
@@ -65,6 +69,8 @@ def compile_step(
     gives symbolic sizes a value, for pricing and synthetic data; `sample` is data to measure sparsity from.
     `partitions` of large variables on servers: a number, or a partitioner; None as balance wants.
     `without`: mechanisms that are switched off (local-aggregation, post-aggregation, boundary-ops).
+    `asynchronous`: workers push and pull without waiting for each other (docs/asynchronous.md).
+    `aggregation`: whether gradients are averaged or summed, and which of them are outputs of the step.
     """
     check_output_folder(Path(out))
     machines = cluster if isinstance(cluster, Cluster) else read_any_cluster(Path(cluster))
@@ -82,14 +88,20 @@ def compile_step(
                 sample=sample,
                 partitions=count,
                 without=without,
+                asynchronous=asynchronous,
+                aggregation=aggregation,
             )
             return read_plan_folder(folder)
 
         partitions = _measured_partitions(partitions, machines, compile_with)
     graph = (options or GraphOptions()).read(train)
     asked = strategy if isinstance(strategy, Strategy) else read_strategy_option(strategy)
+    reading = choose_batch(batch, asked)
+    if asynchronous:
+        asked = strategy_of_sessions(asked, reading)
     filled = fill_sizes(sizes or {}, graph)
-    choice = CompileOptions(asked, choose_batch(batch, asked), filled, sample, partitions, frozenset(without))
+    off = frozenset(without)
+    choice = CompileOptions(asked, reading, filled, sample, partitions, off, asynchronous, aggregation)
     return compile_graph(graph, machines, Path(out), choice)
 
 
@@ -105,6 +117,8 @@ def compile(
     sample: Sample | None = None,
     partitions: Partitioner | int | None = None,
     without: Collection[Mechanism] = (),
+    asynchronous: bool = False,
+    aggregation: Aggregation | None = None,
 ) -> PlanFolder:
     """Compile as `compile_step` does, and return the plan and its folder, as Runner takes it."""
     compile_step(
@@ -118,6 +132,8 @@ def compile(
         sample=sample,
         partitions=partitions,
         without=without,
+        asynchronous=asynchronous,
+        aggregation=aggregation,
     )
     return read_plan_folder(out)
 

@@ -63,6 +63,8 @@ def build_plan(
         predicted_step_s=0.0,
         cost_cache_sha256=profiles_sha256(),
         files={},
+        shard_inputs=tuple(training.shard_inputs.values()),
+        aggregation=strategy.aggregation,
     )
 
 

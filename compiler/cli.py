@@ -38,6 +38,7 @@ from partc.runtime import daemon
 from partc.runtime.errors import BadUsage, PartcError, RankFailed
 from partc.runtime.job import JOB_FILE, Progress
 from partc.runtime.launcher import OnProgress
+from partc.runtime.log import configure_log
 from partc.runtime.plan_folder import read_plan_folder
 from partc.runtime.runner import TRAINED_FILE, Runner
 
@@ -97,8 +98,8 @@ def model_command(
         console.print(list_models())
         return
     if not name or out is None:
-        missing, fix = ("a file to write", "add -o FILE.onnx") if name else ("a model", "see --list")
-        raise BadUsage(f"{missing} is missing", at="partc model", fix=fix)
+        missing = "missing option '-o'" if name else "missing argument 'name'"
+        raise BadUsage(missing, at="partc model", fix="see `partc model --help` and `partc model --list`")
     check_output_file(out)
     model = build_model(name, **parse_options(options))
     write_model(model, out)
@@ -162,6 +163,13 @@ def compile_command(
             help="Switch a mechanism off: local-aggregation, post-aggregation or boundary-ops; repeatable."
         ),
     ] = [],
+    asynchronous: Annotated[
+        bool,
+        typer.Option(
+            "--asynchronous",
+            help="Workers push and pull without waiting for each other: not what one device trains.",
+        ),
+    ] = False,
 ) -> None:
     """Spread a training step over a cluster: segments, plan, report."""
     options = _graph_options(state, sample_axis, loss, initial)
@@ -177,6 +185,7 @@ def compile_command(
             sample=_sample(sample_data, sample_steps),
             partitions=Partitioner(min_partitions, search_partitions) if search_partitions else None,
             without=parse_mechanisms(without),
+            asynchronous=asynchronous,
         )
     log = made.watch.write(out)
     methods = [choice.method for choice in made.strategy.parameters.values()]
@@ -187,6 +196,8 @@ def compile_command(
     for name, axis in ((d.name, d.sample_axis) for d in made.plan.data_inputs):
         tell(f"data input {name}: " + ("the same for all" if axis is None else f"samples on axis {axis}"))
     step_ms = made.timeline.step_s * 1e3
+    if workers := len(made.plan.asynchronous):
+        tell(f"asynchronous: {workers} workers, each in a session of its own with all servers")
     tell(f"{len(made.plan.ranks)} ranks, {step_ms:.1f} ms/step predicted -> {out}")
     tell(f"report: {out / 'report.html'}   wall times: {log}")
 
@@ -206,8 +217,12 @@ def run_command(
     timeout: Annotated[float, typer.Option(help="Seconds without progress that end the run.")] = 600.0,
     trace: TraceFile = None,
     trace_steps: Annotated[int, typer.Option(min=1, help="How many of the last steps a trace shows.")] = 3,
+    staleness: Annotated[
+        int | None,
+        typer.Option(help="Of an asynchronous plan: the most steps a worker may be ahead of the slowest."),
+    ] = None,
 ) -> None:
-    """Train: one executor daemon per device, started by mpiexec; save the trained variables."""
+    """Train: one executor daemon per device; save the trained variables."""
     if trace is not None:
         check_output_file(trace)
     folder = read_plan_folder(out)
@@ -220,7 +235,10 @@ def run_command(
             on_progress=_showing(advance),
             timeout_s=timeout,
             traced_steps=trace_steps if trace else 0,
+            staleness=staleness,
         )
+    for lost in result.lost_workers:
+        tell(f"{lost}; the others trained on")
     tell(f"{steps} steps, {result.steps_per_s:.1f} steps/s -> {out / TRAINED_FILE}")
     tell(f"forward model with the trained variables -> {write_trained_model(folder)}")
     if trace is not None:
@@ -305,6 +323,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code. Never shows a traceback for the user's mistakes."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        configure_log()
         code = app(args=given or ["--help"], prog_name="partc", standalone_mode=False)
     except (PartcError, ModelRequestError) as error:
         print(f"partc: {error}", file=sys.stderr)

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
+from partc.compiler.asynchronous import make_sessions
 from partc.compiler.build_plan import build_plan
 from partc.compiler.choose_partitions import Partitioner
 from partc.compiler.measure_sparsity import Sample, measure_sparsity
@@ -12,6 +15,7 @@ from partc.compiler.stopwatch import Stopwatch
 from partc.cost.cluster import Cluster, ranks_of
 from partc.cost.memory import DeviceMemory, check_memory
 from partc.cost.partitions import PartitionSearch, check_partitions, search_partitions
+from partc.cost.session_view import view_of_session
 from partc.cost.sparsity import Sparsity, with_measured_rows
 from partc.cost.strategy import Batch, Mechanism, Strategy, SyncFacts
 from partc.cost.strategy_check import check_strategy
@@ -19,13 +23,15 @@ from partc.cost.synchronisation import Mode, StrategyCosts, choose_strategy
 from partc.cost.timeline import Timeline, simulate
 from partc.passes.analysis.describe_parameters import describe_parameters
 from partc.passes.analysis.find_gradients import find_gradients
+from partc.passes.analysis.refuse_random import refuse_random
 from partc.passes.distribute import analyse, distribute
 from partc.passes.lowering.expected_rows import expect_rows
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.bucket_communications import copy_where_shared
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.check_program import check_program
-from partc.runtime.program import Plan
+from partc.runtime.log import log
+from partc.runtime.program import Aggregation, Plan
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,9 @@ class CompileOptions:
     sample    data from which the rows that a step touches are measured; None: assumed
     partitions  of large variables on servers: a number, or how to choose it; None: as balance wants
     without   mechanisms that are switched off, to see what they bring
+    asynchronous  workers push and pull without waiting for each other
+    aggregation   whether gradients are averaged or summed, and which ones are outputs; None: as the
+                  strategy says
     """
 
     strategy: Mode | Strategy = "auto"
@@ -46,6 +55,14 @@ class CompileOptions:
     sample: Sample | None = None
     partitions: Partitioner | int | None = None
     without: frozenset[Mechanism] = frozenset()
+    asynchronous: bool = False
+    aggregation: Aggregation | None = None
+
+    def chosen_aggregation(self) -> Aggregation:
+        """Return how gradients become one, of which a user's own strategy may tell."""
+        if self.aggregation is not None:
+            return self.aggregation
+        return self.strategy.aggregation if isinstance(self.strategy, Strategy) else Aggregation()
 
 
 @dataclass(frozen=True)
@@ -68,29 +85,44 @@ class Compilation:
 def compile_graph(
     training: TrainingGraph, cluster: Cluster, out: Path, options: CompileOptions
 ) -> Compilation:
-    """Compile into `out`, which appears whole or not at all. Raises PartcError."""
+    """Compile into `out`, which appears whole or not at all. Raises PartcError.
+
+    An asynchronous plan is that of one session, which every worker of the cluster has for itself.
+    """
     watch = Stopwatch()
-    replicas = sum(rank.replica is not None for rank in ranks_of(cluster))
+    machines = view_of_session(cluster) if options.asynchronous else cluster
+    workers = sum(rank.replica is not None for rank in ranks_of(cluster))
+    replicas = 1 if options.asynchronous else workers
 
     with watch.phase("analyse"):
         find_gradients(training)
-        sparsity = _measure(training, cluster, options)
-        analysis = analyse(training, options.sizes, replicas, options.batch == "per-replica")
+        sparsity = _measure(training, machines, options)
+        per_replica = options.batch == "per-replica"
+        aggregation = options.chosen_aggregation()
+        analysis = analyse(training, options.sizes, replicas, per_replica, aggregation)
+        if options.asynchronous and workers > 1:
+            refuse_random(analysis.training, analysis.facts)
         facts = describe_parameters(analysis)
         facts = facts if sparsity is None else with_measured_rows(facts, sparsity)
     with watch.phase("choose a strategy"):
-        partitions = _search_partitions(facts, cluster, options)
-        strategy, costs = _choose(facts, cluster, options, partitions.chosen if partitions else None)
+        partitions = _search_partitions(facts, machines, options)
+        strategy, costs = _choose(facts, machines, options, partitions.chosen if partitions else None)
+        strategy = msgspec.structs.replace(strategy, aggregation=aggregation)
+        for choice in costs.choices:
+            log.info("%s: %s. %s", choice.variable, choice.method, choice.reason)
     with watch.phase("lay out and lower"):
-        lowered = distribute(analysis, strategy, expect_rows(facts, strategy, cluster))
-        copy_where_shared(lowered)
+        expected = expect_rows(facts, strategy, machines)
+        lowered = distribute(analysis, strategy, expected, sessions=options.asynchronous)
+        copy_where_shared(lowered, sessions=options.asynchronous)
     with PlanFiles(out) as files:
         with watch.phase("schedule and write"):
-            plan = build_plan(analysis, lowered, strategy, cluster, options, files)
+            plan = build_plan(analysis, lowered, strategy, machines, options, files)
+            if options.asynchronous:
+                plan = make_sessions(plan, lowered, cluster, files.folder)
         with watch.phase("check and simulate"):
             check_program(plan)
-            timeline = simulate(plan, cluster)
-            memory = check_memory(plan, cluster)
+            timeline = simulate(plan, machines)
+            memory = check_memory(plan, machines)
         compilation = Compilation(
             plan,
             strategy,
@@ -105,7 +137,7 @@ def compile_graph(
             partitions,
         )
         with watch.phase("report"):
-            files.finish(compilation, cluster)
+            files.finish(compilation, machines, cluster)
     return compilation
 
 
@@ -113,7 +145,7 @@ def _measure(training: TrainingGraph, cluster: Cluster, options: CompileOptions)
     """Measure the rows touched by one replica, by those of each host, and by all."""
     if options.sample is None:
         return None
-    of_hosts = {len(host.devices) for host in cluster.hosts}
+    of_hosts = {len(host.devices) for host in cluster.hosts if host.devices}
     every = sum(len(host.devices) for host in cluster.hosts)
     return measure_sparsity(training, options.sample, options.sizes, options.batch, {*of_hosts, every})
 

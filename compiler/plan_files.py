@@ -23,6 +23,7 @@ from partc.cost.sparsity import encode_sparsity
 from partc.cost.strategy import encode_strategy
 from partc.passes.training_graph import InitialValue, MadeTensor, StoredTensor, TrainingGraph
 from partc.runtime.data.checkpoint import TensorFile, write_tensors
+from partc.runtime.log import log
 from partc.runtime.plan_folder import sha256_of_file
 from partc.runtime.program import Initial, Made, Stored, encode_plan
 
@@ -68,6 +69,7 @@ class PlanFiles:
         data = model.SerializeToString(deterministic=True)
         path = f"segments/{hashlib.sha256(data).hexdigest()[:16]}.onnx"
         (self.folder / path).write_bytes(data)
+        log.debug("%s: %d nodes, %d bytes", path, len(model.graph.node), len(data))
         return path
 
     def save_model(self, training: TrainingGraph) -> str:
@@ -88,8 +90,11 @@ class PlanFiles:
             return Made(path, initial.output)
         return initial
 
-    def finish(self, compilation: "Compilation", cluster: Cluster) -> None:
-        """Write what describes the whole: strategy, cluster, report and plan."""
+    def finish(self, compilation: "Compilation", machines: Cluster, cluster: Cluster) -> None:
+        """Write what describes the whole: strategy, cluster, report and plan.
+
+        `machines`: what the plan's ranks run on: the cluster, or one session's view of it.
+        """
         if self._initial:
             stored = [
                 TensorFile(name, tensor.dtype.name, tensor.shape, _loaded(tensor))
@@ -101,9 +106,9 @@ class PlanFiles:
         if compilation.sparsity is not None:
             (self.folder / SPARSITY).write_bytes(encode_sparsity(compilation.sparsity))
         model = onnx.load(self.folder / MODEL)
-        annotated = annotate(model, compilation.lowered.native, compilation.shapes, cluster)
+        annotated = annotate(model, compilation.lowered.native, compilation.shapes, machines)
         (self.folder / ANNOTATED).write_bytes(annotated.SerializeToString(deterministic=True))
-        report = render_report(compilation, cluster, self.folder)
+        report = render_report(compilation, machines, self.folder)
         (self.folder / REPORT).write_text(report, encoding="utf-8")
         hashes = {
             str(path.relative_to(self.folder)): sha256_of_file(path)

@@ -14,6 +14,7 @@ from partc.compiler.reporting.measure_traffic import LaneLoad, host_traffic, lan
 from partc.compiler.reporting.units import percent, seconds, size
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_predicted_trace
 from partc.cost.cluster import Cluster, ranks_of, read_any_cluster
+from partc.cost.session_view import view_of_session
 from partc.cost.timeline import Timeline, simulate
 from partc.runtime.errors import BadCluster
 from partc.runtime.plan_folder import read_plan_folder
@@ -92,6 +93,8 @@ def simulate_command(
     plan = read_plan_folder(out).plan
     path = cluster or out / "cluster.json"
     machines = read_any_cluster(path)
+    if plan.asynchronous:
+        machines = view_of_session(machines)
     _check_same_ranks(plan, machines, path)
     simulation = simulate_plan(plan, machines)
     console.print(simulation.render())

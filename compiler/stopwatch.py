@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from partc.runtime.log import log
+
 
 @dataclass
 class Stopwatch:
@@ -21,6 +23,7 @@ class Stopwatch:
             yield
         finally:
             self.seconds[name] = time.perf_counter() - begun_s
+            log.info("%s: %.3f s", name, self.seconds[name])
 
     def write(self, out: Path) -> Path:
         """Write OUT.log beside the folder OUT, and return its path."""

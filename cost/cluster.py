@@ -217,7 +217,7 @@ def groups_of(cluster: Cluster) -> dict[str, list[tuple[int, ...]]]:
     """Return the groups of ranks that meet in communications; a group's first rank is its root.
 
     workers       all workers
-    host_workers  for each host that has workers, these
+    host_workers  for each host, its workers
     leaders       the first worker of each host
     servers       the server of each host, in host order
     host          for each host, its server, then its workers (a merged server appears once)
@@ -233,7 +233,7 @@ def groups_of(cluster: Cluster) -> dict[str, list[tuple[int, ...]]]:
         fed.setdefault((members or every)[0], []).extend(servers[name])
     return {
         "workers": [every],
-        "host_workers": [members for members in workers.values() if members],
+        "host_workers": list(workers.values()),
         "leaders": [tuple(members[0] for members in workers.values() if members)],
         "servers": [tuple(members[0] for members in servers.values())],
         "host": [tuple(dict.fromkeys(servers[name] + workers[name])) for name in workers],

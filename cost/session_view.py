@@ -12,8 +12,7 @@ host is then summed in the worker's process, and what crosses hosts goes straigh
 import msgspec
 
 from partc.cost.cluster import Cluster, Host, Link
-
-SESSION_HOST = "session"
+from partc.runtime.asynchronous.session import SESSION_HOST
 
 
 class SessionView(Cluster, frozen=True):
@@ -39,6 +38,4 @@ def view_of_session(cluster: Cluster) -> SessionView:
     named = {host.name for host in cluster.hosts} | set(cluster.switches)
     links = tuple(link for link in cluster.links if set(link.ends) <= named)
     beside = Link((SESSION_HOST, home.name), bytes_per_s=home.memory_bytes_per_s)
-    return SessionView(
-        cluster.format, cluster.name, (worker, *servers), cluster.switches, (*links, beside)
-    )
+    return SessionView(cluster.format, cluster.name, (worker, *servers), cluster.switches, (*links, beside))

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from partc.runtime.errors import BadStrategy
-from partc.runtime.program import Record, Site
+from partc.runtime.program import Aggregation, Record, Site
 
 STRATEGY_FORMAT = "partc-strategy/1"
 
@@ -45,12 +45,13 @@ class Synchronisation(Record, frozen=True, omit_defaults=True):
     on_servers: tuple[str, ...] = ()
 
 
-class Strategy(Record, frozen=True):
-    """A synchronisation per trained parameter."""
+class Strategy(Record, frozen=True, omit_defaults=True):
+    """A synchronisation per trained parameter, and how the replicas' gradients become one."""
 
     format: str
     batch: Batch
     parameters: dict[str, Synchronisation]
+    aggregation: Aggregation = Aggregation()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from partc.compiler.api import build_training_graph, compile, get_partitioner, inspect, verify
     from partc.compiler.importing import torch_step as torch
+    from partc.compiler.importing.shard_inputs import create_num_shards_and_shard_id
+    from partc.compiler.parallax_api import ParallaxConfig, get_runner, parallel_run, shard
     from partc.compiler.training.optimizers import SGD, Adagrad, Momentum
     from partc.models.catalogue import build_model
     from partc.runtime.errors import PartcError
@@ -19,13 +21,18 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Momentum",
+    "ParallaxConfig",
     "PartcError",
     "Runner",
     "build_model",
     "build_training_graph",
     "compile",
+    "create_num_shards_and_shard_id",
     "get_partitioner",
+    "get_runner",
     "inspect",
+    "parallel_run",
+    "shard",
     "torch",
     "verify",
 ]
@@ -34,14 +41,19 @@ __all__ = [
 _HOME = {
     "Adagrad": "partc.compiler.training.optimizers",
     "Momentum": "partc.compiler.training.optimizers",
+    "ParallaxConfig": "partc.compiler.parallax_api",
     "SGD": "partc.compiler.training.optimizers",
     "PartcError": "partc.runtime.errors",
     "Runner": "partc.runtime.runner",
     "build_model": "partc.models.catalogue",
     "build_training_graph": "partc.compiler.api",
     "compile": "partc.compiler.api",
+    "create_num_shards_and_shard_id": "partc.compiler.importing.shard_inputs",
     "get_partitioner": "partc.compiler.choose_partitions",
+    "get_runner": "partc.compiler.parallax_api",
     "inspect": "partc.compiler.api",
+    "parallel_run": "partc.compiler.parallax_api",
+    "shard": "partc.compiler.parallax_api",
     "verify": "partc.compiler.api",
 }
 _MODULES = {"torch": "partc.compiler.importing.torch_step"}

@@ -8,6 +8,9 @@ Under this reading the graph is what one replica runs; the result is the graph r
 gradients averaged, then updated once. Indexed slices are averaged by laying all replicas' slices
 one behind the other, rows divided by N; where ids do not differ between replicas, rows alone are
 averaged. What else depends on data and outlives the step (running statistics) is averaged too.
+
+Gradients are summed instead where the user asks for it (average_dense, average_sparse in parallax.txt,
+section 4): a Sum in the place of an Average, and rows that are not divided.
 """
 
 from dataclasses import replace
@@ -19,34 +22,43 @@ from partc.passes.analysis.reachability import descendants
 from partc.passes.indexed_slices import pairs_of
 from partc.passes.training_graph import Gradient, TrainingGraph
 from partc.runtime.errors import UnsupportedModel
+from partc.runtime.program import Aggregation
 
 DOMAIN = "partc.replicas"
 AVERAGE = "Average"  # x -> the mean of all replicas' x
+SUM = "Sum"  # x -> the sum of all replicas' x
 STACK = "Stack"  # x [n, ..] -> all replicas' x [N n, ..], divided by N if attribute `divide`
 
 
-def average_replicas(training: TrainingGraph, main: set[str]) -> TrainingGraph:
-    """Insert Average and Stack nodes; `main` are the names of the main computation's nodes.
+_SUFFIX = {AVERAGE: "average", SUM: "sum", STACK: "stacked"}
+
+
+def average_replicas(
+    training: TrainingGraph,
+    main: set[str],
+    aggregation: Aggregation = Aggregation(),  # noqa: B008  # frozen
+) -> TrainingGraph:
+    """Insert Average, Sum and Stack nodes; `main` are the names of the main computation's nodes.
 
     Raises UnsupportedModel where an integer variable would have to be averaged.
     """
-    return _Averaging(training, main).run()
+    return _Averaging(training, main, aggregation).run()
 
 
 class _Averaging:
-    def __init__(self, training: TrainingGraph, main: set[str]) -> None:
+    def __init__(self, training: TrainingGraph, main: set[str], aggregation: Aggregation) -> None:
         self.training = training
+        self.aggregation = aggregation
         self.graph = training.graph
         self.main = main
         self.tensors = self.graph.tensors()
-        inputs = [name for name, data in training.data_inputs.items() if data.sample_axis is not None]
-        self.varying = _descendants(self.graph, set(inputs))
+        self.varying = _descendants(self.graph, set(training.varying_inputs()))
 
     def run(self) -> TrainingGraph:
         pairs = {name: self._pairs(gradient) for name, gradient in self.training.gradients.items()}
         gradients = {name: self._meet(g, pairs[name]) for name, g in self.training.gradients.items()}
         # What lies behind an averaged gradient no longer varies.
-        self.varying = _descendants(self.graph, self._sources())
+        self.varying = _descendants(self.graph, set(self.training.varying_inputs()))
         variables = {}
         for name, variable in self.training.variables.items():
             if variable.next in self.varying:
@@ -82,9 +94,6 @@ class _Averaging:
                 if tensor.name in longer:
                     tensor.shape = None
 
-    def _sources(self) -> set[str]:
-        return {n for n, data in self.training.data_inputs.items() if data.sample_axis is not None}
-
     def _pairs(self, gradient: Gradient) -> list[tuple[str, str]]:
         """Return the (ids, rows) that a sparse gradient is joined from; joining is done after meeting."""
         if gradient.ids is None or gradient.rows is None:
@@ -98,35 +107,44 @@ class _Averaging:
     def _meet(self, gradient: Gradient, pairs: list[tuple[str, str]]) -> Gradient:
         if not gradient.is_sparse:
             assert gradient.dense is not None
-            is_met = gradient.dense in self.varying
-            return replace(gradient, dense=self._insert(AVERAGE, gradient.dense)) if is_met else gradient
+            met = self._meet_alike(gradient.dense, self.aggregation.average_dense)
+            return replace(gradient, dense=met)
+        averages = self.aggregation.average_sparse
         for ids, rows in pairs:
             if ids in self.varying:
                 self._insert(STACK, ids, divide=0)
-                self._insert(STACK, rows, divide=1)
-            elif rows in self.varying:
-                self._insert(AVERAGE, rows)
+                self._insert(STACK, rows, divide=int(averages))
+            else:
+                self._meet_alike(rows, averages)
         return self._renamed(gradient, len(pairs) == 1)
+
+    def _meet_alike(self, tensor: str, averages: bool) -> str:
+        """Average or sum a tensor whose elements mean the same on all replicas; return its new name.
+
+        The mean of what does not vary is itself, its sum is not.
+        """
+        if averages and tensor not in self.varying:
+            return tensor
+        return self._insert(AVERAGE if averages else SUM, tensor)
 
     def _renamed(self, gradient: Gradient, single: bool) -> Gradient:
         if not single:
             return gradient
         assert gradient.ids is not None and gradient.rows is not None
         known = self.graph.tensors()
-        stacked = f"{gradient.ids}.stacked" in known
-        return replace(
-            gradient,
-            ids=f"{gradient.ids}.stacked" if stacked else gradient.ids,
-            rows=f"{gradient.rows}.stacked" if stacked else f"{gradient.rows}.average",
-        )
+
+        def met(tensor: str) -> str:
+            return next((name for end in _SUFFIX.values() if (name := f"{tensor}.{end}") in known), tensor)
+
+        return replace(gradient, ids=met(gradient.ids), rows=met(gradient.rows))
 
     def _insert(self, op: str, tensor: str, **attributes: int) -> str:
         """Put a node between the tensor and its readers outside the main computation."""
         source = self.tensors[tensor]
-        name = f"{tensor}.{'stacked' if op == STACK else 'average'}"
+        name = f"{tensor}.{_SUFFIX[op]}"
         if name in self.tensors:
             return name
-        target = gs.Variable(name, dtype=source.dtype)
+        target = gs.Variable(name, dtype=source.dtype, shape=None if op == STACK else source.shape)
         for reader in list(source.outputs):
             if reader.name not in self.main:
                 reader.inputs = [target if operand is source else operand for operand in reader.inputs]
@@ -157,7 +175,7 @@ class _Averaging:
 
 
 def _descendants(graph: gs.Graph, sources: set[str]) -> set[str]:
-    """Tensors that depend on the sources' values, not looking through Average and Stack."""
+    """Tensors that depend on the sources' values, not looking through Average, Sum and Stack."""
     reached = set(sources)
     for node in graph.nodes:
         if (

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import onnx_graphsurgeon as gs
+
 from partc.cost.strategy import Strategy, Synchronisation
 from partc.passes.analysis.facts import Facts, infer_facts
 from partc.passes.analysis.find_followers import find_followers
@@ -11,6 +13,7 @@ from partc.passes.analysis.find_roles import Roles, find_roles
 from partc.passes.analysis.find_zeros import find_zeros
 from partc.passes.analysis.refuse_random import refuse_random
 from partc.passes.average_replicas import average_replicas
+from partc.passes.fetch_gradients import fetch_gradients
 from partc.passes.lowering.expected_rows import ExpectedRows
 from partc.passes.lowering.lower import lower
 from partc.passes.lowering.lowered_graph import LoweredGraph
@@ -19,6 +22,8 @@ from partc.passes.sharding.decide_layouts import NotServable
 from partc.passes.sharding.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
 from partc.passes.spell_casts import spell_casts
 from partc.passes.training_graph import TrainingGraph
+from partc.runtime.errors import BadUsage
+from partc.runtime.program import Aggregation
 
 
 @dataclass(frozen=True)
@@ -36,12 +41,25 @@ class Analysis:
     per_replica: bool
 
 
-def analyse(training: TrainingGraph, sizes: Mapping[str, int], replicas: int, per_replica: bool) -> Analysis:
-    """Find out all that a strategy and the layouts need to know. Changes `training.graph`."""
+def analyse(
+    training: TrainingGraph,
+    sizes: Mapping[str, int],
+    replicas: int,
+    per_replica: bool,
+    aggregation: Aggregation = Aggregation(),  # noqa: B008  # frozen
+) -> Analysis:
+    """Find out all that a strategy and the layouts need to know. Changes `training.graph`.
+
+    Raises BadUsage for what only a batch per replica has.
+    """
     roles = find_roles(training)
     main = set(roles.main)
+    _declare_gradients(training)
     if per_replica:
-        training = average_replicas(training, main)
+        training = average_replicas(training, main, aggregation)
+    else:
+        _check_one_batch(training, aggregation)
+    training = fetch_gradients(training, aggregation.fetched)
     facts = infer_facts(training, sizes, replicas)
     if replicas > 1:
         refuse_random(training, facts)
@@ -59,6 +77,30 @@ def analyse(training: TrainingGraph, sizes: Mapping[str, int], replicas: int, pe
         per_replica,
     )
     return _drop_unservable(analysis)
+
+
+def _declare_gradients(training: TrainingGraph) -> None:
+    """Give dense gradients the shape of their parameter, which inference loses behind a Slice by data."""
+    tensors = training.graph.tensors()
+    for name, gradient in training.gradients.items():
+        if gradient.dense in tensors and isinstance(tensors[gradient.dense], gs.Variable):
+            tensors[gradient.dense].shape = list(training.variables[name].shape)
+
+
+def _check_one_batch(training: TrainingGraph, aggregation: Aggregation) -> None:
+    """Refuse what tells replicas apart where all ranks together are one device."""
+    if not (aggregation.average_dense and aggregation.average_sparse):
+        raise BadUsage(
+            "gradients are to be summed over replicas, but one batch for all has one gradient",
+            at="average_dense, average_sparse and --batch global",
+            fix="leave --batch out: every replica then has a batch and a gradient of its own",
+        )
+    if training.shard_inputs:
+        raise BadUsage(
+            "each replica is to read a shard of its own, but one batch is for all",
+            at=f"input {next(iter(training.shard_inputs))!r} and --batch global",
+            fix="leave --batch out: every replica then has a batch of its own",
+        )
 
 
 def _drop_unservable(analysis: Analysis) -> Analysis:
@@ -90,11 +132,18 @@ def lay_out(analysis: Analysis, chosen: Mapping[str, Synchronisation]) -> LaidOu
 
 
 def distribute(
-    analysis: Analysis, strategy: Strategy, expected: Mapping[str, ExpectedRows] = MappingProxyType({})
+    analysis: Analysis,
+    strategy: Strategy,
+    expected: Mapping[str, ExpectedRows] = MappingProxyType({}),
+    sessions: bool = False,
 ) -> LoweredGraph:
-    """Return the distributed step under a strategy. `expected`: rows on their way, by sparse parameter."""
+    """Return the distributed step under a strategy.
+
+    `expected`: rows on their way, by sparse parameter. `sessions`: counters live on servers, which several
+    sessions share.
+    """
     graph = lay_out(analysis, strategy.parameters)
     aggregate_partials(graph)
-    lowered = lower(graph, expected)
+    lowered = lower(graph, expected, sessions)
     lowered.native = dict(graph.layouts)
     return lowered

@@ -8,7 +8,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx.external_data_helper import ExternalDataInfo
 
-from partc.runtime.program import Constant, DataInput, Normal, Uniform
+from partc.runtime.program import Constant, DataInput, Normal, ShardInput, Uniform
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class Gradient:
 class TrainingGraph:
     """The graph and its bindings. Only passes change `graph`; it stays sorted.
 
-    `graph.inputs` are the data inputs and the variables, `graph.outputs` the outputs and the
-    variables' next values. Every node has a unique name.
+    `graph.inputs` are the data inputs, the shard inputs and the variables, `graph.outputs` the outputs
+    and the variables' next values. Every node has a unique name.
     """
 
     graph: gs.Graph
@@ -97,3 +97,9 @@ class TrainingGraph:
     functions: list[onnx.FunctionProto] = field(default_factory=list)
     opset: int = 21
     source: bytes = b""  # the model file's own bytes where small, for the plan's folder
+    shard_inputs: dict[str, ShardInput] = field(default_factory=dict)
+
+    def varying_inputs(self) -> list[str]:
+        """Return the inputs that differ from replica to replica: samples, and the replica's shard."""
+        sampled = [name for name, data in self.data_inputs.items() if data.sample_axis is not None]
+        return sampled + [name for name, given in self.shard_inputs.items() if given.holds == "shard_id"]

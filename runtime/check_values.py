@@ -11,6 +11,7 @@ from itertools import chain
 from partc.runtime.data.batches import inputs_of
 from partc.runtime.errors import BadPlan
 from partc.runtime.program import Plan, Rank, Run, Start, Store, Wait, instructions_of
+from partc.runtime.shards import shard_values
 from partc.runtime.transports.communication import lands_at, sends_at
 
 
@@ -40,6 +41,7 @@ def check_values(plan: Plan) -> None:
         walk = _Walk(rank, _regions(plan, rank))
         walk.present.update(walk.regions, rank.constants, (held.value for held in rank.held))
         walk.present.update(data_input.name for data_input in inputs_of(plan, rank))
+        walk.present.update(shard_values(plan, rank))
         for instruction in instructions_of(plan, rank):
             match instruction:
                 case Run(reads=reads, writes=writes):

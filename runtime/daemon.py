@@ -7,7 +7,6 @@ It loads its part of the plan, owns its variables, steps, reports, and writes wh
 
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,18 +18,16 @@ from mpi4py import MPI
 from partc.runtime.clock_offset import offset_to_first
 from partc.runtime.daemon_variables import VariablesOfRank
 from partc.runtime.data.checkpoint import read_arrays, write_arrays
-from partc.runtime.data.feeds import open_source
+from partc.runtime.data.feeds import Source, open_source
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.device import Sessions, device_of
 from partc.runtime.environment import Environment
-from partc.runtime.errors import BadPlan, PartcError, RankFailed
+from partc.runtime.errors import BadPlan
 from partc.runtime.executor import Executor
 from partc.runtime.job import (
     INITIAL_FILE,
-    Failure,
-    Job,
-    Progress,
     RankReport,
+    failure_of,
     outputs_file,
     read_job,
     times_file,
@@ -38,10 +35,12 @@ from partc.runtime.job import (
     write_process,
     write_record,
 )
+from partc.runtime.log import configure_log
 from partc.runtime.loss import diverged, is_finite, loss_of, spoils_loss
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.program import Plan, Rank
 from partc.runtime.recorder import RankTimes, Recorder
+from partc.runtime.reporter import Reporter
 from partc.runtime.transports.mpi import MPITransport
 from partc.runtime.transports.patience import Patience, spin_s_for
 
@@ -52,17 +51,24 @@ _LEAVE_TO_SPEAK_S = 2.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run this process's rank of a job. A failure ends the whole MPI job."""
+    """Run this process's rank of a job."""
+    return play(Daemon, argv)
+
+
+def play(kind: "type[Daemon]", argv: Sequence[str] | None = None) -> int:
+    """Be a daemon of that kind. A failure ends the whole MPI job."""
     (folder_name,) = sys.argv[1:] if argv is None else argv
     folder = Path(folder_name)
     world = MPI.COMM_WORLD
     daemon: Daemon | None = None
     write_process(folder, world.rank)
     try:
-        daemon = Daemon(folder, world)
+        configure_log()
+        daemon = kind(folder, world)
         daemon.train()
     except BaseException as error:  # whatever it is, the other ranks must not wait for this one
-        failure = _failure(error, world.rank, daemon)
+        at = daemon.describe() if daemon else f"rank {world.rank}, while loading"
+        failure = failure_of(error, world.rank, at)
         write_record(folder / f"error.rank-{world.rank}.json", failure)
         print(f"rank {world.rank}: {failure.what}\n  at:  {failure.at}", file=sys.stderr, flush=True)
         world.Abort(1)
@@ -79,7 +85,7 @@ class Daemon:
         plan_folder = read_plan_folder(self._job.plan_folder)
         self._plan = msgspec.structs.replace(plan_folder.plan, sizes=plan_folder.plan.sizes | self._job.sizes)
         self._rank = _rank_of(self._plan, world)
-        self._source = open_source(self._job.data, self._plan, self._job.seed)
+        self._source = self._open_source()
         self._transport = MPITransport(self._plan, world)
         traced = self._job.traced_steps
         self._recorder = Recorder(traced, self._transport.traffic) if traced else None
@@ -97,6 +103,7 @@ class Daemon:
         for step in range(1, self._job.steps + 1):
             self.step = step
             self._train_step()
+            self._keep_outputs()
             if step in self._job.read_after:
                 self._variables.write(variables_file(self._folder, step))
         steps_per_s = self._reporter.steps_per_s(self._job.steps)
@@ -113,12 +120,17 @@ class Daemon:
         """Say where this rank is, for messages."""
         return f"rank {self._rank.rank} ({self._rank.host}/{self._rank.device}), step {self.step}"
 
+    def _open_source(self) -> Source:
+        return open_source(self._job.data, self._plan, self._job.seed)
+
     def _train_step(self) -> None:
         feeds = self._source.share(self._rank, self.step - 1)
         for awaited in self._executor.step(feeds):
             self._patience.wait(awaited, self._rank.rank)
         if self._job.stop_when_diverged:
             self._check_loss()
+
+    def _keep_outputs(self) -> None:
         if self._rank.replica is None:
             return
         environment = self._executor.environment
@@ -158,31 +170,6 @@ class Daemon:
         write_record(self._folder / f"rank-{self._rank.rank}.json", report)
 
 
-class Reporter:
-    """Prints progress, now and then."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._begun_s = self._reported_s = 0.0
-
-    def begin(self) -> None:
-        """Start the clock."""
-        self._begun_s = time.monotonic()
-
-    def steps_per_s(self, step: int) -> float:
-        """Return the mean rate so far."""
-        return step / max(time.monotonic() - self._begun_s, 1e-9)
-
-    def report(self, step: int, loss: float | None) -> None:
-        """Print a line of JSON, if the last is old enough."""
-        now_s = time.monotonic()
-        if step < self._job.steps and step > 1 and now_s - self._reported_s < self._job.report_every_s:
-            return
-        self._reported_s = now_s
-        line = Progress(step, self._job.steps, loss, self.steps_per_s(step))
-        print(msgspec.json.encode(line).decode(), flush=True)
-
-
 def _rank_of(plan: Plan, world: MPI.Intracomm) -> Rank:
     if world.size != len(plan.ranks):
         raise BadPlan(
@@ -199,14 +186,6 @@ def _threads_on_machine(rank: Rank, world: MPI.Intracomm) -> int:
     threads = neighbours.size * rank.threads
     neighbours.Free()
     return threads
-
-
-def _failure(error: BaseException, rank: int, daemon: Daemon | None) -> Failure:
-    if not isinstance(error, PartcError):
-        at = daemon.describe() if daemon else f"rank {rank}, while loading"
-        traceback.print_exception(error)
-        error = RankFailed(f"{type(error).__name__}: {error}", at=at, fix="see run.log in the plan's folder")
-    return Failure(rank, time.time(), type(error).__name__, error.what, error.at, error.fix)
 
 
 if __name__ == "__main__":

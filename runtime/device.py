@@ -15,6 +15,7 @@ import onnxruntime as ort
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 
 from partc.runtime.errors import BadPlan, RankFailed, UnsupportedModel
+from partc.runtime.log import log
 from partc.runtime.plan_folder import PlanFolder
 from partc.runtime.program import Rank, Run
 
@@ -62,6 +63,7 @@ class Sessions:
         key = (run.segment, Device(device.kind, device.index, threads))
         if key not in self._sessions:
             self._sessions[key] = _load(self._folder / run.segment, key[1], self._disabled)
+            log.debug("%s loaded on %s", run.segment, key[1])
         return self._sessions[key]
 
 

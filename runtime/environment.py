@@ -10,6 +10,7 @@ from partc.runtime.data.initial import InitialValues
 from partc.runtime.device import Device
 from partc.runtime.errors import BadPlan
 from partc.runtime.program import Plan, Rank, Slice
+from partc.runtime.shards import shard_values
 
 # A tensor of a plan has whatever element type the model has.
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -32,6 +33,8 @@ class Environment:
         }
         for name, vector in rank.constants.items():
             self._fix(name, np.array(vector, np.int64))
+        for name, value in shard_values(plan, rank).items():
+            self._fix(name, value)
         for held in rank.held:
             self._hold(held.value, initial.rows(held.variable, held.start, held.stop))
         self.tensors = dict(self.fixed)

@@ -13,6 +13,8 @@ Everything lies in the job's folder, which all hosts see:
 """
 
 import os
+import time
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -67,6 +69,14 @@ class Failure(Record, frozen=True):
     what: str
     at: str
     fix: str
+
+
+def failure_of(error: BaseException, rank: int, at: str) -> Failure:
+    """Return what a rank leaves behind when it stops; `at` is where it was."""
+    if not isinstance(error, PartcError):
+        traceback.print_exception(error)
+        error = RankFailed(f"{type(error).__name__}: {error}", at=at, fix="see run.log in the plan's folder")
+    return Failure(rank, time.time(), type(error).__name__, error.what, error.at, error.fix)
 
 
 class RankReport(Record, frozen=True):

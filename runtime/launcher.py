@@ -17,10 +17,12 @@ import msgspec
 
 from partc.runtime.errors import BadUsage, RankFailed
 from partc.runtime.job import Progress, first_failure, rank_of_process
+from partc.runtime.log import log as records
 from partc.runtime.program import Plan
 
 OnProgress = Callable[[Progress], None]
 
+DAEMON = "partc.runtime.daemon"
 _GRACE_S = 5.0  # from a polite end to a kill
 
 
@@ -30,19 +32,22 @@ def launch(
     log: Path,
     addresses: Mapping[str, str],
     on_progress: OnProgress | None,
-    timeout_s: float,
+    timeout_s: float | None,
+    daemon: str = DAEMON,
 ) -> None:
     """Run a job to its end. Raises the error of the rank that failed first.
 
-    `addresses`: host -> network name. No line from the ranks for `timeout_s` ends the job.
+    `addresses`: host -> network name. No line from the ranks for `timeout_s` ends the job. `daemon`: the
+    module that every rank runs.
     """
-    command = mpiexec_command(plan, job_folder, addresses)
+    command = mpiexec_command(plan, job_folder, addresses, daemon)
+    records.info("starting %d ranks: %s", len(plan.ranks), " ".join(command))
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=_environment(),
+        env=rank_environment(),
         start_new_session=True,
     )
     try:
@@ -54,16 +59,18 @@ def launch(
     raise first_failure(job_folder) or _unexplained(job_folder, log, process.returncode)
 
 
-def mpiexec_command(plan: Plan, job_folder: Path, addresses: Mapping[str, str]) -> list[str]:
+def mpiexec_command(
+    plan: Plan, job_folder: Path, addresses: Mapping[str, str], daemon: str = DAEMON
+) -> list[str]:
     """Return the command that starts every rank on its host, in rank order."""
-    daemon = [sys.executable, "-m", "partc.runtime.daemon", str(job_folder)]
+    started = [sys.executable, "-m", daemon, str(job_folder)]
     mpiexec = find_mpiexec()
     if all(addresses.get(rank.host, "localhost") == "localhost" for rank in plan.ranks):
-        return [mpiexec, "-n", str(len(plan.ranks)), *daemon]
+        return [mpiexec, "-n", str(len(plan.ranks)), *started]
     # Ranks fill the hosts in order, one entry for each run of neighbours; the daemons find their rank.
     runs = groupby(plan.ranks, key=lambda rank: addresses.get(rank.host, "localhost"))
     hosts = ",".join(f"{address}:{len(list(ranks))}" for address, ranks in runs)
-    return [mpiexec, "-host", hosts, "-n", str(len(plan.ranks)), *daemon]
+    return [mpiexec, "-host", hosts, "-n", str(len(plan.ranks)), *started]
 
 
 def find_mpiexec() -> str:
@@ -82,13 +89,14 @@ def find_mpiexec() -> str:
     return found
 
 
-def _environment() -> dict[str, str]:
+def rank_environment() -> dict[str, str]:
+    """Return the environment that ranks run in."""
     # Threads of other libraries in the ranks would fight ONNX Runtime's for the cores.
     return {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | dict(os.environ)
 
 
 def _watch(
-    process: subprocess.Popen[str], log: Path, on_progress: OnProgress | None, timeout_s: float
+    process: subprocess.Popen[str], log: Path, on_progress: OnProgress | None, timeout_s: float | None
 ) -> None:
     """Forward progress and log the rest until the job ends."""
     lines: queue.Queue[str | None] = queue.Queue()
@@ -105,7 +113,7 @@ def _watch(
                 ) from None
             if line is None:
                 break
-            progress = _progress(line)
+            progress = progress_in(line)
             if progress is None:
                 stream.write(line)
             elif on_progress is not None:
@@ -133,7 +141,8 @@ def _read_lines(process: subprocess.Popen[str], lines: "queue.Queue[str | None]"
     lines.put(None)
 
 
-def _progress(line: str) -> Progress | None:
+def progress_in(line: str) -> Progress | None:
+    """Return the progress that a line of a rank tells, None if it is some other line."""
     try:
         return msgspec.json.decode(line, type=Progress)
     except msgspec.MsgspecError:

@@ -62,6 +62,13 @@ Kind = Literal[
 ]
 
 
+class RowShape(Record, frozen=True):
+    """One row of a value that travels by rows: its element type, and the sizes behind the leading axis."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
 class Start(Record, frozen=True, tag="start"):
     """Begin a communication. A rank outside the group skips it.
 
@@ -93,6 +100,7 @@ class Start(Record, frozen=True, tag="start"):
     counts: tuple[int, ...] = ()
     payload_bytes: int = 0  # expected: the whole value of dense kinds, one member's part of rows
     label: str = ""  # what a person calls it, for the report and traces
+    rows: tuple[RowShape, ...] = ()  # of row kinds, one per value; empty: as the senders tell
 
 
 class Wait(Record, frozen=True, tag="wait"):
@@ -212,6 +220,26 @@ class DataInput(Record, frozen=True):
     high: int | None = None
 
 
+class ShardInput(Record, frozen=True):
+    """A scalar that the runtime gives every replica: how many shards the data has, or its own shard."""
+
+    name: str
+    dtype: str
+    holds: Literal["num_shards", "shard_id"]
+
+
+class Aggregation(Record, frozen=True, omit_defaults=True):
+    """How replicas' gradients are put together, and which results workers may read.
+
+    average_dense, average_sparse: the mean over all replicas; False: the sum
+    fetched: parameters whose aggregated gradients are outputs of the step
+    """
+
+    average_dense: bool = True
+    average_sparse: bool = True
+    fetched: tuple[str, ...] = ()
+
+
 class Output(Record, frozen=True):
     """A fetched output of the graph.
 
@@ -245,8 +273,22 @@ class Rank(Record, frozen=True):
     held: tuple[Held, ...]
 
 
+class SessionWorker(Record, frozen=True):
+    """A worker of asynchronous training, and the device that takes the place of the plan's one worker."""
+
+    host: str
+    device: str
+    kind: Literal["cpu", "gpu"]
+    device_index: int
+    threads: int
+
+
 class Plan(Record, frozen=True):
-    """Everything that a cluster needs to train one model, as written to plan.json."""
+    """Everything that a cluster needs to train one model, as written to plan.json.
+
+    With `asynchronous` workers the ranks are one session: one worker and all servers. Every worker has
+    such a session with the servers, and they do not wait for each other (docs/asynchronous.md).
+    """
 
     format: str
     model: str  # file name of the training graph, in the plan's folder
@@ -264,6 +306,9 @@ class Plan(Record, frozen=True):
     predicted_step_s: float
     cost_cache_sha256: str  # of the rates that prices came from
     files: dict[str, str]  # path in the plan's folder -> SHA-256
+    asynchronous: tuple[SessionWorker, ...] = ()
+    shard_inputs: tuple[ShardInput, ...] = ()
+    aggregation: Aggregation = Aggregation()
 
 
 def instructions_of(plan: Plan, rank: Rank) -> tuple[Instruction, ...]:

@@ -28,6 +28,10 @@ class TrainingResult:
     payload_bytes: dict[int, dict[str, int]] = field(default_factory=dict)  # rank -> kind -> sent in all
     steps_per_s: float = 0.0
     times: dict[int, RankTimes] = field(default_factory=dict)  # rank -> the traced steps
+    lost_workers: tuple[str, ...] = ()  # of asynchronous training: who died, and how
+    missed_pushes: dict[int, int] = field(
+        default_factory=dict
+    )  # pushes of others since a step began -> steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,9 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from partc.runtime.asynchronous.collect import check_sessions_request, collect_sessions
+from partc.runtime.asynchronous.launcher import launch_sessions
+from partc.runtime.asynchronous.session import plan_of_data
 from partc.runtime.data.batches import check_total_batch, sizes_of
 from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.errors import BadData, BadUsage
@@ -34,7 +37,7 @@ class Runner:
 
     def __init__(self, plan: PlanFolder | Path | str, addresses: Mapping[str, str] | None = None) -> None:
         self._folder = plan if isinstance(plan, PlanFolder) else read_plan_folder(plan)
-        self._addresses = _addresses_of(self._folder.path) if addresses is None else dict(addresses)
+        self._addresses = addresses_of(self._folder.path) if addresses is None else dict(addresses)
 
     def train(
         self,
@@ -51,20 +54,25 @@ class Runner:
         timeout_s: float = 600.0,
         save: bool = True,
         traced_steps: int = 0,
+        staleness: int | None = None,
     ) -> TrainingResult:
         """Train `steps` steps and save trained.safetensors in the plan's folder, unless told not to.
 
         `data`: FILE.npz, "synthetic", "MODULE:FUNC", or total batches. `initial`: whole variables that
         replace the plan's first values. `sizes`: symbolic sizes that differ from the plan's. `read_after`:
         steps (from 1) whose variables are returned as well. `traced_steps`: how many of the last steps are
-        timed instruction by instruction. Raises the error of the rank that failed first.
+        timed instruction by instruction. `staleness`: of an asynchronous plan, the most steps that a worker
+        may be ahead of the slowest; None: no bound. Raises the error of the rank that failed first.
         """
         if steps < 1:
             raise BadUsage(f"{steps} steps", at="--steps", fix="train at least one step")
         if not timeout_s > 0:
             raise BadUsage(f"a timeout of {timeout_s} s", at="--timeout", fix="give more than 0 seconds")
+        plan = self._folder.plan
+        check_sessions_request(plan, staleness, read_after, traced_steps)
         with _job_folder(self._folder.path) as folder:
-            staged, data_sizes = _stage_data(self._folder.plan, data, steps, folder)
+            total = plan_of_data(plan) if plan.asynchronous else plan
+            staged, data_sizes = _stage_data(total, data, steps, folder)
             job = Job(
                 plan_folder=str(self._folder.path.resolve()),
                 steps=steps,
@@ -80,8 +88,13 @@ class Runner:
             )
             write_job(folder, job, initial)
             log = self._folder.path / LOG_FILE
-            launch(self._folder.plan, folder, log, self._addresses, on_progress, timeout_s)
-            result = self._collect(folder, job)
+            if plan.asynchronous:
+                addresses, progress = self._addresses, on_progress
+                lost = launch_sessions(plan, folder, log, addresses, staleness, progress, timeout_s)
+                result = collect_sessions(plan, folder, job, lost)
+            else:
+                launch(plan, folder, log, self._addresses, on_progress, timeout_s)
+                result = self._collect(folder, job)
             if save:
                 variables_file(folder, steps).replace(self._folder.path / TRAINED_FILE)
             return result
@@ -167,7 +180,7 @@ class _HostAddresses(msgspec.Struct):
     hosts: tuple[_HostAddress, ...]
 
 
-def _addresses_of(folder: Path) -> dict[str, str]:
+def addresses_of(folder: Path) -> dict[str, str]:
     """Return the network names of the hosts, from the cluster file beside the plan."""
     path = folder / "cluster.json"
     if not path.exists():

@@ -22,7 +22,7 @@ from partc.cost.strategy import STRATEGY_FORMAT, Shard, Strategy, Synchronisatio
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.check_program import check_program
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.program import Plan, encode_plan
+from partc.runtime.program import Aggregation, Plan, encode_plan
 from tests.foreign_steps import parse
 
 Batch = dict[str, np.ndarray]
@@ -89,10 +89,11 @@ def compile_step(
     batch: str = "per-replica",
     sizes: Mapping[str, int] | None = None,
     without: Collection[str] = (),
+    aggregation: Aggregation | None = None,
 ) -> Compiled:
     """Compile, and check all that is written."""
     off = frozenset(without)
-    options = CompileOptions(strategy, batch, sizes or {}, without=off)  # type: ignore[arg-type]
+    options = CompileOptions(strategy, batch, sizes or {}, without=off, aggregation=aggregation)  # type: ignore[arg-type]
     compilation = compile_graph(training, cluster_of(cluster), out, options)
     _on_cpus(out)
     folder = read_plan_folder(out)

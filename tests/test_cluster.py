@@ -245,6 +245,7 @@ def test_a_cpu_hosts_server_shares_its_first_workers_process() -> None:
         "leaders": [(0, 2)],
         "servers": [(0, 2)],
         "host": [(0, 1), (2, 3)],
+        "feed": [(0,), (2,)],
     }
 
 

@@ -15,6 +15,7 @@ import onnx
 from partc.passes.training_graph import Gradient, TrainingGraph
 from partc.runtime.errors import BadModel, BadUsage
 from partc.runtime.program import Record
+from partc.runtime.shards import Holds
 
 METADATA_KEY = "partc.training"
 
@@ -36,6 +37,7 @@ class Bindings(Record, frozen=True, omit_defaults=True):
     sample_axes: dict[str, int | None] = msgspec.field(default_factory=dict)
     forward_outputs: tuple[str, ...] = ()
     initial: str | None = None  # .npz or .safetensors file, beside the model
+    shards: dict[str, Holds] = msgspec.field(default_factory=dict)  # input -> what the runtime gives it
 
 
 def read_bindings(model: onnx.ModelProto, path: Path | None) -> Bindings:
@@ -82,6 +84,7 @@ def bindings_of(graph: TrainingGraph) -> Bindings:
         gradients={name: _tensors(gradient) for name, gradient in graph.gradients.items()},
         sample_axes={name: entry.sample_axis for name, entry in graph.data_inputs.items()},
         forward_outputs=graph.forward_outputs,
+        shards={name: given.holds for name, given in graph.shard_inputs.items()},
     )
 
 

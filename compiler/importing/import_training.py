@@ -34,6 +34,7 @@ from partc.compiler.importing.import_variables import (
 from partc.compiler.importing.lower_gradient_ops import lower_gradient_ops
 from partc.compiler.importing.lower_optimizer_ops import PREVIEW_DOMAIN, lower_optimizer_ops
 from partc.compiler.importing.ort_training.import_artifacts import is_artifacts, read_artifacts
+from partc.compiler.importing.shard_inputs import declare_shards, read_shard_inputs
 from partc.compiler.model_file import check_model, read_model
 from partc.compiler.pause_collection import paused_collection
 from partc.passes.analysis.find_gradients import find_gradients
@@ -95,6 +96,7 @@ def read_training_graph(source: str | Path | onnx.ModelProto, options: ImportOpt
     if has_algorithm(model):
         bindings = join_training_info(model, bindings)
         check_model(model)
+    bindings = declare_shards(model.graph, bindings)
     check_bindings(model.graph, bindings)
     bindings = separate_outputs(model.graph, bindings)
     initials = read_initial_values(model, folder, _initial_file(bindings, folder, options))
@@ -259,8 +261,10 @@ def _training_graph(graph: gs.Graph, bindings: Bindings, initials: dict[str, Ini
         gradients={name: Gradient(name, t.dense, t.ids, t.rows) for name, t in bindings.gradients.items()},
         forward_outputs=bindings.forward_outputs,
         opset=graph.opset,
+        shard_inputs=read_shard_inputs(graph, bindings),
     )
-    data = [tensor for tensor in graph.inputs if tensor.name not in variables]
+    given = variables.keys() | training.shard_inputs.keys()
+    data = [tensor for tensor in graph.inputs if tensor.name not in given]
     ranges = find_input_ranges(graph)
     for tensor in data:
         axis = bindings.sample_axes.get(tensor.name)

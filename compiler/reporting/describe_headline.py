@@ -54,6 +54,13 @@ def _machines(cluster: Cluster) -> str:
 
 
 def _batch(plan: Plan) -> str:
+    if plan.asynchronous:
+        return (
+            f"Asynchronous: {plural(len(plan.asynchronous), 'worker')} train on samples of their own and "
+            "wait for nobody, so the result is not the single device’s. Every push is applied once and "
+            "whole by the server that owns the variable; what a worker computes with may be older, by no "
+            "more steps than --staleness allows. What follows is one worker’s session with all servers."
+        )
     if plan.batch == "global":
         return (
             "The graph’s batch is the whole batch: it is split over the workers, "
@@ -103,7 +110,8 @@ def _figures(compilation: "Compilation", cluster: Cluster) -> tuple[Figure, ...]
         Figure(
             "Ranks",
             count(len(plan.ranks)),
-            f"{plural(plan.replicas, 'worker')}, {plural(servers, 'server')}",
+            f"{plural(plan.replicas, 'worker')}, {plural(servers, 'server')}"
+            + (" in one session" if plan.asynchronous else ""),
         ),
     )
 

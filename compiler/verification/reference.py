@@ -2,7 +2,7 @@
 
     global        every step runs the whole graph on the total batch
     per replica   every step runs the graph up to its gradients on each replica's samples, averages
-                  them (indexed slices: laid one behind the other, rows divided by the replicas), and
+                  or sums them (indexed slices: laid one behind the other, rows divided by the replicas), and
                   runs the rest of the same graph once, with the averages in the gradients' place.
                   What depends on samples but on no gradient (running statistics) is averaged.
 
@@ -22,7 +22,8 @@ from partc.compiler.cut_model import cut_model, leaves_of
 from partc.compiler.importing.bindings import Bindings, read_bindings
 from partc.runtime.device import INEXACT_IN_DOUBLE
 from partc.runtime.errors import BadPlan, UnsupportedModel
-from partc.runtime.program import Plan
+from partc.runtime.program import Aggregation, Plan
+from partc.runtime.shards import shards_of_replica
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Tensors = dict[str, Array]
@@ -111,9 +112,12 @@ class _PerReplica:
     def __init__(self, model: onnx.ModelProto, bindings: Bindings, plan: Plan) -> None:
         self._state = bindings.state
         self._replicas = plan.replicas
-        self._axes = {entry.name: entry.sample_axis for entry in plan.data_inputs}
+        self._axes: dict[str, int | None] = {entry.name: entry.sample_axis for entry in plan.data_inputs}
+        self._plan = plan
         self._rows = {g.rows for g in bindings.gradients.values() if g.rows is not None}
-        self._split = split = _split(model, bindings, self._axes)
+        self._summed = _summed_tensors(bindings, plan.aggregation)
+        own = [given.name for given in plan.shard_inputs if given.holds == "shard_id"]
+        self._split = split = _split(model, bindings, self._axes | dict.fromkeys(own, 0))
         cut = {tensor: _element_type(tensor, model, bindings) for tensor, _ in split.gradients}
         first = [*cut, *split.statistics, *split.shown]
         computed = [name for name in first if name not in self._axes]
@@ -124,9 +128,10 @@ class _PerReplica:
         parts = []
         for replica in range(self._replicas):
             share = {name: self._share(name, array, replica) for name, array in batch.items()}
+            share |= shards_of_replica(self._plan, replica)
             parts.append(share | self._first.run({**variables, **share}))
         met = {tensor: self._meet(tensor, averaged, parts) for tensor, averaged in self._split.gradients}
-        results = self._rest.run({**variables, **batch, **met})
+        results = self._rest.run({**variables, **batch, **shards_of_replica(self._plan, 0), **met})
         results |= {name: _mean(name, [part[name] for part in parts]) for name in self._split.statistics}
         shown = {name: np.stack([part[name] for part in parts]) for name in self._split.shown}
         following = {name: results[output] for name, output in self._state.items()}
@@ -140,10 +145,11 @@ class _PerReplica:
 
     def _meet(self, tensor: str, averaged: bool, parts: Sequence[Tensors]) -> Array:
         pieces = [part[tensor] for part in parts]
+        divisor = 1 if tensor in self._summed else self._replicas
         if averaged:
-            return np.asarray(np.sum(pieces, axis=0) / self._replicas, dtype=pieces[0].dtype)
+            return np.asarray(np.sum(pieces, axis=0) / divisor, dtype=pieces[0].dtype)
         whole = np.concatenate(pieces, axis=0)
-        return (whole / self._replicas).astype(whole.dtype) if tensor in self._rows else whole
+        return (whole / divisor).astype(whole.dtype) if tensor in self._rows else whole
 
 
 # ---------------------------------------------------------------- where to cut
@@ -203,6 +209,13 @@ def _element_type(tensor: str, model: onnx.ModelProto, bindings: Bindings) -> in
 
 
 # ---------------------------------------------------------------- averages
+
+
+def _summed_tensors(bindings: Bindings, aggregation: Aggregation) -> set[str | None]:
+    """Return the tensors of those gradients that are summed over the replicas, not averaged."""
+    averages = {False: aggregation.average_dense, True: aggregation.average_sparse}
+    summed = [g for g in bindings.gradients.values() if not averages[g.ids is not None]]
+    return {tensor for gradient in summed for tensor in (gradient.dense, gradient.rows)}
 
 
 def _mean(name: str, values: Sequence[Array]) -> Array:

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from partc.compiler.verification.compare_changes import Trained, VariableCheck, compare_changes, default_rtol
 from partc.compiler.verification.reference import make_reference
+from partc.runtime.asynchronous.session import with_one_worker
 from partc.runtime.data.batches import check_total_batch
 from partc.runtime.data.feeds import open_source
 from partc.runtime.data.initial import InitialValues
@@ -60,6 +61,7 @@ class VerifyReport:
     variables: tuple[VariableCheck, ...]
     losses: tuple[LossCheck, ...]
     disagreeing: tuple[str, ...]  # variables whose copies differ between ranks
+    left_out: int = 0  # asynchronous workers that were left out, so that there is something to compare with
 
     @property
     def passed(self) -> bool:
@@ -95,7 +97,9 @@ class VerifyReport:
         worst = max((_share(check) for check in self.variables), default=0.0)
         equal = f"all {len(self.variables)} variables equal, worst error {worst:.2g} of what is allowed"
         outcome = "; ".join(filter(None, told)) or equal
-        return f"{self.ranks} ranks against one device, {self.steps} steps, {self.batch} batch: {outcome}"
+        alone = f" ({self.left_out} asynchronous workers left out)" if self.left_out else ""
+        compared = f"{self.ranks} ranks{alone} against one device"
+        return f"{compared}, {self.steps} steps, {self.batch} batch: {outcome}"
 
 
 def _share(check: VariableCheck) -> float:
@@ -130,6 +134,8 @@ def verify(
 ) -> VerifyReport:
     """Train the plan, and the user's graph on one device on the same total batches, and compare.
 
+    Of an asynchronous plan, the first worker trains alone: only then is one device its measure.
+
     `rtol` None means 1e-9 for float64 variables and 1e-4 for float32. `data` is what `partc run` reads,
     or total batches. `on_step` is told every step (from 1) that the reference has done.
     """
@@ -138,6 +144,8 @@ def verify(
     if rtol is not None and not 0 <= rtol < float("inf"):
         raise BadUsage(f"a tolerance of {rtol}", at="--rtol", fix="give a number from 0 on, as 1e-4")
     folder = plan_folder if isinstance(plan_folder, PlanFolder) else read_plan_folder(plan_folder)
+    left_out = max(0, len(folder.plan.asynchronous) - 1)
+    folder = with_one_worker(folder)
     plan = folder.plan
     values = InitialValues(folder)
     start = {variable.name: values.rows(variable.name) for variable in plan.variables}
@@ -160,6 +168,7 @@ def verify(
         variables=compare_changes(trained, steps, rtol),
         losses=_compare_losses(plan.loss, result.outputs, outputs, rtol),
         disagreeing=tuple(result.disagreeing),
+        left_out=left_out,
     )
 
 

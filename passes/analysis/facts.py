@@ -13,8 +13,8 @@ import onnx_graphsurgeon as gs
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
+from partc.passes.average_replicas import AVERAGE, STACK, SUM
 from partc.passes.average_replicas import DOMAIN as MEETING_DOMAIN
-from partc.passes.average_replicas import STACK
 from partc.passes.indexed_slices import DOMAIN, SUM_ROWS
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.errors import UnsupportedModel
@@ -54,7 +54,7 @@ class Facts:
 def infer_facts(training: TrainingGraph, sizes: Mapping[str, int], replicas: int = 1) -> Facts:
     """Infer shapes, dtypes and small values. Raises UnsupportedModel where a rank stays unknown.
 
-    `replicas`: how many replicas meet in the graph's Average and Stack nodes, if it has any.
+    `replicas`: how many replicas meet in the graph's Average, Sum and Stack nodes, if it has any.
     """
     model = _skeleton(training)
     _spell_meetings(model, replicas)
@@ -88,14 +88,16 @@ def _skeleton(training: TrainingGraph) -> onnx.ModelProto:
 
 
 def _spell_meetings(model: onnx.ModelProto, replicas: int) -> None:
-    """Give Average and Stack the shapes of Identity and of a Concat of all replicas."""
+    """Give Average, Sum and Stack the shapes of Identity, and of a Sum and a Concat of all replicas."""
+    spelled = {AVERAGE: "Identity", SUM: "Sum", STACK: "Concat"}
     for node in model.graph.node:
         if node.domain == MEETING_DOMAIN:
-            stacks = node.op_type == STACK
-            node.domain, node.op_type = "", "Concat" if stacks else "Identity"
+            op = node.op_type
+            node.domain, node.op_type = "", spelled[op]
             del node.attribute[:]
-            if stacks:
+            if op != AVERAGE:
                 node.input.extend([node.input[0]] * (replicas - 1))
+            if op == STACK:
                 node.attribute.append(helper.make_attribute("axis", 0))
 
 

@@ -86,9 +86,8 @@ def _facts(training: TrainingGraph) -> _Facts:
 
 
 def _samples(training: TrainingGraph) -> list[str]:
-    """Return the data inputs with a sample axis, or all of them if none has one."""
-    data = training.data_inputs.values()
-    return [entry.name for entry in data if entry.sample_axis is not None] or [entry.name for entry in data]
+    """Return the inputs that differ between replicas, or all data inputs if none does."""
+    return training.varying_inputs() or list(training.data_inputs)
 
 
 # ---------------------------------------------------------------- the walk

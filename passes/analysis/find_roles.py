@@ -68,8 +68,7 @@ def _main_nodes(training: TrainingGraph) -> set[str]:
     cut = {name for gradient in training.gradients.values() for name in gradient_tensors(gradient)}
     before = _makers(graph, ancestors(graph, cut))
     behind = _descendants_behind(graph, before, training.gradients.values())
-    samples = [entry.name for entry in training.data_inputs.values() if entry.sample_axis is not None]
-    sampled = descendants(graph, samples)
+    sampled = descendants(graph, training.varying_inputs())
     averages = [v.next for v in training.variables.values() if v.next in sampled - behind]
     shown = [name for name in training.outputs if name not in behind]
     return before | _makers(graph, ancestors(graph, [*averages, *shown]))

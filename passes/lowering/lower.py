@@ -46,12 +46,17 @@ TAGS = {
 }
 
 
-def lower(graph: LaidOutGraph, expected: Mapping[str, ExpectedRows] = MappingProxyType({})) -> LoweredGraph:
+def lower(
+    graph: LaidOutGraph,
+    expected: Mapping[str, ExpectedRows] = MappingProxyType({}),
+    sessions: bool = False,
+) -> LoweredGraph:
     """Return the distributed step. Needs layouts, decisions and the places of aggregation.
 
-    `expected`: rows on their way, by sparse parameter.
+    `expected`: rows on their way, by sparse parameter. `sessions`: what every rank could compute of
+    itself, such as a counter, is kept on servers.
     """
-    lowering = Lowering(graph, expected)
+    lowering = Lowering(graph, expected, sessions)
     lowering.run()
     return lowering.out
 
@@ -59,8 +64,9 @@ def lower(graph: LaidOutGraph, expected: Mapping[str, ExpectedRows] = MappingPro
 class Lowering:
     """The memory of what has been made so far, and the rules for making more."""
 
-    def __init__(self, graph: LaidOutGraph, expected: Mapping[str, ExpectedRows]) -> None:
+    def __init__(self, graph: LaidOutGraph, expected: Mapping[str, ExpectedRows], sessions: bool) -> None:
         self.graph = graph
+        self.sessions = sessions
         self.expected = expected
         self.facts = graph.facts
         self.out = LoweredGraph()
@@ -77,7 +83,9 @@ class Lowering:
     def run(self) -> None:
         """Lower the outputs and the variables' next values, and whatever these need."""
         training = self.graph.training
-        self._lower_in_order({*training.outputs, *(v.next for v in training.variables.values())})
+        homes = {name: self._home_of(name) for name in training.variables}
+        native = [v.next for v in training.variables.values() if homes[v.name] == self.graph.layout(v.name)]
+        self._lower_in_order({*training.outputs, *native})
         for name in training.outputs:
             placement = self.graph.layout(name).placement
             stays = isinstance(placement, PerReplica) or (
@@ -86,15 +94,20 @@ class Lowering:
             kept = placement if stays else Replicate()
             value = self.need(name, Layout("worker", kept))
             self.out.outputs.append((name, value.name, Layout("worker", kept)))
-        for name in training.variables:
-            native = self.graph.layout(name)
-            self.need(name, native)
+        for name, home in homes.items():
+            self.need(name, home)
         done = 0
         while done < len(self._held):  # the next value of one may need another at its site
             name, site = self._held[done]
             self._keep_state(name, site)
             done += 1
         self.out.prune()
+
+    def _home_of(self, variable: str) -> Layout:
+        """Return where a variable is kept even if nobody asks for it there."""
+        native = self.graph.layout(variable)
+        counts = self.sessions and self._is_at_hand(self.graph.training.variables[variable].next)
+        return Layout("server", Replicate()) if counts else native
 
     def _lower_in_order(self, wanted: set[str]) -> None:
         """Lower what is wanted in its native layout from first to last, so that need() recurses little."""

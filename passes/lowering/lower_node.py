@@ -111,13 +111,21 @@ def _scale(lowering: "Lowering", tensor: gs.Tensor, decision: Decision) -> gs.Te
 def _lower_meeting(lowering: "Lowering", node: gs.Node, decision: Decision) -> gs.Tensor:
     source = node.inputs[0]
     tensor = lowering.need(source.name, Layout("worker", decision.inputs[0]))
-    divides = node.op == average_replicas.AVERAGE or node.attrs["divide"]
-    if not isinstance(decision.inputs[0], PerReplica) or not divides or lowering.graph.replicas == 1:
+    factor = _factor_of_meeting(node, isinstance(decision.inputs[0], PerReplica), lowering.graph.replicas)
+    if factor == 1:
         return tensor
     dtype = lowering.facts.dtypes[source.name]
-    share = constant(f"{tensor.name}.share", 1.0 / lowering.graph.replicas, dtype)
+    share = constant(f"{tensor.name}.share", factor, dtype)
     name = lowering.value_name(node.outputs[0].name, Layout("worker", decision.outputs[0]))
     return lowering.out.emit("Mul", [tensor, share], name, dtype, "worker")
+
+
+def _factor_of_meeting(node: gs.Node, varies: bool, replicas: int) -> float:
+    """Return what one replica's tensor counts for: of those that are all alike, only one is read."""
+    if node.op == average_replicas.SUM:
+        return 1 if varies else replicas
+    divides = node.op == average_replicas.AVERAGE or node.attrs["divide"]
+    return 1 / replicas if varies and divides else 1
 
 
 def _lower_shape(lowering: "Lowering", node: gs.Node, decision: Decision) -> gs.Tensor:

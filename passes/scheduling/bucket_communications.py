@@ -59,8 +59,11 @@ def depths(lowered: LoweredGraph) -> dict[str, int]:
     return result
 
 
-def copy_where_shared(lowered: LoweredGraph) -> None:
-    """Give a communication in place an operand of its own where others read the operand too."""
+def copy_where_shared(lowered: LoweredGraph, sessions: bool = False) -> None:
+    """Give a communication in place an operand of its own where others read the operand too.
+
+    `sessions`: several sessions share what servers own, so that even what is pulled is a copy.
+    """
     readers: dict[str, int] = {}
     produced = {t.name for n in lowered.nodes if not is_communication(n) for t in n.outputs}
     arrived = {t.name for n in lowered.nodes if is_communication(n) for t in n.outputs}
@@ -74,7 +77,8 @@ def copy_where_shared(lowered: LoweredGraph) -> None:
             operand = node.inputs[0]
             is_busy = readers[operand.name] > 1 or operand.name in kept or operand.name not in produced
             # Owners' rows are pulled from where they lie, unless that is a place in another bucket.
-            if operand.name in arrived if node.op == "Pull" else is_busy:
+            must_copy = (sessions or operand.name in arrived) if node.op == "Pull" else is_busy
+            if must_copy:
                 nodes.append(_copy_operand(lowered, node))
         nodes.append(node)
     lowered.nodes = nodes

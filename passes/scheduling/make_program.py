@@ -19,7 +19,8 @@ from partc.passes.scheduling.levels import Level, Shape2, levels_of
 from partc.passes.scheduling.prove_in_place import SCATTERS, prove_in_place
 from partc.passes.scheduling.schedule import Chunk, Item, Message
 from partc.passes.scheduling.write_segments import SegmentWriter, row_shape
-from partc.runtime.program import Buffer, Instruction, Run, Site, Slice, Start, Store, Wait
+from partc.runtime.program import Buffer, Instruction, RowShape, Run, Site, Slice, Start, Store, Wait
+from partc.runtime.transports.communication import ROW_KINDS
 
 
 @dataclass
@@ -163,7 +164,21 @@ class ProgramMaker:
                 level.counts,
                 level.payload_bytes,
                 level.label,
+                rows=self._row_shapes(level),
             )
+        )
+
+    def _row_shapes(self, level: Level) -> tuple[RowShape, ...]:
+        """Return what one row of each value looks like, nothing where that follows the data."""
+        if level.kind not in ROW_KINDS:
+            return ()
+        values = level.writes if level.kind == "scatter_rows" else level.writes[:-1]
+        known = [self.writer.shapes.get(value, (None, None))[1:] for value in values]
+        if any(size is None for shape in known for size in shape):
+            return ()
+        return tuple(
+            RowShape(np.dtype(self.writer.dtypes[value]).name, tuple(size or 0 for size in shape))
+            for value, shape in zip(values, known, strict=True)
         )
 
     def _advance(self) -> None:

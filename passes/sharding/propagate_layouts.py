@@ -108,6 +108,9 @@ def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
         else:
             _check_divides(graph, name, data.sample_axis)
             graph.layouts[name] = Layout("worker", Split(data.sample_axis))
+    for name, given in graph.training.shard_inputs.items():
+        is_own = given.holds == "shard_id"
+        graph.layouts[name] = Layout("worker", PerReplica() if is_own else Replicate())
     for name in graph.training.variables:
         owner = graph.synchronised.owner.get(name)
         graph.layouts[name] = Layout("server", Owned(owner)) if owner else Layout("worker", Replicate())
@@ -259,10 +262,10 @@ def _owners_of(node: gs.Node, layouts: Sequence[Layout], pushed: Mapping[str, st
 
 
 def _decide_meeting(node: gs.Node, layout: Layout) -> Decision:
-    """Average and Stack: where replicas meet."""
+    """Average, Sum and Stack: where replicas meet."""
     if not isinstance(layout.placement, PerReplica):
         return Decision("worker", (layout.placement,), (layout.placement,))
-    met = Partial("sum") if node.op == average_replicas.AVERAGE else Split(0)
+    met = Split(0) if node.op == average_replicas.STACK else Partial("sum")
     return Decision("worker", (PerReplica(),), (met,))
 
 

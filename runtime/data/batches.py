@@ -1,6 +1,6 @@
 """A total batch of all replicas, and each rank's share of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,44 @@ def check_input(plan: Plan, data_input: DataInput, array: Array) -> None:
             at=f"data input {data_input.name!r}, axis {axis}",
             fix=f"use a batch that is a multiple of {plan.replicas}",
         )
+
+
+def check_share(plan: Plan, share: Mapping[str, Array], at: str) -> None:
+    """Check what one replica is fed in a step. Raises BadData."""
+    known = {data_input.name: data_input for data_input in plan.data_inputs}
+    if share.keys() != known.keys():
+        missing, stray = sorted(known.keys() - share.keys()), sorted(share.keys() - known.keys())
+        what = f"no data for input {missing[0]!r}" if missing else f"data for {stray[0]!r}, which is no input"
+        raise BadData(what, at=at, fix=f"supply {sorted(known)} and nothing else")
+    for name, data_input in known.items():
+        _check_part(plan, data_input, share[name], at)
+
+
+def _check_part(plan: Plan, data_input: DataInput, array: Array, at: str) -> None:
+    declared = list(data_input.shape)
+    axis = data_input.sample_axis
+    if axis is not None and plan.batch == "global" and isinstance(whole := declared[axis], int):
+        declared[axis] = whole // plan.replicas
+    fits = array.ndim == len(declared) and all(
+        not isinstance(wanted, int) or actual == wanted
+        for actual, wanted in zip(array.shape, declared, strict=True)
+    )
+    if not fits or array.dtype != np.dtype(data_input.dtype):
+        raise BadData(
+            f"{array.dtype}{list(array.shape)} for one replica, which reads {data_input.dtype}{declared}",
+            at=f"{at}, data input {data_input.name!r}",
+            fix=f"supply one replica's samples, of type {data_input.dtype}, shaped {declared}",
+        )
+
+
+def join_shares(plan: Plan, shares: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Return the total batch of what all replicas are fed; of inputs that they share, the first's."""
+    return {
+        entry.name: shares[0][entry.name]
+        if entry.sample_axis is None
+        else np.concatenate([share[entry.name] for share in shares], axis=entry.sample_axis)
+        for entry in plan.data_inputs
+    }
 
 
 def inputs_of(plan: Plan, rank: Rank) -> tuple[DataInput, ...]:

@@ -4,7 +4,8 @@ FILE.npz       one array per input. With a sample axis, the array's sample axis 
                takes samples [s B, (s+1) B) modulo M of the total batch B. Without: an array of the
                input's rank is read every step, one with a further leading axis has one entry per step.
 synthetic      random values addressed by (seed, input, step): normal, or integers on [0, high)
-MODULE:FUNC    a function that returns an iterator of total batches (input name -> array)
+MODULE:FUNC    a function that returns an iterator of total batches (input name -> array), or one of
+               (num_shards, shard_id) that returns one replica's batches: every rank reads its own
 """
 
 import hashlib
@@ -26,6 +27,7 @@ from partc.runtime.data.batches import (
     total_shape,
 )
 from partc.runtime.data.draws import integer_rows, normal_rows
+from partc.runtime.data.sharded import ShardedSource, is_read_by_shard
 from partc.runtime.errors import BadData
 from partc.runtime.program import DataInput, Plan, Rank
 
@@ -36,8 +38,8 @@ _SYNTHETIC_SCALAR = 0.01
 
 
 _FUNCTION = (
-    "name a module on the Python path, and in it a function without arguments that returns an iterator "
-    "of batches, each a dict of input name -> array"
+    "name a module on the Python path, and in it a function without arguments, or of (num_shards, shard_id), "
+    "that returns an iterator of batches, each a dict of input name -> array"
 )
 
 
@@ -58,7 +60,9 @@ def open_source(data: str, plan: Plan, seed: int = 0) -> Source:
     if data.endswith(".npz"):
         return ArraySource(plan, _read_npz(Path(data)))
     if ":" in data:
-        return FunctionSource(plan, data)
+        function = find_function(data)
+        sharded = is_read_by_shard(function)
+        return ShardedSource(plan, function, data) if sharded else FunctionSource(plan, data)
     raise BadData(
         f"data {data!r} is of no known form", at="--data", fix="give FILE.npz, synthetic or MODULE:FUNC"
     )
@@ -194,14 +198,27 @@ def _read_npz(path: Path) -> dict[str, Array]:
         ) from error
 
 
-def _call(name: str) -> Any:  # whatever the user's function returns; checked batch by batch
+def find_function(name: str) -> Any:  # whatever the user's module has under that name
+    """Import what MODULE:FUNC names. Raises BadData."""
     module_name, _, function_name = name.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        return iter(getattr(importlib.import_module(module_name), function_name)())
+        return getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise BadData(f"{name} cannot be called: {error}", at="--data", fix=_FUNCTION) from error
+        raise _uncallable(name, error) from error
+
+
+def _call(name: str) -> Any:  # whatever the user's function returns; checked batch by batch
+    function = find_function(name)
+    try:
+        return iter(function())
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise _uncallable(name, error) from error
+
+
+def _uncallable(name: str, error: Exception) -> BadData:
+    return BadData(f"{name} cannot be called: {error}", at="--data", fix=_FUNCTION)
 
 
 def _has_rank(data_input: DataInput, array: Array) -> bool:

@@ -1,0 +1,153 @@
+"""Parallax's interface: what a training script for one device changes to train on a cluster.
+
+    ds = partc.shard(ds)                                             each replica reads batches of its own
+    runner = partc.get_runner(train, resource_info, config, data=ds)
+    runner.run("loss")                                               one step of all replicas
+
+Sources: parallax.txt, table 2 and figures 4 and 5; parallax-manual.txt. docs/parallax-api.md maps every call.
+"""
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+
+from partc.compiler.api import GraphOptions, compile
+from partc.compiler.choose_partitions import Partitioner
+from partc.compiler.graph_runner import AsynchronousSession, GraphRunner, Session, StepSession
+from partc.cost.cluster import Cluster, read_any_cluster
+from partc.runtime.data.feeds import find_function
+from partc.runtime.data.sharded import Batch, ReadShard, ShardedData, is_read_by_shard
+from partc.runtime.errors import BadData, BadUsage
+from partc.runtime.log import configure_log
+from partc.runtime.program import Aggregation
+
+Graph = str | Path | onnx.ModelProto
+ResourceInfo = str | Path | Cluster
+RunFunction = Callable[[Session, int, int, int], None]  # (session, num_workers, worker_id, replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class ParallaxConfig:
+    """What the user may decide; everything else is partc's to choose.
+
+    strategy           auto, hybrid, allreduce (MPI) or ps, or the path of a strategy.json
+    average_dense      gradients are averaged over replicas; False: summed
+    average_sparse     the same of indexed slices
+    sync               replicas step together; False: they push and pull without waiting
+    search_partitions  look for the best number of partitions of large variables; False: the fewest
+    partitioner        where the search begins; None: variables are cut as balance wants
+    fetch_gradients    parameters whose aggregated gradients may be fetched, as NAME.aggregated
+    sizes              a value for every symbolic size
+    options            what the graph's file does not say: bindings, sample axes, loss, initial values
+    out                where the plan goes; None: a temporary folder, which goes with the process
+    timeout_s          the longest a step may take
+    """
+
+    strategy: str = "auto"
+    average_dense: bool = True
+    average_sparse: bool = True
+    sync: bool = True
+    search_partitions: bool = True
+    partitioner: Partitioner | None = None
+    fetch_gradients: tuple[str, ...] = ()
+    sizes: Mapping[str, int] | None = None
+    options: GraphOptions | None = None
+    out: str | Path | None = None
+    timeout_s: float = 600.0
+
+    @property
+    def aggregation(self) -> Aggregation:
+        """Return how gradients become one."""
+        return Aggregation(self.average_dense, self.average_sparse, tuple(self.fetch_gradients))
+
+    def partitions(self) -> Partitioner | None:
+        """Return how large variables are cut."""
+        if self.partitioner is None or self.search_partitions:
+            return self.partitioner
+        return replace(self.partitioner, search="off")
+
+
+def shard(data: Iterable[Batch] | ReadShard | str) -> ShardedData:
+    """Split a data set so that every replica reads a part of its own.
+
+    An iterable of one replica's batches (input -> array): replica i of n reads elements i, i + n, ...
+    A function of (num_shards, shard_id): it returns the batches of a shard. As "MODULE:FUNC", every rank
+    calls it on its own host; otherwise this process reads for all. Raises BadData.
+    """
+    if isinstance(data, ShardedData):
+        raise BadData("data that is sharded already", at="shard", fix="shard once: replicas share out what it gives")
+    if not isinstance(data, str):
+        return ShardedData(data)
+    function = find_function(data)
+    if not is_read_by_shard(function):
+        raise BadData(
+            f"{data} does not take a shard's place",
+            at="shard",
+            fix="let it be a function of (num_shards, shard_id) that returns the batches of one shard",
+        )
+    return ShardedData(function, data)
+
+
+def get_runner(
+    graph: Graph,
+    resource_info: ResourceInfo,
+    config: ParallaxConfig | None = None,
+    *,
+    data: ShardedData | None = None,
+) -> GraphRunner:
+    """Spread a training graph for one device over a cluster, start it, and return its runner.
+
+    `resource_info`: a resource file (`host: gpu ids`), a cluster.json, or a Cluster. `data`: what `shard`
+    returned, where `run` is not fed. The result also unpacks as Parallax's does: session, num_workers,
+    worker_id, num_replicas_per_worker. Raises PartcError.
+    """
+    configure_log()
+    chosen = config or ParallaxConfig()
+    is_read = isinstance(resource_info, Cluster)
+    machines = resource_info if is_read else read_any_cluster(Path(resource_info))
+    plan = compile(
+        graph,
+        machines,
+        _folder_of(chosen, machines),
+        strategy=chosen.strategy,
+        sizes=chosen.sizes,
+        options=chosen.options,
+        partitions=chosen.partitions(),
+        asynchronous=not chosen.sync,
+        aggregation=chosen.aggregation,
+    )
+    start = StepSession if chosen.sync else AsynchronousSession
+    replicas = plan.plan.replicas if chosen.sync else len(plan.plan.asynchronous)
+    return GraphRunner(start(plan, data, chosen.timeout_s), 1, 0, replicas)
+
+
+def parallel_run(
+    graph: Graph,
+    run: RunFunction,
+    resource_info: ResourceInfo,
+    config: ParallaxConfig | None = None,
+    *,
+    data: ShardedData | None = None,
+) -> None:
+    """Start a training and hand it to `run`; end it when `run` returns. Raises PartcError."""
+    with get_runner(graph, resource_info, config, data=data) as runner:
+        run(*runner)
+
+
+def _folder_of(config: ParallaxConfig, machines: Cluster) -> Path:
+    if config.out is not None:
+        return Path(config.out)
+    if far := [host for host in machines.hosts if host.address not in ("localhost", "127.0.0.1")]:
+        raise BadUsage(
+            f"no folder for the plan, and host {far[0].name!r} is another machine",
+            at="config.out",
+            fix="name a folder that all hosts see under the same path",
+        )
+    folder = tempfile.mkdtemp(prefix="partc-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)

@@ -1,0 +1,1 @@
+"""Asynchronous training: every worker has a session of its own with servers that all share."""

@@ -1,0 +1,113 @@
+"""The variables at the end: pieces from their servers, and what each worker kept for itself.
+
+A variable that workers keep, a moving average of data or a state carried on, is the mean of what the
+workers have: as under synchronous training, where each step ends with that mean. Of whole numbers, which
+have no mean, the first worker's are taken.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from partc.runtime.asynchronous.job import (
+    ServerReport,
+    WorkerReport,
+    pieces_file,
+    report_file,
+    session_outputs_file,
+)
+from partc.runtime.asynchronous.session import own_ranks, server_name, servers_of, worker_name
+from partc.runtime.data.checkpoint import read_arrays, write_arrays
+from partc.runtime.errors import BadUsage
+from partc.runtime.job import Job, variables_file
+from partc.runtime.program import Plan
+from partc.runtime.results import TrainingResult, owners_of, pieces_among
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Report = TypeVar("Report", ServerReport, WorkerReport)
+
+
+def check_sessions_request(
+    plan: Plan, staleness: int | None, read_after: Collection[int], traced_steps: int
+) -> None:
+    """Refuse what only one of the two ways to train can do. Raises BadUsage."""
+    if staleness is not None and not plan.asynchronous:
+        raise BadUsage(
+            "a bound of staleness for workers that wait for each other in every step",
+            at="--staleness",
+            fix="leave it out, or compile with --asynchronous",
+        )
+    if staleness is not None and staleness < 0:
+        raise BadUsage(f"a staleness of {staleness} steps", at="--staleness", fix="give 0 or more steps")
+    if plan.asynchronous and (read_after or traced_steps):
+        raise BadUsage(
+            "variables after a step, or the times of a step, where every worker is in another step",
+            at="--trace" if traced_steps else "read_after",
+            fix="leave it out, or compile without --asynchronous",
+        )
+
+
+def collect_sessions(plan: Plan, folder: Path, job: Job, lost: tuple[str, ...]) -> TrainingResult:
+    """Return what an asynchronous job left in its folder, and write its variables there.
+
+    `outputs` of a step are those of all workers that trained to the end, along a new first axis.
+    """
+    workers = [w for w in range(len(plan.asynchronous)) if report_file(folder, worker_name(w)).exists()]
+    variables = merge_variables(
+        plan,
+        {rank.rank: read_arrays(pieces_file(folder, server_name(rank.rank))) for rank in servers_of(plan)},
+        [read_arrays(pieces_file(folder, worker_name(worker))) for worker in workers],
+    )
+    write_arrays(variables_file(folder, job.steps), variables)
+    of_servers = {r.rank: _report(folder, server_name(r.rank), ServerReport) for r in servers_of(plan)}
+    of_workers = [_report(folder, worker_name(worker), WorkerReport) for worker in workers]
+    (chief, *_) = of_servers.values()
+    return TrainingResult(
+        variables=variables,
+        outputs=_outputs(plan, folder, job, workers),
+        payload_bytes={rank: report.payload_bytes for rank, report in of_servers.items()}
+        | {own_ranks(plan)[0].rank: of_workers[0].payload_bytes},
+        steps_per_s=min(report.steps_per_s for report in of_workers),
+        lost_workers=lost,
+        missed_pushes=chief.missed,
+    )
+
+
+def _report(folder: Path, name: str, kind: type[Report]) -> Report:
+    return msgspec.json.decode(report_file(folder, name).read_bytes(), type=kind)
+
+
+def _outputs(plan: Plan, folder: Path, job: Job, workers: Sequence[int]) -> tuple[dict[str, Array], ...]:
+    by_worker = [read_arrays(session_outputs_file(folder, worker_name(worker))) for worker in workers]
+    kept = [output.name for output in plan.outputs if job.outputs == "all" or output.name == plan.loss]
+    return tuple(
+        {name: np.stack([arrays[f"{step}/{name}"] for arrays in by_worker]) for name in kept}
+        for step in range(1, job.steps + 1)
+    )
+
+
+def merge_variables(
+    plan: Plan, of_servers: Mapping[int, Mapping[str, Array]], of_workers: Sequence[Mapping[str, Array]]
+) -> dict[str, Array]:
+    """Return every variable, whole. `of_servers`: rank -> value name -> what it owns."""
+    servers = {rank.rank for rank in servers_of(plan)}
+    merged: dict[str, Array] = {}
+    for name, owners in owners_of(plan).items():
+        shared = [owner for owner in owners if owner.rank in servers]
+        if shared:
+            pieces = [of_servers[owner.rank][owner.held.value] for owner in pieces_among(shared)]
+            merged[name] = np.concatenate(pieces) if len(pieces) > 1 else pieces[0].copy()
+        else:
+            merged[name] = _mean([worker[name] for worker in of_workers])
+    return merged
+
+
+def _mean(values: Sequence[Array]) -> Array:
+    first = values[0]
+    if first.dtype.kind != "f" or len(values) == 1:
+        return first.copy()
+    mean = np.mean(values, axis=0, dtype=np.float64)
+    return np.asarray(mean, dtype=first.dtype)

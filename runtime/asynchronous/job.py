@@ -1,0 +1,74 @@
+"""One asynchronous job, as the launcher hands it to its processes, and what they write back.
+
+Beside what every job's folder holds (runtime/job.py):
+
+    session.json                     how the sessions run
+    error.rank-NAME.json             why a server or worker stopped
+    report.NAME.json                 what it sent, how old its values were
+    pieces.NAME.safetensors          what it holds at the end: value (of a server), variable (of a worker)
+    outputs.NAME.safetensors         "STEP/NAME" -> output, of a worker
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from partc.runtime.job import write_record
+from partc.runtime.program import Record
+
+SESSION_FILE = "session.json"
+
+
+class SessionJob(Record, frozen=True):
+    """How the sessions of a job run."""
+
+    endpoints: dict[str, str]  # server name -> where it listens
+    limit_bytes: int  # of one value on its way
+    workers: int  # so many of the plan's workers train
+    staleness: int | None = None  # None: workers never wait for each other
+
+
+class ServerReport(Record, frozen=True):
+    """What one server saw."""
+
+    payload_bytes: dict[str, int]
+    pushes: int
+    missed: dict[int, int]  # pushes of others between a step's beginning and its own -> steps
+    widest_lag: int
+
+
+class WorkerReport(Record, frozen=True):
+    """What one worker did."""
+
+    payload_bytes: dict[str, int]
+    steps_per_s: float
+
+
+def write_session_job(folder: Path, job: SessionJob) -> None:
+    """Write how the sessions run."""
+    write_record(folder / SESSION_FILE, job)
+
+
+def read_session_job(folder: Path) -> SessionJob:
+    """Read how the sessions run."""
+    return msgspec.json.decode((folder / SESSION_FILE).read_bytes(), type=SessionJob)
+
+
+def report_file(folder: Path, name: str) -> Path:
+    """Return the file of a process's report."""
+    return folder / f"report.{name}.json"
+
+
+def error_file(folder: Path, name: str) -> Path:
+    """Return the file in which a process says why it stopped."""
+    return folder / f"error.rank-{name}.json"
+
+
+def pieces_file(folder: Path, name: str) -> Path:
+    """Return the file of what a process holds at the end."""
+    return folder / f"pieces.{name}.safetensors"
+
+
+def session_outputs_file(folder: Path, name: str) -> Path:
+    """Return the file of a worker's outputs."""
+    return folder / f"outputs.{name}.safetensors"

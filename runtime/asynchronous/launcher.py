@@ -1,0 +1,206 @@
+"""Start servers and workers as processes of their own, and watch over them.
+
+a worker dies without a word     the others train on; the servers forget it
+a worker stops with an error     the run ends with that error
+a server dies, or all workers    the run ends
+"""
+
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from partc.runtime.asynchronous.job import SessionJob, error_file, write_session_job
+from partc.runtime.asynchronous.mesh import Mesh, limit_of_messages
+from partc.runtime.asynchronous.messages import Finish, Gone
+from partc.runtime.asynchronous.session import describe_worker, server_name, servers_of, worker_name
+from partc.runtime.errors import BadUsage, RankFailed
+from partc.runtime.job import first_failure
+from partc.runtime.launcher import OnProgress, progress_in, rank_environment
+from partc.runtime.program import Plan
+
+_GRACE_S = 5.0  # from a polite end to a kill
+
+Line = tuple[str, str | None]  # (process, what it printed; None when it ended)
+
+
+def launch_sessions(
+    plan: Plan,
+    job_folder: Path,
+    log: Path,
+    addresses: Mapping[str, str],
+    staleness: int | None,
+    on_progress: OnProgress | None,
+    timeout_s: float,
+) -> tuple[str, ...]:
+    """Run an asynchronous job to its end; return which workers died on the way.
+
+    No line from any process for `timeout_s` ends the job. Raises the error of who failed first.
+    """
+    _check_one_machine(addresses)
+    with _sockets_folder() as sockets, log.open("w") as stream:
+        endpoints = {server_name(rank.rank): f"ipc://{sockets}/{rank.rank}" for rank in servers_of(plan)}
+        session_job = SessionJob(endpoints, limit_of_messages(plan), len(plan.asynchronous), staleness)
+        write_session_job(job_folder, session_job)
+        crew = _Crew(plan, job_folder, stream)
+        mesh = Mesh("launcher", endpoints, session_job.limit_bytes)
+        try:
+            return _Watch(plan, job_folder, crew, mesh, on_progress, timeout_s).to_the_end()
+        finally:
+            crew.end()
+            mesh.close()
+
+
+class _Crew:
+    """The processes and what they print."""
+
+    def __init__(self, plan: Plan, job_folder: Path, log: IO[str]) -> None:
+        self.lines: queue.Queue[Line] = queue.Queue()
+        self.log = log
+        servers = {server_name(rank.rank): ("server", rank.rank) for rank in servers_of(plan)}
+        workers = {worker_name(number): ("worker", number) for number in range(len(plan.asynchronous))}
+        self.processes = {
+            name: self._start(name, job_folder, part, number)
+            for name, (part, number) in (servers | workers).items()
+        }
+
+    def end(self) -> None:
+        """End whoever still runs."""
+        for process in self.processes.values():
+            process.terminate()
+        deadline_s = time.monotonic() + _GRACE_S
+        for process in self.processes.values():
+            try:
+                process.wait(max(0.0, deadline_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _start(self, name: str, job_folder: Path, part: str, number: int) -> "subprocess.Popen[str]":
+        module = "partc.runtime.asynchronous.process"
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, str(job_folder), part, str(number)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=rank_environment(),
+            start_new_session=True,
+        )
+        threading.Thread(target=self._read, args=(name, process), daemon=True).start()
+        return process
+
+    def _read(self, name: str, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.lines.put((name, line))
+        self.lines.put((name, None))
+
+
+class _Watch:
+    """Decides what the end of a process means."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        job_folder: Path,
+        crew: _Crew,
+        mesh: Mesh,
+        on_progress: OnProgress | None,
+        timeout_s: float,
+    ) -> None:
+        self._plan = plan
+        self._folder = job_folder
+        self._crew = crew
+        self._mesh = mesh
+        self._on_progress = on_progress
+        self._timeout_s = timeout_s
+        self._servers = [server_name(rank.rank) for rank in servers_of(plan)]
+        self._training = {worker_name(number): number for number in range(len(plan.asynchronous))}
+        self._trained: list[str] = []
+        self._lost: list[str] = []
+
+    def to_the_end(self) -> tuple[str, ...]:
+        """Watch until the last worker has ended, let the servers write, and return who died."""
+        while self._training:
+            self._hear()
+        if not self._trained:
+            raise RankFailed("every worker died", at="; ".join(self._lost), fix=self._look_at_log())
+        for server in self._servers:
+            self._mesh.post(server, Finish())
+        while self._servers:
+            self._hear()
+        return tuple(self._lost)
+
+    def _hear(self) -> None:
+        try:
+            name, line = self._crew.lines.get(timeout=self._timeout_s)
+        except queue.Empty:
+            what = f"no process said anything for {self._timeout_s:.0f} s"
+            raise RankFailed(what, at="the executors", fix=self._look_at_log()) from None
+        if line is None:
+            self._ended(name)
+            return
+        progress = progress_in(line)
+        if progress is None:
+            self._crew.log.write(f"{name}: {line}")
+            self._crew.log.flush()
+        elif self._on_progress is not None and name == min(self._training, key=self._training.__getitem__):
+            self._on_progress(progress)
+
+    def _ended(self, name: str) -> None:
+        code = self._crew.processes[name].wait()
+        if code != 0 and error_file(self._folder, name).exists():
+            raise first_failure(self._folder) or AssertionError(name)
+        if name in self._training:
+            self._worker_ended(name, code)
+        elif code == 0 and not self._training:
+            self._servers.remove(name)
+        else:
+            raise RankFailed(f"a server died: {_how(code)}", at=name, fix=self._look_at_log())
+
+    def _worker_ended(self, name: str, code: int) -> None:
+        number = self._training.pop(name)
+        if code == 0:
+            self._trained.append(name)
+            return
+        lost = f"{describe_worker(self._plan, number)} died: {_how(code)}"
+        self._lost.append(lost)
+        self._crew.log.write(f"{lost}; the others train on\n")
+        self._crew.log.flush()
+        for server in self._servers:
+            self._mesh.post(server, Gone(number))
+
+    def _look_at_log(self) -> str:
+        return f"read {self._crew.log.name}; a kill without a word is often a lack of memory"
+
+
+def _how(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _check_one_machine(addresses: Mapping[str, str]) -> None:
+    for host, address in addresses.items():
+        if address != "localhost":
+            raise BadUsage(
+                f"asynchronous training on several machines: host {host!r} is at {address!r}",
+                at="cluster.json: hosts",
+                fix="asynchronous training runs on one machine as yet: leave the addresses out, or train "
+                "synchronously",
+            )
+
+
+@contextmanager
+def _sockets_folder() -> Iterator[str]:
+    """Make a folder for sockets that nobody but this user may enter; names of sockets must be short."""
+    folder = tempfile.mkdtemp(prefix="partc-")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

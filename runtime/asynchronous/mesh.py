@@ -1,0 +1,94 @@
+"""Sockets between the processes of asynchronous training (ZeroMQ).
+
+    server   one ROUTER that all others connect to; a DEALER to every other server
+    others   a DEALER to every server
+
+A DEALER bears its owner's name, so that a server answers by name. Order holds from one peer to another. A
+peer that died is forgotten by ZeroMQ: nobody else notices.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import zmq
+
+from partc.runtime.asynchronous.messages import Message, decode_message, encode_message
+from partc.runtime.errors import BadPlan
+from partc.runtime.program import Plan, Start
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Received = tuple[Message, list[memoryview]]
+
+# Rows vary from step to step: they may be this many times what was expected, and never less than the room.
+_ROWS_AT_MOST = 16
+_ROOM_BYTES = 64 * 2**20
+
+
+class Mesh:
+    """One process's sockets. `endpoints`: server name -> where it listens."""
+
+    def __init__(self, name: str, endpoints: Mapping[str, str], limit_bytes: int) -> None:
+        self._context = zmq.Context()
+        self._limit_bytes = limit_bytes
+        self._poller = zmq.Poller()
+        self._router = self._open(zmq.ROUTER, "") if name in endpoints else None
+        if self._router is not None:
+            self._router.bind(endpoints[name])
+        self._dealers: dict[str, zmq.Socket[bytes]] = {}
+        for server, endpoint in endpoints.items():
+            if server != name:
+                self._dealers[server] = self._open(zmq.DEALER, name)
+                self._dealers[server].connect(endpoint)
+
+    def post(self, target: str, message: Message, arrays: Sequence[Array] = ()) -> None:
+        """Send to a peer; what it sends is copied. To a peer that is gone: nothing. Raises BadPlan."""
+        frames = [encode_message(message), *(array.tobytes() for array in arrays)]
+        longest = max((len(frame) for frame in frames[1:]), default=0)
+        if longest > self._limit_bytes:
+            raise BadPlan(
+                f"a value of {longest} bytes is to travel, {self._limit_bytes} are the most",
+                at=f"a message to {target}",
+                fix="compile the model again with the sizes that the data has (--size)",
+            )
+        if target in self._dealers:
+            self._dealers[target].send_multipart(frames, copy=False)
+        elif self._router is not None:
+            self._router.send_multipart([target.encode(), *frames], copy=False)
+
+    def receive(self, timeout_s: float) -> Iterator[Received]:
+        """Yield all messages that have come; wait for the first for `timeout_s`. Raises RankFailed."""
+        for ready, _ in self._poller.poll(int(timeout_s * 1e3)):
+            yield from _read_all(ready, skipped=1 if ready is self._router else 0)
+
+    def close(self) -> None:
+        """Close. What has not left yet is for somebody who has ended."""
+        self._context.destroy(linger=0)
+
+    def _open(self, kind: int, name: str) -> "zmq.Socket[bytes]":
+        opened: zmq.Socket[bytes] = self._context.socket(kind)
+        opened.set(zmq.MAXMSGSIZE, self._limit_bytes)
+        # How much may be under way is bounded by the sessions, which are never two steps apart.
+        opened.set(zmq.SNDHWM, 0)
+        opened.set(zmq.RCVHWM, 0)
+        if name:
+            opened.set(zmq.ROUTING_ID, name.encode())
+        self._poller.register(opened, zmq.POLLIN)
+        return opened
+
+
+def limit_of_messages(plan: Plan) -> int:
+    """Return the most bytes that one value of a plan may take on its way."""
+    buffers = [buffer.elements * np.dtype(buffer.dtype).itemsize for buffer in plan.buffers]
+    rows = [_ROWS_AT_MOST * start.payload_bytes for start in plan.instructions if isinstance(start, Start)]
+    return max([_ROOM_BYTES, *buffers, *rows])
+
+
+def _read_all(ready: "zmq.Socket[bytes]", skipped: int) -> Iterator[Received]:
+    while True:
+        try:
+            parts = ready.recv_multipart(zmq.NOBLOCK, copy=False)[skipped:]
+        except zmq.Again:
+            return
+        if parts:
+            yield decode_message(parts[0].bytes), [part.buffer for part in parts[1:]]

@@ -1,0 +1,217 @@
+"""A process of asynchronous training: a server or a worker, its sockets and its clock.
+
+    python -m partc.runtime.asynchronous.process JOB_FOLDER server RANK | worker NUMBER
+
+When it dies, only the launcher notices; when the launcher dies, it ends.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partc.runtime.asynchronous.job import (
+    ServerReport,
+    WorkerReport,
+    error_file,
+    pieces_file,
+    read_session_job,
+    report_file,
+    session_outputs_file,
+)
+from partc.runtime.asynchronous.mesh import Mesh
+from partc.runtime.asynchronous.server import Server
+from partc.runtime.asynchronous.session import (
+    describe_worker,
+    own_ranks,
+    plan_of_data,
+    rank_of_data,
+    server_name,
+    servers_of,
+    with_workers,
+    worker_name,
+)
+from partc.runtime.asynchronous.shared_values import SharedValues
+from partc.runtime.asynchronous.worker import Worker
+from partc.runtime.data.batches import inputs_of
+from partc.runtime.data.checkpoint import read_arrays, write_arrays
+from partc.runtime.data.feeds import Source, open_source
+from partc.runtime.data.initial import InitialValues
+from partc.runtime.device import Sessions
+from partc.runtime.errors import Diverged, RankFailed
+from partc.runtime.job import INITIAL_FILE, failure_of, read_job, write_record
+from partc.runtime.plan_folder import PlanFolder, read_plan_folder
+from partc.runtime.program import Rank
+from partc.runtime.reporter import Reporter
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_POLL_S = 0.2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Play one server or worker of a job."""
+    folder_name, part, number = sys.argv[1:] if argv is None else argv
+    folder = Path(folder_name)
+    name = server_name(int(number)) if part == "server" else worker_name(int(number))
+    process: ServerProcess | WorkerProcess | None = None
+    try:
+        process = (
+            ServerProcess(folder, int(number)) if part == "server" else WorkerProcess(folder, int(number))
+        )
+        process.run()
+    except BaseException as error:  # whatever it is, the launcher must learn of it
+        failure = failure_of(error, int(number), process.describe() if process else f"{name}, while loading")
+        write_record(error_file(folder, name), failure)
+        print(f"{name}: {failure.what}\n  at:  {failure.at}", file=sys.stderr, flush=True)
+        return 1
+    finally:
+        if process is not None:
+            process.mesh.close()
+    return 0
+
+
+class _Process:
+    """What both kinds have: the job, the plan, sockets, and a launcher to outlive by no means."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name = name
+        self.folder = folder
+        self.job = read_job(folder)
+        self.sessions = read_session_job(folder)
+        folder_read = read_plan_folder(self.job.plan_folder)
+        self.plan = with_workers(folder_read.plan, self.sessions.workers)
+        self.plan_folder = PlanFolder(self.plan, folder_read.path)
+        self.given = read_arrays(folder / INITIAL_FILE) if self.job.has_initial else None
+        self.mesh = Mesh(name, self.sessions.endpoints, self.sessions.limit_bytes)
+        self._launcher = os.getppid()
+
+    def open_source(self) -> Source:
+        """Open the data, as all workers together see it."""
+        return open_source(self.job.data, plan_of_data(self.plan, self.job.sizes), self.job.seed)
+
+    def check_launcher(self) -> None:
+        """Raise RankFailed when nobody is left to report to."""
+        if os.getppid() != self._launcher:
+            raise RankFailed("the launcher is gone", at=self.name, fix="start the training again")
+
+
+class ServerProcess(_Process):
+    """One server."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        super().__init__(folder, server_name(rank))
+        self._rank = next(server for server in servers_of(self.plan) if server.rank == rank)
+        self._sources: dict[int, Source] = {}
+        self._server = Server(
+            self.plan,
+            self._rank,
+            Sessions(self.plan_folder),
+            SharedValues(self.plan_folder, self.given),
+            self._feeds,
+            self.sessions.staleness,
+            self.mesh.post,
+        )
+
+    def describe(self) -> str:
+        """Say where this process is, for messages."""
+        return f"{self.name} ({self._rank.host})"
+
+    def run(self) -> None:
+        """Serve until the launcher says that no worker is left, then write what this server owns."""
+        while not self._server.is_finished:
+            for message, frames in self.mesh.receive(_POLL_S):
+                self._server.receive(message, frames)
+                self._server.advance()
+            self.check_launcher()
+        write_arrays(pieces_file(self.folder, self.name), self._server.variables())
+        seen = self._server.staleness
+        report = ServerReport(self._server.payload_bytes(), seen.pushes, dict(seen.missed), seen.widest_lag)
+        write_record(report_file(self.folder, self.name), report)
+
+    def _feeds(self, session: int, step: int) -> Mapping[str, Array]:
+        if not inputs_of(self.plan, self._rank):
+            return {}
+        if session not in self._sources:  # one each: a function gives its batches in order, and once
+            self._sources[session] = self.open_source()
+        return self._sources[session].share(self._rank, step - 1)
+
+
+class WorkerProcess(_Process):
+    """One worker."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        super().__init__(folder, worker_name(number))
+        initial = InitialValues(self.plan_folder, self.given)
+        loaded = Sessions(self.plan_folder)
+        staleness, post = self.sessions.staleness, self.mesh.post
+        self._worker = Worker(self.plan, number, loaded, initial, staleness, post)
+        self._source = self.open_source()
+        self._reporter = Reporter(self.job)
+        self._outputs: dict[str, Array] = {}
+        self.step = 0
+
+    def describe(self) -> str:
+        """Say where this process is, for messages."""
+        return f"{describe_worker(self.plan, self._worker.number)}, step {self.step}"
+
+    def run(self) -> None:
+        """Train all steps, see that the servers have applied them, then write what this worker holds."""
+        self._reporter.begin()
+        while self.step < self.job.steps:
+            self.step += 1
+            self._listen_through(self._worker.step(self.step, self._feeds()))
+            self._keep_outputs()
+            loss = self._worker.loss()
+            if self.job.stop_when_diverged and loss is not None and not np.isfinite(loss):
+                raise self._diverged(loss)
+            self._reporter.report(self.step, loss)
+        self._listen_through(self._worker.applied(self.job.steps))
+        write_arrays(pieces_file(self.folder, self.name), self._worker.variables())
+        write_arrays(session_outputs_file(self.folder, self.name), self._outputs)
+        report = WorkerReport(self._worker.payload_bytes(), self._reporter.steps_per_s(self.job.steps))
+        write_record(report_file(self.folder, self.name), report)
+
+    def _feeds(self) -> dict[int, Mapping[str, Array]]:
+        return {
+            rank.rank: self._source.share(self._seen(rank), self.step - 1) for rank in own_ranks(self.plan)
+        }
+
+    def _seen(self, rank: Rank) -> Rank:
+        return rank_of_data(rank, self._worker.number)
+
+    def _listen_through(self, waits: Iterable[str]) -> None:
+        """Hear messages as long as something is waited for, but not for ever for the same."""
+        awaited, since_s = "", time.monotonic()
+        for waiting in waits:
+            if waiting != awaited:
+                awaited, since_s = waiting, time.monotonic()
+            for message, frames in self.mesh.receive(_POLL_S):
+                self._worker.receive(message, frames)
+            self.check_launcher()
+            if time.monotonic() - since_s > self.job.deadline_s:
+                raise RankFailed(
+                    f"nothing came for {self.job.deadline_s:.0f} s",
+                    at=f"{self.describe()}, waiting for {awaited}",
+                    fix="look for a process that hangs; raise the timeout if steps are this long",
+                )
+
+    def _keep_outputs(self) -> None:
+        for name, value in self._worker.outputs().items():
+            if self.job.outputs == "all" or name == self.plan.loss:
+                self._outputs[f"{self.step}/{name}"] = value
+
+    def _diverged(self, loss: float) -> Diverged:
+        return Diverged(
+            f"the loss is {loss} in step {self.step}",
+            at=describe_worker(self.plan, self._worker.number),
+            fix="lower the learning rate or check the data; `--on-nan continue` goes on regardless",
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""A worker of asynchronous training: its own ranks of its own session, events in, messages out."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from partc.runtime.asynchronous.messages import Applied, Ask, Begin, Grant, Message, Piece
+from partc.runtime.asynchronous.session import (
+    Post,
+    own_ranks,
+    peer_of,
+    server_name,
+    servers_of,
+    worker_name,
+)
+from partc.runtime.asynchronous.session_transport import SessionTransport
+from partc.runtime.data.initial import InitialValues
+from partc.runtime.device import Sessions, device_of
+from partc.runtime.environment import Environment
+from partc.runtime.executor import Executor
+from partc.runtime.loss import loss_of
+from partc.runtime.program import Plan, Rank
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Worker:
+    """Trains one replica against the servers. `staleness` None: it never waits for other workers."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        worker: int,
+        loaded: Sessions,
+        initial: InitialValues,
+        staleness: int | None,
+        post: Post,
+    ) -> None:
+        self.number = worker
+        self._plan = plan
+        self._post = post
+        self._is_bounded = staleness is not None
+        self._granted = 0
+        self._told_itself = False  # one of its ranks another, which may go on then
+        self._applied = {server.rank: 0 for server in servers_of(plan)}
+        self._transports: dict[int, SessionTransport] = {}
+        self._executors: dict[int, Executor] = {}
+        for rank in own_ranks(plan):
+            placed = _placed(plan, rank, worker)
+            transport = SessionTransport(plan, placed, worker, self._send)
+            environment = Environment(plan, placed, device_of(placed), initial)
+            self._transports[rank.rank] = transport
+            self._executors[rank.rank] = Executor(plan, placed, environment, loaded, transport)
+
+    def receive(self, message: Message, frames: Sequence[memoryview] = ()) -> None:
+        """Take in a message."""
+        match message:
+            case Grant(step=step):
+                self._granted = step
+            case Applied(server=server, step=step) if server in self._applied:
+                self._applied[server] = step
+            case Piece(target=target) if target in self._transports:
+                self._transports[target].deliver(message, frames)
+
+    def step(self, step: int, feeds: Mapping[int, Mapping[str, Array]]) -> Iterator[str]:
+        """Carry out one step (from 1); yield what it waits for. `feeds`: rank -> what it is fed."""
+        yield from self.applied(step - 2)
+        if self._is_bounded:
+            self._post(server_name(min(self._applied)), Ask(self.number, step), ())
+            while self._granted < step:
+                yield "slower workers"
+        for server in self._applied:
+            self._post(server_name(server), Begin(self.number, step), ())
+        running = {}
+        for rank, executor in self._executors.items():
+            self._transports[rank].step = step
+            running[rank] = executor.step(feeds[rank])
+        while running:
+            self._told_itself = False
+            waiting = {rank: next(instructions, None) for rank, instructions in running.items()}
+            running = {rank: running[rank] for rank, start in waiting.items() if start is not None}
+            awaited = next(filter(None, waiting.values()), None)
+            if awaited is not None and not self._told_itself:
+                yield f"communication {awaited.label or awaited.kind} ({awaited.tag_id})"
+
+    def applied(self, step: int) -> Iterator[str]:
+        """Yield whom it waits for until every server has applied a step's pushes."""
+        while min(self._applied.values()) < step:
+            yield server_name(min(self._applied, key=self._applied.__getitem__))
+
+    @property
+    def environment(self) -> Environment:
+        """What the rank that computes holds."""
+        (rank,) = (rank for rank in own_ranks(self._plan) if rank.replica is not None)
+        return self._executors[rank.rank].environment
+
+    def loss(self) -> float | None:
+        """Return the last step's loss, None if the plan has none."""
+        return loss_of(self._plan, self.environment)
+
+    def outputs(self) -> dict[str, Array]:
+        """Return the last step's outputs."""
+        return {output.name: self.environment.array(output.value).copy() for output in self._plan.outputs}
+
+    def variables(self) -> dict[str, Array]:
+        """Return the whole variables that this worker keeps for itself: variable -> value."""
+        return {
+            held.variable: self._executors[rank.rank].environment.array(held.value)
+            for rank in own_ranks(self._plan)
+            for held in rank.held
+            if held.start is None
+        }
+
+    def payload_bytes(self) -> dict[str, int]:
+        """Return the bytes of values that it sent so far, by kind of communication."""
+        counted: Counter[str] = Counter()
+        for transport in self._transports.values():
+            counted += transport.traffic.payload_bytes
+        return dict(counted)
+
+    def _send(self, piece: Piece, arrays: Sequence[Array]) -> None:
+        peer = peer_of(self._plan, self.number, piece.target)
+        if peer == worker_name(self.number):
+            frames = [memoryview(array.tobytes()) for array in arrays]
+            self._transports[piece.target].deliver(piece, frames)
+            self._told_itself = True
+        else:
+            self._post(peer, piece, arrays)
+
+
+def _placed(plan: Plan, rank: Rank, worker: int) -> Rank:
+    """Return a rank on this worker's own device instead of the plan's."""
+    place = plan.asynchronous[worker]
+    if rank.replica is None:
+        return rank
+    return msgspec.structs.replace(
+        rank, kind=place.kind, device_index=place.device_index, threads=place.threads
+    )

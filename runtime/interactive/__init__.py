@@ -1,0 +1,1 @@
+"""Training step by step: one process asks, every rank's daemon obeys."""

@@ -1,0 +1,87 @@
+"""The executor daemon of a job that is stepped from outside.
+
+    python -m partc.runtime.interactive.daemon JOB_FOLDER
+
+It is the daemon of runtime/daemon.py, but for who decides what comes next.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from mpi4py import MPI
+
+from partc.runtime.daemon import Daemon, play
+from partc.runtime.data.feeds import Source
+from partc.runtime.interactive.channel import CHANNEL_FILE, Channel, RankEnd
+from partc.runtime.interactive.messages import Close, Done, Ready, Step, Write, Written, describe
+from partc.runtime.program import Rank
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run this process's rank of a job that is stepped from outside."""
+    return play(InteractiveDaemon, argv)
+
+
+class Fed:
+    """What the stepper feeds this rank: it sends every rank its own share."""
+
+    def __init__(self) -> None:
+        self.fed: dict[str, Array] = {}
+
+    def total(self, step: int) -> dict[str, Array]:
+        """Return the batch of all replicas, which no rank has."""
+        raise NotImplementedError
+
+    def share(self, rank: Rank, step: int) -> dict[str, Array]:
+        """Return what came with the step."""
+        return self.fed
+
+
+class InteractiveDaemon(Daemon):
+    """One rank of a job that is stepped from outside."""
+
+    def __init__(self, folder: Path, world: MPI.Intracomm) -> None:
+        self._fed = Fed()
+        super().__init__(folder, world)
+        # What this rank sends may need its help to leave while it waits to be asked again.
+        self._help_messages = world.Iprobe
+        channel = msgspec.json.decode((folder / CHANNEL_FILE).read_bytes(), type=Channel)
+        self._stepper = RankEnd(channel, self._rank.host, self._rank.rank)
+
+    def train(self) -> None:
+        """Do what is asked until nothing more is."""
+        self._variables.barrier()
+        self._stepper.send(Ready(), {})
+        while True:
+            message, arrays = self._stepper.receive(self._help_messages)
+            match message:
+                case Step():
+                    self._obey(message, arrays)
+                case Write(path=path):
+                    self._variables.write(Path(path))
+                    self._stepper.send(Written(), {})
+                case Close():
+                    break
+        self._variables.barrier()
+        self._stepper.close()
+
+    def _open_source(self) -> Source:
+        return super()._open_source() if self._job.data else self._fed
+
+    def _obey(self, asked: Step, arrays: dict[str, Array]) -> None:
+        self.step = asked.step
+        self._fed.fed = arrays
+        self._train_step()
+        values = {output.name: output.value for output in self._plan.outputs}
+        fetched = {name: self._executor.environment.array(values[name]) for name in asked.fetches}
+        self._stepper.send(Done(asked.step, describe(fetched)), fetched)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

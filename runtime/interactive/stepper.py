@@ -1,0 +1,204 @@
+"""Train a plan step by step: feed, run, fetch, as a TensorFlow session does."""
+
+import atexit
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from partc.runtime.data.checkpoint import read_arrays
+from partc.runtime.errors import BadUsage, PartcError, RankFailed
+from partc.runtime.interactive.channel import CHANNEL_FILE, StepperEnd, hosts_of
+from partc.runtime.interactive.messages import Close, Done, Message, Ready, Step, Write, Written, describe
+from partc.runtime.interactive.replica_feeds import ReplicaFeeds, share_feeds
+from partc.runtime.job import Job, write_job, write_record
+from partc.runtime.launcher import launch
+from partc.runtime.plan_folder import PlanFolder, read_plan_folder
+from partc.runtime.program import Plan
+from partc.runtime.results import workers_of
+from partc.runtime.runner import LOG_FILE, TRAINED_FILE, addresses_of
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+DAEMON = "partc.runtime.interactive.daemon"
+_POLL_S = 0.1
+
+
+class Stepper:
+    """A running job: a daemon per rank, which trains a step whenever it is asked to.
+
+    Close it, or use it in a `with`; a process that ends closes what it has left open.
+    """
+
+    def __init__(
+        self,
+        plan: PlanFolder | Path | str,
+        addresses: Mapping[str, str] | None = None,
+        *,
+        data: str = "",
+        initial: Mapping[str, Array] | None = None,
+        stop_when_diverged: bool = True,
+        timeout_s: float = 600.0,
+    ) -> None:
+        """Start the daemons and wait until they have loaded. Raises the error of the rank that failed.
+
+        `data`: what ranks read by themselves (MODULE:FUNC, FILE.npz, synthetic); without, `run` feeds them.
+        """
+        folder = plan if isinstance(plan, PlanFolder) else read_plan_folder(plan)
+        _check_synchronous(folder.plan)
+        self.plan = folder.plan
+        self.steps = 0  # trained so far
+        self._path = folder.path
+        self._timeout_s = timeout_s
+        self._reads_itself = bool(data)
+        self._job_folder = tempfile.TemporaryDirectory(prefix=".run-", dir=folder.path)
+        self._error: PartcError | None = None
+        known = addresses_of(folder.path) if addresses is None else addresses
+        self._ranks = StepperEnd(hosts_of([rank.host for rank in self.plan.ranks], known))
+        job = Job(
+            plan_folder=str(folder.path.resolve()),
+            steps=0,
+            data=data,
+            stop_when_diverged=stop_when_diverged,
+            has_initial=initial is not None,
+            deadline_s=timeout_s,
+        )
+        self._daemons = self._launch(job, initial, known)
+        atexit.register(self.close)
+        try:
+            self._await_all(Ready)
+        except BaseException:
+            self.close()
+            raise
+
+    def run(
+        self, fetches: str | Sequence[str], feeds: ReplicaFeeds | None = None
+    ) -> list[Array] | list[list[Array]]:
+        """Train one step; return a list per fetch (one list for a single name) with every replica's value.
+
+        `fetches`: outputs of the plan. `feeds`: data input -> a list of one array per replica, nothing where
+        ranks read data of their own. Raises BadData, BadUsage, and the error of the rank that failed.
+        """
+        names = [fetches] if isinstance(fetches, str) else list(fetches)
+        self._check_open()
+        self._check_fetches(names)
+        shares = self._shares(feeds)
+        self.steps += 1
+        for rank in self.plan.ranks:
+            wanted = tuple(names) if rank.replica is not None else ()
+            fed = shares[rank.rank]
+            self._ranks.send(rank.rank, Step(self.steps, wanted, describe(fed)), fed)
+        fetched = self._await_all(Done)
+        lists = [[fetched[worker.rank][name] for worker in workers_of(self.plan)] for name in names]
+        return lists[0] if isinstance(fetches, str) else lists
+
+    def variables(self) -> dict[str, Array]:
+        """Return every variable, whole, as it is now."""
+        return read_arrays(self._write("variables.safetensors"))
+
+    def save(self) -> Path:
+        """Write trained.safetensors into the plan's folder, as Runner.train does; return its path."""
+        return self._write(TRAINED_FILE).replace(self._path / TRAINED_FILE)
+
+    def close(self) -> None:
+        """End the daemons. What was not saved is lost."""
+        atexit.unregister(self.close)
+        if self._daemons.is_alive():
+            for rank in self.plan.ranks:
+                try:
+                    self._ranks.send(rank.rank, Close(), {})
+                except PartcError:  # it has not come, or has gone: then all others end too
+                    break
+        self._ranks.close()
+        self._daemons.join()
+        self._job_folder.cleanup()
+
+    def __enter__(self) -> "Stepper":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _launch(
+        self, job: Job, initial: Mapping[str, Array] | None, addresses: Mapping[str, str]
+    ) -> threading.Thread:
+        folder = Path(self._job_folder.name)
+        write_job(folder, job, initial)
+        write_record(folder / CHANNEL_FILE, self._ranks.channel)
+
+        def watch() -> None:
+            try:
+                launch(self.plan, folder, self._path / LOG_FILE, addresses, None, None, DAEMON)
+            except PartcError as error:
+                self._error = error
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        return thread
+
+    def _await_all(self, kind: type[Message]) -> dict[int, dict[str, Array]]:
+        """Return what came with every rank's answer."""
+        answers: dict[int, dict[str, Array]] = {}
+        deadline_s = time.monotonic() + self._timeout_s
+        while len(answers) < len(self.plan.ranks):
+            received = self._ranks.receive(_POLL_S)
+            if received is not None:
+                rank, (message, arrays) = received
+                assert isinstance(message, kind), f"rank {rank} answers {message}, not {kind.__name__}"
+                answers[rank] = arrays
+            elif not self._daemons.is_alive():
+                raise self._error or RankFailed(
+                    "the daemons have ended", at="the executors", fix=f"read {self._path / LOG_FILE}"
+                )
+            elif time.monotonic() > deadline_s:
+                silent = sorted({rank.rank for rank in self.plan.ranks} - answers.keys())
+                raise RankFailed(
+                    f"no answer for {self._timeout_s:.0f} s",
+                    at=f"ranks {silent}",
+                    fix=f"read {self._path / LOG_FILE}; raise the timeout if steps are this long",
+                )
+        return answers
+
+    def _shares(self, feeds: ReplicaFeeds | None) -> dict[int, dict[str, Array]]:
+        if not self._reads_itself:
+            return share_feeds(self.plan, feeds or {})
+        if feeds:
+            raise BadUsage(
+                "feeds for ranks that read data of their own", at="feeds", fix="leave feeds out, or data"
+            )
+        return {rank.rank: {} for rank in self.plan.ranks}
+
+    def _write(self, name: str) -> Path:
+        self._check_open()
+        path = Path(self._job_folder.name).resolve() / name
+        for rank in self.plan.ranks:
+            self._ranks.send(rank.rank, Write(str(path)), {})
+        self._await_all(Written)
+        return path
+
+    def _check_open(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if not self._daemons.is_alive():
+            raise BadUsage("the runner is closed", at="runner", fix="make another one")
+
+    def _check_fetches(self, names: Sequence[str]) -> None:
+        known = [output.name for output in self.plan.outputs]
+        if unknown := [name for name in names if name not in known]:
+            raise BadUsage(f"no output {unknown[0]!r}", at="fetches", fix=f"fetch among {known}")
+
+
+def _check_synchronous(plan: Plan) -> None:
+    if plan.asynchronous:
+        raise BadUsage(
+            "asynchronous workers have no steps in common that one could run one by one",
+            at="the plan",
+            fix="train it with Runner(plan).train(data, steps), or compile it without asynchronous",
+        )

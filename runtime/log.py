@@ -1,0 +1,30 @@
+"""What partc logs, by the standard library: phases, decisions and launches as INFO, segments as DEBUG.
+
+The environment variable PARTC_LOG_LEVEL asks for it: DEBUG, INFO, WARNING (unless it is set) or ERROR. What
+ranks log goes to run.log in the plan's folder. A program that configures logging itself gets the records
+of logger `partc` anyway.
+"""
+
+import logging
+import os
+
+from partc.runtime.errors import BadUsage
+
+LEVEL = "PARTC_LOG_LEVEL"
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+log = logging.getLogger("partc")
+
+
+def configure_log() -> None:
+    """Let records go where and as far as the environment says. Raises BadUsage."""
+    level = os.environ.get(LEVEL, "").upper()
+    if not level:
+        return
+    if level not in _LEVELS:
+        raise BadUsage(f"no log level {level!r}", at=LEVEL, fix=f"set it to one of {', '.join(_LEVELS)}")
+    log.setLevel(level)
+    if not log.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        log.addHandler(handler)

@@ -1,0 +1,29 @@
+"""What tells replicas apart: how many shards the data has, and which of them is a replica's own.
+
+They are inputs of a rank and not constants of its graph, so that all replicas share their segments.
+"""
+
+from typing import Any, Literal
+
+import numpy as np
+
+from partc.runtime.program import Plan, Rank
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Holds = Literal["num_shards", "shard_id"]
+
+# Graph inputs of these names hold what their key says, without a word in the graph's metadata.
+SHARD_INPUTS: dict[Holds, str] = {"num_shards": "partc.num_shards", "shard_id": "partc.shard_id"}
+
+
+def shard_values(plan: Plan, rank: Rank) -> dict[str, Array]:
+    """Return the shard inputs of one rank; a server without a worker has no shard of its own."""
+    values = shards_of_replica(plan, rank.replica or 0)
+    own = {given.name for given in plan.shard_inputs if given.holds == "shard_id"}
+    return values if rank.replica is not None else {n: v for n, v in values.items() if n not in own}
+
+
+def shards_of_replica(plan: Plan, replica: int) -> dict[str, Array]:
+    """Return the shard inputs of one replica: input name -> scalar."""
+    values = {"num_shards": plan.replicas, "shard_id": replica}
+    return {given.name: np.array(values[given.holds], given.dtype) for given in plan.shard_inputs}
