@@ -96,6 +96,7 @@ def _is_light(node: gs.Node, tensor: gs.Tensor, facts: Facts, folded: int) -> bo
 def _axes(node: gs.Node, facts: Facts) -> list[int]:
     if node.op == "Gather":
         return [int(node.attrs.get("axis", 0))]
-    if len(node.inputs) < 4 or not node.inputs[3].name:
-        return list(range(len(np.ravel(facts.fixed_value(node.inputs[1].name)))))
-    return [int(axis) for axis in np.ravel(facts.fixed_value(node.inputs[3].name))]
+    spelled = facts.fixed_value(node.inputs[3].name) if len(node.inputs) > 3 else None
+    if spelled is not None:
+        return [int(axis) for axis in np.ravel(spelled)]
+    return list(range(facts.shape(node.inputs[1].name)[0]))

@@ -70,7 +70,9 @@ def ask_rows(lowering: "Lowering", node: gs.Node, decision: Decision) -> gs.Tens
     wanted, wanted_counts = exchange(out, "AllToAllRows", [in_order, counts], f"{name}.wanted")
     asking = Asking(ids, inverse, host_inverse, host_counts, wanted_counts, share, drawn)
     lowering.askings[node.name] = asking
-    for value, level in ((own, "worker"), (host_ids, "host"), (in_order, "host"), (wanted, "host")):
+    levels: tuple[tuple[gs.Variable, Level], ...]
+    levels = ((own, "worker"), (host_ids, "host"), (in_order, "host"), (wanted, "host"))
+    for value, level in levels:
         rows_of_ids = _expected(lowering, asked.parameter, asking, level)
         out.nbytes[value.name] = round(rows_of_ids * INT64.itemsize)
     first = out.place(f"{asked.parameter}.first")
@@ -117,7 +119,8 @@ def return_rows(lowering: "Lowering", tensor: str, asked: Asked) -> gs.Tensor:
     name = rows.name
     back, _ = exchange(out, "AllToAllRows", [rows, asking.wanted_counts], f"{name}.back")
     spread = out.emit("Gather", [back, asking.host_inverse], f"{name}.spread", rows.dtype, "server")
-    host, worker = (_expected(lowering, asked.parameter, asking, level) for level in ("host", "worker"))
+    host = _expected(lowering, asked.parameter, asking, "host")
+    worker = _expected(lowering, asked.parameter, asking, "worker")
     out.nbytes[spread.name] = round(out.nbytes[rows.name] * worker / max(host, 1.0))
     (own,) = exchange(out, "ScatterRows", [spread, asking.host_counts], f"{name}.scattered")
     ordered = out.emit("Gather", [own, asking.inverse], f"{name}.ordered", rows.dtype, "worker")

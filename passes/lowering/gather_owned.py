@@ -89,6 +89,7 @@ def slice_owned_rows(lowering: "Lowering", node: gs.Node, owned: Owned) -> gs.Te
 def row_range(lowering: "Lowering", node: gs.Node) -> tuple[int, int]:
     """Return the first row that a Slice of axis 0 keeps, and the one behind the last."""
     rows = lowering.facts.shape(node.inputs[0].name)[0]
-    start, end = (int(np.ravel(lowering.facts.fixed_value(t.name))[0]) for t in node.inputs[1:3])
-    start, end, _ = slice(start, end).indices(rows)
+    bounds = [lowering.facts.fixed_value(tensor.name) for tensor in node.inputs[1:3]]
+    first, last = (int(np.ravel(bound)[0]) for bound in bounds if bound is not None)
+    start, end, _ = slice(first, last).indices(rows)
     return start, max(start, end)

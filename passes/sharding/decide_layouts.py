@@ -247,7 +247,7 @@ def run_where_asked(decision: Decision, asked: Asked) -> Decision:
     """Move a node that was decided for the workers to where its rows were asked for."""
     returned = decision.outputs[0]
     assert isinstance(returned, Replicate | Split | PerReplica)
-    inputs = (asked, *(Replicate() for _ in decision.inputs[1:]))
+    inputs: tuple[Placement, ...] = (asked, *(Replicate() for _ in decision.inputs[1:]))
     return Decision("server", inputs, (replace(asked, returned=returned),))
 
 
