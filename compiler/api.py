@@ -12,6 +12,7 @@ from partc.compiler.choose_partitions import Partitioner, get_partitioner, measu
 from partc.compiler.driver import Compilation, CompileOptions, compile_graph
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.inspect import Inspection, inspect_graph
+from partc.compiler.materialise import write_decisions
 from partc.compiler.measure_sparsity import Sample, measure_sparsity
 from partc.compiler.output_paths import check_output_folder
 from partc.compiler.training.build import build_training_graph
@@ -95,14 +96,52 @@ def compile_step(
 
         partitions = _measured_partitions(partitions, machines, compile_with)
     graph = (options or GraphOptions()).read(train)
+    choice = _options(
+        graph, strategy, batch, sizes, sample, partitions, frozenset(without), asynchronous, aggregation
+    )
+    return compile_graph(graph, machines, Path(out), choice)
+
+
+def decide_step(
+    train: str | Path | onnx.ModelProto,
+    cluster: str | Path | Cluster,
+    out: str | Path,
+    *,
+    strategy: str | Strategy = "auto",
+    batch: Batch | None = None,
+    sizes: Mapping[str, int] | None = None,
+    options: GraphOptions | None = None,
+    sample: Sample | None = None,
+    without: Collection[Mechanism] = (),
+    aggregation: Aggregation | None = None,
+) -> Strategy:
+    """Decide as `compile_step` does, and write the decisions alone into `out`. Raises PartcError.
+
+    From them `partc executor --materialise` makes any rank's segments.
+    """
+    machines = cluster if isinstance(cluster, Cluster) else read_any_cluster(Path(cluster))
+    graph = (options or GraphOptions()).read(train)
+    choice = _options(graph, strategy, batch, sizes, sample, None, frozenset(without), False, aggregation)
+    return write_decisions(graph, machines, Path(out), choice)
+
+
+def _options(
+    graph: TrainingGraph,
+    strategy: str | Strategy,
+    batch: Batch | None,
+    sizes: Mapping[str, int] | None,
+    sample: Sample | None,
+    partitions: Partitioner | int | None,
+    without: frozenset[Mechanism],
+    asynchronous: bool,
+    aggregation: Aggregation | None,
+) -> CompileOptions:
     asked = strategy if isinstance(strategy, Strategy) else read_strategy_option(strategy)
     reading = choose_batch(batch, asked)
     if asynchronous:
         asked = strategy_of_sessions(asked, reading)
     filled = fill_sizes(sizes or {}, graph)
-    off = frozenset(without)
-    choice = CompileOptions(asked, reading, filled, sample, partitions, off, asynchronous, aggregation)
-    return compile_graph(graph, machines, Path(out), choice)
+    return CompileOptions(asked, reading, filled, sample, partitions, without, asynchronous, aggregation)
 
 
 def compile(

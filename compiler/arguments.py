@@ -9,6 +9,7 @@ from partc.cost.strategy import Batch, Mechanism, Strategy, read_strategy
 from partc.cost.synchronisation import Mode
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.errors import BadStrategy, BadUsage
+from partc.runtime.program import Aggregation
 
 DEFAULT_BATCH = 8  # a symbolic size that nobody gave a value
 
@@ -108,6 +109,14 @@ def choose_batch(asked: Batch | None, strategy: Mode | Strategy) -> Batch:
             fix=f"leave --batch out, or change the file's batch to {asked!r}",
         )
     return strategy.batch
+
+
+def choose_aggregation(sum_dense: bool, sum_sparse: bool, fetched: str) -> Aggregation | None:
+    """Return how gradients become one; None where nothing was asked: as the strategy says."""
+    names = tuple(dict.fromkeys(filter(None, (name.strip() for name in fetched.split(",")))))
+    if not (sum_dense or sum_sparse or names):
+        return None
+    return Aggregation(not sum_dense, not sum_sparse, names)
 
 
 def parse_mechanisms(names: Sequence[str]) -> tuple[Mechanism, ...]:

@@ -14,8 +14,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from partc.compiler.api import GraphOptions, compile_step, inspect
+from partc.compiler.api import GraphOptions, compile_step, decide_step, inspect
 from partc.compiler.arguments import (
+    choose_aggregation,
     parse_axes,
     parse_mechanisms,
     parse_pairs,
@@ -24,6 +25,7 @@ from partc.compiler.arguments import (
 from partc.compiler.choose_partitions import Partitioner, SearchMode
 from partc.compiler.console import Advance, console, progress_of, tell, working_on
 from partc.compiler.deploy import write_trained_model
+from partc.compiler.executor_command import EXECUTOR_HELP, executor_command
 from partc.compiler.grad_command import grad_command
 from partc.compiler.list_models import list_models
 from partc.compiler.measure_sparsity import SAMPLE_STEPS, Sample
@@ -34,9 +36,8 @@ from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_run_trace
 from partc.compiler.training.coverage import coverage, coverage_lines
 from partc.compiler.verification.verify import launch_daemons, verify
 from partc.models.catalogue import MODELS, ModelRequestError, build_model, describe_options, parse_options
-from partc.runtime import daemon
 from partc.runtime.errors import BadUsage, PartcError, RankFailed
-from partc.runtime.job import JOB_FILE, Progress
+from partc.runtime.job import Progress
 from partc.runtime.launcher import OnProgress
 from partc.runtime.log import configure_log
 from partc.runtime.plan_folder import read_plan_folder
@@ -170,9 +171,42 @@ def compile_command(
             help="Workers push and pull without waiting for each other: not what one device trains.",
         ),
     ] = False,
+    sum_dense: Annotated[
+        bool, typer.Option("--sum-dense", help="Sum dense gradients over replicas: no average.")
+    ] = False,
+    sum_sparse: Annotated[
+        bool, typer.Option("--sum-sparse", help="Sum sparse gradients over replicas: no average.")
+    ] = False,
+    fetch_gradients: Annotated[
+        str,
+        typer.Option(help="Parameters NAME,... whose aggregated gradients are outputs: NAME.aggregated."),
+    ] = "",
+    decisions_only: Annotated[
+        bool,
+        typer.Option(
+            "--decisions-only",
+            help="Write train.onnx, strategy.json and cluster.json, from which ranks make their segments.",
+        ),
+    ] = False,
 ) -> None:
     """Spread a training step over a cluster: segments, plan, report."""
     options = _graph_options(state, sample_axis, loss, initial)
+    aggregation = choose_aggregation(sum_dense, sum_sparse, fetch_gradients)
+    if decisions_only:
+        decided = decide_step(
+            train,
+            cluster,
+            out,
+            strategy=strategy,
+            batch=batch,
+            sizes=parse_sizes(size),
+            options=options,
+            sample=_sample(sample_data, sample_steps),
+            without=parse_mechanisms(without),
+            aggregation=aggregation,
+        )
+        tell(f"{len(decided.parameters)} parameters decided -> {out}")
+        return
     with working_on("compiling"):
         made = compile_step(
             train,
@@ -186,6 +220,7 @@ def compile_command(
             partitions=Partitioner(min_partitions, search_partitions) if search_partitions else None,
             without=parse_mechanisms(without),
             asynchronous=asynchronous,
+            aggregation=aggregation,
         )
     log = made.watch.write(out)
     methods = [choice.method for choice in made.strategy.parameters.values()]
@@ -266,18 +301,7 @@ def verify_command(
         raise typer.Exit(1)
 
 
-@app.command(
-    "executor", epilog="Started by `partc run` under mpiexec; by hand: mpiexec -n 4 partc executor JOB"
-)
-def executor_command(
-    job: Annotated[Path, typer.Argument(help="The folder of a job, as `partc run` makes it.")],
-) -> None:
-    """Run one rank of a job: the daemon itself, one per device."""
-    if not (job / JOB_FILE).is_file():
-        raise BadUsage(
-            "no job lies there", at=str(job), fix="use `partc run`, which makes a job and starts it"
-        )
-    raise typer.Exit(daemon.main([str(job)]))
+app.command("executor", epilog=EXECUTOR_HELP)(executor_command)
 
 
 @app.command("ops", epilog="Example: partc ops")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -24,8 +25,8 @@ from partc.cost.timeline import Timeline, simulate
 from partc.passes.analysis.describe_parameters import describe_parameters
 from partc.passes.analysis.find_gradients import find_gradients
 from partc.passes.analysis.refuse_random import refuse_random
-from partc.passes.distribute import analyse, distribute
-from partc.passes.lowering.expected_rows import expect_rows
+from partc.passes.distribute import Analysis, analyse, distribute
+from partc.passes.lowering.expected_rows import ExpectedRows, expect_rows
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.bucket_communications import copy_where_shared
 from partc.passes.training_graph import TrainingGraph
@@ -90,35 +91,14 @@ def compile_graph(
     An asynchronous plan is that of one session, which every worker of the cluster has for itself.
     """
     watch = Stopwatch()
-    machines = view_of_session(cluster) if options.asynchronous else cluster
-    workers = sum(rank.replica is not None for rank in ranks_of(cluster))
-    replicas = 1 if options.asynchronous else workers
-
-    with watch.phase("analyse"):
-        find_gradients(training)
-        sparsity = _measure(training, machines, options)
-        per_replica = options.batch == "per-replica"
-        aggregation = options.chosen_aggregation()
-        analysis = analyse(training, options.sizes, replicas, per_replica, aggregation)
-        if options.asynchronous and workers > 1:
-            refuse_random(analysis.training, analysis.facts)
-        facts = describe_parameters(analysis)
-        facts = facts if sparsity is None else with_measured_rows(facts, sparsity)
-    with watch.phase("choose a strategy"):
-        partitions = _search_partitions(facts, machines, options)
-        strategy, costs = _choose(facts, machines, options, partitions.chosen if partitions else None)
-        strategy = msgspec.structs.replace(strategy, aggregation=aggregation)
-        for choice in costs.choices:
-            log.info("%s: %s. %s", choice.variable, choice.method, choice.reason)
+    machines = machines_of(cluster, options)
+    decided = decide(training, cluster, options, watch)
+    analysis, facts, strategy = decided.analysis, decided.facts, decided.strategy
     with watch.phase("lay out and lower"):
-        expected = expect_rows(facts, strategy, machines)
-        lowered = distribute(analysis, strategy, expected, sessions=options.asynchronous)
-        copy_where_shared(lowered, sessions=options.asynchronous)
+        lowered = lower_step(analysis, strategy, options, expect_rows(facts, strategy, machines))
     with PlanFiles(out) as files:
         with watch.phase("schedule and write"):
-            plan = build_plan(analysis, lowered, strategy, machines, options, files)
-            if options.asynchronous:
-                plan = make_sessions(plan, lowered, cluster, files.folder)
+            plan = cut_step(analysis, lowered, strategy, cluster, options, files)
         with watch.phase("check and simulate"):
             check_program(plan)
             timeline = simulate(plan, machines)
@@ -126,19 +106,93 @@ def compile_graph(
         compilation = Compilation(
             plan,
             strategy,
-            costs,
+            decided.costs,
             lowered,
             timeline,
             memory,
             facts,
             analysis.facts.shapes,
             watch,
-            sparsity,
-            partitions,
+            decided.sparsity,
+            decided.partitions,
         )
         with watch.phase("report"):
             files.finish(compilation, machines, cluster)
     return compilation
+
+
+# ---------------------------------------------------------------- the stages
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A step that was looked through, and every decision about it."""
+
+    analysis: Analysis
+    facts: tuple[SyncFacts, ...]
+    strategy: Strategy
+    costs: StrategyCosts
+    sparsity: Sparsity | None
+    partitions: PartitionSearch | None
+
+
+def decide(training: TrainingGraph, cluster: Cluster, options: CompileOptions, watch: Stopwatch) -> Decided:
+    """Analyse a step and choose a strategy. Raises PartcError."""
+    machines = machines_of(cluster, options)
+    with watch.phase("analyse"):
+        find_gradients(training)
+        sparsity = _measure(training, machines, options)
+        analysis = analyse_step(training, cluster, options)
+        facts = describe_parameters(analysis)
+        facts = facts if sparsity is None else with_measured_rows(facts, sparsity)
+    with watch.phase("choose a strategy"):
+        partitions = _search_partitions(facts, machines, options)
+        strategy, costs = _choose(facts, machines, options, partitions.chosen if partitions else None)
+        strategy = msgspec.structs.replace(strategy, aggregation=options.chosen_aggregation())
+    for choice in costs.choices:
+        log.info("%s: %s. %s", choice.variable, choice.method, choice.reason)
+    return Decided(analysis, facts, strategy, costs, sparsity, partitions)
+
+
+def machines_of(cluster: Cluster, options: CompileOptions) -> Cluster:
+    """Return what a plan's ranks run on: the cluster, or one session's view of it."""
+    return view_of_session(cluster) if options.asynchronous else cluster
+
+
+def analyse_step(training: TrainingGraph, cluster: Cluster, options: CompileOptions) -> Analysis:
+    """Find out what layouts need to know. Needs: gradients are found."""
+    workers = sum(rank.replica is not None for rank in ranks_of(cluster))
+    replicas = 1 if options.asynchronous else workers
+    per_replica = options.batch == "per-replica"
+    analysis = analyse(training, options.sizes, replicas, per_replica, options.chosen_aggregation())
+    if options.asynchronous and workers > 1:
+        refuse_random(analysis.training, analysis.facts)
+    return analysis
+
+
+def lower_step(
+    analysis: Analysis,
+    strategy: Strategy,
+    options: CompileOptions,
+    expected: Mapping[str, ExpectedRows] = MappingProxyType({}),
+) -> LoweredGraph:
+    """Distribute the step. `expected`: rows on their way, which only prices depend on."""
+    lowered = distribute(analysis, strategy, expected, sessions=options.asynchronous)
+    copy_where_shared(lowered, sessions=options.asynchronous)
+    return lowered
+
+
+def cut_step(
+    analysis: Analysis,
+    lowered: LoweredGraph,
+    strategy: Strategy,
+    cluster: Cluster,
+    options: CompileOptions,
+    files: PlanFiles,
+) -> Plan:
+    """Schedule the distributed step, and write its segments."""
+    plan = build_plan(analysis, lowered, strategy, machines_of(cluster, options), options, files)
+    return make_sessions(plan, lowered, cluster, files.folder) if options.asynchronous else plan
 
 
 def _measure(training: TrainingGraph, cluster: Cluster, options: CompileOptions) -> Sparsity | None:

@@ -18,7 +18,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Fetched = list[Array] | list[list[Array]]
 
 
-class Session(Protocol):
+class Training(Protocol):
     """A job that trains."""
 
     def run(self, fetches: str | Sequence[str], feeds: ReplicaFeeds | None) -> Fetched:
@@ -44,7 +44,7 @@ class GraphRunner(NamedTuple):
     word, and has all replicas.
     """
 
-    session: Session
+    training: Training
     num_workers: int
     worker_id: int
     num_replicas_per_worker: int
@@ -54,23 +54,23 @@ class GraphRunner(NamedTuple):
 
         `feeds`: data input -> a list of one array for each replica; nothing where `data` was given.
         """
-        return self.session.run(fetches, feeds)
+        return self.training.run(fetches, feeds)
 
     def train(self, steps: int) -> None:
         """Train so many steps on the data that was given to get_runner."""
-        self.session.train(steps)
+        self.training.train(steps)
 
     def variables(self) -> dict[str, Array]:
         """Return every variable, whole."""
-        return self.session.variables()
+        return self.training.variables()
 
     def save(self) -> Path:
         """Write the variables to trained.safetensors in the plan's folder."""
-        return self.session.save()
+        return self.training.save()
 
     def close(self) -> None:
         """End the job. What was not saved is lost."""
-        self.session.close()
+        self.training.close()
 
     def __enter__(self) -> "GraphRunner":
         return self
@@ -79,13 +79,15 @@ class GraphRunner(NamedTuple):
         self.close()
 
 
-class StepSession:
+class SteppedTraining:
     """Replicas that step together, when they are asked to."""
 
     def __init__(self, plan: PlanFolder, data: ShardedData | None, timeout_s: float) -> None:
         read_by_ranks = data.name if data is not None and data.name is not None else ""
         self._plan = plan.plan
-        self._rows = None if data is None or read_by_ranks else zip(*data.streams(plan.plan.replicas))
+        self._rows: Iterator[tuple[Batch, ...]] | None = None
+        if data is not None and not read_by_ranks:
+            self._rows = zip(*data.streams(plan.plan.replicas), strict=False)
         self._stepper = Stepper(plan, data=read_by_ranks, timeout_s=timeout_s)
 
     def run(self, fetches: str | Sequence[str], feeds: ReplicaFeeds | None) -> Fetched:
@@ -124,7 +126,7 @@ class StepSession:
         return {name: [np.asarray(batch[name]) for batch in batches] for name in batches[0]}
 
 
-class AsynchronousSession:
+class AsynchronousTraining:
     """Replicas that train without waiting for each other: a number of steps each, and none in common."""
 
     def __init__(self, plan: PlanFolder, data: ShardedData | None, timeout_s: float) -> None:
@@ -147,9 +149,7 @@ class AsynchronousSession:
             raise BadUsage("no data", at="get_runner", fix="give it data=partc.shard(...)")
         data = self._data.name or self._total_batches(self._data)
         runner = Runner(self._plan)
-        self._trained = runner.train(
-            data, steps, initial=self._trained, timeout_s=self._timeout_s
-        ).variables
+        self._trained = runner.train(data, steps, initial=self._trained, timeout_s=self._timeout_s).variables
 
     def variables(self) -> dict[str, Array]:
         """Return every variable, whole."""

@@ -18,7 +18,7 @@ import onnx
 
 from partc.compiler.api import GraphOptions, compile
 from partc.compiler.choose_partitions import Partitioner
-from partc.compiler.graph_runner import AsynchronousSession, GraphRunner, Session, StepSession
+from partc.compiler.graph_runner import AsynchronousTraining, GraphRunner, SteppedTraining, Training
 from partc.cost.cluster import Cluster, read_any_cluster
 from partc.runtime.data.feeds import find_function
 from partc.runtime.data.sharded import Batch, ReadShard, ShardedData, is_read_by_shard
@@ -28,7 +28,7 @@ from partc.runtime.program import Aggregation
 
 Graph = str | Path | onnx.ModelProto
 ResourceInfo = str | Path | Cluster
-RunFunction = Callable[[Session, int, int, int], None]  # (session, num_workers, worker_id, replicas)
+RunFunction = Callable[[Training, int, int, int], None]  # (training, num_workers, worker_id, replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,9 @@ def shard(data: Iterable[Batch] | ReadShard | str) -> ShardedData:
     calls it on its own host; otherwise this process reads for all. Raises BadData.
     """
     if isinstance(data, ShardedData):
-        raise BadData("data that is sharded already", at="shard", fix="shard once: replicas share out what it gives")
+        raise BadData(
+            "data that is sharded already", at="shard", fix="shard once: replicas share out what it gives"
+        )
     if not isinstance(data, str):
         return ShardedData(data)
     function = find_function(data)
@@ -103,13 +105,12 @@ def get_runner(
     """Spread a training graph for one device over a cluster, start it, and return its runner.
 
     `resource_info`: a resource file (`host: gpu ids`), a cluster.json, or a Cluster. `data`: what `shard`
-    returned, where `run` is not fed. The result also unpacks as Parallax's does: session, num_workers,
+    returned, where `run` is not fed. The result also unpacks, as Parallax's does: training, num_workers,
     worker_id, num_replicas_per_worker. Raises PartcError.
     """
     configure_log()
     chosen = config or ParallaxConfig()
-    is_read = isinstance(resource_info, Cluster)
-    machines = resource_info if is_read else read_any_cluster(Path(resource_info))
+    machines = resource_info if isinstance(resource_info, Cluster) else read_any_cluster(Path(resource_info))
     plan = compile(
         graph,
         machines,
@@ -121,7 +122,7 @@ def get_runner(
         asynchronous=not chosen.sync,
         aggregation=chosen.aggregation,
     )
-    start = StepSession if chosen.sync else AsynchronousSession
+    start = SteppedTraining if chosen.sync else AsynchronousTraining
     replicas = plan.plan.replicas if chosen.sync else len(plan.plan.asynchronous)
     return GraphRunner(start(plan, data, chosen.timeout_s), 1, 0, replicas)
 

@@ -8,8 +8,6 @@ A device without a link of its own reaches its host through the host's memory.
 """
 
 import re
-import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -17,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from partc.cost.cluster_checks import check_cluster
+from partc.cost.detect_gpus import detect_gpus
 from partc.cost.profiles import HOST_MEMORY_BYTES_PER_S
 from partc.runtime.errors import BadCluster
 from partc.runtime.program import Record, Site
@@ -134,24 +133,9 @@ def _resource_host(line: str, at: str) -> Host:
     if parsed is None:
         raise BadCluster(f"cannot understand {line!r}", at=at, fix="write `host: 0,1,2`, or `host` alone")
     host, ids = parsed["host"], parsed["ids"]
-    indices = [int(i) for i in ids.split(",")] if ids else _detect_gpus(host, at)
+    indices = [int(i) for i in ids.split(",")] if ids else detect_gpus(host, at)
     devices = tuple(Device(f"{host}/gpu{i}", "gpu", profile="titan-xp", index=i) for i in indices)
     return Host(host, devices, memory_bytes=256 * 2**30, address=host)
-
-
-def _detect_gpus(host: str, at: str) -> list[int]:
-    """List the ordinals of this machine's GPUs; another host's cannot be asked for while compiling."""
-    fix = f"list the GPUs yourself, such as `{host}: 0,1`"
-    if host not in ("localhost", "127.0.0.1"):
-        raise BadCluster(f"no GPU ids for {host!r}, and only this machine's can be detected", at=at, fix=fix)
-    if (command := shutil.which("nvidia-smi")) is None:
-        raise BadCluster("no GPU ids, and nvidia-smi is not installed to detect them", at=at, fix=fix)
-    query = [command, "--query-gpu=index", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True, check=False)
-    indices = [int(line) for line in answer.stdout.split() if line.isdigit()]
-    if not indices:
-        raise BadCluster("no GPU ids, and nvidia-smi reports no GPU", at=at, fix=fix)
-    return indices
 
 
 # ---------------------------------------------------------------- ranks

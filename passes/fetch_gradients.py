@@ -71,7 +71,9 @@ class _Fetching:
             gs.Variable(f"{name}.sum.ids", dtype=np.dtype(np.int64)),
             gs.Variable(f"{name}.sum.rows", dtype=rows.dtype),
         )
-        self.graph.nodes.append(gs.Node(SUM_ROWS, f"{name}.sum", {}, [ids, rows], list(results), domain=DOMAIN))
+        self.graph.nodes.append(
+            gs.Node(SUM_ROWS, f"{name}.sum", {}, [ids, rows], list(results), domain=DOMAIN)
+        )
         return results
 
     def _copy(self, source: gs.Tensor, name: str) -> None:

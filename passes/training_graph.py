@@ -98,6 +98,7 @@ class TrainingGraph:
     opset: int = 21
     source: bytes = b""  # the model file's own bytes where small, for the plan's folder
     shard_inputs: dict[str, ShardInput] = field(default_factory=dict)
+    are_gradients_found: bool = False  # by looking for them: the file does not record them
 
     def varying_inputs(self) -> list[str]:
         """Return the inputs that differ from replica to replica: samples, and the replica's shard."""

@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partc.compiler.verification.reference import make_reference
-from partc.runtime.data.initial import InitialValues
 from partc.runtime.errors import BadUsage
 from partc.runtime.program import Aggregation
-from tests.compiled_steps import assert_trains_as_one_device, compile_step, import_text, random_batches
+from tests.compiled_steps import assert_trains_as_one_device, compile_step, random_batches
 from tests.test_distributed_numerics import imported
 
 SUMS = (Aggregation(False, True), Aggregation(True, False), Aggregation(False, False))
-CASES = list(product(("lm, sgd", "foreign, clipped"), ("2x2", "1x3", "2x2s"), ("ps", "allreduce", "hybrid"), SUMS))
+CASES = list(
+    product(("lm, sgd", "foreign, clipped"), ("2x2", "1x3", "2x2s"), ("ps", "allreduce", "hybrid"), SUMS)
+)
 
 
 @pytest.mark.parametrize(("name", "cluster", "strategy", "aggregation"), CASES[::7])
@@ -29,9 +29,7 @@ def test_sums_match_one_device(
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "cluster", "strategy", "aggregation"), CASES)
-def test_every_sum(
-    name: str, cluster: str, strategy: str, aggregation: Aggregation, tmp_path: Path
-) -> None:
+def test_every_sum(name: str, cluster: str, strategy: str, aggregation: Aggregation, tmp_path: Path) -> None:
     test_sums_match_one_device(name, cluster, strategy, aggregation, tmp_path)
 
 
@@ -61,7 +59,9 @@ def test_what_no_data_changes_is_summed_too(
     from partc.runtime.in_process import train_in_process
     from tests.foreign_steps import parse, with_zeros
 
-    model = with_zeros(parse(TWO_GRADIENTS.replace("int64[1] samples", "double zero = {0.0}, int64[1] samples")), "W", "B")
+    model = with_zeros(
+        parse(TWO_GRADIENTS.replace("int64[1] samples", "double zero = {0.0}, int64[1] samples")), "W", "B"
+    )
     bindings = Bindings(
         state={"W": "W_next", "B": "B_next"},
         loss="loss",
@@ -83,5 +83,8 @@ def test_what_no_data_changes_is_summed_too(
 def test_one_batch_for_all_has_nothing_to_sum(tmp_path: Path) -> None:
     with pytest.raises(BadUsage, match="leave --batch out"):
         compile_step(
-            imported("mlp, sgd"), tmp_path / "out", batch="global", aggregation=Aggregation(average_dense=False)
+            imported("mlp, sgd"),
+            tmp_path / "out",
+            batch="global",
+            aggregation=Aggregation(average_dense=False),
         )

@@ -8,15 +8,18 @@ import pytest
 from onnx import helper
 
 import partc
+from partc.compiler.driver import CompileOptions, compile_graph
 from partc.compiler.importing.bindings import Bindings, GradientTensors, write_bindings
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.importing.shard_inputs import create_num_shards_and_shard_id
 from partc.passes.training_graph import TrainingGraph
+from partc.runtime.asynchronous.in_process import train_sessions_in_process
 from partc.runtime.errors import BadModel, BadUsage
 from partc.runtime.in_process import train_in_process
+from partc.runtime.plan_folder import read_plan_folder
 from partc.runtime.program import Run
 from partc.runtime.shards import shard_values
-from tests.compiled_steps import assert_trains_as_one_device, compile_step, random_batches, verified
+from tests.compiled_steps import assert_trains_as_one_device, cluster_of, compile_step, random_batches
 from tests.foreign_steps import parse
 
 ROWS = 12
@@ -41,13 +44,13 @@ step (int64 n, int64 i, double[3,1] W) => (double loss, double[3,1] W_next)
 """
 DECLARED = {"n": "num_shards", "i": "shard_id"}
 DATA = np.random.default_rng(0).normal(size=(ROWS, 3))
+START = np.array([[1.0], [-2.0], [0.5]])
 
 
-def sharded_model(shards: dict[str, str] | None = None) -> onnx.ModelProto:
-    model = parse(SHARDED)
-    start = np.array([[1.0], [-2.0], [0.5]])
+def sharded_model(shards: dict[str, str] | None = None, text: str = SHARDED) -> onnx.ModelProto:
+    model = parse(text)
     model.graph.initializer.extend(
-        [onnx.numpy_helper.from_array(DATA, "data"), onnx.numpy_helper.from_array(start, "W")]
+        [onnx.numpy_helper.from_array(DATA, "data"), onnx.numpy_helper.from_array(START, "W")]
     )
     gradients = {"W": GradientTensors(dense="dW")}
     bindings = Bindings(state={"W": "W_next"}, loss="loss", gradients=gradients, shards=shards or DECLARED)
@@ -66,8 +69,7 @@ def test_every_replica_reads_its_own_shard(strategy: str, cluster: str, tmp_path
 
     after = train_in_process(done.folder, [{}]).variables["W"]
 
-    weights = np.array([[1.0], [-2.0], [0.5]])
-    expected = weights - 0.1 * DATA.T @ (DATA @ weights) / done.plan.replicas
+    expected = START - 0.1 * DATA.T @ (DATA @ START) / done.plan.replicas
     np.testing.assert_allclose(after, expected, rtol=1e-12)
     assert_trains_as_one_device(done, [{}] * 3)
 
@@ -77,7 +79,10 @@ def test_replicas_share_their_segments_and_nobody_feeds_the_shard(tmp_path: Path
 
     assert done.plan.data_inputs == ()
     assert [tuple(shard_values(done.plan, rank).values()) for rank in done.plan.ranks] == [
-        (4, 0), (4, 1), (4, 2), (4, 3)
+        (4, 0),
+        (4, 1),
+        (4, 2),
+        (4, 3),
     ]
     runs = [i for i in done.plan.instructions if isinstance(i, Run)]
     assert len({run.segment for run in runs}) == len(list((done.folder.path / "segments").iterdir()))
@@ -101,9 +106,7 @@ def test_a_forward_graph_declares_them_and_grad_keeps_them(tmp_path: Path) -> No
     rest = list(forward.graph.node)
     del forward.graph.node[:]
     forward.graph.node.extend([*nodes, *rest])
-    train = partc.build_training_graph(
-        forward, loss="softmax_cross_entropy", optimizer=partc.Momentum(0.1)
-    )
+    train = partc.build_training_graph(forward, loss="softmax_cross_entropy", optimizer=partc.Momentum(0.1))
 
     done = compile_step(import_training_graph(train), tmp_path / "out", "2x2", "ps")
 
@@ -119,3 +122,16 @@ def test_one_batch_for_all_has_no_shards(tmp_path: Path) -> None:
 def test_a_shard_that_is_no_input_is_refused() -> None:
     with pytest.raises(BadModel, match="name inputs among"):
         import_training_graph(sharded_model({"k": "shard_id"}))
+
+
+def test_asynchronous_workers_read_shards_of_their_own(tmp_path: Path) -> None:
+    """Each is alone in its session, and still one of several; at a rate of zero the order does not matter."""
+    still = import_training_graph(sharded_model(text=SHARDED.replace("rate = {0.1}", "rate = {0.0}")))
+    options = CompileOptions("ps", asynchronous=True)
+    compile_graph(still, cluster_of("1x3"), tmp_path / "out", options)
+
+    losses = train_sessions_in_process(read_plan_folder(tmp_path / "out"), [{}]).losses
+
+    of_rows = (DATA @ START) ** 2
+    for worker in range(3):
+        assert losses[worker] == [pytest.approx(of_rows[4 * worker : 4 * worker + 4].mean())]

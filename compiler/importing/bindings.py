@@ -38,6 +38,7 @@ class Bindings(Record, frozen=True, omit_defaults=True):
     forward_outputs: tuple[str, ...] = ()
     initial: str | None = None  # .npz or .safetensors file, beside the model
     shards: dict[str, Holds] = msgspec.field(default_factory=dict)  # input -> what the runtime gives it
+    found: bool = False  # the gradients are what partc found: who reads the file again finds them again
 
 
 def read_bindings(model: onnx.ModelProto, path: Path | None) -> Bindings:
@@ -85,6 +86,7 @@ def bindings_of(graph: TrainingGraph) -> Bindings:
         sample_axes={name: entry.sample_axis for name, entry in graph.data_inputs.items()},
         forward_outputs=graph.forward_outputs,
         shards={name: given.holds for name, given in graph.shard_inputs.items()},
+        found=graph.are_gradients_found,
     )
 
 

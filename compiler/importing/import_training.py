@@ -42,6 +42,7 @@ from partc.passes.analysis.find_input_ranges import find_input_ranges
 from partc.passes.analysis.find_sample_axes import find_sample_axes
 from partc.passes.training_graph import Gradient, InitialValue, TrainingGraph
 from partc.runtime.errors import BadModel, BadUsage, UnsupportedModel
+from partc.runtime.program import Constant
 
 OPSET = 21  # what partc's own graphs are written in
 IR_VERSION = 10
@@ -57,6 +58,7 @@ class ImportOptions:
     sizes: dict[str, int] | None = None
     loss: str | None = None
     initial: Path | None = None
+    needs_initial: bool = True  # False: whoever makes segments needs no first values
 
 
 @paused_collection()
@@ -68,15 +70,17 @@ def import_training_graph(
     sizes: dict[str, int] | None = None,
     loss: str | None = None,
     initial: str | Path | None = None,
+    needs_initial: bool = True,
 ) -> TrainingGraph:
     """Read a training step and find its gradients. Raises BadModel, UnsupportedModel, BadUsage.
 
     `state` maps variables to the outputs that hold their next values; `sample_axes` data inputs to
     their sample axis (None: the same for all replicas); `sizes` names the symbolic sizes that the
-    caller will give values; `initial` is a .npz or .safetensors file of initial values.
+    caller will give values; `initial` is a .npz or .safetensors file of initial values. Without
+    `needs_initial`, variables that have none are zero.
     """
     file = Path(initial) if initial is not None else None
-    options = ImportOptions(state, sample_axes, sizes, loss, file)
+    options = ImportOptions(state, sample_axes, sizes, loss, file, needs_initial)
     if not isinstance(source, onnx.ModelProto) and is_artifacts(Path(source)):
         training = read_training_graph(read_artifacts(Path(source)), options)
         find_recorded_slices(training)
@@ -100,6 +104,8 @@ def read_training_graph(source: str | Path | onnx.ModelProto, options: ImportOpt
     check_bindings(model.graph, bindings)
     bindings = separate_outputs(model.graph, bindings)
     initials = read_initial_values(model, folder, _initial_file(bindings, folder, options))
+    if not options.needs_initial:
+        initials = dict.fromkeys(bindings.state, Constant(0.0)) | initials
     _drop_initials(model, bindings)
     _name_nodes(model.graph)
     model, bindings = _lower_training_ops(model, bindings)
@@ -258,7 +264,11 @@ def _training_graph(graph: gs.Graph, bindings: Bindings, initials: dict[str, Ini
         data_inputs={},
         outputs=shown,
         loss=bindings.loss or _loss(outputs, shown),
-        gradients={name: Gradient(name, t.dense, t.ids, t.rows) for name, t in bindings.gradients.items()},
+        gradients={
+            name: Gradient(name, t.dense, t.ids, t.rows)
+            for name, t in bindings.gradients.items()
+            if not bindings.found
+        },
         forward_outputs=bindings.forward_outputs,
         opset=graph.opset,
         shard_inputs=read_shard_inputs(graph, bindings),

@@ -1,7 +1,7 @@
 """Graph inputs that hold the number of shards and a replica's own shard.
 
-    create_num_shards_and_shard_id()   declares them for a graph that is being written
-    declared in the bindings           {"shards": {"n": "num_shards", "i": "shard_id"}}, or by SHARD_INPUTS' names
+create_num_shards_and_shard_id()   declares them for a graph that is being written
+declared in the bindings           {"shards": {"n": "num_shards", "i": "shard_id"}}, or by SHARD_INPUTS' names
 """
 
 import msgspec

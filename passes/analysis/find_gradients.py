@@ -67,6 +67,7 @@ def find_gradients(training: TrainingGraph) -> dict[str, Gradient]:
         slices = find_indexed_slices(training.graph, dense, walk.variable)
         ids, rows = slices or (None, None)
         training.gradients[walk.variable.name] = Gradient(walk.variable.name, dense.name, ids, rows)
+    training.are_gradients_found = True
     training.graph.cleanup().toposort()
     return training.gradients
 

@@ -14,13 +14,21 @@ import numpy as np
 
 from partc.runtime.asynchronous.clock import Clock, Grants
 from partc.runtime.asynchronous.messages import Applied, Ask, Begin, Finish, Gone, Grant, Message, Piece
-from partc.runtime.asynchronous.session import Post, peer_of, server_name, servers_of, worker_name
+from partc.runtime.asynchronous.session import (
+    Post,
+    peer_of,
+    plan_of_data,
+    server_name,
+    servers_of,
+    worker_name,
+)
 from partc.runtime.asynchronous.session_transport import SessionTransport
 from partc.runtime.asynchronous.shared_values import SharedValues
 from partc.runtime.device import Sessions, device_of
 from partc.runtime.environment import Environment
 from partc.runtime.executor import Executor
 from partc.runtime.program import Plan, Rank, Start
+from partc.runtime.shards import shard_values
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Feeds = Callable[[int, int], Mapping[str, Array]]  # (session, step from 1) -> what this rank is fed
@@ -117,6 +125,7 @@ class Server:
 
         transport = SessionTransport(plan, self.rank, worker, send)
         environment = Environment(plan, self.rank, device_of(self.rank), self._values)
+        environment.feed(shard_values(plan_of_data(plan), self.rank))
         return _Session(worker, transport, Executor(plan, self.rank, environment, loaded, transport))
 
     def _begin(self, session: "_Session") -> None:

@@ -12,6 +12,8 @@ from partc.runtime.asynchronous.session import (
     Post,
     own_ranks,
     peer_of,
+    plan_of_data,
+    rank_of_data,
     server_name,
     servers_of,
     worker_name,
@@ -23,6 +25,7 @@ from partc.runtime.environment import Environment
 from partc.runtime.executor import Executor
 from partc.runtime.loss import loss_of
 from partc.runtime.program import Plan, Rank
+from partc.runtime.shards import shard_values
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -52,6 +55,7 @@ class Worker:
             placed = _placed(plan, rank, worker)
             transport = SessionTransport(plan, placed, worker, self._send)
             environment = Environment(plan, placed, device_of(placed), initial)
+            environment.feed(shard_values(plan_of_data(plan), rank_of_data(placed, worker)))
             self._transports[rank.rank] = transport
             self._executors[rank.rank] = Executor(plan, placed, environment, loaded, transport)
 

@@ -8,6 +8,8 @@ A batch is what one replica is fed in a step: input name -> array.
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -35,12 +37,14 @@ class ShardedData:
 
     def shard(self, num_shards: int, shard_id: int) -> Iterator[Batch]:
         """Return one shard's batches."""
-        return self.streams(num_shards)[shard_id]
+        if callable(self._data):
+            return iter(self._data(num_shards, shard_id))
+        return islice(iter(self._data), shard_id, None, num_shards)
 
     def streams(self, num_shards: int) -> list[Iterator[Batch]]:
         """Return all shards' batches, to be read in turn: shard 0, shard 1, ..., shard 0, ..."""
         if callable(self._data):
-            return [iter(self._data(num_shards, shard)) for shard in range(num_shards)]
+            return [self.shard(num_shards, shard_id) for shard_id in range(num_shards)]
         return [iter(self._data)] * num_shards
 
     def __iter__(self) -> Iterator[Batch]:
@@ -93,7 +97,7 @@ class _Shard:
     """The batches of one shard, in their order; not opened before the first is wanted."""
 
     def __init__(self, read: ReadShard, num_shards: int, shard_id: int, name: str) -> None:
-        self._read = lambda: iter(read(num_shards, shard_id))
+        self._read = partial(read, num_shards, shard_id)
         self._at = f"{name}, shard {shard_id} of {num_shards}"
         self._batches: Iterator[Batch] | None = None
         self._step = -1
@@ -101,12 +105,14 @@ class _Shard:
 
     def batch(self, step: int) -> dict[str, Array]:
         if self._batches is None:
-            self._batches = self._read()
+            self._batches = iter(self._read())
         while self._step < step:
             batch = next(self._batches, None)
             self._step += 1
             if not isinstance(batch, Mapping):
-                what = f"ends after {self._step} batches" if batch is None else f"gives {type(batch).__name__}"
+                what = (
+                    f"ends after {self._step} batches" if batch is None else f"gives {type(batch).__name__}"
+                )
                 fix = "let it go on, or train fewer steps" if batch is None else "yield dicts: input -> array"
                 raise BadData(f"the data {what}", at=self._at, fix=fix)
             self._batch = {name: np.asarray(array) for name, array in batch.items()}

@@ -43,7 +43,9 @@ class StepperEnd:
         self._router = _open(self._context, zmq.ROUTER)
         self._router.set(zmq.ROUTER_MANDATORY, 1)
         own = {host: _own_address(address) for host, address in addresses.items()}
-        ports = {address: self._router.bind_to_random_port(f"tcp://{address}") for address in set(own.values())}
+        ports = {
+            address: self._router.bind_to_random_port(f"tcp://{address}") for address in set(own.values())
+        }
         endpoints = {host: f"tcp://{address}:{ports[address]}" for host, address in own.items()}
         self.channel = Channel(secrets.token_hex(16), endpoints)
 
@@ -58,7 +60,7 @@ class StepperEnd:
 
     def receive(self, timeout_s: float) -> tuple[int, Received] | None:
         """Return the next message and its rank; None if none comes in time. Strangers are not heard."""
-        while self._router.poll(timeout_s * 1e3):
+        while self._router.poll(round(timeout_s * 1e3)):
             identity, *frames = self._router.recv_multipart()
             secret, _, rank = identity.decode(errors="replace").partition("/")
             if secrets.compare_digest(secret.encode(), self.channel.secret.encode()) and rank.isdigit():

@@ -17,11 +17,15 @@ AT = "feeds"
 
 def share_feeds(plan: Plan, feeds: ReplicaFeeds) -> dict[int, dict[str, Array]]:
     """Return what every rank is fed: rank -> data input -> array. Raises BadData."""
-    lists = {entry.name: _list_of(plan, entry, feeds[entry.name]) for entry in plan.data_inputs if entry.name in feeds}
-    stray = {name: list(feeds[name]) for name in feeds.keys() - lists.keys()}
+    known = {entry.name: entry for entry in plan.data_inputs}
+    if stray := sorted(feeds.keys() - known.keys()):
+        raise BadData(
+            f"data for {stray[0]!r}, which is no input", at=AT, fix=f"supply {sorted(known)} and nothing else"
+        )
+    lists = {name: _list_of(plan, known[name], values) for name, values in feeds.items()}
     replicas = [{name: arrays[r] for name, arrays in lists.items()} for r in range(plan.replicas)]
     for replica, share in enumerate(replicas):
-        check_share(plan, share | stray, at=f"{AT}, replica {replica}")
+        check_share(plan, share, at=f"{AT}, replica {replica}")
     return {
         rank.rank: {entry.name: replicas[rank.replica or 0][entry.name] for entry in inputs_of(plan, rank)}
         for rank in plan.ranks

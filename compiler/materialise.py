@@ -1,0 +1,118 @@
+"""Make one rank's segments where they are needed, from what was decided elsewhere.
+
+    train.onnx, strategy.json, cluster.json ─ analyse, lower, cut ─> DIR/segments/*.onnx of one rank
+
+The transformation follows from the decisions alone: whoever carries it out writes the same bytes. So the
+machine that decides need not transform for all others (parallax-abstract.txt, section 2).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from partc.compiler.arguments import fill_sizes
+from partc.compiler.driver import CompileOptions, analyse_step, cut_step, decide, lower_step
+from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.output_paths import check_output_folder
+from partc.compiler.plan_files import MODEL, PlanFiles
+from partc.compiler.stopwatch import Stopwatch
+from partc.cost.cluster import Cluster, encode_cluster, read_any_cluster
+from partc.cost.strategy import Strategy, encode_strategy, read_strategy
+from partc.passes.analysis.find_gradients import find_gradients
+from partc.passes.training_graph import TrainingGraph
+from partc.runtime.errors import BadPlan, BadUsage
+from partc.runtime.plan_folder import sha256_of_file
+from partc.runtime.program import Plan, Run, decode_plan, instructions_of
+
+STRATEGY, CLUSTER = "strategy.json", "cluster.json"
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What a transformation follows from. `sizes`: a value for every symbolic size."""
+
+    training: TrainingGraph
+    strategy: Strategy
+    cluster: Cluster
+    sizes: Mapping[str, int]
+    asynchronous: bool = False
+
+
+def read_decisions(
+    model: Path, strategy: Path, cluster: Path, sizes: Mapping[str, int], central: Plan | None
+) -> Decisions:
+    """Read what was decided; sizes and the way to train from `central`, the plan, if there is one."""
+    training = import_training_graph(model, needs_initial=False)
+    known = dict(central.sizes) if central is not None else fill_sizes(sizes, training)
+    is_asynchronous = central is not None and bool(central.asynchronous)
+    return Decisions(training, read_strategy(strategy), read_any_cluster(cluster), known, is_asynchronous)
+
+
+def write_decisions(
+    training: TrainingGraph, cluster: Cluster, out: Path, options: CompileOptions
+) -> Strategy:
+    """Decide, and write train.onnx, strategy.json and cluster.json, but no segment. Raises PartcError."""
+    if out.exists() and any(out.iterdir()):
+        raise BadUsage("the output folder is not empty", at=str(out), fix="give a new one with -o")
+    strategy = decide(training, cluster, options, Stopwatch()).strategy
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MODEL).write_bytes(training.source)
+    (out / STRATEGY).write_bytes(encode_strategy(strategy))
+    (out / CLUSTER).write_bytes(encode_cluster(cluster))
+    return strategy
+
+
+def materialise(decisions: Decisions, rank: int, out: Path, central: Plan | None = None) -> tuple[str, ...]:
+    """Write into `out` what one rank runs; return the files' paths below it.
+
+    `central`: a plan that was compiled elsewhere from the same decisions, whose hashes these files must have.
+    Raises BadUsage, BadPlan.
+    """
+    check_output_folder(out)
+    options = CompileOptions(
+        decisions.strategy,
+        decisions.strategy.batch,
+        decisions.sizes,
+        asynchronous=decisions.asynchronous,
+    )
+    find_gradients(decisions.training)
+    analysis = analyse_step(decisions.training, decisions.cluster, options)
+    lowered = lower_step(analysis, decisions.strategy, options)
+    with PlanFiles(out) as files:
+        plan = cut_step(analysis, lowered, decisions.strategy, decisions.cluster, options, files)
+        own = _files_of(plan, rank)
+        for path in sorted(files.folder.rglob("*")):
+            if path.is_file() and str(path.relative_to(files.folder)) not in own:
+                path.unlink()
+        if central is not None:
+            _compare(files.folder, own, central)
+    return own
+
+
+def read_central_plan(path: Path) -> Plan:
+    """Read a plan that was compiled elsewhere, without the files that it names. Raises BadPlan."""
+    try:
+        return decode_plan(path.read_bytes(), path)
+    except OSError as error:
+        what = f"no plan can be read: {error.strerror}"
+        raise BadPlan(what, at=str(path), fix="give the plan.json that `partc compile` wrote") from error
+
+
+def _files_of(plan: Plan, rank: int) -> tuple[str, ...]:
+    """Return the segments that a rank runs."""
+    if not 0 <= rank < len(plan.ranks):
+        last = len(plan.ranks) - 1
+        raise BadUsage(f"no rank {rank}", at="--rank", fix=f"give a number from 0 to {last}")
+    described = next(r for r in plan.ranks if r.rank == rank)
+    return tuple(sorted({i.segment for i in instructions_of(plan, described) if isinstance(i, Run)}))
+
+
+def _compare(folder: Path, own: tuple[str, ...], central: Plan) -> None:
+    for name in own:
+        if central.files.get(name) != sha256_of_file(folder / name):
+            raise BadPlan(
+                "this rank makes another file than the plan names",
+                at=name,
+                fix="take train.onnx, strategy.json and cluster.json from the plan's own folder, and the "
+                "same version of partc",
+            )
