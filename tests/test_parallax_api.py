@@ -17,7 +17,7 @@ from partc.compiler.graph_runner import Training
 from partc.runtime.errors import BadData, BadUsage
 from partc.runtime.in_process import train_in_process
 from partc.runtime.plan_folder import read_plan_folder
-from tests.command_line import CLUSTER, EXAMPLES
+from tests.command_line import CLUSTER, EXAMPLES, refused
 
 REPLICAS = 4
 
@@ -89,7 +89,7 @@ def read_shard(num_shards, shard_id):
 """
 
 
-@pytest.mark.parametrize("way", ["batches", "function", "by name"])
+@pytest.mark.parametrize("way", ["batches", pytest.param("function", marks=pytest.mark.long), "by name"])
 def test_every_replica_reads_a_shard_of_its_own(
     train: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -195,13 +195,24 @@ def run_example(figure: int, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
-@pytest.mark.parametrize("figure", [4, 5])
-def test_the_figures_train(figure: int) -> None:
-    lines = run_example(figure).stdout.splitlines()
-
-    losses = [float(line.rpartition(" ")[2]) for line in lines]
+def assert_learns(printed: str) -> None:
+    losses = [float(line.rpartition(" ")[2]) for line in printed.splitlines()]
     assert len(losses) == 40
     assert sum(losses[-5:]) < sum(losses[:5]) / 4
+
+
+def test_figure_4_trains_on_one_device() -> None:
+    assert_learns(run_example(4).stdout)
+
+
+def test_figure_5_trains_on_a_cluster_and_logs_what_the_environment_asks_for() -> None:
+    ran = run_example(5, PARTC_LOG_LEVEL="INFO")
+
+    assert_learns(ran.stdout)
+    assert "choose a strategy" in ran.stderr
+    assert "layer0.weight: all_reduce" in ran.stderr
+    assert "starting 4 ranks" in ran.stderr
+    assert ".onnx:" not in ran.stderr
 
 
 def test_figure_5_changes_few_lines_of_the_script() -> None:
@@ -214,17 +225,6 @@ def test_figure_5_changes_few_lines_of_the_script() -> None:
     assert [line[0] for line in changed].count("-") <= 1
 
 
-def test_the_log_level_comes_from_the_environment() -> None:
-    log = run_example(5, PARTC_LOG_LEVEL="INFO").stderr
-
-    assert "choose a strategy" in log
-    assert "layer0.weight: all_reduce" in log
-    assert "starting 4 ranks" in log
-    assert ".onnx:" not in log
-
-
 def test_a_log_level_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.command_line import refused
-
     monkeypatch.setenv("PARTC_LOG_LEVEL", "loud")
     refused("ops", at="PARTC_LOG_LEVEL", fix="DEBUG, INFO")

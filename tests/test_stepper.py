@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -64,69 +65,88 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 BATCH = linear_batches(2, steps=1)[0]
 
 
-def test_what_is_saved_is_what_was_trained_and_nothing_else_is_left(shared: Path) -> None:
+@pytest.fixture(scope="module")
+def running(shared: Path) -> Iterator[Stepper]:
     with Stepper(shared) as stepper:
-        stepper.run((), per_replica(stepper, BATCH))
-        trained = stepper.variables()
-        saved = stepper.save()
+        yield stepper
+
+
+def test_what_is_saved_is_what_was_trained(running: Stepper, shared: Path) -> None:
+    running.run((), per_replica(running, BATCH))
+    trained = running.variables()
+
+    saved = running.save()
 
     assert saved == shared / TRAINED_FILE
     np.testing.assert_array_equal(read_arrays(saved)["W"], trained["W"])
-    assert not list(shared.glob(".run-*"))
 
 
-def test_bad_requests_are_refused_and_the_daemons_go_on(shared: Path) -> None:
-    with Stepper(shared) as stepper:
-        good = per_replica(stepper, BATCH)
-        name = next(iter(good))
-        with pytest.raises(BadData, match="one for each replica"):
-            stepper.run("loss", good | {name: good[name][0]})
-        with pytest.raises(BadData, match="a list of 1 for 2 replicas"):
-            stepper.run("loss", good | {name: good[name][:1]})
-        with pytest.raises(BadData, match="no data for input"):
-            stepper.run("loss", {})
-        with pytest.raises(BadData, match="which is no input"):
-            stepper.run("loss", good | {"stray": [BATCH[name]] * 2})
-        with pytest.raises(BadData, match="supply one replica's samples"):
-            stepper.run("loss", good | {name: [BATCH[name].astype(np.int32)] * 2})
-        with pytest.raises(BadUsage, match="fetch among"):
-            stepper.run("lose", good)
-        assert stepper.steps == 0
-        stepper.run("loss", good)
+def test_bad_requests_are_refused_and_the_daemons_go_on(running: Stepper) -> None:
+    good = per_replica(running, BATCH)
+    name = next(iter(good))
+    before = running.steps
+    wrong: list[tuple[object, str]] = [
+        (good | {name: good[name][0]}, "one for each replica"),
+        (good | {name: good[name][:1]}, "a list of 1 for 2 replicas"),
+        ({}, "no data for input"),
+        (good | {"stray": [BATCH[name]] * 2}, "which is no input"),
+        (good | {name: [BATCH[name].astype(np.int32)] * 2}, "supply one replica's samples"),
+    ]
 
-    with pytest.raises(BadUsage, match="is closed"):
-        stepper.run("loss", good)
+    for feeds, reason in wrong:
+        with pytest.raises(BadData, match=reason):
+            running.run("loss", feeds)  # type: ignore[arg-type]
+    with pytest.raises(BadUsage, match="fetch among"):
+        running.run("lose", good)
+
+    assert running.steps == before
+    running.run("loss", good)
 
 
 def test_a_loss_that_is_no_number_ends_the_job_and_says_so(shared: Path) -> None:
     with Stepper(shared) as stepper, pytest.raises(Diverged, match="in step 1"):
         stepper.run("loss", per_replica(stepper, {k: np.full_like(v, np.nan) for k, v in BATCH.items()}))
 
+    with pytest.raises(Diverged):
+        stepper.run("loss", per_replica(stepper, BATCH))
+
 
 def test_a_rank_that_is_killed_is_named(shared: Path) -> None:
     with Stepper(shared) as stepper:
-        job = next(shared.glob(".run-*"))
+        job = Path(stepper._job_folder.name)
         os.kill(int((job / "process.rank-1").read_text()), signal.SIGKILL)
         with pytest.raises(RankFailed):
             stepper.run("loss", per_replica(stepper, BATCH))
 
 
-def test_strangers_are_not_heard(shared: Path) -> None:
-    with Stepper(shared) as stepper:
-        endpoint = next(iter(stepper._ranks.channel.endpoints.values()))
-        with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-            stranger.set(zmq.ROUTING_ID, b"0000/0")
-            stranger.set(zmq.LINGER, 0)
-            stranger.connect(endpoint)
-            stranger.send_multipart([b"nonsense"])
-            stepper.run("loss", per_replica(stepper, BATCH))
+def test_strangers_are_not_heard(running: Stepper) -> None:
+    endpoint = next(iter(running._ranks.channel.endpoints.values()))
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.set(zmq.ROUTING_ID, b"0000/0")
+        stranger.set(zmq.LINGER, 0)
+        stranger.connect(endpoint)
+        stranger.send_multipart([b"nonsense"])
+
+        running.run("loss", per_replica(running, BATCH))
+
+
+def test_a_closed_stepper_leaves_nothing_and_does_nothing(tmp_path: Path) -> None:
+    folder = linear_all_reduce(tmp_path / "out", replicas=1)
+    with Stepper(folder) as stepper:
+        assert list(folder.glob(".run-*"))
+
+    assert not list(folder.glob(".run-*"))
+    with pytest.raises(BadUsage, match="is closed"):
+        stepper.variables()
 
 
 LEFT_OPEN = """
 import sys, time
+from pathlib import Path
 from partc.runtime.interactive.stepper import Stepper
 stepper = Stepper(sys.argv[1])
-print(*[path.read_text() for path in stepper._path.glob(".run-*/process.rank-*")], flush=True)
+job = Path(stepper._job_folder.name)
+print(*[path.read_text() for path in job.glob("process.rank-*")], flush=True)
 {then}
 """
 
