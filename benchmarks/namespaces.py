@@ -5,6 +5,11 @@
     ...                              ┘
 
 Needs root and iproute2. Ranks of different hosts then talk over TCP at that rate, as between machines.
+Networks of different names live side by side:
+
+    with namespace_hosts(4, workers=1, bits_per_s=1e9, network=Network("pb", "10.213.8")) as cluster:
+        compile_step(train, cluster, folder)
+        Runner(folder).train(data, steps)
 """
 
 import os
@@ -14,44 +19,83 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from partc.cost.cluster import CLUSTER_FORMAT, Cluster, Device, Host, Link
 from partc.runtime.launcher import find_mpiexec
 
-BRIDGE = "partcbr"
-SUBNET = "10.213.7"
 LATENCY_S = 50e-6  # one way, through two veths and the bridge: measured with ping, rounded up
 MEMORY_BYTES = 4 * 2**30
 
 
+@dataclass(frozen=True)
+class Network:
+    """What the hosts, their interfaces and their bridge are called. Hosts count from 1."""
+
+    name: str = "partc"  # short: Linux allows an interface 15 letters
+    subnet: str = "10.213.7"
+
+    @property
+    def bridge(self) -> str:
+        return f"{self.name}br"
+
+    def host(self, number: int) -> str:
+        return f"{self.name}-{number}"
+
+    def outside(self, number: int) -> str:
+        """Return the bridge's end of a host's link."""
+        return f"{self.name}v{number}"
+
+    def address(self, number: int) -> str:
+        return f"{self.subnet}.{number}"
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a host's interface sent and received so far, headers included."""
+
+    sent_bytes: int
+    received_bytes: int
+    sent_packets: int
+    received_packets: int
+
+
 @contextmanager
-def namespace_hosts(hosts: int, workers: int, bits_per_s: float) -> Iterator[Cluster]:
+def namespace_hosts(
+    hosts: int, workers: int, bits_per_s: float, network: Network = Network()
+) -> Iterator[Cluster]:
     """Make the hosts, let mpiexec find them, and remove them in the end."""
     with ExitStack() as stack:
-        stack.callback(_remove, hosts)
-        _remove(hosts)
-        _make_bridge()
+        stack.callback(_remove, hosts, network)
+        _remove(hosts, network)
+        _make_bridge(network)
         for number in range(1, hosts + 1):
-            _make_host(number, bits_per_s)
+            _make_host(number, bits_per_s, network)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        stack.enter_context(_environment({"PARTC_MPIEXEC": str(_write_mpiexec(folder))}))
-        yield _cluster(hosts, workers, bits_per_s)
+        stack.enter_context(_environment({"PARTC_MPIEXEC": str(_write_mpiexec(folder, network))}))
+        yield _cluster(hosts, workers, bits_per_s, network)
+
+
+def interface_counters(hosts: int, network: Network = Network()) -> list[Counted]:
+    """Return each host's counters. What it sends, its end on the bridge receives."""
+    folders = [Path(f"/sys/class/net/{network.outside(n)}/statistics") for n in range(1, hosts + 1)]
+    names = ("rx_bytes", "tx_bytes", "rx_packets", "tx_packets")
+    return [Counted(*(int((folder / name).read_text()) for name in names)) for folder in folders]
 
 
 def interface_bytes(hosts: int) -> int:
-    """Return the bytes that have left the hosts so far, headers included: what their veths received."""
-    counters = [Path(f"/sys/class/net/partcv{number}/statistics/rx_bytes") for number in range(1, hosts + 1)]
-    return sum(int(counter.read_text()) for counter in counters)
+    """Return the bytes that have left the hosts so far, headers included."""
+    return sum(counted.sent_bytes for counted in interface_counters(hosts))
 
 
-def _cluster(hosts: int, workers: int, bits_per_s: float) -> Cluster:
+def _cluster(hosts: int, workers: int, bits_per_s: float, network: Network) -> Cluster:
     made = tuple(
         Host(
             f"h{number}",
             tuple(Device(f"h{number}/cpu{worker}", "cpu", "cpu-core") for worker in range(workers)),
             memory_bytes=MEMORY_BYTES,
-            address=f"{SUBNET}.{number}",
+            address=network.address(number),
         )
         for number in range(1, hosts + 1)
     )
@@ -59,44 +103,45 @@ def _cluster(hosts: int, workers: int, bits_per_s: float) -> Cluster:
     return Cluster(CLUSTER_FORMAT, f"{hosts} namespaces", made, switches=("switch",), links=links)
 
 
-def _make_bridge() -> None:
-    _ip("link", "add", BRIDGE, "type", "bridge")
-    _ip("address", "add", f"{SUBNET}.254/24", "dev", BRIDGE)
-    _ip("link", "set", BRIDGE, "up")
+def _make_bridge(network: Network) -> None:
+    _ip("link", "add", network.bridge, "type", "bridge")
+    _ip("address", "add", f"{network.address(254)}/24", "dev", network.bridge)
+    _ip("link", "set", network.bridge, "up")
 
 
-def _make_host(number: int, bits_per_s: float) -> None:
-    name, outside = f"partc-{number}", f"partcv{number}"
+def _make_host(number: int, bits_per_s: float, network: Network) -> None:
+    name, outside, inside = network.host(number), network.outside(number), network.bridge
     _ip("netns", "add", name)
     # The inner end is named like the bridge: mpiexec's -iface then holds on both sides.
-    _ip("link", "add", outside, "type", "veth", "peer", "name", BRIDGE, "netns", name)
-    _ip("link", "set", outside, "master", BRIDGE)
+    _ip("link", "add", outside, "type", "veth", "peer", "name", inside, "netns", name)
+    _ip("link", "set", outside, "master", network.bridge)
     _ip("link", "set", outside, "up")
-    _ip("-n", name, "address", "add", f"{SUBNET}.{number}/24", "dev", BRIDGE)
-    _ip("-n", name, "link", "set", BRIDGE, "up")
+    _ip("-n", name, "address", "add", f"{network.address(number)}/24", "dev", inside)
+    _ip("-n", name, "link", "set", inside, "up")
     _ip("-n", name, "link", "set", "lo", "up")
     limit = ["root", "tbf", "rate", f"{bits_per_s:.0f}bit", "burst", "256kb", "latency", "100ms"]
     _run("tc", "qdisc", "add", "dev", outside, *limit)
-    _run("tc", "-n", name, "qdisc", "add", "dev", BRIDGE, *limit)
+    _run("tc", "-n", name, "qdisc", "add", "dev", inside, *limit)
 
 
-def _remove(hosts: int) -> None:
+def _remove(hosts: int, network: Network) -> None:
     for number in range(1, hosts + 1):
-        _run("ip", "netns", "delete", f"partc-{number}", check=False)
-        _run("ip", "link", "delete", f"partcv{number}", check=False)
-    _run("ip", "link", "delete", BRIDGE, check=False)
+        _run("ip", "netns", "delete", network.host(number), check=False)
+        _run("ip", "link", "delete", network.outside(number), check=False)
+    _run("ip", "link", "delete", network.bridge, check=False)
 
 
-def _write_mpiexec(folder: Path) -> Path:
+def _write_mpiexec(folder: Path, network: Network) -> Path:
     """Write an mpiexec that starts each host's ranks in its namespace, and speaks TCP alone."""
     enter = folder / "enter"
     enter.write_text(
         "#!/bin/sh\n"
         'while [ "${1#-}" != "$1" ]; do shift; done\n'
-        'host=${1##*.}; shift\nexec ip netns exec partc-$host sh -c "$*"\n'
+        "host=${1##*.}; shift\nexec ip netns exec "
+        f'{network.name}-$host sh -c "$*"\n'
     )
     mpiexec = folder / "mpiexec"
-    own = f"{find_mpiexec()} -launcher ssh -launcher-exec {enter} -iface {BRIDGE}"
+    own = f"{find_mpiexec()} -launcher ssh -launcher-exec {enter} -iface {network.bridge}"
     mpiexec.write_text(f'#!/bin/sh\nexport MPIR_CVAR_NOLOCAL=1 UCX_TLS=tcp\nexec {own} "$@"\n')
     for script in (enter, mpiexec):
         script.chmod(script.stat().st_mode | stat.S_IXUSR)

@@ -23,6 +23,7 @@ from partc.cost.strategy import Batch, Mechanism, Strategy
 from partc.passes.analysis.count_flops import count_flops
 from partc.passes.analysis.find_gradients import find_gradients
 from partc.passes.training_graph import TrainingGraph
+from partc.runtime.errors import BadUsage
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.program import Aggregation
 
@@ -112,16 +113,26 @@ def decide_step(
     sizes: Mapping[str, int] | None = None,
     options: GraphOptions | None = None,
     sample: Sample | None = None,
+    partitions: Partitioner | int | None = None,
     without: Collection[Mechanism] = (),
+    asynchronous: bool = False,
     aggregation: Aggregation | None = None,
 ) -> Strategy:
     """Decide as `compile_step` does, and write the decisions alone into `out`. Raises PartcError.
 
     From them `partc executor --materialise` makes any rank's segments.
     """
+    if asynchronous or (isinstance(partitions, Partitioner) and partitions.search == "measured"):
+        other = "--asynchronous" if asynchronous else "--search-partitions measured"
+        raise BadUsage(
+            "a strategy file cannot say this, or not before anything ran",
+            at=f"--decisions-only with {other}",
+            fix="leave one of the two out",
+        )
     machines = cluster if isinstance(cluster, Cluster) else read_any_cluster(Path(cluster))
     graph = (options or GraphOptions()).read(train)
-    choice = _options(graph, strategy, batch, sizes, sample, None, frozenset(without), False, aggregation)
+    off = frozenset(without)
+    choice = _options(graph, strategy, batch, sizes, sample, partitions, off, False, aggregation)
     return write_decisions(graph, machines, Path(out), choice)
 
 

@@ -64,6 +64,7 @@ def build_plan(
         cost_cache_sha256=profiles_sha256(),
         files={},
         shard_inputs=tuple(training.shard_inputs.values()),
+        drawn_inputs=tuple(training.drawn_inputs.values()),
         aggregation=strategy.aggregation,
     )
 

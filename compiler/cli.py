@@ -14,21 +14,29 @@ from typing import Annotated, Literal
 
 import typer
 
-from partc.compiler.api import GraphOptions, compile_step, decide_step, inspect
+from partc.compiler.api import inspect
 from partc.compiler.arguments import (
-    choose_aggregation,
-    parse_axes,
-    parse_mechanisms,
-    parse_pairs,
     parse_sizes,
 )
-from partc.compiler.choose_partitions import Partitioner, SearchMode
+from partc.compiler.compile_command import compile_command
 from partc.compiler.console import Advance, console, progress_of, tell, working_on
 from partc.compiler.deploy import write_trained_model
 from partc.compiler.executor_command import EXECUTOR_HELP, executor_command
 from partc.compiler.grad_command import grad_command
+from partc.compiler.graph_arguments import (
+    Axes,
+    Initial,
+    Loss,
+    SampleData,
+    SampleSteps,
+    Sizes,
+    State,
+    TrainFile,
+    graph_options,
+    sample_of,
+)
 from partc.compiler.list_models import list_models
-from partc.compiler.measure_sparsity import SAMPLE_STEPS, Sample
+from partc.compiler.measure_sparsity import SAMPLE_STEPS
 from partc.compiler.model_file import write_model
 from partc.compiler.output_paths import check_output_file
 from partc.compiler.simulate_command import SIMULATE_HELP, TraceFile, simulate_command
@@ -53,28 +61,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Out = Annotated[Path, typer.Option("-o", "--output", help="File or folder to write.")]
-TrainFile = Annotated[Path, typer.Argument(help="A training graph.", metavar="TRAIN.onnx")]
 PlanPath = Annotated[Path, typer.Argument(help="A plan's folder, as compile wrote it.", metavar="OUT")]
-State = Annotated[str, typer.Option(help="Bindings of a foreign graph: IN=OUT,... (variable=next value).")]
-Axes = Annotated[
-    list[str], typer.Option("--sample-axis", help="NAME=AXIS of a data input, NAME=none: the same for all.")
-]
-Loss = Annotated[str, typer.Option("--loss", help="The output of a foreign graph that is the loss.")]
-Initial = Annotated[
-    Path | None, typer.Option(help="A .npz or .safetensors file of the variables' first values.")
-]
-Sizes = Annotated[
-    list[str], typer.Option("--size", help="NAME=N: the value of a symbolic size, for pricing and data.")
-]
-SampleData = Annotated[
-    str,
-    typer.Option(
-        help="FILE.npz or MODULE:FUNC: training data, from which the rows that a step touches are measured.",
-        metavar="DATA",
-    ),
-]
-SampleSteps = Annotated[int, typer.Option(min=1, help="How many steps of the sample data are looked at.")]
 Data = Annotated[str, typer.Option(help="FILE.npz, synthetic, or MODULE:FUNC.")]
 
 
@@ -125,118 +112,17 @@ def inspect_command(
     sample_steps: SampleSteps = SAMPLE_STEPS,
 ) -> None:
     """Show variables, gradients, data inputs, and the work of one step."""
-    options = _graph_options(state, sample_axis, loss, initial)
+    options = graph_options(state, sample_axis, loss, initial)
     with working_on("reading"):
         inspection = inspect(
-            train, sizes=parse_sizes(size), options=options, sample=_sample(sample_data, sample_steps)
+            train, sizes=parse_sizes(size), options=options, sample=sample_of(sample_data, sample_steps)
         )
     console.print(inspection.render())
 
 
-@app.command("compile", epilog="Example: partc compile train.onnx -c examples/cluster-2x2.json -o out")
-def compile_command(
-    train: TrainFile,
-    cluster: Annotated[Path, typer.Option("-c", "--cluster", help="cluster.json, or a resource file.")],
-    out: Out,
-    strategy: Annotated[str, typer.Option(help="auto, hybrid, allreduce, ps, or a strategy.json.")] = "auto",
-    batch: Annotated[
-        Literal["per-replica", "global"] | None,
-        typer.Option(help="What the graph's batch is: one replica's (the default), or the whole."),
-    ] = None,
-    state: State = "",
-    sample_axis: Axes = [],
-    loss: Loss = "",
-    initial: Initial = None,
-    size: Sizes = [],
-    sample_data: SampleData = "",
-    sample_steps: SampleSteps = SAMPLE_STEPS,
-    search_partitions: Annotated[
-        SearchMode | None,
-        typer.Option(
-            help="Choose the partitions of large variables on servers: by the cost model, or by short runs; "
-            "off takes the minimum."
-        ),
-    ] = None,
-    min_partitions: Annotated[int, typer.Option(help="The fewest partitions to consider.")] = 1,
-    without: Annotated[
-        list[str],
-        typer.Option(
-            help="Switch a mechanism off: local-aggregation, post-aggregation or boundary-ops; repeatable."
-        ),
-    ] = [],
-    asynchronous: Annotated[
-        bool,
-        typer.Option(
-            "--asynchronous",
-            help="Workers push and pull without waiting for each other: not what one device trains.",
-        ),
-    ] = False,
-    sum_dense: Annotated[
-        bool, typer.Option("--sum-dense", help="Sum dense gradients over replicas: no average.")
-    ] = False,
-    sum_sparse: Annotated[
-        bool, typer.Option("--sum-sparse", help="Sum sparse gradients over replicas: no average.")
-    ] = False,
-    fetch_gradients: Annotated[
-        str,
-        typer.Option(help="Parameters NAME,... whose aggregated gradients are outputs: NAME.aggregated."),
-    ] = "",
-    decisions_only: Annotated[
-        bool,
-        typer.Option(
-            "--decisions-only",
-            help="Write train.onnx, strategy.json and cluster.json, from which ranks make their segments.",
-        ),
-    ] = False,
-) -> None:
-    """Spread a training step over a cluster: segments, plan, report."""
-    options = _graph_options(state, sample_axis, loss, initial)
-    aggregation = choose_aggregation(sum_dense, sum_sparse, fetch_gradients)
-    if decisions_only:
-        decided = decide_step(
-            train,
-            cluster,
-            out,
-            strategy=strategy,
-            batch=batch,
-            sizes=parse_sizes(size),
-            options=options,
-            sample=_sample(sample_data, sample_steps),
-            without=parse_mechanisms(without),
-            aggregation=aggregation,
-        )
-        tell(f"{len(decided.parameters)} parameters decided -> {out}")
-        return
-    with working_on("compiling"):
-        made = compile_step(
-            train,
-            cluster,
-            out,
-            strategy=strategy,
-            batch=batch,
-            sizes=parse_sizes(size),
-            options=options,
-            sample=_sample(sample_data, sample_steps),
-            partitions=Partitioner(min_partitions, search_partitions) if search_partitions else None,
-            without=parse_mechanisms(without),
-            asynchronous=asynchronous,
-            aggregation=aggregation,
-        )
-    log = made.watch.write(out)
-    methods = [choice.method for choice in made.strategy.parameters.values()]
-    counted = ", ".join(f"{methods.count(m)} by {m}" for m in dict.fromkeys(methods))
-    tell(f"parameters: {counted}")
-    if made.partitions is not None:
-        tell(f"partitions of large variables on servers: {made.partitions.chosen}")
-    for name, axis in ((d.name, d.sample_axis) for d in made.plan.data_inputs):
-        tell(f"data input {name}: " + ("the same for all" if axis is None else f"samples on axis {axis}"))
-    step_ms = made.timeline.step_s * 1e3
-    if workers := len(made.plan.asynchronous):
-        tell(f"asynchronous: {workers} workers, each in a session of its own with all servers")
-    tell(f"{len(made.plan.ranks)} ranks, {step_ms:.1f} ms/step predicted -> {out}")
-    tell(f"report: {out / 'report.html'}   wall times: {log}")
-
-
+app.command("compile", epilog="Example: partc compile train.onnx -c examples/cluster-2x2.json -o out")(
+    compile_command
+)
 app.command("simulate", epilog=SIMULATE_HELP)(simulate_command)
 
 
@@ -245,7 +131,7 @@ def run_command(
     out: PlanPath,
     steps: Annotated[int, typer.Option(help="How many steps to train.")],
     data: Data = "synthetic",
-    seed: Annotated[int, typer.Option(help="The seed of synthetic data.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of synthetic data and of what a step draws.")] = 0,
     on_nan: Annotated[
         Literal["stop", "continue"], typer.Option(help="What to do when the loss is not finite.")
     ] = "stop",
@@ -287,7 +173,7 @@ def verify_command(
     steps: Annotated[int, typer.Option(help="How many steps to compare.")] = 4,
     rtol: Annotated[float | None, typer.Option(help="Allowed relative error of a variable's change.")] = None,
     data: Data = "synthetic",
-    seed: Annotated[int, typer.Option(help="The seed of synthetic data.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of synthetic data and of what a step draws.")] = 0,
 ) -> None:
     """Train on all ranks and on one device with the same total batches, and compare."""
     with progress_of("all ranks", steps) as of_ranks, progress_of("one device", steps) as of_reference:
@@ -309,14 +195,6 @@ def ops_command() -> None:
     """List the standard ops: which of them `partc grad` differentiates, and how."""
     for line in coverage_lines(coverage()):
         tell(line)
-
-
-def _graph_options(state: str, axes: list[str], loss: str, initial: Path | None) -> GraphOptions:
-    return GraphOptions(parse_pairs(state, "--state"), parse_axes(axes), loss or None, initial)
-
-
-def _sample(data: str, steps: int) -> Sample | None:
-    return Sample(data, steps) if data else None
 
 
 def _showing(advance: Advance) -> OnProgress:

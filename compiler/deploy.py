@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import onnx
 from onnx import numpy_helper
 
 from partc.compiler.cut_model import cut_model
@@ -24,6 +25,7 @@ def write_trained_model(folder: PlanFolder) -> Path:
     following = set(bindings.state.values())
     shown = [output.name for output in model.graph.output if output.name not in following]
     outputs = list(bindings.forward_outputs) or [name for name in shown if name != bindings.loss] or shown
+    _stop_dropping(model)
     forward = cut_model(model, {}, outputs)
     trained = read_arrays(folder.path / TRAINED_FILE)
     kept = [value for value in forward.graph.input if value.name not in trained]
@@ -39,3 +41,10 @@ def write_trained_model(folder: PlanFolder) -> Path:
     path = folder.path / DEPLOYED
     write_model(forward, path)
     return path
+
+
+def _stop_dropping(model: onnx.ModelProto) -> None:
+    """Let every Dropout pass on what it is given: the model is done with training."""
+    for node in model.graph.node:
+        if node.op_type == "Dropout":
+            del node.input[1:]

@@ -24,7 +24,6 @@ from partc.cost.synchronisation import Mode, StrategyCosts, choose_strategy
 from partc.cost.timeline import Timeline, simulate
 from partc.passes.analysis.describe_parameters import describe_parameters
 from partc.passes.analysis.find_gradients import find_gradients
-from partc.passes.analysis.refuse_random import refuse_random
 from partc.passes.distribute import Analysis, analyse, distribute
 from partc.passes.lowering.expected_rows import ExpectedRows, expect_rows
 from partc.passes.lowering.lowered_graph import LoweredGraph
@@ -164,10 +163,7 @@ def analyse_step(training: TrainingGraph, cluster: Cluster, options: CompileOpti
     workers = sum(rank.replica is not None for rank in ranks_of(cluster))
     replicas = 1 if options.asynchronous else workers
     per_replica = options.batch == "per-replica"
-    analysis = analyse(training, options.sizes, replicas, per_replica, options.chosen_aggregation())
-    if options.asynchronous and workers > 1:
-        refuse_random(analysis.training, analysis.facts)
-    return analysis
+    return analyse(training, options.sizes, replicas, per_replica, options.chosen_aggregation())
 
 
 def lower_step(

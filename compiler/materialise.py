@@ -11,16 +11,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partc.compiler.arguments import fill_sizes
-from partc.compiler.driver import CompileOptions, analyse_step, cut_step, decide, lower_step
+from partc.compiler.driver import (
+    CompileOptions,
+    analyse_step,
+    cut_step,
+    decide,
+    lower_step,
+    machines_of,
+)
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.output_paths import check_output_folder
 from partc.compiler.plan_files import MODEL, PlanFiles
 from partc.compiler.stopwatch import Stopwatch
 from partc.cost.cluster import Cluster, encode_cluster, read_any_cluster
 from partc.cost.strategy import Strategy, encode_strategy, read_strategy
+from partc.cost.strategy_check import check_strategy
+from partc.passes.analysis.describe_parameters import describe_parameters
 from partc.passes.analysis.find_gradients import find_gradients
+from partc.passes.distribute import Analysis
 from partc.passes.training_graph import TrainingGraph
-from partc.runtime.errors import BadPlan, BadUsage
+from partc.runtime.errors import BadPlan, BadStrategy, BadUsage
 from partc.runtime.plan_folder import sha256_of_file
 from partc.runtime.program import Plan, Run, decode_plan, instructions_of
 
@@ -77,6 +87,7 @@ def materialise(decisions: Decisions, rank: int, out: Path, central: Plan | None
     )
     find_gradients(decisions.training)
     analysis = analyse_step(decisions.training, decisions.cluster, options)
+    _check_complete(decisions.strategy, analysis, machines_of(decisions.cluster, options))
     lowered = lower_step(analysis, decisions.strategy, options)
     with PlanFiles(out) as files:
         plan = cut_step(analysis, lowered, decisions.strategy, decisions.cluster, options, files)
@@ -87,6 +98,19 @@ def materialise(decisions: Decisions, rank: int, out: Path, central: Plan | None
         if central is not None:
             _compare(files.folder, own, central)
     return own
+
+
+def _check_complete(strategy: Strategy, analysis: Analysis, machines: Cluster) -> None:
+    """Refuse a strategy that fits no more than in part: nothing is decided here. Raises BadStrategy."""
+    check_strategy(strategy, describe_parameters(analysis), machines)
+    for name in analysis.training.gradients:
+        how = strategy.parameters.get(name)
+        if how is None or (how.method == "servers" and not how.shards):
+            raise BadStrategy(
+                "how it is synchronised is left open" if how is None else "nobody is said to own its rows",
+                at=f"parameters: {name}",
+                fix="take a strategy.json that `partc compile` wrote",
+            )
 
 
 def read_central_plan(path: Path) -> Plan:

@@ -144,8 +144,7 @@ def _id_graphs(training: TrainingGraph) -> dict[str, _IdGraph]:
 def _id_graph(training: TrainingGraph, ids: str) -> _IdGraph | None:
     before = ancestors(training.graph, [ids])
     nodes = [node for node in training.graph.nodes if {out.name for out in node.outputs} & before]
-    is_drawn = any(node.op.startswith("Random") or node.op == "Multinomial" for node in nodes)
-    if is_drawn or before & training.variables.keys():
+    if before & (training.drawn_inputs.keys() | training.variables.keys()):
         return None
     feeds = tuple(name for name in training.data_inputs if name in before)
     try:

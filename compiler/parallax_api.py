@@ -61,9 +61,10 @@ class ParallaxConfig:
     timeout_s: float = 600.0
 
     @property
-    def aggregation(self) -> Aggregation:
-        """Return how gradients become one."""
-        return Aggregation(self.average_dense, self.average_sparse, tuple(self.fetch_gradients))
+    def aggregation(self) -> Aggregation | None:
+        """Return how gradients become one; None where nothing was asked: as a strategy file says."""
+        asked = Aggregation(self.average_dense, self.average_sparse, tuple(self.fetch_gradients))
+        return None if asked == Aggregation() else asked
 
     def partitions(self) -> Partitioner | None:
         """Return how large variables are cut."""

@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING
 import jinja2
 import onnx
 
-from partc.compiler.reporting.describe_assumptions import describe_inputs, describe_sparsity, whole_ops
+from partc.compiler.reporting.describe_assumptions import (
+    describe_draws,
+    describe_inputs,
+    describe_sparsity,
+    whole_ops,
+)
 from partc.compiler.reporting.describe_devices import describe_devices
 from partc.compiler.reporting.describe_headline import describe_headline
 from partc.compiler.reporting.describe_program import describe_listings, describe_segments, segment_names
@@ -47,6 +52,7 @@ def render_report(compilation: "Compilation", cluster: Cluster, folder: Path) ->
             variables=describe_variables(plan, costs.choices, facts),
             assignment=describe_servers(costs.assignment),
             inputs=describe_inputs(plan),
+            draws=describe_draws(plan),
             sparsity=describe_sparsity(compilation.sparsity, compilation.facts),
             sizes=sorted(plan.sizes.items()),
             batch=plan.batch,

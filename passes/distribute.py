@@ -7,11 +7,11 @@ from types import MappingProxyType
 import onnx_graphsurgeon as gs
 
 from partc.cost.strategy import Strategy, Synchronisation
+from partc.passes.analysis.check_draws import check_draws
 from partc.passes.analysis.facts import Facts, infer_facts
 from partc.passes.analysis.find_followers import find_followers
 from partc.passes.analysis.find_roles import Roles, find_roles
 from partc.passes.analysis.find_zeros import find_zeros
-from partc.passes.analysis.refuse_random import refuse_random
 from partc.passes.average_replicas import average_replicas
 from partc.passes.fetch_gradients import fetch_gradients
 from partc.passes.lowering.expected_rows import ExpectedRows
@@ -55,14 +55,14 @@ def analyse(
     roles = find_roles(training)
     main = set(roles.main)
     _declare_gradients(training)
+    if per_replica and replicas > 1:
+        check_draws(training)
     if per_replica:
         training = average_replicas(training, main, aggregation)
     else:
         _check_one_batch(training, aggregation)
     training = fetch_gradients(training, aggregation.fetched)
     facts = infer_facts(training, sizes, replicas)
-    if replicas > 1:
-        refuse_random(training, facts)
     spell_casts(training, facts)
     followers = find_followers(training, facts, main)
     analysis = Analysis(

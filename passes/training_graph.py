@@ -8,7 +8,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx.external_data_helper import ExternalDataInfo
 
-from partc.runtime.program import Constant, DataInput, Normal, ShardInput, Uniform
+from partc.runtime.program import Constant, DataInput, DrawnInput, Normal, ShardInput, Uniform
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Gradient:
 class TrainingGraph:
     """The graph and its bindings. Only passes change `graph`; it stays sorted.
 
-    `graph.inputs` are the data inputs, the shard inputs and the variables, `graph.outputs` the outputs
+    `graph.inputs` are the data, shard and drawn inputs and the variables, `graph.outputs` the outputs
     and the variables' next values. Every node has a unique name.
     """
 
@@ -98,9 +98,12 @@ class TrainingGraph:
     opset: int = 21
     source: bytes = b""  # the model file's own bytes where small, for the plan's folder
     shard_inputs: dict[str, ShardInput] = field(default_factory=dict)
+    drawn_inputs: dict[str, DrawnInput] = field(default_factory=dict)
     are_gradients_found: bool = False  # by looking for them: the file does not record them
 
     def varying_inputs(self) -> list[str]:
-        """Return the inputs that differ from replica to replica: samples, and the replica's shard."""
-        sampled = [name for name, data in self.data_inputs.items() if data.sample_axis is not None]
-        return sampled + [name for name, given in self.shard_inputs.items() if given.holds == "shard_id"]
+        """Return the inputs that differ from replica to replica: samples, their draws, its shard."""
+        fed = self.data_inputs | self.drawn_inputs
+        sampled = [name for name, entry in fed.items() if entry.sample_axis is not None]
+        shards = [name for name, given in self.shard_inputs.items() if given.holds == "shard_id"]
+        return sampled + shards

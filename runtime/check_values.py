@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from partc.runtime.data.batches import inputs_of
+from partc.runtime.data.step_draws import draws_of
 from partc.runtime.errors import BadPlan
 from partc.runtime.program import Plan, Rank, Run, Start, Store, Wait, instructions_of
 from partc.runtime.shards import shard_values
@@ -42,6 +43,7 @@ def check_values(plan: Plan) -> None:
         walk.present.update(walk.regions, rank.constants, (held.value for held in rank.held))
         walk.present.update(data_input.name for data_input in inputs_of(plan, rank))
         walk.present.update(shard_values(plan, rank))
+        walk.present.update(drawn.name for drawn in draws_of(plan, rank))
         for instruction in instructions_of(plan, rank):
             match instruction:
                 case Run(reads=reads, writes=writes):

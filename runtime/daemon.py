@@ -20,6 +20,7 @@ from partc.runtime.daemon_variables import VariablesOfRank
 from partc.runtime.data.checkpoint import read_arrays, write_arrays
 from partc.runtime.data.feeds import Source, open_source
 from partc.runtime.data.initial import InitialValues
+from partc.runtime.data.step_draws import draw_share
 from partc.runtime.device import Sessions, device_of
 from partc.runtime.environment import Environment
 from partc.runtime.errors import BadPlan
@@ -124,8 +125,10 @@ class Daemon:
         return open_source(self._job.data, self._plan, self._job.seed)
 
     def _train_step(self) -> None:
-        feeds = self._source.share(self._rank, self.step - 1)
-        for awaited in self._executor.step(feeds):
+        feeds = self._source.share(self._rank, self.step - 1 + self._job.first_batch)
+        step = self.step - 1 + self._job.first_step
+        drawn = draw_share(self._plan, self._rank, feeds, step, self._job.seed)
+        for awaited in self._executor.step({**feeds, **drawn}):
             self._patience.wait(awaited, self._rank.rank)
         if self._job.stop_when_diverged:
             self._check_loss()
@@ -164,6 +167,7 @@ class Daemon:
             payload_bytes=dict(traffic.payload_bytes),
             ids_bytes=dict(traffic.ids_bytes),
             counts_bytes=dict(traffic.counts_bytes),
+            exchanged=traffic.exchanged,
             steps_per_s=steps_per_s,
             disagreeing=self._variables.disagreeing(),
         )

@@ -12,6 +12,7 @@ import numpy as np
 
 from partc.runtime.data.batches import check_total_batch, share_of
 from partc.runtime.data.initial import InitialValues
+from partc.runtime.data.step_draws import draw_share
 from partc.runtime.device import Device, Sessions
 from partc.runtime.environment import Environment
 from partc.runtime.executor import Executor
@@ -19,6 +20,7 @@ from partc.runtime.loss import diverged, is_finite, spoils_loss
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.program import Rank, Start
 from partc.runtime.results import Owner, TrainingResult, assemble_outputs, owners_of, pieces_among
+from partc.runtime.transports.exchanged import Exchanged
 from partc.runtime.transports.in_memory import Board, InMemoryTransport
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -31,9 +33,14 @@ def train_in_process(
     *,
     read_after: Collection[int] = (),
     stop_when_diverged: bool = True,
+    seed: int = 0,
+    first_step: int = 0,
 ) -> TrainingResult:
-    """Train one step per total batch. `read_after`: steps (from 1) whose variables are kept as well."""
-    ranks = RanksInProcess(plan_folder, initial)
+    """Train one step per total batch. `read_after`: steps (from 1) whose variables are kept as well.
+
+    `seed` of what is drawn in the steps; `first_step`: how many steps were trained before.
+    """
+    ranks = RanksInProcess(plan_folder, initial, seed, first_step)
     outputs: list[dict[str, Array]] = []
     variables_after: dict[int, dict[str, Array]] = {}
     begun_s = time.perf_counter()
@@ -50,6 +57,7 @@ def train_in_process(
         variables_after=variables_after,
         disagreeing=ranks.disagreeing(),
         payload_bytes=ranks.payload_bytes(),
+        exchanged=ranks.exchanged(),
         steps_per_s=len(outputs) / took_s if outputs else 0.0,
     )
 
@@ -58,11 +66,17 @@ class RanksInProcess:
     """Every rank of a plan in one process."""
 
     def __init__(
-        self, plan_folder: PlanFolder | Path | str, initial: Mapping[str, Array] | None = None
+        self,
+        plan_folder: PlanFolder | Path | str,
+        initial: Mapping[str, Array] | None = None,
+        seed: int = 0,
+        first_step: int = 0,
     ) -> None:
         folder = plan_folder if isinstance(plan_folder, PlanFolder) else read_plan_folder(plan_folder)
         self._plan = folder.plan
         self._owners = owners_of(folder.plan)
+        self._seed = seed
+        self._step = first_step
         sessions = Sessions(folder)
         first_values = InitialValues(folder, initial)
         board = Board()
@@ -83,10 +97,11 @@ class RanksInProcess:
         check_total_batch(self._plan, batch)
         drive_in_lockstep(
             {
-                rank.rank: self._executors[rank.rank].step(share_of(self._plan, rank, batch))
+                rank.rank: self._executors[rank.rank].step(self._feeds(rank, batch))
                 for rank in self._plan.ranks
             }
         )
+        self._step += 1
         by_rank = {rank.rank: self._outputs(rank) for rank in self._plan.ranks if rank.replica is not None}
         return assemble_outputs(self._plan, by_rank)
 
@@ -110,12 +125,20 @@ class RanksInProcess:
         """Return the bytes of values that each rank sent so far: rank -> kind -> bytes."""
         return {rank: dict(transport.traffic.payload_bytes) for rank, transport in self._transports.items()}
 
+    def exchanged(self) -> dict[int, Exchanged]:
+        """Return what each rank sent and received so far."""
+        return {rank: transport.traffic.exchanged for rank, transport in self._transports.items()}
+
     def check_loss(self, step: int) -> None:
         """Raise Diverged if a worker's loss is not finite, and name the one that spoilt it."""
         poor = [r for r in self._plan.ranks if not is_finite(self._plan, r, self._executors[r.rank])]
         if poor:
             rank = next((rank for rank in poor if spoils_loss(self._executors[rank.rank])), poor[0])
             raise diverged(self._plan, rank, self._executors[rank.rank], step)
+
+    def _feeds(self, rank: Rank, batch: Mapping[str, Array]) -> dict[str, Array]:
+        share = share_of(self._plan, rank, batch)
+        return share | draw_share(self._plan, rank, share, self._step, self._seed)
 
     def _held(self, owner: Owner) -> Array:
         return self._executors[owner.rank].environment.array(owner.held.value)

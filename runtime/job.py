@@ -27,6 +27,7 @@ from partc.runtime.data.checkpoint import write_arrays
 from partc.runtime.errors import PartcError, RankFailed
 from partc.runtime.program import Record
 from partc.runtime.recorder import RankTimes
+from partc.runtime.transports.exchanged import Exchanged
 
 JOB_FILE = "job.json"
 INITIAL_FILE = "initial.safetensors"
@@ -49,6 +50,8 @@ class Job(Record, frozen=True):
     report_every_s: float = 0.5
     deadline_s: float = 600.0  # longest wait for one communication
     traced_steps: int = 0  # the last so many steps are timed, instruction by instruction
+    first_step: int = 0  # steps that were trained before: random numbers go on behind them
+    first_batch: int = 0  # batches of the data that were used before
 
 
 class Progress(Record, frozen=True, tag="progress"):
@@ -85,6 +88,7 @@ class RankReport(Record, frozen=True):
     payload_bytes: dict[str, int]
     ids_bytes: dict[str, int]
     counts_bytes: dict[str, int]
+    exchanged: Exchanged
     steps_per_s: float
     disagreeing: tuple[str, ...]
 

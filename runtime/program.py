@@ -220,6 +220,24 @@ class DataInput(Record, frozen=True):
     high: int | None = None
 
 
+class DrawnInput(Record, frozen=True, omit_defaults=True):
+    """A tensor that the runtime draws anew every step, where the user's graph has an op that draws.
+
+    `shape` is the single device's, as a data input's; a symbolic size may be a product, as "20*batch".
+    `sample_axis` is the axis along which it holds entries of the samples, each `outer` times: T times
+    where [T, B] was made one axis. None: all replicas draw the same. (See runtime/data/step_draws.py.)
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    distribution: Normal | Uniform  # seed: the node's own, or else the node's place among those that draw
+    follows_run: bool  # the node has no seed of its own: the run's seed counts as well
+    like: str | None = None  # the tensor that it is shaped like
+    sample_axis: int | None = None
+    outer: int = 1
+
+
 class ShardInput(Record, frozen=True):
     """A scalar that the runtime gives every replica: how many shards the data has, or its own shard."""
 
@@ -308,6 +326,7 @@ class Plan(Record, frozen=True):
     files: dict[str, str]  # path in the plan's folder -> SHA-256
     asynchronous: tuple[SessionWorker, ...] = ()
     shard_inputs: tuple[ShardInput, ...] = ()
+    drawn_inputs: tuple[DrawnInput, ...] = ()
     aggregation: Aggregation = Aggregation()
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from partc.runtime.program import Held, Output, Plan, Rank
 from partc.runtime.recorder import RankTimes
+from partc.runtime.transports.exchanged import Exchanged
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -25,7 +26,8 @@ class TrainingResult:
     outputs: tuple[dict[str, Array], ...] = ()
     variables_after: dict[int, dict[str, Array]] = field(default_factory=dict)
     disagreeing: tuple[str, ...] = ()
-    payload_bytes: dict[int, dict[str, int]] = field(default_factory=dict)  # rank -> kind -> sent in all
+    payload_bytes: dict[int, dict[str, int]] = field(default_factory=dict)  # rank -> kind -> supplied in all
+    exchanged: dict[int, Exchanged] = field(default_factory=dict)  # rank -> sent and received in all
     steps_per_s: float = 0.0
     times: dict[int, RankTimes] = field(default_factory=dict)  # rank -> the traced steps
     lost_workers: tuple[str, ...] = ()  # of asynchronous training: who died, and how

@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
@@ -30,6 +31,7 @@ TRAINED_FILE = "trained.safetensors"
 LOG_FILE = "run.log"
 # Ranks lose patience before the launcher does: they can say what they waited for.
 _RANKS_SHARE = 0.8
+_LAST_WORDS_S = 2.0
 
 
 class Runner:
@@ -55,6 +57,7 @@ class Runner:
         save: bool = True,
         traced_steps: int = 0,
         staleness: int | None = None,
+        first_step: int = 0,
     ) -> TrainingResult:
         """Train `steps` steps and save trained.safetensors in the plan's folder, unless told not to.
 
@@ -62,10 +65,14 @@ class Runner:
         replace the plan's first values. `sizes`: symbolic sizes that differ from the plan's. `read_after`:
         steps (from 1) whose variables are returned as well. `traced_steps`: how many of the last steps are
         timed instruction by instruction. `staleness`: of an asynchronous plan, the most steps that a worker
-        may be ahead of the slowest; None: no bound. Raises the error of the rank that failed first.
+        may be ahead of the slowest; None: no bound. `first_step`: how many steps were trained before, so that
+        draws, and data that is not handed over as batches, go on there. Raises the error of the rank that
+        failed first.
         """
         if steps < 1:
             raise BadUsage(f"{steps} steps", at="--steps", fix="train at least one step")
+        if first_step < 0:
+            raise BadUsage(f"first step {first_step}", at="first_step", fix="count from 0")
         if not timeout_s > 0:
             raise BadUsage(f"a timeout of {timeout_s} s", at="--timeout", fix="give more than 0 seconds")
         plan = self._folder.plan
@@ -85,6 +92,8 @@ class Runner:
                 has_initial=initial is not None,
                 deadline_s=_RANKS_SHARE * timeout_s,
                 traced_steps=traced_steps,
+                first_step=first_step,
+                first_batch=first_step if isinstance(data, str | Path) else 0,
             )
             write_job(folder, job, initial)
             log = self._folder.path / LOG_FILE
@@ -109,6 +118,7 @@ class Runner:
             variables_after=variables_after,
             disagreeing=reports[0].disagreeing,
             payload_bytes={rank: report.payload_bytes for rank, report in reports.items()},
+            exchanged={rank: report.exchanged for rank, report in reports.items()},
             steps_per_s=reports[0].steps_per_s,
             times={rank: read_times(folder, rank) for rank in reports} if job.traced_steps else {},
         )
@@ -121,6 +131,13 @@ def _job_folder(plan_folder: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder into which a rank that is being ended may still write why."""
+    deadline_s = time.monotonic() + _LAST_WORDS_S
+    while folder.exists() and time.monotonic() < deadline_s:
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -88,3 +88,17 @@ def test_writing_the_trained_model_leaves_the_plan_valid(folder: PlanFolder) -> 
     write_trained_model(folder)
 
     assert read_plan_folder(folder.path).plan == folder.plan
+
+
+def test_a_trained_model_drops_nothing(tmp_path: Path) -> None:
+    text = """net (float[4,6] x) => (float[4,6] y) { r = Constant <value = float {0.5}> ()
+        on = Constant <value = bool {1}> () h = Mul (x, W) y = Dropout (h, r, on) }"""
+    network = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
+    network.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 6), np.float32), "W"))
+    step = partc.build_training_graph(network, loss="mse", optimizer=partc.Momentum(0.1))
+    folder = partc.compile(step, CLUSTER, tmp_path / "out", strategy="allreduce")
+    trained, batch = train(folder)
+
+    deployed = run(onnx.load(write_trained_model(folder)), {"x": batch["x"][:4]})
+
+    np.testing.assert_array_equal(deployed["y"], batch["x"][:4] * trained["W"])

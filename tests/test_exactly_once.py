@@ -92,7 +92,7 @@ def assert_owned_once(pieces: list[Held], shape: tuple[int, ...]) -> None:
         assert rows[-1][1] == shape[0]
 
 
-@pytest.mark.parametrize(("name", "cluster", "strategy"), CASES[::4])
+@pytest.mark.parametrize(("name", "cluster", "strategy"), CASES[::5])
 def test_every_variable_is_written_once_a_step_by_each_who_keeps_it(
     name: str, cluster: str, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,7 +37,7 @@ def dense_of(outputs: dict[str, np.ndarray], name: str, like: np.ndarray) -> np.
 CASES = list(product(MODELS, CLUSTERS, STRATEGIES, ("per-replica", "global")))
 
 
-@pytest.mark.parametrize(("name", "cluster", "strategy", "batch"), CASES[::5])
+@pytest.mark.parametrize(("name", "cluster", "strategy", "batch"), CASES[::9])
 def test_the_fetched_gradient_is_what_moved_the_variable(
     name: str, cluster: str, strategy: str, batch: str, tmp_path: Path
 ) -> None:

@@ -2,15 +2,17 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from partc.compiler.driver import CompileOptions, compile_graph
 from partc.compiler.importing.import_training import import_training_graph
-from partc.compiler.materialise import Decisions, materialise
+from partc.compiler.materialise import Decisions, materialise, read_central_plan, read_decisions
 from partc.cost.cluster import read_cluster
-from partc.cost.strategy import read_strategy
+from partc.cost.strategy import read_strategy, write_strategy
 from partc.runtime.program import Aggregation, Run, instructions_of
 from tests.command_line import CLUSTER, done, hashes_of, make_mlp, refused
-from tests.compiled_steps import compile_step
+from tests.compiled_steps import cluster_of, compile_step
 from tests.test_distributed_numerics import imported
 
 CASES = [
@@ -114,3 +116,34 @@ def test_missing_decisions_and_ranks_are_refused(compiled: Path, tmp_path: Path)
         fix="from 0 to 3",
     )
     refused("executor", fix="use `partc run`")
+    only = ("compile", compiled / "train.onnx", "-c", CLUSTER, "--decisions-only", "-o", tmp_path / "decided")
+    refused(*only, "--asynchronous", fix="leave one of the two out")
+    refused(*only, "--search-partitions", "measured", fix="leave one of the two out")
+
+
+def test_an_asynchronous_session_is_made_alike(tmp_path: Path) -> None:
+    options = CompileOptions("ps", asynchronous=True)
+    compile_graph(imported("lm, sgd"), cluster_of("2x2"), tmp_path / "out", options)
+    plan = read_central_plan(tmp_path / "out" / "plan.json")
+    files = [tmp_path / "out" / name for name in ("train.onnx", "strategy.json", "cluster.json")]
+
+    for rank in plan.ranks:
+        decisions = read_decisions(*files, {}, plan)
+        assert decisions.asynchronous
+        assert materialise(decisions, rank.rank, tmp_path / f"rank{rank.rank}", plan)
+
+
+def test_a_strategy_that_leaves_something_open_is_refused(compiled: Path, tmp_path: Path) -> None:
+    strategy = read_strategy(compiled / "out" / "strategy.json")
+    name = next(iter(strategy.parameters))
+    rest = {other: how for other, how in strategy.parameters.items() if other != name}
+    write_strategy(msgspec.structs.replace(strategy, parameters=rest), tmp_path / "part.json")
+    graph, cluster = compiled / "out" / "train.onnx", compiled / "out" / "cluster.json"
+
+    refused(
+        *("executor", "--materialise", "--model", graph, "--strategy", tmp_path / "part.json"),
+        *("--cluster", cluster, "-o", tmp_path / "rank0"),
+        what="left open",
+        at=name,
+        fix="that `partc compile` wrote",
+    )

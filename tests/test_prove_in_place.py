@@ -93,6 +93,17 @@ def test_a_reader_of_the_old_value_forbids_it_unless_it_comes_first(tmp_path: Pa
     assert_trains_as_one_device(done, random_batches(done.plan, 3))
 
 
+def test_who_reads_what_was_pulled_from_servers_reads_the_variable(tmp_path: Path) -> None:
+    """What workers read of it is the servers' own memory, and the loss is computed behind the update."""
+    text = """step (double[8,4] x, double[4,4] W) => (double loss, double[4,4] W_next) {
+        h = MatMul (x, W) s = Mul (h, x) loss = ReduceSum <keepdims = 0> (s)
+        xt = Transpose <perm = [1, 0]> (x) dW = MatMul (xt, x) W_next = Sub (W, dW) }"""
+
+    done = compile_step(import_text(text, loss="loss"), tmp_path / "out", "2x2", "ps", "global")
+
+    assert_trains_as_one_device(done, random_batches(done.plan, 3))
+
+
 VIEWS = {
     "Reshape": "same = Reshape (k, whole)",
     "Identity": "same = Identity (k)",

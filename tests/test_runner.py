@@ -57,6 +57,7 @@ def test_daemons_compute_what_one_process_computes(tmp_path: Path, name: str) ->
             np.testing.assert_allclose(output[key], value, rtol=1e-12)
     assert actual.disagreeing == ()
     assert actual.payload_bytes == expected.payload_bytes
+    assert actual.exchanged == expected.exchanged
 
 
 def test_variables_are_saved_and_read_on_the_way(tmp_path: Path) -> None:

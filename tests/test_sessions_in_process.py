@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from partc.runtime.asynchronous.in_process import train_sessions_in_process
-from partc.runtime.asynchronous.session import with_one_worker
+from partc.runtime.asynchronous.session import plan_of_data, with_one_worker
+from partc.runtime.data.step_draws import draw_total
 from partc.runtime.plan_folder import PlanFolder
+from tests.compiled_steps import import_text
 from tests.session_plans import (
     additive_step,
     batches_of_workers,
@@ -169,3 +171,18 @@ def test_no_push_is_lost_in_many_orders(additive: PlanFolder) -> None:
 
         for name, value in expected.items():
             np.testing.assert_array_equal(result.variables[name], value, err_msg=f"{name}, seed {seed}")
+
+
+def test_every_worker_draws_for_its_own_samples(tmp_path: Path) -> None:
+    """The gradient is what was drawn: the servers end with the sum of all workers' draws."""
+    text = """step (double[4,3] x, double[3] W) => (double loss, double[3] W_next) <int64[1] rows = {0}> {
+        z = RandomNormalLike (x) y = Mul (x, W) loss = ReduceSum <keepdims = 0> (y) p = Mul (x, z)
+        dW = ReduceSum <keepdims = 0> (p, rows) W_next = Sub (W, dW) }"""
+    folder = compile_sessions(import_text(text, loss="loss"), tmp_path / "out")
+    batches = [{"x": np.ones((16, 3))}] * 3
+
+    result = train_sessions_in_process(folder, batches, seed=1)
+
+    plan = plan_of_data(folder.plan)
+    drawn = [sum(draw_total(plan, batches[0], step, 0).values()).sum(axis=0) for step in range(3)]
+    np.testing.assert_allclose(result.variables["W"], start_of(folder)["W"] - sum(drawn), rtol=1e-12)

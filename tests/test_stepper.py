@@ -39,7 +39,9 @@ def per_replica(stepper: Stepper, batch: Batch) -> dict[str, list[np.ndarray]]:
     }
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(
+    "name", ["all-reduce", pytest.param("servers apart", marks=pytest.mark.long), "table"]
+)
 def test_steps_compute_what_one_process_computes(tmp_path: Path, name: str) -> None:
     make, batches = PLANS[name]
     folder = make(tmp_path / "out")

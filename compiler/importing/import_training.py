@@ -21,6 +21,7 @@ from onnx.inliner import inline_local_functions
 
 from partc.compiler.importing.bindings import Bindings, annotated_source, read_bindings, write_bindings
 from partc.compiler.importing.constant_tensors import make_repeated_constants
+from partc.compiler.importing.draw_random_inputs import draw_random_inputs
 from partc.compiler.importing.find_recorded_slices import find_recorded_slices
 from partc.compiler.importing.import_initials import read_initial_values
 from partc.compiler.importing.import_training_info import has_algorithm, join_training_info
@@ -37,12 +38,14 @@ from partc.compiler.importing.ort_training.import_artifacts import is_artifacts,
 from partc.compiler.importing.shard_inputs import declare_shards, read_shard_inputs
 from partc.compiler.model_file import check_model, read_model
 from partc.compiler.pause_collection import paused_collection
+from partc.passes.analysis.facts import infer_facts
 from partc.passes.analysis.find_gradients import find_gradients
 from partc.passes.analysis.find_input_ranges import find_input_ranges
-from partc.passes.analysis.find_sample_axes import find_sample_axes
+from partc.passes.analysis.find_sample_axes import find_drawn_splits, find_sample_axes
+from partc.passes.spell_casts import spell_casts
 from partc.passes.training_graph import Gradient, InitialValue, TrainingGraph
 from partc.runtime.errors import BadModel, BadUsage, UnsupportedModel
-from partc.runtime.program import Constant
+from partc.runtime.program import Constant, DrawnInput
 
 OPSET = 21  # what partc's own graphs are written in
 IR_VERSION = 10
@@ -110,6 +113,7 @@ def read_training_graph(source: str | Path | onnx.ModelProto, options: ImportOpt
     _name_nodes(model.graph)
     model, bindings = _lower_training_ops(model, bindings)
     source_bytes = _source_bytes(model, bindings)
+    model, drawn = draw_random_inputs(model)
     make_repeated_constants(model, folder)
     for tensor in model.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -117,7 +121,7 @@ def read_training_graph(source: str | Path | onnx.ModelProto, options: ImportOpt
     model = _upgrade(model)
     _name_nodes(model.graph)  # the converter's nodes have none
     graph = _graph_of(model)
-    training = _training_graph(graph, bindings, initials)
+    training = _training_graph(graph, bindings, initials, drawn)
     training.functions, training.source = list(model.functions), source_bytes
     _check_sizes(training, options.sizes or {})
     _find_sample_axes(training, bindings.sample_axes)
@@ -249,7 +253,12 @@ def _lift_constants(graph: gs.Graph) -> None:
     graph.nodes = [node for node in graph.nodes if node.op != "Constant" or node.outputs]
 
 
-def _training_graph(graph: gs.Graph, bindings: Bindings, initials: dict[str, InitialValue]) -> TrainingGraph:
+def _training_graph(
+    graph: gs.Graph,
+    bindings: Bindings,
+    initials: dict[str, InitialValue],
+    drawn: tuple[DrawnInput, ...],
+) -> TrainingGraph:
     inputs = {tensor.name: tensor for tensor in graph.inputs}
     outputs = {tensor.name: tensor for tensor in graph.outputs}
     variables = {
@@ -272,8 +281,9 @@ def _training_graph(graph: gs.Graph, bindings: Bindings, initials: dict[str, Ini
         forward_outputs=bindings.forward_outputs,
         opset=graph.opset,
         shard_inputs=read_shard_inputs(graph, bindings),
+        drawn_inputs={entry.name: entry for entry in drawn},
     )
-    given = variables.keys() | training.shard_inputs.keys()
+    given = variables.keys() | training.shard_inputs.keys() | training.drawn_inputs.keys()
     data = [tensor for tensor in graph.inputs if tensor.name not in given]
     ranges = find_input_ranges(graph)
     for tensor in data:
@@ -283,11 +293,18 @@ def _training_graph(graph: gs.Graph, bindings: Bindings, initials: dict[str, Ini
 
 
 def _find_sample_axes(training: TrainingGraph, declared: Mapping[str, int | None]) -> None:
+    if training.data_inputs.keys() <= declared.keys() and not training.drawn_inputs:
+        return
     named = {size for data in training.data_inputs.values() for size in data.shape if isinstance(size, str)}
-    assumed = dict.fromkeys(sorted(named), ASSUMED_SIZE)
-    for name, axis in find_sample_axes(training, declared, assumed).items():
+    facts = infer_facts(training, dict.fromkeys(sorted(named), ASSUMED_SIZE))
+    spell_casts(training, facts)
+    for name, axis in find_sample_axes(training, declared, facts).items():
         data = training.data_inputs[name]
         training.data_inputs[name] = msgspec.structs.replace(data, sample_axis=axis)
+    for name, split in find_drawn_splits(training, facts).items():
+        entry = training.drawn_inputs[name]
+        placed = msgspec.structs.replace(entry, sample_axis=split.axis, outer=split.outer)
+        training.drawn_inputs[name] = placed
 
 
 def _loss(outputs: dict[str, gs.Tensor], shown: tuple[str, ...]) -> str | None:

@@ -11,7 +11,7 @@ from partc.passes.indexed_slices import DOMAIN as SLICES_DOMAIN
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 from partc.passes.sharding.layouts import Replicate
 from partc.passes.sharding.sharding_rules import GRADIENT_RULES, RULES
-from partc.runtime.program import DataInput, Plan
+from partc.runtime.program import DataInput, Normal, Plan
 
 TRIVIAL = ("Constant", "Shape", "Size")  # cost nothing worth dividing
 
@@ -47,6 +47,19 @@ def _samples(item: DataInput, plan: Plan) -> str:
     if plan.batch == "global":
         return f"axis {item.sample_axis}: each replica reads 1/{plan.replicas}"
     return f"axis {item.sample_axis}: each replica reads its own"
+
+
+def describe_draws(plan: Plan) -> tuple[str, ...]:
+    """Return a sentence per tensor that the runtime draws in every step."""
+    return tuple(
+        f"{drawn.name} ({'normal' if isinstance(drawn.distribution, Normal) else 'uniform'}): "
+        + (
+            "the same for all replicas."
+            if drawn.sample_axis is None
+            else f"each replica draws for its own samples, on axis {drawn.sample_axis}."
+        )
+        for drawn in plan.drawn_inputs
+    )
 
 
 def describe_sparsity(sparsity: Sparsity | None, facts: Sequence[SyncFacts]) -> tuple[str, ...]:

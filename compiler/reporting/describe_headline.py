@@ -8,7 +8,7 @@ from partc.compiler.reporting.measure_traffic import host_traffic
 from partc.compiler.reporting.units import count, listed, plural, seconds, size
 from partc.cost.cluster import Cluster
 from partc.cost.synchronisation import Choice
-from partc.runtime.program import DataInput, Plan
+from partc.runtime.program import Aggregation, DataInput, Plan
 
 if TYPE_CHECKING:
     from partc.compiler.driver import Compilation
@@ -68,8 +68,21 @@ def _batch(plan: Plan) -> str:
         )
     return (
         "The graph’s batch is one replica’s: every worker runs it on samples of its own, "
-        "the gradients are averaged, and every variable is updated once."
+        f"{_joining(plan.aggregation)}, and every variable is updated once."
     )
+
+
+def _joining(aggregation: Aggregation) -> str:
+    """Say how the replicas' gradients become one."""
+    match aggregation.average_dense, aggregation.average_sparse:
+        case True, True:
+            return "the gradients are averaged"
+        case False, False:
+            return "the gradients are summed, not averaged"
+        case True, False:
+            return "dense gradients are averaged, sparse ones summed"
+        case _:
+            return "sparse gradients are averaged, dense ones summed"
 
 
 def _strategy(choices: tuple[Choice, ...]) -> str:

@@ -6,7 +6,8 @@
                   runs the rest of the same graph once, with the averages in the gradients' place.
                   What depends on samples but on no gradient (running statistics) is averaged.
 
-None of partc's passes takes part: the graph is only cut in two.
+None of partc's passes takes part: the graph is only cut in two. What it draws is given, though, as it is to
+the ranks: its random ops are replaced by inputs as in compiler/importing/draw_random_inputs.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,9 +21,10 @@ import onnxruntime as ort
 
 from partc.compiler.cut_model import cut_model, leaves_of
 from partc.compiler.importing.bindings import Bindings, read_bindings
+from partc.compiler.importing.draw_random_inputs import draw_random_inputs
 from partc.runtime.device import INEXACT_IN_DOUBLE
 from partc.runtime.errors import BadPlan, UnsupportedModel
-from partc.runtime.program import Aggregation, Plan
+from partc.runtime.program import Aggregation, DataInput, DrawnInput, Plan
 from partc.runtime.shards import shards_of_replica
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -49,6 +51,7 @@ def make_reference(plan: Plan, model_path: Path) -> Reference:
             fix="compile the model again",
         )
     _check_gradients(plan, bindings, model_path)
+    model, _ = draw_random_inputs(model)
     return _Whole(model, bindings) if plan.batch == "global" else _PerReplica(model, bindings, plan)
 
 
@@ -112,7 +115,9 @@ class _PerReplica:
     def __init__(self, model: onnx.ModelProto, bindings: Bindings, plan: Plan) -> None:
         self._state = bindings.state
         self._replicas = plan.replicas
-        self._axes: dict[str, int | None] = {entry.name: entry.sample_axis for entry in plan.data_inputs}
+        entries: tuple[DataInput | DrawnInput, ...] = (*plan.data_inputs, *plan.drawn_inputs)
+        self._axes: dict[str, int | None] = {entry.name: entry.sample_axis for entry in entries}
+        self._outer = {entry.name: entry.outer for entry in plan.drawn_inputs}
         self._plan = plan
         self._rows = {g.rows for g in bindings.gradients.values() if g.rows is not None}
         self._summed = _summed_tensors(bindings, plan.aggregation)
@@ -141,7 +146,10 @@ class _PerReplica:
         axis = self._axes[name]
         if axis is None:
             return array
-        return np.ascontiguousarray(np.split(array, self._replicas, axis=axis)[replica])
+        before, behind = array.shape[:axis], array.shape[axis + 1 :]
+        apart = array.reshape(*before, self._outer.get(name, 1), -1, *behind)
+        share = np.split(apart, self._replicas, axis=axis + 1)[replica]
+        return np.ascontiguousarray(share).reshape(*before, array.shape[axis] // self._replicas, *behind)
 
     def _meet(self, tensor: str, averaged: bool, parts: Sequence[Tensors]) -> Array:
         pieces = [part[tensor] for part in parts]

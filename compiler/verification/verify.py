@@ -20,6 +20,7 @@ from partc.runtime.asynchronous.session import with_one_worker
 from partc.runtime.data.batches import check_total_batch
 from partc.runtime.data.feeds import open_source
 from partc.runtime.data.initial import InitialValues
+from partc.runtime.data.step_draws import draw_total
 from partc.runtime.errors import BadData, BadUsage
 from partc.runtime.in_process import train_in_process
 from partc.runtime.launcher import OnProgress
@@ -119,7 +120,8 @@ def launch_daemons(
 
 def launch_in_process(folder: PlanFolder, data: Data, steps: int, seed: int) -> TrainingResult:
     """Train all ranks in this process, in lockstep."""
-    return train_in_process(folder, _total_batches(folder, data, steps, seed), stop_when_diverged=False)
+    batches = _total_batches(folder, data, steps, seed)
+    return train_in_process(folder, batches, stop_when_diverged=False, seed=seed)
 
 
 def verify(
@@ -153,7 +155,9 @@ def verify(
     # A function may give other batches when called again; files and seeds give the same.
     is_repeatable = isinstance(data, Path) or data == "synthetic" or str(data).endswith(".npz")
     result = launcher(folder, data if is_repeatable else batches, steps, seed)
-    end, outputs = _train_reference(folder, start, batches, on_step)
+    drawn = [draw_total(plan, batch, step, seed) for step, batch in enumerate(batches)]
+    given = [{**batch, **draws} for batch, draws in zip(batches, drawn, strict=True)]
+    end, outputs = _train_reference(folder, start, given, on_step)
     trained = {
         variable.name: Trained(
             variable, start[variable.name], result.variables[variable.name], end[variable.name]

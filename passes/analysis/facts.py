@@ -17,6 +17,7 @@ from partc.passes.average_replicas import AVERAGE, STACK, SUM
 from partc.passes.average_replicas import DOMAIN as MEETING_DOMAIN
 from partc.passes.indexed_slices import DOMAIN, SUM_ROWS
 from partc.passes.training_graph import TrainingGraph
+from partc.runtime.data.step_draws import evaluate_size
 from partc.runtime.errors import UnsupportedModel
 
 Shape = tuple[int, ...]
@@ -109,7 +110,7 @@ def _infer(
     for value in model.graph.input:
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
-                dim.dim_value = sizes[dim.dim_param]
+                dim.dim_value = evaluate_size(dim.dim_param, sizes)
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
     values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if _is_small(t.dims)}

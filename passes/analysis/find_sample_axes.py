@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import onnx_graphsurgeon as gs
 
-from partc.passes.analysis.facts import Facts, infer_facts
+from partc.passes.analysis.facts import Facts
 from partc.passes.analysis.find_zeros import find_zeros
 from partc.passes.analysis.reachability import ancestors
 from partc.passes.sharding.decide_layouts import decide_by_rule
@@ -25,13 +25,13 @@ ROUNDS = 8  # each lets the split reach at least one more input
 
 
 def find_sample_axes(
-    training: TrainingGraph, declared: Mapping[str, int | None], sizes: Mapping[str, int]
+    training: TrainingGraph, declared: Mapping[str, int | None], facts: Facts
 ) -> dict[str, int | None]:
     """Return the sample axis of every data input, None where it has none; `declared` ones stay."""
     inputs = training.data_inputs
     if all(name in declared for name in inputs):
         return dict(declared)
-    search = _Search.of(training, infer_facts(training, sizes))
+    search = _Search.of(training, facts)
     given = {name: axis for name, axis in declared.items() if axis is not None}
     if given:
         return _complete(inputs, search.spread(given).axes, declared)
@@ -43,6 +43,23 @@ def find_sample_axes(
     trials = [search.spread({name: axis}) for name, axis in candidates]
     best = min(trials, key=lambda trial: (trial.obstacles, -len(trial.axes)))
     return _complete(inputs, best.axes, declared)
+
+
+def find_drawn_splits(training: TrainingGraph, facts: Facts) -> dict[str, Split]:
+    """Return how drawn inputs follow the samples; those that are missing are the same for all replicas.
+
+    Needs: the data inputs' sample axes. A draw is split as the tensor that it is shaped like, or as its
+    readers want it.
+    """
+    axes = {
+        n: entry.sample_axis for n, entry in training.data_inputs.items() if entry.sample_axis is not None
+    }
+    if not training.drawn_inputs or not axes:
+        return {}
+    trial = _Search.of(training, facts).spread(axes)
+    like = {name: trial.placements.get(entry.like or "") for name, entry in training.drawn_inputs.items()}
+    found = {name: placement for name, placement in like.items() if isinstance(placement, Split)}
+    return trial.drawn | found
 
 
 def _complete(
@@ -60,6 +77,7 @@ class _Trial:
     grew: bool = False
     placements: dict[str, Placement] = field(default_factory=dict)
     followed: set[tuple[str, Split]] = field(default_factory=set)
+    drawn: dict[str, Split] = field(default_factory=dict)  # drawn inputs that it reached
 
 
 @dataclass(frozen=True)
@@ -120,6 +138,8 @@ class _Search:
                 trial.grew = True
             elif trial.axes.get(tensor) != split.axis:
                 trial.obstacles += 1
+        elif tensor in self.training.drawn_inputs:
+            trial.drawn.setdefault(tensor, split)
         elif tensor in self.training.variables:
             trial.obstacles += 1
         elif tensor in self.producers:

@@ -43,9 +43,17 @@ def _is_safe(state: State, lowered: LoweredGraph, items: Sequence[Item]) -> bool
     ancestors = _ancestors(chunk.nodes, node)
     if any(_reads(reader, views) and reader.name not in ancestors for reader in chunk.nodes):
         return False
-    if any(_reads(reader, {state.value}) for item in items[place + 1 :] for reader in item.nodes):
+    shared = {state.value} | _pulled(state.value, lowered)
+    if any(_reads(reader, shared) for item in items[place + 1 :] for reader in item.nodes):
         return False
     return all(value != state.value for _, value, _ in lowered.outputs)
+
+
+def _pulled(value: str, lowered: LoweredGraph) -> set[str]:
+    """Return what a Pull makes of a value: it lies in the buffer of which the owned rows are a part."""
+    return {
+        t.name for node in lowered.nodes if node.op == "Pull" and _reads(node, {value}) for t in node.outputs
+    }
 
 
 def _writer(state: State, items: Sequence[Item]) -> tuple[int, Chunk, gs.Node] | None:

@@ -44,6 +44,7 @@ from partc.passes.sharding.layouts import (
 from partc.passes.sharding.sharding_rules import is_sum_rows, rule_of
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.errors import UnsupportedModel
+from partc.runtime.program import DrawnInput
 
 
 @dataclass(frozen=True)
@@ -100,14 +101,16 @@ def propagate_layouts(graph: LaidOutGraph, per_replica: bool) -> None:
 
 
 def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
-    for name, data in graph.training.data_inputs.items():
-        if data.sample_axis is None:
+    fed = graph.training.data_inputs | graph.training.drawn_inputs
+    for name, entry in fed.items():
+        outer = entry.outer if isinstance(entry, DrawnInput) else 1
+        if entry.sample_axis is None:
             graph.layouts[name] = Layout("worker", Replicate())
         elif per_replica:
             graph.layouts[name] = Layout("worker", PerReplica())
         else:
-            _check_divides(graph, name, data.sample_axis)
-            graph.layouts[name] = Layout("worker", Split(data.sample_axis))
+            _check_divides(graph, name, entry.sample_axis, outer)
+            graph.layouts[name] = Layout("worker", Split(entry.sample_axis, outer))
     for name, given in graph.training.shard_inputs.items():
         is_own = given.holds == "shard_id"
         graph.layouts[name] = Layout("worker", PerReplica() if is_own else Replicate())
@@ -116,12 +119,12 @@ def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
         graph.layouts[name] = Layout("server", Owned(owner)) if owner else Layout("worker", Replicate())
 
 
-def _check_divides(graph: LaidOutGraph, name: str, axis: int) -> None:
-    size = graph.facts.shape(name)[axis]
+def _check_divides(graph: LaidOutGraph, name: str, axis: int, outer: int) -> None:
+    size = graph.facts.shape(name)[axis] // outer
     if size % graph.replicas:
         raise UnsupportedModel(
             f"a batch of {size} does not divide among {graph.replicas} replicas",
-            at=f"data input {name!r}, axis {axis}",
+            at=f"input {name!r}, axis {axis}",
             fix=f"use a batch that is a multiple of {graph.replicas}, or --batch per-replica",
         )
 

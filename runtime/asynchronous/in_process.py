@@ -30,6 +30,7 @@ from partc.runtime.asynchronous.shared_values import SharedValues
 from partc.runtime.asynchronous.worker import Worker
 from partc.runtime.data.batches import check_total_batch, share_of
 from partc.runtime.data.initial import InitialValues
+from partc.runtime.data.step_draws import draw_share
 from partc.runtime.device import Sessions as LoadedSegments
 from partc.runtime.plan_folder import PlanFolder
 from partc.runtime.program import Rank
@@ -169,7 +170,9 @@ class _Play:
         yield from worker.applied(len(self._batches))
 
     def _share(self, rank: Rank, worker: int, step: int) -> dict[str, Array]:
-        return share_of(plan_of_data(self._plan), rank_of_data(rank, worker), self._batches[step - 1])
+        plan, seen = plan_of_data(self._plan), rank_of_data(rank, worker)
+        share = share_of(plan, seen, self._batches[step - 1])
+        return share | draw_share(plan, seen, share, step - 1, 0)
 
     def _arrive(self, source: str, target: str) -> None:
         header, *frames = self._network.queues[source, target].popleft()

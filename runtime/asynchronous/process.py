@@ -41,6 +41,7 @@ from partc.runtime.data.batches import inputs_of
 from partc.runtime.data.checkpoint import read_arrays, write_arrays
 from partc.runtime.data.feeds import Source, open_source
 from partc.runtime.data.initial import InitialValues
+from partc.runtime.data.step_draws import draw_share, draws_of
 from partc.runtime.device import Sessions
 from partc.runtime.errors import Diverged, RankFailed
 from partc.runtime.job import INITIAL_FILE, failure_of, read_job, write_record
@@ -94,6 +95,12 @@ class _Process:
         """Open the data, as all workers together see it."""
         return open_source(self.job.data, plan_of_data(self.plan, self.job.sizes), self.job.seed)
 
+    def share_and_draws(self, source: Source, rank: Rank, step: int) -> dict[str, Array]:
+        """Return what a rank is fed in a step (from 1), and what it draws."""
+        plan = plan_of_data(self.plan, self.job.sizes)
+        share = source.share(rank, step - 1 + self.job.first_batch)
+        return share | draw_share(plan, rank, share, step - 1 + self.job.first_step, self.job.seed)
+
     def check_launcher(self) -> None:
         """Raise RankFailed when nobody is left to report to."""
         if os.getppid() != self._launcher:
@@ -134,11 +141,11 @@ class ServerProcess(_Process):
         write_record(report_file(self.folder, self.name), report)
 
     def _feeds(self, session: int, step: int) -> Mapping[str, Array]:
-        if not inputs_of(self.plan, self._rank):
+        if not (inputs_of(self.plan, self._rank) or draws_of(self.plan, self._rank)):
             return {}
         if session not in self._sources:  # one each: a function gives its batches in order, and once
             self._sources[session] = self.open_source()
-        return self._sources[session].share(self._rank, step - 1)
+        return self.share_and_draws(self._sources[session], self._rank, step)
 
 
 class WorkerProcess(_Process):
@@ -178,7 +185,8 @@ class WorkerProcess(_Process):
 
     def _feeds(self) -> dict[int, Mapping[str, Array]]:
         return {
-            rank.rank: self._source.share(self._seen(rank), self.step - 1) for rank in own_ranks(self.plan)
+            rank.rank: self.share_and_draws(self._source, self._seen(rank), self.step)
+            for rank in own_ranks(self.plan)
         }
 
     def _seen(self, rank: Rank) -> Rank:

@@ -108,6 +108,7 @@ class SessionHandle:
         if not self._complete and self._transport.has_all(self._part.start.tag_id, self._sources):
             self._complete = True
             self._land()
+            self._transport.traffic.count_complete(self._part, self._results)
         return self._complete
 
     def rows(self) -> tuple[Array, ...]:

@@ -7,7 +7,7 @@ connections close, and the ranks end too.
 
 import secrets
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -93,9 +93,9 @@ class RankEnd:
         poller = zmq.Poller()
         poller.register(self._dealer, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
-        while not (ready := dict(poller.poll(_MEANWHILE_MS))):
+        while not poller.poll(_MEANWHILE_MS):
             meanwhile()
-        if self._dealer in ready:
+        if self._dealer.poll(0):  # asked again: what came just before the end counts
             return decode(self._dealer.recv_multipart())
         recv_monitor_message(self._monitor)
         raise RankFailed(
@@ -138,8 +138,3 @@ def _own_address(address: str) -> str:
             ) from error
         own: str = probe.getsockname()[0]
     return own
-
-
-def hosts_of(hosts: Iterable[str], addresses: Mapping[str, str]) -> dict[str, str]:
-    """Return every host's network name: this machine where none is known."""
-    return {host: addresses.get(host, "localhost") for host in hosts}

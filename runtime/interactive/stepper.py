@@ -13,7 +13,7 @@ import numpy as np
 
 from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.errors import BadUsage, PartcError, RankFailed
-from partc.runtime.interactive.channel import CHANNEL_FILE, StepperEnd, hosts_of
+from partc.runtime.interactive.channel import CHANNEL_FILE, StepperEnd
 from partc.runtime.interactive.messages import Close, Done, Message, Ready, Step, Write, Written, describe
 from partc.runtime.interactive.replica_feeds import ReplicaFeeds, share_feeds
 from partc.runtime.job import Job, write_job, write_record
@@ -59,7 +59,7 @@ class Stepper:
         self._job_folder = tempfile.TemporaryDirectory(prefix=".run-", dir=folder.path)
         self._error: PartcError | None = None
         known = addresses_of(folder.path) if addresses is None else addresses
-        self._ranks = StepperEnd(hosts_of([rank.host for rank in self.plan.ranks], known))
+        self._ranks = StepperEnd({rank.host: known.get(rank.host, "localhost") for rank in self.plan.ranks})
         job = Job(
             plan_folder=str(folder.path.resolve()),
             steps=0,

@@ -36,18 +36,24 @@ class Board:
 class InMemoryHandle:
     """One member's communication on a board."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: Part, traffic: Traffic) -> None:
         self.part = part
-        self.outcome: tuple[Array, ...] | None = None
+        self._traffic = traffic
+        self._outcome: tuple[Array, ...] | None = None
+
+    def complete(self, outcome: tuple[Array, ...]) -> None:
+        """Take what the communication brought."""
+        self._outcome = outcome
+        self._traffic.count_complete(self.part, outcome)
 
     def done(self) -> bool:
         """Tell whether every member has arrived."""
-        return self.outcome is not None
+        return self._outcome is not None
 
     def rows(self) -> tuple[Array, ...]:
         """Return one array per write of a row kind."""
-        assert self.outcome is not None, "asked for before it was done"
-        return self.outcome
+        assert self._outcome is not None, "asked for before it was done"
+        return self._outcome
 
 
 class InMemoryTransport:
@@ -60,7 +66,7 @@ class InMemoryTransport:
     def start(self, part: Part) -> InMemoryHandle:
         """Begin a communication."""
         self.traffic.count(part)
-        handle = InMemoryHandle(part)
+        handle = InMemoryHandle(part, self.traffic)
         self._board.post(handle)
         return handle
 
@@ -72,12 +78,12 @@ def _carry_out(handles: list[InMemoryHandle]) -> None:
     parts = [handle.part for handle in handles]
     if parts[0].start.kind in ROW_KINDS:
         for handle, outcome in zip(handles, _move_rows(parts), strict=True):
-            handle.outcome = outcome
+            handle.complete(outcome)
         return
     for index in range(len(parts[0].dense)):
         _combine(parts, index)
     for handle in handles:
-        handle.outcome = ()
+        handle.complete(())
 
 
 def _combine(parts: list[Part], index: int) -> None:

@@ -59,13 +59,16 @@ class MPITransport:
 
     def progress(self) -> None:
         """Move on every communication under way."""
-        self._under_way = [handle for handle in self._under_way if not handle.advance()]
+        for handle in [handle for handle in self._under_way if handle.advance()]:
+            self._under_way.remove(handle)
+            self.traffic.count_complete(handle.part, handle.rows())
 
 
 class DenseHandle:
     """A dense collective under way."""
 
     def __init__(self, part: Part, comm: MPI.Intracomm, progress: Callable[[], None]) -> None:
+        self.part = part
         self._progress = progress
         self._landings: list[tuple[Array, Array]] = []  # (target, what arrived elsewhere)
         self._requests = [self._begin(part, dense, comm) for dense in part.dense]

@@ -24,7 +24,7 @@ class RowsHandle:
         queue: "deque[RowsHandle]",
         progress: Callable[[], None],
     ) -> None:
-        self._part = part
+        self.part = part
         self._comm = for_rows
         self._queue = queue
         self._progress = progress
@@ -63,18 +63,18 @@ class RowsHandle:
         return True
 
     def _begin_headers(self, comm: MPI.Intracomm) -> MPI.Request:
-        match self._part.start.kind:
+        match self.part.start.kind:
             case "gather_rows":
-                return comm.Igather(self._own, self._headers if self._part.is_root else None, root=0)
+                return comm.Igather(self._own, self._headers if self.part.is_root else None, root=0)
             case "all_gather_rows":
                 return comm.Iallgather(self._own, self._headers)
             case "scatter_rows":
-                return comm.Iscatter(self._own if self._part.is_root else None, self._headers[:1], root=0)
+                return comm.Iscatter(self._own if self.part.is_root else None, self._headers[:1], root=0)
             case _:
                 return comm.Ialltoall(self._own, self._headers)
 
     def _begin_rows(self) -> None:
-        part = self._part
+        part = self.part
         counts, types = read_headers(self._headers, f"communication {part.start.label or part.start.tag_id}")
         begin = {
             "gather_rows": self._begin_gather,
@@ -95,14 +95,14 @@ class RowsHandle:
             self._results.append(np.array(counts, np.int64))
 
     def _begin_gather(self, source: Array | None, result: Array | None, sizes: list[int]) -> MPI.Request:
-        received = [_bytes_of(result), sizes, MPI.BYTE] if self._part.is_root else None
+        received = [_bytes_of(result), sizes, MPI.BYTE] if self.part.is_root else None
         return self._comm.Igatherv(_bytes_of(source), received, root=0)
 
     def _begin_all_gather(self, source: Array | None, result: Array | None, sizes: list[int]) -> MPI.Request:
         return self._comm.Iallgatherv(_bytes_of(source), [_bytes_of(result), sizes, MPI.BYTE])
 
     def _begin_scatter(self, source: Array | None, result: Array | None, sizes: list[int]) -> MPI.Request:
-        sent = [_bytes_of(source), self._sent_sizes(source), MPI.BYTE] if self._part.is_root else None
+        sent = [_bytes_of(source), self._sent_sizes(source), MPI.BYTE] if self.part.is_root else None
         return self._comm.Iscatterv(sent, _bytes_of(result), root=0)
 
     def _begin_all_to_all(self, source: Array | None, result: Array | None, sizes: list[int]) -> MPI.Request:
@@ -110,10 +110,10 @@ class RowsHandle:
         return self._comm.Ialltoallv(sent, [_bytes_of(result), sizes, MPI.BYTE])
 
     def _sent_sizes(self, source: Array | None) -> list[int]:
-        if source is None or not self._part.counts:
-            return [0] * len(self._part.members)
+        if source is None or not self.part.counts:
+            return [0] * len(self.part.members)
         row_bytes = source.dtype.itemsize * int(np.prod(source.shape[1:], dtype=np.int64))
-        return [count * row_bytes for count in self._part.counts]
+        return [count * row_bytes for count in self.part.counts]
 
 
 def _own_headers(part: Part) -> Array:

@@ -1,12 +1,14 @@
 """What an executor asks of a communication engine, and the count of what went through it."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from partc.runtime.transports.communication import ROW_KINDS, Part
+from partc.runtime.transports.exchanged import Exchanged
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -37,19 +39,21 @@ class Traffic:
 
     Payload is values; `ids_bytes` are integer values that travel with rows; `counts_bytes` are sizes
     that the transport exchanges. A rank's piece to itself is not counted, nor what others merely relay.
+    `exchanged` counts what thereby goes out to all others and comes in from them.
     """
 
     payload_bytes: Counter[str] = field(default_factory=Counter)
     ids_bytes: Counter[str] = field(default_factory=Counter)
     counts_bytes: Counter[str] = field(default_factory=Counter)
     messages: Counter[str] = field(default_factory=Counter)
+    exchanged: Exchanged = field(default_factory=Exchanged)
 
     def total_bytes(self) -> int:
         """Return all bytes so far, values, ids and sizes together."""
         return self.payload_bytes.total() + self.ids_bytes.total() + self.counts_bytes.total()
 
     def count(self, part: Part) -> None:
-        """Add one communication."""
+        """Add one communication that begins."""
         kind = part.start.kind
         self.messages[kind] += 1
         if len(part.members) == 1 or not part.sends:
@@ -61,6 +65,10 @@ class Traffic:
         for array in part.rows:
             where = self.ids_bytes if array.dtype.kind in "iu" else self.payload_bytes
             where[kind] += int(array.nbytes * share)
+
+    def count_complete(self, part: Part, landed: Sequence[Array]) -> None:
+        """Add one communication that is complete; `landed` is what a row kind brought."""
+        self.exchanged.add(part, landed)
 
 
 def _share_to_others(part: Part) -> float:

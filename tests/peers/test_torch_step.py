@@ -95,12 +95,61 @@ def test_four_ranks_train_an_exported_step_as_one_device(tmp_path: Path) -> None
     assert_trains_as_one_device(compiled, random_batches(compiled.plan, steps=3))
 
 
-def test_a_step_with_dropout_is_refused(tmp_path: Path) -> None:
-    module = TextNet(dropout=0.5)
+@pytest.mark.parametrize("batch", ["per-replica", "global"])
+def test_four_ranks_train_an_exported_step_with_dropout_as_one_device(tmp_path: Path, batch: str) -> None:
+    """The exporter compares the step with PyTorch's, under the masks that PyTorch drew."""
+    module = TextNet(dropout=0.5).double()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    partc.torch.export_step(module, cross_entropy, optimizer, inputs_of("text"), tmp_path / "train.onnx")
+
+    training = import_training_graph(tmp_path / "train.onnx")
+    compiled = compile_step(training, tmp_path / "out", "2x2", "hybrid", batch)
+
+    assert [drawn.sample_axis for drawn in compiled.plan.drawn_inputs] == [0]
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, steps=3))
+
+
+class Attention(nn.Module):
+    """Of one head, with the four dropouts of a transformer's layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.queries, self.values = (nn.Linear(8, 8, bias=False) for _ in range(3))
+        self.inner, self.outer = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: "torch.Tensor") -> "torch.Tensor":
+        weights = torch.softmax(self.queries(x) @ self.keys(x).transpose(1, 2) / 8**0.5, -1)
+        x = x + _drop(_drop(weights) @ self.values(x))
+        return x + _drop(self.outer(_drop(torch.relu(self.inner(x)))))
+
+
+def _drop(x: "torch.Tensor") -> "torch.Tensor":
+    return nn.functional.dropout(x, 0.3)
+
+
+def test_attention_drops_what_pytorch_drops(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Embedding(WORDS, 8), Attention(), nn.Flatten(), nn.Linear(48, CLASSES)).double()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
 
-    with pytest.raises(UnsupportedModel, match="fix: set dropout to 0"):
-        partc.torch.export_step(module, cross_entropy, optimizer, inputs_of("text"), tmp_path / "train.onnx")
+    partc.torch.export_step(module, cross_entropy, optimizer, inputs_of("text"), tmp_path / "train.onnx")
+
+    training = import_training_graph(tmp_path / "train.onnx")
+    compiled = compile_step(training, tmp_path / "out", "1x2", "allreduce", "global")
+    assert len(compiled.plan.drawn_inputs) == 4
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, steps=2))
+
+
+class Sampling(nn.Module):
+    def forward(self, x: "torch.Tensor") -> "torch.Tensor":
+        return x * torch.poisson(torch.ones_like(x))
+
+
+def test_draws_that_cannot_be_followed_are_refused(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, CLASSES), Sampling())
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+
+    with pytest.raises(UnsupportedModel, match="poisson"):
+        partc.torch.export_step(module, cross_entropy, optimizer, inputs_of("image"), tmp_path / "train.onnx")
 
 
 def test_inputs_that_the_loss_does_not_name_are_refused(tmp_path: Path) -> None:

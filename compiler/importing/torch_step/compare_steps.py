@@ -8,8 +8,11 @@ import onnx
 import onnxruntime
 import torch
 
+from partc.compiler.importing.draw_random_inputs import draw_random_inputs
+from partc.compiler.importing.torch_step.record_draws import RecordedDraws
 from partc.compiler.importing.torch_step.trace_step import Loss, TracedStep
 from partc.runtime.errors import UnsupportedModel
+from partc.runtime.program import DrawnInput
 
 STEPS = 2
 # Of the largest value of a variable. The exporter writes some constants of float64 ops in float32.
@@ -26,7 +29,11 @@ def compare_steps(
     loss: Loss,
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    """Refuse a model whose steps are not PyTorch's. Raises UnsupportedModel."""
+    """Refuse a model whose steps are not PyTorch's. Raises UnsupportedModel.
+
+    Where the step draws random numbers, the model is given those that PyTorch drew.
+    """
+    model, drawn = draw_random_inputs(model)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = 1  # ScatterND adds rows of equal ids one after another only then
@@ -39,9 +46,10 @@ def compare_steps(
     module, optimizer = copy.deepcopy((module, optimizer))
     module.train()
     for step in range(1, STEPS + 1):
-        value, *renewed = session.run(outputs, {**data, **values})
-        values = dict(zip(traced.variables, renewed, strict=True))
         expected = _step(module, loss, optimizer, traced)
+        draws = _draws_by_input(drawn, expected.draws)
+        value, *renewed = session.run(outputs, {**data, **draws, **values})
+        values = dict(zip(traced.variables, renewed, strict=True))
         _compare("loss", value, expected.loss, step)
         for name, wanted in expected.values.items():
             noise = expected.noise.get(name)
@@ -53,8 +61,9 @@ def compare_steps(
 class _Expected:
     """What PyTorch has after a step; `noise` marks elements whose gradient is rounding noise."""
 
-    def __init__(self, loss: torch.Tensor) -> None:
+    def __init__(self, loss: torch.Tensor, draws: Sequence[torch.Tensor]) -> None:
         self.loss = loss.detach()
+        self.draws = draws
         self.values: dict[str, torch.Tensor] = {}
         self.noise: dict[str, np.ndarray] = {}
 
@@ -63,10 +72,11 @@ def _step(
     module: torch.nn.Module, loss: Loss, optimizer: torch.optim.Optimizer, traced: TracedStep
 ) -> _Expected:
     optimizer.zero_grad()
-    value = loss(module, *traced.inputs)
+    with RecordedDraws() as recorded:
+        value = loss(module, *traced.inputs)
     value.backward()
     optimizer.step()
-    found = _Expected(value)
+    found = _Expected(value, recorded.draws)
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     gradients = {name: parameters[name].grad for name in traced.parameters}
     largest = max(float(g.abs().max()) for g in gradients.values() if g is not None and g.numel())
@@ -81,6 +91,18 @@ def _step(
     return found
 
 
+def _draws_by_input(drawn: Sequence[DrawnInput], draws: Sequence[torch.Tensor]) -> dict[str, np.ndarray]:
+    """Return what PyTorch drew by the exported step's inputs: both are in the order of the forward pass."""
+    if [entry.shape for entry in drawn] != [tuple(draw.shape) for draw in draws]:
+        raise UnsupportedModel(
+            f"PyTorch draws random numbers {len(draws)} times, the exported step {len(drawn)} times, "
+            "or in other shapes",
+            at="partc.torch.export_step, the exported step in onnxruntime",
+            fix="draw with nn.Dropout, torch.rand_like or torch.randn_like alone, in the forward pass",
+        )
+    return {entry.name: draw.numpy().astype(entry.dtype) for entry, draw in zip(drawn, draws, strict=True)}
+
+
 def _compare(
     name: str, found: np.ndarray, wanted: torch.Tensor, step: int, noise: np.ndarray | None = None
 ) -> None:
@@ -93,6 +115,5 @@ def _compare(
         raise UnsupportedModel(
             f"after step {step}, {name!r} is {np.max(error):.3g} from PyTorch's ({allowed:.3g} allowed)",
             at="partc.torch.export_step, the exported step in onnxruntime",
-            fix="set dropout to 0 and remove other random ops; else the exporter mistranslates an op: "
-            "replace modules until the step agrees",
+            fix="the exporter mistranslates an op: replace modules until the step agrees",
         )

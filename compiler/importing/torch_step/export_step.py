@@ -80,18 +80,25 @@ def _next(variable: str) -> str:
 def _exported(traced: "TracedStep", names: Sequence[str]) -> onnx.ModelProto:
     import torch
 
-    program = torch.onnx.export(
-        traced.graph,
-        (*traced.inputs, *traced.variables.values()),
-        input_names=[*names, *traced.variables],
-        output_names=["loss", *map(_next, traced.variables)],
-        opset_version=EXPORTED_OPSET,
-        dynamo=True,
-        optimize=False,  # its rewriting has dropped Adam's epsilon
-        external_data=False,
-        verify=False,
-        verbose=False,
-    )
+    try:
+        program = torch.onnx.export(
+            traced.graph,
+            (*traced.inputs, *traced.variables.values()),
+            input_names=[*names, *traced.variables],
+            output_names=["loss", *map(_next, traced.variables)],
+            opset_version=EXPORTED_OPSET,
+            dynamo=True,
+            optimize=False,  # its rewriting has dropped Adam's epsilon
+            external_data=False,
+            verify=False,
+            verbose=False,
+        )
+    except torch.onnx.OnnxExporterError as error:
+        raise UnsupportedModel(
+            f"PyTorch's exporter cannot write this step: {_innermost(error)}",
+            at="partc.torch.export_step",
+            fix="write the module with ops that torch.onnx.export knows",
+        ) from error
     if program is None:
         raise UnsupportedModel("PyTorch exported nothing", at="torch.onnx.export", fix="see its own message")
     model: onnx.ModelProto = program.model_proto
@@ -100,6 +107,13 @@ def _exported(traced: "TracedStep", names: Sequence[str]) -> onnx.ModelProto:
         array = value.detach().contiguous().numpy()
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     return model
+
+
+def _innermost(error: BaseException) -> str:
+    """Return the first line of the error that the others were raised from."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).partition("\n")[0]
 
 
 def _drop_traces(model: onnx.ModelProto) -> None:

@@ -1,0 +1,139 @@
+"""`partc compile`: spread a training step over a cluster."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from partc.compiler.api import compile_step, decide_step
+from partc.compiler.arguments import choose_aggregation, parse_mechanisms, parse_sizes
+from partc.compiler.choose_partitions import Partitioner, SearchMode
+from partc.compiler.console import tell, working_on
+from partc.compiler.driver import Compilation
+from partc.compiler.graph_arguments import (
+    Axes,
+    Initial,
+    Loss,
+    Out,
+    SampleData,
+    SampleSteps,
+    Sizes,
+    State,
+    TrainFile,
+    graph_options,
+    sample_of,
+)
+from partc.compiler.measure_sparsity import SAMPLE_STEPS
+
+
+def compile_command(
+    train: TrainFile,
+    cluster: Annotated[Path, typer.Option("-c", "--cluster", help="cluster.json, or a resource file.")],
+    out: Out,
+    strategy: Annotated[str, typer.Option(help="auto, hybrid, allreduce, ps, or a strategy.json.")] = "auto",
+    batch: Annotated[
+        Literal["per-replica", "global"] | None,
+        typer.Option(help="What the graph's batch is: one replica's (the default), or the whole."),
+    ] = None,
+    state: State = "",
+    sample_axis: Axes = [],
+    loss: Loss = "",
+    initial: Initial = None,
+    size: Sizes = [],
+    sample_data: SampleData = "",
+    sample_steps: SampleSteps = SAMPLE_STEPS,
+    search_partitions: Annotated[
+        SearchMode | None,
+        typer.Option(
+            help="Choose the partitions of large variables on servers: by the cost model, or by short runs; "
+            "off takes the minimum."
+        ),
+    ] = None,
+    min_partitions: Annotated[int, typer.Option(help="The fewest partitions to consider.")] = 1,
+    without: Annotated[
+        list[str],
+        typer.Option(
+            help="Switch a mechanism off: local-aggregation, post-aggregation or boundary-ops; repeatable."
+        ),
+    ] = [],
+    asynchronous: Annotated[
+        bool,
+        typer.Option(
+            "--asynchronous",
+            help="Workers push and pull without waiting for each other: not what one device trains.",
+        ),
+    ] = False,
+    sum_dense: Annotated[
+        bool, typer.Option("--sum-dense", help="Sum dense gradients over replicas: no average.")
+    ] = False,
+    sum_sparse: Annotated[
+        bool, typer.Option("--sum-sparse", help="Sum sparse gradients over replicas: no average.")
+    ] = False,
+    fetch_gradients: Annotated[
+        str,
+        typer.Option(help="Parameters NAME,... whose aggregated gradients are outputs: NAME.aggregated."),
+    ] = "",
+    decisions_only: Annotated[
+        bool,
+        typer.Option(
+            "--decisions-only",
+            help="Write train.onnx, strategy.json and cluster.json, from which ranks make their segments.",
+        ),
+    ] = False,
+) -> None:
+    """Spread a training step over a cluster: segments, plan, report."""
+    options = graph_options(state, sample_axis, loss, initial)
+    aggregation = choose_aggregation(sum_dense, sum_sparse, fetch_gradients)
+    partitions = Partitioner(min_partitions, search_partitions) if search_partitions else None
+    if decisions_only:
+        decided = decide_step(
+            train,
+            cluster,
+            out,
+            strategy=strategy,
+            batch=batch,
+            sizes=parse_sizes(size),
+            options=options,
+            sample=sample_of(sample_data, sample_steps),
+            partitions=partitions,
+            without=parse_mechanisms(without),
+            asynchronous=asynchronous,
+            aggregation=aggregation,
+        )
+        tell(f"{len(decided.parameters)} parameters decided -> {out}")
+        return
+    with working_on("compiling"):
+        made = compile_step(
+            train,
+            cluster,
+            out,
+            strategy=strategy,
+            batch=batch,
+            sizes=parse_sizes(size),
+            options=options,
+            sample=sample_of(sample_data, sample_steps),
+            partitions=partitions,
+            without=parse_mechanisms(without),
+            asynchronous=asynchronous,
+            aggregation=aggregation,
+        )
+    _tell_what_was_made(made, out)
+
+
+def _tell_what_was_made(made: Compilation, out: Path) -> None:
+    log = made.watch.write(out)
+    methods = [choice.method for choice in made.strategy.parameters.values()]
+    counted = ", ".join(f"{methods.count(m)} by {m}" for m in dict.fromkeys(methods))
+    tell(f"parameters: {counted}")
+    if made.partitions is not None:
+        tell(f"partitions of large variables on servers: {made.partitions.chosen}")
+    for name, axis in ((d.name, d.sample_axis) for d in made.plan.data_inputs):
+        tell(f"data input {name}: " + ("the same for all" if axis is None else f"samples on axis {axis}"))
+    if draws := made.plan.drawn_inputs:
+        shared = sum(drawn.sample_axis is None for drawn in draws)
+        tell(f"drawn in every step: {len(draws)} inputs, {shared} of them the same for all")
+    step_ms = made.timeline.step_s * 1e3
+    if workers := len(made.plan.asynchronous):
+        tell(f"asynchronous: {workers} workers, each in a session of its own with all servers")
+    tell(f"{len(made.plan.ranks)} ranks, {step_ms:.1f} ms/step predicted -> {out}")
+    tell(f"report: {out / 'report.html'}   wall times: {log}")
