@@ -7,6 +7,7 @@ and buffers lie in host memory: they are what is communicated, and ONNX Runtime 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -152,8 +153,9 @@ class BoundRun:
             if value in values.fixed:
                 self._binding.bind_ortvalue_input(name, values.fixed[value])
         fixed_writes = [pair for pair in run.writes if pair[1] in values.fixed]
+        declared = {output.name: output.shape for output in session.get_outputs()}
         for name, value in fixed_writes:
-            self._binding.bind_ortvalue_output(name, values.fixed[value])
+            self._bind_fixed_output(name, values.fixed[value], declared[name])
         self._first_made = len(fixed_writes)
         self._release_outputs()
 
@@ -169,6 +171,16 @@ class BoundRun:
             self._release_outputs()
         for name, _ in self._moving_reads:
             self._binding.bind_ortvalue_input(name, self._placeholder)
+
+    def _bind_fixed_output(self, name: str, value: ort.OrtValue, declared: list[int | str | None]) -> None:
+        """Bind a value's memory, in the shape that the segment declares if it is another one of that size."""
+        sizes = [size for size in declared if isinstance(size, int)]
+        shape = value.shape()
+        if sizes == shape or prod(sizes) != prod(shape) or len(sizes) < len(declared):
+            self._binding.bind_ortvalue_output(name, value)
+            return
+        memory, index, element = self._device.memory, self._device.index, value.element_type()
+        self._binding.bind_output(name, memory, index, element, sizes, value.data_ptr())
 
     def _release_outputs(self) -> None:
         for name, _ in self._made:

@@ -107,7 +107,7 @@ class ProgramMaker:
         wanted = {v for v in produced if v in kept or any(r is not chunk for r in readers.get(v, ()))}
         touched = {self._name(t.name) for node in chunk.nodes for t in (*node.inputs, *node.outputs)}
         self._wait_for(touched)
-        model = self.writer.write(chunk, wanted)
+        model = self.writer.write(chunk, wanted, self.program.renamed.keys())
         if not model.graph.output:
             return
         self.program.instructions.append(

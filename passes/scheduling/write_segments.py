@@ -1,6 +1,7 @@
 """Turn a chunk of nodes into one ONNX model: a segment."""
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +12,7 @@ from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
 from partc.passes.lowering.lowered_graph import is_communication
 from partc.passes.scheduling.align_scalars import align_scalars
+from partc.passes.scheduling.block_updates import block_updates
 from partc.passes.scheduling.schedule import Chunk
 from partc.passes.scheduling.turn_products import turn_products
 
@@ -29,8 +31,11 @@ class SegmentWriter:
     on_cpu: bool = True  # segments run on CPUs
     dtypes: dict[str, np.dtype] = field(default_factory=dict)
 
-    def write(self, chunk: Chunk, wanted: set[str]) -> onnx.ModelProto:
-        """Return the chunk as a model whose outputs are those of its values that are `wanted`."""
+    def write(self, chunk: Chunk, wanted: set[str], in_place: AbstractSet[str]) -> onnx.ModelProto:
+        """Return the chunk as a model whose outputs are those of its values that are `wanted`.
+
+        `in_place`: values that are written over a variable.
+        """
         produced = [t for node in chunk.nodes for t in node.outputs if t.name]
         names = {tensor.name for tensor in produced}
         inputs: dict[str, gs.Tensor] = {}
@@ -52,7 +57,7 @@ class SegmentWriter:
             [helper.make_empty_tensor_value_info(tensor.name) for tensor in outputs],
             weights,
         )
-        return self._typed(self._model(graph))
+        return self._typed(self._model(graph), in_place)
 
     def _describe(self, name: str) -> onnx.ValueInfoProto:
         dtype = helper.np_dtype_to_tensor_dtype(self.dtypes[name])
@@ -64,7 +69,7 @@ class SegmentWriter:
         opsets = [helper.make_opsetid("", self.opset), *(helper.make_opsetid(d, 1) for d in domains)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, functions=used)
 
-    def _typed(self, model: onnx.ModelProto) -> onnx.ModelProto:
+    def _typed(self, model: onnx.ModelProto, in_place: AbstractSet[str]) -> onnx.ModelProto:
         """Give the outputs types, inferred from the inputs'."""
         inferred = shape_inference.infer_shapes(model, data_prop=True)
         for output in inferred.graph.output:
@@ -76,6 +81,7 @@ class SegmentWriter:
         del model.graph.output[:]
         model.graph.output.extend(described)
         if self.on_cpu:
+            block_updates(model, inferred, in_place)
             turn_products(model, inferred)
         align_scalars(model, inferred)
         return model
