@@ -1,5 +1,8 @@
 """Updates in blocks: the same numbers, to the last bit, wherever the result lies."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +48,12 @@ step (float[6,8] w, float[6,8] m, float[6,8] v, float[6,8] g, float rate)
 SHORT = """
 step (float[6,8] w, float[6,8] g, float[8] row) => (float[6,8] w2) <float a = {0.9}> {
     d = Mul (g, row)  e = Mul (d, a)  f = Mul (e, a)  w2 = Sub (w, f)
+}"""
+
+TWO = """
+step (float[6,8] w, float[6,8] m, float[6,8] v, float[6,8] g) => (float[6,8] w2, float[6,8] m2) {
+    a = Mul (w, g)  b = Mul (a, g)  c = Mul (b, g)  w2 = Sub (c, g)
+    d = Mul (m, v)  e = Mul (d, v)  f = Mul (e, v)  m2 = Sub (f, v)
 }"""
 
 
@@ -96,6 +105,27 @@ def test_blocks_give_the_same_bits(text: str, in_place: set[str], left: list[str
     assert ops(model) == left
     for found, wanted in zip(run(model), run(model_of(text)), strict=True):
         np.testing.assert_array_equal(found.ravel(), wanted.ravel())
+
+
+def test_the_file_is_the_same_in_every_process() -> None:
+    """Names hash differently in every process: segments are files that ranks must make alike."""
+    code = """
+from tests import test_block_updates as t
+t.blocking.LEAST_ELEMENTS, t.blocking.LEAST_IN_BLOCK, t.blocking.MOST_IN_BLOCK = 24, 4, 16
+model, _ = t.blocked(t.TWO, {'w2', 'm2'})
+import hashlib; print(hashlib.sha256(model.SerializeToString()).hexdigest())"""
+    made = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in "1234"
+    ]
+
+    assert len(set(made)) == 1
 
 
 def test_what_is_written_in_place_is_declared_in_blocks() -> None:

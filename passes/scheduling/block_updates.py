@@ -99,7 +99,7 @@ class _Blocking:
         """Return groups of candidates that no path leaves and enters again."""
         depths = self._depths()
         links = nx.Graph()
-        links.add_nodes_from(self.candidates)
+        links.add_nodes_from(name for name in self.nodes if name in self.candidates)
         for reader in self.candidates:
             producers = {
                 self.producer[name] for name in self._wholes(self.nodes[reader]) if name in self.producer
