@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 import onnx
 
@@ -50,78 +51,68 @@ class GraphOptions:
         )
 
 
+class StepOptions(TypedDict, total=False):
+    """How a training step is compiled; every key may be missing.
+
+    strategy      auto (the default), hybrid, allreduce, ps, the path of a strategy.json, or a Strategy
+    batch         what the graph's batch is: one replica's (per-replica, the default), or the whole (global)
+    sizes         symbolic size -> value, for pricing and synthetic data
+    options       what the training graph's file does not say
+    sample        data to measure sparsity from
+    partitions    of large variables on servers: a number, or a partitioner; None as balance wants
+    without       mechanisms that are switched off (local-aggregation, post-aggregation, boundary-ops)
+    asynchronous  workers push and pull without waiting for each other (docs/asynchronous.md)
+    aggregation   whether gradients are averaged or summed, and which of them are outputs of the step
+    recompute     bytes that a step's values may take at once: what does not fit is computed again
+    """
+
+    strategy: str | Strategy
+    batch: Batch | None
+    sizes: Mapping[str, int] | None
+    options: GraphOptions | None
+    sample: Sample | None
+    partitions: Partitioner | int | None
+    without: Collection[Mechanism]
+    asynchronous: bool
+    aggregation: Aggregation | None
+    recompute: int | None
+
+
 def compile_step(
     train: str | Path | onnx.ModelProto,
     cluster: str | Path | Cluster,
     out: str | Path,
-    *,
-    strategy: str | Strategy = "auto",
-    batch: Batch | None = None,
-    sizes: Mapping[str, int] | None = None,
-    options: GraphOptions | None = None,
-    sample: Sample | None = None,
-    partitions: Partitioner | int | None = None,
-    without: Collection[Mechanism] = (),
-    asynchronous: bool = False,
-    aggregation: Aggregation | None = None,
+    **asked: Unpack[StepOptions],
 ) -> Compilation:
-    """Compile a training step for a cluster into the folder `out`. Raises PartcError.
+    """Compile a training step for a cluster into the folder `out`. `asked`: see StepOptions.
 
-    `strategy` is auto, hybrid, allreduce, ps, the path of a strategy.json, or a Strategy; `sizes`
-    gives symbolic sizes a value, for pricing and synthetic data; `sample` is data to measure sparsity from.
-    `partitions` of large variables on servers: a number, or a partitioner; None as balance wants.
-    `without`: mechanisms that are switched off (local-aggregation, post-aggregation, boundary-ops).
-    `asynchronous`: workers push and pull without waiting for each other (docs/asynchronous.md).
-    `aggregation`: whether gradients are averaged or summed, and which of them are outputs of the step.
+    Raises PartcError.
     """
     check_output_folder(Path(out))
     machines = cluster if isinstance(cluster, Cluster) else read_any_cluster(Path(cluster))
+    partitions = asked.get("partitions")
     if isinstance(partitions, Partitioner) and partitions.search == "measured":
 
         def compile_with(count: int, folder: Path) -> PlanFolder:
-            compile_step(
-                train,
-                machines,
-                folder,
-                strategy=strategy,
-                batch=batch,
-                sizes=sizes,
-                options=options,
-                sample=sample,
-                partitions=count,
-                without=without,
-                asynchronous=asynchronous,
-                aggregation=aggregation,
-            )
+            compile_step(train, machines, folder, **{**asked, "partitions": count})
             return read_plan_folder(folder)
 
-        partitions = _measured_partitions(partitions, machines, compile_with)
-    graph = (options or GraphOptions()).read(train)
-    choice = _options(
-        graph, strategy, batch, sizes, sample, partitions, frozenset(without), asynchronous, aggregation
-    )
-    return compile_graph(graph, machines, Path(out), choice)
+        asked = {**asked, "partitions": _measured_partitions(partitions, machines, compile_with)}
+    graph = (asked.get("options") or GraphOptions()).read(train)
+    return compile_graph(graph, machines, Path(out), _choices(graph, asked))
 
 
 def decide_step(
     train: str | Path | onnx.ModelProto,
     cluster: str | Path | Cluster,
     out: str | Path,
-    *,
-    strategy: str | Strategy = "auto",
-    batch: Batch | None = None,
-    sizes: Mapping[str, int] | None = None,
-    options: GraphOptions | None = None,
-    sample: Sample | None = None,
-    partitions: Partitioner | int | None = None,
-    without: Collection[Mechanism] = (),
-    asynchronous: bool = False,
-    aggregation: Aggregation | None = None,
+    **asked: Unpack[StepOptions],
 ) -> Strategy:
     """Decide as `compile_step` does, and write the decisions alone into `out`. Raises PartcError.
 
     From them `partc executor --materialise` makes any rank's segments.
     """
+    partitions, asynchronous = asked.get("partitions"), asked.get("asynchronous", False)
     if asynchronous or (isinstance(partitions, Partitioner) and partitions.search == "measured"):
         other = "--asynchronous" if asynchronous else "--search-partitions measured"
         raise BadUsage(
@@ -130,62 +121,38 @@ def decide_step(
             fix="leave one of the two out",
         )
     machines = cluster if isinstance(cluster, Cluster) else read_any_cluster(Path(cluster))
-    graph = (options or GraphOptions()).read(train)
-    off = frozenset(without)
-    choice = _options(graph, strategy, batch, sizes, sample, partitions, off, False, aggregation)
-    return write_decisions(graph, machines, Path(out), choice)
-
-
-def _options(
-    graph: TrainingGraph,
-    strategy: str | Strategy,
-    batch: Batch | None,
-    sizes: Mapping[str, int] | None,
-    sample: Sample | None,
-    partitions: Partitioner | int | None,
-    without: frozenset[Mechanism],
-    asynchronous: bool,
-    aggregation: Aggregation | None,
-) -> CompileOptions:
-    asked = strategy if isinstance(strategy, Strategy) else read_strategy_option(strategy)
-    reading = choose_batch(batch, asked)
-    if asynchronous:
-        asked = strategy_of_sessions(asked, reading)
-    filled = fill_sizes(sizes or {}, graph)
-    return CompileOptions(asked, reading, filled, sample, partitions, without, asynchronous, aggregation)
+    graph = (asked.get("options") or GraphOptions()).read(train)
+    return write_decisions(graph, machines, Path(out), _choices(graph, asked))
 
 
 def compile(
     train: str | Path | onnx.ModelProto,
     cluster: str | Path | Cluster,
     out: str | Path,
-    *,
-    strategy: str | Strategy = "auto",
-    batch: Batch | None = None,
-    sizes: Mapping[str, int] | None = None,
-    options: GraphOptions | None = None,
-    sample: Sample | None = None,
-    partitions: Partitioner | int | None = None,
-    without: Collection[Mechanism] = (),
-    asynchronous: bool = False,
-    aggregation: Aggregation | None = None,
+    **asked: Unpack[StepOptions],
 ) -> PlanFolder:
     """Compile as `compile_step` does, and return the plan and its folder, as Runner takes it."""
-    compile_step(
-        train,
-        cluster,
-        out,
-        strategy=strategy,
-        batch=batch,
-        sizes=sizes,
-        options=options,
-        sample=sample,
-        partitions=partitions,
-        without=without,
-        asynchronous=asynchronous,
-        aggregation=aggregation,
-    )
+    compile_step(train, cluster, out, **asked)
     return read_plan_folder(out)
+
+
+def _choices(graph: TrainingGraph, asked: StepOptions) -> CompileOptions:
+    """Return the options as the compiler takes them. Raises BadUsage, BadStrategy."""
+    strategy = asked.get("strategy", "auto")
+    chosen = strategy if isinstance(strategy, Strategy) else read_strategy_option(strategy)
+    batch = choose_batch(asked.get("batch"), chosen)
+    asynchronous = asked.get("asynchronous", False)
+    return CompileOptions(
+        strategy=strategy_of_sessions(chosen, batch) if asynchronous else chosen,
+        batch=batch,
+        sizes=fill_sizes(asked.get("sizes") or {}, graph),
+        sample=asked.get("sample"),
+        partitions=asked.get("partitions"),
+        without=frozenset(asked.get("without", ())),
+        asynchronous=asynchronous,
+        aggregation=asked.get("aggregation"),
+        recompute_bytes=asked.get("recompute"),
+    )
 
 
 def _measured_partitions(

@@ -1,6 +1,7 @@
 """Turn option texts into values; each error says what, where and how to mend it."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
@@ -52,6 +53,17 @@ def parse_sizes(texts: Sequence[str]) -> dict[str, int]:
             raise BadUsage(f"{text!r} is not NAME=N", at="--size", fix="write --size batch=16")
         sizes[name] = int(size)
     return sizes
+
+
+def parse_bytes(text: str, option: str) -> int | None:
+    """Parse `2.5GB`, `800MB`, `64kB` or a number of bytes; empty text is None. Raises BadUsage."""
+    if not text:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMG]?)B?", text)
+    size = int(float(found[1]) * 1000 ** " kMG".index(found[2] or " ")) if found else 0
+    if size < 1:
+        raise BadUsage(f"{text!r} is no size", at=option, fix="write 2.5GB, 800MB, or a number of bytes")
+    return size
 
 
 def fill_sizes(given: Mapping[str, int], graph: TrainingGraph) -> dict[str, int]:

@@ -9,13 +9,15 @@ from partc.compiler.plan_files import PlanFiles
 from partc.cost.cluster import Cluster, Placement, groups_of, ranks_of
 from partc.cost.profiles import profiles_sha256
 from partc.cost.strategy import Strategy
+from partc.cost.timeline import work_s
 from partc.passes.distribute import Analysis
 from partc.passes.indexed_slices import sum_rows_function
 from partc.passes.lowering.lowered_graph import LoweredGraph, State
 from partc.passes.scheduling.bucket_communications import bucket_communications
 from partc.passes.scheduling.levels import Shape2
 from partc.passes.scheduling.make_program import Program, ProgramMaker
-from partc.passes.scheduling.schedule import schedule
+from partc.passes.scheduling.recompute import recompute
+from partc.passes.scheduling.schedule import Item, schedule
 from partc.passes.scheduling.write_segments import SegmentWriter
 from partc.passes.sharding.layouts import Owned, PerReplica, Split
 from partc.runtime.program import (
@@ -25,6 +27,7 @@ from partc.runtime.program import (
     Plan,
     PlanVariable,
     Rank,
+    Recomputed,
     Slice,
 )
 
@@ -44,7 +47,7 @@ def build_plan(
 ) -> Plan:
     """Schedule, bucket and cut the step; describe every rank. Writes segments into the folder."""
     rows = owned_rows(strategy, cluster)
-    program = _make_program(analysis, lowered, rows, cluster, files)
+    program, recomputed = _make_program(analysis, lowered, strategy, rows, cluster, files)
     training = analysis.training
     return Plan(
         format=PLAN_FORMAT,
@@ -66,6 +69,7 @@ def build_plan(
         shard_inputs=tuple(training.shard_inputs.values()),
         drawn_inputs=tuple(training.drawn_inputs.values()),
         aggregation=strategy.aggregation,
+        recomputed=recomputed,
     )
 
 
@@ -88,12 +92,19 @@ def owned_rows(strategy: Strategy, cluster: Cluster) -> OwnedRows:
 
 
 def _make_program(
-    analysis: Analysis, lowered: LoweredGraph, rows: OwnedRows, cluster: Cluster, files: PlanFiles
-) -> Program:
+    analysis: Analysis,
+    lowered: LoweredGraph,
+    strategy: Strategy,
+    rows: OwnedRows,
+    cluster: Cluster,
+    files: PlanFiles,
+) -> tuple[Program, Recomputed | None]:
     buckets = bucket_communications(lowered, _whole_shapes(analysis, lowered), rows)
     order = {node.name: index for index, node in enumerate(analysis.training.graph.nodes)}
     position_of = {copy: order[node] for copy, node in lowered.original.items()}
-    items = schedule(lowered, buckets, position_of)
+    items, recomputed = schedule(lowered, buckets, position_of), None
+    if strategy.recompute_bytes is not None:
+        items, recomputed = _recompute(items, analysis, lowered, strategy.recompute_bytes, cluster)
     opset = analysis.training.opset
     own = sum_rows_function(opset)  # pushed slices are summed in graphs that sum none themselves too
     functions = {function.name: function for function in (own, *analysis.training.functions)}
@@ -101,7 +112,20 @@ def _make_program(
     writer = SegmentWriter(opset, functions, dict(lowered.shapes), on_cpu)
     most = max(len(host.devices) for host in cluster.hosts)
     topology = Shape2(len(cluster.hosts), most)
-    return ProgramMaker(lowered, items, topology, writer, files.save_segment).make()
+    return ProgramMaker(lowered, items, topology, writer, files.save_segment).make(), recomputed
+
+
+def _recompute(
+    items: list[Item], analysis: Analysis, lowered: LoweredGraph, limit_bytes: int, cluster: Cluster
+) -> tuple[list[Item], Recomputed]:
+    worker = next(placed for placed in ranks_of(cluster) if placed.replica is not None)
+
+    def seconds(flops: int, touched_bytes: int) -> float:
+        return work_s(flops, touched_bytes, worker, cluster)
+
+    found = recompute(items, lowered, analysis.main, limit_bytes, seconds)
+    told = Recomputed(limit_bytes, found.before_bytes, found.after_bytes, found.values, found.flops)
+    return found.items, told
 
 
 def _whole_shapes(analysis: Analysis, lowered: LoweredGraph) -> dict[str, tuple[int, ...]]:

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from partc.compiler.api import compile_step, decide_step
-from partc.compiler.arguments import choose_aggregation, parse_mechanisms, parse_sizes
+from partc.compiler.api import StepOptions, compile_step, decide_step
+from partc.compiler.arguments import choose_aggregation, parse_bytes, parse_mechanisms, parse_sizes
 from partc.compiler.choose_partitions import Partitioner, SearchMode
 from partc.compiler.console import tell, working_on
 from partc.compiler.driver import Compilation
@@ -73,6 +73,13 @@ def compile_command(
         str,
         typer.Option(help="Parameters NAME,... whose aggregated gradients are outputs: NAME.aggregated."),
     ] = "",
+    recompute: Annotated[
+        str,
+        typer.Option(
+            help="SIZE, such as 800MB, that a step's values may take at once: others are computed again.",
+            metavar="SIZE",
+        ),
+    ] = "",
     decisions_only: Annotated[
         bool,
         typer.Option(
@@ -82,41 +89,24 @@ def compile_command(
     ] = False,
 ) -> None:
     """Spread a training step over a cluster: segments, plan, report."""
-    options = graph_options(state, sample_axis, loss, initial)
-    aggregation = choose_aggregation(sum_dense, sum_sparse, fetch_gradients)
-    partitions = Partitioner(min_partitions, search_partitions) if search_partitions else None
+    asked: StepOptions = {
+        "strategy": strategy,
+        "batch": batch,
+        "sizes": parse_sizes(size),
+        "options": graph_options(state, sample_axis, loss, initial),
+        "sample": sample_of(sample_data, sample_steps),
+        "partitions": Partitioner(min_partitions, search_partitions) if search_partitions else None,
+        "without": parse_mechanisms(without),
+        "asynchronous": asynchronous,
+        "aggregation": choose_aggregation(sum_dense, sum_sparse, fetch_gradients),
+        "recompute": parse_bytes(recompute, "--recompute"),
+    }
     if decisions_only:
-        decided = decide_step(
-            train,
-            cluster,
-            out,
-            strategy=strategy,
-            batch=batch,
-            sizes=parse_sizes(size),
-            options=options,
-            sample=sample_of(sample_data, sample_steps),
-            partitions=partitions,
-            without=parse_mechanisms(without),
-            asynchronous=asynchronous,
-            aggregation=aggregation,
-        )
+        decided = decide_step(train, cluster, out, **asked)
         tell(f"{len(decided.parameters)} parameters decided -> {out}")
         return
     with working_on("compiling"):
-        made = compile_step(
-            train,
-            cluster,
-            out,
-            strategy=strategy,
-            batch=batch,
-            sizes=parse_sizes(size),
-            options=options,
-            sample=sample_of(sample_data, sample_steps),
-            partitions=partitions,
-            without=parse_mechanisms(without),
-            asynchronous=asynchronous,
-            aggregation=aggregation,
-        )
+        made = compile_step(train, cluster, out, **asked)
     _tell_what_was_made(made, out)
 
 
@@ -132,6 +122,9 @@ def _tell_what_was_made(made: Compilation, out: Path) -> None:
     if draws := made.plan.drawn_inputs:
         shared = sum(drawn.sample_axis is None for drawn in draws)
         tell(f"drawn in every step: {len(draws)} inputs, {shared} of them the same for all")
+    if again := made.plan.recomputed:
+        was, now = (f"{peak / 1e6:,.1f} MB" for peak in (again.before_bytes, again.after_bytes))
+        tell(f"computed again: {again.values} values; at most {now} at once instead of {was}")
     step_ms = made.timeline.step_s * 1e3
     if workers := len(made.plan.asynchronous):
         tell(f"asynchronous: {workers} workers, each in a session of its own with all servers")

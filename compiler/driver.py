@@ -47,6 +47,7 @@ class CompileOptions:
     asynchronous  workers push and pull without waiting for each other
     aggregation   whether gradients are averaged or summed, and which ones are outputs; None: as the
                   strategy says
+    recompute_bytes  what a step's values may take at once; None: as the strategy says
     """
 
     strategy: Mode | Strategy = "auto"
@@ -57,12 +58,19 @@ class CompileOptions:
     without: frozenset[Mechanism] = frozenset()
     asynchronous: bool = False
     aggregation: Aggregation | None = None
+    recompute_bytes: int | None = None
 
     def chosen_aggregation(self) -> Aggregation:
         """Return how gradients become one, of which a user's own strategy may tell."""
         if self.aggregation is not None:
             return self.aggregation
         return self.strategy.aggregation if isinstance(self.strategy, Strategy) else Aggregation()
+
+    def chosen_recompute_bytes(self) -> int | None:
+        """Return the most bytes of values at once, of which a user's own strategy may tell."""
+        if self.recompute_bytes is not None:
+            return self.recompute_bytes
+        return self.strategy.recompute_bytes if isinstance(self.strategy, Strategy) else None
 
 
 @dataclass(frozen=True)
@@ -147,7 +155,11 @@ def decide(training: TrainingGraph, cluster: Cluster, options: CompileOptions, w
     with watch.phase("choose a strategy"):
         partitions = _search_partitions(facts, machines, options)
         strategy, costs = _choose(facts, machines, options, partitions.chosen if partitions else None)
-        strategy = msgspec.structs.replace(strategy, aggregation=options.chosen_aggregation())
+        strategy = msgspec.structs.replace(
+            strategy,
+            aggregation=options.chosen_aggregation(),
+            recompute_bytes=options.chosen_recompute_bytes(),
+        )
     for choice in costs.choices:
         log.info("%s: %s. %s", choice.variable, choice.method, choice.reason)
     return Decided(analysis, facts, strategy, costs, sparsity, partitions)

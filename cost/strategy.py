@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -46,12 +46,16 @@ class Synchronisation(Record, frozen=True, omit_defaults=True):
 
 
 class Strategy(Record, frozen=True, omit_defaults=True):
-    """A synchronisation per trained parameter, and how the replicas' gradients become one."""
+    """A synchronisation per trained parameter, and how the replicas' gradients become one.
+
+    `recompute_bytes`: what a step's values may take at once on a worker; others are computed again.
+    """
 
     format: str
     batch: Batch
     parameters: dict[str, Synchronisation]
     aggregation: Aggregation = Aggregation()
+    recompute_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 @dataclass(frozen=True, slots=True)

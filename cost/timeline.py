@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal
 
-from partc.cost.cluster import Cluster
+from partc.cost.cluster import Cluster, Placement
 from partc.cost.network import collectives
 from partc.cost.network.collectives import Phases, flows_of, seconds_of, total_loads
 from partc.cost.network.topology import Lane, Network
@@ -123,7 +123,14 @@ class _Play:
 
 
 def run_s(run: Run, rank: Rank, cluster: Cluster) -> float:
-    """Return how long a segment takes on a rank's device.
+    """Return how long a segment takes on a rank's device."""
+    return work_s(run.flops, run.touched_bytes, rank, cluster, run.one_thread)
+
+
+def work_s(
+    flops: int, touched_bytes: int, rank: Rank | Placement, cluster: Cluster, one_thread: bool = False
+) -> float:
+    """Return how long work takes on a rank's device.
 
         t = o + max(F / f, B / b)
 
@@ -133,12 +140,12 @@ def run_s(run: Run, rank: Rank, cluster: Cluster) -> float:
     host = next(host for host in cluster.hosts if host.name == rank.host)
     device = next((device for device in host.devices if device.name == rank.device), None)
     profile = PROFILES[device.profile if device else "cpu-core"]
-    threads = (1 if run.one_thread else rank.threads) if rank.kind == "cpu" else 1
+    threads = (1 if one_thread else rank.threads) if rank.kind == "cpu" else 1
     bytes_per_s = profile.memory_bytes_per_s * threads
     if rank.kind == "cpu":
         bytes_per_s = min(bytes_per_s, host.memory_bytes_per_s)
-    arithmetic_s = run.flops / (profile.matmul_flops_per_s * threads)
-    return profile.per_op_s + max(arithmetic_s, run.touched_bytes / bytes_per_s)
+    arithmetic_s = flops / (profile.matmul_flops_per_s * threads)
+    return profile.per_op_s + max(arithmetic_s, touched_bytes / bytes_per_s)
 
 
 def phases_of(start: Start, members: Sequence[Rank], network: Network) -> Phases:

@@ -301,6 +301,16 @@ class SessionWorker(Record, frozen=True):
     threads: int
 
 
+class Recomputed(Record, frozen=True):
+    """What is computed twice in a step, so that fewer values exist at once on a worker."""
+
+    limit_bytes: int  # as asked
+    before_bytes: int  # the most that would exist at once
+    after_bytes: int
+    values: int  # nodes that run again
+    flops: int
+
+
 class Plan(Record, frozen=True):
     """Everything that a cluster needs to train one model, as written to plan.json.
 
@@ -328,6 +338,7 @@ class Plan(Record, frozen=True):
     shard_inputs: tuple[ShardInput, ...] = ()
     drawn_inputs: tuple[DrawnInput, ...] = ()
     aggregation: Aggregation = Aggregation()
+    recomputed: Recomputed | None = None
 
 
 def instructions_of(plan: Plan, rank: Rank) -> tuple[Instruction, ...]:

@@ -90,10 +90,17 @@ def compile_step(
     sizes: Mapping[str, int] | None = None,
     without: Collection[str] = (),
     aggregation: Aggregation | None = None,
+    recompute_bytes: int | None = None,
 ) -> Compiled:
     """Compile, and check all that is written."""
-    off = frozenset(without)
-    options = CompileOptions(strategy, batch, sizes or {}, without=off, aggregation=aggregation)  # type: ignore[arg-type]
+    options = CompileOptions(
+        strategy,
+        batch,  # type: ignore[arg-type]
+        sizes or {},
+        without=frozenset(without),  # type: ignore[arg-type]
+        aggregation=aggregation,
+        recompute_bytes=recompute_bytes,
+    )
     compilation = compile_graph(training, cluster_of(cluster), out, options)
     _on_cpus(out)
     folder = read_plan_folder(out)

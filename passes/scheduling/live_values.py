@@ -1,0 +1,92 @@
+"""Which values exist when: from the node that makes one to the last that reads it, in the schedule's order.
+
+ONNX Runtime orders the nodes of a segment in its own way; segments keep theirs. Counted are what a
+step makes and lets go: variables and communication buffers last, and are counted elsewhere (cost/memory.py).
+"""
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import onnx_graphsurgeon as gs
+
+from partc.passes.lowering.lowered_graph import LoweredGraph
+from partc.passes.scheduling.schedule import Chunk, Item
+from partc.runtime.program import Site
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """Where a value is made and read: positions in the sequence of a site's nodes, ascending."""
+
+    made: int
+    reads: tuple[int, ...]
+
+    @property
+    def last(self) -> int:
+        """Return the position after which it is let go."""
+        return max(self.made, *self.reads) if self.reads else self.made
+
+
+@dataclass(frozen=True)
+class Lives:
+    """The lives of a site's values, and the bytes that exist at every position."""
+
+    values: Mapping[str, Life]
+    bytes_at: tuple[int, ...]
+
+    @property
+    def peak(self) -> int:
+        """Return the position at which most bytes exist, the first of several."""
+        return max(range(len(self.bytes_at)), key=self.bytes_at.__getitem__, default=0)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Return the most bytes that exist at once."""
+        return max(self.bytes_at, default=0)
+
+
+def nodes_of(items: Sequence[Item], site: Site) -> list[tuple[int, gs.Node]]:
+    """Return (item, node) for all that a site computes or communicates, in order."""
+    return [
+        (index, node)
+        for index, item in enumerate(items)
+        for node in item.nodes
+        if not isinstance(item, Chunk) or item.site == site
+    ]
+
+
+def sizes_of_values(items: Sequence[Item], lowered: LoweredGraph, main: AbstractSet[str]) -> dict[str, int]:
+    """Return the bytes of the values that `main` nodes of the original graph make, where shapes are known."""
+    lasting = {state.next for state in lowered.states}
+    for item in items:
+        if not isinstance(item, Chunk) and item.bucket is not None:
+            lasting.update((*item.reads, *item.writes))
+    made = {t.name for n in lowered.nodes if lowered.original.get(n.name) in main for t in n.outputs}
+    return {
+        value: lowered.nbytes[value]
+        for value in made - lasting
+        if value in lowered.nbytes and None not in lowered.shapes.get(value, (None,))
+    }
+
+
+def lives_of(nodes: Sequence[gs.Node], sizes: Mapping[str, int]) -> Lives:
+    """Return the lives of what the nodes make, in their order."""
+    made: dict[str, int] = {}
+    reads: dict[str, list[int]] = {}
+    for position, node in enumerate(nodes):
+        for tensor in node.inputs:
+            if tensor.name in made:
+                reads[tensor.name].append(position)
+        for tensor in node.outputs:
+            made[tensor.name] = position
+            reads[tensor.name] = []
+    values = {value: Life(place, tuple(reads[value])) for value, place in made.items()}
+    change = [0] * (len(nodes) + 1)
+    for value, life in values.items():
+        change[life.made] += sizes.get(value, 0)
+        change[life.last + 1] -= sizes.get(value, 0)
+    bytes_at: list[int] = []
+    for grown in change[:-1]:
+        bytes_at.append((bytes_at[-1] if bytes_at else 0) + grown)
+    return Lives(values, tuple(bytes_at))
