@@ -16,7 +16,6 @@ MEMORY_BYTES = 64 * 2**30
 
 def prepare_plan(work: str, folder: Path) -> None:
     """Write the work's plan into a folder."""
-    from partc.compiler.api import compile_step
     from partc.compiler.training.build import build_training_graph
     from partc.compiler.training.optimizers import Adagrad, AdamW, Momentum
 
@@ -28,9 +27,17 @@ def prepare_plan(work: str, folder: Path) -> None:
     forward = _forward(work, folder)
     train = build_training_graph(forward, loss=loss, optimizer=optimizer, folder=folder)
     onnx.save(train, folder / "train.onnx")
+    compile_for_one_cpu(folder / "train.onnx", folder / "plan")
+
+
+def compile_for_one_cpu(train: Path, out: Path, recompute_bytes: int | None = None) -> None:
+    """Write a plan for one CPU into a folder, at most so many bytes of values at once."""
+    from partc.compiler.api import compile_step
+
     device = Device("cpu0", "cpu", "cpu-core", memory_bytes=MEMORY_BYTES)
     host = Host("localhost", (device,), memory_bytes=MEMORY_BYTES)
-    compile_step(train, Cluster("partc-cluster/1", "one-cpu", (host,)), folder / "plan")
+    cluster = Cluster("partc-cluster/1", "one-cpu", (host,))
+    compile_step(train, cluster, out, recompute=recompute_bytes)
 
 
 def _forward(work: str, folder: Path) -> onnx.ModelProto:

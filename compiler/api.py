@@ -94,10 +94,12 @@ def compile_step(
     if isinstance(partitions, Partitioner) and partitions.search == "measured":
 
         def compile_with(count: int, folder: Path) -> PlanFolder:
-            compile_step(train, machines, folder, **{**asked, "partitions": count})
+            tried = asked.copy()
+            tried["partitions"] = count
+            compile_step(train, machines, folder, **tried)
             return read_plan_folder(folder)
 
-        asked = {**asked, "partitions": _measured_partitions(partitions, machines, compile_with)}
+        asked["partitions"] = _measured_partitions(partitions, machines, compile_with)
     graph = (asked.get("options") or GraphOptions()).read(train)
     return compile_graph(graph, machines, Path(out), _choices(graph, asked))
 

@@ -227,9 +227,9 @@ class _Search:
         name = f"{tensor.name}/again{len(self.versions[tensor.name])}"
         self.copies[name] = tensor.name
         self.sizes[name] = self.sizes.get(tensor.name, 0)
-        for facts in (self.lowered.nbytes, self.lowered.shapes, self.lowered.meanings):
-            if tensor.name in facts:
-                facts[name] = facts[tensor.name]
+        self.lowered.nbytes[name] = self.lowered.nbytes.get(tensor.name, 0)
+        if tensor.name in self.lowered.shapes:
+            self.lowered.shapes[name] = self.lowered.shapes[tensor.name]
         return gs.Variable(name, dtype=tensor.dtype)
 
     def _infeasible(self) -> NoPlacement:
