@@ -22,6 +22,8 @@ def attach_forward(graph: onnx.GraphProto) -> None:
     for node in graph.node:
         if node.op_type in _ATTACH:
             node.input.extend(_ATTACH[node.op_type](node, makers))
+        if node.op_type in _EPSILON:
+            _copy_epsilon(node, makers)
         for position in _UNREAD.get(node.op_type, ()):
             node.input[position] = ""
 
@@ -73,6 +75,15 @@ def _of_lengths(node: onnx.NodeProto, makers: _Makers) -> list[str]:
     return list(maker.input)
 
 
+def _copy_epsilon(node: onnx.NodeProto, makers: _Makers) -> None:
+    """Give a normalisation's gradient the epsilon that its forward op, which made the statistics, has."""
+    maker = makers.get(node.input[_EPSILON[node.op_type]])
+    if maker is None:
+        raise _lost(node, node.op_type.removesuffix("Grad"))
+    known = {attribute.name for attribute in node.attribute}
+    node.attribute.extend(a for a in maker.attribute if a.name == "epsilon" and a.name not in known)
+
+
 def _attributes(node: onnx.NodeProto) -> set[bytes]:
     return {attribute.SerializeToString(deterministic=True) for attribute in node.attribute}
 
@@ -94,6 +105,8 @@ _ATTACH: Mapping[str, Callable[[onnx.NodeProto, _Makers], list[str]]] = {
     "SliceGrad": _of_slice,
     "SplitTraining": _of_lengths,
 }
+# By op type, the input that the forward op made.
+_EPSILON: Mapping[str, int] = {"LayerNormalizationGrad": 4, "SimplifiedLayerNormalizationGrad": 3}
 # Inputs that partc's rules do without.
 _UNREAD: Mapping[str, tuple[int, ...]] = {
     "BatchNormalizationGrad": (3, 4),

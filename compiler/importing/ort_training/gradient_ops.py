@@ -77,6 +77,13 @@ def _quick_gelu(at: ForwardNode) -> Sequence[str]:
     return (at.op("Mul", at.x(0), slope),)
 
 
+def _divide(at: ForwardNode) -> Sequence[str]:
+    """Inputs: dy, dividend, divisor. The rule of Div reads the quotient, which the op is not given."""
+    quotient = at.op("Div", at.x(1), at.x(2))
+    node = helper.make_node("Div", [at.x(0), at.x(1), at.x(2), quotient], list(at.node.output), at.node.name)
+    return _ByRule("Div", (1, 2), output=3)(replace(at, node=node))
+
+
 def _dropout(at: ForwardNode) -> Sequence[str]:
     """Inputs: dy, mask, ratio, training_mode."""
     ratio, training = at.constant_input(2), at.constant_input(3)
@@ -179,7 +186,7 @@ GRADIENT_OPS: Mapping[str, Expansion] = {
     "BroadcastGradientArgs": _broadcast_axes,
     "ConvGrad": _ByRule("Conv", (1, 2, 2)),
     "ConvTransposeGrad": _ByRule("ConvTranspose", (1, 2, 2)),
-    "DivGrad": _ByRule("Div", (1, 2)),
+    "DivGrad": _divide,
     "DropoutGrad": _dropout,
     "FastGeluGrad": _ByRule("Gelu", (1,), attributes={"approximate": "tanh"}),
     "GatherElementsGrad": _gather_elements,
