@@ -4,6 +4,27 @@ SCATTERED = "d[3,4] a, d[2,4] b | s = [2,0,1,2,0,1,2,1] n = [2,4] i = Reshape (s
 TUPLES = "d[3,4] a, d[2,4] b | s = [2,0] n = [2,1] i = Reshape (s, n) y ="
 
 DOUBLE = {
+    "DFT": "d[2,5,3,1] a | y = DFT (a)",
+    "DFT_axis": "d[2,5,3,2] a | n = Constant <value_int = 4> () i = Constant <value_int = 1> () "
+    "y = DFT (a, n, i)",
+    "DFT_onesided": "d[2,6,1] a | y = DFT <onesided = 1> (a)",
+    "DFT_inverse": "d[2,5,2] a | y = DFT <inverse = 1> (a)",
+    "SequenceAt": "d[3,4] a | s = SplitToSequence <axis = 1, keepdims = 0> (a) "
+    "n = Constant <value_int = -2> () y = SequenceAt (s, n)",
+    "SplitToSequence_chunks": "d[5,2] a | n = Constant <value_int = 2> () s = SplitToSequence (a, n) "
+    "m = SequenceLength (s) i = Sub (m, n) b = SequenceAt (s, n) c = ConcatFromSequence <axis = 0> (s) "
+    "e = Add (c, b) f = Cast <to = 11> (i) g = Mul (e, f) t = [5,2] "
+    "y = Reshape (g, t)",
+    "SplitToSequence_lengths": "d[5,2] a | n = [1,4] s = SplitToSequence (a, n) "
+    "i = Constant <value_int = 1> () b = SequenceAt (s, i) c = Mul (b, b) t = [4,2] y = Reshape (c, t)",
+    "SequenceInsert": "d[2,3] a, d[2,3] b | s = SequenceConstruct (a, b) n = Constant <value_int = 0> () "
+    "t = SequenceErase (s, n) c = Mul (a, a) u = SequenceInsert (t, c, n) v = SequenceInsert (u, b) "
+    "w = ConcatFromSequence <axis = 1, new_axis = 1> (v) r = [2,3,3] y = Reshape (w, r)",
+    "OptionalGetElement": "d[2,3] a | o = Optional (a) b = OptionalGetElement (o) y = Mul (b, b)",
+    "STFT": "d[2,12,1] a, d[4] b | n = Constant <value_int = 3> () l = Constant <value_int = 4> () "
+    "y = STFT <onesided = 1> (a, n, b, l)",
+    "STFT_both_sides": "d[1,9,1] a | n = Constant <value_int = 2> () l = Constant <value_int = 4> () "
+    "y = STFT <onesided = 0> (a, n, , l)",
     "Mod": "d[3,4] a, d[4] p | y = Mod <fmod = 1> (a, p)",
     "Pow_square": "d[3,4] a | n = Constant <value = double {2}> () y = Pow (a, n)",
     "Pow_one": "d[3,4] a | n = Constant <value = double {1}> () y = Pow (a, n)",
@@ -112,6 +133,11 @@ DOUBLE = {
 }
 
 FLOAT = {
+    "DequantizeLinear_scale": "f[3] p, f[2,3] a | x = Constant <value = int8[2,3] {1, -7, 3, 90, 0, -128}> "
+    "() z = Constant <value = int8[3] {1, 0, -5}> () "
+    "b = DequantizeLinear <axis = -1> (x, p, z) y = Mul (a, b)",
+    "DequantizeLinear_rows": "f[2] p, f[2,3] a | x = Constant <value = uint8[2,3] {1, 7, 3, 90, 0, 255}> () "
+    "b = DequantizeLinear <axis = 0> (x, p) y = Mul (a, b)",
     "Det": "f[3,3] a | y = Det (a)",
     "Det_batched": "f[2,4,4] a | y = Det (a)",
     "Det_singular": "f[3,1] a, f[1,3] b | c = MatMul (a, b) y = Det (c)",

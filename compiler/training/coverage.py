@@ -1,7 +1,8 @@
 """Which standard ops partc differentiates, and how; `partc ops` prints it, docs/operators.md holds it.
 
 rule                a gradient rule of its own (rules/table.py)
-expansion           written as ops that have rules, by partc (rules/expansions.py, control_flow.py)
+expansion           written as ops that have rules, by partc (rules/expansions.py, control_flow.py,
+                    unpack_sequences.py)
 function body       replaced by the function that ONNX defines it as; its ops are covered in turn
 non-differentiable  no gradient passes: not float, or flat wherever it is smooth
 none                refused, with the node's name and the way to it from a parameter
@@ -21,6 +22,7 @@ from partc.compiler.importing.newest_opset import newest_opset
 from partc.compiler.training.forward import OPSET
 from partc.compiler.training.rules.expansions import EXPANSIONS
 from partc.compiler.training.rules.table import CONSTANT_INPUTS, FLAT_OPS, RULES
+from partc.compiler.training.unpack_sequences import UNPACKED
 
 RULE, EXPANSION, FUNCTION, FLAT, NONE = (
     "rule",
@@ -63,7 +65,7 @@ def how_differentiated(op_type: str) -> str:
     """Say how an op is differentiated, in one of the words above."""
     if op_type in RULES:
         return RULE
-    if op_type in EXPANSIONS or op_type in UNROLLED:
+    if op_type in EXPANSIONS or op_type in UNROLLED | UNPACKED:
         return EXPANSION
     opset = OPSET if onnx.defs.has(op_type, OPSET) else newest_opset()
     schema = _schema(op_type, opset)

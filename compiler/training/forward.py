@@ -23,6 +23,7 @@ from partc.compiler.training.tensor_types import (
     value_info,
     without_initializers,
 )
+from partc.compiler.training.unpack_sequences import unpack_sequences
 from partc.runtime.errors import UnsupportedModel
 
 OPSET = 21
@@ -99,6 +100,7 @@ def _to_our_opset(model: onnx.ModelProto) -> onnx.ModelProto:
         )
     if version >= UNROLLABLE:
         unroll_control_flow(model)
+        unpack_sequences(model)
     if version == OPSET:
         return model
     if version > OPSET:
@@ -109,6 +111,7 @@ def _to_our_opset(model: onnx.ModelProto) -> onnx.ModelProto:
         converted = version_converter.convert_version(model, OPSET)
         if version < UNROLLABLE:
             unroll_control_flow(converted)
+            unpack_sequences(converted)
         return converted
     except (RuntimeError, version_converter.ConvertError) as error:
         raise UnsupportedModel(

@@ -46,6 +46,7 @@ CONSTANT_INPUTS: Mapping[str, frozenset[int]] = {
     "CastLike": frozenset({1}),
     "Clip": frozenset({1, 2}),
     "Dropout": frozenset({1}),
+    "MelWeightMatrix": frozenset({3, 4}),
     "NegativeLogLikelihoodLoss": frozenset({2}),
     "Pad": frozenset({2}),
     "Resize": frozenset({1, 2}),
