@@ -99,6 +99,8 @@ double[4,6] x, starts{0}, ends{9223372036854775807}, axes{-1} -> Slice(x, starts
 double[4,6] x, starts{-1}, ends{-99}, axes{1}, steps{-1} -> Slice(x, starts, ends, axes, steps)
 double[4,6] x, axes{0, 1, 0, 2} -> Pad(x, axes)
 double[4,6] x, axes{1, 2} -> Tile(x, axes)
+float[4,2,3,3] x, float[0] roi, scales{1, 1, 2, 1.5} -> Resize <mode = "linear"> (x, roi, scales)
+float[4,2,3,3] x, float[0] roi, scales{2, 1} -> Resize <axes = [-1, 1]> (x, roi, scales)
 double[2,4,6] x -> Trilu(x)
 double[2,4,6,2] x -> SpaceToDepth <blocksize = 2> (x)
 double[2,8,2,3] x -> DepthToSpace <blocksize = 2> (x)

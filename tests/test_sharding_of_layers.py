@@ -40,6 +40,12 @@ CASES = {
     "LSTM": "double[3,4,5] x, double[2,12,5] a, double[2,12,3] b, double[2,24] c | "
     'y = LSTM <hidden_size = 3, direction = "bidirectional"> (x, a, b, c)',
     "GRU": "double[3,4,5] x, double[1,9,5] a, double[1,9,3] b | y = GRU <hidden_size = 3> (x, a, b)",
+    "Resize": "float[4,2,3,3] x, float[2,1,1] a | p = Mul (x, a) s = Constant <value_ints = [4,2,6,5]> () "
+    'm = Resize <mode = "linear"> (p, , , s) t = Constant <value_floats = [1.0, 1.0, 0.5, 1.0]> () '
+    "y = Resize (m, , t)",
+    "Fourier": "float[4,6,1] x, float[1,6,1] a | p = Mul (x, a) s = DFT (p) y = DFT <inverse = 1> (s)",
+    "Sequence": "float[4,2,4,4] x, float[2,1,1] a | p = Mul (x, a) s = SplitToSequence <axis = 1> (p) "
+    "z = Constant <value_int = 0> () q = SequenceAt (s, z) y = ConcatFromSequence <axis = 1> (s)",
     "GridSample": "float[4,3,5,5] x, float[1,2,2,2] a | s = Shape <start = 0, end = 1> (x) "
     "o = Constant <value_ints = [1,1,1]> () t = Concat <axis = 0> (s, o) g = Expand (a, t) "
     "y = GridSample (x, g)",

@@ -86,10 +86,12 @@ def _read_operand(
 ) -> None:
     if "{" in text:
         name, values = text.rstrip("}").split("{")
-        numbers = [int(value) for value in values.split(",")]
+        kind = "float" if name == "scales" else "int64"
+        numbers = [(float if kind == "float" else int)(value) for value in values.split(",")]
         is_scalar = name in ("at", "depth")
-        feeds[name] = np.array(numbers[0] if is_scalar else numbers, dtype=np.int64)
-        constants.append(f"int64{'' if is_scalar else [len(numbers)]} {name} = {{{values}}}")
+        dtype = np.float32 if kind == "float" else np.int64
+        feeds[name] = np.array(numbers[0] if is_scalar else numbers, dtype=dtype)
+        constants.append(f"{kind}{'' if is_scalar else [len(numbers)]} {name} = {{{values}}}")
         return
     kind, name = text.split(" ")
     element, _, sizes = kind.rstrip("]").partition("[")

@@ -152,8 +152,15 @@ def window(node: gs.Node, facts: Facts) -> ShardingRule:
     inputs = (dims, *(None for _ in node.inputs[1:]))
     linear = node.op != "Pad" or len(node.inputs) < 3 or not node.inputs[2].name
     terms: tuple[tuple[int, ...], ...] = ((0,),) if linear else ()
+    spells_shape = node.op == "Resize" and not _has_scales(node, facts) and "axes" not in node.attrs
     return ShardingRule(
-        inputs, (tuple(out),), sizes, terms, LINEAR if linear else frozenset(), whole=frozenset(whole)
+        inputs,
+        (tuple(out),),
+        sizes,
+        terms,
+        LINEAR if linear else frozenset(),
+        whole=frozenset(whole),
+        shape_inputs={3: 0} if spells_shape else {},
     )
 
 
@@ -171,7 +178,28 @@ def _touched_axes(node: gs.Node, facts: Facts, rank: int) -> set[int]:
     if node.op == "Tile":
         repeats = facts.value(node.inputs[1].name)
         return set(range(rank)) if repeats is None else {a for a in range(rank) if repeats[a] != 1}
+    if node.op == "Resize":
+        return _resized_axes(node, facts, rank)
     return set(range(rank))
+
+
+def _resized_axes(node: gs.Node, facts: Facts, rank: int) -> set[int]:
+    """Axes that a Resize does not keep as they are, besides those whose size it changes."""
+    crops = node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    if crops or node.attrs.get("keep_aspect_ratio_policy", "stretch") != "stretch":
+        return set(range(rank))
+    if not _has_scales(node, facts):
+        return set()
+    scales = facts.value(node.inputs[2].name)
+    axes = node.attrs.get("axes", range(rank))
+    if scales is None:
+        return {axis % rank for axis in axes}
+    return {axis % rank for axis, scale in zip(axes, scales, strict=True) if scale != 1}
+
+
+def _has_scales(node: gs.Node, facts: Facts) -> bool:
+    name = node.inputs[2].name if len(node.inputs) > 2 else ""
+    return bool(name) and facts.shape(name) != (0,)
 
 
 def _sliced_axes(node: gs.Node, facts: Facts, rank: int) -> set[int]:

@@ -62,6 +62,7 @@ RULES: dict[str, Rule] = {
     "Pad": shape.window,
     "Tile": shape.window,
     "Trilu": shape.window,
+    "Resize": shape.window,
     "DepthToSpace": along.along(along.image_axes),
     "SpaceToDepth": along.along(along.image_axes),
     "ReverseSequence": along.reverse_sequence,
