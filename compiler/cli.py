@@ -18,6 +18,7 @@ from partc.compiler.api import inspect
 from partc.compiler.arguments import (
     parse_sizes,
 )
+from partc.compiler.cluster_command import cluster_app
 from partc.compiler.compile_command import compile_command
 from partc.compiler.console import Advance, console, progress_of, tell, working_on
 from partc.compiler.deploy import write_trained_model
@@ -123,6 +124,7 @@ def inspect_command(
 app.command("compile", epilog="Example: partc compile train.onnx -c examples/cluster-2x2.json -o out")(
     compile_command
 )
+app.add_typer(cluster_app, name="cluster")
 app.command("simulate", epilog=SIMULATE_HELP)(simulate_command)
 
 

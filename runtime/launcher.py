@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -18,7 +18,6 @@ import msgspec
 from partc.runtime.errors import BadUsage, RankFailed
 from partc.runtime.job import Progress, first_failure, rank_of_process
 from partc.runtime.log import log as records
-from partc.runtime.program import Plan
 
 OnProgress = Callable[[Progress], None]
 
@@ -27,7 +26,7 @@ _GRACE_S = 5.0  # from a polite end to a kill
 
 
 def launch(
-    plan: Plan,
+    hosts: Sequence[str],
     job_folder: Path,
     log: Path,
     addresses: Mapping[str, str],
@@ -37,11 +36,11 @@ def launch(
 ) -> None:
     """Run a job to its end. Raises the error of the rank that failed first.
 
-    `addresses`: host -> network name. No line from the ranks for `timeout_s` ends the job. `daemon`: the
-    module that every rank runs.
+    `hosts`: each rank's. `addresses`: host -> network name. No line from the ranks for `timeout_s` ends the
+    job. `daemon`: the module that every rank runs.
     """
-    command = mpiexec_command(plan, job_folder, addresses, daemon)
-    records.info("starting %d ranks: %s", len(plan.ranks), " ".join(command))
+    command = mpiexec_command(hosts, job_folder, addresses, daemon)
+    records.info("starting %d ranks: %s", len(hosts), " ".join(command))
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -60,17 +59,17 @@ def launch(
 
 
 def mpiexec_command(
-    plan: Plan, job_folder: Path, addresses: Mapping[str, str], daemon: str = DAEMON
+    hosts: Sequence[str], job_folder: Path, addresses: Mapping[str, str], daemon: str = DAEMON
 ) -> list[str]:
     """Return the command that starts every rank on its host, in rank order."""
     started = [sys.executable, "-m", daemon, str(job_folder)]
     mpiexec = find_mpiexec()
-    if all(addresses.get(rank.host, "localhost") == "localhost" for rank in plan.ranks):
-        return [mpiexec, "-n", str(len(plan.ranks)), *started]
+    places = [addresses.get(host, "localhost") for host in hosts]
+    if all(place == "localhost" for place in places):
+        return [mpiexec, "-n", str(len(hosts)), *started]
     # Ranks fill the hosts in order, one entry for each run of neighbours; the daemons find their rank.
-    runs = groupby(plan.ranks, key=lambda rank: addresses.get(rank.host, "localhost"))
-    hosts = ",".join(f"{address}:{len(list(ranks))}" for address, ranks in runs)
-    return [mpiexec, "-host", hosts, "-n", str(len(plan.ranks)), *started]
+    counted = ",".join(f"{address}:{len(list(ranks))}" for address, ranks in groupby(places))
+    return [mpiexec, "-host", counted, "-n", str(len(hosts)), *started]
 
 
 def find_mpiexec() -> str:

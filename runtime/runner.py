@@ -102,7 +102,9 @@ class Runner:
                 lost = launch_sessions(plan, folder, log, addresses, staleness, progress, timeout_s)
                 result = collect_sessions(plan, folder, job, lost)
             else:
-                launch(plan, folder, log, self._addresses, on_progress, timeout_s)
+                launch(
+                    [rank.host for rank in plan.ranks], folder, log, self._addresses, on_progress, timeout_s
+                )
                 result = self._collect(folder, job)
             if save:
                 variables_file(folder, steps).replace(self._folder.path / TRAINED_FILE)

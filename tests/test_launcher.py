@@ -12,7 +12,7 @@ PLAN = plan_of([rank(r, ("worker",), r, {}) for r in range(3)], [])
 def test_one_machine_needs_no_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARTC_MPIEXEC", "/bin/true")
 
-    command = mpiexec_command(PLAN, Path("job"), {"alpha": "localhost"})
+    command = mpiexec_command([rank.host for rank in PLAN.ranks], Path("job"), {"alpha": "localhost"})
 
     assert command[:3] == ["/bin/true", "-n", "3"]
     assert command[-3:] == ["-m", "partc.runtime.daemon", "job"]
@@ -21,7 +21,7 @@ def test_one_machine_needs_no_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_start_on_their_hosts_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARTC_MPIEXEC", "/bin/true")
 
-    command = mpiexec_command(PLAN, Path("job"), {"alpha": "10.0.0.1"})
+    command = mpiexec_command([rank.host for rank in PLAN.ranks], Path("job"), {"alpha": "10.0.0.1"})
 
     assert command[:5] == ["/bin/true", "-host", "10.0.0.1:3", "-n", "3"]
 

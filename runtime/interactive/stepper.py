@@ -135,7 +135,15 @@ class Stepper:
 
         def watch() -> None:
             try:
-                launch(self.plan, folder, self._path / LOG_FILE, addresses, None, None, DAEMON)
+                launch(
+                    [rank.host for rank in self.plan.ranks],
+                    folder,
+                    self._path / LOG_FILE,
+                    addresses,
+                    None,
+                    None,
+                    DAEMON,
+                )
             except PartcError as error:
                 self._error = error
 

@@ -1,0 +1,1 @@
+"""Measure what moving bytes takes between the devices of a cluster."""

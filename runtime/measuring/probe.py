@@ -1,0 +1,135 @@
+"""One rank of a measurement, started by MPI:  python -m partc.runtime.measuring.probe FOLDER
+
+Pairs exchange messages of growing sizes to and fro, the pairs of a round at once; then all ranks sum and
+gather together. Times are the quickest of some repeats, on the clock of the pair's first rank.
+
+    probe.json            what to measure
+    samples.rank-R.json   what rank R measured
+    error.rank-R.json     why rank R stopped
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+from mpi4py import MPI
+
+from partc.runtime.job import failure_of, write_process, write_record
+from partc.runtime.program import Record
+
+PROBE_FILE = "probe.json"
+_LONG_S = 0.2  # a message that takes so long is not repeated as often
+
+
+class Probe(Record, frozen=True):
+    """What to measure: rounds of pairs (rank, rank), and sizes in bytes."""
+
+    rounds: tuple[tuple[tuple[int, int], ...], ...]
+    message_bytes: tuple[int, ...]
+    together_bytes: tuple[int, ...]  # of a sum over all ranks, and of all parts of a gathering
+    repeats: int
+
+
+class Sample(Record, frozen=True):
+    """Seconds that one transfer took: from `ends[0]` to `ends[1]`, or among all ranks."""
+
+    kind: Literal["message", "all_reduce", "all_gather"]
+    ends: tuple[int, int]
+    nbytes: int
+    seconds: float
+
+
+def samples_file(folder: Path, rank: int) -> Path:
+    """Return where a rank writes its samples."""
+    return folder / f"samples.rank-{rank}.json"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure this process's part. A failure ends the whole MPI job."""
+    (name,) = sys.argv[1:] if argv is None else argv
+    folder, world = Path(name), MPI.COMM_WORLD
+    write_process(folder, world.rank)
+    try:
+        probe = msgspec.json.decode((folder / PROBE_FILE).read_bytes(), type=Probe)
+        found = [*_messages(probe, world), *_together(probe, world)]
+        samples_file(folder, world.rank).write_bytes(msgspec.json.encode(found))
+    except BaseException as error:  # whatever it is, the other ranks must not wait for this one
+        failure = failure_of(error, world.rank, f"rank {world.rank}, while measuring")
+        write_record(folder / f"error.rank-{world.rank}.json", failure)
+        world.Abort(1)
+    return 0
+
+
+def _messages(probe: Probe, world: MPI.Intracomm) -> list[Sample]:
+    found: list[Sample] = []
+    for pairs in probe.rounds:
+        for nbytes in probe.message_bytes:
+            world.Barrier()
+            pair = next((pair for pair in pairs if world.rank in pair), None)
+            if pair is None:
+                continue
+            buffer = np.zeros(nbytes, np.uint8)
+            is_first = world.rank == pair[0]
+            other = pair[1] if is_first else pair[0]
+
+            def go_and_return(
+                buffer: np.ndarray = buffer, other: int = other, is_first: bool = is_first
+            ) -> None:
+                if is_first:
+                    world.Send(buffer, other)
+                world.Recv(buffer, other)
+                if not is_first:
+                    world.Send(buffer, other)
+
+            seconds = _quickest(go_and_return, probe.repeats, world, other) / 2
+            if is_first:
+                found.append(Sample("message", pair, nbytes, seconds))
+    return found
+
+
+def _together(probe: Probe, world: MPI.Intracomm) -> list[Sample]:
+    found: list[Sample] = []
+    for nbytes in probe.together_bytes:
+        values = np.zeros(nbytes // 4, np.float32)
+        summed = np.empty_like(values)
+        own = np.zeros(nbytes // 4 // world.size, np.float32)
+        whole = np.empty(own.size * world.size, np.float32)
+        actions: tuple[tuple[Literal["all_reduce", "all_gather"], Callable[[], None]], ...] = (
+            ("all_reduce", lambda v=values, s=summed: world.Allreduce(v, s)),  # type: ignore[misc]
+            ("all_gather", lambda o=own, w=whole: world.Allgather(o, w)),  # type: ignore[misc]
+        )
+        for kind, action in actions:
+            world.Barrier()
+            seconds = _quickest(action, probe.repeats, world, None)
+            if world.rank == 0:
+                found.append(Sample(kind, (0, world.size - 1), nbytes, seconds))
+    return found
+
+
+def _quickest(action: Callable[[], None], repeats: int, world: MPI.Intracomm, other: int | None) -> float:
+    """Return the least time of an action. All that take part agree after the first how often it is made."""
+    best_s = _timed(action)
+    slow = np.array([best_s > _LONG_S], np.int32)
+    if other is None:
+        world.Bcast(slow, 0)
+    elif world.rank < other:
+        world.Send(slow, other)
+    else:
+        world.Recv(slow, other)
+    for _ in range(1 if slow[0] else repeats - 1):
+        best_s = min(best_s, _timed(action))
+    return best_s
+
+
+def _timed(action: Callable[[], None]) -> float:
+    begun_s = time.perf_counter()
+    action()
+    return time.perf_counter() - begun_s
+
+
+if __name__ == "__main__":
+    sys.exit(main())
