@@ -2,20 +2,22 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated
 
 import typer
 from rich.console import Group
 from rich.table import Table
 
-from partc.compiler.console import console, tell
+from partc.compiler.console import console, tell, working_on
+from partc.compiler.measure_segments import cache_file, measure_segments
 from partc.compiler.output_paths import check_output_file
 from partc.compiler.reporting.measure_traffic import LaneLoad, host_traffic, lane_loads
 from partc.compiler.reporting.units import percent, seconds, size
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_predicted_trace
 from partc.cost.cluster import Cluster, ranks_of, read_any_cluster
 from partc.cost.session_view import view_of_session
-from partc.cost.timeline import Timeline, simulate
+from partc.cost.timeline import Measured, Timeline, simulate
 from partc.runtime.errors import BadCluster
 from partc.runtime.plan_folder import read_plan_folder
 from partc.runtime.program import Plan
@@ -74,9 +76,11 @@ class Simulation:
         return f"busiest link: {name}, {size(load.bytes)} in {seconds(load.seconds)}, {share} of the step"
 
 
-def simulate_plan(plan: Plan, cluster: Cluster) -> Simulation:
+def simulate_plan(plan: Plan, cluster: Cluster, measured: Measured = MappingProxyType({})) -> Simulation:
     """Play one step of a plan on the cluster it was made for, or on one with the same ranks."""
-    return Simulation(plan, simulate(plan, cluster), host_traffic(plan, cluster), lane_loads(plan, cluster))
+    return Simulation(
+        plan, simulate(plan, cluster, measured), host_traffic(plan, cluster), lane_loads(plan, cluster)
+    )
 
 
 def simulate_command(
@@ -86,17 +90,29 @@ def simulate_command(
         typer.Option("-c", "--cluster", help="Other rates and links for the same hosts and devices."),
     ] = None,
     trace: TraceFile = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="Time the plan's segments on this machine's CPU, unless that was done before."
+        ),
+    ] = False,
 ) -> None:
     """Predict a step: its time, its bytes, its busiest link and its timeline."""
     if trace is not None:
         check_output_file(trace)
-    plan = read_plan_folder(out).plan
+    folder = read_plan_folder(out)
+    plan = folder.plan
     path = cluster or out / "cluster.json"
     machines = read_any_cluster(path)
     if plan.asynchronous:
         machines = view_of_session(machines)
     _check_same_ranks(plan, machines, path)
-    simulation = simulate_plan(plan, machines)
+    measured: Measured = {}
+    if measure:
+        with working_on("measuring"):
+            measured = measure_segments(folder)
+        tell(f"{len(measured)} segments measured; times are kept in {cache_file()}")
+    simulation = simulate_plan(plan, machines, measured)
     console.print(simulation.render())
     if trace is not None:
         write_predicted_trace(trace, plan, simulation.timeline)

@@ -10,7 +10,7 @@ A device without a link of its own reaches its host through the host's memory.
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -35,7 +35,10 @@ class Device(Record, frozen=True):
 
 
 class Host(Record, frozen=True):
-    """A machine. With `server` false it owns no variables; it still sums what its workers send."""
+    """A machine. With `server` false it owns no variables; it still sums what its workers send.
+
+    `cores` of its CPU (a part of one's where hosts share a machine); None: as many as its ranks have threads.
+    """
 
     name: str
     devices: tuple[Device, ...]
@@ -43,6 +46,7 @@ class Host(Record, frozen=True):
     address: str = "localhost"
     server: bool = True
     memory_bytes_per_s: float = HOST_MEMORY_BYTES_PER_S
+    cores: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
 class Link(Record, frozen=True):

@@ -7,16 +7,18 @@
 
 Ranks meet their communications in the plan's one order, so one pass over the instructions plays
 them all: first issued, first served. A Run lasts the greater of arithmetic and memory time
-(roofline: Williams, Waterman and Patterson, CACM 52 (2009) 65-76). Left out: ranks of one machine
-that compete for its cores and caches; Store, which copies what is in the cache.
+(roofline: Williams, Waterman and Patterson, CACM 52 (2009) 65-76), or what its segment was measured to take.
+Where a host has fewer cores than its ranks have threads, each computes in proportion longer. Left out:
+ranks that compete for caches; Store, which copies what is in the cache.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import Literal
 
-from partc.cost.cluster import Cluster, Placement
+from partc.cost.cluster import Cluster, Host, Placement
 from partc.cost.network import collectives
 from partc.cost.network.collectives import Phases, flows_of, seconds_of, total_loads
 from partc.cost.network.topology import Lane, Network
@@ -46,9 +48,12 @@ class Timeline:
     received_bytes: dict[int, int]
 
 
-def simulate(plan: Plan, cluster: Cluster) -> Timeline:
-    """Return the predicted timeline of one step."""
-    play = _Play(plan, cluster)
+Measured = Mapping[str, float]  # segment -> seconds of one run, alone on its device
+
+
+def simulate(plan: Plan, cluster: Cluster, measured: Measured = MappingProxyType({})) -> Timeline:
+    """Return the predicted timeline of one step. Segments that are not `measured` are priced."""
+    play = _Play(plan, cluster, measured)
     for instruction in plan.instructions:
         if isinstance(instruction, Run):
             play.run(instruction)
@@ -62,8 +67,10 @@ def simulate(plan: Plan, cluster: Cluster) -> Timeline:
 class _Play:
     """The clocks of ranks and links while a plan is played."""
 
-    def __init__(self, plan: Plan, cluster: Cluster) -> None:
+    def __init__(self, plan: Plan, cluster: Cluster, measured: Measured) -> None:
         self.plan = plan
+        self.measured = measured
+        self.crowding = {host.name: _crowding(host, plan) for host in cluster.hosts}
         self.network = Network(cluster)
         self.cluster = cluster
         self.ranks = {rank.rank: rank for rank in plan.ranks}
@@ -79,9 +86,13 @@ class _Play:
         for rank in self.plan.ranks:
             if run.site in rank.sites:
                 begin = self.clock[rank.rank]
-                self.clock[rank.rank] = begin + run_s(run, rank, self.cluster)
+                self.clock[rank.rank] = begin + self._seconds_of(run, rank)
                 label = f"{run.site} {PurePosixPath(run.segment).stem[:8]}"
                 self.events.append(Event(rank.rank, "compute", label, begin, self.clock[rank.rank], 0))
+
+    def _seconds_of(self, run: Run, rank: Rank) -> float:
+        alone_s = self.measured.get(run.segment, 0.0) or run_s(run, rank, self.cluster)
+        return alone_s * (self.crowding[rank.host] if rank.kind == "cpu" else 1.0)
 
     def start(self, start: Start) -> None:
         groups = [rank.groups[start.group] for rank in self.plan.ranks if start.group in rank.groups]
@@ -120,6 +131,12 @@ class _Play:
             sent_bytes={rank: round(carried) for rank, carried in self.sent.items()},
             received_bytes={rank: round(carried) for rank, carried in self.received.items()},
         )
+
+
+def _crowding(host: Host, plan: Plan) -> float:
+    """Return how many threads of CPU ranks there are per core, at least 1."""
+    threads = sum(rank.threads for rank in plan.ranks if rank.host == host.name and rank.kind == "cpu")
+    return 1.0 if host.cores is None else max(1.0, threads / host.cores)
 
 
 def run_s(run: Run, rank: Rank, cluster: Cluster) -> float:

@@ -19,6 +19,7 @@ from partc.runtime.executor import Executor
 from partc.runtime.loss import diverged, is_finite, spoils_loss
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.program import Rank, Start
+from partc.runtime.recorder import Recorder
 from partc.runtime.results import Owner, TrainingResult, assemble_outputs, owners_of, pieces_among
 from partc.runtime.transports.exchanged import Exchanged
 from partc.runtime.transports.in_memory import Board, InMemoryTransport
@@ -71,6 +72,7 @@ class RanksInProcess:
         initial: Mapping[str, Array] | None = None,
         seed: int = 0,
         first_step: int = 0,
+        traced_steps: int = 0,
     ) -> None:
         folder = plan_folder if isinstance(plan_folder, PlanFolder) else read_plan_folder(plan_folder)
         self._plan = folder.plan
@@ -81,6 +83,10 @@ class RanksInProcess:
         first_values = InitialValues(folder, initial)
         board = Board()
         self._transports = {rank.rank: InMemoryTransport(board) for rank in self._plan.ranks}
+        self.recorders = {
+            rank.rank: Recorder(traced_steps, self._transports[rank.rank].traffic)
+            for rank in self._plan.ranks
+        }
         self._executors = {
             rank.rank: Executor(
                 self._plan,
@@ -88,6 +94,7 @@ class RanksInProcess:
                 Environment(self._plan, rank, Device("cpu", 0, rank.threads), first_values),
                 sessions,
                 self._transports[rank.rank],
+                self.recorders[rank.rank].watch if traced_steps else iter,
             )
             for rank in self._plan.ranks
         }

@@ -204,6 +204,21 @@ def test_one_thread_is_slower_where_a_segment_asks_for_it() -> None:
     assert one == pytest.approx(2 * both, rel=1e-3)
 
 
+@pytest.mark.parametrize(("cores", "slower"), [(None, 1.0), (2.0, 1.0), (8.0, 1.0), (1.0, 2.0), (0.5, 4.0)])
+def test_two_workers_on_fewer_cores_compute_in_proportion_longer(cores: float | None, slower: float) -> None:
+    hosts = tuple(msgspec.structs.replace(host, cores=cores) for host in TWO_BY_TWO.hosts)
+    cluster = msgspec.structs.replace(TWO_BY_TWO, hosts=hosts)
+
+    assert simulate(plan_of(cluster, compute(1.0)), cluster).step_s == pytest.approx(slower, rel=1e-3)
+
+
+def test_measured_segments_are_not_priced() -> None:
+    plan = plan_of(TWO_BY_TWO, compute(1.0))
+
+    assert simulate(plan, TWO_BY_TWO, {"segments/0123456789ab.onnx": 0.25}).step_s == 0.25
+    assert simulate(plan, TWO_BY_TWO, {"segments/other.onnx": 0.25}).step_s == pytest.approx(1.0, rel=1e-3)
+
+
 def test_playing_twice_gives_the_same_timeline() -> None:
     plan = plan_of(TWO_BY_TWO, compute(0.1), start(0, 1000, group="workers"), compute(0.2), Wait(0))
 
