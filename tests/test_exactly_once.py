@@ -59,7 +59,8 @@ def counted_run(done: Compiled, monkeypatch: pytest.MonkeyPatch) -> tuple[Counte
     counted = Counted(done)
 
     def make(plan: object, rank: Rank, *rest: object) -> Executor:
-        return Executor(plan, rank, *rest, observe=counted.of(rank))  # type: ignore[arg-type]
+        *parts, _ = rest
+        return Executor(plan, rank, *parts, observe=counted.of(rank))  # type: ignore[arg-type]
 
     monkeypatch.setattr(in_process, "Executor", make)
     ranks = RanksInProcess(PlanFolder(done.plan, done.folder.path))

@@ -21,13 +21,14 @@ DENSE = "(float[batch,3] x) => (float[batch,2] y) { y = MatMul (x, W) }"
 
 
 def test_an_op_without_rule_is_named_with_the_way_to_it() -> None:
-    text = """(float[batch,3] x) => (float[batch,2] y) {
-        [first] a = MatMul (x, W) [second] b = Relu (a) [third] y = DFT (b) }"""
+    text = """(float[batch,2,4,3] x, float[boxes,5] rois) => (float[boxes,2,1,1] y) {
+        [first] a = MatMul (x, W) [second] b = Relu (a)
+        [third] y = MaxRoiPool <pooled_shape = [1, 1]> (b, rois) }"""
 
     with pytest.raises(UnsupportedModel) as error:
         grad(text)
 
-    assert "DFT" in error.value.what
+    assert "MaxRoiPool" in error.value.what
     assert "opset 21" in error.value.what
     assert "'W' -> first -> second -> third" in error.value.at
     assert "rules/table.py" in error.value.fix
