@@ -9,7 +9,7 @@ WORKER_WHOLE = Layout("worker", Replicate())
 SUM = Layout("worker", Partial("sum"))
 
 STEP = """
-step (double[3,8,4] x, double[24,2] t, double[4,2] W) => (double[4,2] W_next)
+step (double[3,8,4] x, double[24,2] t, double[4,2] W) => (double largest, double[4,2] W_next)
 <double lr = {0.1}, int64[2] flat = {24, 4}> {
     rows = Reshape (x, flat)
     y = MatMul (rows, W)

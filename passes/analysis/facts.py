@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
+from partc.passes.analysis.run_constants import run_constants
 from partc.passes.average_replicas import AVERAGE, STACK, SUM
 from partc.passes.average_replicas import DOMAIN as MEETING_DOMAIN
 from partc.passes.indexed_slices import DOMAIN, SUM_ROWS
@@ -59,6 +59,11 @@ def infer_facts(training: TrainingGraph, sizes: Mapping[str, int], replicas: int
     """
     model = _skeleton(training)
     _spell_meetings(model, replicas)
+    return infer_model_facts(model, sizes)
+
+
+def infer_model_facts(model: onnx.ModelProto, sizes: Mapping[str, int]) -> Facts:
+    """Infer shapes, dtypes and small values of a model. Raises UnsupportedModel as `infer_facts` does."""
     shapes, dtypes, values = _infer(model, sizes)
     if not sizes:
         return Facts(shapes, dtypes, values, frozenset(shapes), frozenset(values))
@@ -200,13 +205,7 @@ def _run(
         [numpy_helper.from_array(np.asarray(known[name]), name) for name in sorted(read)],
     )
     small = helper.make_model(graph, opset_imports=model.opset_import, ir_version=10)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
-    session = ort.InferenceSession(small.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, {}), strict=True))
+    return run_constants(small)
 
 
 def _replace_by_constants(model: onnx.ModelProto, found: Mapping[str, np.ndarray]) -> None:

@@ -78,9 +78,9 @@ def lives_of(nodes: Sequence[gs.Node], sizes: Mapping[str, int]) -> Lives:
         for tensor in node.inputs:
             if tensor.name in made:
                 reads[tensor.name].append(position)
-        for tensor in node.outputs:
-            made[tensor.name] = position
-            reads[tensor.name] = []
+        for name in (tensor.name for tensor in node.outputs if tensor.name):
+            made[name] = position
+            reads[name] = []
     values = {value: Life(place, tuple(reads[value])) for value, place in made.items()}
     change = [0] * (len(nodes) + 1)
     for value, life in values.items():

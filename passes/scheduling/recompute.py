@@ -16,11 +16,12 @@ shorter first.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from math import inf
 
 import onnx_graphsurgeon as gs
 
-from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
-from partc.passes.scheduling.live_values import Life, Lives, lives_of, nodes_of, sizes_of_values
+from partc.passes.lowering.lowered_graph import LoweredGraph
+from partc.passes.scheduling.live_values import Lives, lives_of, nodes_of, sizes_of_values
 from partc.passes.scheduling.schedule import Chunk, Item
 from partc.runtime.errors import NoPlacement
 
@@ -105,12 +106,7 @@ class _Search:
     def run(self, before_bytes: int) -> Recomputation:
         self._look()
         while self.lives.peak_bytes > self.limit_bytes:
-            best = min(
-                self._candidates(), key=lambda c: (c.seconds / self.sizes[c.value], c.value), default=None
-            )
-            if best is None:
-                raise self._infeasible()
-            self._apply(best)
+            self._apply(self._cheapest())
             self._look()
         flops = sum(self.lowered.flops.get(node.name, 0) for node in self.again)
         return Recomputation(self.items, before_bytes, self.lives.peak_bytes, len(self.again), flops)
@@ -127,7 +123,20 @@ class _Search:
 
     # ------------------------------------------------------------ what may be given up
 
-    def _candidates(self) -> Iterator[_Again]:
+    def _cheapest(self) -> _Again:
+        """Return what frees bytes at the peak in the fewest seconds each. Raises NoPlacement."""
+        best: _Again | None = None
+        for value, before in self._candidates():
+            s_per_byte = inf if best is None else best.seconds / self.sizes[best.value]
+            found = self._again(value, before, s_per_byte * self.sizes[value])
+            if found is not None:
+                best = found
+        if best is None:
+            raise self._infeasible()
+        return best
+
+    def _candidates(self) -> Iterator[tuple[str, int]]:
+        """Return values that exist at the peak and are not read there, and their first reader behind it."""
         peak = self.lives.peak
         for value, life in self.lives.values.items():
             if self.sizes.get(value, 0) < LEAST_SHARE * self.limit_bytes or value in self.settled:
@@ -139,31 +148,34 @@ class _Search:
             reader = self.items[self.item_at[following]]
             if held == peak or self.item_at[held] == self.item_at[following] or not isinstance(reader, Chunk):
                 continue
-            found = self._again(value, life, following)
-            if found is not None:
-                yield found
+            yield value, following
 
-    def _again(self, value: str, life: Life, before: int) -> _Again | None:
-        """Return what computes a value again before a position; None if that cannot be, or is in vain."""
+    def _again(self, value: str, before: int, below_s: float) -> _Again | None:
+        """Return what computes a value again before a position; None if that cannot be, takes as long as
+        `below_s`, or is in vain."""
         nodes: dict[str, gs.Node] = {}
-        pending = [self.nodes[life.made]]
+        seconds = 0.0
+        pending = [self.nodes[self.lives.values[value].made]]
         while pending:
             node = pending.pop()
-            if is_communication(node) or self.item_at[before] == self.item_at[self._position_of(node)]:
+            if node.name in nodes:
+                continue
+            made_in = self.item_at[self._position_of(node)]
+            if not isinstance(self.items[made_in], Chunk) or made_in == self.item_at[before]:
                 return None
             nodes[node.name] = node
-            for tensor in node.inputs:
-                producer = self._missing(tensor, before)
-                if producer is not None and producer.name not in nodes:
-                    pending.append(producer)
+            seconds += self._seconds_of(node)
+            if seconds >= below_s:
+                return None
+            pending += filter(None, (self._missing(tensor, before) for tensor in node.inputs))
         ordered = tuple(sorted(nodes.values(), key=self._position_of))
-        beside = sum(self.sizes.get(t.name, 0) for node in ordered for t in node.outputs if t.name != value)
+        beside = lives_of(ordered, self.sizes).peak_bytes - self.sizes[value]
         if self.lives.bytes_at[before] + beside >= self.lives.peak_bytes:
             return None
-        return _Again(value, ordered, before, sum(map(self._seconds_of, ordered)))
+        return _Again(value, ordered, before, seconds)
 
     def _position_of(self, node: gs.Node) -> int:
-        return self.lives.values[node.outputs[0].name].made
+        return self.lives.values[_first_output(node)].made
 
     def _missing(self, tensor: gs.Tensor, before: int) -> gs.Node | None:
         """Return the node that first made a tensor which does not exist before a position."""
@@ -208,9 +220,10 @@ class _Search:
     def _copy(self, node: gs.Node, before: int, renamed: dict[str, gs.Variable]) -> gs.Node:
         """Return a node like another, which reads what exists before a position."""
         inputs = [renamed.get(self._original(t.name)) or self._as_it_exists(t, before) for t in node.inputs]
-        outputs = [self._copied(tensor) for tensor in node.outputs]
-        renamed.update(zip((t.name for t in node.outputs), outputs, strict=True))
-        copy = gs.Node(node.op, outputs[0].name, dict(node.attrs), inputs, outputs, domain=node.domain)
+        outputs = [self._copied(tensor) if tensor.name else tensor for tensor in node.outputs]
+        renamed |= {t.name: copied for t, copied in zip(node.outputs, outputs, strict=True) if t.name}
+        name = f"{node.name}/again{len(self.versions[_first_output(node)])}"
+        copy = gs.Node(node.op, name, dict(node.attrs), inputs, outputs, domain=node.domain)
         lowered = self.lowered
         lowered.append(copy, "worker")
         lowered.flops[copy.name] = lowered.flops.get(node.name, 0)
@@ -238,3 +251,7 @@ class _Search:
             at=f"--recompute {self.limit_bytes}",
             fix=f"allow {self.lives.peak_bytes} bytes, or use smaller batches",
         )
+
+
+def _first_output(node: gs.Node) -> str:
+    return next(str(tensor.name) for tensor in node.outputs if tensor.name)
