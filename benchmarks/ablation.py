@@ -28,6 +28,7 @@ from onnx import TensorProto, helper
 
 from partc.compiler.api import GraphOptions, compile_step
 from partc.compiler.driver import Compilation
+from partc.compiler.measure_sparsity import Sample
 from partc.compiler.reporting.measure_traffic import host_traffic
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import Adagrad
@@ -62,6 +63,8 @@ SIZES: dict[str, dict[str, int]] = {
 TABLES = ("embedding", "softmax.weight", "source.embedding", "target.embedding")
 ZIPF_EXPONENT = 1.0
 WARM_UP = 2
+SAMPLE_STEPS = 4
+SAMPLE_SEED = 1  # other batches than those trained on
 
 
 @dataclass(frozen=True)
@@ -95,8 +98,10 @@ def main() -> None:
     ):
         for work in options.works:
             train = _training_step(work, Path(name))
+            sample = _write_sample(work, train, cluster, Path(name))
             measured = {
-                stage: _measure(work, train, stage, cluster, Path(name), options) for stage in options.stages
+                stage: _measure(work, train, stage, cluster, sample, Path(name), options)
+                for stage in options.stages
             }
             rows += _report(work, measured)
     if options.json is not None:
@@ -128,13 +133,45 @@ def _round_tables(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
+def _options_of(work: str) -> GraphOptions:
+    # Every replica draws its own negatives, as every GPU does in the paper.
+    return GraphOptions(sample_axes={"sampled": 0} if work == "lm" else None)
+
+
+def _write_sample(work: str, train: onnx.ModelProto, cluster: Cluster, folder: Path) -> Sample:
+    """Write a few batches, from which sparsity is measured."""
+    made = compile_step(train, cluster, folder / "sampled", strategy="ps", options=_options_of(work))
+    batches = list(_batches(made, SAMPLE_STEPS, SAMPLE_SEED))
+    arrays = {
+        entry.name: np.stack([batch[entry.name] for batch in batches])
+        if entry.sample_axis is None
+        else np.concatenate([batch[entry.name] for batch in batches], entry.sample_axis)
+        for entry in made.plan.data_inputs
+    }
+    path = folder / f"{work}.npz"
+    np.savez(path, allow_pickle=False, **arrays)
+    return Sample(str(path), SAMPLE_STEPS)
+
+
 def _measure(
-    work: str, train: onnx.ModelProto, stage: str, cluster: Cluster, folder: Path, options: argparse.Namespace
+    work: str,
+    train: onnx.ModelProto,
+    stage: str,
+    cluster: Cluster,
+    sample: Sample,
+    folder: Path,
+    options: argparse.Namespace,
 ) -> Measured:
     strategy, without = STAGES[stage]
-    # Every replica draws its own negatives, as every GPU does in the paper.
-    own = GraphOptions(sample_axes={"sampled": 0} if work == "lm" else None)
-    made = compile_step(train, cluster, folder / "out", strategy=strategy, without=without, options=own)
+    made = compile_step(
+        train,
+        cluster,
+        folder / "out",
+        strategy=strategy,
+        without=without,
+        sample=sample,
+        options=_options_of(work),
+    )
     replicas = made.plan.replicas
     words = _words_of(work) * replicas
     clock = _Clock(options.hosts)
@@ -168,9 +205,9 @@ class _Clock:
         return median(np.diff(self.seconds)[WARM_UP - 1 :])
 
 
-def _batches(made: Compilation, steps: int) -> Iterator[dict[str, np.ndarray]]:
+def _batches(made: Compilation, steps: int, seed: int = 0) -> Iterator[dict[str, np.ndarray]]:
     """Draw total batches: words by Zipf's law, negatives distinct."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     for _ in range(steps):
         batch: dict[str, np.ndarray] = {}
         for entry in made.plan.data_inputs:

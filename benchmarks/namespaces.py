@@ -142,7 +142,7 @@ def _write_mpiexec(folder: Path, network: Network) -> Path:
     )
     mpiexec = folder / "mpiexec"
     own = f"{find_mpiexec()} -launcher ssh -launcher-exec {enter} -iface {network.bridge}"
-    mpiexec.write_text(f'#!/bin/sh\nexport MPIR_CVAR_NOLOCAL=1 UCX_TLS=tcp\nexec {own} "$@"\n')
+    mpiexec.write_text(f'#!/bin/sh\nexport UCX_TLS=tcp\nexec {own} "$@"\n')
     for script in (enter, mpiexec):
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
     return mpiexec

@@ -20,6 +20,7 @@ import onnx_graphsurgeon as gs
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
+from partc.cost.row_spread import spread_of
 from partc.cost.sparsity import SPARSITY_FORMAT, Sparsity, TouchedRows
 from partc.cost.strategy import Batch
 from partc.passes.analysis.reachability import ancestors
@@ -193,11 +194,15 @@ def _touched_rows(
         return None
     drawn = float(np.mean([len(of_replica) for step in ids for of_replica in step]))
     unique = [[np.unique(of_replica) for of_replica in step] for step in ids]
-    distinct = tuple((k, float(np.mean([_distinct(step, k) for step in unique]))) for k in together)
-    return TouchedRows(rows, round(drawn, 6), tuple((k, round(count, 6)) for k, count in distinct))
+    groups = {k: [group for step in unique for group in _distinct(step, k)] for k in together}
+    distinct = tuple((k, round(float(np.mean(list(map(len, groups[k])))), 6)) for k in together)
+    of_host = groups[together[max(0, len(together) - 2)]]  # the last is all replicas'
+    return TouchedRows(
+        rows, round(drawn, 6), distinct, spread_of(np.bincount(np.concatenate(of_host), minlength=rows))
+    )
 
 
-def _distinct(ids: Sequence[Array], together: int) -> float:
-    """Return the mean number of distinct ids among so many neighbouring replicas."""
+def _distinct(ids: Sequence[Array], together: int) -> list[Array]:
+    """Return the distinct ids of every so many neighbouring replicas."""
     groups = [ids[i : i + together] for i in range(0, len(ids) - together + 1, together)]
-    return float(np.mean([len(np.unique(np.concatenate(group))) for group in groups]))
+    return [np.unique(np.concatenate(group)) for group in groups]

@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from partc.cost.row_spread import Spread
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -18,6 +20,7 @@ class Rows:
     moved_row_bytes: int
     is_split: bool
     fixed: tuple[int, ...] | None = None  # rows per server, where the user has decided
+    spread: Spread = ()  # of its traffic over its rows
 
     @property
     def stored_bytes(self) -> int:

@@ -12,9 +12,11 @@ those that the assignment to servers would split. Every P is priced, since there
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from partc.cost.cluster import Cluster, Host
 from partc.cost.network.topology import Network
+from partc.cost.row_spread import cut
 from partc.cost.strategy import Shard, SyncFacts
 from partc.runtime.errors import BadUsage, NoPlacement
 
@@ -84,13 +86,14 @@ def partition_evenly(
         quickest = sorted(rates, key=lambda name: busy_s[name] + share_bytes / rates[name])[:count]
         for name in quickest:
             busy_s[name] += share_bytes / rates[name]
-        found[fact.name] = _even(fact.rows, [host.name for host in servers if host.name in quickest])
+        found[fact.name] = _even(fact, [host.name for host in servers if host.name in quickest])
     return found
 
 
-def _even(rows: int, hosts: Sequence[str]) -> tuple[Shard, ...]:
-    ends = [rows * i // len(hosts) for i in range(len(hosts) + 1)]
-    return tuple(Shard(host, ends[i], ends[i + 1]) for i, host in enumerate(hosts))
+def _even(fact: SyncFacts, hosts: Sequence[str]) -> tuple[Shard, ...]:
+    pieces = cut(fact.spread, fact.rows, [1 / len(hosts)] * len(hosts))
+    ends = [0, *accumulate(pieces)]
+    return tuple(Shard(host, start, stop) for host, (start, stop) in zip(hosts, pairwise(ends), strict=True))
 
 
 def _rates(servers: Sequence[Host], cluster: Cluster) -> dict[str, float]:

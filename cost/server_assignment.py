@@ -12,6 +12,10 @@
     sum_v n[v,s] t[v] <= T                                 traffic                  _limit_loads
     n[v,s] <= 1.25 rows[v] / servers                       if memory is plenty      _own_every_row
 
+The solver takes a variable's rows for alike. Where it was measured how traffic is spread over them, a
+server's share of the rows becomes its share of the traffic, as far as memory allows: of words by
+frequency, one server stores the few frequent ones, another the many rare ones.
+
 A variable is split if it is more than 1 / (4 servers) of all bytes stored or moved (and 1 KiB at
 least), or larger than a server. A longest-first greedy placement is the solver's hint. Everything is
 an integer, so bytes are exact; the seed, the single worker and the limit in deterministic time make
@@ -21,12 +25,14 @@ equal inputs give equal answers.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 
 from ortools.sat.python import cp_model
 
 from partc.cost.cluster import Cluster, Host
 from partc.cost.greedy_assignment import Rows, place_longest_first
+from partc.cost.row_spread import cut, share_of_traffic
 from partc.cost.server_room import check_room, does_not_fit, server_room_bytes
 from partc.cost.strategy import Shard, SyncFacts
 
@@ -36,6 +42,7 @@ BALANCE_SLACK = 0.005  # stored bytes given up for evener traffic
 UNEVENNESS = 0.25  # a server's share of a split variable exceeds the even one by this at most
 STORED_GAP = 1e-3  # relative, good enough; the bound is reported
 MOVED_GAP = 1e-2
+CUT_WAYS = (1.0, 0.75, 0.5, 0.25)  # how far cuts by rows are moved to those by traffic
 DETERMINISTIC_LIMIT = 1.0  # per solve, in CP-SAT's own unit, about a second
 
 
@@ -44,7 +51,7 @@ class ServerAssignment:
     """Who stores what.
 
     `objective_bytes` is the fullest server's, within BALANCE_SLACK of the first solve's, whose
-    proven lower bound and status these are.
+    proven lower bound and status these are: before tables are cut by traffic.
     """
 
     objective_bytes: int
@@ -93,19 +100,20 @@ def assign_to_servers(
     if even is None:
         raise does_not_fit(items, servers, rooms)
     final = _even_moved(items, rooms, even)
+    placed = _by_traffic(items, final.placed, rooms)
 
     names = [server.name for server in servers]
-    stored = _loads(final.placed, [item.stored_row_bytes for item in items])
-    moved = _loads(final.placed, [item.moved_row_bytes for item in items])
+    stored = _loads(placed, [item.stored_row_bytes for item in items])
+    moved = _moved(items, placed)
     assignment = ServerAssignment(
-        objective_bytes=max(stored),
+        objective_bytes=max(_loads(final.placed, [item.stored_row_bytes for item in items])),
         bound_bytes=even.bound,
         status=even.status,
         deterministic_time=round(even.deterministic_time + final.deterministic_time, 6),
         bytes_per_server=dict(zip(names, stored, strict=True)),
         moved_bytes_per_server=dict(zip(names, moved, strict=True)),
     )
-    shards = {item.name: _shards(rows, servers) for item, rows in zip(items, final.placed, strict=True)}
+    shards = {item.name: _shards(rows, servers) for item, rows in zip(items, placed, strict=True)}
     return shards, assignment
 
 
@@ -158,6 +166,7 @@ def _rows_to_place(
             moved_row_bytes=max(1, round(fact.touched_rows * fact.row_bytes / max(1, fact.rows))),
             is_split=len(rooms) > 1 and fact.rows > 1 and is_large(fact),
             fixed=_fixed_rows(pinned.get(fact.name, ()), servers),
+            spread=fact.spread,
         )
         for fact in facts
     ]
@@ -253,6 +262,39 @@ def _solve(model: _Model, relative_gap: float) -> _Answer | None:
         status=solver.status_name(status),
         deterministic_time=float(solver.response_proto.deterministic_time),
     )
+
+
+# ---------------------------------------------------------------- by traffic
+
+
+def _by_traffic(
+    items: Sequence[Rows], placed: Sequence[Sequence[int]], rooms: Sequence[int]
+) -> Sequence[Sequence[int]]:
+    """Move the cuts of split items, all the way or as far as every server has room."""
+    for way in CUT_WAYS:
+        moved = [_recut(item, rows, way) for item, rows in zip(items, placed, strict=True)]
+        stored = _loads(moved, [item.stored_row_bytes for item in items])
+        if all(load <= room for load, room in zip(stored, rooms, strict=True)):
+            return moved
+    return placed
+
+
+def _recut(item: Rows, rows: Sequence[int], way: float) -> Sequence[int]:
+    if not item.spread or not item.is_split or item.fixed is not None:
+        return rows
+    by_traffic = accumulate(cut(item.spread, item.rows, [count / item.rows for count in rows]))
+    ends = [round(way * to + (1 - way) * of) for to, of in zip(by_traffic, accumulate(rows), strict=True)]
+    return [stop - start for start, stop in pairwise([0, *ends])]
+
+
+def _moved(items: Sequence[Rows], placed: Sequence[Sequence[int]]) -> list[int]:
+    """Return the bytes that each server's rows move in a step."""
+    moved = [0.0] * len(placed[0])
+    for item, rows in zip(items, placed, strict=True):
+        for s, (start, stop) in enumerate(pairwise([0, *accumulate(rows)])):
+            share = share_of_traffic(item.spread, item.rows, start, stop)
+            moved[s] += share * item.rows * item.moved_row_bytes
+    return [round(carried) for carried in moved]
 
 
 # ---------------------------------------------------------------- the answer

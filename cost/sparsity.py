@@ -21,6 +21,7 @@ class TouchedRows(Record, frozen=True):
     rows: int
     drawn: float  # ids that one replica reads, repeated ones included
     distinct: tuple[tuple[int, float], ...]  # by number of replicas, ascending; the first is 1
+    spread: tuple[int, ...] = ()  # of a host's distinct rows, as row_spread.py has it
 
 
 class Sparsity(Record, frozen=True):
@@ -41,7 +42,9 @@ def encode_sparsity(sparsity: Sparsity) -> bytes:
 def with_measured_rows(facts: Sequence[SyncFacts], sparsity: Sparsity) -> tuple[SyncFacts, ...]:
     """Replace the assumed rows touched by measured ones, where there are any."""
     return tuple(
-        replace(fact, touched_rows=measured.distinct[0][1], distinct=measured.distinct)
+        replace(
+            fact, touched_rows=measured.distinct[0][1], distinct=measured.distinct, spread=measured.spread
+        )
         if fact.sparse and (measured := sparsity.parameters.get(fact.name))
         else fact
         for fact in facts

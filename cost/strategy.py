@@ -75,6 +75,7 @@ class SyncFacts:
     boundary_share: float = 1.0  # bytes that workers fetch if servers run them, of those without
     # Measured: (replicas, rows that so many touch together), ascending from 1. Empty: assumed.
     distinct: tuple[tuple[int, float], ...] = ()
+    spread: tuple[int, ...] = ()  # measured, as row_spread.py has it. Empty: all rows alike
 
     @property
     def bytes(self) -> int:

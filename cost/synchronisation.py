@@ -26,6 +26,7 @@ from partc.cost.network.topology import Lane
 from partc.cost.partitions import partition_evenly
 from partc.cost.price_options import Options, Prices, options_of, possible_methods
 from partc.cost.reasons import explain
+from partc.cost.row_spread import share_of_traffic
 from partc.cost.server_assignment import ServerAssignment, assign_to_servers
 from partc.cost.strategy import (
     STRATEGY_FORMAT,
@@ -255,5 +256,5 @@ def _asked_for(
 
 
 def _shares(shards: Sequence[Shard], fact: SyncFacts, cluster: Cluster) -> tuple[float, ...]:
-    rows = {shard.host: shard.stop - shard.start for shard in shards}
-    return tuple(rows.get(host.name, 0) / fact.rows for host in cluster.hosts)
+    carried = {s.host: share_of_traffic(fact.spread, fact.rows, s.start, s.stop) for s in shards}
+    return tuple(carried.get(host.name, 0.0) for host in cluster.hosts)

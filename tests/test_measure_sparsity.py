@@ -8,6 +8,7 @@ import pytest
 
 from partc.compiler.measure_sparsity import Sample, measure_sparsity
 from partc.cost.network.two_level import distinct_rows
+from partc.cost.row_spread import spread_of
 from partc.cost.sparsity import SPARSITY_FORMAT, Sparsity, TouchedRows, with_measured_rows
 from partc.cost.strategy import SyncFacts
 from partc.passes.analysis.find_gradients import find_gradients
@@ -56,7 +57,8 @@ def test_distinct_rows_are_counted_per_replica_per_host_and_in_all(tmp_path: Pat
 
     found = measured(tmp_path, ids, step()).parameters["E"]
 
-    assert found == TouchedRows(10, 2.0, ((1, (1 + 2 + 2 + 2) / 4), (2, (2 + 3) / 2), (4, 4.0)))
+    of_hosts = spread_of(np.array([0, 0, 0, 2, 1, 1, 0, 0, 0, 1]))
+    assert found == TouchedRows(10, 2.0, ((1, (1 + 2 + 2 + 2) / 4), (2, (2 + 3) / 2), (4, 4.0)), of_hosts)
 
 
 def test_steps_are_averaged(tmp_path: Path) -> None:

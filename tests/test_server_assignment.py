@@ -1,12 +1,14 @@
 import random
 import time
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partc.cost.cluster import CLUSTER_FORMAT, Cluster, Device, Host, Link
 from partc.cost.greedy_assignment import Rows, place_longest_first
+from partc.cost.row_spread import spread_of
 from partc.cost.server_assignment import assign_to_servers
 from partc.cost.strategy import Shard, SyncFacts
 from partc.runtime.errors import NoPlacement
@@ -89,6 +91,33 @@ def test_traffic_is_evened_too_where_stored_bytes_leave_the_choice() -> None:
 
     moved = assignment.moved_bytes_per_server.values()
     assert max(moved) <= 1.3 * min(moved)
+
+
+ZIPF = spread_of(
+    np.bincount((np.exp(np.random.default_rng(0).random(100_000) * np.log(80_001)) - 1).astype(int))
+)
+
+
+def test_measured_traffic_is_cut_evenly_however_few_rows_a_server_then_stores() -> None:
+    table = SyncFacts("E", 80_000, 64, 64, sparse=True, touched_rows=8_000, spread=ZIPF)
+
+    shards, assignment = assign_to_servers([table], servers(*[GiB] * 4))
+
+    moved = assignment.moved_bytes_per_server.values()
+    assert covered_rows(shards["E"]) == 80_000
+    assert max(moved) <= 1.05 * min(moved)
+    assert shards["E"][0].stop < 100 and shards["E"][3].stop - shards["E"][3].start > 60_000
+
+
+def test_measured_traffic_is_cut_as_evenly_as_memory_allows() -> None:
+    table = SyncFacts("E", 80_000, 64, 64, sparse=True, touched_rows=8_000, spread=ZIPF)
+    room = 35_000 * 128
+
+    shards, assignment = assign_to_servers([table], servers(*[room] * 4))
+
+    assert covered_rows(shards["E"]) == 80_000
+    assert max(assignment.bytes_per_server.values()) <= room
+    assert shards["E"][0].stop < 18_000
 
 
 def test_a_smaller_server_takes_what_fits() -> None:

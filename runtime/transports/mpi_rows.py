@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -106,8 +107,15 @@ class RowsHandle:
         return self._comm.Iscatterv(sent, _bytes_of(result), root=0)
 
     def _begin_all_to_all(self, source: Array | None, result: Array | None, sizes: list[int]) -> MPI.Request:
-        sent = [_bytes_of(source), self._sent_sizes(source), MPI.BYTE]
-        return self._comm.Ialltoallv(sent, [_bytes_of(result), sizes, MPI.BYTE])
+        """Begin, the own part copied here: MPI libraries send it through the network, five times slower."""
+        own, sent_sizes = self.part.position, self._sent_sizes(source)
+        sent_from, arrive_at = _offsets(sent_sizes), _offsets(sizes)
+        sent, arrived = _bytes_of(source), _bytes_of(result)
+        arrived[arrive_at[own] :][: sizes[own]] = sent[sent_from[own] :][: sent_sizes[own]]
+        sent_sizes[own] = sizes[own] = 0
+        return self._comm.Ialltoallv(
+            [sent, sent_sizes, sent_from, MPI.BYTE], [arrived, sizes, arrive_at, MPI.BYTE]
+        )
 
     def _sent_sizes(self, source: Array | None) -> list[int]:
         if source is None or not self.part.counts:
@@ -127,6 +135,10 @@ def _own_headers(part: Part) -> Array:
         for header, count in zip(headers, counts, strict=True):
             write_header(header, count, part.rows)
     return headers
+
+
+def _offsets(sizes: Sequence[int]) -> list[int]:
+    return [0, *accumulate(sizes[:-1])]
 
 
 def _bytes_of(array: Array | None) -> Array:
