@@ -1,66 +1,35 @@
 """Rows between processes: headers first, then the rows themselves; never blocking."""
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from partc.runtime.transports.communication import Part
+from partc.runtime.transports.mpi_handle import Array, Group, MPIHandle
 from partc.runtime.transports.row_headers import RowType, header_size, read_headers, write_header
 
-Array = np.ndarray[Any, np.dtype[Any]]
 
-
-class RowsHandle:
+class RowsHandle(MPIHandle):
     """A communication of rows under way: headers, then rows, then done."""
 
-    def __init__(
-        self,
-        part: Part,
-        ordered: MPI.Intracomm,
-        for_rows: MPI.Intracomm,
-        queue: "deque[RowsHandle]",
-        progress: Callable[[], None],
-    ) -> None:
-        self.part = part
-        self._comm = for_rows
-        self._queue = queue
-        self._progress = progress
+    def __init__(self, part: Part, group: Group, progress: Callable[[], None]) -> None:
         self._results: list[Array] = []
-        self._rows_begun = False
-        self._complete = False
         self._own = _own_headers(part)
         self._headers = np.zeros((len(part.members), self._own.shape[1]), np.int64)
         self.header_bytes = self._own.nbytes
-        self._requests = [self._begin_headers(ordered)]
-        queue.append(self)
-
-    def done(self) -> bool:
-        """Move on everything under way; tell whether this is complete."""
-        if not self._complete:
-            self._progress()
-        return self._complete
+        super().__init__(part, group, progress)
 
     def rows(self) -> tuple[Array, ...]:
         """Return one array per write."""
         assert self._complete, "asked for before it was done"
         return tuple(self._results)
 
-    def advance(self) -> bool:
-        """Take the next step if it is due; tell whether all is done."""
-        if not MPI.Request.Testall(self._requests):
-            return False
-        if not self._rows_begun:
-            if self._queue[0] is not self:
-                return False
-            self._queue.popleft()
-            self._begin_rows()
-            self._rows_begun = True
-            return False
-        self._complete = True
+    def _begin_first(self, comm: MPI.Intracomm) -> list[MPI.Request]:
+        return [self._begin_headers(comm)]
+
+    def _has_second(self) -> bool:
         return True
 
     def _begin_headers(self, comm: MPI.Intracomm) -> MPI.Request:
@@ -74,7 +43,7 @@ class RowsHandle:
             case _:
                 return comm.Ialltoall(self._own, self._headers)
 
-    def _begin_rows(self) -> None:
+    def _begin_second(self, comm: MPI.Intracomm) -> list[MPI.Request]:
         part = self.part
         counts, types = read_headers(self._headers, f"communication {part.start.label or part.start.tag_id}")
         begin = {
@@ -88,34 +57,46 @@ class RowsHandle:
         results: Sequence[Array | None] = self._results or [None] * values
         sources: Sequence[Array | None] = part.rows or [None] * values
         row_types: Sequence[RowType | None] = types or [None] * values
-        self._requests = [
-            begin(source, result, [count * row.row_bytes for count in counts] if row else [0] * len(counts))
+        requests = [
+            begin(
+                comm,
+                source,
+                result,
+                [count * row.row_bytes for count in counts] if row else [0] * len(counts),
+            )
             for source, result, row in zip(sources, results, row_types, strict=True)
         ]
         if part.start.kind != "scatter_rows":
             self._results.append(np.array(counts, np.int64))
+        return requests
 
-    def _begin_gather(self, source: Array | None, result: Array | None, sizes: list[int]) -> MPI.Request:
+    def _begin_gather(
+        self, comm: MPI.Intracomm, source: Array | None, result: Array | None, sizes: list[int]
+    ) -> MPI.Request:
         received = [_bytes_of(result), sizes, MPI.BYTE] if self.part.is_root else None
-        return self._comm.Igatherv(_bytes_of(source), received, root=0)
+        return comm.Igatherv(_bytes_of(source), received, root=0)
 
-    def _begin_all_gather(self, source: Array | None, result: Array | None, sizes: list[int]) -> MPI.Request:
-        return self._comm.Iallgatherv(_bytes_of(source), [_bytes_of(result), sizes, MPI.BYTE])
+    def _begin_all_gather(
+        self, comm: MPI.Intracomm, source: Array | None, result: Array | None, sizes: list[int]
+    ) -> MPI.Request:
+        return comm.Iallgatherv(_bytes_of(source), [_bytes_of(result), sizes, MPI.BYTE])
 
-    def _begin_scatter(self, source: Array | None, result: Array | None, sizes: list[int]) -> MPI.Request:
+    def _begin_scatter(
+        self, comm: MPI.Intracomm, source: Array | None, result: Array | None, sizes: list[int]
+    ) -> MPI.Request:
         sent = [_bytes_of(source), self._sent_sizes(source), MPI.BYTE] if self.part.is_root else None
-        return self._comm.Iscatterv(sent, _bytes_of(result), root=0)
+        return comm.Iscatterv(sent, _bytes_of(result), root=0)
 
-    def _begin_all_to_all(self, source: Array | None, result: Array | None, sizes: list[int]) -> MPI.Request:
+    def _begin_all_to_all(
+        self, comm: MPI.Intracomm, source: Array | None, result: Array | None, sizes: list[int]
+    ) -> MPI.Request:
         """Begin, the own part copied here: MPI libraries send it through the network, five times slower."""
         own, sent_sizes = self.part.position, self._sent_sizes(source)
         sent_from, arrive_at = _offsets(sent_sizes), _offsets(sizes)
         sent, arrived = _bytes_of(source), _bytes_of(result)
         arrived[arrive_at[own] :][: sizes[own]] = sent[sent_from[own] :][: sent_sizes[own]]
         sent_sizes[own] = sizes[own] = 0
-        return self._comm.Ialltoallv(
-            [sent, sent_sizes, sent_from, MPI.BYTE], [arrived, sizes, arrive_at, MPI.BYTE]
-        )
+        return comm.Ialltoallv([sent, sent_sizes, sent_from, MPI.BYTE], [arrived, sizes, arrive_at, MPI.BYTE])
 
     def _sent_sizes(self, source: Array | None) -> list[int]:
         if source is None or not self.part.counts:
