@@ -56,7 +56,7 @@ SIZES: dict[str, dict[str, int]] = {
         "batch": 4, "steps": 8, "samples": 8_192,
     },
     "nmt": {
-        "source_vocab": 40_000, "target_vocab": 1_000, "embedding": 4_096, "cells": 16,
+        "source_vocab": 24_000, "target_vocab": 1_000, "embedding": 4_096, "cells": 16,
         "batch": 128, "source_steps": 16, "target_steps": 1,
     },
 }  # fmt: skip

@@ -5,6 +5,9 @@
     rank 1  compute        [  run  ]────[ run ]      communication lanes are free, and its links are
             communication      [ sum ]               a Wait stops the rank until it is complete
 
+That is how a GPU's messages go, beside its kernels. A CPU's process moves its long messages on itself,
+while it waits: they begin at the first Wait that their members meet after they were issued.
+
 Ranks meet their communications in the plan's one order, so one pass over the instructions plays
 them all: first issued, first served. A Run lasts the greater of arithmetic and memory time
 (roofline: Williams, Waterman and Patterson, CACM 52 (2009) 65-76), or what its segment was measured to take.
@@ -24,6 +27,9 @@ from partc.cost.network.collectives import Phases, flows_of, seconds_of, total_l
 from partc.cost.network.topology import Lane, Network
 from partc.cost.profiles import PROFILES
 from partc.runtime.program import Plan, Rank, Run, Start, Wait
+
+
+EAGER_BYTES = 64 * 1024  # shorter messages leave at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,7 @@ class _Play:
         self.busy = dict.fromkeys(self.ranks, 0.0)  # until when it communicates
         self.lanes: dict[Lane, float] = {}  # until when a lane is occupied
         self.done: dict[tuple[int, int], float] = {}  # (tag, rank) -> when
+        self.held_back: list[tuple[Start, tuple[int, ...]]] = []  # until their members wait
         self.events: list[Event] = []
         self.sent = dict.fromkeys(self.ranks, 0.0)
         self.received = dict.fromkeys(self.ranks, 0.0)
@@ -97,7 +104,11 @@ class _Play:
     def start(self, start: Start) -> None:
         groups = [rank.groups[start.group] for rank in self.plan.ranks if start.group in rank.groups]
         for members in dict.fromkeys(groups):
-            self._communicate(start, members)
+            is_long = start.payload_bytes > EAGER_BYTES
+            if is_long and any(self.ranks[member].kind == "cpu" for member in members):
+                self.held_back.append((start, members))
+            else:
+                self._communicate(start, members)
 
     def _communicate(self, start: Start, members: tuple[int, ...]) -> None:
         phases = phases_of(start, [self.ranks[member] for member in members], self.network)
@@ -121,10 +132,19 @@ class _Play:
             self.received[rank_at[flow.target]] += flow.bytes
 
     def wait(self, wait: Wait) -> None:
+        waiting = {rank for start, members in self.held_back if start.tag_id == wait.tag_id for rank in members}
+        held_back, self.held_back = self.held_back, []
+        for start, members in held_back:
+            if waiting.isdisjoint(members):
+                self.held_back.append((start, members))
+            else:
+                self._communicate(start, members)
         for rank in self.clock:
             self.clock[rank] = max(self.clock[rank], self.done.get((wait.tag_id, rank), 0.0))
 
     def timeline(self) -> Timeline:
+        for start, members in self.held_back:
+            self._communicate(start, members)
         return Timeline(
             events=tuple(self.events),
             step_s=max(max(self.clock.values()), max(self.busy.values())),
