@@ -1,22 +1,28 @@
 """What a plan's segments take on this machine's CPU, measured once and kept.
 
-    key      SHA-256 of the segment (ops, attributes, shapes, dtypes), threads, onnxruntime's version, the CPU
-    value    seconds of a run, the median, alone on the machine
+    key      SHA-256 of the segment (ops, attributes, shapes, dtypes), threads, the onnxruntime, the CPU;
+             the shapes and dtypes of the inputs that a batch is drawn for
+    value    seconds of a run, or of drawing a rank's batch, the median, alone on the machine
 
 All ranks run in this process, one after the other, on synthetic data: what a segment reads is what it
 reads in training, and no rank takes time from another. Whole segments are measured rather than single
 ops, for they are what onnxruntime runs, with its fusions (docs/decisions/008-segments-are-measured.md).
 """
 
+import hashlib
 import os
 import platform
+import time
 from pathlib import Path
 from statistics import median
 
 import msgspec
+import numpy as np
 import onnxruntime
 
-from partc.runtime.data.feeds import open_source
+from partc.cost.timeline import Measured
+from partc.runtime.data.feeds import Source, open_source
+from partc.runtime.data.step_draws import draw_share
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.in_process import RanksInProcess
 from partc.runtime.plan_folder import PlanFolder
@@ -32,8 +38,8 @@ def cache_file() -> Path:
     return Path(base) / "segments.json"
 
 
-def measure_segments(folder: PlanFolder) -> dict[str, float]:
-    """Return segment -> seconds, for every segment of the plan. Raises UnsupportedModel for a GPU's."""
+def measure_segments(folder: PlanFolder) -> Measured:
+    """Return the times of every segment of the plan. Raises UnsupportedModel for a GPU's."""
     plan = folder.plan
     if any(rank.kind == "gpu" for rank in plan.ranks):
         raise UnsupportedModel(
@@ -42,11 +48,14 @@ def measure_segments(folder: PlanFolder) -> dict[str, float]:
             fix="leave it out: GPUs are priced from their profiles",
         )
     keys = {run.segment: _key(plan, rank, run) for rank in plan.ranks for run in _runs(plan, rank)}
+    batch = _batch_key(plan)
     known = _read_cache()
-    if not set(keys.values()) <= known.keys():
-        known |= {keys[segment]: seconds for segment, seconds in _measured(folder).items()}
+    if not {*keys.values(), batch} <= known.keys():
+        found = _measured(folder)
+        known |= {keys[segment]: seconds for segment, seconds in found.segments.items()}
+        known[batch] = found.beside_s
         _write_cache(known)
-    return {segment: known[key] for segment, key in keys.items()}
+    return Measured({segment: known[key] for segment, key in keys.items()}, known[batch])
 
 
 def _runs(plan: Plan, rank: Rank) -> list[Run]:
@@ -58,6 +67,12 @@ def _key(plan: Plan, rank: Rank, run: Run) -> str:
     return "/".join([plan.files[run.segment], str(threads), onnxruntime.__version__, _cpu()])
 
 
+def _batch_key(plan: Plan) -> str:
+    inputs = [(i.name, i.dtype, i.shape, i.sample_axis) for i in (*plan.data_inputs, *plan.drawn_inputs)]
+    described = repr((inputs, sorted(plan.sizes.items()), plan.batch, plan.replicas))
+    return "/".join(["batch", hashlib.sha256(described.encode()).hexdigest(), np.__version__, _cpu()])
+
+
 def _cpu() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
@@ -65,12 +80,13 @@ def _cpu() -> str:
     return names[0] if names else platform.processor()
 
 
-def _measured(folder: PlanFolder) -> dict[str, float]:
+def _measured(folder: PlanFolder) -> Measured:
     plan = folder.plan
     ranks = RanksInProcess(folder, traced_steps=STEPS - 1)
     source = open_source("synthetic", plan)
     for step in range(STEPS):
         ranks.step(source.total(step))
+    drawn = [_draw_s(plan, source, step) for step in range(STEPS)]
     found: dict[str, list[float]] = {}
     for rank in plan.ranks:
         program, steps = instructions_of(plan, rank), ranks.recorders[rank.rank].steps()
@@ -78,7 +94,16 @@ def _measured(folder: PlanFolder) -> dict[str, float]:
             if isinstance(instruction, Run):
                 took_s = median(step.end_s[index] - step.begin_s[index] for step in steps)
                 found.setdefault(instruction.segment, []).append(took_s)
-    return {segment: sum(times) / len(times) for segment, times in found.items()}
+    return Measured({segment: sum(times) / len(times) for segment, times in found.items()}, median(drawn))
+
+
+def _draw_s(plan: Plan, source: Source, step: int) -> float:
+    """Return the seconds in which a rank draws what it is fed."""
+    worker = next(rank for rank in plan.ranks if rank.replica is not None)
+    begun_s = time.perf_counter()
+    feeds = source.share(worker, step)
+    draw_share(plan, worker, feeds, step, seed=0)
+    return time.perf_counter() - begun_s
 
 
 def _read_cache() -> dict[str, float]:

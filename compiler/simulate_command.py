@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated
 
 import typer
@@ -17,7 +16,7 @@ from partc.compiler.reporting.units import percent, seconds, size
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_predicted_trace
 from partc.cost.cluster import Cluster, ranks_of, read_any_cluster
 from partc.cost.session_view import view_of_session
-from partc.cost.timeline import Measured, Timeline, simulate
+from partc.cost.timeline import NOTHING_MEASURED, Measured, Timeline, simulate
 from partc.runtime.errors import BadCluster
 from partc.runtime.plan_folder import read_plan_folder
 from partc.runtime.program import Plan
@@ -76,7 +75,7 @@ class Simulation:
         return f"busiest link: {name}, {size(load.bytes)} in {seconds(load.seconds)}, {share} of the step"
 
 
-def simulate_plan(plan: Plan, cluster: Cluster, measured: Measured = MappingProxyType({})) -> Simulation:
+def simulate_plan(plan: Plan, cluster: Cluster, measured: Measured = NOTHING_MEASURED) -> Simulation:
     """Play one step of a plan on the cluster it was made for, or on one with the same ranks."""
     return Simulation(
         plan, simulate(plan, cluster, measured), host_traffic(plan, cluster), lane_loads(plan, cluster)
@@ -107,11 +106,11 @@ def simulate_command(
     if plan.asynchronous:
         machines = view_of_session(machines)
     _check_same_ranks(plan, machines, path)
-    measured: Measured = {}
+    measured = NOTHING_MEASURED
     if measure:
         with working_on("measuring"):
             measured = measure_segments(folder)
-        tell(f"{len(measured)} segments measured; times are kept in {cache_file()}")
+        tell(f"{len(measured.segments)} segments measured; times are kept in {cache_file()}")
     simulation = simulate_plan(plan, machines, measured)
     console.print(simulation.render())
     if trace is not None:

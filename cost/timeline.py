@@ -5,31 +5,28 @@
     rank 1  compute        [  run  ]────[ run ]      communication lanes are free, and its links are
             communication      [ sum ]               a Wait stops the rank until it is complete
 
-That is how a GPU's messages go, beside its kernels. A CPU's process moves its long messages on itself,
-while it waits: they begin at the first Wait that their members meet after they were issued.
-
 Ranks meet their communications in the plan's one order, so one pass over the instructions plays
 them all: first issued, first served. A Run lasts the greater of arithmetic and memory time
 (roofline: Williams, Waterman and Patterson, CACM 52 (2009) 65-76), or what its segment was measured to take.
+A communication takes a little of each member's own time; a value of which it is the only member is copied.
 Where a host has fewer cores than its ranks have threads, each computes in proportion longer. Left out:
 ranks that compete for caches; Store, which copies what is in the cache.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from types import MappingProxyType
 from typing import Literal
 
 from partc.cost.cluster import Cluster, Host, Placement
 from partc.cost.network import collectives
 from partc.cost.network.collectives import Phases, flows_of, seconds_of, total_loads
-from partc.cost.network.topology import Lane, Network
-from partc.cost.profiles import PROFILES
+from partc.cost.network.topology import Lane, Network, memory_of
+from partc.cost.profiles import PER_COMMUNICATION_S, PROFILES
 from partc.runtime.program import Plan, Rank, Run, Start, Wait
+from partc.runtime.transports.communication import ROW_KINDS
 
-
-EAGER_BYTES = 64 * 1024  # shorter messages leave at once
+COPY_TRAFFIC = 2  # memory bytes per byte copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +51,22 @@ class Timeline:
     received_bytes: dict[int, int]
 
 
-Measured = Mapping[str, float]  # segment -> seconds of one run, alone on its device
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured of a plan on this machine.
+
+    segments  seconds of one run, alone on its device
+    beside_s  of a rank's step, beside instructions: drawing its batch, handing it over
+    """
+
+    segments: Mapping[str, float] = field(default_factory=dict)
+    beside_s: float = 0.0
 
 
-def simulate(plan: Plan, cluster: Cluster, measured: Measured = MappingProxyType({})) -> Timeline:
+NOTHING_MEASURED = Measured()
+
+
+def simulate(plan: Plan, cluster: Cluster, measured: Measured = NOTHING_MEASURED) -> Timeline:
     """Return the predicted timeline of one step. Segments that are not `measured` are priced."""
     play = _Play(plan, cluster, measured)
     for instruction in plan.instructions:
@@ -80,11 +89,12 @@ class _Play:
         self.network = Network(cluster)
         self.cluster = cluster
         self.ranks = {rank.rank: rank for rank in plan.ranks}
-        self.clock = dict.fromkeys(self.ranks, 0.0)  # until when the rank computes or waits
+        self.clock = {  # until when the rank computes or waits
+            rank.rank: measured.beside_s * self._stretch(rank) for rank in plan.ranks
+        }
         self.busy = dict.fromkeys(self.ranks, 0.0)  # until when it communicates
         self.lanes: dict[Lane, float] = {}  # until when a lane is occupied
         self.done: dict[tuple[int, int], float] = {}  # (tag, rank) -> when
-        self.held_back: list[tuple[Start, tuple[int, ...]]] = []  # until their members wait
         self.events: list[Event] = []
         self.sent = dict.fromkeys(self.ranks, 0.0)
         self.received = dict.fromkeys(self.ranks, 0.0)
@@ -98,17 +108,25 @@ class _Play:
                 self.events.append(Event(rank.rank, "compute", label, begin, self.clock[rank.rank], 0))
 
     def _seconds_of(self, run: Run, rank: Rank) -> float:
-        alone_s = self.measured.get(run.segment, 0.0) or run_s(run, rank, self.cluster)
-        return alone_s * (self.crowding[rank.host] if rank.kind == "cpu" else 1.0)
+        alone_s = self.measured.segments.get(run.segment, 0.0) or run_s(run, rank, self.cluster)
+        return alone_s * self._stretch(rank)
+
+    def _stretch(self, rank: Rank) -> float:
+        return self.crowding[rank.host] if rank.kind == "cpu" else 1.0
 
     def start(self, start: Start) -> None:
         groups = [rank.groups[start.group] for rank in self.plan.ranks if start.group in rank.groups]
         for members in dict.fromkeys(groups):
-            is_long = start.payload_bytes > EAGER_BYTES
-            if is_long and any(self.ranks[member].kind == "cpu" for member in members):
-                self.held_back.append((start, members))
-            else:
-                self._communicate(start, members)
+            for member in members:
+                self.clock[member] += self._own_s(start, members) * self._stretch(self.ranks[member])
+            self._communicate(start, members)
+
+    def _own_s(self, start: Start, members: tuple[int, ...]) -> float:
+        """Return what a member does itself to begin and end a communication."""
+        if len(members) > 1 or start.kind in ROW_KINDS:
+            return PER_COMMUNICATION_S
+        memory = self.network.bytes_per_s[memory_of(self.ranks[members[0]].host)]
+        return PER_COMMUNICATION_S + COPY_TRAFFIC * start.payload_bytes / memory
 
     def _communicate(self, start: Start, members: tuple[int, ...]) -> None:
         phases = phases_of(start, [self.ranks[member] for member in members], self.network)
@@ -132,19 +150,10 @@ class _Play:
             self.received[rank_at[flow.target]] += flow.bytes
 
     def wait(self, wait: Wait) -> None:
-        waiting = {rank for start, members in self.held_back if start.tag_id == wait.tag_id for rank in members}
-        held_back, self.held_back = self.held_back, []
-        for start, members in held_back:
-            if waiting.isdisjoint(members):
-                self.held_back.append((start, members))
-            else:
-                self._communicate(start, members)
         for rank in self.clock:
             self.clock[rank] = max(self.clock[rank], self.done.get((wait.tag_id, rank), 0.0))
 
     def timeline(self) -> Timeline:
-        for start, members in self.held_back:
-            self._communicate(start, members)
         return Timeline(
             events=tuple(self.events),
             step_s=max(max(self.clock.values()), max(self.busy.values())),

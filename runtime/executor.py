@@ -58,7 +58,8 @@ class Executor:
             self.current = instruction
             match instruction:
                 case Run():
-                    self._runs[index]()
+                    with self._transport.beside():
+                        self._runs[index]()
                     self._keep_loss_terms(instruction)
                     self._transport.progress()
                 case Start():

@@ -7,7 +7,7 @@ import pytest
 
 from partc.compiler import measure_segments as measuring
 from partc.compiler.measure_segments import cache_file, measure_segments
-from partc.cost.timeline import simulate
+from partc.cost.timeline import Measured, simulate
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.plan_folder import PlanFolder
 from partc.runtime.program import Run
@@ -28,11 +28,11 @@ def compiled(tmp_path: Path) -> Compiled:
 def test_every_segment_has_a_time_and_it_is_kept(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     found = measure_segments(compiled.folder)
 
-    assert found.keys() == {i.segment for i in compiled.plan.instructions if isinstance(i, Run)}
-    assert all(0 < seconds < 1 for seconds in found.values())
+    assert found.segments.keys() == {i.segment for i in compiled.plan.instructions if isinstance(i, Run)}
+    assert all(0 < seconds < 1 for seconds in (*found.segments.values(), found.beside_s))
     assert cache_file().exists()
 
-    def measured_again(folder: PlanFolder) -> dict[str, float]:
+    def measured_again(folder: PlanFolder) -> Measured:
         raise AssertionError("it was measured before")
 
     monkeypatch.setattr(measuring, "_measured", measured_again)
@@ -46,16 +46,16 @@ def test_another_number_of_threads_is_another_time(
     ranks = tuple(msgspec.structs.replace(rank, threads=2) for rank in compiled.plan.ranks)
     plan = msgspec.structs.replace(compiled.plan, ranks=ranks)
     segments = [i.segment for i in plan.instructions if isinstance(i, Run)]
-    monkeypatch.setattr(measuring, "_measured", lambda folder: dict.fromkeys(segments, 1.0))
+    monkeypatch.setattr(measuring, "_measured", lambda folder: Measured(dict.fromkeys(segments, 1.0), 2.0))
 
-    assert set(measure_segments(PlanFolder(plan, compiled.folder.path)).values()) == {1.0}
+    assert set(measure_segments(PlanFolder(plan, compiled.folder.path)).segments.values()) == {1.0}
 
 
 def test_a_broken_cache_is_made_anew(compiled: Compiled) -> None:
     cache_file().parent.mkdir(parents=True)
     cache_file().write_text("{broken")
 
-    assert measure_segments(compiled.folder)
+    assert measure_segments(compiled.folder).segments
     assert msgspec.json.decode(cache_file().read_bytes())
 
 
@@ -64,7 +64,7 @@ def test_the_simulator_takes_measured_times(compiled: Compiled) -> None:
     hour = dict.fromkeys((i.segment for i in compiled.plan.instructions if isinstance(i, Run)), 3600.0)
 
     segments = sum(isinstance(i, Run) for i in compiled.plan.instructions)
-    assert 3600 <= simulate(compiled.plan, cluster, hour).step_s <= 3600 * segments * 1.01
+    assert 3600 <= simulate(compiled.plan, cluster, Measured(hour)).step_s <= 3600 * segments * 1.01
     assert simulate(compiled.plan, cluster).step_s < 1
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from partc.cost.cluster import CLUSTER_FORMAT, Cluster, Device, Host, Link, groups_of, ranks_of, read_cluster
 from partc.cost.memory import memory_of
-from partc.cost.timeline import Event, Timeline, simulate
+from partc.cost.timeline import Event, Measured, Timeline, simulate
 from partc.runtime.program import (
     PLAN_FORMAT,
     Buffer,
@@ -127,7 +127,7 @@ def test_groups_of_different_hosts_communicate_at_the_same_time() -> None:
 
     timeline = simulate(plan_of(TWO_BY_TWO, local, Wait(0)), TWO_BY_TWO)
 
-    assert {event.start_s for event in timeline.events} == {0.0}
+    assert len({event.start_s for event in timeline.events}) == 1
     assert len(timeline.events) == 4
 
 
@@ -215,8 +215,10 @@ def test_two_workers_on_fewer_cores_compute_in_proportion_longer(cores: float | 
 def test_measured_segments_are_not_priced() -> None:
     plan = plan_of(TWO_BY_TWO, compute(1.0))
 
-    assert simulate(plan, TWO_BY_TWO, {"segments/0123456789ab.onnx": 0.25}).step_s == 0.25
-    assert simulate(plan, TWO_BY_TWO, {"segments/other.onnx": 0.25}).step_s == pytest.approx(1.0, rel=1e-3)
+    assert simulate(plan, TWO_BY_TWO, Measured({"segments/0123456789ab.onnx": 0.25})).step_s == 0.25
+    assert simulate(plan, TWO_BY_TWO, Measured({"segments/other.onnx": 0.25})).step_s == pytest.approx(
+        1.0, rel=1e-3
+    )
 
 
 def test_playing_twice_gives_the_same_timeline() -> None:

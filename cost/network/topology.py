@@ -58,7 +58,7 @@ class Network:
         self._gpus: set[str] = set()
         self._host_of = {host.name: host.name for host in cluster.hosts}
         for host in cluster.hosts:
-            self.bytes_per_s[_memory(host.name)] = host.memory_bytes_per_s
+            self.bytes_per_s[memory_of(host.name)] = host.memory_bytes_per_s
             self._host_of.update((device.name, host.name) for device in host.devices)
             self._gpus.update(device.name for device in host.devices if device.kind == "gpu")
         for link in cluster.links:
@@ -81,7 +81,7 @@ class Network:
         lanes = [self.graph.edges[step]["memory"] or step for step in steps]
         # A host's own process reads and writes its memory even where the link is a device's own.
         processes = [end for end in (source, target) if end == self._host_of[end]]
-        lanes += [_memory(host) for host in processes if _memory(host) not in lanes]
+        lanes += [memory_of(host) for host in processes if memory_of(host) not in lanes]
         latency_s = sum(self.graph.edges[step]["latency_s"] for step in steps)
         if processes and (source in self._gpus or target in self._gpus):
             latency_s += STAGING_LATENCY_S
@@ -92,7 +92,7 @@ class Network:
         carried: dict[Lane, float] = {}
         for item in work:
             if item.end not in self._gpus:
-                memory = _memory(self._host_of[item.end])
+                memory = memory_of(self._host_of[item.end])
                 carried[memory] = carried.get(memory, 0.0) + item.bytes
         for flow in flows:
             for lane in self.route(flow.source, flow.target).lanes:
@@ -115,7 +115,8 @@ class Network:
         return {name: (ingress[name], egress[name]) for name in ingress}
 
 
-def _memory(host: str) -> Lane:
+def memory_of(host: str) -> Lane:
+    """Return the lane that a host's memory is."""
     return (host, "memory")
 
 
@@ -138,6 +139,6 @@ def _join(
     graph.add_edge(
         *ends,
         latency_s=latency_s,
-        memory=_memory(memory.name) if memory else None,
+        memory=memory_of(memory.name) if memory else None,
         message_s=latency_s + ROUTED_MESSAGE_BYTES / bytes_per_s,
     )

@@ -7,6 +7,7 @@ Nothing is believed: sender, number, sizes and row types are held to the plan be
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,10 @@ class SessionTransport:
 
     def progress(self) -> None:
         """Do nothing: peers are heard by whoever drives the executor."""
+
+    def beside(self) -> AbstractContextManager[None]:
+        """Return a context that does nothing: messages move without the caller."""
+        return nullcontext()
 
     def deliver(self, piece: Piece, frames: Frames) -> None:
         """Take in what another member sent. Raises RankFailed if the plan does not foresee it."""

@@ -4,6 +4,7 @@ The reference for every other transport: the arithmetic is NumPy's, in group ord
 """
 
 import functools
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,10 @@ class InMemoryTransport:
 
     def progress(self) -> None:
         """Do nothing: members move each other on."""
+
+    def beside(self) -> AbstractContextManager[None]:
+        """Return a context that does nothing: messages move without the caller."""
+        return nullcontext()
 
 
 def _carry_out(handles: list[InMemoryHandle]) -> None:

@@ -1,10 +1,13 @@
 """Communication between processes by MPI: non-blocking collectives, buffers only."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 from mpi4py import MPI
 
 from partc.runtime.program import Plan
 from partc.runtime.transports.communication import ROW_KINDS, Part
 from partc.runtime.transports.in_memory import Board, InMemoryTransport
+from partc.runtime.transports.mover import Mover
 from partc.runtime.transports.mpi_dense import DenseHandle
 from partc.runtime.transports.mpi_handle import Group, MPIHandle
 from partc.runtime.transports.mpi_rows import RowsHandle
@@ -19,6 +22,7 @@ class MPITransport:
         self._alone = InMemoryTransport(Board())
         self._under_way: list[MPIHandle] = []
         self._groups: dict[tuple[int, ...], Group] = {}
+        self._mover = Mover(self._advance)
         # Sorted, so that all ranks create their common communicators in one order.
         for members in sorted({group for rank in plan.ranks for group in rank.groups.values()}):
             if world.rank in members and len(members) > 1:
@@ -27,9 +31,23 @@ class MPITransport:
 
     def start(self, part: Part) -> Handle:
         """Begin a communication."""
-        self.traffic.count(part)
         if len(part.members) == 1:
+            self.traffic.count(part)
             return self._alone.start(part)
+        with self._mover.lock:
+            return self._start(part)
+
+    def progress(self) -> None:
+        """Move on every communication under way."""
+        with self._mover.lock:
+            self._advance()
+
+    def beside(self) -> AbstractContextManager[None]:
+        """Return a context in which communications move on while this thread computes."""
+        return self._mover.beside() if self._under_way else nullcontext()
+
+    def _start(self, part: Part) -> Handle:
+        self.traffic.count(part)
         group = self._groups[part.members]
         handle: MPIHandle
         if part.start.kind in ROW_KINDS:
@@ -41,8 +59,7 @@ class MPITransport:
         self._under_way.append(handle)
         return handle
 
-    def progress(self) -> None:
-        """Move on every communication under way."""
+    def _advance(self) -> None:
         for handle in [handle for handle in self._under_way if handle.advance()]:
             self._under_way.remove(handle)
             self.traffic.count_complete(handle.part, handle.rows())

@@ -1,7 +1,8 @@
 """Dense values between processes: one collective each, or two for long sums.
 
-A long sum over three members or more is a Ireduce_scatter and then an Iallgatherv, each of which moves every
-byte once: MPICH's Iallreduce of 4 MB took 129 ms among three hosts at 1 Gbit/s, the two take 68 ms.
+A long sum is an Ireduce_scatter, and then an Iallgatherv, or an Igatherv where only the root wants it: each
+moves every byte once. MPICH's Iallreduce of 4 MB took 129 ms among three hosts at 1 Gbit/s, the two take
+68 ms; its Ireduce of 7 MB within a machine 6.9 ms, the two 3.7 ms.
 """
 
 from collections.abc import Callable
@@ -13,8 +14,8 @@ from mpi4py import MPI
 from partc.runtime.transports.communication import Dense, Part
 from partc.runtime.transports.mpi_handle import Array, Group, MPIHandle
 
-# Measured with 2 to 4 members, in one machine and at 1 Gbit/s (docs/benchmarks.md): shorter sums and those
-# of two members take the same or less in one collective.
+# Measured with 2 to 4 members, in one machine and at 1 Gbit/s (docs/benchmarks.md): shorter sums take the
+# same or less in one collective, and so does an all_reduce of two members.
 LONG_SUM_BYTES = 1 << 19
 
 _OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
@@ -25,7 +26,7 @@ class DenseHandle(MPIHandle):
 
     def __init__(self, part: Part, group: Group, progress: Callable[[], None]) -> None:
         self._landings: list[tuple[Array, Array]] = []  # (target, what arrived elsewhere)
-        self._to_gather: list[tuple[Array, Array, list[int]]] = []  # (whole, own region, elements of each)
+        self._to_gather: list[tuple[Array, Array, list[int]]] = []  # (sum, own region, elements of each)
         super().__init__(part, group, progress)
 
     def _begin_first(self, comm: MPI.Intracomm) -> list[MPI.Request]:
@@ -35,7 +36,8 @@ class DenseHandle(MPIHandle):
         return bool(self._to_gather)
 
     def _begin_second(self, comm: MPI.Intracomm) -> list[MPI.Request]:
-        return [_begin_all_gather(comm, *gathered) for gathered in self._to_gather]
+        begin = _begin_all_gather if self.part.start.kind == "all_reduce" else _begin_gather
+        return [begin(comm, *gathered) for gathered in self._to_gather]
 
     def _land(self) -> None:
         for target, arrived in self._landings:
@@ -52,17 +54,23 @@ class DenseHandle(MPIHandle):
                 region = np.empty(dense.target.size, _widen(dense.target.reshape(-1)).dtype)
                 self._landings.append((dense.target, region))
                 return self._begin_reduce_scatter(dense.source, region, list(start.counts), comm)
+        lands = start.kind == "all_reduce" or self.part.is_root
+        whole = self._widened(dense.target) if lands else _widen(dense.source.reshape(-1))
+        if self._in_two_phases(whole):
+            return self._begin_long_sum(whole, comm)
         operation = _OPERATIONS[start.reduction]
         if start.kind == "all_reduce":
-            return self._begin_all_reduce(self._widened(dense.target), operation, comm)
-        if self.part.is_root:
-            return comm.Ireduce(MPI.IN_PLACE, self._widened(dense.target), operation, root=0)
-        return comm.Ireduce(_widen(dense.source.reshape(-1)), None, operation, root=0)
-
-    def _begin_all_reduce(self, whole: Array, operation: MPI.Op, comm: MPI.Intracomm) -> MPI.Request:
-        members = len(self.part.members)
-        if members < 3 or whole.nbytes < LONG_SUM_BYTES:
             return comm.Iallreduce(MPI.IN_PLACE, whole, operation)
+        if self.part.is_root:
+            return comm.Ireduce(MPI.IN_PLACE, whole, operation, root=0)
+        return comm.Ireduce(whole, None, operation, root=0)
+
+    def _in_two_phases(self, whole: Array) -> bool:
+        least_members = 3 if self.part.start.kind == "all_reduce" else 2
+        return len(self.part.members) >= least_members and whole.nbytes >= LONG_SUM_BYTES
+
+    def _begin_long_sum(self, whole: Array, comm: MPI.Intracomm) -> MPI.Request:
+        members = len(self.part.members)
         counts = [b - a for a, b in pairwise(whole.size * i // members for i in range(members + 1))]
         region = np.empty(counts[self.part.position], whole.dtype)
         self._to_gather.append((whole, region, counts))
@@ -91,6 +99,15 @@ def _begin_all_gather(comm: MPI.Intracomm, whole: Array, own: Array, counts: lis
         region[:] = own.reshape(-1)
     sizes = [count * whole.itemsize for count in counts]
     return comm.Iallgatherv(MPI.IN_PLACE, [_bytes_of(whole), sizes, MPI.BYTE])
+
+
+def _begin_gather(comm: MPI.Intracomm, whole: Array, own: Array, counts: list[int]) -> MPI.Request:
+    """Gather regions of so many elements at the first member, into `whole`; its own is the first."""
+    if comm.rank:
+        return comm.Igatherv(_bytes_of(own), None, root=0)
+    whole[: own.size] = own
+    sizes = [count * whole.itemsize for count in counts]
+    return comm.Igatherv(MPI.IN_PLACE, [_bytes_of(whole), sizes, MPI.BYTE], root=0)
 
 
 def _widen(flat: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -31,6 +32,9 @@ class Transport(Protocol):
 
     def progress(self) -> None:
         """Move on every communication under way."""
+
+    def beside(self) -> AbstractContextManager[None]:
+        """Return a context in which communications move on while the caller computes."""
 
 
 @dataclass(slots=True)
