@@ -18,8 +18,10 @@ HOST_MEMORY_BYTES_PER_S = 25e9
 MEMORY_LATENCY_S = 2e-6  # one message between two processes of a machine through shared memory
 
 # The executor's own work for a communication, Start and Wait together: 27 of one member each took 1.9 ms
-# on the same machine. Every member's own time, whatever its device.
+# on the same machine. Every member's own time, whatever its device. Rows between members take two
+# collectives, sizes first: 14 more of those took another 2.2 ms.
 PER_COMMUNICATION_S = 70e-6
+PER_ROWS_S = 150e-6
 
 # A process on the CPU learns that a GPU's copy is done: a launch and a stream synchronisation.
 STAGING_LATENCY_S = 10e-6  # order of magnitude of cudaMemcpy on small messages, not measured here

@@ -20,13 +20,11 @@ from typing import Literal
 
 from partc.cost.cluster import Cluster, Host, Placement
 from partc.cost.network import collectives
-from partc.cost.network.collectives import Phases, flows_of, seconds_of, total_loads
+from partc.cost.network.collectives import COPY_TRAFFIC, Phases, flows_of, seconds_of, total_loads
 from partc.cost.network.topology import Lane, Network, memory_of
-from partc.cost.profiles import PER_COMMUNICATION_S, PROFILES
+from partc.cost.profiles import PER_COMMUNICATION_S, PER_ROWS_S, PROFILES
 from partc.runtime.program import Plan, Rank, Run, Start, Wait
 from partc.runtime.transports.communication import ROW_KINDS
-
-COPY_TRAFFIC = 2  # memory bytes per byte copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +121,9 @@ class _Play:
 
     def _own_s(self, start: Start, members: tuple[int, ...]) -> float:
         """Return what a member does itself to begin and end a communication."""
-        if len(members) > 1 or start.kind in ROW_KINDS:
+        if start.kind in ROW_KINDS:
+            return PER_ROWS_S if len(members) > 1 else PER_COMMUNICATION_S
+        if len(members) > 1:
             return PER_COMMUNICATION_S
         memory = self.network.bytes_per_s[memory_of(self.ranks[members[0]].host)]
         return PER_COMMUNICATION_S + COPY_TRAFFIC * start.payload_bytes / memory
@@ -133,7 +133,9 @@ class _Play:
         loads = total_loads(self.network, phases)
         ready = max(max(self.clock[member], self.busy[member]) for member in members)
         begin = max([ready, *(self.lanes.get(lane, 0.0) for lane in loads)])
-        stop = begin + seconds_of(self.network, phases)
+        # Who shares a core moves messages as seldom as it computes.
+        stretch = max(self._stretch(self.ranks[member]) for member in members)
+        stop = begin + stretch * seconds_of(self.network, phases)
         for lane, carried in loads.items():
             self.lanes[lane] = begin + carried / self.network.bytes_per_s[lane]
         for member in members:

@@ -7,7 +7,9 @@ are ends of the cluster's network: devices, or hosts for servers with a process 
     p members, m bytes, a latency of one message, b rate of the narrowest lane, l = ceil(log2 p)
 
     kind                 algorithm                    time on equal links
-    reduce, broadcast    chain, or binomial tree      (p - 1) a + m / b     or   l (a + m / b)
+    broadcast            chain, or binomial tree      (p - 1) a + m / b     or   l (a + m / b)
+    reduce               reduce_scatter and gather,   2 (p - 1) (a + m / (p b))
+                         or binomial tree             or  l (a + m / b)
     all_reduce           ring, or recursive doubling  2 (p - 1) (a + m / (p b))  or  l (a + m / b)
     reduce_scatter,
     all_gather           pairwise exchange            (p - 1) (a + m / (p b))
@@ -19,7 +21,8 @@ Where two algorithms are named the quicker one counts, as MPI libraries choose b
 Sources: Patarasuk and Yuan, J. Parallel Distrib. Comput. 69 (2009) 117-124, for the ring; Thakur,
 Rabenseifner and Gropp, Int. J. High Perform. Comput. Appl. 19 (2005) 49-66, for the others.
 Row kinds first tell each other their sizes: one more latency a step. Adding m bytes on a CPU moves
-3 m through its host's memory (two reads, a write); a GPU adds in its own memory, at no cost here.
+3 m through its host's memory (two reads, a write), and what a member gives to a sum is copied once; a GPU
+adds in its own memory, at no cost here.
 Ignored: protocol overhead, a pipeline's first chunk.
 """
 
@@ -31,6 +34,7 @@ from types import MappingProxyType
 from partc.cost.network.topology import Flow, Lane, Network, Work
 
 SUM_TRAFFIC = 3  # memory bytes per byte added
+COPY_TRAFFIC = 2  # memory bytes per byte copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +82,12 @@ def together(groups: Iterable[Phases]) -> Phases:
 
 
 def reduce(network: Network, members: Sequence[str], message_bytes: float) -> Phases:
-    """Sum at the first member: a pipelined chain, or a binomial tree for short messages."""
+    """Sum at the first member: each sums a part and sends it there, or a binomial tree for short messages."""
+    parts = [message_bytes / len(members)] * len(members)
+    sent = [[part if i and not j else 0.0 for j in range(len(members))] for i, part in enumerate(parts)]
     return _quicker(
         network,
-        _hops(network, list(zip(members[1:], members, strict=False)), message_bytes, sums=True),
+        reduce_scatter(network, members, parts) + _phase(network, _pairs(members, sent), len(members) - 1),
         _hops(network, [(b, a) for a, b in _tree(members)], message_bytes, _log2(members), sums=True),
     )
 
@@ -108,7 +114,8 @@ def ring_all_reduce(network: Network, members: Sequence[str], message_bytes: flo
     """Sum everywhere. Each hop of the ring carries 2 (p - 1) / p of the message."""
     p = len(members)
     summed = (p - 1) / p * message_bytes
-    return _phase(network, _around(members, [2 * summed] * p), 2 * (p - 1), dict.fromkeys(members, summed))
+    flows = _around(members, [2 * summed] * p)
+    return _phase(network, flows, 2 * (p - 1), dict.fromkeys(members, summed), message_bytes)
 
 
 def _doubling_all_reduce(network: Network, members: Sequence[str], message_bytes: float) -> Phases:
@@ -123,13 +130,15 @@ def _doubling_all_reduce(network: Network, members: Sequence[str], message_bytes
     # A count that is no power of two needs one more exchange before, and one after.
     extra = 2 if 1 << steps != len(members) else 0
     flows = [Flow(*pair, message_bytes) for pair in pairs]
-    return _phase(network, flows, steps + extra, dict.fromkeys(members, steps * message_bytes))
+    summed = dict.fromkeys(members, steps * message_bytes)
+    return _phase(network, flows, steps + extra, summed, message_bytes)
 
 
 def reduce_scatter(network: Network, members: Sequence[str], regions: Sequence[float]) -> Phases:
     """Sum region i (bytes) at member i: every member sends it its part directly."""
     summed = {member: (len(members) - 1) * r for member, r in zip(members, regions, strict=True)}
-    return _phase(network, _pairs(members, [regions] * len(members)), len(members) - 1, summed)
+    flows = _pairs(members, [regions] * len(members))
+    return _phase(network, flows, len(members) - 1, summed, sum(regions))
 
 
 def all_gather(network: Network, members: Sequence[str], regions: Sequence[float]) -> Phases:
@@ -213,19 +222,24 @@ def _hops(
     for _, target in hops if sums else ():
         summed[target] = summed.get(target, 0.0) + message_bytes
     flows = [Flow(*hop, message_bytes) for hop in hops]
-    return _phase(network, flows, len(hops) if messages is None else messages, summed)
+    copied = message_bytes if sums else 0.0
+    return _phase(network, flows, len(hops) if messages is None else messages, summed, copied)
 
 
 def _phase(
-    network: Network, flows: Iterable[Flow], messages: int, summed: Mapping[str, float] = MappingProxyType({})
+    network: Network,
+    flows: Iterable[Flow],
+    messages: int,
+    summed: Mapping[str, float] = MappingProxyType({}),
+    copied: float = 0.0,
 ) -> Phases:
     """Make a phase of `messages` that follow one another, each as slow as the slowest route.
 
-    summed: bytes that each member adds to its own.
+    summed: bytes that each member adds to its own; `copied`: bytes that each of them copies before.
     """
     moving = tuple(flow for flow in flows if flow.source != flow.target)
     if not moving:
         return ()
     latency_s = max(network.route(flow.source, flow.target).latency_s for flow in moving)
-    work = tuple(Work(end, SUM_TRAFFIC * added) for end, added in summed.items())
+    work = tuple(Work(end, SUM_TRAFFIC * added + COPY_TRAFFIC * copied) for end, added in summed.items())
     return (Phase(tuple(flow for flow in moving if flow.bytes > 0), messages * latency_s, work),)
