@@ -96,10 +96,15 @@ def main() -> None:
 
 
 def _part(whole: Cluster, hosts: int, workers: int) -> Cluster:
-    """Return the first hosts with their first workers, which share this machine's cores."""
+    """Return the first hosts with their first workers, which share this machine's cores and memory."""
     cores = len(os.sched_getaffinity(0)) / hosts
     kept = tuple(
-        msgspec.structs.replace(host, devices=host.devices[:workers], cores=cores)
+        msgspec.structs.replace(
+            host,
+            devices=host.devices[:workers],
+            cores=cores,
+            memory_bytes_per_s=host.memory_bytes_per_s / hosts,
+        )
         for host in whole.hosts[:hosts]
     )
     ends = {host.name for host in kept} | set(whole.switches)

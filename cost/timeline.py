@@ -123,7 +123,7 @@ class _Play:
         """Return what a member does itself to begin and end a communication."""
         if start.kind in ROW_KINDS:
             return PER_ROWS_S if len(members) > 1 else PER_COMMUNICATION_S
-        if len(members) > 1:
+        if len(members) > 1 or start.reads == start.writes:
             return PER_COMMUNICATION_S
         memory = self.network.bytes_per_s[memory_of(self.ranks[members[0]].host)]
         return PER_COMMUNICATION_S + COPY_TRAFFIC * start.payload_bytes / memory
