@@ -1,6 +1,6 @@
 """Step times that `partc simulate --measure` predicts, beside those of real runs on this machine.
 
-    python benchmarks/prediction.py MEASURED.json [--steps 60] [--json FILE]
+    python benchmarks/prediction.py MEASURED.json [--steps 60] [--works mlp ...] [--json FILE]
 
 MEASURED.json is what `partc cluster measure examples/cluster-2x2.json -o MEASURED.json` wrote: two hosts of
 two CPU workers, all on this machine. Its parts are used as clusters of their own.
@@ -77,6 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("cluster", type=Path)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--works", nargs="+", default=list(WORKS), choices=list(WORKS))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     whole, rows = read_cluster(args.cluster), []
@@ -84,8 +85,8 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as name:
         os.environ[CACHE] = name  # measured in this run
-        for work, build in WORKS.items():
-            train = build()
+        for work in args.works:
+            train = WORKS[work]()
             for hosts, workers in SHAPES:
                 cluster = _part(whole, hosts, workers)
                 for strategy in STRATEGIES:

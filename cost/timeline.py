@@ -8,7 +8,7 @@
 Ranks meet their communications in the plan's one order, so one pass over the instructions plays
 them all: first issued, first served. A Run lasts the greater of arithmetic and memory time
 (roofline: Williams, Waterman and Patterson, CACM 52 (2009) 65-76), or what its segment was measured to take.
-A communication takes a little of each member's own time; a value of which it is the only member is copied.
+A communication takes a little of each member's own time; what one server alone gives its host is copied.
 Where a host has fewer cores than its ranks have threads, each computes in proportion longer. Left out:
 ranks that compete for caches; Store, which copies what is in the cache.
 """
@@ -123,7 +123,7 @@ class _Play:
         """Return what a member does itself to begin and end a communication."""
         if start.kind in ROW_KINDS:
             return PER_ROWS_S if len(members) > 1 else PER_COMMUNICATION_S
-        if len(members) > 1 or start.reads == start.writes:
+        if len(members) > 1 or start.kind != "all_gather":
             return PER_COMMUNICATION_S
         memory = self.network.bytes_per_s[memory_of(self.ranks[members[0]].host)]
         return PER_COMMUNICATION_S + COPY_TRAFFIC * start.payload_bytes / memory

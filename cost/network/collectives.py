@@ -218,9 +218,9 @@ def _hops(
     *,
     sums: bool = False,
 ) -> Phases:
-    summed: dict[str, float] = {}
+    summed = dict.fromkeys((end for hop in hops for end in hop), 0.0) if sums else {}
     for _, target in hops if sums else ():
-        summed[target] = summed.get(target, 0.0) + message_bytes
+        summed[target] += message_bytes
     flows = [Flow(*hop, message_bytes) for hop in hops]
     copied = message_bytes if sums else 0.0
     return _phase(network, flows, len(hops) if messages is None else messages, summed, copied)
