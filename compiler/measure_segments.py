@@ -68,7 +68,7 @@ def _key(plan: Plan, rank: Rank, run: Run) -> str:
 
 
 def _batch_key(plan: Plan) -> str:
-    inputs = [(i.name, i.dtype, i.shape, i.sample_axis) for i in (*plan.data_inputs, *plan.drawn_inputs)]
+    inputs = (plan.data_inputs, plan.drawn_inputs)
     described = repr((inputs, sorted(plan.sizes.items()), plan.batch, plan.replicas))
     return "/".join(["batch", hashlib.sha256(described.encode()).hexdigest(), np.__version__, _cpu()])
 

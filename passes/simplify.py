@@ -102,7 +102,7 @@ def _elements(tensor: gs.Tensor) -> float:
     sizes = tensor.shape
     if sizes is None or not all(isinstance(size, int) for size in sizes):
         return float("inf")
-    return prod(sizes)
+    return float(prod(sizes))
 
 
 def _is_number(tensor: gs.Tensor) -> bool:
