@@ -99,7 +99,8 @@ def _compiled(
     train: object, model: str, cluster: Cluster, strategy: str, without: tuple[str, ...], folder: Path
 ) -> Compilation:
     # Words are sampled as they are drawn, so that what workers share is known.
-    sample = Sample(f"zipf_words:{model}", 1) if model in ("lm", "nmt") else None
+    replicas = sum(len(host.devices) for host in cluster.hosts)
+    sample = Sample(f"zipf_words:{model}_for_{replicas}", 1) if model in ("lm", "nmt") else None
     sizes = {"batch": BATCH[model]}
     return compile_step(
         train, cluster, folder / "out", strategy=strategy, without=without, sizes=sizes, sample=sample

@@ -1,10 +1,13 @@
-"""Words by Zipf's law, for 48 replicas at the paper's batch: what the sparsity of a step is measured from."""
+"""Words by Zipf's law at the paper's batch, from which the sparsity of a step is measured.
 
-from collections.abc import Iterator
+`zipf_words:lm_for_48` and its kin name the batches of 48 replicas together.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
-REPLICAS = 48
 BATCH = 128
 Batch = dict[str, np.ndarray]
 
@@ -15,11 +18,11 @@ def _words(rng: np.random.Generator, shape: tuple[int, ...], vocabulary: int) ->
     return np.minimum(drawn.astype(np.int64), vocabulary - 1)
 
 
-def lm() -> Iterator[Batch]:
+def _lm(replicas: int) -> Iterator[Batch]:
     """Draw batches of the LM: words read and scored, and negatives that all replicas share."""
     rng = np.random.default_rng(0)
     while True:
-        shape = (REPLICAS * BATCH, 20)
+        shape = (replicas * BATCH, 20)
         yield {
             "x": _words(rng, shape, 800_000),
             "y": _words(rng, shape, 800_000),
@@ -27,9 +30,16 @@ def lm() -> Iterator[Batch]:
         }
 
 
-def nmt() -> Iterator[Batch]:
+def _nmt(replicas: int) -> Iterator[Batch]:
     """Draw batches of the translation model."""
     rng = np.random.default_rng(0)
     while True:
-        shape = (REPLICAS * BATCH, 27)
+        shape = (replicas * BATCH, 27)
         yield {name: _words(rng, shape, 36_548) for name in ("source", "target", "labels")}
+
+
+def __getattr__(name: str) -> Callable[[], Iterator[Batch]]:
+    model, found, replicas = name.partition("_for_")
+    if not found:
+        raise AttributeError(name)
+    return partial({"lm": _lm, "nmt": _nmt}[model], int(replicas))

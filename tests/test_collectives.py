@@ -36,6 +36,20 @@ def ends(hosts: int) -> list[str]:
     return [f"h{i}/gpu" for i in range(hosts)]
 
 
+def test_a_long_reduction_matches_its_formula() -> None:
+    p, m = 4, 1e8
+    network = Network(one_gpu_each(p))
+
+    seconds = seconds_of(network, collectives.reduce(network, ends(p), m))
+
+    # Each sums its part of all, 3/4 m in; then the first takes the others' parts, 3/4 m once more.
+    assert seconds == pytest.approx(2 * (p - 1) * (LATENCY_S + m / p / RATE), rel=1e-6)
+
+
+def test_nobody_reduces_nothing() -> None:
+    assert collectives.reduce(Network(one_gpu_each(1)), [], 8.0) == ()
+
+
 def test_ring_all_reduce_matches_its_formula() -> None:
     p, m = 5, 1e8
     network = Network(one_gpu_each(p))

@@ -83,7 +83,7 @@ def together(groups: Iterable[Phases]) -> Phases:
 
 def reduce(network: Network, members: Sequence[str], message_bytes: float) -> Phases:
     """Sum at the first member: each sums a part and sends it there, or a binomial tree for short messages."""
-    parts = [message_bytes / len(members)] * len(members)
+    parts = [message_bytes / max(1, len(members))] * len(members)  # a host may have no worker
     sent = [[part if i and not j else 0.0 for j in range(len(members))] for i, part in enumerate(parts)]
     return _quicker(
         network,
