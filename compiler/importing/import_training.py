@@ -38,7 +38,7 @@ from partc.compiler.importing.ort_training.import_artifacts import is_artifacts,
 from partc.compiler.importing.shard_inputs import declare_shards, read_shard_inputs
 from partc.compiler.model_file import check_model, read_model
 from partc.compiler.pause_collection import paused_collection
-from partc.passes.analysis.facts import infer_model_facts
+from partc.passes.analysis.facts import infer_facts
 from partc.passes.analysis.find_gradients import find_gradients
 from partc.passes.analysis.find_input_ranges import find_input_ranges
 from partc.passes.analysis.find_sample_axes import find_drawn_splits, find_sample_axes
@@ -126,7 +126,7 @@ def read_training_graph(source: str | Path | onnx.ModelProto, options: ImportOpt
     training = _training_graph(graph, bindings, initials, drawn)
     training.functions, training.source = list(model.functions), source_bytes
     _check_sizes(training, options.sizes or {})
-    _find_sample_axes(training, bindings.sample_axes, model)
+    _find_sample_axes(training, bindings.sample_axes)
     return training
 
 
@@ -294,14 +294,11 @@ def _training_graph(
     return training
 
 
-def _find_sample_axes(
-    training: TrainingGraph, declared: Mapping[str, int | None], model: onnx.ModelProto
-) -> None:
-    """Settle how inputs are split. `model` is what the graph was read from."""
+def _find_sample_axes(training: TrainingGraph, declared: Mapping[str, int | None]) -> None:
     if training.data_inputs.keys() <= declared.keys() and not training.drawn_inputs:
         return
     named = {size for data in training.data_inputs.values() for size in data.shape if isinstance(size, str)}
-    facts = infer_model_facts(model, dict.fromkeys(sorted(named), ASSUMED_SIZE))
+    facts = infer_facts(training, dict.fromkeys(sorted(named), ASSUMED_SIZE))
     spell_casts(training, facts)
     for name, axis in find_sample_axes(training, declared, facts).items():
         data = training.data_inputs[name]

@@ -59,11 +59,6 @@ def infer_facts(training: TrainingGraph, sizes: Mapping[str, int], replicas: int
     """
     model = _skeleton(training)
     _spell_meetings(model, replicas)
-    return infer_model_facts(model, sizes)
-
-
-def infer_model_facts(model: onnx.ModelProto, sizes: Mapping[str, int]) -> Facts:
-    """Infer shapes, dtypes and small values of a model. Raises UnsupportedModel as `infer_facts` does."""
     shapes, dtypes, values = _infer(model, sizes)
     if not sizes:
         return Facts(shapes, dtypes, values, frozenset(shapes), frozenset(values))
