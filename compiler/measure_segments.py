@@ -39,8 +39,14 @@ def cache_file() -> Path:
 
 
 def measure_segments(folder: PlanFolder) -> Measured:
-    """Return the times of every segment of the plan. Raises UnsupportedModel for a GPU's."""
+    """Return the times of every segment of the plan. Raises UnsupportedModel for GPUs and sessions."""
     plan = folder.plan
+    if plan.asynchronous:
+        raise UnsupportedModel(
+            "segments of sessions cannot be measured: nobody steps in lockstep with their servers",
+            at="--measure",
+            fix="leave it out, or measure the same step compiled without --asynchronous",
+        )
     if any(rank.kind == "gpu" for rank in plan.ranks):
         raise UnsupportedModel(
             "segments of GPUs cannot be measured on this machine's CPU",

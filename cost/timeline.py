@@ -54,7 +54,7 @@ class Measured:
     """What was measured of a plan on this machine.
 
     segments  seconds of one run, alone on its device
-    beside_s  of a rank's step, beside instructions: drawing its batch, handing it over
+    beside_s  of a rank's step: drawing its batch
     """
 
     segments: Mapping[str, float] = field(default_factory=dict)

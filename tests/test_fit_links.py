@@ -69,3 +69,10 @@ def test_what_no_route_crosses_stays() -> None:
     assert found.links[0] == bus
     assert found.links[1].bytes_per_s == 2e8
     assert found.hosts == cluster.hosts
+
+
+def test_the_burst_of_a_traffic_shaper_is_no_rate() -> None:
+    burst, rate = 256_000, 12.5e6
+    samples = [(n, 5e-6 + max(n / 8e9, (n - burst) / rate)) for n in (8, 1 << 16, 1 << 20, 1 << 22, 1 << 23)]
+
+    assert fit_line(samples).bytes_per_s == pytest.approx(rate, rel=1e-6)

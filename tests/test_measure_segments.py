@@ -10,7 +10,7 @@ from partc.compiler.measure_segments import cache_file, measure_segments
 from partc.cost.timeline import Measured, simulate
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.plan_folder import PlanFolder
-from partc.runtime.program import Run
+from partc.runtime.program import Run, SessionWorker
 from tests.compiled_steps import Compiled, cluster_of, compile_step
 from tests.test_distributed_numerics import imported
 
@@ -73,4 +73,13 @@ def test_gpus_are_refused(compiled: Compiled) -> None:
     plan = msgspec.structs.replace(compiled.plan, ranks=ranks)
 
     with pytest.raises(UnsupportedModel, match="--measure"):
+        measure_segments(PlanFolder(plan, compiled.folder.path))
+
+
+def test_sessions_are_refused(compiled: Compiled) -> None:
+    plan = msgspec.structs.replace(
+        compiled.plan, asynchronous=(SessionWorker("host0", "host0/cpu0", "cpu", 0, 1),)
+    )
+
+    with pytest.raises(UnsupportedModel, match="sessions"):
         measure_segments(PlanFolder(plan, compiled.folder.path))

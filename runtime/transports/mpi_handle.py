@@ -6,6 +6,7 @@ each when its own first phase is complete and those before it have begun, so tha
 order though first phases end at different times.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ class Group:
     queue: "deque[MPIHandle]" = field(default_factory=deque)
 
 
-class MPIHandle:
+class MPIHandle(ABC):
     """One communication. What it is made of, it gets from a subclass."""
 
     def __init__(self, part: Part, group: Group, progress: Callable[[], None]) -> None:
@@ -66,14 +67,17 @@ class MPIHandle:
         self._complete = True
         return True
 
+    @abstractmethod
     def _begin_first(self, comm: MPI.Intracomm) -> list[MPI.Request]:
-        raise NotImplementedError
+        """Begin the collectives of the first phase."""
 
+    @abstractmethod
     def _has_second(self) -> bool:
-        raise NotImplementedError
+        """Tell, once the first phase has begun, whether there is a second."""
 
+    @abstractmethod
     def _begin_second(self, comm: MPI.Intracomm) -> list[MPI.Request]:
-        raise NotImplementedError
+        """Begin the collectives of the second phase. Needs: the first is complete."""
 
-    def _land(self) -> None:
+    def _land(self) -> None:  # noqa: B027 (rows lie where they belong)
         """Put what arrived where it belongs."""
