@@ -1,5 +1,6 @@
 """Make the plan of a distributed step: program, ranks, variables, data."""
 
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from partc.cost.timeline import work_s
 from partc.passes.distribute import Analysis
 from partc.passes.indexed_slices import sum_rows_function
 from partc.passes.lowering.lowered_graph import LoweredGraph, State
-from partc.passes.scheduling.bucket_communications import bucket_communications
+from partc.passes.scheduling.bucket_communications import BUCKET_BYTES, bucket_communications
 from partc.passes.scheduling.levels import Shape2
 from partc.passes.scheduling.make_program import Program, ProgramMaker
 from partc.passes.scheduling.recompute import recompute
@@ -99,7 +100,9 @@ def _make_program(
     cluster: Cluster,
     files: PlanFiles,
 ) -> tuple[Program, Recomputed | None]:
-    buckets = bucket_communications(lowered, _whole_shapes(analysis, lowered), rows)
+    # One rank alone sends nothing: a single bucket, so that its step is not cut.
+    limit_bytes = BUCKET_BYTES if len(ranks_of(cluster)) > 1 else sys.maxsize
+    buckets = bucket_communications(lowered, _whole_shapes(analysis, lowered), rows, limit_bytes)
     order = {node.name: index for index, node in enumerate(analysis.training.graph.nodes)}
     position_of = {copy: order[node] for copy, node in lowered.original.items()}
     items, recomputed = schedule(lowered, buckets, position_of), None

@@ -78,6 +78,21 @@ def test_the_table_shows_the_worst_and_counts_the_rest(folder: Path) -> None:
     assert table.caption == "and 11 more, 11 of them equal"
 
 
+def test_a_convolution_unlike_onnxruntimes_fails(folder: Path) -> None:
+    report = verify(folder, steps=1, launcher=launch_in_process)
+    near, far = {"y": 1e-6, "z": 2e-6}, {"y": 1e-6, "z": 1e-3}
+
+    assert replace(report, bodies=near).passed
+    assert (
+        replace(report, bodies=near)
+        .summary()
+        .endswith("; 2 convolutions computed partc's way, within 2e-06 of ONNX Runtime's")
+    )
+    assert not replace(report, bodies=far).passed
+    assert "partc convolves z otherwise than ONNX Runtime" in replace(report, bodies=far).summary()
+    assert not replace(report, bodies={"y": float("nan")}).passed
+
+
 def test_a_plan_with_servers_passes(tmp_path: Path) -> None:
     folder = add_reference(linear_servers(tmp_path / "out", merged=True, scattered=True))
 

@@ -6,8 +6,11 @@
                   runs the rest of the same graph once, with the averages in the gradients' place.
                   What depends on samples but on no gradient (running statistics) is averaged.
 
-None of partc's passes takes part: the graph is only cut in two. What it draws is given, though, as it is to
-the ranks: its random ops are replaced by inputs as in compiler/importing/draw_random_inputs.py.
+None of partc's passes takes part but one: the graph is only cut in two. What it draws is given, though, as it
+is to the ranks: its random ops are replaced by inputs as in compiler/importing/draw_random_inputs.py. And
+where ranks on CPUs compute convolutions otherwise than ONNX Runtime does, so does the reference, since
+rounding decides about a ReLU at zero; each such convolution is compared with ONNX Runtime's own
+(compare_bodies.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,6 +25,7 @@ import onnxruntime as ort
 from partc.compiler.cut_model import cut_model, leaves_of
 from partc.compiler.importing.bindings import Bindings, read_bindings
 from partc.compiler.importing.draw_random_inputs import draw_random_inputs
+from partc.compiler.verification.compare_bodies import differences, probe_of, with_chosen_bodies
 from partc.runtime.device import INEXACT_IN_DOUBLE
 from partc.runtime.errors import BadPlan, UnsupportedModel
 from partc.runtime.program import Aggregation, DataInput, DrawnInput, Plan
@@ -38,6 +42,14 @@ class Reference(Protocol):
     def step(self, variables: Mapping[str, Array], batch: Mapping[str, Array]) -> tuple[Tensors, Tensors]:
         """Return the variables' next values and the outputs (scalars: the replicas' mean)."""
 
+    def compare_bodies(
+        self, variables: Mapping[str, Array], batch: Mapping[str, Array]
+    ) -> Mapping[str, float]:
+        """Return result -> difference, of convolutions that ONNX Runtime would compute otherwise.
+
+        It is the largest one of any element, as a part of the largest element.
+        """
+
 
 def make_reference(plan: Plan, model_path: Path) -> Reference:
     """Return the reference for a plan's reading of the batch."""
@@ -52,7 +64,10 @@ def make_reference(plan: Plan, model_path: Path) -> Reference:
         )
     _check_gradients(plan, bindings, model_path)
     model, _ = draw_random_inputs(model)
-    return _Whole(model, bindings) if plan.batch == "global" else _PerReplica(model, bindings, plan)
+    on_cpu = all(rank.kind == "cpu" for rank in plan.ranks)
+    if plan.batch == "global":
+        return _Whole(model, bindings, on_cpu)
+    return _PerReplica(model, bindings, plan, on_cpu)
 
 
 def _check_gradients(plan: Plan, bindings: Bindings, model_path: Path) -> None:
@@ -90,15 +105,35 @@ class _Session:
         return dict(zip(self._outputs, results, strict=True))
 
 
+class _Convolving:
+    """Some outputs of a model that may convolve, in the bodies that ranks on CPUs choose if `on_cpu`."""
+
+    def __init__(self, model: onnx.ModelProto, outputs: Sequence[str], on_cpu: bool) -> None:
+        self._model, self._on_cpu = model, on_cpu
+        self._session = _Session(with_chosen_bodies(model) if on_cpu else model, outputs)
+        self.run = self._session.run
+
+    def compare_bodies(self, tensors: Mapping[str, Array]) -> Mapping[str, float]:
+        if not self._on_cpu:
+            return {}
+        probe, results = probe_of(self._model)
+        return differences(results, _Session(probe, [info.name for info in probe.graph.output]).run(tensors))
+
+
 class _Whole:
-    def __init__(self, model: onnx.ModelProto, bindings: Bindings) -> None:
+    def __init__(self, model: onnx.ModelProto, bindings: Bindings, on_cpu: bool) -> None:
         self._state = bindings.state
-        self._session = _Session(model, [info.name for info in model.graph.output])
+        self._session = _Convolving(model, [info.name for info in model.graph.output], on_cpu)
 
     def step(self, variables: Mapping[str, Array], batch: Mapping[str, Array]) -> tuple[Tensors, Tensors]:
         results = self._session.run({**variables, **batch})
         following = {name: results[output] for name, output in self._state.items()}
         return following, {n: v for n, v in results.items() if n not in self._state.values()}
+
+    def compare_bodies(
+        self, variables: Mapping[str, Array], batch: Mapping[str, Array]
+    ) -> Mapping[str, float]:
+        return self._session.compare_bodies({**variables, **batch})
 
 
 @dataclass(frozen=True)
@@ -112,7 +147,7 @@ class _Split:
 
 
 class _PerReplica:
-    def __init__(self, model: onnx.ModelProto, bindings: Bindings, plan: Plan) -> None:
+    def __init__(self, model: onnx.ModelProto, bindings: Bindings, plan: Plan, on_cpu: bool) -> None:
         self._state = bindings.state
         self._replicas = plan.replicas
         entries: tuple[DataInput | DrawnInput, ...] = (*plan.data_inputs, *plan.drawn_inputs)
@@ -126,14 +161,13 @@ class _PerReplica:
         cut = {tensor: _element_type(tensor, model, bindings) for tensor, _ in split.gradients}
         first = [*cut, *split.statistics, *split.shown]
         computed = [name for name in first if name not in self._axes]
-        self._first = _Session(cut_model(model, {}, computed), computed)
+        self._first = _Convolving(cut_model(model, {}, computed), computed, on_cpu)
         self._rest = _Session(cut_model(model, cut, split.updates), split.updates)
 
     def step(self, variables: Mapping[str, Array], batch: Mapping[str, Array]) -> tuple[Tensors, Tensors]:
         parts = []
         for replica in range(self._replicas):
-            share = {name: self._share(name, array, replica) for name, array in batch.items()}
-            share |= shards_of_replica(self._plan, replica)
+            share = self._shares(batch, replica)
             parts.append(share | self._first.run({**variables, **share}))
         met = {tensor: self._meet(tensor, averaged, parts) for tensor, averaged in self._split.gradients}
         results = self._rest.run({**variables, **batch, **shards_of_replica(self._plan, 0), **met})
@@ -141,6 +175,16 @@ class _PerReplica:
         shown = {name: np.stack([part[name] for part in parts]) for name in self._split.shown}
         following = {name: results[output] for name, output in self._state.items()}
         return following, {name: _mean_of_scalars(value) for name, value in shown.items()}
+
+    def compare_bodies(
+        self, variables: Mapping[str, Array], batch: Mapping[str, Array]
+    ) -> Mapping[str, float]:
+        """Of the first replica."""
+        return self._first.compare_bodies({**variables, **self._shares(batch, 0)})
+
+    def _shares(self, batch: Mapping[str, Array], replica: int) -> Tensors:
+        shares = {name: self._share(name, array, replica) for name, array in batch.items()}
+        return shares | shards_of_replica(self._plan, replica)
 
     def _share(self, name: str, array: Array, replica: int) -> Array:
         axis = self._axes[name]

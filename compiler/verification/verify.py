@@ -6,7 +6,7 @@ model ─ reference ─> variables, losses ┘
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from rich.table import Table
 
 from partc.compiler.verification.compare_changes import Trained, VariableCheck, compare_changes, default_rtol
-from partc.compiler.verification.reference import make_reference
+from partc.compiler.verification.reference import Reference, make_reference
 from partc.runtime.asynchronous.session import with_one_worker
 from partc.runtime.data.batches import check_total_batch
 from partc.runtime.data.feeds import open_source
@@ -63,12 +63,24 @@ class VerifyReport:
     losses: tuple[LossCheck, ...]
     disagreeing: tuple[str, ...]  # variables whose copies differ between ranks
     left_out: int = 0  # asynchronous workers that were left out, so that there is something to compare with
+    bodies: Mapping[str, float] = field(default_factory=dict)  # convolution -> see Reference.compare_bodies
+    body_rtol: float = 0.0
 
     @property
     def passed(self) -> bool:
         """Tell whether the plan trains as one device does."""
         equal = all(check.verdict == "equal" for check in self.variables)
-        return equal and all(loss.is_equal for loss in self.losses) and not self.disagreeing
+        return (
+            equal
+            and all(loss.is_equal for loss in self.losses)
+            and not self.disagreeing
+            and not self.wrong_bodies
+        )
+
+    @property
+    def wrong_bodies(self) -> list[str]:
+        """Return the convolutions whose chosen bodies give other results than ONNX Runtime's own."""
+        return [name for name, difference in self.bodies.items() if not difference <= self.body_rtol]
 
     def table(self, most: int = SHOWN_VARIABLES) -> Table:
         """Return the variables as a table, worst first, and how many of them are left out."""
@@ -94,13 +106,24 @@ class VerifyReport:
             else "",
             f"the loss differs from step {losses[0]} on" if losses else "",
             f"copies of {', '.join(self.disagreeing[:3])} differ between ranks" if self.disagreeing else "",
+            f"partc convolves {', '.join(self.wrong_bodies[:3])} otherwise than ONNX Runtime"
+            if self.wrong_bodies
+            else "",
         ]
         worst = max((_share(check) for check in self.variables), default=0.0)
         equal = f"all {len(self.variables)} variables equal, worst error {worst:.2g} of what is allowed"
         outcome = "; ".join(filter(None, told)) or equal
         alone = f" ({self.left_out} asynchronous workers left out)" if self.left_out else ""
         compared = f"{self.ranks} ranks{alone} against one device"
-        return f"{compared}, {self.steps} steps, {self.batch} batch: {outcome}"
+        return f"{compared}, {self.steps} steps, {self.batch} batch: {outcome}{self._told_of_bodies()}"
+
+    def _told_of_bodies(self) -> str:
+        if not self.bodies or self.wrong_bodies:
+            return ""
+        largest = max(self.bodies.values())
+        return (
+            f"; {len(self.bodies)} convolutions computed partc's way, within {largest:.1g} of ONNX Runtime's"
+        )
 
 
 def _share(check: VariableCheck) -> float:
@@ -157,7 +180,9 @@ def verify(
     result = launcher(folder, data if is_repeatable else batches, steps, seed)
     drawn = [draw_total(plan, batch, step, seed) for step, batch in enumerate(batches)]
     given = [{**batch, **draws} for batch, draws in zip(batches, drawn, strict=True)]
-    end, outputs = _train_reference(folder, start, given, on_step)
+    reference = make_reference(plan, folder.path / plan.model)
+    bodies = reference.compare_bodies(start, given[0])
+    end, outputs = _train_reference(reference, start, given, on_step)
     trained = {
         variable.name: Trained(
             variable, start[variable.name], result.variables[variable.name], end[variable.name]
@@ -173,6 +198,8 @@ def verify(
         losses=_compare_losses(plan.loss, result.outputs, outputs, rtol),
         disagreeing=tuple(result.disagreeing),
         left_out=left_out,
+        bodies=bodies,
+        body_rtol=default_rtol(np.dtype(np.float32)) if rtol is None else rtol,
     )
 
 
@@ -191,9 +218,11 @@ def _total_batches(folder: PlanFolder, data: Data, steps: int, seed: int) -> lis
 
 
 def _train_reference(
-    folder: PlanFolder, start: Mapping[str, Array], batches: Sequence[Batch], on_step: Callable[[int], None]
+    reference: Reference,
+    start: Mapping[str, Array],
+    batches: Sequence[Batch],
+    on_step: Callable[[int], None],
 ) -> tuple[dict[str, Array], list[dict[str, Array]]]:
-    reference = make_reference(folder.plan, folder.path / folder.plan.model)
     variables, outputs = dict(start), []
     for step, batch in enumerate(batches, 1):
         variables, shown = reference.step(variables, batch)

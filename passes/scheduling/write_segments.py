@@ -13,6 +13,7 @@ from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 from partc.passes.lowering.lowered_graph import is_communication
 from partc.passes.scheduling.align_scalars import align_scalars
 from partc.passes.scheduling.block_updates import block_updates
+from partc.passes.scheduling.choose_bodies import choose_bodies
 from partc.passes.scheduling.schedule import Chunk
 from partc.passes.scheduling.turn_products import turn_products
 
@@ -83,6 +84,7 @@ class SegmentWriter:
         if self.on_cpu:
             block_updates(model, inferred, in_place)
             turn_products(model, inferred)
+            choose_bodies(model, inferred)
         align_scalars(model, inferred)
         return model
 

@@ -15,6 +15,7 @@ from itertools import product
 
 import numpy as np
 import onnx
+from onnx import numpy_helper
 
 from partc.compiler.training.node_builder import FunctionBuilder
 from partc.compiler.training.rules.windows import Sizes, Windows
@@ -143,20 +144,20 @@ def _shift(b: FunctionBuilder, padded: str, windows: Windows, tap: tuple[int, ..
 def max_pool_gradient(windows: Windows, dtype: np.dtype, opset: int) -> onnx.FunctionProto:
     """Return MaxPoolGrad(x, dy) -> dx: each window's gradient goes to its one winner.
 
-    A window's winner, as MaxPool's Indices count it within the image, minus the window's origin
-    tells the tap. Gradients are laid out by tap, and a ConvTranspose whose kernel t is 1 at tap t
-    carries them back. (A wrong tap may have the same difference; it lies beyond the image's edge.)
+    MaxPool's Indices count through all images. Numbers of 16 bits are added up in float32.
     """
     b = FunctionBuilder(("x", "dy", "dx"))
-    indices = b.call("MaxPool", ("x",), 2, **windows.forward())[1]
-    within_image = b.op("Mod", indices, b.constant(np.array(np.prod(windows.source), np.int64)))
-    difference = b.op("Sub", within_image, b.constant(_origins(windows)))
-    images = b.ints(-1, 1, *windows.target)
-    wins = b.op("Equal", b.op("Reshape", difference, images), b.constant(_tap_offsets(windows)))
-    by_tap = b.op("Where", wins, b.op("Reshape", "dy", images), b.constant(np.zeros((), dtype)))
-    one_per_tap = np.eye(windows.taps, dtype=dtype).reshape(windows.taps, 1, *windows.kernel)
-    carried = b.op("ConvTranspose", by_tap, b.constant(one_per_tap), **windows.transposed())
-    b.call("Reshape", (carried, b.op("Shape", "x")), ("dx",))
+    winners = b.op("Reshape", b.call("MaxPool", ("x",), 2, **windows.forward())[1], b.ints(-1))
+    gradients = b.op("Reshape", "dy", b.ints(-1))
+    wide = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+    if wide != dtype:
+        gradients = b.op("Cast", gradients, to=onnx.TensorProto.FLOAT)
+    zero = numpy_helper.from_array(np.zeros(1, wide))
+    zeros = b.op("ConstantOfShape", b.op("Reshape", b.op("Size", "x"), b.ints(1)), value=zero)
+    sums = b.op("ScatterElements", zeros, winners, gradients, axis=0, reduction="add")
+    if wide != dtype:
+        sums = b.op("CastLike", sums, "dy")
+    b.call("Reshape", (sums, b.op("Shape", "x")), ("dx",))
     return b.finish(_pool_name("MaxPoolGrad", windows, dtype), ("x", "dy"), ("dx",), opset)
 
 
@@ -198,30 +199,6 @@ def lp_pool_gradient(
 
 def _pool_name(kind: str, windows: Windows, dtype: np.dtype) -> str:
     return f"{kind}_{windows.spelling()}_{'x'.join(map(str, windows.source))}_{dtype}"
-
-
-def _origins(windows: Windows) -> np.ndarray:
-    """Position in the flat image of each window's first entry, int64[target..]; negative in padding."""
-    axes = [
-        np.arange(y) * s - before
-        for y, s, before in zip(windows.target, windows.strides, windows.before, strict=True)
-    ]
-    return _flat_positions(axes, windows.source)
-
-
-def _tap_offsets(windows: Windows) -> np.ndarray:
-    """Distance in the flat image of each tap from its window's first entry, int64[taps, 1..]."""
-    axes = [np.arange(k) * d for k, d in zip(windows.kernel, windows.dilations, strict=True)]
-    return _flat_positions(axes, windows.source).reshape(-1, *(1 for _ in axes))
-
-
-def _flat_positions(axes: list[np.ndarray], sizes: tuple[int, ...]) -> np.ndarray:
-    flat = np.zeros((1,) * len(axes), np.int64)
-    for axis, positions in enumerate(axes):
-        shape = [1] * len(axes)
-        shape[axis] = -1
-        flat = flat + positions.reshape(shape) * int(np.prod(sizes[axis + 1 :], dtype=np.int64))
-    return flat.astype(np.int64)
 
 
 def _entries(windows: Windows, counted: CountedPadding) -> np.ndarray:
