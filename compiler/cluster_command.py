@@ -1,8 +1,8 @@
 """`partc cluster measure`: the rates and latencies of a cluster's links, as they are."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, zip_longest
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +22,7 @@ from partc.runtime.measuring.probe import Probe, Sample
 
 MESSAGE_BYTES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 22, 1 << 23)
 TOGETHER_BYTES = (1 << 16, 1 << 22)
-REPEATS = 15
+REPEATS = 20
 MOST_HOSTS = 8  # beyond, only neighbours in the file's order are paired
 
 cluster_app = typer.Typer(no_args_is_help=True, help="Look at a cluster as it is.")
@@ -77,14 +77,14 @@ def measure_cluster(cluster: Cluster, shared: Path) -> Measured:
     Raises BadUsage, RankFailed.
     """
     hosts = [host.name for host in cluster.hosts for _ in host.devices[:2]]
+    addresses = {host.name: host.address for host in cluster.hosts}
     ends = [device.name for host in cluster.hosts for device in host.devices[:2]]
     if len(hosts) < 2:
         raise BadUsage(
             "one process has nobody to send to", at="hosts", fix="measure a cluster of at least two devices"
         )
-    rounds = _rounds(hosts)
+    rounds = _rounds(hosts, addresses)
     probe = Probe(rounds, MESSAGE_BYTES, TOGETHER_BYTES, REPEATS)
-    addresses = {host.name: host.address for host in cluster.hosts}
     samples = measure(probe, hosts, addresses, shared)
     lines = {
         (hosts[first], hosts[second]): fit_line(
@@ -98,13 +98,17 @@ def measure_cluster(cluster: Cluster, shared: Path) -> Measured:
     return Measured(fitted, lines, tuple((s, _predicted_s(s, Network(fitted), ends)) for s in together))
 
 
-def _rounds(hosts: Sequence[str]) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Return pairs of ranks: the two of a host, all hosts at once; then first ranks of two hosts, in turn."""
+def _rounds(hosts: Sequence[str], addresses: Mapping[str, str]) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Return pairs of ranks: of one host of each machine at once, then of two hosts in turn."""
     first = {host: rank for rank, host in reversed(list(enumerate(hosts)))}
-    inside = tuple((rank, rank + 1) for rank in range(len(hosts) - 1) if hosts[rank] == hosts[rank + 1])
+    on_machine: dict[str, list[tuple[int, int]]] = {}
+    for rank in range(len(hosts) - 1):
+        if hosts[rank] == hosts[rank + 1]:
+            on_machine.setdefault(addresses[hosts[rank]], []).append((rank, rank + 1))
+    inside = [tuple(filter(None, pairs)) for pairs in zip_longest(*on_machine.values())]
     ranks = sorted(first.values())
     across = combinations(ranks, 2) if len(ranks) <= MOST_HOSTS else pairwise(ranks)
-    return tuple(pairs for pairs in (inside, *((pair,) for pair in across)) if pairs)
+    return (*inside, *((pair,) for pair in across))
 
 
 def _predicted_s(sample: Sample, network: Network, ends: Sequence[str]) -> float:

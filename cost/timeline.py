@@ -22,7 +22,7 @@ from partc.cost.cluster import Cluster, Host, Placement
 from partc.cost.network import collectives
 from partc.cost.network.collectives import COPY_TRAFFIC, Phases, flows_of, seconds_of, total_loads
 from partc.cost.network.topology import Lane, Network, memory_of
-from partc.cost.profiles import PER_COMMUNICATION_S, PER_ROWS_S, PROFILES
+from partc.cost.profiles import CROWDED_WAIT_S, PER_COMMUNICATION_S, PER_ROWS_S, PROFILES
 from partc.runtime.program import Plan, Rank, Run, Start, Wait
 from partc.runtime.transports.communication import ROW_KINDS
 
@@ -133,9 +133,10 @@ class _Play:
         loads = total_loads(self.network, phases)
         ready = max(max(self.clock[member], self.busy[member]) for member in members)
         begin = max([ready, *(self.lanes.get(lane, 0.0) for lane in loads)])
-        # Who shares a core moves messages as seldom as it computes.
+        # Who shares a core moves messages as seldom as it computes, and is not always awake when they come.
         stretch = max(self._stretch(self.ranks[member]) for member in members)
-        stop = begin + stretch * seconds_of(self.network, phases)
+        woken_s = (stretch - 1) * CROWDED_WAIT_S if len(members) > 1 else 0.0
+        stop = begin + stretch * seconds_of(self.network, phases) + woken_s
         for lane, carried in loads.items():
             self.lanes[lane] = begin + carried / self.network.bytes_per_s[lane]
         for member in members:

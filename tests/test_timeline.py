@@ -5,6 +5,7 @@ import pytest
 
 from partc.cost.cluster import CLUSTER_FORMAT, Cluster, Device, Host, Link, groups_of, ranks_of, read_cluster
 from partc.cost.memory import memory_of
+from partc.cost.profiles import CROWDED_WAIT_S
 from partc.cost.timeline import Event, Measured, Timeline, simulate
 from partc.runtime.program import (
     PLAN_FORMAT,
@@ -210,6 +211,15 @@ def test_two_workers_on_fewer_cores_compute_in_proportion_longer(cores: float | 
     cluster = msgspec.structs.replace(TWO_BY_TWO, hosts=hosts)
 
     assert simulate(plan_of(cluster, compute(1.0)), cluster).step_s == pytest.approx(slower, rel=1e-3)
+
+
+def test_a_communication_of_crowded_ranks_waits_until_all_are_awake() -> None:
+    def took_s(cores: float) -> float:
+        hosts = tuple(msgspec.structs.replace(host, cores=cores) for host in TWO_BY_TWO.hosts)
+        cluster = msgspec.structs.replace(TWO_BY_TWO, hosts=hosts)
+        return simulate(plan_of(cluster, start(0, 8, group="workers"), Wait(0)), cluster).step_s
+
+    assert took_s(1.0) == pytest.approx(2 * took_s(2.0) + CROWDED_WAIT_S)
 
 
 def test_measured_segments_are_not_priced() -> None:

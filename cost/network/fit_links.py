@@ -1,8 +1,9 @@
 """Latency and rate of a cluster's links, from times of messages between its hosts.
 
-A message of m bytes takes t = a + m / b (Hockney, Parallel Computing 20 (1994) 389-398). b is the slope
-between the two longest messages, which leaves out the head start that a traffic shaper's burst or a socket's
-buffer gives; a is what the shortest takes.
+A message of m bytes takes t = a + m / b (Hockney, Parallel Computing 20 (1994) 389-398). a and b are fitted
+with relative errors squared, so that short messages count as much as long ones. Where a traffic shaper's
+burst or a socket's buffer gives a head start, the longest messages are slower by far than that line: then b
+is the slope between the two longest, and a what the shortest takes.
 
     link's rate       the highest of the routes across it: a route is as fast as its narrowest link
     link's latency    what the links of every route must add up to, least squares, none below 0
@@ -19,12 +20,13 @@ from partc.cost.cluster import Cluster, Link
 from partc.cost.network.topology import Network
 from partc.cost.profiles import MEMORY_LATENCY_S
 
+HEAD_START = 2.0  # times slower than the line are the last bytes, where the first had a head start
 CROSSINGS = 2  # of a host's memory, by a message between two of its processes
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """t = latency_s + m / bytes_per_s, and the larger relative error of the two messages at the ends."""
+    """t = latency_s + m / bytes_per_s, and the largest relative error of a sample that counted."""
 
     latency_s: float
     bytes_per_s: float
@@ -35,12 +37,16 @@ def fit_line(samples: Sequence[tuple[int, float]]) -> Line:
     """Fit (bytes, seconds) pairs of at least two sizes."""
     ordered = sorted(samples)
     shortest, long, longest = ordered[0], *ordered[-2:]
-    per_byte_s = (longest[1] - long[1]) / (longest[0] - long[0])
-    if per_byte_s <= 0:  # noise alone
-        per_byte_s = longest[1] / longest[0]
-    latency_s = max(0.0, shortest[1] - shortest[0] * per_byte_s)
-    errors = [abs((latency_s + nbytes * per_byte_s) / taken_s - 1) for nbytes, taken_s in (shortest, longest)]
-    return Line(latency_s, 1 / per_byte_s, max(errors))
+    slope_s = (longest[1] - long[1]) / (longest[0] - long[0])
+    sizes, times_s = (np.array(column, np.float64) for column in zip(*ordered, strict=True))
+    rows = np.stack([1 / times_s, sizes / times_s], axis=1)
+    latency_s, per_byte_s = np.linalg.lstsq(rows, np.ones(len(times_s)), rcond=None)[0]
+    if slope_s > HEAD_START * per_byte_s:
+        latency_s, per_byte_s = shortest[1] - shortest[0] * slope_s, slope_s
+        sizes, times_s = sizes[[0, -1]], times_s[[0, -1]]
+    latency_s, per_byte_s = max(float(latency_s), 0.0), max(float(per_byte_s), 1e-15)
+    fitted_s = latency_s + sizes * per_byte_s
+    return Line(latency_s, 1 / per_byte_s, float(np.max(np.abs(fitted_s / times_s - 1))))
 
 
 def fit_cluster(cluster: Cluster, lines: Mapping[tuple[str, str], Line]) -> Cluster:

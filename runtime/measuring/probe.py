@@ -1,7 +1,8 @@
 """One rank of a measurement, started by MPI:  python -m partc.runtime.measuring.probe FOLDER
 
 Pairs exchange messages of growing sizes to and fro, the pairs of a round at once; then all ranks sum and
-gather together. Times are the quickest of some repeats, on the clock of the pair's first rank.
+gather together. Times are the quickest of some repeats, on the clock of the pair's first rank. Before each,
+caches are emptied: a step's messages come from memory too.
 
     probe.json            what to measure
     samples.rank-R.json   what rank R measured
@@ -23,6 +24,8 @@ from partc.runtime.program import Record
 
 PROBE_FILE = "probe.json"
 _LONG_S = 0.2  # a message that takes so long is not repeated as often
+_NAP_S = 1e-3
+_BESIDE = np.empty(1 << 26, np.uint8)  # twice a server CPU's cache
 
 
 class Probe(Record, frozen=True):
@@ -68,22 +71,25 @@ def _messages(probe: Probe, world: MPI.Intracomm) -> list[Sample]:
     found: list[Sample] = []
     for pairs in probe.rounds:
         for nbytes in probe.message_bytes:
-            world.Barrier()
+            _meet(world)
             pair = next((pair for pair in pairs if world.rank in pair), None)
             if pair is None:
                 continue
-            buffer = np.zeros(nbytes, np.uint8)
+            sent, received = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
             is_first = world.rank == pair[0]
             other = pair[1] if is_first else pair[0]
 
             def go_and_return(
-                buffer: np.ndarray = buffer, other: int = other, is_first: bool = is_first
+                sent: np.ndarray = sent,
+                received: np.ndarray = received,
+                other: int = other,
+                is_first: bool = is_first,
             ) -> None:
                 if is_first:
-                    world.Send(buffer, other)
-                world.Recv(buffer, other)
+                    world.Send(sent, other)
+                world.Recv(received, other)
                 if not is_first:
-                    world.Send(buffer, other)
+                    world.Send(sent, other)
 
             seconds = _quickest(go_and_return, probe.repeats, world, other) / 2
             if is_first:
@@ -98,16 +104,37 @@ def _together(probe: Probe, world: MPI.Intracomm) -> list[Sample]:
         summed = np.empty_like(values)
         own = np.zeros(nbytes // 4 // world.size, np.float32)
         whole = np.empty(own.size * world.size, np.float32)
+
+        def add(
+            values: np.ndarray = values,
+            summed: np.ndarray = summed,
+            own: np.ndarray = own,
+            whole: np.ndarray = whole,
+        ) -> None:
+            """Sum as training does: transports/mpi_dense.py."""
+            if world.size == 2:
+                world.Allreduce(values, summed)
+            else:
+                world.Reduce_scatter_block(values[: whole.size], own)
+                world.Allgather(own, whole)
+
         actions: tuple[tuple[Literal["all_reduce", "all_gather"], Callable[[], None]], ...] = (
-            ("all_reduce", lambda v=values, s=summed: world.Allreduce(v, s)),  # type: ignore[misc]
+            ("all_reduce", add),
             ("all_gather", lambda o=own, w=whole: world.Allgather(o, w)),  # type: ignore[misc]
         )
         for kind, action in actions:
-            world.Barrier()
+            _meet(world)
             seconds = _quickest(action, probe.repeats, world, None)
             if world.rank == 0:
                 found.append(Sample(kind, (0, world.size - 1), nbytes, seconds))
     return found
+
+
+def _meet(world: MPI.Intracomm) -> None:
+    """Wait for all ranks asleep: MPI's own waiting takes a core from those who measure."""
+    arrived = world.Ibarrier()
+    while not arrived.Test():
+        time.sleep(_NAP_S)
 
 
 def _quickest(action: Callable[[], None], repeats: int, world: MPI.Intracomm, other: int | None) -> float:
@@ -126,6 +153,7 @@ def _quickest(action: Callable[[], None], repeats: int, world: MPI.Intracomm, ot
 
 
 def _timed(action: Callable[[], None]) -> float:
+    _BESIDE.fill(0)
     begun_s = time.perf_counter()
     action()
     return time.perf_counter() - begun_s
