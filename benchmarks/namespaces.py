@@ -73,7 +73,9 @@ def namespace_hosts(
         for number in range(1, hosts + 1):
             _make_host(number, bits_per_s, network)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        stack.enter_context(_environment({"PARTC_MPIEXEC": str(_write_mpiexec(folder, network))}))
+        enter = _write_enter(folder, network)
+        starters = {"PARTC_MPIEXEC": str(_write_mpiexec(folder, enter, network)), "PARTC_SSH": str(enter)}
+        stack.enter_context(_environment(starters))
         yield _cluster(hosts, workers, bits_per_s, network)
 
 
@@ -131,21 +133,26 @@ def _remove(hosts: int, network: Network) -> None:
     _run("ip", "link", "delete", network.bridge, check=False)
 
 
-def _write_mpiexec(folder: Path, network: Network) -> Path:
-    """Write an mpiexec that starts each host's ranks in its namespace, and speaks TCP alone."""
-    enter = folder / "enter"
-    enter.write_text(
-        "#!/bin/sh\n"
+def _write_enter(folder: Path, network: Network) -> Path:
+    """Write a program that is called as ssh is, and enters the namespace of an address."""
+    return _script(
+        folder / "enter",
         'while [ "${1#-}" != "$1" ]; do shift; done\n'
-        "host=${1##*.}; shift\nexec ip netns exec "
-        f'{network.name}-$host sh -c "$*"\n'
+        "host=${1##*.}; shift\n"
+        f'exec ip netns exec {network.name}-$host sh -c "$*"\n',
     )
-    mpiexec = folder / "mpiexec"
+
+
+def _write_mpiexec(folder: Path, enter: Path, network: Network) -> Path:
+    """Write an mpiexec that starts each host's ranks in its namespace, and speaks TCP alone."""
     own = f"{find_mpiexec()} -launcher ssh -launcher-exec {enter} -iface {network.bridge}"
-    mpiexec.write_text(f'#!/bin/sh\nexport UCX_TLS=tcp\nexec {own} "$@"\n')
-    for script in (enter, mpiexec):
-        script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    return mpiexec
+    return _script(folder / "mpiexec", f'export UCX_TLS=tcp\nexec {own} "$@"\n')
+
+
+def _script(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
 
 
 @contextmanager

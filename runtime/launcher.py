@@ -19,6 +19,14 @@ from partc.runtime.errors import BadUsage, RankFailed
 from partc.runtime.job import Progress, first_failure, rank_of_process
 from partc.runtime.log import log as records
 
+RANK_VARIABLES = {
+    # Threads of other libraries in the ranks would fight ONNX Runtime's for the cores.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+    # MPICH gathers unequal parts in pieces of 32 KB, a poll each: 50 MB took 1.8 s, whole 20 ms.
+    "MPIR_CVAR_ALLGATHERV_PIPELINE_MSG_SIZE": str(1 << 30),
+}
 OnProgress = Callable[[Progress], None]
 
 DAEMON = "partc.runtime.daemon"
@@ -90,14 +98,7 @@ def find_mpiexec() -> str:
 
 def rank_environment() -> dict[str, str]:
     """Return the environment that ranks run in."""
-    return {
-        # Threads of other libraries in the ranks would fight ONNX Runtime's for the cores.
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "PYTHONUNBUFFERED": "1",
-        # MPICH gathers unequal parts in pieces of 32 KB, a poll each: 50 MB took 1.8 s, whole 20 ms.
-        "MPIR_CVAR_ALLGATHERV_PIPELINE_MSG_SIZE": str(1 << 30),
-    } | dict(os.environ)
+    return RANK_VARIABLES | dict(os.environ)
 
 
 def _watch(

@@ -167,12 +167,58 @@ def test_what_asynchronous_training_cannot_do_is_refused(tmp_path: Path) -> None
     refused(*run, "--staleness", 1, at="--staleness", fix="compile with --asynchronous")
 
 
-def test_several_machines_are_refused(additive: PlanFolder, tmp_path: Path) -> None:
-    with pytest.raises(
-        BadUsage, match=r"host 'host0' is at 'far.away'\n.*\n  fix: asynchronous training runs"
-    ):
-        launch_sessions(additive.plan, tmp_path, tmp_path / "log", {"host0": "far.away"}, None, None, 1.0)
+# What starts a process "elsewhere": loopback has more than one address.
+SSH = """#!/bin/sh
+echo "$1" >> started.txt
+shift
+exec sh -c "$*"
+"""
 
 
-def test_no_process_is_left_behind() -> None:
-    assert processes_with("server") == processes_with("worker") == []
+@pytest.fixture
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "ssh"
+    script.write_text(SSH)
+    script.chmod(0o700)
+    monkeypatch.setenv("PARTC_SSH", str(script))
+    return tmp_path
+
+
+def test_hosts_at_addresses_train_over_the_network(ssh: Path) -> None:
+    folder = compile_sessions(additive_step(), ssh / "out", "2x2")
+    batches = whole_batches(folder, steps=6)
+    addresses = {"host0": "127.0.0.2", "host1": "127.0.0.3"}
+
+    result = Runner(folder, addresses=addresses).train(batches, 6, timeout_s=60)
+
+    for name, expected in train_in_turn(folder, batches).items():
+        np.testing.assert_array_equal(result.variables[name], expected)
+    started = (ssh / "started.txt").read_text().split()
+    assert sorted(started) == ["127.0.0.2"] * 3 + ["127.0.0.3"] * 3  # a server and two workers each
+
+
+def test_the_death_of_a_remote_worker_stops_no_other(ssh: Path) -> None:
+    folder = compile_sessions(additive_step(), ssh / "out", "1x2")
+    np.savez(ssh / "batches.npz", **whole_batches(folder, steps=1)[0])
+    data = data_of_workers_that_end("os.kill(os.getpid(), signal.SIGKILL)")
+
+    result = Runner(folder, addresses={"host0": "127.0.0.2"}).train(data, 8, timeout_s=60)
+
+    assert [lost.split(" died")[0] for lost in result.lost_workers] == ["worker 1 (host0/host0/cpu1)"]
+    assert len(result.outputs) == 8
+
+
+def test_a_server_that_others_would_not_find_is_refused(additive: PlanFolder, tmp_path: Path) -> None:
+    folder = compile_sessions(additive_step(), tmp_path / "two", "2x1")
+    addresses = {"host0": "localhost", "host1": "127.0.0.3"}
+
+    with pytest.raises(BadUsage, match=r"host 'host0' has the address 'localhost'.*\n.*\n  fix: give every"):
+        launch_sessions(folder.plan, tmp_path, tmp_path / "log", addresses, None, None, 1.0)
+
+
+def test_a_missing_ssh_is_named(additive: PlanFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARTC_SSH", "no-such-program")
+
+    with pytest.raises(BadUsage, match=r"no ssh was found.*\n  at:  PARTC_SSH=no-such-program"):
+        Runner(additive, addresses={"host0": "127.0.0.2"}).train("synthetic", 2)

@@ -3,6 +3,7 @@
 Beside what every job's folder holds (runtime/job.py):
 
     session.json                     how the sessions run
+    session.key, endpoint.NAME       between machines, see endpoints.py
     error.rank-NAME.json             why a server or worker stopped
     report.NAME.json                 what it sent, how old its values were
     pieces.NAME.safetensors          what it holds at the end: value (of a server), variable (of a worker)

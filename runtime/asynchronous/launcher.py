@@ -8,20 +8,22 @@ a server dies, or all workers    the run ends
 import queue
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO
 
+from partc.runtime.asynchronous.endpoints import LOCAL, endpoints_of, is_one_machine, write_key
 from partc.runtime.asynchronous.job import SessionJob, error_file, write_session_job
 from partc.runtime.asynchronous.mesh import Mesh, limit_of_messages
 from partc.runtime.asynchronous.messages import Finish, Gone
 from partc.runtime.asynchronous.session import describe_worker, server_name, servers_of, worker_name
-from partc.runtime.errors import BadUsage, RankFailed
+from partc.runtime.asynchronous.start import command_for
+from partc.runtime.errors import RankFailed
 from partc.runtime.job import first_failure
 from partc.runtime.launcher import OnProgress, progress_in, rank_environment
 from partc.runtime.program import Plan
@@ -44,32 +46,39 @@ def launch_sessions(
 
     No line from any process for `timeout_s` ends the job. Raises the error of who failed first.
     """
-    _check_one_machine(addresses)
-    with _sockets_folder() as sockets, log.open("w") as stream:
-        endpoints = {server_name(rank.rank): f"ipc://{sockets}/{rank.rank}" for rank in servers_of(plan)}
+    with _sockets_folder() as sockets, log.open("w") as stream, ExitStack() as at_the_end:
+        endpoints = endpoints_of(plan, addresses, sockets)
         session_job = SessionJob(endpoints, limit_of_messages(plan), len(plan.asynchronous), staleness)
         write_session_job(job_folder, session_job)
-        crew = _Crew(plan, job_folder, stream)
-        mesh = Mesh("launcher", endpoints, session_job.limit_bytes)
-        try:
-            return _Watch(plan, job_folder, crew, mesh, on_progress, timeout_s).to_the_end()
-        finally:
-            crew.end()
-            mesh.close()
+        if not is_one_machine(addresses):
+            write_key(job_folder)
+        crew = _Crew(plan, job_folder, addresses, stream)
+        at_the_end.callback(crew.end)
+
+        @cache
+        def mesh() -> Mesh:
+            """Connect when there is something to tell: a server that fails to start is to say so itself."""
+            return at_the_end.enter_context(closing(Mesh("launcher", session_job, job_folder, timeout_s)))
+
+        return _Watch(plan, job_folder, crew, mesh, on_progress, timeout_s).to_the_end()
 
 
 class _Crew:
     """The processes and what they print."""
 
-    def __init__(self, plan: Plan, job_folder: Path, log: IO[str]) -> None:
+    def __init__(self, plan: Plan, job_folder: Path, addresses: Mapping[str, str], log: IO[str]) -> None:
         self.lines: queue.Queue[Line] = queue.Queue()
         self.log = log
-        servers = {server_name(rank.rank): ("server", rank.rank) for rank in servers_of(plan)}
-        workers = {worker_name(number): ("worker", number) for number in range(len(plan.asynchronous))}
-        self.processes = {
-            name: self._start(name, job_folder, part, number)
-            for name, (part, number) in (servers | workers).items()
+        servers = {server_name(rank.rank): ("server", rank.rank, rank.host) for rank in servers_of(plan)}
+        workers = {
+            worker_name(number): ("worker", number, place.host)
+            for number, place in enumerate(plan.asynchronous)
         }
+        commands = {
+            name: command_for(job_folder, part, number, addresses.get(host, LOCAL))
+            for name, (part, number, host) in (servers | workers).items()
+        }
+        self.processes = {name: self._start(name, command) for name, command in commands.items()}
 
     def end(self) -> None:
         """End whoever still runs."""
@@ -83,10 +92,10 @@ class _Crew:
                 process.kill()
                 process.wait()
 
-    def _start(self, name: str, job_folder: Path, part: str, number: int) -> "subprocess.Popen[str]":
-        module = "partc.runtime.asynchronous.process"
+    def _start(self, name: str, command: list[str]) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
-            [sys.executable, "-m", module, str(job_folder), part, str(number)],
+            command,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -111,7 +120,7 @@ class _Watch:
         plan: Plan,
         job_folder: Path,
         crew: _Crew,
-        mesh: Mesh,
+        mesh: Callable[[], Mesh],
         on_progress: OnProgress | None,
         timeout_s: float,
     ) -> None:
@@ -133,7 +142,7 @@ class _Watch:
         if not self._trained:
             raise RankFailed("every worker died", at="; ".join(self._lost), fix=self._look_at_log())
         for server in self._servers:
-            self._mesh.post(server, Finish())
+            self._mesh().post(server, Finish())
         while self._servers:
             self._hear()
         return tuple(self._lost)
@@ -175,7 +184,7 @@ class _Watch:
         self._crew.log.write(f"{lost}; the others train on\n")
         self._crew.log.flush()
         for server in self._servers:
-            self._mesh.post(server, Gone(number))
+            self._mesh().post(server, Gone(number))
 
     def _look_at_log(self) -> str:
         return f"read {self._crew.log.name}; a kill without a word is often a lack of memory"
@@ -183,17 +192,6 @@ class _Watch:
 
 def _how(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
-
-
-def _check_one_machine(addresses: Mapping[str, str]) -> None:
-    for host, address in addresses.items():
-        if address != "localhost":
-            raise BadUsage(
-                f"asynchronous training on several machines: host {host!r} is at {address!r}",
-                at="cluster.json: hosts",
-                fix="asynchronous training runs on one machine as yet: leave the addresses out, or train "
-                "synchronously",
-            )
 
 
 @contextmanager

@@ -7,12 +7,15 @@ A DEALER bears its owner's name, so that a server answers by name. Order holds f
 peer that died is forgotten by ZeroMQ: nobody else notices.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zmq
 
+from partc.runtime.asynchronous.endpoints import Key, find, listen, read_key
+from partc.runtime.asynchronous.job import SessionJob
 from partc.runtime.asynchronous.messages import Message, decode_message, encode_message
 from partc.runtime.errors import BadPlan
 from partc.runtime.program import Plan, Start
@@ -26,20 +29,25 @@ _ROOM_BYTES = 64 * 2**20
 
 
 class Mesh:
-    """One process's sockets. `endpoints`: server name -> where it listens."""
+    """One process's sockets.
 
-    def __init__(self, name: str, endpoints: Mapping[str, str], limit_bytes: int) -> None:
+    `job`: which servers listen where, and how long one value may be. `folder`: the job's, where servers tell
+    of their ports, and whose key locks their doors. Raises RankFailed where one never tells.
+    """
+
+    def __init__(self, name: str, job: SessionJob, folder: Path, deadline_s: float) -> None:
         self._context = zmq.Context()
-        self._limit_bytes = limit_bytes
+        self._limit_bytes = job.limit_bytes
+        self._key = read_key(folder)
         self._poller = zmq.Poller()
-        self._router = self._open(zmq.ROUTER, "") if name in endpoints else None
+        self._router = self._open(zmq.ROUTER, "") if name in job.endpoints else None
         if self._router is not None:
-            self._router.bind(endpoints[name])
+            listen(self._router, name, job.endpoints[name], folder)
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
-        for server, endpoint in endpoints.items():
+        for server, endpoint in job.endpoints.items():
             if server != name:
                 self._dealers[server] = self._open(zmq.DEALER, name)
-                self._dealers[server].connect(endpoint)
+                self._dealers[server].connect(find(server, endpoint, folder, deadline_s))
 
     def post(self, target: str, message: Message, arrays: Sequence[Array] = ()) -> None:
         """Send to a peer; what it sends is copied. To a peer that is gone: nothing. Raises BadPlan."""
@@ -73,8 +81,19 @@ class Mesh:
         opened.set(zmq.RCVHWM, 0)
         if name:
             opened.set(zmq.ROUTING_ID, name.encode())
+        if self._key is not None:
+            self._lock(opened, self._key, is_server=kind == zmq.ROUTER)
         self._poller.register(opened, zmq.POLLIN)
         return opened
+
+    @staticmethod
+    def _lock(opened: "zmq.Socket[bytes]", key: Key, is_server: bool) -> None:
+        opened.set(zmq.CURVE_PUBLICKEY, key.public.encode())
+        opened.set(zmq.CURVE_SECRETKEY, key.secret.encode())
+        if is_server:
+            opened.set(zmq.CURVE_SERVER, 1)
+        else:
+            opened.set(zmq.CURVE_SERVERKEY, key.public.encode())
 
 
 def limit_of_messages(plan: Plan) -> int:

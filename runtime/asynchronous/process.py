@@ -88,7 +88,7 @@ class _Process:
         self.plan = with_workers(folder_read.plan, self.sessions.workers)
         self.plan_folder = PlanFolder(self.plan, folder_read.path)
         self.given = read_arrays(folder / INITIAL_FILE) if self.job.has_initial else None
-        self.mesh = Mesh(name, self.sessions.endpoints, self.sessions.limit_bytes)
+        self.mesh = Mesh(name, self.sessions, folder, self.job.deadline_s)
         self._launcher = os.getppid()
 
     def open_source(self) -> Source:
