@@ -63,6 +63,7 @@ def measure_command(
 ) -> None:
     """Time messages between the hosts, and write the cluster with the rates that they have."""
     check_output_file(out)
+    out.resolve().parent.mkdir(parents=True, exist_ok=True)
     with working_on("measuring"):
         found = measure_cluster(read_any_cluster(cluster), out.resolve().parent)
     out.write_bytes(encode_cluster(found.cluster))

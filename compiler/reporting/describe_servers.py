@@ -22,6 +22,8 @@ class Assignment:
     """The solver's answer."""
 
     status: str
+    fullest: str
+    is_cut_again: bool  # by traffic, after the solver
     objective: str
     bound: str
     gap: str
@@ -38,6 +40,8 @@ def describe_servers(assignment: ServerAssignment | None) -> Assignment | None:
     most_stored, most_moved = max([1, *stored.values()]), max([1, *moved.values()])
     return Assignment(
         status=assignment.status.lower(),
+        fullest=size(max(stored.values(), default=0)),
+        is_cut_again=max(stored.values(), default=0) != objective,
         objective=size(objective),
         bound=size(bound),
         gap=percent((objective - bound) / objective if objective else 0.0),

@@ -77,7 +77,7 @@ def listen(router: "zmq.Socket[bytes]", name: str, endpoint: str, folder: Path) 
     router.bind(f"tcp://{socket.gethostbyname(host)}{_ANY_PORT}")
     told = _told_in(folder, name)
     part = told.with_name(told.name + ".part")
-    part.write_bytes(router.get(zmq.LAST_ENDPOINT).rstrip(b"\0"))
+    part.write_text(router.get_string(zmq.LAST_ENDPOINT).rstrip("\0"))
     part.replace(told)
 
 
