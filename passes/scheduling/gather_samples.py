@@ -13,9 +13,9 @@ from collections.abc import Set as AbstractSet
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
-from partc.passes.scheduling.known_shapes import known_shapes
+from partc.passes.scheduling.known_shapes import known_shapes, singles_of
 
 LANES = 16
 PER_ELEMENT_MOVED = 25  # operations of a large product in the time of one element's move
@@ -47,11 +47,7 @@ class _Gathering:
         self.graph = graph
         self.only = only
         self.shapes = known_shapes(typed)
-        self.singles = {
-            value.name
-            for value in (*typed.input, *typed.value_info)
-            if value.type.tensor_type.elem_type == TensorProto.FLOAT
-        }
+        self.singles = singles_of(typed)
         self.nodes: list[onnx.NodeProto] = []
         self.gathered: dict[str, str] = {}  # image -> the same as [channels, n pixels]
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
-from partc.passes.scheduling.known_shapes import Shape, known_shapes
+from partc.passes.scheduling.known_shapes import Shape, known_shapes, singles_of
 
 # Of float32 matrices from 0.5 to 4 million elements, on the machine above.
 PACKING_ROWS = 12
@@ -56,7 +56,7 @@ class _Turning:
     def __init__(self, graph: onnx.GraphProto, typed: onnx.GraphProto) -> None:
         self.graph = graph
         self.shapes = known_shapes(typed)
-        self.singles = _singles(typed)
+        self.singles = singles_of(typed)
         self.producers = {name: node for node in graph.node for name in node.output}
         self.turned: dict[str, str] = {}  # matrix -> its transpose
 
@@ -149,9 +149,3 @@ def _is_transpose(node: onnx.NodeProto) -> bool:
 def _without_unread_transposes(nodes: list[onnx.NodeProto], kept: set[str]) -> list[onnx.NodeProto]:
     read = kept.union(*(node.input for node in nodes))
     return [node for node in nodes if not _is_transpose(node) or node.output[0] in read]
-
-
-def _singles(graph: onnx.GraphProto) -> set[str]:
-    """Return the names of the float32 tensors."""
-    values = (*graph.input, *graph.value_info)
-    return {v.name for v in values if v.type.tensor_type.elem_type == TensorProto.FLOAT}

@@ -24,10 +24,10 @@ from typing import Literal
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from partc.passes.scheduling import winograd_tiles as tiles
-from partc.passes.scheduling.known_shapes import Shape, known_shapes
+from partc.passes.scheduling.known_shapes import Shape, known_shapes, singles_of
 from partc.passes.scheduling.winograd_tiles import ENTRIES, KERNEL, OUTPUTS, Tiling
 
 Kind = Literal["Conv", "ConvDataGrad", "ConvWeightGrad"]
@@ -79,11 +79,7 @@ class _Tiling:
         self.graph = graph
         self.only = only
         self.shapes = known_shapes(typed)
-        self.singles = {
-            value.name
-            for value in (*typed.input, *typed.value_info, *typed.output)
-            if value.type.tensor_type.elem_type == TensorProto.FLOAT
-        }
+        self.singles = singles_of(typed)
         self.nodes: list[onnx.NodeProto] = []
         self.made: set[str] = set()
         self.constants: dict[tuple[tuple[int, ...], bytes], str] = {}
