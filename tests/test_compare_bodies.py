@@ -11,7 +11,7 @@ CASE = CASES[0]
 
 
 def measured(model: onnx.ModelProto) -> dict[str, float]:
-    probe, results = probe_of(model)
+    probe, results = probe_of(model, 1)
     onnx.checker.check_model(probe, full_check=True)
     session = ort.InferenceSession(probe.SerializeToString(), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
@@ -28,12 +28,20 @@ def test_every_chosen_body_is_compared() -> None:
     assert all(0 < difference < 1e-5 for difference in told.values())
 
 
+def test_one_device_chooses_for_the_share_of_a_rank() -> None:
+    """Eight samples of 512 channels are worth tiles, one is not."""
+    model = convolution(8, 512, 512, 7, 7, (1, 1, 1, 1))
+
+    assert len(probe_of(model, replicas=1)[1]) == 3
+    assert probe_of(model, replicas=8)[1] == []
+
+
 def test_the_model_itself_is_left_alone() -> None:
     model = convolution(*CASE)
     before = model.SerializeToString(deterministic=True)
 
-    chosen = with_chosen_bodies(model)
-    probe_of(model)
+    chosen = with_chosen_bodies(model, 1)
+    probe_of(model, 1)
 
     assert model.SerializeToString(deterministic=True) == before
     assert "Conv" not in ops(chosen)
@@ -60,6 +68,6 @@ def test_a_model_without_convolutions_has_nothing_to_compare() -> None:
         '<ir_version: 10, opset_import: ["" : 21]> step (float[2] x) => (float[2] y) { y = Relu (x) }'
     )
 
-    _, results = probe_of(model)
+    _, results = probe_of(model, 1)
 
     assert results == []

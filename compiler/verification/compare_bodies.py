@@ -19,22 +19,22 @@ SUFFIX = "/body"
 Tensors = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
 
 
-def with_chosen_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model as ranks on CPUs compute it."""
+def with_chosen_bodies(model: onnx.ModelProto, replicas: int) -> onnx.ModelProto:
+    """Return a model as ranks on CPUs compute it, which share its batch."""
     chosen = onnx.ModelProto()
     chosen.CopyFrom(model)
-    choose_bodies(chosen, shape_inference.infer_shapes(model, data_prop=True))
+    choose_bodies(chosen, shape_inference.infer_shapes(model, data_prop=True), replicas=replicas)
     return chosen
 
 
-def probe_of(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
+def probe_of(model: onnx.ModelProto, replicas: int) -> tuple[onnx.ModelProto, list[str]]:
     """Return a model that computes convolutions both ways, and the results that are compared.
 
     For a result y it has the outputs y/body/difference and y/body/largest, both float32[].
     """
     plain = onnx.ModelProto()
     plain.CopyFrom(model)
-    changed = choose_bodies(plain, shape_inference.infer_shapes(model, data_prop=True))
+    changed = choose_bodies(plain, shape_inference.infer_shapes(model, data_prop=True), replicas=replicas)
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
     del probe.graph.node[:], probe.graph.output[:]
@@ -47,7 +47,7 @@ def probe_of(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
             name = f"{result}{SUFFIX}/{measure}"
             probe.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, []))
     twins = {f"{result}{SUFFIX}" for result in changed}
-    choose_bodies(probe, shape_inference.infer_shapes(probe, data_prop=True), twins)
+    choose_bodies(probe, shape_inference.infer_shapes(probe, data_prop=True), twins, replicas)
     return probe, changed
 
 

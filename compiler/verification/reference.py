@@ -66,8 +66,8 @@ def make_reference(plan: Plan, model_path: Path) -> Reference:
     model, _ = draw_random_inputs(model)
     on_cpu = all(rank.kind == "cpu" for rank in plan.ranks)
     if plan.batch == "global":
-        return _Whole(model, bindings, on_cpu)
-    return _PerReplica(model, bindings, plan, on_cpu)
+        return _Whole(model, bindings, plan.replicas if on_cpu else None)
+    return _PerReplica(model, bindings, plan, 1 if on_cpu else None)
 
 
 def _check_gradients(plan: Plan, bindings: Bindings, model_path: Path) -> None:
@@ -106,24 +106,27 @@ class _Session:
 
 
 class _Convolving:
-    """Some outputs of a model that may convolve, in the bodies that ranks on CPUs choose if `on_cpu`."""
+    """Some outputs of a model that may convolve.
 
-    def __init__(self, model: onnx.ModelProto, outputs: Sequence[str], on_cpu: bool) -> None:
-        self._model, self._on_cpu = model, on_cpu
-        self._session = _Session(with_chosen_bodies(model) if on_cpu else model, outputs)
+    `sharing`: ranks on CPUs that share the model's batch, and choose bodies for their share; None: none do.
+    """
+
+    def __init__(self, model: onnx.ModelProto, outputs: Sequence[str], sharing: int | None) -> None:
+        self._model, self._sharing = model, sharing
+        self._session = _Session(model if sharing is None else with_chosen_bodies(model, sharing), outputs)
         self.run = self._session.run
 
     def compare_bodies(self, tensors: Mapping[str, Array]) -> Mapping[str, float]:
-        if not self._on_cpu:
+        if self._sharing is None:
             return {}
-        probe, results = probe_of(self._model)
+        probe, results = probe_of(self._model, self._sharing)
         return differences(results, _Session(probe, [info.name for info in probe.graph.output]).run(tensors))
 
 
 class _Whole:
-    def __init__(self, model: onnx.ModelProto, bindings: Bindings, on_cpu: bool) -> None:
+    def __init__(self, model: onnx.ModelProto, bindings: Bindings, sharing: int | None) -> None:
         self._state = bindings.state
-        self._session = _Convolving(model, [info.name for info in model.graph.output], on_cpu)
+        self._session = _Convolving(model, [info.name for info in model.graph.output], sharing)
 
     def step(self, variables: Mapping[str, Array], batch: Mapping[str, Array]) -> tuple[Tensors, Tensors]:
         results = self._session.run({**variables, **batch})
@@ -147,7 +150,7 @@ class _Split:
 
 
 class _PerReplica:
-    def __init__(self, model: onnx.ModelProto, bindings: Bindings, plan: Plan, on_cpu: bool) -> None:
+    def __init__(self, model: onnx.ModelProto, bindings: Bindings, plan: Plan, sharing: int | None) -> None:
         self._state = bindings.state
         self._replicas = plan.replicas
         entries: tuple[DataInput | DrawnInput, ...] = (*plan.data_inputs, *plan.drawn_inputs)
@@ -161,7 +164,7 @@ class _PerReplica:
         cut = {tensor: _element_type(tensor, model, bindings) for tensor, _ in split.gradients}
         first = [*cut, *split.statistics, *split.shown]
         computed = [name for name in first if name not in self._axes]
-        self._first = _Convolving(cut_model(model, {}, computed), computed, on_cpu)
+        self._first = _Convolving(cut_model(model, {}, computed), computed, sharing)
         self._rest = _Session(cut_model(model, cut, split.updates), split.updates)
 
     def step(self, variables: Mapping[str, Array], batch: Mapping[str, Array]) -> tuple[Tensors, Tensors]:

@@ -9,11 +9,18 @@ from partc.passes.scheduling.winograd import tile_convolutions
 
 
 def choose_bodies(
-    model: onnx.ModelProto, typed: onnx.ModelProto, only: AbstractSet[str] | None = None
+    model: onnx.ModelProto,
+    typed: onnx.ModelProto,
+    only: AbstractSet[str] | None = None,
+    replicas: int = 1,
 ) -> list[str]:
     """Give convolutions of a graph the bodies that are fastest; `typed` is the same with shapes inferred.
 
     Results differ in rounding alone; so one device, which N ranks are compared with, chooses alike.
-    `only`: names of nodes that may be changed. Returns the results that are computed otherwise now.
+    `only`: names of nodes that may be changed. `replicas`: ranks that share the graph's batch, and choose for
+    their own share. Returns the results that are computed otherwise now.
     """
-    return [*gather_samples(model, typed, only), *tile_convolutions(model, typed, only)]
+    return [
+        *gather_samples(model, typed, only, replicas),
+        *tile_convolutions(model, typed, only, replicas),
+    ]

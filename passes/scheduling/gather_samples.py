@@ -20,7 +20,7 @@ from partc.passes.scheduling.known_shapes import known_shapes, singles_of
 LANES = 16
 PER_ELEMENT_MOVED = 25  # operations of a large product in the time of one element's move
 LEAST_GAIN = 1.1
-SAMPLES = 4  # whatever the batch's size: the choice changes rounding, and one device rounds as N ranks do
+SAMPLES = 4  # of a rank, where the batch's size is not known
 
 _DATA_GRADIENT = "ConvDataGrad_1x1s1x1d1x1p0x0x0x0g1"
 _POINTWISE = {
@@ -33,19 +33,25 @@ _POINTWISE = {
 
 
 def gather_samples(
-    model: onnx.ModelProto, typed: onnx.ModelProto, only: AbstractSet[str] | None = None
+    model: onnx.ModelProto,
+    typed: onnx.ModelProto,
+    only: AbstractSet[str] | None = None,
+    replicas: int = 1,
 ) -> list[str]:
     """Gather the samples of 1x1 convolutions of a segment in place; `typed` has its shapes inferred.
 
-    `only`: names of nodes that may be changed. Returns the results that are now computed so.
+    `only`, `replicas`: see choose_bodies. Returns the results that are now computed so.
     """
-    return _Gathering(model.graph, typed.graph, only).run()
+    return _Gathering(model.graph, typed.graph, only, replicas).run()
 
 
 class _Gathering:
-    def __init__(self, graph: onnx.GraphProto, typed: onnx.GraphProto, only: AbstractSet[str] | None) -> None:
+    def __init__(
+        self, graph: onnx.GraphProto, typed: onnx.GraphProto, only: AbstractSet[str] | None, replicas: int
+    ) -> None:
         self.graph = graph
         self.only = only
+        self.replicas = replicas
         self.shapes = known_shapes(typed)
         self.singles = singles_of(typed)
         self.nodes: list[onnx.NodeProto] = []
@@ -72,9 +78,10 @@ class _Gathering:
             return False
         o, c = (size or 0 for size in kernel[:2])
         pixels = int(np.prod([size or 0 for size in image[2:]]))
-        moved = PER_ELEMENT_MOVED * (o + c) * SAMPLES * pixels
-        apart = 2 * o * c * SAMPLES * _in_vectors(pixels)
-        return apart > LEAST_GAIN * (2 * o * c * _in_vectors(SAMPLES * pixels) + moved)
+        samples = SAMPLES if image[0] is None else image[0] // self.replicas
+        moved = PER_ELEMENT_MOVED * (o + c) * samples * pixels
+        apart = 2 * o * c * samples * _in_vectors(pixels)
+        return apart > LEAST_GAIN * (2 * o * c * _in_vectors(samples * pixels) + moved)
 
     def _multiply(self, node: onnx.NodeProto, is_gradient: bool) -> None:
         image, weight = node.input

@@ -36,8 +36,7 @@ Kind = Literal["Conv", "ConvDataGrad", "ConvWeightGrad"]
 OF_TRANSFORM = 1.6
 PER_ELEMENT_MOVED = 25
 LEAST_GAIN = 1.1  # of the direct computation's time over that on tiles
-# The choice changes rounding, and one device shall round as N ranks do: the batch's size is no part of it.
-SAMPLES = 4
+SAMPLES = 4  # of a rank, where the batch's size is not known
 
 _GRADIENT = re.compile(r"(Conv(?:Data|Weight)Grad)_3x3s1x1d1x1p(m?\d+)x(m?\d+)x(m?\d+)x(m?\d+)g1(_.*)?")
 
@@ -49,14 +48,15 @@ class _Convolution:
     node: onnx.NodeProto
     kind: Kind
     tiling: Tiling
+    samples: float  # of one rank
     channels: tuple[int, int]  # c, o
 
     @property
     def gain(self) -> float:
         """How many times faster it is on tiles."""
         c, o = self.channels
-        count = self.tiling.count * SAMPLES
-        source, target = (SAMPLES * h * w for h, w in (self.tiling.source, self.tiling.target))
+        count = self.tiling.count * self.samples
+        source, target = (self.samples * h * w for h, w in (self.tiling.source, self.tiling.target))
         direct = 2 * KERNEL**2 * target * c * o
         product = 2 * ENTRIES * count * c * o
         transforms = 2 * ENTRIES * (ENTRIES * count * c + OUTPUTS**2 * count * o + KERNEL**2 * c * o)
@@ -65,19 +65,25 @@ class _Convolution:
 
 
 def tile_convolutions(
-    model: onnx.ModelProto, typed: onnx.ModelProto, only: AbstractSet[str] | None = None
+    model: onnx.ModelProto,
+    typed: onnx.ModelProto,
+    only: AbstractSet[str] | None = None,
+    replicas: int = 1,
 ) -> list[str]:
     """Tile convolutions of a segment in place; `typed` is the same with shapes inferred.
 
-    `only`: names of nodes that may be tiled. Returns the results that are now computed on tiles.
+    `only`, `replicas`: see choose_bodies. Returns the results that are now computed on tiles.
     """
-    return _Tiling(model.graph, typed.graph, only).run()
+    return _Tiling(model.graph, typed.graph, only, replicas).run()
 
 
 class _Tiling:
-    def __init__(self, graph: onnx.GraphProto, typed: onnx.GraphProto, only: AbstractSet[str] | None) -> None:
+    def __init__(
+        self, graph: onnx.GraphProto, typed: onnx.GraphProto, only: AbstractSet[str] | None, replicas: int
+    ) -> None:
         self.graph = graph
         self.only = only
+        self.replicas = replicas
         self.shapes = known_shapes(typed)
         self.singles = singles_of(typed)
         self.nodes: list[onnx.NodeProto] = []
@@ -127,7 +133,9 @@ class _Tiling:
         if len(pixels) != 2 or len(results) != 2 or kernel != (o, c, KERNEL, KERNEL):
             return None
         tiling = Tiling((pixels[0], pixels[1]), (results[0], results[1]), before)
-        return _Convolution(node, kind, tiling, (c, o))
+        batch = self.shapes[source][0]
+        samples = SAMPLES if batch is None else batch / self.replicas
+        return _Convolution(node, kind, tiling, samples, (c, o))
 
     # ------------------------------------------------------------ the three products
 
