@@ -7,6 +7,7 @@ from onnx import parser, shape_inference
 from partc.compiler.training.rules import window_functions
 from partc.compiler.training.rules.windows import Windows
 from partc.passes.scheduling.gather_samples import gather_samples
+from partc.passes.scheduling.known_shapes import images_of
 
 OPSET = 21
 DATA_GRADIENT = window_functions.conv_data_gradient(
@@ -26,7 +27,7 @@ def parsed(text: str) -> onnx.ModelProto:
 def gathered(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    changed = gather_samples(result, shape_inference.infer_shapes(model, data_prop=True))
+    changed = gather_samples(result, images_of(shape_inference.infer_shapes(model, data_prop=True).graph))
     onnx.checker.check_model(result, full_check=True)
     return result, changed
 

@@ -9,6 +9,7 @@ from onnx import parser, shape_inference
 from partc.compiler.training.rules import window_functions
 from partc.compiler.training.rules.windows import Windows
 from partc.passes.scheduling import winograd_tiles
+from partc.passes.scheduling.known_shapes import images_of
 from partc.passes.scheduling.winograd import tile_convolutions
 from partc.passes.scheduling.winograd_tiles import Tiling
 
@@ -52,7 +53,7 @@ def named(model: onnx.ModelProto) -> onnx.ModelProto:
 def tiled(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    changed = tile_convolutions(result, shape_inference.infer_shapes(model, data_prop=True))
+    changed = tile_convolutions(result, images_of(shape_inference.infer_shapes(model, data_prop=True).graph))
     onnx.checker.check_model(result, full_check=True)
     return result, changed
 

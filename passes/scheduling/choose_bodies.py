@@ -5,6 +5,7 @@ from collections.abc import Set as AbstractSet
 import onnx
 
 from partc.passes.scheduling.gather_samples import gather_samples
+from partc.passes.scheduling.known_shapes import images_of
 from partc.passes.scheduling.winograd import tile_convolutions
 
 
@@ -20,7 +21,5 @@ def choose_bodies(
     `only`: names of nodes that may be changed. `replicas`: ranks that share the graph's batch, and choose for
     their own share. Returns the results that are computed otherwise now.
     """
-    return [
-        *gather_samples(model, typed, only, replicas),
-        *tile_convolutions(model, typed, only, replicas),
-    ]
+    images = images_of(typed.graph, only, replicas)
+    return [*gather_samples(model, images), *tile_convolutions(model, images)]

@@ -1,5 +1,9 @@
 """The shapes and types that inference found for a segment's values."""
 
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
 import onnx
 from onnx import TensorProto
 
@@ -21,3 +25,27 @@ def singles_of(typed: onnx.GraphProto) -> set[str]:
     """Return the names of the float32 values, of a graph with shapes inferred."""
     values = (*typed.input, *typed.value_info, *typed.output)
     return {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT}
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """What decides about the bodies of convolutions: see choose_bodies."""
+
+    shapes: Mapping[str, Shape]
+    singles: AbstractSet[str]  # float32 values
+    only: AbstractSet[str] | None
+    replicas: int
+
+    def may_change(self, node: onnx.NodeProto) -> bool:
+        """Tell whether a node's body may be chosen."""
+        return self.only is None or node.name in self.only
+
+    def samples(self, image: str) -> float:
+        """Return how many samples of an image one rank has; a size that is not known is taken for 4."""
+        batch = self.shapes[image][0]
+        return 4 if batch is None else batch / self.replicas
+
+
+def images_of(typed: onnx.GraphProto, only: AbstractSet[str] | None = None, replicas: int = 1) -> Images:
+    """Return what inference found, for choices among the nodes named in `only`."""
+    return Images(known_shapes(typed), singles_of(typed), only, replicas)

@@ -18,7 +18,6 @@ Milliseconds of all three, as they are / on tiles (onnxruntime 1.31.1, one threa
 
 import re
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,7 +26,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from partc.passes.scheduling import winograd_tiles as tiles
-from partc.passes.scheduling.known_shapes import Shape, known_shapes, singles_of
+from partc.passes.scheduling.known_shapes import Images, Shape
 from partc.passes.scheduling.winograd_tiles import ENTRIES, KERNEL, OUTPUTS, Tiling
 
 Kind = Literal["Conv", "ConvDataGrad", "ConvWeightGrad"]
@@ -36,7 +35,6 @@ Kind = Literal["Conv", "ConvDataGrad", "ConvWeightGrad"]
 OF_TRANSFORM = 1.6
 PER_ELEMENT_MOVED = 25
 LEAST_GAIN = 1.1  # of the direct computation's time over that on tiles
-SAMPLES = 4  # of a rank, where the batch's size is not known
 
 _GRADIENT = re.compile(r"(Conv(?:Data|Weight)Grad)_3x3s1x1d1x1p(m?\d+)x(m?\d+)x(m?\d+)x(m?\d+)g1(_.*)?")
 
@@ -64,28 +62,15 @@ class _Convolution:
         return direct / (product + OF_TRANSFORM * transforms + PER_ELEMENT_MOVED * moved)
 
 
-def tile_convolutions(
-    model: onnx.ModelProto,
-    typed: onnx.ModelProto,
-    only: AbstractSet[str] | None = None,
-    replicas: int = 1,
-) -> list[str]:
-    """Tile convolutions of a segment in place; `typed` is the same with shapes inferred.
-
-    `only`, `replicas`: see choose_bodies. Returns the results that are now computed on tiles.
-    """
-    return _Tiling(model.graph, typed.graph, only, replicas).run()
+def tile_convolutions(model: onnx.ModelProto, images: Images) -> list[str]:
+    """Tile convolutions of a segment in place. Return the results that are now computed on tiles."""
+    return _Tiling(model.graph, images).run()
 
 
 class _Tiling:
-    def __init__(
-        self, graph: onnx.GraphProto, typed: onnx.GraphProto, only: AbstractSet[str] | None, replicas: int
-    ) -> None:
+    def __init__(self, graph: onnx.GraphProto, images: Images) -> None:
         self.graph = graph
-        self.only = only
-        self.replicas = replicas
-        self.shapes = known_shapes(typed)
-        self.singles = singles_of(typed)
+        self.images = images
         self.nodes: list[onnx.NodeProto] = []
         self.made: set[str] = set()
         self.constants: dict[tuple[tuple[int, ...], bytes], str] = {}
@@ -93,7 +78,7 @@ class _Tiling:
     def run(self) -> list[str]:
         changed: list[str] = []
         for node in self.graph.node:
-            convolution = self._convolution(node) if self.only is None or node.name in self.only else None
+            convolution = self._convolution(node) if self.images.may_change(node) else None
             if convolution is None or convolution.gain < LEAST_GAIN:
                 self.nodes.append(node)
                 continue
@@ -126,16 +111,16 @@ class _Tiling:
     def _read(
         self, kind: Kind, node: onnx.NodeProto, source: str, target: str, before: tuple[int, int] | None
     ) -> _Convolution | None:
-        if before is None or not {source, target} <= self.singles:
+        if before is None or not {source, target} <= self.images.singles:
             return None
-        (c, *pixels), (o, *results) = (_without_batch(self.shapes.get(name)) for name in (source, target))
-        kernel = self.shapes.get(node.input[1]) if kind == "Conv" else (o, c, KERNEL, KERNEL)
+        (c, *pixels), (o, *results) = (
+            _without_batch(self.images.shapes.get(name)) for name in (source, target)
+        )
+        kernel = self.images.shapes.get(node.input[1]) if kind == "Conv" else (o, c, KERNEL, KERNEL)
         if len(pixels) != 2 or len(results) != 2 or kernel != (o, c, KERNEL, KERNEL):
             return None
         tiling = Tiling((pixels[0], pixels[1]), (results[0], results[1]), before)
-        batch = self.shapes[source][0]
-        samples = SAMPLES if batch is None else batch / self.replicas
-        return _Convolution(node, kind, tiling, samples, (c, o))
+        return _Convolution(node, kind, tiling, self.images.samples(source), (c, o))
 
     # ------------------------------------------------------------ the three products
 
