@@ -21,6 +21,7 @@ import onnx_graphsurgeon as gs
 from partc.passes.analysis.facts import SMALL
 from partc.passes.analysis.find_roles import find_roles
 from partc.passes.analysis.run_constants import run_constants
+from partc.passes.drop_unread_nodes import drop_unread_nodes
 from partc.passes.training_graph import TrainingGraph
 
 IR_VERSION = 10
@@ -39,7 +40,7 @@ def simplify(training: TrainingGraph) -> None:
     main = find_roles(training).main
     data = {*training.data_inputs, *training.drawn_inputs}
     _merge_equal_nodes([node for node in graph.nodes if node.name in main], named, data)
-    _drop_unread_nodes(graph, named)
+    drop_unread_nodes(graph, named)
 
 
 def _named_tensors(training: TrainingGraph) -> Set[str]:
@@ -158,11 +159,3 @@ def _value(value: object) -> str:
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{value.shape}{value.tobytes().hex()}"
     return repr(value)
-
-
-def _drop_unread_nodes(graph: gs.Graph, named: Set[str]) -> None:
-    shown = list(graph.outputs)
-    known = {tensor.name for tensor in shown}
-    graph.outputs = shown + [t for name, t in graph.tensors().items() if name in named - known]
-    graph.cleanup()
-    graph.outputs = shown

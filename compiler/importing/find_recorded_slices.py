@@ -4,6 +4,7 @@ before   W: dense = ScatterND (zeros, ids, rows)      after   W: dense, ids, row
 """
 
 from partc.passes.analysis.find_indexed_slices import find_indexed_slices
+from partc.passes.drop_unread_nodes import drop_unread_nodes
 from partc.passes.training_graph import Gradient, TrainingGraph
 
 
@@ -15,4 +16,5 @@ def find_recorded_slices(training: TrainingGraph) -> None:
         slices = find_indexed_slices(training.graph, tensors[gradient.dense], training.variables[name])
         ids, rows = slices or (None, None)
         training.gradients[name] = Gradient(name, gradient.dense, ids, rows)
-    training.graph.cleanup().toposort()
+    training.graph.toposort()
+    drop_unread_nodes(training.graph)

@@ -44,7 +44,8 @@ def state_objective(
         rebatch(model, batch_size, sample_axes)
     types = infer_types(model)
     state = find.carried_state(model.graph, types, facts)
-    results = tuple(value.name for value in model.graph.output if value.name not in state.values())
+    carried = set(state.values())
+    results = tuple(value.name for value in model.graph.output if value.name not in carried)
     untrained = {*state, *find.read_as_constants(forward.graph)}
     parameters = choice.choose(model.graph, types, facts.parameters or (), untrained)
     added = add_loss(

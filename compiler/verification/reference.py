@@ -131,7 +131,8 @@ class _Whole:
     def step(self, variables: Mapping[str, Array], batch: Mapping[str, Array]) -> tuple[Tensors, Tensors]:
         results = self._session.run({**variables, **batch})
         following = {name: results[output] for name, output in self._state.items()}
-        return following, {n: v for n, v in results.items() if n not in self._state.values()}
+        carried = set(self._state.values())
+        return following, {n: v for n, v in results.items() if n not in carried}
 
     def compare_bodies(
         self, variables: Mapping[str, Array], batch: Mapping[str, Array]

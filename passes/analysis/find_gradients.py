@@ -21,6 +21,7 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.analysis.find_indexed_slices import find_indexed_slices
 from partc.passes.analysis.reachability import ancestors, descendants
+from partc.passes.drop_unread_nodes import drop_unread_nodes
 from partc.passes.training_graph import Gradient, TrainingGraph, Variable
 from partc.runtime.errors import UnsupportedModel
 
@@ -68,7 +69,8 @@ def find_gradients(training: TrainingGraph) -> dict[str, Gradient]:
         ids, rows = slices or (None, None)
         training.gradients[walk.variable.name] = Gradient(walk.variable.name, dense.name, ids, rows)
     training.are_gradients_found = True
-    training.graph.cleanup().toposort()
+    training.graph.toposort()
+    drop_unread_nodes(training.graph)
     return training.gradients
 
 

@@ -44,12 +44,12 @@ def find_roles(training: TrainingGraph) -> Roles:
     """Split the graph at its gradients. Needs: `training.gradients` are known."""
     graph = training.graph
     main = _main_nodes(training)
-    behind = _descendants_behind(graph, main, training.gradients.values())
     shared = _shared_tensors(training)
+    aggregated = _descendants_behind(graph, main, training.gradients.values()) & shared
     post = {
         node.name
         for node in graph.nodes
-        if node.name not in main and all(result.name in behind & shared for result in node.outputs)
+        if node.name not in main and all(result.name in aggregated for result in node.outputs)
     }
     updates = {node.name for node in graph.nodes} - main - post
     variables = _variable_roles(training, main, shared)
@@ -68,8 +68,8 @@ def _main_nodes(training: TrainingGraph) -> set[str]:
     cut = {name for gradient in training.gradients.values() for name in gradient_tensors(gradient)}
     before = _makers(graph, ancestors(graph, cut))
     behind = _descendants_behind(graph, before, training.gradients.values())
-    sampled = descendants(graph, training.varying_inputs())
-    averages = [v.next for v in training.variables.values() if v.next in sampled - behind]
+    sampled = descendants(graph, training.varying_inputs()) - behind
+    averages = [v.next for v in training.variables.values() if v.next in sampled]
     shown = [name for name in training.outputs if name not in behind]
     return before | _makers(graph, ancestors(graph, [*averages, *shown]))
 
@@ -107,14 +107,16 @@ def _shared_tensors(training: TrainingGraph) -> frozenset[str]:
 def _variable_roles(
     training: TrainingGraph, main: set[str], shared: frozenset[str]
 ) -> dict[str, VariableRole]:
-    owners = _owners(training, main, shared)
-    roles = {name: VariableRole("other") for name in training.variables}
-    for bit, name in enumerate(training.gradients):
-        for variable in training.variables.values():
-            is_like = variable.shape == training.variables[name].shape
-            if is_like and owners[variable.next] >> bit & 1:
-                roles[variable.name] = VariableRole("slot", name)
-    return roles | {name: VariableRole("parameter") for name in training.gradients}
+    owners, parameters = _owners(training, main, shared), list(training.gradients)
+    shaped: dict[tuple[int, ...], int] = defaultdict(int)  # shape -> bit set of the parameters of that shape
+    for bit, name in enumerate(parameters):
+        shaped[training.variables[name].shape] |= 1 << bit
+    roles = {name: VariableRole("parameter") for name in parameters}
+    for variable in training.variables.values():
+        alike = owners[variable.next] & shaped[variable.shape]
+        slot = VariableRole("slot", parameters[alike.bit_length() - 1]) if alike else VariableRole("other")
+        roles.setdefault(variable.name, slot)
+    return roles
 
 
 def _owners(training: TrainingGraph, main: set[str], shared: frozenset[str]) -> dict[str, int]:

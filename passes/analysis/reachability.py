@@ -7,7 +7,7 @@ import onnx_graphsurgeon as gs
 
 def reads_of(node: gs.Node) -> Iterator[gs.Tensor]:
     """Yield what a node reads, and what its subgraphs read of the graph around them."""
-    yield from node.inputs
+    yield from (tensor for tensor in node.inputs if tensor.name)  # an omitted input has none
     for attribute in node.attrs.values():
         if isinstance(attribute, gs.Graph):
             for inner in attribute.nodes:

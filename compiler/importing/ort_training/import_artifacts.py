@@ -78,7 +78,8 @@ def _take_gradients(graph: onnx.GraphProto, checkpoint: Checkpoint) -> dict[str,
             at=CHECKPOINT,
             fix="give the checkpoint that was generated with this training model",
         )
-    inputs = [info for info in graph.input if info.name not in buffers | dropped]
+    left_out = buffers | dropped
+    inputs = [info for info in graph.input if info.name not in left_out]
     outputs = [info for info in graph.output if info.name not in dropped]
     for target, kept in ((graph.node, nodes), (graph.input, inputs), (graph.output, outputs)):
         copies = [type(entry).FromString(entry.SerializeToString()) for entry in kept]
