@@ -52,6 +52,7 @@ class _Averaging:
         self.graph = training.graph
         self.main = main
         self.tensors = self.graph.tensors()
+        self.shown = {tensor.name for tensor in self.graph.outputs}
         self.varying = _descendants(self.graph, set(training.varying_inputs()))
 
     def run(self) -> TrainingGraph:
@@ -131,10 +132,11 @@ class _Averaging:
         if not single:
             return gradient
         assert gradient.ids is not None and gradient.rows is not None
-        known = self.graph.tensors()
 
         def met(tensor: str) -> str:
-            return next((name for end in _SUFFIX.values() if (name := f"{tensor}.{end}") in known), tensor)
+            return next(
+                (name for end in _SUFFIX.values() if (name := f"{tensor}.{end}") in self.tensors), tensor
+            )
 
         return replace(gradient, ids=met(gradient.ids), rows=met(gradient.rows))
 
@@ -150,7 +152,8 @@ class _Averaging:
                 reader.inputs = [target if operand is source else operand for operand in reader.inputs]
         node = gs.Node(op, f"{name}.node", attributes, [source], [target], domain=DOMAIN)
         self.graph.nodes.append(node)
-        self.graph.outputs = [target if out is source else out for out in self.graph.outputs]
+        if tensor in self.shown:
+            self.graph.outputs = [target if out is source else out for out in self.graph.outputs]
         self.tensors[name] = target
         return name
 

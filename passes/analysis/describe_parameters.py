@@ -1,11 +1,12 @@
 """Say what the choice of a strategy needs to know about every parameter."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 
 import numpy as np
 
 from partc.cost.strategy import SyncFacts, Synchronisation
-from partc.passes.analysis.find_boundary_ops import find_boundary_ops
+from partc.passes.analysis.find_boundary_ops import BoundaryOps, find_boundary_ops
 from partc.passes.analysis.prove_zero_rows import ignores_zero_rows
 from partc.passes.distribute import Analysis, lay_out
 from partc.passes.indexed_slices import pairs_of
@@ -17,7 +18,12 @@ def describe_parameters(analysis: Analysis) -> tuple[SyncFacts, ...]:
     """Return the facts of all parameters, in the graph's order."""
     layouts = lay_out(analysis, {}).layouts
     followed = _with_post_aggregation(analysis)
-    return tuple(_describe(analysis, name, layouts, followed) for name in analysis.training.gradients)
+    slots = _slot_bytes(analysis)
+    boundary = find_boundary_ops(analysis.training, analysis.facts, analysis.main)
+    return tuple(
+        _describe(analysis, name, layouts, name in followed, slots[name], boundary[name])
+        for name in analysis.training.gradients
+    )
 
 
 def _with_post_aggregation(analysis: Analysis) -> set[str]:
@@ -28,14 +34,27 @@ def _with_post_aggregation(analysis: Analysis) -> set[str]:
     return {placement.parameter for placement in placements if isinstance(placement, Gathered)}
 
 
-def _describe(analysis: Analysis, name: str, layouts: Mapping[str, Layout], followed: set[str]) -> SyncFacts:
+def _slot_bytes(analysis: Analysis) -> Mapping[str, int]:
+    """Return the bytes of what is kept beside each parameter."""
+    slots: dict[str, int] = defaultdict(int)
+    for variable, parameter in analysis.followers.items():
+        if parameter is not None and variable != parameter:
+            slots[parameter] += _nbytes(analysis, variable)
+    return slots
+
+
+def _describe(
+    analysis: Analysis,
+    name: str,
+    layouts: Mapping[str, Layout],
+    is_followed: bool,
+    slots: int,
+    boundary: BoundaryOps,
+) -> SyncFacts:
     variable = analysis.training.variables[name]
     rows = variable.shape[0] if variable.shape else 1
     row_bytes = int(np.prod(variable.shape[1:], dtype=np.int64)) * variable.dtype.itemsize
-    followers = [v for v, p in analysis.followers.items() if p == name and v != name]
-    slots = sum(_nbytes(analysis, follower) for follower in followers)
     gradient = analysis.training.gradients[name]
-    boundary = find_boundary_ops(analysis.training, analysis.facts, analysis.main, name)
     return SyncFacts(
         name,
         rows,
@@ -45,7 +64,7 @@ def _describe(analysis: Analysis, name: str, layouts: Mapping[str, Layout], foll
         _touched_rows(_drawn(analysis, gradient, layouts), rows) if gradient.is_sparse else rows,
         name in analysis.servable,
         not gradient.is_sparse or ignores_zero_rows(analysis.training, name),
-        name in followed,
+        is_followed,
         boundary.nodes,
         boundary.share,
     )

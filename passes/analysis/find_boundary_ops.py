@@ -29,54 +29,50 @@ class BoundaryOps:
     share: float = 1.0
 
 
-def find_boundary_ops(
-    training: TrainingGraph, facts: Facts, main: frozenset[str], parameter: str
-) -> BoundaryOps:
-    """Return the light ops behind a parameter that make what workers fetch smaller."""
-    readers = [node for node in _readers(training, parameter) if node.name in main]
-    gathers = [node for node in readers if node.op == "Gather" and node.attrs.get("axis", 0) == 0]
-    if gathers and len(gathers) == len(readers):
-        chains = [
-            _chain(training, facts, main, node.outputs[0], _rank_of_ids(facts, node)) for node in gathers
-        ]
-        whole = sum(facts.nbytes(node.outputs[0].name) for node in gathers)
-    else:
-        chains = [_chain(training, facts, main, training.graph.tensors()[parameter], 0)]
-        whole = facts.nbytes(parameter)
-    nodes = tuple(node for chain, _ in chains for node in chain)
-    left = sum(nbytes for _, nbytes in chains)
-    return BoundaryOps(nodes, left / whole) if nodes and whole else BoundaryOps()
-
-
-def _readers(training: TrainingGraph, tensor: str) -> list[gs.Node]:
-    return list(training.graph.tensors()[tensor].outputs)
-
-
-def _rank_of_ids(facts: Facts, gather: gs.Node) -> int:
-    return len(facts.shape(gather.inputs[1].name))
-
-
-def _chain(
-    training: TrainingGraph, facts: Facts, main: frozenset[str], source: gs.Tensor, folded: int
-) -> tuple[tuple[str, ...], int]:
-    """Follow single readers; return the nodes up to the smallest result, and its bytes.
-
-    `folded`: leading axes that hold ids, which are one axis on the servers. 0: the parameter itself.
-    """
+def find_boundary_ops(training: TrainingGraph, facts: Facts, main: frozenset[str]) -> dict[str, BoundaryOps]:
+    """Return the light ops behind every parameter that make what workers fetch smaller."""
+    tensors = training.graph.tensors()
     kept = {*training.outputs, *(variable.next for variable in training.variables.values())}
-    best: tuple[tuple[str, ...], int] = ((), facts.nbytes(source.name))
-    nodes: tuple[str, ...] = ()
-    tensor = source
-    while tensor.name not in kept:
-        readers = [node for node in tensor.outputs if node.name in main]
-        has_others = tensor is not source and len(readers) != len(tensor.outputs)
-        if len(readers) != 1 or has_others or not _is_light(readers[0], tensor, facts, folded):
-            break
-        nodes += (readers[0].name,)
-        tensor = readers[0].outputs[0]
-        if facts.nbytes(tensor.name) < best[1]:
-            best = nodes, facts.nbytes(tensor.name)
-    return best
+    search = _Search(facts, main, frozenset(kept))
+    return {parameter: search.behind(tensors[parameter]) for parameter in training.gradients}
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    facts: Facts
+    main: frozenset[str]
+    kept: frozenset[str]  # tensors that the step returns
+
+    def behind(self, parameter: gs.Tensor) -> BoundaryOps:
+        readers = [node for node in parameter.outputs if node.name in self.main]
+        gathers = [node for node in readers if node.op == "Gather" and node.attrs.get("axis", 0) == 0]
+        sources = [(parameter, 0)]
+        if gathers and len(gathers) == len(readers):
+            sources = [(node.outputs[0], len(self.facts.shape(node.inputs[1].name))) for node in gathers]
+        chains = [self._chain(source, folded) for source, folded in sources]
+        whole = sum(self.facts.nbytes(source.name) for source, _ in sources)
+        nodes = tuple(node for chain, _ in chains for node in chain)
+        left = sum(nbytes for _, nbytes in chains)
+        return BoundaryOps(nodes, left / whole) if nodes and whole else BoundaryOps()
+
+    def _chain(self, source: gs.Tensor, folded: int) -> tuple[tuple[str, ...], int]:
+        """Follow single readers; return the nodes up to the smallest result, and its bytes.
+
+        `folded`: leading axes that hold ids, which are one axis on the servers. 0: the parameter itself.
+        """
+        best: tuple[tuple[str, ...], int] = ((), self.facts.nbytes(source.name))
+        nodes: tuple[str, ...] = ()
+        tensor = source
+        while tensor.name not in self.kept:
+            readers = [node for node in tensor.outputs if node.name in self.main]
+            has_others = tensor is not source and len(readers) != len(tensor.outputs)
+            if len(readers) != 1 or has_others or not _is_light(readers[0], tensor, self.facts, folded):
+                break
+            nodes += (readers[0].name,)
+            tensor = readers[0].outputs[0]
+            if self.facts.nbytes(tensor.name) < best[1]:
+                best = nodes, self.facts.nbytes(tensor.name)
+        return best
 
 
 def _is_light(node: gs.Node, tensor: gs.Tensor, facts: Facts, folded: int) -> bool:

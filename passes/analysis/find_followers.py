@@ -38,7 +38,7 @@ def find_followers(training: TrainingGraph, facts: Facts, main: Iterable[str]) -
         if not shape or not shape[0]:
             continue
         group = nx.node_connected_component(links, rows) if rows in links else {rows}
-        members = [v for v in training.variables if ("axis 0", v) in group]
+        members = [v for kind, v in group if kind == "axis 0" and v in training.variables]
         if sum(member in training.gradients for member in members) > 1:
             continue
         alike = [m for m in members if training.variables[m].shape[:1] == shape[:1]]

@@ -8,7 +8,8 @@
 Everything is made once per layout. What nobody needs is never communicated.
 """
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -77,7 +78,7 @@ class Lowering:
         self._made: dict[tuple[str, Layout], gs.Tensor] = {}
         self._lowered: set[tuple[str, Decision]] = set()
         self._tensors = graph.training.graph.tensors()
-        self._at_hand: dict[str, bool] = {}
+        self._at_hand = _tensors_at_hand(graph)
         self._held: list[tuple[str, Site]] = []
 
     def run(self) -> None:
@@ -85,7 +86,7 @@ class Lowering:
         training = self.graph.training
         homes = {name: self._home_of(name) for name in training.variables}
         native = [v.next for v in training.variables.values() if homes[v.name] == self.graph.layout(v.name)]
-        self._lower_in_order({*training.outputs, *native})
+        self._lower_in_order([*training.outputs, *native])
         for name in training.outputs:
             placement = self.graph.layout(name).placement
             stays = isinstance(placement, PerReplica) or (
@@ -106,23 +107,32 @@ class Lowering:
     def _home_of(self, variable: str) -> Layout:
         """Return where a variable is kept even if nobody asks for it there."""
         native = self.graph.layout(variable)
-        counts = self.sessions and self._is_at_hand(self.graph.training.variables[variable].next)
+        counts = self.sessions and self.graph.training.variables[variable].next in self._at_hand
         return Layout("server", Replicate()) if counts else native
 
-    def _lower_in_order(self, wanted: set[str]) -> None:
-        """Lower what is wanted in its native layout from first to last, so that need() recurses little."""
-        needed: list[gs.Node] = []
+    def _lower_in_order(self, tensors: Iterable[str]) -> None:
+        """Lower from first to last what these tensors come from, so that need() recurses little."""
+        wanted: dict[str, list[Layout]] = defaultdict(list)
+        for tensor in tensors:
+            wanted[tensor].append(self.graph.layout(tensor))
+        needed: list[tuple[gs.Node, Decision]] = []
         for node in reversed(self.graph.training.graph.nodes):
-            if not any(tensor.name in wanted for tensor in node.outputs):
-                continue
-            decision = self.graph.decisions[node.name]
-            needed.append(node)
-            for tensor, placement in zip(node.inputs, decision.inputs, strict=True):
-                native = self.graph.layout(tensor.name)
-                if native == Layout(decision.site, placement) and self.facts.fixed_value(tensor.name) is None:
-                    wanted.add(tensor.name)
-        for node in reversed(needed):
-            self.lower(node, self.graph.decisions[node.name])
+            results = [(result, layout) for result in node.outputs for layout in wanted[result.name]]
+            for decision in dict.fromkeys(self._decision_for(*result) for result in results):
+                needed.append((node, decision))
+                for operand, placement in zip(node.inputs, decision.inputs, strict=True):
+                    if self.facts.fixed_value(operand.name) is None:
+                        wanted[operand.name].append(Layout(decision.site, placement))
+        for node, decision in reversed(needed):
+            self.lower(node, decision)
+
+    def _decision_for(self, tensor: gs.Tensor, layout: Layout) -> Decision:
+        """Return how the node that makes a tensor runs for it to be had in a layout, moved or not."""
+        (node,) = tensor.inputs
+        makes_whole = layout != self.graph.layout(tensor.name) and isinstance(layout.placement, Replicate)
+        if makes_whole and self._can_make_whole_at(tensor.name, layout.site):
+            return run_whole(node, layout.site)
+        return self.graph.decisions[node.name]
 
     def _keep_state(self, name: str, site: Site) -> None:
         variable = self.graph.training.variables[name]
@@ -150,23 +160,13 @@ class Lowering:
             if known is not None and source.inputs:
                 return gs.Constant(f"{tensor}.value", known)
         native = self.graph.layout(tensor)
-        if layout == native:
-            return self._make_native(source, layout)
-        if isinstance(layout.placement, Replicate) and self._can_make_whole_at(tensor, layout.site):
-            return self._make_whole(source, layout)
-        return reshard(self, tensor, native, layout)
-
-    def _make_native(self, source: gs.Tensor, layout: Layout) -> gs.Tensor:
+        is_whole = isinstance(layout.placement, Replicate) and self._can_make_whole_at(tensor, layout.site)
+        if layout != native and not is_whole:
+            return reshard(self, tensor, native, layout)
         if not source.inputs:
             return self._leaf(source, layout)
         node = source.inputs[0]
-        return self.lower(node, self.graph.decisions[node.name])[_index(node, source)]
-
-    def _make_whole(self, source: gs.Tensor, layout: Layout) -> gs.Tensor:
-        if not source.inputs:
-            return self._leaf(source, layout)
-        node = source.inputs[0]
-        return self.lower(node, run_whole(node, layout.site))[_index(node, source)]
+        return self.lower(node, self._decision_for(source, layout))[_index(node, source)]
 
     def _leaf(self, source: gs.Tensor, layout: Layout) -> gs.Tensor:
         """A data input or a variable, as a site holds it."""
@@ -182,26 +182,7 @@ class Lowering:
         native = self.graph.layout(tensor)
         if isinstance(native.placement, Partial):
             return native.site == site and tensor not in self.graph.made_whole
-        return isinstance(native.placement, Replicate) and self._is_at_hand(tensor)
-
-    def _is_at_hand(self, tensor: str) -> bool:
-        """Tell whether a whole tensor depends on nothing but what every rank has anyway."""
-        if tensor not in self._at_hand:
-            self._at_hand[tensor] = self._judge_at_hand(tensor)
-        return self._at_hand[tensor]
-
-    def _judge_at_hand(self, tensor: str) -> bool:
-        source = self._tensors[tensor]
-        if isinstance(source, gs.Constant) or self.facts.fixed_value(tensor) is not None:
-            return True
-        if not isinstance(self.graph.layout(tensor).placement, Replicate):
-            return False
-        if not source.inputs:
-            return True
-        node = source.inputs[0]
-        if node.op in ("Shape", "Size"):
-            return False
-        return all(self._is_at_hand(operand.name) for operand in node.inputs if operand.name)
+        return isinstance(native.placement, Replicate) and tensor in self._at_hand
 
     def lower(self, node: gs.Node, decision: Decision) -> list[gs.Tensor]:
         """Lower a node as decided, once, and return its outputs."""
@@ -215,7 +196,7 @@ class Lowering:
     def split_locally(self, tensor: str, placement: Split) -> gs.Tensor | None:
         """Make a replica's part of a whole tensor by making its operands' parts, if a rule allows."""
         source = self._tensors[tensor]
-        if not source.inputs or (not self._is_at_hand(tensor) and tensor in self.graph.made_whole):
+        if not source.inputs or (tensor not in self._at_hand and tensor in self.graph.made_whole):
             return None
         node = source.inputs[0]
         rule = rule_of(node, self.facts)
@@ -262,6 +243,26 @@ class Lowering:
         if isinstance(placement, Owned):
             shape[0] = None
         return tuple(shape)
+
+
+def _tensors_at_hand(graph: LaidOutGraph) -> set[str]:
+    """Return the tensors that depend on nothing but what every rank has anyway."""
+    tensors = graph.training.graph.tensors()
+    at_hand = {
+        name
+        for name, tensor in tensors.items()
+        if isinstance(tensor, gs.Constant) or graph.facts.fixed_value(name) is not None
+    }
+
+    def is_whole(tensor: gs.Tensor) -> bool:
+        return isinstance(graph.layout(tensor.name).placement, Replicate)
+
+    at_hand.update(name for name, tensor in tensors.items() if not tensor.inputs and is_whole(tensor))
+    for node in graph.training.graph.nodes:
+        reads = (operand.name for operand in node.inputs if operand.name)
+        if node.op not in ("Shape", "Size") and at_hand.issuperset(reads):
+            at_hand.update(result.name for result in node.outputs if is_whole(result))
+    return at_hand
 
 
 def _tag(placement: Placement) -> str:

@@ -7,13 +7,15 @@ Reshape, or what ONNX Runtime may optimise away) reads the variable. A writer th
 itself must tolerate that its input and output are one memory.
 """
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.lowering.lowered_graph import LoweredGraph, State
-from partc.passes.scheduling.schedule import Chunk, Item, Message
+from partc.passes.scheduling.schedule import Chunk, Item
 
 POINTWISE = frozenset(
     ["Add", "Sub", "Mul", "Div", "Sum", "Max", "Min", "Where", "Neg", "Identity", "Sqrt", "Clip"]
@@ -29,50 +31,100 @@ SCATTERS = frozenset({"ScatterND", "ScatterElements"})
 
 def prove_in_place(lowered: LoweredGraph, items: Sequence[Item]) -> set[State]:
     """Return the states whose next value may be written over the present one."""
-    return {state for state in lowered.states if _is_safe(state, lowered, items)}
-
-
-def _is_safe(state: State, lowered: LoweredGraph, items: Sequence[Item]) -> bool:
-    writer = _writer(state, items)
-    if writer is None or sum(other.next == state.next for other in lowered.states) > 1:
-        return False
-    place, chunk, node = writer
-    views = _views(state.value, chunk.nodes)
-    if not _tolerates(node, state, views, lowered):
-        return False
-    ancestors = _ancestors(chunk.nodes, node)
-    if any(_reads(reader, views) and reader.name not in ancestors for reader in chunk.nodes):
-        return False
-    shared = {state.value} | _pulled(state.value, lowered)
-    if any(_reads(reader, shared) for item in items[place + 1 :] for reader in item.nodes):
-        return False
-    return all(value != state.value for _, value, _ in lowered.outputs)
-
-
-def _pulled(value: str, lowered: LoweredGraph) -> set[str]:
-    """Return what a Pull makes of a value: it lies in the buffer of which the owned rows are a part."""
+    proof = _Proof(lowered, items)
+    updates = [update for state in lowered.states if (update := proof.update(state)) is not None]
+    by_place: dict[int, list[_Update]] = defaultdict(list)
+    for update in updates:
+        by_place[update.place].append(update)
     return {
-        t.name for node in lowered.nodes if node.op == "Pull" and _reads(node, {value}) for t in node.outputs
+        update.state
+        for place, found in by_place.items()
+        for update in _behind_their_readers(items[place].nodes, found)
     }
 
 
-def _writer(state: State, items: Sequence[Item]) -> tuple[int, Chunk, gs.Node] | None:
-    for index, item in enumerate(items):
-        if isinstance(item, Message):
-            continue
-        for node in item.nodes:
-            if any(tensor.name == state.next for tensor in node.outputs):
-                return index, item, node
-    return None
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """A write over a variable that is safe if it waits for the readers within its segment."""
+
+    state: State
+    place: int  # the item that it is in
+    writer: str
+    readers: tuple[str, ...]
 
 
-def _views(value: str, nodes: Sequence[gs.Node]) -> set[str]:
-    """Return a value and all that may share its memory within a segment."""
-    views = {value}
-    for node in nodes:
-        if _reads(node, views) and _may_be_view(node):
-            views.update(tensor.name for tensor in node.outputs)
-    return views
+class _Proof:
+    """Who makes and who reads every value, and where."""
+
+    def __init__(self, lowered: LoweredGraph, items: Sequence[Item]) -> None:
+        self.lowered = lowered
+        self.writers: dict[str, tuple[int, gs.Node]] = {}
+        self.readers: dict[str, list[tuple[int, gs.Node]]] = defaultdict(list)
+        self.next_values = Counter(state.next for state in lowered.states)
+        self.outputs = {value for _, value, _ in lowered.outputs}
+        for place, item in enumerate(items):
+            for node in item.nodes:
+                for tensor in node.inputs:
+                    self.readers[tensor.name].append((place, node))
+                if isinstance(item, Chunk):
+                    self.writers.update((tensor.name, (place, node)) for tensor in node.outputs)
+
+    def update(self, state: State) -> _Update | None:
+        """Return what is left to be proved of a state, None if it may not be written over."""
+        if state.next not in self.writers or self.next_values[state.next] > 1 or state.value in self.outputs:
+            return None
+        place, writer = self.writers[state.next]
+        views = self._views(state.value, place)
+        shared = (state.value, *self._pulled(state.value))
+        is_read_later = any(at > place for value in shared for at, _ in self.readers[value])
+        if is_read_later or not _tolerates(writer, state, views, self.lowered):
+            return None
+        readers = {node.name for view in views for at, node in self.readers[view] if at == place}
+        return _Update(state, place, writer.name, tuple(readers - {writer.name}))
+
+    def _pulled(self, value: str) -> list[str]:
+        """Return what a Pull makes of a value: it lies in the buffer of which the owned rows are a part."""
+        pulls = [node for _, node in self.readers[value] if node.op == "Pull"]
+        return [tensor.name for node in pulls for tensor in node.outputs]
+
+    def _views(self, value: str, place: int) -> set[str]:
+        """Return a value and all that may share its memory within a segment."""
+        views, found = {value}, [value]
+        while found:
+            readers = [node for at, node in self.readers[found.pop()] if at == place and _may_be_view(node)]
+            made = {tensor.name for node in readers for tensor in node.outputs} - views
+            views |= made
+            found.extend(made)
+        return views
+
+
+def _behind_their_readers(nodes: Sequence[gs.Node], updates: Sequence[_Update]) -> list[_Update]:
+    """Return the updates of a segment that come after all their readers in any order of execution.
+
+    One walk over sorted nodes: each value carries the set of the readers that it waits for, as bits, until
+    its last use.
+    """
+    named = {name for update in updates for name in update.readers}
+    bits = {name: 1 << bit for bit, name in enumerate(sorted(named))}
+    last_use = {name: index for index, node in enumerate(nodes) for name in _names(node.inputs)}
+    waits: dict[str, int] = {}  # value -> the readers that it waits for
+    waiting: dict[str, int] = {}  # writer -> the same
+    writers = {update.writer for update in updates}
+    for index, node in enumerate(nodes):
+        found = bits.get(node.name, 0)
+        for name in _names(node.inputs):
+            found |= waits.get(name, 0)
+        for name in _names(node.inputs):
+            if last_use[name] == index:
+                waits.pop(name, None)
+        waits.update((name, found) for name in _names(node.outputs) if name in last_use)
+        if node.name in writers:
+            waiting[node.name] = found
+    return [u for u in updates if all(waiting[u.writer] & bits[reader] for reader in u.readers)]
+
+
+def _names(tensors: Iterable[gs.Tensor]) -> list[str]:
+    return [tensor.name for tensor in tensors if tensor.name]
 
 
 def _may_be_view(node: gs.Node) -> bool:
@@ -82,10 +134,6 @@ def _may_be_view(node: gs.Node) -> bool:
         constants = [tensor.values for tensor in node.inputs if isinstance(tensor, gs.Constant)]
         return any(np.all(values == NEUTRAL[node.op]) for values in constants)
     return node.op in VIEWS
-
-
-def _reads(node: gs.Node, values: set[str]) -> bool:
-    return any(tensor.name in values for tensor in node.inputs)
 
 
 def _tolerates(node: gs.Node, state: State, views: set[str], lowered: LoweredGraph) -> bool:
@@ -98,14 +146,3 @@ def _tolerates(node: gs.Node, state: State, views: set[str], lowered: LoweredGra
     shape = lowered.shapes.get(state.value)
     alike = [node.outputs[0].name, *(node.inputs[index].name for index in places)]
     return node.op in POINTWISE and all(lowered.shapes.get(value) == shape for value in alike)
-
-
-def _ancestors(nodes: Sequence[gs.Node], last: gs.Node) -> set[str]:
-    """Names of the writer and of all nodes of its segment that it waits for."""
-    wanted = {tensor.name for tensor in last.inputs}
-    found = {last.name}
-    for node in reversed(nodes):
-        if any(tensor.name in wanted for tensor in node.outputs):
-            found.add(node.name)
-            wanted.update(tensor.name for tensor in node.inputs)
-    return found
