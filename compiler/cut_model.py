@@ -14,6 +14,15 @@ def leaves_of(graph: onnx.GraphProto, outputs: Iterable[str], cut: Collection[st
     return needed & ({info.name for info in graph.input} | set(cut))
 
 
+def reached_from(graph: onnx.GraphProto, tensors: Iterable[str], cut: Collection[str]) -> set[str]:
+    """Return the tensors and all that is computed from them, not looking beyond `cut`."""
+    reached = set(tensors)
+    for node in graph.node:
+        if reached & _reads(node):
+            reached.update(name for name in node.output if name not in cut)
+    return reached
+
+
 def needed_for(graph: onnx.GraphProto, outputs: Iterable[str]) -> list[onnx.NodeProto]:
     """Return the nodes that the outputs are computed by, in the graph's order."""
     return _needed(graph, outputs, ())[1]
@@ -42,10 +51,10 @@ def cut_model(model: onnx.ModelProto, given: Mapping[str, int], outputs: Collect
 def _needed(
     graph: onnx.GraphProto, outputs: Iterable[str], cut: Collection[str]
 ) -> tuple[set[str], list[onnx.NodeProto]]:
-    wanted = set(outputs)
+    wanted, given = set(outputs), set(cut)
     nodes: list[onnx.NodeProto] = []
     for node in reversed(graph.node):
-        if wanted.intersection(node.output) - set(cut):
+        if wanted.intersection(node.output) - given:
             nodes.append(node)
             wanted.update(_reads(node))
     return wanted, nodes[::-1]

@@ -2,7 +2,8 @@
 
 Rates of GPUs are the vendor's peaks times SUSTAINED_SHARE: large matrix products and streaming
 kernels reach three quarters of peak and more (NVIDIA's cuBLAS and stream figures); small ones less.
-`per_op_s` is what launching one operator costs before it does anything.
+`start_s` is what starting a segment costs before it does anything: the launches of its further operators
+overlap with their kernels.
 """
 
 import hashlib
@@ -10,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass
 
 SUSTAINED_SHARE = 0.75
-GPU_PER_OP_S = 5e-6  # a kernel launch as CUDA reports it, 3 to 10 microseconds
+GPU_START_S = 5e-6  # a kernel launch as CUDA reports it, 3 to 10 microseconds
 
 # numpy, `b[:] = a` on 512 MB of float32, one thread: 28.9e9 bytes/s read and written together.
 # AMD EPYC (family 25, model 17), 2 virtual cores, 2026-11-20. Rounded down: ranks share it.
@@ -39,7 +40,7 @@ class DeviceProfile:
     matmul_flops_per_s: float
     memory_bytes_per_s: float
     memory_bytes: int
-    per_op_s: float
+    start_s: float
 
 
 def _gpu(name: str, peak_flops_per_s: float, peak_bytes_per_s: float, memory_bytes: int) -> DeviceProfile:
@@ -48,7 +49,7 @@ def _gpu(name: str, peak_flops_per_s: float, peak_bytes_per_s: float, memory_byt
         matmul_flops_per_s=SUSTAINED_SHARE * peak_flops_per_s,
         memory_bytes_per_s=SUSTAINED_SHARE * peak_bytes_per_s,
         memory_bytes=memory_bytes,
-        per_op_s=GPU_PER_OP_S,
+        start_s=GPU_START_S,
     )
 
 

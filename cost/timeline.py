@@ -194,7 +194,7 @@ def work_s(
     if rank.kind == "cpu":
         bytes_per_s = min(bytes_per_s, host.memory_bytes_per_s)
     arithmetic_s = flops / (profile.matmul_flops_per_s * threads)
-    return profile.per_op_s + max(arithmetic_s, touched_bytes / bytes_per_s)
+    return profile.start_s + max(arithmetic_s, touched_bytes / bytes_per_s)
 
 
 def phases_of(start: Start, members: Sequence[Rank], network: Network) -> Phases:

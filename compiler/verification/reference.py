@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from partc.compiler.cut_model import cut_model, leaves_of
+from partc.compiler.cut_model import cut_model, leaves_of, reached_from
 from partc.compiler.importing.bindings import Bindings, read_bindings
 from partc.compiler.importing.draw_random_inputs import draw_random_inputs
 from partc.compiler.verification.compare_bodies import differences, probe_of, with_chosen_bodies
@@ -215,25 +215,24 @@ def _split(model: onnx.ModelProto, bindings: Bindings, axes: Mapping[str, int | 
     gradients = _gradient_tensors(model, bindings)
     cut = {tensor for tensor, _ in gradients}
     samples = {name for name, axis in axes.items() if axis is not None} - cut
+    sampled = reached_from(model.graph, samples, cut)
+    behind = reached_from(model.graph, cut, cut)
     statistics, updates = [], []
     for variable, output in bindings.state.items():
-        leaves = leaves_of(model.graph, [output], cut)
-        if not leaves & samples:
+        if output not in sampled:
             updates.append(output)
-        elif leaves & cut:
+        elif output in behind:
+            read = min(leaves_of(model.graph, [output], cut) & samples)
             raise UnsupportedModel(
-                f"the update of {variable!r} reads {min(leaves & samples)!r} besides its gradient",
+                f"the update of {variable!r} reads {read!r} besides its gradient",
                 at=f"next value {output!r}",
                 fix="compile with --batch global, or record the gradient behind which no sample is read",
             )
         else:
             statistics.append(output)
     following = set(bindings.state.values())
-    shown = [
-        info.name
-        for info in model.graph.output
-        if info.name not in following and not leaves_of(model.graph, [info.name], cut) & (cut - set(axes))
-    ]
+    unfit = following | reached_from(model.graph, cut - set(axes), cut)
+    shown = [info.name for info in model.graph.output if info.name not in unfit]
     return _Split(gradients, tuple(statistics), tuple(updates), tuple(shown))
 
 
