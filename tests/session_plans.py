@@ -96,7 +96,7 @@ def train_in_turn(folder: PlanFolder, batches: Sequence[Mapping[str, np.ndarray]
     variables = start_of(folder)
     for batch in batches:
         for share in _shares(folder, batch):
-            variables, _ = reference.step(variables, share)
+            variables = reference.step(variables, share).variables
     return variables
 
 

@@ -262,7 +262,7 @@ def test_a_dropout_told_not_to_train_passes_everything(tmp_path: Path) -> None:
 
     for training, is_dropped in ((False, False), (True, True)):
         batch = {"x": x, "t": np.array(training)}
-        following, _ = reference.step(start, batch | draw_total(plan, batch, 0, 0))
+        following = reference.step(start, batch | draw_total(plan, batch, 0, 0)).variables
         found = train_in_process(done.folder, [batch]).variables
 
         np.testing.assert_allclose(found["W"], following["W"], rtol=1e-12)

@@ -66,7 +66,7 @@ def plan(batch: str, replicas: int) -> Plan:
 
 
 def test_gradients_are_averaged_before_anything_nonlinear(tmp_path: Path) -> None:
-    variables, outputs = reference(tmp_path, "per-replica").step(START, BATCH)
+    variables, outputs, _ = reference(tmp_path, "per-replica").step(START, BATCH)
 
     d = START["E"][BATCH["ids"]] - BATCH["t"]
     rows = d / 2
@@ -77,14 +77,14 @@ def test_gradients_are_averaged_before_anything_nonlinear(tmp_path: Path) -> Non
 
 
 def test_statistics_are_averaged_and_counters_count_once(tmp_path: Path) -> None:
-    variables, _ = reference(tmp_path, "per-replica").step(START, BATCH)
+    variables = reference(tmp_path, "per-replica").step(START, BATCH).variables
 
     np.testing.assert_allclose(variables["mean"], 0.1 * BATCH["t"].mean(axis=0), rtol=1e-12)
     assert variables["count"] == 4
 
 
 def test_a_global_batch_runs_whole(tmp_path: Path) -> None:
-    variables, _ = reference(tmp_path, "global").step(START, BATCH)
+    variables = reference(tmp_path, "global").step(START, BATCH).variables
 
     rows = START["E"][BATCH["ids"]] - BATCH["t"]
     expected = START["E"].copy()

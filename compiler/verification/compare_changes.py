@@ -1,13 +1,14 @@
 """Compare what training did to each variable with what the reference did to it.
 
-    |change - reference change| <= rtol * max|reference change| + floor        for every element
+    |change - reference change| <= rtol * max|reference change| + floor + uncertainty    for every element
 
     floor = steps * eps * (max|value| + largest change)
 
 eps is the dtype's. The first part of the floor is rounding: each step rounds the stored value once
 on either side. The second serves changes that are zero in theory (a bias before a normalisation):
 what is left of them is the rounding of terms as large as the gradients of other variables, so it is
-measured by the largest reference change of any variable of the same role. Integers must be equal.
+measured by the largest reference change of any variable of the same role. The uncertainty is what an
+optimizer makes of such rounding (uncertain_steps.py). Integers must be equal.
 """
 
 from collections.abc import Mapping
@@ -29,8 +30,8 @@ class VariableCheck:
 
     name: str
     max_change: float  # of the reference
-    max_error: float
-    limit: float
+    max_error: float  # of the element that comes nearest to what is allowed, or is farthest beyond
+    limit: float  # of the same element
     verdict: Verdict
 
 
@@ -42,6 +43,7 @@ class Trained:
     start: Array
     end: Array
     reference: Array
+    uncertainty: Array | float = 0.0  # of each element
 
     @property
     def reference_change(self) -> float:
@@ -70,13 +72,24 @@ def default_rtol(dtype: np.dtype[Any]) -> float:
 
 def _check(entry: Trained, steps: int, rtol: float | None, largest: float) -> VariableCheck:
     change = entry.reference_change
-    error = _largest(_difference(entry.end, entry.reference))
+    errors = np.abs(_difference(entry.end, entry.reference).astype(np.float64))
     limit = 0.0
     if _is_float(entry.start):
         value = max(_largest(entry.start), _largest(entry.reference))
         floor = steps * _eps(entry.start.dtype) * (value + largest)
         limit = (default_rtol(entry.start.dtype) if rtol is None else rtol) * change + floor
+    error, limit = _nearest(errors, limit + entry.uncertainty)
     return VariableCheck(entry.variable.name, change, error, limit, _verdict(entry, error, limit))
+
+
+def _nearest(errors: Array, limits: Array | float) -> tuple[float, float]:
+    """Return the error and the limit of the element whose error is the largest share of its limit."""
+    if not errors.size:
+        return 0.0, 0.0
+    limits = np.broadcast_to(limits, errors.shape)
+    shares = np.divide(errors, limits, where=limits > 0, out=np.where(errors > 0, np.inf, 0.0))
+    worst = int(np.argmax(np.where(np.isfinite(errors), shares, np.inf)))
+    return float(errors.flat[worst]), float(limits.flat[worst])
 
 
 def _verdict(entry: Trained, error: float, limit: float) -> Verdict:

@@ -16,16 +16,18 @@ rounding decides about a ReLU at zero; each such convolution is compared with ON
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import onnx
 import onnxruntime as ort
+from onnx import helper
 
 from partc.compiler.cut_model import cut_model, leaves_of, reached_from
 from partc.compiler.importing.bindings import Bindings, read_bindings
 from partc.compiler.importing.draw_random_inputs import draw_random_inputs
 from partc.compiler.verification.compare_bodies import differences, probe_of, with_chosen_bodies
+from partc.compiler.verification.uncertain_steps import SeenGradient
 from partc.runtime.device import INEXACT_IN_DOUBLE
 from partc.runtime.errors import BadPlan, UnsupportedModel
 from partc.runtime.program import Aggregation, DataInput, DrawnInput, Plan
@@ -36,11 +38,19 @@ Tensors = dict[str, Array]
 IR_VERSION = 10  # every onnxruntime that partc supports reads it
 
 
+class Stepped(NamedTuple):
+    """What a step makes."""
+
+    variables: Tensors  # their next values
+    outputs: Tensors  # scalars: the replicas' mean
+    gradients: dict[str, SeenGradient]  # dense ones, by parameter
+
+
 class Reference(Protocol):
     """One training step on one device."""
 
-    def step(self, variables: Mapping[str, Array], batch: Mapping[str, Array]) -> tuple[Tensors, Tensors]:
-        """Return the variables' next values and the outputs (scalars: the replicas' mean)."""
+    def step(self, variables: Mapping[str, Array], batch: Mapping[str, Array]) -> Stepped:
+        """Train one step on a total batch."""
 
     def compare_bodies(
         self, variables: Mapping[str, Array], batch: Mapping[str, Array]
@@ -126,13 +136,18 @@ class _Convolving:
 class _Whole:
     def __init__(self, model: onnx.ModelProto, bindings: Bindings, sharing: int | None) -> None:
         self._state = bindings.state
-        self._session = _Convolving(model, [info.name for info in model.graph.output], sharing)
+        results = [info.name for info in model.graph.output]
+        self._shown = [name for name in results if name not in set(bindings.state.values())]
+        self._dense = _dense_gradients(model, bindings)
+        added = [name for name in self._dense.values() if name not in results]
+        model.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in added)
+        self._session = _Convolving(model, results + added, sharing)
 
-    def step(self, variables: Mapping[str, Array], batch: Mapping[str, Array]) -> tuple[Tensors, Tensors]:
+    def step(self, variables: Mapping[str, Array], batch: Mapping[str, Array]) -> Stepped:
         results = self._session.run({**variables, **batch})
         following = {name: results[output] for name, output in self._state.items()}
-        carried = set(self._state.values())
-        return following, {n: v for n, v in results.items() if n not in carried}
+        gradients = {p: SeenGradient(results[g], np.abs(results[g])) for p, g in self._dense.items()}
+        return Stepped(following, {name: results[name] for name in self._shown}, gradients)
 
     def compare_bodies(
         self, variables: Mapping[str, Array], batch: Mapping[str, Array]
@@ -161,6 +176,7 @@ class _PerReplica:
         self._rows = {g.rows for g in bindings.gradients.values() if g.rows is not None}
         self._summed = _summed_tensors(bindings, plan.aggregation)
         own = [given.name for given in plan.shard_inputs if given.holds == "shard_id"]
+        self._dense = _dense_gradients(model, bindings)
         self._split = split = _split(model, bindings, self._axes | dict.fromkeys(own, 0))
         cut = {tensor: _element_type(tensor, model, bindings) for tensor, _ in split.gradients}
         first = [*cut, *split.statistics, *split.shown]
@@ -168,7 +184,7 @@ class _PerReplica:
         self._first = _Convolving(cut_model(model, {}, computed), computed, sharing)
         self._rest = _Session(cut_model(model, cut, split.updates), split.updates)
 
-    def step(self, variables: Mapping[str, Array], batch: Mapping[str, Array]) -> tuple[Tensors, Tensors]:
+    def step(self, variables: Mapping[str, Array], batch: Mapping[str, Array]) -> Stepped:
         parts = []
         for replica in range(self._replicas):
             share = self._shares(batch, replica)
@@ -178,7 +194,14 @@ class _PerReplica:
         results |= {name: _mean(name, [part[name] for part in parts]) for name in self._split.statistics}
         shown = {name: np.stack([part[name] for part in parts]) for name in self._split.shown}
         following = {name: results[output] for name, output in self._state.items()}
-        return following, {name: _mean_of_scalars(value) for name, value in shown.items()}
+        outputs = {name: _mean_of_scalars(value) for name, value in shown.items()}
+        return Stepped(following, outputs, self._seen(met, parts))
+
+    def _seen(self, met: Mapping[str, Array], parts: Sequence[Tensors]) -> dict[str, SeenGradient]:
+        return {
+            name: SeenGradient(met[tensor], np.sum([np.abs(part[tensor]) for part in parts], axis=0))
+            for name, tensor in self._dense.items()
+        }
 
     def compare_bodies(
         self, variables: Mapping[str, Array], batch: Mapping[str, Array]
@@ -234,6 +257,15 @@ def _split(model: onnx.ModelProto, bindings: Bindings, axes: Mapping[str, int | 
     unfit = following | reached_from(model.graph, cut - set(axes), cut)
     shown = [info.name for info in model.graph.output if info.name not in unfit]
     return _Split(gradients, tuple(statistics), tuple(updates), tuple(shown))
+
+
+def _dense_gradients(model: onnx.ModelProto, bindings: Bindings) -> dict[str, str]:
+    """Return parameter -> its gradient, of those that are not indexed slices."""
+    known = {name for node in model.graph.node for name in node.output}
+    dense = {
+        name: str(gradient.dense) for name, gradient in bindings.gradients.items() if gradient.ids is None
+    }
+    return {name: gradient for name, gradient in dense.items() if gradient in known}
 
 
 def _gradient_tensors(model: onnx.ModelProto, bindings: Bindings) -> tuple[tuple[str, bool], ...]:

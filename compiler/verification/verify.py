@@ -16,6 +16,7 @@ from rich.table import Table
 
 from partc.compiler.verification.compare_changes import Trained, VariableCheck, compare_changes, default_rtol
 from partc.compiler.verification.reference import Reference, make_reference
+from partc.compiler.verification.uncertain_steps import Uncertainty
 from partc.runtime.asynchronous.session import with_one_worker
 from partc.runtime.data.batches import check_total_batch
 from partc.runtime.data.feeds import open_source
@@ -65,6 +66,7 @@ class VerifyReport:
     left_out: int = 0  # asynchronous workers that were left out, so that there is something to compare with
     bodies: Mapping[str, float] = field(default_factory=dict)  # convolution -> see Reference.compare_bodies
     body_rtol: float = 0.0
+    uncertain: int = 0  # elements of parameters whose gradients were but rounding in some step
 
     @property
     def passed(self) -> bool:
@@ -114,8 +116,9 @@ class VerifyReport:
         equal = f"all {len(self.variables)} variables equal, worst error {worst:.2g} of what is allowed"
         outcome = "; ".join(filter(None, told)) or equal
         alone = f" ({self.left_out} asynchronous workers left out)" if self.left_out else ""
-        compared = f"{self.ranks} ranks{alone} against one device"
-        return f"{compared}, {self.steps} steps, {self.batch} batch: {outcome}{self._told_of_bodies()}"
+        compared = f"{self.ranks} ranks{alone} against one device, {self.steps} steps, {self.batch} batch"
+        noise = f"; {self.uncertain} elements have gradients of rounding alone" if self.uncertain else ""
+        return f"{compared}: {outcome}{self._told_of_bodies()}{noise}"
 
     def _told_of_bodies(self) -> str:
         if not self.bodies or self.wrong_bodies:
@@ -182,12 +185,13 @@ def verify(
     given = [{**batch, **draws} for batch, draws in zip(batches, drawn, strict=True)]
     reference = make_reference(plan, folder.path / plan.model)
     bodies = reference.compare_bodies(start, given[0])
-    end, outputs = _train_reference(reference, start, given, on_step)
+    uncertainty = Uncertainty(plan.variables)
+    end, outputs = _train_reference(reference, start, given, uncertainty, on_step)
     trained = {
-        variable.name: Trained(
-            variable, start[variable.name], result.variables[variable.name], end[variable.name]
+        name: Trained(
+            variable, start[name], result.variables[name], end[name], uncertainty.elements.get(name, 0.0)
         )
-        for variable in plan.variables
+        for name, variable in ((variable.name, variable) for variable in plan.variables)
     }
     return VerifyReport(
         replicas=plan.replicas,
@@ -199,6 +203,7 @@ def verify(
         disagreeing=tuple(result.disagreeing),
         left_out=left_out,
         bodies=bodies,
+        uncertain=sum(int(np.sum(marks)) for marks in uncertainty.noise.values()),
         body_rtol=default_rtol(np.dtype(np.float32)) if rtol is None else rtol,
     )
 
@@ -221,12 +226,15 @@ def _train_reference(
     reference: Reference,
     start: Mapping[str, Array],
     batches: Sequence[Batch],
+    uncertainty: Uncertainty,
     on_step: Callable[[int], None],
 ) -> tuple[dict[str, Array], list[dict[str, Array]]]:
     variables, outputs = dict(start), []
     for step, batch in enumerate(batches, 1):
-        variables, shown = reference.step(variables, batch)
-        outputs.append(shown)
+        made = reference.step(variables, batch)
+        uncertainty.add_step(variables, made.variables, made.gradients)
+        variables = made.variables
+        outputs.append(made.outputs)
         on_step(step)
     return variables, outputs
 
