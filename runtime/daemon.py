@@ -18,7 +18,7 @@ from mpi4py import MPI
 from partc.runtime.clock_offset import offset_to_first
 from partc.runtime.daemon_variables import VariablesOfRank
 from partc.runtime.data.checkpoint import read_arrays, write_arrays
-from partc.runtime.data.feeds import Source, open_source
+from partc.runtime.data.feeds import Shares, open_source
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.data.step_draws import draw_share
 from partc.runtime.device import Sessions, device_of
@@ -121,7 +121,7 @@ class Daemon:
         """Say where this rank is, for messages."""
         return f"rank {self._rank.rank} ({self._rank.host}/{self._rank.device}), step {self.step}"
 
-    def _open_source(self) -> Source:
+    def _open_source(self) -> Shares:
         return open_source(self._job.data, self._plan, self._job.seed)
 
     def _train_step(self) -> None:

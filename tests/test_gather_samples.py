@@ -1,13 +1,12 @@
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
-from onnx import parser, shape_inference
+from onnx import parser
 
 from partc.compiler.training.rules import window_functions
 from partc.compiler.training.rules.windows import Windows
 from partc.passes.scheduling.gather_samples import gather_samples
-from partc.passes.scheduling.known_shapes import images_of
+from tests.rewritten_models import named, rewritten, run
 
 OPSET = 21
 DATA_GRADIENT = window_functions.conv_data_gradient(
@@ -19,25 +18,7 @@ def parsed(text: str) -> onnx.ModelProto:
     model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : {OPSET}, "partc" : 1]> step {text}')
     model.functions.append(DATA_GRADIENT)
     model.opset_import[1].domain = DATA_GRADIENT.domain
-    for node in model.graph.node:
-        node.name = node.output[0]
-    return model
-
-
-def gathered(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    changed = gather_samples(result, images_of(shape_inference.infer_shapes(model, data_prop=True).graph))
-    onnx.checker.check_model(result, full_check=True)
-    return result, changed
-
-
-def run(model: onnx.ModelProto) -> list[np.ndarray]:
-    random = np.random.default_rng(0)
-    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
-    feeds = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return [np.asarray(result) for result in session.run(None, feeds)]
+    return named(model)
 
 
 def test_a_convolution_and_its_data_gradient_are_the_same_gathered() -> None:
@@ -49,7 +30,7 @@ def test_a_convolution_and_its_data_gradient_are_the_same_gathered() -> None:
         }}"""
     )
 
-    result, changed = gathered(model)
+    result, changed = rewritten(model, gather_samples)
 
     assert changed == ["y", "dx"]
     assert [node.op_type for node in result.graph.node].count("MatMul") == 2
@@ -63,7 +44,7 @@ def test_an_image_of_two_convolutions_is_turned_once() -> None:
             => (float[8,512,7,7] y, float[8,512,7,7] z) { y = Conv (x, V) z = Conv (x, W) }"""
     )
 
-    result, _ = gathered(model)
+    result, _ = rewritten(model, gather_samples)
 
     assert sum("x" in node.input for node in result.graph.node) == 1
 
@@ -83,7 +64,7 @@ def test_an_image_of_two_convolutions_is_turned_once() -> None:
     ids="vectors channels strides groups bias taps".split(),
 )
 def test_others_stay_as_they_are(text: str) -> None:
-    result, changed = gathered(parsed(text))
+    result, changed = rewritten(parsed(text), gather_samples)
 
     assert changed == []
     assert [node.op_type for node in result.graph.node] == ["Conv"]

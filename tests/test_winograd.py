@@ -4,14 +4,14 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import parser, shape_inference
+from onnx import parser
 
 from partc.compiler.training.rules import window_functions
 from partc.compiler.training.rules.windows import Windows
 from partc.passes.scheduling import winograd_tiles
-from partc.passes.scheduling.known_shapes import images_of
 from partc.passes.scheduling.winograd import tile_convolutions
 from partc.passes.scheduling.winograd_tiles import Tiling
+from tests.rewritten_models import named, rewritten, run
 
 OPSET = 21
 Pads = tuple[int, int, int, int]
@@ -44,31 +44,6 @@ def convolution(n: int, c: int, o: int, h: int, w: int, pads: Pads) -> onnx.Mode
     return named(model)
 
 
-def named(model: onnx.ModelProto) -> onnx.ModelProto:
-    for node in model.graph.node:
-        node.name = node.output[0]
-    return model
-
-
-def tiled(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    changed = tile_convolutions(result, images_of(shape_inference.infer_shapes(model, data_prop=True).graph))
-    onnx.checker.check_model(result, full_check=True)
-    return result, changed
-
-
-def values(model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    random = np.random.default_rng(0)
-    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
-    return {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-
-
-def run(model: onnx.ModelProto) -> list[np.ndarray]:
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return [np.asarray(result) for result in session.run(None, values(model))]
-
-
 def ops(model: onnx.ModelProto) -> list[str]:
     return [node.op_type for node in model.graph.node]
 
@@ -79,7 +54,7 @@ def test_a_convolution_and_its_gradients_are_the_same_on_tiles(
 ) -> None:
     model = convolution(*case)
 
-    on_tiles, changed = tiled(model)
+    on_tiles, changed = rewritten(model, tile_convolutions)
 
     assert changed == ["y", "dx", "dW"]
     assert not {"Conv", "ConvTranspose"} & {*ops(on_tiles)}
@@ -92,7 +67,7 @@ def test_a_batch_of_any_size_is_tiled_alike() -> None:
     """The choice changes rounding: a replica's samples alone and all together give the same bits."""
     text = "(float[n,64,18,18] x, float[64,64,3,3] W) => (float[n,64,16,16] y) { y = Conv (x, W) }"
     model = named(parser.parse_model(f'<ir_version: 10, opset_import: ["" : {OPSET}]> step {text}'))
-    on_tiles, changed = tiled(model)
+    on_tiles, changed = rewritten(model, tile_convolutions)
     one_thread = ort.SessionOptions()
     one_thread.intra_op_num_threads = 1
     session = ort.InferenceSession(
@@ -134,7 +109,7 @@ def test_readers_are_the_reads_seen_from_the_pixels(sizes: tuple[tuple[int, int]
 
 
 def test_products_of_a_segment_share_their_factors() -> None:
-    on_tiles, _ = tiled(convolution(*CASES[0]))
+    on_tiles, _ = rewritten(convolution(*CASES[0]), tile_convolutions)
 
     # x, W and dy once each; the three products; three maps back
     assert ops(on_tiles).count("MatMul") == 9
@@ -160,7 +135,7 @@ def test_products_of_a_segment_share_their_factors() -> None:
 def test_others_stay_as_they_are(text: str) -> None:
     model = named(parser.parse_model(f'<ir_version: 10, opset_import: ["" : {OPSET}]> step {text}'))
 
-    on_tiles, changed = tiled(model)
+    on_tiles, changed = rewritten(model, tile_convolutions)
 
     assert changed == []
     assert ops(on_tiles) == ["Conv"]

@@ -43,14 +43,18 @@ _FUNCTION = (
 )
 
 
-class Source(Protocol):
-    """Total batches by step, counted from 0."""
-
-    def total(self, step: int) -> dict[str, Array]:
-        """Return the batch of all replicas."""
+class Shares(Protocol):
+    """What ranks are fed by step, counted from 0."""
 
     def share(self, rank: Rank, step: int) -> dict[str, Array]:
         """Return what one rank is fed."""
+
+
+class Source(Shares, Protocol):
+    """Total batches by step, and each rank's share."""
+
+    def total(self, step: int) -> dict[str, Array]:
+        """Return the batch of all replicas."""
 
 
 def open_source(data: str, plan: Plan, seed: int = 0) -> Source:

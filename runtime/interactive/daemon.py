@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from partc.runtime.daemon import Daemon, play
-from partc.runtime.data.feeds import Source
+from partc.runtime.data.feeds import Shares
 from partc.runtime.interactive.channel import CHANNEL_FILE, Channel, RankEnd
 from partc.runtime.interactive.messages import Close, Done, Ready, Step, Write, Written, describe
 from partc.runtime.program import Rank
@@ -33,10 +33,6 @@ class Fed:
 
     def __init__(self) -> None:
         self.fed: dict[str, Array] = {}
-
-    def total(self, step: int) -> dict[str, Array]:
-        """Return the batch of all replicas, which no rank has."""
-        raise NotImplementedError
 
     def share(self, rank: Rank, step: int) -> dict[str, Array]:
         """Return what came with the step."""
@@ -71,7 +67,7 @@ class InteractiveDaemon(Daemon):
         self._variables.barrier()
         self._stepper.close()
 
-    def _open_source(self) -> Source:
+    def _open_source(self) -> Shares:
         return super()._open_source() if self._job.data else self._fed
 
     def _obey(self, asked: Step, arrays: dict[str, Array]) -> None:
