@@ -27,8 +27,20 @@ from partc.compiler.training.updates.update_options import UpdateOptions
 from partc.models.catalogue import build_model
 from partc.runtime.in_process import train_in_process
 from tests.compiled_steps import Compiled, compile_step, random_batches, verified
+from tests.foreign_steps import parse
 
 SAMPLES, STEPS = 8, 4
+# Positions, as vision transformers have them: one row for all samples; and a number.
+POSITIONS = """
+positions (double[8,3,2] x) => (double loss)
+<double[1,3,2] P = {0.1, -0.2, 0.3, 0.4, -0.5, 0.6}, double[1] b = {0.7}> {
+    z = Add (x, P)
+    t = Tanh (z)
+    y = Mul (t, b)
+    sq = Mul (y, y)
+    loss = ReduceMean <keepdims = 0> (sq)
+}
+"""
 MODELS = {
     "mlp": {"dtype": "float64", "sizes": [6, 8, 5], "batch": SAMPLES},
     "lm": {
@@ -75,10 +87,9 @@ UPDATES: dict[str, tuple[Optimizer, UpdateOptions]] = {
 @cache
 def training_step(model: str, update: str) -> bytes:
     optimizer, options = UPDATES[update]
-    loss = "loss" if model == "lm" else "softmax_cross_entropy"
-    step = build_training_graph(
-        build_model(model, **MODELS[model]), loss=loss, optimizer=optimizer, update=options
-    )
+    loss = "softmax_cross_entropy" if model == "mlp" else "loss"
+    forward = parse(POSITIONS) if model == "positions" else build_model(model, **MODELS[model])
+    step = build_training_graph(forward, loss=loss, optimizer=optimizer, update=options)
     return bytes(step.SerializeToString())
 
 
@@ -98,12 +109,13 @@ def check(model: str, update: str, strategy: str, batch: str, folder: Path) -> N
 
 
 CHOICES = list(product(("allreduce", "ps", "hybrid"), ("per-replica", "global")))
-EVERY = list(product(MODELS, UPDATES, CHOICES))
-# Every update with both models, the choices in turn.
+NAMES = (*MODELS, "positions")
+EVERY = list(product(NAMES, UPDATES, CHOICES))
+# Every update with all models, the choices in turn.
 SOME = [
     (model, update, CHOICES[(2 * i + j) % 6])
     for i, update in enumerate(UPDATES)
-    for j, model in enumerate(MODELS)
+    for j, model in enumerate(NAMES)
 ]
 
 

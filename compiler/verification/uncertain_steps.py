@@ -5,15 +5,18 @@ Sums in another order change an element g of a gradient by about
     e = 8 eps max|gradient of any parameter|
 
 Gradient descent makes as small a change of that. Adam divides by the gradient's own size, so an element
-that is zero in theory (the key projection's bias under softmax, a bias before a normalisation) takes a full
-step in whatever direction rounding decides. What may come of it, summed over steps:
+that is zero in theory (the key projection's bias under softmax, a bias before a normalisation) takes a
+step of whatever size and direction rounding decides. What may come of it, summed over steps:
 
-    |g| > e     |step| e / |g|              the element's own step is uncertain in part
-    |g| <= e    2 max|step|                 any step of the variable's, either way
-    no replica has a gradient there         nothing
+    |g| > e                               |step| e / |g|: the element's own step is uncertain in part
+    |g| <= e                              2 S e / max|g|, S the largest step, both of such elements:
+                                          no optimizer grows faster than its gradient; at most twice
+                                          the largest step of any variable of the same role
+    no replica has a gradient there       nothing
 
-The steps are the reference's, of a parameter and of the slots beside it. Gradients of indexed slices are left
-out: their rows are sums of few terms.
+The steps are the reference's, of a parameter and of the slots beside it. g is the sum of the gradients since
+the parameter last moved: some are accumulated first. Gradients of indexed slices are left out: their rows
+are sums of few terms.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,8 +46,9 @@ class Uncertainty:
 
     def __init__(self, variables: Sequence[PlanVariable]) -> None:
         self.elements: dict[str, Array] = {}  # variable -> how far each element may be led
-        self.noise: dict[str, Array] = {}  # parameter -> elements that were noise in any step
-        self._owner = {v.name: v.name if v.role == "parameter" else v.parameter for v in variables}
+        self.noise: dict[str, Array] = {}  # parameter -> elements that were rounding alone in any step
+        self._pending: dict[str, SeenGradient] = {}  # parameter -> since it last moved
+        self._variables = variables
 
     def add_step(
         self,
@@ -53,24 +57,54 @@ class Uncertainty:
         gradients: Mapping[str, SeenGradient],
     ) -> None:
         """Count one step of the reference's, which went from `before` to `after` by the gradients."""
-        largest = max((_largest(seen.value) for seen in gradients.values()), default=0.0)
-        shares = {}
         for name, seen in gradients.items():
-            error = ROUNDINGS * float(ml_dtypes.finfo(seen.value.dtype).eps) * largest  # type: ignore[no-untyped-call]
-            shares[name] = _uncertain_share(seen, error)
-            self.noise[name] = self.noise.get(name, False) | (shares[name] == 1)
-        for name, owner in self._owner.items():
-            if owner in shares and before[name].shape == shares[owner].shape:
-                step = np.abs(after[name].astype(np.float64) - before[name].astype(np.float64))
-                led = np.where(shares[owner] == 1, 2 * _largest(step), step * shares[owner])
-                self.elements[name] = self.elements.get(name, 0.0) + led
+            self._pending[name] = _sum(self._pending.get(name), seen)
+        error = max(map(_rounding, self._pending.values()), default=0.0)
+        steps = {v.name: _size(_float(after[v.name]) - _float(before[v.name])) for v in self._variables}
+        longest: dict[str, float] = {}
+        for variable in self._variables:
+            longest[variable.role] = max(longest.get(variable.role, 0.0), _largest(steps[variable.name]))
+        for variable in self._variables:
+            gradient = self._pending.get(variable.parameter or variable.name)
+            if gradient is not None and gradient.value.shape == variable.shape:
+                led = _led(steps[variable.name], gradient, error, longest[variable.role])
+                self.elements[variable.name] = self.elements.get(variable.name, 0.0) + led
+        for name in gradients:
+            if np.any(steps[name]):
+                noise = _is_noise(self._pending.pop(name), error)
+                self.noise[name] = self.noise.get(name, False) | noise
 
 
-def _uncertain_share(seen: SeenGradient, error: float) -> Array:
-    """Return which share of an element's gradient may be rounding, 1 where all of it."""
-    size = np.abs(seen.value.astype(np.float64))
-    share = error / np.maximum(size, error) if error > 0 else np.zeros_like(size)
-    return np.where(seen.size > 0, share, 0.0)
+def _sum(pending: SeenGradient | None, seen: SeenGradient) -> SeenGradient:
+    if pending is None:
+        return seen
+    return SeenGradient(pending.value + seen.value, pending.size + seen.size)
+
+
+def _rounding(gradient: SeenGradient) -> float:
+    eps = float(ml_dtypes.finfo(gradient.value.dtype).eps)  # type: ignore[no-untyped-call]
+    return ROUNDINGS * eps * _largest(gradient.value)
+
+
+def _is_noise(gradient: SeenGradient, error: float) -> Array:
+    return (_size(gradient.value) <= error) & (gradient.size > 0)
+
+
+def _led(step: Array, gradient: SeenGradient, error: float, longest: float) -> Array:
+    """Return how far a step may be from what it would be without rounding."""
+    size, noise = _size(gradient.value), _is_noise(gradient, error)
+    share = np.divide(error, size, where=size > error, out=np.zeros_like(size))
+    largest = _largest(size[noise])
+    reach = _largest(step[noise]) * error / largest if largest > 0 else longest
+    return np.where(noise, 2 * min(reach, longest), step * share)
+
+
+def _float(array: Array) -> Array:
+    return array.astype(np.float64)
+
+
+def _size(array: Array) -> Array:
+    return np.abs(_float(array))
 
 
 def _largest(array: Array) -> float:

@@ -117,7 +117,8 @@ class VerifyReport:
         outcome = "; ".join(filter(None, told)) or equal
         alone = f" ({self.left_out} asynchronous workers left out)" if self.left_out else ""
         compared = f"{self.ranks} ranks{alone} against one device, {self.steps} steps, {self.batch} batch"
-        noise = f"; {self.uncertain} elements have gradients of rounding alone" if self.uncertain else ""
+        elements = f"{self.uncertain} element{'s' * (self.uncertain > 1)}"
+        noise = f"; {elements} with gradients of rounding alone" if self.uncertain else ""
         return f"{compared}: {outcome}{self._told_of_bodies()}{noise}"
 
     def _told_of_bodies(self) -> str:
@@ -247,11 +248,11 @@ def _compare_losses(
 ) -> tuple[LossCheck, ...]:
     if loss is None:
         return ()
-    checks = []
-    for step, (mine, other) in enumerate(zip(ours, reference, strict=True), 1):
-        wanted = np.asarray(other[loss])
-        allowed = default_rtol(wanted.dtype) if rtol is None else rtol
-        value = float(np.mean(wanted, dtype=np.float64))
-        limit = allowed * max(abs(value), float(np.finfo(wanted.dtype).eps))
-        checks.append(LossCheck(step, float(np.mean(mine[loss], dtype=np.float64)), value, limit))
-    return tuple(checks)
+    wanted = [np.asarray(shown[loss]) for shown in reference]
+    allowed = default_rtol(wanted[0].dtype) if rtol is None else rtol
+    values = [float(np.mean(value, dtype=np.float64)) for value in wanted]
+    # A loss that crosses zero is a sum of terms that cancel, and no more precise than they are.
+    limit = allowed * max(np.finfo(wanted[0].dtype).eps, *map(abs, values))
+    found = [float(np.mean(shown[loss], dtype=np.float64)) for shown in ours]
+    pairs = zip(found, values, strict=True)
+    return tuple(LossCheck(step, *pair, limit) for step, pair in enumerate(pairs, 1))

@@ -21,7 +21,7 @@ MOVES_IDS = frozenset(["Unsqueeze", "Squeeze", "Reshape", "Identity", "Cast", "F
 def find_followers(training: TrainingGraph, facts: Facts, main: Iterable[str]) -> dict[str, str | None]:
     """Return variable -> the parameter whose rows it shares; None where it must stay whole.
 
-    A parameter maps to itself, or to None if its rows are tied to another parameter's, or it has none.
+    A parameter maps to itself, or to None if its rows are tied to another parameter's, or it has but one.
     """
     links = nx.Graph()
     inside = set(main)
@@ -35,7 +35,7 @@ def find_followers(training: TrainingGraph, facts: Facts, main: Iterable[str]) -
     for name in training.gradients:
         rows = ("axis 0", name)
         shape = training.variables[name].shape
-        if not shape or not shape[0]:
+        if not shape or shape[0] < 2:  # one row may be stretched along many: rules do not follow it
             continue
         group = nx.node_connected_component(links, rows) if rows in links else {rows}
         members = [v for kind, v in group if kind == "axis 0" and v in training.variables]
