@@ -186,6 +186,10 @@ def verify_command(
     console.print(report.table())
     tell(("verified: " if report.passed else "NOT EQUAL: ") + report.summary())
     if not report.passed:
+        if steps > 1:
+            tell(
+                "  rounding may grow from step to step where these are large: --steps 1 compares before it can"
+            )
         raise typer.Exit(1)
 
 

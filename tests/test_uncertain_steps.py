@@ -114,6 +114,15 @@ def reordered(compiled: Compiled) -> VerifyReport:
     return verify(compiled.folder, steps=3, data=batches, launcher=launch_reordered)
 
 
+def test_an_overflow_leaves_nothing_uncertain_behind() -> None:
+    found = Uncertainty([variable("W")])
+    for gradient, moved in ((array(np.inf, 1, np.nan), 0), (array(1, 0.5, 1), 1)):
+        values = [{"W": array(0, 0, 0)}, {"W": array(moved, moved, moved)}]
+        found.add_step(*values, {"W": SeenGradient(gradient, np.abs(gradient))})
+
+    np.testing.assert_allclose(found.elements["W"], [8 * EPS, 16 * EPS, 8 * EPS])
+
+
 @pytest.mark.parametrize("batch", ["per-replica", "global"])
 def test_a_parameter_without_effect_verifies_under_adam(tmp_path: Path, batch: str) -> None:
     step = build_training_graph(parse(ATTENTION), loss="loss", optimizer=Adam(0.01))

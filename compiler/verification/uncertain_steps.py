@@ -19,6 +19,7 @@ the parameter last moved: some are accumulated first. Gradients of indexed slice
 are sums of few terms.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,20 +58,24 @@ class Uncertainty:
         gradients: Mapping[str, SeenGradient],
     ) -> None:
         """Count one step of the reference's, which went from `before` to `after` by the gradients."""
+        if not all(np.isfinite(_largest(seen.value)) for seen in gradients.values()):
+            self._pending.clear()  # an overflow, whose step is skipped
+            return
         for name, seen in gradients.items():
             self._pending[name] = _sum(self._pending.get(name), seen)
         error = max(map(_rounding, self._pending.values()), default=0.0)
-        steps = {v.name: _size(_float(after[v.name]) - _float(before[v.name])) for v in self._variables}
-        longest: dict[str, float] = {}
+        steps = {v.name: _largest(_step(v.name, before, after)) for v in self._variables}
+        longest: dict[str, float] = defaultdict(float)
         for variable in self._variables:
-            longest[variable.role] = max(longest.get(variable.role, 0.0), _largest(steps[variable.name]))
+            longest[variable.role] = max(longest[variable.role], steps[variable.name])
         for variable in self._variables:
             gradient = self._pending.get(variable.parameter or variable.name)
             if gradient is not None and gradient.value.shape == variable.shape:
-                led = _led(steps[variable.name], gradient, error, longest[variable.role])
+                step = _step(variable.name, before, after)
+                led = _led(step, gradient, error, longest[variable.role])
                 self.elements[variable.name] = self.elements.get(variable.name, 0.0) + led
         for name in gradients:
-            if np.any(steps[name]):
+            if steps[name]:
                 noise = _is_noise(self._pending.pop(name), error)
                 self.noise[name] = self.noise.get(name, False) | noise
 
@@ -99,13 +104,19 @@ def _led(step: Array, gradient: SeenGradient, error: float, longest: float) -> A
     return np.where(noise, 2 * min(reach, longest), step * share)
 
 
-def _float(array: Array) -> Array:
-    return array.astype(np.float64)
+def _step(name: str, before: Mapping[str, Array], after: Mapping[str, Array]) -> Array:
+    return _size(_wide(after[name]) - _wide(before[name]))
 
 
 def _size(array: Array) -> Array:
-    return np.abs(_float(array))
+    size: Array = np.abs(_wide(array))
+    return size
+
+
+def _wide(array: Array) -> Array:
+    """Return float32 as it is, for tables are large, and all else as float64."""
+    return array if array.dtype == np.float32 else array.astype(np.float64)
 
 
 def _largest(array: Array) -> float:
-    return float(np.max(np.abs(array.astype(np.float64)))) if array.size else 0.0
+    return float(np.max(np.abs(array), initial=0.0))
