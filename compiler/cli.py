@@ -187,9 +187,7 @@ def verify_command(
     tell(("verified: " if report.passed else "NOT EQUAL: ") + report.summary())
     if not report.passed:
         if steps > 1:
-            tell(
-                "  rounding may grow from step to step where these are large: --steps 1 compares before it can"
-            )
+            tell("  rounding may grow from step to step where these are large: try --steps 1")
         raise typer.Exit(1)
 
 
