@@ -5,7 +5,8 @@ import pytest
 
 from partc.compiler.verification.compare_bodies import differences, probe_of, with_chosen_bodies
 from partc.passes.scheduling import winograd_tiles
-from tests.test_winograd import CASES, convolution, ops, values
+from tests.rewritten_models import values
+from tests.test_winograd import CASES, convolution, ops
 
 CASE = CASES[0]
 

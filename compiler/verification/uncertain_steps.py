@@ -1,10 +1,10 @@
 """How far the rounding of gradients alone may lead a variable.
 
-Sums in another order change an element g of a gradient by about
+Sums in another order change a gradient's elements by about e, eight times the largest element of
 
-    e = 8 eps max|gradient of any parameter|
+    gradient (variables) - gradient (variables (1 + eps x))        x random, of -1, 0 and 1
 
-Gradient descent makes as small a change of that. Adam divides by the gradient's own size, so an element
+Gradient descent makes as small a change of that. Adam divides by the gradient's own size, so an element g
 that is zero in theory (the key projection's bias under softmax, a bias before a normalisation) takes a
 step of whatever size and direction rounding decides. What may come of it, summed over steps:
 
@@ -15,8 +15,7 @@ step of whatever size and direction rounding decides. What may come of it, summe
     no replica has a gradient there       nothing
 
 The steps are the reference's, of a parameter and of the slots beside it. g is the sum of the gradients since
-the parameter last moved: some are accumulated first. Gradients of indexed slices are left out: their rows
-are sums of few terms.
+the parameter last moved: some are accumulated first. Of indexed slices it is the sum of an id's rows.
 """
 
 from collections import defaultdict
@@ -36,10 +35,40 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class SeenGradient:
-    """A dense gradient of one step."""
+    """A parameter's gradient of one step."""
 
     value: Array
     size: Array  # the same but for signs, summed over replicas: zero only where none has any
+    error: float  # what rounding may make of an element
+    ids: Array | None = None  # rows of the parameter that the elements belong to; None: all
+
+    @classmethod
+    def of_slices(cls, ids: Array, rows: Array, error: float) -> "SeenGradient":
+        """Return the sums of the rows (n, ...) of each id (n)."""
+        found, places = np.unique(ids, return_inverse=True)
+        value, size = (np.zeros((len(found), *rows.shape[1:]), rows.dtype) for _ in range(2))
+        np.add.at(value, places, rows)
+        np.add.at(size, places, np.abs(rows))
+        return cls(value, size, error, found)
+
+
+def nudged(variables: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the variables with their last bits changed at random; integers as they are."""
+    random = np.random.default_rng(0)
+    return {name: _nudge(value, random) if _is_float(value) else value for name, value in variables.items()}
+
+
+def _nudge(value: Array, random: np.random.Generator) -> Array:
+    wide = _wide(value)
+    eps = float(ml_dtypes.finfo(value.dtype).eps)  # type: ignore[no-untyped-call]
+    signs = random.choice(np.array([-1, 0, 1], np.int8), value.shape)
+    nudged: Array = np.asarray(wide * (1 + wide.dtype.type(eps) * signs), value.dtype)
+    return nudged
+
+
+def rounding(gradient: Array, nudged: Array) -> float:
+    """Return what rounding may make of an element of a gradient."""
+    return ROUNDINGS * _largest(_wide(gradient) - _wide(nudged))
 
 
 class Uncertainty:
@@ -47,7 +76,9 @@ class Uncertainty:
 
     def __init__(self, variables: Sequence[PlanVariable]) -> None:
         self.elements: dict[str, Array] = {}  # variable -> how far each element may be led
-        self.noise: dict[str, Array] = {}  # parameter -> elements that were rounding alone in any step
+        self.noise: dict[
+            str, Array
+        ] = {}  # variable -> elements whose gradient was rounding alone in any step
         self._pending: dict[str, SeenGradient] = {}  # parameter -> since it last moved
         self._variables = variables
 
@@ -58,46 +89,47 @@ class Uncertainty:
         gradients: Mapping[str, SeenGradient],
     ) -> None:
         """Count one step of the reference's, which went from `before` to `after` by the gradients."""
-        if not all(np.isfinite(_largest(seen.value)) for seen in gradients.values()):
+        if not all(np.isfinite([_largest(seen.value), seen.error]).all() for seen in gradients.values()):
             self._pending.clear()  # an overflow, whose step is skipped
             return
         for name, seen in gradients.items():
             self._pending[name] = _sum(self._pending.get(name), seen)
-        error = max(map(_rounding, self._pending.values()), default=0.0)
         steps = {v.name: _largest(_step(v.name, before, after)) for v in self._variables}
         longest: dict[str, float] = defaultdict(float)
         for variable in self._variables:
             longest[variable.role] = max(longest[variable.role], steps[variable.name])
         for variable in self._variables:
             gradient = self._pending.get(variable.parameter or variable.name)
-            if gradient is not None and gradient.value.shape == variable.shape:
-                step = _step(variable.name, before, after)
-                led = _led(step, gradient, error, longest[variable.role])
-                self.elements[variable.name] = self.elements.get(variable.name, 0.0) + led
-        for name in gradients:
-            if steps[name]:
-                noise = _is_noise(self._pending.pop(name), error)
-                self.noise[name] = self.noise.get(name, False) | noise
+            if gradient is not None and gradient.value.shape[1:] == variable.shape[1:]:
+                self._add(variable, _step(variable.name, before, after), gradient, longest[variable.role])
+        for name, seen in gradients.items():
+            if steps[name] or seen.ids is not None:
+                self._pending.pop(name)
+
+    def _add(self, variable: PlanVariable, step: Array, gradient: SeenGradient, longest: float) -> None:
+        if variable.name not in self.elements:
+            self.elements[variable.name] = np.zeros_like(step)
+            self.noise[variable.name] = np.zeros(step.shape, np.bool_)
+        rows = slice(None) if gradient.ids is None else gradient.ids
+        self.elements[variable.name][rows] += _led(step[rows], gradient, longest)
+        self.noise[variable.name][rows] |= _is_noise(gradient)
 
 
 def _sum(pending: SeenGradient | None, seen: SeenGradient) -> SeenGradient:
     if pending is None:
         return seen
-    return SeenGradient(pending.value + seen.value, pending.size + seen.size)
+    return SeenGradient(
+        pending.value + seen.value, pending.size + seen.size, pending.error + seen.error, seen.ids
+    )
 
 
-def _rounding(gradient: SeenGradient) -> float:
-    eps = float(ml_dtypes.finfo(gradient.value.dtype).eps)  # type: ignore[no-untyped-call]
-    return ROUNDINGS * eps * _largest(gradient.value)
+def _is_noise(gradient: SeenGradient) -> Array:
+    return (_size(gradient.value) <= gradient.error) & (gradient.size > 0)
 
 
-def _is_noise(gradient: SeenGradient, error: float) -> Array:
-    return (_size(gradient.value) <= error) & (gradient.size > 0)
-
-
-def _led(step: Array, gradient: SeenGradient, error: float, longest: float) -> Array:
+def _led(step: Array, gradient: SeenGradient, longest: float) -> Array:
     """Return how far a step may be from what it would be without rounding."""
-    size, noise = _size(gradient.value), _is_noise(gradient, error)
+    size, noise, error = _size(gradient.value), _is_noise(gradient), gradient.error
     share = np.divide(error, size, where=size > error, out=np.zeros_like(size))
     largest = _largest(size[noise])
     reach = _largest(step[noise]) * error / largest if largest > 0 else longest
@@ -111,6 +143,10 @@ def _step(name: str, before: Mapping[str, Array], after: Mapping[str, Array]) ->
 def _size(array: Array) -> Array:
     size: Array = np.abs(_wide(array))
     return size
+
+
+def _is_float(array: Array) -> bool:
+    return np.issubdtype(array.dtype, np.floating) or array.dtype == ml_dtypes.bfloat16
 
 
 def _wide(array: Array) -> Array:

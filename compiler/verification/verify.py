@@ -204,7 +204,11 @@ def verify(
         disagreeing=tuple(result.disagreeing),
         left_out=left_out,
         bodies=bodies,
-        uncertain=sum(int(np.sum(marks)) for marks in uncertainty.noise.values()),
+        uncertain=sum(
+            int(np.sum(uncertainty.noise.get(variable.name, False)))
+            for variable in plan.variables
+            if variable.role == "parameter"
+        ),
         body_rtol=default_rtol(np.dtype(np.float32)) if rtol is None else rtol,
     )
 
