@@ -54,7 +54,6 @@ def test_a_gradient_of_rounding_may_turn_the_step() -> None:
     found = uncertainty_of(array(1, 0.25, -0.125), array(8, 1, 2))
 
     np.testing.assert_allclose(found.elements["W"], [8 * 0.25, 2 * 2, 2 * 2])
-    assert found.noise["W"].tolist() == [False, True, True]
 
 
 def test_rounding_may_have_been_larger_and_so_may_the_step_but_no_larger_than_others() -> None:
@@ -74,7 +73,6 @@ def test_gradients_are_summed_until_the_parameter_moves() -> None:
         found.add_step(*values, {"W": SeenGradient(gradient, np.abs(gradient), 0.25)})
 
     np.testing.assert_allclose(found.elements["W"], [0.25, 2, 0.25])
-    assert found.noise["W"].tolist() == [False, True, False]
 
 
 def test_a_slot_is_as_uncertain_as_its_parameter_and_others_are_certain() -> None:
@@ -153,7 +151,8 @@ def test_a_parameter_without_effect_verifies_under_adam(tmp_path: Path, batch: s
 
     (shift,) = [check for check in report.variables if check.name == "shift"]
     assert report.passed, report.variables
-    assert 4 <= report.uncertain <= 6  # of shift, and hardly any else
+    assert 1 <= shift.excused <= 4
+    assert sum(check.excused for check in report.variables if check.name == "Wq") == 0
     assert shift.max_error > 1e-2 * shift.max_change  # else the test would pass without
 
 

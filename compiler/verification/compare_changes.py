@@ -33,6 +33,7 @@ class VariableCheck:
     max_error: float  # of the element that comes nearest to what is allowed, or is farthest beyond
     limit: float  # of the same element
     verdict: Verdict
+    excused: int  # elements that only what rounding of gradients may lead to makes equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,9 @@ def _check(entry: Trained, steps: int, rtol: float | None, largest: float) -> Va
         value = max(_largest(entry.start), _largest(entry.reference))
         floor = steps * _eps(entry.start.dtype) * (value + largest)
         limit = (default_rtol(entry.start.dtype) if rtol is None else rtol) * change + floor
+    excused = int(np.sum((errors > limit) & (errors <= limit + entry.uncertainty)))
     error, limit = _nearest(errors, limit + entry.uncertainty)
-    return VariableCheck(entry.variable.name, change, error, limit, _verdict(entry, error, limit))
+    return VariableCheck(entry.variable.name, change, error, limit, _verdict(entry, error, limit), excused)
 
 
 def _nearest(errors: Array, limits: Array | float) -> tuple[float, float]:

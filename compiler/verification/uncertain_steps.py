@@ -76,9 +76,6 @@ class Uncertainty:
 
     def __init__(self, variables: Sequence[PlanVariable]) -> None:
         self.elements: dict[str, Array] = {}  # variable -> how far each element may be led
-        self.noise: dict[
-            str, Array
-        ] = {}  # variable -> elements whose gradient was rounding alone in any step
         self._pending: dict[str, SeenGradient] = {}  # parameter -> since it last moved
         self._variables = variables
 
@@ -109,10 +106,8 @@ class Uncertainty:
     def _add(self, variable: PlanVariable, step: Array, gradient: SeenGradient, longest: float) -> None:
         if variable.name not in self.elements:
             self.elements[variable.name] = np.zeros_like(step)
-            self.noise[variable.name] = np.zeros(step.shape, np.bool_)
         rows = slice(None) if gradient.ids is None else gradient.ids
         self.elements[variable.name][rows] += _led(step[rows], gradient, longest)
-        self.noise[variable.name][rows] |= _is_noise(gradient)
 
 
 def _sum(pending: SeenGradient | None, seen: SeenGradient) -> SeenGradient:
@@ -123,13 +118,10 @@ def _sum(pending: SeenGradient | None, seen: SeenGradient) -> SeenGradient:
     )
 
 
-def _is_noise(gradient: SeenGradient) -> Array:
-    return (_size(gradient.value) <= gradient.error) & (gradient.size > 0)
-
-
 def _led(step: Array, gradient: SeenGradient, longest: float) -> Array:
     """Return how far a step may be from what it would be without rounding."""
-    size, noise, error = _size(gradient.value), _is_noise(gradient), gradient.error
+    size, error = _size(gradient.value), gradient.error
+    noise = (size <= error) & (gradient.size > 0)
     share = np.divide(error, size, where=size > error, out=np.zeros_like(size))
     largest = _largest(size[noise])
     reach = _largest(step[noise]) * error / largest if largest > 0 else longest

@@ -66,7 +66,6 @@ class VerifyReport:
     left_out: int = 0  # asynchronous workers that were left out, so that there is something to compare with
     bodies: Mapping[str, float] = field(default_factory=dict)  # convolution -> see Reference.compare_bodies
     body_rtol: float = 0.0
-    uncertain: int = 0  # elements of parameters whose gradients were but rounding in some step
 
     @property
     def passed(self) -> bool:
@@ -117,8 +116,9 @@ class VerifyReport:
         outcome = "; ".join(filter(None, told)) or equal
         alone = f" ({self.left_out} asynchronous workers left out)" if self.left_out else ""
         compared = f"{self.ranks} ranks{alone} against one device, {self.steps} steps, {self.batch} batch"
-        elements = f"{self.uncertain} element{'s' * (self.uncertain > 1)}"
-        noise = f"; {elements} with gradients of rounding alone" if self.uncertain else ""
+        excused = sum(check.excused for check in self.variables)
+        elements = f"{excused} element{'s' * (excused > 1)}"
+        noise = f"; {elements} off by what their gradients' rounding makes" if excused else ""
         return f"{compared}: {outcome}{self._told_of_bodies()}{noise}"
 
     def _told_of_bodies(self) -> str:
@@ -204,11 +204,6 @@ def verify(
         disagreeing=tuple(result.disagreeing),
         left_out=left_out,
         bodies=bodies,
-        uncertain=sum(
-            int(np.sum(uncertainty.noise.get(variable.name, False)))
-            for variable in plan.variables
-            if variable.role == "parameter"
-        ),
         body_rtol=default_rtol(np.dtype(np.float32)) if rtol is None else rtol,
     )
 
