@@ -96,19 +96,21 @@ class Runner:
                 first_batch=first_step if isinstance(data, str | Path) else 0,
             )
             write_job(folder, job, initial)
-            log = self._folder.path / LOG_FILE
-            if plan.asynchronous:
-                addresses, progress = self._addresses, on_progress
-                lost = launch_sessions(plan, folder, log, addresses, staleness, progress, timeout_s)
-                result = collect_sessions(plan, folder, job, lost)
-            else:
-                launch(
-                    [rank.host for rank in plan.ranks], folder, log, self._addresses, on_progress, timeout_s
-                )
-                result = self._collect(folder, job)
+            result = self._play(folder, job, staleness, on_progress, timeout_s)
             if save:
                 variables_file(folder, steps).replace(self._folder.path / TRAINED_FILE)
             return result
+
+    def _play(
+        self, folder: Path, job: Job, staleness: int | None, on_progress: OnProgress | None, timeout_s: float
+    ) -> TrainingResult:
+        """Start the processes of a job, wait for them, and collect what they made."""
+        plan, addresses, log = self._folder.plan, self._addresses, self._folder.path / LOG_FILE
+        if plan.asynchronous:
+            lost = launch_sessions(plan, folder, log, addresses, staleness, on_progress, timeout_s)
+            return collect_sessions(plan, folder, job, lost)
+        launch([rank.host for rank in plan.ranks], folder, log, addresses, on_progress, timeout_s)
+        return self._collect(folder, job)
 
     def _collect(self, folder: Path, job: Job) -> TrainingResult:
         plan = self._folder.plan

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from partc.compiler.verification.compare_changes import Trained, compare_changes
+from partc.compiler.verification.compare_changes import Trained, compare_changes, compare_losses
 from partc.runtime.program import Constant, PlanVariable
 
 
@@ -59,3 +59,22 @@ def test_integers_must_be_equal() -> None:
     assert verdict(trained([0], [3], [3], "int64")) == "equal"
     assert verdict(trained([2**60], [2**60 + 2], [2**60 + 1], "int64")) == "differs"
     assert verdict(trained([0], [0], [3], "int64")) == "did not change"
+
+
+def equal_losses(ours: list[float], reference: list[float]) -> list[bool]:
+    steps = ([{"loss": np.float32(value)} for value in values] for values in (ours, reference))
+    return [check.is_equal for check in compare_losses("loss", *steps, None)]
+
+
+def test_a_loss_near_zero_is_as_precise_as_those_before() -> None:
+    assert equal_losses([1, 1e-5], [1, 2e-5]) == [True, True]
+    assert equal_losses([1, 1e-3], [1, 2e-3]) == [True, False]
+
+
+def test_a_loss_is_not_excused_by_larger_ones_to_come() -> None:
+    assert equal_losses([1, 1000], [1.01, 1000]) == [False, True]
+
+
+def test_a_loss_that_is_no_number_differs() -> None:
+    assert equal_losses([1, np.nan], [1, 1]) == [True, False]
+    assert equal_losses([1, np.nan], [1, np.nan]) == [True, False]

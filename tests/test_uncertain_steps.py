@@ -8,7 +8,8 @@ import pytest
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import SGD, Adam
-from partc.compiler.verification.uncertain_steps import SeenGradient, Uncertainty, nudged
+from partc.compiler.verification.seen_gradients import SeenGradient, nudged
+from partc.compiler.verification.uncertain_steps import Uncertainty
 from partc.compiler.verification.verify import Data, VerifyReport, launch_in_process, verify
 from partc.runtime.plan_folder import PlanFolder
 from partc.runtime.program import Constant, PlanVariable
@@ -154,6 +155,24 @@ def test_a_parameter_without_effect_verifies_under_adam(tmp_path: Path, batch: s
     assert 1 <= shift.excused <= 4
     assert sum(check.excused for check in report.variables if check.name == "Wq") == 0
     assert shift.max_error > 1e-2 * shift.max_change  # else the test would pass without
+
+
+def launch_half(folder: PlanFolder, data: Data, steps: int, seed: int) -> TrainingResult:
+    """Train every replica on the first one's samples."""
+    assert not isinstance(data, str | Path)
+    shares = [np.split(batch["x"], folder.plan.replicas)[0] for batch in data]
+    batches = [{"x": np.concatenate([share] * folder.plan.replicas)} for share in shares]
+    return launch_in_process(folder, batches, steps, seed)
+
+
+def test_other_samples_are_no_rounding(tmp_path: Path) -> None:
+    step = build_training_graph(parse(ATTENTION), loss="loss", optimizer=Adam(0.01))
+    compiled = compile_step(import_training_graph(step), tmp_path / "out", "1x2", "allreduce", "per-replica")
+
+    batches = random_batches(compiled.plan, 3)
+    report = verify(compiled.folder, steps=3, data=batches, launcher=launch_half)
+
+    assert {check.name: check.verdict for check in report.variables}["Wq"] == "differs"
 
 
 def test_gradient_descent_is_allowed_no_more_than_rounding(tmp_path: Path) -> None:

@@ -11,16 +11,16 @@ measured by the largest reference change of any variable of the same role. The u
 optimizer makes of such rounding (uncertain_steps.py). Integers must be equal.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal
 
-import ml_dtypes
 import numpy as np
 
+from partc.compiler.verification.floats import Array, eps_of, is_float, max_abs
 from partc.runtime.program import PlanVariable
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Verdict = Literal["equal", "differs", "did not change", "not finite"]
 
 
@@ -37,6 +37,21 @@ class VariableCheck:
 
 
 @dataclass(frozen=True, slots=True)
+class LossCheck:
+    """The loss of one step (from 1), and the reference's."""
+
+    step: int
+    loss: float
+    reference: float
+    limit: float
+
+    @property
+    def is_equal(self) -> bool:
+        """Tell whether the losses agree."""
+        return bool(abs(self.loss - self.reference) <= self.limit)
+
+
+@dataclass(frozen=True, slots=True)
 class Trained:
     """A variable before and after training, and after the reference's training."""
 
@@ -49,7 +64,7 @@ class Trained:
     @property
     def reference_change(self) -> float:
         """Return max|reference change|."""
-        return _largest(_difference(self.reference, self.start))
+        return max_abs(_difference(self.reference, self.start))
 
 
 def compare_changes(
@@ -58,7 +73,7 @@ def compare_changes(
     """Check every variable; `rtol` None means the default of its dtype."""
     largest: dict[str, float] = {}
     for entry in trained.values():
-        if _is_float(entry.start):
+        if is_float(entry.start):
             role = entry.variable.role
             largest[role] = max(largest.get(role, 0.0), entry.reference_change)
     return tuple(
@@ -71,13 +86,36 @@ def default_rtol(dtype: np.dtype[Any]) -> float:
     return {"float64": 1e-9, "float32": 1e-4}.get(dtype.name, 1e-2)
 
 
+def compare_losses(
+    loss: str | None,
+    ours: Sequence[Mapping[str, Array]],
+    reference: Sequence[Mapping[str, Array]],
+    rtol: float | None,
+) -> tuple[LossCheck, ...]:
+    """Check the loss of every step against rtol of the largest so far; without a loss, nothing.
+
+    Outputs by step; a loss that is no scalar counts with its mean.
+    """
+    if loss is None:
+        return ()
+    wanted = [np.asarray(shown[loss]) for shown in reference]
+    allowed = default_rtol(wanted[0].dtype) if rtol is None else rtol
+    values = [float(np.mean(value, dtype=np.float64)) for value in wanted]
+    # One that comes near zero is a sum of terms that cancel, and no more precise than they are.
+    eps = float(np.finfo(wanted[0].dtype).eps)
+    limits = [allowed * max(size, eps) for size in accumulate(map(abs, values), max)]
+    found = [float(np.mean(shown[loss], dtype=np.float64)) for shown in ours]
+    checks = zip(found, values, limits, strict=True)
+    return tuple(LossCheck(step, *check) for step, check in enumerate(checks, 1))
+
+
 def _check(entry: Trained, steps: int, rtol: float | None, largest: float) -> VariableCheck:
     change = entry.reference_change
     errors = np.abs(_difference(entry.end, entry.reference).astype(np.float64))
     limit = 0.0
-    if _is_float(entry.start):
-        value = max(_largest(entry.start), _largest(entry.reference))
-        floor = steps * _eps(entry.start.dtype) * (value + largest)
+    if is_float(entry.start):
+        value = max(max_abs(entry.start), max_abs(entry.reference))
+        floor = steps * eps_of(entry.start.dtype) * (value + largest)
         limit = (default_rtol(entry.start.dtype) if rtol is None else rtol) * change + floor
     excused = int(np.sum((errors > limit) & (errors <= limit + entry.uncertainty)))
     error, limit = _nearest(errors, limit + entry.uncertainty)
@@ -103,20 +141,7 @@ def _verdict(entry: Trained, error: float, limit: float) -> Verdict:
 
 
 def _difference(one: Array, other: Array) -> Array:
-    if _is_float(one):
+    if is_float(one):
         return np.asarray(one.astype(np.float64) - other.astype(np.float64))
     # Python's integers: no overflow, and no two large ones that become equal as float64.
     return np.asarray(one.astype(object) - other.astype(object))
-
-
-def _eps(dtype: np.dtype[Any]) -> float:
-    """Return the distance from 1 to the next number; ml_dtypes knows bfloat16 too."""
-    return float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
-
-
-def _largest(array: Array) -> float:
-    return float(np.max(np.abs(array.astype(np.float64)))) if array.size else 0.0
-
-
-def _is_float(array: Array) -> bool:
-    return np.issubdtype(array.dtype, np.floating) or array.dtype == ml_dtypes.bfloat16

@@ -27,7 +27,7 @@ from partc.compiler.cut_model import cut_model, leaves_of, reached_from
 from partc.compiler.importing.bindings import Bindings, read_bindings
 from partc.compiler.importing.draw_random_inputs import draw_random_inputs
 from partc.compiler.verification.compare_bodies import differences, probe_of, with_chosen_bodies
-from partc.compiler.verification.uncertain_steps import SeenGradient, nudged, rounding
+from partc.compiler.verification.seen_gradients import SeenGradient, SeenTensors, nudged
 from partc.runtime.device import INEXACT_IN_DOUBLE
 from partc.runtime.errors import BadPlan, UnsupportedModel
 from partc.runtime.program import Aggregation, DataInput, DrawnInput, Plan
@@ -138,7 +138,7 @@ class _Whole:
         self._state = bindings.state
         results = [info.name for info in model.graph.output]
         self._shown = [name for name in results if name not in set(bindings.state.values())]
-        self._seen = _SeenTensors(model, bindings)
+        self._seen = SeenTensors(model, bindings)
         added = [name for name in self._seen.names if name not in results]
         model.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in added)
         self._session = _Convolving(model, results + added, sharing)
@@ -154,35 +154,6 @@ class _Whole:
         self, variables: Mapping[str, Array], batch: Mapping[str, Array]
     ) -> Mapping[str, float]:
         return self._session.compare_bodies({**variables, **batch})
-
-
-class _SeenTensors:
-    """Where the graph holds the gradients: dense, or as indexed slices."""
-
-    def __init__(self, model: onnx.ModelProto, bindings: Bindings) -> None:
-        known = {name for node in model.graph.node for name in node.output}
-        held = bindings.gradients.items()
-        self._dense = {name: str(gradient.dense) for name, gradient in held if gradient.dense in known}
-        self._slices = {
-            name: (str(gradient.ids), str(gradient.rows))
-            for name, gradient in held
-            if name not in self._dense and gradient.rows in known
-        }
-        self.names = [*self._dense.values(), *(rows for _, rows in self._slices.values())]
-        self.names += [ids for ids, _ in self._slices.values() if ids in known]
-
-    def gradients(
-        self, met: Mapping[str, Array], parts: Sequence[Tensors], again: Tensors
-    ) -> dict[str, SeenGradient]:
-        """Return them as they met, sized by the replicas' parts; `again`: the first part, once more."""
-        found = {}
-        for name, tensor in self._dense.items():
-            size = np.sum([np.abs(part[tensor]) for part in parts], axis=0)
-            found[name] = SeenGradient(met[tensor], size, rounding(parts[0][tensor], again[tensor]))
-        for name, (ids, rows) in self._slices.items():
-            error = rounding(parts[0][rows], again[rows])
-            found[name] = SeenGradient.of_slices(met[ids], met[rows], error)
-        return found
 
 
 @dataclass(frozen=True)
@@ -206,7 +177,7 @@ class _PerReplica:
         self._rows = {g.rows for g in bindings.gradients.values() if g.rows is not None}
         self._summed = _summed_tensors(bindings, plan.aggregation)
         own = [given.name for given in plan.shard_inputs if given.holds == "shard_id"]
-        self._seen = _SeenTensors(model, bindings)
+        self._seen = SeenTensors(model, bindings)
         self._split = split = _split(model, bindings, self._axes | dict.fromkeys(own, 0))
         cut = {tensor: _element_type(tensor, model, bindings) for tensor, _ in split.gradients}
         first = [*cut, *split.statistics, *split.shown]

@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from partc.compiler.verification.compare_changes import Trained, VariableCheck, compare_changes, default_rtol
+from partc.compiler.verification.compare_changes import (
+    LossCheck,
+    Trained,
+    VariableCheck,
+    compare_changes,
+    compare_losses,
+    default_rtol,
+)
 from partc.compiler.verification.reference import Reference, make_reference
 from partc.compiler.verification.uncertain_steps import Uncertainty
 from partc.runtime.asynchronous.session import with_one_worker
@@ -35,21 +42,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Batch = Mapping[str, Array]
 Data = str | Path | Sequence[Batch]
 Launcher = Callable[[PlanFolder, Data, int, int], TrainingResult]  # (plan, data, steps, seed)
-
-
-@dataclass(frozen=True, slots=True)
-class LossCheck:
-    """The loss of one step (from 1), and the reference's."""
-
-    step: int
-    loss: float
-    reference: float
-    limit: float
-
-    @property
-    def is_equal(self) -> bool:
-        """Tell whether the losses agree."""
-        return bool(abs(self.loss - self.reference) <= self.limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +181,10 @@ def verify(
     uncertainty = Uncertainty(plan.variables)
     end, outputs = _train_reference(reference, start, given, uncertainty, on_step)
     trained = {
-        name: Trained(
-            variable, start[name], result.variables[name], end[name], uncertainty.elements.get(name, 0.0)
+        v.name: Trained(
+            v, start[v.name], result.variables[v.name], end[v.name], uncertainty.elements.get(v.name, 0.0)
         )
-        for name, variable in ((variable.name, variable) for variable in plan.variables)
+        for v in plan.variables
     }
     return VerifyReport(
         replicas=plan.replicas,
@@ -200,7 +192,7 @@ def verify(
         steps=steps,
         batch=plan.batch,
         variables=compare_changes(trained, steps, rtol),
-        losses=_compare_losses(plan.loss, result.outputs, outputs, rtol),
+        losses=compare_losses(plan.loss, result.outputs, outputs, rtol),
         disagreeing=tuple(result.disagreeing),
         left_out=left_out,
         bodies=bodies,
@@ -237,21 +229,3 @@ def _train_reference(
         outputs.append(made.outputs)
         on_step(step)
     return variables, outputs
-
-
-def _compare_losses(
-    loss: str | None,
-    ours: Sequence[Mapping[str, Array]],
-    reference: Sequence[Mapping[str, Array]],
-    rtol: float | None,
-) -> tuple[LossCheck, ...]:
-    if loss is None:
-        return ()
-    wanted = [np.asarray(shown[loss]) for shown in reference]
-    allowed = default_rtol(wanted[0].dtype) if rtol is None else rtol
-    values = [float(np.mean(value, dtype=np.float64)) for value in wanted]
-    # A loss that crosses zero is a sum of terms that cancel, and no more precise than they are.
-    limit = allowed * max(np.finfo(wanted[0].dtype).eps, *map(abs, values))
-    found = [float(np.mean(shown[loss], dtype=np.float64)) for shown in ours]
-    pairs = zip(found, values, strict=True)
-    return tuple(LossCheck(step, *pair, limit) for step, pair in enumerate(pairs, 1))
