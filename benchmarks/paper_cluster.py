@@ -32,8 +32,8 @@ from partc.compiler.measure_sparsity import Sample
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import SGD
 from partc.cost.cluster import Cluster, read_cluster
-from partc.cost.network.collectives import flows_of
 from partc.cost.network.topology import Network
+from partc.cost.network.traffic import host_traffic
 from partc.cost.timeline import phases_of
 from partc.models.catalogue import build_model
 from partc.runtime.program import Run, Start
@@ -126,15 +126,12 @@ def _carried(made: Compilation, cluster: Cluster) -> np.ndarray:
             carried["server CPU"] += instruction.touched_bytes
         if not isinstance(instruction, Start):
             continue
-        groups = {
-            rank.groups[instruction.group] for rank in ranks.values() if instruction.group in rank.groups
-        }
-        flows = [
-            flow
-            for members in groups
-            for flow in flows_of(phases_of(instruction, [ranks[m] for m in members], network))
+        phases = [
+            phase
+            for members in made.plan.groups[instruction.group]
+            for phase in phases_of(instruction, [ranks[m] for m in members], network)
         ]
-        busiest = max((max(both) for both in network.host_traffic(flows).values()), default=0.0)
+        busiest = max((max(both) for both in host_traffic(network, phases).values()), default=0.0)
         carried[_kind(instruction)] += busiest
     return np.array([carried[kind] for kind in KINDS])
 

@@ -57,7 +57,8 @@ def build_plan(
         replicas=analysis.replicas,
         sizes=dict(options.sizes),
         loss=training.loss,
-        ranks=tuple(_describe_rank(placed, lowered, program, rows, cluster) for placed in ranks_of(cluster)),
+        ranks=_describe_ranks(lowered, program, rows, cluster),
+        groups={name: tuple(groups) for name, groups in groups_of(cluster).items()},
         instructions=tuple(program.instructions),
         buffers=tuple(program.buffers),
         slices=tuple(program.slices),
@@ -71,6 +72,11 @@ def build_plan(
         drawn_inputs=tuple(training.drawn_inputs.values()),
         aggregation=strategy.aggregation,
         recomputed=recomputed,
+        constants={
+            f"{parameter}.ends": tuple(end for _, end in ranges)
+            for parameter, ranges in rows.items()
+            if f"{parameter}.ends" in lowered.constants
+        },
     )
 
 
@@ -145,11 +151,29 @@ def _whole_shapes(analysis: Analysis, lowered: LoweredGraph) -> dict[str, tuple[
     return shapes
 
 
+def _describe_ranks(
+    lowered: LoweredGraph, program: Program, rows: OwnedRows, cluster: Cluster
+) -> tuple[Rank, ...]:
+    groups: dict[int, dict[str, int]] = {}
+    for name, instances in groups_of(cluster).items():
+        for number, members in enumerate(instances):
+            for rank in members:
+                groups.setdefault(rank, {})[name] = number
+    servers = {rank: position for position, rank in enumerate(groups_of(cluster)["servers"][0])}
+    return tuple(
+        _describe_rank(placed, lowered, program, rows, groups[placed.rank], servers.get(placed.rank))
+        for placed in ranks_of(cluster)
+    )
+
+
 def _describe_rank(
-    placed: Placement, lowered: LoweredGraph, program: Program, rows: OwnedRows, cluster: Cluster
+    placed: Placement,
+    lowered: LoweredGraph,
+    program: Program,
+    rows: OwnedRows,
+    groups: dict[str, int],
+    server: int | None,
 ) -> Rank:
-    groups = _groups_with(placed.rank, cluster)
-    server = groups["servers"].index(placed.rank) if "server" in placed.sites else None
     return Rank(
         rank=placed.rank,
         host=placed.host,
@@ -166,11 +190,6 @@ def _describe_rank(
     )
 
 
-def _groups_with(rank: int, cluster: Cluster) -> dict[str, tuple[int, ...]]:
-    groups = groups_of(cluster).items()
-    return {name: members for name, all_members in groups for members in all_members if rank in members}
-
-
 def _constants_of(
     placed: Placement, lowered: LoweredGraph, rows: OwnedRows, server: int | None
 ) -> dict[str, tuple[int, ...]]:
@@ -183,7 +202,6 @@ def _constants_of(
             values |= {
                 f"{parameter}.first": (start,),
                 f"{parameter}.rows": (stop - start,),
-                f"{parameter}.ends": tuple(end for _, end in ranges),
             }
     return {name: value for name, value in values.items() if name in lowered.constants}
 

@@ -16,6 +16,7 @@ from partc.cost.cluster import Cluster, encode_cluster, read_any_cluster
 from partc.cost.network import collectives
 from partc.cost.network.fit_links import Line, fit_cluster, fit_line
 from partc.cost.network.topology import Network
+from partc.cost.network.traffic import seconds_of
 from partc.runtime.errors import BadUsage
 from partc.runtime.measuring.measure import measure
 from partc.runtime.measuring.probe import Probe, Sample
@@ -117,4 +118,4 @@ def _predicted_s(sample: Sample, network: Network, ends: Sequence[str]) -> float
         phases = collectives.all_reduce(network, ends, sample.nbytes)
     else:
         phases = collectives.all_gather(network, ends, [sample.nbytes / len(ends)] * len(ends))
-    return collectives.seconds_of(network, phases)
+    return seconds_of(network, phases)

@@ -44,20 +44,17 @@ class Simulation:
 
     def _ranks(self) -> Table:
         table = Table("rank", "device", "computes", "communicates", "sends", "receives", title="ranks")
+        computes_s, communicates_s = map(self.timeline.busy_s, ("compute", "communication"))
         for rank in self.plan.ranks:
             table.add_row(
                 str(rank.rank),
                 rank.device,
-                seconds(self._busy_s(rank.rank, "compute")),
-                seconds(self._busy_s(rank.rank, "communication")),
+                seconds(computes_s[rank.rank]),
+                seconds(communicates_s[rank.rank]),
                 size(self.timeline.sent_bytes[rank.rank]),
                 size(self.timeline.received_bytes[rank.rank]),
             )
         return table
-
-    def _busy_s(self, rank: int, lane: str) -> float:
-        events = [e for e in self.timeline.events if e.rank == rank and e.lane == lane]
-        return sum(event.stop_s - event.start_s for event in events)
 
     def _hosts(self) -> Table:
         table = Table("host", "in", "out", title="hosts: bytes that cross their border")

@@ -22,10 +22,10 @@ Source of what is chosen: Kim et al., arXiv:1808.02621, sections 5.3.1 and 5.3.2
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from ortools.sat.python import cp_model
 
 from partc.cost.cluster import Cluster
-from partc.cost.network.topology import Lane
 from partc.cost.price_options import Options, Price, Prices, alike, option_key
 from partc.cost.server_room import server_room_bytes
 from partc.cost.strategy import SyncFacts, Synchronisation
@@ -131,16 +131,14 @@ def _carry_on_lanes(
     rates = prices.meeting.network.bytes_per_s
     counts = [count for of_group in taken for count in of_group]
     loads = [price.loads for group in groups for price in group.prices]
-    lanes: set[Lane] = {lane for carried in loads for lane in carried}
-    rows = {
-        tuple(_units(carried.get(lane, 0.0) / rates[lane]) for carried in loads)
-        for lane in sorted(lanes, key=str)
-    }
-    most = max((sum(max(row[i], 0) for i in range(len(row))) for row in rows), default=0)
+    units = np.rint(np.array(loads).reshape(len(loads), len(rates)) / rates / UNIT_S).astype(np.int64)
+    rows = np.unique(units.T, axis=0)
+    most = int(rows.sum(axis=1).max(initial=0))
     sizes = max((len(group.names) for group in groups), default=1)
     busiest = model.new_int_var(0, most * sizes + 1, "T")
-    for row in sorted(rows):
-        model.add(cp_model.LinearExpr.weighted_sum(counts, row) <= busiest)
+    for row in rows.tolist():
+        if any(row):
+            model.add(cp_model.LinearExpr.weighted_sum(counts, row) <= busiest)
     return busiest
 
 

@@ -8,7 +8,6 @@ A device without a link of its own reaches its host through the host's memory.
 """
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -212,9 +211,7 @@ def groups_of(cluster: Cluster) -> dict[str, list[tuple[int, ...]]]:
     feed          a host's first worker, then the server that it tells what workers know; a server
                   whose host has no workers is told by the first worker of all
     """
-    ranks = ranks_of(cluster)
-    workers = {host.name: _ranks_at(ranks, host.name, "worker") for host in cluster.hosts}
-    servers = {host.name: _ranks_at(ranks, host.name, "server") for host in cluster.hosts}
+    workers, servers = _ranks_by_host(cluster, "worker"), _ranks_by_host(cluster, "server")
     every = tuple(rank for members in workers.values() for rank in members)
     fed: dict[int, list[int]] = {}
     for name, members in workers.items():
@@ -229,5 +226,9 @@ def groups_of(cluster: Cluster) -> dict[str, list[tuple[int, ...]]]:
     }
 
 
-def _ranks_at(ranks: Sequence[Placement], host: str, site: Site) -> tuple[int, ...]:
-    return tuple(placed.rank for placed in ranks if placed.host == host and site in placed.sites)
+def _ranks_by_host(cluster: Cluster, site: Site) -> dict[str, tuple[int, ...]]:
+    ranks: dict[str, list[int]] = {host.name: [] for host in cluster.hosts}
+    for placed in ranks_of(cluster):
+        if site in placed.sites:
+            ranks[placed.host].append(placed.rank)
+    return {host: tuple(members) for host, members in ranks.items()}

@@ -10,22 +10,22 @@ from itertools import product
 from typing import Literal
 
 from partc.cost.cluster import Cluster
-from partc.cost.network.collectives import seconds_of, total_loads
-from partc.cost.network.topology import Lane
+from partc.cost.network.traffic import lane_loads, seconds_of
 from partc.cost.network.two_level import even_shares, meeting_of, owner_hosts, synchronise
+from partc.cost.network.ways import Array
 from partc.cost.strategy import Mechanism, Method, SyncFacts, Synchronisation
 from partc.runtime.program import Site
 
 Options = tuple[Synchronisation, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Price:
     """What one parameter's synchronisation takes alone, and what it adds to the whole's."""
 
     seconds: float
     latency_s: float
-    loads: dict[Lane, float]  # bytes
+    loads: Array  # bytes, float64[lanes]
 
 
 def possible_methods(fact: SyncFacts, cluster: Cluster) -> tuple[Method, ...]:
@@ -81,7 +81,7 @@ class Prices:
             network = self.meeting.network
             phases = synchronise(self.meeting, fact, how, shares)
             latency_s = sum(phase.latency_s for phase in phases)
-            self._known[key] = Price(seconds_of(network, phases), latency_s, total_loads(network, phases))
+            self._known[key] = Price(seconds_of(network, phases), latency_s, lane_loads(network, phases))
         return self._known[key]
 
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
+import numpy as np
 from msgspec import structs
 
 from partc.cost.choose_options import OptionSolution, choose_options
 from partc.cost.cluster import Cluster
-from partc.cost.network.topology import Lane
 from partc.cost.partitions import partition_evenly
 from partc.cost.price_options import Options, Prices, options_of, possible_methods
 from partc.cost.reasons import explain
@@ -196,15 +196,14 @@ class _Choosing:
     def _total_s(
         self, chosen: Mapping[str, Synchronisation], shards: Mapping[str, tuple[Shard, ...]]
     ) -> float:
-        loads: dict[Lane, float] = {}
+        loads = np.zeros(len(self.prices.meeting.network.lanes))
         latency_s = 0.0
         for fact in self.facts:
             served = chosen[fact.name].method == "servers"
             shares = _shares(shards[fact.name], fact, self.cluster) if served else None
             price = self.prices.price(fact, chosen[fact.name], shares)
             latency_s += price.latency_s
-            for lane, carried in price.loads.items():
-                loads[lane] = loads.get(lane, 0.0) + carried
+            loads += price.loads
         return latency_s + self.prices.meeting.network.busiest_s(loads)
 
     def choices(self, chosen: _Candidate, mode: Mode) -> tuple[Choice, ...]:

@@ -13,18 +13,25 @@ Where a host has fewer cores than its ranks have threads, each computes in propo
 ranks that compete for caches; Store, which copies what is in the cache.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Literal
 
+import numpy as np
+
 from partc.cost.cluster import Cluster, Host, Placement
 from partc.cost.network import collectives
-from partc.cost.network.collectives import COPY_TRAFFIC, Phases, flows_of, seconds_of, total_loads
-from partc.cost.network.topology import Lane, Network, memory_of
+from partc.cost.network.collectives import COPY_TRAFFIC
+from partc.cost.network.families import Family, families_of, repeated
+from partc.cost.network.topology import Network, memory_of
+from partc.cost.network.traffic import Phases, Totals, lane_loads, seconds_of
+from partc.cost.network.ways import Array, Numbers
 from partc.cost.profiles import CROWDED_WAIT_S, PER_COMMUNICATION_S, PER_ROWS_S, PROFILES
 from partc.runtime.program import Plan, Rank, Run, Start, Wait
 from partc.runtime.transports.communication import ROW_KINDS
+
+LaneKind = Literal["compute", "communication"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +39,65 @@ class Event:
     """One bar of the picture. `payload_bytes` is what the rank contributes; 0 for computing."""
 
     rank: int
-    lane: Literal["compute", "communication"]
+    lane: LaneKind
     label: str
     start_s: float
     stop_s: float
     payload_bytes: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Bars:
+    """The same event of several ranks: arrays by position in `ranks`, int64."""
+
+    lane: LaneKind
+    label: str
+    ranks: Numbers
+    start_s: Array
+    stop_s: Array
+    payload_bytes: Numbers
+
+
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A step's events in the order in which they were issued, and every rank's bytes on the wire."""
+    """A step's bars in the order in which they were issued, and every rank's bytes on the wire."""
 
-    events: tuple[Event, ...]
+    bars: tuple[Bars, ...]
     step_s: float
     sent_bytes: dict[int, int]
     received_bytes: dict[int, int]
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Return every rank's bars one by one."""
+        return tuple(
+            Event(rank, bars.lane, bars.label, start_s, stop_s, payload)
+            for bars in self.bars
+            for rank, start_s, stop_s, payload in zip(
+                bars.ranks.tolist(),
+                bars.start_s.tolist(),
+                bars.stop_s.tolist(),
+                bars.payload_bytes.tolist(),
+                strict=True,
+            )
+        )
+
+    def events_of(self, rank: int) -> tuple[Event, ...]:
+        """Return one rank's bars."""
+        found = []
+        for bars in self.bars:
+            for at in np.flatnonzero(bars.ranks == rank):
+                times = float(bars.start_s[at]), float(bars.stop_s[at])
+                found.append(Event(rank, bars.lane, bars.label, *times, int(bars.payload_bytes[at])))
+        return tuple(found)
+
+    def busy_s(self, lane: LaneKind) -> dict[int, float]:
+        """Return how long each rank computes, or communicates."""
+        busy_s = np.zeros(len(self.sent_bytes))
+        for bars in self.bars:
+            if bars.lane == lane:
+                np.add.at(busy_s, bars.ranks, bars.stop_s - bars.start_s)
+        return dict(enumerate(busy_s.tolist()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,91 +129,144 @@ def simulate(plan: Plan, cluster: Cluster, measured: Measured = NOTHING_MEASURED
 
 
 class _Play:
-    """The clocks of ranks and links while a plan is played."""
+    """The clocks of ranks and links while a plan is played; ranks that are alike are played as one array.
+
+    Arrays are by rank: `clock` until when it computes or waits, `busy` until when it communicates;
+    `lanes`, float64[lanes], until when a lane is occupied; `done` when a communication is complete.
+    """
 
     def __init__(self, plan: Plan, cluster: Cluster, measured: Measured) -> None:
         self.plan = plan
         self.measured = measured
-        self.crowding = {host.name: _crowding(host, plan) for host in cluster.hosts}
         self.network = Network(cluster)
         self.cluster = cluster
         self.ranks = {rank.rank: rank for rank in plan.ranks}
-        self.clock = {  # until when the rank computes or waits
-            rank.rank: measured.beside_s * self._stretch(rank) for rank in plan.ranks
-        }
-        self.busy = dict.fromkeys(self.ranks, 0.0)  # until when it communicates
-        self.lanes: dict[Lane, float] = {}  # until when a lane is occupied
-        self.done: dict[tuple[int, int], float] = {}  # (tag, rank) -> when
-        self.events: list[Event] = []
-        self.sent = dict.fromkeys(self.ranks, 0.0)
-        self.received = dict.fromkeys(self.ranks, 0.0)
+        self.rank_at = {rank.device: rank.rank for rank in plan.ranks}
+        crowding = {host.name: _crowding(host, plan) for host in cluster.hosts}
+        stretch = {rank.rank: crowding[rank.host] if rank.kind == "cpu" else 1.0 for rank in plan.ranks}
+        self.stretch: Array = np.array([stretch[rank] for rank in range(len(plan.ranks))])
+        self.kinds = _kinds_of(plan, cluster)
+        self.meetings: dict[str, list[tuple[Family, Numbers]]] = {}
+        self.clock = measured.beside_s * self.stretch
+        self.busy = np.zeros(len(plan.ranks))
+        self.lanes = np.zeros(len(self.network.lanes))
+        self.done: dict[int, Array] = {}
+        self.bars: list[Bars] = []
+        self.totals = Totals.nothing(self.network)
 
     def run(self, run: Run) -> None:
-        for rank in self.plan.ranks:
-            if run.site in rank.sites:
-                begin = self.clock[rank.rank]
-                self.clock[rank.rank] = begin + self._seconds_of(run, rank)
-                label = f"{run.site} {PurePosixPath(run.segment).stem[:8]}"
-                self.events.append(Event(rank.rank, "compute", label, begin, self.clock[rank.rank], 0))
+        for kind, ranks in self.kinds:
+            if run.site not in kind.sites:
+                continue
+            alone_s = self.measured.segments.get(run.segment, 0.0) or run_s(run, kind, self.cluster)
+            begin = self.clock[ranks]
+            self.clock[ranks] = begin + alone_s * self.stretch[ranks]
+            label = f"{run.site} {PurePosixPath(run.segment).stem[:8]}"
+            self._draw("compute", label, ranks, begin, self.clock[ranks], 0)
 
-    def _seconds_of(self, run: Run, rank: Rank) -> float:
-        alone_s = self.measured.segments.get(run.segment, 0.0) or run_s(run, rank, self.cluster)
-        return alone_s * self._stretch(rank)
-
-    def _stretch(self, rank: Rank) -> float:
-        return self.crowding[rank.host] if rank.kind == "cpu" else 1.0
+    def _draw(
+        self,
+        lane: LaneKind,
+        label: str,
+        ranks: Numbers,
+        start_s: Array,
+        stop_s: Array,
+        payload: Numbers | int,
+    ) -> None:
+        columns = (np.broadcast_to(_compact(np.asarray(c)), ranks.shape) for c in (start_s, stop_s, payload))
+        self.bars.append(Bars(lane, label, ranks, *columns))
 
     def start(self, start: Start) -> None:
-        groups = [rank.groups[start.group] for rank in self.plan.ranks if start.group in rank.groups]
-        for members in dict.fromkeys(groups):
-            for member in members:
-                self.clock[member] += self._own_s(start, members) * self._stretch(self.ranks[member])
-            self._communicate(start, members)
+        self.done[start.tag_id] = np.zeros(len(self.clock))
+        for family, ranks in self._families(start.group):
+            self._communicate(start, family, ranks)
 
-    def _own_s(self, start: Start, members: tuple[int, ...]) -> float:
+    def _families(self, group: str) -> list[tuple[Family, Numbers]]:
+        """Return the alike groups that meet under a name, and their ranks, int64[groups, members]."""
+        if group not in self.meetings:
+            groups = self.plan.groups.get(group, ())
+            devices = [tuple(self.ranks[member].device for member in members) for members in groups]
+            rank_of = np.array([self.rank_at.get(name, -1) for name in self.network.nodes], np.int64)
+            families = families_of(self.network, devices, self._traits_of)
+            self.meetings[group] = [(family, rank_of[family.ends]) for family in families]
+        return self.meetings[group]
+
+    def _traits_of(self, device: str) -> Hashable:
+        rank = self.ranks[self.rank_at[device]]
+        return rank.sites, float(self.stretch[rank.rank])
+
+    def _own_s(self, start: Start, members: Sequence[Rank]) -> float:
         """Return what a member does itself to begin and end a communication."""
         if start.kind in ROW_KINDS:
             return PER_ROWS_S if len(members) > 1 else PER_COMMUNICATION_S
         if len(members) > 1 or start.kind != "all_gather":
             return PER_COMMUNICATION_S
-        memory = self.network.bytes_per_s[memory_of(self.ranks[members[0]].host)]
-        return PER_COMMUNICATION_S + COPY_TRAFFIC * start.payload_bytes / memory
+        memory = self.network.lane_number[memory_of(members[0].host)]
+        return PER_COMMUNICATION_S + COPY_TRAFFIC * start.payload_bytes / self.network.bytes_per_s[memory]
 
-    def _communicate(self, start: Start, members: tuple[int, ...]) -> None:
-        phases = phases_of(start, [self.ranks[member] for member in members], self.network)
-        loads = total_loads(self.network, phases)
-        ready = max(max(self.clock[member], self.busy[member]) for member in members)
-        begin = max([ready, *(self.lanes.get(lane, 0.0) for lane in loads)])
+    def _communicate(self, start: Start, family: Family, ranks: Numbers) -> None:
+        """Play a communication of all groups of a family, each of them when it is ready."""
+        first = [self.ranks[rank] for rank in ranks[0].tolist()]
+        phases = phases_of(start, first, self.network)
+        for flows in (flows for phase in repeated(self.network, family, phases) for flows in phase.flows):
+            flows.count(self.network, self.totals)
+        self.clock[ranks] += self._own_s(start, first) * self.stretch[ranks]
+        carried = lane_loads(self.network, phases)
+        used, occupied_s = self._occupied(family, carried)
+        begin = np.maximum(self.clock[ranks], self.busy[ranks]).max(axis=1)
+        begin = np.maximum(begin, self.lanes[used].max(axis=1, initial=0.0))
         # Who shares a core moves messages as seldom as it computes, and is not always awake when they come.
-        stretch = max(self._stretch(self.ranks[member]) for member in members)
-        woken_s = (stretch - 1) * CROWDED_WAIT_S if len(members) > 1 else 0.0
+        stretch = self.stretch[ranks].max(axis=1)
+        woken_s = (stretch - 1) * CROWDED_WAIT_S if len(first) > 1 else 0.0
         stop = begin + stretch * seconds_of(self.network, phases) + woken_s
-        for lane, carried in loads.items():
-            self.lanes[lane] = begin + carried / self.network.bytes_per_s[lane]
-        for member in members:
-            self.busy[member] = self.done[start.tag_id, member] = stop
-            payload = start.payload_bytes if start.senders in self.ranks[member].sites else 0
-            label = start.label or start.kind
-            self.events.append(Event(member, "communication", label, begin, stop, payload))
-        self._count_bytes(phases, members)
+        self.lanes[used] = begin[:, np.newaxis] + occupied_s
+        self.busy[ranks] = self.done[start.tag_id][ranks] = stop[:, np.newaxis]
+        sends = [start.payload_bytes if start.senders in rank.sites else 0 for rank in first]
+        times = (np.broadcast_to(at[:, np.newaxis], ranks.shape).ravel() for at in (begin, stop))
+        payload = np.broadcast_to(np.array(sends, np.int64), ranks.shape).ravel()
+        self._draw("communication", start.label or start.kind, ranks.ravel(), *times, payload)
 
-    def _count_bytes(self, phases: Phases, members: tuple[int, ...]) -> None:
-        rank_at = {self.ranks[member].device: member for member in members}
-        for flow in flows_of(phases):
-            self.sent[rank_at[flow.source]] += flow.bytes
-            self.received[rank_at[flow.target]] += flow.bytes
+    def _occupied(self, family: Family, carried: Array) -> tuple[Numbers, Array]:
+        """Return the lanes in use, int64[groups, lanes], and for how long, float64[lanes]."""
+        if len(family.positions) == 1:
+            used = np.flatnonzero(carried)
+            return used[np.newaxis], carried[used] / self.network.bytes_per_s[used]
+        columns = np.flatnonzero(carried[family.lanes[0]])
+        first = family.lanes[0, columns]
+        return family.lanes[:, columns], carried[first] / self.network.bytes_per_s[first]
 
     def wait(self, wait: Wait) -> None:
-        for rank in self.clock:
-            self.clock[rank] = max(self.clock[rank], self.done.get((wait.tag_id, rank), 0.0))
+        if wait.tag_id in self.done:
+            self.clock = np.maximum(self.clock, self.done[wait.tag_id])
 
     def timeline(self) -> Timeline:
+        def by_rank(carried: Array) -> dict[int, int]:
+            at = self.network.number_of
+            return {rank.rank: round(carried[at[rank.device]]) for rank in self.plan.ranks}
+
         return Timeline(
-            events=tuple(self.events),
-            step_s=max(max(self.clock.values()), max(self.busy.values())),
-            sent_bytes={rank: round(carried) for rank, carried in self.sent.items()},
-            received_bytes={rank: round(carried) for rank, carried in self.received.items()},
+            bars=tuple(self.bars),
+            step_s=float(max(self.clock.max(), self.busy.max())),
+            sent_bytes=by_rank(self.totals.sent),
+            received_bytes=by_rank(self.totals.received),
         )
+
+
+def _kinds_of(plan: Plan, cluster: Cluster) -> list[tuple[Rank, Numbers]]:
+    """Return one rank of every kind that takes as long for the same work, and all ranks of the kind."""
+    hosts = {host.name: host for host in cluster.hosts}
+    profiles = {device.name: device.profile for host in cluster.hosts for device in host.devices}
+    kinds: dict[Hashable, list[Rank]] = {}
+    for rank in plan.ranks:
+        memory = hosts[rank.host].memory_bytes_per_s
+        key = (profiles.get(rank.device), rank.kind, rank.threads, memory, rank.sites)
+        kinds.setdefault(key, []).append(rank)
+    return [(alike[0], np.array([rank.rank for rank in alike], np.int64)) for alike in kinds.values()]
+
+
+def _compact(column: Numbers | Array) -> Numbers | Array:
+    """Keep one element where all are equal."""
+    return column[:1] if column.size and (column == column.flat[0]).all() and column.ndim else column
 
 
 def _crowding(host: Host, plan: Plan) -> float:
@@ -225,8 +329,8 @@ def phases_of(start: Start, members: Sequence[Rank], network: Network) -> Phases
         case "all_gather_rows":
             return collectives.ring_all_gather_rows(network, ends, sends)
         case "all_to_all_rows":
-            parts = [[sent / max(1, sum(takes)) * take for take in takes] for sent in sends]
-            return collectives.all_to_all_rows(network, ends, parts)
+            shares = [take / max(1, sum(takes)) for take in takes]
+            return collectives.all_to_all_rows(network, ends, sends, shares)
 
 
 def _regions(start: Start, whole_bytes: float, members: int) -> list[float]:

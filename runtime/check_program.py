@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from partc.runtime.check_values import check_values
 from partc.runtime.errors import BadPlan
-from partc.runtime.program import Instruction, Plan, Rank, Start, Wait, instructions_of
+from partc.runtime.program import Instruction, Plan, Start, Wait, instructions_of
 
 Members = tuple[int, ...]
 Program = list[tuple[Start | Wait, Members]]
@@ -20,41 +20,62 @@ _AGAIN = "this is a mistake of the compiler: report it with the plan"
 def check_program(plan: Plan) -> None:
     """Raise BadPlan, naming the ranks, if some rank never ends its step or touches what it must not."""
     _check_groups(plan)
-    programs = {rank.rank: _communications(plan, rank) for rank in plan.ranks}
+    programs = _communications(plan)
     for rank, program in programs.items():
         _check_pairs(rank, [instruction for instruction, _ in program])
     check_rendezvous(programs)
     check_values(plan)
 
 
-def _communications(plan: Plan, rank: Rank) -> Program:
-    groups: dict[int, Members] = {}
-    program: Program = []
-    for instruction in instructions_of(plan, rank):
-        if isinstance(instruction, Start):
-            groups[instruction.tag_id] = rank.groups[instruction.group]
-        if isinstance(instruction, Start | Wait):
-            program.append((instruction, groups.get(instruction.tag_id, ())))
-    return program
+def _communications(plan: Plan) -> dict[int, Program]:
+    """Return every rank's communications; equal groups are one object."""
+    groups: dict[Members, Members] = {}
+    same = {name: [groups.setdefault(g, g) for g in instances] for name, instances in plan.groups.items()}
+    group_of = {i.tag_id: i.group for i in plan.instructions if isinstance(i, Start)}
+    shared: dict[frozenset[str], list[Start | Wait]] = {}  # ranks in groups of the same names do the same
+    programs: dict[int, Program] = {}
+    for rank in plan.ranks:
+        names = frozenset(rank.groups)
+        if names not in shared:
+            own = instructions_of(plan, rank)
+            shared[names] = [instruction for instruction in own if isinstance(instruction, Start | Wait)]
+        programs[rank.rank] = [
+            (i, same[group_of[i.tag_id]][rank.groups[group_of[i.tag_id]]]) for i in shared[names]
+        ]
+    return programs
 
 
 def _check_groups(plan: Plan) -> None:
+    """Every rank must be where it says, and every member must say so."""
     ranks = {rank.rank: rank for rank in plan.ranks}
     for rank in plan.ranks:
-        for name, members in rank.groups.items():
-            if rank.rank not in members or len(set(members)) != len(members):
+        for name, number in rank.groups.items():
+            groups = plan.groups.get(name, ())
+            if not 0 <= number < len(groups):
+                raise _no_group(rank.rank, f"{name!r} {number}, which the plan does not have")
+    for name, groups in plan.groups.items():
+        for number, members in enumerate(groups):
+            if not members or len(set(members)) != len(members):
                 raise BadPlan(
-                    f"group {name!r} is {list(members)}: it must hold rank {rank.rank}, and nobody twice",
-                    at=f"ranks: {rank.rank}",
+                    f"{name!r} {number} is {list(members)}: it must hold somebody, and nobody twice",
+                    at=f"groups: {name}",
                     fix=_AGAIN,
                 )
-            others = [r for r in members if r not in ranks or ranks[r].groups.get(name) != members]
-            if others:
-                raise BadPlan(
-                    f"rank {rank.rank} takes group {name!r} for {list(members)}, rank {others[0]} does not",
-                    at=f"ranks: {rank.rank}, {others[0]}",
-                    fix=_AGAIN,
-                )
+            for member in members:
+                if member not in ranks or ranks[member].groups.get(name) != number:
+                    raise BadPlan(
+                        f"{name!r} {number} is {list(members)}, but rank {member} does not say so",
+                        at=f"groups: {name}",
+                        fix=_AGAIN,
+                    )
+        listed = {member for members in groups for member in members}
+        for rank in plan.ranks:
+            if name in rank.groups and rank.rank not in listed:
+                raise _no_group(rank.rank, f"{name!r} {rank.groups[name]}, which does not hold it")
+
+
+def _no_group(rank: int, what: str) -> BadPlan:
+    return BadPlan(f"rank {rank} is in group {what}", at=f"ranks: {rank}", fix=_AGAIN)
 
 
 def _check_pairs(rank: int, program: Sequence[Instruction]) -> None:
@@ -75,8 +96,9 @@ def _check_pairs(rank: int, program: Sequence[Instruction]) -> None:
 
 def check_rendezvous(programs: dict[int, Program]) -> None:
     """Run all ranks until none can go on; raise BadPlan if some are not at their end."""
-    arrived: dict[tuple[Members, int], set[int]] = defaultdict(set)
-    met: dict[Members, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    numbers = _Numbers()
+    arrived: dict[tuple[int, int], set[int]] = defaultdict(set)  # (group, tag) -> ranks
+    met: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))  # group -> rank -> tags
     position = dict.fromkeys(programs, 0)
     moved = True
     while moved:
@@ -84,10 +106,11 @@ def check_rendezvous(programs: dict[int, Program]) -> None:
         for rank, program in programs.items():
             while position[rank] < len(program):
                 instruction, members = program[position[rank]]
+                group = numbers.of(members)
                 if isinstance(instruction, Start):
-                    arrived[members, instruction.tag_id].add(rank)
-                    met[members][rank].append(instruction.tag_id)
-                elif len(arrived[members, instruction.tag_id]) < len(members):
+                    arrived[group, instruction.tag_id].add(rank)
+                    met[group][rank].append(instruction.tag_id)
+                elif len(arrived[group, instruction.tag_id]) < len(members):
                     break
                 position[rank] += 1
                 moved = True
@@ -95,18 +118,34 @@ def check_rendezvous(programs: dict[int, Program]) -> None:
     if stuck:
         raise BadPlan(
             f"ranks {sorted(stuck)} never end their step: "
-            + "; ".join(_why(rank, wait, members, arrived) for rank, (wait, members) in stuck.items()),
+            + "; ".join(
+                _why(rank, wait, members, arrived[numbers.of(members), wait.tag_id])
+                for rank, (wait, members) in stuck.items()
+            ),
             at="instructions",
             fix=_AGAIN,
         )
-    for members, orders in met.items():
-        _check_order(members, orders)
+    for members, number in numbers.by_members.items():
+        _check_order(members, met[number])
 
 
-def _why(
-    rank: int, wait: Start | Wait, members: Members, arrived: dict[tuple[Members, int], set[int]]
-) -> str:
-    absent = sorted(set(members) - arrived[members, wait.tag_id])
+class _Numbers:
+    """Numbers groups. An object is hashed once, for groups may be long and are looked up often."""
+
+    def __init__(self) -> None:
+        self.by_members: dict[Members, int] = {}
+        self._by_object: dict[int, int] = {}
+
+    def of(self, members: Members) -> int:
+        number = self._by_object.get(id(members))
+        if number is None:
+            number = self.by_members.setdefault(members, len(self.by_members))
+            self._by_object[id(members)] = number
+        return number
+
+
+def _why(rank: int, wait: Start | Wait, members: Members, arrived: set[int]) -> str:
+    absent = sorted(set(members) - arrived)
     return f"rank {rank} waits for {absent} in communication {wait.tag_id}"
 
 

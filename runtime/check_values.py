@@ -4,14 +4,24 @@ From a communication's start to its wait, what it reads must not be written, and
 neither read nor written. Memory is compared, not names: slices of a buffer may overlap.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
 from partc.runtime.data.batches import inputs_of
 from partc.runtime.data.step_draws import draws_of
 from partc.runtime.errors import BadPlan
-from partc.runtime.program import Plan, Rank, Run, Start, Store, Wait, instructions_of
+from partc.runtime.program import (
+    Instruction,
+    Plan,
+    Rank,
+    Run,
+    Start,
+    Store,
+    Wait,
+    instructions_of,
+    members_of,
+)
 from partc.runtime.shards import shard_values
 from partc.runtime.transports.communication import lands_at, sends_at
 
@@ -38,22 +48,32 @@ class _Flight:
 
 def check_values(plan: Plan) -> None:
     """Raise BadPlan, naming the rank and the value, at the first read or write that must not be."""
+    seen: set[Hashable] = set()
     for rank in plan.ranks:
         walk = _Walk(rank, _regions(plan, rank))
-        walk.present.update(walk.regions, rank.constants, (held.value for held in rank.held))
+        walk.present.update(walk.regions, plan.constants, rank.constants, (held.value for held in rank.held))
         walk.present.update(data_input.name for data_input in inputs_of(plan, rank))
         walk.present.update(shard_values(plan, rank))
         walk.present.update(drawn.name for drawn in draws_of(plan, rank))
-        for instruction in instructions_of(plan, rank):
-            match instruction:
-                case Run(reads=reads, writes=writes):
-                    walk.touch((value for _, value in reads), (value for _, value in writes))
-                case Store(source=source, target=target):
-                    walk.touch((source,), (target,))
-                case Start():
-                    walk.start(instruction)
-                case Wait(tag_id=tag_id):
-                    walk.present.update(walk.flights.pop(tag_id).results)
+        roots = {group: members_of(plan, group, rank)[0] for group in rank.groups}
+        is_root = frozenset((group, root == rank.rank) for group, root in roots.items())
+        kind = (rank.sites, is_root, frozenset(walk.present), frozenset(walk.regions.items()))
+        if kind not in seen:  # ranks of one kind do the same
+            seen.add(kind)
+            _walk_through(instructions_of(plan, rank), walk, roots)
+
+
+def _walk_through(program: Iterable[Instruction], walk: "_Walk", roots: Mapping[str, int]) -> None:
+    for instruction in program:
+        match instruction:
+            case Run(reads=reads, writes=writes):
+                walk.touch((value for _, value in reads), (value for _, value in writes))
+            case Store(source=source, target=target):
+                walk.touch((source,), (target,))
+            case Start():
+                walk.start(instruction, roots[instruction.group])
+            case Wait(tag_id=tag_id):
+                walk.present.update(walk.flights.pop(tag_id).results)
 
 
 @dataclass(slots=True)
@@ -73,10 +93,10 @@ class _Walk:
             self._write(value)
             self.present.add(value)
 
-    def start(self, start: Start) -> None:
+    def start(self, start: Start, root: int) -> None:
         """Begin to read and write, until the wait."""
-        lands = lands_at(start, self.rank)
-        reads = start.reads if sends_at(start, self.rank) else ()
+        lands = lands_at(start, self.rank, root)
+        reads = start.reads if sends_at(start, self.rank, root) else ()
         writes = start.writes if lands else ()
         for value in reads:
             self._read(value)

@@ -31,7 +31,7 @@ class Environment:
         self.fixed: dict[str, ort.OrtValue] = {
             name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in self._memory.items()
         }
-        for name, vector in rank.constants.items():
+        for name, vector in (plan.constants | rank.constants).items():
             self._fix(name, np.array(vector, np.int64))
         for name, value in shard_values(plan, rank).items():
             self._fix(name, value)

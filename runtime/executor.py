@@ -12,7 +12,17 @@ import numpy as np
 from partc.runtime.device import BoundRun, Sessions
 from partc.runtime.environment import Environment
 from partc.runtime.loss_terms import loss_terms
-from partc.runtime.program import Instruction, Plan, Rank, Run, Start, Store, Wait, instructions_of
+from partc.runtime.program import (
+    Instruction,
+    Plan,
+    Rank,
+    Run,
+    Start,
+    Store,
+    Wait,
+    instructions_of,
+    members_of,
+)
 from partc.runtime.transports.communication import ROW_KINDS, Part, part_of
 from partc.runtime.transports.transport import Handle, Transport
 
@@ -34,6 +44,7 @@ class Executor:
         observe: Observe = iter,
     ) -> None:
         self._rank = rank
+        self._members = {group: members_of(plan, group, rank) for group in rank.groups}
         self._observe = observe
         self.environment = environment
         self._transport = transport
@@ -63,7 +74,8 @@ class Executor:
                     self._keep_loss_terms(instruction)
                     self._transport.progress()
                 case Start():
-                    part = part_of(instruction, self._rank, self.environment)
+                    members = self._members[instruction.group]
+                    part = part_of(instruction, self._rank, members, self.environment)
                     self._under_way[instruction.tag_id] = (part, self._transport.start(part))
                 case Wait(tag_id=tag_id):
                     yield from self._wait(tag_id)

@@ -21,7 +21,7 @@ import msgspec
 
 from partc.runtime.errors import BadPlan
 
-PLAN_FORMAT = "partc-plan/1"
+PLAN_FORMAT = "partc-plan/2"
 
 Site = Literal["worker", "server"]
 
@@ -91,7 +91,7 @@ class Start(Record, frozen=True, tag="start"):
 
     tag_id: int
     kind: Kind
-    group: str  # a key of Rank.groups
+    group: str  # a key of Plan.groups
     senders: Site
     receivers: Site
     reads: tuple[str, ...]
@@ -285,8 +285,8 @@ class Rank(Record, frozen=True):
     threads: int
     sites: tuple[Site, ...]
     replica: int | None  # position among the workers
-    groups: dict[str, tuple[int, ...]]  # world ranks; the first is the root
-    constants: dict[str, tuple[int, ...]]  # value -> int64 vector
+    groups: dict[str, int]  # which one of Plan.groups it is a member of
+    constants: dict[str, tuple[int, ...]]  # value -> int64 vector; Plan.constants are every rank's
     slices: tuple[Slice, ...]
     held: tuple[Held, ...]
 
@@ -325,6 +325,7 @@ class Plan(Record, frozen=True):
     sizes: dict[str, int]  # symbolic size -> the value assumed for pricing and synthetic data
     loss: str | None
     ranks: tuple[Rank, ...]
+    groups: dict[str, tuple[tuple[int, ...], ...]]  # of ranks that meet under a name; the first is the root
     instructions: tuple[Instruction, ...]
     buffers: tuple[Buffer, ...]
     slices: tuple[Slice, ...]
@@ -339,6 +340,12 @@ class Plan(Record, frozen=True):
     drawn_inputs: tuple[DrawnInput, ...] = ()
     aggregation: Aggregation = Aggregation()
     recomputed: Recomputed | None = None
+    constants: dict[str, tuple[int, ...]] = {}  # value -> int64 vector, the same on all ranks
+
+
+def members_of(plan: Plan, group: str, rank: Rank) -> tuple[int, ...]:
+    """Return the ranks that a rank meets in a group; the first is the root."""
+    return plan.groups[group][rank.groups[group]]
 
 
 def instructions_of(plan: Plan, rank: Rank) -> tuple[Instruction, ...]:

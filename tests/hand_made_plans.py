@@ -1,9 +1,12 @@
 """Pieces of plans written by hand, for the tests of the runtime. Nothing here comes from the compiler."""
 
 import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
+from msgspec import structs
 
 from partc.runtime.program import (
     PLAN_FORMAT,
@@ -52,6 +55,14 @@ def run(site: str, name: str, reads: tuple[str, ...], writes: tuple[str, ...]) -
     return Run(site, segment(name), same(*reads), same(*writes), one_thread=True)
 
 
+@dataclass(frozen=True)
+class Member:
+    """A rank, and whom it believes to meet in each group."""
+
+    rank: Rank
+    groups: Mapping[str, tuple[int, ...]]
+
+
 def rank(
     number: int,
     sites: tuple[str, ...],
@@ -61,14 +72,28 @@ def rank(
     held: tuple[Held, ...] = (),
     slices: tuple[Slice, ...] = (),
     constants: dict[str, tuple[int, ...]] | None = None,
-) -> Rank:
-    return Rank(
-        number, "alpha", f"cpu{number}", "cpu", 0, 1, sites, replica, groups, constants or {}, slices, held
+) -> Member:
+    made = Rank(
+        number, "alpha", f"cpu{number}", "cpu", 0, 1, sites, replica, {}, constants or {}, slices, held
     )
+    return Member(made, groups)
+
+
+def numbered(members: Sequence[Member]) -> tuple[tuple[Rank, ...], dict[str, tuple[tuple[int, ...], ...]]]:
+    """Return the ranks with the numbers of their groups, and the groups."""
+    groups: dict[str, dict[tuple[int, ...], int]] = {}
+    ranks = []
+    for member in members:
+        own = {}
+        for name, ranks_of_group in member.groups.items():
+            known = groups.setdefault(name, {})
+            own[name] = known.setdefault(ranks_of_group, len(known))
+        ranks.append(structs.replace(member.rank, groups=own))
+    return tuple(ranks), {name: tuple(known) for name, known in groups.items()}
 
 
 def plan_of(
-    ranks: list[Rank],
+    members: Sequence[Member],
     instructions: list[Instruction],
     *,
     variables: tuple[PlanVariable, ...] = (),
@@ -77,6 +102,7 @@ def plan_of(
     slices: tuple[Slice, ...] = (),
     outputs: tuple[Output, ...] = (),
 ) -> Plan:
+    ranks, groups = numbered(members)
     return Plan(
         format=PLAN_FORMAT,
         model="train.onnx",
@@ -84,7 +110,8 @@ def plan_of(
         replicas=sum(rank.replica is not None for rank in ranks),
         sizes={"n": 5},
         loss="loss" if any(output.name == "loss" for output in outputs) else None,
-        ranks=tuple(ranks),
+        ranks=ranks,
+        groups=groups,
         instructions=tuple(instructions),
         buffers=buffers,
         slices=slices,

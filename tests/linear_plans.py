@@ -10,13 +10,12 @@ from partc.runtime.program import (
     Held,
     Output,
     PlanVariable,
-    Rank,
     Slice,
     Start,
     Uniform,
     Wait,
 )
-from tests.hand_made_plans import plan_of, rank, run, segment, write_plan
+from tests.hand_made_plans import Member, plan_of, rank, run, segment, write_plan
 
 GRADIENT = """
 gradient (double[b,3] x, double[b,2] y, double[3,2] W) => (double[3,2] dW, double loss) {
@@ -104,7 +103,7 @@ def linear_servers(folder: Path, *, merged: bool, scattered: bool) -> Path:
     return write_plan(plan, folder, {segment("gradient"): gradient, segment("update"): UPDATE})
 
 
-def _sharded_ranks(merged: bool) -> list[Rank]:
+def _sharded_ranks(merged: bool) -> list[Member]:
     shards = (
         ((Held("W", "W_owned", 0, 2),), (Slice("dW_owned", "gradients", 0, (2, 2)),)),
         ((Held("W", "W_owned", 2, 3),), (Slice("dW_owned", "gradients", 4, (1, 2)),)),
@@ -124,7 +123,7 @@ def _sharded_ranks(merged: bool) -> list[Rank]:
     return workers + servers
 
 
-def _one_server_ranks(merged: bool) -> list[Rank]:
+def _one_server_ranks(merged: bool) -> list[Member]:
     held = (Held("W", "W_owned"),)
     slices = (Slice("dW_owned", "gradients", 0, (3, 2)),)
     if merged:

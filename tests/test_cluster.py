@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from partc.cost.cluster import (
@@ -16,7 +17,8 @@ from partc.cost.cluster import (
     read_cluster,
     read_resource_file,
 )
-from partc.cost.network.topology import Flow, Network
+from partc.cost.network.topology import Lane, Network
+from partc.cost.network.traffic import Messages, Phase, lane_loads
 from partc.runtime.errors import BadCluster
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -275,6 +277,14 @@ def test_the_server_joins_the_first_cpu_worker_even_behind_a_gpu() -> None:
 # ---------------------------------------------------------------- topology
 
 
+def carried(network: Network, messages: dict[tuple[str, str], float]) -> dict[Lane, float]:
+    """Return the bytes of the lanes that carry any."""
+    hops = network.hops_between(list(messages))
+    phase = Phase((Messages(hops, np.array(list(messages.values()))),), 0.0)
+    loads = lane_loads(network, (phase,))
+    return {lane: load for lane, load in zip(network.lanes, loads.tolist(), strict=True) if load}
+
+
 def test_a_route_between_hosts_passes_both_uplinks_and_adds_latencies() -> None:
     network = Network(switched(Host("a", gpus("a", 1), 2**30), Host("b", gpus("b", 1), 2**30)))
 
@@ -300,7 +310,7 @@ def test_the_quicker_of_two_ways_is_taken_and_its_narrowest_lane_counts() -> Non
 def test_a_device_without_a_link_goes_through_its_hosts_memory() -> None:
     network = Network(switched(Host("a", cpus("a", 2), 2**30, memory_bytes_per_s=7e9)))
 
-    loads = network.loads([Flow("a/cpu0", "a/cpu1", 100.0)])
+    loads = carried(network, {("a/cpu0", "a/cpu1"): 100.0})
 
     assert loads == {("a", "memory"): 200.0}  # written, then read
     assert network.route("a/cpu0", "a/cpu1").bytes_per_s == 7e9
@@ -309,7 +319,7 @@ def test_a_device_without_a_link_goes_through_its_hosts_memory() -> None:
 def test_both_directions_of_a_link_are_lanes_of_their_own() -> None:
     network = Network(switched(Host("a", cpus("a", 1), 2**30), Host("b", cpus("b", 1), 2**30)))
 
-    loads = network.loads([Flow("a/cpu0", "b/cpu0", 10.0), Flow("b/cpu0", "a/cpu0", 4.0)])
+    loads = carried(network, {("a/cpu0", "b/cpu0"): 10.0, ("b/cpu0", "a/cpu0"): 4.0})
 
     assert loads["a", "switch"] == loads["switch", "b"] == 10.0
     assert loads["b", "switch"] == loads["switch", "a"] == 4.0

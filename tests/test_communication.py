@@ -16,9 +16,8 @@ from partc.runtime.transports.in_memory import Board, InMemoryTransport
 from tests.hand_made_plans import plan_of, rank
 
 GROUP = {"all": (2, 0, 1)}  # rank 2 is the root and only serves
-RANKS = (rank(0, ("worker",), 0, GROUP), rank(1, ("worker",), 1, GROUP), rank(2, ("server",), None, GROUP))
 PLAN = plan_of(
-    list(RANKS),
+    [rank(0, ("worker",), 0, GROUP), rank(1, ("worker",), 1, GROUP), rank(2, ("server",), None, GROUP)],
     [],
     buffers=(
         Buffer("b", "float32", 4, ("worker", "server")),
@@ -26,6 +25,7 @@ PLAN = plan_of(
     ),
     slices=(Slice("x", "b", 0, (2, 2)), Slice("y", "c", 0, (2, 2))),
 )
+RANKS = PLAN.ranks
 
 
 @pytest.fixture
@@ -45,7 +45,10 @@ def exchange(environments: list[Environment], start: Start) -> InMemoryTransport
     """Carry one communication out; return rank 0's side."""
     board = Board()
     transports = [InMemoryTransport(board) for _ in RANKS]
-    parts = [part_of(start, one, environment) for one, environment in zip(RANKS, environments, strict=True)]
+    parts = [
+        part_of(start, one, GROUP["all"], environment)
+        for one, environment in zip(RANKS, environments, strict=True)
+    ]
     handles = [transport.start(part) for transport, part in zip(transports, parts, strict=True)]
     assert all(handle.done() for handle in handles)
     for environment, part, handle in zip(environments, parts, handles, strict=True):
@@ -90,6 +93,7 @@ def test_a_broadcast_comes_from_the_root(environments: list[Environment], write:
             part_of(
                 Start(0, "broadcast", "all", "server", "worker", ("unknown",), ("new",)),
                 RANKS[0],
+                GROUP["all"],
                 environments[0],
             )
     start = Start(0, "broadcast", "all", "server", "worker", ("x",), (write,))
@@ -129,14 +133,14 @@ def test_counts_that_do_not_cut_the_rows_are_refused(environments: list[Environm
     with pytest.raises(
         BadPlan, match=r"\[1, 1, 0\] do not cut 3 rows among 3 members\n  at:  communication 7 \(push\)"
     ):
-        part_of(start, RANKS[0], environments[0])
+        part_of(start, RANKS[0], GROUP["all"], environments[0])
 
 
 def test_a_region_of_another_size_is_refused(environments: list[Environment]) -> None:
     start = Start(0, "reduce_scatter", "all", "worker", "worker", ("x",), ("x",), counts=(0, 3, 3))
 
     with pytest.raises(BadPlan, match="'x' has 4 elements, 6 were planned"):
-        part_of(start, RANKS[0], environments[0])
+        part_of(start, RANKS[0], GROUP["all"], environments[0])
 
 
 def test_traffic_counts_values_and_ids_apart_and_leaves_out_what_stays(

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from partc.compiler.report import render_report
@@ -12,7 +13,7 @@ from partc.compiler.reporting.draw_cluster import draw_cluster
 from partc.compiler.reporting.draw_timeline import draw_timelines
 from partc.compiler.reporting.explain_choices import candidates, worked_examples
 from partc.compiler.reporting.measure_traffic import host_traffic
-from partc.cost.timeline import Event, Timeline
+from partc.cost.timeline import Bars, Timeline
 from partc.runtime.program import Run
 from tests.compiled_reports import CLUSTERS, Compiled, TextReader, compile_everywhere, plain
 
@@ -169,12 +170,13 @@ def test_ranks_that_do_the_same_share_a_row(all_compiled: dict[str, Compiled]) -
 
 
 def test_end_of_a_step_that_is_too_thin_to_see_is_enlarged(on_2x2: Compiled) -> None:
-    events = (
-        Event(0, "compute", "worker 12345678", 0.0, 1.0, 0),
-        Event(0, "communication", "AllReduce W", 1.0, 1.02, 4096),
+    rank, payload = np.array([0]), np.array([4096])
+    bars = (
+        Bars("compute", "worker 12345678", rank, np.array([0.0]), np.array([1.0]), 0 * payload),
+        Bars("communication", "AllReduce W", rank, np.array([1.0]), np.array([1.02]), payload),
     )
     traffic = dict.fromkeys(range(4), 4096)
-    timeline = Timeline(events, 1.02, traffic, traffic)
+    timeline = Timeline(bars, 1.02, traffic, traffic)
 
     whole, end = draw_timelines(timeline, on_2x2.compilation.plan, {"12345678": "S1"})
 

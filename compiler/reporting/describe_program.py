@@ -9,7 +9,7 @@ import onnx
 
 from partc.compiler.reporting.methods import method_of_label
 from partc.compiler.reporting.units import listed, operations, plural, size
-from partc.runtime.program import Instruction, Plan, Rank, Run, Start, Wait, instructions_of
+from partc.runtime.program import Instruction, Plan, Rank, Run, Start, Wait, instructions_of, members_of
 
 MOST_OPS = 3
 
@@ -115,12 +115,12 @@ def describe_listings(plan: Plan, segments: tuple[Segment, ...]) -> tuple[Listin
 
 
 def _listing(plan: Plan, rank: Rank, segments: Mapping[str, Segment]) -> Listing:
-    steps = tuple(_step(i, rank, segments) for i in instructions_of(plan, rank))
+    steps = tuple(_step(i, plan, rank, segments) for i in instructions_of(plan, rank))
     plays = " and ".join(rank.sites)
     return Listing(f"Rank {rank.rank}, {rank.device}, {plays}: {plural(len(steps), 'instruction')}", steps)
 
 
-def _step(instruction: Instruction, rank: Rank, segments: Mapping[str, Segment]) -> Step:
+def _step(instruction: Instruction, plan: Plan, rank: Rank, segments: Mapping[str, Segment]) -> Step:
     match instruction:
         case Run():
             segment = segments[instruction.segment]
@@ -128,14 +128,14 @@ def _step(instruction: Instruction, rank: Rank, segments: Mapping[str, Segment])
             updates = f"; updates {segment.updates}" if segment.updates else ""
             return Step("run", "run", f"{segment.name} ({instruction.site})", remark + updates)
         case Start():
-            return _start_step(instruction, rank)
+            return _start_step(instruction, members_of(plan, instruction.group, rank))
         case Wait():
             return Step("wait", "wait", f"#{instruction.tag_id}", "")
     return Step("store", "store", f"{instruction.source} → {instruction.target}", "")
 
 
-def _start_step(start: Start, rank: Rank) -> Step:
-    members = plural(len(rank.groups[start.group]), "rank")
+def _start_step(start: Start, group: tuple[int, ...]) -> Step:
+    members = plural(len(group), "rank")
     amount = f", {size(start.payload_bytes)}" if start.payload_bytes else ""
     what = f"#{start.tag_id} {ACTS[start.kind]}"
     return Step(

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import floor, log10
 from typing import Literal
 
+import numpy as np
+
 from partc.compiler.reporting.methods import method_of_label
 from partc.compiler.reporting.units import plural, seconds, shortened, size, some_ranges
 from partc.cost.timeline import Event, Timeline
@@ -103,26 +105,32 @@ def draw_timelines(timeline: Timeline, plan: Plan, segment_names: dict[str, str]
 
 def _busy_end(timeline: Timeline) -> Span | None:
     """Return the end of the step from its last long computation on, if that is short."""
-    longest = max((e for e in timeline.events if e.lane == "compute"), key=_length_s, default=None)
-    if longest is None:
+    computing = [bars for bars in timeline.bars if bars.lane == "compute"]
+    if not computing:
         return None
-    rest_s = timeline.step_s - longest.stop_s
+    lengths_s = np.concatenate([bars.stop_s - bars.start_s for bars in computing])
+    stop_s = np.concatenate([bars.stop_s for bars in computing])[int(lengths_s.argmax())]
+    rest_s = timeline.step_s - float(stop_s)
     if not 0.0 < rest_s < ZOOM_BELOW * timeline.step_s:
         return None
-    return Span(longest.stop_s - 0.04 * rest_s, timeline.step_s)
+    return Span(float(stop_s) - 0.04 * rest_s, timeline.step_s)
 
 
 def _group_ranks(timeline: Timeline, plan: Plan) -> list[list[int]]:
     """Return the ranks with events, those with equal events together."""
-    events: dict[int, list[tuple[str, str, str, str]]] = {rank.rank: [] for rank in plan.ranks}
-    for event in timeline.events:
-        # Nine digits: the simulator's sums differ in the last bits from rank to rank.
-        times = f"{event.start_s:.9g}", f"{event.stop_s:.9g}"
-        events[event.rank].append((event.lane, event.label, *times))
-    groups: dict[object, list[int]] = {}
-    for rank, own in events.items():
-        key = rank if len(events) <= FEW_RANKS else tuple(own)
-        groups.setdefault(key, []).append(rank)
+    if len(plan.ranks) <= FEW_RANKS:
+        return [[rank.rank] for rank in plan.ranks]
+    kinds = np.zeros(len(plan.ranks), np.int64)  # of each rank, by the events so far
+    for bars in timeline.bars:
+        # To a billionth of the step: the simulator's sums differ in the last bits from rank to rank.
+        times = np.rint(np.stack([bars.start_s, bars.stop_s]) / (timeline.step_s or 1.0) * 1e9)
+        told = np.full((3, len(plan.ranks)), -1.0)
+        told[0] = kinds
+        told[1:, bars.ranks] = times
+        kinds = np.unique(told, axis=1, return_inverse=True)[1].reshape(-1)
+    groups: dict[int, list[int]] = {}
+    for rank, kind in enumerate(kinds.tolist()):
+        groups.setdefault(kind, []).append(rank)
     return list(groups.values())
 
 
@@ -153,7 +161,7 @@ def _draw(
 def _row(
     members: list[int], y: float, span: Span, timeline: Timeline, plan: Plan, segment_names: dict[str, str]
 ) -> Row:
-    own = [event for event in timeline.events if event.rank == members[0]]
+    own = timeline.events_of(members[0])
     bars = [
         _bar(event, y, span, segment_names)
         for event in own
@@ -164,7 +172,7 @@ def _row(
     return Row(
         y=y,
         name=f"{'rank' if len(members) == 1 else 'ranks'} {some_ranges(members, 2)}",
-        remark=shortened(rank.device, REMARK_CHARACTERS) if len(members) == 1 else _who(members, rank),
+        remark=shortened(rank.device, REMARK_CHARACTERS) if len(members) == 1 else _who(members, rank, plan),
         plays=" + ".join(rank.sites),
         bars=tuple(bars),
         compute=seconds(compute_s),
@@ -173,9 +181,9 @@ def _row(
     )
 
 
-def _who(members: list[int], first: Rank) -> str:
+def _who(members: list[int], first: Rank, plan: Plan) -> str:
     """Name several ranks that do the same; `first` is one of them."""
-    if tuple(members) == first.groups.get("leaders"):
+    if tuple(members) in plan.groups.get("leaders", ()):
         return "first worker of each host"
     return plural(len(members), first.sites[0])
 

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from partc.compiler.reporting.methods import method_of_label
 from partc.compiler.reporting.units import plural, seconds
-from partc.cost.timeline import Event, Timeline
+from partc.cost.timeline import Bars, Event, Timeline
 
 MOST = 8
 
@@ -22,21 +24,31 @@ class LongEvent:
 
 def list_longest(timeline: Timeline, segment_names: dict[str, str]) -> tuple[LongEvent, ...]:
     """Return the longest events, those of the same name counted once: where it takes longest."""
-    longest: dict[tuple[str, str], list[Event]] = {}
-    for event in timeline.events:
-        longest.setdefault((event.lane, event.label), []).append(event)
-    events = [max(same, key=lambda event: event.stop_s - event.start_s) for same in longest.values()]
-    events.sort(key=lambda event: (event.start_s - event.stop_s, event.start_s, event.label))
-    return tuple(_describe(event, longest[event.lane, event.label], segment_names) for event in events[:MOST])
+    named: dict[tuple[str, str], list[Bars]] = {}
+    for bars in timeline.bars:
+        named.setdefault((bars.lane, bars.label), []).append(bars)
+    longest = [(max(map(_longest_of, same), key=_length_s), same) for same in named.values()]
+    longest.sort(key=lambda found: (-_length_s(found[0]), found[0].start_s, found[0].label))
+    return tuple(_describe(event, same, segment_names) for event, same in longest[:MOST])
 
 
-def _describe(event: Event, same: list[Event], segment_names: dict[str, str]) -> LongEvent:
+def _length_s(event: Event) -> float:
+    return event.stop_s - event.start_s
+
+
+def _longest_of(bars: Bars) -> Event:
+    at = int((bars.stop_s - bars.start_s).argmax())
+    times = float(bars.start_s[at]), float(bars.stop_s[at])
+    return Event(int(bars.ranks[at]), bars.lane, bars.label, *times, int(bars.payload_bytes[at]))
+
+
+def _describe(event: Event, same: list[Bars], segment_names: dict[str, str]) -> LongEvent:
     computes = event.lane == "compute"
     site, _, digest = event.label.partition(" ")
     return LongEvent(
         kind="compute" if computes else method_of_label(event.label),
         what=f"{segment_names.get(digest, digest)} ({site})" if computes else event.label,
-        where=plural(len({other.rank for other in same}), "rank"),
+        where=plural(len(np.unique(np.concatenate([bars.ranks for bars in same]))), "rank"),
         start=seconds(event.start_s),
-        length=seconds(event.stop_s - event.start_s),
+        length=seconds(_length_s(event)),
     )

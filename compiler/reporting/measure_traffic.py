@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from partc.cost.cluster import Cluster
-from partc.cost.network.collectives import Phases, flows_of, total_loads
-from partc.cost.network.topology import Flow, Lane, Network
+from partc.cost.network import traffic
+from partc.cost.network.families import Family, families_of, in_every
+from partc.cost.network.topology import Lane, Network
+from partc.cost.network.traffic import Phase
 from partc.cost.timeline import phases_of
 from partc.runtime.program import Plan, Start
 
@@ -22,28 +24,41 @@ class LaneLoad:
 def host_traffic(plan: Plan, cluster: Cluster) -> dict[str, tuple[float, float]]:
     """Return each host's (received, sent) bytes per step: what other hosts exchange with it."""
     network = Network(cluster)
-    flows: list[Flow] = []
-    for phases in _communications(plan, network):
-        flows += flows_of(phases)
-    return network.host_traffic(flows)
+    return traffic.host_traffic(network, _phases(plan, network))
 
 
 def lane_loads(plan: Plan, cluster: Cluster) -> tuple[LaneLoad, ...]:
     """Return the lanes that carry anything in a step, the one that is occupied longest first."""
     network = Network(cluster)
-    carried: dict[Lane, float] = {}
-    for phases in _communications(plan, network):
-        for lane, amount in total_loads(network, phases).items():
-            carried[lane] = carried.get(lane, 0.0) + amount
-    loads = [LaneLoad(lane, amount, amount / network.bytes_per_s[lane]) for lane, amount in carried.items()]
+    carried = traffic.lane_loads(network, _phases(plan, network))
+    loads = [
+        LaneLoad(lane, amount, amount / rate)
+        for lane, amount, rate in zip(
+            network.lanes, carried.tolist(), network.bytes_per_s.tolist(), strict=True
+        )
+        if amount > 0
+    ]
     return tuple(sorted(loads, key=lambda load: (-load.seconds, load.lane)))
 
 
-def _communications(plan: Plan, network: Network) -> Iterator[Phases]:
-    """Yield what each group of ranks sends in each of a step's communications."""
-    ranks = {rank.rank: rank for rank in plan.ranks}
+def _phases(plan: Plan, network: Network) -> Iterator[Phase]:
+    """Yield what all groups of ranks send in each of a step's communications."""
+    ranks = {rank.device: rank for rank in plan.ranks}
+    known: dict[str, tuple[Family, ...]] = {}
     for start in plan.instructions:
         if isinstance(start, Start):
-            groups = [rank.groups[start.group] for rank in plan.ranks if start.group in rank.groups]
-            for members in dict.fromkeys(groups):
-                yield phases_of(start, [ranks[member] for member in members], network)
+            if start.group not in known:
+                known[start.group] = _families(start.group, plan, network)
+            yield from in_every(
+                network,
+                known[start.group],
+                lambda members, start=start: phases_of(start, [ranks[m] for m in members], network),
+            )
+
+
+def _families(group: str, plan: Plan, network: Network) -> tuple[Family, ...]:
+    ranks = {rank.rank: rank for rank in plan.ranks}
+    groups = plan.groups.get(group, ())
+    devices = [tuple(ranks[member].device for member in members) for members in groups]
+    sites = {rank.device: rank.sites for rank in plan.ranks}
+    return families_of(network, devices, sites.__getitem__)

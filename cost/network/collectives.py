@@ -26,78 +26,45 @@ adds in its own memory, at no cost here.
 Ignored: protocol overhead, a pipeline's first chunk.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
-from types import MappingProxyType
 
-from partc.cost.network.topology import Flow, Lane, Network, Work
+import numpy as np
+
+from partc.cost.network.topology import Network, Pairs, Pattern
+from partc.cost.network.traffic import Exchange, Messages, Phase, Phases, Work, numbers_of, seconds_of
+from partc.cost.network.ways import Array
 
 SUM_TRAFFIC = 3  # memory bytes per byte added
 COPY_TRAFFIC = 2  # memory bytes per byte copied
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """Flows that run together, work beside them, and the latency of messages in sequence."""
-
-    flows: tuple[Flow, ...]
-    latency_s: float
-    work: tuple[Work, ...] = ()
-
-
-Phases = tuple[Phase, ...]
-
-
-def seconds_of(network: Network, phases: Iterable[Phase]) -> float:
-    """Return how long the phases take one after the other."""
-    return sum(phase_s(network, phase) for phase in phases)
-
-
-def phase_s(network: Network, phase: Phase) -> float:
-    """Return how long one phase takes."""
-    return phase.latency_s + network.busiest_s(network.loads(phase.flows, phase.work))
-
-
-def flows_of(phases: Iterable[Phase]) -> tuple[Flow, ...]:
-    """Return all flows of the phases."""
-    return tuple(flow for phase in phases for flow in phase.flows)
-
-
-def together(groups: Iterable[Phases]) -> Phases:
-    """Overlay the collectives of several groups that run at the same time."""
-    groups = [group for group in groups if group]
-    if not groups:
-        return ()
-    steps = max(len(group) for group in groups)
-    padded = [group + (Phase((), 0.0),) * (steps - len(group)) for group in groups]
-    return tuple(
-        Phase(
-            flows=tuple(flow for phase in step for flow in phase.flows),
-            latency_s=max(phase.latency_s for phase in step),
-            work=tuple(work for phase in step for work in phase.work),
-        )
-        for step in zip(*padded, strict=True)
-    )
-
-
 def reduce(network: Network, members: Sequence[str], message_bytes: float) -> Phases:
     """Sum at the first member: each sums a part and sends it there, or a binomial tree for short messages."""
-    parts = [message_bytes / max(1, len(members))] * len(members)  # a host may have no worker
-    sent = [[part if i and not j else 0.0 for j in range(len(members))] for i, part in enumerate(parts)]
+    p = len(members)
+    if p < 2:
+        return ()
+    part = message_bytes / p
+    parts_to_first = _direct(network, _to_first, members, np.full(p - 1, part), p - 1)
+    received = _children(p) * message_bytes
+    tree = _direct(network, _up_a_tree, members, np.full(p - 1, message_bytes), _log2(p))
     return _quicker(
         network,
-        reduce_scatter(network, members, parts) + _phase(network, _pairs(members, sent), len(members) - 1),
-        _hops(network, [(b, a) for a, b in _tree(members)], message_bytes, _log2(members), sums=True),
+        reduce_scatter(network, members, [part] * p) + parts_to_first,
+        _with_work(network, tree, members, SUM_TRAFFIC * received + COPY_TRAFFIC * message_bytes),
     )
 
 
 def broadcast(network: Network, members: Sequence[str], message_bytes: float) -> Phases:
     """Send from the first member to all: a pipelined chain, or a binomial tree for short messages."""
+    p = len(members)
+    if p < 2:
+        return ()
+    sent = np.full(p - 1, message_bytes)
     return _quicker(
         network,
-        _hops(network, list(pairwise(members)), message_bytes),
-        _hops(network, _tree(members), message_bytes, _log2(members)),
+        _direct(network, _chain, members, sent, p - 1),
+        _direct(network, _tree, members, sent, _log2(p)),
     )
 
 
@@ -113,94 +80,110 @@ def all_reduce(network: Network, members: Sequence[str], message_bytes: float) -
 def ring_all_reduce(network: Network, members: Sequence[str], message_bytes: float) -> Phases:
     """Sum everywhere. Each hop of the ring carries 2 (p - 1) / p of the message."""
     p = len(members)
+    if p < 2:
+        return ()
     summed = (p - 1) / p * message_bytes
-    flows = _around(members, [2 * summed] * p)
-    return _phase(network, flows, 2 * (p - 1), dict.fromkeys(members, summed), message_bytes)
+    ring = _direct(network, _ring, members, np.full(p, 2 * summed), 2 * (p - 1))
+    return _with_work(network, ring, members, SUM_TRAFFIC * summed + COPY_TRAFFIC * message_bytes)
 
 
 def _doubling_all_reduce(network: Network, members: Sequence[str], message_bytes: float) -> Phases:
     """Sum everywhere: in step s, members whose positions differ in bit s exchange their sums."""
-    steps = _log2(members)
-    pairs = [
-        (members[i], members[i ^ 1 << step])
-        for step in range(steps)
-        for i in range(len(members))
-        if i ^ 1 << step < len(members)
-    ]
+    p = len(members)
+    if p < 2:
+        return ()
+    steps = _log2(p)
+    hops = network.hops(_doubling, members)
     # A count that is no power of two needs one more exchange before, and one after.
-    extra = 2 if 1 << steps != len(members) else 0
-    flows = [Flow(*pair, message_bytes) for pair in pairs]
-    summed = dict.fromkeys(members, steps * message_bytes)
-    return _phase(network, flows, steps + extra, summed, message_bytes)
+    extra = 2 if 1 << steps != p else 0
+    moved = Messages(hops, np.full(len(hops.sources), message_bytes))
+    doubled = (Phase((moved,), (steps + extra) * hops.latency_s),)
+    return _with_work(network, doubled, members, (SUM_TRAFFIC * steps + COPY_TRAFFIC) * message_bytes)
 
 
 def reduce_scatter(network: Network, members: Sequence[str], regions: Sequence[float]) -> Phases:
     """Sum region i (bytes) at member i: every member sends it its part directly."""
-    summed = {member: (len(members) - 1) * r for member, r in zip(members, regions, strict=True)}
-    flows = _pairs(members, [regions] * len(members))
-    return _phase(network, flows, len(members) - 1, summed, sum(regions))
+    p = len(members)
+    taken = np.array(regions)
+    exchanged = _exchange(network, members, np.ones(p), taken, p - 1)
+    return _with_work(network, exchanged, members, SUM_TRAFFIC * (p - 1) * taken + COPY_TRAFFIC * taken.sum())
 
 
 def all_gather(network: Network, members: Sequence[str], regions: Sequence[float]) -> Phases:
     """Send region i (bytes) from member i to everybody directly."""
-    parts = [[region] * len(members) for region in regions]
-    return _phase(network, _pairs(members, parts), len(members) - 1)
+    return _exchange(network, members, np.array(regions), np.ones(len(members)), len(members) - 1)
 
 
 def gather(network: Network, members: Sequence[str], parts: Sequence[float]) -> Phases:
     """Send part i (bytes) from member i to the first member. Sizes are exchanged first."""
-    flows = [Flow(member, members[0], part) for member, part in zip(members, parts, strict=True)]
-    return _phase(network, flows, 2 * (len(members) - 1))
+    return _direct(network, _to_first, members, np.array(parts[1:]), 2 * (len(members) - 1))
 
 
 def scatter(network: Network, members: Sequence[str], parts: Sequence[float]) -> Phases:
     """Send part i (bytes) from the first member to member i. Sizes are exchanged first."""
-    flows = [Flow(members[0], member, part) for member, part in zip(members, parts, strict=True)]
-    return _phase(network, flows, 2 * (len(members) - 1))
+    return _direct(network, _from_first, members, np.array(parts[1:]), 2 * (len(members) - 1))
 
 
 def ring_all_gather_rows(network: Network, members: Sequence[str], parts: Sequence[float]) -> Phases:
     """Give part i (bytes) of member i to everybody, around a ring. Sizes are exchanged first."""
-    total = sum(parts)
     # The hop into a member carries all parts but that member's own.
-    carried = [total - parts[(i + 1) % len(parts)] for i in range(len(parts))]
-    return _phase(network, _around(members, carried), 2 * (len(members) - 1))
+    carried = sum(parts) - np.roll(np.array(parts), -1)
+    return _direct(network, _ring, members, carried, 2 * (len(members) - 1))
 
 
-def all_to_all_rows(network: Network, members: Sequence[str], parts: Sequence[Sequence[float]]) -> Phases:
-    """Send parts[i][j] (bytes) from member i to member j. Sizes are exchanged first."""
-    return _phase(network, _pairs(members, parts), 2 * (len(members) - 1))
-
-
-def total_loads(network: Network, phases: Iterable[Phase]) -> dict[Lane, float]:
-    """Return what each lane carries over all phases."""
-    phases = tuple(phases)
-    return network.loads(flows_of(phases), [work for phase in phases for work in phase.work])
+def all_to_all_rows(
+    network: Network, members: Sequence[str], sent: Sequence[float], shares: Sequence[float]
+) -> Phases:
+    """Send sent[i] * shares[j] bytes from member i to member j. Sizes are exchanged first."""
+    return _exchange(network, members, np.array(sent), np.array(shares), 2 * (len(members) - 1))
 
 
 # ---------------------------------------------------------------- who sends to whom
 
 
-def _pairs(members: Sequence[str], parts: Sequence[Sequence[float]]) -> list[Flow]:
-    return [
-        Flow(source, target, part)
-        for source, row in zip(members, parts, strict=True)
-        for target, part in zip(members, row, strict=True)
-    ]
+def _ring(members: Sequence[str]) -> Pairs:
+    return list(zip(members, [*members[1:], members[0]], strict=True))
 
 
-def _around(members: Sequence[str], carried: Sequence[float]) -> list[Flow]:
-    followers = [*members[1:], members[0]]
-    return [Flow(*ends) for ends in zip(members, followers, carried, strict=True)]
+def _chain(members: Sequence[str]) -> Pairs:
+    return list(pairwise(members))
 
 
-def _tree(members: Sequence[str]) -> list[tuple[str, str]]:
+def _to_first(members: Sequence[str]) -> Pairs:
+    return [(member, members[0]) for member in members[1:]]
+
+
+def _from_first(members: Sequence[str]) -> Pairs:
+    return [(members[0], member) for member in members[1:]]
+
+
+def _tree(members: Sequence[str]) -> Pairs:
     """Return (parent, child) of a binomial tree: a child's position is its parent's plus one bit."""
     return [(members[i & i - 1], members[i]) for i in range(1, len(members))]
 
 
-def _log2(members: Sequence[str]) -> int:
-    return (len(members) - 1).bit_length()
+def _up_a_tree(members: Sequence[str]) -> Pairs:
+    return [(child, parent) for parent, child in _tree(members)]
+
+
+def _children(members: int) -> Array:
+    """Return how many children each member has in a binomial tree, float64[members]."""
+    parents = [i & i - 1 for i in range(1, members)]
+    return np.bincount(parents, minlength=members).astype(np.float64)
+
+
+def _doubling(members: Sequence[str]) -> Pairs:
+    p = len(members)
+    return [
+        (members[i], members[i ^ 1 << step])
+        for step in range(_log2(p))
+        for i in range(p)
+        if i ^ 1 << step < p
+    ]
+
+
+def _log2(members: int) -> int:
+    return (members - 1).bit_length()
 
 
 # ---------------------------------------------------------------- phases
@@ -210,36 +193,28 @@ def _quicker(network: Network, one: Phases, other: Phases) -> Phases:
     return one if seconds_of(network, one) <= seconds_of(network, other) else other
 
 
-def _hops(
-    network: Network,
-    hops: Sequence[tuple[str, str]],
-    message_bytes: float,
-    messages: int | None = None,
-    *,
-    sums: bool = False,
-) -> Phases:
-    summed = dict.fromkeys((end for hop in hops for end in hop), 0.0) if sums else {}
-    for _, target in hops if sums else ():
-        summed[target] += message_bytes
-    flows = [Flow(*hop, message_bytes) for hop in hops]
-    copied = message_bytes if sums else 0.0
-    return _phase(network, flows, len(hops) if messages is None else messages, summed, copied)
-
-
-def _phase(
-    network: Network,
-    flows: Iterable[Flow],
-    messages: int,
-    summed: Mapping[str, float] = MappingProxyType({}),
-    copied: float = 0.0,
-) -> Phases:
-    """Make a phase of `messages` that follow one another, each as slow as the slowest route.
-
-    summed: bytes that each member adds to its own; `copied`: bytes that each of them copies before.
-    """
-    moving = tuple(flow for flow in flows if flow.source != flow.target)
-    if not moving:
+def _direct(network: Network, pattern: Pattern, members: Sequence[str], sent: Array, messages: int) -> Phases:
+    """Make a phase of bytes `sent`, one a pair of the pattern; `messages` follow one another."""
+    if len(members) < 2:
         return ()
-    latency_s = max(network.route(flow.source, flow.target).latency_s for flow in moving)
-    work = tuple(Work(end, SUM_TRAFFIC * added + COPY_TRAFFIC * copied) for end, added in summed.items())
-    return (Phase(tuple(flow for flow in moving if flow.bytes > 0), messages * latency_s, work),)
+    hops = network.hops(pattern, members)
+    return (Phase((Messages(hops, sent),), messages * hops.latency_s),)
+
+
+def _exchange(network: Network, members: Sequence[str], sent: Array, taken: Array, messages: int) -> Phases:
+    if len(members) < 2:
+        return ()
+    flows = Exchange(numbers_of(network, members), sent, taken)
+    return (Phase((flows,), messages * network.farthest_s(members)),)
+
+
+def _with_work(
+    network: Network, phases: Phases, members: Sequence[str], touched_bytes: Array | float
+) -> Phases:
+    """Add memory traffic of each member, float64[members] or the same for all, to a single phase."""
+    if not phases:
+        return ()
+    (phase,) = phases
+    ends = numbers_of(network, members)
+    work = Work(ends, np.broadcast_to(np.asarray(touched_bytes, np.float64), ends.shape))
+    return (Phase((*phase.flows, work), phase.latency_s),)

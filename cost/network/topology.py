@@ -4,15 +4,20 @@ A *lane* is what messages queue for: one direction of a link, or a host's memory
 without a link of their own share. A route is the lanes from one end to another.
 
     h0/cpu0 ══ memory of h0 ══ h0 ──lane──> switch ──lane──> h1 ══ memory of h1 ══ h1/cpu0
+
+Ends (devices, and hosts for processes on their CPU) and switches are nodes. Nodes, lanes and hosts are
+numbered, so that what thousands of them carry is one array.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import networkx as nx
+import numpy as np
 
 from partc.cost.cluster import Cluster, Host
+from partc.cost.network.ways import Array, Numbers, Ways
 from partc.cost.profiles import MEMORY_LATENCY_S, STAGING_LATENCY_S
 
 # Routes are the quickest for a message of this size; any size from 64 KB to 64 MB picks alike on
@@ -20,6 +25,8 @@ from partc.cost.profiles import MEMORY_LATENCY_S, STAGING_LATENCY_S
 ROUTED_MESSAGE_BYTES = 1e6
 
 Lane = tuple[str, str]
+Pairs = Sequence[tuple[str, str]]
+Pattern = Callable[[Sequence[str]], Pairs]  # members of a group -> who sends to whom
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,40 +38,72 @@ class Route:
     bytes_per_s: float  # of the narrowest lane; infinite from an end to itself
 
 
-@dataclass(frozen=True, slots=True)
-class Flow:
-    """Bytes that go from one device or host to another."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Hops:
+    """Ways of messages between pairs of ends. Message m occupies lane `lanes[i]` where `messages[i]` = m."""
 
-    source: str
-    target: str
-    bytes: float
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Memory traffic at one end, such as that of adding what arrived to what is there."""
-
-    end: str
-    bytes: float
+    sources: Numbers  # nodes, by message
+    targets: Numbers
+    messages: Numbers
+    lanes: Numbers
+    latency_s: float  # of the slowest
 
 
 class Network:
-    """Answers how long what takes between any two ends of a cluster."""
+    """Answers how long what takes between any two ends of a cluster.
+
+    nodes, lanes, hosts     names by number
+    bytes_per_s             float64[lanes]
+    host_of, memory_lane    int64[nodes], -1 for switches
+    is_gpu, is_host         bool[nodes]
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.graph = _graph_of(cluster)
-        self.bytes_per_s: dict[Lane, float] = {}
-        self._gpus: set[str] = set()
-        self._host_of = {host.name: host.name for host in cluster.hosts}
-        for host in cluster.hosts:
-            self.bytes_per_s[memory_of(host.name)] = host.memory_bytes_per_s
-            self._host_of.update((device.name, host.name) for device in host.devices)
-            self._gpus.update(device.name for device in host.devices if device.kind == "gpu")
+        self._graph = _graph_of(cluster)
+        self.nodes = list(self._graph)
+        self.number_of = {name: number for number, name in enumerate(self.nodes)}
+        self.hosts = [host.name for host in cluster.hosts]
+        rates = {memory_of(host.name): host.memory_bytes_per_s for host in cluster.hosts}
         for link in cluster.links:
             a, b = link.ends
-            self.bytes_per_s[a, b] = self.bytes_per_s[b, a] = link.bytes_per_s
-        self._routes: dict[Lane, Route] = {}
+            rates[a, b] = rates[b, a] = link.bytes_per_s
+        self.lanes = list(rates)
+        self.lane_number = {lane: number for number, lane in enumerate(self.lanes)}
+        self.bytes_per_s: Array = np.array(list(rates.values()), np.float64)
+        self._describe_nodes()
+        self.ways = Ways(nx.relabel_nodes(self._graph, self.number_of))
+        self._lanes_above = self._lanes_of_bridges()
+        self._near_memory = self._through_memory()
+        self._routes: dict[tuple[str, str], Route] = {}
+        self._hops: dict[tuple[Pattern, tuple[str, ...]], Hops] = {}
+        self._farthest: dict[tuple[str, ...], float] = {}
+
+    def _describe_nodes(self) -> None:
+        self.host_of = np.full(len(self.nodes), -1)
+        self.memory_lane = np.full(len(self.nodes), -1)
+        self.is_gpu = np.zeros(len(self.nodes), bool)
+        self.is_host = np.zeros(len(self.nodes), bool)
+        for number, host in enumerate(self.cluster.hosts):
+            ends = [self.number_of[name] for name in (host.name, *(device.name for device in host.devices))]
+            self.host_of[ends] = number
+            self.memory_lane[ends] = self.lane_number[memory_of(host.name)]
+            self.is_host[ends[0]] = True
+            self.is_gpu[ends[1:]] = [device.kind == "gpu" for device in host.devices]
+
+    def _lanes_of_bridges(self) -> tuple[Numbers, Numbers]:
+        """Return the lane up and the lane down every piece's bridge, int64[pieces]; -1 for roots."""
+        up, down = (np.full(len(self.ways.pieces), -1) for _ in range(2))
+        for piece in np.flatnonzero(self.ways.port >= 0):
+            port, outer = self.nodes[self.ways.port[piece]], self.nodes[self.ways.outer[piece]]
+            up[piece], down[piece] = self._lane(port, outer), self._lane(outer, port)
+        return up, down
+
+    def _lane(self, source: str, target: str) -> int:
+        memory = self._graph.edges[source, target]["memory"]
+        return self.lane_number[memory or (source, target)]
+
+    # ------------------------------------------------------------ single messages
 
     def route(self, source: str, target: str) -> Route:
         """Return the quickest way of a 1 MB message."""
@@ -76,43 +115,148 @@ class Network:
     def _find_route(self, source: str, target: str) -> Route:
         if source == target:
             return Route((), 0.0, float("inf"))
-        path = nx.shortest_path(self.graph, source, target, weight="message_s")
-        steps = list(pairwise(path))
-        lanes = [self.graph.edges[step]["memory"] or step for step in steps]
+        numbers = self.ways.path(self.number_of[source], self.number_of[target])
+        steps = list(pairwise(self.nodes[number] for number in numbers))
+        lanes = [self.lanes[self._lane(*step)] for step in steps]
         # A host's own process reads and writes its memory even where the link is a device's own.
-        processes = [end for end in (source, target) if end == self._host_of[end]]
+        processes = [end for end in (source, target) if self.is_host[self.number_of[end]]]
         lanes += [memory_of(host) for host in processes if memory_of(host) not in lanes]
-        latency_s = sum(self.graph.edges[step]["latency_s"] for step in steps)
-        if processes and (source in self._gpus or target in self._gpus):
+        latency_s = sum(self._graph.edges[step]["latency_s"] for step in steps)
+        if processes and self.is_gpu[[self.number_of[source], self.number_of[target]]].any():
             latency_s += STAGING_LATENCY_S
-        return Route(tuple(lanes), latency_s, min(self.bytes_per_s[lane] for lane in lanes))
+        narrowest = min(self.bytes_per_s[self.lane_number[lane]] for lane in lanes)
+        return Route(tuple(lanes), latency_s, float(narrowest))
 
-    def loads(self, flows: Iterable[Flow], work: Iterable[Work] = ()) -> dict[Lane, float]:
-        """Return the bytes that each lane carries. Work on a GPU's own memory loads no lane."""
-        carried: dict[Lane, float] = {}
-        for item in work:
-            if item.end not in self._gpus:
-                memory = memory_of(self._host_of[item.end])
-                carried[memory] = carried.get(memory, 0.0) + item.bytes
-        for flow in flows:
-            for lane in self.route(flow.source, flow.target).lanes:
-                carried[lane] = carried.get(lane, 0.0) + flow.bytes
-        return carried
+    def hops(self, pattern: Pattern, members: Sequence[str]) -> Hops:
+        """Return the ways of the messages that a pattern makes of members."""
+        key = (pattern, tuple(members))
+        if key not in self._hops:
+            self._hops[key] = self.hops_between(pattern(members))
+        return self._hops[key]
 
-    def busiest_s(self, loads: dict[Lane, float]) -> float:
-        """Return how long the busiest lane is occupied."""
-        return max((carried / self.bytes_per_s[lane] for lane, carried in loads.items()), default=0.0)
+    def hops_between(self, pairs: Pairs) -> Hops:
+        """Return the ways of one message for every pair of ends that is two."""
+        moving = [pair for pair in pairs if pair[0] != pair[1]]
+        routes = [self.route(*pair) for pair in moving]
+        lanes = [self.lane_number[lane] for route in routes for lane in route.lanes]
+        return Hops(
+            np.array([self.number_of[source] for source, _ in moving], np.int64),
+            np.array([self.number_of[target] for _, target in moving], np.int64),
+            np.repeat(np.arange(len(routes)), [len(route.lanes) for route in routes]),
+            np.array(lanes, np.int64),
+            max((route.latency_s for route in routes), default=0.0),
+        )
 
-    def host_traffic(self, flows: Iterable[Flow]) -> dict[str, tuple[float, float]]:
-        """Return each host's (ingress, egress) bytes: what crosses its border, servers' included."""
-        ingress = {host.name: 0.0 for host in self.cluster.hosts}
-        egress = dict(ingress)
-        for flow in flows:
-            source, target = self._host_of[flow.source], self._host_of[flow.target]
-            if source != target:
-                egress[source] += flow.bytes
-                ingress[target] += flow.bytes
-        return {name: (ingress[name], egress[name]) for name in ingress}
+    # ------------------------------------------------------------ everybody to everybody
+
+    def exchange_loads(self, sent: Array, taken: Array) -> Array:
+        """Return what lanes carry, float64[lanes], if node i sends sent[i] * taken[j] bytes to node j."""
+        loads = np.zeros(len(self.lanes))
+        ways = self.ways
+        (sends, below_sends), (takes, below_takes) = ways.below(sent), ways.below(taken)
+        all_sent, all_taken = sent.sum(), taken.sum()
+        hung = np.flatnonzero(ways.port >= 0)
+        up, down = self._lanes_above
+        np.add.at(loads, up[hung], sends[hung] * (all_taken - takes[hung]))
+        np.add.at(loads, down[hung], (all_sent - sends[hung]) * takes[hung])
+        for piece in (number for number, nodes in enumerate(ways.pieces) if len(nodes) > 1):
+            port = ways.port[piece]
+            if port >= 0:
+                below_sends[port] += all_sent - sends[piece]
+                below_takes[port] += all_taken - takes[piece]
+            self._load_inside(loads, piece, below_sends, below_takes)
+        self._load_processes(loads, sent, taken)
+        loads[loads < 1e-12 * all_sent * all_taken] = 0.0  # what differences of sums leave of nothing
+        return loads
+
+    def _load_inside(self, loads: Array, piece: int, sends: Array, takes: Array) -> None:
+        nodes = self.ways.pieces[piece]
+        for source in (node for node in nodes if sends[node] > 0):
+            for target in (node for node in nodes if takes[node] > 0 and node != source):
+                for step in pairwise(self.ways.inner_path(source, target)):
+                    loads[self._lane(*(self.nodes[n] for n in step))] += sends[source] * takes[target]
+
+    def _load_processes(self, loads: Array, sent: Array, taken: Array) -> None:
+        """Add the memory of hosts whose processes take part, where no message came through it anyway."""
+        hosts = np.flatnonzero(self.is_host & ((sent > 0) | (taken > 0)))
+        near = self._near_memory
+        of_sent, of_taken = (np.bincount(self.host_of[near], v[near], len(self.hosts)) for v in (sent, taken))
+        at = self.host_of[hosts]
+        elsewhere = taken.sum() - taken[hosts] - of_taken[at]
+        from_elsewhere = sent.sum() - sent[hosts] - of_sent[at]
+        np.add.at(loads, self.memory_lane[hosts], sent[hosts] * elsewhere + from_elsewhere * taken[hosts])
+
+    def _through_memory(self) -> Numbers:
+        """Return the devices that are joined to their host by its memory."""
+        memories = nx.get_edge_attributes(self._graph, "memory")
+        return np.array(
+            [
+                self.number_of[b if a == memory[0] else a]
+                for (a, b), memory in memories.items()
+                if memory is not None
+            ],
+            np.int64,
+        )
+
+    def farthest_s(self, members: Sequence[str]) -> float:
+        """Return the latency of the slowest route between any two members."""
+        key = tuple(members)
+        if key not in self._farthest:
+            self._farthest[key] = self._find_farthest_s(members)
+        return self._farthest[key]
+
+    def _find_farthest_s(self, members: Sequence[str]) -> float:
+        """Carry the longest arm of every kind of end up the tree; two arms that meet make a route."""
+        search = _Farthest({"host": {"gpu": STAGING_LATENCY_S}, "gpu": {"host": STAGING_LATENCY_S}})
+        for name in members:
+            number = self.number_of[name]
+            kind = "host" if self.is_host[number] else "gpu" if self.is_gpu[number] else "other"
+            search.join(number, {kind: 0.0})
+        ways = self.ways
+        for piece in (piece for pieces in ways.levels for piece in pieces):
+            nodes = [node for node in ways.pieces[piece] if node in search.arms]
+            for source, target in combinations(nodes, 2):
+                search.meet(search.arms[source], search.arms[target], self._inner_s(source, target))
+            port, climbed = int(ways.port[piece]), dict[str, float]()
+            for node in nodes if port >= 0 else ():
+                climb_s = self._inner_s(node, port) + self._edge_s(port, int(ways.outer[piece]))
+                for kind, arm_s in search.arms[node].items():
+                    climbed[kind] = max(climbed.get(kind, 0.0), arm_s + climb_s)
+            search.join(int(ways.outer[piece]), climbed)
+        return search.longest_s
+
+    def _inner_s(self, source: int, target: int) -> float:
+        return sum(self._edge_s(*step) for step in pairwise(self.ways.inner_path(source, target)))
+
+    def _edge_s(self, source: int, target: int) -> float:
+        return float(self._graph.edges[self.nodes[source], self.nodes[target]]["latency_s"])
+
+    # ------------------------------------------------------------ times
+
+    def busiest_s(self, loads: Array) -> float:
+        """Return how long the busiest lane is occupied by bytes, float64[lanes]."""
+        return float((loads / self.bytes_per_s).max(initial=0.0))
+
+
+class _Farthest:
+    """The longest arm from each node down to members, by kind of member, and the longest route so far."""
+
+    def __init__(self, extra_s: dict[str, dict[str, float]]) -> None:
+        self.arms: dict[int, dict[str, float]] = {}
+        self.longest_s = 0.0
+        self._extra_s = extra_s  # that ends of two kinds add
+
+    def join(self, node: int, arms: dict[str, float]) -> None:
+        own = self.arms.setdefault(node, {})
+        self.meet(own, arms, 0.0)
+        for kind, arm_s in arms.items():
+            own[kind] = max(own.get(kind, 0.0), arm_s)
+
+    def meet(self, arms: dict[str, float], others: dict[str, float], between_s: float) -> None:
+        for kind, arm_s in arms.items():
+            for other, other_s in others.items():
+                extra_s = self._extra_s.get(kind, {}).get(other, 0.0)
+                self.longest_s = max(self.longest_s, arm_s + between_s + other_s + extra_s)
 
 
 def memory_of(host: str) -> Lane:
@@ -126,6 +270,7 @@ def _graph_of(cluster: Cluster) -> nx.Graph:
     for host in cluster.hosts:
         graph.add_node(host.name)
         for device in host.devices:
+            graph.add_node(device.name)
             if device.name not in linked:
                 _join(graph, (device.name, host.name), host.memory_bytes_per_s, MEMORY_LATENCY_S / 2, host)
     for link in cluster.links:
@@ -140,5 +285,5 @@ def _join(
         *ends,
         latency_s=latency_s,
         memory=memory_of(memory.name) if memory else None,
-        message_s=latency_s + ROUTED_MESSAGE_BYTES / bytes_per_s,
+        weight=latency_s + ROUTED_MESSAGE_BYTES / bytes_per_s,
     )

@@ -16,11 +16,11 @@ with all_reduce and 2 alpha W (N - 1) with all_gather, ids left out: table 3 of 
 carries more with servers, since it is a server too: 4 W (N - 1) / N, as with all_reduce.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from partc.cost.cluster import Cluster, groups_of, ranks_of
 from partc.cost.network.collectives import (
-    Phases,
     all_gather,
     all_reduce,
     all_to_all_rows,
@@ -30,9 +30,10 @@ from partc.cost.network.collectives import (
     reduce_scatter,
     ring_all_gather_rows,
     scatter,
-    together,
 )
+from partc.cost.network.families import Family, families_of, in_every
 from partc.cost.network.topology import Network
+from partc.cost.network.traffic import Phases
 from partc.cost.strategy import SyncFacts, Synchronisation
 
 ID_BYTES = 8  # int64
@@ -40,30 +41,43 @@ ID_BYTES = 8  # int64
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """The network, and the ends that meet on it."""
+    """The network, and the ends that meet on it. Equal hosts are one family."""
 
     network: Network
-    host_workers: tuple[tuple[str, ...], ...]
-    host: tuple[tuple[str, ...], ...]  # for each host its server, then its workers
+    workers: tuple[str, ...]  # of all hosts
+    working: frozenset[str]  # the same
+    workers_of_hosts: tuple[int, ...]
+    host_workers: tuple[Family, ...]
+    host: tuple[Family, ...]  # for each host its server, then its workers
     leaders: tuple[str, ...]
     servers: tuple[str, ...]
-    feed: tuple[tuple[str, ...], ...]  # for each host with workers its first, then whom it tells
+    feed: tuple[Family, ...]  # for each host with workers its first, then whom it tells
 
 
 def meeting_of(cluster: Cluster) -> Meeting:
     """Return the ends of cluster's ranks by the groups in which they meet."""
-    ends = {placed.rank: placed.device for placed in ranks_of(cluster)}
+    ranks = ranks_of(cluster)
+    ends = {placed.rank: placed.device for placed in ranks}
+    working = frozenset(placed.device for placed in ranks if placed.replica is not None)
     groups = {
         name: tuple(tuple(ends[rank] for rank in members) for members in instances)
         for name, instances in groups_of(cluster).items()
     }
+    network = Network(cluster)
+
+    def alike(name: str) -> tuple[Family, ...]:
+        return families_of(network, groups[name], lambda end: end in working)
+
     return Meeting(
-        network=Network(cluster),
-        host_workers=groups["host_workers"],
-        host=groups["host"],
+        network=network,
+        workers=groups["workers"][0],
+        working=working,
+        workers_of_hosts=tuple(len(members) for members in groups["host_workers"]),
+        host_workers=alike("host_workers"),
+        host=alike("host"),
         leaders=groups["leaders"][0],
         servers=groups["servers"][0],
-        feed=groups["feed"],
+        feed=alike("feed"),
     )
 
 
@@ -98,16 +112,15 @@ def synchronise(
 def _all_reduce(meeting: Meeting, message_bytes: float) -> Phases:
     network = meeting.network
     return (
-        together([reduce(network, members, message_bytes) for members in meeting.host_workers])
+        in_every(network, meeting.host_workers, lambda m: reduce(network, m, message_bytes))
         + all_reduce(network, meeting.leaders, message_bytes)
-        + together([broadcast(network, members, message_bytes) for members in meeting.host_workers])
+        + in_every(network, meeting.host_workers, lambda m: broadcast(network, m, message_bytes))
     )
 
 
 def _all_gather(meeting: Meeting, facts: SyncFacts) -> Phases:
-    workers = [worker for members in meeting.host_workers for worker in members]
     part = facts.touched_rows * (facts.row_bytes + ID_BYTES)
-    return ring_all_gather_rows(meeting.network, workers, [part] * len(workers))
+    return ring_all_gather_rows(meeting.network, meeting.workers, [part] * len(meeting.workers))
 
 
 def _serve_dense(
@@ -116,10 +129,10 @@ def _serve_dense(
     network = meeting.network
     fetched = facts.bytes * _fetched_share(facts, how)
     return (
-        together([reduce(network, members, facts.bytes) for members in meeting.host])
+        in_every(network, meeting.host, lambda m: reduce(network, m, facts.bytes))
         + reduce_scatter(network, meeting.servers, [share * facts.bytes for share in shares])
         + all_gather(network, meeting.servers, [share * fetched for share in shares])
-        + together([broadcast(network, members, fetched) for members in meeting.host])
+        + in_every(network, meeting.host, lambda m: broadcast(network, m, fetched))
     )
 
 
@@ -130,13 +143,12 @@ def _fetched_share(facts: SyncFacts, how: Synchronisation) -> float:
 def _post_aggregation(meeting: Meeting, facts: SyncFacts, shares: tuple[float, ...]) -> Phases:
     """What the owners summed goes to every worker, and from one worker of each host to its server."""
     network = meeting.network
-    workers = sum(len(members) for members in meeting.host_workers)
-    rows = distinct_rows(facts, workers) if facts.sparse else facts.rows
+    rows = distinct_rows(facts, len(meeting.workers)) if facts.sparse else facts.rows
     summed = rows * facts.row_bytes
     return (
         ring_all_gather_rows(network, meeting.servers, [share * summed for share in shares])
-        + together([broadcast(network, members, summed) for members in meeting.host])
-        + together([broadcast(network, members, summed) for members in meeting.feed])
+        + in_every(network, meeting.host, lambda m: broadcast(network, m, summed))
+        + in_every(network, meeting.feed, lambda m: broadcast(network, m, summed))
     )
 
 
@@ -144,14 +156,13 @@ def _pull(meeting: Meeting, facts: SyncFacts, how: Synchronisation, shares: tupl
     network = meeting.network
     row_bytes = facts.row_bytes * _fetched_share(facts, how)
     per_host = _rows_per_host(meeting, facts, how)
-    asked = [[rows * share * ID_BYTES for share in shares] for rows in per_host]
-    rows_back = [[rows * share * row_bytes for rows in per_host] for share in shares]
+    asked, rows_back = [rows * ID_BYTES for rows in per_host], [rows * row_bytes for rows in per_host]
     ids, rows = facts.touched_rows * ID_BYTES, facts.touched_rows * row_bytes
     return (
-        together([gather(network, m, _of_workers(meeting, m, ids)) for m in meeting.host])
-        + all_to_all_rows(network, meeting.servers, asked)
-        + all_to_all_rows(network, meeting.servers, rows_back)
-        + together([scatter(network, m, _of_workers(meeting, m, rows)) for m in meeting.host])
+        in_every(network, meeting.host, lambda m: gather(network, m, _of_workers(meeting, m, ids)))
+        + all_to_all_rows(network, meeting.servers, asked, shares)
+        + all_to_all_rows(network, meeting.servers, shares, rows_back)
+        + in_every(network, meeting.host, lambda m: scatter(network, m, _of_workers(meeting, m, rows)))
     )
 
 
@@ -159,22 +170,23 @@ def _push(meeting: Meeting, facts: SyncFacts, how: Synchronisation, shares: tupl
     network = meeting.network
     row = facts.row_bytes + ID_BYTES
     part = facts.touched_rows * row
-    sent = [[rows * share * row for share in shares] for rows in _rows_per_host(meeting, facts, how)]
-    return together(
-        [gather(network, m, _of_workers(meeting, m, part)) for m in meeting.host]
-    ) + all_to_all_rows(network, meeting.servers, sent)
+    sent = [rows * row for rows in _rows_per_host(meeting, facts, how)]
+    return in_every(
+        network, meeting.host, lambda m: gather(network, m, _of_workers(meeting, m, part))
+    ) + all_to_all_rows(network, meeting.servers, sent, shares)
 
 
-def _of_workers(meeting: Meeting, members: tuple[str, ...], part: float) -> list[float]:
+def _of_workers(meeting: Meeting, members: Sequence[str], part: float) -> list[float]:
     """Return what each member contributes: nothing from a server that is no worker."""
-    workers = {worker for host in meeting.host_workers for worker in host}
-    return [part if member in workers else 0.0 for member in members]
+    return [part if member in meeting.working else 0.0 for member in members]
 
 
 def _rows_per_host(meeting: Meeting, facts: SyncFacts, how: Synchronisation) -> list[float]:
+    counts = meeting.workers_of_hosts
     if not how.local_aggregation:
-        return [facts.touched_rows * len(workers) for workers in meeting.host_workers]
-    return [distinct_rows(facts, len(workers)) for workers in meeting.host_workers]
+        return [facts.touched_rows * count for count in counts]
+    rows = {count: distinct_rows(facts, count) for count in set(counts)}
+    return [rows[count] for count in counts]
 
 
 def distinct_rows(facts: SyncFacts, replicas: int) -> float:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from partc.runtime.program import Plan, Rank, Run, Start, Store, instructions_of
+from partc.runtime.program import Plan, Rank, Run, Start, Store, instructions_of, members_of
 from partc.runtime.transports.communication import ROW_KINDS, Dense, Part, lands_at, sends_at
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -62,15 +62,19 @@ def routes_of(plan: Plan, rank: Rank) -> dict[int, Route]:
         if not isinstance(start, Start) or start.group not in rank.groups:
             continue
         brought = {value for name in start.writes for value in (name, *places.get(name, ()))}
-        group = [ranks[member] for member in rank.groups[start.group]]
+        members = members_of(plan, start.group, rank)
+        group = [ranks[member] for member in members]
         routes[start.tag_id] = Route(
             start,
-            rank.groups[start.group],
-            frozenset(position for position, member in enumerate(group) if sends_at(start, member)),
+            members,
+            frozenset(
+                position for position, member in enumerate(group) if sends_at(start, member, members[0])
+            ),
             frozenset(
                 position
                 for position, member in enumerate(group)
-                if lands_at(start, member) and (start.kind != "all_gather" or brought & read[member.rank])
+                if lands_at(start, member, members[0])
+                and (start.kind != "all_gather" or brought & read[member.rank])
             ),
         )
     return routes
@@ -86,7 +90,7 @@ def _values_read(plan: Plan, rank: Rank) -> set[str]:
             case Store(source=source):
                 read.add(source)
             case Start(kind=kind, group=group, reads=reads) if kind != "all_gather":
-                read.update(reads if len(rank.groups[group]) > 1 else ())
+                read.update(reads if len(members_of(plan, group, rank)) > 1 else ())
     return read | {output.value for output in plan.outputs}
 
 

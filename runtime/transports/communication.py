@@ -56,23 +56,22 @@ class Part:
         return self.position == 0
 
 
-def sends_at(start: Start, rank: Rank) -> bool:
+def sends_at(start: Start, rank: Rank, root: int) -> bool:
     """Tell whether a member supplies the reads: from some kinds' roots alone anything goes out."""
-    is_root = rank.groups[start.group][0] == rank.rank
+    is_root = root == rank.rank
     return start.senders in rank.sites and (is_root or start.kind not in _ROOTED_SOURCES)
 
 
-def lands_at(start: Start, rank: Rank) -> bool:
+def lands_at(start: Start, rank: Rank, root: int) -> bool:
     """Tell whether a member ends with the writes: at some kinds' roots alone anything arrives."""
-    is_root = rank.groups[start.group][0] == rank.rank
+    is_root = root == rank.rank
     return start.receivers in rank.sites and (is_root or start.kind not in _ROOTED_RESULTS)
 
 
-def part_of(start: Start, rank: Rank, environment: Environment) -> Part:
-    """Collect what `rank` supplies to the communication `start` from its environment."""
-    members = rank.groups[start.group]
+def part_of(start: Start, rank: Rank, members: tuple[int, ...], environment: Environment) -> Part:
+    """Collect what `rank` supplies to the communication `start` among `members` from its environment."""
     position = members.index(rank.rank)
-    sends, lands = sends_at(start, rank), lands_at(start, rank)
+    sends, lands = sends_at(start, rank, members[0]), lands_at(start, rank, members[0])
     if start.kind not in ROW_KINDS:
         resolver = _DenseResolver(start, environment, len(members), position, sends)
         dense = tuple(resolver.resolve(*pair) for pair in zip(start.reads, start.writes, strict=True))

@@ -24,7 +24,7 @@ class MPITransport:
         self._groups: dict[tuple[int, ...], Group] = {}
         self._mover = Mover(self._advance)
         # Sorted, so that all ranks create their common communicators in one order.
-        for members in sorted({group for rank in plan.ranks for group in rank.groups.values()}):
+        for members in sorted({members for groups in plan.groups.values() for members in groups}):
             if world.rank in members and len(members) > 1:
                 first = world.Create_group(world.group.Incl(members))
                 self._groups[members] = Group(first, first.Dup())
