@@ -48,6 +48,7 @@ def build_plan(
 ) -> Plan:
     """Schedule, bucket and cut the step; describe every rank. Writes segments into the folder."""
     rows = owned_rows(strategy, cluster)
+    groups = {name: tuple(filter(None, found)) for name, found in groups_of(cluster).items()}
     program, recomputed = _make_program(analysis, lowered, strategy, rows, cluster, files)
     training = analysis.training
     return Plan(
@@ -57,8 +58,8 @@ def build_plan(
         replicas=analysis.replicas,
         sizes=dict(options.sizes),
         loss=training.loss,
-        ranks=_describe_ranks(lowered, program, rows, cluster),
-        groups={name: tuple(groups) for name, groups in groups_of(cluster).items()},
+        ranks=_describe_ranks(lowered, program, rows, cluster, groups),
+        groups=groups,
         instructions=tuple(program.instructions),
         buffers=tuple(program.buffers),
         slices=tuple(program.slices),
@@ -152,16 +153,20 @@ def _whole_shapes(analysis: Analysis, lowered: LoweredGraph) -> dict[str, tuple[
 
 
 def _describe_ranks(
-    lowered: LoweredGraph, program: Program, rows: OwnedRows, cluster: Cluster
+    lowered: LoweredGraph,
+    program: Program,
+    rows: OwnedRows,
+    cluster: Cluster,
+    groups: Mapping[str, tuple[tuple[int, ...], ...]],
 ) -> tuple[Rank, ...]:
-    groups: dict[int, dict[str, int]] = {}
-    for name, instances in groups_of(cluster).items():
+    numbers: dict[int, dict[str, int]] = {}
+    for name, instances in groups.items():
         for number, members in enumerate(instances):
             for rank in members:
-                groups.setdefault(rank, {})[name] = number
-    servers = {rank: position for position, rank in enumerate(groups_of(cluster)["servers"][0])}
+                numbers.setdefault(rank, {})[name] = number
+    servers = {rank: position for position, rank in enumerate(groups["servers"][0])}
     return tuple(
-        _describe_rank(placed, lowered, program, rows, groups[placed.rank], servers.get(placed.rank))
+        _describe_rank(placed, lowered, program, rows, numbers[placed.rank], servers.get(placed.rank))
         for placed in ranks_of(cluster)
     )
 

@@ -58,11 +58,11 @@ def infer_facts(training: TrainingGraph, sizes: Mapping[str, int], replicas: int
     `replicas`: how many replicas meet in the graph's Average, Sum and Stack nodes, if it has any.
     """
     model = _skeleton(training)
-    _spell_meetings(model, replicas)
-    shapes, dtypes, values = _infer(model, sizes)
+    _spell_meetings(model, {AVERAGE: "Identity", SUM: "Sum"}, replicas)
+    shapes, dtypes, values = _infer(model, sizes, replicas)
     if not sizes:
         return Facts(shapes, dtypes, values, frozenset(shapes), frozenset(values))
-    other_shapes, _, other_values = _infer(model, {name: 2 * size for name, size in sizes.items()})
+    other_shapes, _, other_values = _infer(model, {name: 2 * size for name, size in sizes.items()}, replicas)
     return Facts(
         shapes,
         dtypes,
@@ -88,22 +88,20 @@ def _skeleton(training: TrainingGraph) -> onnx.ModelProto:
     return model
 
 
-def _spell_meetings(model: onnx.ModelProto, replicas: int) -> None:
-    """Give Average, Sum and Stack the shapes of Identity, and of a Sum and a Concat of all replicas."""
-    spelled = {AVERAGE: "Identity", SUM: "Sum", STACK: "Concat"}
+def _spell_meetings(model: onnx.ModelProto, spelled: Mapping[str, str], replicas: int) -> None:
+    """Write nodes of all replicas as standard ones: op -> op, a Concat having one input for each replica."""
     for node in model.graph.node:
-        if node.domain == MEETING_DOMAIN:
-            op = node.op_type
-            node.domain, node.op_type = "", spelled[op]
+        if node.domain == MEETING_DOMAIN and node.op_type in spelled:
+            node.domain, node.op_type = "", spelled[node.op_type]
             del node.attribute[:]
-            if op != AVERAGE:
+            if node.op_type != "Identity":
                 node.input.extend([node.input[0]] * (replicas - 1))
-            if op == STACK:
+            if node.op_type == "Concat":
                 node.attribute.append(helper.make_attribute("axis", 0))
 
 
 def _infer(
-    skeleton: onnx.ModelProto, sizes: Mapping[str, int]
+    skeleton: onnx.ModelProto, sizes: Mapping[str, int], replicas: int
 ) -> tuple[dict[str, Shape], dict[str, np.dtype], dict[str, np.ndarray]]:
     model = onnx.ModelProto()
     model.CopyFrom(skeleton)
@@ -114,16 +112,27 @@ def _infer(
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
     values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if _is_small(t.dims)}
+    shapes, dtypes = _settle(model, values, propagate=True)
+    if any(node.domain == MEETING_DOMAIN for node in model.graph.node):
+        # Propagation would spell out every element of what thousands of replicas stack.
+        _spell_meetings(model, {STACK: "Concat"}, replicas)
+        shapes, dtypes = _settle(model, values, propagate=False)
+    _check_all_known(skeleton, shapes)
+    return shapes, dtypes, values
+
+
+def _settle(
+    model: onnx.ModelProto, values: dict[str, np.ndarray], *, propagate: bool
+) -> tuple[dict[str, Shape], dict[str, np.dtype]]:
+    """Infer shapes and evaluate small values until nothing new is found."""
     while True:
-        inferred = shape_inference.infer_shapes(model, data_prop=True)
+        inferred = shape_inference.infer_shapes(model, data_prop=propagate)
         shapes, dtypes = _read_types(inferred)
         found = _evaluate_small(model, shapes, values)
         if not found:
-            break
+            return shapes, dtypes
         values.update(found)
         _replace_by_constants(model, found)
-    _check_all_known(skeleton, shapes)
-    return shapes, dtypes, values
 
 
 def _is_small(dims: "tuple[int, ...]") -> bool:
