@@ -25,7 +25,7 @@ from partc.runtime.program import (
     Store,
 )
 from partc.runtime.transports.in_memory import Board, InMemoryTransport
-from tests.hand_made_plans import plan_of, rank, run, with_changes
+from tests.hand_made_plans import Member, plan_of, rank, run, with_changes
 
 ADD = """
 <ir_version: 10, opset_import: ["" : 21]>
@@ -41,7 +41,7 @@ def executor(folder: Path, rows: int, one: Rank, *more: Store) -> Executor:
     (folder / "segments").mkdir()
     (folder / "segments/add.onnx").write_bytes(onnx.parser.parse_model(ADD).SerializeToString())
     plan = plan_of(
-        [one],
+        [Member(one, {})],
         [run("worker", "add", ("W", "d"), ("W_next=W", "doubled=kept")), *more],
         variables=(PlanVariable("W", "float32", (rows, 2), Constant(1.0), "parameter"),),
         data_inputs=(DataInput("d", "float32", (rows, 2), None),),
@@ -54,7 +54,7 @@ def executor(folder: Path, rows: int, one: Rank, *more: Store) -> Executor:
 
 
 def worker(kind: str = "cpu") -> Rank:
-    one = rank(0, ("worker",), 0, {}, held=(Held("W", "W"),))
+    one = rank(0, ("worker",), 0, {}, held=(Held("W", "W"),)).rank
     return Rank(**({name: getattr(one, name) for name in one.__struct_fields__} | {"kind": kind}))
 
 
@@ -94,7 +94,7 @@ def test_a_value_of_another_size_is_refused(tmp_path: Path) -> None:
 
 def test_a_slice_beyond_its_buffer_is_refused(tmp_path: Path) -> None:
     plan = plan_of(
-        [worker()],
+        [Member(worker(), {})],
         [],
         buffers=(Buffer("bucket", "float32", 4, ("worker",)),),
         slices=(Slice("kept", "bucket", 3, (2,)),),
@@ -103,7 +103,10 @@ def test_a_slice_beyond_its_buffer_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(BadPlan, match="ends at element 5 of a buffer of 4"):
         Environment(
-            lone, rank(0, ("worker",), 0, {}), Device("cpu", 0, 1), InitialValues(PlanFolder(lone, tmp_path))
+            lone,
+            rank(0, ("worker",), 0, {}).rank,
+            Device("cpu", 0, 1),
+            InitialValues(PlanFolder(lone, tmp_path)),
         )
 
 

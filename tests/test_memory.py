@@ -8,7 +8,7 @@ from partc.cost.cluster import read_cluster
 from partc.cost.memory import check_memory, held_bytes
 from partc.runtime.errors import NoPlacement
 from partc.runtime.program import Constant, Held, PlanVariable
-from tests.hand_made_plans import plan_of, rank
+from tests.hand_made_plans import Member, plan_of, rank
 
 CLUSTER = read_cluster(Path(__file__).parents[1] / "examples" / "cluster-1x4.json")
 TABLE = PlanVariable("E", "float32", (1000, 8), Constant(0.0), "parameter")
@@ -19,9 +19,9 @@ def _plan(memory_bytes: int):  # type: ignore[no-untyped-def]
     host = CLUSTER.hosts[0]
     devices = tuple(msgspec.structs.replace(d, memory_bytes=memory_bytes) for d in host.devices)
     cluster = msgspec.structs.replace(CLUSTER, hosts=(msgspec.structs.replace(host, devices=devices),))
-    own = rank(0, ("worker",), 0, {}, held=(Held("E", "E"),))
+    own = rank(0, ("worker",), 0, {}, held=(Held("E", "E"),)).rank
     own = msgspec.structs.replace(own, host=host.name, device=devices[0].name)
-    return plan_of([own], [], variables=(TABLE,)), cluster
+    return plan_of([Member(own, {})], [], variables=(TABLE,)), cluster
 
 
 def test_a_variable_that_exceeds_its_device_is_named_with_need_room_and_repair() -> None:
