@@ -105,6 +105,7 @@ def _plan_of_data(training: TrainingGraph, sizes: Mapping[str, int], batch: Batc
         sizes=dict(sizes),
         loss=training.loss,
         ranks=(),
+        groups={},
         instructions=(),
         buffers=(),
         slices=(),

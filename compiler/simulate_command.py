@@ -44,7 +44,7 @@ class Simulation:
 
     def _ranks(self) -> Table:
         table = Table("rank", "device", "computes", "communicates", "sends", "receives", title="ranks")
-        computes_s, communicates_s = map(self.timeline.busy_s, ("compute", "communication"))
+        computes_s, communicates_s = self.timeline.busy_s("compute"), self.timeline.busy_s("communication")
         for rank in self.plan.ranks:
             table.add_row(
                 str(rank.rank),

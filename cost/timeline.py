@@ -16,7 +16,7 @@ ranks that compete for caches; Store, which copies what is in the cache.
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from partc.runtime.program import Plan, Rank, Run, Start, Wait
 from partc.runtime.transports.communication import ROW_KINDS
 
 LaneKind = Literal["compute", "communication"]
+Column = TypeVar("Column", Array, Numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,19 +163,10 @@ class _Play:
             begin = self.clock[ranks]
             self.clock[ranks] = begin + alone_s * self.stretch[ranks]
             label = f"{run.site} {PurePosixPath(run.segment).stem[:8]}"
-            self._draw("compute", label, ranks, begin, self.clock[ranks], 0)
-
-    def _draw(
-        self,
-        lane: LaneKind,
-        label: str,
-        ranks: Numbers,
-        start_s: Array,
-        stop_s: Array,
-        payload: Numbers | int,
-    ) -> None:
-        columns = (np.broadcast_to(_compact(np.asarray(c)), ranks.shape) for c in (start_s, stop_s, payload))
-        self.bars.append(Bars(lane, label, ranks, *columns))
+            stop = self.clock[ranks]
+            self.bars.append(
+                Bars("compute", label, ranks, _compact(begin), _compact(stop), _compact(np.zeros_like(ranks)))
+            )
 
     def start(self, start: Start) -> None:
         self.done[start.tag_id] = np.zeros(len(self.clock))
@@ -202,7 +194,8 @@ class _Play:
         if len(members) > 1 or start.kind != "all_gather":
             return PER_COMMUNICATION_S
         memory = self.network.lane_number[memory_of(members[0].host)]
-        return PER_COMMUNICATION_S + COPY_TRAFFIC * start.payload_bytes / self.network.bytes_per_s[memory]
+        rate = float(self.network.bytes_per_s[memory])
+        return PER_COMMUNICATION_S + COPY_TRAFFIC * start.payload_bytes / rate
 
     def _communicate(self, start: Start, family: Family, ranks: Numbers) -> None:
         """Play a communication of all groups of a family, each of them when it is ready."""
@@ -222,9 +215,16 @@ class _Play:
         self.lanes[used] = begin[:, np.newaxis] + occupied_s
         self.busy[ranks] = self.done[start.tag_id][ranks] = stop[:, np.newaxis]
         sends = [start.payload_bytes if start.senders in rank.sites else 0 for rank in first]
-        times = (np.broadcast_to(at[:, np.newaxis], ranks.shape).ravel() for at in (begin, stop))
-        payload = np.broadcast_to(np.array(sends, np.int64), ranks.shape).ravel()
-        self._draw("communication", start.label or start.kind, ranks.ravel(), *times, payload)
+        self.bars.append(
+            Bars(
+                "communication",
+                start.label or start.kind,
+                ranks.ravel(),
+                _compact(np.repeat(begin, ranks.shape[1])),
+                _compact(np.repeat(stop, ranks.shape[1])),
+                _compact(np.tile(np.array(sends, np.int64), len(ranks))),
+            )
+        )
 
     def _occupied(self, family: Family, carried: Array) -> tuple[Numbers, Array]:
         """Return the lanes in use, int64[groups, lanes], and for how long, float64[lanes]."""
@@ -264,9 +264,11 @@ def _kinds_of(plan: Plan, cluster: Cluster) -> list[tuple[Rank, Numbers]]:
     return [(alike[0], np.array([rank.rank for rank in alike], np.int64)) for alike in kinds.values()]
 
 
-def _compact(column: Numbers | Array) -> Numbers | Array:
-    """Keep one element where all are equal."""
-    return column[:1] if column.size and (column == column.flat[0]).all() and column.ndim else column
+def _compact(column: Column) -> Column:
+    """Keep one element in memory where all are equal."""
+    if not column.size or (column != column[0]).any():
+        return column
+    return np.broadcast_to(column[:1], column.shape)
 
 
 def _crowding(host: Host, plan: Plan) -> float:

@@ -3,6 +3,7 @@
 Ranks that do the same at the same time share a row once there are more than FEW_RANKS.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor, log10
 from typing import Literal
@@ -233,5 +234,5 @@ def _length_s(event: Event) -> float:
     return event.stop_s - event.start_s
 
 
-def _total_s(events: list[Event], lane: Literal["compute", "communication"]) -> float:
+def _total_s(events: Sequence[Event], lane: Literal["compute", "communication"]) -> float:
     return sum(_length_s(event) for event in events if event.lane == lane)

@@ -1,15 +1,16 @@
 """Count the bytes that cross the border of every host in a step, and what every link carries."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from partc.cost.cluster import Cluster
 from partc.cost.network import traffic
 from partc.cost.network.families import Family, families_of, in_every
 from partc.cost.network.topology import Lane, Network
-from partc.cost.network.traffic import Phase
+from partc.cost.network.traffic import Phase, Phases
 from partc.cost.timeline import phases_of
-from partc.runtime.program import Plan, Start
+from partc.runtime.program import Plan, Rank, Start
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,12 @@ def _phases(plan: Plan, network: Network) -> Iterator[Phase]:
         if isinstance(start, Start):
             if start.group not in known:
                 known[start.group] = _families(start.group, plan, network)
-            yield from in_every(
-                network,
-                known[start.group],
-                lambda members, start=start: phases_of(start, [ranks[m] for m in members], network),
-            )
+            collective = partial(_collective, start, ranks, network)
+            yield from in_every(network, known[start.group], collective)
+
+
+def _collective(start: Start, ranks: Mapping[str, Rank], network: Network, members: Sequence[str]) -> Phases:
+    return phases_of(start, [ranks[member] for member in members], network)
 
 
 def _families(group: str, plan: Plan, network: Network) -> tuple[Family, ...]:
