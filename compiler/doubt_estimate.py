@@ -2,8 +2,8 @@
 
 Without sample data all rows are taken to be drawn alike, which touches the most. Words repeat: of 100 to
 100,000 draws by Zipf's law from 10,000 to 800,000 words, 0.39 to 0.9 times as many are distinct (numpy,
-2026-11-22). So the choice is held against the next best of the strategies compared, as if 0.4 times as many rows
-were touched.
+2026-11-22). So the choice is held against the next best of the strategies compared, as if 0.4 times as many
+rows were touched.
 """
 
 from collections.abc import Sequence
