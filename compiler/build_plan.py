@@ -17,6 +17,7 @@ from partc.passes.lowering.lowered_graph import LoweredGraph, State
 from partc.passes.scheduling.bucket_communications import BUCKET_BYTES, bucket_communications
 from partc.passes.scheduling.levels import Shape2
 from partc.passes.scheduling.make_program import Program, ProgramMaker
+from partc.passes.scheduling.outline_segments import SegmentOutliner
 from partc.passes.scheduling.recompute import recompute
 from partc.passes.scheduling.schedule import Item, schedule
 from partc.passes.scheduling.write_segments import SegmentWriter
@@ -30,6 +31,7 @@ from partc.runtime.program import (
     Rank,
     Recomputed,
     Slice,
+    Stored,
 )
 
 if TYPE_CHECKING:
@@ -44,16 +46,19 @@ def build_plan(
     strategy: Strategy,
     cluster: Cluster,
     options: "CompileOptions",
-    files: PlanFiles,
+    files: PlanFiles | None,
 ) -> Plan:
-    """Schedule, bucket and cut the step; describe every rank. Writes segments into the folder."""
+    """Schedule, bucket and cut the step; describe every rank. Writes segments into the folder.
+
+    `files` None: nothing is written, and the plan is good for being simulated alone.
+    """
     rows = owned_rows(strategy, cluster)
     groups = {name: tuple(filter(None, found)) for name, found in groups_of(cluster).items()}
     program, recomputed = _make_program(analysis, lowered, strategy, rows, cluster, files)
     training = analysis.training
     return Plan(
         format=PLAN_FORMAT,
-        model=files.save_model(training),
+        model="" if files is None else files.save_model(training),
         batch=strategy.batch,
         replicas=analysis.replicas,
         sizes=dict(options.sizes),
@@ -105,7 +110,7 @@ def _make_program(
     strategy: Strategy,
     rows: OwnedRows,
     cluster: Cluster,
-    files: PlanFiles,
+    files: PlanFiles | None,
 ) -> tuple[Program, Recomputed | None]:
     # One rank alone sends nothing: a single bucket, so that its step is not cut.
     limit_bytes = BUCKET_BYTES if len(ranks_of(cluster)) > 1 else sys.maxsize
@@ -115,14 +120,22 @@ def _make_program(
     items, recomputed = schedule(lowered, buckets, position_of), None
     if strategy.recompute_bytes is not None:
         items, recomputed = _recompute(items, analysis, lowered, strategy.recompute_bytes, cluster)
+    writer = _segment_writer(analysis, lowered, cluster, files)
+    most = max(len(host.devices) for host in cluster.hosts)
+    topology = Shape2(len(cluster.hosts), most)
+    return ProgramMaker(lowered, items, topology, writer).make(), recomputed
+
+
+def _segment_writer(
+    analysis: Analysis, lowered: LoweredGraph, cluster: Cluster, files: PlanFiles | None
+) -> SegmentWriter | SegmentOutliner:
     opset = analysis.training.opset
     own = sum_rows_function(opset)  # pushed slices are summed in graphs that sum none themselves too
     functions = {function.name: function for function in (own, *analysis.training.functions)}
+    if files is None:
+        return SegmentOutliner(functions, dict(lowered.shapes))
     on_cpu = all(device.kind == "cpu" for host in cluster.hosts for device in host.devices)
-    writer = SegmentWriter(opset, functions, dict(lowered.shapes), on_cpu)
-    most = max(len(host.devices) for host in cluster.hosts)
-    topology = Shape2(len(cluster.hosts), most)
-    return ProgramMaker(lowered, items, topology, writer, files.save_segment).make(), recomputed
+    return SegmentWriter(opset, functions, files.save_segment, dict(lowered.shapes), on_cpu)
 
 
 def _recompute(
@@ -235,7 +248,9 @@ def _hold(
     return [Held(state.variable, state.value, start, stop)]
 
 
-def _describe_variables(analysis: Analysis, strategy: Strategy, files: PlanFiles) -> tuple[PlanVariable, ...]:
+def _describe_variables(
+    analysis: Analysis, strategy: Strategy, files: PlanFiles | None
+) -> tuple[PlanVariable, ...]:
     described: list[PlanVariable] = []
     for name, variable in analysis.training.variables.items():
         role = analysis.roles.variables[name]
@@ -248,7 +263,7 @@ def _describe_variables(analysis: Analysis, strategy: Strategy, files: PlanFiles
                 name,
                 variable.dtype.name,
                 variable.shape,
-                files.save_initial(name, variable.initial),
+                Stored("", name) if files is None else files.save_initial(name, variable.initial),
                 role.role,
                 parameter if parameter != name else None,
                 gradient is not None and gradient.is_sparse,

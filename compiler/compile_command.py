@@ -125,6 +125,8 @@ def _tell_what_was_made(made: Compilation, out: Path) -> None:
     if again := made.plan.recomputed:
         was, now = (f"{peak / 1e6:,.1f} MB" for peak in (again.before_bytes, again.after_bytes))
         tell(f"computed again: {again.values} values; at most {now} at once instead of {was}")
+    if made.doubt is not None:
+        tell(made.doubt.sentence())
     step_ms = made.timeline.step_s * 1e3
     if workers := len(made.plan.asynchronous):
         tell(f"asynchronous: {workers} workers, each in a session of its own with all servers")

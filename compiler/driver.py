@@ -3,15 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 import msgspec
 
 from partc.compiler.asynchronous import make_sessions
 from partc.compiler.build_plan import build_plan
 from partc.compiler.choose_partitions import Partitioner
+from partc.compiler.doubt_estimate import Doubt, doubt_estimate
 from partc.compiler.measure_sparsity import Sample, measure_sparsity
 from partc.compiler.plan_files import PlanFiles
+from partc.compiler.price_step import StepPrice
 from partc.compiler.stopwatch import Stopwatch
 from partc.cost.cluster import Cluster, ranks_of
 from partc.cost.memory import DeviceMemory, check_memory
@@ -24,10 +25,9 @@ from partc.cost.synchronisation import Mode, StrategyCosts, choose_strategy
 from partc.cost.timeline import Timeline, simulate
 from partc.passes.analysis.describe_parameters import describe_parameters
 from partc.passes.analysis.find_gradients import find_gradients
-from partc.passes.distribute import Analysis, analyse, distribute
-from partc.passes.lowering.expected_rows import ExpectedRows, expect_rows
+from partc.passes.distribute import Analysis, analyse, lower_step
+from partc.passes.lowering.expected_rows import expect_rows
 from partc.passes.lowering.lowered_graph import LoweredGraph
-from partc.passes.scheduling.bucket_communications import copy_where_shared
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.check_program import check_program
 from partc.runtime.log import log
@@ -72,6 +72,14 @@ class CompileOptions:
             return self.recompute_bytes
         return self.strategy.recompute_bytes if isinstance(self.strategy, Strategy) else None
 
+    def complete(self, strategy: Strategy) -> Strategy:
+        """Return a strategy with the decisions that are the user's alone."""
+        return msgspec.structs.replace(
+            strategy,
+            aggregation=self.chosen_aggregation(),
+            recompute_bytes=self.chosen_recompute_bytes(),
+        )
+
 
 @dataclass(frozen=True)
 class Compilation:
@@ -88,6 +96,7 @@ class Compilation:
     watch: Stopwatch
     sparsity: Sparsity | None = None  # as measured
     partitions: PartitionSearch | None = None  # if it was asked for
+    doubt: Doubt | None = None  # where an estimate of rows touched decided
 
 
 def compile_graph(
@@ -102,7 +111,10 @@ def compile_graph(
     decided = decide(training, cluster, options, watch)
     analysis, facts, strategy = decided.analysis, decided.facts, decided.strategy
     with watch.phase("lay out and lower"):
-        lowered = lower_step(analysis, strategy, options, expect_rows(facts, strategy, machines))
+        lowered = decided.lowered
+        if lowered is None:
+            expected = expect_rows(facts, strategy, machines)
+            lowered = lower_step(analysis, strategy, expected, options.asynchronous)
     with PlanFiles(out) as files:
         with watch.phase("schedule and write"):
             plan = cut_step(analysis, lowered, strategy, cluster, options, files)
@@ -122,6 +134,7 @@ def compile_graph(
             watch,
             decided.sparsity,
             decided.partitions,
+            decided.doubt,
         )
         with watch.phase("report"):
             files.finish(compilation, machines, cluster)
@@ -141,6 +154,8 @@ class Decided:
     costs: StrategyCosts
     sparsity: Sparsity | None
     partitions: PartitionSearch | None
+    doubt: Doubt | None  # where an estimate of rows touched decided
+    lowered: LoweredGraph | None  # the distributed step, where choosing made it
 
 
 def decide(training: TrainingGraph, cluster: Cluster, options: CompileOptions, watch: Stopwatch) -> Decided:
@@ -154,15 +169,16 @@ def decide(training: TrainingGraph, cluster: Cluster, options: CompileOptions, w
         facts = facts if sparsity is None else with_measured_rows(facts, sparsity)
     with watch.phase("choose a strategy"):
         partitions = _search_partitions(facts, machines, options)
-        strategy, costs = _choose(facts, machines, options, partitions.chosen if partitions else None)
-        strategy = msgspec.structs.replace(
-            strategy,
-            aggregation=options.chosen_aggregation(),
-            recompute_bytes=options.chosen_recompute_bytes(),
-        )
+        price = StepPrice(analysis, facts, machines, options)
+        chosen = partitions.chosen if partitions else None
+        strategy, costs = _choose(facts, machines, options, chosen, price)
+        strategy = options.complete(strategy)
+        doubt = doubt_estimate(costs.tried, facts, price)
     for choice in costs.choices:
         log.info("%s: %s. %s", choice.variable, choice.method, choice.reason)
-    return Decided(analysis, facts, strategy, costs, sparsity, partitions)
+    if doubt is not None:
+        log.info("%s", doubt.sentence())
+    return Decided(analysis, facts, strategy, costs, sparsity, partitions, doubt, price.lowered(strategy))
 
 
 def machines_of(cluster: Cluster, options: CompileOptions) -> Cluster:
@@ -176,18 +192,6 @@ def analyse_step(training: TrainingGraph, cluster: Cluster, options: CompileOpti
     replicas = 1 if options.asynchronous else workers
     per_replica = options.batch == "per-replica"
     return analyse(training, options.sizes, replicas, per_replica, options.chosen_aggregation())
-
-
-def lower_step(
-    analysis: Analysis,
-    strategy: Strategy,
-    options: CompileOptions,
-    expected: Mapping[str, ExpectedRows] = MappingProxyType({}),
-) -> LoweredGraph:
-    """Distribute the step. `expected`: rows on their way, which only prices depend on."""
-    lowered = distribute(analysis, strategy, expected, sessions=options.asynchronous)
-    copy_where_shared(lowered, sessions=options.asynchronous)
-    return lowered
 
 
 def cut_step(
@@ -223,7 +227,7 @@ def _search_partitions(
     check_partitions(cluster, least)
 
     def price_s(partitions: int) -> float:
-        _, costs = _choose(facts, cluster, options, partitions)
+        _, costs = _choose(facts, cluster, options, partitions, None)
         return min(costs.totals_s.values())
 
     if isinstance(asked, int) or asked.search == "off":
@@ -232,12 +236,15 @@ def _search_partitions(
 
 
 def _choose(
-    facts: tuple[SyncFacts, ...], cluster: Cluster, options: CompileOptions, partitions: int | None
+    facts: tuple[SyncFacts, ...],
+    cluster: Cluster,
+    options: CompileOptions,
+    partitions: int | None,
+    price: StepPrice | None,
 ) -> tuple[Strategy, StrategyCosts]:
-    if not isinstance(options.strategy, Strategy):
-        return choose_strategy(
-            facts, cluster, options.strategy, options.batch, without=options.without, partitions=partitions
-        )
-    check_strategy(options.strategy, facts, cluster)
-    pins = options.strategy.parameters
-    return choose_strategy(facts, cluster, "auto", options.batch, pins, options.without)
+    mode, pins = options.strategy, {}
+    if isinstance(mode, Strategy):
+        check_strategy(mode, facts, cluster)
+        # What a user's strategy leaves open, servers keep where workers do not wait for each other.
+        mode, pins = "ps" if options.asynchronous else "auto", mode.parameters
+    return choose_strategy(facts, cluster, mode, options.batch, pins, options.without, partitions, price)

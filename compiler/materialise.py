@@ -16,7 +16,6 @@ from partc.compiler.driver import (
     analyse_step,
     cut_step,
     decide,
-    lower_step,
     machines_of,
 )
 from partc.compiler.importing.import_training import import_training_graph
@@ -28,7 +27,7 @@ from partc.cost.strategy import Strategy, encode_strategy, read_strategy
 from partc.cost.strategy_check import check_strategy
 from partc.passes.analysis.describe_parameters import describe_parameters
 from partc.passes.analysis.find_gradients import find_gradients
-from partc.passes.distribute import Analysis
+from partc.passes.distribute import Analysis, lower_step
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.errors import BadPlan, BadStrategy, BadUsage
 from partc.runtime.plan_folder import sha256_of_file
@@ -88,7 +87,7 @@ def materialise(decisions: Decisions, rank: int, out: Path, central: Plan | None
     find_gradients(decisions.training)
     analysis = analyse_step(decisions.training, decisions.cluster, options)
     _check_complete(decisions.strategy, analysis, machines_of(decisions.cluster, options))
-    lowered = lower_step(analysis, decisions.strategy, options)
+    lowered = lower_step(analysis, decisions.strategy, sessions=options.asynchronous)
     with PlanFiles(out) as files:
         plan = cut_step(analysis, lowered, decisions.strategy, decisions.cluster, options, files)
         own = _files_of(plan, rank)

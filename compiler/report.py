@@ -19,7 +19,12 @@ from partc.compiler.reporting.describe_servers import describe_servers
 from partc.compiler.reporting.describe_variables import describe_variables
 from partc.compiler.reporting.draw_cluster import draw_cluster
 from partc.compiler.reporting.draw_timeline import draw_timelines
-from partc.compiler.reporting.explain_choices import candidates, describe_solution, worked_examples
+from partc.compiler.reporting.explain_choices import (
+    candidates,
+    describe_doubt,
+    describe_solution,
+    worked_examples,
+)
 from partc.compiler.reporting.list_longest import list_longest
 from partc.compiler.reporting.methods import EXPLANATIONS
 from partc.cost.cluster import Cluster
@@ -43,7 +48,8 @@ def render_report(compilation: "Compilation", cluster: Cluster, folder: Path) ->
             headline=describe_headline(compilation, cluster, _model_name(folder / plan.model)),
             explanations=EXPLANATIONS,
             examples=worked_examples(costs, facts, cluster),
-            candidates=candidates(costs),
+            candidates=candidates(costs, compilation.timeline.step_s),
+            doubt=describe_doubt(compilation.doubt),
             solution=describe_solution(costs.solution),
             cluster=draw_cluster(plan, cluster),
             devices=describe_devices(compilation.memory, compilation.timeline, plan),

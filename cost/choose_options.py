@@ -32,7 +32,7 @@ from partc.cost.strategy import SyncFacts, Synchronisation
 
 UNIT_S = 1e-11
 ALONE_SHARE = 1000  # a parameter's own time counts for one part in so many: it settles what T leaves open
-DETERMINISTIC_LIMIT = 4.0
+DETERMINISTIC_LIMIT = 0.4
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,12 +65,9 @@ def check_partitions(cluster: Cluster, partitions: int) -> int:
 
 
 def partition_evenly(
-    facts: Sequence[SyncFacts],
-    cluster: Cluster,
-    split: Mapping[str, tuple[Shard, ...]],
-    partitions: int,
+    facts: Sequence[SyncFacts], cluster: Cluster, partitions: int
 ) -> dict[str, tuple[Shard, ...]]:
-    """Return `partitions` even shards for those of `facts` that `split` has in several.
+    """Return `partitions` even shards for each of `facts`, as far as it has rows.
 
     Each variable goes to the servers that would be done first with what they carry so far.
     """
@@ -78,8 +75,7 @@ def partition_evenly(
     rates = _rates(servers, cluster)
     busy_s = dict.fromkeys(rates, 0.0)
     found: dict[str, tuple[Shard, ...]] = {}
-    large = [fact for fact in facts if len(split[fact.name]) > 1]
-    for fact in sorted(large, key=lambda fact: (-fact.touched_rows * fact.row_bytes, fact.name)):
+    for fact in sorted(facts, key=lambda fact: (-fact.touched_rows * fact.row_bytes, fact.name)):
         count = min(partitions, fact.rows)
         share_bytes = fact.touched_rows * fact.row_bytes / count
         # In host order where several are equally fast: sorting is stable.

@@ -43,7 +43,7 @@ UNEVENNESS = 0.25  # a server's share of a split variable exceeds the even one b
 STORED_GAP = 1e-3  # relative, good enough; the bound is reported
 MOVED_GAP = 1e-2
 CUT_WAYS = (1.0, 0.75, 0.5, 0.25)  # how far cuts by rows are moved to those by traffic
-DETERMINISTIC_LIMIT = 1.0  # per solve, in CP-SAT's own unit, about a second
+DETERMINISTIC_LIMIT = 0.1  # per solve, in CP-SAT's own unit, about a tenth of a second
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,11 @@ class SyncFacts:
         """Return the parameter's own size."""
         return self.rows * self.row_bytes
 
+    @property
+    def rows_are_assumed(self) -> bool:
+        """Tell whether the rows that a step touches are assumed, and not measured."""
+        return self.sparse and not self.distinct
+
 
 def encode_strategy(strategy: Strategy) -> bytes:
     """Return strategy.json: equal strategies give equal bytes."""

@@ -17,6 +17,7 @@ from partc.passes.fetch_gradients import fetch_gradients
 from partc.passes.lowering.expected_rows import ExpectedRows
 from partc.passes.lowering.lower import lower
 from partc.passes.lowering.lowered_graph import LoweredGraph
+from partc.passes.scheduling.bucket_communications import copy_where_shared
 from partc.passes.sharding.aggregate_partials import aggregate_partials
 from partc.passes.sharding.decide_layouts import NotServable
 from partc.passes.sharding.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
@@ -146,4 +147,16 @@ def distribute(
     aggregate_partials(graph)
     lowered = lower(graph, expected, sessions)
     lowered.native = dict(graph.layouts)
+    return lowered
+
+
+def lower_step(
+    analysis: Analysis,
+    strategy: Strategy,
+    expected: Mapping[str, ExpectedRows] = MappingProxyType({}),
+    sessions: bool = False,
+) -> LoweredGraph:
+    """Distribute the step, ready to be scheduled. `expected`: rows on their way, for prices alone."""
+    lowered = distribute(analysis, strategy, expected, sessions)
+    copy_where_shared(lowered, sessions)
     return lowered

@@ -79,7 +79,7 @@ def test_many_parameters_are_never_predicted_slower_than_by_the_paper_s_rules(se
 
     _, costs = choose_strategy(facts, CLUSTERS["8x6-titanxp"], "auto", "global")
 
-    assert costs.totals_s["auto"] <= costs.totals_s["hybrid"] * 1.01
+    assert costs.totals_s["busiest link"] <= costs.totals_s["hybrid"] * 1.01
 
 
 def test_every_mechanism_is_used_where_it_saves_bytes() -> None:

@@ -7,13 +7,21 @@ cost/network/two_level.py, told per host or per worker.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from partc.compiler.reporting.methods import CANDIDATES, NAMES, OUTCOMES, SPOKEN
+from partc.compiler.doubt_estimate import Doubt
+from partc.compiler.reporting.methods import (
+    ALONE,
+    CANDIDATES,
+    NAMES,
+    OUTCOMES,
+    SPOKEN,
+)
 from partc.compiler.reporting.units import count, percent, plural, seconds, size
 from partc.cost.choose_options import OptionSolution
 from partc.cost.cluster import Cluster
 from partc.cost.network.two_level import ID_BYTES, distinct_rows, owner_hosts
+from partc.cost.search_strategy import TIE
 from partc.cost.strategy import SyncFacts
-from partc.cost.synchronisation import TIE, Choice, StrategyCosts
+from partc.cost.synchronisation import Choice, StrategyCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +69,23 @@ def worked_examples(
     return tuple(_example(choice, facts[choice.variable], cluster) for choice in largest if choice)
 
 
-def candidates(costs: StrategyCosts) -> tuple[Candidate, ...]:
-    """Return the strategies that were compared, quickest first."""
-    totals_s = costs.totals_s
-    if not totals_s:
+def candidates(costs: StrategyCosts, step_s: float) -> tuple[Candidate, ...]:
+    """Return the strategies whose whole steps were compared, quickest first; `step_s` is the plan's own."""
+    if not costs.choices:
         return ()
-    quickest, slowest = min(totals_s.values()), max(totals_s.values())
-    chosen = next(name for name, total_s in totals_s.items() if total_s <= quickest * (1 + TIE))
+    if not costs.tried:
+        name = next(iter(costs.totals_s)) if len(costs.totals_s) == 1 else ALONE
+        return (Candidate(name, CANDIDATES[name], seconds(step_s), 1.0 if step_s else 0.0, True),)
+    slowest = max(tried.step_s for tried in costs.tried)
     return tuple(
         Candidate(
-            name, CANDIDATES.get(name, name), seconds(total_s), _share(total_s, slowest), name == chosen
+            ", ".join(tried.names),
+            CANDIDATES[tried.names[0]],
+            seconds(tried.step_s),
+            _share(tried.step_s, slowest),
+            tried is costs.tried[0],
         )
-        for name, total_s in sorted(totals_s.items(), key=lambda item: item[1])
+        for tried in sorted(costs.tried, key=lambda tried: tried.step_s)
     )
 
 
@@ -96,6 +109,14 @@ def describe_solution(solution: OptionSolution | None) -> Solution | None:
         seconds(solution.bound_s),
         f"{solution.deterministic_time:.4f}",
     )
+
+
+def describe_doubt(doubt: Doubt | None) -> str:
+    """Return a sentence where an estimate decided, nothing elsewhere."""
+    if doubt is None:
+        return ""
+    told = doubt.sentence()
+    return f"{told[0].upper()}{told[1:]}."
 
 
 def _example(choice: Choice, fact: SyncFacts, cluster: Cluster) -> Example:
@@ -187,7 +208,13 @@ def _verdict(choice: Choice) -> str:
     quickest = min(others, key=lambda method: others[method])
     rival = SPOKEN[quickest]
     if others[quickest] < own_s * (1 - TIE):
-        return f"{name} was asked for; {rival} alone would be quicker by {seconds(own_s - others[quickest])}."
+        saved = seconds(own_s - others[quickest])
+        if choice.asked:
+            return f"{name} was asked for; {rival} alone would be quicker by {saved}."
+        return (
+            f"Alone {rival} would be quicker by {saved}; the whole step, computing and all other parameters "
+            f"included, is predicted to be shorter with {SPOKEN[choice.method]}."
+        )
     if others[quickest] <= own_s * (1 + TIE):
         return f"{name} and {rival} are predicted to be equally quick; ties go to AllReduce."
     if own_s == 0.0:

@@ -21,12 +21,16 @@ OUTCOMES = {
     "servers": "went to the servers",
 }
 
+ALONE = "no other"  # strategy is there
+
 CANDIDATES = {
-    "auto": "what is quickest for all parameters together, by an integer program",
+    "busiest link": "what keeps the busiest link busy for the shortest time, by an integer program",
     "everything AllReduced": "AllReduce for everything, rows never touched included",
     "allreduce": "AllReduce for dense, AllGatherv for sparse parameters",
     "ps": "servers for everything",
     "hybrid": "servers for sparse, AllReduce for dense parameters",
+    "improved": "the quickest of the others, then changed parameter by parameter while that made it quicker",
+    ALONE: "all strategies come out the same",
 }
 
 

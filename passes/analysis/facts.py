@@ -5,7 +5,9 @@ Symbolic sizes are given concrete ones for this purpose, twice: what comes out e
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -19,6 +21,9 @@ from partc.passes.indexed_slices import DOMAIN, SUM_ROWS
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.data.step_draws import evaluate_size
 from partc.runtime.errors import UnsupportedModel
+
+if TYPE_CHECKING:
+    from partc.passes.sharding.sharding_rule import ShardingRule
 
 Shape = tuple[int, ...]
 UNKNOWN = 0  # the size of a dimension that only the data tells
@@ -34,6 +39,11 @@ class Facts:
     values: Mapping[str, np.ndarray]
     fixed_shapes: frozenset[str]  # tensors whose shape does not follow a symbolic size
     fixed_values: frozenset[str]
+    # Remembered, because several strategies are lowered from the same facts:
+    _nbytes: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
+    rules: "dict[int, tuple[gs.Node, ShardingRule | None]]" = field(
+        default_factory=dict, compare=False, repr=False
+    )  # by the node's identity, which the node kept here makes lasting (sharding_rules.rule_of)
 
     def shape(self, tensor: str) -> Shape:
         """Return the concrete shape; UNKNOWN where only the data tells."""
@@ -49,7 +59,9 @@ class Facts:
 
     def nbytes(self, tensor: str) -> int:
         """Return the tensor's size in bytes under the assumed sizes."""
-        return int(np.prod(self.shape(tensor), dtype=np.int64)) * self.dtypes[tensor].itemsize
+        if tensor not in self._nbytes:
+            self._nbytes[tensor] = prod(self.shape(tensor)) * self.dtypes[tensor].itemsize
+        return self._nbytes[tensor]
 
 
 def infer_facts(training: TrainingGraph, sizes: Mapping[str, int], replicas: int = 1) -> Facts:

@@ -156,7 +156,7 @@ class Lowering:
         known = self.facts.fixed_value(tensor)
         if isinstance(layout.placement, Replicate):
             if isinstance(source, gs.Constant):
-                return source
+                return source.copy()  # so that the original does not list this step's nodes as readers
             if known is not None and source.inputs:
                 return gs.Constant(f"{tensor}.value", known)
         native = self.graph.layout(tensor)

@@ -6,16 +6,16 @@
 Waits come as late as they may: before the first reader, or before the next level of the same message.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import onnx
 import onnx_graphsurgeon as gs
 
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.bucket_communications import Bucket
 from partc.passes.scheduling.levels import Level, Shape2, levels_of
+from partc.passes.scheduling.outline_segments import SegmentOutliner
 from partc.passes.scheduling.prove_in_place import SCATTERS, prove_in_place
 from partc.passes.scheduling.schedule import Chunk, Item, Message
 from partc.passes.scheduling.write_segments import SegmentWriter, row_shape
@@ -44,21 +44,19 @@ class _Flight:
 
 
 class ProgramMaker:
-    """Makes one program; `save` stores a segment and returns its path in the plan's folder."""
+    """Makes one program; `writer` makes its segments, or only tells what they would read and write."""
 
     def __init__(
         self,
         lowered: LoweredGraph,
         items: Sequence[Item],
         topology: Shape2,
-        writer: SegmentWriter,
-        save: Callable[[onnx.ModelProto], str],
+        writer: SegmentWriter | SegmentOutliner,
     ) -> None:
         self.lowered = lowered
         self.items = items
         self.topology = topology
         self.writer = writer
-        self.save = save
         self.program = Program()
         self._in_flight: list[_Flight] = []
         self._next_tag = 0
@@ -107,16 +105,16 @@ class ProgramMaker:
         wanted = {v for v in produced if v in kept or any(r is not chunk for r in readers.get(v, ()))}
         touched = {self._name(t.name) for node in chunk.nodes for t in (*node.inputs, *node.outputs)}
         self._wait_for(touched)
-        model = self.writer.write(chunk, wanted, self.program.renamed.keys())
-        if not model.graph.output:
+        segment = self.writer.make(chunk, wanted, self.program.renamed.keys())
+        if not segment.writes:
             return
         self.program.instructions.append(
             Run(
                 chunk.site,
-                self.save(model),
-                tuple((i.name, self._name(i.name)) for i in model.graph.input),
-                tuple((o.name, self._name(o.name)) for o in model.graph.output),
-                _races(model),
+                segment.path,
+                tuple((name, self._name(name)) for name in segment.reads),
+                tuple((name, self._name(name)) for name in segment.writes),
+                segment.races,
                 sum(self.lowered.flops.get(node.name, 0) for node in chunk.nodes),
                 self._touched_bytes(chunk),
             )
@@ -215,13 +213,3 @@ def _readers(items: Sequence[Item]) -> dict[str, list[Item]]:
             for tensor in node.inputs:
                 readers.setdefault(tensor.name, []).append(item)
     return readers
-
-
-def _races(model: onnx.ModelProto) -> bool:
-    """Tell whether a ScatterND adds in it: with duplicate indices that races on several threads."""
-    bodies = [model.graph.node, *(function.node for function in model.functions)]
-    return any(
-        node.op_type == "ScatterND" and any(a.name == "reduction" for a in node.attribute)
-        for body in bodies
-        for node in body
-    )

@@ -1,6 +1,6 @@
 """Turn a chunk of nodes into one ONNX model: a segment."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -22,15 +22,36 @@ IR_VERSION = 10
 PartialShape = tuple[int | None, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What a program must know of a segment. `races`: a ScatterND adds in it (see Run.one_thread)."""
+
+    path: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    races: bool
+
+
 @dataclass
 class SegmentWriter:
-    """Writes segments one after the other, remembering the types of what crosses them."""
+    """Writes segments one after the other, remembering the types of what crosses them.
+
+    `save` stores a segment and returns its path in the plan's folder.
+    """
 
     opset: int
     functions: Mapping[str, onnx.FunctionProto]  # by name
+    save: Callable[[onnx.ModelProto], str]
     shapes: dict[str, PartialShape]  # value -> one rank's shape where known
     on_cpu: bool = True  # segments run on CPUs
     dtypes: dict[str, np.dtype] = field(default_factory=dict)
+
+    def make(self, chunk: Chunk, wanted: set[str], in_place: AbstractSet[str]) -> Segment:
+        """Write a chunk, unless nobody wants anything of it; see `write`."""
+        model = self.write(chunk, wanted, in_place)
+        writes = tuple(output.name for output in model.graph.output)
+        path = self.save(model) if writes else ""
+        return Segment(path, tuple(entry.name for entry in model.graph.input), writes, _races(model))
 
     def write(self, chunk: Chunk, wanted: set[str], in_place: AbstractSet[str]) -> onnx.ModelProto:
         """Return the chunk as a model whose outputs are those of its values that are `wanted`.
@@ -101,6 +122,17 @@ def _functions_used(
             found[function.name] = function
             pending.extend(function.node)
     return [found[name] for name in sorted(found)]
+
+
+def _races(model: onnx.ModelProto) -> bool:
+    """Tell whether a ScatterND adds in it: with duplicate indices that races on several threads."""
+    bodies = [model.graph.node, *(function.node for function in model.functions)]
+    return any(adds_in_place(node) for body in bodies for node in body)
+
+
+def adds_in_place(node: onnx.NodeProto) -> bool:
+    """Tell whether a node is a ScatterND that adds, or reduces otherwise."""
+    return node.op_type == "ScatterND" and any(a.name == "reduction" for a in node.attribute)
 
 
 def row_shape(node: gs.Node, index: int, shapes: Mapping[str, PartialShape]) -> PartialShape:

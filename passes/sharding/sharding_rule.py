@@ -14,6 +14,7 @@ sample factor, of output and a weight a parameter factor, of inputs only a reduc
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from typing import Literal
 
@@ -49,7 +50,7 @@ class ShardingRule:
     moves: bool = False
     indexed: frozenset[str] = frozenset()
 
-    @property
+    @cached_property
     def flops(self) -> int:
         """Operations of one execution: a multiply-add counts 2, a point of another op 1, a move 0."""
         if self.moves:

@@ -105,7 +105,13 @@ def is_sum_rows(node: gs.Node) -> bool:
 
 
 def rule_of(node: gs.Node, facts: Facts) -> ShardingRule | None:
-    """Return the node's sharding rule, or None: it must run whole."""
+    """Return the node's sharding rule, or None: it must run whole. Needs: the node changes no more."""
+    if id(node) not in facts.rules:
+        facts.rules[id(node)] = (node, _find_rule(node, facts))
+    return facts.rules[id(node)][1]
+
+
+def _find_rule(node: gs.Node, facts: Facts) -> ShardingRule | None:
     if node.domain == DOMAIN:
         for name, rule in GRADIENT_RULES.items():
             if node.op.startswith(name):

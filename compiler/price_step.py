@@ -1,0 +1,80 @@
+"""What a step takes under a strategy: lowered, scheduled and simulated, nothing written.
+
+    strategy ─ lower ─> distributed step ─ outline ─> plan without files ─ simulate ─> seconds
+
+This is the plan that would be compiled, so its time is the one that a compilation predicts, to the last bit.
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from partc.compiler.build_plan import build_plan
+from partc.compiler.pause_collection import paused_collection
+from partc.cost.cluster import Cluster, ranks_of
+from partc.cost.memory import check_memory
+from partc.cost.strategy import Strategy, SyncFacts
+from partc.cost.timeline import simulate
+from partc.passes.distribute import Analysis, lower_step
+from partc.passes.lowering.expected_rows import expect_rows
+from partc.passes.lowering.lowered_graph import LoweredGraph
+
+if TYPE_CHECKING:
+    from partc.compiler.driver import CompileOptions
+
+# Pricing a move takes about a fifth of compiling a large graph; of a small one less, since a compilation
+# also writes and reports (docs/decisions/020-whole-steps.md has the figures).
+LEAST_MOVES = 1
+MOST_MOVES = 8
+NODES_FOR_MOVES = 6_000  # as many nodes are lowered again for moves
+MANY_RANKS = 128  # from here on simulating dominates
+
+
+class StepPrice:
+    """Prices strategies for one graph on one cluster; keeps the quickest one's step, to be compiled next."""
+
+    def __init__(
+        self, analysis: Analysis, facts: tuple[SyncFacts, ...], cluster: Cluster, options: "CompileOptions"
+    ) -> None:
+        self._analysis = analysis
+        self._facts = facts
+        self._cluster = cluster
+        self._options = options
+        self._quickest: tuple[float, Strategy, LoweredGraph] | None = None
+
+    @property
+    def moves(self) -> int:
+        """Return how many moves may be priced: from sizes alone, so that it is always the same."""
+        if len(ranks_of(self._cluster)) >= MANY_RANKS:
+            return 0
+        nodes = max(1, len(self._analysis.training.graph.nodes))
+        return min(MOST_MOVES, max(LEAST_MOVES, NODES_FOR_MOVES // nodes))
+
+    def __call__(self, strategy: Strategy) -> float:
+        """Return the simulated seconds of a step. Raises NoPlacement where it does not fit."""
+        step_s, lowered = self._simulate(strategy, self._facts)
+        if self._quickest is None or step_s < self._quickest[0]:
+            self._quickest = (step_s, strategy, lowered)
+        return step_s
+
+    def with_fewer_rows(self, strategy: Strategy, share: float) -> float:
+        """Return the seconds if a step touched only a share of the rows that are assumed, not measured."""
+        facts = tuple(
+            replace(fact, touched_rows=fact.touched_rows * share) if fact.rows_are_assumed else fact
+            for fact in self._facts
+        )
+        return self._simulate(strategy, facts)[0]
+
+    def lowered(self, strategy: Strategy) -> LoweredGraph | None:
+        """Return the distributed step of a strategy if it is at hand."""
+        if self._quickest is None or self._quickest[1].parameters != strategy.parameters:
+            return None
+        return self._quickest[2]
+
+    @paused_collection()
+    def _simulate(self, strategy: Strategy, facts: tuple[SyncFacts, ...]) -> tuple[float, LoweredGraph]:
+        strategy = self._options.complete(strategy)
+        expected = expect_rows(facts, strategy, self._cluster)
+        lowered = lower_step(self._analysis, strategy, expected, self._options.asynchronous)
+        plan = build_plan(self._analysis, lowered, strategy, self._cluster, self._options, None)
+        check_memory(plan, self._cluster)
+        return simulate(plan, self._cluster).step_s, lowered
