@@ -40,10 +40,10 @@ attend (float[16,32,4] x) => (float loss)
 # `x` is zero there is no gradient at all.
 SIGNS = """
 step (float[4,3] x, float[3] W, float[3] b) => (float[3] W_next, float[3] b_next)
-<int64[1] samples = {0}, float big = {1000.0}> {
-    near = Add (b, big)
+<int64[1] samples = {0}> {
+    near = Add (b, W)
     far = Mul (near, x)
-    again = Mul (big, x)
+    again = Mul (W, x)
     own = Mul (b, x)
     cancelled0 = Sub (far, again)
     cancelled = Sub (cancelled0, own)
@@ -75,7 +75,7 @@ def test_rounding_may_turn_a_step_but_not_where_there_is_no_gradient(tmp_path: P
     reference = make_reference(compiled.plan, compiled.folder.path / "train.onnx")
     (data,) = random_batches(compiled.plan, 1)
     data["x"][:, 2] = 0
-    start = {name: np.array([0.3, 0.7, 0.6], np.float32) for name in ("W", "b")}
+    start = {"W": np.full(3, 1000, np.float32), "b": np.array([0.3, 0.7, 0.6], np.float32)}
 
     found = reference.rounding(start, data)
 
@@ -86,10 +86,10 @@ def test_rounding_may_turn_a_step_but_not_where_there_is_no_gradient(tmp_path: P
 
 @contextmanager
 def launch_reordered(folder: PlanFolder, data: Data, steps: int, seed: int) -> Iterator[Ranks]:
-    """Train on the same samples, each replica's in the opposite order: its sums are rounded otherwise."""
+    """Train on the same samples, each one's keys in another order: all sums are rounded otherwise."""
     assert not isinstance(data, str | Path)
-    shares = [np.split(batch["x"], folder.plan.replicas) for batch in data]
-    turned = [{"x": np.concatenate([share[::-1] for share in step])} for step in shares]
+    order = np.random.default_rng(1).permutation(32)
+    turned = [{"x": np.ascontiguousarray(batch["x"][:, order])} for batch in data]
     with launch_in_process(folder, turned, steps, seed) as ranks:
         yield ranks
 
@@ -108,7 +108,7 @@ def test_a_parameter_without_effect_verifies_under_adam(tmp_path: Path, batch: s
 
     (shift,) = [check for check in report.variables if check.name == "shift"]
     assert report.passed, report.variables
-    assert 1 <= shift.excused <= 4
+    assert 1 <= shift.excused <= 3 * 4  # elements, over the steps
     assert sum(check.excused for check in report.variables if check.name == "Wq") == 0
     assert shift.max_error > 1e-2 * shift.max_change  # else the test would pass without
 

@@ -26,7 +26,7 @@ class VariableCheck:
 
     name: str
     step: int
-    max_change: float  # of the reference
+    max_change: float  # of the reference, in any step
     max_error: float  # of the element that comes nearest to what is allowed, or is farthest beyond
     limit: float  # of the same element
     verdict: Verdict
@@ -85,15 +85,18 @@ def compare_changes(
 
 
 def worst_of_steps(checks: Iterable[VariableCheck]) -> tuple[VariableCheck, ...]:
-    """Return one check per variable: the first that fails, else the one nearest to what is allowed."""
+    """Return one check per variable: the first that fails, else the one nearest to what is allowed.
+
+    Its change is the largest of all steps, its excused elements those of all steps.
+    """
     worst: dict[str, VariableCheck] = {}
     for check in checks:
         known = worst.setdefault(check.name, check)
         if known is check:
             continue
-        excused = known.excused + check.excused
+        excused, change = known.excused + check.excused, max(known.max_change, check.max_change)
         is_worse = known.verdict == "equal" and (check.verdict != "equal" or check.share > known.share)
-        worst[check.name] = replace(check if is_worse else known, excused=excused)
+        worst[check.name] = replace(check if is_worse else known, excused=excused, max_change=change)
     return tuple(worst.values())
 
 
