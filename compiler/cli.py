@@ -8,7 +8,6 @@ Exit codes: 0 done, 1 verification failed or an executor died, 2 what the user g
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -43,7 +42,7 @@ from partc.compiler.output_paths import check_output_file
 from partc.compiler.simulate_command import SIMULATE_HELP, TraceFile, simulate_command
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_run_trace
 from partc.compiler.training.coverage import coverage, coverage_lines
-from partc.compiler.verification.verify import launch_daemons, verify
+from partc.compiler.verification.verify import verify
 from partc.models.catalogue import MODELS, ModelRequestError, build_model, describe_options, parse_options
 from partc.runtime.errors import BadUsage, PartcError, RankFailed
 from partc.runtime.job import Progress
@@ -178,16 +177,11 @@ def verify_command(
     seed: Annotated[int, typer.Option(help="The seed of synthetic data and of what a step draws.")] = 0,
 ) -> None:
     """Train on all ranks and on one device with the same total batches, and compare."""
-    with progress_of("all ranks", steps) as of_ranks, progress_of("one device", steps) as of_reference:
-        launcher = partial(launch_daemons, on_progress=_showing(of_ranks))
-        report = verify(
-            out, steps=steps, rtol=rtol, data=data, seed=seed, launcher=launcher, on_step=of_reference
-        )
+    with progress_of("all ranks and one device", steps) as advance:
+        report = verify(out, steps=steps, rtol=rtol, data=data, seed=seed, on_step=advance)
     console.print(report.table())
     tell(("verified: " if report.passed else "NOT EQUAL: ") + report.summary())
     if not report.passed:
-        if steps > 1:
-            tell("  rounding may grow from step to step where these are large: try --steps 1")
         raise typer.Exit(1)
 
 

@@ -4,7 +4,7 @@ Every rank computes on the CPU, so a plan for GPUs can be verified where there a
 """
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +102,13 @@ class RanksInProcess:
     def step(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         """Train one step on a total batch; return the outputs of the total batch."""
         check_total_batch(self._plan, batch)
+        return self.step_on(lambda rank: share_of(self._plan, rank, batch))
+
+    def step_on(self, share: Callable[[Rank], Mapping[str, Array]]) -> dict[str, Array]:
+        """Train one step, each rank on its share; return the outputs of the total batch."""
         drive_in_lockstep(
             {
-                rank.rank: self._executors[rank.rank].step(self._feeds(rank, batch))
+                rank.rank: self._executors[rank.rank].step(self._feeds(rank, share(rank)))
                 for rank in self._plan.ranks
             }
         )
@@ -117,7 +121,7 @@ class RanksInProcess:
         return {
             name: np.concatenate(pieces) if len(pieces) > 1 else pieces[0].copy()
             for name, owners in self._owners.items()
-            if (pieces := [self._held(owner) for owner in pieces_among(owners)])
+            if (pieces := [self.held(owner) for owner in pieces_among(owners)])
         }
 
     def disagreeing(self) -> tuple[str, ...]:
@@ -125,7 +129,7 @@ class RanksInProcess:
         return tuple(
             name
             for name, owners in self._owners.items()
-            if _differ([((owner.held.start, owner.held.stop), self._held(owner)) for owner in owners])
+            if _differ([((owner.held.start, owner.held.stop), self.held(owner)) for owner in owners])
         )
 
     def payload_bytes(self) -> dict[int, dict[str, int]]:
@@ -143,11 +147,11 @@ class RanksInProcess:
             rank = next((rank for rank in poor if spoils_loss(self._executors[rank.rank])), poor[0])
             raise diverged(self._plan, rank, self._executors[rank.rank], step)
 
-    def _feeds(self, rank: Rank, batch: Mapping[str, Array]) -> dict[str, Array]:
-        share = share_of(self._plan, rank, batch)
-        return share | draw_share(self._plan, rank, share, self._step, self._seed)
+    def _feeds(self, rank: Rank, share: Mapping[str, Array]) -> dict[str, Array]:
+        return {**share, **draw_share(self._plan, rank, share, self._step, self._seed)}
 
-    def _held(self, owner: Owner) -> Array:
+    def held(self, owner: Owner) -> Array:
+        """Return the memory of what a rank holds of a variable."""
         return self._executors[owner.rank].environment.array(owner.held.value)
 
     def _outputs(self, rank: Rank) -> dict[str, Array]:

@@ -76,7 +76,7 @@ def assemble_outputs(plan: Plan, by_rank: Mapping[int, Mapping[str, Array]]) -> 
     """Put the workers' outputs of one step together: output name -> value of the total batch."""
     workers = workers_of(plan)
     return {
-        output.name: _assemble(output, [by_rank[rank.rank][output.name] for rank in workers])
+        output.name: assemble_output(output, [by_rank[rank.rank][output.name] for rank in workers])
         for output in plan.outputs
         if all(output.name in by_rank[rank.rank] for rank in workers)
     }
@@ -88,7 +88,8 @@ def workers_of(plan: Plan) -> list[Rank]:
     return sorted(workers, key=lambda rank: rank.replica or 0)
 
 
-def _assemble(output: Output, values: Sequence[Array]) -> Array:
+def assemble_output(output: Output, values: Sequence[Array]) -> Array:
+    """Put one output's values of all workers, by replica, together."""
     match output.layout:
         case "whole":
             return values[0]

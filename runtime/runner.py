@@ -5,6 +5,7 @@ import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -58,6 +59,7 @@ class Runner:
         traced_steps: int = 0,
         staleness: int | None = None,
         first_step: int = 0,
+        keep_in: Path | None = None,
     ) -> TrainingResult:
         """Train `steps` steps and save trained.safetensors in the plan's folder, unless told not to.
 
@@ -66,8 +68,9 @@ class Runner:
         steps (from 1) whose variables are returned as well. `traced_steps`: how many of the last steps are
         timed instruction by instruction. `staleness`: of an asynchronous plan, the most steps that a worker
         may be ahead of the slowest; None: no bound. `first_step`: how many steps were trained before, so that
-        draws, and data that is not handed over as batches, go on there. Raises the error of the rank that
-        failed first.
+        draws, and data that is not handed over as batches, go on there. `keep_in`: a folder that takes the
+        variables after `read_after`, as files (runtime/job.py), instead of the result. Raises the error of
+        the rank that failed first.
         """
         if steps < 1:
             raise BadUsage(f"{steps} steps", at="--steps", fix="train at least one step")
@@ -79,7 +82,7 @@ class Runner:
         check_sessions_request(plan, staleness, read_after, traced_steps)
         with _job_folder(self._folder.path) as folder:
             total = plan_of_data(plan) if plan.asynchronous else plan
-            staged, data_sizes = _stage_data(total, data, steps, folder)
+            staged, data_sizes = stage_data(total, data, steps, folder)
             job = Job(
                 plan_folder=str(self._folder.path.resolve()),
                 steps=steps,
@@ -97,6 +100,13 @@ class Runner:
             )
             write_job(folder, job, initial)
             result = self._play(folder, job, staleness, on_progress, timeout_s)
+            if keep_in is None:
+                after = {step: read_arrays(variables_file(folder, step)) for step in job.read_after}
+                result = replace(result, variables_after=after)
+            else:
+                assert not save, "the last of the files has one place only"
+                for step in job.read_after:
+                    shutil.move(variables_file(folder, step), variables_file(keep_in, step))
             if save:
                 variables_file(folder, steps).replace(self._folder.path / TRAINED_FILE)
             return result
@@ -115,11 +125,9 @@ class Runner:
     def _collect(self, folder: Path, job: Job) -> TrainingResult:
         plan = self._folder.plan
         reports = {rank.rank: read_report(folder, rank.rank) for rank in plan.ranks}
-        variables_after = {step: read_arrays(variables_file(folder, step)) for step in job.read_after}
         return TrainingResult(
             variables=read_arrays(variables_file(folder, job.steps)),
             outputs=_outputs(plan, folder, job),
-            variables_after=variables_after,
             disagreeing=reports[0].disagreeing,
             payload_bytes={rank: report.payload_bytes for rank, report in reports.items()},
             exchanged={rank: report.exchanged for rank, report in reports.items()},
@@ -157,7 +165,7 @@ def _outputs(plan: Plan, folder: Path, job: Job) -> tuple[dict[str, Array], ...]
     )
 
 
-def _stage_data(
+def stage_data(
     plan: Plan, data: str | Path | Batches, steps: int, folder: Path
 ) -> tuple[str, dict[str, int]]:
     """Return the data as the daemons can open it, and its symbolic sizes. Batches go to a file."""

@@ -3,7 +3,9 @@
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from partc.compiler.cli import main
-from partc.compiler.verification.verify import launch_in_process
-from partc.runtime.results import TrainingResult
+from partc.compiler.verification.ranks import Ranks, launch_in_process
+from partc.compiler.verification.verify import verify
 from tests.command_line import CLUSTER, EXAMPLES, MLP, done, hashes_of, make_mlp, partc
 
 COMMANDS = ("model", "grad", "inspect", "compile", "run", "verify", "executor")
@@ -167,17 +169,21 @@ def test_run_trains_and_saves_twice_and_verify_leaves_that_alone(folder: Path, t
 
 
 def test_verify_reports_what_differs_with_exit_code_1(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def launch(*arguments: Any, on_progress: object) -> TrainingResult:
-        result = launch_in_process(*arguments)
-        return replace(result, variables=result.variables | {"layer1.bias": np.zeros(3, np.float32)})
+    @contextmanager
+    def launch(*arguments: Any) -> Iterator[Ranks]:
+        with launch_in_process(*arguments) as ranks:
+            read = ranks.read
+            zeros = np.zeros(3, np.float32)
+            monkeypatch.setattr(ranks, "read", lambda name: zeros if name == "layer1.bias" else read(name))
+            yield ranks
 
-    monkeypatch.setattr("partc.compiler.cli.launch_daemons", launch)
+    monkeypatch.setattr("partc.compiler.cli.verify", partial(verify, launcher=launch))
 
     answer = partc("verify", folder / "out", "--steps", "1")
 
     assert (answer.code, answer.error) == (1, "")
     assert "NOT EQUAL: 4 ranks against one device" in answer.out
-    assert "1 of 4 variables differ (layer1.bias)" in answer.out
+    assert "1 of 4 variables differ (layer1.bias), first in step 1" in answer.out
 
 
 def test_a_plan_learns_from_a_file_and_from_a_function(

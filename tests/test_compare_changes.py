@@ -1,21 +1,29 @@
+"""What one step is allowed to be off by, and no more."""
+
 import numpy as np
 import pytest
 
-from partc.compiler.verification.compare_changes import Trained, compare_changes, compare_losses
-from partc.runtime.program import Constant, PlanVariable
+from partc.compiler.verification.compare_changes import (
+    Trained,
+    VariableCheck,
+    compare_changes,
+    compare_losses,
+    worst_of_steps,
+)
+from partc.compiler.verification.rounding import Rounding
 
 
-def trained(
-    start: object, end: object, reference: object, dtype: str = "float64", name: str = "W"
-) -> Trained:
-    arrays = [np.asarray(value, dtype) for value in (start, end, reference)]
-    variable = PlanVariable(name, dtype, arrays[0].shape, Constant(0), "parameter")
-    return Trained(variable, *arrays)
+def trained(start: object, end: object, reference: object, dtype: str = "float64") -> Trained:
+    return Trained(*(np.asarray(value, dtype) for value in (start, end, reference)))
 
 
-def verdict(entry: Trained, steps: int = 1, rtol: float | None = None) -> str:
-    (check,) = compare_changes({"W": entry}, steps, rtol)
-    return check.verdict
+def check(entry: Trained, rounding: Rounding | None = None, rtol: float | None = None) -> VariableCheck:
+    (found,) = compare_changes({"W": entry}, 1, rtol, lambda: rounding or Rounding())
+    return found
+
+
+def verdict(entry: Trained, rounding: Rounding | None = None) -> str:
+    return check(entry, rounding).verdict
 
 
 @pytest.mark.parametrize(
@@ -38,21 +46,31 @@ def test_the_tolerance_is_relative_to_the_change() -> None:
     assert verdict(trained([1e6], [1e6 + 2e-4], [1e6 + 1e-4])) == "differs"
 
 
-def test_rounding_of_the_stored_value_is_allowed_once_a_step() -> None:
-    entry = trained([100.0], [100.00001], [100.0], "float32")
+def test_each_elements_stored_value_may_be_rounded() -> None:
+    assert verdict(trained([100.0], [100.00001], [100.0], "float32")) == "equal"
+    assert verdict(trained([100.0], [100.0001], [100.0], "float32")) == "differs"
+    assert verdict(trained([100.0, 0.0], [100.0, 1e-5], [100.0, 0.0], "float32")) == "differs"
 
-    assert verdict(entry, steps=1) == "equal"
-    assert verdict(trained([100.0], [100.0005], [100.0], "float32"), steps=1) == "differs"
+
+def test_an_element_may_be_off_by_what_rounding_makes_of_it_and_is_counted() -> None:
+    entry = trained([0.0, 0.0], [1.0, 0.5], [1.0, -0.5])
+    of_second, of_first = (Rounding({"W": np.array(pair)}) for pair in ([0.0, 1.0], [1.0, 0.0]))
+
+    assert (check(entry, of_second).verdict, check(entry, of_second).excused) == ("equal", 1)
+    assert verdict(entry, of_first) == "differs"
 
 
-def test_a_change_that_is_zero_in_theory_is_measured_by_the_others() -> None:
-    noise = trained([0.0], [3e-8], [-2e-8], "float32", "bias")
-    weight = trained([1.0], [2.0], [2.0], "float32", "weight")
+def test_rounding_is_measured_only_where_something_is_off_without() -> None:
+    def fail() -> Rounding:
+        raise AssertionError("measured")
 
-    checks = compare_changes({"bias": noise, "weight": weight}, steps=1, rtol=None)
+    assert compare_changes({"W": trained([0.0], [1.0], [1.0])}, 1, None, fail)[0].verdict == "equal"
 
-    assert [check.verdict for check in checks] == ["equal", "equal"]
-    assert verdict(noise) != "equal"
+
+def test_other_rows_of_a_table_may_not_change() -> None:
+    entry = Trained(*(np.array([0.0, value]) for value in (0.0, 1.0, 1.0)), others_changed=1)
+
+    assert verdict(entry, Rounding({"W": np.ones(2)})) == "other rows changed"
 
 
 def test_integers_must_be_equal() -> None:
@@ -61,20 +79,26 @@ def test_integers_must_be_equal() -> None:
     assert verdict(trained([0], [0], [3], "int64")) == "did not change"
 
 
-def equal_losses(ours: list[float], reference: list[float]) -> list[bool]:
-    steps = ([{"loss": np.float32(value)} for value in values] for values in (ours, reference))
-    return [check.is_equal for check in compare_losses("loss", *steps, None)]
+def test_the_first_step_that_fails_is_told_and_excused_elements_are_summed() -> None:
+    fine, near = VariableCheck("W", 1, 1, 0.1, 1, "equal", 1), VariableCheck("W", 2, 1, 0.9, 1, "equal", 2)
+    wrong, worse = VariableCheck("W", 3, 1, 2, 1, "differs"), VariableCheck("W", 4, 1, 9, 1, "differs")
+
+    assert worst_of_steps([fine, near])[0] == VariableCheck("W", 2, 1, 0.9, 1, "equal", 3)
+    assert worst_of_steps([fine, near, wrong, worse])[0].step == 3
 
 
-def test_a_loss_near_zero_is_as_precise_as_those_before() -> None:
-    assert equal_losses([1, 1e-5], [1, 2e-5]) == [True, True]
-    assert equal_losses([1, 1e-3], [1, 2e-3]) == [True, False]
+def is_equal(loss: float, reference: float, noise: float = 0.0) -> bool:
+    arrays = (np.float32(loss), np.float32(reference))
+    return compare_losses(1, *map(np.asarray, arrays), None, lambda: Rounding(loss=noise)).is_equal
 
 
-def test_a_loss_is_not_excused_by_larger_ones_to_come() -> None:
-    assert equal_losses([1, 1000], [1.01, 1000]) == [False, True]
+def test_a_loss_is_compared_to_itself_and_to_what_rounding_makes_of_it() -> None:
+    assert is_equal(1.00001, 1.0)
+    assert not is_equal(1.001, 1.0)
+    assert not is_equal(2e-5, 1e-5)
+    assert is_equal(2e-5, 1e-5, noise=1e-4)
 
 
 def test_a_loss_that_is_no_number_differs() -> None:
-    assert equal_losses([1, np.nan], [1, 1]) == [True, False]
-    assert equal_losses([1, np.nan], [1, np.nan]) == [True, False]
+    assert not is_equal(np.nan, 1)
+    assert not is_equal(np.nan, np.nan)

@@ -66,7 +66,7 @@ def plan(batch: str, replicas: int) -> Plan:
 
 
 def test_gradients_are_averaged_before_anything_nonlinear(tmp_path: Path) -> None:
-    variables, outputs, _ = reference(tmp_path, "per-replica").step(START, BATCH)
+    variables, outputs = reference(tmp_path, "per-replica").step(START, BATCH)
 
     d = START["E"][BATCH["ids"]] - BATCH["t"]
     rows = d / 2

@@ -1,39 +1,43 @@
-"""Compare what training did to each variable with what the reference did to it.
+"""Compare what one step did to each variable with what the reference made of it, from the same values.
 
-    |change - reference change| <= rtol * max|reference change| + floor + uncertainty    for every element
+    |change - reference change| <= rtol max|reference change| + 2 eps |value| + deviation    of every element
 
-    floor = steps * eps * (max|value| + largest change)
-
-eps is the dtype's. The first part of the floor is rounding: each step rounds the stored value once
-on either side. The second serves changes that are zero in theory (a bias before a normalisation):
-what is left of them is the rounding of terms as large as the gradients of other variables, so it is
-measured by the largest reference change of any variable of the same role. The uncertainty is what an
-optimizer makes of such rounding (uncertain_steps.py). Integers must be equal.
+eps is the dtype's: each side rounds the stored value once. The deviation is what rounding may make of the
+element (rounding.py); it is measured only if some element is farther off without. Integers must be equal.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from partc.compiler.verification.floats import Array, eps_of, is_float, max_abs
-from partc.runtime.program import PlanVariable
+from partc.compiler.verification.floats import Array, eps_of, is_float, max_abs, sizes, wide
+from partc.compiler.verification.rounding import Rounding
 
-Verdict = Literal["equal", "differs", "did not change", "not finite"]
+Verdict = Literal["equal", "differs", "did not change", "not finite", "other rows changed"]
+
+STORED_ROUNDINGS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class VariableCheck:
-    """How far one variable's change is from the reference's."""
+    """How far one variable's change in a step (from 1) is from the reference's."""
 
     name: str
-    max_change: float  # of the reference
+    step: int
+    max_change: float  # of the reference, in any step
     max_error: float  # of the element that comes nearest to what is allowed, or is farthest beyond
     limit: float  # of the same element
     verdict: Verdict
-    excused: int  # elements that only what rounding of gradients may lead to makes equal
+    excused: int = 0  # elements that only what rounding may make of them makes equal
+
+    @property
+    def share(self) -> float:
+        """Return the error as a share of what is allowed."""
+        if self.limit == 0.0:
+            return 0.0 if self.max_error == 0.0 else float("inf")
+        return self.max_error / self.limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,32 +57,47 @@ class LossCheck:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A variable before and after training, and after the reference's training."""
+    """A variable, or the rows of a table that a step touches: before the step, after it, as it should be."""
 
-    variable: PlanVariable
     start: Array
     end: Array
     reference: Array
-    uncertainty: Array | float = 0.0  # of each element
-
-    @property
-    def reference_change(self) -> float:
-        """Return max|reference change|."""
-        return max_abs(_difference(self.reference, self.start))
+    others_changed: int = 0  # rows of the table that the step does not touch, and that are not as before
 
 
 def compare_changes(
-    trained: Mapping[str, Trained], steps: int, rtol: float | None
-) -> tuple[VariableCheck, ...]:
-    """Check every variable; `rtol` None means the default of its dtype."""
-    largest: dict[str, float] = {}
-    for entry in trained.values():
-        if is_float(entry.start):
-            role = entry.variable.role
-            largest[role] = max(largest.get(role, 0.0), entry.reference_change)
-    return tuple(
-        _check(entry, steps, rtol, largest.get(entry.variable.role, 0.0)) for entry in trained.values()
-    )
+    trained: Mapping[str, Trained], step: int, rtol: float | None, measure: Callable[[], Rounding]
+) -> list[VariableCheck]:
+    """Check every variable; `rtol` None means the default of its dtype.
+
+    `measure` tells what rounding may make of the step; it is called if something is farther off without.
+    """
+    checks = [_check(name, entry, step, rtol) for name, entry in trained.items()]
+    if all(check.verdict == "equal" for check in checks):
+        return checks
+    deviations = measure().variables
+    return [
+        check
+        if check.verdict == "equal" or check.name not in deviations
+        else _check(check.name, trained[check.name], step, rtol, deviations[check.name])
+        for check in checks
+    ]
+
+
+def worst_of_steps(checks: Iterable[VariableCheck]) -> tuple[VariableCheck, ...]:
+    """Return one check per variable: the first that fails, else the one nearest to what is allowed.
+
+    Its change is the largest of all steps, its excused elements those of all steps.
+    """
+    worst: dict[str, VariableCheck] = {}
+    for check in checks:
+        known = worst.setdefault(check.name, check)
+        if known is check:
+            continue
+        excused, change = known.excused + check.excused, max(known.max_change, check.max_change)
+        is_worse = known.verdict == "equal" and (check.verdict != "equal" or check.share > known.share)
+        worst[check.name] = replace(check if is_worse else known, excused=excused, max_change=change)
+    return tuple(worst.values())
 
 
 def default_rtol(dtype: np.dtype[Any]) -> float:
@@ -87,42 +106,37 @@ def default_rtol(dtype: np.dtype[Any]) -> float:
 
 
 def compare_losses(
-    loss: str | None,
-    ours: Sequence[Mapping[str, Array]],
-    reference: Sequence[Mapping[str, Array]],
-    rtol: float | None,
-) -> tuple[LossCheck, ...]:
-    """Check the loss of every step against rtol of the largest so far; without a loss, nothing.
-
-    Outputs by step; a loss that is no scalar counts with its mean.
-    """
-    if loss is None:
-        return ()
-    wanted = [np.asarray(shown[loss]) for shown in reference]
-    allowed = default_rtol(wanted[0].dtype) if rtol is None else rtol
-    values = [float(np.mean(value, dtype=np.float64)) for value in wanted]
+    step: int, found: Array, wanted: Array, rtol: float | None, measure: Callable[[], Rounding]
+) -> LossCheck:
+    """Check the loss of a step, to rtol of itself; one that is no scalar counts with its mean."""
+    value, loss = (float(np.mean(array, dtype=np.float64)) for array in (wanted, found))
+    check = LossCheck(step, loss, value, (default_rtol(wanted.dtype) if rtol is None else rtol) * abs(value))
+    if check.is_equal or not np.isfinite(loss):
+        return check
     # One that comes near zero is a sum of terms that cancel, and no more precise than they are.
-    eps = float(np.finfo(wanted[0].dtype).eps)
-    limits = [allowed * max(size, eps) for size in accumulate(map(abs, values), max)]
-    found = [float(np.mean(shown[loss], dtype=np.float64)) for shown in ours]
-    checks = zip(found, values, limits, strict=True)
-    return tuple(LossCheck(step, *check) for step, check in enumerate(checks, 1))
+    return replace(check, limit=check.limit + measure().loss)
 
 
-def _check(entry: Trained, steps: int, rtol: float | None, largest: float) -> VariableCheck:
-    change = entry.reference_change
-    errors = np.abs(_difference(entry.end, entry.reference).astype(np.float64))
-    limit = 0.0
+def _check(
+    name: str, entry: Trained, step: int, rtol: float | None, deviation: Array | float = 0.0
+) -> VariableCheck:
+    with np.errstate(invalid="ignore"):  # infinite values, which are told
+        errors, change = (
+            _distance(entry.end, entry.reference),
+            max_abs(_distance(entry.reference, entry.start)),
+        )
+    base: Array = np.zeros(())
     if is_float(entry.start):
-        value = max(max_abs(entry.start), max_abs(entry.reference))
-        floor = steps * eps_of(entry.start.dtype) * (value + largest)
-        limit = (default_rtol(entry.start.dtype) if rtol is None else rtol) * change + floor
-    excused = int(np.sum((errors > limit) & (errors <= limit + entry.uncertainty)))
-    error, limit = _nearest(errors, limit + entry.uncertainty)
-    return VariableCheck(entry.variable.name, change, error, limit, _verdict(entry, error, limit), excused)
+        stored = np.maximum(sizes(entry.start), sizes(entry.reference))
+        allowed = default_rtol(entry.start.dtype) if rtol is None else rtol
+        base = allowed * change + STORED_ROUNDINGS * eps_of(entry.start.dtype) * stored
+    limits = base + deviation
+    excused = int(np.sum((errors > base) & (errors <= limits)))
+    error, limit = _nearest(errors, limits)
+    return VariableCheck(name, step, change, error, limit, _verdict(entry, error, limit), excused)
 
 
-def _nearest(errors: Array, limits: Array | float) -> tuple[float, float]:
+def _nearest(errors: Array, limits: Array) -> tuple[float, float]:
     """Return the error and the limit of the element whose error is the largest share of its limit."""
     if not errors.size:
         return 0.0, 0.0
@@ -136,12 +150,13 @@ def _verdict(entry: Trained, error: float, limit: float) -> Verdict:
     if not (np.isfinite(error) and np.isfinite(limit)):
         return "not finite"
     if error <= limit:
-        return "equal"
+        return "equal" if not entry.others_changed else "other rows changed"
     return "did not change" if np.array_equal(entry.start, entry.end) else "differs"
 
 
-def _difference(one: Array, other: Array) -> Array:
+def _distance(one: Array, other: Array) -> Array:
     if is_float(one):
-        return np.asarray(one.astype(np.float64) - other.astype(np.float64))
+        return np.asarray(np.abs(wide(one) - wide(other)))
     # Python's integers: no overflow, and no two large ones that become equal as float64.
-    return np.asarray(one.astype(object) - other.astype(object))
+    distance = np.abs(one.astype(object) - other.astype(object)).astype(np.float64)
+    return np.asarray(distance)

@@ -1,13 +1,18 @@
-"""Train a plan and the user's own graph on the same batches, and compare.
+"""Train a plan, and hold each of its steps against the user's own graph on the same total batch.
 
-plan ─ launcher ─> variables, losses ─┐
-                                      ├─ compare_changes ─> VerifyReport
-model ─ reference ─> variables, losses ┘
+    variables before step s ─┬─ ranks ────────> variables after ─┐
+                             │                                   ├─ compare_changes ─> VerifyReport
+                             └─ reference ────> variables after ─┘
+
+Before step 1 the variables are the model's first values; before every later step they are what the ranks
+hold themselves, once all copies are found bitwise equal. So no error of rounding is carried from step to
+step, and by induction over the steps the whole run is what one device computes. The total batches are read
+and drawn here (total_batches.py), not taken from the ranks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +26,26 @@ from partc.compiler.verification.compare_changes import (
     compare_changes,
     compare_losses,
     default_rtol,
+    worst_of_steps,
 )
-from partc.compiler.verification.reference import Reference, make_reference
-from partc.compiler.verification.uncertain_steps import Uncertainty
+from partc.compiler.verification.ranks import Data, Launcher, Ranks, launch_daemons, launch_in_process
+from partc.compiler.verification.reference import TABLE_LIMIT_BYTES, Reference, make_reference
+from partc.compiler.verification.rounding import Rounding
+from partc.compiler.verification.total_batches import total_batches
 from partc.runtime.asynchronous.session import with_one_worker
-from partc.runtime.data.batches import check_total_batch
-from partc.runtime.data.feeds import open_source
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.data.step_draws import draw_total
-from partc.runtime.errors import BadData, BadUsage
-from partc.runtime.in_process import train_in_process
-from partc.runtime.launcher import OnProgress
+from partc.runtime.errors import BadUsage
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.results import TrainingResult
-from partc.runtime.runner import Runner
+from partc.runtime.program import Plan
+from partc.runtime.row_hashes import row_hashes
+
+__all__ = ["VerifyReport", "launch_daemons", "launch_in_process", "verify"]
 
 SHOWN_VARIABLES = 20  # by `partc verify`: a deep network has hundreds
+_INITIAL_BLOCK_BYTES = 1 << 24
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Batch = Mapping[str, Array]
-Data = str | Path | Sequence[Batch]
-Launcher = Callable[[PlanFolder, Data, int, int], TrainingResult]  # (plan, data, steps, seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +56,13 @@ class VerifyReport:
     ranks: int
     steps: int
     batch: str
-    variables: tuple[VariableCheck, ...]
+    variables: tuple[VariableCheck, ...]  # the worst step of each
     losses: tuple[LossCheck, ...]
-    disagreeing: tuple[str, ...]  # variables whose copies differ between ranks
+    disagreeing: tuple[str, ...]  # variables whose copies differ between ranks; no later step was compared
     left_out: int = 0  # asynchronous workers that were left out, so that there is something to compare with
     bodies: Mapping[str, float] = field(default_factory=dict)  # convolution -> see Reference.compare_bodies
     body_rtol: float = 0.0
+    tables: tuple[str, ...] = ()  # compared by the rows that steps touch, and a hash of every other row
 
     @property
     def passed(self) -> bool:
@@ -78,40 +83,42 @@ class VerifyReport:
     def table(self, most: int = SHOWN_VARIABLES) -> Table:
         """Return the variables as a table, worst first, and how many of them are left out."""
         table = Table("variable", "max change", "max error", "allowed", "verdict")
-        worst_first = sorted(self.variables, key=lambda c: (c.verdict == "equal", -_share(c)))
+        worst_first = sorted(self.variables, key=lambda c: (c.verdict == "equal", -c.share))
         if left_out := worst_first[most:]:
             equal = sum(check.verdict == "equal" for check in left_out)
             table.caption = f"and {len(left_out)} more, {equal} of them equal"
         for check in worst_first[:most]:
             numbers = [f"{number:.3g}" for number in (check.max_change, check.max_error, check.limit)]
-            verdict = "copies differ between ranks" if check.name in self.disagreeing else check.verdict
-            style = "" if verdict == "equal" else "bold red"
-            table.add_row(check.name, *numbers, verdict, style=style)
+            verdict = check.verdict if check.verdict == "equal" else f"{check.verdict} in step {check.step}"
+            if check.name in self.disagreeing:
+                verdict = "copies differ between ranks"
+            table.add_row(check.name, *numbers, verdict, style="" if verdict == "equal" else "bold red")
         return table
 
     def summary(self) -> str:
         """Return one line: what was compared, and the outcome."""
-        wrong = [check.name for check in self.variables if check.verdict != "equal"]
+        wrong = [check for check in self.variables if check.verdict != "equal"]
         losses = [loss.step for loss in self.losses if not loss.is_equal]
         told = [
-            f"{len(wrong)} of {len(self.variables)} variables differ ({', '.join(wrong[:3])})"
+            f"{len(wrong)} of {len(self.variables)} variables differ"
+            f" ({', '.join(check.name for check in wrong[:3])}), first in step"
+            f" {min(check.step for check in wrong)}"
             if wrong
             else "",
-            f"the loss differs from step {losses[0]} on" if losses else "",
+            f"the loss differs in step {losses[0]}" if losses else "",
             f"copies of {', '.join(self.disagreeing[:3])} differ between ranks" if self.disagreeing else "",
             f"partc convolves {', '.join(self.wrong_bodies[:3])} otherwise than ONNX Runtime"
             if self.wrong_bodies
             else "",
         ]
-        worst = max((_share(check) for check in self.variables), default=0.0)
+        worst = max((check.share for check in self.variables), default=0.0)
         equal = f"all {len(self.variables)} variables equal, worst error {worst:.2g} of what is allowed"
         outcome = "; ".join(filter(None, told)) or equal
         alone = f" ({self.left_out} asynchronous workers left out)" if self.left_out else ""
         compared = f"{self.ranks} ranks{alone} against one device, {self.steps} steps, {self.batch} batch"
-        excused = sum(check.excused for check in self.variables)
-        elements = f"{excused} element{'s' * (excused > 1)}"
-        noise = f"; {elements} off by what their gradients' rounding makes" if excused else ""
-        return f"{compared}: {outcome}{self._told_of_bodies()}{noise}"
+        return (
+            f"{compared}: {outcome}{self._told_of_bodies()}{self._told_of_tables()}{self._told_of_rounding()}"
+        )
 
     def _told_of_bodies(self) -> str:
         if not self.bodies or self.wrong_bodies:
@@ -121,26 +128,16 @@ class VerifyReport:
             f"; {len(self.bodies)} convolutions computed partc's way, within {largest:.1g} of ONNX Runtime's"
         )
 
+    def _told_of_tables(self) -> str:
+        if not self.tables:
+            return ""
+        count = len(self.tables)
+        return f"; {count} large table{'s' * (count > 1)} by the rows that steps touch, all others by a hash"
 
-def _share(check: VariableCheck) -> float:
-    if check.limit == 0.0:
-        return 0.0 if check.max_error == 0.0 else float("inf")
-    return check.max_error / check.limit
-
-
-def launch_daemons(
-    folder: PlanFolder, data: Data, steps: int, seed: int, on_progress: OnProgress | None = None
-) -> TrainingResult:
-    """Train with one daemon per rank, as `partc run` does, but leave trained.safetensors alone."""
-    return Runner(folder).train(
-        data, steps, seed=seed, stop_when_diverged=False, on_progress=on_progress, save=False
-    )
-
-
-def launch_in_process(folder: PlanFolder, data: Data, steps: int, seed: int) -> TrainingResult:
-    """Train all ranks in this process, in lockstep."""
-    batches = _total_batches(folder, data, steps, seed)
-    return train_in_process(folder, batches, stop_when_diverged=False, seed=seed)
+    def _told_of_rounding(self) -> str:
+        excused = sum(check.excused for check in self.variables)
+        elements = f"{excused} element{'s' * (excused > 1)}"
+        return f"; {elements} off by what their gradients' rounding makes" if excused else ""
 
 
 def verify(
@@ -152,13 +149,15 @@ def verify(
     seed: int = 0,
     launcher: Launcher = launch_daemons,
     on_step: Callable[[int], None] = lambda step: None,
+    table_limit_bytes: int = TABLE_LIMIT_BYTES,
 ) -> VerifyReport:
-    """Train the plan, and the user's graph on one device on the same total batches, and compare.
+    """Train the plan, and compare each step with the user's graph on one device, from the same variables.
 
     Of an asynchronous plan, the first worker trains alone: only then is one device its measure.
 
     `rtol` None means 1e-9 for float64 variables and 1e-4 for float32. `data` is what `partc run` reads,
-    or total batches. `on_step` is told every step (from 1) that the reference has done.
+    or total batches. `on_step` is told every step (from 1) that the reference has done. Of a table of more
+    than `table_limit_bytes` that is read and written by rows, these are compared, and a hash of the others.
     """
     if steps < 1:
         raise BadUsage(f"{steps} steps", at="--steps", fix="compare at least one step")
@@ -168,64 +167,115 @@ def verify(
     left_out = max(0, len(folder.plan.asynchronous) - 1)
     folder = with_one_worker(folder)
     plan = folder.plan
-    values = InitialValues(folder)
-    start = {variable.name: values.rows(variable.name) for variable in plan.variables}
-    batches = _total_batches(folder, data, steps, seed)
+    reference = make_reference(plan, folder.path / plan.model, table_limit_bytes)
+    batches = total_batches(plan, data, steps, seed)
     # A function may give other batches when called again; files and seeds give the same.
     is_repeatable = isinstance(data, Path) or data == "synthetic" or str(data).endswith(".npz")
-    result = launcher(folder, data if is_repeatable else batches, steps, seed)
-    drawn = [draw_total(plan, batch, step, seed) for step, batch in enumerate(batches)]
-    given = [{**batch, **draws} for batch, draws in zip(batches, drawn, strict=True)]
-    reference = make_reference(plan, folder.path / plan.model)
-    bodies = reference.compare_bodies(start, given[0])
-    uncertainty = Uncertainty(plan.variables)
-    end, outputs = _train_reference(reference, start, given, uncertainty, on_step)
-    trained = {
-        v.name: Trained(
-            v, start[v.name], result.variables[v.name], end[v.name], uncertainty.elements.get(v.name, 0.0)
-        )
-        for v in plan.variables
-    }
+    if not is_repeatable:
+        data = list(batches)
+        batches = iter(data)
+    variables: list[VariableCheck] = []
+    losses: list[LossCheck] = []
+    with launcher(folder, data, steps, seed) as ranks:
+        comparison = _Comparison(folder, reference, ranks, rtol)
+        for step, batch in enumerate(batches, 1):
+            of_step = comparison.step(step, {**batch, **draw_total(plan, batch, step - 1, seed)})
+            variables += of_step.variables
+            losses += of_step.losses
+            on_step(step)
+            if comparison.disagreeing:
+                break
     return VerifyReport(
         replicas=plan.replicas,
         ranks=len(plan.ranks),
         steps=steps,
         batch=plan.batch,
-        variables=compare_changes(trained, steps, rtol),
-        losses=compare_losses(plan.loss, result.outputs, outputs, rtol),
-        disagreeing=tuple(result.disagreeing),
+        variables=worst_of_steps(variables),
+        losses=tuple(losses),
+        disagreeing=comparison.disagreeing,
         left_out=left_out,
-        bodies=bodies,
+        bodies=comparison.bodies,
         body_rtol=default_rtol(np.dtype(np.float32)) if rtol is None else rtol,
+        tables=tuple(reference.tables),
     )
 
 
-def _total_batches(folder: PlanFolder, data: Data, steps: int, seed: int) -> list[Batch]:
-    if isinstance(data, str | Path):
-        source = open_source(str(data), folder.plan, seed)
-        return [source.total(step) for step in range(steps)]
-    batches = list(islice(data, steps))
-    if len(batches) < steps:
-        raise BadData(
-            f"{len(batches)} batches for {steps} steps", at="data", fix="give one total batch per step"
+@dataclass(frozen=True, slots=True)
+class _ComparedStep:
+    variables: list[VariableCheck]
+    losses: list[LossCheck]
+
+
+class _Comparison:
+    """Steps one after the other, each from what the ranks hold before it."""
+
+    def __init__(self, folder: PlanFolder, reference: Reference, ranks: Ranks, rtol: float | None) -> None:
+        self._plan = folder.plan
+        self._reference, self._ranks, self._rtol = reference, ranks, rtol
+        self._initial = InitialValues(folder)
+        self._whole = [v.name for v in self._plan.variables if v.name not in reference.tables]
+        self._before = {name: self._initial.rows(name) for name in self._whole}
+        self._hashes: dict[str, Array] = {}  # of the tables, before the step
+        self.bodies: Mapping[str, float] = {}
+        self.disagreeing: tuple[str, ...] = ()
+
+    def step(self, step: int, batch: Mapping[str, Array]) -> _ComparedStep:
+        """Train one step on both sides, from the same variables, and compare."""
+        rows = self._reference.rows(self._before, batch)
+        before = self._before | self._tables_before(step, rows)
+        if step == 1:
+            self.bodies = self._reference.compare_bodies(before, batch, rows)
+        shown = self._ranks.step()
+        made = self._reference.step(before, batch, rows)
+        self._before = {name: self._ranks.read(name) for name in self._whole}
+        after = self._before | {name: self._ranks.read(name, touched) for name, touched in rows.items()}
+        others = self._others_changed(rows)
+        trained = {
+            v.name: Trained(before[v.name], after[v.name], made.variables[v.name], others.get(v.name, 0))
+            for v in self._plan.variables
+        }
+
+        @cache
+        def measure() -> Rounding:
+            return self._reference.rounding(before, batch, rows)
+
+        self.disagreeing = self._ranks.disagreeing()
+        return _ComparedStep(
+            compare_changes(trained, step, self._rtol, measure),
+            [
+                compare_losses(step, shown[name], wanted, self._rtol, measure)
+                for name, wanted in made.outputs.items()
+            ],
         )
-    for batch in batches:
-        check_total_batch(folder.plan, batch)
-    return batches
+
+    def _tables_before(self, step: int, rows: Mapping[str, Array]) -> dict[str, Array]:
+        if step > 1:
+            return {name: self._ranks.read(name, touched) for name, touched in rows.items()}
+        found = {}
+        for name, touched in rows.items():
+            found[name], self._hashes[name] = _initial_rows(self._plan, self._initial, name, touched)
+        return found
+
+    def _others_changed(self, rows: Mapping[str, Array]) -> dict[str, int]:
+        """Count the rows of each table that the step does not touch, and that are not as before."""
+        found = {}
+        for name, touched in rows.items():
+            hashes = self._ranks.row_hashes(name)
+            is_changed = hashes != self._hashes[name]
+            is_changed[touched] = False
+            found[name], self._hashes[name] = int(is_changed.sum()), hashes
+        return found
 
 
-def _train_reference(
-    reference: Reference,
-    start: Mapping[str, Array],
-    batches: Sequence[Batch],
-    uncertainty: Uncertainty,
-    on_step: Callable[[int], None],
-) -> tuple[dict[str, Array], list[dict[str, Array]]]:
-    variables, outputs = dict(start), []
-    for step, batch in enumerate(batches, 1):
-        made = reference.step(variables, batch)
-        uncertainty.add_step(variables, made.variables, made.gradients)
-        variables = made.variables
-        outputs.append(made.outputs)
-        on_step(step)
-    return variables, outputs
+def _initial_rows(plan: Plan, initial: InitialValues, name: str, touched: Array) -> tuple[Array, Array]:
+    """Return some rows of a table's first value, and the hashes of all, a block in memory at a time."""
+    (variable,) = (v for v in plan.variables if v.name == name)
+    row_bytes = int(np.prod(variable.shape[1:], dtype=np.int64)) * np.dtype(variable.dtype).itemsize
+    block = max(1, _INITIAL_BLOCK_BYTES // max(row_bytes, 1))
+    picked, hashes = [], []
+    for start in range(0, variable.shape[0], block):
+        stop = min(start + block, variable.shape[0])
+        rows = initial.rows(name, start, stop)
+        picked.append(rows[touched[(touched >= start) & (touched < stop)] - start])
+        hashes.append(row_hashes(rows))
+    return np.concatenate(picked), np.concatenate(hashes)

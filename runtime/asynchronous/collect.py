@@ -5,7 +5,7 @@ workers have: as under synchronous training, where each step ends with that mean
 have no mean, the first worker's are taken.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,11 +20,11 @@ from partc.runtime.asynchronous.job import (
     session_outputs_file,
 )
 from partc.runtime.asynchronous.session import own_ranks, server_name, servers_of, worker_name
-from partc.runtime.data.checkpoint import read_arrays, write_arrays
+from partc.runtime.data.checkpoint import TensorFile, read_array, read_arrays, write_arrays, write_tensors
 from partc.runtime.errors import BadUsage
 from partc.runtime.job import Job, variables_file
 from partc.runtime.program import Plan
-from partc.runtime.results import TrainingResult, owners_of, pieces_among
+from partc.runtime.results import Owner, TrainingResult, owners_of, pieces_among
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Report = TypeVar("Report", ServerReport, WorkerReport)
@@ -42,7 +42,7 @@ def check_sessions_request(
         )
     if staleness is not None and staleness < 0:
         raise BadUsage(f"a staleness of {staleness} steps", at="--staleness", fix="give 0 or more steps")
-    if plan.asynchronous and (read_after or traced_steps):
+    if plan.asynchronous and (traced_steps or (read_after and len(plan.asynchronous) > 1)):
         raise BadUsage(
             "variables after a step, or the times of a step, where every worker is in another step",
             at="--trace" if traced_steps else "read_after",
@@ -62,6 +62,8 @@ def collect_sessions(plan: Plan, folder: Path, job: Job, lost: tuple[str, ...]) 
         [read_arrays(pieces_file(folder, worker_name(worker))) for worker in workers],
     )
     write_arrays(variables_file(folder, job.steps), variables)
+    for step in job.read_after:
+        _write_after(plan, folder, step)
     of_servers = {r.rank: _report(folder, server_name(r.rank), ServerReport) for r in servers_of(plan)}
     of_workers = [_report(folder, worker_name(worker), WorkerReport) for worker in workers]
     (chief, *_) = of_servers.values()
@@ -87,6 +89,25 @@ def _outputs(plan: Plan, folder: Path, job: Job, workers: Sequence[int]) -> tupl
         {name: np.stack([arrays[f"{step}/{name}"] for arrays in by_worker]) for name in kept}
         for step in range(1, job.steps + 1)
     )
+
+
+def _write_after(plan: Plan, folder: Path, step: int) -> None:
+    """Write the variables after a step of the only worker, one piece in memory at a time."""
+    servers = {rank.rank for rank in servers_of(plan)}
+    variables = {variable.name: variable for variable in plan.variables}
+
+    def pieces(name: str, owners: Sequence[Owner]) -> Iterator[Array]:
+        shared = [owner for owner in owners if owner.rank in servers]
+        for owner in pieces_among(shared):
+            yield read_array(pieces_file(folder, server_name(owner.rank), step), owner.held.value)
+        if not shared:
+            yield read_array(pieces_file(folder, worker_name(0), step), name)
+
+    tensors = [
+        TensorFile(name, variables[name].dtype, variables[name].shape, pieces(name, owners))
+        for name, owners in owners_of(plan).items()
+    ]
+    write_tensors(variables_file(folder, step), tensors)
 
 
 def merge_variables(

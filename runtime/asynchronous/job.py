@@ -7,6 +7,7 @@ Beside what every job's folder holds (runtime/job.py):
     error.rank-NAME.json             why a server or worker stopped
     report.NAME.json                 what it sent, how old its values were
     pieces.NAME.safetensors          what it holds at the end: value (of a server), variable (of a worker)
+    pieces.NAME.step-S.safetensors   the same after step S, if there is one worker and the job asks for it
     outputs.NAME.safetensors         "STEP/NAME" -> output, of a worker
 """
 
@@ -65,9 +66,10 @@ def error_file(folder: Path, name: str) -> Path:
     return folder / f"error.rank-{name}.json"
 
 
-def pieces_file(folder: Path, name: str) -> Path:
-    """Return the file of what a process holds at the end."""
-    return folder / f"pieces.{name}.safetensors"
+def pieces_file(folder: Path, name: str, step: int | None = None) -> Path:
+    """Return the file of what a process holds after a step, at the end if none is named."""
+    after = "" if step is None else f".step-{step}"
+    return folder / f"pieces.{name}{after}.safetensors"
 
 
 def session_outputs_file(folder: Path, name: str) -> Path:

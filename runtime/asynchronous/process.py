@@ -122,6 +122,7 @@ class ServerProcess(_Process):
             self._feeds,
             self.sessions.staleness,
             self.mesh.post,
+            self._keep,
         )
 
     def describe(self) -> str:
@@ -139,6 +140,10 @@ class ServerProcess(_Process):
         seen = self._server.staleness
         report = ServerReport(self._server.payload_bytes(), seen.pushes, dict(seen.missed), seen.widest_lag)
         write_record(report_file(self.folder, self.name), report)
+
+    def _keep(self, step: int) -> None:
+        if step in self.job.read_after:
+            write_arrays(pieces_file(self.folder, self.name, step), self._server.variables())
 
     def _feeds(self, session: int, step: int) -> Mapping[str, Array]:
         if not (inputs_of(self.plan, self._rank) or draws_of(self.plan, self._rank)):
@@ -173,6 +178,8 @@ class WorkerProcess(_Process):
             self.step += 1
             self._listen_through(self._worker.step(self.step, self._feeds()))
             self._keep_outputs()
+            if self.step in self.job.read_after:
+                write_arrays(pieces_file(self.folder, self.name, self.step), self._worker.variables())
             loss = self._worker.loss()
             if self.job.stop_when_diverged and loss is not None and not np.isfinite(loss):
                 raise self._diverged(loss)

@@ -32,6 +32,7 @@ from partc.runtime.shards import shard_values
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Feeds = Callable[[int, int], Mapping[str, Array]]  # (session, step from 1) -> what this rank is fed
+AfterStep = Callable[[int], None]  # told a step (from 1) of any session when its pushes are applied
 
 
 @dataclass(slots=True)
@@ -60,6 +61,7 @@ class Server:
         feeds: Feeds,
         staleness: int | None,
         post: Post,
+        after_step: AfterStep = lambda step: None,
     ) -> None:
         self.rank = rank
         self.staleness = Staleness()
@@ -69,6 +71,7 @@ class Server:
         self._values = values
         self._post = post
         self._feeds = feeds
+        self._after_step = after_step
         workers = range(len(plan.asynchronous))
         keeps_clock = staleness is not None and rank.rank == self._servers[0]
         self._clock = Clock(len(workers), len(self._servers), staleness or 0) if keeps_clock else None
@@ -140,6 +143,7 @@ class Server:
         session.applied = session.transport.step
         self.staleness.missed[self.staleness.pushes - session.pushes_before] += 1
         self.staleness.pushes += 1
+        self._after_step(session.applied)
         done = Applied(session.worker, session.applied, self.rank.rank)
         self._post(worker_name(session.worker), done, ())
         if self._clock is not None:

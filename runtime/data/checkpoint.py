@@ -88,6 +88,18 @@ def read_array(path: Path, name: str) -> Array:
         return array
 
 
+def map_array(path: Path, name: str) -> Array:
+    """Return one tensor of a safetensors file without reading it: the system reads what is looked at."""
+    with path.open("rb") as stream:
+        header_bytes = int.from_bytes(stream.read(8), "little")
+        entry = json.loads(stream.read(header_bytes))[name]
+    dtypes = {written: dtype for dtype, written in _DTYPES.items()}
+    dtype, shape = np.dtype(dtypes[entry["dtype"]]), tuple(entry["shape"])
+    if not np.prod(shape, dtype=np.int64):
+        return np.zeros(shape, dtype)
+    return np.memmap(path, dtype, "r", 8 + header_bytes + entry["data_offsets"][0], shape)
+
+
 def _header(tensors: Sequence[TensorFile]) -> bytes:
     entries: dict[str, dict[str, object]] = {}
     begin = 0

@@ -34,7 +34,7 @@ from partc.runtime.program import DataInput, Plan, Rank
 Array = np.ndarray[Any, np.dtype[Any]]
 
 # What synthetic data feeds a scalar that all samples share: a learning rate, a temperature.
-_SYNTHETIC_SCALAR = 0.01
+SYNTHETIC_SCALAR = 0.01
 
 
 _FUNCTION = (
@@ -143,7 +143,7 @@ class SyntheticSource:
         shape = self._shapes[data_input.name]
         dtype = np.dtype(data_input.dtype)
         if not shape:
-            return np.array(_SYNTHETIC_SCALAR if dtype.kind == "f" else 0, dtype)
+            return np.array(SYNTHETIC_SCALAR if dtype.kind == "f" else 0, dtype)
         rows = shape[0] // parts if data_input.sample_axis == 0 else shape[0]
         start = part * rows if data_input.sample_axis == 0 else 0
         digest = hashlib.sha256(f"{self._seed}/{data_input.name}/{step}".encode()).digest()

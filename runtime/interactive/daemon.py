@@ -17,8 +17,20 @@ from mpi4py import MPI
 from partc.runtime.daemon import Daemon, play
 from partc.runtime.data.feeds import Shares
 from partc.runtime.interactive.channel import CHANNEL_FILE, Channel, RankEnd
-from partc.runtime.interactive.messages import Close, Done, Ready, Step, Write, Written, describe
+from partc.runtime.interactive.messages import (
+    Close,
+    Done,
+    Found,
+    Hash,
+    Read,
+    Ready,
+    Step,
+    Write,
+    Written,
+    describe,
+)
 from partc.runtime.program import Rank
+from partc.runtime.row_hashes import row_hashes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -62,6 +74,11 @@ class InteractiveDaemon(Daemon):
                 case Write(path=path):
                     self._variables.write(Path(path))
                     self._stepper.send(Written(), {})
+                case Read(value=value):
+                    self._send_rows(value, arrays)
+                case Hash(value=value):
+                    found = {value: row_hashes(self._executor.environment.array(value))}
+                    self._stepper.send(Found(describe(found)), found)
                 case Close():
                     break
         self._variables.barrier()
@@ -77,6 +94,11 @@ class InteractiveDaemon(Daemon):
         values = {output.name: output.value for output in self._plan.outputs}
         fetched = {name: self._executor.environment.array(values[name]) for name in asked.fetches}
         self._stepper.send(Done(asked.step, describe(fetched)), fetched)
+
+    def _send_rows(self, value: str, places: dict[str, Array]) -> None:
+        array = self._executor.environment.array(value)
+        found = {value: array[places["rows"]] if places else array}
+        self._stepper.send(Found(describe(found)), found)
 
 
 if __name__ == "__main__":

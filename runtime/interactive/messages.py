@@ -5,6 +5,9 @@
     worker  -> stepper   Done       the outputs that were asked for follow
     stepper -> rank      Write      write the variables to this file
     rank    -> stepper   Written
+    stepper -> rank      Read       send a value, or the rows of it whose places follow
+    stepper -> rank      Hash       send a number for every row of a value
+    rank    -> stepper   Found      what was asked for follows
     stepper -> rank      Close      end
 
 A frame holds an array's elements in C order; the header says their type and shape.
@@ -60,11 +63,31 @@ class Written(Record, frozen=True, tag="written"):
     """A rank has written its share."""
 
 
+class Read(Record, frozen=True, tag="read"):
+    """Send value `value`: whole, or its rows at the places (int64) that follow."""
+
+    value: str
+    tensors: tuple[Tensor, ...] = ()
+
+
+class Hash(Record, frozen=True, tag="hash"):
+    """Send a number for every row of value `value` (runtime/row_hashes.py)."""
+
+    value: str
+
+
+class Found(Record, frozen=True, tag="found"):
+    """What was asked for follows."""
+
+    tensors: tuple[Tensor, ...] = ()
+
+
 class Close(Record, frozen=True, tag="close"):
     """End the job."""
 
 
-Message = Ready | Step | Done | Write | Written | Close
+Message = Ready | Step | Done | Write | Written | Read | Hash | Found | Close
+_WITH_TENSORS = Step | Done | Read | Found
 
 _DECODER = msgspec.msgpack.Decoder(Message)
 
@@ -83,7 +106,7 @@ def decode(frames: Sequence[Buffer]) -> tuple[Message, dict[str, Array]]:
     """Parse a message's frames. Raises RankFailed."""
     try:
         message: Message = _DECODER.decode(frames[0])
-        tensors = message.tensors if isinstance(message, Step | Done) else ()
+        tensors = message.tensors if isinstance(message, _WITH_TENSORS) else ()
         arrays = {
             tensor.name: np.frombuffer(frame, np.dtype(tensor.dtype)).reshape(tensor.shape)
             for tensor, frame in zip(tensors, frames[1:], strict=True)

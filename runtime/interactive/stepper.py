@@ -14,13 +14,25 @@ import numpy as np
 from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.errors import BadUsage, PartcError, RankFailed
 from partc.runtime.interactive.channel import CHANNEL_FILE, StepperEnd
-from partc.runtime.interactive.messages import Close, Done, Message, Ready, Step, Write, Written, describe
+from partc.runtime.interactive.messages import (
+    Close,
+    Done,
+    Found,
+    Hash,
+    Message,
+    Read,
+    Ready,
+    Step,
+    Write,
+    Written,
+    describe,
+)
 from partc.runtime.interactive.replica_feeds import ReplicaFeeds, share_feeds
 from partc.runtime.job import Job, write_job, write_record
 from partc.runtime.launcher import launch
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.program import Plan
-from partc.runtime.results import workers_of
+from partc.runtime.results import Owner, workers_of
 from partc.runtime.runner import LOG_FILE, TRAINED_FILE, addresses_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -44,10 +56,13 @@ class Stepper:
         initial: Mapping[str, Array] | None = None,
         stop_when_diverged: bool = True,
         timeout_s: float = 600.0,
+        seed: int = 0,
+        sizes: Mapping[str, int] | None = None,
     ) -> None:
         """Start the daemons and wait until they have loaded. Raises the error of the rank that failed.
 
         `data`: what ranks read by themselves (MODULE:FUNC, FILE.npz, synthetic); without, `run` feeds them.
+        `seed`: of synthetic data and of what a step draws. `sizes`: symbolic sizes, if not the plan's.
         """
         folder = plan if isinstance(plan, PlanFolder) else read_plan_folder(plan)
         _check_synchronous(folder.plan)
@@ -64,6 +79,8 @@ class Stepper:
             plan_folder=str(folder.path.resolve()),
             steps=0,
             data=data,
+            seed=seed,
+            sizes=dict(sizes or {}),
             stop_when_diverged=stop_when_diverged,
             has_initial=initial is not None,
             deadline_s=timeout_s,
@@ -100,6 +117,15 @@ class Stepper:
     def variables(self) -> dict[str, Array]:
         """Return every variable, whole, as it is now."""
         return read_arrays(self._write("variables.safetensors"))
+
+    def read(self, owner: Owner, rows: Array | None = None) -> Array:
+        """Return what a rank holds of a variable now: all of it, or the rows int64[k] of its piece."""
+        asked = {} if rows is None else {"rows": np.asarray(rows, np.int64)}
+        return self._ask(owner.rank, Read(owner.held.value, describe(asked)), asked)
+
+    def row_hashes(self, owner: Owner) -> Array:
+        """Return uint64[rows] of what a rank holds of a variable, see runtime/row_hashes.py."""
+        return self._ask(owner.rank, Hash(owner.held.value), {})
 
     def save(self) -> Path:
         """Write trained.safetensors into the plan's folder, as Runner.train does; return its path."""
@@ -152,10 +178,13 @@ class Stepper:
         return thread
 
     def _await_all(self, kind: type[Message]) -> dict[int, dict[str, Array]]:
-        """Return what came with every rank's answer."""
+        return self._await(kind, [rank.rank for rank in self.plan.ranks])
+
+    def _await(self, kind: type[Message], ranks: Sequence[int]) -> dict[int, dict[str, Array]]:
+        """Return what came with the ranks' answers."""
         answers: dict[int, dict[str, Array]] = {}
         deadline_s = time.monotonic() + self._timeout_s
-        while len(answers) < len(self.plan.ranks):
+        while len(answers) < len(ranks):
             received = self._ranks.receive(_POLL_S)
             if received is not None:
                 rank, (message, arrays) = received
@@ -166,7 +195,7 @@ class Stepper:
                     "the daemons have ended", at="the executors", fix=f"read {self._path / LOG_FILE}"
                 )
             elif time.monotonic() > deadline_s:
-                silent = sorted({rank.rank for rank in self.plan.ranks} - answers.keys())
+                silent = sorted(set(ranks) - answers.keys())
                 raise RankFailed(
                     f"no answer for {self._timeout_s:.0f} s",
                     at=f"ranks {silent}",
@@ -182,6 +211,12 @@ class Stepper:
                 "feeds for ranks that read data of their own", at="feeds", fix="leave feeds out, or data"
             )
         return {rank.rank: {} for rank in self.plan.ranks}
+
+    def _ask(self, rank: int, message: Message, arrays: Mapping[str, Array]) -> Array:
+        self._check_open()
+        self._ranks.send(rank, message, arrays)
+        (found,) = self._await(Found, [rank])[rank].values()
+        return found
 
     def _write(self, name: str) -> Path:
         self._check_open()

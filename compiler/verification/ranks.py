@@ -1,0 +1,196 @@
+"""The ranks of a plan, trained step by step, and what they hold after each step.
+
+launch_in_process    all ranks in this process, in lockstep
+launch_daemons       a daemon per rank, as `partc run` starts them; they stay in memory between steps
+                     of an asynchronous plan: its processes train all steps at once, and leave the
+                     variables after each in a file
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from partc.runtime.data.batches import share_of
+from partc.runtime.data.checkpoint import map_array
+from partc.runtime.data.feeds import open_source
+from partc.runtime.in_process import RanksInProcess
+from partc.runtime.interactive.stepper import Stepper
+from partc.runtime.job import variables_file
+from partc.runtime.plan_folder import PlanFolder
+from partc.runtime.program import Plan, Rank
+from partc.runtime.results import Owner, assemble_output, owners_of, pieces_among
+from partc.runtime.row_hashes import row_hashes
+from partc.runtime.runner import Runner, stage_data
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Batch = Mapping[str, Array]
+Data = str | Path | Sequence[Batch]
+
+
+class Ranks(Protocol):
+    """Ranks that train when they are told to."""
+
+    def step(self) -> dict[str, Array]:
+        """Train the next step; return the loss of the total batch by its name, nothing if there is none."""
+
+    def read(self, name: str, rows: Array | None = None) -> Array:
+        """Return a variable, whole, or its rows int64[k] in ascending order."""
+
+    def row_hashes(self, name: str) -> Array:
+        """Return uint64[rows] of a variable."""
+
+    def disagreeing(self) -> tuple[str, ...]:
+        """Return the variables whose copies are not bitwise equal."""
+
+
+Launcher = Callable[[PlanFolder, Data, int, int], AbstractContextManager[Ranks]]  # (plan, data, steps, seed)
+
+
+# ---------------------------------------------------------------- where pieces are put together
+
+
+class _Pieces:
+    """Variables put together from their owners."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        read: Callable[[Owner, Array | None], Array],
+        hashes: Callable[[Owner], Array],
+    ) -> None:
+        self._owners = owners_of(plan)
+        self._read = read
+        self._hashes = hashes
+
+    def read(self, name: str, rows: Array | None = None) -> Array:
+        """Return a variable, whole, or its rows."""
+        found = []
+        for owner in pieces_among(self._owners[name]):
+            start, stop = owner.held.start, owner.held.stop
+            if rows is None or start is None or stop is None:
+                found.append(self._read(owner, rows))
+            else:
+                found.append(self._read(owner, rows[(rows >= start) & (rows < stop)] - start))
+        return np.concatenate(found) if len(found) > 1 else found[0].copy()
+
+    def row_hashes(self, name: str) -> Array:
+        """Return uint64[rows] of a variable."""
+        return np.concatenate([self._hashes(owner) for owner in pieces_among(self._owners[name])])
+
+    def disagreeing(self) -> tuple[str, ...]:
+        """Return the variables whose copies have other rows."""
+        return tuple(name for name, owners in self._owners.items() if self._differ(owners))
+
+    def _differ(self, owners: Sequence[Owner]) -> bool:
+        first: dict[tuple[int | None, int | None], Array] = {}
+        if len(owners) == len(pieces_among(owners)):
+            return False
+        for owner in owners:
+            hashes = self._hashes(owner)
+            if not np.array_equal(first.setdefault((owner.held.start, owner.held.stop), hashes), hashes):
+                return True
+        return False
+
+
+# ---------------------------------------------------------------- in this process
+
+
+@contextmanager
+def launch_in_process(folder: PlanFolder, data: Data, steps: int, seed: int) -> Iterator[Ranks]:
+    """Open all ranks in this process."""
+    yield _InProcess(folder, data, seed)
+
+
+class _InProcess(_Pieces):
+    def __init__(self, folder: PlanFolder, data: Data, seed: int) -> None:
+        self._ranks = RanksInProcess(folder, seed=seed)
+        super().__init__(
+            folder.plan,
+            lambda owner, rows: (held := self._ranks.held(owner))[... if rows is None else rows],
+            lambda owner: row_hashes(self._ranks.held(owner)),
+        )
+        self._loss = folder.plan.loss
+        self._share = _shares(folder.plan, data, seed)
+        self._step = -1
+
+    def step(self) -> dict[str, Array]:
+        """Train the next step."""
+        self._step += 1
+        outputs = self._ranks.step_on(lambda rank: self._share(rank, self._step))
+        return {name: value for name, value in outputs.items() if name == self._loss}
+
+
+def _shares(plan: Plan, data: Data, seed: int) -> Callable[[Rank, int], Mapping[str, Array]]:
+    """Return what ranks are fed, as they read it themselves."""
+    if isinstance(data, str | Path):
+        return open_source(str(data), plan, seed).share
+    return lambda rank, step: share_of(plan, rank, data[step])
+
+
+# ---------------------------------------------------------------- daemons
+
+
+@contextmanager
+def launch_daemons(folder: PlanFolder, data: Data, steps: int, seed: int) -> Iterator[Ranks]:
+    """Start one daemon per rank, as `partc run` does; trained.safetensors is left alone."""
+    with tempfile.TemporaryDirectory(prefix=".run-", dir=folder.path) as kept:
+        if folder.plan.asynchronous:
+            yield _Recorded(folder, data, steps, seed, Path(kept))
+            return
+        staged, sizes = stage_data(folder.plan, data, steps, Path(kept))
+        with Stepper(folder, data=staged, stop_when_diverged=False, seed=seed, sizes=sizes) as stepper:
+            yield _Daemons(stepper)
+
+
+class _Daemons(_Pieces):
+    def __init__(self, stepper: Stepper) -> None:
+        super().__init__(stepper.plan, stepper.read, stepper.row_hashes)
+        self._stepper = stepper
+        self._outputs = [output for output in stepper.plan.outputs if output.name == stepper.plan.loss]
+
+    def step(self) -> dict[str, Array]:
+        """Train the next step."""
+        fetched = self._stepper.run([output.name for output in self._outputs])
+        return {
+            output.name: assemble_output(output, list(values))
+            for output, values in zip(self._outputs, fetched, strict=True)
+        }
+
+
+class _Recorded:
+    """The one worker of an asynchronous plan, and its servers: what they left after each step."""
+
+    def __init__(self, folder: PlanFolder, data: Data, steps: int, seed: int, kept: Path) -> None:
+        self._result = Runner(folder).train(
+            data,
+            steps,
+            seed=seed,
+            stop_when_diverged=False,
+            save=False,
+            read_after=range(1, steps + 1),
+            keep_in=kept,
+        )
+        self._kept = kept
+        self._step = 0
+
+    def step(self) -> dict[str, Array]:
+        """Go on to the next step."""
+        self._step += 1
+        return self._result.outputs[self._step - 1]
+
+    def read(self, name: str, rows: Array | None = None) -> Array:
+        """Return a variable after the step, whole, or its rows."""
+        array = map_array(variables_file(self._kept, self._step), name)
+        return np.array(array if rows is None else array[rows])
+
+    def row_hashes(self, name: str) -> Array:
+        """Return uint64[rows] of a variable after the step."""
+        return row_hashes(map_array(variables_file(self._kept, self._step), name))
+
+    def disagreeing(self) -> tuple[str, ...]:
+        """Return nothing: servers hold rows of their own."""
+        return ()

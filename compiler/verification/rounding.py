@@ -1,0 +1,117 @@
+"""What rounding may make of one step, element by element: measured, and only where it is needed.
+
+Nobody knows how a gradient's sums were rounded, but what rounding can do shows when the last bits of all
+variables are changed at random:
+
+    e = 8 max|gradient (variables) - gradient (variables (1 + eps x))|        x of -1, 0 and 1, two draws
+
+An exact update of a gradient that is within e is no error. So the update itself is carried out for the
+gradient and for both ends,
+
+    deviation = 2 max(|next (gradient + e) - next|, |next (gradient - e) - next|)
+
+of each element of every variable. Gradient descent makes as small a change of e. Adam divides by the
+gradient's own size, so where |gradient| < e (the key projection's bias under softmax, a bias before a
+normalisation: zero in theory) the two ends are steps in opposite directions. Twice, since an update need
+not be monotonic between the ends. Where no replica has any gradient, none is added.
+
+Statistics of the samples (running means) and the loss may be off by 8 times what the draws make of them.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from partc.compiler.verification.floats import Array, eps_of, is_float, max_abs, wide
+from partc.compiler.verification.split_step import SplitStep, Tensors
+
+ROUNDINGS = 8
+DRAWS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """What a step may be off by: `variables` by element, in the variable's unit; the loss."""
+
+    variables: Mapping[str, Array] = field(default_factory=dict)
+    loss: float = 0.0
+
+
+def measure_rounding(split: SplitStep, given: Mapping[str, Array], variables: Collection[str]) -> Rounding:
+    """Measure on one step's inputs; gradients on the first replica's samples."""
+    random = np.random.default_rng(0)
+    parts = split.parts(given)
+    again = [split.part(nudged(given, variables, random), 0) for _ in range(DRAWS)]
+    errors = {name: ROUNDINGS * max(_difference(parts[0][name], draw[name]) for draw in again)
+              for name, value in parts[0].items() if is_float(value)}  # fmt: skip
+    ends = _ends(split, parts, again, errors, given)
+    found = {}
+    for variable, output in split.state.items():
+        if output in ends[0]:
+            exact, *others = (made[output] for made in ends)
+            found[variable] = _deviation(exact, others)
+        elif output in errors:
+            found[variable] = np.asarray(errors[output])
+    return Rounding(found, max((errors[name] for name in split.halves.loss), default=0.0))
+
+
+def nudged(
+    given: Mapping[str, Array], variables: Collection[str], random: np.random.Generator
+) -> dict[str, Array]:
+    """Return what is given with the variables' last bits changed at random; integers as they are."""
+    return {
+        name: _nudge(value, random) if name in variables and is_float(value) else value
+        for name, value in given.items()
+    }
+
+
+def _nudge(value: Array, random: np.random.Generator) -> Array:
+    exact = wide(value)
+    signs = random.integers(-1, 2, value.shape, np.int8)
+    result: Array = np.asarray(exact * (1 + exact.dtype.type(eps_of(value.dtype)) * signs), value.dtype)
+    return result
+
+
+def _ends(
+    split: SplitStep,
+    parts: list[Tensors],
+    again: list[Tensors],
+    errors: Mapping[str, float],
+    given: Mapping[str, Array],
+) -> list[Tensors]:
+    """Return the updates by the gradients as they are, with e added, and with e taken off."""
+    met = split.meet(parts)
+    shift = {}
+    for tensor, kind in split.halves.gradients.items():
+        if kind != "ids":
+            error = errors[tensor] * split.share_of_sum(tensor)
+            shift[tensor] = np.where(_has_any(tensor, kind == "rows", parts, again), error, 0.0)
+    return [split.update(given, _shifted(met, shift, sign)) for sign in (0, 1, -1)]
+
+
+def _has_any(tensor: str, are_rows: bool, parts: list[Tensors], again: list[Tensors]) -> Array:
+    if are_rows:
+        return np.concatenate([part[tensor] != 0 for part in parts], axis=0)
+    found: Array = np.any([part[tensor] != 0 for part in (*parts, *again)], axis=0)
+    return found
+
+
+def _shifted(met: Tensors, shift: Mapping[str, Array], sign: int) -> Tensors:
+    return {
+        name: (wide(value) + sign * shift[name]).astype(value.dtype) if name in shift and sign else value
+        for name, value in met.items()
+    }
+
+
+def _deviation(exact: Array, others: list[Array]) -> Array:
+    if not is_float(exact):
+        return np.zeros(exact.shape)
+    farthest: Array = np.max([np.abs(wide(other) - wide(exact)) for other in others], axis=0)
+    return 2 * farthest
+
+
+def _difference(one: Array, other: Array) -> float:
+    with np.errstate(invalid="ignore"):  # an overflow in both, whose step is skipped
+        difference = max_abs(wide(one) - wide(other))
+    return difference if np.isfinite(difference) else 0.0

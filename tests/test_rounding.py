@@ -1,0 +1,144 @@
+"""What rounding of gradients may lead to in a step, and that verify allows no more than that."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.training.build import build_training_graph
+from partc.compiler.training.optimizers import SGD, Adam
+from partc.compiler.verification.ranks import Data, Ranks
+from partc.compiler.verification.reference import make_reference
+from partc.compiler.verification.rounding import nudged
+from partc.compiler.verification.verify import VerifyReport, launch_in_process, verify
+from partc.runtime.plan_folder import PlanFolder
+from tests.compiled_steps import Compiled, compile_step, random_batches
+from tests.foreign_steps import parse
+from tests.small_steps import training_of
+
+# A softmax over keys does not change where all keys' scores do: the gradient of `shift` is zero in theory.
+ATTENTION = """
+attend (float[16,32,4] x) => (float loss)
+<float[4,4] Wq = {0.1, 0.7, -0.3, 0.2, 0.5, -0.6, 0.4, 0.9, -0.8, 0.3, 0.2, 0.1, 0.6, -0.2, 0.7, -0.4},
+ float[4] shift = {0.3, 0.1, 0.2, 0.4}> {
+    q = MatMul (x, Wq)
+    k = Add (x, shift)
+    kt = Transpose <perm = [0, 2, 1]> (k)
+    scores = MatMul (q, kt)
+    weights = Softmax <axis = -1> (scores)
+    y = MatMul (weights, x)
+    sq = Mul (y, y)
+    loss = ReduceMean <keepdims = 0> (sq)
+}
+"""
+
+
+# The sign of a gradient decides about the step; that of `b` is the rounding of a sum that cancels, but where
+# `x` is zero there is no gradient at all.
+SIGNS = """
+step (float[4,3] x, float[3] W, float[3] b) => (float[3] W_next, float[3] b_next)
+<int64[1] samples = {0}> {
+    near = Add (b, W)
+    far = Mul (near, x)
+    again = Mul (W, x)
+    own = Mul (b, x)
+    cancelled0 = Sub (far, again)
+    cancelled = Sub (cancelled0, own)
+    db = ReduceSum <keepdims = 0> (cancelled, samples)
+    dW = ReduceSum <keepdims = 0> (x, samples)
+    turn = Sign (db)
+    b_next = Sub (b, turn)
+    W_next = Sub (W, dW)
+}
+"""
+
+
+def test_the_last_bits_are_nudged() -> None:
+    values = {"W": np.linspace(1, 2, 64, dtype=np.float32), "n": np.arange(3), "scale": np.array(8.0)}
+
+    changed = nudged({**values, "x": np.ones(2)}, values, np.random.default_rng(0))
+
+    moved = changed["W"] - values["W"]
+    assert 0 < np.abs(moved).max() <= 2 * np.finfo(np.float32).eps * 2
+    assert changed["W"].dtype == np.float32
+    np.testing.assert_array_equal(changed["n"], values["n"])
+    np.testing.assert_array_equal(changed["x"], np.ones(2))
+
+
+@pytest.mark.parametrize("batch", ["per-replica", "global"])
+def test_rounding_may_turn_a_step_but_not_where_there_is_no_gradient(tmp_path: Path, batch: str) -> None:
+    training = training_of(SIGNS, {"x": 0})
+    compiled = compile_step(training, tmp_path / "out", "1x2", "allreduce", batch)
+    reference = make_reference(compiled.plan, compiled.folder.path / "train.onnx")
+    (data,) = random_batches(compiled.plan, 1)
+    data["x"][:, 2] = 0
+    start = {"W": np.full(3, 1000, np.float32), "b": np.array([0.3, 0.7, 0.6], np.float32)}
+
+    found = reference.rounding(start, data)
+
+    assert found.variables["b"][:2].min() >= 2
+    assert found.variables["b"][2] == 0
+    assert found.variables["W"].max() == 0
+
+
+@contextmanager
+def launch_reordered(folder: PlanFolder, data: Data, steps: int, seed: int) -> Iterator[Ranks]:
+    """Train on the same samples, each one's keys in another order: all sums are rounded otherwise."""
+    assert not isinstance(data, str | Path)
+    order = np.random.default_rng(1).permutation(32)
+    turned = [{"x": np.ascontiguousarray(batch["x"][:, order])} for batch in data]
+    with launch_in_process(folder, turned, steps, seed) as ranks:
+        yield ranks
+
+
+def reordered(compiled: Compiled) -> VerifyReport:
+    batches = random_batches(compiled.plan, 3)
+    return verify(compiled.folder, steps=3, data=batches, launcher=launch_reordered)
+
+
+@pytest.mark.parametrize("batch", ["per-replica", "global"])
+def test_a_parameter_without_effect_verifies_under_adam(tmp_path: Path, batch: str) -> None:
+    step = build_training_graph(parse(ATTENTION), loss="loss", optimizer=Adam(0.01))
+    compiled = compile_step(import_training_graph(step), tmp_path / "out", "1x2", "allreduce", batch)
+
+    report = reordered(compiled)
+
+    (shift,) = [check for check in report.variables if check.name == "shift"]
+    assert report.passed, report.variables
+    assert 1 <= shift.excused <= 3 * 4  # elements, over the steps
+    assert sum(check.excused for check in report.variables if check.name == "Wq") == 0
+    assert shift.max_error > 1e-2 * shift.max_change  # else the test would pass without
+
+
+@contextmanager
+def launch_half(folder: PlanFolder, data: Data, steps: int, seed: int) -> Iterator[Ranks]:
+    """Train every replica on the first one's samples."""
+    assert not isinstance(data, str | Path)
+    shares = [np.split(batch["x"], folder.plan.replicas)[0] for batch in data]
+    batches = [{"x": np.concatenate([share] * folder.plan.replicas)} for share in shares]
+    with launch_in_process(folder, batches, steps, seed) as ranks:
+        yield ranks
+
+
+def test_other_samples_are_no_rounding(tmp_path: Path) -> None:
+    step = build_training_graph(parse(ATTENTION), loss="loss", optimizer=Adam(0.01))
+    compiled = compile_step(import_training_graph(step), tmp_path / "out", "1x2", "allreduce", "per-replica")
+
+    batches = random_batches(compiled.plan, 3)
+    report = verify(compiled.folder, steps=3, data=batches, launcher=launch_half)
+
+    assert {check.name: check.verdict for check in report.variables}["Wq"] == "differs"
+
+
+def test_gradient_descent_is_allowed_no_more_than_rounding(tmp_path: Path) -> None:
+    step = build_training_graph(parse(ATTENTION), loss="loss", optimizer=SGD(0.01))
+    compiled = compile_step(import_training_graph(step), tmp_path / "out", "1x2", "allreduce", "per-replica")
+
+    report = reordered(compiled)
+
+    assert report.passed
+    assert all(check.limit < 1e-6 for check in report.variables), report.variables
+    assert sum(check.excused for check in report.variables if check.name == "Wq") == 0
