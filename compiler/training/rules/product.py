@@ -98,14 +98,7 @@ def _swap(at: ForwardNode, tensor: str, rank: int) -> str:
 
 def _sum_batch(at: ForwardNode, gradient: str, operand: str) -> str:
     """Sum over batch axes that the product broadcast."""
-    wide, narrow = at.shape(at.y())[:-2], at.shape(operand)[:-2]
-    added = len(wide) - len(narrow)
-    if added:
-        gradient = at.op("ReduceSum", gradient, at.build.ints(*range(added)), keepdims=0)
-    stretched = [axis for axis, size in enumerate(narrow) if size == 1 and wide[axis + added] != 1]
-    if stretched:
-        gradient = at.op("ReduceSum", gradient, at.build.ints(*stretched), keepdims=1)
-    return gradient
+    return at.unbroadcast(gradient, at.y(), operand, slice(-2))
 
 
 def _gemm(at: ForwardNode, dy: str) -> Gradients:

@@ -236,7 +236,7 @@ class Knowledge:
                 self._set_value(name, result)
 
     def _is_pure(self, node: onnx.NodeProto) -> bool:
-        """Tell whether a node makes the same of the same, and no parameter: floats of one value may be one."""
+        """Tell whether a node makes the same of the same, and no parameter, as floats of one value may be."""
         if node.op_type in RANDOM_OPS or any(attribute.HasField("g") for attribute in node.attribute):
             return False
         return node.op_type != "ConstantOfShape" or not self.types[node.output[0]].is_float
@@ -273,6 +273,7 @@ def _run(node: onnx.NodeProto, feeds: Mapping[str, np.ndarray], opset: int) -> l
     graph = helper.make_graph([node], "known", inputs, [onnx.ValueInfoProto(name=name) for name in names])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
     try:
-        return [np.asarray(result) for result in ReferenceEvaluator(model).run(names, dict(feeds))]
+        with np.errstate(all="ignore"):
+            return [np.asarray(result) for result in ReferenceEvaluator(model).run(names, dict(feeds))]
     except (ArithmeticError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return []  # the node tells when it runs
