@@ -136,10 +136,10 @@ class ForwardNode:
         stretched = [axis for axis, (size, of) in pairs if size == 1 and of != 1]
         if stretched:
             gradient = self.op("ReduceSum", gradient, self.build.ints(*stretched), keepdims=1)
-        open_axes = [axis for axis, (size, of) in pairs if _may_be_stretched(size, of)]
-        return self._sum_where_narrow(gradient, target, open_axes) if open_axes else gradient
+        open_axes = [axis for axis, (size, of) in pairs if may_be_stretched(size, of)]
+        return self.sum_where_narrow(gradient, target, open_axes) if open_axes else gradient
 
-    def _sum_where_narrow(self, gradient: str, target: str, axes: Sequence[int]) -> str:
+    def sum_where_narrow(self, gradient: str, target: str, axes: Sequence[int]) -> str:
         """Sum along some axes down to their sizes in `target`: to 1, or not at all.
 
         [.., n, ..] is seen as [.., n / m, m, ..] for the size m that the target has as the step runs.
@@ -160,7 +160,7 @@ class ForwardNode:
         return self.op("ReduceSum", split, self.build.ints(*copies), keepdims=0)
 
 
-def _may_be_stretched(narrow: Size, wide: Size) -> bool:
+def may_be_stretched(narrow: Size, wide: Size) -> bool:
     """Tell whether a size that no number says may be 1 where the broadcast size is another."""
     return not isinstance(narrow, int) and wide != 1 and (narrow is None or narrow != wide)
 

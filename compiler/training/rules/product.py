@@ -33,11 +33,18 @@ def _product_with_matrix(at: ForwardNode, dy: str) -> Gradients:
     if 1 in at.wanted:
         rows, row_gradients = a, dy
         if at.rank(a) > 2:
-            k, n = at.static_shape(b)
-            rows = at.op("Reshape", a, at.build.ints(-1, k))
-            row_gradients = at.op("Reshape", dy, at.build.ints(-1, n))
+            rows, row_gradients = _as_rows(at, a, a), _as_rows(at, dy, at.y())
         gradients[1] = at.op("MatMul", turned(at.build, rows), row_gradients)
     return gradients
+
+
+def _as_rows(at: ForwardNode, tensor: str, like: str) -> str:
+    """Merge all axes but the last; `like` is a forward tensor of this shape."""
+    width = at.shape(like)[-1]
+    if isinstance(width, int):
+        return at.op("Reshape", tensor, at.build.ints(-1, width))
+    last = at.op("Shape", tensor, start=-1)
+    return at.op("Reshape", tensor, at.op("Concat", at.build.ints(-1), last, axis=0))
 
 
 def turned(build: NodeBuilder, matrix: str) -> str:
