@@ -17,9 +17,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from partc.compiler.training.expand_ops import names_in, reads_of_subgraphs
-from partc.compiler.training.known_values import KnownValues
 from partc.compiler.training.node_builder import FunctionBuilder
-from partc.compiler.training.tensor_types import FLOATS, Types, infer_types
+from partc.compiler.training.sizes.knowledge import Knowledge
+from partc.compiler.training.tensor_types import FLOATS, infer_types
 from partc.runtime.errors import UnsupportedModel
 
 MOST_STEPS = 4096  # an unrolled graph beyond this is no graph that anybody wants
@@ -28,12 +28,13 @@ MOST_STEPS = 4096  # an unrolled graph beyond this is no graph that anybody want
 Names = Mapping[str, str]
 
 
-def unroll_control_flow(model: onnx.ModelProto) -> None:
+def unroll_control_flow(model: onnx.ModelProto, opset: int) -> None:
     """Replace If, Loop and Scan that make floats, in place. Raises UnsupportedModel."""
     graph = model.graph
     if not any(node.op_type in ("If", "Loop", "Scan") for node in graph.node):
         return
-    unrolling = _Unrolling(FunctionBuilder(names_in(graph)), infer_types(model), KnownValues(graph))
+    known = Knowledge(graph, opset, infer_types(model))
+    unrolling = _Unrolling(FunctionBuilder(names_in(graph)), known)
     for node in graph.node:
         if not _is_unrolled(node):
             unrolling.keep(node)
@@ -65,8 +66,7 @@ class _Unrolling:
     """The graph that is built."""
 
     build: FunctionBuilder
-    types: Types
-    known: KnownValues
+    known: Knowledge
     weights: list[TensorProto] = field(default_factory=list)
     weight_names: dict[bytes, str] = field(default_factory=dict)
 
@@ -165,7 +165,7 @@ class _Subgraphs:
 
 
 def _unroll_if(to: _Unrolling, at: _Subgraphs) -> list[str]:
-    condition = to.known.value(at.input(0), to.types)
+    condition = to.known.value(at.input(0))
     if condition is not None:
         return to.inline(at.graph("then_branch" if condition.item() else "else_branch"), (), at.names)
     chosen = to.build.op("Reshape", at.input(0), to.constant(np.zeros(0, np.int64)))
@@ -182,7 +182,7 @@ def _guarded(to: _Unrolling, at: _Subgraphs, taken: tuple[str, bool]) -> Names:
     names = dict(at.names)
     for name in sorted(reads_of_subgraphs(at.node)):
         outer = at.names.get(name, name)
-        type_ = to.types.get(outer)
+        type_ = to.known.types.get(outer)
         if type_ is not None and type_.is_float:
             one = to.constant(np.array(1, type_.dtype))
             names[name] = to.build.op("Where", condition, *((outer, one) if when else (one, outer)))
@@ -211,14 +211,14 @@ def _unroll_loop(to: _Unrolling, at: _Subgraphs) -> list[str]:
 def _trip_count(to: _Unrolling, at: _Subgraphs) -> int | None:
     if not at.input(0):
         return None
-    count = to.known.value(at.input(0), to.types)
+    count = to.known.value(at.input(0))
     if count is None:
         raise _unknown(at, f"its trip count {at.input(0)!r} is computed while training")
     return int(count.item())
 
 
 def _goes_on(to: _Unrolling, at: _Subgraphs, condition: str, iteration: int) -> bool:
-    goes_on = to.known.value(condition, to.types)
+    goes_on = to.known.value(condition)
     if goes_on is None:
         raise _unknown(at, f"whether iteration {iteration} happens is computed while training")
     if goes_on.item() and iteration >= MOST_STEPS:
@@ -262,7 +262,7 @@ def _pieces(to: _Unrolling, at: _Subgraphs, first: int, scanned: int) -> list[li
     found = []
     for index, (axis, back) in enumerate(zip(axes, backwards, strict=True)):
         tensor = at.input(first + index)
-        type_ = to.types.get(tensor)
+        type_ = to.known.types.get(tensor)
         length = type_.shape[axis] if type_ is not None and type_.shape is not None else None
         if not isinstance(length, int) or not 0 < length <= MOST_STEPS:
             raise _unknown(

@@ -15,6 +15,7 @@ from partc.compiler.training.expand_ops import expand_ops, has_function, inline_
 from partc.compiler.training.node_builder import NodeBuilder
 from partc.compiler.training.parameters import data_inputs
 from partc.compiler.training.rules.expansions import EXPANSIONS
+from partc.compiler.training.sizes.fold_sizes import fold_sizes
 from partc.compiler.training.tensor_types import (
     SMALL_ELEMENTS,
     TensorType,
@@ -99,7 +100,8 @@ def _to_our_opset(model: onnx.ModelProto) -> onnx.ModelProto:
             fix="export the model without operators of a particular runtime",
         )
     if version >= UNROLLABLE:
-        unroll_control_flow(model)
+        unroll_control_flow(model, version)
+        fold_sizes(model, shapes=False)
         unpack_sequences(model)
     if version == OPSET:
         return model
@@ -110,7 +112,8 @@ def _to_our_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         converted = version_converter.convert_version(model, OPSET)
         if version < UNROLLABLE:
-            unroll_control_flow(converted)
+            unroll_control_flow(converted, OPSET)
+            fold_sizes(converted, shapes=False)
             unpack_sequences(converted)
         return converted
     except (RuntimeError, version_converter.ConvertError) as error:

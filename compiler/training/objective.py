@@ -12,6 +12,7 @@ from partc.compiler.training.expand_ops import is_expandable
 from partc.compiler.training.forward import OPSET, expand_ops_without_rule, normalise_forward
 from partc.compiler.training.losses import Loss, add_loss
 from partc.compiler.training.rebatch import Batch, rebatch
+from partc.compiler.training.sizes.fold_sizes import fold_sizes
 from partc.compiler.training.tensor_types import Size, Types, check_shapes, infer_types, type_of
 
 
@@ -42,6 +43,7 @@ def state_objective(
     sample_axes = _sample_axes(model.graph, facts, assume_first=batch_size is not None)
     if batch_size is not None:
         rebatch(model, batch_size, sample_axes)
+    fold_sizes(model)
     types = infer_types(model)
     state = find.carried_state(model.graph, types, facts)
     carried = set(state.values())

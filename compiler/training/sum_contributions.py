@@ -76,7 +76,9 @@ def _moves_less(rows: Shape, shape: Shape) -> bool:
     count, (k, n) = rows[0], shape
     if not isinstance(k, int) or not isinstance(n, int) or rows[1] != k:
         return False
-    return not isinstance(count, int) or count * (k + n) <= k * n
+    if count is None:  # two unknown sizes are not known to be equal
+        return False
+    return isinstance(count, str) or count * (k + n) <= k * n
 
 
 def _stack(build: NodeBuilder, factors: Sequence[str], width: object) -> str:

@@ -72,14 +72,15 @@ def infer_facts(training: TrainingGraph, sizes: Mapping[str, int], replicas: int
     model = _skeleton(training)
     _spell_meetings(model, {AVERAGE: "Identity", SUM: "Sum"}, replicas)
     shapes, dtypes, values = _infer(model, sizes, replicas)
+    known = {name: shape for name, shape in shapes.items() if UNKNOWN not in shape}
     if not sizes:
-        return Facts(shapes, dtypes, values, frozenset(shapes), frozenset(values))
+        return Facts(shapes, dtypes, values, frozenset(known), frozenset(values))
     other_shapes, _, other_values = _infer(model, {name: 2 * size for name, size in sizes.items()}, replicas)
     return Facts(
         shapes,
         dtypes,
         values,
-        frozenset(name for name, shape in shapes.items() if other_shapes.get(name) == shape),
+        frozenset(name for name, shape in known.items() if other_shapes.get(name) == shape),
         frozenset(
             name
             for name, value in values.items()
@@ -121,6 +122,8 @@ def _infer(
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
                 dim.dim_value = evaluate_size(dim.dim_param, sizes)
+    for value in model.graph.value_info:
+        _give_sizes(value, sizes)
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
     values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if _is_small(t.dims)}
@@ -145,6 +148,18 @@ def _settle(
             return shapes, dtypes
         values.update(found)
         _replace_by_constants(model, found)
+
+
+def _give_sizes(value: onnx.ValueInfoProto, sizes: Mapping[str, int]) -> None:
+    """Write numbers for symbols, nothing for those that nobody knows: inference keeps what it finds."""
+    for dim in value.type.tensor_type.shape.dim:
+        if not dim.dim_param:
+            continue
+        symbols = {factor for factor in dim.dim_param.split("*") if not factor.isdigit()}
+        if symbols <= sizes.keys():
+            dim.dim_value = evaluate_size(dim.dim_param, sizes)
+        else:
+            dim.ClearField("dim_param")
 
 
 def _is_small(dims: "tuple[int, ...]") -> bool:

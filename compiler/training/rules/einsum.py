@@ -12,7 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from partc.compiler.training.rules.along_axis import static_size
-from partc.compiler.training.rules.forward_node import ForwardNode, Gradients, Rule, of_first_output
+from partc.compiler.training.rules.forward_node import (
+    ForwardNode,
+    Gradients,
+    Rule,
+    may_be_stretched,
+    of_first_output,
+)
+from partc.compiler.training.tensor_types import Size
+from partc.runtime.errors import UnsupportedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +71,38 @@ def _operand_gradient(at: ForwardNode, dy: str, equation: _Equation, index: int)
     missing = [axis for axis, letter in enumerate(letters) if letter not in found]
     if missing:
         gradient = at.op("Unsqueeze", gradient, at.build.ints(*missing))
+    if unsure := _perhaps_stretched(at, equation, index):
+        _check_no_letter_twice(at, word)
+        gradient = at.sum_where_narrow(gradient, at.x(index), unsure)
     if letters != word:
         gradient = _on_diagonal(at, gradient, word, at.x(index))
     elif any(shape[axis] != 1 for axis in missing) or _may_be_narrow(at, equation, index):
         gradient = at.op("Expand", gradient, at.shape_of(at.x(index)))
     return gradient
+
+
+def _perhaps_stretched(at: ForwardNode, equation: _Equation, index: int) -> list[int]:
+    """Return the axes of an operand that have size 1, and are broadcast, for all that is known of them."""
+    shape = at.shape(at.x(index))
+    elsewhere: dict[str, set[Size]] = {}
+    for i, word in enumerate(equation.operands):
+        for letter, size in zip(word, at.shape(at.x(i)), strict=True):
+            if i != index:
+                elsewhere.setdefault(letter, set()).add(size)
+    return [
+        axis
+        for axis, (letter, size) in enumerate(zip(equation.operands[index], shape, strict=True))
+        if any(may_be_stretched(size, other) for other in elsewhere.get(letter, ()))
+    ]
+
+
+def _check_no_letter_twice(at: ForwardNode, word: str) -> None:
+    if len(set(word)) < len(word):
+        raise UnsupportedModel(
+            f"the diagonal {word!r} of an operand with unknown sizes",
+            at=at.place,
+            fix="export the model with these sizes fixed; only the batch may be symbolic",
+        )
 
 
 def _may_be_narrow(at: ForwardNode, equation: _Equation, index: int) -> bool:
@@ -76,7 +111,7 @@ def _may_be_narrow(at: ForwardNode, equation: _Equation, index: int) -> bool:
         letter
         for i, word in enumerate(equation.operands)
         for letter, size in zip(word, at.shape(at.x(i)), strict=True)
-        if i != index and size == 1
+        if i != index and (size == 1 or not isinstance(size, int))
     }
     wide = dict(zip(equation.operands[index], at.shape(at.x(index)), strict=True))
     return any(letter in narrow and letter not in equation.output and wide[letter] != 1 for letter in wide)

@@ -8,7 +8,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from partc.compiler.training.node_builder import AttributeValue, NodeBuilder
-from partc.compiler.training.tensor_types import Shape, Types, known_shape
+from partc.compiler.training.tensor_types import Shape, Size, Types, known_shape
 from partc.runtime.errors import UnsupportedModel
 
 
@@ -122,19 +122,47 @@ class ForwardNode:
         zero.raw_data = bytes(self.types[tensor].dtype.itemsize)
         return self.op("ConstantOfShape", self.shape_of(tensor), value=zero)
 
-    def unbroadcast(self, gradient: str, source: str, target: str) -> str:
+    def unbroadcast(self, gradient: str, source: str, target: str, axes: slice = slice(None)) -> str:
         """Sum a gradient shaped like forward tensor `source` down to the shape of `target`.
 
-        Axes are taken from the inferred shapes. A symbolic size is never taken for 1.
+        `axes` are those of both tensors that were broadcast; the others are the gradient's own. Where
+        inferred sizes leave open whether an axis of `target` was stretched, the step decides as it runs.
         """
-        wide, narrow = self.shape(source), self.shape(target)
+        wide, narrow = self.shape(source)[axes], self.shape(target)[axes]
         added = len(wide) - len(narrow)
         if added:
             gradient = self.op("ReduceSum", gradient, self.build.ints(*range(added)), keepdims=0)
-        stretched = [axis for axis, size in enumerate(narrow) if size == 1 and wide[axis + added] != 1]
+        pairs = list(enumerate(zip(narrow, wide[added:], strict=True)))
+        stretched = [axis for axis, (size, of) in pairs if size == 1 and of != 1]
         if stretched:
             gradient = self.op("ReduceSum", gradient, self.build.ints(*stretched), keepdims=1)
-        return gradient
+        open_axes = [axis for axis, (size, of) in pairs if may_be_stretched(size, of)]
+        return self.sum_where_narrow(gradient, target, open_axes) if open_axes else gradient
+
+    def sum_where_narrow(self, gradient: str, target: str, axes: Sequence[int]) -> str:
+        """Sum along some axes down to their sizes in `target`: to 1, or not at all.
+
+        [.., n, ..] is seen as [.., n / m, m, ..] for the size m that the target has as the step runs.
+        """
+        sizes: list[str] = []
+        copies = []
+        own = self.op("Shape", gradient)
+        for axis in range(axes[-1] + 1):
+            size = self.op("Slice", own, self.build.ints(axis), self.build.ints(axis + 1))
+            if axis in axes:
+                kept = self.op("Gather", self.shape_of(target), self.build.ints(axis))
+                copies.append(len(sizes))
+                sizes += [self.op("Div", size, self.op("Max", kept, self.build.ints(1))), kept]
+            else:
+                sizes.append(size)
+        rest = self.op("Slice", own, self.build.ints(axes[-1] + 1), self.build.ints(np.iinfo(np.int64).max))
+        split = self.op("Reshape", gradient, self.op("Concat", *sizes, rest, axis=0), allowzero=1)
+        return self.op("ReduceSum", split, self.build.ints(*copies), keepdims=0)
+
+
+def may_be_stretched(narrow: Size, wide: Size) -> bool:
+    """Tell whether a size that no number says may be 1 where the broadcast size is another."""
+    return not isinstance(narrow, int) and wide != 1 and (narrow is None or narrow != wide)
 
 
 # A rule takes the gradients of a node's outputs (None: no gradient arrives there) and returns the

@@ -115,7 +115,7 @@ def _same_elsewhere(at: ForwardNode, axis: int) -> bool:
     """GatherElements may read less than the whole of the other axes; then a comparison does not fit."""
     data, index = at.shape(at.x(0)), at.shape(at.x(1))
     sizes = [pair for a, pair in enumerate(zip(data, index, strict=True)) if a != axis]
-    return all(d == i or d is None or i is None or isinstance(d, str) for d, i in sizes)
+    return all(d is not None and d == i for d, i in sizes)
 
 
 def _is_index(at: ForwardNode, axis: int, size: int) -> str:

@@ -33,11 +33,18 @@ def _product_with_matrix(at: ForwardNode, dy: str) -> Gradients:
     if 1 in at.wanted:
         rows, row_gradients = a, dy
         if at.rank(a) > 2:
-            k, n = at.static_shape(b)
-            rows = at.op("Reshape", a, at.build.ints(-1, k))
-            row_gradients = at.op("Reshape", dy, at.build.ints(-1, n))
+            rows, row_gradients = _as_rows(at, a, a), _as_rows(at, dy, at.y())
         gradients[1] = at.op("MatMul", turned(at.build, rows), row_gradients)
     return gradients
+
+
+def _as_rows(at: ForwardNode, tensor: str, like: str) -> str:
+    """Merge all axes but the last; `like` is a forward tensor of this shape."""
+    width = at.shape(like)[-1]
+    if isinstance(width, int):
+        return at.op("Reshape", tensor, at.build.ints(-1, width))
+    last = at.op("Shape", tensor, start=-1)
+    return at.op("Reshape", tensor, at.op("Concat", at.build.ints(-1), last, axis=0))
 
 
 def turned(build: NodeBuilder, matrix: str) -> str:
@@ -98,14 +105,7 @@ def _swap(at: ForwardNode, tensor: str, rank: int) -> str:
 
 def _sum_batch(at: ForwardNode, gradient: str, operand: str) -> str:
     """Sum over batch axes that the product broadcast."""
-    wide, narrow = at.shape(at.y())[:-2], at.shape(operand)[:-2]
-    added = len(wide) - len(narrow)
-    if added:
-        gradient = at.op("ReduceSum", gradient, at.build.ints(*range(added)), keepdims=0)
-    stretched = [axis for axis, size in enumerate(narrow) if size == 1 and wide[axis + added] != 1]
-    if stretched:
-        gradient = at.op("ReduceSum", gradient, at.build.ints(*stretched), keepdims=1)
-    return gradient
+    return at.unbroadcast(gradient, at.y(), operand, slice(-2))
 
 
 def _gemm(at: ForwardNode, dy: str) -> Gradients:

@@ -1,0 +1,1 @@
+"""What a forward graph's sizes are, as far as constants and shapes tell."""
