@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper
 from onnx.external_data_helper import ExternalDataInfo
 
+from partc.compiler.importing.merge_opsets import merge_opsets
 from partc.compiler.importing.newest_opset import newest_opset
 from partc.runtime.errors import BadModel
 
@@ -59,6 +60,7 @@ def _parse(path: Path) -> onnx.ModelProto:
             at=str(path),
             fix="give a file that onnx.save or an exporter wrote",
         )
+    merge_opsets(model)
     return model
 
 

@@ -34,6 +34,7 @@ from partc.compiler.importing.import_variables import (
 )
 from partc.compiler.importing.lower_gradient_ops import lower_gradient_ops
 from partc.compiler.importing.lower_optimizer_ops import PREVIEW_DOMAIN, lower_optimizer_ops
+from partc.compiler.importing.merge_opsets import merge_opsets
 from partc.compiler.importing.ort_training.import_artifacts import is_artifacts, read_artifacts
 from partc.compiler.importing.shard_inputs import declare_shards, read_shard_inputs
 from partc.compiler.model_file import check_model, read_model
@@ -137,6 +138,7 @@ def _read(source: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, Path |
     if isinstance(source, onnx.ModelProto):
         model = onnx.ModelProto()
         model.CopyFrom(source)
+        merge_opsets(model)
         return model, None
     return read_model(source), Path(source)
 
