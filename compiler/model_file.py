@@ -7,6 +7,7 @@ wrong into a BadModel that names the node or tensor and the repair.
 import os
 import tempfile
 from collections import Counter
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import networkx as nx
@@ -82,11 +83,17 @@ def write_model(model: onnx.ModelProto, path: str | Path) -> None:
 # ---------------------------------------------------------------- checks
 
 
-def check_model(model: onnx.ModelProto, folder: Path | None = None) -> None:
-    """Raise BadModel at the first thing that is wrong; look at external data if `folder` is given."""
+def check_model(
+    model: onnx.ModelProto, folder: Path | None = None, lowered: AbstractSet[str] = frozenset()
+) -> None:
+    """Raise BadModel at the first thing that is wrong; look at external data if `folder` is given.
+
+    `lowered`: ops of com.microsoft that the caller writes out in standard ops.
+    """
     _check_opsets(model)
     versions = {opset.domain or "": opset.version for opset in model.opset_import}
     functions = {(function.domain, function.name) for function in model.functions}
+    functions |= {("com.microsoft", op) for op in lowered}
     graphs = [model.graph]
     for training in model.training_info:
         graphs += [training.initialization]

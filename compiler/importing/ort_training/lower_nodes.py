@@ -20,7 +20,9 @@ from partc.runtime.errors import UnsupportedModel
 
 MICROSOFT = "com.microsoft"
 _RULES = {**FORWARD_OPS, **GRADIENT_OPS}
-KNOWN_OPS = frozenset(_RULES)
+# Of onnxruntime in any version, of the standard in later ones, with the same inputs and attributes.
+_LATER_STANDARD = frozenset({"LayerNormalization"})
+KNOWN_OPS = _RULES.keys() | _LATER_STANDARD
 
 
 def has_own_ops(model: onnx.ModelProto) -> bool:
@@ -63,8 +65,7 @@ def convert_standard_ops(model: onnx.ModelProto, opset: int, at: str) -> onnx.Mo
                 fix="make it from a forward model of a newer opset, such as 17",
             ) from error
     for node in model.graph.node:
-        is_standard = node.op_type not in _RULES and onnx.defs.has(node.op_type)
-        if node.domain == MICROSOFT and is_standard:
+        if node.domain == MICROSOFT and node.op_type in _LATER_STANDARD:
             node.domain = ""
     return model
 
@@ -75,17 +76,13 @@ def _version(model: onnx.ModelProto) -> int:
 
 def _is_misplaced(node: onnx.NodeProto, version: int) -> bool:
     """Tell whether an op stands in the standard's domain, which has no such op in that version."""
-    if node.domain not in ("", "ai.onnx") or node.op_type not in _RULES.keys() | _LATER_STANDARD:
+    if node.domain not in ("", "ai.onnx") or node.op_type not in KNOWN_OPS:
         return False
     try:
         onnx.defs.get_schema(node.op_type, version)
     except onnx.defs.SchemaError:
         return True
     return False
-
-
-# Of onnxruntime in any version, of the standard in later ones, with the same inputs and attributes.
-_LATER_STANDARD = frozenset({"LayerNormalization"})
 
 
 def lower_training_nodes(
