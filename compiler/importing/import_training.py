@@ -50,6 +50,7 @@ from partc.compiler.importing.ort_training.lower_nodes import (
     lower_training_nodes,
     move_misplaced,
 )
+from partc.compiler.importing.propose_state import propose_state
 from partc.compiler.importing.shard_inputs import declare_shards, read_shard_inputs
 from partc.compiler.model_file import check_model, read_model
 from partc.compiler.pause_collection import paused_collection
@@ -171,12 +172,21 @@ def _bindings(model: onnx.ModelProto, path: Path | None, options: ImportOptions)
         sample_axes=found.sample_axes | (options.sample_axes or {}),
     )
     if not bindings.state and not has_algorithm(model):
-        raise BadModel(
-            "nothing says which outputs are the next values of which inputs",
-            at=str(path or model.graph.name),
-            fix="give --state input=output,..., or a sidecar .onnx.json file, or start from partc grad",
-        )
+        raise _unbound(model.graph, str(path or model.graph.name))
     return bindings
+
+
+def _unbound(graph: onnx.GraphProto, at: str) -> BadModel:
+    """Return the error that asks for bindings, those that names suggest ready to paste."""
+    what = "nothing says which outputs are the next values of which inputs"
+    proposed = propose_state(graph)
+    if not proposed:
+        fix = "give --state input=output,..., or a sidecar .onnx.json file, or start from partc grad"
+        return BadModel(what, at=at, fix=fix)
+    option = ",".join(f"{name}={following}" for name, following in proposed.items())
+    left = [info.name for info in graph.output if info.name not in proposed.values()]
+    others = f"; by their names no next values: {', '.join(left[:8])}{', ...' * (len(left) > 8)}" * bool(left)
+    return BadModel(what, at=at, fix=f"if the names mean it, add --state '{option}'{others}")
 
 
 def _initial_file(bindings: Bindings, folder: Path, options: ImportOptions) -> Path | None:
