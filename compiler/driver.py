@@ -10,6 +10,7 @@ from partc.compiler.asynchronous import make_sessions
 from partc.compiler.build_plan import build_plan
 from partc.compiler.choose_partitions import Partitioner
 from partc.compiler.doubt_estimate import Doubt, doubt_estimate
+from partc.compiler.load_segments import load_segments
 from partc.compiler.measure_sparsity import Sample, measure_sparsity
 from partc.compiler.plan_files import PlanFiles
 from partc.compiler.price_step import StepPrice
@@ -118,6 +119,8 @@ def compile_graph(
     with PlanFiles(out) as files:
         with watch.phase("schedule and write"):
             plan = cut_step(analysis, lowered, strategy, cluster, options, files)
+        with watch.phase("load segments"):
+            load_segments(files.folder, plan)
         with watch.phase("check and simulate"):
             check_program(plan)
             timeline = simulate(plan, machines)

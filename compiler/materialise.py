@@ -19,6 +19,7 @@ from partc.compiler.driver import (
     machines_of,
 )
 from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.load_segments import load_segments
 from partc.compiler.output_paths import check_output_folder
 from partc.compiler.plan_files import MODEL, PlanFiles
 from partc.compiler.stopwatch import Stopwatch
@@ -94,6 +95,7 @@ def materialise(decisions: Decisions, rank: int, out: Path, central: Plan | None
         for path in sorted(files.folder.rglob("*")):
             if path.is_file() and str(path.relative_to(files.folder)) not in own:
                 path.unlink()
+        load_segments(files.folder, plan, only=own)
         if central is not None:
             _compare(files.folder, own, central)
     return own

@@ -7,6 +7,7 @@ wrong into a BadModel that names the node or tensor and the repair.
 import os
 import tempfile
 from collections import Counter
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import networkx as nx
@@ -16,6 +17,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper
 from onnx.external_data_helper import ExternalDataInfo
 
+from partc.compiler.importing.merge_opsets import merge_opsets
 from partc.compiler.importing.newest_opset import newest_opset
 from partc.runtime.errors import BadModel
 
@@ -59,6 +61,7 @@ def _parse(path: Path) -> onnx.ModelProto:
             at=str(path),
             fix="give a file that onnx.save or an exporter wrote",
         )
+    merge_opsets(model)
     return model
 
 
@@ -80,11 +83,17 @@ def write_model(model: onnx.ModelProto, path: str | Path) -> None:
 # ---------------------------------------------------------------- checks
 
 
-def check_model(model: onnx.ModelProto, folder: Path | None = None) -> None:
-    """Raise BadModel at the first thing that is wrong; look at external data if `folder` is given."""
+def check_model(
+    model: onnx.ModelProto, folder: Path | None = None, lowered: AbstractSet[str] = frozenset()
+) -> None:
+    """Raise BadModel at the first thing that is wrong; look at external data if `folder` is given.
+
+    `lowered`: ops of com.microsoft that the caller writes out in standard ops.
+    """
     _check_opsets(model)
     versions = {opset.domain or "": opset.version for opset in model.opset_import}
     functions = {(function.domain, function.name) for function in model.functions}
+    functions |= {("com.microsoft", op) for op in lowered}
     graphs = [model.graph]
     for training in model.training_info:
         graphs += [training.initialization]

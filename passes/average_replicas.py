@@ -19,7 +19,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.analysis.reachability import descendants
+from partc.passes.drop_unread_nodes import drop_unread_nodes
 from partc.passes.indexed_slices import pairs_of
+from partc.passes.separate_rows import RowSeparation
 from partc.passes.training_graph import Gradient, TrainingGraph
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.program import Aggregation
@@ -56,8 +58,9 @@ class _Averaging:
         self.varying = _descendants(self.graph, set(training.varying_inputs()))
 
     def run(self) -> TrainingGraph:
-        pairs = {name: self._pairs(gradient) for name, gradient in self.training.gradients.items()}
-        gradients = {name: self._meet(g, pairs[name]) for name, g in self.training.gradients.items()}
+        own = self._separated()
+        pairs = {name: self._pairs(gradient) for name, gradient in own.items()}
+        gradients = {name: self._meet(gradient, pairs[name]) for name, gradient in own.items()}
         # What lies behind an averaged gradient no longer varies.
         self.varying = _descendants(self.graph, set(self.training.varying_inputs()))
         variables = {}
@@ -85,6 +88,39 @@ class _Averaging:
                 ordered += [met for tensor in node.outputs for met in inserted.get(tensor.name, ())]
         assert len(ordered) == len(self.graph.nodes)
         self.graph.nodes = ordered
+
+    def _separated(self) -> dict[str, Gradient]:
+        """Return the gradients, none of which has a tensor that another wants to meet otherwise."""
+        gradients = self.training.gradients
+        wanted: dict[str, set[str]] = {}  # tensor -> what is to be inserted behind it
+        for gradient in gradients.values():
+            for tensor, op in self._meetings(gradient):
+                wanted.setdefault(tensor, set()).add(op)
+        contested = {tensor for tensor, ops in wanted.items() if len(ops) > 1}
+        if not contested:
+            return gradients
+        separation = RowSeparation(self.graph, self.main)
+        separated = {
+            name: separation.separate(gradient, contested)
+            if gradient.is_sparse and any(tensor in contested for tensor, _ in self._meetings(gradient))
+            else gradient
+            for name, gradient in gradients.items()
+        }
+        named = (t for g in separated.values() for t in (g.dense, g.ids, g.rows) if t is not None)
+        drop_unread_nodes(self.graph, named)
+        self.tensors = self.graph.tensors()
+        self.varying = _descendants(self.graph, set(self.training.varying_inputs()))
+        return separated
+
+    def _meetings(self, gradient: Gradient) -> list[tuple[str, str]]:
+        """Return the tensors of a gradient whose values replicas have of their own, and the ops for them."""
+        if not gradient.is_sparse:
+            assert gradient.dense is not None
+            return [(gradient.dense, AVERAGE if self.aggregation.average_dense else SUM)]
+        assert gradient.ids is not None and gradient.rows is not None
+        alike = AVERAGE if self.aggregation.average_sparse else SUM
+        pairs = pairs_of(self.tensors[gradient.ids], self.tensors[gradient.rows])
+        return [(rows, STACK if ids in self.varying else alike) for ids, rows in pairs]
 
     def _forget_shapes(self) -> None:
         """What lies behind a Stack is N times as long as the graph of one replica says."""

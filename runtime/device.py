@@ -18,7 +18,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKern
 from partc.runtime.errors import BadPlan, RankFailed, UnsupportedModel
 from partc.runtime.log import log
 from partc.runtime.plan_folder import PlanFolder
-from partc.runtime.program import Rank, Run
+from partc.runtime.program import Plan, Rank, Run
 
 # Keeps the scale of a product of float64 matrices as a float32 attribute (onnxruntime 1.31.1).
 INEXACT_IN_DOUBLE = ("MatMulScaleFusion",)
@@ -44,6 +44,9 @@ class Device:
         return ort.OrtValue.ortvalue_from_numpy(array, self.memory, self.index)
 
 
+CPU = Device("cpu", 0, 1)
+
+
 def device_of(rank: Rank) -> Device:
     """Return the device that a rank is bound to."""
     return Device(rank.kind, rank.device_index, rank.threads)
@@ -54,8 +57,7 @@ class Sessions:
 
     def __init__(self, folder: PlanFolder) -> None:
         self._folder = folder.path
-        in_double = any(variable.dtype == "float64" for variable in folder.plan.variables)
-        self._disabled = INEXACT_IN_DOUBLE if in_double else ()
+        self._disabled = disabled_optimizers(folder.plan)
         self._sessions: dict[tuple[str, Device], ort.InferenceSession] = {}
 
     def session(self, run: Run, device: Device) -> ort.InferenceSession:
@@ -68,11 +70,22 @@ class Sessions:
         return self._sessions[key]
 
 
+def disabled_optimizers(plan: Plan) -> tuple[str, ...]:
+    """Return ONNX Runtime's rewritings that a plan's segments go without."""
+    in_double = any(variable.dtype == "float64" for variable in plan.variables)
+    return INEXACT_IN_DOUBLE if in_double else ()
+
+
+def open_session(path: Path, device: Device, disabled: tuple[str, ...]) -> ort.InferenceSession:
+    """Open a segment; `disabled`: names of rewritings. Raises onnxruntime's errors, NoKernel among them."""
+    return ort.InferenceSession(
+        str(path), _options(device), providers=_providers(device), disabled_optimizers=list(disabled)
+    )
+
+
 def _load(path: Path, device: Device, disabled: tuple[str, ...]) -> ort.InferenceSession:
     try:
-        session = ort.InferenceSession(
-            str(path), _options(device), providers=_providers(device), disabled_optimizers=list(disabled)
-        )
+        session = open_session(path, device, disabled)
     except NoKernel as error:
         raise UnsupportedModel(
             f"ONNX Runtime refuses a segment: {error}",

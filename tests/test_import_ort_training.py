@@ -8,17 +8,19 @@ import onnx
 import onnxruntime
 import pytest
 
+from partc.compiler.importing.bindings import Bindings, write_bindings
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.importing.ort_training.import_artifacts import read_artifacts
 from partc.compiler.importing.ort_training.read_checkpoint import read_checkpoint
 from partc.passes.training_graph import StoredTensor, TrainingGraph, Variable
 from partc.runtime.errors import BadModel, UnsupportedModel
+from partc.runtime.in_process import train_in_process
 from partc.runtime.program import Constant
 from tests.compiled_steps import Batch, assert_trains_as_one_device, compile_step
 
 ARTIFACTS = Path(__file__).parent / "fixtures" / "ort_training"
 RATE = np.array([0.01], np.float32)
-MODELS = ["cnn", "transformer", "embedding"]
+MODELS = ["cnn", "transformer", "embedding", "fused"]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,62 @@ def test_an_embeddings_gradient_is_sparse(imported: dict[str, TrainingGraph]) ->
         for name, training in imported.items()
     }
 
-    assert sparse == {"cnn": set(), "transformer": {"E"}, "embedding": {"E"}}
+    assert sparse == {"cnn": set(), "transformer": {"E"}, "embedding": {"E"}, "fused": set()}
+
+
+def test_what_onnxruntime_fuses_below_the_standards_opset_is_read() -> None:
+    model = onnx.load(ARTIFACTS / "fused" / "training_model.onnx")
+
+    assert [opset.version for opset in model.opset_import if opset.domain == ""] == [14]
+    ops = {node.op_type for node in model.graph.node if node.domain == ""}
+    assert {"LayerNormalization", "SimplifiedLayerNormalization"} <= ops
+
+
+def flat_step(name: str, rate: float) -> onnx.ModelProto:
+    """A training model's own nodes, gradient ops of com.microsoft among them, and SGD behind them."""
+    folder = ARTIFACTS / name
+    model, checkpoint = onnx.load(folder / "training_model.onnx"), read_checkpoint(folder / "checkpoint")
+    graph, state = model.graph, {}
+    accumulated = {n.input[0]: n.input[1] for n in graph.node if n.op_type == "InPlaceAccumulatorV2"}
+    nodes = [node for node in graph.node if node.op_type != "InPlaceAccumulatorV2"]
+    loss = graph.output[0]
+    inputs = [info for info in graph.input if "accumulation" not in info.name and "reset" not in info.name]
+    outputs = [loss]
+    for variable, tensor in checkpoint.trained.items():
+        gradient = accumulated[f"{variable}_grad.accumulation.buffer"]
+        nodes.append(onnx.helper.make_node("Mul", [gradient, "rate"], [f"{variable}/step"]))
+        nodes.append(onnx.helper.make_node("Sub", [variable, f"{variable}/step"], [f"{variable}_next"]))
+        described = onnx.helper.make_tensor_value_info(f"{variable}_next", tensor.data_type, tensor.dims)
+        outputs.append(described)
+        state[variable] = f"{variable}_next"
+    constant = onnx.numpy_helper.from_array(np.array(rate, np.float32), "rate")
+    initials = [*checkpoint.trained.values(), constant]
+    step = onnx.helper.make_graph(nodes, "step", inputs, outputs, [*graph.initializer, *initials])
+    flat = onnx.helper.make_model(step, opset_imports=model.opset_import, ir_version=8)
+    write_bindings(flat, Bindings(state=state, loss=loss.name))
+    return flat
+
+
+def test_flat_steps_with_its_gradient_ops_equal_its_own(tmp_path: Path) -> None:
+    onnx.save(flat_step("fused", rate=0.01), tmp_path / "train.onnx")
+    training = import_training_graph(tmp_path / "train.onnx")
+
+    compiled = compile_step(training, tmp_path / "out", "2x2", "hybrid", "global", {"batch": 8})
+
+    batches = [{k: v for k, v in batch.items() if k != "learning_rate"} for batch in batches_of("fused")]
+    result = train_in_process(compiled.folder, batches)
+    expected = np.load(ARTIFACTS / "fused" / "expected.npz")
+    for key in (key for key in expected if key.startswith("after/")):
+        found = result.variables[key.removeprefix("after/")]
+        np.testing.assert_allclose(found, expected[key], rtol=1e-4, atol=3e-6)
+
+
+def test_a_flat_step_with_an_op_that_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
+    model = flat_step("fused", rate=0.01)
+    next(node for node in model.graph.node if node.op_type == "GeluGrad").op_type = "NewGrad"
+
+    with pytest.raises(BadModel, match=r"'NewGrad'(.|\n)*fix: correct the op"):
+        import_training_graph(model)
 
 
 def test_the_step_is_standard_onnx() -> None:

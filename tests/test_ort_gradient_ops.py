@@ -147,7 +147,7 @@ def lowered(case: Case) -> onnx.ModelProto:
     )
     for index, node in enumerate(model.graph.node):
         node.name = f"n{index}"
-    move_misplaced(model.graph)
+    move_misplaced(model)
     lower_training_nodes(model, case.opset)
     return model
 

@@ -19,7 +19,13 @@ import onnx_graphsurgeon as gs
 from onnx.external_data_helper import load_external_data_for_tensor
 from onnx.inliner import inline_local_functions
 
-from partc.compiler.importing.bindings import Bindings, annotated_source, read_bindings, write_bindings
+from partc.compiler.importing.bindings import (
+    Bindings,
+    GradientTensors,
+    annotated_source,
+    read_bindings,
+    write_bindings,
+)
 from partc.compiler.importing.constant_tensors import make_repeated_constants
 from partc.compiler.importing.draw_random_inputs import draw_random_inputs
 from partc.compiler.importing.find_recorded_slices import find_recorded_slices
@@ -34,7 +40,17 @@ from partc.compiler.importing.import_variables import (
 )
 from partc.compiler.importing.lower_gradient_ops import lower_gradient_ops
 from partc.compiler.importing.lower_optimizer_ops import PREVIEW_DOMAIN, lower_optimizer_ops
+from partc.compiler.importing.merge_opsets import merge_opsets
 from partc.compiler.importing.ort_training.import_artifacts import is_artifacts, read_artifacts
+from partc.compiler.importing.ort_training.lower_nodes import (
+    KNOWN_OPS,
+    MICROSOFT,
+    convert_standard_ops,
+    has_own_ops,
+    lower_training_nodes,
+    move_misplaced,
+)
+from partc.compiler.importing.propose_state import propose_state
 from partc.compiler.importing.shard_inputs import declare_shards, read_shard_inputs
 from partc.compiler.model_file import check_model, read_model
 from partc.compiler.pause_collection import paused_collection
@@ -101,10 +117,13 @@ def read_training_graph(source: str | Path | onnx.ModelProto, options: ImportOpt
     model, path = _read(source)
     folder = path.parent if path is not None else Path()
     bindings = _bindings(model, path, options)
-    check_model(model, folder)
+    has_own = has_own_ops(model)
+    if has_own:
+        model = _set_own_ops_apart(model)
+    check_model(model, folder, KNOWN_OPS if has_own else frozenset())
     if has_algorithm(model):
         bindings = join_training_info(model, bindings)
-        check_model(model)
+        check_model(model, lowered=KNOWN_OPS if has_own else frozenset())
     bindings = declare_shards(model.graph, bindings)
     check_bindings(model.graph, bindings)
     bindings = separate_outputs(model.graph, bindings)
@@ -113,6 +132,8 @@ def read_training_graph(source: str | Path | onnx.ModelProto, options: ImportOpt
         initials = dict.fromkeys(bindings.state, Constant(0.0)) | initials
     _drop_initials(model, bindings)
     _name_nodes(model.graph)
+    if has_own:
+        model, bindings = _lower_own_ops(model, bindings)
     model, bindings = _lower_training_ops(model, bindings)
     source_bytes = _source_bytes(model, bindings)
     model, drawn = draw_random_inputs(model)
@@ -137,6 +158,7 @@ def _read(source: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, Path |
     if isinstance(source, onnx.ModelProto):
         model = onnx.ModelProto()
         model.CopyFrom(source)
+        merge_opsets(model)
         return model, None
     return read_model(source), Path(source)
 
@@ -150,12 +172,21 @@ def _bindings(model: onnx.ModelProto, path: Path | None, options: ImportOptions)
         sample_axes=found.sample_axes | (options.sample_axes or {}),
     )
     if not bindings.state and not has_algorithm(model):
-        raise BadModel(
-            "nothing says which outputs are the next values of which inputs",
-            at=str(path or model.graph.name),
-            fix="give --state input=output,..., or a sidecar .onnx.json file, or start from partc grad",
-        )
+        raise _unbound(model.graph, str(path or model.graph.name))
     return bindings
+
+
+def _unbound(graph: onnx.GraphProto, at: str) -> BadModel:
+    """Return the error that asks for bindings, those that names suggest ready to paste."""
+    what = "nothing says which outputs are the next values of which inputs"
+    proposed = propose_state(graph)
+    if not proposed:
+        fix = "give --state input=output,..., or a sidecar .onnx.json file, or start from partc grad"
+        return BadModel(what, at=at, fix=fix)
+    option = ",".join(f"{name}={following}" for name, following in proposed.items())
+    left = [info.name for info in graph.output if info.name not in proposed.values()]
+    others = f"; by their names no next values: {', '.join(left[:8])}{', ...' * (len(left) > 8)}" * bool(left)
+    return BadModel(what, at=at, fix=f"if the names mean it, add --state '{option}'{others}")
 
 
 def _initial_file(bindings: Bindings, folder: Path, options: ImportOptions) -> Path | None:
@@ -187,6 +218,32 @@ def _name_nodes(graph: onnx.GraphProto) -> None:
         taken.add(node.name)
 
 
+def _set_own_ops_apart(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Bring onnxruntime's own ops into the graph itself, and into onnxruntime's domain."""
+    if model.functions:
+        model = inline_local_functions(model)
+    move_misplaced(model)
+    return model
+
+
+def _lower_own_ops(model: onnx.ModelProto, bindings: Bindings) -> tuple[onnx.ModelProto, Bindings]:
+    """Write out onnxruntime's own ops, gradients among them, as an artifact folder's are."""
+    model = convert_standard_ops(model, OPSET, at="opset_import")
+    renamed = lower_training_nodes(model, _standard_version(model), bindings.state)
+    kept = [opset for opset in model.opset_import if opset.domain != MICROSOFT]
+    del model.opset_import[:]
+    model.opset_import.extend(kept)
+    gradients = {
+        name: GradientTensors(*(renamed.get(t, t) if t else t for t in (entry.dense, entry.ids, entry.rows)))
+        for name, entry in bindings.gradients.items()
+    }
+    return model, msgspec.structs.replace(bindings, gradients=gradients)
+
+
+def _standard_version(model: onnx.ModelProto) -> int:
+    return int(next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx")))
+
+
 def _lower_training_ops(model: onnx.ModelProto, bindings: Bindings) -> tuple[onnx.ModelProto, Bindings]:
     """Write out the standard's Gradient and optimizer ops: onnxruntime has none of them."""
     if not any(node.domain == PREVIEW_DOMAIN for node in model.graph.node):
@@ -208,7 +265,7 @@ def _source_bytes(model: onnx.ModelProto, bindings: Bindings) -> bytes:
 
 def _upgrade(model: onnx.ModelProto) -> onnx.ModelProto:
     """Convert the standard ops to OPSET where they are older, and infer shapes."""
-    version = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+    version = _standard_version(model)
     if version < OPSET:
         if model.functions:
             model = inline_local_functions(model)

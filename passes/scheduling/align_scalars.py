@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from partc.passes.scheduling.fresh_names import FreshNames
 from partc.passes.scheduling.known_shapes import Shape, known_shapes
 
 ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Max", "Min"})
@@ -27,6 +28,7 @@ class _Alignment:
     def __init__(self, graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> None:
         self.graph = graph
         self.shapes = shapes
+        self.names = FreshNames(graph)
         self.constants = {tensor.name: tensor for tensor in graph.initializer}
         self.nodes: list[onnx.NodeProto] = []
         self.aligned: dict[tuple[str, int], str] = {}
@@ -49,7 +51,7 @@ class _Alignment:
     def _of_rank(self, scalar: str, rank: int) -> str:
         key = (scalar, rank)
         if key not in self.aligned:
-            self.aligned[key] = name = f"{scalar}/of_rank_{rank}"
+            self.aligned[key] = name = self.names.fresh(f"{scalar}/of_rank_{rank}")
             if scalar in self.constants:
                 value = numpy_helper.to_array(self.constants[scalar]).reshape((1,) * rank)
                 self.graph.initializer.append(numpy_helper.from_array(value, name))
@@ -59,6 +61,6 @@ class _Alignment:
 
     def _expand(self, scalar: str, rank: int, name: str) -> None:
         """Copy the scalar: a Reshape might share the memory of a variable that is written in place."""
-        shape = f"{name}/shape"
+        shape = self.names.fresh(f"{name}/shape")
         self.graph.initializer.append(numpy_helper.from_array(np.ones(rank, np.int64), shape))
         self.nodes.append(helper.make_node("Expand", [scalar, shape], [name], name=name))

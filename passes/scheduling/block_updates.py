@@ -12,7 +12,7 @@ An output that is written over its variable is declared in blocks, for a Reshape
 the executor binds the variable's memory in that shape (runtime/device.py).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import prod
@@ -22,6 +22,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from partc.passes.scheduling.fresh_names import FreshNames
 from partc.passes.scheduling.known_shapes import known_shapes
 
 POINTWISE = frozenset(
@@ -72,6 +73,7 @@ class _Blocking:
     def __init__(self, graph: onnx.GraphProto, typed: onnx.GraphProto, in_place: AbstractSet[str]) -> None:
         self.graph = graph
         self.in_place = in_place
+        self.names = FreshNames(graph)
         self.shapes = known_shapes(typed)
         self.elements = _element_types(typed)
         self.producer = {name: node.name for node in graph.node for name in node.output}
@@ -84,8 +86,9 @@ class _Blocking:
         clusters = [cluster for nodes in self._connected() for cluster in self._clusters_of(nodes)]
         inside = {node.name for cluster in clusters for node in cluster.nodes}
         outside = [node for node in self.graph.node if node.name not in inside]
-        made = [node for cluster in clusters for node in self._scan(cluster)]
-        whole = {name: f"{name}/whole" for cluster in clusters for name in self._declared_in_blocks(cluster)}
+        declared = [name for cluster in clusters for name in self._declared_in_blocks(cluster)]
+        whole = {name: self.names.fresh(f"{name}/whole") for name in declared}
+        made = [node for cluster in clusters for node in self._scan(cluster, whole)]
         for node in outside:
             node.input[:] = [whole.get(name, name) for name in node.input]
         ordered = _sorted([*outside, *made])
@@ -164,24 +167,27 @@ class _Blocking:
     def _declared_in_blocks(self, cluster: _Cluster) -> list[str]:
         return [name for name in cluster.writes if name in self.in_place]
 
-    def _scan(self, cluster: _Cluster) -> Iterator[onnx.NodeProto]:
-        """Yield the cluster as Scan, between the Reshapes of what it reads and writes."""
+    def _scan(self, cluster: _Cluster, whole: Mapping[str, str]) -> Iterator[onnx.NodeProto]:
+        """Yield the cluster as Scan, between the Reshapes of what it reads and writes.
+
+        `whole`: outputs that are declared in blocks -> the same in its own shape.
+        """
         label = cluster.nodes[-1].name
         to_blocks = self._constant(f"{label}/shape_in_blocks", cluster.blocks)
         shape = self.shapes[cluster.writes[0]]
         to_whole = self._constant(f"{label}/shape_whole", shape)
-        inputs = [f"{label}/{index}/blocks" for index in range(len(cluster.reads))]
+        inputs = [self.names.fresh(f"{label}/{index}/blocks") for index in range(len(cluster.reads))]
         for name, blocked in zip(cluster.reads, inputs, strict=True):
             yield helper.make_node("Reshape", [name, to_blocks], [blocked], name=blocked)
-        own = set(self._declared_in_blocks(cluster))
-        outputs = [name if name in own else f"{name}/blocks" for name in cluster.writes]
+        outputs = [name if name in whole else self.names.fresh(f"{name}/blocks") for name in cluster.writes]
         body = self._body(cluster, label)
         yield helper.make_node("Scan", inputs, outputs, name=label, body=body, num_scan_inputs=len(inputs))
         for name, blocked in zip(cluster.writes, outputs, strict=True):
-            whole = f"{name}/whole" if name in own else name
-            yield helper.make_node("Reshape", [blocked, to_whole], [whole], name=f"{label}/{whole}")
+            result = whole.get(name, name)
+            node_name = self.names.fresh(f"{label}/{result}")
+            yield helper.make_node("Reshape", [blocked, to_whole], [result], name=node_name)
         for output in self.graph.output:
-            if output.name in own:
+            if output.name in whole and output.name in cluster.writes:
                 described = helper.make_tensor_value_info(
                     output.name, self.elements[output.name], cluster.blocks
                 )
@@ -189,7 +195,7 @@ class _Blocking:
 
     def _body(self, cluster: _Cluster, label: str) -> onnx.GraphProto:
         made = [node.output[0] for node in cluster.nodes]
-        block = {name: f"{name}/{label}/block" for name in (*cluster.reads, *made)}
+        block = {name: self.names.fresh(f"{name}/{label}/block") for name in (*cluster.reads, *made)}
         nodes: list[onnx.NodeProto] = []
         for node in cluster.nodes:
             inner = onnx.NodeProto()
@@ -204,7 +210,8 @@ class _Blocking:
 
         return helper.make_graph(nodes, "block", described(cluster.reads), described(cluster.writes))
 
-    def _constant(self, name: str, sizes: Sequence[int | None]) -> str:
+    def _constant(self, hint: str, sizes: Sequence[int | None]) -> str:
+        name = self.names.fresh(hint)
         self.graph.initializer.append(numpy_helper.from_array(np.array(sizes, np.int64), name))
         return name
 

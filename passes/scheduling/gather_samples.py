@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from partc.passes.scheduling.fresh_names import FreshNames
 from partc.passes.scheduling.known_shapes import Images
 
 LANES = 16
@@ -40,6 +41,7 @@ class _Gathering:
     def __init__(self, graph: onnx.GraphProto, images: Images) -> None:
         self.graph = graph
         self.images = images
+        self.names = FreshNames(graph)
         self.nodes: list[onnx.NodeProto] = []
         self.gathered: dict[str, str] = {}  # image -> the same as [channels, n pixels]
 
@@ -78,7 +80,7 @@ class _Gathering:
             matrix = self._emit("Transpose", [matrix], f"{out}/transposed", perm=[1, 0])
         product = self._emit("MatMul", [matrix, self._columns(image)], f"{out}/product")
         result = self._reshape(product, [c if is_gradient else o, -1, height, width], f"{out}/by_channel")
-        self._emit("Transpose", [result], out, perm=[1, 0, 2, 3])
+        self.nodes.append(helper.make_node("Transpose", [result], [out], name=node.name, perm=[1, 0, 2, 3]))
 
     def _columns(self, image: str) -> str:
         """Return [channels, n pixels] of an image [n, channels, ..]."""
@@ -89,13 +91,14 @@ class _Gathering:
         return self.gathered[image]
 
     def _reshape(self, value: str, sizes: Sequence[int | None], name: str) -> str:
-        shape = f"{name}/shape"
+        shape = self.names.fresh(f"{name}/shape")
         self.graph.initializer.append(numpy_helper.from_array(np.array(sizes, np.int64), shape))
         return self._emit("Reshape", [value, shape], name)
 
     def _emit(self, op_type: str, inputs: Sequence[str], name: str, perm: Sequence[int] | None = None) -> str:
-        self.nodes.append(helper.make_node(op_type, inputs, [name], name=name, perm=perm))
-        return name
+        made = self.names.fresh(name)
+        self.nodes.append(helper.make_node(op_type, inputs, [made], name=made, perm=perm))
+        return made
 
 
 def _in_vectors(columns: float) -> float:

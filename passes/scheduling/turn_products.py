@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from partc.passes.scheduling.fresh_names import FreshNames
 from partc.passes.scheduling.known_shapes import Shape, known_shapes, singles_of
 
 # Of float32 matrices from 0.5 to 4 million elements, on the machine above.
@@ -59,6 +60,8 @@ class _Turning:
         self.singles = singles_of(typed)
         self.producers = {name: node for node in graph.node for name in node.output}
         self.turned: dict[str, str] = {}  # matrix -> its transpose
+        self.names = FreshNames(graph)
+        self.sizes: dict[tuple[int, ...], str] = {}  # sizes -> the constant that holds them
 
     def run(self) -> int:
         chosen = self._choose()
@@ -103,8 +106,9 @@ class _Turning:
         nodes: list[onnx.NodeProto] = []
 
         def emit(op_type: str, inputs: Sequence[str], suffix: str, **attributes: list[int] | str) -> str:
-            name = result if not suffix else f"{result}/turned/{suffix}"
-            nodes.append(helper.make_node(op_type, inputs, [name], name=name))
+            name = result if not suffix else self.names.fresh(f"{result}/turned/{suffix}")
+            label = name if suffix else product.node.name
+            nodes.append(helper.make_node(op_type, inputs, [name], name=label))
             nodes[-1].attribute.extend(helper.make_attribute(key, attributes[key]) for key in attributes)
             return name
 
@@ -126,10 +130,10 @@ class _Turning:
         return nodes
 
     def _sizes(self, *sizes: int) -> str:
-        name = "turned/" + "x".join(map(str, sizes))
-        if all(tensor.name != name for tensor in self.graph.initializer):
+        if sizes not in self.sizes:
+            self.sizes[sizes] = name = self.names.fresh("turned/" + "x".join(map(str, sizes)))
             self.graph.initializer.append(numpy_helper.from_array(np.array(sizes, np.int64), name))
-        return name
+        return self.sizes[sizes]
 
 
 def _few_rows(left: Shape | None, right: Shape | None) -> tuple[int, int, int, int] | None:

@@ -26,6 +26,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from partc.passes.scheduling import winograd_tiles as tiles
+from partc.passes.scheduling.fresh_names import FreshNames
 from partc.passes.scheduling.known_shapes import Images, Shape
 from partc.passes.scheduling.winograd_tiles import ENTRIES, KERNEL, OUTPUTS, Tiling
 
@@ -72,7 +73,8 @@ class _Tiling:
         self.graph = graph
         self.images = images
         self.nodes: list[onnx.NodeProto] = []
-        self.made: set[str] = set()
+        self.names = FreshNames(graph)
+        self.factors: dict[str, str] = {}  # what they are factors of, and how -> the tensor
         self.constants: dict[tuple[tuple[int, ...], bytes], str] = {}
 
     def run(self) -> list[str]:
@@ -139,7 +141,7 @@ class _Tiling:
             by_channel = self._reshape(image, [0, -1, o], f"{out}/image/by_channel")
             image = self._emit("Add", [by_channel, bias[0]], f"{out}/image/biased")
             image = self._reshape(image, [at.tiling.target[0] * at.tiling.target[1], -1], f"{out}/image/rows")
-        self._channels_first(image, o, at.tiling.target, out)
+        self._channels_first(image, o, at.tiling.target, at.node)
 
     def _data_gradient(self, at: _Convolution) -> None:
         (dy, weight), out = at.node.input, at.node.output[0]
@@ -154,7 +156,7 @@ class _Tiling:
             for index, readers in enumerate(at.tiling.readers())
         ]
         image = self._emit("Sum", parts, f"{out}/image")
-        self._channels_first(image, at.channels[0], at.tiling.source, out)
+        self._channels_first(image, at.channels[0], at.tiling.source, at.node)
 
     def _weight_gradient(self, at: _Convolution) -> None:
         (x, dy), out = at.node.input, at.node.output[0]
@@ -163,7 +165,7 @@ class _Tiling:
         products = self._emit("MatMul", [turned, self._source_factors(x, at)], f"{out}/products")
         taps = self._transform(tiles.of_kernel().T, products, f"{out}/taps")
         by_tap = self._emit("Transpose", [taps], f"{out}/by_tap", perm=[1, 0])
-        self._reshape(by_tap, [o, c, KERNEL, KERNEL], out)
+        self._finish(by_tap, [o, c, KERNEL, KERNEL], at.node)
 
     # ------------------------------------------------------------ what products share
 
@@ -185,8 +187,8 @@ class _Tiling:
     ) -> str:
         padding = "x".join(map(str, (*at.tiling.before, *at.tiling.target)))
         name = f"{image}/{side}{padding}"
-        if f"{name}/factors" in self.made:
-            return f"{name}/factors"
+        if name in self.factors:
+            return self.factors[name]
         sizes, channels = (
             (at.tiling.source, at.channels[0]) if side == "source" else (at.tiling.target, at.channels[1])
         )
@@ -197,18 +199,20 @@ class _Tiling:
             rows = self._emit("Pad", [rows, self._constant(np.array([0, 0, 1, 0]))], f"{name}/padded")
         entries = self._emit("Gather", [rows, self._constant(pixels)], f"{name}/entries")
         factors = self._transform(matrix, entries, f"{name}/flat_factors")
-        return self._reshape(factors, [ENTRIES, -1, channels], f"{name}/factors")
+        self.factors[name] = self._reshape(factors, [ENTRIES, -1, channels], f"{name}/factors")
+        return self.factors[name]
 
     def _kernel_factors(self, weight: str, at: _Convolution) -> str:
         """Return U [36, o, c] of a weight [o, c, 3, 3]."""
         c, o = at.channels
         name = f"{weight}/tiled"
-        if f"{name}/factors" in self.made:
-            return f"{name}/factors"
+        if name in self.factors:
+            return self.factors[name]
         taps = self._reshape(weight, [o * c, KERNEL**2], f"{name}/taps")
         taps = self._emit("Transpose", [taps], f"{name}/by_tap", perm=[1, 0])
         factors = self._transform(tiles.of_kernel(), taps, f"{name}/flat_factors")
-        return self._reshape(factors, [ENTRIES, o, c], f"{name}/factors")
+        self.factors[name] = self._reshape(factors, [ENTRIES, o, c], f"{name}/factors")
+        return self.factors[name]
 
     # ------------------------------------------------------------ nodes
 
@@ -217,23 +221,28 @@ class _Tiling:
         operand = self._reshape(values, [matrix.shape[1], -1], f"{name}/operand")
         return self._emit("MatMul", [self._constant(matrix.astype(np.float32)), operand], name)
 
-    def _channels_first(self, rows: str, channels: int, sizes: tuple[int, int], name: str) -> None:
-        """Turn an image [pixels, n c] back to [n, c, ..]."""
-        turned = self._emit("Transpose", [rows], f"{name}/turned", perm=[1, 0])
-        self._reshape(turned, [-1, channels, *sizes], name)
+    def _channels_first(self, rows: str, channels: int, sizes: tuple[int, int], node: onnx.NodeProto) -> None:
+        """Turn an image [pixels, n c] back to [n, c, ..], the node's result."""
+        turned = self._emit("Transpose", [rows], f"{node.output[0]}/turned", perm=[1, 0])
+        self._finish(turned, [-1, channels, *sizes], node)
+
+    def _finish(self, value: str, sizes: Sequence[int], node: onnx.NodeProto) -> None:
+        """Emit the last node of those that a node is replaced by: its name, its result."""
+        shape = self._constant(np.array(sizes))
+        self.nodes.append(helper.make_node("Reshape", [value, shape], [node.output[0]], name=node.name))
 
     def _reshape(self, value: str, sizes: Sequence[int], name: str) -> str:
         return self._emit("Reshape", [value, self._constant(np.array(sizes))], name)
 
     def _emit(self, op_type: str, inputs: Sequence[str], name: str, perm: Sequence[int] | None = None) -> str:
-        self.nodes.append(helper.make_node(op_type, inputs, [name], name=name, perm=perm))
-        self.made.add(name)
-        return name
+        made = self.names.fresh(name)
+        self.nodes.append(helper.make_node(op_type, inputs, [made], name=made, perm=perm))
+        return made
 
     def _constant(self, value: np.ndarray) -> str:
         key = value.shape, value.tobytes()
         if key not in self.constants:
-            self.constants[key] = name = f"tiles/{len(self.constants)}"
+            self.constants[key] = name = self.names.fresh(f"tiles/{len(self.constants)}")
             self.graph.initializer.append(numpy_helper.from_array(value, name))
         return self.constants[key]
 

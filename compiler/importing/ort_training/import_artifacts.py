@@ -16,7 +16,11 @@ import onnx
 from onnx import TensorProto, helper
 
 from partc.compiler.importing.bindings import Bindings, GradientTensors, write_bindings
-from partc.compiler.importing.ort_training.lower_nodes import lower_training_nodes, move_misplaced
+from partc.compiler.importing.ort_training.lower_nodes import (
+    convert_standard_ops,
+    lower_training_nodes,
+    move_misplaced,
+)
 from partc.compiler.importing.ort_training.optimizer_model import (
     LEARNING_RATE,
     OptimizerStep,
@@ -26,7 +30,7 @@ from partc.compiler.importing.ort_training.optimizer_model import (
 from partc.compiler.importing.ort_training.read_checkpoint import Checkpoint, read_checkpoint
 from partc.compiler.model_file import read_model
 from partc.compiler.training.node_builder import NodeBuilder
-from partc.runtime.errors import BadModel, UnsupportedModel
+from partc.runtime.errors import BadModel
 
 TRAINING_MODEL, OPTIMIZER_MODEL, CHECKPOINT = "training_model.onnx", "optimizer_model.onnx", "checkpoint"
 OPSET = 21
@@ -43,8 +47,11 @@ def read_artifacts(folder: Path) -> onnx.ModelProto:
     model, optimizer = read_model(folder / TRAINING_MODEL), read_model(folder / OPTIMIZER_MODEL)
     checkpoint = read_checkpoint(folder / CHECKPOINT)
     gradients, statistics = _take_gradients(model.graph, checkpoint), _running_statistics(model.graph)
-    move_misplaced(model.graph)
-    model = _modern(model)
+    move_misplaced(model)
+    kept = [opset for opset in model.opset_import if opset.domain in ("", "com.microsoft")]
+    del model.opset_import[:]
+    model.opset_import.extend(kept)
+    model = convert_standard_ops(model, OPSET, at=TRAINING_MODEL)
     _add_parameters(model.graph, checkpoint, statistics)
     renamed = lower_training_nodes(model, OPSET)
     gradients = {parameter: renamed.get(gradient, gradient) for parameter, gradient in gradients.items()}
@@ -100,21 +107,6 @@ def _running_statistics(graph: onnx.GraphProto) -> dict[str, str]:
         for index in (1, 2)
         if len(node.output) > index and node.output[index]
     }
-
-
-def _modern(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Bring the standard ops to OPSET; onnxruntime's own pass unchanged."""
-    kept = [opset for opset in model.opset_import if opset.domain in ("", "com.microsoft")]
-    del model.opset_import[:]
-    model.opset_import.extend(kept)
-    try:
-        return onnx.version_converter.convert_version(model, OPSET)
-    except (RuntimeError, onnx.version_converter.ConvertError) as error:
-        raise UnsupportedModel(
-            f"the training model cannot be converted to opset {OPSET}: {error}",
-            at=TRAINING_MODEL,
-            fix="generate the artifacts from a forward model of a newer opset, such as 17",
-        ) from error
 
 
 def _add_parameters(graph: onnx.GraphProto, checkpoint: Checkpoint, variables: Collection[str]) -> None:

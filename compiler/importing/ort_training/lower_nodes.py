@@ -4,6 +4,8 @@ A rule reads the types of its inputs. Inference knows nothing of onnxruntime's o
 they make are inferred when they are written out, for the next round.
 """
 
+from collections.abc import Collection
+
 import onnx
 from onnx import helper
 
@@ -18,28 +20,85 @@ from partc.runtime.errors import UnsupportedModel
 
 MICROSOFT = "com.microsoft"
 _RULES = {**FORWARD_OPS, **GRADIENT_OPS}
-# onnxruntime registers these in the standard's domain, where the standard has no such ops.
-_MISPLACED = frozenset({"AveragePoolGrad", "MaxPoolGrad", "SimplifiedLayerNormalization"})
+# Of onnxruntime in any version, of the standard in later ones, with the same inputs and attributes.
+_LATER_STANDARD = frozenset({"LayerNormalization"})
+KNOWN_OPS = _RULES.keys() | _LATER_STANDARD
 
 
-def move_misplaced(graph: onnx.GraphProto) -> None:
-    """Put onnxruntime's own ops into its own domain, so that ONNX's tools pass them by."""
-    for node in graph.node:
-        if node.op_type in _MISPLACED:
+def has_own_ops(model: onnx.ModelProto) -> bool:
+    """Tell whether a graph has ops of onnxruntime's own, which no stock onnxruntime or no standard knows."""
+    functions = {(function.domain, function.name) for function in model.functions}
+    version = _version(model)
+    return any(
+        (node.domain == MICROSOFT or _is_misplaced(node, version))
+        and (node.domain, node.op_type) not in functions
+        for node in model.graph.node
+    )
+
+
+def move_misplaced(model: onnx.ModelProto) -> None:
+    """Put onnxruntime's own ops into its own domain, so that ONNX's tools pass them by.
+
+    onnxruntime registers some in the standard's domain, where the standard has no such ops, or has them
+    in later versions only: LayerNormalization from 17 on.
+    """
+    version = _version(model)
+    for node in model.graph.node:
+        if _is_misplaced(node, version):
             node.domain = MICROSOFT
+    if not any(opset.domain == MICROSOFT for opset in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
 
 
-def lower_training_nodes(model: onnx.ModelProto, opset: int) -> dict[str, str]:
+def convert_standard_ops(model: onnx.ModelProto, opset: int, at: str) -> onnx.ModelProto:
+    """Bring the standard's ops to `opset`; those of onnxruntime's that it has there become the standard's.
+
+    Needs: misplaced ops are moved. Raises UnsupportedModel.
+    """
+    if _version(model) < opset:
+        try:
+            model = onnx.version_converter.convert_version(model, opset)
+        except (RuntimeError, onnx.version_converter.ConvertError) as error:
+            raise UnsupportedModel(
+                f"the training model cannot be converted to opset {opset}: {error}",
+                at=at,
+                fix="make it from a forward model of a newer opset, such as 17",
+            ) from error
+    for node in model.graph.node:
+        if node.domain == MICROSOFT and node.op_type in _LATER_STANDARD:
+            node.domain = ""
+    return model
+
+
+def _version(model: onnx.ModelProto) -> int:
+    return max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
+
+
+def _is_misplaced(node: onnx.NodeProto, version: int) -> bool:
+    """Tell whether an op stands in the standard's domain, which has no such op in that version."""
+    if node.domain not in ("", "ai.onnx") or node.op_type not in KNOWN_OPS:
+        return False
+    try:
+        onnx.defs.get_schema(node.op_type, version)
+    except onnx.defs.SchemaError:
+        return True
+    return False
+
+
+def lower_training_nodes(
+    model: onnx.ModelProto, opset: int, variables: Collection[str] = ()
+) -> dict[str, str]:
     """Replace onnxruntime's ops in place; return what now stands for each of their outputs.
 
-    Raises UnsupportedModel for an op that is not known.
+    `variables`: inputs whose sizes are fixed, beside the initializers. Raises UnsupportedModel for an op that
+    is not known.
     """
     attach_forward(model.graph)
     _drop_unread_outputs(model.graph)
     renamed: dict[str, str] = {}
     left, before = _count(model.graph), None
     while left and left != before:  # what one round writes out gives the next one's inputs their types
-        renamed |= _lower(model, opset)
+        renamed |= _lower(model, opset, variables)
         left, before = _count(model.graph), left
     for node in model.graph.node:
         if node.domain == MICROSOFT:
@@ -59,11 +118,11 @@ def _count(graph: onnx.GraphProto) -> int:
     return sum(_rule(node) is not None for node in graph.node)
 
 
-def _lower(model: onnx.ModelProto, opset: int) -> dict[str, str]:
+def _lower(model: onnx.ModelProto, opset: int, variables: Collection[str]) -> dict[str, str]:
     """Replace the nodes whose inputs' types are known."""
     graph = model.graph
     types, constants = infer_types(model), small_constants(graph)
-    trained = frozenset(tensor.name for tensor in graph.initializer)
+    trained = frozenset(tensor.name for tensor in graph.initializer) | frozenset(variables)
     build = NodeBuilder(_names(graph))
     renamed: dict[str, str] = {}
     for node in graph.node:
