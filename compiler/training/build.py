@@ -48,10 +48,11 @@ def build_training_graph(
     _check_options(batch_size, reinit)
     if clip_global_norm is not None:
         update = replace(update, clipping=replace(update.clipping, global_norm=clip_global_norm))
-    objective = state_objective(forward, loss, batch_size, ignore_index, parameters)
+    objective = state_objective(forward, loss, batch_size, ignore_index, parameters, folder)
     if update.loss_scale is not None and (halves := _half_parameters(objective)):
         wide = keep_masters(forward, halves, folder)
-        objective = state_objective(wide, loss, batch_size, ignore_index, parameters)
+        same = ParameterChoice(train=objective.flow.parameters)
+        objective = state_objective(wide, loss, batch_size, ignore_index, same, folder)
     graph = objective.model.graph
     build = NodeBuilder(_names(graph))
     updates = Updates(build, objective.types, dict(objective.state))
