@@ -58,7 +58,9 @@ class ParameterChoice:
         if fits(name, self.freeze):
             return constant("frozen by --freeze")
         if self.train is None and declared:
-            return trained("declared by the model") if name in declared else constant("not declared a parameter")
+            return (
+                trained("declared by the model") if name in declared else constant("not declared a parameter")
+            )
         if self.train is None:
             return decision
         is_constant = decision.verdict is Verdict.CONSTANT and name not in declared

@@ -73,7 +73,9 @@ def state_objective(
     )
 
 
-def weigh_parameters(forward: onnx.ModelProto, loss: str, folder: Path | None = None) -> Mapping[str, Decision]:
+def weigh_parameters(
+    forward: onnx.ModelProto, loss: str, folder: Path | None = None
+) -> Mapping[str, Decision]:
     """Return what the file alone tells of the float tensors that move the loss. Raises as state_objective."""
     return _prepare(forward, loss, None, None, folder).decisions
 

@@ -60,7 +60,11 @@ class _Truth:
             return False
         is_equal = array.size > 1 and bool({_sha256(array), _sha256(array.T)} & set(self.parameters.values()))
         is_ambiguous = _sha256(array) in self.buffers.values()
-        return name in self.parameters or bool(sources & self.parameters.keys()) or (is_equal and not is_ambiguous)
+        return (
+            name in self.parameters
+            or bool(sources & self.parameters.keys())
+            or (is_equal and not is_ambiguous)
+        )
 
 
 def score_parameters(
@@ -136,7 +140,8 @@ def _is_part(array: np.ndarray, whole: np.ndarray) -> bool:
     all_values, all_counts = np.unique(whole, return_counts=True)
     available = dict(zip(all_values.tolist(), all_counts.tolist(), strict=True))
     return all(
-        available.get(value, 0) >= count for value, count in zip(values.tolist(), counts.tolist(), strict=True)
+        available.get(value, 0) >= count
+        for value, count in zip(values.tolist(), counts.tolist(), strict=True)
     )
 
 

@@ -25,6 +25,7 @@ from partc.compiler.training.choice.value_patterns import Values, values_of
 from partc.compiler.training.parameters import MAKERS
 from partc.compiler.training.tensor_types import TensorType, Types, element_count
 
+
 @dataclass(frozen=True)
 class _Evidence:
     """What there is to decide by."""
@@ -99,18 +100,21 @@ def _made(evidence: _Evidence, maker: onnx.NodeProto, type_: TensorType, name: s
         return trained("drawn by nodes")
     fill = next((attribute.t for attribute in maker.attribute if attribute.name == "value"), None)
     value = 0.0 if fill is None else float(numpy_helper.to_array(fill).item())
-    values = Values(np.full(1, value), tuple(size if isinstance(size, int) else 0 for size in type_.shape or ()))
+    shape = tuple(size if isinstance(size, int) else 0 for size in type_.shape or ())
+    values = Values(np.full(1, value), shape)
     if values.is_mask:
         return constant("masks: infinite or huge values")
     return _placed(evidence.places.of(name), values)
 
 
-def _placed(places: Collection[Place], values: Values) -> Decision:
+def _placed(places: frozenset[Place], values: Values) -> Decision:
     """Decide by where a tensor meets data, and by what its values look like."""
-    is_vector = len(values.shape) == 1
-    if values.pattern and not (is_vector and Place.BIAS in places):
-        return undecided(f"values like {values.pattern}: constants, or a parameter's start")
-    if Place.WEIGHT in places or Place.BIAS in places:
+    is_weight = not places.isdisjoint((Place.WEIGHT, Place.BIAS))
+    is_bias = Place.BIAS in places and len(values.shape) == 1
+    pattern = "" if is_bias else values.weight_pattern if is_weight else values.pattern
+    if pattern:
+        return undecided(f"values like {pattern}: constants, or a parameter's start")
+    if is_weight:
         return trained("read as weights, tables, scales or biases")
     if Place.VECTOR in places:
         return trained("as wide as one axis of what layers made, like scales and biases")

@@ -30,7 +30,9 @@ class ExporterFacts:
     kinds: Mapping[str, str]  # initializer -> PARAMETER, BUFFER, CONSTANT_TENSOR
     folded_from: Mapping[str, frozenset[str]]  # initializer -> all tensors that it was computed from
     targets: Mapping[str, str]  # a parameter's name inside the exported program -> in the module
-    operations: Mapping[str, tuple[str, ...]]  # initializer -> what the operations that read it read, in order
+    operations: Mapping[
+        str, tuple[str, ...]
+    ]  # initializer -> what the operations that read it read, in order
     readers: Mapping[str, frozenset[str]]  # initializer -> the types of the nodes that read it
 
     @property
@@ -110,4 +112,8 @@ def _names(text: str) -> frozenset[str]:
         names = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return frozenset()
-    return frozenset(names) if isinstance(names, list) and all(isinstance(n, str) for n in names) else frozenset()
+    return (
+        frozenset(names)
+        if isinstance(names, list) and all(isinstance(n, str) for n in names)
+        else frozenset()
+    )

@@ -26,8 +26,8 @@ _STEP = re.compile(r"^val_\d+$")  # a step of an operation's own translation
 MOVING = frozenset(
     {
         *("t", "numpy_t", "transpose", "permute", "movedim", "swapaxes", "view", "_unsafe_view", "reshape"),
-        *("flatten", "unflatten", "squeeze", "unsqueeze", "select", "slice", "narrow", "getitem", "chunk"),
-        *("split", "split_with_sizes", "unbind", "clone", "contiguous", "alias", "detach", "_to_copy", "to"),
+        *("flatten", "unflatten", "squeeze", "unsqueeze", "select", "slice", "narrow"),
+        *("clone", "contiguous", "alias", "detach", "_to_copy", "to"),
     }
 )
 RECURRENT = frozenset({"GRU", "LSTM", "RNN"})  # their inputs stack the parameters of directions and gates
@@ -43,7 +43,9 @@ def decide_folded(facts: ExporterFacts, tensor: onnx.TensorProto, folder: Path |
         return constant("folded by the exporter from constants alone")
     source = ", ".join(parameters)
     if not _is_moved(facts, tensor, parameters, folder):
-        return undecided("computed by the exporter from parameters: training these is not training those", source)
+        return undecided(
+            "computed by the exporter from parameters: training these is not training those", source
+        )
     if values_of(tensor, folder).is_sinusoids:
         return undecided(SINUSOIDS, source)
     return trained(MOVED, source)
@@ -54,9 +56,11 @@ def _is_moved(
 ) -> bool:
     """Tell whether each element is one of a parameter's, and no element of those is there twice."""
     others = facts.folded_from[tensor.name].difference(parameters)
-    is_single = len(parameters) == 1 or facts.readers[tensor.name] <= RECURRENT
+    is_own = facts.read_beside(tensor.name).issuperset(parameters)  # the operation reads the parameters
+    if is_own and facts.readers[tensor.name] <= RECURRENT:
+        return True
     is_step = all(map(_STEP.match, (tensor.name, *others)))
-    if is_single and is_step and facts.read_beside(tensor.name).intersection(parameters):
+    if is_own and is_step and len(parameters) == 1:
         return True
     if len(parameters) > 1:
         return False

@@ -1,8 +1,8 @@
 """Where a tensor that comes from no data meets the data: the operations that read it beside some.
 
-    W ── Transpose ── MatMul ── h        W is met as a weight, through what only rearranges or computes it
-    x ────────────────┘       Add ── y   b is added to what weights made
-    b ────────────────────────┘          x is raw: nothing that could be trained has touched it
+W ── Transpose ── MatMul ── h        W is met as a weight, through what only rearranges or computes it
+x ────────────────┘       Add ── y   b is added to what weights made
+b ────────────────────────┘          x is raw: nothing that could be trained has touched it
 """
 
 from collections.abc import Iterable, Mapping

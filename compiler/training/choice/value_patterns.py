@@ -74,14 +74,28 @@ class Values:
     def _columns(self) -> Iterator[np.ndarray]:
         """Yield the values as columns along each axis, where they may follow positions at all."""
         array = self.array
-        if array.ndim < 2 or self.is_even or self.is_mask:
+        if array.ndim < 2 or not array.size or self.is_even or self.is_mask:
             return
         for axis, length in enumerate(array.shape):
             yield np.moveaxis(array, axis, 0).reshape(length, -1)
 
-    @cached_property
+    @property
+    def weight_pattern(self) -> str:
+        """Name what values look like that no layer's weights start from; empty if like nothing.
+
+        Only what is made by formulas in practice: a matrix of 1, 2, 3, .. is somebody's toy.
+        """
+        is_vector = sum(size > 1 for size in self.shape) == 1
+        if self.is_sinusoids:
+            return "a table of positions"
+        if self.is_progression and is_vector:
+            return "a progression"
+        # A vector of both is an LSTM's bias: its forget gates start at 1.
+        return "zeros and ones" if self.is_zero_one and not is_vector else ""
+
+    @property
     def pattern(self) -> str:
-        """Name what the values look like that weights don't; empty if like nothing."""
+        """Name what values look like that nothing trained beside layers starts from; empty if like nothing."""
         if self.is_positions:
             return "a table of positions"
         if self.is_progression:
