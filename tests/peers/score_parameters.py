@@ -55,7 +55,7 @@ class _Truth:
         return bool(parts) and _is_part(array, np.concatenate([part.ravel() for part in parts]))
 
     def holds_parameter(self, name: str, array: np.ndarray, sources: frozenset[str]) -> bool:
-        """Tell whether freezing an initializer freezes a parameter: all of it, or what it was computed from."""
+        """Tell whether freezing an initializer freezes a parameter, or what was computed from one."""
         if name in self.buffers:
             return False
         is_equal = array.size > 1 and bool({_sha256(array), _sha256(array.T)} & set(self.parameters.values()))
