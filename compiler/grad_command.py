@@ -43,10 +43,13 @@ def grad_command(
     ] = "",
     warmup: Annotated[int, typer.Option(help="Updates in which the rate rises from 0, before the rest.")] = 0,
     weight_decay: Annotated[float | None, typer.Option(help="How strongly parameters shrink.")] = None,
-    train: Annotated[str, typer.Option(help="Names that are trained, such as 'head.*'; no others.")] = "",
-    freeze: Annotated[
-        str, typer.Option(help="Names that are not trained, such as '*mask*,*rotary*': constants.")
+    train: Annotated[
+        str,
+        typer.Option(
+            help="Names that are trained, such as 'head.*'; no others. '*' means all but constants."
+        ),
     ] = "",
+    freeze: Annotated[str, typer.Option(help="Names that are not trained, such as 'encoder.*,val_7'.")] = "",
     no_decay: Annotated[str, typer.Option(help="Names that do not decay, such as '*.bias,*norm*'.")] = "",
     group: Annotated[
         list[str], typer.Option(help="PATTERNS:lr=F,weight_decay=F: settings of some parameters.")
@@ -76,6 +79,7 @@ def grad_command(
         ema=ema,
         loss_scale=parse_loss_scale(loss_scale),
     )
+    lines: list[str] = []
     with working_on("differentiating"):
         step = build_training_graph(
             read_model(forward),
@@ -87,6 +91,9 @@ def grad_command(
             folder=forward.parent,
             update=update,
             parameters=parse_parameters(train, freeze),
+            tell=lines.append,
         )
         write_model(export_training_info(step) if format == "training-info" else step, out)
+    for line in lines:
+        tell(line)
     tell(f"{len(step.graph.node)} nodes -> {out}")

@@ -44,6 +44,7 @@ from partc.runtime.recorder import RankTimes, Recorder
 from partc.runtime.reporter import Reporter
 from partc.runtime.transports.mpi import MPITransport
 from partc.runtime.transports.patience import Patience, spin_s_for
+from partc.runtime.variable_watch import VariableWatch
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -92,6 +93,7 @@ class Daemon:
         self._recorder = Recorder(traced, self._transport.traffic) if traced else None
         self._executor = self._make_executor(plan_folder)
         self._variables = VariablesOfRank(self._plan, self._rank, self._executor.environment, world)
+        self._watch = VariableWatch(self._plan, self._rank, self._executor.environment)
         self._patience = Patience(spin_s_for(_threads_on_machine(self._rank, world)), self._job.deadline_s)
         self._outputs: dict[str, Array] = {}
         self._reporter = Reporter(self._job)
@@ -132,6 +134,7 @@ class Daemon:
             self._patience.wait(awaited, self._rank.rank)
         if self._job.stop_when_diverged:
             self._check_loss()
+            self._watch.check(self.step, is_last=self.step == self._job.steps)
 
     def _keep_outputs(self) -> None:
         if self._rank.replica is None:

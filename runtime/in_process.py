@@ -23,6 +23,7 @@ from partc.runtime.recorder import Recorder
 from partc.runtime.results import Owner, TrainingResult, assemble_outputs, owners_of, pieces_among
 from partc.runtime.transports.exchanged import Exchanged
 from partc.runtime.transports.in_memory import Board, InMemoryTransport
+from partc.runtime.variable_watch import VariableWatch
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -49,9 +50,12 @@ def train_in_process(
         outputs.append(ranks.step(batch))
         if stop_when_diverged:
             ranks.check_loss(step)
+            ranks.check_variables(step)
         if step in read_after:
             variables_after[step] = ranks.variables()
     took_s = time.perf_counter() - begun_s
+    if stop_when_diverged:
+        ranks.check_variables(len(outputs), is_last=True)
     return TrainingResult(
         variables=ranks.variables(),
         outputs=tuple(outputs),
@@ -98,6 +102,11 @@ class RanksInProcess:
             )
             for rank in self._plan.ranks
         }
+
+        self._watches = [
+            VariableWatch(self._plan, rank, self._executors[rank.rank].environment)
+            for rank in self._plan.ranks
+        ]
 
     def step(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         """Train one step on a total batch; return the outputs of the total batch."""
@@ -146,6 +155,11 @@ class RanksInProcess:
         if poor:
             rank = next((rank for rank in poor if spoils_loss(self._executors[rank.rank])), poor[0])
             raise diverged(self._plan, rank, self._executors[rank.rank], step)
+
+    def check_variables(self, step: int, *, is_last: bool = False) -> None:
+        """Raise Diverged if a parameter is not finite."""
+        for watch in self._watches:
+            watch.check(step, is_last=is_last)
 
     def _feeds(self, rank: Rank, share: Mapping[str, Array]) -> dict[str, Array]:
         return {**share, **draw_share(self._plan, rank, share, self._step, self._seed)}

@@ -26,7 +26,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import (
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import SGD
 from partc.runtime.errors import BadModel
-from tests.training_steps import Arrays, facts_of, session
+from tests.training_steps import EVERYTHING, Arrays, facts_of, session
 
 MINIMUM_OPSET = 13
 MISSING_KERNEL = (NotImplemented, InvalidGraph, Fail, RuntimeException)
@@ -130,7 +130,7 @@ def _differentiate(
     case: Case, inputs: Arrays, outputs: Sequence[str], dtype: type[np.floating]
 ) -> Differentiated:
     built = build_training_graph(
-        differentiable(case, inputs, outputs, dtype), loss="total", optimizer=SGD(1.0)
+        differentiable(case, inputs, outputs, dtype), loss="total", optimizer=SGD(1.0), parameters=EVERYTHING
     )
     onnx.checker.check_model(built)
     facts = facts_of(built)

@@ -53,7 +53,8 @@ DECLARED = '{"parameters": ["head_weight"]}'
 @pytest.mark.parametrize(
     ("choice", "declared", "expected"),
     [
-        (ParameterChoice(), "", {"mask", "head_weight", "head_bias"}),
+        (ParameterChoice(train=("*",)), "", {"mask", "head_weight", "head_bias"}),
+        (ParameterChoice(train=("*", "scale"), freeze=("mask",)), "", {"head_weight", "head_bias", "scale"}),
         (ParameterChoice(freeze=("mask",)), "", {"head_weight", "head_bias"}),
         (ParameterChoice(freeze=("m*", "*_bias")), "", {"head_weight"}),
         (ParameterChoice(train=("head_*",)), "", {"head_weight", "head_bias"}),
@@ -100,7 +101,13 @@ def test_what_is_frozen_keeps_its_16_bits() -> None:
     [
         (ParameterChoice(freeze=("mask", "rotary*")), "'rotary*'", "--freeze", "head_bias"),
         (ParameterChoice(train=("tail_*",)), "'tail_*'", "--train", "head_bias"),
-        (ParameterChoice(train=("mask", "unread")), "the loss depends on", "--train", "['mask']"),
+        (ParameterChoice(train=("mask", "unread")), "the loss depends on", "--train", "'mask', 'scale'"),
+        (
+            ParameterChoice(train=("head_*", "s*")),
+            "fits constants alone: scale",
+            "without axes",
+            "--train scale",
+        ),
         (ParameterChoice(freeze=("*",)), "every parameter is frozen", "--freeze", "head_bias"),
     ],
 )

@@ -8,7 +8,7 @@ from onnx import numpy_helper
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import SGD
 from partc.runtime.errors import UnsupportedModel
-from tests.training_steps import Arrays, facts_of, session
+from tests.training_steps import EVERYTHING, Arrays, facts_of, session
 
 # Inputs a (and b, c) are parameters of random values; y is the result.
 CASES = {
@@ -87,7 +87,7 @@ def slope(model: onnx.ModelProto, name: str, way: np.ndarray) -> float:
 
 
 def gradients(model: onnx.ModelProto) -> Arrays:
-    built = build_training_graph(model, loss="total", optimizer=SGD(lr=1.0))
+    built = build_training_graph(model, loss="total", optimizer=SGD(lr=1.0), parameters=EVERYTHING)
     assert not {node.op_type for node in built.graph.node} & {"If", "Loop", "Scan"}
     start = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     state = facts_of(built)["state"]
@@ -112,7 +112,7 @@ def test_weights_of_a_body_are_trained() -> None:
     own = numpy_helper.from_array(np.ones((1, 4)), "own")
     next(a for a in loop.attribute if a.name == "body").g.initializer.append(own)
 
-    built = build_training_graph(model, loss="total", optimizer=SGD())
+    built = build_training_graph(model, loss="total", optimizer=SGD(), parameters=EVERYTHING)
 
     assert {"a", "b", "own"} == facts_of(built)["state"].keys()
 
@@ -123,7 +123,7 @@ def test_computed_trip_count_is_refused() -> None:
     )
 
     with pytest.raises(UnsupportedModel, match="fixed number of steps"):
-        build_training_graph(stored(text), loss="total", optimizer=SGD())
+        build_training_graph(stored(text), loss="total", optimizer=SGD(), parameters=EVERYTHING)
 
 
 def test_a_branch_that_is_not_taken_spoils_no_gradient() -> None:

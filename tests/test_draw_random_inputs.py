@@ -26,6 +26,7 @@ from tests.compiled_steps import (
     import_text,
     random_batches,
 )
+from tests.training_steps import EVERYTHING
 
 SWITCHES = "r = Constant <value = float {0.25}> () on = Constant <value = bool {1}> ()"
 
@@ -241,7 +242,8 @@ def test_what_is_dropped_gets_no_gradient(tmp_path: Path) -> None:
     """y = Dropout(x * W): a weight moves by the scale where its mask is set, and else not at all."""
     text = f"""net (double[1,400] x) => (double loss) {{ {SWITCHES} h = Mul (x, W) y = Dropout (h, r, on)
         loss = ReduceSum <keepdims = 0> (y) }}"""
-    built = build_training_graph(parse(text, W=np.ones((1, 400))), loss="loss", optimizer=SGD(1.0))
+    forward = parse(text, W=np.ones((1, 400)))
+    built = build_training_graph(forward, loss="loss", optimizer=SGD(1.0), parameters=EVERYTHING)
     done = compile_step(import_training_graph(built), tmp_path / "out", "1x1")
     batch = {"x": np.ones((1, 400))}
     (drawn,) = draw_total(done.plan, batch, 0, 0).values()

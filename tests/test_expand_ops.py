@@ -9,7 +9,7 @@ from onnx import numpy_helper
 
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import SGD
-from tests.training_steps import Arrays, facts_of, session
+from tests.training_steps import EVERYTHING, Arrays, facts_of, session
 
 LSTM = "float[5,3,4] a, float[D,12,4] b, float[D,12,3] c, float[D,24] e"
 GRU = "float[5,3,4] a, float[D,9,4] b, float[D,9,3] c, float[D,18] e"
@@ -76,7 +76,7 @@ def model_of(case: str, element: str = "float", opset: int = 21) -> onnx.ModelPr
 
 
 def built(model: onnx.ModelProto) -> onnx.ModelProto:
-    return build_training_graph(model, loss="total", optimizer=SGD(lr=1.0))
+    return build_training_graph(model, loss="total", optimizer=SGD(lr=1.0), parameters=EVERYTHING)
 
 
 def stored(model: onnx.ModelProto) -> Arrays:

@@ -12,7 +12,7 @@ from partc.compiler.training.optimizers import SGD
 from partc.compiler.training.rules import window
 from partc.compiler.training.rules.table import RULES
 from tests import gradient_cases
-from tests.training_steps import session, train
+from tests.training_steps import EVERYTHING, session, train
 
 # Inputs | nodes that make y. Every float input is a parameter, i is below 3, p is positive; `d` is
 # double, `f` float, `s = [..]` a constant vector. First what ONNX Runtime has in float64:
@@ -218,7 +218,7 @@ def test_gradient_equals_central_differences(case: str) -> None:
     model = with_weighted_sum(parse(CASES[case]))
     step, tolerance = (1e-6, 1e-7) if case in DOUBLE else (1e-3, 2e-2)
 
-    trained = build_training_graph(model, loss="total", optimizer=SGD(lr=1.0))
+    trained = build_training_graph(model, loss="total", optimizer=SGD(lr=1.0), parameters=EVERYTHING)
     start = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     _, after = train(trained, [{}])
 

@@ -21,7 +21,7 @@ from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import SGD
 from partc.runtime.errors import UnsupportedModel
 from tests.test_gradient_rules import CASES, parse, with_weighted_sum
-from tests.training_steps import train
+from tests.training_steps import EVERYTHING, train
 
 HALF = np.dtype(np.float16)
 TOLERANCE = 0.02  # 11 bits are left of a number, and a gradient may pass some ten roundings
@@ -63,7 +63,7 @@ def _converted(tensor: TensorProto, dtype: np.dtype) -> TensorProto:
 
 def gradients(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     """Return each parameter's gradient: what a step of rate 1 takes away."""
-    trained = build_training_graph(model, loss="total", optimizer=SGD(lr=1.0))
+    trained = build_training_graph(model, loss="total", optimizer=SGD(lr=1.0), parameters=EVERYTHING)
     start = {t.name: numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer}
     _, after = train(trained, [{}])
     return {name: start[name] - value.astype(np.float64) for name, value in after.items()}

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import SGD
 from tests.test_gradient_rules import parse, with_weighted_sum
-from tests.training_steps import facts_of, train
+from tests.training_steps import EVERYTHING, facts_of, train
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -146,7 +146,7 @@ def test_gradient_of_a_layer_equals_pytorchs(case: str) -> None:
     model = with_weighted_sum(parse(text, opset=23))
     start = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
 
-    built = build_training_graph(model, loss="total", optimizer=SGD(lr=1.0))
+    built = build_training_graph(model, loss="total", optimizer=SGD(lr=1.0), parameters=EVERYTHING)
     _, after = train(built, [{}])
 
     expected = torch_gradients(model, start, function)

@@ -1,5 +1,7 @@
 """What `partc grad` refuses, and what it tells the reader to do."""
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -8,9 +10,10 @@ from onnx import numpy_helper
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import SGD
 from partc.runtime.errors import BadModel, BadUsage, InputError, UnsupportedModel
+from tests.training_steps import EVERYTHING
 
 
-def grad(text: str, loss: str = "mse", **options: float) -> onnx.ModelProto:
+def grad(text: str, loss: str = "mse", **options: Any) -> onnx.ModelProto:
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> test {text}')
     model.graph.initializer.append(numpy_helper.from_array(np.ones((3, 2), np.float32), "W"))
     model.graph.initializer.append(numpy_helper.from_array(np.ones((3, 1, 1), np.float32), "V"))
@@ -62,7 +65,7 @@ def test_an_op_without_rule_is_named_with_the_way_to_it() -> None:
             "(float[batch,3,h,h] x) => (float[batch,3,k,k] y) {"
             " z = Mul (x, V) y = MaxPool <kernel_shape = [2,2]> (z) }",
             "mse",
-            {},
+            {"parameters": EVERYTHING},
             UnsupportedModel,
             "these sizes fixed",
         ),

@@ -7,7 +7,7 @@ from onnx import numpy_helper
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import SGD
 from tests.test_gradient_rules import central_differences, parse, with_weighted_sum
-from tests.training_steps import facts_of, train
+from tests.training_steps import EVERYTHING, facts_of, train
 
 # In the notation of test_gradient_rules.py.
 CASES = {
@@ -53,7 +53,7 @@ CASES = {
 def test_gradient_of_windows_equals_central_differences(case: str) -> None:
     model = with_weighted_sum(parse(CASES[case]))
 
-    built = build_training_graph(model, loss="total", optimizer=SGD(lr=1.0))
+    built = build_training_graph(model, loss="total", optimizer=SGD(lr=1.0), parameters=EVERYTHING)
     start = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     _, after = train(built, [{}])
 

@@ -10,6 +10,10 @@ import onnxruntime as ort
 from onnx import helper, numpy_helper
 
 from partc.compiler.training.assemble import TRAINING_KEY
+from partc.compiler.training.choose_parameters import ParameterChoice
+
+# Graphs of one operator have no layers to tell parameters by.
+EVERYTHING = ParameterChoice(train=("*",))
 
 Arrays = dict[str, np.ndarray]
 

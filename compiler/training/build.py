@@ -3,6 +3,7 @@
 forward.onnx ─ normalise ─ rebatch ─ add loss ─ differentiate ─ update ─> train.onnx
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import onnx
 
 from partc.compiler.pause_collection import paused_collection
 from partc.compiler.training.assemble import assemble, finish_step
+from partc.compiler.training.choice.describe import describe_choice
 from partc.compiler.training.choose_parameters import ParameterChoice
 from partc.compiler.training.differentiate import differentiate
 from partc.compiler.training.forward import OPSET
@@ -38,20 +40,26 @@ def build_training_graph(
     folder: Path | None = None,
     update: UpdateOptions = UpdateOptions(),  # noqa: B008  # frozen
     parameters: ParameterChoice = ParameterChoice(),  # noqa: B008  # frozen
+    tell: Callable[[str], None] | None = None,
 ) -> onnx.ModelProto:
     """Return the flat training graph of a forward model.
 
     `reinit` is the first seed of fresh random parameters. Labels equal to `ignore_index` do not count.
     `folder` is where the forward model's external data lies. `clip_global_norm` is short for that of
-    `update`. `parameters` chooses what is trained. Raises BadUsage, BadModel, UnsupportedModel.
+    `update`. `parameters` chooses what is trained, where the file does not tell; `tell` is given lines that
+    say what is trained, what is not, and why. Raises BadUsage, BadModel, UnsupportedModel.
     """
     _check_options(batch_size, reinit)
     if clip_global_norm is not None:
         update = replace(update, clipping=replace(update.clipping, global_norm=clip_global_norm))
-    objective = state_objective(forward, loss, batch_size, ignore_index, parameters)
+    objective = state_objective(forward, loss, batch_size, ignore_index, parameters, folder)
+    if tell is not None:
+        for line in describe_choice(forward, objective.types, objective.decisions):
+            tell(line)
     if update.loss_scale is not None and (halves := _half_parameters(objective)):
         wide = keep_masters(forward, halves, folder)
-        objective = state_objective(wide, loss, batch_size, ignore_index, parameters)
+        same = ParameterChoice(train=objective.flow.parameters)
+        objective = state_objective(wide, loss, batch_size, ignore_index, same, folder)
     graph = objective.model.graph
     build = NodeBuilder(_names(graph))
     updates = Updates(build, objective.types, dict(objective.state))

@@ -2,11 +2,14 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import onnx
 
 from partc.compiler.training import parameters as find
-from partc.compiler.training.choose_parameters import ParameterChoice
+from partc.compiler.training.choice.decide import decide_parameters
+from partc.compiler.training.choice.decision import Decision, Verdict
+from partc.compiler.training.choose_parameters import ParameterChoice, check_kept
 from partc.compiler.training.differentiate import ops_without_rule
 from partc.compiler.training.expand_ops import is_expandable
 from partc.compiler.training.forward import OPSET, expand_ops_without_rule, normalise_forward
@@ -27,6 +30,22 @@ class Objective:
     state: Mapping[str, str]  # variables that the forward pass renews
     results: tuple[str, ...]
     sample_axes: Mapping[str, int | None]
+    decisions: Mapping[str, Decision]  # what is trained and what is constant, of all that moves the loss
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A forward graph with its loss, before it is chosen what is trained."""
+
+    model: onnx.ModelProto
+    types: Types
+    facts: find.ForwardFacts
+    loss: Loss
+    state: Mapping[str, str]
+    results: tuple[str, ...]
+    sample_axes: Mapping[str, int | None]
+    candidates: tuple[str, ...]
+    decisions: Mapping[str, Decision]  # of the candidates that move the loss
 
 
 def state_objective(
@@ -35,8 +54,40 @@ def state_objective(
     batch_size: Batch | None = None,
     ignore_index: int | None = None,
     choice: ParameterChoice = ParameterChoice(),  # noqa: B008  # frozen
+    folder: Path | None = None,
 ) -> Objective:
-    """Normalise, rebatch, add the loss, find the parameters. Raises BadUsage, BadModel, UnsupportedModel."""
+    """Normalise, rebatch, add the loss, find the parameters. Raises BadUsage, BadModel, UnsupportedModel.
+
+    `folder` is where the forward model's external data lies.
+    """
+    ready = _prepare(forward, loss, batch_size, ignore_index, folder)
+    decisions = choice.choose(ready.decisions, ready.candidates, ready.facts.parameters or ())
+    check_kept(ready.model.graph, [n for n, d in decisions.items() if d.verdict is Verdict.CONSTANT])
+    parameters = [name for name, decision in decisions.items() if decision.verdict is Verdict.TRAINED]
+    objective = _trace(ready.model, ready.types, ready.loss.name, parameters)
+    return replace(
+        objective,
+        state=ready.state,
+        results=tuple(name for name in ready.results if name not in (loss, ready.loss.name)),
+        sample_axes={**ready.sample_axes, **_added_axis(ready.loss)},
+        decisions=decisions,
+    )
+
+
+def weigh_parameters(
+    forward: onnx.ModelProto, loss: str, folder: Path | None = None
+) -> Mapping[str, Decision]:
+    """Return what the file alone tells of the float tensors that move the loss. Raises as state_objective."""
+    return _prepare(forward, loss, None, None, folder).decisions
+
+
+def _prepare(
+    forward: onnx.ModelProto,
+    loss: str,
+    batch_size: Batch | None,
+    ignore_index: int | None,
+    folder: Path | None,
+) -> _Prepared:
     facts = find.forward_facts(forward)
     model = normalise_forward(forward)
     check_shapes(model)
@@ -48,8 +99,7 @@ def state_objective(
     state = find.carried_state(model.graph, types, facts)
     carried = set(state.values())
     results = tuple(value.name for value in model.graph.output if value.name not in carried)
-    untrained = {*state, *find.read_as_constants(forward.graph)}
-    parameters = choice.choose(model.graph, types, facts.parameters or (), untrained)
+    candidates = find.candidate_parameters(model.graph, types)
     added = add_loss(
         model.graph,
         types,
@@ -58,19 +108,16 @@ def state_objective(
         batch=_batch(model.graph, sample_axes),
         ignore_index=ignore_index,
     )
-    objective = _trace(model, added.name, parameters)
-    choice.check_reached(parameters, objective.flow.parameters)
-    return replace(
-        objective,
-        state=state,
-        results=tuple(name for name in results if name not in (loss, added.name)),
-        sample_axes=sample_axes | _added_axis(added),
-    )
-
-
-def _trace(model: onnx.ModelProto, loss: str, parameters: Collection[str]) -> Objective:
-    """Follow the gradient, and expand the ops that it must pass but that have no rule."""
     types = infer_types(model)
+    moving = find.moving_the_loss(model.graph, types, added.name)
+    fixed = {*state, *find.read_as_constants(forward.graph)}
+    movable = [name for name in candidates if name in moving and name not in fixed]
+    decisions = decide_parameters(forward, model.graph, types, movable, folder)
+    return _Prepared(model, types, facts, added, state, results, sample_axes, candidates, decisions)
+
+
+def _trace(model: onnx.ModelProto, types: Types, loss: str, parameters: Collection[str]) -> Objective:
+    """Follow the gradient, and expand the ops that it must pass but that have no rule."""
     flow = find.trace(model.graph, types, loss, parameters)
     before: list[str] = []
     while (ops := [node.op_type for node in model.graph.node]) != before:
@@ -80,7 +127,7 @@ def _trace(model: onnx.ModelProto, loss: str, parameters: Collection[str]) -> Ob
         before, model = ops, expand_ops_without_rule(model, expandable)
         types = infer_types(model)
         flow = find.trace(model.graph, types, loss, flow.parameters)
-    return Objective(model, loss, flow, types, {}, (), {})
+    return Objective(model, loss, flow, types, {}, (), {}, {})
 
 
 def _sample_axes(

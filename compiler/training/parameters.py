@@ -49,13 +49,12 @@ class Dataflow:
 
 
 def candidate_parameters(graph: onnx.GraphProto, types: Types) -> tuple[str, ...]:
-    """Return the float tensors that come from no input: initializers with axes, and made tensors.
+    """Return the float tensors that come from no input: initializers, and tensors with axes that nodes make.
 
-    Scalars and Constant nodes are constants of the model.
+    Constant nodes are constants of the model.
     """
-    stored = [t.name for t in graph.initializer if t.dims and types[t.name].is_float]
-    inputs = {value.name for value in graph.input} - set(stored)
-    dependent = set(inputs)
+    stored = [t.name for t in graph.initializer if types[t.name].is_float]
+    dependent = {value.name for value in graph.input} - {t.name for t in graph.initializer}
     made = []
     for node in graph.node:
         if dependent.intersection(node.input):
@@ -87,6 +86,15 @@ def differentiable_inputs(node: onnx.NodeProto, types: Types) -> tuple[int, ...]
     )
 
 
+def moving_the_loss(graph: onnx.GraphProto, types: Types, loss: str) -> set[str]:
+    """Return the tensors that a gradient of the loss may flow to."""
+    moving = {loss}
+    for node in reversed(graph.node):
+        if moving.intersection(node.output):
+            moving.update(node.input[index] for index in differentiable_inputs(node, types))
+    return moving
+
+
 def trace(graph: onnx.GraphProto, types: Types, loss: str, candidates: Iterable[str]) -> Dataflow:
     """Follow the gradient's possible ways. Raises UnsupportedModel if it reaches no parameter."""
     candidates = tuple(candidates)
@@ -94,10 +102,7 @@ def trace(graph: onnx.GraphProto, types: Types, loss: str, candidates: Iterable[
     for node in graph.node:
         if any(node.input[index] in moved for index in differentiable_inputs(node, types)):
             moved.update(name for name in node.output if name in types and types[name].is_float)
-    moving = {loss}
-    for node in reversed(graph.node):
-        if moving.intersection(node.output):
-            moving.update(node.input[index] for index in differentiable_inputs(node, types))
+    moving = moving_the_loss(graph, types, loss)
     parameters = tuple(name for name in candidates if name in moving)
     if not parameters:
         raise UnsupportedModel(
