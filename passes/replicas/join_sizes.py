@@ -80,7 +80,7 @@ def _run(node: gs.Node, operands: Mapping[str, np.ndarray], opset: int) -> dict[
     }
     names = [tensor.name for tensor in node.outputs]
     spelled = helper.make_node(node.op, [t.name for t in node.inputs], names, **attributes)
-    constants = [numpy_helper.from_array(np.ascontiguousarray(v), name) for name, v in operands.items()]
+    constants = [numpy_helper.from_array(np.array(v, order="C"), name) for name, v in operands.items()]
     results = [helper.make_empty_tensor_value_info(name) for name in names if name]
     graph = helper.make_graph([spelled], "doubled", [], results, constants)
     imports = [helper.make_opsetid("", opset)]
