@@ -55,7 +55,8 @@ class StepOptions(TypedDict, total=False):
     """How a training step is compiled; every key may be missing.
 
     strategy      auto (the default), hybrid, allreduce, ps, the path of a strategy.json, or a Strategy
-    batch         what the graph's batch is: one replica's (per-replica, the default), or the whole (global)
+    batch         what the graph's batch is: one replica's (per-replica), or the whole (global); None: one
+                  replica's where that is proven to train as one device does, else the whole
     sizes         symbolic size -> value, for pricing and synthetic data
     options       what the training graph's file does not say
     sample        data to measure sparsity from

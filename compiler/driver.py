@@ -1,7 +1,7 @@
 """The compilation, from a training graph and a cluster to a plan's folder, on one screen."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -10,6 +10,7 @@ import msgspec
 from partc.compiler.asynchronous import make_sessions
 from partc.compiler.build_plan import build_plan
 from partc.compiler.choose_partitions import Partitioner
+from partc.compiler.choose_reading import Reading, choose_reading
 from partc.compiler.measure_sparsity import Sample, measure_sparsity
 from partc.compiler.plan_files import PlanFiles
 from partc.compiler.stopwatch import Stopwatch
@@ -39,7 +40,7 @@ class CompileOptions:
     """What the user asks of a compilation.
 
     strategy  how parameters are synchronised: a mode, or a strategy of the user's own
-    batch     what the graph's batch is: one replica's, or the whole
+    batch     what the graph's batch is: one replica's, or the whole; None: as choose_reading.py does
     sizes     a value for every symbolic size, for pricing and synthetic data
     sample    data from which the rows that a step touches are measured; None: assumed
     partitions  of large variables on servers: a number, or how to choose it; None: as balance wants
@@ -51,7 +52,7 @@ class CompileOptions:
     """
 
     strategy: Mode | Strategy = "auto"
-    batch: Batch = "per-replica"
+    batch: Batch | None = "per-replica"
     sizes: Mapping[str, int] = field(default_factory=dict)
     sample: Sample | None = None
     partitions: Partitioner | int | None = None
@@ -101,11 +102,13 @@ def compile_graph(
     machines = machines_of(cluster, options)
     decided = decide(training, cluster, options, watch)
     analysis, facts, strategy = decided.analysis, decided.facts, decided.strategy
+    options = replace(options, batch=strategy.batch)
     with watch.phase("lay out and lower"):
         lowered = lower_step(analysis, strategy, options, expect_rows(facts, strategy, machines))
     with PlanFiles(out) as files:
         with watch.phase("schedule and write"):
             plan = cut_step(analysis, lowered, strategy, cluster, options, files)
+            plan = msgspec.structs.replace(plan, departures=decided.departures)
         with watch.phase("check and simulate"):
             check_program(plan)
             timeline = simulate(plan, machines)
@@ -141,6 +144,7 @@ class Decided:
     costs: StrategyCosts
     sparsity: Sparsity | None
     partitions: PartitionSearch | None
+    departures: tuple[str, ...]  # of a batch per replica from one device
 
 
 def decide(training: TrainingGraph, cluster: Cluster, options: CompileOptions, watch: Stopwatch) -> Decided:
@@ -148,6 +152,8 @@ def decide(training: TrainingGraph, cluster: Cluster, options: CompileOptions, w
     machines = machines_of(cluster, options)
     with watch.phase("analyse"):
         find_gradients(training)
+        reading = read_batch(training, cluster, options)
+        options = replace(options, batch=reading.batch)
         sparsity = _measure(training, machines, options)
         analysis = analyse_step(training, cluster, options)
         facts = describe_parameters(analysis)
@@ -162,7 +168,19 @@ def decide(training: TrainingGraph, cluster: Cluster, options: CompileOptions, w
         )
     for choice in costs.choices:
         log.info("%s: %s. %s", choice.variable, choice.method, choice.reason)
-    return Decided(analysis, facts, strategy, costs, sparsity, partitions)
+    return Decided(analysis, facts, strategy, costs, sparsity, partitions, reading.departures)
+
+
+def read_batch(training: TrainingGraph, cluster: Cluster, options: CompileOptions) -> Reading:
+    """Return what the graph's batch is. Needs: gradients are found. Raises UnsupportedModel."""
+    if options.asynchronous:  # not what one device trains, as it says
+        return Reading("per-replica")
+    workers = _workers(cluster)
+    return choose_reading(training, workers, options.batch, options.sizes, options.chosen_aggregation())
+
+
+def _workers(cluster: Cluster) -> int:
+    return sum(rank.replica is not None for rank in ranks_of(cluster))
 
 
 def machines_of(cluster: Cluster, options: CompileOptions) -> Cluster:
@@ -171,9 +189,8 @@ def machines_of(cluster: Cluster, options: CompileOptions) -> Cluster:
 
 
 def analyse_step(training: TrainingGraph, cluster: Cluster, options: CompileOptions) -> Analysis:
-    """Find out what layouts need to know. Needs: gradients are found."""
-    workers = sum(rank.replica is not None for rank in ranks_of(cluster))
-    replicas = 1 if options.asynchronous else workers
+    """Find out what layouts need to know. Needs: gradients are found, and the batch is chosen."""
+    replicas = 1 if options.asynchronous else _workers(cluster)
     per_replica = options.batch == "per-replica"
     return analyse(training, options.sizes, replicas, per_replica, options.chosen_aggregation())
 
@@ -209,7 +226,7 @@ def _measure(training: TrainingGraph, cluster: Cluster, options: CompileOptions)
         return None
     of_hosts = {len(host.devices) for host in cluster.hosts if host.devices}
     every = sum(len(host.devices) for host in cluster.hosts)
-    return measure_sparsity(training, options.sample, options.sizes, options.batch, {*of_hosts, every})
+    return measure_sparsity(training, options.sample, options.sizes, _batch(options), {*of_hosts, every})
 
 
 def _search_partitions(
@@ -236,8 +253,13 @@ def _choose(
 ) -> tuple[Strategy, StrategyCosts]:
     if not isinstance(options.strategy, Strategy):
         return choose_strategy(
-            facts, cluster, options.strategy, options.batch, without=options.without, partitions=partitions
+            facts, cluster, options.strategy, _batch(options), without=options.without, partitions=partitions
         )
     check_strategy(options.strategy, facts, cluster)
     pins = options.strategy.parameters
-    return choose_strategy(facts, cluster, "auto", options.batch, pins, options.without)
+    return choose_strategy(facts, cluster, "auto", _batch(options), pins, options.without)
+
+
+def _batch(options: CompileOptions) -> Batch:
+    assert options.batch is not None, "the batch is chosen first"
+    return options.batch
