@@ -10,6 +10,7 @@ import onnx
 from partc.compiler.arguments import choose_batch, fill_sizes, read_strategy_option
 from partc.compiler.asynchronous import strategy_of_sessions
 from partc.compiler.choose_partitions import Partitioner, get_partitioner, measure_partitions, quickest
+from partc.compiler.choose_reading import describe_departures, judge_step
 from partc.compiler.driver import Compilation, CompileOptions, compile_graph
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.inspect import Inspection, inspect_graph
@@ -22,6 +23,7 @@ from partc.cost.cluster import Cluster, read_any_cluster
 from partc.cost.partitions import check_partitions
 from partc.cost.strategy import Batch, Mechanism, Strategy
 from partc.passes.analysis.count_flops import count_flops
+from partc.passes.analysis.facts import infer_facts
 from partc.passes.analysis.find_gradients import find_gradients
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.errors import BadUsage
@@ -181,4 +183,5 @@ def inspect(
     find_gradients(graph)
     known = fill_sizes(sizes or {}, graph)
     sparsity = measure_sparsity(graph, sample, known, "per-replica", {1}) if sample else None
-    return inspect_graph(graph, count_flops(graph, known), sparsity)
+    departures = describe_departures(judge_step(graph, infer_facts(graph, known)))
+    return inspect_graph(graph, count_flops(graph, known), sparsity, departures)

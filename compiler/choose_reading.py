@@ -10,9 +10,11 @@ Asked for a batch per replica, partc compiles it in any case, and tells how it d
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from partc.compiler.check_slope import is_slope_of_loss
 from partc.cost.strategy import Batch
 from partc.passes.analysis.facts import Facts, infer_facts
 from partc.passes.replicas.judge_replicas import Departure, judge_replicas
+from partc.passes.spell_casts import spell_casts
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.program import Aggregation
@@ -42,7 +44,7 @@ def choose_reading(
     if asked == "global" or replicas == 1:
         return Reading(asked or "per-replica")
     facts = infer_facts(training, sizes)
-    departures = judge_replicas(training, facts, aggregation)
+    departures = judge_step(training, facts, aggregation)
     told = describe_departures(departures)
     needs_replicas = training.shard_inputs or not (aggregation.average_dense and aggregation.average_sparse)
     if asked is not None or needs_replicas or all(departure.of == "output" for departure in departures):
@@ -50,6 +52,20 @@ def choose_reading(
     if all(size % replicas == 0 for size in _batch_sizes(training, facts).values()):
         return Reading("global", told)
     raise _refuse(training, facts, replicas, next(d for d in departures if d.of != "output"), told)
+
+
+def judge_step(
+    training: TrainingGraph,
+    facts: Facts,
+    aggregation: Aggregation = Aggregation(),  # noqa: B008  # frozen
+) -> tuple[Departure, ...]:
+    """Return how replicas depart from one device, by the step's structure, and by running it once at most."""
+    spell_casts(training, facts)
+    departures = judge_replicas(training, facts, aggregation)
+    gradients = [departure for departure in departures if departure.of == "gradient"]
+    if gradients and all(departure.by_constant for departure in gradients) and is_slope_of_loss(training):
+        return tuple(departure for departure in departures if departure.of != "gradient")
+    return departures
 
 
 def describe_departures(departures: Iterable[Departure]) -> tuple[str, ...]:

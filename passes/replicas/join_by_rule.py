@@ -173,6 +173,8 @@ def _join_sums(operands: Operands) -> Joined:
     """A sum over samples, scaled or added to others: a term alike counts as a sum of one power more."""
     rule, joined = operands.rule, operands.joined
     sums = {index for index, operand in enumerate(joined) if operand.kind == "sum"}
+    if sums & rule.divides:
+        return operands.refuse("divides by what is summed over the samples, as a count of labels is")
     if not rule.terms or not sums <= rule.linear:
         return operands.refuse("is not linear in what is summed over the samples")
     powers = [operand.power for operand in joined]

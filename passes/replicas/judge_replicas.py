@@ -9,7 +9,7 @@ average of the replicas' gradients is the gradient of the whole batch, whatever 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -30,6 +30,7 @@ class Departure:
     of: Literal["gradient", "variable", "output"]
     name: str  # the parameter, the variable or the output
     why: str
+    by_constant: bool = False  # a constant may hold the size of the batch: a sum, of a loss that is a mean
 
 
 def judge_replicas(
@@ -66,7 +67,17 @@ class _Judge:
         for name, gradient in self.training.gradients.items():
             why = self._why_not_slices(gradient) if gradient.is_sparse else self._why_not_dense(gradient)
             if why:
-                yield Departure("gradient", name, why)
+                yield Departure("gradient", name, why, self._may_be_constant(gradient))
+
+    def _may_be_constant(self, gradient: Gradient) -> bool:
+        """Tell whether a gradient is a mean if a constant of the graph holds the size of the batch."""
+        sizes = [data.shape[data.sample_axis] for data in self.training.data_inputs.values() if data.sample_axis is not None]
+        if self.training.loss is None or not self._of(self.training.loss).is_mean or not all(isinstance(size, int) for size in sizes):
+            return False
+        averages = self.aggregation.average_sparse if gradient.is_sparse else self.aggregation.average_dense
+        summed = replace(self, aggregation=Aggregation(False, False))
+        why = summed._why_not_slices(gradient) if gradient.is_sparse else summed._why_not_dense(gradient)
+        return averages and not why
 
     def _why_not_dense(self, gradient: Gradient) -> str:
         averages, joined = self.aggregation.average_dense, self._of(gradient.dense or "")
@@ -114,7 +125,7 @@ def _explain(joined: Joined, averages: bool) -> str:
     match joined.kind:
         case "coupled":
             return joined.why
-        case "sum" if joined.power in (0, 1):
+        case "sum" if joined.power in (0, 1) and averages != bool(joined.power):
             return f"it is a {'mean' if joined.power else 'sum'} over the samples, not a {wanted}"
         case "max" | "min":
             return f"it is the {joined.kind}imum over the samples, not a {wanted}"
