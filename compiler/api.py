@@ -10,6 +10,7 @@ import onnx
 from partc.compiler.arguments import choose_batch, fill_sizes, read_strategy_option
 from partc.compiler.asynchronous import strategy_of_sessions
 from partc.compiler.choose_partitions import Partitioner, get_partitioner, measure_partitions, quickest
+from partc.compiler.choose_reading import describe_departures, judge_step
 from partc.compiler.driver import Compilation, CompileOptions, compile_graph
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.inspect import Inspection, inspect_graph
@@ -22,6 +23,7 @@ from partc.cost.cluster import Cluster, read_any_cluster
 from partc.cost.partitions import check_partitions
 from partc.cost.strategy import Batch, Mechanism, Strategy
 from partc.passes.analysis.count_flops import count_flops
+from partc.passes.analysis.facts import infer_facts
 from partc.passes.analysis.find_gradients import find_gradients
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.errors import BadUsage
@@ -55,7 +57,8 @@ class StepOptions(TypedDict, total=False):
     """How a training step is compiled; every key may be missing.
 
     strategy      auto (the default), hybrid, allreduce, ps, the path of a strategy.json, or a Strategy
-    batch         what the graph's batch is: one replica's (per-replica, the default), or the whole (global)
+    batch         what the graph's batch is: one replica's (per-replica), or the whole (global); None: one
+                  replica's where that is proven to train as one device does, else the whole
     sizes         symbolic size -> value, for pricing and synthetic data
     options       what the training graph's file does not say
     sample        data to measure sparsity from
@@ -180,4 +183,5 @@ def inspect(
     find_gradients(graph)
     known = fill_sizes(sizes or {}, graph)
     sparsity = measure_sparsity(graph, sample, known, "per-replica", {1}) if sample else None
-    return inspect_graph(graph, count_flops(graph, known), sparsity)
+    departures = describe_departures(judge_step(graph, infer_facts(graph, known)))
+    return inspect_graph(graph, count_flops(graph, known), sparsity, departures)

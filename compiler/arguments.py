@@ -110,10 +110,10 @@ def read_strategy_option(text: str) -> Mode | Strategy:
     return read_strategy(Path(text))
 
 
-def choose_batch(asked: Batch | None, strategy: Mode | Strategy) -> Batch:
-    """Return the batch reading that the user or the strategy file asks for. Raises BadStrategy."""
+def choose_batch(asked: Batch | None, strategy: Mode | Strategy) -> Batch | None:
+    """Return the batch reading that the user or the strategy file asks for, if any. Raises BadStrategy."""
     if not isinstance(strategy, Strategy):
-        return asked or "per-replica"
+        return asked
     if asked not in (None, strategy.batch):
         raise BadStrategy(
             f"the strategy is for a {strategy.batch} batch, not {asked}",

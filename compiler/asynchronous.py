@@ -34,7 +34,7 @@ from partc.runtime.program import (
 _SYNCHRONOUS = "train it synchronously: leave --asynchronous out"
 
 
-def strategy_of_sessions(strategy: Mode | Strategy, batch: Batch) -> Mode | Strategy:
+def strategy_of_sessions(strategy: Mode | Strategy, batch: Batch | None) -> Mode | Strategy:
     """Return the strategy that keeps everything on servers. Raises BadUsage for one that cannot."""
     if batch == "global":
         raise BadUsage(

@@ -24,6 +24,10 @@ from partc.compiler.graph_arguments import (
     sample_of,
 )
 from partc.compiler.measure_sparsity import SAMPLE_STEPS
+from partc.runtime.program import Plan
+
+
+SHOWN = 4  # sentences on the terminal
 
 
 def compile_command(
@@ -33,7 +37,10 @@ def compile_command(
     strategy: Annotated[str, typer.Option(help="auto, hybrid, allreduce, ps, or a strategy.json.")] = "auto",
     batch: Annotated[
         Literal["per-replica", "global"] | None,
-        typer.Option(help="What the graph's batch is: one replica's (the default), or the whole."),
+        typer.Option(
+            help="What the graph's batch is: one replica's, or the whole. Left out: one replica's where that "
+            "is proven to train what one device trains, else the whole."
+        ),
     ] = None,
     state: State = "",
     sample_axis: Axes = [],
@@ -117,6 +124,7 @@ def _tell_what_was_made(made: Compilation, out: Path) -> None:
     tell(f"parameters: {counted}")
     if made.partitions is not None:
         tell(f"partitions of large variables on servers: {made.partitions.chosen}")
+    _tell_reading(made.plan)
     for name, axis in ((d.name, d.sample_axis) for d in made.plan.data_inputs):
         tell(f"data input {name}: " + ("the same for all" if axis is None else f"samples on axis {axis}"))
     if draws := made.plan.drawn_inputs:
@@ -132,3 +140,19 @@ def _tell_what_was_made(made: Compilation, out: Path) -> None:
         tell(f"asynchronous: {workers} workers, each in a session of its own with all servers")
     tell(f"{len(made.plan.ranks)} ranks, {step_ms:.1f} ms/step predicted -> {out}")
     tell(f"report: {out / 'report.html'}   wall times: {log}")
+
+
+def _tell_reading(plan: Plan) -> None:
+    """Say how a batch per replica departs from one device, whether it is compiled or avoided."""
+    if not plan.departures:
+        return
+    if plan.batch == "global":
+        tell("batch: global, as one device has it. Batches per replica would train something else:")
+    else:
+        tell("warning: replicas on batches of their own do not make what one device makes of all of them:")
+    for sentence in plan.departures[:SHOWN]:
+        tell(f"  {sentence}")
+    if len(plan.departures) > SHOWN:
+        tell(f"  and {len(plan.departures) - SHOWN} more: see the report")
+    if plan.batch == "per-replica":
+        tell("  exact are --batch global, and losses that are means over samples")

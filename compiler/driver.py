@@ -1,7 +1,7 @@
 """The compilation, from a training graph and a cluster to a plan's folder, on one screen."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -9,6 +9,7 @@ import msgspec
 from partc.compiler.asynchronous import make_sessions
 from partc.compiler.build_plan import build_plan
 from partc.compiler.choose_partitions import Partitioner
+from partc.compiler.choose_reading import Reading, choose_reading
 from partc.compiler.doubt_estimate import Doubt, doubt_estimate
 from partc.compiler.load_segments import load_segments
 from partc.compiler.measure_sparsity import Sample, measure_sparsity
@@ -40,7 +41,7 @@ class CompileOptions:
     """What the user asks of a compilation.
 
     strategy  how parameters are synchronised: a mode, or a strategy of the user's own
-    batch     what the graph's batch is: one replica's, or the whole
+    batch     what the graph's batch is: one replica's, or the whole; None: as choose_reading.py does
     sizes     a value for every symbolic size, for pricing and synthetic data
     sample    data from which the rows that a step touches are measured; None: assumed
     partitions  of large variables on servers: a number, or how to choose it; None: as balance wants
@@ -52,7 +53,7 @@ class CompileOptions:
     """
 
     strategy: Mode | Strategy = "auto"
-    batch: Batch = "per-replica"
+    batch: Batch | None = "per-replica"
     sizes: Mapping[str, int] = field(default_factory=dict)
     sample: Sample | None = None
     partitions: Partitioner | int | None = None
@@ -111,6 +112,7 @@ def compile_graph(
     machines = machines_of(cluster, options)
     decided = decide(training, cluster, options, watch)
     analysis, facts, strategy = decided.analysis, decided.facts, decided.strategy
+    options = replace(options, batch=strategy.batch)
     with watch.phase("lay out and lower"):
         lowered = decided.lowered
         if lowered is None:
@@ -119,6 +121,7 @@ def compile_graph(
     with PlanFiles(out) as files:
         with watch.phase("schedule and write"):
             plan = cut_step(analysis, lowered, strategy, cluster, options, files)
+            plan = msgspec.structs.replace(plan, departures=decided.departures)
         with watch.phase("load segments"):
             load_segments(files.folder, plan)
         with watch.phase("check and simulate"):
@@ -159,6 +162,7 @@ class Decided:
     partitions: PartitionSearch | None
     doubt: Doubt | None  # where an estimate of rows touched decided
     lowered: LoweredGraph | None  # the distributed step, where choosing made it
+    departures: tuple[str, ...]  # of a batch per replica from one device
 
 
 def decide(training: TrainingGraph, cluster: Cluster, options: CompileOptions, watch: Stopwatch) -> Decided:
@@ -166,6 +170,8 @@ def decide(training: TrainingGraph, cluster: Cluster, options: CompileOptions, w
     machines = machines_of(cluster, options)
     with watch.phase("analyse"):
         find_gradients(training)
+        reading = read_batch(training, cluster, options)
+        options = replace(options, batch=reading.batch)
         sparsity = _measure(training, machines, options)
         analysis = analyse_step(training, cluster, options)
         facts = describe_parameters(analysis)
@@ -181,7 +187,29 @@ def decide(training: TrainingGraph, cluster: Cluster, options: CompileOptions, w
         log.info("%s: %s. %s", choice.variable, choice.method, choice.reason)
     if doubt is not None:
         log.info("%s", doubt.sentence())
-    return Decided(analysis, facts, strategy, costs, sparsity, partitions, doubt, price.lowered(strategy))
+    return Decided(
+        analysis,
+        facts,
+        strategy,
+        costs,
+        sparsity,
+        partitions,
+        doubt,
+        price.lowered(strategy),
+        reading.departures,
+    )
+
+
+def read_batch(training: TrainingGraph, cluster: Cluster, options: CompileOptions) -> Reading:
+    """Return what the graph's batch is. Needs: gradients are found. Raises UnsupportedModel."""
+    if options.asynchronous:  # not what one device trains, as it says
+        return Reading("per-replica")
+    workers = _workers(cluster)
+    return choose_reading(training, workers, options.batch, options.sizes, options.chosen_aggregation())
+
+
+def _workers(cluster: Cluster) -> int:
+    return sum(rank.replica is not None for rank in ranks_of(cluster))
 
 
 def machines_of(cluster: Cluster, options: CompileOptions) -> Cluster:
@@ -190,9 +218,8 @@ def machines_of(cluster: Cluster, options: CompileOptions) -> Cluster:
 
 
 def analyse_step(training: TrainingGraph, cluster: Cluster, options: CompileOptions) -> Analysis:
-    """Find out what layouts need to know. Needs: gradients are found."""
-    workers = sum(rank.replica is not None for rank in ranks_of(cluster))
-    replicas = 1 if options.asynchronous else workers
+    """Find out what layouts need to know. Needs: gradients are found, and the batch is chosen."""
+    replicas = 1 if options.asynchronous else _workers(cluster)
     per_replica = options.batch == "per-replica"
     return analyse(training, options.sizes, replicas, per_replica, options.chosen_aggregation())
 
@@ -216,7 +243,7 @@ def _measure(training: TrainingGraph, cluster: Cluster, options: CompileOptions)
         return None
     of_hosts = {len(host.devices) for host in cluster.hosts if host.devices}
     every = sum(len(host.devices) for host in cluster.hosts)
-    return measure_sparsity(training, options.sample, options.sizes, options.batch, {*of_hosts, every})
+    return measure_sparsity(training, options.sample, options.sizes, _batch(options), {*of_hosts, every})
 
 
 def _search_partitions(
@@ -250,4 +277,9 @@ def _choose(
         check_strategy(mode, facts, cluster)
         # What a user's strategy leaves open, servers keep where workers do not wait for each other.
         mode, pins = "ps" if options.asynchronous else "auto", mode.parameters
-    return choose_strategy(facts, cluster, mode, options.batch, pins, options.without, partitions, price)
+    return choose_strategy(facts, cluster, mode, _batch(options), pins, options.without, partitions, price)
+
+
+def _batch(options: CompileOptions) -> Batch:
+    assert options.batch is not None, "the batch is chosen first"
+    return options.batch

@@ -7,11 +7,11 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from partc.compiler.reporting.describe_assumptions import measured_sentence
 from partc.cost.sparsity import Sparsity
 from partc.passes.analysis.find_roles import Role, Roles, find_roles
-from partc.passes.analysis.reachability import ancestors, reads_of
 from partc.passes.training_graph import Gradient, TrainingGraph
 from partc.runtime.program import DataInput
 
@@ -47,16 +47,12 @@ class Inspection:
     outputs: tuple[str, ...]
     loss: str | None
     parts: tuple[InspectedPart, ...]
-    counts: tuple[str, ...]  # nodes that divide the loss by a number counted in the data
+    departures: tuple[str, ...] = ()  # of a batch per replica from one device
     touched: tuple[str, ...] = ()  # a sentence per table: the rows that a step touches
 
     def render(self) -> Group:
         """Return tables for a terminal."""
-        notes = [
-            f"Node {name!r} divides the loss by a number counted in the data (of labels, say): replicas that "
-            "count differently average to another result than one device. Only --batch global is exact."
-            for name in self.counts
-        ]
+        notes = [Text(note) for note in self._notes()]
         total = sum(variable.nbytes for variable in self.variables)
         shown = f"outputs: {', '.join(self.outputs) or 'none'}; loss: {self.loss or 'unknown'}"
         size = f"{len(self.variables)} variables, {format_bytes(total)}"
@@ -71,6 +67,13 @@ class Inspection:
             *self.touched,
             *notes,
         )
+
+    def _notes(self) -> tuple[str, ...]:
+        """Say how replicas on batches of their own would depart from one device."""
+        if not self.departures:
+            return ("Replicas on batches of their own train what one device trains on all of them: proven.",)
+        opening = "Replicas on batches of their own would not make what one device makes of all of them:"
+        return (opening, *(f"  {line}" for line in self.departures), "Only --batch global is exact.")
 
     def _variable_table(self) -> Table:
         table = Table(title="variables")
@@ -111,11 +114,15 @@ class Inspection:
 
 
 def inspect_graph(
-    training: TrainingGraph, flops: Mapping[str, int] | None = None, sparsity: Sparsity | None = None
+    training: TrainingGraph,
+    flops: Mapping[str, int] | None = None,
+    sparsity: Sparsity | None = None,
+    departures: tuple[str, ...] = (),
 ) -> Inspection:
     """Look at a training graph whose gradients are known.
 
-    `flops` by node name, if counted; `sparsity`, if it was measured.
+    `flops` by node name, if counted; `sparsity`, if it was measured; `departures` of replicas on batches of
+    their own, as choose_reading.py describes them.
     """
     roles = find_roles(training)
     return Inspection(
@@ -128,7 +135,7 @@ def inspect_graph(
             _part("post-aggregation", roles.post_aggregation, flops),
             _part("updates", roles.updates, flops),
         ),
-        counts=_counts(training),
+        departures=departures,
         touched=_touched(training, sparsity),
     )
 
@@ -181,39 +188,3 @@ def _part(name: str, nodes: frozenset[str], flops: Mapping[str, int] | None) -> 
     return InspectedPart(
         name, len(nodes), None if flops is None else sum(flops.get(node, 0) for node in nodes)
     )
-
-
-# ---------------------------------------------------------------- losses divided by a count
-
-
-def _counts(training: TrainingGraph) -> tuple[str, ...]:
-    """Return the nodes before the loss whose divisor is one number made of data values alone.
-
-    A size (Shape of the batch) is no such number: replicas of equal size agree on it.
-    """
-    if training.loss is None:
-        return ()
-    graph = training.graph
-    counted = {entry.name for entry in training.data_inputs.values() if entry.sample_axis is not None}
-    trained = set(training.variables)
-    for node in graph.nodes:
-        reads = {read.name for read in reads_of(node)}
-        results = {result.name for result in node.outputs}
-        trained |= results if reads & trained else set()
-        counted |= results if reads & counted and node.op not in ("Shape", "Size") else set()
-    before = ancestors(graph, [training.loss])
-    return tuple(
-        node.name
-        for node in graph.nodes
-        if node.outputs and node.outputs[0].name in before and _divides(node, counted - trained)
-    )
-
-
-def _divides(node: gs.Node, counted: set[str]) -> bool:
-    if node.op in ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"):
-        weighted = "ignore_index" in node.attrs or len(node.inputs) > 2
-        return weighted and node.attrs.get("reduction", "mean") == "mean"
-    if node.op != "Div" or node.inputs[1].name not in counted:
-        return False
-    shape = node.inputs[1].shape
-    return shape is not None and all(size == 1 for size in shape)

@@ -62,6 +62,7 @@ def render_report(compilation: "Compilation", cluster: Cluster, folder: Path) ->
             sparsity=describe_sparsity(compilation.sparsity, compilation.facts),
             sizes=sorted(plan.sizes.items()),
             batch=plan.batch,
+            departures=plan.departures,
             whole_ops=whole_ops(compilation.lowered),
             segments=segments,
             listings=describe_listings(plan, segments),

@@ -316,6 +316,8 @@ class Plan(Record, frozen=True):
 
     With `asynchronous` workers the ranks are one session: one worker and all servers. Every worker has
     such a session with the servers, and they do not wait for each other (docs/asynchronous.md).
+    `departures` tell how a batch per replica would differ from one device on all batches: a plan for a
+    global batch may have been made for that reason.
     """
 
     format: str
@@ -340,6 +342,7 @@ class Plan(Record, frozen=True):
     drawn_inputs: tuple[DrawnInput, ...] = ()
     aggregation: Aggregation = Aggregation()
     recomputed: Recomputed | None = None
+    departures: tuple[str, ...] = ()
     constants: dict[str, tuple[int, ...]] = {}  # value -> int64 vector, the same on all ranks
 
 

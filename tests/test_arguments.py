@@ -78,7 +78,7 @@ def test_a_strategy_is_a_mode_or_a_file(tmp_path: Path) -> None:
 
 
 def test_the_batch_reading_comes_from_the_option_or_the_file_and_they_must_agree() -> None:
-    assert choose_batch(None, "auto") == "per-replica"
+    assert choose_batch(None, "auto") is None
     assert choose_batch("global", "auto") == "global"
     assert choose_batch(None, GLOBAL) == "global"
     assert choose_batch("global", GLOBAL) == "global"

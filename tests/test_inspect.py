@@ -1,6 +1,8 @@
 from rich.console import Console
 
+from partc.compiler.choose_reading import describe_departures, judge_step
 from partc.compiler.inspect import format_bytes, inspect_graph
+from partc.passes.analysis.facts import infer_facts
 from partc.passes.analysis.find_gradients import find_gradients
 from tests.foreign_steps import ADAM, CLIPPED, COUNTED, SGD, TABLE, import_step
 
@@ -9,7 +11,8 @@ def shown(text: str, flops: dict[str, int] | None = None) -> str:
     training = import_step(text)
     find_gradients(training)
     console = Console(width=120, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(inspect_graph(training, flops).render())
+    departures = describe_departures(judge_step(training, infer_facts(training, {})))
+    console.print(inspect_graph(training, flops, departures=departures).render())
     return console.export_text()
 
 
@@ -42,6 +45,7 @@ def test_flops_are_summed_by_part() -> None:
 
 
 def test_a_loss_divided_by_a_label_count_is_warned_of() -> None:
+    assert "divides by what is summed over the samples, as a count of labels is" in shown(COUNTED)
     assert "Only --batch global is exact" in shown(COUNTED)
     assert "Only --batch global is exact" not in shown(SGD)
 

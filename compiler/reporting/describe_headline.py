@@ -65,10 +65,16 @@ def _batch(plan: Plan) -> str:
         return (
             "The graph’s batch is the whole batch: it is split over the workers, "
             "and the result is the single device’s."
+            + (" Batches per replica would train something else." if plan.departures else "")
         )
     return (
         "The graph’s batch is one replica’s: every worker runs it on samples of its own, "
         f"{_joining(plan.aggregation)}, and every variable is updated once."
+        + (
+            " This is not what one device makes of all samples: see the assumptions."
+            if plan.departures
+            else ""
+        )
     )
 
 

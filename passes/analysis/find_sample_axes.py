@@ -5,6 +5,9 @@ rules, from the data to the loss. Where it meets a data input that is still whol
 alike. The sample axis is the candidate that gets through: it never meets a variable (a feature axis
 does) and no op must put it together again (a time axis is: by a recurrence, by attention). Inputs that
 the split never reaches are the same for all replicas.
+
+Where samples are coupled (a contrastive loss, a roll) no candidate gets through. Then axis 0 counts, and
+sizes that inputs share; if another axis is as likely, the user is asked.
 """
 
 from collections.abc import Mapping
@@ -20,6 +23,7 @@ from partc.passes.sharding.layouts import Partial, Placement, Replicate, Split
 from partc.passes.sharding.sharding_rule import ShardingRule
 from partc.passes.sharding.sharding_rules import rule_of
 from partc.passes.training_graph import TrainingGraph
+from partc.runtime.errors import UnsupportedModel
 
 ROUNDS = 8  # each lets the split reach at least one more input
 
@@ -27,22 +31,52 @@ ROUNDS = 8  # each lets the split reach at least one more input
 def find_sample_axes(
     training: TrainingGraph, declared: Mapping[str, int | None], facts: Facts
 ) -> dict[str, int | None]:
-    """Return the sample axis of every data input, None where it has none; `declared` ones stay."""
+    """Return the sample axis of every data input, None where it has none; `declared` ones stay.
+
+    Raises UnsupportedModel where two readings of the graph are as likely.
+    """
     inputs = training.data_inputs
     if all(name in declared for name in inputs):
         return dict(declared)
     search = _Search.of(training, facts)
     given = {name: axis for name, axis in declared.items() if axis is not None}
     if given:
-        return _complete(inputs, search.spread(given).axes, declared)
+        found = search.share(search.spread(given), declared)
+        return _complete(inputs, found.axes, declared)
     shapes = {name: search.facts.shape(name) for name in inputs if name not in declared}
     candidates = [(n, axis) for n, shape in shapes.items() for axis, size in enumerate(shape) if size > 1]
     if not candidates:  # a batch of one leaves no trace: it is in front, as everybody's
         leading = {name: 0 for name, shape in shapes.items() if shape}
         return _complete(inputs, leading, declared)
     trials = [search.spread({name: axis}) for name, axis in candidates]
-    best = min(trials, key=lambda trial: (trial.obstacles, -len(trial.axes)))
-    return _complete(inputs, best.axes, declared)
+    return _complete(inputs, _choose(search, trials, declared).axes, declared)
+
+
+def _choose(search: "_Search", trials: list["_Trial"], declared: Mapping[str, int | None]) -> "_Trial":
+    """Return the likeliest reading: one that gets through, else one on axis 0 that fits most inputs."""
+    shared = [search.share(trial, declared) for trial in trials]
+    best = min(shared, key=lambda trial: (trial.obstacles, -len(trial.axes)))
+    front = min(shared, key=lambda trial: (-trial.on_front, trial.obstacles))
+    if best.obstacles == 0 and len(best.axes) >= front.on_front:
+        return best
+    if front.agrees_with(best) or (best.variables and not front.variables):
+        return front
+    if best.obstacles and (len(best.axes), -best.obstacles) <= (front.on_front, -front.obstacles):
+        return front
+    raise _ask(front, best)
+
+
+def _ask(front: "_Trial", best: "_Trial") -> UnsupportedModel:
+    """Offer both readings."""
+
+    def spell(trial: "_Trial") -> str:
+        return " ".join(f"--sample-axis {name}={axis}" for name, axis in trial.axes.items())
+
+    return UnsupportedModel(
+        "two axes of the data may count its samples, and the graph does not tell which",
+        at=f"data inputs {sorted({*front.axes, *best.axes})}",
+        fix=f"say which: {spell(front)}, or {spell(best)}",
+    )
 
 
 def find_drawn_splits(training: TrainingGraph, facts: Facts) -> dict[str, Split]:
@@ -73,11 +107,27 @@ class _Trial:
     """How far a split got: the inputs it reached, and what stood in its way."""
 
     axes: dict[str, int]
-    obstacles: int = 0
+    variables: int = 0  # how often it met a variable
+    gathered: int = 0  # how often it had to be put together again
     grew: bool = False
     placements: dict[str, Placement] = field(default_factory=dict)
     followed: set[tuple[str, Split]] = field(default_factory=set)
     drawn: dict[str, Split] = field(default_factory=dict)  # drawn inputs that it reached
+
+    @property
+    def obstacles(self) -> int:
+        """Count what stood in its way."""
+        return self.variables + self.gathered
+
+    @property
+    def on_front(self) -> int:
+        """Count the inputs whose samples are on axis 0."""
+        return sum(axis == 0 for axis in self.axes.values())
+
+    def agrees_with(self, other: "_Trial") -> bool:
+        """Tell whether two readings have the samples of all inputs that both reach on the same axis."""
+        both = self.axes.keys() & other.axes.keys()
+        return bool(both) and all(self.axes[name] == other.axes[name] for name in both)
 
 
 @dataclass(frozen=True)
@@ -111,6 +161,21 @@ class _Search:
             known = trial.axes
         return trial
 
+    def share(self, trial: _Trial, declared: Mapping[str, int | None]) -> _Trial:
+        """Add the inputs that the split did not reach, and whose axis 0 is as long as its samples.
+
+        Where the split gets through to the loss, only those that do not stand in its way.
+        """
+        shapes = {name: data.shape for name, data in self.training.data_inputs.items()}
+        sizes = {shapes[name][axis] for name, axis in trial.axes.items()}
+        for name, shape in shapes.items():
+            if name in trial.axes or name in declared or not shape or shape[0] not in sizes:
+                continue
+            wider = self.spread({**trial.axes, name: 0})
+            if wider.obstacles == 0 or trial.obstacles:
+                trial = wider
+        return trial
+
     def _carry(self, axes: Mapping[str, int], ranks: int) -> _Trial:
         trial = _Trial(dict(axes), placements={name: Split(axis) for name, axis in axes.items()})
         for node in self.nodes:
@@ -121,7 +186,7 @@ class _Search:
             decision = decide_by_rule(node, rule, placements, ranks, self.zeros, self.facts)
             for tensor, has, wants in zip(node.inputs, placements, decision.inputs, strict=True):
                 if isinstance(has, Split) and wants != has:
-                    trial.obstacles += 1
+                    trial.gathered += 1
                 elif isinstance(wants, Split) and wants != has:
                     self._reach(trial, tensor.name, wants)
             trial.placements |= {t.name: p for t, p in zip(node.outputs, decision.outputs, strict=True)}
@@ -137,11 +202,11 @@ class _Search:
                 trial.axes[tensor] = split.axis
                 trial.grew = True
             elif trial.axes.get(tensor) != split.axis:
-                trial.obstacles += 1
+                trial.gathered += 1
         elif tensor in self.training.drawn_inputs:
             trial.drawn.setdefault(tensor, split)
         elif tensor in self.training.variables:
-            trial.obstacles += 1
+            trial.variables += 1
         elif tensor in self.producers:
             self._reach_through(trial, self.producers[tensor], tensor, split)
 
@@ -150,7 +215,7 @@ class _Search:
         index = next(i for i, output in enumerate(node.outputs) if output.name == tensor)
         found = None if rule is None else rule.factor_at(rule.outputs[index], split.axis, split.outer)
         if found is None or found[1] in found[0].whole:
-            trial.obstacles += 1
+            trial.gathered += 1
             return
         refined, factor = found
         for operand, dims in zip(node.inputs, refined.inputs, strict=True):

@@ -145,7 +145,10 @@ def pool_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
         inputs.append(spell(shape, index) if len(shape) > 2 else None)
     output = spell(facts.shape(node.outputs[0].name), len(inputs))
     whole = {name for name in sizes if name.startswith("x")} | ({"c"} if mixes_channels else set())
-    return ShardingRule(tuple(inputs), (output,), sizes, whole=frozenset(whole))
+    last = max(index for index, dims in enumerate(inputs) if dims is not None)
+    return ShardingRule(
+        tuple(inputs), (output,), sizes, ((last,),), frozenset({last}), whole=frozenset(whole)
+    )
 
 
 def local_response(node: gs.Node, facts: Facts) -> ShardingRule:

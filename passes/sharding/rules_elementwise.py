@@ -1,6 +1,7 @@
 """Sharding rules of ops that work point by point, reduce, or contract."""
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import onnx_graphsurgeon as gs
 
@@ -26,12 +27,18 @@ def broadcast_dims(shape: Shape, output: Shape, prefix: str = "d") -> Dims:
 
 
 def elementwise(
-    terms: str = "none", linear: Sequence[int] | None = None, moves: bool = False, count: int | None = None
+    terms: str = "none",
+    linear: Sequence[int] | None = None,
+    moves: bool = False,
+    count: int | None = None,
+    divides: Sequence[int] = (),
+    picks: Literal["max", "min"] | None = None,
 ) -> Rule:
     """Make the rule of a broadcasting op.
 
     terms: "none" (not linear), "each" (a sum of its operands), "product". `linear` names the
-    operands that may be partial; `count`, how many inputs are operands.
+    operands that may be partial; `count`, how many inputs are operands; `divides`, those that divide;
+    `picks`, which one the op picks.
     """
 
     def rule(node: gs.Node, facts: Facts) -> ShardingRule:
@@ -46,7 +53,16 @@ def elementwise(
         per_term = {"none": (), "each": tuple((i,) for i in indices), "product": (tuple(range(operands)),)}
         outputs = tuple(out_dims for _ in node.outputs)
         allowed = frozenset() if terms == "none" else frozenset(indices)
-        return ShardingRule(inputs, outputs, sizes, per_term[terms], allowed, moves=moves)
+        return ShardingRule(
+            inputs,
+            outputs,
+            sizes,
+            per_term[terms],
+            allowed,
+            moves=moves,
+            divides=frozenset(divides),
+            picks=picks,
+        )
 
     return rule
 

@@ -134,6 +134,37 @@ def split(node: gs.Node, facts: Facts) -> ShardingRule:
     return ShardingRule(inputs, tuple(outputs), sizes, ((0,),), LINEAR, whole=cut, moves=True)
 
 
+def equal_parts(node: gs.Node, facts: Facts) -> ShardingRule | None:
+    """Concat of equal parts and Split into equal parts: b.. in, ... <-> b.. (part in); else None.
+
+    The joined axis is that of parts, whole, and within it that of each: [B, H] T times is [T B, H]. It
+    tells where samples lie under the assumed sizes; others may make unequal parts.
+    """
+    if node.op not in ("Concat", "Split"):
+        return None
+    joined = node.outputs[0] if node.op == "Concat" else node.inputs[0]
+    parts = node.inputs if node.op == "Concat" else node.outputs
+    shape = facts.shape(joined.name)
+    axis = node.attrs.get("axis", 0) % len(shape)
+    lengths = {facts.shape(part.name)[axis] for part in parts}
+    if len(lengths) > 1 or UNKNOWN in lengths:
+        return None
+    dims, sizes = named("d", shape)
+    sizes |= {"part": len(parts), "in": lengths.pop()}
+    del sizes[f"d{axis}"]
+    whole: Dims = (*dims[:axis], ("part", "in"), *dims[axis + 1 :])
+    part: Dims = (*dims[:axis], ("in",), *dims[axis + 1 :])
+    held = frozenset({"part"})
+    if node.op == "Concat":
+        indices = range(len(parts))
+        terms = tuple((index,) for index in indices)
+        return ShardingRule(
+            tuple(part for _ in parts), (whole,), sizes, terms, frozenset(indices), whole=held
+        )
+    inputs = (whole, *(None for _ in node.inputs[1:]))
+    return ShardingRule(inputs, tuple(part for _ in parts), sizes, ((0,),), LINEAR, whole=held)
+
+
 def window(node: gs.Node, facts: Facts) -> ShardingRule:
     """Slice, Pad, Tile, Trilu, Resize: axes whose size changes stay whole, and of equal size too
     where the op may still move elements along them."""
@@ -150,7 +181,7 @@ def window(node: gs.Node, facts: Facts) -> ShardingRule:
     own = frozenset(f for axis in out for f in axis if f.startswith("o"))
     whole = own | {f"d{axis}" for axis in range(len(source)) if (f"o{axis}",) == out[axis]}
     inputs = (dims, *(None for _ in node.inputs[1:]))
-    linear = node.op != "Pad" or len(node.inputs) < 3 or not node.inputs[2].name
+    linear = node.op != "Pad" or _pads_zeros(node, facts)
     terms: tuple[tuple[int, ...], ...] = ((0,),) if linear else ()
     spells_shape = node.op == "Resize" and not _has_scales(node, facts) and "axes" not in node.attrs
     return ShardingRule(
@@ -162,6 +193,13 @@ def window(node: gs.Node, facts: Facts) -> ShardingRule:
         whole=frozenset(whole),
         shape_inputs={3: 0} if spells_shape else {},
     )
+
+
+def _pads_zeros(node: gs.Node, facts: Facts) -> bool:
+    if node.attrs.get("mode", "constant") != "constant" or len(node.inputs) < 3 or not node.inputs[2].name:
+        return True
+    value = facts.fixed_value(node.inputs[2].name)
+    return value is not None and not np.any(value)
 
 
 def _touched_axes(node: gs.Node, facts: Facts, rank: int) -> set[int]:

@@ -37,6 +37,8 @@ class ShardingRule:
     shape_inputs  input index -> the output whose shape that input spells
     moves         the op only moves elements, so any kind of partial passes through
     indexed       factors reached by index: not every entry is visited
+    divides       inputs of a term that divide it
+    picks         the op picks the largest, or the smallest, of its operands, point by point
     """
 
     inputs: tuple[Dims | None, ...]
@@ -49,6 +51,8 @@ class ShardingRule:
     shape_inputs: Mapping[int, int] = field(default_factory=dict)
     moves: bool = False
     indexed: frozenset[str] = frozenset()
+    divides: frozenset[int] = frozenset()
+    picks: Literal["max", "min"] | None = None
 
     @cached_property
     def flops(self) -> int:

@@ -15,7 +15,7 @@ from partc.passes.sharding.sharding_rule import ShardingRule
 NONLINEAR = """
     Abs Acos Acosh And Asin Asinh Atan Atanh BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Ceil Celu Cos Cosh
     Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less
-    LessOrEqual Log Max Min Mish Mod Not Or PRelu Pow Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh
+    LessOrEqual Log Mish Mod Not Or PRelu Pow Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh
     Softplus Softsign Sqrt Tan Tanh ThresholdedRelu Xor
 """
 
@@ -25,7 +25,9 @@ RULES: dict[str, Rule] = {
     "Sub": elementwise("each"),
     "Sum": elementwise("each"),
     "Mul": elementwise("product"),
-    "Div": elementwise("product", linear=[0]),
+    "Div": elementwise("product", linear=[0], divides=[1]),
+    "Max": elementwise(picks="max"),
+    "Min": elementwise(picks="min"),
     "Neg": elementwise("each"),
     "Identity": elementwise("each", moves=True),
     "Where": elementwise("each", linear=[1, 2]),

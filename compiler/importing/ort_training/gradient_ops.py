@@ -114,9 +114,16 @@ def _cross_entropy(at: ForwardNode) -> Sequence[str]:
     slope = at.op("Sub", at.op("Exp", log_probabilities), is_label)
     share = at.op("Mul", counts, at.x(0))
     if at.attribute("reduction", "mean") == "mean":
-        share = at.op("Div", share, at.op("ReduceSum", counts, keepdims=0))
+        share = at.op("Div", share, _total(at, labels, counts))
     gradient = at.op("Mul", slope, at.op("Unsqueeze", share, at.build.ints(1)))
     return (at.op("Add", gradient, bias) if bias else gradient,)
+
+
+def _total(at: ForwardNode, labels: str, counts: str) -> str:
+    """Return what a mean divides by: where every label counts 1, that follows from their number alone."""
+    if at.attribute("ignore_index") is None and not at.x(3):
+        return at.op("Cast", at.op("Size", labels), to=at.types[at.x(1)].element)
+    return at.op("ReduceSum", counts, keepdims=0)
 
 
 def _counted(at: ForwardNode, labels: str) -> str:

@@ -1,0 +1,199 @@
+"""How a node's results follow from the replicas', by its sharding rule.
+
+    MatMul   b m k, k n -> b m n    x beside on b, W alike           -> beside on b
+    MatMul   k m, k n -> m n        both beside on k, powers p, q    -> sum of power p + q
+    Add      a sum of power 1 (a mean) and W alike                   -> sum of power 1
+    Softmax  beside on the axis it works along                       -> coupled
+
+Powers add in a product, are taken off by a divisor, and must agree in a sum of terms. What is not linear
+takes only what needs no scaling.
+"""
+
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+
+import onnx_graphsurgeon as gs
+
+from partc.passes.replicas.joined import ALIKE, Joined, coupled
+from partc.passes.sharding.sharding_rule import Axis, ShardingRule
+
+Uniform = Callable[[str, int, int, int], bool]  # tensor, axis, outer, size -> are the factor's entries equal
+
+
+@dataclass(frozen=True)
+class Operands:
+    """A node, its rule, and how each operand follows from the replicas'.
+
+    `grown`: the output's axis that is longer for a larger batch, where the node is told.
+    """
+
+    node: gs.Node
+    rule: ShardingRule
+    joined: Sequence[Joined]
+    zeros: Set[str]
+    uniform: Uniform
+    grown: int | None = None
+
+    def is_zero(self, index: int) -> bool:
+        """Tell whether an operand is zero everywhere."""
+        return self.node.inputs[index].name in self.zeros
+
+    def refuse(self, why: str) -> Joined:
+        """Return coupled results, with what the node does as the reason."""
+        return coupled(f"node {self.node.name!r} ({self.node.op}) {why}")
+
+
+def join_by_rule(operands: Operands) -> list[Joined]:
+    """Return how each output follows from the replicas' outputs."""
+    kinds = {joined.kind for joined in operands.joined}
+    if "beside" in kinds:
+        return _join_beside(operands)
+    if kinds & {"max", "min"}:
+        found = _join_extremes(operands)
+    elif "sum" in kinds:
+        found = _join_sums(operands)
+    else:
+        found = _join_alike(operands)
+    return [found for _ in operands.node.outputs]
+
+
+# ---------------------------------------------------------------- samples side by side
+
+
+def _join_beside(operands: Operands) -> list[Joined]:
+    placed = _factor_of_samples(operands)
+    if isinstance(placed, Joined):
+        return [placed for _ in operands.node.outputs]
+    rule, factor = placed
+    fits = _fit_all(operands, rule, factor)
+    power = fits if isinstance(fits, Joined) else _power(operands, rule, _powers_beside(operands))
+    if isinstance(power, Joined):
+        return [power for _ in operands.node.outputs]
+    return [_output(operands, rule, factor, index, power) for index in range(len(operands.node.outputs))]
+
+
+def _factor_of_samples(operands: Operands) -> tuple[ShardingRule, str] | Joined:
+    """Return the factor that holds the samples, and the rule that names it."""
+    rule, factor = operands.rule, ""
+    known = [(i, j) for i, j in enumerate(operands.joined) if j.kind == "beside"]
+    for index, joined in sorted(known, key=lambda entry: entry[1].outer is None):
+        dims = rule.inputs[index]
+        if dims is None:
+            return operands.refuse("reads all samples at once")
+        if factor:
+            position = rule.position_of(dims, factor)
+            if position is None or position[0] != joined.axis or joined.outer not in (None, position[1]):
+                return operands.refuse("takes samples together with other samples")
+            continue
+        found = _anywhere(operands, dims[joined.axis]) if joined.outer is None else None
+        found = found or rule.factor_at(dims, joined.axis, joined.outer or 1)
+        if found is None:
+            return operands.refuse("lays samples out in another order")
+        rule, factor = found
+    if factor in rule.whole:
+        return operands.refuse("works along the samples")
+    return rule, factor
+
+
+def _anywhere(operands: Operands, factors: Axis) -> tuple[ShardingRule, str] | None:
+    """Return the factor that is known to grow, of those that equal entries lie on."""
+    rule, grown = operands.rule, operands.grown
+    known = set() if grown is None else set(rule.outputs[0][grown])
+    return next(((rule, factor) for factor in factors if factor in known and rule.sizes[factor] > 1), None)
+
+
+def _fit_all(operands: Operands, rule: ShardingRule, factor: str) -> None | Joined:
+    """Refuse operands that are not beside and cannot be."""
+    for index, joined in enumerate(operands.joined):
+        dims, name = rule.inputs[index], operands.node.inputs[index].name
+        if joined.kind == "beside" or not name or operands.is_zero(index):
+            continue
+        if joined.kind in ("sum", "max", "min"):
+            return operands.refuse("reads what all samples make together, beside single ones")
+        position = None if dims is None else rule.position_of(dims, factor)
+        if position is not None and not operands.uniform(name, *position, rule.sizes[factor]):
+            return operands.refuse(f"reads {name!r}, which has an entry for every place in the batch")
+    return None
+
+
+def _powers_beside(operands: Operands) -> list[int]:
+    return [joined.power for joined in operands.joined]
+
+
+def _power(operands: Operands, rule: ShardingRule, powers: Sequence[int]) -> int | Joined:
+    """Return the power of the output, if every term has the same."""
+    in_terms = {index for term in rule.terms for index in term}
+    for index, power in enumerate(powers):
+        if index not in in_terms and power:
+            return operands.refuse("is not linear in what the size of the batch scales")
+    signs = [-1 if index in rule.divides else 1 for index in range(len(powers))]
+    found = {
+        sum(signs[index] * powers[index] for index in term)
+        for term in rule.terms
+        if not any(operands.is_zero(index) for index in term)
+    }
+    if len(found) > 1:
+        return operands.refuse("adds what grows with the batch to what does not")
+    return found.pop() if found else 0
+
+
+def _output(operands: Operands, rule: ShardingRule, factor: str, index: int, power: int) -> Joined:
+    position = rule.position_of(rule.outputs[index], factor)
+    if position is not None:
+        axis, outer = position
+        entries = [j for i, j in enumerate(operands.joined) if j.kind == "beside" and not operands.is_zero(i)]
+        is_alone = rule.outputs[index][axis] == (factor,)
+        is_anywhere = is_alone and all(entry.outer is None for entry in entries)
+        return Joined("beside", power, axis, None if is_anywhere else outer)
+    how = rule.combine.get(factor)
+    if how is None or not _every_term_has(operands, rule, factor):
+        return operands.refuse("takes samples together")
+    if how in ("sum", "mean"):
+        return Joined("sum", power + (how == "mean"))
+    return Joined(how) if power == 0 else operands.refuse("compares what the size of the batch scales")
+
+
+def _every_term_has(operands: Operands, rule: ShardingRule, factor: str) -> bool:
+    def has(index: int) -> bool:
+        dims = rule.inputs[index]
+        return dims is not None and rule.position_of(dims, factor) is not None
+
+    return all(any(has(i) or operands.is_zero(i) for i in term) for term in rule.terms)
+
+
+# ---------------------------------------------------------------- no samples any more
+
+
+def _join_alike(operands: Operands) -> Joined:
+    power = _power(operands, operands.rule, [joined.power for joined in operands.joined])
+    return power if isinstance(power, Joined) else ALIKE.with_power(power)
+
+
+def _join_sums(operands: Operands) -> Joined:
+    """A sum over samples, scaled or added to others: a term alike counts as a sum of one power more."""
+    rule, joined = operands.rule, operands.joined
+    sums = {index for index, operand in enumerate(joined) if operand.kind == "sum"}
+    if sums & rule.divides:
+        return operands.refuse("divides by what is summed over the samples, as a count of labels is")
+    if not rule.terms or not sums <= rule.linear:
+        return operands.refuse("is not linear in what is summed over the samples")
+    powers = [operand.power for operand in joined]
+    for term in rule.terms:
+        if any(operands.is_zero(index) for index in term):
+            continue
+        if len(met := sums.intersection(term)) > 1:
+            return operands.refuse("multiplies two sums over the samples")
+        if not met:
+            powers[term[0]] += -1 if term[0] in rule.divides else 1
+    power = _power(operands, rule, powers)
+    return power if isinstance(power, Joined) else Joined("sum", power)
+
+
+def _join_extremes(operands: Operands) -> Joined:
+    """The largest of the samples' values, moved about or compared with what is alike."""
+    rule, kinds = operands.rule, {joined.kind for joined in operands.joined} - {"alike"}
+    others = [joined for joined in operands.joined if joined.kind == "alike"]
+    passes = rule.moves and len(rule.terms) == 1
+    if len(kinds) == 1 and (passes or rule.picks in kinds) and all(joined.power == 0 for joined in others):
+        return Joined(kinds.pop())
+    return operands.refuse("is no maximum or minimum, and reads one over the samples")

@@ -1,0 +1,203 @@
+"""Follow what replicas compute through a training step: how does the whole batch's tensor come of theirs?
+
+    data on samples: beside     variables: alike     then node by node, by the sharding rules and by sizes
+
+Behind a gradient, where replicas meet, everybody has the same: updates read it as alike. What this finds is
+true of every batch: nothing is run but what follows from sizes.
+"""
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from partc.passes.analysis.facts import Facts
+from partc.passes.analysis.find_roles import gradient_tensors
+from partc.passes.analysis.find_zeros import find_zeros
+from partc.passes.analysis.reachability import reads_of
+from partc.passes.replicas.join_by_rule import Operands, join_by_rule
+from partc.passes.replicas.join_sizes import (
+    Sizes,
+    compute_sizes,
+    is_uniform_along,
+    joined_value,
+    sizes_of_shape,
+)
+from partc.passes.replicas.joined import ALIKE, Joined, coupled
+from partc.passes.sharding.rules_shape import equal_parts
+from partc.passes.sharding.sharding_rule import ShardingRule
+from partc.passes.sharding.sharding_rules import rule_of
+from partc.passes.training_graph import TrainingGraph
+from partc.runtime.program import DrawnInput
+
+
+def join_replicas(training: TrainingGraph, facts: Facts, main: Set[str]) -> dict[str, Joined]:
+    """Return how every tensor of the step follows from the replicas'.
+
+    `main`: the names of the nodes before the gradients. The others read gradients as alike.
+    """
+    walk = _Walk(training, facts, frozenset(main), set(find_zeros(training.graph, facts)))
+    return walk.run()
+
+
+@dataclass
+class _Walk:
+    training: TrainingGraph
+    facts: Facts
+    main: frozenset[str]
+    zeros: set[str]  # tensors that are zero everywhere
+    joined: dict[str, Joined] = field(default_factory=dict)
+    sizes: dict[str, Sizes] = field(default_factory=dict)  # what follows from sizes
+    uniform: dict[tuple[str, int, int, int], bool] = field(default_factory=dict)
+    met: frozenset[str] = frozenset()  # gradients, where replicas meet
+    producers: Mapping[str, gs.Node] = field(default_factory=dict)
+    tensors: Mapping[str, gs.Tensor] = field(default_factory=dict)
+
+    def run(self) -> dict[str, Joined]:
+        graph = self.training.graph
+        self.met = frozenset(t for g in self.training.gradients.values() for t in gradient_tensors(g))
+        self.producers = {tensor.name: node for node in graph.nodes for tensor in node.outputs}
+        self.tensors = graph.tensors()
+        self._place_inputs()
+        for node in graph.nodes:
+            for tensor, joined in zip(node.outputs, self._join(node), strict=True):
+                self.joined[tensor.name] = joined
+        return self.joined
+
+    def _place_inputs(self) -> None:
+        for name, entry in (self.training.data_inputs | self.training.drawn_inputs).items():
+            if entry.sample_axis is not None:
+                outer = entry.outer if isinstance(entry, DrawnInput) else 1
+                self.joined[name] = Joined("beside", 0, entry.sample_axis, outer)
+        for name in self.training.shard_inputs:
+            self.joined[name] = coupled(f"input {name!r} tells replicas apart")
+
+    def _read(self, tensor: str, node: gs.Node) -> Joined:
+        if tensor in self.met and node.name not in self.main:
+            return ALIKE
+        return self.joined.get(tensor, ALIKE)
+
+    def _join(self, node: gs.Node) -> list[Joined]:
+        read = [self._read(tensor.name, node) for tensor in reads_of(node)]
+        if node.op in ("Shape", "Size"):
+            return [self._join_shape(node)]
+        spoiled = next((joined for joined in read if joined.kind == "coupled"), None)
+        if spoiled is not None:
+            return [spoiled for _ in node.outputs]
+        if any(tensor.name in self.sizes for tensor in node.inputs):
+            found = self._join_sizes(node)
+            if found is not None:
+                return found
+        if all(joined == ALIKE for joined in read):
+            return [ALIKE for _ in node.outputs]
+        return self._join_tensors(node)
+
+    # ------------------------------------------------------------ sizes
+
+    def _join_shape(self, node: gs.Node) -> Joined:
+        source = self._read(node.inputs[0].name, node)
+        sizes = sizes_of_shape(node, source, self.facts)
+        if sizes is None:
+            return (
+                source if source.kind == "coupled" else coupled(f"node {node.name!r} reads a size from data")
+            )
+        return self._grown(node, node.outputs[0].name, sizes)
+
+    def _join_sizes(self, node: gs.Node) -> list[Joined] | None:
+        """Return what becomes of numbers that follow from sizes alone."""
+        found = compute_sizes(node, self.sizes, self.facts, self.training.opset)
+        return None if found is None else [self._grown(node, name, sizes) for name, sizes in found.items()]
+
+    def _grown(self, node: gs.Node, name: str, sizes: Sizes) -> Joined:
+        self.sizes[name] = sizes
+        return ALIKE if sizes.is_same else joined_value(node, sizes)
+
+    def _grows(self, tensor: str) -> bool:
+        return tensor in self.sizes and not self.sizes[tensor].is_same
+
+    def _doubles(self, tensor: str) -> bool:
+        return tensor in self.sizes and np.array_equal(2 * self.sizes[tensor].once, self.sizes[tensor].twice)
+
+    # ------------------------------------------------------------ tensors
+
+    def _join_tensors(self, node: gs.Node) -> list[Joined]:
+        parts = equal_parts(node, self.facts)
+        rule = parts or rule_of(node, self.facts)
+        if rule is None:
+            why = f"node {node.name!r} ({node.op}) has no sharding rule: it may take samples together"
+            return [coupled(why) for _ in node.outputs]
+        joined = [self._read(tensor.name, node) if tensor.name else ALIKE for tensor in node.inputs]
+        spelled = [index for index in rule.shape_inputs if self._grows(node.inputs[index].name)]
+        ignored = set(rule.shape_inputs) | {
+            index
+            for index, tensor in enumerate(node.inputs)
+            if parts is not None and self._doubles(tensor.name)
+        }
+        joined = [ALIKE if index in ignored else entry for index, entry in enumerate(joined)]
+        grown = self._grown_axis(rule, node.inputs[spelled[0]].name) if spelled else None
+        operands = Operands(node, rule, joined, self.zeros, self._is_uniform, grown)
+        told = [
+            index
+            for index, tensor in enumerate(node.inputs)
+            if rule.inputs[index] is None and index not in ignored and self._grows(tensor.name)
+        ]
+        if told or any(entry.kind == "sizes" for entry in joined):
+            return [operands.refuse("is told the size of the batch") for _ in node.outputs]
+        if spelled and not any(entry.kind == "beside" for entry in joined):
+            return [self._stretch(operands)]
+        if rule.terms and all(any(operands.is_zero(index) for index in term) for term in rule.terms):
+            self.zeros.update(tensor.name for tensor in node.outputs)
+        return join_by_rule(operands)
+
+    def _grown_axis(self, rule: ShardingRule, spelled: str) -> int | None:
+        """Return the output's one axis that is twice as long for twice the batch."""
+        once, twice = self.sizes[spelled].once, self.sizes[spelled].twice
+        grown = np.flatnonzero(once != twice).tolist() if once.shape == twice.shape else []
+        if len(grown) != 1 or 2 * once[grown[0]] != twice[grown[0]]:
+            return None
+        return int(grown[0]) + len(rule.outputs[0]) - len(twice)
+
+    def _stretch(self, operands: Operands) -> Joined:
+        """Return what Expand and ConstantOfShape make of a shape that has grown."""
+        rule, axis = operands.rule, operands.grown
+        found = join_by_rule(operands)[0]
+        if axis is None or found.kind != "alike":
+            return operands.refuse("is told the size of the batch")
+        read = {factor for dims in rule.inputs for place in dims or () for factor in place}
+        if read & set(rule.outputs[0][axis]):
+            return operands.refuse("is told the size of the batch")
+        return Joined("beside", found.power, axis, None)
+
+    # ------------------------------------------------------------ equal entries
+
+    def _is_uniform(self, tensor: str, axis: int, outer: int, size: int) -> bool:
+        """Tell whether a tensor that holds no samples has equal entries for every place in the batch."""
+        asked = (tensor, axis, outer, size)
+        if asked not in self.uniform:
+            self.uniform[asked] = self._find_uniform(*asked)
+        return self.uniform[asked]
+
+    def _find_uniform(self, tensor: str, axis: int, outer: int, size: int) -> bool:
+        value = self.facts.value(tensor)
+        if value is None and isinstance(held := self.tensors.get(tensor), gs.Constant):
+            value = held.values
+        if value is not None:
+            inner = value.shape[axis] // (outer * size)
+            shape = (*value.shape[:axis], outer, size, inner, *value.shape[axis + 1 :])
+            return is_uniform_along(value.reshape(shape), axis + 1)
+        node = self.producers.get(tensor)
+        rule = None if node is None else rule_of(node, self.facts)
+        if node is None or rule is None:
+            return False
+        index = next(i for i, output in enumerate(node.outputs) if output.name == tensor)
+        found = rule.factor_at(rule.outputs[index], axis, outer)
+        if found is None or found[1] in found[0].whole or found[0].sizes[found[1]] != size:
+            return False
+        refined, factor = found
+        places = [
+            (operand.name, refined.position_of(dims, factor))
+            for operand, dims in zip(node.inputs, refined.inputs, strict=True)
+            if dims is not None
+        ]
+        return all(place is None or self._is_uniform(name, *place, size) for name, place in places)

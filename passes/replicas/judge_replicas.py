@@ -1,0 +1,147 @@
+"""Judge from a step's structure whether replicas train what one device trains on the whole batch.
+
+    gradient   averaged over replicas: it must be a mean over the samples     (summed: a sum over them)
+    variable   updated from samples beside any gradient: a mean over them
+    update     everything behind the gradients must not depend on the batch or its size
+
+What is not so is a departure, with the node that makes it so. A step without departures is proven: the
+average of the replicas' gradients is the gradient of the whole batch, whatever the data.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from partc.passes.analysis.facts import Facts
+from partc.passes.analysis.find_roles import find_roles
+from partc.passes.indexed_slices import pairs_of
+from partc.passes.replicas.join_replicas import join_replicas
+from partc.passes.replicas.joined import Joined
+from partc.passes.training_graph import Gradient, TrainingGraph
+from partc.runtime.program import Aggregation
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """What replicas make of a tensor otherwise than one device does, and why."""
+
+    of: Literal["gradient", "variable", "output"]
+    name: str  # the parameter, the variable or the output
+    why: str
+    by_constant: bool = False  # a constant may hold the size of the batch: a sum, of a loss that is a mean
+
+
+def judge_replicas(
+    training: TrainingGraph,
+    facts: Facts,
+    aggregation: Aggregation = Aggregation(),  # noqa: B008  # frozen
+) -> tuple[Departure, ...]:
+    """Return every departure from one device on the whole batch; none: it is proven.
+
+    Needs: gradients and sample axes are known, sizes above one.
+    """
+    if any(
+        facts.shape(name)[data.sample_axis] == 1
+        for name, data in training.data_inputs.items()
+        if data.sample_axis is not None
+    ):
+        why = "a batch of one does not show what becomes of a larger one"
+        return tuple(Departure("gradient", name, why) for name in training.gradients)
+    joined = join_replicas(training, facts, find_roles(training).main)
+    judge = _Judge(training, joined, aggregation)
+    return (*judge.gradients(), *judge.variables(), *judge.outputs())
+
+
+@dataclass(frozen=True)
+class _Judge:
+    training: TrainingGraph
+    joined: Mapping[str, Joined]
+    aggregation: Aggregation
+
+    def _of(self, tensor: str) -> Joined:
+        return self.joined.get(tensor, Joined("alike"))
+
+    def gradients(self) -> Iterator[Departure]:
+        for name, gradient in self.training.gradients.items():
+            why = self._why_not_slices(gradient) if gradient.is_sparse else self._why_not_dense(gradient)
+            if why:
+                yield Departure("gradient", name, why, self._may_be_constant(gradient))
+
+    def _may_be_constant(self, gradient: Gradient) -> bool:
+        """Tell whether a gradient is a mean if a constant of the graph holds the size of the batch."""
+        sizes = [
+            data.shape[data.sample_axis]
+            for data in self.training.data_inputs.values()
+            if data.sample_axis is not None
+        ]
+        if (
+            self.training.loss is None
+            or not self._of(self.training.loss).is_mean
+            or not all(isinstance(size, int) for size in sizes)
+        ):
+            return False
+        averages = self.aggregation.average_sparse if gradient.is_sparse else self.aggregation.average_dense
+        summed = replace(self, aggregation=Aggregation(False, False))
+        why = summed._why_not_slices(gradient) if gradient.is_sparse else summed._why_not_dense(gradient)
+        return averages and not why
+
+    def _why_not_dense(self, gradient: Gradient) -> str:
+        averages, joined = self.aggregation.average_dense, self._of(gradient.dense or "")
+        return "" if (joined.is_mean if averages else joined.is_sum) else _explain(joined, averages)
+
+    def _why_not_slices(self, gradient: Gradient) -> str:
+        """A table that is read twice has two pairs of ids and rows."""
+        tensors = self.training.graph.tensors()
+        pairs = pairs_of(tensors[gradient.ids], tensors[gradient.rows])
+        return next(filter(None, (self._why_not_pair(*pair) for pair in pairs)), "")
+
+    def _why_not_pair(self, ids_name: str, rows_name: str) -> str:
+        """Replicas' slices are laid one behind the other, so ids and rows must go together."""
+        averages = self.aggregation.average_sparse
+        ids, rows = self._of(ids_name), self._of(rows_name)
+        if ids.kind == "alike" and ids.power == 0:
+            return "" if (rows.is_mean if averages else rows.is_sum) else _explain(rows, averages)
+        for joined in (ids, rows):
+            if joined.kind == "coupled":
+                return joined.why
+        places = {(joined.kind, joined.axis, joined.outer) for joined in (ids, rows)}
+        if len(places) > 1 or ids.kind != "beside" or ids.axis or ids.power:
+            return "its ids and rows lie in different orders"
+        wanted = "divided by the samples" if averages else "a sum over the samples"
+        return "" if rows.power == int(averages) else f"it is not {wanted}"
+
+    def variables(self) -> Iterator[Departure]:
+        for name, variable in self.training.variables.items():
+            joined = self._of(variable.next)
+            if not joined.is_mean:
+                yield Departure("variable", name, _explain(joined, True))
+
+    def outputs(self) -> Iterator[Departure]:
+        tensors = {tensor.name: tensor for tensor in self.training.graph.outputs}
+        for name in self.training.outputs:
+            tensor, joined = tensors[name], self._of(name)
+            is_averaged = (
+                tensor.shape is not None
+                and len(tensor.shape) == 0
+                and np.issubdtype(tensor.dtype, np.floating)
+            )
+            if (is_averaged or joined.kind == "alike") and not joined.is_mean:
+                yield Departure("output", name, _explain(joined, True))
+
+
+def _explain(joined: Joined, averages: bool) -> str:
+    """Say why the average (or sum) of the replicas' tensors is not the whole batch's."""
+    wanted = "mean" if averages else "sum"
+    match joined.kind:
+        case "coupled":
+            return joined.why
+        case "sum" if joined.power in (0, 1) and averages != bool(joined.power):
+            return f"it is a {'mean' if joined.power else 'sum'} over the samples, not a {wanted}"
+        case "max" | "min":
+            return f"it is the {joined.kind}imum over the samples, not a {wanted}"
+        case "beside":
+            return "it holds an entry for every sample of the batch"
+        case _:
+            return "it depends on the size of the batch"
