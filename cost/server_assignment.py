@@ -18,8 +18,8 @@ frequency, one server stores the few frequent ones, another the many rare ones.
 
 A variable is split if it is more than 1 / (4 servers) of all bytes stored or moved (and 1 KiB at
 least), or larger than a server. A longest-first greedy placement is the solver's hint. Everything is
-an integer: stored bytes exact, moved ones in units of 2**-40 of them all; the seed, the single worker and the limit in deterministic time make
-equal inputs give equal answers.
+an integer: stored bytes exact, moved ones in units of 2**-40 of them all; the seed, the single worker
+and the limit in deterministic time make equal inputs give equal answers.
 """
 
 import math

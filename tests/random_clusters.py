@@ -5,7 +5,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from partc.compiler.training.build import build_training_graph
-from partc.compiler.training.optimizers import Adagrad, Adam, Momentum, SGD
+from partc.compiler.training.optimizers import SGD, Adagrad, Adam, Momentum
 from partc.cost.cluster import CLUSTER_FORMAT, Cluster, Device, Host, Link
 
 OPTIMIZERS = (SGD(0.1), Momentum(0.1), Adam(0.1), Adagrad(0.1))

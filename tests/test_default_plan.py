@@ -3,17 +3,14 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import onnx
 import pytest
 
-from partc.compiler.driver import Compilation, CompileOptions, compile_graph, decide
+from partc.compiler.driver import Compilation, CompileOptions, compile_graph
 from partc.compiler.importing.import_training import import_training_graph
-from partc.compiler.price_step import StepPrice
-from partc.compiler.stopwatch import Stopwatch
 from partc.cost.cluster import Cluster
 from partc.cost.search_strategy import TIE
-from partc.cost.strategy import Strategy, Synchronisation
+from partc.cost.strategy import Strategy
 from partc.cost.timeline import simulate
 from tests.random_clusters import random_cluster, random_table_step
 from tests.random_steps import random_step

@@ -14,7 +14,7 @@ from partc.compiler.reporting.explain_choices import candidates, worked_examples
 from partc.compiler.reporting.measure_traffic import host_traffic
 from partc.cost.timeline import Event, Timeline
 from partc.runtime.program import Run
-from tests.compiled_reports import CLUSTERS, Compiled, TextReader, compile_everywhere, plain
+from tests.compiled_reports import CLUSTERS, Compiled, TextReader, compile_everywhere, compile_lm, plain
 
 CSS = Path(__file__).parent.parent / "compiler" / "reporting" / "report.css"
 
