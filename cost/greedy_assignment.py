@@ -17,7 +17,7 @@ class Rows:
     name: str
     rows: int
     stored_row_bytes: int
-    moved_row_bytes: int
+    moved_row_bytes: float  # in a step, of all its rows on average: of a table's bias far less than one
     is_split: bool
     fixed: tuple[int, ...] | None = None  # rows per server, where the user has decided
     spread: Spread = ()  # of its traffic over its rows

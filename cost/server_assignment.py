@@ -18,8 +18,8 @@ frequency, one server stores the few frequent ones, another the many rare ones.
 
 A variable is split if it is more than 1 / (4 servers) of all bytes stored or moved (and 1 KiB at
 least), or larger than a server. A longest-first greedy placement is the solver's hint. Everything is
-an integer, so bytes are exact; the seed, the single worker and the limit in deterministic time make
-equal inputs give equal answers.
+an integer: stored bytes exact, moved ones in units of 2**-40 of them all; the seed, the single worker
+and the limit in deterministic time make equal inputs give equal answers.
 """
 
 import math
@@ -42,6 +42,7 @@ BALANCE_SLACK = 0.005  # stored bytes given up for evener traffic
 UNEVENNESS = 0.25  # a server's share of a split variable exceeds the even one by this at most
 STORED_GAP = 1e-3  # relative, good enough; the bound is reported
 MOVED_GAP = 1e-2
+TRAFFIC_UNITS = 2**40  # all traffic of a step together, for a solver that counts in whole numbers
 CUT_WAYS = (1.0, 0.75, 0.5, 0.25)  # how far cuts by rows are moved to those by traffic
 DETERMINISTIC_LIMIT = 0.1  # per solve, in CP-SAT's own unit, about a tenth of a second
 
@@ -163,7 +164,7 @@ def _rows_to_place(
             name=fact.name,
             rows=fact.rows,
             stored_row_bytes=fact.row_bytes + fact.slot_row_bytes,
-            moved_row_bytes=max(1, round(fact.touched_rows * fact.row_bytes / max(1, fact.rows))),
+            moved_row_bytes=fact.touched_rows * fact.row_bytes / max(1, fact.rows),
             is_split=len(rooms) > 1 and fact.rows > 1 and is_large(fact),
             fixed=_fixed_rows(pinned.get(fact.name, ()), servers),
             spread=fact.spread,
@@ -184,13 +185,20 @@ def _build(items: Sequence[Rows], rooms: Sequence[int], hint: Sequence[Sequence[
     model = cp_model.CpModel()
     most = _even_share(items, rooms)
     rows_of = [_own_every_row(model, item, rows, most) for item, rows in zip(items, hint, strict=True)]
-    total_moved = sum(item.rows * item.moved_row_bytes for item in items)
+    weights = _traffic_weights(items)
+    total_moved = sum(item.rows * weight for item, weight in zip(items, weights, strict=True))
     stored = model.new_int_var(0, max(rooms), "stored")
     moved = model.new_int_var(0, total_moved, "moved")
     _limit_loads(model, items, rows_of, rooms, stored, moved)
     model.add_hint(stored, max(_loads(hint, [item.stored_row_bytes for item in items])))
-    model.add_hint(moved, max(_loads(hint, [item.moved_row_bytes for item in items])))
+    model.add_hint(moved, max(_loads(hint, weights)))
     return _Model(model, rows_of, stored, moved)
+
+
+def _traffic_weights(items: Sequence[Rows]) -> list[int]:
+    """Return what a row of each item moves in a step, in units so small that rounding them is no matter."""
+    total_bytes = sum(item.rows * item.moved_row_bytes for item in items)
+    return [round(item.moved_row_bytes * TRAFFIC_UNITS / total_bytes) if total_bytes else 0 for item in items]
 
 
 def _even_share(items: Sequence[Rows], rooms: Sequence[int]) -> float:
@@ -237,7 +245,7 @@ def _limit_loads(
     moved: cp_model.IntVar,
 ) -> None:
     stored_weights = [item.stored_row_bytes for item in items]
-    moved_weights = [item.moved_row_bytes for item in items]
+    moved_weights = _traffic_weights(items)
     for s, room in enumerate(rooms):
         rows = [counts[s] for counts in rows_of]
         on_server = cp_model.LinearExpr.weighted_sum(rows, stored_weights)

@@ -11,6 +11,7 @@ from partc.compiler.reporting import units
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import Adagrad
 from partc.cost.cluster import Cluster, Device, Host, Link, read_cluster
+from partc.cost.synchronisation import Mode
 from partc.models.catalogue import build_model
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -83,13 +84,13 @@ def ten_hosts() -> Cluster:
     )
 
 
-def compile_lm(cluster: str, out: Path) -> Compiled:
+def compile_lm(cluster: str, out: Path, strategy: Mode = "auto") -> Compiled:
     """Compile a small language model, whose tables are large next to what a step touches."""
     options = {"vocab": 20_000, "embedding": 32, "cells": 32, "projection": 32, "steps": 3, "samples": 64}
     forward = build_model("lm", **options, batch=8)
     step = build_training_graph(forward, loss="loss", optimizer=Adagrad(0.1), clip_global_norm=10.0)
     hosts = ten_hosts() if cluster == "ten hosts" else read_cluster(EXAMPLES / f"{cluster}.json")
-    compilation = compile_graph(import_training_graph(step), hosts, out, CompileOptions())
+    compilation = compile_graph(import_training_graph(step), hosts, out, CompileOptions(strategy))
     return Compiled(compilation, hosts, out)
 
 

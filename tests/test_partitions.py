@@ -8,7 +8,7 @@ import pytest
 import partc
 from partc.compiler.choose_partitions import Partitioner, measure_partitions, quickest
 from partc.cost.cluster import Cluster, Link
-from partc.cost.partitions import partition_evenly, search_partitions
+from partc.cost.partitions import search_partitions
 from partc.cost.strategy import Shard, SyncFacts
 from partc.cost.strategy_check import check_strategy
 from partc.cost.synchronisation import choose_strategy
@@ -102,7 +102,9 @@ def test_ties_go_to_the_greater_number_which_spreads_memory() -> None:
 
 
 def test_a_variable_that_balance_does_not_split_stays_whole() -> None:
-    assert partition_evenly([SMALL], FOUR, {"b": (Shard("host0", 0, 64),)}, 4) == {}
+    strategy, _ = choose_strategy([SMALL, TABLE], FOUR, "ps", "per-replica", partitions=4)
+
+    assert len(strategy.parameters["b"].shards) == 1
 
 
 def test_more_partitions_than_servers_are_refused() -> None:

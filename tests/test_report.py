@@ -15,7 +15,7 @@ from partc.compiler.reporting.explain_choices import candidates, worked_examples
 from partc.compiler.reporting.measure_traffic import host_traffic
 from partc.cost.timeline import Bars, Timeline
 from partc.runtime.program import Run
-from tests.compiled_reports import CLUSTERS, Compiled, TextReader, compile_everywhere, plain
+from tests.compiled_reports import CLUSTERS, Compiled, TextReader, compile_everywhere, compile_lm, plain
 
 CSS = Path(__file__).parent.parent / "compiler" / "reporting" / "report.css"
 
@@ -106,24 +106,33 @@ def test_embedding_is_explained_with_all_alternatives_and_the_chosen_one_marked(
     assert plain(sparse.verdict) in on_2x2.text
 
 
-def test_cheapest_candidate_is_the_chosen_one(on_2x2: Compiled) -> None:
-    costs = on_2x2.compilation.costs
+def test_whole_steps_are_compared_and_the_quickest_is_the_chosen_one(on_2x2: Compiled) -> None:
+    compilation = on_2x2.compilation
 
-    found = candidates(costs)
+    found = candidates(compilation.costs, compilation.timeline.step_s)
 
-    assert [candidate.name for candidate in found if candidate.chosen] == ["auto"]
-    assert {candidate.name for candidate in found} == set(costs.totals_s)
+    assert [candidate.chosen for candidate in found] == [True, *[False] * (len(found) - 1)]
+    assert found[0].seconds == units.seconds(compilation.timeline.step_s)
+    named = {name for tried in compilation.costs.tried for name in tried.names}
+    assert set(compilation.costs.totals_s) <= named
     assert max(candidate.share for candidate in found) == 1.0
 
 
-def test_solver_and_servers_are_reported(on_2x2: Compiled) -> None:
-    assignment = on_2x2.compilation.costs.assignment
+def test_what_nobody_asked_for_is_not_said_to_be_asked_for(all_compiled: dict[str, Compiled]) -> None:
+    for compiled in all_compiled.values():
+        assert "was asked for" not in compiled.text
+
+
+def test_solver_and_servers_are_reported(tmp_path: Path) -> None:
+    served = compile_lm("cluster-2x2", tmp_path / "out", "ps")
+    assignment = served.compilation.costs.assignment
     assert assignment is not None
-    text = on_2x2.text
+    text = served.text
 
     for amount in (assignment.objective_bytes, assignment.bound_bytes, *assignment.bytes_per_server.values()):
         assert plain(units.size(amount)) in text
     assert assignment.status.lower() in text
+    assert "was asked for" in text
 
 
 def test_memory_and_traffic_of_every_rank_are_reported(compiled: Compiled) -> None:
