@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 import onnx
+from onnx.inliner import inline_local_functions
 
 from partc.compiler.importing.bindings import Bindings, read_bindings
 from partc.compiler.importing.draw_random_inputs import draw_random_inputs
@@ -55,7 +56,9 @@ class Reference:
         is_global = plan.batch == "global"
         self._sharing = (plan.replicas if is_global else 1) if on_cpu else None
         self._sizes = {v.name: v.shape[0] for v in plan.variables if v.shape}
-        self.tables = find_tables(model, bindings.state, _large(plan, large_bytes))
+        if large := _large(plan, large_bytes):
+            model = inline_local_functions(model)  # ids and rows of one call are computed apart
+        self.tables = find_tables(model, bindings.state, large)
         whole, model = model, by_places(model, self.tables, bindings.state)
         self._split = SplitStep(model, bindings, plan, self._sharing, is_whole=is_global)
         self._rows = RowsOfBatch(whole, self.tables, self._split, plan)
