@@ -9,6 +9,7 @@ import msgspec
 
 from partc.compiler.asynchronous import make_sessions
 from partc.compiler.build_plan import build_plan
+from partc.compiler.check_kernels import check_kernels
 from partc.compiler.choose_partitions import Partitioner
 from partc.compiler.measure_sparsity import Sample, measure_sparsity
 from partc.compiler.plan_files import PlanFiles
@@ -99,6 +100,8 @@ def compile_graph(
     """
     watch = Stopwatch()
     machines = machines_of(cluster, options)
+    with watch.phase("ask for kernels"):
+        check_kernels(training, machines)
     decided = decide(training, cluster, options, watch)
     analysis, facts, strategy = decided.analysis, decided.facts, decided.strategy
     with watch.phase("lay out and lower"):
