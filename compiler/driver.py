@@ -8,6 +8,7 @@ import msgspec
 
 from partc.compiler.asynchronous import make_sessions
 from partc.compiler.build_plan import build_plan
+from partc.compiler.check_kernels import check_kernels
 from partc.compiler.choose_partitions import Partitioner
 from partc.compiler.choose_reading import Reading, choose_reading
 from partc.compiler.doubt_estimate import Doubt, doubt_estimate
@@ -110,6 +111,8 @@ def compile_graph(
     """
     watch = Stopwatch()
     machines = machines_of(cluster, options)
+    with watch.phase("ask for kernels"):
+        check_kernels(training, machines)
     decided = decide(training, cluster, options, watch)
     analysis, facts, strategy = decided.analysis, decided.facts, decided.strategy
     options = replace(options, batch=strategy.batch)

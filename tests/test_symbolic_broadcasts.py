@@ -14,7 +14,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import SGD
-from partc.runtime.errors import UnsupportedModel
 from tests.training_steps import session, train
 
 Shape = tuple[int, ...]

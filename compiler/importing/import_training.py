@@ -18,6 +18,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx.external_data_helper import load_external_data_for_tensor
 from onnx.inliner import inline_local_functions
+from onnx_graphsurgeon.logger import G_LOGGER
 
 from partc.compiler.importing.bindings import (
     Bindings,
@@ -66,6 +67,7 @@ from partc.runtime.program import Constant, DrawnInput
 
 OPSET = 21  # what partc's own graphs are written in
 IR_VERSION = 10
+G_LOGGER.severity = G_LOGGER.ERROR  # it warns of every element type that numpy has from elsewhere
 ASSUMED_SIZE = 8  # of a symbolic size, to follow it through the graph
 
 
@@ -293,8 +295,16 @@ def _upgrade(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _graph_of(model: onnx.ModelProto) -> gs.Graph:
     graph = gs.import_onnx(model)
+    _name_element_types(graph)
     _lift_constants(graph)
     return graph
+
+
+def _name_element_types(graph: gs.Graph) -> None:
+    """Give numpy's names to element types that numpy has from elsewhere, such as bfloat16."""
+    for tensor in graph.tensors().values():
+        if isinstance(tensor, gs.Variable) and isinstance(tensor.dtype, int):
+            tensor.dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.dtype)
 
 
 def _lift_constants(graph: gs.Graph) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 UNKNOWN = 0  # the size of a dimension that only the data tells
+NUMBERS = "biuf"  # numpy's own; of others, such as bfloat16, ONNX Runtime computes hardly anything
 SMALL = 1024  # elements of a tensor whose values are worth knowing
 
 
@@ -143,7 +144,7 @@ def _settle(
     while True:
         inferred = shape_inference.infer_shapes(model, data_prop=propagate)
         shapes, dtypes = _read_types(inferred)
-        found = _evaluate_small(model, shapes, values)
+        found = _evaluate_small(model, shapes, dtypes, values)
         if not found:
             return shapes, dtypes
         values.update(found)
@@ -190,7 +191,10 @@ def _read_types(model: onnx.ModelProto) -> tuple[dict[str, Shape], dict[str, np.
 
 
 def _evaluate_small(
-    model: onnx.ModelProto, shapes: Mapping[str, Shape], values: Mapping[str, np.ndarray]
+    model: onnx.ModelProto,
+    shapes: Mapping[str, Shape],
+    dtypes: Mapping[str, np.dtype],
+    values: Mapping[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
     """Run every node whose inputs are known and whose outputs are small."""
     found: dict[str, np.ndarray] = {}
@@ -203,6 +207,7 @@ def _evaluate_small(
             available.add(node.output[0])
         elif (
             _is_pure(node)
+            and all(dtypes[name].kind in NUMBERS for name in (*node.input, *node.output) if name in dtypes)
             and available.issuperset(filter(None, node.input))
             and all(all(shapes.get(out, (UNKNOWN,))) and _is_small(shapes[out]) for out in node.output)
         ):
