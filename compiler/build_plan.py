@@ -71,6 +71,7 @@ def build_plan(
         drawn_inputs=tuple(training.drawn_inputs.values()),
         aggregation=strategy.aggregation,
         recomputed=recomputed,
+        unread_inputs=training.unread_inputs,
     )
 
 

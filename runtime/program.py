@@ -339,6 +339,7 @@ class Plan(Record, frozen=True):
     drawn_inputs: tuple[DrawnInput, ...] = ()
     aggregation: Aggregation = Aggregation()
     recomputed: Recomputed | None = None
+    unread_inputs: tuple[str, ...] = ()  # data for them is accepted, and not looked at
 
 
 def instructions_of(plan: Plan, rank: Rank) -> tuple[Instruction, ...]:
