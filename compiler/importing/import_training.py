@@ -51,7 +51,7 @@ from partc.compiler.importing.ort_training.lower_nodes import (
     lower_training_nodes,
     move_misplaced,
 )
-from partc.compiler.importing.outline_bodies import outline_bodies
+from partc.compiler.importing.outline_bodies import declare_loop_outputs, outline_bodies
 from partc.compiler.importing.propose_state import propose_state
 from partc.compiler.importing.shard_inputs import declare_shards, read_shard_inputs
 from partc.compiler.model_file import check_model, read_model
@@ -144,6 +144,7 @@ def read_training_graph(source: str | Path | onnx.ModelProto, options: ImportOpt
     for tensor in model.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             load_external_data_for_tensor(tensor, str(folder))
+    declare_loop_outputs(model.graph)
     model = _upgrade(model)
     outline_bodies(model)
     _name_nodes(model.graph)  # the converter's nodes have none

@@ -34,6 +34,21 @@ def outline_bodies(model: onnx.ModelProto) -> int:
     return len(functions)
 
 
+def declare_loop_outputs(graph: onnx.GraphProto) -> None:
+    """Give what Loops carry the shapes that their bodies declare: inference leaves them open.
+
+    It may not rely on them where they change from one iteration to the next; a declared shape does not.
+    """
+    known = {value.name for value in (*graph.value_info, *graph.output)}
+    for node in graph.node:
+        if node.op_type != "Loop" or node.domain not in ("", "ai.onnx"):
+            continue
+        (body,) = subgraphs_of(node)
+        for name, value in zip(node.output, body.output[1 : len(node.input) - 1], strict=False):
+            if name and name not in known and value.type.tensor_type.HasField("shape"):
+                graph.value_info.add(name=name, type=value.type)
+
+
 def _outline(
     node: onnx.NodeProto,
     captured: Iterable[str],
