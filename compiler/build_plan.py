@@ -83,6 +83,7 @@ def build_plan(
             for parameter, ranges in rows.items()
             if f"{parameter}.ends" in lowered.constants
         },
+        unread_inputs=training.unread_inputs,
     )
 
 

@@ -127,6 +127,8 @@ def _tell_what_was_made(made: Compilation, out: Path) -> None:
     _tell_reading(made.plan)
     for name, axis in ((d.name, d.sample_axis) for d in made.plan.data_inputs):
         tell(f"data input {name}: " + ("the same for all" if axis is None else f"samples on axis {axis}"))
+    for name in made.plan.unread_inputs:
+        tell(f"data input {name}: not read; no data is needed for it")
     if draws := made.plan.drawn_inputs:
         shared = sum(drawn.sample_axis is None for drawn in draws)
         tell(f"drawn in every step: {len(draws)} inputs, {shared} of them the same for all")

@@ -44,6 +44,7 @@ class Inspection:
 
     variables: tuple[InspectedVariable, ...]
     data_inputs: tuple[DataInput, ...]
+    unread_inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     loss: str | None
     parts: tuple[InspectedPart, ...]
@@ -104,6 +105,8 @@ class Inspection:
             table.add_row(
                 entry.name, entry.dtype, shape, axis, f"0 to {entry.high - 1}" if entry.high else ""
             )
+        for name in self.unread_inputs:
+            table.add_row(name, "", "", "not read", "")
         return table
 
     def _part_table(self) -> Table:
@@ -128,6 +131,7 @@ def inspect_graph(
     return Inspection(
         variables=_variables(training, roles),
         data_inputs=tuple(training.data_inputs.values()),
+        unread_inputs=training.unread_inputs,
         outputs=training.outputs,
         loss=training.loss,
         parts=(

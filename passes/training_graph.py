@@ -99,6 +99,7 @@ class TrainingGraph:
     source: bytes = b""  # the model file's own bytes where small, for the plan's folder
     shard_inputs: dict[str, ShardInput] = field(default_factory=dict)
     drawn_inputs: dict[str, DrawnInput] = field(default_factory=dict)
+    unread_inputs: tuple[str, ...] = ()  # of the user's graph, that nothing reads which leads to an output
     are_gradients_found: bool = False  # by looking for them: the file does not record them
 
     def varying_inputs(self) -> list[str]:

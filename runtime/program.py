@@ -342,6 +342,7 @@ class Plan(Record, frozen=True):
     drawn_inputs: tuple[DrawnInput, ...] = ()
     aggregation: Aggregation = Aggregation()
     recomputed: Recomputed | None = None
+    unread_inputs: tuple[str, ...] = ()  # data for them is accepted, and not looked at
     departures: tuple[str, ...] = ()
     constants: dict[str, tuple[int, ...]] = {}  # value -> int64 vector, the same on all ranks
 

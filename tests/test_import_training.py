@@ -56,7 +56,7 @@ def test_state_option_is_parsed() -> None:
 @pytest.mark.parametrize(
     ("options", "fix"),
     [
-        ({}, "give --state input=output"),
+        ({}, "if the names mean it, add --state 'W=W_next'; by their names no next values: loss"),
         ({"state": {"W": "gone"}}, "make 'gone' an output, or bind 'W' to one of W_next, loss"),
         ({"state": {"gone": "W_next"}}, "bind 'W_next' to one of the inputs W, t, x"),
         ({"state": {"W": "loss"}}, r"reshape it to \(4, 3\)"),

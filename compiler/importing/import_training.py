@@ -29,6 +29,7 @@ from partc.compiler.importing.bindings import (
 )
 from partc.compiler.importing.constant_tensors import make_repeated_constants
 from partc.compiler.importing.draw_random_inputs import draw_random_inputs
+from partc.compiler.importing.drop_unread_inputs import drop_unread_inputs
 from partc.compiler.importing.find_recorded_slices import find_recorded_slices
 from partc.compiler.importing.import_initials import read_initial_values
 from partc.compiler.importing.import_training_info import has_algorithm, join_training_info
@@ -51,6 +52,7 @@ from partc.compiler.importing.ort_training.lower_nodes import (
     lower_training_nodes,
     move_misplaced,
 )
+from partc.compiler.importing.outline_bodies import declare_loop_outputs, outline_bodies
 from partc.compiler.importing.propose_state import propose_state
 from partc.compiler.importing.shard_inputs import declare_shards, read_shard_inputs
 from partc.compiler.model_file import check_model, read_model
@@ -137,17 +139,21 @@ def read_training_graph(source: str | Path | onnx.ModelProto, options: ImportOpt
     if has_own:
         model, bindings = _lower_own_ops(model, bindings)
     model, bindings = _lower_training_ops(model, bindings)
+    unread, bindings = drop_unread_inputs(model.graph, bindings)
     source_bytes = _source_bytes(model, bindings)
     model, drawn = draw_random_inputs(model)
     make_repeated_constants(model, folder)
     for tensor in model.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             load_external_data_for_tensor(tensor, str(folder))
+    declare_loop_outputs(model.graph)
     model = _upgrade(model)
+    outline_bodies(model)
     _name_nodes(model.graph)  # the converter's nodes have none
     graph = _graph_of(model)
     training = _training_graph(graph, bindings, initials, drawn)
     training.functions, training.source = list(model.functions), source_bytes
+    training.unread_inputs = unread
     _check_sizes(training, options.sizes or {})
     _find_sample_axes(training, bindings.sample_axes)
     return training

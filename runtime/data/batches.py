@@ -40,7 +40,7 @@ def check_total_batch(plan: Plan, batch: Mapping[str, Array]) -> None:
             at="data",
             fix=f"supply every one of {sorted(known)}",
         )
-    if stray := sorted(batch.keys() - known.keys()):
+    if stray := sorted(batch.keys() - known.keys() - set(plan.unread_inputs)):
         raise BadData(
             f"data for {stray[0]!r}, which is no input of the model",
             at="data",
@@ -81,8 +81,9 @@ def check_input(plan: Plan, data_input: DataInput, array: Array) -> None:
 def check_share(plan: Plan, share: Mapping[str, Array], at: str) -> None:
     """Check what one replica is fed in a step. Raises BadData."""
     known = {data_input.name: data_input for data_input in plan.data_inputs}
-    if share.keys() != known.keys():
-        missing, stray = sorted(known.keys() - share.keys()), sorted(share.keys() - known.keys())
+    missing = sorted(known.keys() - share.keys())
+    stray = sorted(share.keys() - known.keys() - set(plan.unread_inputs))
+    if missing or stray:
         what = f"no data for input {missing[0]!r}" if missing else f"data for {stray[0]!r}, which is no input"
         raise BadData(what, at=at, fix=f"supply {sorted(known)} and nothing else")
     for name, data_input in known.items():

@@ -1,0 +1,85 @@
+"""Let the bodies of If, Loop and Scan read nothing that their node does not name.
+
+    before   y = If (c) < .. { u = Mul (x, W) } .. >          after   y = partc.bodies.If_3 (c, x, W)
+
+A body may read any tensor around it. Passes then have to look into it for readers, and a tensor that is
+renamed or split would have to be so inside too. As an input of a model-local function it is an operand like
+others, asked for whole; the function holds the node as it was. Small constants go into the function, where
+inference sees them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from partc.compiler.model_file import subgraphs_of
+from partc.compiler.training.tensor_types import small_constants
+
+DOMAIN = "partc.bodies"
+
+
+def outline_bodies(model: onnx.ModelProto) -> int:
+    """Make functions of the nodes whose bodies read tensors around them, in place; return how many."""
+    constants = small_constants(model.graph)
+    functions: list[onnx.FunctionProto] = []
+    for node in model.graph.node:
+        captured = list(dict.fromkeys(name for body in subgraphs_of(node) for name in _free_names(body)))
+        if captured:
+            functions.append(_outline(node, captured, constants, model, len(functions)))
+    if functions:
+        model.functions.extend(functions)
+        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    return len(functions)
+
+
+def declare_loop_outputs(graph: onnx.GraphProto) -> None:
+    """Give what Loops carry the shapes that their bodies declare: inference leaves them open.
+
+    It may not rely on them where they change from one iteration to the next; a declared shape does not.
+    """
+    known = {value.name for value in (*graph.value_info, *graph.output)}
+    for node in graph.node:
+        if node.op_type != "Loop" or node.domain not in ("", "ai.onnx"):
+            continue
+        (body,) = subgraphs_of(node)
+        for name, value in zip(node.output, body.output[1 : len(node.input) - 1], strict=False):
+            if name and name not in known and value.type.tensor_type.HasField("shape"):
+                graph.value_info.add(name=name, type=value.type)
+
+
+def _outline(
+    node: onnx.NodeProto,
+    captured: Iterable[str],
+    constants: Mapping[str, np.ndarray],
+    model: onnx.ModelProto,
+    number: int,
+) -> onnx.FunctionProto:
+    """Turn a node into the call of a function that holds it."""
+    inner = onnx.NodeProto()
+    inner.CopyFrom(node)
+    given = list(dict.fromkeys(filter(None, node.input)))
+    known = [name for name in captured if name in constants and name not in given]
+    operands = given + [name for name in captured if name not in given and name not in known]
+    values = [
+        helper.make_node("Constant", [], [name], value=numpy_helper.from_array(constants[name]))
+        for name in known
+    ]
+    results = [name for name in node.output if name]
+    name = f"{node.op_type}_{number}"
+    function = helper.make_function(DOMAIN, name, operands, results, [*values, inner], model.opset_import)
+    call = helper.make_node(name, operands, results, name=node.name, domain=DOMAIN)
+    node.CopyFrom(call)
+    return function
+
+
+def _free_names(graph: onnx.GraphProto) -> Iterator[str]:
+    """Yield what a body reads of the graphs around it."""
+    made = {value.name for value in (*graph.input, *graph.initializer)}
+    made.update(name for node in graph.node for name in node.output)
+    for node in graph.node:
+        yield from (name for name in node.input if name and name not in made)
+        for body in subgraphs_of(node):
+            yield from (name for name in _free_names(body) if name not in made)
+    yield from (value.name for value in graph.output if value.name not in made)
