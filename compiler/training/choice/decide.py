@@ -119,9 +119,9 @@ def _placed(places: frozenset[Place], values: Values) -> Decision:
     if Place.VECTOR in places:
         return trained("as wide as one axis of what layers made, like scales and biases")
     if Place.ARRAY in places or Place.JOINED in places:
-        if values.array.size and not values.is_even:
-            return trained("of uneven values, beside what layers made")
-        return undecided("of equal values, beside what layers made: constants, or a parameter's start")
+        if values.are_distinct:
+            return trained("of distinct values, beside what layers made")
+        return undecided("of repeated values, beside what layers made: constants, or parameters")
     if Place.PER_SAMPLE in places:
         return undecided("with an entry for every sample: targets or weights of samples, or parameters")
     if Place.RAW in places:

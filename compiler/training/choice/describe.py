@@ -50,9 +50,9 @@ def _merged(facts: ExporterFacts, graph: onnx.GraphProto, decisions: Mapping[str
         return []
     lost = sum(len(others) for others in trained.values())
     names = [f"{name} for {_listed(others)}" for name, others in trained.items()]
+    told = f"{plural(lost, 'parameter')} {'train' if lost > 1 else 'trains'} as part of another"
     return [
-        f"merged by the exporter, for their values were equal: {plural(lost, 'parameter')} train as part of "
-        f"another; optimize=False keeps them apart",
+        f"merged by the exporter, for their values were equal: {told}; optimize=False keeps them apart",
         *(f"  {line}" for line in names[:MOST_NAMES]),
     ]
 

@@ -95,12 +95,17 @@ class Values:
 
     @property
     def pattern(self) -> str:
-        """Name what values look like that nothing trained beside layers starts from; empty if like nothing."""
+        """Name what values look like that nothing trained starts from; empty if like nothing."""
         if self.is_positions:
             return "a table of positions"
         if self.is_progression:
             return "a progression"
         return "zeros and ones" if self.is_zero_one else ""
+
+    @cached_property
+    def are_distinct(self) -> bool:
+        """Tell whether most values occur once, as what was drawn or trained does."""
+        return 2 * len(np.unique(self.array)) > self.array.size
 
     @cached_property
     def has_equal_rows(self) -> bool:

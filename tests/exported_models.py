@@ -1,0 +1,53 @@
+"""Give graphs written as text the metadata that torch.onnx.export(dynamo=True) leaves in a file."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+FX_NODE = "pkg.torch.onnx.fx_node"
+KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+FOLDED = "pkg.onnxscript.optimizer.folded_from"
+SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+
+
+def stored_model(text: str, values: Mapping[str, np.ndarray]) -> onnx.ModelProto:
+    """Return a model of opset 21 with these initializers."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]>\n{text}')
+    model.graph.initializer.extend(numpy_helper.from_array(v, name) for name, v in values.items())
+    return model
+
+
+def as_exported(
+    model: onnx.ModelProto,
+    *,
+    parameters: tuple[str, ...] = (),
+    buffers: tuple[str, ...] = (),
+    gone: tuple[str, ...] = (),
+    folded: Mapping[str, tuple[str, ...]] | None = None,
+    operations: Mapping[str, str] | None = None,
+) -> onnx.ModelProto:
+    """Add metadata. `gone`: parameters that are no initializers any more; `folded`: tensor -> its sources;
+    `operations`: a node's first output -> what PyTorch's operation reads, as `%x, %p_W`."""
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    kinds = dict.fromkeys(parameters, "PARAMETER") | dict.fromkeys(buffers, "BUFFER")
+    for name, kind in kinds.items():
+        _describe(model, tensors[name], KIND, kind)
+    for name, sources in (folded or {}).items():
+        _describe(model, tensors[name], FOLDED, repr(sorted(sources)))
+    lines = [f"p_{name.replace('.', '_')}: PARAMETER target='{name}'" for name in (*parameters, *gone)]
+    lines += [f"b_{name.replace('.', '_')}: BUFFER target='{name}' persistent=True" for name in buffers]
+    signature = "\n# inputs\n" + "\n".join([*lines, "x: USER_INPUT"]) + "\n\n# outputs\ny: USER_OUTPUT\n"
+    model.graph.metadata_props.add(key=SIGNATURE, value=signature)
+    for node in model.graph.node:
+        if reads := (operations or {}).get(node.output[0]):
+            text = f"%{node.output[0]} : [num_users=1] = call_function[target=aten.op](args = ({reads}))"
+            node.metadata_props.add(key=FX_NODE, value=text)
+    return model
+
+
+def _describe(model: onnx.ModelProto, tensor: onnx.TensorProto, key: str, value: str) -> None:
+    info = helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+    info.metadata_props.add(key=key, value=value)
+    model.graph.value_info.append(info)
