@@ -46,12 +46,24 @@ def choose_reading(
     facts = infer_facts(training, sizes)
     departures = judge_step(training, facts, aggregation)
     told = describe_departures(departures)
+    extreme = next((departure for departure in departures if departure.is_extreme), None)
+    if asked == "per-replica" and extreme is not None:
+        raise _no_average(extreme)
     needs_replicas = training.shard_inputs or not (aggregation.average_dense and aggregation.average_sparse)
     if asked is not None or needs_replicas or all(departure.of == "output" for departure in departures):
         return Reading("per-replica", told)
     if all(size % replicas == 0 for size in _batch_sizes(training, facts).values()):
         return Reading("global", told)
     raise _refuse(training, facts, replicas, next(d for d in departures if d.of != "output"), told)
+
+
+def _no_average(departure: Departure) -> UnsupportedModel:
+    return UnsupportedModel(
+        "a largest or smallest value of the batch is kept from step to step: replicas on batches of their own "
+        "have no average of it",
+        at=f"next value of {departure.name!r}",
+        fix="compile with --batch global, or keep this variable out of the training step",
+    )
 
 
 def judge_step(

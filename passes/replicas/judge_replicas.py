@@ -31,6 +31,7 @@ class Departure:
     name: str  # the parameter, the variable or the output
     why: str
     by_constant: bool = False  # a constant may hold the size of the batch: a sum, of a loss that is a mean
+    is_extreme: bool = False  # a maximum or minimum over the samples, which no average resembles
 
 
 def judge_replicas(
@@ -116,7 +117,8 @@ class _Judge:
         for name, variable in self.training.variables.items():
             joined = self._of(variable.next)
             if not joined.is_mean:
-                yield Departure("variable", name, _explain(joined, True))
+                is_extreme = joined.kind in ("max", "min")
+                yield Departure("variable", name, _explain(joined, True), is_extreme=is_extreme)
 
     def outputs(self) -> Iterator[Departure]:
         tensors = {tensor.name: tensor for tensor in self.training.graph.outputs}
