@@ -63,19 +63,26 @@ def export(model: Model, folder: Path) -> None:
 
 def _write_perturbed(model: Model, module: nn.Module, facts: dict[str, Any], folder: Path) -> None:
     raw = ir.load(folder / f"{model.name}.raw.onnx")
-    generator = torch.Generator().manual_seed(1)
+    perturb(module)
     hashes = {}
     for name, value in module.named_parameters():
-        moved = value.detach() + 0.01 * torch.randn(value.shape, generator=generator)
-        hashes[name] = digest(moved)
+        hashes[name] = digest(value)
         for other in _names_of(name, facts["tied"]):
             if other in raw.graph.initializers:
-                raw.graph.initializers[other].const_value = ir.tensor(moved.numpy(), name=other)
+                raw.graph.initializers[other].const_value = ir.tensor(value.detach().numpy(), name=other)
     for parameter in facts["parameters"]:
         parameter["perturbed_sha256"] = hashes[parameter["name"]]
     onnxscript.optimizer.optimize(raw)
     ir.save(raw, _fresh(folder, f"{model.name}.perturbed.onnx"))
     _keep(folder, f"{model.name}.perturbed.onnx")
+
+
+def perturb(module: nn.Module) -> None:
+    """Move every parameter a little, always in the same way, so that no two are equal."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for value in module.parameters():
+            value += 0.01 * torch.randn(value.shape, generator=generator)
 
 
 def describe(model: Model, module: nn.Module, data: dict[str, torch.Tensor]) -> dict[str, Any]:

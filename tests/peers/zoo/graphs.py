@@ -156,9 +156,9 @@ def clicks(generator: torch.Generator) -> torch.Tensor:
 GRAPHS, RECOMMENDERS, ENTROPY = "graph networks", "recommendation", "softmax_cross_entropy"
 nodes: Draw = normal(8)
 MODELS = [
-    Model("graph_convolution", GRAPHS, Convolution, {"x": nodes, "edges": edges}, ENTROPY),
+    Model("graph_convolution", GRAPHS, Convolution, {"x": nodes, "edges": edges}, ENTROPY, {"edges": None}),
     Model("graphs_dense", GRAPHS, ManyGraphs, {"x": normal(NODES, 8), "adjacency": uniform(NODES, NODES)}, ENTROPY),
-    Model("graph_attention", GRAPHS, AttentionOnEdges, {"x": nodes, "edges": edges}, ENTROPY),
+    Model("graph_attention", GRAPHS, AttentionOnEdges, {"x": nodes, "edges": edges}, ENTROPY, {"edges": None}),
     Model("molecules", GRAPHS, PooledMolecules, {"atoms": integers(9, NODES), "targets": normal()}),
     Model("dlrm", RECOMMENDERS, DeepRecommender, {"numbers": normal(13), "ids": integers(10, 3), "clicked": clicks}),
     Model("embedding_bag_mean", RECOMMENDERS, lambda: Bags("mean"), {"items": integers(ITEMS, 6)}, ENTROPY),

@@ -29,19 +29,17 @@ def image_classifier(name: str, kind: str, config: str, size: int = 32, **sizes:
 def transformers_of_images() -> list[Model]:
     patches = {**PATCHES, **NO_DROPOUT}
     swin = {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1, 2], "num_heads": [2, 2]}
-    swin |= {"window_size": 4, "drop_path_rate": 0.0}
+    swin |= {"window_size": 4, "drop_path_rate": 0.0, "attn_implementation": "eager"}
     segformer = {"num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1], "hidden_sizes": [8, 16]}
     segformer |= {"patch_sizes": [7, 3], "strides": [4, 2], "num_attention_heads": [1, 2], "mlp_ratios": [2, 2]}
     segformer |= {"drop_path_rate": 0.0, "classifier_dropout_prob": 0.0, "decoder_hidden_size": 8}
     pvt = {"image_size": 32, "num_encoder_blocks": 2, "depths": [1, 1], "sequence_reduction_ratios": [2, 1]}
     pvt |= {"hidden_sizes": [8, 16], "patch_sizes": [4, 2], "strides": [4, 2], "num_attention_heads": [1, 2]}
     pvt |= {"mlp_ratios": [2, 2], "drop_path_rate": 0.0}
-    levit = {"image_size": 64, "hidden_sizes": [8, 16], "num_attention_heads": [1, 2], "depths": [1, 1]}
-    levit |= {"key_dim": [4, 4], "mlp_ratio": [2, 2], "attention_ratio": [2, 2], "drop_path_rate": 0}
     return [
         image_classifier("vit", "ViTForImageClassification", "ViTConfig", **patches),
         image_classifier("deit", "DeiTForImageClassification", "DeiTConfig", **patches),
-        image_classifier("beit", "BeitForImageClassification", "BeitConfig", **patches, drop_path_rate=0.0,
+        image_classifier("beit", "BeitForImageClassification", "BeitConfig", **patches, drop_path_rate=0.0, attn_implementation="eager",
                          use_relative_position_bias=True, use_mean_pooling=True),
         image_classifier("swin", "SwinForImageClassification", "SwinConfig", **swin),
         image_classifier("swinv2", "Swinv2ForImageClassification", "Swinv2Config", **swin),
@@ -49,7 +47,6 @@ def transformers_of_images() -> list[Model]:
                          **{k: v for k, v in patches.items() if k != "intermediate_size"}, mlp_ratio=2),
         image_classifier("segformer", "SegformerForImageClassification", "SegformerConfig", **NO_DROPOUT, **segformer),
         image_classifier("pvt", "PvtForImageClassification", "PvtConfig", **NO_DROPOUT, **pvt),
-        image_classifier("levit", "LevitForImageClassification", "LevitConfig", 64, **levit),
     ]  # fmt: skip
 
 
@@ -59,11 +56,6 @@ def convolutional() -> list[Model]:
     mobilevit |= {"num_attention_heads": 2, "mlp_ratio": 2.0, "hidden_dropout_prob": 0.0, "classifier_dropout_prob": 0.0}
     poolformer = {"hidden_sizes": [8, 16], "depths": [1, 1], "num_encoder_blocks": 2, "patch_sizes": [7, 3]}
     poolformer |= {"strides": [4, 2], "padding": [2, 1], "mlp_ratio": 2.0, "drop_path_rate": 0.0}
-    cvt = {"patch_sizes": [7, 3], "patch_stride": [4, 2], "patch_padding": [2, 1], "embed_dim": [8, 16]}
-    cvt |= {"num_heads": [1, 2], "depth": [1, 1], "mlp_ratio": [2.0, 2.0], "drop_rate": [0.0, 0.0]}
-    cvt |= {"attention_drop_rate": [0.0, 0.0], "drop_path_rate": [0.0, 0.0], "qkv_bias": [True, True]}
-    cvt |= {"cls_token": [False, True], "qkv_projection_method": ["dw_bn", "dw_bn"], "kernel_qkv": [3, 3]}
-    cvt |= {"padding_kv": [1, 1], "stride_kv": [2, 2], "padding_q": [1, 1], "stride_q": [1, 1]}
     return [
         image_classifier("convnext", "ConvNextForImageClassification", "ConvNextConfig", hidden_sizes=[8, 16],
                          depths=[1, 1], num_stages=2, drop_path_rate=0.0),
@@ -72,7 +64,6 @@ def convolutional() -> list[Model]:
         image_classifier("resnet_transformers", "ResNetForImageClassification", "ResNetConfig", **resnet),
         image_classifier("mobilevit", "MobileViTForImageClassification", "MobileViTConfig", 64, **mobilevit),
         image_classifier("poolformer", "PoolFormerForImageClassification", "PoolFormerConfig", **poolformer),
-        image_classifier("cvt", "CvtForImageClassification", "CvtConfig", **cvt),
     ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """What the zoo knows of a model: how to build it, what it reads, and what is minimised."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -23,6 +23,11 @@ class Model:
     build: Callable[[], nn.Module]
     inputs: Mapping[str, Draw]
     loss: str = "loss"
+    axes: Mapping[str, int | None] = field(default_factory=dict)  # of samples, where it is not axis 0
+
+    def sample_axes(self) -> dict[str, int | None]:
+        """Return the sample axis of every input, and of what a loss adds."""
+        return {name: self.axes.get(name, 0) for name in (*self.inputs, "labels", "targets")}
 
     def module(self) -> nn.Module:
         """Build the module, with the same values at every call, as it is evaluated."""

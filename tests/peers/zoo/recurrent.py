@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.peers.zoo.model import Draw, Model, integers, normal
+from tests.peers.zoo.model import BATCH, Draw, Model, integers, normal
 
 WORDS, TOKENS, CLASSES = 40, 7, 5
 
@@ -91,8 +91,8 @@ class Translator(nn.Module):
         self.register_buffer("positions", torch.cat([angles.sin(), angles.cos()], 1))
 
     def forward(self, source: torch.Tensor, target: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
-        hidden = self.layers(self._embed(source), self._embed(target), tgt_mask=mask)
+        mask = torch.full((TOKENS, TOKENS), float("-inf")).triu(1)
+        hidden = self.layers(self._embed(source), self._embed(target), tgt_mask=mask, tgt_is_causal=True)
         return functional.cross_entropy(self.out(hidden).flatten(0, 1), labels.flatten())
 
     def _embed(self, words: torch.Tensor) -> torch.Tensor:
@@ -141,7 +141,7 @@ MODELS = [
     Model("lstm_both_ways", FAMILY, lambda: Recurrent(nn.LSTM, both_ways=True, layers=2), {"words": words}, ENTROPY),
     Model("gru_both_ways", FAMILY, lambda: Recurrent(nn.GRU, both_ways=True), {"words": words}, ENTROPY),
     Model("rnn", FAMILY, lambda: Recurrent(nn.RNN), {"words": words}, ENTROPY),
-    Model("gru_time_first", FAMILY, TimeMajor, {"x": time_first(12), "labels": integers(CLASSES)}),
+    Model("gru_time_first", FAMILY, TimeMajor, {"x": time_first(BATCH), "labels": integers(CLASSES)}, axes={"x": 1}),
     Model("lstm_forecast", FAMILY, Forecast, {"x": normal(TOKENS, 3)}),
     Model("gru_cell_unrolled", FAMILY, lambda: Unrolled(nn.GRUCell(3, 16)), {"x": normal(TOKENS, 3)}, ENTROPY),
     Model("lstm_cell_unrolled", FAMILY, lambda: Unrolled(nn.LSTMCell(3, 16)), {"x": normal(TOKENS, 3)}, ENTROPY),

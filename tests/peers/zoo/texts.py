@@ -143,7 +143,7 @@ def decoders() -> list[Model]:
 def translators() -> list[Model]:
     """Encoders with decoders: T5 and BART."""
     t5 = {"vocab_size": WORDS, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
-    t5 |= {"dropout_rate": 0.0, "decoder_start_token_id": 0}
+    t5 |= {"dropout_rate": 0.0, "decoder_start_token_id": 0, "attn_implementation": "eager"}
     bart = {"vocab_size": WORDS, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 24,
             "decoder_ffn_dim": 24, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
             "max_position_embeddings": 20, "dropout": 0.0, **SPECIAL}  # fmt: skip

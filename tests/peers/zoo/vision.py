@@ -1,6 +1,7 @@
 """torchvision's and timm's models: narrow where their builders allow it, else with few classes and small images."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -172,6 +173,33 @@ def timm_class(name: str, size: int, module: str, kind: str, **options: Any) -> 
     return Model(f"timm_{name}", "timm", build, {"x": normal(3, size, size)}, "softmax_cross_entropy")
 
 
+def of_timm(name: str, build: Callable[[], nn.Module]) -> Model:
+    return Model(f"timm_{name}", "timm", build, {"x": normal(3, 32, 32)}, "softmax_cross_entropy")
+
+
+def gated_mlp() -> nn.Module:
+    from timm.layers import GatedMlp
+    from timm.models.mlp_mixer import MlpMixer, SpatialGatingBlock
+
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "num_blocks": 2, "mlp_ratio": 2}
+    return MlpMixer(num_classes=CLASSES, block_layer=SpatialGatingBlock, mlp_layer=GatedMlp, **sizes)
+
+
+def resnet_v2() -> nn.Module:
+    from timm.layers import GroupNormAct
+    from timm.models.resnetv2 import ResNetV2
+
+    norm = partial(GroupNormAct, num_groups=4)
+    return ResNetV2([1, 1], channels=(16, 32), stem_chs=8, num_classes=CLASSES, norm_layer=norm)
+
+
+def repvgg() -> nn.Module:
+    from timm.models.byobnet import ByobNet, ByoBlockCfg, ByoModelCfg
+
+    blocks = tuple(ByoBlockCfg(type="rep", d=1, c=channels, s=2, gs=0) for channels in (8, 16))
+    return ByobNet(ByoModelCfg(blocks=blocks, stem_type="rep", stem_chs=8), num_classes=CLASSES)
+
+
 def all_models() -> list[Model]:
     if not vision_libraries.IS_THERE:
         return []
@@ -198,26 +226,13 @@ def all_models() -> list[Model]:
                    init_values=1e-1, no_embed_class=True),
         timm_class("cait", 32, "cait", "Cait", **small, depth=1, num_heads=2, depth_token_only=1),
         timm_class("xcit", 32, "xcit", "Xcit", **small, depth=1, num_heads=2, cls_attn_layers=1),
-        timm_class("volo_mixer", 32, "mlp_mixer", "MlpMixer", **small, num_blocks=2, block_layer=_spatial_gating()),
+        of_timm("gated_mlp", gated_mlp),
         timm_class("convmixer", 32, "convmixer", "ConvMixer", dim=16, depth=2, kernel_size=5, patch_size=4),
-        timm_class("resnetv2", 32, "resnetv2", "ResNetV2", layers=[1, 1], channels=(16, 32), stem_chs=8),
-        timm_class("nfnet_like", 32, "byobnet", "ByobNet", cfg=_repvgg()),
+        of_timm("resnetv2", resnet_v2),
+        of_timm("repvgg", repvgg),
         timm_model("test_efficientnet", 32),
         timm_model("test_vit", 160),
     ]  # fmt: skip
-
-
-def _spatial_gating() -> Any:
-    from timm.models.mlp_mixer import SpatialGatingBlock
-
-    return SpatialGatingBlock
-
-
-def _repvgg() -> Any:
-    from timm.models.byobnet import ByoBlockCfg, ByoModelCfg
-
-    blocks = (ByoBlockCfg(type="rep", d=1, c=8, s=2, gs=0), ByoBlockCfg(type="rep", d=1, c=16, s=2, gs=0))
-    return ByoModelCfg(blocks=blocks, stem_type="rep", stem_chs=8)
 
 
 MODELS = all_models()
