@@ -58,7 +58,9 @@ def _with_labels(training: object, batch: dict[str, torch.Tensor], step: int) ->
     for entry in training.data_inputs.values():  # type: ignore[attr-defined]
         if entry.name not in data:
             is_label = np.dtype(entry.dtype).kind in "iu"
-            drawn = rng.integers(0, entry.high or 3, entry.shape) if is_label else rng.normal(size=entry.shape)
+            drawn = (
+                rng.integers(0, entry.high or 3, entry.shape) if is_label else rng.normal(size=entry.shape)
+            )
             data[entry.name] = np.asarray(drawn).astype(entry.dtype)
     return data
 

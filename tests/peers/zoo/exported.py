@@ -39,7 +39,9 @@ class Exported:
     def members(self) -> dict[str, tuple[list[str], bool]]:
         """Return the module's parameters that an initializer holds, by its name, and whether transposed.
 
-        In a raw export names are kept; an optimised one is known by values, and may hold several equal ones.
+        In a raw export names are kept. In an optimised one parameters are known by their values: one may hold
+        several equal ones, and those that are transposed have other names. (A folded weight norm is as its
+        parameter at first, under another name and not transposed.)
         """
         names = {fact["name"] for fact in self.facts["parameters"]}
         found = {}
@@ -55,7 +57,8 @@ class Exported:
                 if is_transposed and value.ndim != 2:
                     continue
                 hashed = digest(torch.from_numpy(np.array(array, np.float32)))
-                if same := self._parameters_by_hash.get((hashed, array.shape)):
+                same = self._parameters_by_hash.get((hashed, array.shape))
+                if same and (is_transposed or name in names):
                     found[name] = same, is_transposed
                     break
         return found
@@ -72,7 +75,9 @@ class Exported:
         for name, (members, _) in self.members.items():
             fact = self._facts_of[members[0]]
             is_frozen = not all(self._facts_of[member]["trained"] for member in members)
-            if is_frozen or (self.variant == "optimised" and (fact["sha256"], tuple(fact["shape"])) in constant):
+            if is_frozen or (
+                self.variant == "optimised" and (fact["sha256"], tuple(fact["shape"])) in constant
+            ):
                 found.add(name)
         return found
 
@@ -112,4 +117,6 @@ class Exported:
 
 def read_exported(name: str, variant: str, cache: Path) -> Exported:
     """Read one variant of a model's export."""
-    return Exported(cache / f"{name}.{variant}.onnx", variant, json.loads((cache / f"{name}.json").read_text()))
+    return Exported(
+        cache / f"{name}.{variant}.onnx", variant, json.loads((cache / f"{name}.json").read_text())
+    )

@@ -157,14 +157,31 @@ GRAPHS, RECOMMENDERS, ENTROPY = "graph networks", "recommendation", "softmax_cro
 nodes: Draw = normal(8)
 MODELS = [
     Model("graph_convolution", GRAPHS, Convolution, {"x": nodes, "edges": edges}, ENTROPY, {"edges": None}),
-    Model("graphs_dense", GRAPHS, ManyGraphs, {"x": normal(NODES, 8), "adjacency": uniform(NODES, NODES)}, ENTROPY),
-    Model("graph_attention", GRAPHS, AttentionOnEdges, {"x": nodes, "edges": edges}, ENTROPY, {"edges": None}),
+    Model(
+        "graphs_dense",
+        GRAPHS,
+        ManyGraphs,
+        {"x": normal(NODES, 8), "adjacency": uniform(NODES, NODES)},
+        ENTROPY,
+    ),
+    Model(
+        "graph_attention", GRAPHS, AttentionOnEdges, {"x": nodes, "edges": edges}, ENTROPY, {"edges": None}
+    ),
     Model("molecules", GRAPHS, PooledMolecules, {"atoms": integers(9, NODES), "targets": normal()}),
-    Model("dlrm", RECOMMENDERS, DeepRecommender, {"numbers": normal(13), "ids": integers(10, 3), "clicked": clicks}),
+    Model(
+        "dlrm",
+        RECOMMENDERS,
+        DeepRecommender,
+        {"numbers": normal(13), "ids": integers(10, 3), "clicked": clicks},
+    ),
     Model("embedding_bag_mean", RECOMMENDERS, lambda: Bags("mean"), {"items": integers(ITEMS, 6)}, ENTROPY),
     Model("embedding_bag_sum", RECOMMENDERS, lambda: Bags("sum"), {"items": integers(ITEMS, 6)}, ENTROPY),
     Model("two_towers", RECOMMENDERS, TwoTowers, {"user": integers(USERS), "item": integers(ITEMS)}),
-    Model("factorisation", RECOMMENDERS, Factorisation,
-          {"user": integers(USERS), "item": integers(ITEMS), "rating": normal()}),
+    Model(
+        "factorisation",
+        RECOMMENDERS,
+        Factorisation,
+        {"user": integers(USERS), "item": integers(ITEMS), "rating": normal()},
+    ),
     Model("wide_and_deep", RECOMMENDERS, WideAndDeep, {"items": integers(ITEMS, 3), "clicked": clicks}),
-]  # fmt: skip
+]

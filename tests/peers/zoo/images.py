@@ -31,7 +31,12 @@ def transformers_of_images() -> list[Model]:
     swin = {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1, 2], "num_heads": [2, 2]}
     swin |= {"window_size": 4, "drop_path_rate": 0.0, "attn_implementation": "eager"}
     segformer = {"num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1], "hidden_sizes": [8, 16]}
-    segformer |= {"patch_sizes": [7, 3], "strides": [4, 2], "num_attention_heads": [1, 2], "mlp_ratios": [2, 2]}
+    segformer |= {
+        "patch_sizes": [7, 3],
+        "strides": [4, 2],
+        "num_attention_heads": [1, 2],
+        "mlp_ratios": [2, 2],
+    }
     segformer |= {"drop_path_rate": 0.0, "classifier_dropout_prob": 0.0, "decoder_hidden_size": 8}
     pvt = {"image_size": 32, "num_encoder_blocks": 2, "depths": [1, 1], "sequence_reduction_ratios": [2, 1]}
     pvt |= {"hidden_sizes": [8, 16], "patch_sizes": [4, 2], "strides": [4, 2], "num_attention_heads": [1, 2]}
@@ -39,32 +44,66 @@ def transformers_of_images() -> list[Model]:
     return [
         image_classifier("vit", "ViTForImageClassification", "ViTConfig", **patches),
         image_classifier("deit", "DeiTForImageClassification", "DeiTConfig", **patches),
-        image_classifier("beit", "BeitForImageClassification", "BeitConfig", **patches, drop_path_rate=0.0, attn_implementation="eager",
-                         use_relative_position_bias=True, use_mean_pooling=True),
+        image_classifier(
+            "beit",
+            "BeitForImageClassification",
+            "BeitConfig",
+            **patches,
+            drop_path_rate=0.0,
+            attn_implementation="eager",
+            use_relative_position_bias=True,
+            use_mean_pooling=True,
+        ),
         image_classifier("swin", "SwinForImageClassification", "SwinConfig", **swin),
         image_classifier("swinv2", "Swinv2ForImageClassification", "Swinv2Config", **swin),
-        image_classifier("dinov2", "Dinov2ForImageClassification", "Dinov2Config",
-                         **{k: v for k, v in patches.items() if k != "intermediate_size"}, mlp_ratio=2),
-        image_classifier("segformer", "SegformerForImageClassification", "SegformerConfig", **NO_DROPOUT, **segformer),
+        image_classifier(
+            "dinov2",
+            "Dinov2ForImageClassification",
+            "Dinov2Config",
+            **{k: v for k, v in patches.items() if k != "intermediate_size"},
+            mlp_ratio=2,
+        ),
+        image_classifier(
+            "segformer", "SegformerForImageClassification", "SegformerConfig", **NO_DROPOUT, **segformer
+        ),
         image_classifier("pvt", "PvtForImageClassification", "PvtConfig", **NO_DROPOUT, **pvt),
-    ]  # fmt: skip
+    ]
 
 
 def convolutional() -> list[Model]:
     resnet = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"}
     mobilevit = {"image_size": 64, "hidden_sizes": [8, 10, 14], "neck_hidden_sizes": [4, 6, 8, 8, 10, 14, 16]}
-    mobilevit |= {"num_attention_heads": 2, "mlp_ratio": 2.0, "hidden_dropout_prob": 0.0, "classifier_dropout_prob": 0.0}
+    mobilevit |= {
+        "num_attention_heads": 2,
+        "mlp_ratio": 2.0,
+        "hidden_dropout_prob": 0.0,
+        "classifier_dropout_prob": 0.0,
+    }
     poolformer = {"hidden_sizes": [8, 16], "depths": [1, 1], "num_encoder_blocks": 2, "patch_sizes": [7, 3]}
     poolformer |= {"strides": [4, 2], "padding": [2, 1], "mlp_ratio": 2.0, "drop_path_rate": 0.0}
     return [
-        image_classifier("convnext", "ConvNextForImageClassification", "ConvNextConfig", hidden_sizes=[8, 16],
-                         depths=[1, 1], num_stages=2, drop_path_rate=0.0),
-        image_classifier("convnextv2", "ConvNextV2ForImageClassification", "ConvNextV2Config", hidden_sizes=[8, 16],
-                         depths=[1, 1], num_stages=2, drop_path_rate=0.0),
+        image_classifier(
+            "convnext",
+            "ConvNextForImageClassification",
+            "ConvNextConfig",
+            hidden_sizes=[8, 16],
+            depths=[1, 1],
+            num_stages=2,
+            drop_path_rate=0.0,
+        ),
+        image_classifier(
+            "convnextv2",
+            "ConvNextV2ForImageClassification",
+            "ConvNextV2Config",
+            hidden_sizes=[8, 16],
+            depths=[1, 1],
+            num_stages=2,
+            drop_path_rate=0.0,
+        ),
         image_classifier("resnet_transformers", "ResNetForImageClassification", "ResNetConfig", **resnet),
         image_classifier("mobilevit", "MobileViTForImageClassification", "MobileViTConfig", 64, **mobilevit),
         image_classifier("poolformer", "PoolFormerForImageClassification", "PoolFormerConfig", **poolformer),
-    ]  # fmt: skip
+    ]
 
 
 class MeanSquare(nn.Module):
@@ -114,7 +153,11 @@ def clip(kind: str = "CLIPModel", config: str = "CLIPConfig") -> nn.Module:
 
 def speech_and_pairs() -> list[Model]:
     heard: dict[str, Draw] = {"values": normal(160), "targets": normal(WORDS)}
-    whispered: dict[str, Draw] = {"input_features": normal(8, 20), "decoder_input_ids": words, "labels": words}
+    whispered: dict[str, Draw] = {
+        "input_features": normal(8, 20),
+        "decoder_input_ids": words,
+        "labels": words,
+    }
     paired: dict[str, Draw] = {"input_ids": words, "pixel_values": normal(3, 32, 32)}
     family = "transformers, speech and pairs"
 

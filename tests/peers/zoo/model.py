@@ -13,9 +13,9 @@ Draw = Callable[[torch.Generator], torch.Tensor]
 
 @dataclass(frozen=True)
 class Model:
-    """One module with random weights and its data; `loss` as `partc grad --loss` takes it.
+    """One module with random weights, and its data. `loss` is what `partc grad --loss` takes.
 
-    A loss of softmax_cross_entropy or mse is put on the module's one output, another is the name of that output.
+    That of softmax_cross_entropy or mse is put on the module's one output; another is that output's name.
     """
 
     name: str

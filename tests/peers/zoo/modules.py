@@ -1,4 +1,4 @@
-"""Hand-written networks of other kinds: U-Net, mixtures of experts, norms, spectra, and losses with weights."""
+"""Hand-written networks: U-Net, mixtures of experts, norms, spectra, and losses with weights."""
 
 import math
 from typing import Any
@@ -30,9 +30,13 @@ class UNet(nn.Module):
 
 def _two_convolutions(before: int, after: int) -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(),
-        nn.Conv2d(after, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(),
-    )  # fmt: skip
+        nn.Conv2d(before, after, 3, padding=1),
+        nn.BatchNorm2d(after),
+        nn.ReLU(),
+        nn.Conv2d(after, after, 3, padding=1),
+        nn.BatchNorm2d(after),
+        nn.ReLU(),
+    )
 
 
 class SoftExperts(nn.Module):
@@ -41,7 +45,9 @@ class SoftExperts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.gate = nn.Linear(16, 4)
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.Linear(24, CLASSES)) for _ in range(4))
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.Linear(24, CLASSES)) for _ in range(4)
+        )
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         weights = self.gate(x).softmax(-1)
@@ -56,7 +62,10 @@ class TopExperts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.gate = nn.Linear(16, 4)
-        self.inner, self.outer = nn.Parameter(0.2 * torch.randn(4, 16, 24)), nn.Parameter(0.2 * torch.randn(4, 24, CLASSES))
+        self.inner, self.outer = (
+            nn.Parameter(0.2 * torch.randn(4, 16, 24)),
+            nn.Parameter(0.2 * torch.randn(4, 24, CLASSES)),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight, chosen = self.gate(x).topk(2)
@@ -76,7 +85,8 @@ class SwitchExperts(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         probability, chosen = self.gate(x).softmax(-1).max(-1)
         mixed = sum(
-            torch.where((chosen == index)[:, None], expert(x), 0.0) for index, expert in enumerate(self.experts)
+            torch.where((chosen == index)[:, None], expert(x), 0.0)
+            for index, expert in enumerate(self.experts)
         )
         return self.out(x + probability[:, None] * mixed)
 
@@ -136,7 +146,9 @@ class Spectral(nn.Module):
             -1,
         )
         back = torch.fft.irfft(torch.view_as_complex(filtered), n=16, norm="ortho")
-        return functional.mse_loss(self.out(functional.gelu(back + self.skip(x)).transpose(1, 2))[..., 0], target)
+        return functional.mse_loss(
+            self.out(functional.gelu(back + self.skip(x)).transpose(1, 2))[..., 0], target
+        )
 
 
 class Norms(nn.Module):
@@ -145,10 +157,17 @@ class Norms(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU(),
-            nn.Conv2d(8, 8, 3, padding=1, groups=4), nn.InstanceNorm2d(8, affine=True), nn.PReLU(8),
-            nn.Conv2d(8, 8, 3, padding=1), nn.InstanceNorm2d(8), nn.Hardswish(), nn.LocalResponseNorm(3),
-        )  # fmt: skip
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.GroupNorm(2, 8),
+            nn.SiLU(),
+            nn.Conv2d(8, 8, 3, padding=1, groups=4),
+            nn.InstanceNorm2d(8, affine=True),
+            nn.PReLU(8),
+            nn.Conv2d(8, 8, 3, padding=1),
+            nn.InstanceNorm2d(8),
+            nn.Hardswish(),
+            nn.LocalResponseNorm(3),
+        )
         self.norm, self.out = nn.RMSNorm(8), nn.Linear(8, CLASSES)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
@@ -162,9 +181,13 @@ class WeightNorms(nn.Module):
         super().__init__()
         norm = nn.utils.parametrizations.weight_norm
         self.layers = nn.Sequential(
-            norm(nn.Conv2d(3, 8, 3)), nn.ELU(), nn.Flatten(), norm(nn.Linear(8 * 36, 24)), nn.Mish(),
+            norm(nn.Conv2d(3, 8, 3)),
+            nn.ELU(),
+            nn.Flatten(),
+            norm(nn.Linear(8 * 36, 24)),
+            nn.Mish(),
             nn.utils.parametrizations.spectral_norm(nn.Linear(24, CLASSES)),
-        )  # fmt: skip
+        )
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         return self.layers(image)
@@ -275,7 +298,9 @@ class SuperResolution(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Conv2d(1, 8, 5, padding=2), nn.Tanh(), nn.Conv2d(8, 4, 3, padding=1), nn.PixelShuffle(2))
+        self.net = nn.Sequential(
+            nn.Conv2d(1, 8, 5, padding=2), nn.Tanh(), nn.Conv2d(8, 4, 3, padding=1), nn.PixelShuffle(2)
+        )
 
     def forward(self, small: torch.Tensor, large: torch.Tensor) -> torch.Tensor:
         bilinear = functional.interpolate(small, scale_factor=2, mode="bilinear")
@@ -304,7 +329,12 @@ class LinearAttention(nn.Module):
 
 
 ENTROPY = "softmax_cross_entropy"
-IMAGES, MIXTURES, LOSSES, OTHER = "hand-written, images", "mixtures of experts", "losses", "hand-written, others"
+IMAGES, MIXTURES, LOSSES, OTHER = (
+    "hand-written, images",
+    "mixtures of experts",
+    "losses",
+    "hand-written, others",
+)
 labels: Any = integers(CLASSES)
 MODELS = [
     Model("unet", IMAGES, UNet, {"image": normal(3, 16, 16), "labels": integers(CLASSES, 16, 16)}),
@@ -312,7 +342,9 @@ MODELS = [
     Model("norms", IMAGES, Norms, {"image": normal(3, 8, 8)}, ENTROPY),
     Model("weight_norms", IMAGES, WeightNorms, {"image": normal(3, 8, 8)}, ENTROPY),
     Model("spatial_transformer", IMAGES, SpatialTransformer, {"image": normal(3, 8, 8)}, ENTROPY),
-    Model("super_resolution", IMAGES, SuperResolution, {"small": normal(1, 8, 8), "large": normal(1, 16, 16)}),
+    Model(
+        "super_resolution", IMAGES, SuperResolution, {"small": normal(1, 8, 8), "large": normal(1, 16, 16)}
+    ),
     Model("point_net", IMAGES, PointNet, {"cloud": normal(3, 20)}, ENTROPY),
     Model("soft_experts", MIXTURES, SoftExperts, {"x": normal(16), "labels": labels}),
     Model("top_experts", MIXTURES, TopExperts, {"x": normal(16)}, ENTROPY),

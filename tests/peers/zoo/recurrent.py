@@ -67,7 +67,9 @@ class CausalConvolution(nn.Module):
 
     def __init__(self, channels: int, dilation: int) -> None:
         super().__init__()
-        self.convolution = nn.utils.parametrizations.weight_norm(nn.Conv1d(channels, channels, 3, dilation=dilation))
+        self.convolution = nn.utils.parametrizations.weight_norm(
+            nn.Conv1d(channels, channels, 3, dilation=dilation)
+        )
         self.padding = 2 * dilation
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -76,7 +78,9 @@ class CausalConvolution(nn.Module):
 
 def tcn() -> nn.Module:
     blocks = [CausalConvolution(8, dilation) for dilation in (1, 2, 4)]
-    return nn.Sequential(nn.Conv1d(3, 8, 1), *blocks, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, CLASSES))
+    return nn.Sequential(
+        nn.Conv1d(3, 8, 1), *blocks, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, CLASSES)
+    )
 
 
 class Translator(nn.Module):
@@ -107,7 +111,10 @@ class Encoder(nn.Module):
         self.embedding = nn.Embedding(WORDS, 16, padding_idx=0)
         self.positions = nn.Parameter(0.02 * torch.randn(1, TOKENS, 16))
         layer = nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=True, norm_first=True)
-        self.layers, self.out = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(16, CLASSES)
+        self.layers, self.out = (
+            nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+            nn.Linear(16, CLASSES),
+        )
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         hidden = self.layers(self.embedding(words) + self.positions, src_key_padding_mask=words == 0)
@@ -138,13 +145,29 @@ ENTROPY = "softmax_cross_entropy"
 MODELS = [
     Model("gru", FAMILY, lambda: Recurrent(nn.GRU), {"words": words}, ENTROPY),
     Model("lstm", FAMILY, lambda: Recurrent(nn.LSTM), {"words": words}, ENTROPY),
-    Model("lstm_both_ways", FAMILY, lambda: Recurrent(nn.LSTM, both_ways=True, layers=2), {"words": words}, ENTROPY),
+    Model(
+        "lstm_both_ways",
+        FAMILY,
+        lambda: Recurrent(nn.LSTM, both_ways=True, layers=2),
+        {"words": words},
+        ENTROPY,
+    ),
     Model("gru_both_ways", FAMILY, lambda: Recurrent(nn.GRU, both_ways=True), {"words": words}, ENTROPY),
     Model("rnn", FAMILY, lambda: Recurrent(nn.RNN), {"words": words}, ENTROPY),
-    Model("gru_time_first", FAMILY, TimeMajor, {"x": time_first(BATCH), "labels": integers(CLASSES)}, axes={"x": 1}),
+    Model(
+        "gru_time_first",
+        FAMILY,
+        TimeMajor,
+        {"x": time_first(BATCH), "labels": integers(CLASSES)},
+        axes={"x": 1},
+    ),
     Model("lstm_forecast", FAMILY, Forecast, {"x": normal(TOKENS, 3)}),
-    Model("gru_cell_unrolled", FAMILY, lambda: Unrolled(nn.GRUCell(3, 16)), {"x": normal(TOKENS, 3)}, ENTROPY),
-    Model("lstm_cell_unrolled", FAMILY, lambda: Unrolled(nn.LSTMCell(3, 16)), {"x": normal(TOKENS, 3)}, ENTROPY),
+    Model(
+        "gru_cell_unrolled", FAMILY, lambda: Unrolled(nn.GRUCell(3, 16)), {"x": normal(TOKENS, 3)}, ENTROPY
+    ),
+    Model(
+        "lstm_cell_unrolled", FAMILY, lambda: Unrolled(nn.LSTMCell(3, 16)), {"x": normal(TOKENS, 3)}, ENTROPY
+    ),
     Model("tcn", FAMILY, tcn, {"x": normal(3, 20)}, ENTROPY),
     Model("transformer", FAMILY, Translator, {"source": words, "target": words, "labels": words}),
     Model("transformer_encoder", FAMILY, Encoder, {"words": words}, ENTROPY),

@@ -172,12 +172,17 @@ class Distilled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.teacher, self.student = nn.Linear(PIXELS, 5), nn.Sequential(nn.Linear(PIXELS, 8), nn.ReLU(), nn.Linear(8, 5))
+        self.teacher, self.student = (
+            nn.Linear(PIXELS, 5),
+            nn.Sequential(nn.Linear(PIXELS, 8), nn.ReLU(), nn.Linear(8, 5)),
+        )
         self.teacher.requires_grad_(False)
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         score = self.student(x)
-        soft = functional.kl_div(score.log_softmax(1), self.teacher(x).log_softmax(1), log_target=True, reduction="batchmean")
+        soft = functional.kl_div(
+            score.log_softmax(1), self.teacher(x).log_softmax(1), log_target=True, reduction="batchmean"
+        )
         return soft + functional.cross_entropy(score, labels)
 
 
@@ -194,6 +199,11 @@ MODELS = [
     Model("autoencoder", GENERATIVE, Autoencoder, {"image": uniform(3, 16, 16)}),
     Model("vae", GENERATIVE, Variational, {"x": uniform(PIXELS), "noise": normal(8)}),
     Model("vq_vae", GENERATIVE, Quantised, {"x": normal(PIXELS)}),
-    Model("denoiser", GENERATIVE, Denoiser, {"x": normal(PIXELS), "level": integers(20), "noise": normal(PIXELS)}),
+    Model(
+        "denoiser",
+        GENERATIVE,
+        Denoiser,
+        {"x": normal(PIXELS), "level": integers(20), "noise": normal(PIXELS)},
+    ),
 ]
 assert BATCH not in (PIXELS, 24, 16)

@@ -88,7 +88,11 @@ def main() -> None:
     parser.add_argument("--again", default="", help="run trials of this outcome once more, such as failed")
     asked = parser.parse_args()
     logging.disable(logging.WARNING)
-    names = asked.models.split(",") if asked.models else [n for n in MODELS if (asked.cache / f"{n}.json").exists()]
+    names = (
+        asked.models.split(",")
+        if asked.models
+        else [n for n in MODELS if (asked.cache / f"{n}.json").exists()]
+    )
     again = asked.again.split(",")
     done = {record.trial for record in read_records(asked.results) if record.outcome not in again}
     every = {name: trials_of(name, asked.thorough) for name in names}
@@ -101,7 +105,14 @@ def main() -> None:
             record = run_trial(trial, asked.cache, asked.limit_s, asked.keep)
             print(as_json(record), file=file, flush=True)
             told = record.message.splitlines()[:1]
-            print(record.outcome, record.stage, f"{record.seconds}s", *dataclasses.astuple(trial), told, file=sys.stderr)
+            print(
+                record.outcome,
+                record.stage,
+                f"{record.seconds}s",
+                *dataclasses.astuple(trial),
+                told,
+                file=sys.stderr,
+            )
 
 
 if __name__ == "__main__":

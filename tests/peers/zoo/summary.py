@@ -1,6 +1,7 @@
 """What came of all trials: the table for docs, and the failures by mechanism.
 
 python -m tests.peers.zoo.summary RESULTS.jsonl              the table of docs/training-graphs.md
+python -m tests.peers.zoo.summary RESULTS.jsonl --write FILE    between the marks of FILE
 python -m tests.peers.zoo.summary RESULTS.jsonl --failures   every kind of failure, with a command for each
 """
 
@@ -12,9 +13,9 @@ from pathlib import Path
 
 from tests.peers.zoo.catalogue import MODELS
 from tests.peers.zoo.run import read_records
-from tests.peers.zoo.trial import OPTIMIZERS, Record
+from tests.peers.zoo.trial import OPTIMIZERS, STEPS, Record
 
-STAGES = ("trained", "refused", "failed")
+BEGIN, END = "<!-- zoo: written by make zoo -->", "<!-- end of zoo -->"
 
 
 def table(records: list[Record]) -> str:
@@ -42,13 +43,15 @@ def _row(family: str, records: list[Record]) -> str:
     return "| " + " | ".join(map(str, [*cells, counted["refused"], counted["failed"]])) + " |"
 
 
-def failures(records: list[Record], kept: str = "/work/zoo-cache/failures") -> str:
+def failures(records: list[Record], kept: str = "failures") -> str:
     """Return every kind of failure and refusal: its error, who shows it, and how to see it."""
     parts = []
     for outcome in ("failed", "refused"):
         parts.append(f"# {outcome}: {sum(r.outcome == outcome for r in records)} of {len(records)} trials")
         for (stage, message), some in _grouped(records, outcome):
-            first = min(some, key=lambda record: len(record.trace) + 100 * (record.trial.strategy == "random"))
+            first = min(
+                some, key=lambda record: len(record.trace) + 100 * (record.trial.strategy == "random")
+            )
             parts.append(f"## {stage}: {message}\n\n{len(some)} trials: {_models(some)}\n")
             parts.append(f"    {first.kind}: {first.message[:600]}\n    at {first.at}\n    fix {first.fix}")
             if first.trace:
@@ -63,14 +66,14 @@ def _reproduction(record: Record, kept: str) -> str:
         folder = f"{kept}/{trial.label}"
         strategy = f"{folder}/asked.json" if trial.strategy == "random" else trial.strategy
         return (
-            f"    partc compile {folder}/train.onnx -c /work/zoo-cache/{trial.cluster}.json --batch {trial.batch} "
-            f"--strategy {strategy} -o /tmp/out && partc verify /tmp/out --steps 2"
+            f"    partc compile {folder}/train.onnx -c {trial.cluster}.json --batch {trial.batch} "
+            f"--strategy {strategy} -o out && partc verify out --steps {STEPS}"
         )
     lr, settings = OPTIMIZERS[trial.optimizer]
     given = "".join(f" --set-optimizer {setting}" for setting in settings)
     return (
-        f"    partc grad /work/zoo-cache/{trial.model}.{trial.variant}.onnx --loss {MODELS[trial.model].loss} "
-        f"--optimizer {trial.optimizer} --lr {lr}{given} -o /tmp/train.onnx    # then {trial}"
+        f"    partc grad {trial.model}.{trial.variant}.onnx --loss {MODELS[trial.model].loss} "
+        f"--optimizer {trial.optimizer} --lr {lr}{given} -o train.onnx    # {trial}"
     )
 
 
@@ -107,9 +110,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("results", type=Path)
     parser.add_argument("--failures", action="store_true")
+    parser.add_argument("--write", type=Path, help="put the table between this file's marks")
     asked = parser.parse_args()
     records = read_records(asked.results)
-    print(failures(records) if asked.failures else table(records))
+    if asked.write is None:
+        print(failures(records) if asked.failures else table(records))
+        return
+    before, rest = asked.write.read_text().split(BEGIN)
+    asked.write.write_text(f"{before}{BEGIN}\n\n{table(records)}\n\n{END}{rest.split(END)[1]}")
 
 
 if __name__ == "__main__":

@@ -65,19 +65,27 @@ def language_model(name: str, kind: str, config: str, *, labelled: bool, **sizes
     field = "loss" if labelled else "logits"
     options = {} if "Masked" in kind or kind.startswith("Mamba") else {"use_cache": False}
     build = partial(taken, kind, made, tuple(inputs), field, **options)
-    return Model(
-        name, "transformers, text", build, inputs, "loss" if labelled else "softmax_cross_entropy"
-    )
+    return Model(name, "transformers, text", build, inputs, "loss" if labelled else "softmax_cross_entropy")
 
 
 def bert_pieces() -> list[Model]:
     """BERT and its kin: encoders."""
     text = {**SIZES, **NO_DROPOUT}
     distil = {"vocab_size": WORDS, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24}
-    distil |= {"max_position_embeddings": 20, "dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
+    distil |= {
+        "max_position_embeddings": 20,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+        "seq_classif_dropout": 0.0,
+    }
     albert = {**text, "embedding_size": 8, "classifier_dropout_prob": 0.0}
     electra = {**text, "embedding_size": 8}
-    deberta = {**text, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "max_relative_positions": 8}
+    deberta = {
+        **text,
+        "relative_attention": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "max_relative_positions": 8,
+    }
     deberta_v2 = {**deberta, "position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True}
     mobile = {**text, "embedding_size": 8, "intra_bottleneck_size": 8, "num_feedforward_networks": 1}
     funnel = {"vocab_size": WORDS, "block_sizes": [1, 1], "num_decoder_layers": 1, "d_model": 16, "n_head": 2}
@@ -87,20 +95,45 @@ def bert_pieces() -> list[Model]:
         language_model("bert_masked", "BertForMaskedLM", "BertConfig", labelled=True, **text),
         classifier("albert", "AlbertForSequenceClassification", "AlbertConfig", **albert),
         classifier("electra", "ElectraForSequenceClassification", "ElectraConfig", **electra),
-        classifier("distilbert", "DistilBertForSequenceClassification", "DistilBertConfig", mask=True, **distil),
+        classifier(
+            "distilbert", "DistilBertForSequenceClassification", "DistilBertConfig", mask=True, **distil
+        ),
         classifier("roberta", "RobertaForSequenceClassification", "RobertaConfig", pad_token_id=1, **text),
         classifier("deberta", "DebertaForSequenceClassification", "DebertaConfig", **deberta),
         classifier("deberta_v2", "DebertaV2ForSequenceClassification", "DebertaV2Config", **deberta_v2),
         classifier("mpnet", "MPNetForSequenceClassification", "MPNetConfig", pad_token_id=1, **text),
         classifier("mobilebert", "MobileBertForSequenceClassification", "MobileBertConfig", **mobile),
-        classifier("squeezebert", "SqueezeBertForSequenceClassification", "SqueezeBertConfig", q_groups=2,
-                   k_groups=2, v_groups=2, post_attention_groups=1, intermediate_groups=2, output_groups=2,
-                   embedding_size=16, **text),
-        classifier("fnet", "FNetForSequenceClassification", "FNetConfig", **{k: v for k, v in text.items() if "attention" not in k}),
+        classifier(
+            "squeezebert",
+            "SqueezeBertForSequenceClassification",
+            "SqueezeBertConfig",
+            q_groups=2,
+            k_groups=2,
+            v_groups=2,
+            post_attention_groups=1,
+            intermediate_groups=2,
+            output_groups=2,
+            embedding_size=16,
+            **text,
+        ),
+        classifier(
+            "fnet",
+            "FNetForSequenceClassification",
+            "FNetConfig",
+            **{k: v for k, v in text.items() if "attention" not in k},
+        ),
         classifier("funnel", "FunnelForSequenceClassification", "FunnelConfig", **funnel),
-        classifier("modernbert", "ModernBertForSequenceClassification", "ModernBertConfig", mask=True,
-                   **SIZES, **SPECIAL, local_attention=4, global_attn_every_n_layers=2),
-    ]  # fmt: skip
+        classifier(
+            "modernbert",
+            "ModernBertForSequenceClassification",
+            "ModernBertConfig",
+            mask=True,
+            **SIZES,
+            **SPECIAL,
+            local_attention=4,
+            global_attn_every_n_layers=2,
+        ),
+    ]
 
 
 def decoders() -> list[Model]:
@@ -108,25 +141,61 @@ def decoders() -> list[Model]:
     gpt2 = {"vocab_size": WORDS, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 20}
     gpt2 |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     heads = {**SIZES, **SPECIAL, "num_key_value_heads": 1}
-    gemma = {**heads, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 4, "attention_dropout": 0.0}
+    gemma = {
+        **heads,
+        "head_dim": 8,
+        "query_pre_attn_scalar": 8,
+        "sliding_window": 4,
+        "attention_dropout": 0.0,
+    }
     neox = {**SIZES, **SPECIAL, "hidden_dropout": 0.0, "attention_dropout": 0.0}
-    opt = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 24}
-    opt |= {"max_position_embeddings": 20, "word_embed_proj_dim": 16, "dropout": 0.0, "attention_dropout": 0.0}
+    opt = {
+        "vocab_size": WORDS,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "ffn_dim": 24,
+    }
+    opt |= {
+        "max_position_embeddings": 20,
+        "word_embed_proj_dim": 16,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+    }
     bloom = {"vocab_size": WORDS, "hidden_size": 16, "n_layer": 2, "n_head": 2, "hidden_dropout": 0.0}
     falcon = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    phi = {**SIZES, **SPECIAL, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attention_dropout": 0.0, "partial_rotary_factor": 0.5}
+    phi = {
+        **SIZES,
+        **SPECIAL,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attention_dropout": 0.0,
+        "partial_rotary_factor": 0.5,
+    }
     mixtral = {**heads, "num_local_experts": 4, "experts_implementation": "batched_mm"}
     mamba = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}
     qwen3 = {**heads, "head_dim": 8}
-    neo = {"vocab_size": WORDS, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "intermediate_size": 24,
-           "max_position_embeddings": 20, "attention_types": [[["global", "local"], 1]], "window_size": 4}  # fmt: skip
+    neo = {
+        "vocab_size": WORDS,
+        "hidden_size": 16,
+        "num_layers": 2,
+        "num_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 20,
+        "attention_types": [[["global", "local"], 1]],
+        "window_size": 4,
+    }
     return [
         language_model("gpt2", "GPT2LMHeadModel", "GPT2Config", labelled=True, **gpt2),
-        language_model("gpt2_logits", "GPT2LMHeadModel", "GPT2Config", labelled=False, **gpt2, tie_word_embeddings=False),
+        language_model(
+            "gpt2_logits", "GPT2LMHeadModel", "GPT2Config", labelled=False, **gpt2, tie_word_embeddings=False
+        ),
         language_model("llama", "LlamaForCausalLM", "LlamaConfig", labelled=False, **heads),
         language_model("llama_loss", "LlamaForCausalLM", "LlamaConfig", labelled=True, **heads),
         language_model("gemma2", "Gemma2ForCausalLM", "Gemma2Config", labelled=True, **gemma),
-        language_model("mistral", "MistralForCausalLM", "MistralConfig", labelled=False, sliding_window=4, **heads),
+        language_model(
+            "mistral", "MistralForCausalLM", "MistralConfig", labelled=False, sliding_window=4, **heads
+        ),
         language_model("mixtral", "MixtralForCausalLM", "MixtralConfig", labelled=True, **mixtral),
         language_model("qwen2", "Qwen2ForCausalLM", "Qwen2Config", labelled=False, **heads),
         language_model("qwen3", "Qwen3ForCausalLM", "Qwen3Config", labelled=True, **qwen3),
@@ -137,16 +206,26 @@ def decoders() -> list[Model]:
         language_model("gpt_neox", "GPTNeoXForCausalLM", "GPTNeoXConfig", labelled=True, **neox),
         language_model("gpt_neo", "GPTNeoForCausalLM", "GPTNeoConfig", labelled=True, **neo),
         language_model("mamba", "MambaForCausalLM", "MambaConfig", labelled=False, **mamba),
-    ]  # fmt: skip
+    ]
 
 
 def translators() -> list[Model]:
     """Encoders with decoders: T5 and BART."""
     t5 = {"vocab_size": WORDS, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
     t5 |= {"dropout_rate": 0.0, "decoder_start_token_id": 0, "attn_implementation": "eager"}
-    bart = {"vocab_size": WORDS, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 24,
-            "decoder_ffn_dim": 24, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-            "max_position_embeddings": 20, "dropout": 0.0, **SPECIAL}  # fmt: skip
+    bart = {
+        "vocab_size": WORDS,
+        "d_model": 16,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_ffn_dim": 24,
+        "decoder_ffn_dim": 24,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "max_position_embeddings": 20,
+        "dropout": 0.0,
+        **SPECIAL,
+    }
     found = []
     for name, kind, config, sizes in (
         ("t5", "T5ForConditionalGeneration", "T5Config", t5),

@@ -33,7 +33,7 @@ from tests.peers.zoo.model import Model
 CLUSTERS = {"2x2": (2, 2), "1x3": (3,), "2+3": (2, 3)}  # devices of each host
 STEPS = 2
 
-# Learning rate and settings; those beside PyTorch have an epsilon with which rounding makes no full steps of nothing.
+# Learning rate and settings. Beside PyTorch they have larger epsilons: see as_torch.py.
 OPTIMIZERS = {
     "sgd": ("0.1", ()),
     "momentum": ("0.05", ()),
@@ -65,6 +65,11 @@ class Trial:
     def label(self) -> str:
         """Return a name for it."""
         return f"{self.model}.{self.variant}.{self.cluster}.{self.batch}"
+
+    @property
+    def over_mpi(self) -> bool:
+        """Tell whether its ranks are processes, and its data synthetic: one trial in sixteen."""
+        return self.seed % 16 == 0
 
     @property
     def batch_size(self) -> int | None:
@@ -150,7 +155,10 @@ class Attempt:
         self.stage = "compile"
         plan, folder = self._compile(path)
         self.stage = "verify"
-        report = verify(folder, steps=STEPS, data=self._batches(plan, STEPS), launcher=launch_in_process)
+        if self.trial.over_mpi:
+            report = verify(folder, steps=STEPS)
+        else:
+            report = verify(folder, steps=STEPS, data=self._batches(plan, STEPS), launcher=launch_in_process)
         if not report.passed:
             raise Differs(report.summary())
         self.stage = "done"
@@ -199,7 +207,9 @@ class Attempt:
             self.model, exported, train, self.trial.optimizer, lr, batches
         )
         if differing:
-            raise Differs(f"PyTorch's steps differ in {len(differing)} of {compared} parameters: {differing[:3]}")
+            raise Differs(
+                f"PyTorch's steps differ in {len(differing)} of {compared} parameters: {differing[:3]}"
+            )
         return f"equal, {compared} of {total} parameters"
 
     # ------------------------------------------------------------ compile

@@ -1,4 +1,4 @@
-"""torchvision's and timm's models: narrow where their builders allow it, else with few classes and small images."""
+"""torchvision's and timm's models: narrow where their builders allow it, else on small images."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,11 +18,15 @@ def torchvision_model(name: str, size: int, **options: Any) -> Model:
 
         return models.get_model(name, weights=None, num_classes=CLASSES, **options)
 
-    return Model(f"torchvision_{name}", "torchvision", build, {"x": normal(3, size, size)}, "softmax_cross_entropy")
+    return Model(
+        f"torchvision_{name}", "torchvision", build, {"x": normal(3, size, size)}, "softmax_cross_entropy"
+    )
 
 
 def narrow(name: str, size: int, build: Callable[[], nn.Module]) -> Model:
-    return Model(f"torchvision_{name}", "torchvision", build, {"x": normal(3, size, size)}, "softmax_cross_entropy")
+    return Model(
+        f"torchvision_{name}", "torchvision", build, {"x": normal(3, size, size)}, "softmax_cross_entropy"
+    )
 
 
 def resnet() -> nn.Module:
@@ -52,7 +56,9 @@ def mobilenet_v2() -> nn.Module:
     from torchvision.models import MobileNetV2
 
     settings = [[1, 8, 1, 1], [4, 8, 2, 2], [4, 16, 1, 2]]
-    net = MobileNetV2(num_classes=CLASSES, width_mult=1.0, inverted_residual_setting=settings, round_nearest=8)
+    net = MobileNetV2(
+        num_classes=CLASSES, width_mult=1.0, inverted_residual_setting=settings, round_nearest=8
+    )
     net.features[-1] = nn.Sequential(nn.Conv2d(16, 24, 1), nn.BatchNorm2d(24), nn.ReLU6())
     net.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(24, CLASSES))
     return net
@@ -72,7 +78,9 @@ def efficientnet() -> nn.Module:
     from torchvision.models.efficientnet import EfficientNet, MBConvConfig
 
     settings = [MBConvConfig(1, 3, 1, 8, 8, 1), MBConvConfig(4, 5, 2, 8, 16, 2)]
-    return EfficientNet(settings, dropout=0.2, stochastic_depth_prob=0.0, num_classes=CLASSES, last_channel=32)
+    return EfficientNet(
+        settings, dropout=0.2, stochastic_depth_prob=0.0, num_classes=CLASSES, last_channel=32
+    )
 
 
 def shufflenet() -> nn.Module:
@@ -106,7 +114,9 @@ def vision_transformer() -> nn.Module:
 def swin() -> nn.Module:
     from torchvision.models import SwinTransformer
 
-    return SwinTransformer([4, 4], 8, [1, 2], [2, 2], [4, 4], mlp_ratio=2.0, num_classes=CLASSES, stochastic_depth_prob=0.0)
+    return SwinTransformer(
+        [4, 4], 8, [1, 2], [2, 2], [4, 4], mlp_ratio=2.0, num_classes=CLASSES, stochastic_depth_prob=0.0
+    )
 
 
 def convnext() -> nn.Module:
@@ -149,10 +159,14 @@ def segmentation() -> nn.Module:
     from torchvision.models.segmentation.deeplabv3 import ASPP
 
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
-        ASPP(8, [2, 3], 8), nn.Conv2d(8, CLASSES, 1),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-    )  # fmt: skip
+        nn.Conv2d(3, 8, 3, 2, 1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        ASPP(8, [2, 3], 8),
+        nn.Conv2d(8, CLASSES, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
 
 
 def timm_model(name: str, size: int, **options: Any) -> Model:
@@ -194,7 +208,7 @@ def resnet_v2() -> nn.Module:
 
 
 def repvgg() -> nn.Module:
-    from timm.models.byobnet import ByobNet, ByoBlockCfg, ByoModelCfg
+    from timm.models.byobnet import ByoBlockCfg, ByobNet, ByoModelCfg
 
     blocks = tuple(ByoBlockCfg(type="rep", d=1, c=channels, s=2, gs=0) for channels in (8, 16))
     return ByobNet(ByoModelCfg(blocks=blocks, stem_type="rep", stem_chs=8), num_classes=CLASSES)
@@ -222,8 +236,17 @@ def all_models() -> list[Model]:
         narrow("aspp", 16, segmentation),
         torchvision_model("squeezenet1_1", 32),
         timm_class("mlp_mixer", 32, "mlp_mixer", "MlpMixer", **small, num_blocks=2),
-        timm_class("deit3", 32, "vision_transformer", "VisionTransformer", **small, depth=2, num_heads=2,
-                   init_values=1e-1, no_embed_class=True),
+        timm_class(
+            "deit3",
+            32,
+            "vision_transformer",
+            "VisionTransformer",
+            **small,
+            depth=2,
+            num_heads=2,
+            init_values=1e-1,
+            no_embed_class=True,
+        ),
         timm_class("cait", 32, "cait", "Cait", **small, depth=1, num_heads=2, depth_token_only=1),
         timm_class("xcit", 32, "xcit", "Xcit", **small, depth=1, num_heads=2, cls_attn_layers=1),
         of_timm("gated_mlp", gated_mlp),
@@ -232,7 +255,7 @@ def all_models() -> list[Model]:
         of_timm("repvgg", repvgg),
         timm_model("test_efficientnet", 32),
         timm_model("test_vit", 160),
-    ]  # fmt: skip
+    ]
 
 
 MODELS = all_models()

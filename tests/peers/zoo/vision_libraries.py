@@ -1,8 +1,8 @@
 """torchvision and timm, where `make test-peers-all` has put them: beside the other packages, on no path.
 
-The index has torchvision built for CUDA only. Its models are plain Python: only the two operators that its import
-wants to know are missing beside a PyTorch for CPUs, and no model of the zoo calls them, so that declaring them is enough.
-Anywhere else on the path it would be imported, and fail, wherever transformers finds it.
+The index has torchvision built for CUDA only. Its models are plain Python: beside a PyTorch for CPUs only the
+two operators are missing that its import wants to know. No model of the zoo calls them, so it is enough
+to declare them. Anywhere else on the path transformers would find it, and fail to import it.
 """
 
 import sys
