@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import torch
 
+from tests.peers.score_parameters import Stored
 from tests.peers.zoo.export import digest
 
 
@@ -43,12 +44,14 @@ class Exported:
         several equal ones, and those that are transposed have other names. (A folded weight norm is as its
         parameter at first, under another name and not transposed.)
         """
-        names = {fact["name"] for fact in self.facts["parameters"]}
+        names = {fact["name"]: fact["name"] for fact in self.facts["parameters"]}
+        for tied in self.facts["tied"]:
+            names |= dict.fromkeys(tied, next(name for name in tied if name in names))
         found = {}
         for name, value in self._initializers.items():
             if self.variant == "raw":
                 if name in names:
-                    found[name] = [name], False
+                    found[name] = [names[name]], False
                 continue
             if value.dtype.kind != "f":
                 continue
@@ -104,10 +107,17 @@ class Exported:
         alone = {name: members[0] for name, (members, _) in self.members.items() if len(members) == 1}
         return [name for name in self.trainable if name in alone and len(holders[alone[name]]) == 1]
 
-    @property
-    def needs_names(self) -> bool:
-        """Tell whether partc is to be told what is trained, because it cannot decide yet."""
-        return True
+    def stored(self, trained: bool) -> list[Stored]:
+        """Return the parameters that the module trains, or all its other tensors, for score_parameters."""
+        key = "perturbed_sha256" if self.variant == "perturbed" else "sha256"
+        found = [
+            (fact["name"], tuple(fact["shape"]), fact[key])
+            for fact in self.facts["parameters"]
+            if fact["trained"] == trained
+        ]
+        if not trained:
+            found += [(fact["name"], tuple(fact["shape"]), fact["sha256"]) for fact in self.facts["buffers"]]
+        return found
 
     @property
     def trained_parameters(self) -> int:

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+import torch
+
 from tests.peers.zoo.catalogue import MODELS
 from tests.peers.zoo.trial import Attempt, Record, Trial, trials_of
 
@@ -71,7 +73,7 @@ def read_records(path: Path) -> list[Record]:
     for line in path.read_text().splitlines() if path.exists() else ():
         raw = json.loads(line)
         trial = Trial(**raw.pop("trial"))
-        raw["refusals"] = tuple(raw["refusals"])
+        raw |= {key: tuple(raw[key]) for key in ("refusals", "departures")}
         found[trial] = Record(trial, **raw)
     return list(found.values())
 
@@ -88,6 +90,7 @@ def main() -> None:
     parser.add_argument("--again", default="", help="run trials of this outcome once more, such as failed")
     asked = parser.parse_args()
     logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
     names = (
         asked.models.split(",")
         if asked.models
@@ -96,7 +99,8 @@ def main() -> None:
     again = asked.again.split(",")
     done = {record.trial for record in read_records(asked.results) if record.outcome not in again}
     every = {name: trials_of(name, asked.thorough) for name in names}
-    rounds = [t for turn in range(13) for name in names for t in every[name][turn : turn + 1]]
+    longest = max(map(len, every.values()))
+    rounds = [t for turn in range(longest) for name in names for t in every[name][turn : turn + 1]]
     asked.results.parent.mkdir(parents=True, exist_ok=True)
     with asked.results.open("a") as file:
         for trial in rounds:

@@ -36,7 +36,7 @@ def table(records: list[Record]) -> str:
 
 def _row(family: str, records: list[Record]) -> str:
     counted = Counter(record.outcome for record in records)
-    equal = sum(record.torch.startswith("equal") for record in records)
+    equal = sum(bool(record.torch) for record in records)
     beside = sum(record.trial.beside_torch and record.stage not in ("grad",) for record in records)
     models = len({record.trial.model for record in records})
     cells = [family, models, len(records), counted["trained"], f"{equal} of {beside}"]

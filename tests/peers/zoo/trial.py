@@ -1,12 +1,13 @@
 """One trial of a model: grad, PyTorch's steps beside it, compile, verify; what came of it, as a record.
 
-forward.onnx ─ grad ─> train.onnx ─ two steps ─ as PyTorch's?
-                            └────── compile ─> plan ─ verify ─ as one device's?
+forward.onnx ─ grad ─> train.onnx ─ compile ─> plan ─ verify: as one device's?
+                 └──> of comparable parameters, one device and all ranks: as PyTorch's on the whole batch?
 """
 
 import random
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,13 @@ from partc.cost.cluster import CLUSTER_FORMAT, Cluster, Device, Host, Link
 from partc.cost.strategy import STRATEGY_FORMAT, Strategy, Synchronisation, encode_strategy
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.errors import BadStrategy, PartcError
-from partc.runtime.plan_folder import read_plan_folder
-from partc.runtime.program import Plan
-from tests.peers.zoo.as_torch import EPSILON, compare_with_torch
+from partc.runtime.in_process import train_in_process
+from partc.runtime.plan_folder import PlanFolder, read_plan_folder
+from partc.runtime.program import DataInput, Plan
+from tests.peers.score_parameters import score_parameters
+from tests.peers.zoo.as_torch import EPSILON, BesideTorch, Differs, after_steps_in_onnxruntime
 from tests.peers.zoo.exported import Exported, read_exported
-from tests.peers.zoo.model import Model
+from tests.peers.zoo.model import BATCH, Model
 
 CLUSTERS = {"2x2": (2, 2), "1x3": (3,), "2+3": (2, 3)}  # devices of each host
 STEPS = 2
@@ -86,10 +89,11 @@ class Trial:
 class Record:
     """What came of a trial.
 
-    outcome  "trained", "refused" (a PartcError), or "failed": any other error, or a difference
+    outcome     "trained", "refused" (a PartcError), or "failed": any other error, or a difference
     parameters  how they were chosen: "decided" by partc alone, or "named", which --train did after it refused
-    axes     "found", or "declared" after partc refused to guess
-    torch    "equal", "differs", or why there was nothing to compare
+    axes        "found", or "declared" after partc refused to guess
+    torch       what was compared with PyTorch, and was equal
+    departures  of replicas from one device, as partc tells
     """
 
     trial: Trial
@@ -104,11 +108,8 @@ class Record:
     fix: str = ""
     trace: str = ""
     refusals: tuple[str, ...] = ()  # that were followed, on the way
+    departures: tuple[str, ...] = ()
     seconds: float = 0.0
-
-
-class Differs(Exception):
-    """Two things that had to be equal are not."""
 
 
 class Attempt:
@@ -118,8 +119,9 @@ class Attempt:
         self.model, self.trial, self.scratch = model, trial, scratch
         self.cache = cache
         self.random = random.Random(trial.seed)
-        self.stage, self.parameters, self.axes, self.torch = "grad", "", "", ""
+        self.stage, self.parameters, self.axes, self.torch = "", "", "", ""
         self.refusals: list[str] = []
+        self.departures: tuple[str, ...] = ()
 
     def run(self) -> Record:
         """Try, and tell what came of it."""
@@ -140,37 +142,48 @@ class Attempt:
             axes=self.axes,
             torch=self.torch,
             refusals=tuple(self.refusals),
+            departures=self.departures,
             seconds=round(time.perf_counter() - begun_s, 2),
             **told,
         )
 
     def _try(self) -> None:
         exported = read_exported(self.model.name, self.trial.variant, self.cache)
-        train = self._differentiate(exported)
+        if self.trial.variant != "perturbed":  # as the optimised one, whose values are the module's
+            self.stage = "score"
+            self._score(exported)
+        self.stage = "grad"
         path = self.scratch / "train.onnx"
-        onnx.save(train, path)
+        onnx.save(self._differentiate(exported), path)
+        self.stage = "compile"
+        folder = self._compile(path)
+        self.departures = tuple(folder.plan.departures)
+        self.stage = "verify"
+        self._verify(folder)
         if self.trial.beside_torch:
             self.stage = "torch"
             self.torch = self._compare_with_torch(exported)
-        self.stage = "compile"
-        plan, folder = self._compile(path)
-        self.stage = "verify"
-        if self.trial.over_mpi:
-            report = verify(folder, steps=STEPS)
-        else:
-            report = verify(folder, steps=STEPS, data=self._batches(plan, STEPS), launcher=launch_in_process)
-        if not report.passed:
-            raise Differs(report.summary())
         self.stage = "done"
 
     # ------------------------------------------------------------ grad
 
+    def _score(self, exported: Exported) -> None:
+        """Hold what partc takes for parameters against the module's own."""
+        score = score_parameters(
+            onnx.load(exported.path),
+            self.model.loss,
+            exported.stored(trained=True),
+            exported.stored(trained=False),
+            unoptimised=onnx.load(exported.path.with_name(f"{self.model.name}.raw.onnx")),
+        )
+        if score.wrongly_trained:
+            raise Differs(f"no parameter of the module, but trained: {score.wrongly_trained}")
+        if score.wrongly_frozen:
+            raise Differs(f"a parameter of the module, but frozen: {score.wrongly_frozen}")
+
     def _differentiate(self, exported: Exported) -> onnx.ModelProto:
         """Let partc decide what is trained; name the parameters where it asks for that."""
         self.parameters = "decided"
-        if exported.needs_names:
-            self.parameters = "named"
-            return self._grad(exported, exported.trainable)
         try:
             return self._grad(exported, None)
         except PartcError as error:
@@ -195,26 +208,9 @@ class Attempt:
             batch_size=None if beside_torch else self.trial.batch_size,
         )
 
-    def _compare_with_torch(self, exported: Exported) -> str:
-        """Compare what both can train alike: a step of partc's of its own, with those parameters named."""
-        names = exported.comparable
-        if not names:
-            return "no parameter of the module is one of the graph's"
-        lr = float(OPTIMIZERS[self.trial.optimizer][0])
-        train = self._grad(exported, names, beside_torch=True)
-        batches = [self.model.draw(1000 + step) for step in range(STEPS)]
-        differing, compared, total = compare_with_torch(
-            self.model, exported, train, self.trial.optimizer, lr, batches
-        )
-        if differing:
-            raise Differs(
-                f"PyTorch's steps differ in {len(differing)} of {compared} parameters: {differing[:3]}"
-            )
-        return f"equal, {compared} of {total} parameters"
+    # ------------------------------------------------------------ compile, verify
 
-    # ------------------------------------------------------------ compile
-
-    def _compile(self, train: Path) -> tuple[Plan, Any]:
+    def _compile(self, train: Path) -> PlanFolder:
         self.axes = "found"
         try:
             return self._compile_with(train, None)
@@ -223,35 +219,34 @@ class Attempt:
                 raise
             self.refusals.append(error.what)
         self.axes = "declared"
-        return self._compile_with(train, self.model.sample_axes())
+        known = {value.name for value in onnx.load(train, load_external_data=False).graph.input}
+        axes = {name: axis for name, axis in self.model.sample_axes().items() if name in known}
+        return self._compile_with(train, axes)
 
-    def _compile_with(self, train: Path, axes: dict[str, int | None] | None) -> tuple[Plan, Any]:
+    def _compile_with(self, train: Path, axes: dict[str, int | None] | None) -> PlanFolder:
         out = self.scratch / "out"
-        known = {i.name for i in onnx.load(train, load_external_data=False).graph.input}
-        given = None if axes is None else {name: axis for name, axis in axes.items() if name in known}
         strategy: Any = self.trial.strategy
         if strategy == "random":
-            strategy = self._random_strategy(import_training_graph(train, sample_axes=given))
-        for attempt in range(50):
-            training = import_training_graph(train, sample_axes=given)
+            strategy = self._random_strategy(import_training_graph(train, sample_axes=axes))
+        while True:
+            training = import_training_graph(train, sample_axes=axes)
             if isinstance(strategy, Strategy):
                 (self.scratch / "asked.json").write_bytes(encode_strategy(strategy))
             options = CompileOptions(strategy, self.trial.batch)  # type: ignore[arg-type]
             try:
                 compile_graph(training, cluster_of(self.trial.cluster), out, options)
-                break
+                return read_plan_folder(out)
             except BadStrategy as error:
-                if self.trial.strategy != "random" or attempt == 49:
+                if not isinstance(strategy, Strategy):
                     raise
                 strategy = _without(strategy, error.at)
-        folder = read_plan_folder(out)
-        return folder.plan, folder
 
     def _random_strategy(self, training: TrainingGraph) -> Strategy:
         drawn = {}
         for name, gradient in training.gradients.items():
-            methods = ["all_reduce", "servers"] + ["all_gather"] * gradient.is_sparse
-            method: Any = self.random.choice(methods)
+            method: Any = self.random.choice(
+                ["all_gather", "servers"] if gradient.is_sparse else ["all_reduce", "servers"]
+            )
             mechanisms: dict[str, Any] = {}
             if method == "servers":
                 mechanisms["local_aggregation"] = self.random.random() < 0.5
@@ -259,35 +254,72 @@ class Attempt:
             drawn[name] = Synchronisation(method, **mechanisms)
         return Strategy(STRATEGY_FORMAT, self.trial.batch, drawn)  # type: ignore[arg-type]
 
+    def _verify(self, folder: PlanFolder) -> None:
+        if self.trial.over_mpi:
+            report = verify(folder, steps=STEPS)
+        else:
+            totals = self._total_batches(folder.plan, self.trial.batch_size)
+            report = verify(folder, steps=STEPS, data=totals, launcher=launch_in_process)
+        if not report.passed:
+            raise Differs(report.summary())
+
+    # ------------------------------------------------------------ beside PyTorch
+
+    def _compare_with_torch(self, exported: Exported) -> str:
+        """Train what both can train alike: on one device, and on all ranks with their whole batch."""
+        names = exported.comparable
+        if not names:
+            return ""
+        train = self._grad(exported, names, beside_torch=True)
+        training = import_training_graph(train)
+        lr = float(OPTIMIZERS[self.trial.optimizer][0])
+        beside = BesideTorch(self.model, exported, names, self.trial.optimizer, lr)
+        batches = [self._draw(training.data_inputs, 1000 + step) for step in range(STEPS)]
+        beside.hold("one device", after_steps_in_onnxruntime(training, batches), batches)
+        told = f"{len(names)} of {exported.trained_parameters} parameters"
+        path = self.scratch / "beside.onnx"
+        onnx.save(train, path)
+        folder = self._compile(path)
+        if folder.plan.departures:
+            return f"one device: {told}"
+        totals = self._total_batches(folder.plan, None)
+        after = train_in_process(folder, totals, stop_when_diverged=False).variables
+        beside.hold(f"{len(folder.plan.ranks)} ranks", after, totals)
+        return f"all ranks: {told}"
+
     # ------------------------------------------------------------ data
 
-    def _batches(self, plan: Plan, steps: int) -> list[dict[str, np.ndarray]]:
-        """Draw total batches as the model's own data is: one draw a replica, or one for all."""
-        replicas = plan.replicas if plan.batch == "per-replica" else 2 if self.trial.batch_size else 1
-        drawn = []
-        for step in range(steps):
-            parts = [self._draw(plan, self.trial.seed + 100 * step + replica) for replica in range(replicas)]
-            total = {}
-            for entry in plan.data_inputs:
-                values = [part[entry.name] for part in parts]
-                axis = entry.sample_axis
-                whole = values[0] if axis is None else np.concatenate(values, axis)
-                if axis is not None and self.trial.batch_size:
-                    whole = np.take(whole, np.arange(self.trial.batch_size), axis)
-                total[entry.name] = whole
-            drawn.append(total)
-        return drawn
+    def _total_batches(self, plan: Plan, size: int | None) -> list[dict[str, np.ndarray]]:
+        """Draw total batches as the model's own data is: one draw for each replica, or one for all.
 
-    def _draw(self, plan: Plan, seed: int) -> dict[str, np.ndarray]:
+        `size`: that of the batch where it is not the model's own, but at most twice as large.
+        """
+        draws = plan.replicas if plan.batch == "per-replica" else 2 if size else 1
+        inputs = {entry.name: entry for entry in plan.data_inputs}
+        totals = []
+        for step in range(STEPS):
+            seeds = [self.trial.seed + 100 * step + draw for draw in range(draws)]
+            parts = [self._draw(inputs, seed) for seed in seeds]
+            total = {}
+            for name, entry in inputs.items():
+                axis = entry.sample_axis
+                whole = [part[name] for part in parts]
+                total[name] = whole[0] if axis is None else np.concatenate(whole, axis)
+                if axis is not None and size:
+                    total[name] = np.take(total[name], np.arange(size), axis)
+            totals.append(total)
+        return totals
+
+    def _draw(self, inputs: Mapping[str, DataInput], seed: int) -> dict[str, np.ndarray]:
         data = {name: value.numpy() for name, value in self.model.draw(seed).items()}
         rng = np.random.default_rng(seed)
-        for entry in plan.data_inputs:
-            if entry.name not in data:  # what the loss added: labels, or targets
-                shape = [plan.sizes[size] if isinstance(size, str) else size for size in entry.shape]
+        for name, entry in inputs.items():
+            if name not in data:  # what the loss added: labels, or targets
+                shape = [BATCH, *entry.shape[1:]]
                 is_label = np.dtype(entry.dtype).kind in "iu"
                 drawn = rng.integers(0, entry.high or 3, shape) if is_label else rng.normal(size=shape)
-                data[entry.name] = np.asarray(drawn).astype(entry.dtype)
-        return data
+                data[name] = np.asarray(drawn).astype(entry.dtype)
+        return {name: value for name, value in data.items() if name in inputs}
 
 
 def _escape(name: str) -> str:
@@ -296,10 +328,9 @@ def _escape(name: str) -> str:
 
 
 def _without(strategy: Strategy, at: str) -> Strategy:
-    """Leave a parameter that cannot be synchronised as drawn to what any parameter can do: all_reduce."""
+    """Leave the parameter that is refused as drawn to what any dense one can do: all_reduce."""
     name = at.removeprefix("parameters: ").split(": ")[0]
-    if name not in strategy.parameters:
-        raise AssertionError(f"no parameter in {at!r}")
+    assert strategy.parameters[name].method != "all_reduce", at
     changed = {**strategy.parameters, name: Synchronisation("all_reduce")}
     return Strategy(STRATEGY_FORMAT, strategy.batch, changed)
 
@@ -321,7 +352,7 @@ def cluster_of(name: str) -> Cluster:
 def trials_of(name: str, thorough: bool = False) -> list[Trial]:
     """Return a model's trials: every cluster for each variant, under one reading of the batch, or both.
 
-    The others are drawn: strategy and optimizer. The first of each variant is held against PyTorch.
+    Strategy and optimizer are drawn. One trial of each variant is held against PyTorch: these come first.
     """
     drawn = random.Random(name)
     trials = []
@@ -334,4 +365,5 @@ def trials_of(name: str, thorough: bool = False) -> list[Trial]:
                 trial = Trial(name, variant, cluster, batch, drawn.choice(STRATEGIES), optimizer, is_first)
                 if thorough or r == 0:
                     trials.append(trial)
-    return [*trials, replace(trials[0], variant="perturbed", strategy=drawn.choice(STRATEGIES))]
+    trials.append(replace(trials[0], variant="perturbed", strategy=drawn.choice(STRATEGIES)))
+    return sorted(trials, key=lambda trial: not trial.beside_torch)
