@@ -10,9 +10,11 @@ PEERS := .venv-peers
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 # mypy cannot follow an editable installation: it reads a plain one, made here.
 TYPED := build/typed
+# Forward exports of other people's models, and what came of them: kept, so that `make zoo` goes on where it was.
+ZOO := build-zoo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-peers test-peers-all lint types clean
+.PHONY: help demo test test-all test-peers test-peers-all zoo lint types clean
 
 help:
 	@echo "make demo      build, compile, run and verify a small language model on this machine"
@@ -20,6 +22,7 @@ help:
 	@echo "make test-all  the same, and the tests marked long"
 	@echo "make test-peers      against PyTorch and transformers, sampled, in environments of its own"
 	@echo "make test-peers-all  the same, every model"
+	@echo "make zoo       every exported model through the whole road; writes the table of docs/training-graphs.md"
 	@echo "make lint      ruff format, ruff check, mypy --strict"
 	@echo "make clean     remove .venv and everything else that make made"
 
@@ -35,8 +38,13 @@ test-all: $(VENV)/installed-for-tests
 test-peers: $(PEERS)/installed
 	@timeout 300 $(PEERS)/bin/python -m pytest -q -m "peers and not long" tests/peers
 
-test-peers-all: $(PEERS)/installed
+test-peers-all: $(PEERS)/vision/installed
 	@$(PEERS)/bin/python -m pytest -q -m peers tests/peers
+
+zoo: $(PEERS)/vision/installed
+	@$(PEERS)/bin/python -m tests.peers.zoo.export $(ZOO)
+	@$(PEERS)/bin/python -m tests.peers.zoo.run $(ZOO) $(ZOO)/results.jsonl
+	@$(PEERS)/bin/python -m tests.peers.zoo.summary $(ZOO)/results.jsonl --write docs/training-graphs.md
 
 lint: types
 	@$(BIN)/ruff format --check .
@@ -48,7 +56,7 @@ types: $(VENV)/installed-for-tests
 	@MYPYPATH=$(TYPED) $(BIN)/mypy --strict -p partc
 
 clean:
-	rm -rf $(VENV) $(PEERS) build demo partc.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(ZOO) build demo partc.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 # Stamps: a file that is as new as what it stands for.
 
@@ -79,4 +87,13 @@ $(PEERS)/made: $(VENV)/made
 $(PEERS)/installed: $(PEERS)/made pyproject.toml
 	@echo "Installing PyTorch and transformers into $(PEERS): some minutes the first time."
 	@$(PEERS)/bin/python -m pip install -qq --disable-pip-version-check --editable '.[test,peers]'
+	@touch $@
+
+# The index builds torchvision for CUDA, and pip would bring that PyTorch along: without what it says it needs, and
+# in a folder that only the zoo looks into (tests/peers/zoo/vision_libraries.py).
+$(PEERS)/vision/installed: $(PEERS)/installed
+	@echo "Installing torchvision and timm into $(PEERS)/vision."
+	@rm -rf $(PEERS)/vision
+	@$(PEERS)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --target $(PEERS)/vision \
+		torchvision==0.28.0 timm==1.0.31 pillow
 	@touch $@
