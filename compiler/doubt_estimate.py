@@ -46,8 +46,13 @@ def doubt_estimate(tried: Sequence[Tried], facts: Sequence[SyncFacts], price: "S
         return None
     taken, *rivals = tried
     differing = {id(rival): tuple(n for n in assumed if _way(rival, n) != _way(taken, n)) for rival in rivals}
-    # Fewer rows never make a step longer, so only those that get shorter by them can overtake.
-    rivals = [rival for rival in rivals if any(_moves_rows(rival, name) for name in differing[id(rival)])]
+    # Fewer rows make a step shorter by their share at most: whoever is slower than that cannot overtake.
+    rivals = [
+        rival
+        for rival in rivals
+        if any(_moves_rows(rival, name) for name in differing[id(rival)])
+        and rival.step_s * FEWEST_SHARE < taken.step_s
+    ]
     if not rivals:
         return None
     rival = min(rivals, key=lambda one: one.step_s)

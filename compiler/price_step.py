@@ -21,12 +21,13 @@ from partc.passes.lowering.lowered_graph import LoweredGraph
 if TYPE_CHECKING:
     from partc.compiler.driver import CompileOptions
 
-# Pricing a move takes about a fifth of compiling a large graph; of a small one less, since a compilation
-# also writes and reports (docs/decisions/020-whole-steps.md has the figures).
-LEAST_MOVES = 1
-MOST_MOVES = 8
-NODES_FOR_MOVES = 6_000  # as many nodes are lowered again for moves
-MANY_RANKS = 128  # from here on simulating dominates
+# Pricing takes a seventh of compiling a large graph, and less of a small one's, since a compilation writes
+# and reports as well: all of it is to take as long again at most (docs/decisions/020-whole-steps.md).
+LEAST_EVALUATIONS = 6
+MOST_EVALUATIONS = 12
+NODES_AGAIN = 1_000  # for a small graph, so many more nodes are lowered
+FOR_DOUBT = 2  # of them are kept for asking what fewer rows would change (doubt_estimate.py)
+MANY_RANKS = 128  # from here on simulating dominates, and moves are left out
 
 
 class StepPrice:
@@ -42,12 +43,13 @@ class StepPrice:
         self._quickest: tuple[float, Strategy, LoweredGraph] | None = None
 
     @property
-    def moves(self) -> int:
-        """Return how many moves may be priced: from sizes alone, so that it is always the same."""
+    def evaluations(self) -> int:
+        """Return how many strategies may be priced: from sizes alone, so that it is always the same."""
         if len(ranks_of(self._cluster)) >= MANY_RANKS:
             return 0
         nodes = max(1, len(self._analysis.training.graph.nodes))
-        return min(MOST_MOVES, max(LEAST_MOVES, NODES_FOR_MOVES // nodes))
+        allowed = min(MOST_EVALUATIONS, LEAST_EVALUATIONS + NODES_AGAIN // nodes)
+        return allowed - FOR_DOUBT * any(fact.rows_are_assumed for fact in self._facts)
 
     def __call__(self, strategy: Strategy) -> float:
         """Return the simulated seconds of a step. Raises NoPlacement where it does not fit."""

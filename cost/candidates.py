@@ -40,6 +40,7 @@ BUSIEST_LINK = "busiest link"  # what the ILP makes the best of
 class Candidate:
     """An option for every parameter, with shards and the price of what it communicates.
 
+    `certain_s` is the busiest lane's time of what is summed whole, whose bytes no estimate enters.
     `partitions`: of parameters whose number of shards a move has settled.
     """
 
@@ -48,6 +49,7 @@ class Candidate:
     shards: Mapping[str, tuple[Shard, ...]]
     assignment: ServerAssignment | None
     total_s: float
+    certain_s: float
     solution: OptionSolution | None
     partitions: Mapping[str, int] = field(default_factory=dict)
 
@@ -124,9 +126,8 @@ class Candidates:
     ) -> Candidate:
         chosen = {fact.name: chosen[fact.name] for fact in self.facts}
         shards, assignment = self._assign(chosen, partitions)
-        return Candidate(
-            name, chosen, shards, assignment, self._total_s(chosen, shards), solution, partitions
-        )
+        total_s, certain_s = self._communication_s(chosen, shards)
+        return Candidate(name, chosen, shards, assignment, total_s, certain_s, solution, partitions)
 
     def _options(self, fact: SyncFacts, candidate: str) -> Options:
         if fact.name in self.pins:
@@ -151,18 +152,22 @@ class Candidates:
             shards, assignment = assign_to_servers(served, self.cluster, even | pinned)
         return shards, assignment
 
-    def _total_s(
+    def _communication_s(
         self, chosen: Mapping[str, Synchronisation], shards: Mapping[str, tuple[Shard, ...]]
-    ) -> float:
-        loads = np.zeros(len(self.prices.meeting.network.lanes))
+    ) -> tuple[float, float]:
+        """Return what a step communicates, and the busiest lane's time of what is summed whole."""
+        network = self.prices.meeting.network
+        loads, certain = np.zeros(len(network.lanes)), np.zeros(len(network.lanes))
         latency_s = 0.0
         for fact in self.facts:
-            served = chosen[fact.name].method == "servers"
-            shares = _shares(shards[fact.name], fact, self.cluster) if served else None
+            method = chosen[fact.name].method
+            shares = _shares(shards[fact.name], fact, self.cluster) if method == "servers" else None
             price = self.prices.price(fact, chosen[fact.name], shares)
             latency_s += price.latency_s
             loads += price.loads
-        return latency_s + self.prices.meeting.network.busiest_s(loads)
+            if method == "all_reduce" or not fact.sparse:
+                certain += price.loads
+        return latency_s + network.busiest_s(loads), network.busiest_s(certain)
 
     # ------------------------------------------------------------ one move away
 

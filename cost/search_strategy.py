@@ -2,14 +2,18 @@
 
     start    the quickest of the named candidates; of equal ones the first, which is the simplest
     repeat   take the first move (candidates.py) that makes the step shorter
-    until    no move does, or the price allows no more of them
+    until    no move does, or the price allows no more
 
-What a step takes is behind one function, so that any price may stand there. How many moves are priced
+A candidate to start from is left out where its sums alone, at half their bytes (gradients may have 16 bits),
+keep a link busy for longer than the quickest step so far.
+
+What a step takes is behind one function, so that any price may stand there. How many strategies are priced
 depends on the graph and the cluster alone, never on the clock: compiling twice gives the same plan.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from partc.cost.candidates import Candidate, Candidates
@@ -17,6 +21,7 @@ from partc.cost.strategy import Batch, Strategy
 from partc.runtime.errors import NoPlacement
 
 TIE = 1e-6  # relative difference below which two predictions are equal
+LEAST_SHARE = 0.5  # of the bytes of a sum that a gradient has at least
 MOVED = "improved"
 
 
@@ -24,8 +29,8 @@ class StepPrice(Protocol):
     """What a step takes under a strategy, and how often that may be asked."""
 
     @property
-    def moves(self) -> int:
-        """Return how many moves may be priced, beside the candidates to start from."""
+    def evaluations(self) -> int:
+        """Return how many strategies may be priced; those to start from are, even if they are more."""
 
     def __call__(self, strategy: Strategy) -> float:
         """Return the seconds of a step. Raises NoPlacement where it does not fit."""
@@ -51,14 +56,18 @@ def search_steps(
     distinct = seen.distinct(named)
     if len(distinct) == 1 and not any(True for _ in candidates.moves(distinct[0])):
         return distinct[0], ()
-    fitting = [
-        (candidate, step_s) for candidate in distinct if (step_s := seen.step_s(candidate)) is not None
-    ]
+    fitting: list[tuple[Candidate, float]] = []
+    for candidate in distinct:
+        least_s = min((step_s for _, step_s in fitting), default=inf)
+        if candidate.certain_s * LEAST_SHARE > least_s:
+            continue
+        if (step_s := seen.step_s(candidate)) is not None:
+            fitting.append((candidate, step_s))
     if not fitting:
         assert seen.failure is not None
         raise seen.failure
     start = cheapest([candidate for candidate, _ in fitting], [step_s for _, step_s in fitting])
-    best = _improve(candidates, start, seen, price.moves)
+    best = _improve(candidates, start, seen, price.evaluations - seen.count)
     told = [seen.told(candidate) for candidate, _ in fitting]
     taken = seen.told(best)
     return best, (taken, *(tried for tried in told if tried is not taken))
@@ -75,7 +84,7 @@ def _improve(candidates: Candidates, start: Candidate, seen: "_Seen", moves: int
     while is_better:
         is_better = False
         for move in candidates.moves(best):
-            if not moves:
+            if moves <= 0:
                 return best
             neighbour = candidates.after(best, move)
             if neighbour is None or seen.knows(neighbour):
@@ -107,6 +116,11 @@ class _Seen:
             found.setdefault(key, candidate)
             self._names[key] = (*self._names.get(key, ()), candidate.name)
         return list(found.values())
+
+    @property
+    def count(self) -> int:
+        """Return how many were priced."""
+        return len(self._tried) + len(self._refused)
 
     def knows(self, candidate: Candidate) -> bool:
         """Tell whether a candidate was priced, or did not fit."""

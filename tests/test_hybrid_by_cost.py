@@ -3,10 +3,15 @@
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import onnx
 import pytest
 
+from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.training.build import build_training_graph
+from partc.compiler.training.optimizers import Adagrad
 from partc.cost.cluster import Cluster, Link
-from partc.cost.strategy import SyncFacts
+from partc.cost.strategy import STRATEGY_FORMAT, Strategy, SyncFacts, Synchronisation
 from partc.cost.synchronisation import choose_strategy
 from tests.compiled_steps import assert_trains_as_one_device, cluster_of, compile_step, random_batches
 from tests.foreign_steps import TABLE, import_step
@@ -42,6 +47,49 @@ def test_a_sparse_table_goes_where_it_is_cheapest(rows: int, touched: float, met
     assert strategy.parameters["E"].method == method
     (choice,) = costs.choices
     assert choice.seconds[method] == min(choice.seconds.values())  # type: ignore[index]
+
+
+def step_of_table(rows: int, ids: int) -> onnx.ModelProto:
+    """One table of 64 floats a row, of which each replica looks some up."""
+    forward = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+    lookup (int64[{ids}] ids, float[{ids}, 64] y) => (float loss) <float[{rows}, 64] E> {{
+        e = Gather (E, ids)
+        d = Sub (e, y)
+        q = Mul (d, d)
+        loss = ReduceMean <keepdims = 0> (q)
+    }}""")
+    forward.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((rows, 64), np.float32), "E"))
+    return build_training_graph(forward, loss="loss", optimizer=Adagrad(0.1))
+
+
+@pytest.mark.parametrize(
+    ("rows", "ids", "method", "microseconds"),
+    [
+        (64, 176, "all_reduce", {"all_reduce": 463, "all_gather": 2_211, "servers": 1_646}),
+        (2_000, 4, "all_gather", {"all_reduce": 4_671, "all_gather": 1_071, "servers": 1_476}),
+        (2_000, 40, "all_gather", {"all_reduce": 4_681, "all_gather": 1_309, "servers": 1_645}),
+        (100_000, 401, "servers", {"all_reduce": 220_554, "all_gather": 3_704, "servers": 3_371}),
+    ],
+)
+def test_a_plan_takes_the_way_by_which_its_whole_step_is_quickest(
+    rows: int, ids: int, method: str, microseconds: dict[str, int], tmp_path: Path
+) -> None:
+    model = step_of_table(rows, ids)
+    steps = {
+        way: compile_step(import_training_graph(model), tmp_path / way, "2x2", pinned(way)).plan
+        for way in microseconds
+    }
+
+    auto = compile_step(import_training_graph(model), tmp_path / "auto", "2x2").plan
+
+    found = {way: plan.predicted_step_s * 1e6 for way, plan in steps.items()}
+    assert found == pytest.approx(microseconds, rel=0.01)  # as docs/hybrid.md has them
+    assert auto.predicted_step_s * 1e6 == found[method] == min(found.values())
+
+
+def pinned(method: str) -> Strategy:
+    how = Synchronisation(method)  # type: ignore[arg-type]
+    return Strategy(STRATEGY_FORMAT, "per-replica", {"E": how})
 
 
 def test_by_kind_alone_the_small_table_would_take_more_than_twice_as_long() -> None:

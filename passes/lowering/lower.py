@@ -76,7 +76,7 @@ class Lowering:
         self.askings: dict[str, Asking] = {}  # Gather -> its ids on their way
         self.gathered: dict[str, gs.Variable] = {}  # parameter -> how many slices each server owns
         self._made: dict[tuple[str, Layout], gs.Tensor] = {}
-        self._lowered: set[tuple[str, Decision]] = set()
+        self._lowered: dict[str, list[Decision]] = defaultdict(list)
         self._tensors = graph.training.graph.tensors()
         self._at_hand = _tensors_at_hand(graph)
         self._held: list[tuple[str, Site]] = []
@@ -118,7 +118,8 @@ class Lowering:
         needed: list[tuple[gs.Node, Decision]] = []
         for node in reversed(self.graph.training.graph.nodes):
             results = [(result, layout) for result in node.outputs for layout in wanted[result.name]]
-            for decision in dict.fromkeys(self._decision_for(*result) for result in results):
+            found = [self._decision_for(*result) for result in results]
+            for decision in found if len(found) == 1 else dict.fromkeys(found):
                 needed.append((node, decision))
                 for operand, placement in zip(node.inputs, decision.inputs, strict=True):
                     if self.facts.fixed_value(operand.name) is None:
@@ -188,8 +189,8 @@ class Lowering:
         """Lower a node as decided, once, and return its outputs."""
         outputs = [Layout(decision.site, placement) for placement in decision.outputs]
         keys = [(tensor.name, layout) for tensor, layout in zip(node.outputs, outputs, strict=True)]
-        if (node.name, decision) not in self._lowered:
-            self._lowered.add((node.name, decision))
+        if decision not in self._lowered[node.name]:
+            self._lowered[node.name].append(decision)
             self._made.update(zip(keys, lower_node(self, node, decision), strict=True))
         return [self._made[key] for key in keys]
 

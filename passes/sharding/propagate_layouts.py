@@ -46,6 +46,8 @@ from partc.passes.training_graph import TrainingGraph
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.program import DrawnInput
 
+WHOLE_ON_WORKERS = Layout("worker", Replicate())
+
 
 @dataclass(frozen=True)
 class Synchronised:
@@ -79,7 +81,7 @@ class LaidOutGraph:
 
     def layout(self, tensor: str) -> Layout:
         """Return a tensor's native layout; constants are whole everywhere."""
-        return self.layouts.get(tensor, Layout("worker", Replicate()))
+        return self.layouts.get(tensor, WHOLE_ON_WORKERS)
 
 
 def propagate_layouts(graph: LaidOutGraph, per_replica: bool) -> None:
