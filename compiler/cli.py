@@ -176,7 +176,7 @@ def verify_command(
     data: Data = "synthetic",
     seed: Annotated[int, typer.Option(help="The seed of synthetic data and of what a step draws.")] = 0,
 ) -> None:
-    """Train on all ranks and on one device with the same total batches, and compare."""
+    """Train on all ranks, and compare every step with one device on the same total batch."""
     with progress_of("all ranks and one device", steps) as advance:
         report = verify(out, steps=steps, rtol=rtol, data=data, seed=seed, on_step=advance)
     console.print(report.table())

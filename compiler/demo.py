@@ -71,7 +71,7 @@ def steps(folder: Path) -> tuple[Step, ...]:
             ("run", out, "--data", "synthetic", "--steps", "20"),
         ),
         Step(
-            "The proof: the same steps on one device, in plain ONNX Runtime, end in the same variables.",
+            "The proof: each step on one device, in plain ONNX Runtime, ends in the same variables.",
             ("verify", out, "--steps", "5"),
         ),
     )

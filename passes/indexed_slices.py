@@ -5,9 +5,13 @@
 It is a model-local ONNX function, so every file that uses it stays standard ONNX.
 """
 
+from collections.abc import Iterable
+
 import onnx
 import onnx_graphsurgeon as gs
 from onnx import helper
+
+from partc.passes.training_graph import Gradient
 
 DOMAIN = "partc"
 SUM_ROWS = "SumRows"
@@ -58,3 +62,20 @@ def pairs_of(ids: gs.Tensor, rows: gs.Tensor) -> list[tuple[str, str]]:
     if len(all_ids) != len(all_rows):
         return [(ids.name, rows.name)]
     return [(one.name, other.name) for one, other in zip(all_ids, all_rows, strict=True)]
+
+
+def gradient_read_by(node: gs.Node, gradients: Iterable[Gradient]) -> Gradient | None:
+    """Return the gradient whose rows a SumRows or ScatterND reads.
+
+    Tables of one column that are added up share their rows, and differ in their ids alone.
+    """
+    found = [gradient for gradient in gradients if any(t.name == gradient.rows for t in node.inputs)]
+    if len(found) > 1:
+        behind = {name for tensor in node.inputs for name in _names_behind(tensor)}
+        found = [gradient for gradient in found if gradient.ids in behind]
+    return found[0] if found else None
+
+
+def _names_behind(tensor: gs.Tensor) -> set[str]:
+    """Return a tensor's name, and those of what its node reads."""
+    return {tensor.name} | {read.name for node in tensor.inputs for read in node.inputs}

@@ -32,7 +32,7 @@ from tests.compiled_steps import (
     import_text,
     random_batches,
 )
-from tests.foreign_steps import TABLE
+from tests.foreign_steps import TABLE, parse
 from tests.training_models import IGNORED, MODELS, training_model
 
 CLUSTERS = ("1x2", "1x3", "1x4", "2x2", "2x4", "3x1", "2x2s", "1x8")
@@ -192,3 +192,32 @@ def test_a_method_that_is_asked_for_is_used(method: str, batch: str, cluster: st
     reduced = [label for kind in ("all_reduce", "reduce") for label in compiled.started(kind)]
     assert any("loss" not in label or "more" in label for label in reduced) == (method == "all_reduce")
     assert_trains_as_one_device(compiled, random_batches(compiled.plan, STEPS, high=4))
+
+
+# The gradient of a sum is the same for all that is added: rows of one tensor, under two ids.
+ADDED = """
+forward (int64[8] users, int64[8] items, double[8,1] t) => (double loss)
+<double[7,1] U = {U7}, double[9,1] I = {I9}> {
+    u = Gather (U, users)
+    i = Gather (I, items)
+    s = Add (u, i)
+    d = Sub (s, t)
+    sq = Mul (d, d)
+    loss = ReduceMean <keepdims = 0> (sq)
+}
+"""
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("methods", [("all_reduce",) * 2, ("servers",) * 2, ("all_gather", "servers")])
+def test_tables_that_are_added_up_have_rows_in_common_but_no_ids(
+    tmp_path: Path, methods: tuple[str, str], batch: str
+) -> None:
+    values = {f"{{{n}{rows}}}": f"{{{', '.join(['0.5'] * rows)}}}" for n, rows in (("U", 7), ("I", 9))}
+    text = reduce(lambda text, name: text.replace(name, values[name]), values, ADDED)
+    step = build_training_graph(parse(text), loss="loss", optimizer=Adagrad(0.1))
+    strategy = forced(dict(zip("UI", methods, strict=True)), {"U": 7, "I": 9}, 2, batch)
+
+    compiled = compile_step(import_training_graph(step), tmp_path / "out", "2x2", strategy, batch)
+
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 3))

@@ -6,7 +6,9 @@ import numpy as np
 import onnx
 import pytest
 
+from partc.compiler.verification.verify import verify
 from partc.runtime.asynchronous.launcher import launch_sessions
+from partc.runtime.asynchronous.session import with_one_worker
 from partc.runtime.errors import BadData, BadUsage, Diverged, RankFailed
 from partc.runtime.job import Progress
 from partc.runtime.plan_folder import PlanFolder
@@ -222,3 +224,23 @@ def test_a_missing_ssh_is_named(additive: PlanFolder, monkeypatch: pytest.Monkey
 
     with pytest.raises(BadUsage, match=r"no ssh was found.*\n  at:  PARTC_SSH=no-such-program"):
         Runner(additive, addresses={"host0": "127.0.0.2"}).train("synthetic", 2)
+
+
+def test_every_step_of_the_only_worker_is_verified(additive: PlanFolder) -> None:
+    report = verify(additive, steps=3, data="batches.npz")
+
+    assert report.passed, report.variables
+    assert (report.left_out, report.steps) == (1, 3)
+    assert all(check.max_change > 0 for check in report.variables)
+
+
+def test_variables_after_each_step_are_those_of_that_step(additive: PlanFolder) -> None:
+    alone = with_one_worker(additive)
+    whole = whole_batches(additive, steps=3)
+    batches = [{name: np.split(array, 2)[0] for name, array in batch.items()} for batch in whole]
+
+    result = Runner(alone).train(batches, 3, read_after=(1, 3))
+
+    for step in (1, 3):
+        for name, expected in train_in_turn(alone, batches[:step]).items():
+            np.testing.assert_array_equal(result.variables_after[step][name], expected)

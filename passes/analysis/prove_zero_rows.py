@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
+from partc.passes.indexed_slices import gradient_read_by
 from partc.passes.sharding.sharding_rules import is_sum_rows
 from partc.passes.training_graph import TrainingGraph
 
@@ -44,7 +45,8 @@ Value = Rows | Zero | None  # None: does not depend on the rows
 def ignores_zero_rows(training: TrainingGraph, parameter: str) -> bool:
     """Tell whether more ids, of zero gradient, leave the update of a sparse parameter as it is."""
     gradient = training.gradients[parameter]
-    sums = [n for n in training.graph.nodes if is_sum_rows(n) and n.inputs[1].name == gradient.rows]
+    every = training.gradients.values()
+    sums = [n for n in training.graph.nodes if is_sum_rows(n) and gradient_read_by(n, every) is gradient]
     return all(_Proof().holds(training.graph, node) for node in sums)
 
 

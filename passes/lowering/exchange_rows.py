@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from partc.passes.indexed_slices import pairs_of
+from partc.passes.indexed_slices import gradient_read_by, pairs_of
 from partc.passes.lowering.expected_rows import Level, rows_at
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.route_rows import (
@@ -39,16 +39,11 @@ def needs_exchange(lowering: "Lowering", node: gs.Node) -> bool:
     adds = node.op == "ScatterND" and node.attrs.get("reduction") == "add"
     if not (is_sum_rows(node) or adds) or node.name in lowering.graph.main:
         return False
-    gradient = _gradient_of(lowering, node.inputs[-1].name)
+    gradient = gradient_read_by(node, lowering.graph.training.gradients.values())
     if gradient is None or lowering.graph.synchronised.method(gradient.parameter) != "all_reduce":
         return False
     parts = [part for pair in _pairs(lowering, gradient) for part in pair]
     return any(lowering.graph.layout(part) != WORKER_WHOLE for part in parts)
-
-
-def _gradient_of(lowering: "Lowering", rows: str) -> Gradient | None:
-    gradients = lowering.graph.training.gradients.values()
-    return next((gradient for gradient in gradients if gradient.rows == rows), None)
 
 
 def reduce_slices(lowering: "Lowering", node: gs.Node) -> list[gs.Tensor]:
@@ -57,7 +52,7 @@ def reduce_slices(lowering: "Lowering", node: gs.Node) -> list[gs.Tensor]:
     Exact where the sparse update is the identity at zero gradient.
     """
     out = lowering.out
-    gradient = _gradient_of(lowering, node.inputs[-1].name)
+    gradient = gradient_read_by(node, lowering.graph.training.gradients.values())
     assert gradient is not None
     total = _all_reduced(lowering, gradient)
     if not is_sum_rows(node):

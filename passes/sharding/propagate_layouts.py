@@ -18,6 +18,7 @@ import onnx_graphsurgeon as gs
 from partc.cost.strategy import Synchronisation
 from partc.passes import average_replicas
 from partc.passes.analysis.facts import Facts
+from partc.passes.indexed_slices import gradient_read_by
 from partc.passes.sharding.decide_layouts import (
     Decision,
     ask_owners,
@@ -134,11 +135,13 @@ def _check_divides(graph: LaidOutGraph, name: str, axis: int, outer: int) -> Non
 def _sparse_readers(graph: LaidOutGraph) -> dict[str, str]:
     """Map each node that sums or scatters a parameter's indexed slices to the parameter."""
     readers: dict[str, str] = {}
-    by_rows = {g.rows: g.parameter for g in graph.training.gradients.values() if g.is_sparse}
+    sparse = [gradient for gradient in graph.training.gradients.values() if gradient.is_sparse]
     for node in graph.training.graph.nodes:
-        rows = [by_rows[t.name] for t in node.inputs if t.name in by_rows]
-        if rows and node.name not in graph.main and (is_sum_rows(node) or node.op == "ScatterND"):
-            readers[node.name] = rows[0]
+        if node.name in graph.main or not (is_sum_rows(node) or node.op == "ScatterND"):
+            continue
+        gradient = gradient_read_by(node, sparse)
+        if gradient is not None:
+            readers[node.name] = gradient.parameter
     return readers
 
 
