@@ -60,7 +60,7 @@ def _check_sparse_gradients(training: TrainingGraph) -> None:
             raise UnsupportedModel(
                 f"ONNX Runtime {ort.__version__} adds no rows in {dtype} on a CPU",
                 at=f"table {name!r}, whose gradient is sparse",
-                fix="export the model in float32, or give partc grad --loss-scale, which keeps float32 masters",
+                fix="export the model in float32, or give partc grad --loss-scale: masters in float32",
             )
 
 

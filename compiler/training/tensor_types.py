@@ -60,9 +60,9 @@ def infer_types(model: onnx.ModelProto) -> dict[str, TensorType]:
 
 
 def check_shapes(model: onnx.ModelProto) -> None:
-    """Raise BadModel where the shapes or element types of a node's inputs do not fit together."""
+    """Raise BadModel where the shapes of a node's inputs do not fit together."""
     try:
-        onnx.shape_inference.infer_shapes(_without_large_values(model), check_type=True, strict_mode=True)
+        onnx.shape_inference.infer_shapes(_without_large_values(model), strict_mode=True)
     except onnx.shape_inference.InferenceError as error:
         raise BadModel(
             f"shapes do not fit: {str(error).strip()}",

@@ -5,7 +5,7 @@ from typing import Literal
 
 import onnx_graphsurgeon as gs
 
-from partc.passes.analysis.facts import Facts, Shape
+from partc.passes.analysis.facts import UNKNOWN, Facts, Shape
 from partc.passes.sharding.sharding_rule import Axis, Combine, Dims, ShardingRule
 
 Rule = Callable[[gs.Node, Facts], ShardingRule | None]
@@ -23,6 +23,19 @@ def broadcast_dims(shape: Shape, output: Shape, prefix: str = "d") -> Dims:
     return tuple(
         () if size == 1 and output[axis + offset] != 1 else (f"{prefix}{axis + offset}",)
         for axis, size in enumerate(shape)
+    )
+
+
+def perhaps_broadcast(shape: Shape, output: Shape, prefix: str = "d") -> frozenset[str]:
+    """Return the factors along which only the data tells whether an operand is broadcast.
+
+    Such an axis stays whole: were the operand cut where it has size 1, nothing of it would be left.
+    """
+    offset = len(output) - len(shape)
+    return frozenset(
+        f"{prefix}{axis + offset}"
+        for axis, size in enumerate(shape)
+        if size == UNKNOWN and output[axis + offset] != UNKNOWN
     )
 
 
@@ -53,12 +66,15 @@ def elementwise(
         per_term = {"none": (), "each": tuple((i,) for i in indices), "product": (tuple(range(operands)),)}
         outputs = tuple(out_dims for _ in node.outputs)
         allowed = frozenset() if terms == "none" else frozenset(indices)
+        shapes = [facts.shape(tensor.name) for tensor in node.inputs[:operands] if tensor.name]
+        whole = frozenset[str]().union(*(perhaps_broadcast(shape, output) for shape in shapes))
         return ShardingRule(
             inputs,
             outputs,
             sizes,
             per_term[terms],
             allowed,
+            whole=whole,
             moves=moves,
             divides=frozenset(divides),
             picks=picks,
@@ -173,7 +189,10 @@ def matmul(node: gs.Node, facts: Facts) -> ShardingRule:
         right_dims.append(("n",))
         out.append(("n",))
     inputs = ((*left_dims, ("k",)), tuple(right_dims))
-    return ShardingRule(inputs, (tuple(out),), sizes, ((0, 1),), frozenset({0, 1}), combine={"k": "sum"})
+    whole = perhaps_broadcast(left[:-2], batch, "b") | perhaps_broadcast(right[:-2], batch, "b")
+    return ShardingRule(
+        inputs, (tuple(out),), sizes, ((0, 1),), frozenset({0, 1}), combine={"k": "sum"}, whole=whole
+    )
 
 
 def gemm(node: gs.Node, facts: Facts) -> ShardingRule:
@@ -186,8 +205,11 @@ def gemm(node: gs.Node, facts: Facts) -> ShardingRule:
     b: Dims = (("n",), ("k",)) if transposed[1] else (("k",), ("n",))
     inputs: list[Dims | None] = [a, b]
     terms: list[tuple[int, ...]] = [(0, 1)]
+    whole: frozenset[str] = frozenset()
     if len(node.inputs) > 2 and node.inputs[2].name:
-        axes = broadcast_dims(facts.shape(node.inputs[2].name), output)
+        added = facts.shape(node.inputs[2].name)
+        axes = broadcast_dims(added, output)
+        whole = frozenset({"d0": "m", "d1": "n"}[factor] for factor in perhaps_broadcast(added, output))
         inputs.append(tuple(tuple({"d0": "m", "d1": "n"}[f] for f in axis) for axis in axes))
         terms.append((2,))
     return ShardingRule(
@@ -197,6 +219,7 @@ def gemm(node: gs.Node, facts: Facts) -> ShardingRule:
         tuple(terms),
         frozenset(range(len(inputs))),
         combine={"k": "sum"},
+        whole=whole,
     )
 
 
@@ -211,7 +234,9 @@ def einsum(node: gs.Node, facts: Facts) -> ShardingRule | None:
         return None
     sizes: dict[str, int] = {}
     for letters, tensor in zip(operands, node.inputs, strict=True):
-        sizes.update(zip(letters, facts.shape(tensor.name), strict=True))
+        for letter, size in zip(letters, facts.shape(tensor.name), strict=True):
+            if sizes.setdefault(letter, size) != size:
+                return None  # broadcast, or perhaps
     spell = [tuple((letter,) for letter in letters) for letters in operands]
     indices = tuple(range(len(operands)))
     return ShardingRule(

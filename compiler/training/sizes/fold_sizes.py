@@ -40,7 +40,8 @@ def fold_sizes(model: onnx.ModelProto, *, shapes: bool = True) -> None:
 
 
 def _opset(model: onnx.ModelProto) -> int:
-    return next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    versions = {entry.domain or "ai.onnx": int(entry.version) for entry in model.opset_import}
+    return versions["ai.onnx"]
 
 
 def _is_folded(node: onnx.NodeProto, known: Knowledge) -> bool:

@@ -203,7 +203,8 @@ class Knowledge:
         """Give symbols to sizes that were computed from sizes: equal computations are equal."""
         if node.op_type not in GROWING:
             return sizes
-        operands = [array.ravel() for array in np.broadcast_arrays(*inputs)]
+        given = [values for values in inputs if values is not None]  # all of them, or nothing came of it
+        operands = [array.ravel() for array in np.broadcast_arrays(*given)]
         named = [
             size if size is not None else self._symbol_of(node, index, tuple(elements))
             for index, (size, *elements) in enumerate(zip(sizes.ravel(), *operands, strict=True))

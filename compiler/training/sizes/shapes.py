@@ -106,18 +106,27 @@ def _tile(at: SizeNode, shapes: Sequence[Shape | None]) -> Shape | None:
 
 
 def _slice(at: SizeNode, shapes: Sequence[Shape | None]) -> Shape | None:
-    """Slices of step 1 that take a whole axis, or what two numbers bound."""
-    source, starts, ends = shapes[0], _values(at, 1), _values(at, 2)
-    if source is None or starts is None or ends is None:
+    """Axes that are not cut keep their size, and so does one of which everything is taken."""
+    source = shapes[0]
+    axes = _numbers_or(at, 3, lambda count: list(range(count)), shapes)
+    if source is None or axes is None:
         return None
-    axes = list(range(len(starts))) if len(at.inputs) < 4 or not at.node.input[3] else at.numbers(3)
-    steps = [1] * len(starts) if len(at.inputs) < 5 or not at.node.input[4] else at.numbers(4)
-    if axes is None or steps is None:
-        return None
+    starts, ends = (_values(at, index) or [None] * len(axes) for index in (1, 2))
+    steps = _numbers_or(at, 4, lambda count: [1] * count, shapes) or [0] * len(axes)
     sizes = list(source)
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         sizes[axis] = _length(source[axis], start, end) if step == 1 else None
     return tuple(sizes)
+
+
+def _numbers_or(
+    at: SizeNode, index: int, default: Callable[[int], list[int]], shapes: Sequence[Shape | None]
+) -> list[int] | None:
+    """Return an input's numbers; where it is left out, a default for as many axes as are cut."""
+    if index < len(at.node.input) and at.node.input[index]:
+        return at.numbers(index)
+    count = shapes[1][0] if shapes[1] else None
+    return default(count) if isinstance(count, int) else None
 
 
 def _length(size: Size, start: Element, end: Element) -> Size:
