@@ -265,7 +265,7 @@ def initialize(model: onnx.ModelProto, maker: str) -> None:
 
 def test_a_data_input_of_text_is_refused() -> None:
     step = parse("""
-    step (string[8] words, float[8,4] x, float[4] W) => (float loss, float[4] W_next) {
+    step (string[8] words, float[8,4] x, float[4] W) => (float loss, string[8] known, float[4] W_next) {
         known = StringConcat (words, words)
         h = Mul (x, W)
         loss = ReduceSum <keepdims = 0> (h)
