@@ -11,8 +11,9 @@ from pathlib import Path
 import onnx
 import onnxruntime
 from onnx import shape_inference
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 
-from partc.runtime.device import CPU, NoKernel, disabled_optimizers, open_session
+from partc.runtime.device import CPU, disabled_optimizers, open_session
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.program import Plan, Run
 

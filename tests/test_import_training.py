@@ -225,7 +225,11 @@ def test_subgraphs_survive() -> None:
         W_next = If (fine) <then_branch = a () => (float[4,3] r) { r = Sub (W, part) },
                             else_branch = b () => (float[4,3] s) { s = Identity (W) }>""",
     )
-    assert [node.op for node in import_step(text).graph.nodes][-1] == "If"
+    training = import_step(text)
+
+    (function,) = training.functions
+    assert training.graph.nodes[-1].op == function.name
+    assert [node.op_type for node in function.node] == ["If"]
 
 
 def test_the_source_says_all_that_is_known() -> None:
@@ -261,7 +265,7 @@ def initialize(model: onnx.ModelProto, maker: str) -> None:
 
 def test_a_data_input_of_text_is_refused() -> None:
     step = parse("""
-    step (string[8] words, float[8,4] x, float[4] W) => (float loss, float[4] W_next) {
+    step (string[8] words, float[8,4] x, float[4] W) => (float loss, string[8] known, float[4] W_next) {
         known = StringConcat (words, words)
         h = Mul (x, W)
         loss = ReduceSum <keepdims = 0> (h)

@@ -111,8 +111,14 @@ def _average_pool_backward(
     return torch.ops.aten.convolution(dy, ones, None, stride, padding, ones_axes, True, cut, channels)
 
 
+def _empty(size: Ints, physical_layout: Ints, **options: torch.dtype) -> Tensor:
+    """Return a tensor that is filled later: in ONNX its strides mean nothing."""
+    return torch.zeros(size, dtype=options.get("dtype"))
+
+
 WRITTEN_OUT: dict[object, Callable[..., object]] = {
     torch.ops.aten.avg_pool2d_backward.default: _average_pool_backward,
     torch.ops.aten.convolution_backward.default: _convolution_backward,
+    torch.ops.aten.empty_permuted.default: _empty,
     torch.ops.aten.max_pool2d_with_indices_backward.default: _max_pool_backward,
 }

@@ -17,6 +17,7 @@ from torch.func import functional_call, functionalize, grad_and_value
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from partc.compiler.importing.torch_step.decompositions import WRITTEN_OUT
+from partc.runtime.errors import UnsupportedModel
 
 Loss = Callable[..., torch.Tensor]
 Slots = dict[str, dict[str, torch.Tensor]]  # by parameter, then by the optimizer's name for it
@@ -83,9 +84,30 @@ def trace_step(
         graph = make_fx(functionalize(step, remove="mutations_and_views"), decomposition_table=table)(
             *inputs, *variables.values()
         )
+    except RuntimeError as error:
+        if "tracing tensor" not in str(error):
+            raise
+        raise UnsupportedModel(
+            "the step reads the value of a tensor as a number, which a graph cannot",
+            at=f"partc.torch.export_step, the loss or {type(optimizer).__name__}.step",
+            fix="use an optimizer that counts in tensors, such as AdamW, and tensor ops in place of .item()",
+        ) from error
     finally:
         module.train(was_training)
+    _write_views(graph)
     return TracedStep(graph, tuple(inputs), variables, tuple(start))
+
+
+def _write_views(graph: torch.fx.GraphModule) -> None:
+    """Replace copies of views by the views, which the exporter knows: nothing is written in place."""
+    for node in graph.graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        name = str(node.target.overloadpacket).removeprefix("aten.")
+        view = getattr(torch.ops.aten, name.removesuffix("_copy"), None)
+        if name.endswith("_copy") and view is not None:
+            node.target = getattr(view, node.target._overloadname)
+    graph.recompile()
 
 
 def _slot(parameter: str, key: str) -> str:
