@@ -28,8 +28,11 @@ def as_exported(
     folded: Mapping[str, tuple[str, ...]] | None = None,
     operations: Mapping[str, str] | None = None,
 ) -> onnx.ModelProto:
-    """Add metadata. `gone`: parameters that are no initializers any more; `folded`: tensor -> its sources;
-    `operations`: a node's first output -> what PyTorch's operation reads, as `%x, %p_W`."""
+    """Add metadata.
+
+    `gone`: parameters that are no initializers any more. `folded`: tensor -> its sources. `operations`: a
+    node's first output -> what PyTorch's operation reads, as `%x, %p_W`; an Identity's is a detach.
+    """
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     kinds = dict.fromkeys(parameters, "PARAMETER") | dict.fromkeys(buffers, "BUFFER")
     for name, kind in kinds.items():
@@ -42,7 +45,9 @@ def as_exported(
     model.graph.metadata_props.add(key=SIGNATURE, value=signature)
     for node in model.graph.node:
         if reads := (operations or {}).get(node.output[0]):
-            text = f"%{node.output[0]} : [num_users=1] = call_function[target=aten.op](args = ({reads}))"
+            name = "detach" if node.op_type == "Identity" else "op"
+            target = f"torch.ops.aten.{name}.default"
+            text = f"%{node.output[0]} : [num_users=1] = call_function[target={target}](args = ({reads}))"
             node.metadata_props.add(key=FX_NODE, value=text)
     return model
 

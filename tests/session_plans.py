@@ -21,6 +21,7 @@ from partc.runtime.program import encode_plan
 from tests.compiled_steps import Batch, check_segments, cluster_of, random_batches
 from tests.foreign_steps import parse
 from tests.training_models import training_model
+from tests.training_steps import EVERYTHING
 
 # The gradient is the data alone, whatever W and E are; on whole numbers all arithmetic is exact.
 ADDITIVE = """
@@ -37,7 +38,8 @@ forward (int64[4] ids, double[4,4] x) => (double loss)
 def additive_step() -> onnx.ModelProto:
     """Return a step whose updates make the same in any order: of a table, by rows, and of a vector."""
     values = ", ".join(str(value) for value in range(40))
-    return build_training_graph(parse(ADDITIVE.replace("VALUES", values)), loss="loss", optimizer=SGD(0.5))
+    forward = parse(ADDITIVE.replace("VALUES", values))
+    return build_training_graph(forward, loss="loss", optimizer=SGD(0.5), parameters=EVERYTHING)
 
 
 def compile_sessions(

@@ -14,7 +14,7 @@ from partc.compiler.training.choose_parameters import ParameterChoice
 from partc.compiler.training.objective import weigh_parameters
 from partc.compiler.training.optimizers import SGD
 from partc.compiler.training.updates.lamb import LAMB
-from partc.runtime.errors import BadUsage
+from partc.runtime.errors import BadUsage, UnsupportedModel
 from tests.command_line import done, partc
 from tests.exported_models import as_exported, stored_model
 from tests.training_steps import train
@@ -292,3 +292,34 @@ def test_lamb_trains_beside_a_mask_of_the_least_numbers() -> None:
     assert all(np.isfinite(value).all() for value in after.values())
     (kept,) = (tensor for tensor in step.graph.initializer if tensor.name == "added")
     np.testing.assert_array_equal(numpy_helper.to_array(kept), CAUSAL)
+
+
+# ---------------------------------------------------------------- gradients that the module stops
+
+
+def test_no_gradient_passes_what_is_detached() -> None:
+    """y = a * detach(a): the gradient is half of that of a * a."""
+    text = DENSE.format("a = MatMul (x, W) detach = Identity (a) y = Mul (a, detach)")
+    model = as_exported(stored_model(text, {"W": W}), parameters=("W",), operations={"detach": "%a"})
+    x, targets = normal(3, 4), normal(3, 4)
+
+    _, after = train(
+        build_training_graph(model, loss="mse", optimizer=SGD(1.0)), [{"x": x, "targets": targets}]
+    )
+
+    a = x @ W
+    np.testing.assert_allclose(
+        W - after["W"], x.T @ (2 * (a * a - targets) / a.size * a), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_a_detached_tensor_that_the_optimiser_removed_is_refused() -> None:
+    text = DENSE.format("a = MatMul (x, W) y = Mul (a, a)")
+    model = as_exported(
+        stored_model(text, {"W": W}), parameters=("W",), operations={"a": "%x, %p_W", "y": "%a, %detach"}
+    )
+
+    with pytest.raises(
+        UnsupportedModel, match=r"stops the gradient at 'detach'[^$]*fix: export with optimize=False"
+    ):
+        build_training_graph(model, loss="mse", optimizer=SGD())

@@ -17,6 +17,7 @@ from tests.command_line import CLUSTER
 from tests.compiled_steps import compile_step as compile_and_check
 from tests.compiled_steps import import_text, random_batches
 from tests.foreign_steps import SGD
+from tests.training_steps import EVERYTHING
 
 Arrays = dict[str, np.ndarray]
 
@@ -95,7 +96,9 @@ def test_a_trained_model_drops_nothing(tmp_path: Path) -> None:
         on = Constant <value = bool {1}> () h = Mul (x, W) y = Dropout (h, r, on) }"""
     network = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
     network.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 6), np.float32), "W"))
-    step = partc.build_training_graph(network, loss="mse", optimizer=partc.Momentum(0.1))
+    step = partc.build_training_graph(
+        network, loss="mse", optimizer=partc.Momentum(0.1), parameters=EVERYTHING
+    )
     folder = partc.compile(step, CLUSTER, tmp_path / "out", strategy="allreduce")
     trained, batch = train(folder)
 

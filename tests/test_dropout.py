@@ -7,7 +7,7 @@ from onnx import numpy_helper
 
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import SGD
-from tests.training_steps import session
+from tests.training_steps import EVERYTHING, session
 
 # `r` is the share that is dropped, `t` whether the graph trains: constants, or data.
 HEAD = "(float[8,64] x{inputs}) => (float loss, float[8,64] y)"
@@ -29,7 +29,7 @@ def test_gradient_passes_where_the_forward_pass_did(case: str, seed: str) -> Non
     model = onnx.parser.parse_model(text)
     model.graph.initializer.append(numpy_helper.from_array(np.ones((8, 64), np.float32), "W"))
 
-    built = build_training_graph(model, loss="loss", optimizer=SGD(lr=1.0))
+    built = build_training_graph(model, loss="loss", optimizer=SGD(lr=1.0), parameters=EVERYTHING)
     x = np.ones((8, 64), np.float32)
     y, following = session(built).run(["y", "W_next"], {"x": x, "W": x, **feeds})
 
@@ -44,7 +44,7 @@ def test_mask_of_a_dropout_that_drops_nothing_is_full() -> None:
     model = onnx.parser.parse_model(text)
     model.graph.initializer.append(numpy_helper.from_array(np.ones((2, 3), np.float32), "W"))
 
-    built = build_training_graph(model, loss="loss", optimizer=SGD(lr=1.0))
+    built = build_training_graph(model, loss="loss", optimizer=SGD(lr=1.0), parameters=EVERYTHING)
     x = np.ones((2, 3), np.float32)
 
     assert session(built).run(["mask"], {"x": x, "W": x})[0].all()

@@ -24,6 +24,7 @@ from tests.compiled_steps import (
     random_batches,
 )
 from tests.foreign_steps import import_step, parse
+from tests.training_steps import EVERYTHING
 
 
 def many_parameters(count: int) -> str:
@@ -92,7 +93,9 @@ def test_a_path_may_be_longer_than_python_recurses(tmp_path: Path, strategy: str
         deep (float[4,3] x) => (float loss) <float[3,3] W = {{1, 0, 0, 0, 1, 0, 0, 0, 1}}> {{
             y0 = MatMul (x, W) {layers} loss = ReduceMean <keepdims = 0> (y{sys.getrecursionlimit() - 1})
         }}""")
-    training = import_training_graph(build_training_graph(forward, loss="loss", optimizer=SGD(0.1)))
+    training = import_training_graph(
+        build_training_graph(forward, loss="loss", optimizer=SGD(0.1), parameters=EVERYTHING)
+    )
 
     compiled = compile_step(training, tmp_path / "out", "1x2", strategy, batch)
 

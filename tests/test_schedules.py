@@ -18,7 +18,7 @@ from partc.compiler.training.updates.schedules import (
 from partc.compiler.training.updates.update_options import UpdateOptions
 from partc.runtime.errors import BadUsage
 from tests.optimizer_references import LINEAR, REFERENCES, batches, forward, step_of
-from tests.training_steps import facts_of, train
+from tests.training_steps import EVERYTHING, facts_of, train
 
 STEPS = 12
 BIASED = "(double[batch,2] x) => (double total) { h = Mul (x, b) total = ReduceSum <keepdims = 0> (h) }"
@@ -37,7 +37,9 @@ def rates_of(options: UpdateOptions, rate: float = 0.5) -> np.ndarray:
 
 
 def bias_step(optimizer: Optimizer, options: UpdateOptions) -> onnx.ModelProto:
-    return build_training_graph(forward(BIASED), loss="total", optimizer=optimizer, update=options)
+    return build_training_graph(
+        forward(BIASED), loss="total", optimizer=optimizer, update=options, parameters=EVERYTHING
+    )
 
 
 @pytest.mark.parametrize(

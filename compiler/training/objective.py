@@ -9,6 +9,7 @@ import onnx
 from partc.compiler.training import parameters as find
 from partc.compiler.training.choice.decide import decide_parameters
 from partc.compiler.training.choice.decision import Decision, Verdict
+from partc.compiler.training.choice.exporter_facts import ExporterFacts, exporter_facts
 from partc.compiler.training.choose_parameters import ParameterChoice, check_kept
 from partc.compiler.training.differentiate import ops_without_rule
 from partc.compiler.training.expand_ops import is_expandable
@@ -17,6 +18,7 @@ from partc.compiler.training.losses import Loss, add_loss
 from partc.compiler.training.rebatch import Batch, rebatch
 from partc.compiler.training.sizes.fold_sizes import fold_sizes
 from partc.compiler.training.tensor_types import Size, Types, check_shapes, infer_types, type_of
+from partc.runtime.errors import UnsupportedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class _Prepared:
     sample_axes: Mapping[str, int | None]
     candidates: tuple[str, ...]
     decisions: Mapping[str, Decision]  # of the candidates that move the loss
+    exported: ExporterFacts
 
 
 def state_objective(
@@ -64,7 +67,7 @@ def state_objective(
     decisions = choice.choose(ready.decisions, ready.candidates, ready.facts.parameters or ())
     check_kept(ready.model.graph, [n for n, d in decisions.items() if d.verdict is Verdict.CONSTANT])
     parameters = [name for name, decision in decisions.items() if decision.verdict is Verdict.TRAINED]
-    objective = _trace(ready.model, ready.types, ready.loss.name, parameters)
+    objective = _trace(ready, parameters)
     return replace(
         objective,
         state=ready.state,
@@ -109,16 +112,19 @@ def _prepare(
         ignore_index=ignore_index,
     )
     types = infer_types(model)
-    moving = find.moving_the_loss(model.graph, types, added.name)
+    exported = exporter_facts(forward)
+    moving = find.moving_the_loss(model.graph, types, added.name, exported.detached)
     fixed = {*state, *find.read_as_constants(forward.graph)}
     movable = [name for name in candidates if name in moving and name not in fixed]
     decisions = decide_parameters(forward, model.graph, types, movable, folder)
-    return _Prepared(model, types, facts, added, state, results, sample_axes, candidates, decisions)
+    return _Prepared(model, types, facts, added, state, results, sample_axes, candidates, decisions, exported)
 
 
-def _trace(model: onnx.ModelProto, types: Types, loss: str, parameters: Collection[str]) -> Objective:
+def _trace(ready: _Prepared, parameters: Collection[str]) -> Objective:
     """Follow the gradient, and expand the ops that it must pass but that have no rule."""
-    flow = find.trace(model.graph, types, loss, parameters)
+    model, types, detached = ready.model, ready.types, ready.exported.detached
+    flow = find.trace(model.graph, types, ready.loss.name, parameters, detached)
+    _check_detached(ready, flow)
     before: list[str] = []
     while (ops := [node.op_type for node in model.graph.node]) != before:
         expandable = {op for op in ops_without_rule(model.graph, types, flow) if is_expandable(op, OPSET)}
@@ -126,8 +132,21 @@ def _trace(model: onnx.ModelProto, types: Types, loss: str, parameters: Collecti
             break
         before, model = ops, expand_ops_without_rule(model, expandable)
         types = infer_types(model)
-        flow = find.trace(model.graph, types, loss, flow.parameters)
-    return Objective(model, loss, flow, types, {}, (), {}, {})
+        flow = find.trace(model.graph, types, ready.loss.name, flow.parameters, detached)
+    return Objective(model, ready.loss.name, flow, types, {}, (), {}, {})
+
+
+def _check_detached(ready: _Prepared, flow: find.Dataflow) -> None:
+    """Raise UnsupportedModel where a gradient would pass what PyTorch detaches, and the graph forgot it."""
+    makers = {name: node for node in ready.model.graph.node for name in node.output}
+    for name, readers in ready.exported.lost_detached.items():
+        for reader in readers:
+            if reader in makers and flow.active.intersection(makers[reader].input):
+                raise UnsupportedModel(
+                    f"the module stops the gradient at {name!r}, which the exporter's optimiser removed",
+                    at=f"node {makers[reader].name!r} ({makers[reader].op_type})",
+                    fix="export with optimize=False: detached tensors then stay, and stop gradients",
+                )
 
 
 def _sample_axes(

@@ -1,7 +1,7 @@
 """Find the parameters of a forward graph: its float tensors that come from no input and move the loss."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -86,23 +86,32 @@ def differentiable_inputs(node: onnx.NodeProto, types: Types) -> tuple[int, ...]
     )
 
 
-def moving_the_loss(graph: onnx.GraphProto, types: Types, loss: str) -> set[str]:
-    """Return the tensors that a gradient of the loss may flow to."""
+def moving_the_loss(
+    graph: onnx.GraphProto, types: Types, loss: str, detached: Collection[str] = ()
+) -> set[str]:
+    """Return the tensors that a gradient of the loss may flow to; it ends at those that are detached."""
     moving = {loss}
     for node in reversed(graph.node):
-        if moving.intersection(node.output):
+        if moving.intersection(node.output) and not set(node.output).intersection(detached):
             moving.update(node.input[index] for index in differentiable_inputs(node, types))
     return moving
 
 
-def trace(graph: onnx.GraphProto, types: Types, loss: str, candidates: Iterable[str]) -> Dataflow:
+def trace(
+    graph: onnx.GraphProto,
+    types: Types,
+    loss: str,
+    candidates: Iterable[str],
+    detached: Collection[str] = (),
+) -> Dataflow:
     """Follow the gradient's possible ways. Raises UnsupportedModel if it reaches no parameter."""
     candidates = tuple(candidates)
     moved = set(candidates)
     for node in graph.node:
         if any(node.input[index] in moved for index in differentiable_inputs(node, types)):
             moved.update(name for name in node.output if name in types and types[name].is_float)
-    moving = moving_the_loss(graph, types, loss)
+            moved.difference_update(set(node.output).intersection(detached))
+    moving = moving_the_loss(graph, types, loss, detached)
     parameters = tuple(name for name in candidates if name in moving)
     if not parameters:
         raise UnsupportedModel(

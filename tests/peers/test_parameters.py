@@ -50,6 +50,19 @@ class Layers(torch.nn.Module):
         return (self.head(self.norm(self.recurrent(h)[0])) * self.temperature).square().mean()
 
 
+class StraightThrough(torch.nn.Module):
+    """A quantiser that its gradient passes by: the exporter's optimiser would forget it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = torch.nn.Linear(12, 8), torch.nn.Linear(8, 12)
+
+    def forward(self, x: "torch.Tensor") -> "torch.Tensor":
+        h = self.encode(x)
+        quantised = h + (h.round() - h).detach()
+        return (self.decode(quantised) - x).square().mean()
+
+
 class GPT2(torch.nn.Module):
     """A causal mask of the least float."""
 
@@ -119,6 +132,21 @@ def test_the_identity_target_of_barlow_twins_stays() -> None:
         "head.2.weight",
         "head.2.bias",
     }
+
+
+def test_gradients_stop_where_the_module_detaches() -> None:
+    torch.manual_seed(0)
+    module, x = StraightThrough(), torch.randn(4, 12)
+    options = {"input_names": ["x"], "output_names": ["loss"], "optimize": False}
+    program = torch.onnx.export(module, (x,), dynamo=True, verbose=False, **options)
+    step = build_training_graph(program.model_proto, loss="loss", optimizer=SGD(1.0))
+    module(x).backward()
+
+    _, after = train(step, [{"x": x.numpy()}])
+
+    for name, value in module.named_parameters():
+        start, gradient = value.detach().numpy(), value.grad.numpy()
+        np.testing.assert_allclose(start - after[name], gradient, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def test_gpt2_stays_finite_under_lamb() -> None:

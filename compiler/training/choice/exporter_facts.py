@@ -2,7 +2,7 @@
 
     graph          the signature of the exported program: PARAMETER, BUFFER, .. and its name in the module
     value_info     of an initializer: what kind of input it was, or what it was folded from
-    node           the PyTorch operation that it came from, with the parameters that this one reads
+    node           the PyTorch operation that it came from, with the parameters that this one reads; detach
 
 Older exporters, and those of other frameworks, say none of it.
 """
@@ -20,6 +20,8 @@ _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _OPERATION = "pkg.torch.onnx.fx_node"
 # "p_head_weight: PARAMETER target='head.weight'", one line per input of the exported program
 _INPUT = re.compile(r"^(\w+): (\w+) target='([^']*)'", re.MULTILINE)
+_DETACH = "torch.ops.aten.detach."
+_DETACHED = re.compile(r"^detach(_\d+)?$")
 _READ = re.compile(r"%(\w+)")
 
 
@@ -34,6 +36,8 @@ class ExporterFacts:
         str, tuple[str, ...]
     ]  # initializer -> what the operations that read it read, in order
     readers: Mapping[str, frozenset[str]]  # initializer -> the types of the nodes that read it
+    detached: frozenset[str]  # tensors that no gradient passes
+    lost_detached: Mapping[str, tuple[str, ...]]  # of those that are gone: which nodes' outputs read them
 
     @property
     def is_silent(self) -> bool:
@@ -71,7 +75,8 @@ def exporter_facts(model: onnx.ModelProto) -> ExporterFacts:
         for name in stored.intersection(node.input):
             operations[name] = (*operations.get(name, ()), *_reads(node))
             readers[name] = readers.get(name, frozenset()) | {node.op_type}
-    return ExporterFacts(kinds, folded, targets, operations, readers)
+    detached, lost = _detached(graph)
+    return ExporterFacts(kinds, folded, targets, operations, readers, detached, lost)
 
 
 def merged_parameters(facts: ExporterFacts, graph: onnx.GraphProto) -> dict[str, tuple[str, ...]]:
@@ -95,6 +100,20 @@ def merged_parameters(facts: ExporterFacts, graph: onnx.GraphProto) -> dict[str,
             if original in lost:
                 merged.setdefault(name, set()).add(original)
     return {name: tuple(sorted(others)) for name, others in merged.items()}
+
+
+def _detached(graph: onnx.GraphProto) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
+    """Return what PyTorch's detach made, and where it is gone: the optimiser drops its Identity."""
+    made = {name for node in graph.node for name in node.output}
+    found: set[str] = set()
+    lost: dict[str, tuple[str, ...]] = {}
+    for node in graph.node:
+        if node.op_type == "Identity" and _DETACH in _entry(node.metadata_props, _OPERATION):
+            found.add(node.output[0])
+        for name in _reads(node):
+            if _DETACHED.match(name) and name not in made:
+                lost[name] = (*lost.get(name, ()), node.output[0])
+    return frozenset(found), lost
 
 
 def _reads(node: onnx.NodeProto) -> list[str]:
