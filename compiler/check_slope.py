@@ -40,7 +40,9 @@ def is_slope_of_loss(training: TrainingGraph) -> bool:
         gradient = {name: _dense(training, name, first, feeds) for name in training.gradients}
         size = _norm({name: feeds[name] for name in gradient}) * STEP / max(_norm(gradient), 1e-30)
         ahead, behind = (
-            _run(session, feeds | {name: _moved(feeds[name], sign * size * g) for name, g in gradient.items()})
+            _run(
+                session, feeds | {name: _moved(feeds[name], sign * size * g) for name, g in gradient.items()}
+            )
             for sign in (1, -1)
         )
     except ort_errors():
@@ -53,7 +55,13 @@ def is_slope_of_loss(training: TrainingGraph) -> bool:
 def ort_errors() -> tuple[type[Exception], ...]:
     """Return what onnxruntime raises where a graph does not take its inputs."""
     state = ort.capi.onnxruntime_pybind11_state
-    return (state.Fail, state.InvalidArgument, state.RuntimeException, state.NotImplemented, state.InvalidGraph)
+    return (
+        state.Fail,
+        state.InvalidArgument,
+        state.RuntimeException,
+        state.NotImplemented,
+        state.InvalidGraph,
+    )
 
 
 def _session(training: TrainingGraph) -> ort.InferenceSession:
@@ -105,7 +113,9 @@ def _numbers(
     return np.asarray(rng.uniform(low, high, shape)).astype(dtype)
 
 
-def _dense(training: TrainingGraph, name: str, results: Mapping[str, np.ndarray], feeds: Arrays) -> np.ndarray:
+def _dense(
+    training: TrainingGraph, name: str, results: Mapping[str, np.ndarray], feeds: Arrays
+) -> np.ndarray:
     found = {**feeds, **results}
     gradient = training.gradients[name]
     if gradient.ids is None or gradient.rows is None:

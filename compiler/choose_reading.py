@@ -115,7 +115,9 @@ def _refuse(
     shape = training.data_inputs[name].shape
     axis = training.data_inputs[name].sample_axis or 0
     multiple = -(-sizes[name] // replicas) * replicas
-    enlarge = f"--size {shape[axis]}={multiple}" if isinstance(shape[axis], str) else f"a graph of batch {multiple}"
+    enlarge = (
+        f"--size {shape[axis]}={multiple}" if isinstance(shape[axis], str) else f"a graph of batch {multiple}"
+    )
     return UnsupportedModel(
         f"{replicas} replicas on batches of their own would not train what one device trains on all of them, "
         f"and a batch of {sizes[name]} cannot be divided among them",

@@ -103,7 +103,9 @@ def _mixed(g: LossBuilder, h: str) -> str:
     if kind == 9:
         return g.op("Mul", h, g.op("Unsqueeze", g.op("Unsqueeze", "w", g.ints(1)), g.ints(2)))
     if kind == 10:
-        return g.op("Reshape", g.op("Tanh", g.op("Reshape", h, g.ints(-1, CLASSES))), g.ints(-1, PLACES, CLASSES))
+        return g.op(
+            "Reshape", g.op("Tanh", g.op("Reshape", h, g.ints(-1, CLASSES))), g.ints(-1, PLACES, CLASSES)
+        )
     if kind == 11:
         return g.op("Transpose", g.op("Sigmoid", g.op("Transpose", h, perm=[1, 0, 2])), perm=[1, 0, 2])
     if kind == 12:  # scaled by the size of the batch, and back, or not

@@ -70,7 +70,11 @@ def _batch(plan: Plan) -> str:
     return (
         "The graph’s batch is one replica’s: every worker runs it on samples of its own, "
         f"{_joining(plan.aggregation)}, and every variable is updated once."
-        + (" This is not what one device makes of all samples: see the assumptions." if plan.departures else "")
+        + (
+            " This is not what one device makes of all samples: see the assumptions."
+            if plan.departures
+            else ""
+        )
     )
 
 

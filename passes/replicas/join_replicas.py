@@ -99,7 +99,9 @@ class _Walk:
         source = self._read(node.inputs[0].name, node)
         sizes = sizes_of_shape(node, source, self.facts)
         if sizes is None:
-            return source if source.kind == "coupled" else coupled(f"node {node.name!r} reads a size from data")
+            return (
+                source if source.kind == "coupled" else coupled(f"node {node.name!r} reads a size from data")
+            )
         return self._grown(node, node.outputs[0].name, sizes)
 
     def _join_sizes(self, node: gs.Node) -> list[Joined] | None:
@@ -128,7 +130,9 @@ class _Walk:
         joined = [self._read(tensor.name, node) if tensor.name else ALIKE for tensor in node.inputs]
         spelled = [index for index in rule.shape_inputs if self._grows(node.inputs[index].name)]
         ignored = set(rule.shape_inputs) | {
-            index for index, tensor in enumerate(node.inputs) if parts is not None and self._doubles(tensor.name)
+            index
+            for index, tensor in enumerate(node.inputs)
+            if parts is not None and self._doubles(tensor.name)
         }
         joined = [ALIKE if index in ignored else entry for index, entry in enumerate(joined)]
         grown = self._grown_axis(rule, node.inputs[spelled[0]].name) if spelled else None

@@ -72,8 +72,16 @@ class _Judge:
 
     def _may_be_constant(self, gradient: Gradient) -> bool:
         """Tell whether a gradient is a mean if a constant of the graph holds the size of the batch."""
-        sizes = [data.shape[data.sample_axis] for data in self.training.data_inputs.values() if data.sample_axis is not None]
-        if self.training.loss is None or not self._of(self.training.loss).is_mean or not all(isinstance(size, int) for size in sizes):
+        sizes = [
+            data.shape[data.sample_axis]
+            for data in self.training.data_inputs.values()
+            if data.sample_axis is not None
+        ]
+        if (
+            self.training.loss is None
+            or not self._of(self.training.loss).is_mean
+            or not all(isinstance(size, int) for size in sizes)
+        ):
             return False
         averages = self.aggregation.average_sparse if gradient.is_sparse else self.aggregation.average_dense
         summed = replace(self, aggregation=Aggregation(False, False))
@@ -116,7 +124,11 @@ class _Judge:
         tensors = {tensor.name: tensor for tensor in self.training.graph.outputs}
         for name in self.training.outputs:
             tensor, joined = tensors[name], self._of(name)
-            is_averaged = tensor.shape is not None and len(tensor.shape) == 0 and np.issubdtype(tensor.dtype, np.floating)
+            is_averaged = (
+                tensor.shape is not None
+                and len(tensor.shape) == 0
+                and np.issubdtype(tensor.dtype, np.floating)
+            )
             if (is_averaged or joined.kind == "alike") and not joined.is_mean:
                 yield Departure("output", name, _explain(joined, True))
 

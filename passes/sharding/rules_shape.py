@@ -158,7 +158,9 @@ def equal_parts(node: gs.Node, facts: Facts) -> ShardingRule | None:
     if node.op == "Concat":
         indices = range(len(parts))
         terms = tuple((index,) for index in indices)
-        return ShardingRule(tuple(part for _ in parts), (whole,), sizes, terms, frozenset(indices), whole=held)
+        return ShardingRule(
+            tuple(part for _ in parts), (whole,), sizes, terms, frozenset(indices), whole=held
+        )
     inputs = (whole, *(None for _ in node.inputs[1:]))
     return ShardingRule(inputs, tuple(part for _ in parts), sizes, ((0,),), LINEAR, whole=held)
 
