@@ -59,8 +59,8 @@ def choose_reading(
 
 def _no_average(departure: Departure) -> UnsupportedModel:
     return UnsupportedModel(
-        "a largest or smallest value of the batch is kept from step to step: replicas on batches of their own "
-        "have no average of it",
+        "a largest or smallest value of the batch is kept from step to step, which replicas on batches of "
+        "their own cannot average",
         at=f"next value of {departure.name!r}",
         fix="compile with --batch global, or keep this variable out of the training step",
     )

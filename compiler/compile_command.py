@@ -26,7 +26,6 @@ from partc.compiler.graph_arguments import (
 from partc.compiler.measure_sparsity import SAMPLE_STEPS
 from partc.runtime.program import Plan
 
-
 SHOWN = 4  # sentences on the terminal
 
 

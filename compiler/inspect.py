@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import onnx_graphsurgeon as gs
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text

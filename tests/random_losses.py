@@ -139,7 +139,7 @@ def _per_place(g: LossBuilder, scores: str) -> str:
 # ---------------------------------------------------------------- [n, 3] to a number
 
 
-def _reduced(g: LossBuilder, v: str) -> str:  # noqa: PLR0911  # one return per kind of norm
+def _reduced(g: LossBuilder, v: str) -> str:  # one return per kind of norm
     kind = g.rng.integers(20)
     mean = lambda x: g.op("ReduceMean", x, keepdims=0)  # noqa: E731  # one word
     total = lambda x, *axes: g.op("ReduceSum", x, g.ints(*axes) if axes else "", keepdims=0)  # noqa: E731

@@ -77,7 +77,8 @@ def test_where_two_readings_remain_both_are_offered() -> None:
 
 # `unread` is as long as the batch, and nothing reads it; `scale` is as long too, but along the features.
 ALIKE = """
-step (float[4,4] x, float[4,3] t, float[4] unread, float[4] scale, float[4,3] W) => (float loss, float[4,3] W_next)
+step (float[4,4] x, float[4,3] t, float[4] unread, float[4] scale, float[4,3] W)
+    => (float loss, float[4,3] W_next)
 <float lr = {0.1}> {
     scaled = Mul (x, scale)
     y = MatMul (scaled, W)

@@ -253,7 +253,7 @@ class _Search:
 
 
 def _has_equal_entries(value: np.ndarray, split: Split) -> bool:
-    """Tell whether a constant is the same for every entry along a split: else it tells them by their place."""
+    """Tell whether a constant is the same for every entry along a split, and tells none by its place."""
     if value.shape[split.axis] % split.outer:
         return False
     shape = (*value.shape[: split.axis], split.outer, -1, *value.shape[split.axis + 1 :])
