@@ -103,8 +103,15 @@ def _compiled(
     sample = Sample(f"zipf_words:{model}_for_{replicas}", 1) if model in ("lm", "nmt") else None
     sizes = {"batch": BATCH[model]}
     return compile_step(
-        train, cluster, folder / "out", strategy=strategy, without=without, sizes=sizes, sample=sample
-    )  # type: ignore[arg-type]
+        train,  # type: ignore[arg-type]
+        cluster,
+        folder / "out",
+        strategy=strategy,
+        batch="per-replica",  # as in the paper: every worker normalises by its own statistics
+        without=without,  # type: ignore[arg-type]
+        sizes=sizes,
+        sample=sample,
+    )
 
 
 def _first(cluster: Cluster, hosts: int, devices: int = 6) -> Cluster:

@@ -23,7 +23,6 @@ from partc.cost.cluster import Cluster, read_any_cluster
 from partc.cost.partitions import check_partitions
 from partc.cost.strategy import Batch, Mechanism, Strategy
 from partc.passes.analysis.count_flops import count_flops
-from partc.passes.analysis.facts import infer_facts
 from partc.passes.analysis.find_gradients import find_gradients
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.errors import BadUsage
@@ -183,5 +182,5 @@ def inspect(
     find_gradients(graph)
     known = fill_sizes(sizes or {}, graph)
     sparsity = measure_sparsity(graph, sample, known, "per-replica", {1}) if sample else None
-    departures = describe_departures(judge_step(graph, infer_facts(graph, known)))
+    departures = describe_departures(judge_step(graph, known))
     return inspect_graph(graph, count_flops(graph, known), sparsity, departures)

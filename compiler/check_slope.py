@@ -4,7 +4,7 @@
 
 A graph with a batch of fixed size may hold 1 / size as a constant: then the structure shows a sum over
 samples where a mean is meant. If the loss is a mean over samples and the gradients are its slope, they are a
-mean as well. Were they the slope of the sum instead, they would be larger by the batch's size, at least twice.
+mean as well. Were they the slope of the sum, they would be larger by the batch's size, at least twice.
 """
 
 from collections.abc import Mapping

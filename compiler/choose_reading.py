@@ -8,11 +8,11 @@ Asked for a batch per replica, partc compiles it in any case, and tells how it d
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from partc.compiler.check_slope import is_slope_of_loss
+from partc.compiler.check_slope import is_slope_of_loss, ort_errors
 from partc.cost.strategy import Batch
-from partc.passes.analysis.facts import Facts, infer_facts
+from partc.passes.analysis.facts import infer_facts
 from partc.passes.replicas.judge_replicas import Departure, judge_replicas
 from partc.passes.spell_casts import spell_casts
 from partc.passes.training_graph import TrainingGraph
@@ -43,8 +43,7 @@ def choose_reading(
     """
     if asked == "global" or replicas == 1:
         return Reading(asked or "per-replica")
-    facts = infer_facts(training, sizes)
-    departures = judge_step(training, facts, aggregation)
+    departures = judge_step(training, sizes, aggregation)
     told = describe_departures(departures)
     extreme = next((departure for departure in departures if departure.is_extreme), None)
     if asked == "per-replica" and extreme is not None:
@@ -52,15 +51,15 @@ def choose_reading(
     needs_replicas = training.shard_inputs or not (aggregation.average_dense and aggregation.average_sparse)
     if asked is not None or needs_replicas or all(departure.of == "output" for departure in departures):
         return Reading("per-replica", told)
-    if all(size % replicas == 0 for size in _batch_sizes(training, facts).values()):
+    if all(size % replicas == 0 for size in _batch_sizes(training, sizes).values()):
         return Reading("global", told)
-    raise _refuse(training, facts, replicas, next(d for d in departures if d.of != "output"), told)
+    raise _refuse(training, sizes, replicas, told)
 
 
 def _no_average(departure: Departure) -> UnsupportedModel:
     return UnsupportedModel(
-        "a largest or smallest value of the batch is kept from step to step: replicas on batches of their own "
-        "have no average of it",
+        "a largest or smallest value of the batch is kept from step to step, which replicas on batches of "
+        "their own cannot average",
         at=f"next value of {departure.name!r}",
         fix="compile with --batch global, or keep this variable out of the training step",
     )
@@ -68,16 +67,42 @@ def _no_average(departure: Departure) -> UnsupportedModel:
 
 def judge_step(
     training: TrainingGraph,
-    facts: Facts,
+    sizes: Mapping[str, int],
     aggregation: Aggregation = Aggregation(),  # noqa: B008  # frozen
 ) -> tuple[Departure, ...]:
-    """Return how replicas depart from one device, by the step's structure, and by running it once at most."""
-    spell_casts(training, facts)
-    departures = judge_replicas(training, facts, aggregation)
+    """Return how replicas depart from one device, by the step's structure, and by running it once at most.
+
+    Needs: gradients are known. `sizes`: a value for every symbolic size.
+    """
+    seen = (
+        training if min(_batch_sizes(training, sizes).values(), default=2) > 1 else _of_two_samples(training)
+    )
+    try:
+        facts = infer_facts(seen, {name: max(size, 2) for name, size in sizes.items()})
+    except (UnsupportedModel, *ort_errors()):
+        if seen is training:
+            raise
+        why = "a batch of one does not show what becomes of a larger one"
+        return tuple(Departure("gradient", name, why) for name in training.gradients)
+    spell_casts(seen, facts)
+    departures = judge_replicas(seen, facts, aggregation)
     gradients = [departure for departure in departures if departure.of == "gradient"]
     if gradients and all(departure.by_constant for departure in gradients) and is_slope_of_loss(training):
         return tuple(departure for departure in departures if departure.of != "gradient")
     return departures
+
+
+def _of_two_samples(training: TrainingGraph) -> TrainingGraph:
+    """Return the step with a batch of two instead of one: an axis of length one may be any axis."""
+    graph = training.graph.copy()
+    made = {tensor.name: tensor for node in graph.nodes for tensor in node.outputs}
+    for tensor in made.values():
+        tensor.shape = None
+    for tensor in graph.inputs:
+        data = training.data_inputs.get(tensor.name)
+        if data is not None and data.sample_axis is not None and tensor.shape[data.sample_axis] == 1:
+            tensor.shape = [2 if axis == data.sample_axis else size for axis, size in enumerate(tensor.shape)]
+    return replace(training, graph=graph)
 
 
 def describe_departures(departures: Iterable[Departure]) -> tuple[str, ...]:
@@ -102,25 +127,23 @@ def _spell(departures: list[Departure]) -> str:
     return " and ".join(parts)
 
 
-def _batch_sizes(training: TrainingGraph, facts: Facts) -> dict[str, int]:
-    inputs = training.data_inputs.items()
-    return {name: facts.shape(name)[d.sample_axis] for name, d in inputs if d.sample_axis is not None}
+def _batch_sizes(training: TrainingGraph, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return how many samples every data input has."""
+    held = {n: d.shape[d.sample_axis] for n, d in training.data_inputs.items() if d.sample_axis is not None}
+    return {name: sizes[size] if isinstance(size, str) else size for name, size in held.items()}
 
 
 def _refuse(
-    training: TrainingGraph, facts: Facts, replicas: int, departure: Departure, told: tuple[str, ...]
+    training: TrainingGraph, sizes: Mapping[str, int], replicas: int, told: tuple[str, ...]
 ) -> UnsupportedModel:
-    sizes = _batch_sizes(training, facts)
-    name = next(name for name, size in sizes.items() if size % replicas)
-    shape = training.data_inputs[name].shape
-    axis = training.data_inputs[name].sample_axis or 0
-    multiple = -(-sizes[name] // replicas) * replicas
-    enlarge = (
-        f"--size {shape[axis]}={multiple}" if isinstance(shape[axis], str) else f"a graph of batch {multiple}"
-    )
+    name, samples = next((n, s) for n, s in _batch_sizes(training, sizes).items() if s % replicas)
+    data = training.data_inputs[name]
+    length = data.shape[data.sample_axis or 0]
+    multiple = -(-samples // replicas) * replicas
+    enlarge = f"--size {length}={multiple}" if isinstance(length, str) else f"a graph of batch {multiple}"
     return UnsupportedModel(
         f"{replicas} replicas on batches of their own would not train what one device trains on all of them, "
-        f"and a batch of {sizes[name]} cannot be divided among them",
+        f"and a batch of {samples} cannot be divided among them",
         at=told[0],
         fix=f"give --batch global with {enlarge}, which is exact; or --batch per-replica, which averages "
         "the replicas all the same; or a loss that is a mean over samples",

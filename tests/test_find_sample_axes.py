@@ -41,6 +41,12 @@ def test_three_replicas_cannot_share_eight_coupled_samples(kind: str) -> None:
     assert "--batch global" in refusal.value.fix and "--batch per-replica" in refusal.value.fix
 
 
+def offered(fix: str) -> list[dict[str, int | None]]:
+    """Return the readings that a refusal offers, as the command line takes them."""
+    offers = re.findall(r"(?:--sample-axis \S+=(?:\d|none) ?)+", fix)
+    return [parse_axes(re.findall(r"\S+=(?:\d|none)", offer)) for offer in offers]
+
+
 # Coupled over the first axis, each place of the second on its own; targets are per entry of the first.
 TWO_READINGS = """
 step (float[8,6,4] x, float[8] t, float[4] W) => (float loss, float[4] W_next)
@@ -63,17 +69,16 @@ def test_where_two_readings_remain_both_are_offered() -> None:
     with pytest.raises(UnsupportedModel, match="two axes of the data may count its samples") as refusal:
         import_text(TWO_READINGS)
 
-    offers = re.findall(r"(?:--sample-axis \S+=\d ?)+", refusal.value.fix)
-    found = [parse_axes(re.findall(r"\S+=\d", offer)) for offer in offers]
-    assert found == [{"x": 0, "t": 0}, {"x": 1}]
+    found = offered(refusal.value.fix)
+    assert found == [{"x": 0, "t": 0}, {"x": 1, "t": None}]
     for axes in found:
-        chosen = axes_of(import_text(TWO_READINGS, sample_axes=axes))
-        assert {name: chosen[name] for name in axes} == axes
+        assert axes_of(import_text(TWO_READINGS, sample_axes=axes)) == axes
 
 
 # `unread` is as long as the batch, and nothing reads it; `scale` is as long too, but along the features.
 ALIKE = """
-step (float[4,4] x, float[4,3] t, float[4] unread, float[4] scale, float[4,3] W) => (float loss, float[4,3] W_next)
+step (float[4,4] x, float[4,3] t, float[4] unread, float[4] scale, float[4,3] W)
+    => (float loss, float[4,3] W_next)
 <float lr = {0.1}> {
     scaled = Mul (x, scale)
     y = MatMul (scaled, W)
@@ -90,3 +95,28 @@ step (float[4,4] x, float[4,3] t, float[4] unread, float[4] scale, float[4,3] W)
 
 def test_an_input_of_equal_size_is_of_samples_where_nothing_contradicts() -> None:
     assert axes_of(import_text(ALIKE)) == {"x": 0, "t": 0, "unread": 0, "scale": None}
+
+
+# Every x is held against every other z: as many negatives for all, or the other half of the batch.
+ALL_PAIRS = """
+step (float[4,3] x, float[4,3] z, float[3,2] W) => (float loss, float[3,2] W_next)
+<float lr = {0.1}> {
+    a = MatMul (x, W)
+    b = MatMul (z, W)
+    bt = Transpose <perm = [1, 0]> (b)
+    scores = MatMul (a, bt)
+    sq = Tanh (scores)
+    loss = ReduceMean <keepdims = 0> (sq)
+    xt = Transpose <perm = [1, 0]> (x)
+    dW = MatMul (xt, a)
+    part = Mul (dW, lr)
+    W_next = Sub (W, part)
+}
+"""
+
+
+def test_the_two_sides_of_all_pairs_may_both_be_samples() -> None:
+    with pytest.raises(UnsupportedModel, match="two axes of the data may count its samples") as refusal:
+        import_text(ALL_PAIRS)
+
+    assert offered(refusal.value.fix) == [{"x": 0, "z": 0}, {"x": 0, "z": None}]

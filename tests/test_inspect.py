@@ -2,7 +2,6 @@ from rich.console import Console
 
 from partc.compiler.choose_reading import describe_departures, judge_step
 from partc.compiler.inspect import format_bytes, inspect_graph
-from partc.passes.analysis.facts import infer_facts
 from partc.passes.analysis.find_gradients import find_gradients
 from tests.foreign_steps import ADAM, CLIPPED, COUNTED, SGD, TABLE, import_step
 
@@ -11,7 +10,7 @@ def shown(text: str, flops: dict[str, int] | None = None) -> str:
     training = import_step(text)
     find_gradients(training)
     console = Console(width=120, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
-    departures = describe_departures(judge_step(training, infer_facts(training, {})))
+    departures = describe_departures(judge_step(training, {}))
     console.print(inspect_graph(training, flops, departures=departures).render())
     return console.export_text()
 

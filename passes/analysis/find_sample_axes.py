@@ -13,6 +13,7 @@ sizes that inputs share; if another axis is as likely, the user is asked.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.analysis.facts import Facts
@@ -54,14 +55,21 @@ def find_sample_axes(
 
 def _choose(search: "_Search", trials: list["_Trial"], declared: Mapping[str, int | None]) -> "_Trial":
     """Return the likeliest reading: one that gets through, else one on axis 0 that fits most inputs."""
-    shared = [search.share(trial, declared) for trial in trials]
-    best = min(shared, key=lambda trial: (trial.obstacles, -len(trial.axes)))
-    front = min(shared, key=lambda trial: (-trial.on_front, trial.obstacles))
-    if best.obstacles == 0 and len(best.axes) >= front.on_front:
-        return best
-    if front.agrees_with(best) or (best.variables and not front.variables):
-        return front
-    if best.obstacles and (len(best.axes), -best.obstacles) <= (front.on_front, -front.obstacles):
+    best = min(trials, key=lambda trial: (trial.obstacles, -len(trial.axes)))
+    shared = [(search.share(trial, declared), trial.obstacles) for trial in trials]
+    front, obstacles = min(shared, key=lambda entry: (-entry[0].on_front, entry[1]))
+    if best.obstacles == 0:
+        best = search.share(best, declared)
+        if (wider := search.doubt(best, declared)) is not None:
+            raise _ask(wider, best)
+        if len(best.axes) >= front.on_front:
+            return best
+    is_as_likely = (front.on_front, -obstacles) >= (len(best.axes), -best.obstacles)
+    if (
+        front.agrees_with(best)
+        or (best.variables and not front.variables)
+        or (best.obstacles and is_as_likely)
+    ):
         return front
     raise _ask(front, best)
 
@@ -70,7 +78,8 @@ def _ask(front: "_Trial", best: "_Trial") -> UnsupportedModel:
     """Offer both readings."""
 
     def spell(trial: "_Trial") -> str:
-        return " ".join(f"--sample-axis {name}={axis}" for name, axis in trial.axes.items())
+        axes = {name: str(trial.axes.get(name, "none")) for name in (*front.axes, *best.axes)}
+        return " ".join(f"--sample-axis {name}={axis}" for name, axis in axes.items())
 
     return UnsupportedModel(
         "two axes of the data may count its samples, and the graph does not tell which",
@@ -137,6 +146,7 @@ class _Search:
     zeros: frozenset[str]
     nodes: tuple[gs.Node, ...]  # those that lead to the loss
     producers: Mapping[str, gs.Node]
+    constants: Mapping[str, gs.Constant]  # that these nodes read
     rules: Mapping[str, ShardingRule | None]
 
     @classmethod
@@ -146,8 +156,10 @@ class _Search:
         leading = ancestors(graph, wanted)
         nodes = tuple(n for n in graph.nodes if any(t.name in leading for t in n.outputs))
         producers = {tensor.name: node for node in nodes for tensor in node.outputs}
+        read = {tensor.name: tensor for node in nodes for tensor in node.inputs}
+        constants = {name: tensor for name, tensor in read.items() if isinstance(tensor, gs.Constant)}
         rules = {node.name: rule_of(node, facts) for node in nodes}
-        return cls(training, facts, find_zeros(graph, facts), nodes, producers, rules)
+        return cls(training, facts, find_zeros(graph, facts), nodes, producers, constants, rules)
 
     def spread(self, axes: Mapping[str, int]) -> _Trial:
         """Carry a split of data inputs forward until it reaches no further input."""
@@ -166,15 +178,29 @@ class _Search:
 
         Where the split gets through to the loss, only those that do not stand in its way.
         """
-        shapes = {name: data.shape for name, data in self.training.data_inputs.items()}
-        sizes = {shapes[name][axis] for name, axis in trial.axes.items()}
-        for name, shape in shapes.items():
-            if name in trial.axes or name in declared or not shape or shape[0] not in sizes:
-                continue
-            wider = self.spread({**trial.axes, name: 0})
+        for name in self._as_long(trial, declared):
+            wider = trial if name in trial.axes else self.spread({**trial.axes, name: 0})
             if wider.obstacles == 0 or trial.obstacles:
                 trial = wider
         return trial
+
+    def doubt(self, trial: _Trial, declared: Mapping[str, int | None]) -> _Trial | None:
+        """Return another reading of a split that gets through: one more input may hold samples too.
+
+        Its axis 0 is as long, and no axis of features; both together are in each other's way, as the two
+        sides of all pairs are.
+        """
+        for name in self._as_long(trial, declared):
+            if self.spread({name: 0}).variables == 0:
+                return self.spread({**trial.axes, name: 0})
+        return None
+
+    def _as_long(self, trial: _Trial, declared: Mapping[str, int | None]) -> list[str]:
+        """Return the inputs that a split did not reach whose axis 0 is as long as its samples."""
+        shapes = {name: data.shape for name, data in self.training.data_inputs.items()}
+        sizes = {shapes[name][axis] for name, axis in trial.axes.items()}
+        free = shapes.keys() - trial.axes.keys() - declared.keys()
+        return [name for name, shape in shapes.items() if name in free and shape and shape[0] in sizes]
 
     def _carry(self, axes: Mapping[str, int], ranks: int) -> _Trial:
         trial = _Trial(dict(axes), placements={name: Split(axis) for name, axis in axes.items()})
@@ -207,6 +233,8 @@ class _Search:
             trial.drawn.setdefault(tensor, split)
         elif tensor in self.training.variables:
             trial.variables += 1
+        elif tensor in self.constants:
+            trial.gathered += not _has_equal_entries(self.constants[tensor].values, split)
         elif tensor in self.producers:
             self._reach_through(trial, self.producers[tensor], tensor, split)
 
@@ -222,3 +250,12 @@ class _Search:
             position = None if dims is None else refined.position_of(dims, factor)
             if position is not None:
                 self._reach(trial, operand.name, Split(*position))
+
+
+def _has_equal_entries(value: np.ndarray, split: Split) -> bool:
+    """Tell whether a constant is the same for every entry along a split, and tells none by its place."""
+    if value.shape[split.axis] % split.outer:
+        return False
+    shape = (*value.shape[: split.axis], split.outer, -1, *value.shape[split.axis + 1 :])
+    apart = value.reshape(shape)
+    return bool(np.all(apart == np.take(apart, [0], split.axis + 1)))

@@ -102,7 +102,7 @@ def _anywhere(operands: Operands, factors: Axis) -> tuple[ShardingRule, str] | N
     return next(((rule, factor) for factor in factors if factor in known and rule.sizes[factor] > 1), None)
 
 
-def _fit_all(operands: Operands, rule: ShardingRule, factor: str) -> None | Joined:
+def _fit_all(operands: Operands, rule: ShardingRule, factor: str) -> Joined | None:
     """Refuse operands that are not beside and cannot be."""
     for index, joined in enumerate(operands.joined):
         dims, name = rule.inputs[index], operands.node.inputs[index].name

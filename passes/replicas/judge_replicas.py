@@ -43,13 +43,6 @@ def judge_replicas(
 
     Needs: gradients and sample axes are known, sizes above one.
     """
-    if any(
-        facts.shape(name)[data.sample_axis] == 1
-        for name, data in training.data_inputs.items()
-        if data.sample_axis is not None
-    ):
-        why = "a batch of one does not show what becomes of a larger one"
-        return tuple(Departure("gradient", name, why) for name in training.gradients)
     joined = join_replicas(training, facts, find_roles(training).main)
     judge = _Judge(training, joined, aggregation)
     return (*judge.gradients(), *judge.variables(), *judge.outputs())
