@@ -37,11 +37,31 @@ class BesideTorch:
     optimizer: str
     lr: float
 
+    def module(self) -> torch.nn.Module:
+        """Build the module: with moved parameters, but for an optimised export, which has merged equal ones.
+
+        Where biases are zero, activations are exactly at the knots of ReLU6, whose gradient PyTorch
+        has as zero there, and that of the clamp, which the exporter writes in its place, as one.
+        """
+        module = self.model.module()
+        names = {self.exported.members[name][0][0] for name in self.names}
+        if self.exported.variant != "optimised":
+            perturb(module, names if self.exported.variant == "raw" else None)
+        return module
+
+    def initial(self) -> Values:
+        """Return the values that training begins with, by the names of the graph."""
+        parameters = dict(self.module().named_parameters())
+        values = {}
+        for name in self.names:
+            (member,), is_transposed = self.exported.members[name]
+            value = parameters[member].detach().numpy()
+            values[name] = np.ascontiguousarray(value.T if is_transposed else value)
+        return values
+
     def hold(self, what: str, found: Values, batches: Batches) -> None:
         """Raise Differs unless PyTorch ends with the same values after a step on each total batch."""
-        module = self.model.module()
-        if self.exported.variant == "perturbed":
-            perturb(module)
+        module = self.module()
         start = {name: value.detach().numpy().copy() for name, value in module.named_parameters()}
         largest = self._train(module, batches)
         after = {name: value.detach().numpy() for name, value in module.named_parameters()}
@@ -86,7 +106,7 @@ class BesideTorch:
         return functional.cross_entropy(result.flatten(0, -2), target.flatten())
 
 
-def after_steps_in_onnxruntime(training: TrainingGraph, batches: Batches) -> Values:
+def after_steps_in_onnxruntime(training: TrainingGraph, first: Values, batches: Batches) -> Values:
     """Return the variables after steps of the training graph itself, in stock ONNX Runtime."""
     values = {}
     for name, variable in training.variables.items():
@@ -94,6 +114,7 @@ def after_steps_in_onnxruntime(training: TrainingGraph, batches: Batches) -> Val
         assert isinstance(initial, StoredTensor | Constant)
         is_stored = isinstance(initial, StoredTensor)
         values[name] = initial.load() if is_stored else np.full(variable.shape, initial.value, variable.dtype)
+    values |= first
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = 1  # ScatterND adds rows of equal ids one after another only then

@@ -16,7 +16,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +77,14 @@ def _write_perturbed(model: Model, module: nn.Module, facts: dict[str, Any], fol
     _keep(folder, f"{model.name}.perturbed.onnx")
 
 
-def perturb(module: nn.Module) -> None:
-    """Move every parameter a little, always in the same way, so that no two are equal."""
+def perturb(module: nn.Module, names: Collection[str] | None = None) -> None:
+    """Move parameters (by default all) a little, always in the same way, so that no two are equal."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for value in module.parameters():
-            value += 0.01 * torch.randn(value.shape, generator=generator)
+        for name, value in module.named_parameters():
+            change = 0.01 * torch.randn(value.shape, generator=generator)
+            if names is None or name in names:
+                value += change
 
 
 def describe(model: Model, module: nn.Module, data: dict[str, torch.Tensor]) -> dict[str, Any]:

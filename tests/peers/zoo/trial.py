@@ -219,9 +219,11 @@ class Attempt:
                 raise
             self.refusals.append(error.what)
         self.axes = "declared"
-        known = {value.name for value in onnx.load(train, load_external_data=False).graph.input}
-        axes = {name: axis for name, axis in self.model.sample_axes().items() if name in known}
-        return self._compile_with(train, axes)
+        return self._compile_with(train, self._axes(onnx.load(train, load_external_data=False)))
+
+    def _axes(self, train: onnx.ModelProto) -> dict[str, int | None]:
+        known = {value.name for value in train.graph.input}
+        return {name: axis for name, axis in self.model.sample_axes().items() if name in known}
 
     def _compile_with(self, train: Path, axes: dict[str, int | None] | None) -> PlanFolder:
         out = self.scratch / "out"
@@ -268,14 +270,16 @@ class Attempt:
     def _compare_with_torch(self, exported: Exported) -> str:
         """Train what both can train alike: on one device, and on all ranks with their whole batch."""
         names = exported.comparable
-        if not names:
+        if not names or self.model.stops_gradients:
             return ""
         train = self._grad(exported, names, beside_torch=True)
-        training = import_training_graph(train)
+        axes = self._axes(train) if self.axes == "declared" else None
+        training = import_training_graph(train, sample_axes=axes)
         lr = float(OPTIMIZERS[self.trial.optimizer][0])
         beside = BesideTorch(self.model, exported, names, self.trial.optimizer, lr)
         batches = [self._draw(training.data_inputs, 1000 + step) for step in range(STEPS)]
-        beside.hold("one device", after_steps_in_onnxruntime(training, batches), batches)
+        first = beside.initial()
+        beside.hold("one device", after_steps_in_onnxruntime(training, first, batches), batches)
         told = f"{len(names)} of {exported.trained_parameters} parameters"
         path = self.scratch / "beside.onnx"
         onnx.save(train, path)
@@ -283,7 +287,7 @@ class Attempt:
         if folder.plan.departures:
             return f"one device: {told}"
         totals = self._total_batches(folder.plan, None)
-        after = train_in_process(folder, totals, stop_when_diverged=False).variables
+        after = train_in_process(folder, totals, first, stop_when_diverged=False).variables
         beside.hold(f"{len(folder.plan.ranks)} ranks", after, totals)
         return f"all ranks: {told}"
 
