@@ -3,11 +3,13 @@
     partc model NAME -> forward.onnx      partc grad -> train.onnx      partc inspect
     partc compile    -> out/              partc run, partc verify       partc executor
 
-Exit codes: 0 done, 1 verification failed or an executor died, 2 what the user gave must change.
+Exit codes: 0 done, 1 verification failed or an executor died, 2 what the user gave must change, 3 a mistake
+of partc's own.
 """
 
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -48,9 +50,11 @@ from partc.models.catalogue import MODELS, ModelRequestError, build_model, descr
 from partc.runtime.errors import BadUsage, PartcError, RankFailed
 from partc.runtime.job import Progress
 from partc.runtime.launcher import OnProgress
-from partc.runtime.log import configure_log
+from partc.runtime.log import configure_log, log
 from partc.runtime.plan_folder import read_plan_folder
 from partc.runtime.runner import TRAINED_FILE, Runner
+
+INTERNAL_ERROR = 3
 
 app = typer.Typer(
     name="partc",
@@ -225,12 +229,25 @@ def _bad_file(error: OSError) -> BadUsage:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code. Never shows a traceback for the user's mistakes."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
+def _internal(error: Exception) -> str:
+    """Return what to say of an exception that nobody foresaw: a mistake of partc's, not of the user's."""
+    own = Path(__file__).parent.parent
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((f for f in reversed(frames) if Path(f.filename).is_relative_to(own)), frames[-1])
+    told = "".join(traceback.format_exception_only(error)).strip()
+    return str(
+        PartcError(
+            f"internal error: {told}",
+            at=f"{frame.filename}:{frame.lineno}, in {frame.name}",
+            fix="this is a mistake of partc: report it with the command and its files (PARTC_LOG_LEVEL=DEBUG shows more)",
+        )
+    )
+
+
+def exit_code_of(command: Callable[[], object], given: Sequence[str] = ()) -> int:
+    """Run a command; tell what went wrong on stderr, and return the exit code."""
     try:
-        configure_log()
-        code = app(args=given or ["--help"], prog_name="partc", standalone_mode=False)
+        code = command()
     except (PartcError, ModelRequestError) as error:
         print(f"partc: {error}", file=sys.stderr)
         return 1 if isinstance(error, RankFailed) else 2
@@ -243,7 +260,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         print("partc: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:  # the last resort: an honest word instead of a traceback
+        log.debug("an internal error", exc_info=error)
+        print(f"partc: {_internal(error)}", file=sys.stderr)
+        return INTERNAL_ERROR
     return code if isinstance(code, int) else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code. Never shows a traceback for the user's mistakes."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+
+    def run() -> object:
+        configure_log()
+        return app(args=given or ["--help"], prog_name="partc", standalone_mode=False)
+
+    return exit_code_of(run, given)
 
 
 if __name__ == "__main__":

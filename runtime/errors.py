@@ -14,6 +14,10 @@ PartcError                  root: catch this one
 └─ RankFailed               an executor died while training
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class PartcError(Exception):
     """What went wrong, where, and what the reader can do about it."""
@@ -67,3 +71,17 @@ class Diverged(PartcError):
 
 class RankFailed(PartcError):
     """An executor died, or stopped making progress, while training."""
+
+
+@contextmanager
+def naming(file: object, *kinds: type[PartcError]) -> Iterator[None]:
+    """Let errors of these kinds say which file they are about, where they do not yet.
+
+    `file`: a path; anything else names no file.
+    """
+    try:
+        yield
+    except kinds as error:
+        if not isinstance(file, str | Path) or str(file) in error.at:
+            raise
+        raise type(error)(error.what, at=f"{file}: {error.at}", fix=error.fix) from error

@@ -36,7 +36,7 @@ from partc.compiler.importing.lower_gradient_ops import lower_gradient_ops
 from partc.compiler.importing.lower_optimizer_ops import PREVIEW_DOMAIN, lower_optimizer_ops
 from partc.compiler.importing.ort_training.import_artifacts import is_artifacts, read_artifacts
 from partc.compiler.importing.shard_inputs import declare_shards, read_shard_inputs
-from partc.compiler.model_file import check_model, read_model
+from partc.compiler.model_file import check_model, onnx_transforming, read_model
 from partc.compiler.pause_collection import paused_collection
 from partc.passes.analysis.facts import infer_facts
 from partc.passes.analysis.find_gradients import find_gradients
@@ -45,7 +45,7 @@ from partc.passes.analysis.find_sample_axes import find_drawn_splits, find_sampl
 from partc.passes.simplify import simplify
 from partc.passes.spell_casts import spell_casts
 from partc.passes.training_graph import Gradient, InitialValue, TrainingGraph
-from partc.runtime.errors import BadModel, BadUsage, UnsupportedModel
+from partc.runtime.errors import BadModel, BadUsage
 from partc.runtime.program import Constant, DrawnInput
 
 OPSET = 21  # what partc's own graphs are written in
@@ -210,20 +210,16 @@ def _upgrade(model: onnx.ModelProto) -> onnx.ModelProto:
     """Convert the standard ops to OPSET where they are older, and infer shapes."""
     version = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
     if version < OPSET:
-        if model.functions:
-            model = inline_local_functions(model)
-        try:
+        with onnx_transforming(
+            f"opset {version} cannot be converted to {OPSET}", fix=f"export the model with opset {OPSET}"
+        ):
+            if model.functions:
+                model = inline_local_functions(model)
             model = onnx.version_converter.convert_version(model, OPSET)
-        except Exception as error:  # the converter raises RuntimeError and its own ConvertError
-            raise UnsupportedModel(
-                f"opset {version} cannot be converted to {OPSET}: {error}",
-                at="opset_import",
-                fix=f"export the model with opset {OPSET}",
-            ) from error
     model.ir_version = max(IR_VERSION, min(model.ir_version, IR_VERSION))
     try:
         return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
-    except onnx.shape_inference.InferenceError as error:
+    except Exception as error:  # the inference's C++ raises more than its InferenceError
         raise BadModel(
             f"shapes do not fit: {error}",
             at="shape inference",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 
+from partc.compiler.model_file import check_model
 from partc.compiler.pause_collection import paused_collection
 from partc.compiler.training.assemble import assemble, finish_step
 from partc.compiler.training.choose_parameters import ParameterChoice
@@ -46,6 +47,7 @@ def build_training_graph(
     `update`. `parameters` chooses what is trained. Raises BadUsage, BadModel, UnsupportedModel.
     """
     _check_options(batch_size, reinit)
+    check_model(forward, folder)
     if clip_global_norm is not None:
         update = replace(update, clipping=replace(update.clipping, global_norm=clip_global_norm))
     objective = state_objective(forward, loss, batch_size, ignore_index, parameters)

@@ -7,6 +7,7 @@ from onnx.reference import ReferenceEvaluator
 
 from partc.compiler.training.node_builder import RANDOM_OPS
 from partc.compiler.training.tensor_types import SMALL_ELEMENTS, Types, element_count, small_constants
+from partc.runtime.errors import BadModel
 
 OPSET = 21  # what tells a condition from a shape has not changed in any opset from 13 on
 
@@ -70,13 +71,35 @@ class KnownValues:
 
 
 def _run(node: onnx.NodeProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    inputs = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
-        for name, value in feeds.items()
-    ]
+    """Return what a node makes of small values, nothing where that would be large. Raises BadModel."""
     names = [name for name in node.output if name]
-    outputs = [onnx.ValueInfoProto(name=name) for name in names]
-    graph = helper.make_graph([node], "known", inputs, outputs)
+    graph = helper.make_graph([node], "known", [], [onnx.ValueInfoProto(name=name) for name in names])
+    for name, value in feeds.items():
+        element = helper.np_dtype_to_tensor_dtype(value.dtype)
+        graph.input.append(helper.make_tensor_value_info(name, element, value.shape))
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
-    results = ReferenceEvaluator(model).run(names, feeds)
+    try:
+        if not _makes_small(model, feeds):
+            return {}
+        results = ReferenceEvaluator(model).run(names, feeds)
+    except Exception as error:  # whatever a kernel of the reference raises on values it does not take
+        raise BadModel(
+            f"constants that cannot be computed: {error}",
+            at=f"node {node.name or names[0]!r} ({node.op_type})",
+            fix="mend the node, or the constants that it reads",
+        ) from error
     return dict(zip(names, (np.asarray(result) for result in results), strict=True))
+
+
+def _makes_small(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> bool:
+    """Tell whether every result is small by ONNX's own inference, before anything is computed."""
+    told = onnx.ModelProto()
+    told.CopyFrom(model)
+    del told.graph.input[:]
+    small = {name: value for name, value in feeds.items() if value.size <= SMALL_ELEMENTS}
+    told.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in small.items())
+    told.graph.input.extend(info for info in model.graph.input if info.name not in small)
+    inferred = onnx.shape_inference.infer_shapes(told, data_prop=True)
+    shapes = [value.type.tensor_type.shape for value in inferred.graph.output]
+    sizes = [[dim.dim_value for dim in shape.dim if dim.HasField("dim_value")] for shape in shapes]
+    return all(element_count(known) <= SMALL_ELEMENTS for known in sizes)

@@ -63,7 +63,7 @@ def check_shapes(model: onnx.ModelProto) -> None:
     """Raise BadModel where the shapes of a node's inputs do not fit together."""
     try:
         onnx.shape_inference.infer_shapes(_without_large_values(model), strict_mode=True)
-    except onnx.shape_inference.InferenceError as error:
+    except Exception as error:  # the inference's C++ raises more than its InferenceError
         raise BadModel(
             f"shapes do not fit: {str(error).strip()}",
             at="shape inference of the forward graph",
