@@ -39,7 +39,7 @@ def check_tensors(model: onnx.ModelProto, folder: Path | None) -> None:
     """
     initializers = list(model.graph.initializer)  # as long as it lives, so do its entries' identities
     stored = {id(tensor) for tensor in initializers}
-    for message, owner in _messages(model, "the model"):
+    for message, owner, is_of_function in _messages(model, "the model"):
         match message:
             case TensorProto():
                 _check_tensor(message, owner)
@@ -48,23 +48,28 @@ def check_tensors(model: onnx.ModelProto, folder: Path | None) -> None:
             case onnx.TypeProto.Tensor():
                 _check_type(message, owner)
             case AttributeProto():
-                _check_attribute(message, owner)
+                _check_attribute(message, owner, is_of_function)
     _check_functions(model.functions)
 
 
 # ---------------------------------------------------------------- every message
 
 
-def _messages(root: Message, owner: str) -> Iterator[tuple[Message, str]]:
-    """Yield every message and the name of the nearest thing around it that has one. Checks texts."""
-    waiting: list[tuple[Message, str]] = [(root, owner)]
+def _messages(root: Message, owner: str) -> Iterator[tuple[Message, str, bool]]:
+    """Yield every message, the nearest thing around it that has a name, and whether a function holds it.
+
+    Checks texts on the way.
+    """
+    waiting: list[tuple[Message, str, bool]] = [(root, owner, False)]
     while waiting:
-        message, owner = waiting.pop()
-        yield message, owner
+        message, owner, is_of_function = waiting.pop()
+        yield message, owner, is_of_function
         inner = _name_of(message) or owner
+        is_of_function = is_of_function or isinstance(message, onnx.FunctionProto)
         for field, value in message.ListFields():
             if field.type == _MESSAGE:
-                waiting += [(child, inner) for child in (value if _is_many(value) else [value])]
+                children = value if _is_many(value) else [value]
+                waiting += [(child, inner, is_of_function) for child in children]
             elif field.type == _STRING:
                 _check_texts(value, field.name, owner)
             elif field.type == _BYTES and isinstance(message, AttributeProto):
@@ -196,9 +201,12 @@ def _check_type(type_: onnx.TypeProto.Tensor, owner: str) -> None:
         )
 
 
-def _check_attribute(attribute: AttributeProto, owner: str) -> None:
-    if attribute.ref_attr_name:
+def _check_attribute(attribute: AttributeProto, owner: str, is_of_function: bool) -> None:
+    if attribute.ref_attr_name and is_of_function:
         return
+    if attribute.ref_attr_name:
+        what = f"attribute {attribute.name!r} refers to {attribute.ref_attr_name!r}, outside of any function"
+        raise BadModel(what, at=owner, fix=_EXPORT_AGAIN)
     field = _ATTRIBUTE_FIELDS.get(attribute.type)
     held = {field.name for field, _ in attribute.ListFields()} - {"name", "type", "doc_string"}
     if field is None or held - {field}:
@@ -232,7 +240,7 @@ def _check_functions(functions: "list[onnx.FunctionProto]") -> None:
     calls = {
         (function.domain, function.name): {
             (node.domain, node.op_type)
-            for node, _ in _messages(function, f"function {function.name!r}")
+            for node, *_ in _messages(function, f"function {function.name!r}")
             if isinstance(node, onnx.NodeProto)
         }
         for function in functions

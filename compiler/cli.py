@@ -51,7 +51,7 @@ from partc.runtime.errors import BadUsage, PartcError, RankFailed
 from partc.runtime.job import Progress
 from partc.runtime.launcher import OnProgress
 from partc.runtime.log import configure_log, log
-from partc.runtime.plan_folder import read_plan_folder
+from partc.runtime.plan_folder import read_plan_folder, seal_plan_folder
 from partc.runtime.runner import TRAINED_FILE, Runner
 
 INTERNAL_ERROR = 3
@@ -193,6 +193,13 @@ def verify_command(
         if steps > 1:
             tell("  rounding may grow from step to step where these are large: try --steps 1")
         raise typer.Exit(1)
+
+
+@app.command("seal", epilog="Example: partc seal out")
+def seal_command(out: PlanPath) -> None:
+    """Accept a plan that you edited by hand: check its program, and write its hashes anew."""
+    changed = seal_plan_folder(out)
+    tell(f"accepted: {', '.join(changed)}" if changed else "nothing was changed: every hash is right")
 
 
 app.command("executor", epilog=EXECUTOR_HELP)(executor_command)

@@ -17,6 +17,7 @@ import onnxruntime
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper
 
+from partc.compiler.check_bodies import check_bodies
 from partc.compiler.check_tensors import check_tensors
 from partc.compiler.importing.newest_opset import newest_opset
 from partc.runtime.errors import BadModel, PartcError, UnsupportedModel
@@ -142,6 +143,7 @@ def _check_graph(
     makers = _makers(graph, given)
     for node in graph.node:
         _check_op(node, versions, functions)
+        check_bodies(node, versions.get("", versions.get("ai.onnx", 1)), _place(node))
         for name in node.input:
             if name and name not in given and name not in makers:
                 raise BadModel(

@@ -13,7 +13,7 @@ from partc.runtime.data.step_draws import draws_of
 from partc.runtime.errors import BadPlan
 from partc.runtime.program import Plan, Rank, Run, Start, Store, Wait, instructions_of
 from partc.runtime.shards import shard_values
-from partc.runtime.transports.communication import lands_at, sends_at
+from partc.runtime.transports.members import lands_at, sends_at
 
 
 @dataclass(frozen=True, slots=True)

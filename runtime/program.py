@@ -14,6 +14,7 @@ The executor keeps an *environment*: value name -> tensor. Some values live insi
                    Store    copies a value into a variable (where in-place update is not proven safe)
 """
 
+import hashlib
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,9 @@ import msgspec
 from partc.runtime.errors import BadPlan
 
 PLAN_FORMAT = "partc-plan/1"
+
+# What decoding a damaged JSON file raises: strings that are no UTF-8, and lists in lists without end, as well.
+NOT_DECODED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError)
 
 Site = Literal["worker", "server"]
 
@@ -339,6 +343,7 @@ class Plan(Record, frozen=True):
     drawn_inputs: tuple[DrawnInput, ...] = ()
     aggregation: Aggregation = Aggregation()
     recomputed: Recomputed | None = None
+    sha256: str = ""  # of all the rest, as encode_plan writes it: a plan that was edited does not fit it
 
 
 def instructions_of(plan: Plan, rank: Rank) -> tuple[Instruction, ...]:
@@ -354,15 +359,22 @@ def instructions_of(plan: Plan, rank: Rank) -> tuple[Instruction, ...]:
 
 
 def encode_plan(plan: Plan) -> bytes:
-    """Return plan.json: equal plans give equal bytes."""
-    return msgspec.json.format(msgspec.json.encode(plan, order="deterministic"), indent=1) + b"\n"
+    """Return plan.json with its own hash: equal plans give equal bytes."""
+    sealed = msgspec.structs.replace(plan, sha256=sha256_of_plan(plan))
+    return msgspec.json.format(msgspec.json.encode(sealed, order="deterministic"), indent=1) + b"\n"
+
+
+def sha256_of_plan(plan: Plan) -> str:
+    """Return the hash of all that a plan says but its hash; spaces and the order of keys do not count."""
+    bare = msgspec.structs.replace(plan, sha256="")
+    return hashlib.sha256(msgspec.json.encode(bare, order="deterministic")).hexdigest()
 
 
 def decode_plan(text: bytes, at: Path) -> Plan:
-    """Parse plan.json. Raises BadPlan."""
+    """Parse plan.json, whether or not its hash fits. Raises BadPlan."""
     try:
         plan = msgspec.json.decode(text, type=Plan)
-    except msgspec.MsgspecError as error:
+    except NOT_DECODED as error:
         raise BadPlan(f"not a plan: {error}", at=str(at), fix="compile the model again") from error
     if plan.format != PLAN_FORMAT:
         raise BadPlan(

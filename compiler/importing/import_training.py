@@ -263,6 +263,8 @@ def _training_graph(
         name: read_variable(inputs[name], outputs[following], initials)
         for name, following in bindings.state.items()
     }
+    for variable in variables.values():
+        inputs[variable.name].shape = list(variable.shape)  # as its initial value tells, where it was a name
     following = set(bindings.state.values())
     shown = tuple(name for name in outputs if name not in following)
     training = TrainingGraph(
