@@ -77,6 +77,7 @@ class StepOptions(TypedDict, total=False):
     asynchronous  workers push and pull without waiting for each other (docs/asynchronous.md)
     aggregation   whether gradients are averaged or summed, and which of them are outputs of the step
     recompute     bytes that a step's values may take at once: what does not fit is computed again
+    force         trained variables of an earlier plan in the output folder may go
     """
 
     strategy: str | Strategy
@@ -89,6 +90,7 @@ class StepOptions(TypedDict, total=False):
     asynchronous: bool
     aggregation: Aggregation | None
     recompute: int | None
+    force: bool
 
 
 def compile_step(
@@ -101,7 +103,7 @@ def compile_step(
 
     Raises PartcError.
     """
-    check_output_folder(Path(out))
+    check_output_folder(Path(out), asked.get("force", False))
     machines = cluster if isinstance(cluster, Cluster) else read_any_cluster(Path(cluster))
     partitions = asked.get("partitions")
     if isinstance(partitions, Partitioner) and partitions.search == "measured":
@@ -184,6 +186,7 @@ def _choices(graph: TrainingGraph, asked: StepOptions) -> CompileOptions:
         asynchronous=asynchronous,
         aggregation=asked.get("aggregation"),
         recompute_bytes=asked.get("recompute"),
+        force=asked.get("force", False),
     )
 
 

@@ -182,7 +182,9 @@ def _check_external(tensor: TensorProto, owner: str, is_initializer: bool, folde
         claimed = f", its length is said to be {numbers['length']}" if numbers["length"] else ""
         needed = f"{offset + wanted_bytes} are needed{claimed}"
         what = "is missing" if found_bytes < 0 else f"has {found_bytes} bytes, {needed}"
-        raise BadModel(f"external data file {location!r} {what}", at=at, fix="put the whole file beside the model")
+        raise BadModel(
+            f"external data file {location!r} {what}", at=at, fix="put the whole file beside the model"
+        )
 
 
 # ---------------------------------------------------------------- types, attributes, functions

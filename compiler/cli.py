@@ -52,7 +52,8 @@ from partc.runtime.job import Progress
 from partc.runtime.launcher import OnProgress
 from partc.runtime.log import configure_log, log
 from partc.runtime.plan_folder import read_plan_folder, seal_plan_folder
-from partc.runtime.runner import TRAINED_FILE, Runner
+from partc.runtime.results import TRAINED_FILE
+from partc.runtime.runner import Runner
 
 INTERNAL_ERROR = 3
 

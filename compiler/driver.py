@@ -48,6 +48,7 @@ class CompileOptions:
     aggregation   whether gradients are averaged or summed, and which ones are outputs; None: as the
                   strategy says
     recompute_bytes  what a step's values may take at once; None: as the strategy says
+    force     trained variables of an earlier plan in the output folder may go
     """
 
     strategy: Mode | Strategy = "auto"
@@ -59,6 +60,7 @@ class CompileOptions:
     asynchronous: bool = False
     aggregation: Aggregation | None = None
     recompute_bytes: int | None = None
+    force: bool = False
 
     def chosen_aggregation(self) -> Aggregation:
         """Return how gradients become one, of which a user's own strategy may tell."""
@@ -103,7 +105,7 @@ def compile_graph(
     analysis, facts, strategy = decided.analysis, decided.facts, decided.strategy
     with watch.phase("lay out and lower"):
         lowered = lower_step(analysis, strategy, options, expect_rows(facts, strategy, machines))
-    with PlanFiles(out) as files:
+    with PlanFiles(out, options.force) as files:
         with watch.phase("schedule and write"):
             plan = cut_step(analysis, lowered, strategy, cluster, options, files)
         with watch.phase("check and simulate"):

@@ -94,7 +94,9 @@ def onnx_transforming(what: str, fix: str) -> Iterator[None]:
     except PartcError:
         raise
     except Exception as error:
-        raise UnsupportedModel(f"{what}: {str(error).strip() or type(error).__name__}", at="ONNX", fix=fix) from error
+        raise UnsupportedModel(
+            f"{what}: {str(error).strip() or type(error).__name__}", at="ONNX", fix=fix
+        ) from error
 
 
 # ---------------------------------------------------------------- checks

@@ -85,7 +85,10 @@ def _buffers(plan: Plan) -> Iterator[Finding]:
     elements = {buffer.name: buffer.elements for buffer in plan.buffers}
     for buffer in plan.buffers:
         yield from _size(buffer.dtype, (buffer.elements,), f"buffers: {buffer.name}")
-    for pieces, at in ((plan.slices, "slices"), *((r.slices, f"ranks: {r.rank}: slices") for r in plan.ranks)):
+    for pieces, at in (
+        (plan.slices, "slices"),
+        *((r.slices, f"ranks: {r.rank}: slices") for r in plan.ranks),
+    ):
         yield from _unknown("buffer", [piece.buffer for piece in pieces], elements, at)
         for piece in pieces:
             yield from _slice(piece, elements.get(piece.buffer, 0), f"{at}: {piece.value}")

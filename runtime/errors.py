@@ -11,6 +11,7 @@ PartcError                  root: catch this one
 │  └─ BadData               the training data
 ├─ NoPlacement              the solver proved that nothing fits
 ├─ Diverged                 training met a NaN or an infinity
+├─ CopiesDiffer             ranks ended with different copies of a variable
 └─ RankFailed               an executor died while training
 """
 
@@ -67,6 +68,10 @@ class NoPlacement(PartcError):
 
 class Diverged(PartcError):
     """Training met a NaN or an infinity."""
+
+
+class CopiesDiffer(PartcError):
+    """Ranks that hold a variable whole ended with different values of it."""
 
 
 class RankFailed(PartcError):

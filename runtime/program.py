@@ -209,12 +209,20 @@ class Held(Record, frozen=True):
     stop: int | None = None
 
 
+class TakenValues(Record, frozen=True, omit_defaults=True):
+    """What an integer input may hold: whole numbers from 0 on, below `high`, and those that are `ignored`."""
+
+    high: int
+    ignored: tuple[int, ...] = ()
+
+
 class DataInput(Record, frozen=True):
     """A tensor that the user feeds every step.
 
     `shape` is the single device's: symbolic sizes are strings. `sample_axis` is the axis along
     which it holds one entry per sample, None where all replicas read the same values. `high` is the
-    exclusive upper bound of integer values where the graph tells (an index into a table, a class).
+    exclusive upper bound of integer values where the graph tells (an index into a table, a class);
+    `taken`: what its values are held to, None where the graph takes any.
     """
 
     name: str
@@ -222,6 +230,7 @@ class DataInput(Record, frozen=True):
     shape: tuple[int | str, ...]
     sample_axis: int | None
     high: int | None = None
+    taken: TakenValues | None = None
 
 
 class DrawnInput(Record, frozen=True, omit_defaults=True):

@@ -42,10 +42,12 @@ from partc.passes.analysis.facts import infer_facts
 from partc.passes.analysis.find_gradients import find_gradients
 from partc.passes.analysis.find_input_ranges import find_input_ranges
 from partc.passes.analysis.find_sample_axes import find_drawn_splits, find_sample_axes
+from partc.passes.analysis.find_taken_values import find_taken_values
 from partc.passes.simplify import simplify
 from partc.passes.spell_casts import spell_casts
 from partc.passes.training_graph import Gradient, InitialValue, TrainingGraph
 from partc.runtime.errors import BadModel, BadUsage
+from partc.runtime.inside import outside
 from partc.runtime.program import Constant, DrawnInput
 
 OPSET = 21  # what partc's own graphs are written in
@@ -108,7 +110,8 @@ def read_training_graph(source: str | Path | onnx.ModelProto, options: ImportOpt
     bindings = declare_shards(model.graph, bindings)
     check_bindings(model.graph, bindings)
     bindings = separate_outputs(model.graph, bindings)
-    initials = read_initial_values(model, folder, _initial_file(bindings, folder, options))
+    file = _initial_file(bindings, folder, options)
+    initials = read_initial_values(model, folder, file, frozenset(bindings.state))
     if not options.needs_initial:
         initials = dict.fromkeys(bindings.state, Constant(0.0)) | initials
     _drop_initials(model, bindings)
@@ -161,7 +164,15 @@ def _bindings(model: onnx.ModelProto, path: Path | None, options: ImportOptions)
 def _initial_file(bindings: Bindings, folder: Path, options: ImportOptions) -> Path | None:
     if options.initial is not None:
         return options.initial
-    return folder / bindings.initial if bindings.initial else None
+    if not bindings.initial:
+        return None
+    if why := outside(folder, bindings.initial):
+        raise BadModel(
+            f"initial values {bindings.initial!r}: the name {why}",
+            at="initial",
+            fix="put the file beside the model, or name it with --initial",
+        )
+    return folder / bindings.initial
 
 
 def _drop_initials(model: onnx.ModelProto, bindings: Bindings) -> None:
@@ -285,10 +296,10 @@ def _training_graph(
     )
     given = variables.keys() | training.shard_inputs.keys() | training.drawn_inputs.keys()
     data = [tensor for tensor in graph.inputs if tensor.name not in given]
-    ranges = find_input_ranges(graph)
+    ranges, taken = find_input_ranges(graph), find_taken_values(graph)
     for tensor in data:
-        axis = bindings.sample_axes.get(tensor.name)
-        training.data_inputs[tensor.name] = read_data_input(tensor, axis, ranges.get(tensor.name))
+        name, axis = tensor.name, bindings.sample_axes.get(tensor.name)
+        training.data_inputs[name] = read_data_input(tensor, axis, ranges.get(name), taken.get(name))
     return training
 
 

@@ -9,7 +9,7 @@ from onnx import helper
 from partc.compiler.importing.bindings import Bindings
 from partc.passes.training_graph import InitialValue, MadeTensor, StoredTensor, Variable
 from partc.runtime.errors import BadModel, UnsupportedModel
-from partc.runtime.program import DataInput
+from partc.runtime.program import DataInput, TakenValues
 
 
 def check_bindings(graph: onnx.GraphProto, bindings: Bindings) -> None:
@@ -128,7 +128,9 @@ def _check_like(
         )
 
 
-def read_data_input(tensor: gs.Tensor, axis: int | None, high: int | None) -> DataInput:
+def read_data_input(
+    tensor: gs.Tensor, axis: int | None, high: int | None, taken: TakenValues | None = None
+) -> DataInput:
     """Return the facts of an input that the user feeds. Raises BadModel, UnsupportedModel."""
     if np.dtype(tensor.dtype).kind in "OSU":
         raise UnsupportedModel(
@@ -154,4 +156,4 @@ def read_data_input(tensor: gs.Tensor, axis: int | None, high: int | None) -> Da
         for index, size in enumerate(tensor.shape)
     )
     dtype = np.dtype(tensor.dtype).name
-    return DataInput(tensor.name, dtype, shape, axis % rank if axis is not None else None, high)
+    return DataInput(tensor.name, dtype, shape, axis % rank if axis is not None else None, high, taken)

@@ -89,7 +89,9 @@ def _transform(
 
 def _to_our_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     if model.functions:
-        with onnx_transforming("ONNX cannot inline the model's functions", fix="export the model without functions"):
+        with onnx_transforming(
+            "ONNX cannot inline the model's functions", fix="export the model without functions"
+        ):
             model = inliner.inline_local_functions(model, convert_version=True)
     versions = {opset.domain: opset.version for opset in model.opset_import}
     version = versions.get("", versions.get("ai.onnx", 1))

@@ -13,42 +13,17 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import numpy as np
 from mpi4py import MPI
 
 from partc.runtime.job import failure_of, write_process, write_record
-from partc.runtime.program import Record
+from partc.runtime.measuring.samples import PROBE_FILE, Probe, Sample, samples_file
 
-PROBE_FILE = "probe.json"
 _LONG_S = 0.2  # a message that takes so long is not repeated as often
 _NAP_S = 1e-3
 _BESIDE = np.empty(1 << 26, np.uint8)  # twice a server CPU's cache
-
-
-class Probe(Record, frozen=True):
-    """What to measure: rounds of pairs (rank, rank), and sizes in bytes."""
-
-    rounds: tuple[tuple[tuple[int, int], ...], ...]
-    message_bytes: tuple[int, ...]
-    together_bytes: tuple[int, ...]  # of a sum over all ranks, and of all parts of a gathering
-    repeats: int
-
-
-class Sample(Record, frozen=True):
-    """Seconds that one transfer took: from `ends[0]` to `ends[1]`, or among all ranks."""
-
-    kind: Literal["message", "all_reduce", "all_gather"]
-    ends: tuple[int, int]
-    nbytes: int
-    seconds: float
-
-
-def samples_file(folder: Path, rank: int) -> Path:
-    """Return where a rank writes its samples."""
-    return folder / f"samples.rank-{rank}.json"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,7 +93,7 @@ def _together(probe: Probe, world: MPI.Intracomm) -> list[Sample]:
                 world.Reduce_scatter_block(values[: whole.size], own)
                 world.Allgather(own, whole)
 
-        actions: tuple[tuple[Literal["all_reduce", "all_gather"], Callable[[], None]], ...] = (
+        actions: tuple[tuple[Literal[all_reduce, all_gather], Callable[[], None]], ...] = (
             ("all_reduce", add),
             ("all_gather", lambda o=own, w=whole: world.Allgather(o, w)),  # type: ignore[misc]
         )

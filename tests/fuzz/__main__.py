@@ -1,7 +1,7 @@
 """Run damaged files through partc and count what breaks its promises.
 
-    python -m tests.fuzz --cases 4000 --seed 0            as `make fuzz`
-    python -m tests.fuzz --only 0/model/17 --keep found   one case again, its files kept
+python -m tests.fuzz --cases 4000 --seed 0            as `make fuzz`
+python -m tests.fuzz --only 0/model/17 --keep found   one case again, its files kept
 """
 
 import argparse
@@ -47,7 +47,10 @@ def main() -> int:
             largest_bytes = max(largest_bytes, outcome.peak_bytes)
             longest_s = max(longest_s, outcome.seconds)
             if done % 500 == 0:
-                print(f"{done}/{len(names)} cases, {failed} failed, {time.monotonic() - begun_s:.0f} s", flush=True)
+                print(
+                    f"{done}/{len(names)} cases, {failed} failed, {time.monotonic() - begun_s:.0f} s",
+                    flush=True,
+                )
     for (kind, code), count in sorted(codes.items()):
         print(f"{kind:10} exit code {code:3}: {count}")
     print(f"{len(names)} cases, {failed} failed; at most {largest_bytes / 1e9:.2f} GB and {longest_s:.1f} s")

@@ -1,9 +1,9 @@
 """Damage a file as disks, editors, exporters and people do. All of it is drawn from a seeded generator.
 
-    bytes       bits flipped, a piece cut out, doubled or overwritten, the end lost
-    protobuf    a field of some message set, cleared, or copied from another message of its type
-    JSON        a value replaced, a key dropped, renamed or added, an element dropped or doubled
-    npz         a member dropped, renamed, reshaped, of another type, with other numbers, or a bomb
+bytes       bits flipped, a piece cut out, doubled or overwritten, the end lost
+protobuf    a field of some message set, cleared, or copied from another message of its type
+JSON        a value replaced, a key dropped, renamed or added, an element dropped or doubled
+npz         a member dropped, renamed, reshaped, of another type, with other numbers, or a bomb
 """
 
 import io
@@ -18,11 +18,38 @@ import onnx
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-INTEGERS = (0, 1, -1, 2, 3, 7, 255, 1 << 20, (1 << 31) - 1, 1 << 31, 1 << 40, 1 << 62, (1 << 63) - 1, -(1 << 63))
+INTEGERS = (
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    255,
+    1 << 20,
+    (1 << 31) - 1,
+    1 << 31,
+    1 << 40,
+    1 << 62,
+    (1 << 63) - 1,
+    -(1 << 63),
+)
 FLOATS = (0.0, -0.0, 1.0, -1.0, 1e-30, 1e30, float("inf"), float("-inf"), float("nan"))
 TEXTS = ("", "x", "..", "../secret.txt", "/etc/passwd", "a/b", "é", "\x00", "MatMul", "W", "loss", "ai.onnx")
 # JSON values that are no tree of keys; Any: a JSON value is anything
-JSON_VALUES: tuple[Any, ...] = (None, True, False, *INTEGERS, *FLOATS[:6], *TEXTS, [], {}, [1, 2], {"x": 1}, ["x"])
+JSON_VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    *INTEGERS,
+    *FLOATS[:6],
+    *TEXTS,
+    [],
+    {},
+    [1, 2],
+    {"x": 1},
+    ["x"],
+)
 
 
 def damage_bytes(data: bytes, draw: random.Random) -> bytes:
@@ -89,8 +116,10 @@ def _damage_message(message: Message, others: list[Message], draw: random.Random
         setattr(message, field.name, _scalar(field, draw))
 
 
-def _damage_child(message: Message, field: FieldDescriptor, others: list[Message], draw: random.Random) -> None:
-    donors = [other for other in others if other.DESCRIPTOR == field.message_type]
+def _damage_child(
+    message: Message, field: FieldDescriptor, others: list[Message], draw: random.Random
+) -> None:
+    donors = [other for other in others if field.message_type == other.DESCRIPTOR]
     donor = type(donors[0])() if donors else None
     if donor is not None and draw.random() < 0.9:
         donor.CopyFrom(draw.choice(donors))
@@ -253,7 +282,9 @@ def _with_lying_header(members: dict[str, np.ndarray], name: str, draw: random.R
     shape = list(array.shape) or [1]
     shape[draw.randrange(len(shape))] = draw.choice((-1, 0, 1 << 20, 1 << 40, 1 << 62))
     descr = draw.choice((array.dtype.str, "|O", "<f2", "<f4"))
-    np.lib.format.write_array_header_1_0(head, {"descr": descr, "fortran_order": False, "shape": tuple(shape)})
+    np.lib.format.write_array_header_1_0(
+        head, {"descr": descr, "fortran_order": False, "shape": tuple(shape)}
+    )
     return _archive(members, name, head.getvalue() + array.tobytes(), 0)
 
 
