@@ -49,6 +49,9 @@ def check_tensors(model: onnx.ModelProto, folder: Path | None) -> None:
                 _check_type(message, owner)
             case AttributeProto():
                 _check_attribute(message, owner, is_of_function)
+    for value in model.graph.input:
+        if value.type.HasField("tensor_type") and not value.type.tensor_type.elem_type:
+            raise BadModel("an input without an element type", at=f"input {value.name!r}", fix=_EXPORT_AGAIN)
     _check_functions(model.functions)
 
 
@@ -109,6 +112,8 @@ def _name_of(message: Message) -> str:
 
 def _check_tensor(tensor: TensorProto, owner: str) -> None:
     at = f"tensor {tensor.name!r}" if tensor.name else owner
+    if tensor.HasField("segment"):
+        raise BadModel("a tensor in segments, which nobody reads", at=at, fix=_EXPORT_AGAIN)
     bits = _bits_of(tensor.data_type, at)
     elements = _elements(tensor.dims, at)
     if tensor.data_type == TensorProto.STRING:

@@ -247,7 +247,8 @@ def _internal(error: Exception) -> str:
         PartcError(
             f"internal error: {told}",
             at=f"{frame.filename}:{frame.lineno}, in {frame.name}",
-            fix="this is a mistake of partc: report it with the command and its files (PARTC_LOG_LEVEL=DEBUG shows more)",
+            fix="this is a mistake of partc: report it with the command and its files "
+            "(PARTC_LOG_LEVEL=DEBUG shows more)",
         )
     )
 

@@ -137,9 +137,8 @@ def _variables(plan: Plan) -> Iterator[Finding]:
             shape = variables[held.variable].shape if held.variable in variables else ()
             if (held.start is None) != (held.stop is None):
                 yield f"rows [{held.start}, {held.stop}) of {held.variable!r}", at
-            elif held.start is not None and held.stop is not None:
-                if not shape or not 0 <= held.start <= held.stop <= shape[0]:
-                    yield f"rows [{held.start}, {held.stop}) of {held.variable!r}, shaped {list(shape)}", at
+            elif held.start is not None and not 0 <= held.start <= (held.stop or 0) <= (*shape, 0)[0]:
+                yield f"rows [{held.start}, {held.stop}) of {held.variable!r}, shaped {list(shape)}", at
     yield from _owners(plan)
 
 

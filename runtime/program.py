@@ -24,7 +24,7 @@ from partc.runtime.errors import BadPlan
 
 PLAN_FORMAT = "partc-plan/1"
 
-# What decoding a damaged JSON file raises: strings that are no UTF-8, and lists in lists without end, as well.
+# What decoding a damaged JSON file raises: of strings that are no UTF-8, and of endless nesting, too.
 NOT_DECODED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError)
 
 Site = Literal["worker", "server"]

@@ -115,7 +115,8 @@ class Runner:
             raise CopiesDiffer(
                 f"ranks ended with different copies of {len(result.disagreeing)} variables: {names}",
                 at=str(self._folder.path),
-                fix=f"compile the model again: this plan does not keep replicas equal; the first rank's variables are in {kept}",
+                fix="compile the model again: this plan does not keep replicas equal; "
+                f"the first rank's variables are in {kept}",
             )
 
     def _play(

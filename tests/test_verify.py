@@ -11,7 +11,7 @@ import pytest
 from partc.compiler.importing.bindings import Bindings, GradientTensors, write_bindings
 from partc.compiler.verification.verify import launch_in_process, verify
 from partc.runtime.errors import BadData, BadPlan, BadUsage
-from partc.runtime.plan_folder import read_plan_folder
+from partc.runtime.plan_folder import read_plan_folder, seal_plan_folder
 from partc.runtime.program import Instruction, Plan, Run, Start, Wait, encode_plan
 from tests.foreign_steps import parse
 from tests.hand_made_plans import with_changes
@@ -40,6 +40,7 @@ def add_reference(folder: Path, gradients: dict[str, GradientTensors] | None = N
     recorded = {"W": GradientTensors(dense="dW")} if gradients is None else gradients
     write_bindings(model, Bindings(state={"W": "W_next"}, loss="loss", gradients=recorded))
     (folder / "train.onnx").write_bytes(model.SerializeToString())
+    seal_plan_folder(folder)
     return folder
 
 
@@ -135,6 +136,7 @@ def test_a_sum_in_place_of_an_average_is_rejected(folder: Path) -> None:
     digests = [hashlib.sha256(content).hexdigest().encode() for content in (averaged, summed)]
     segment.write_bytes(summed)
     plan_file.write_bytes(plan_file.read_bytes().replace(*digests))
+    seal_plan_folder(plan_file.parent)
 
     report = verify(folder, steps=1, launcher=launch_in_process)
 

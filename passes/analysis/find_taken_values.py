@@ -3,8 +3,8 @@
 ids -> Cast -> Reshape -> Gather(table[1000, 8])                                     0 .. 999
 labels -> Where (Equal (labels, -100), 0, labels) -> GatherElements (logits[32, 10])  0 .. 9, and -100
 
-ONNX counts negative indices from the end: a label -1 would train the last class. Where the graph itself sees to
-other values (Max, Clip, any other Where), it says nothing about what may come in.
+ONNX counts negative indices from the end: a label -1 would train the last class. Where the graph itself
+sees to other values (Max, Clip, any other Where), it says nothing about what may come in.
 """
 
 from collections import deque
@@ -35,7 +35,7 @@ def find_taken_values(graph: gs.Graph) -> dict[str, TakenValues]:
 
 
 def _uses(start: gs.Tensor) -> Iterator[tuple[int, frozenset[int]]]:
-    """Yield the bound of every index that holds the input's own numbers, and the values that it never sees."""
+    """Yield the bound of every index that holds the input's own numbers, and the values kept from it."""
     waiting = deque([(start, frozenset[int]())])
     seen = {start.name}
     while waiting:
