@@ -237,16 +237,28 @@ def _bad_file(error: OSError) -> BadUsage:
     )
 
 
-def _internal(error: Exception) -> str:
-    """Return what to say of an exception that nobody foresaw: a mistake of partc's, not of the user's."""
+def _no_memory(error: MemoryError) -> BadUsage:
+    return BadUsage(
+        f"not enough memory: {error}", at=_own_frame(error), fix="use a machine with more, or smaller sizes"
+    )
+
+
+def _own_frame(error: Exception) -> str:
+    """Return the last place in partc's own code that an exception came through."""
     own = Path(__file__).parent.parent
     frames = traceback.extract_tb(error.__traceback__)
-    frame = next((f for f in reversed(frames) if Path(f.filename).is_relative_to(own)), frames[-1])
+    inside = [f for f in frames if Path(f.filename).is_relative_to(own) and "site-packages" not in f.filename]
+    frame = (inside or list(frames))[-1]
+    return f"{frame.filename}:{frame.lineno}, in {frame.name}"
+
+
+def _internal(error: Exception) -> str:
+    """Return what to say of an exception that nobody foresaw: a mistake of partc's, not of the user's."""
     told = "".join(traceback.format_exception_only(error)).strip()
     return str(
         PartcError(
             f"internal error: {told}",
-            at=f"{frame.filename}:{frame.lineno}, in {frame.name}",
+            at=_own_frame(error),
             fix="this is a mistake of partc: report it with the command and its files "
             "(PARTC_LOG_LEVEL=DEBUG shows more)",
         )
@@ -265,6 +277,9 @@ def exit_code_of(command: Callable[[], object], given: Sequence[str] = ()) -> in
         return 2
     except OSError as error:
         print(f"partc: {_bad_file(error)}", file=sys.stderr)
+        return 2
+    except MemoryError as error:
+        print(f"partc: {_no_memory(error)}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, typer.Abort):
         print("partc: interrupted", file=sys.stderr)

@@ -20,6 +20,8 @@ from onnx import TensorProto, helper
 from partc.compiler.check_bodies import check_bodies
 from partc.compiler.check_tensors import check_tensors
 from partc.compiler.importing.newest_opset import newest_opset
+from partc.compiler.training.tensor_types import without_large_values
+from partc.passes.infer_shapes import limited_memory, try_inference
 from partc.runtime.errors import BadModel, PartcError, UnsupportedModel
 
 PROTOBUF_LIMIT_BYTES = 2**31 - 1  # one protobuf message, by the protobuf specification
@@ -84,13 +86,14 @@ def write_model(model: onnx.ModelProto, path: str | Path) -> None:
 
 
 @contextmanager
-def onnx_transforming(what: str, fix: str) -> Iterator[None]:
-    """Turn whatever ONNX's own code raises on a model into an UnsupportedModel.
+def onnx_transforming(model: onnx.ModelProto, what: str, fix: str) -> Iterator[None]:
+    """Turn whatever ONNX's own code raises on a model into an UnsupportedModel, and bound its memory.
 
     Its converter, inliner, checker and shape inference are C++ whose exceptions share no class.
     """
     try:
-        yield
+        with limited_memory(model):
+            yield
     except PartcError:
         raise
     except Exception as error:
@@ -114,6 +117,7 @@ def check_model(model: onnx.ModelProto, folder: Path | None = None) -> None:
     for graph in graphs:
         _check_graph(graph, outer=frozenset(), versions=versions, functions=functions)
     _run_checker(model)
+    try_inference(without_large_values(model))
 
 
 def _check_opsets(model: onnx.ModelProto) -> None:
@@ -262,8 +266,10 @@ def _check_order(graph: onnx.GraphProto, makers: dict[str, onnx.NodeProto]) -> N
 
 
 def _run_checker(model: onnx.ModelProto) -> None:
+    light = _without_external_data(model)
     try:
-        onnx.checker.check_model(_without_external_data(model))
+        with limited_memory(light):
+            onnx.checker.check_model(light)
     except Exception as error:  # the checker's C++ raises more than its ValidationError
         raise BadModel(
             str(error).split("\n\n==> Context:")[0].strip(),

@@ -133,7 +133,8 @@ def _check_links(cluster: Cluster) -> None:
             raise BadCluster("a link from an end to itself", at=at, fix="name two different ends")
         if not 1 <= link.bytes_per_s <= MOST:
             raise BadCluster(
-                f"a link without bandwidth, or beyond any: {link.bytes_per_s} bytes/s",
+                f"a link {'without' if link.bytes_per_s < 1 else 'of impossible'} bandwidth: "
+                f"{link.bytes_per_s} bytes/s",
                 at=f"{at}: bytes_per_s",
                 fix="write its sustained rate in bytes per second: 1 Gbit/s is 125e6",
             )

@@ -11,6 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from partc.compiler.importing.constant_tensors import repeated_value
+from partc.passes.infer_shapes import infer_shapes
 from partc.passes.training_graph import InitialValue, MadeTensor, StoredTensor
 from partc.runtime.data.npz import read_npz
 from partc.runtime.errors import BadData, BadModel
@@ -81,7 +82,7 @@ def _made(node: onnx.NodeProto, output: str, graph: onnx.GraphProto, model: onnx
         return Uniform(attributes.get("low", 0.0), attributes.get("high", 1.0), seed)
     if node.op_type == "ConstantOfShape":
         value = attributes.get("value")
-        return Constant(float(numpy_helper.to_array(value)[0]) if value is not None else 0.0)
+        return Constant(float(numpy_helper.to_array(value).reshape(-1)[0]) if value is not None else 0.0)
     if node.op_type == "Constant" and "value" in attributes:
         return StoredTensor(attributes["value"], Path())
     return MadeTensor(_model_of(graph, output, model), output)
@@ -113,7 +114,7 @@ def _model_of(graph: onnx.GraphProto, output: str, model: onnx.ModelProto) -> on
     )
     made = helper.make_model(inner, opset_imports=list(model.opset_import), ir_version=10)
     made.functions.extend(model.functions)
-    return onnx.shape_inference.infer_shapes(made)
+    return infer_shapes(made)
 
 
 # ---------------------------------------------------------------- files

@@ -43,6 +43,7 @@ from partc.passes.analysis.find_gradients import find_gradients
 from partc.passes.analysis.find_input_ranges import find_input_ranges
 from partc.passes.analysis.find_sample_axes import find_drawn_splits, find_sample_axes
 from partc.passes.analysis.find_taken_values import find_taken_values
+from partc.passes.infer_shapes import infer_shapes
 from partc.passes.simplify import simplify
 from partc.passes.spell_casts import spell_casts
 from partc.passes.training_graph import Gradient, InitialValue, TrainingGraph
@@ -102,8 +103,8 @@ def read_training_graph(source: str | Path | onnx.ModelProto, options: ImportOpt
     """Read a training step as far as it describes itself. Raises BadModel, UnsupportedModel."""
     model, path = _read(source)
     folder = path.parent if path is not None else Path()
-    bindings = _bindings(model, path, options)
     check_model(model, folder)
+    bindings = _bindings(model, path, options)
     if has_algorithm(model):
         bindings = join_training_info(model, bindings)
         check_model(model)
@@ -222,20 +223,15 @@ def _upgrade(model: onnx.ModelProto) -> onnx.ModelProto:
     version = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
     if version < OPSET:
         with onnx_transforming(
-            f"opset {version} cannot be converted to {OPSET}", fix=f"export the model with opset {OPSET}"
+            model,
+            f"opset {version} cannot be converted to {OPSET}",
+            fix=f"export the model with opset {OPSET}",
         ):
             if model.functions:
                 model = inline_local_functions(model)
             model = onnx.version_converter.convert_version(model, OPSET)
     model.ir_version = max(IR_VERSION, min(model.ir_version, IR_VERSION))
-    try:
-        return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
-    except Exception as error:  # the inference's C++ raises more than its InferenceError
-        raise BadModel(
-            f"shapes do not fit: {error}",
-            at="shape inference",
-            fix="mend the node that is named, or the shape declared for its output",
-        ) from error
+    return infer_shapes(model, strict_mode=True, data_prop=True)
 
 
 # ---------------------------------------------------------------- the graph

@@ -40,6 +40,30 @@ def check_bindings(graph: onnx.GraphProto, bindings: Bindings) -> None:
         if name is not None and name not in (outputs if what == "loss" else inputs):
             known = outputs if what == "loss" else inputs
             raise BadModel(f"unknown tensor {name!r}", at=what, fix=f"use one of {listed(known)}")
+    _check_gradients(graph, bindings)
+
+
+def _check_gradients(graph: onnx.GraphProto, bindings: Bindings) -> None:
+    known = {info.name for info in (*graph.input, *graph.initializer)}
+    known.update(name for node in graph.node for name in node.output)
+    for parameter, gradient in bindings.gradients.items():
+        if parameter not in bindings.state:
+            raise BadModel(
+                f"a gradient of {parameter!r}, which is no variable",
+                at="gradients",
+                fix=f"name one of {listed(set(bindings.state))}, or drop the entry",
+            )
+        named = [name for name in (gradient.dense, gradient.ids, gradient.rows) if name is not None]
+        if not named or (gradient.ids is None) != (gradient.rows is None):
+            raise BadModel(
+                "neither a dense tensor nor ids and rows", at=f"gradients: {parameter}", fix="name them"
+            )
+        if unknown := [name for name in named if name not in known]:
+            raise BadModel(
+                f"unknown tensor {unknown[0]!r}",
+                at=f"gradients: {parameter}",
+                fix="name a tensor of the graph",
+            )
 
 
 def separate_outputs(graph: onnx.GraphProto, bindings: Bindings) -> Bindings:

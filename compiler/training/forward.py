@@ -90,7 +90,7 @@ def _transform(
 def _to_our_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     if model.functions:
         with onnx_transforming(
-            "ONNX cannot inline the model's functions", fix="export the model without functions"
+            model, "ONNX cannot inline the model's functions", fix="export the model without functions"
         ):
             model = inliner.inline_local_functions(model, convert_version=True)
     versions = {opset.domain: opset.version for opset in model.opset_import}
@@ -112,7 +112,7 @@ def _to_our_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     # ONNX's converter leaves a scale per group as it is, where our opset wants one per channel.
     expand_ops(model, {"GroupNormalization"}, version)
     with onnx_transforming(
-        f"ONNX cannot bring opset {version} to {OPSET}", fix=f"export the model with opset {OPSET}"
+        model, f"ONNX cannot bring opset {version} to {OPSET}", fix=f"export the model with opset {OPSET}"
     ):
         converted = version_converter.convert_version(model, OPSET)
     if version < UNROLLABLE:

@@ -7,6 +7,7 @@ from onnx.reference import ReferenceEvaluator
 
 from partc.compiler.training.node_builder import RANDOM_OPS
 from partc.compiler.training.tensor_types import SMALL_ELEMENTS, Types, element_count, small_constants
+from partc.passes.infer_shapes import infer_shapes
 from partc.runtime.errors import BadModel
 
 OPSET = 21  # what tells a condition from a shape has not changed in any opset from 13 on
@@ -99,7 +100,7 @@ def _makes_small(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> bool:
     small = {name: value for name, value in feeds.items() if value.size <= SMALL_ELEMENTS}
     told.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in small.items())
     told.graph.input.extend(info for info in model.graph.input if info.name not in small)
-    inferred = onnx.shape_inference.infer_shapes(told, data_prop=True)
+    inferred = infer_shapes(told, data_prop=True)
     shapes = [value.type.tensor_type.shape for value in inferred.graph.output]
     sizes = [[dim.dim_value for dim in shape.dim if dim.HasField("dim_value")] for shape in shapes]
     return all(element_count(known) <= SMALL_ELEMENTS for known in sizes)

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-from onnx import TensorProto, helper, numpy_helper, shape_inference
+from onnx import TensorProto, helper, numpy_helper
 
 from partc.passes.analysis.run_constants import run_constants
 from partc.passes.average_replicas import AVERAGE, STACK, SUM
 from partc.passes.average_replicas import DOMAIN as MEETING_DOMAIN
 from partc.passes.indexed_slices import DOMAIN, SUM_ROWS
+from partc.passes.infer_shapes import infer_shapes
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.data.step_draws import evaluate_size
 from partc.runtime.errors import UnsupportedModel
@@ -115,7 +116,7 @@ def _infer(
         value.type.tensor_type.ClearField("shape")
     values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if _is_small(t.dims)}
     while True:
-        inferred = shape_inference.infer_shapes(model, data_prop=True)
+        inferred = infer_shapes(model, data_prop=True)
         shapes, dtypes = _read_types(inferred)
         found = _evaluate_small(model, shapes, values)
         if not found:

@@ -94,7 +94,7 @@ def _together(probe: Probe, world: MPI.Intracomm) -> list[Sample]:
                 world.Reduce_scatter_block(values[: whole.size], own)
                 world.Allgather(own, whole)
 
-        actions: tuple[tuple[Literal[all_reduce, all_gather], Callable[[], None]], ...] = (
+        actions: tuple[tuple[Literal["all_reduce", "all_gather"], Callable[[], None]], ...] = (
             ("all_reduce", add),
             ("all_gather", lambda o=own, w=whole: world.Allgather(o, w)),  # type: ignore[misc]
         )
