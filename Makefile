@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 TYPED := build/typed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-peers test-peers-all lint types clean
+.PHONY: help demo test test-all test-peers test-peers-all fuzz lint types clean
 
 help:
 	@echo "make demo      build, compile, run and verify a small language model on this machine"
@@ -20,6 +20,7 @@ help:
 	@echo "make test-all  the same, and the tests marked long"
 	@echo "make test-peers      against PyTorch and transformers, sampled, in environments of its own"
 	@echo "make test-peers-all  the same, every model"
+	@echo "make fuzz      4,000 damaged files, drawn from SEED (0): refused, or answered, and nothing else"
 	@echo "make lint      ruff format, ruff check, mypy --strict"
 	@echo "make clean     remove .venv and everything else that make made"
 
@@ -37,6 +38,11 @@ test-peers: $(PEERS)/installed
 
 test-peers-all: $(PEERS)/installed
 	@$(PEERS)/bin/python -m pytest -q -m peers tests/peers
+
+SEED ?= 0
+CASES ?= 4000
+fuzz: $(VENV)/installed-for-tests
+	@$(BIN)/python -m tests.fuzz --seed $(SEED) --cases $(CASES) --keep build/fuzz
 
 lint: types
 	@$(BIN)/ruff format --check .

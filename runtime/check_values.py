@@ -123,5 +123,5 @@ def _mistake(what: str, rank: Rank) -> BadPlan:
     return BadPlan(
         what,
         at=f"the program of rank {rank.rank}",
-        fix="this is a mistake of the compiler: report it with the plan",
+        fix="compile the model again; in a plan as partc compiled it this is a mistake: report it",
     )
