@@ -103,7 +103,8 @@ def limited_memory(model: onnx.ModelProto, room_bytes: int = ROOM_BYTES) -> Iter
 def _bytes_of(model: onnx.ModelProto) -> int:
     """Return the bytes of a model with its external data, whose place and length were checked."""
     external = (t for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL)
-    return int(model.ByteSize()) + sum(8 * prod(tensor.dims) for tensor in external)
+    external_bytes: int = sum(8 * prod(tensor.dims) for tensor in external)
+    return int(model.ByteSize()) + external_bytes
 
 
 def _address_space_bytes() -> int | None:

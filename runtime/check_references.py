@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from partc.runtime.errors import BadPlan
-from partc.runtime.program import Made, Plan, Rank, Run, Slice, Start, Store, Stored
+from partc.runtime.program import DataInput, DrawnInput, Made, Plan, Rank, Run, Slice, Start, Store, Stored
 
 MOST_BYTES = 1 << 44  # of one value: more than any machine has memory
 _ROW_KINDS = ("gather_rows", "scatter_rows", "all_gather_rows", "all_to_all_rows")
@@ -207,12 +207,13 @@ def _start(start: Start, ranks: Sequence[Rank], at: str) -> Iterator[Finding]:
 
 
 def _inputs_and_outputs(plan: Plan) -> Iterator[Finding]:
-    names = [entry.name for entry in (*plan.data_inputs, *plan.drawn_inputs, *plan.shard_inputs)]
+    entries: tuple[DataInput | DrawnInput, ...] = (*plan.data_inputs, *plan.drawn_inputs)
+    names = [entry.name for entry in entries] + [given.name for given in plan.shard_inputs]
     yield from _twice("input", names, "data_inputs")
     if not all(size >= 1 for size in plan.sizes.values()):
         yield "a size below 1", "sizes"
     symbols = {size for entry in plan.data_inputs for size in entry.shape if isinstance(size, str)}
-    for entry in (*plan.data_inputs, *plan.drawn_inputs):
+    for entry in entries:
         at = f"data_inputs: {entry.name}"
         known = [size for size in entry.shape if isinstance(size, int)]
         yield from _size(entry.dtype, known, at)
@@ -237,7 +238,8 @@ def _inputs_and_outputs(plan: Plan) -> Iterator[Finding]:
 
 def _made_outputs(plan: Plan) -> Iterator[Finding]:
     """Every worker has every output at the end of a step."""
-    inputs = {entry.name for entry in (*plan.data_inputs, *plan.drawn_inputs, *plan.shard_inputs)}
+    inputs = {entry.name for entry in plan.data_inputs} | {entry.name for entry in plan.drawn_inputs}
+    inputs |= {given.name for given in plan.shard_inputs}
     made = {value for i in plan.instructions if isinstance(i, Run) for _, value in i.writes}
     made |= {value for i in plan.instructions if isinstance(i, Start) for value in i.writes}
     for rank in plan.ranks:

@@ -89,12 +89,13 @@ def check_values_taken(
     if not wrong.any():
         return
     index = np.unravel_index(int(np.argmax(wrong)), array.shape)
-    sample = "" if data_input.sample_axis is None else int(index[data_input.sample_axis])
-    step = "" if batch is None or sample == "" else f", step {sample // batch + 1}"
+    axis = data_input.sample_axis
+    sample = None if axis is None else int(index[axis])
+    step = "" if batch is None or sample is None else f", step {sample // batch + 1}"
     but = "" if not taken.ignored else f" or {', '.join(map(str, taken.ignored))}"
     raise BadData(
         f"value {array[index]}, where the model takes 0 to {taken.high - 1}{but}",
-        at=f"{place}data input {data_input.name!r}{step}" + (f", sample {sample}" if sample != "" else ""),
+        at=f"{place}data input {data_input.name!r}{step}" + ("" if sample is None else f", sample {sample}"),
         fix="correct the data; of labels that are not to count, tell `partc grad` with --ignore-index",
     )
 

@@ -105,6 +105,7 @@ def _be_child(case: Case, folder: Path, log: Path) -> None:
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(output, 1)
         os.dup2(output, 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + 2 * LIMIT_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
