@@ -14,7 +14,7 @@ TYPED := build/typed
 ZOO := build-zoo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-peers test-peers-all zoo lint types clean
+.PHONY: help demo test test-all test-peers test-peers-all zoo fuzz lint types clean
 
 help:
 	@echo "make demo      build, compile, run and verify a small language model on this machine"
@@ -23,6 +23,7 @@ help:
 	@echo "make test-peers      against PyTorch and transformers, sampled, in environments of its own"
 	@echo "make test-peers-all  the same, every model"
 	@echo "make zoo       every exported model through the whole road; writes the table of docs/training-graphs.md"
+	@echo "make fuzz      4,000 damaged files, drawn from SEED (0): refused, or answered, and nothing else"
 	@echo "make lint      ruff format, ruff check, mypy --strict"
 	@echo "make clean     remove .venv and everything else that make made"
 
@@ -45,6 +46,11 @@ zoo: $(PEERS)/vision/installed
 	@$(PEERS)/bin/python -m tests.peers.zoo.export $(ZOO)
 	@$(PEERS)/bin/python -m tests.peers.zoo.run $(ZOO) $(ZOO)/results.jsonl
 	@$(PEERS)/bin/python -m tests.peers.zoo.summary $(ZOO)/results.jsonl --write docs/training-graphs.md
+
+SEED ?= 0
+CASES ?= 4000
+fuzz: $(VENV)/installed-for-tests
+	@$(BIN)/python -m tests.fuzz --seed $(SEED) --cases $(CASES) --keep build/fuzz
 
 lint: types
 	@$(BIN)/ruff format --check .

@@ -1,9 +1,10 @@
 """What the command line does, as functions of Python."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import TypedDict, Unpack, get_args
 
 import onnx
 
@@ -22,12 +23,23 @@ from partc.compiler.verification.verify import verify
 from partc.cost.cluster import Cluster, read_any_cluster
 from partc.cost.partitions import check_partitions
 from partc.cost.strategy import Batch, Mechanism, Strategy
+from partc.cost.synchronisation import Mode
 from partc.passes.analysis.count_flops import count_flops
 from partc.passes.analysis.find_gradients import find_gradients
 from partc.passes.training_graph import TrainingGraph
-from partc.runtime.errors import BadUsage
+from partc.runtime.errors import (
+    BadCluster,
+    BadModel,
+    BadStrategy,
+    BadUsage,
+    NoPlacement,
+    UnsupportedModel,
+    naming,
+)
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.program import Aggregation
+
+ABOUT_THE_MODEL = (BadModel, UnsupportedModel, BadUsage)
 
 __all__ = ["build_training_graph", "compile", "get_partitioner", "inspect", "verify"]
 
@@ -43,13 +55,14 @@ class GraphOptions:
 
     def read(self, train: str | Path | onnx.ModelProto) -> TrainingGraph:
         """Import a training graph."""
-        return import_training_graph(
-            train,
-            state=self.state,
-            sample_axes=self.sample_axes,
-            loss=self.loss,
-            initial=self.initial,
-        )
+        with naming(train, *ABOUT_THE_MODEL):
+            return import_training_graph(
+                train,
+                state=self.state,
+                sample_axes=self.sample_axes,
+                loss=self.loss,
+                initial=self.initial,
+            )
 
 
 class StepOptions(TypedDict, total=False):
@@ -66,6 +79,7 @@ class StepOptions(TypedDict, total=False):
     asynchronous  workers push and pull without waiting for each other (docs/asynchronous.md)
     aggregation   whether gradients are averaged or summed, and which of them are outputs of the step
     recompute     bytes that a step's values may take at once: what does not fit is computed again
+    force         trained variables of an earlier plan in the output folder may go
     """
 
     strategy: str | Strategy
@@ -78,6 +92,7 @@ class StepOptions(TypedDict, total=False):
     asynchronous: bool
     aggregation: Aggregation | None
     recompute: int | None
+    force: bool
 
 
 def compile_step(
@@ -90,7 +105,7 @@ def compile_step(
 
     Raises PartcError.
     """
-    check_output_folder(Path(out))
+    check_output_folder(Path(out), asked.get("force", False))
     machines = cluster if isinstance(cluster, Cluster) else read_any_cluster(Path(cluster))
     partitions = asked.get("partitions")
     if isinstance(partitions, Partitioner) and partitions.search == "measured":
@@ -103,7 +118,8 @@ def compile_step(
 
         asked["partitions"] = _measured_partitions(partitions, machines, compile_with)
     graph = (asked.get("options") or GraphOptions()).read(train)
-    return compile_graph(graph, machines, Path(out), _choices(graph, asked))
+    with _naming_files(train, cluster, asked):
+        return compile_graph(graph, machines, Path(out), _choices(graph, asked))
 
 
 def decide_step(
@@ -126,7 +142,8 @@ def decide_step(
         )
     machines = cluster if isinstance(cluster, Cluster) else read_any_cluster(Path(cluster))
     graph = (asked.get("options") or GraphOptions()).read(train)
-    return write_decisions(graph, machines, Path(out), _choices(graph, asked))
+    with _naming_files(train, cluster, asked):
+        return write_decisions(graph, machines, Path(out), _choices(graph, asked))
 
 
 def compile(
@@ -138,6 +155,21 @@ def compile(
     """Compile as `compile_step` does, and return the plan and its folder, as Runner takes it."""
     compile_step(train, cluster, out, **asked)
     return read_plan_folder(out)
+
+
+@contextmanager
+def _naming_files(
+    train: str | Path | onnx.ModelProto, cluster: str | Path | Cluster, asked: StepOptions
+) -> Iterator[None]:
+    """Let every refusal name the file that it is about."""
+    strategy = asked.get("strategy")
+    of_strategy = () if strategy in get_args(Mode) else (BadStrategy,)
+    with (
+        naming(train, *ABOUT_THE_MODEL),
+        naming(cluster, BadCluster, NoPlacement),
+        naming(strategy, *of_strategy),
+    ):
+        yield
 
 
 def _choices(graph: TrainingGraph, asked: StepOptions) -> CompileOptions:
@@ -156,6 +188,7 @@ def _choices(graph: TrainingGraph, asked: StepOptions) -> CompileOptions:
         asynchronous=asynchronous,
         aggregation=asked.get("aggregation"),
         recompute_bytes=asked.get("recompute"),
+        force=asked.get("force", False),
     )
 
 
@@ -179,8 +212,9 @@ def inspect(
     `sample`: data from which the rows that a step of one replica touches are measured.
     """
     graph = (options or GraphOptions()).read(train)
-    find_gradients(graph)
-    known = fill_sizes(sizes or {}, graph)
-    sparsity = measure_sparsity(graph, sample, known, "per-replica", {1}) if sample else None
-    departures = describe_departures(judge_step(graph, known))
-    return inspect_graph(graph, count_flops(graph, known), sparsity, departures)
+    with naming(train, *ABOUT_THE_MODEL):
+        find_gradients(graph)
+        known = fill_sizes(sizes or {}, graph)
+        sparsity = measure_sparsity(graph, sample, known, "per-replica", {1}) if sample else None
+        departures = describe_departures(judge_step(graph, known))
+        return inspect_graph(graph, count_flops(graph, known), sparsity, departures)

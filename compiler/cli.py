@@ -3,11 +3,13 @@
     partc model NAME -> forward.onnx      partc grad -> train.onnx      partc inspect
     partc compile    -> out/              partc run, partc verify       partc executor
 
-Exit codes: 0 done, 1 verification failed or an executor died, 2 what the user gave must change.
+Exit codes: 0 done, 1 verification failed or an executor died, 2 what the user gave must change, 3 a mistake
+of partc's own.
 """
 
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -47,9 +49,12 @@ from partc.models.catalogue import MODELS, ModelRequestError, build_model, descr
 from partc.runtime.errors import BadUsage, PartcError, RankFailed
 from partc.runtime.job import Progress
 from partc.runtime.launcher import OnProgress
-from partc.runtime.log import configure_log
-from partc.runtime.plan_folder import read_plan_folder
-from partc.runtime.runner import TRAINED_FILE, Runner
+from partc.runtime.log import configure_log, log
+from partc.runtime.plan_folder import read_plan_folder, seal_plan_folder
+from partc.runtime.results import TRAINED_FILE
+from partc.runtime.runner import Runner
+
+INTERNAL_ERROR = 3
 
 app = typer.Typer(
     name="partc",
@@ -185,6 +190,13 @@ def verify_command(
         raise typer.Exit(1)
 
 
+@app.command("seal", epilog="Example: partc seal out")
+def seal_command(out: PlanPath) -> None:
+    """Accept a plan that you edited by hand: check its program, and write its hashes anew."""
+    changed = seal_plan_folder(out)
+    tell(f"accepted: {', '.join(changed)}" if changed else "nothing was changed: every hash is right")
+
+
 app.command("executor", epilog=EXECUTOR_HELP)(executor_command)
 
 
@@ -219,12 +231,38 @@ def _bad_file(error: OSError) -> BadUsage:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code. Never shows a traceback for the user's mistakes."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
+def _no_memory(error: MemoryError) -> BadUsage:
+    return BadUsage(
+        f"not enough memory: {error}", at=_own_frame(error), fix="use a machine with more, or smaller sizes"
+    )
+
+
+def _own_frame(error: Exception) -> str:
+    """Return the last place in partc's own code that an exception came through."""
+    own = Path(__file__).parent.parent
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [f for f in frames if Path(f.filename).is_relative_to(own) and "site-packages" not in f.filename]
+    frame = (inside or list(frames))[-1]
+    return f"{frame.filename}:{frame.lineno}, in {frame.name}"
+
+
+def _internal(error: Exception) -> str:
+    """Return what to say of an exception that nobody foresaw: a mistake of partc's, not of the user's."""
+    told = "".join(traceback.format_exception_only(error)).strip()
+    return str(
+        PartcError(
+            f"internal error: {told}",
+            at=_own_frame(error),
+            fix="this is a mistake of partc: report it with the command and its files "
+            "(PARTC_LOG_LEVEL=DEBUG shows more)",
+        )
+    )
+
+
+def exit_code_of(command: Callable[[], object], given: Sequence[str] = ()) -> int:
+    """Run a command; tell what went wrong on stderr, and return the exit code."""
     try:
-        configure_log()
-        code = app(args=given or ["--help"], prog_name="partc", standalone_mode=False)
+        code = command()
     except (PartcError, ModelRequestError) as error:
         print(f"partc: {error}", file=sys.stderr)
         return 1 if isinstance(error, RankFailed) else 2
@@ -234,10 +272,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"partc: {_bad_file(error)}", file=sys.stderr)
         return 2
+    except MemoryError as error:
+        print(f"partc: {_no_memory(error)}", file=sys.stderr)
+        return 2
     except (KeyboardInterrupt, typer.Abort):
         print("partc: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:  # the last resort: an honest word instead of a traceback
+        log.debug("an internal error", exc_info=error)
+        print(f"partc: {_internal(error)}", file=sys.stderr)
+        return INTERNAL_ERROR
     return code if isinstance(code, int) else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code. Never shows a traceback for the user's mistakes."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+
+    def run() -> object:
+        configure_log()
+        return app(args=given or ["--help"], prog_name="partc", standalone_mode=False)
+
+    return exit_code_of(run, given)
 
 
 if __name__ == "__main__":

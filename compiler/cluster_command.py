@@ -19,7 +19,7 @@ from partc.cost.network.topology import Network
 from partc.cost.network.traffic import seconds_of
 from partc.runtime.errors import BadUsage
 from partc.runtime.measuring.measure import measure
-from partc.runtime.measuring.probe import Probe, Sample
+from partc.runtime.measuring.samples import Probe, Sample
 
 MESSAGE_BYTES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 22, 1 << 23)
 TOGETHER_BYTES = (1 << 16, 1 << 22)

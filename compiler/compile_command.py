@@ -86,6 +86,9 @@ def compile_command(
             metavar="SIZE",
         ),
     ] = "",
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace trained variables that lie in the output folder.")
+    ] = False,
     decisions_only: Annotated[
         bool,
         typer.Option(
@@ -106,6 +109,7 @@ def compile_command(
         "asynchronous": asynchronous,
         "aggregation": choose_aggregation(sum_dense, sum_sparse, fetch_gradients),
         "recompute": parse_bytes(recompute, "--recompute"),
+        "force": force,
     }
     if decisions_only:
         decided = decide_step(train, cluster, out, **asked)

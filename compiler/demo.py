@@ -13,6 +13,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from partc.runtime.results import TRAINED_FILE
+
 FOLDER = Path("demo")
 CLUSTER = Path("examples") / "cluster-2x2.json"
 
@@ -48,6 +50,7 @@ def steps(folder: Path) -> tuple[Step, ...]:
     options = [part for key, value in MODEL_OPTIONS.items() for part in ("--set", f"{key}={value}")]
     # Adagrad that starts from little: steps are then far larger than rounding, and so is the proof.
     update: tuple[str, ...] = ("--optimizer", "adagrad", "--set-optimizer", "initial_accumulator=1e-6")
+    again = ("--force",) if (folder / "out" / TRAINED_FILE).exists() else ()
     update += ("--lr", "0.01", "--clip-global-norm", "10")
     return (
         Step(
@@ -64,7 +67,7 @@ def steps(folder: Path) -> tuple[Step, ...]:
         ),
         Step(
             "Spread it over 2 hosts of 2 workers: each variable's way such that the whole step is quickest.",
-            ("compile", train, "-c", str(CLUSTER), "-o", out),
+            ("compile", train, "-c", str(CLUSTER), "-o", out, *again),
         ),
         Step(
             "Train on random words: mpiexec starts a daemon per device, each runs its own ONNX segments.",

@@ -10,7 +10,7 @@ from partc.compiler.importing.bindings import read_bindings
 from partc.compiler.model_file import read_model, write_model
 from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.plan_folder import PlanFolder
-from partc.runtime.runner import TRAINED_FILE
+from partc.runtime.results import TRAINED_FILE
 
 DEPLOYED = "trained.onnx"
 

@@ -51,6 +51,7 @@ class CompileOptions:
     aggregation   whether gradients are averaged or summed, and which ones are outputs; None: as the
                   strategy says
     recompute_bytes  what a step's values may take at once; None: as the strategy says
+    force     trained variables of an earlier plan in the output folder may go
     """
 
     strategy: Mode | Strategy = "auto"
@@ -62,6 +63,7 @@ class CompileOptions:
     asynchronous: bool = False
     aggregation: Aggregation | None = None
     recompute_bytes: int | None = None
+    force: bool = False
 
     def chosen_aggregation(self) -> Aggregation:
         """Return how gradients become one, of which a user's own strategy may tell."""
@@ -121,7 +123,7 @@ def compile_graph(
         if lowered is None:
             expected = expect_rows(facts, strategy, machines)
             lowered = lower_step(analysis, strategy, expected, options.asynchronous)
-    with PlanFiles(out) as files:
+    with PlanFiles(out, options.force) as files:
         with watch.phase("schedule and write"):
             plan = cut_step(analysis, lowered, strategy, cluster, options, files)
             plan = msgspec.structs.replace(plan, departures=decided.departures)

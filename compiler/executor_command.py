@@ -8,7 +8,6 @@ import typer
 from partc.compiler.arguments import parse_sizes
 from partc.compiler.console import tell
 from partc.compiler.materialise import materialise, read_central_plan, read_decisions
-from partc.runtime import daemon
 from partc.runtime.errors import BadUsage
 from partc.runtime.job import JOB_FILE
 
@@ -53,4 +52,6 @@ def executor_command(
             at="partc executor" if job is None else str(job),
             fix="use `partc run`, which makes a job and starts it",
         )
+    from partc.runtime import daemon  # only here: it starts MPI, which opens a port
+
     raise typer.Exit(daemon.main([str(job)]))

@@ -21,6 +21,7 @@ from partc.compiler.update_arguments import (
     parse_parameters,
     parse_schedule,
 )
+from partc.runtime.errors import InputError, naming
 
 OptimizerName = Literal[
     "sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw", "lamb", "adafactor"
@@ -80,7 +81,7 @@ def grad_command(
         loss_scale=parse_loss_scale(loss_scale),
     )
     lines: list[str] = []
-    with working_on("differentiating"):
+    with working_on("differentiating"), naming(forward, InputError):
         step = build_training_graph(
             read_model(forward),
             loss=loss,

@@ -12,7 +12,8 @@ from partc.runtime.errors import BadData, BadUsage
 from partc.runtime.interactive.replica_feeds import ReplicaFeeds
 from partc.runtime.interactive.stepper import Stepper
 from partc.runtime.plan_folder import PlanFolder
-from partc.runtime.runner import TRAINED_FILE, Runner
+from partc.runtime.results import TRAINED_FILE
+from partc.runtime.runner import Runner
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Fetched = list[Array] | list[list[Array]]

@@ -7,7 +7,9 @@ wrong into a BadModel that names the node or tensor and the repair.
 import os
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from pathlib import Path
 
 import networkx as nx
@@ -15,11 +17,14 @@ import onnx
 import onnxruntime
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper
-from onnx.external_data_helper import ExternalDataInfo
 
+from partc.compiler.check_bodies import check_bodies
+from partc.compiler.check_tensors import check_tensors
 from partc.compiler.importing.merge_opsets import merge_opsets
 from partc.compiler.importing.newest_opset import newest_opset
-from partc.runtime.errors import BadModel
+from partc.compiler.training.tensor_types import without_large_values
+from partc.passes.infer_shapes import limited_memory, try_inference
+from partc.runtime.errors import BadModel, PartcError, UnsupportedModel
 
 PROTOBUF_LIMIT_BYTES = 2**31 - 1  # one protobuf message, by the protobuf specification
 EXTERNAL_DATA_FROM_BYTES = 1_500_000_000  # larger models keep their initializers beside the file
@@ -80,6 +85,26 @@ def write_model(model: onnx.ModelProto, path: str | Path) -> None:
             os.replace(file, path.parent / file.name)
 
 
+# ---------------------------------------------------------------- ONNX's own transformations
+
+
+@contextmanager
+def onnx_transforming(model: onnx.ModelProto, what: str, fix: str) -> Iterator[None]:
+    """Turn whatever ONNX's own code raises on a model into an UnsupportedModel, and bound its memory.
+
+    Its converter, inliner, checker and shape inference are C++ whose exceptions share no class.
+    """
+    try:
+        with limited_memory(model):
+            yield
+    except PartcError:
+        raise
+    except Exception as error:
+        raise UnsupportedModel(
+            f"{what}: {str(error).strip() or type(error).__name__}", at="ONNX", fix=fix
+        ) from error
+
+
 # ---------------------------------------------------------------- checks
 
 
@@ -90,6 +115,7 @@ def check_model(
 
     `lowered`: ops of com.microsoft that the caller writes out in standard ops.
     """
+    check_tensors(model, folder)
     _check_opsets(model)
     versions = {opset.domain or "": opset.version for opset in model.opset_import}
     functions = {(function.domain, function.name) for function in model.functions}
@@ -99,10 +125,8 @@ def check_model(
         graphs += [training.initialization]
     for graph in graphs:
         _check_graph(graph, outer=frozenset(), versions=versions, functions=functions)
-    if folder is not None:
-        for tensor in model.graph.initializer:
-            _check_external_data(tensor, folder)
     _run_checker(model)
+    try_inference(without_large_values(model))
 
 
 def _check_opsets(model: onnx.ModelProto) -> None:
@@ -134,6 +158,7 @@ def _check_graph(
     makers = _makers(graph, given)
     for node in graph.node:
         _check_op(node, versions, functions)
+        check_bodies(node, versions.get("", versions.get("ai.onnx", 1)), _place(node))
         for name in node.input:
             if name and name not in given and name not in makers:
                 raise BadModel(
@@ -201,6 +226,10 @@ def _check_op(node: onnx.NodeProto, versions: dict[str, int], functions: set[tup
     if (node.domain, node.op_type) in functions:
         return
     version = versions.get(domain)
+    if version is not None and not 0 < version < 2**31:
+        raise BadModel(
+            f"version {version} of domain {domain!r}", at="opset_import", fix="import a version that exists"
+        )
     if version is None:
         raise BadModel(
             f"op {node.op_type!r} of domain {domain!r}, which the model does not import",
@@ -245,26 +274,12 @@ def _check_order(graph: onnx.GraphProto, makers: dict[str, onnx.NodeProto]) -> N
     )
 
 
-def _check_external_data(tensor: TensorProto, folder: Path) -> None:
-    if tensor.data_location != TensorProto.EXTERNAL:
-        return
-    info = ExternalDataInfo(tensor)
-    file = folder / info.location
-    wanted_bytes = (info.offset or 0) + (info.length or 0)
-    found_bytes = file.stat().st_size if file.is_file() else -1
-    if found_bytes < wanted_bytes:
-        what = "is missing" if found_bytes < 0 else f"has {found_bytes} bytes, {wanted_bytes} are needed"
-        raise BadModel(
-            f"external data file {info.location!r} {what}",
-            at=f"initializer {tensor.name!r}",
-            fix="put the whole file beside the model",
-        )
-
-
 def _run_checker(model: onnx.ModelProto) -> None:
+    light = _without_external_data(model)
     try:
-        onnx.checker.check_model(_without_external_data(model))
-    except onnx.checker.ValidationError as error:
+        with limited_memory(light):
+            onnx.checker.check_model(light)
+    except Exception as error:  # the checker's C++ raises more than its ValidationError
         raise BadModel(
             str(error).split("\n\n==> Context:")[0].strip(),
             at=str(error).rpartition("==> Context:")[2].strip() or "onnx.checker",
@@ -291,4 +306,4 @@ def _without_external_data(model: onnx.ModelProto) -> onnx.ModelProto:
 def _place(node: onnx.NodeProto) -> str:
     if node.name:
         return f"node {node.name!r} ({node.op_type})"
-    return f"node {node.op_type} -> {node.output[0]!r}"
+    return f"node {node.op_type} -> {next(iter(node.output), '')!r}"

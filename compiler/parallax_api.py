@@ -45,6 +45,7 @@ class ParallaxConfig:
     sizes              a value for every symbolic size
     options            what the graph's file does not say: bindings, sample axes, loss, initial values
     out                where the plan goes; None: a temporary folder, which goes with the process
+    force              trained variables of an earlier plan in `out` may go
     timeout_s          the longest a step may take
     """
 
@@ -58,6 +59,7 @@ class ParallaxConfig:
     sizes: Mapping[str, int] | None = None
     options: GraphOptions | None = None
     out: str | Path | None = None
+    force: bool = False
     timeout_s: float = 600.0
 
     @property
@@ -122,6 +124,7 @@ def get_runner(
         partitions=chosen.partitions(),
         asynchronous=not chosen.sync,
         aggregation=chosen.aggregation,
+        force=chosen.force,
     )
     start = SteppedTraining if chosen.sync else AsynchronousTraining
     replicas = plan.plan.replicas if chosen.sync else len(plan.plan.asynchronous)

@@ -1,6 +1,7 @@
 """The folder of a plan: written beside its place, renamed when complete.
 
-A failed compilation leaves nothing half-written, and never harms an earlier result.
+A failed compilation leaves nothing half-written, and never harms an earlier result. Of an earlier plan's
+folder only what that plan lists goes; whatever else lies there stays.
 """
 
 import hashlib
@@ -16,13 +17,14 @@ import numpy as np
 import onnx
 
 from partc.compiler.annotate import annotate
-from partc.compiler.output_paths import check_output_folder
+from partc.compiler.output_paths import TRAINED_FILES, check_output_folder, files_of_earlier_plan
 from partc.compiler.report import render_report
 from partc.cost.cluster import Cluster, encode_cluster
 from partc.cost.sparsity import encode_sparsity
 from partc.cost.strategy import encode_strategy
 from partc.passes.training_graph import InitialValue, MadeTensor, StoredTensor, TrainingGraph
 from partc.runtime.data.checkpoint import TensorFile, write_tensors
+from partc.runtime.errors import BadUsage
 from partc.runtime.log import log
 from partc.runtime.plan_folder import sha256_of_file
 from partc.runtime.program import Initial, Made, Stored, encode_plan
@@ -40,12 +42,13 @@ SPARSITY = "sparsity.json"
 class PlanFiles:
     """A context: files are gathered in a temporary folder, which takes `out`'s place at the end."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, force: bool = False) -> None:
+        self._force = force
         self.out = out.resolve()  # a link to a folder stays a link
         self._initial: dict[str, StoredTensor] = {}
 
     def __enter__(self) -> "PlanFiles":
-        check_output_folder(self.out)
+        check_output_folder(self.out, self._force)
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self.folder = Path(tempfile.mkdtemp(prefix=f".{self.out.name}.", dir=self.out.parent))
         (self.folder / "segments").mkdir()
@@ -127,9 +130,17 @@ def _loaded(tensor: StoredTensor) -> Iterator[np.ndarray]:
 
 
 def _swap(folder: Path, out: Path) -> None:
+    """Put `folder` in the place of `out`; what is not the earlier plan's moves over to it."""
     if not out.exists():
         folder.rename(out)
         return
+    kept = _files_of_others(out)
+    if taken := [name for name in kept if (folder / name).exists()]:
+        raise BadUsage(
+            f"a file that no plan of partc's wrote has the name of one: {taken[0]}",
+            at=str(out / taken[0]),
+            fix="move it away, or give another folder with -o",
+        )
     old = folder.with_name(f"{folder.name}.old")
     out.rename(old)
     try:
@@ -137,4 +148,17 @@ def _swap(folder: Path, out: Path) -> None:
     except OSError:
         old.rename(out)
         raise
+    for name in kept:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (old / name).rename(out / name)
     shutil.rmtree(old)
+
+
+def _files_of_others(out: Path) -> list[str]:
+    """Return the files, links and empty folders that neither the earlier plan nor its training made."""
+    written = files_of_earlier_plan(out) or frozenset()
+    found = [
+        path for path in out.rglob("*") if path.is_symlink() or not path.is_dir() or not any(path.iterdir())
+    ]
+    names = [str(path.relative_to(out)) for path in found]
+    return [name for name in names if name not in written and name not in TRAINED_FILES]

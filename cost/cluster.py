@@ -17,7 +17,7 @@ from partc.cost.cluster_checks import check_cluster
 from partc.cost.detect_gpus import detect_gpus
 from partc.cost.profiles import HOST_MEMORY_BYTES_PER_S
 from partc.runtime.errors import BadCluster
-from partc.runtime.program import Record, Site
+from partc.runtime.program import NOT_DECODED, Record, Site
 
 CLUSTER_FORMAT = "partc-cluster/1"
 
@@ -84,7 +84,7 @@ def read_cluster(path: Path) -> Cluster:
             at=f"{path}: {where.strip('`') or 'the file as a whole'}",
             fix="compare with examples/cluster-2x2.json and with cost/cluster.schema.json",
         ) from error
-    except msgspec.DecodeError as error:
+    except NOT_DECODED as error:
         raise BadCluster(f"not JSON: {error}", at=str(path), fix="mend the file's syntax") from error
     except BadCluster as error:
         raise BadCluster(error.what, at=f"{path}: {error.at}", fix=error.fix) from error

@@ -10,6 +10,11 @@ import networkx as nx
 from partc.cost.profiles import PROFILES
 from partc.runtime.errors import BadCluster
 
+# Bytes, and bytes per second: beyond any machine, and well inside the solvers' 64 bits.
+MOST = 1e16
+LONGEST_S = 3600.0
+MOST_THREADS = 1 << 16
+
 if TYPE_CHECKING:  # cluster.py imports this file
     from partc.cost.cluster import Cluster, Device, Host
 
@@ -34,6 +39,8 @@ def _check_host(host: Host, at: str) -> None:
         raise BadCluster("a host without devices", at=f"{at}: devices", fix="add a device, or drop the host")
     _check_positive(host.memory_bytes, f"{at}: memory_bytes", "the host's memory in bytes")
     _check_positive(host.memory_bytes_per_s, f"{at}: memory_bytes_per_s", "such as 25e9")
+    if host.memory_bytes_per_s < 1:
+        raise BadCluster("a memory slower than 1 byte/s", at=f"{at}: memory_bytes_per_s", fix="write 25e9")
     for i, device in enumerate(host.devices):
         _check_device(device, f"{at}: devices[{i}] ({device.name})")
     _check_gpu_indices(host, at)
@@ -52,6 +59,8 @@ def _check_device(device: Device, at: str) -> None:
             fix="a cpu has the profile 'cpu-core'; a gpu has one of the others",
         )
     _check_positive(device.threads, f"{at}: threads", "1 or more")
+    if device.threads > MOST_THREADS:
+        raise BadCluster(f"{device.threads} threads", at=f"{at}: threads", fix="write what the device has")
     if device.index < 0:
         raise BadCluster(f"negative index {device.index}", at=f"{at}: index", fix="count GPUs from 0")
     if device.memory_bytes is not None:
@@ -83,8 +92,8 @@ def _check_memory_of_cpus(host: Host, at: str) -> None:
 
 
 def _check_positive(number: float, at: str, wanted: str) -> None:
-    if not 0 < number < float("inf"):
-        raise BadCluster(f"{number} is not a positive number", at=at, fix=f"write {wanted}")
+    if not 0 < number <= MOST:
+        raise BadCluster(f"{number} is not a positive number below {MOST:.0e}", at=at, fix=f"write {wanted}")
 
 
 def _check_names(cluster: Cluster) -> None:
@@ -122,15 +131,18 @@ def _check_links(cluster: Cluster) -> None:
             )
         if link.ends[0] == link.ends[1]:
             raise BadCluster("a link from an end to itself", at=at, fix="name two different ends")
-        if not 0 < link.bytes_per_s < float("inf"):
+        if not 1 <= link.bytes_per_s <= MOST:
             raise BadCluster(
-                f"a link without bandwidth: {link.bytes_per_s} bytes/s",
+                f"a link {'without' if link.bytes_per_s < 1 else 'of impossible'} bandwidth: "
+                f"{link.bytes_per_s} bytes/s",
                 at=f"{at}: bytes_per_s",
                 fix="write its sustained rate in bytes per second: 1 Gbit/s is 125e6",
             )
-        if not 0 <= link.latency_s < float("inf"):
+        if not 0 <= link.latency_s <= LONGEST_S:
             raise BadCluster(
-                f"a latency of {link.latency_s} s", at=f"{at}: latency_s", fix="write 0 or more seconds"
+                f"a latency of {link.latency_s} s",
+                at=f"{at}: latency_s",
+                fix=f"write 0 or more seconds, {LONGEST_S:.0f} at most",
             )
         if (pair := frozenset(link.ends)) in seen:
             raise BadCluster(

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from partc.runtime.errors import BadStrategy
-from partc.runtime.program import Aggregation, Record, Site
+from partc.runtime.program import NOT_DECODED, Aggregation, Record, Site
 
 STRATEGY_FORMAT = "partc-strategy/1"
 
@@ -106,7 +106,7 @@ def read_strategy(path: Path) -> Strategy:
         raise BadStrategy(
             f"cannot be read: {error.strerror}", at=str(path), fix="give the path of a strategy file"
         ) from error
-    except msgspec.MsgspecError as error:
+    except NOT_DECODED as error:
         what, _, where = str(error).partition(" - at ")
         raise BadStrategy(
             what,

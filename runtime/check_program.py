@@ -14,7 +14,7 @@ from partc.runtime.program import Instruction, Plan, Start, Wait, instructions_o
 Members = tuple[int, ...]
 Program = list[tuple[Start | Wait, Members]]
 
-_AGAIN = "this is a mistake of the compiler: report it with the plan"
+_AGAIN = "compile the model again; in a plan as partc compiled it this is a mistake: report it"
 
 
 def check_program(plan: Plan) -> None:

@@ -23,7 +23,7 @@ from partc.runtime.program import (
     members_of,
 )
 from partc.runtime.shards import shard_values
-from partc.runtime.transports.communication import lands_at, sends_at
+from partc.runtime.transports.members import lands_at, sends_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,5 +143,5 @@ def _mistake(what: str, rank: Rank) -> BadPlan:
     return BadPlan(
         what,
         at=f"the program of rank {rank.rank}",
-        fix="this is a mistake of the compiler: report it with the plan",
+        fix="compile the model again; in a plan as partc compiled it this is a mistake: report it",
     )

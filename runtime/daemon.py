@@ -84,7 +84,7 @@ class Daemon:
         self._folder = folder
         self._world = world
         self._job = read_job(folder)
-        plan_folder = read_plan_folder(self._job.plan_folder)
+        plan_folder = read_plan_folder(self._job.plan_folder, is_checked=True)
         self._plan = msgspec.structs.replace(plan_folder.plan, sizes=plan_folder.plan.sizes | self._job.sizes)
         self._rank = _rank_of(self._plan, world)
         self._source = self._open_source()

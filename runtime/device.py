@@ -67,6 +67,7 @@ class Sessions:
         if key not in self._sessions:
             self._sessions[key] = _load(self._folder / run.segment, key[1], self._disabled)
             log.debug("%s loaded on %s", run.segment, key[1])
+        _check_names(run, self._sessions[key], self._folder / run.segment)
         return self._sessions[key]
 
 
@@ -103,6 +104,19 @@ def _load(path: Path, device: Device, disabled: tuple[str, ...]) -> ort.Inferenc
             fix="install CUDA 13 and cuDNN, or compile for CPU devices",
         )
     return session
+
+
+def _check_names(run: Run, session: ort.InferenceSession, path: Path) -> None:
+    """Raise BadPlan unless a run gives a segment its inputs, and takes none but its outputs."""
+    inputs = {info.name for info in session.get_inputs()}
+    outputs = {info.name for info in session.get_outputs()}
+    given, taken = {name for name, _ in run.reads}, {name for name, _ in run.writes}
+    if wrong := sorted((given ^ inputs) | (taken - outputs)):
+        raise BadPlan(
+            f"the plan and a segment do not agree about {wrong[0]!r}",
+            at=str(path),
+            fix="compile the model again",
+        )
 
 
 def _options(device: Device) -> ort.SessionOptions:

@@ -11,8 +11,13 @@ PartcError                  root: catch this one
 │  └─ BadData               the training data
 ├─ NoPlacement              the solver proved that nothing fits
 ├─ Diverged                 training met a NaN or an infinity
+├─ CopiesDiffer             ranks ended with different copies of a variable
 └─ RankFailed               an executor died while training
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 
 class PartcError(Exception):
@@ -65,5 +70,23 @@ class Diverged(PartcError):
     """Training met a NaN or an infinity."""
 
 
+class CopiesDiffer(PartcError):
+    """Ranks that hold a variable whole ended with different values of it."""
+
+
 class RankFailed(PartcError):
     """An executor died, or stopped making progress, while training."""
+
+
+@contextmanager
+def naming(file: object, *kinds: type[PartcError]) -> Iterator[None]:
+    """Let errors of these kinds say which file they are about, where they do not yet.
+
+    `file`: a path; anything else names no file.
+    """
+    try:
+        yield
+    except kinds as error:
+        if not isinstance(file, str | Path) or str(file) in error.at:
+            raise
+        raise type(error)(error.what, at=f"{file}: {error.at}", fix=error.fix) from error

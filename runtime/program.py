@@ -14,6 +14,7 @@ The executor keeps an *environment*: value name -> tensor. Some values live insi
                    Store    copies a value into a variable (where in-place update is not proven safe)
 """
 
+import hashlib
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,9 @@ import msgspec
 from partc.runtime.errors import BadPlan
 
 PLAN_FORMAT = "partc-plan/2"
+
+# What decoding a damaged JSON file raises: of strings that are no UTF-8, and of endless nesting, too.
+NOT_DECODED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError)
 
 Site = Literal["worker", "server"]
 
@@ -205,12 +209,20 @@ class Held(Record, frozen=True):
     stop: int | None = None
 
 
+class TakenValues(Record, frozen=True, omit_defaults=True):
+    """What an integer input may hold: whole numbers from 0 on, below `high`, and those that are `ignored`."""
+
+    high: int
+    ignored: tuple[int, ...] = ()
+
+
 class DataInput(Record, frozen=True):
     """A tensor that the user feeds every step.
 
     `shape` is the single device's: symbolic sizes are strings. `sample_axis` is the axis along
     which it holds one entry per sample, None where all replicas read the same values. `high` is the
-    exclusive upper bound of integer values where the graph tells (an index into a table, a class).
+    exclusive upper bound of integer values where the graph tells (an index into a table, a class);
+    `taken`: what its values are held to, None where the graph takes any.
     """
 
     name: str
@@ -218,6 +230,7 @@ class DataInput(Record, frozen=True):
     shape: tuple[int | str, ...]
     sample_axis: int | None
     high: int | None = None
+    taken: TakenValues | None = None
 
 
 class DrawnInput(Record, frozen=True, omit_defaults=True):
@@ -345,6 +358,7 @@ class Plan(Record, frozen=True):
     unread_inputs: tuple[str, ...] = ()  # data for them is accepted, and not looked at
     departures: tuple[str, ...] = ()
     constants: dict[str, tuple[int, ...]] = {}  # value -> int64 vector, the same on all ranks
+    sha256: str = ""  # of all the rest, as encode_plan writes it: a plan that was edited does not fit it
 
 
 def members_of(plan: Plan, group: str, rank: Rank) -> tuple[int, ...]:
@@ -365,15 +379,22 @@ def instructions_of(plan: Plan, rank: Rank) -> tuple[Instruction, ...]:
 
 
 def encode_plan(plan: Plan) -> bytes:
-    """Return plan.json: equal plans give equal bytes."""
-    return msgspec.json.format(msgspec.json.encode(plan, order="deterministic"), indent=1) + b"\n"
+    """Return plan.json with its own hash: equal plans give equal bytes."""
+    sealed = msgspec.structs.replace(plan, sha256=sha256_of_plan(plan))
+    return msgspec.json.format(msgspec.json.encode(sealed, order="deterministic"), indent=1) + b"\n"
+
+
+def sha256_of_plan(plan: Plan) -> str:
+    """Return the hash of all that a plan says but its hash; spaces and the order of keys do not count."""
+    bare = msgspec.structs.replace(plan, sha256="")
+    return hashlib.sha256(msgspec.json.encode(bare, order="deterministic")).hexdigest()
 
 
 def decode_plan(text: bytes, at: Path) -> Plan:
-    """Parse plan.json. Raises BadPlan."""
+    """Parse plan.json, whether or not its hash fits. Raises BadPlan."""
     try:
         plan = msgspec.json.decode(text, type=Plan)
-    except msgspec.MsgspecError as error:
+    except NOT_DECODED as error:
         raise BadPlan(f"not a plan: {error}", at=str(at), fix="compile the model again") from error
     if plan.format != PLAN_FORMAT:
         raise BadPlan(

@@ -10,6 +10,9 @@ from partc.runtime.program import Held, Output, Plan, Rank
 from partc.runtime.recorder import RankTimes
 from partc.runtime.transports.exchanged import Exchanged
 
+TRAINED_FILE = "trained.safetensors"
+DISAGREEING_FILE = "disagreeing.safetensors"  # the variables of a training whose copies differ
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 

@@ -18,17 +18,22 @@ from partc.runtime.asynchronous.launcher import launch_sessions
 from partc.runtime.asynchronous.session import plan_of_data
 from partc.runtime.data.batches import check_total_batch, sizes_of
 from partc.runtime.data.checkpoint import read_arrays
-from partc.runtime.errors import BadData, BadUsage
+from partc.runtime.errors import BadData, BadPlan, BadUsage, CopiesDiffer
 from partc.runtime.job import Job, outputs_file, read_report, read_times, variables_file, write_job
 from partc.runtime.launcher import OnProgress, launch
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.program import Plan
-from partc.runtime.results import TrainingResult, assemble_outputs, workers_of
+from partc.runtime.program import NOT_DECODED, Plan
+from partc.runtime.results import (
+    DISAGREEING_FILE,
+    TRAINED_FILE,
+    TrainingResult,
+    assemble_outputs,
+    workers_of,
+)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Batches = Iterable[Mapping[str, Array]]
 
-TRAINED_FILE = "trained.safetensors"
 LOG_FILE = "run.log"
 # Ranks lose patience before the launcher does: they can say what they waited for.
 _RANKS_SHARE = 0.8
@@ -70,7 +75,7 @@ class Runner:
         may be ahead of the slowest; None: no bound. `first_step`: how many steps were trained before, so that
         draws, and data that is not handed over as batches, go on there. `keep_in`: a folder that takes the
         variables after `read_after`, as files (runtime/job.py), instead of the result. Raises the error of
-        the rank that failed first.
+        the rank that failed first, and CopiesDiffer if `save` is asked and replicas are not equal in the end.
         """
         if steps < 1:
             raise BadUsage(f"{steps} steps", at="--steps", fix="train at least one step")
@@ -108,8 +113,21 @@ class Runner:
                 for step in job.read_after:
                     shutil.move(variables_file(folder, step), variables_file(keep_in, step))
             if save:
-                variables_file(folder, steps).replace(self._folder.path / TRAINED_FILE)
+                self._save(variables_file(folder, steps), result)
             return result
+
+    def _save(self, variables: Path, result: TrainingResult) -> None:
+        """Keep the trained variables: under another name, and with an error, where copies of them differ."""
+        kept = self._folder.path / (DISAGREEING_FILE if result.disagreeing else TRAINED_FILE)
+        variables.replace(kept)
+        if result.disagreeing:
+            names = ", ".join(result.disagreeing[:8]) + (", ..." if len(result.disagreeing) > 8 else "")
+            raise CopiesDiffer(
+                f"ranks ended with different copies of {len(result.disagreeing)} variables: {names}",
+                at=str(self._folder.path),
+                fix="compile the model again: this plan does not keep replicas equal; "
+                f"the first rank's variables are in {kept}",
+            )
 
     def _play(
         self, folder: Path, job: Job, staleness: int | None, on_progress: OnProgress | None, timeout_s: float
@@ -214,5 +232,8 @@ def addresses_of(folder: Path) -> dict[str, str]:
     path = folder / "cluster.json"
     if not path.exists():
         return {}
-    hosts = msgspec.json.decode(path.read_bytes(), type=_HostAddresses).hosts
+    try:
+        hosts = msgspec.json.decode(path.read_bytes(), type=_HostAddresses).hosts
+    except NOT_DECODED as error:
+        raise BadPlan(f"not a cluster: {error}", at=str(path), fix="compile the model again") from error
     return {host.name: host.address for host in hosts}

@@ -27,7 +27,8 @@ from partc.runtime.program import (
 def write_plan(plan: Plan, folder: Path, segments: dict[str, str]) -> Path:
     """Write the plan and its segments (name -> ONNX text) as a plan folder."""
     (folder / "segments").mkdir(parents=True)
-    files = {}
+    (folder / plan.model).touch()
+    files = {plan.model: hashlib.sha256(b"").hexdigest()}
     for name, text in segments.items():
         model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}')
         content = model.SerializeToString()

@@ -12,7 +12,7 @@ from partc.compiler.deploy import write_trained_model
 from partc.runtime.data.checkpoint import write_arrays
 from partc.runtime.in_process import train_in_process
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.runner import TRAINED_FILE
+from partc.runtime.results import TRAINED_FILE
 from tests.command_line import CLUSTER
 from tests.compiled_steps import compile_step as compile_and_check
 from tests.compiled_steps import import_text, random_batches

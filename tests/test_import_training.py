@@ -18,7 +18,7 @@ from partc.compiler.importing.bindings import (
 from partc.compiler.importing.import_training import ImportOptions, import_training_graph, read_training_graph
 from partc.passes.training_graph import Gradient, MadeTensor, StoredTensor
 from partc.runtime.errors import BadModel, BadUsage, PartcError, UnsupportedModel
-from partc.runtime.program import Constant, DataInput, Normal, Uniform
+from partc.runtime.program import Constant, DataInput, Normal, TakenValues, Uniform
 from tests.foreign_steps import CLIPPED, SGD, TABLE, import_step, parse, with_zeros
 
 STATE = {"W": "W_next"}
@@ -92,7 +92,7 @@ def test_a_sidecar_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
 def test_data_inputs_tell_their_sample_axis_and_their_range() -> None:
     training = import_step(TABLE)
 
-    assert training.data_inputs["ids"] == DataInput("ids", "int64", (6,), 0, high=10)
+    assert training.data_inputs["ids"] == DataInput("ids", "int64", (6,), 0, 10, TakenValues(10))
     assert training.data_inputs["more"].high == 10
     assert import_step(CLIPPED, sample_axes={"t": None}).data_inputs["t"].sample_axis is None
 

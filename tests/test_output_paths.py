@@ -8,7 +8,7 @@ from partc.runtime.errors import BadUsage
 
 def test_new_paths_and_earlier_results_may_be_written(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "plan.json").touch()
+    (tmp_path / "out" / "plan.json").write_text('{"format": "partc-plan/1", "files": {}}')
     (tmp_path / "empty").mkdir()
     (tmp_path / "old.onnx").touch()
 

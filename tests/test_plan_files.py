@@ -141,3 +141,64 @@ def test_the_plan_is_plain_json_of_a_known_format(tmp_path: Path) -> None:
 
     assert plan["format"] == "partc-plan/1"
     assert str(tmp_path) not in (folder.path / "plan.json").read_text()
+
+
+# ---------------------------------------------------------------- an earlier plan's folder
+
+
+def test_only_what_the_earlier_plan_lists_goes(tmp_path: Path) -> None:
+    out = compile_step(import_text(ADAM), tmp_path / "out").folder.path
+    gone = hashes_of(out).keys() - {"plan.json"}
+    (out / "notes").mkdir()
+    (out / "notes" / "diary.txt").write_text("dear diary")
+    (out / "link").symlink_to(tmp_path)
+    (out / "segments" / "mine.txt").write_bytes(b"mine")
+
+    compile_step(import_text(SGD), out)
+
+    assert (out / "notes" / "diary.txt").read_text() == "dear diary"
+    assert (out / "link").is_symlink()
+    assert (out / "segments" / "mine.txt").read_bytes() == b"mine"
+    listed = read_plan_folder(out).plan.files.keys()
+    assert not {name for name in gone - listed if (out / name).exists()}
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_file_of_somebody_elses_under_a_plans_name_stays(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "plan.json").write_text('{"format": "partc-plan/0", "files": {}}')
+    (out / "train.onnx").write_bytes(b"mine")
+    before = hashes_of(out)
+
+    with pytest.raises(BadUsage, match=r"the name of one: train\.onnx"):
+        compile_step(import_text(SGD), out)
+
+    assert hashes_of(out) == before
+
+
+@pytest.mark.parametrize("name", ["trained.safetensors", "trained.onnx", "disagreeing.safetensors"])
+def test_trained_variables_go_by_force_alone(tmp_path: Path, name: str) -> None:
+    out = compile_step(import_text(SGD), tmp_path / "out").folder.path
+    (out / name).write_bytes(b"trained for weeks")
+    before = hashes_of(out)
+
+    with pytest.raises(BadUsage, match=f"holds trained variables: {name}"), PlanFiles(out):
+        pass
+    assert hashes_of(out) == before
+
+    with PlanFiles(out, force=True) as files:
+        files.save_segment(parse(EMPTY))
+    assert not (out / name).exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", '{"format": "cake/1", "files": {}}', '{"format": "partc-plan/1"}', ""]
+)
+def test_a_foreign_plan_json_is_not_replaced(tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+
+    with pytest.raises(BadUsage, match="not a plan's folder"), PlanFiles(tmp_path):
+        pass
+
+    assert (tmp_path / "plan.json").read_text() == text

@@ -7,11 +7,12 @@ import pytest
 
 from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.data.feeds import open_source
-from partc.runtime.errors import BadData, BadUsage, Diverged, RankFailed
+from partc.runtime.errors import BadData, BadUsage, CopiesDiffer, Diverged, RankFailed
 from partc.runtime.in_process import train_in_process
 from partc.runtime.job import Progress
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.program import encode_plan
+from partc.runtime.results import DISAGREEING_FILE, TRAINED_FILE
 from partc.runtime.runner import Runner
 from tests.hand_made_plans import with_changes
 from tests.linear_plans import linear_all_reduce, linear_batches, linear_servers
@@ -88,7 +89,14 @@ def test_copies_that_drift_apart_are_named(tmp_path: Path) -> None:
     (folder / "plan.json").write_bytes(encode_plan(broken.plan))
     batches = linear_batches(2, steps=2)
 
-    assert Runner(folder).train(batches, 2).disagreeing == ("W",)
+    with pytest.raises(
+        CopiesDiffer, match=r"different copies of 1 variables: W\n.*\n.*disagreeing.safetensors"
+    ):
+        Runner(folder).train(batches, 2)
+
+    assert not (folder / TRAINED_FILE).exists()
+    assert read_arrays(folder / DISAGREEING_FILE).keys() == {"W"}
+    assert Runner(folder).train(batches, 2, save=False).disagreeing == ("W",)
     assert train_in_process(folder, batches).disagreeing == ("W",)
 
 

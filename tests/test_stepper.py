@@ -17,8 +17,7 @@ from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.errors import BadData, BadUsage, Diverged, RankFailed
 from partc.runtime.in_process import train_in_process
 from partc.runtime.interactive.stepper import Stepper
-from partc.runtime.results import workers_of
-from partc.runtime.runner import TRAINED_FILE
+from partc.runtime.results import TRAINED_FILE, workers_of
 from tests.linear_plans import linear_all_reduce, linear_batches, linear_servers
 from tests.row_plans import table_batches, table_on_servers
 

@@ -5,13 +5,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from partc.compiler.importing.bindings import Bindings, GradientTensors, write_bindings
 from partc.compiler.verification.verify import launch_in_process, verify
 from partc.runtime.errors import BadData, BadPlan, BadUsage
-from partc.runtime.plan_folder import read_plan_folder
+from partc.runtime.plan_folder import read_plan_folder, seal_plan_folder
 from partc.runtime.program import Instruction, Plan, Run, Start, Wait, encode_plan
 from tests.foreign_steps import parse
 from tests.hand_made_plans import with_changes
@@ -40,6 +41,7 @@ def add_reference(folder: Path, gradients: dict[str, GradientTensors] | None = N
     recorded = {"W": GradientTensors(dense="dW")} if gradients is None else gradients
     write_bindings(model, Bindings(state={"W": "W_next"}, loss="loss", gradients=recorded))
     (folder / "train.onnx").write_bytes(model.SerializeToString())
+    seal_plan_folder(folder)
     return folder
 
 
@@ -135,6 +137,7 @@ def test_a_sum_in_place_of_an_average_is_rejected(folder: Path) -> None:
     digests = [hashlib.sha256(content).hexdigest().encode() for content in (averaged, summed)]
     segment.write_bytes(summed)
     plan_file.write_bytes(plan_file.read_bytes().replace(*digests))
+    seal_plan_folder(plan_file.parent)
 
     report = verify(folder, steps=1, launcher=launch_in_process)
 
@@ -151,7 +154,8 @@ def test_copies_that_differ_between_ranks_fail(folder: Path) -> None:
 
 def test_a_global_batch_is_held_against_the_whole_graph(folder: Path) -> None:
     def read_globally(plan: Plan) -> Plan:
-        return with_changes(plan, batch="global", replicas=1, ranks=plan.ranks[:1], instructions=alone(plan))
+        one = msgspec.structs.replace(plan.ranks[0], groups={})
+        return with_changes(plan, batch="global", replicas=1, ranks=(one,), instructions=alone(plan))
 
     def alone(plan: Plan) -> tuple[Instruction, ...]:
         return tuple(i for i in plan.instructions if not isinstance(i, Start | Wait))

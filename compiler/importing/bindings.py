@@ -14,7 +14,7 @@ import onnx
 
 from partc.passes.training_graph import Gradient, TrainingGraph
 from partc.runtime.errors import BadModel, BadUsage
-from partc.runtime.program import Record
+from partc.runtime.program import NOT_DECODED, Record
 from partc.runtime.shards import Holds
 
 METADATA_KEY = "partc.training"
@@ -54,7 +54,7 @@ def read_bindings(model: onnx.ModelProto, path: Path | None) -> Bindings:
 def _decode(text: bytes, at: str) -> Bindings:
     try:
         return msgspec.json.decode(text, type=Bindings)
-    except msgspec.MsgspecError as error:
+    except NOT_DECODED as error:
         raise BadModel(
             f"bindings that cannot be read: {error}",
             at=at,

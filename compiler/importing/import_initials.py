@@ -1,26 +1,30 @@
 """Initial values of variables: where they lie, or how they are made. Nothing large is read here."""
 
-import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Set
+from math import prod
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from partc.compiler.importing.constant_tensors import repeated_value
+from partc.passes.infer_shapes import infer_shapes
 from partc.passes.training_graph import InitialValue, MadeTensor, StoredTensor
-from partc.runtime.errors import BadModel
-from partc.runtime.program import Constant, Normal, Uniform
+from partc.runtime.data.npz import read_npz
+from partc.runtime.errors import BadData, BadModel
+from partc.runtime.program import NOT_DECODED, Constant, Normal, Uniform
 
 
 def read_initial_values(
-    model: onnx.ModelProto, folder: Path, file: Path | None = None
+    model: onnx.ModelProto, folder: Path, file: Path | None = None, variables: Set[str] = frozenset()
 ) -> dict[str, InitialValue]:
     """Return every initial value that the model or `file` gives, by variable.
 
-    `file` (.npz or .safetensors) wins over training_info, and that over initializers.
+    `file` (.npz or .safetensors) wins over training_info, and that over initializers; it may name
+    `variables` and nothing else. Raises BadModel.
     """
     values: dict[str, InitialValue] = {
         tensor.name: _stored(tensor, folder) for tensor in model.graph.initializer
@@ -28,7 +32,14 @@ def read_initial_values(
     for training in model.training_info:
         values |= _made_values(training, model)
     if file is not None:
-        values |= _file_values(file)
+        given = _file_values(file)
+        if stray := sorted(given.keys() - variables):
+            raise BadModel(
+                f"an initial value for {stray[0]!r}, which is no variable",
+                at=str(file),
+                fix=f"name the tensors as the variables are: {', '.join(sorted(variables)[:8])}",
+            )
+        values |= given
     return values
 
 
@@ -71,7 +82,7 @@ def _made(node: onnx.NodeProto, output: str, graph: onnx.GraphProto, model: onnx
         return Uniform(attributes.get("low", 0.0), attributes.get("high", 1.0), seed)
     if node.op_type == "ConstantOfShape":
         value = attributes.get("value")
-        return Constant(float(numpy_helper.to_array(value)[0]) if value is not None else 0.0)
+        return Constant(float(numpy_helper.to_array(value).reshape(-1)[0]) if value is not None else 0.0)
     if node.op_type == "Constant" and "value" in attributes:
         return StoredTensor(attributes["value"], Path())
     return MadeTensor(_model_of(graph, output, model), output)
@@ -103,7 +114,7 @@ def _model_of(graph: onnx.GraphProto, output: str, model: onnx.ModelProto) -> on
     )
     made = helper.make_model(inner, opset_imports=list(model.opset_import), ir_version=10)
     made.functions.extend(model.functions)
-    return onnx.shape_inference.infer_shapes(made)
+    return infer_shapes(made)
 
 
 # ---------------------------------------------------------------- files
@@ -122,18 +133,17 @@ def _file_values(file: Path) -> dict[str, InitialValue]:
         )
     try:
         return readers[file.suffix](file)
-    except (ValueError, KeyError, OSError, struct.error) as error:
+    except (ValueError, KeyError, OSError, struct.error, BadData, *NOT_DECODED) as error:
         raise BadModel(
             f"initial values that cannot be read: {error}", at=str(file), fix="write the file again"
         ) from error
 
 
 def _npz_values(file: Path) -> dict[str, InitialValue]:
-    with np.load(file, allow_pickle=False) as arrays:
-        return {
-            name: StoredTensor(numpy_helper.from_array(arrays[name], name), file.parent)
-            for name in arrays.files
-        }
+    return {
+        name: StoredTensor(numpy_helper.from_array(array, name), file.parent)
+        for name, array in read_npz(file).items()
+    }
 
 
 _SAFETENSORS_TYPES = {
@@ -159,15 +169,29 @@ def _safetensors_values(file: Path) -> dict[str, InitialValue]:
         (header_bytes,) = struct.unpack("<Q", stream.read(8))
         if header_bytes > file.stat().st_size:
             raise ValueError("the header is longer than the file")
-        header = json.loads(stream.read(header_bytes))
+        header = msgspec.json.decode(stream.read(header_bytes), type=dict[str, msgspec.Raw])
     header.pop("__metadata__", None)
     values: dict[str, InitialValue] = {}
-    for name, entry in header.items():
-        start, stop = entry["data_offsets"]
-        tensor = TensorProto(name=name, data_type=_SAFETENSORS_TYPES[entry["dtype"]], dims=entry["shape"])
+    for name, text in header.items():
+        entry = msgspec.json.decode(text, type=_Entry)
+        start, stop = entry.data_offsets
+        tensor = TensorProto(name=name, data_type=_SAFETENSORS_TYPES[entry.dtype], dims=entry.shape)
+        wanted = prod(entry.shape) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        if min(entry.shape, default=0) < 0 or start < 0 or stop - start != wanted:
+            raise ValueError(f"{name!r} takes bytes {start} to {stop}, its shape is {list(entry.shape)}")
+        if 8 + header_bytes + stop > file.stat().st_size:
+            raise ValueError(f"{name!r} ends behind the file")
         tensor.data_location = TensorProto.EXTERNAL
         for key, value in (("location", file.name), ("offset", 8 + header_bytes + start)):
             tensor.external_data.add(key=key, value=str(value))
         tensor.external_data.add(key="length", value=str(stop - start))
         values[name] = StoredTensor(tensor, file.parent)
     return values
+
+
+class _Entry(msgspec.Struct):
+    """One tensor of a safetensors header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]

@@ -55,16 +55,19 @@ from partc.compiler.importing.ort_training.lower_nodes import (
 from partc.compiler.importing.outline_bodies import declare_loop_outputs, outline_bodies
 from partc.compiler.importing.propose_state import propose_state
 from partc.compiler.importing.shard_inputs import declare_shards, read_shard_inputs
-from partc.compiler.model_file import check_model, read_model
+from partc.compiler.model_file import check_model, onnx_transforming, read_model
 from partc.compiler.pause_collection import paused_collection
 from partc.passes.analysis.facts import infer_facts
 from partc.passes.analysis.find_gradients import find_gradients
 from partc.passes.analysis.find_input_ranges import find_input_ranges
 from partc.passes.analysis.find_sample_axes import find_drawn_splits, find_sample_axes
+from partc.passes.analysis.find_taken_values import find_taken_values
+from partc.passes.infer_shapes import infer_shapes
 from partc.passes.simplify import simplify
 from partc.passes.spell_casts import spell_casts
 from partc.passes.training_graph import Gradient, InitialValue, TrainingGraph
-from partc.runtime.errors import BadModel, BadUsage, UnsupportedModel
+from partc.runtime.errors import BadModel, BadUsage
+from partc.runtime.inside import outside
 from partc.runtime.program import Constant, DrawnInput
 
 OPSET = 21  # what partc's own graphs are written in
@@ -131,7 +134,8 @@ def read_training_graph(source: str | Path | onnx.ModelProto, options: ImportOpt
     bindings = declare_shards(model.graph, bindings)
     check_bindings(model.graph, bindings)
     bindings = separate_outputs(model.graph, bindings)
-    initials = read_initial_values(model, folder, _initial_file(bindings, folder, options))
+    file = _initial_file(bindings, folder, options)
+    initials = read_initial_values(model, folder, file, frozenset(bindings.state))
     if not options.needs_initial:
         initials = dict.fromkeys(bindings.state, Constant(0.0)) | initials
     _drop_initials(model, bindings)
@@ -200,7 +204,15 @@ def _unbound(graph: onnx.GraphProto, at: str) -> BadModel:
 def _initial_file(bindings: Bindings, folder: Path, options: ImportOptions) -> Path | None:
     if options.initial is not None:
         return options.initial
-    return folder / bindings.initial if bindings.initial else None
+    if not bindings.initial:
+        return None
+    if why := outside(folder, bindings.initial):
+        raise BadModel(
+            f"initial values {bindings.initial!r}: the name {why}",
+            at="initial",
+            fix="put the file beside the model, or name it with --initial",
+        )
+    return folder / bindings.initial
 
 
 def _drop_initials(model: onnx.ModelProto, bindings: Bindings) -> None:
@@ -275,25 +287,16 @@ def _upgrade(model: onnx.ModelProto) -> onnx.ModelProto:
     """Convert the standard ops to OPSET where they are older, and infer shapes."""
     version = _standard_version(model)
     if version < OPSET:
-        if model.functions:
-            model = inline_local_functions(model)
-        try:
+        with onnx_transforming(
+            model,
+            f"opset {version} cannot be converted to {OPSET}",
+            fix=f"export the model with opset {OPSET}",
+        ):
+            if model.functions:
+                model = inline_local_functions(model)
             model = onnx.version_converter.convert_version(model, OPSET)
-        except Exception as error:  # the converter raises RuntimeError and its own ConvertError
-            raise UnsupportedModel(
-                f"opset {version} cannot be converted to {OPSET}: {error}",
-                at="opset_import",
-                fix=f"export the model with opset {OPSET}",
-            ) from error
     model.ir_version = max(IR_VERSION, min(model.ir_version, IR_VERSION))
-    try:
-        return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
-    except onnx.shape_inference.InferenceError as error:
-        raise BadModel(
-            f"shapes do not fit: {error}",
-            at="shape inference",
-            fix="mend the node that is named, or the shape declared for its output",
-        ) from error
+    return infer_shapes(model, strict_mode=True, data_prop=True)
 
 
 # ---------------------------------------------------------------- the graph
@@ -340,6 +343,8 @@ def _training_graph(
         name: read_variable(inputs[name], outputs[following], initials)
         for name, following in bindings.state.items()
     }
+    for variable in variables.values():
+        inputs[variable.name].shape = list(variable.shape)  # as its initial value tells, where it was a name
     following = set(bindings.state.values())
     shown = tuple(name for name in outputs if name not in following)
     training = TrainingGraph(
@@ -360,10 +365,10 @@ def _training_graph(
     )
     given = variables.keys() | training.shard_inputs.keys() | training.drawn_inputs.keys()
     data = [tensor for tensor in graph.inputs if tensor.name not in given]
-    ranges = find_input_ranges(graph)
+    ranges, taken = find_input_ranges(graph), find_taken_values(graph)
     for tensor in data:
-        axis = bindings.sample_axes.get(tensor.name)
-        training.data_inputs[tensor.name] = read_data_input(tensor, axis, ranges.get(tensor.name))
+        name, axis = tensor.name, bindings.sample_axes.get(tensor.name)
+        training.data_inputs[name] = read_data_input(tensor, axis, ranges.get(name), taken.get(name))
     return training
 
 

@@ -9,7 +9,7 @@ from onnx import helper
 from partc.compiler.importing.bindings import Bindings
 from partc.passes.training_graph import InitialValue, MadeTensor, StoredTensor, Variable
 from partc.runtime.errors import BadModel, UnsupportedModel
-from partc.runtime.program import DataInput
+from partc.runtime.program import DataInput, TakenValues
 
 
 def check_bindings(graph: onnx.GraphProto, bindings: Bindings) -> None:
@@ -40,6 +40,30 @@ def check_bindings(graph: onnx.GraphProto, bindings: Bindings) -> None:
         if name is not None and name not in (outputs if what == "loss" else inputs):
             known = outputs if what == "loss" else inputs
             raise BadModel(f"unknown tensor {name!r}", at=what, fix=f"use one of {listed(known)}")
+    _check_gradients(graph, bindings)
+
+
+def _check_gradients(graph: onnx.GraphProto, bindings: Bindings) -> None:
+    known = {info.name for info in (*graph.input, *graph.initializer)}
+    known.update(name for node in graph.node for name in node.output)
+    for parameter, gradient in bindings.gradients.items():
+        if parameter not in bindings.state:
+            raise BadModel(
+                f"a gradient of {parameter!r}, which is no variable",
+                at="gradients",
+                fix=f"name one of {listed(set(bindings.state))}, or drop the entry",
+            )
+        named = [name for name in (gradient.dense, gradient.ids, gradient.rows) if name is not None]
+        if not named or (gradient.ids is None) != (gradient.rows is None):
+            raise BadModel(
+                "neither a dense tensor nor ids and rows", at=f"gradients: {parameter}", fix="name them"
+            )
+        if unknown := [name for name in named if name not in known]:
+            raise BadModel(
+                f"unknown tensor {unknown[0]!r}",
+                at=f"gradients: {parameter}",
+                fix="name a tensor of the graph",
+            )
 
 
 def separate_outputs(graph: onnx.GraphProto, bindings: Bindings) -> Bindings:
@@ -128,7 +152,9 @@ def _check_like(
         )
 
 
-def read_data_input(tensor: gs.Tensor, axis: int | None, high: int | None) -> DataInput:
+def read_data_input(
+    tensor: gs.Tensor, axis: int | None, high: int | None, taken: TakenValues | None = None
+) -> DataInput:
     """Return the facts of an input that the user feeds. Raises BadModel, UnsupportedModel."""
     if np.dtype(tensor.dtype).kind in "OSU":
         raise UnsupportedModel(
@@ -154,4 +180,4 @@ def read_data_input(tensor: gs.Tensor, axis: int | None, high: int | None) -> Da
         for index, size in enumerate(tensor.shape)
     )
     dtype = np.dtype(tensor.dtype).name
-    return DataInput(tensor.name, dtype, shape, axis % rank if axis is not None else None, high)
+    return DataInput(tensor.name, dtype, shape, axis % rank if axis is not None else None, high, taken)

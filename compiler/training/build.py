@@ -3,12 +3,14 @@
 forward.onnx ─ normalise ─ rebatch ─ add loss ─ differentiate ─ update ─> train.onnx
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import onnx
 
+from partc.compiler.model_file import check_model
 from partc.compiler.pause_collection import paused_collection
 from partc.compiler.training.assemble import assemble, finish_step
 from partc.compiler.training.choice.describe import describe_choice
@@ -24,7 +26,10 @@ from partc.compiler.training.updates.make_updates import make_updates
 from partc.compiler.training.updates.master_weights import half_parameters, keep_masters
 from partc.compiler.training.updates.update_builder import LEARNING_RATE, Updates
 from partc.compiler.training.updates.update_options import UpdateOptions
-from partc.runtime.errors import BadUsage
+from partc.passes.infer_shapes import limited_memory
+from partc.runtime.errors import BadUsage, UnsupportedModel
+
+ROOM_BYTES = 1 << 31  # for what a step takes beside the model, while it is made
 
 
 @paused_collection()
@@ -50,31 +55,47 @@ def build_training_graph(
     say what is trained, what is not, and why. Raises BadUsage, BadModel, UnsupportedModel.
     """
     _check_options(batch_size, reinit)
-    if clip_global_norm is not None:
-        update = replace(update, clipping=replace(update.clipping, global_norm=clip_global_norm))
-    objective = state_objective(forward, loss, batch_size, ignore_index, parameters, folder)
-    if tell is not None:
-        for line in describe_choice(forward, objective.types, objective.decisions):
-            tell(line)
-    if update.loss_scale is not None and (halves := _half_parameters(objective)):
-        wide = keep_masters(forward, halves, folder)
-        same = ParameterChoice(train=objective.flow.parameters)
-        objective = state_objective(wide, loss, batch_size, ignore_index, same, folder)
-    graph = objective.model.graph
-    build = NodeBuilder(_names(graph))
-    updates = Updates(build, objective.types, dict(objective.state))
-    scale = "" if update.loss_scale is None else scale_loss(updates, update.loss_scale)
-    gradients = differentiate(
-        build,
-        graph,
-        objective.types,
-        objective.flow,
-        loss=objective.loss,
-        opset=OPSET,
-        seed=_seed(build, objective, scale),
-    )
-    make_updates(updates, gradients, optimizer, update, scale)
-    return assemble(finish_step(objective, updates, gradients, reinit), folder)
+    check_model(forward, folder)
+    with _of_reasonable_size(forward):
+        if clip_global_norm is not None:
+            update = replace(update, clipping=replace(update.clipping, global_norm=clip_global_norm))
+        objective = state_objective(forward, loss, batch_size, ignore_index, parameters, folder)
+        if tell is not None:
+            for line in describe_choice(forward, objective.types, objective.decisions):
+                tell(line)
+        if update.loss_scale is not None and (halves := _half_parameters(objective)):
+            wide = keep_masters(forward, halves, folder)
+            same = ParameterChoice(train=objective.flow.parameters)
+            objective = state_objective(wide, loss, batch_size, ignore_index, same, folder)
+        graph = objective.model.graph
+        build = NodeBuilder(_names(graph))
+        updates = Updates(build, objective.types, dict(objective.state))
+        scale = "" if update.loss_scale is None else scale_loss(updates, update.loss_scale)
+        gradients = differentiate(
+            build,
+            graph,
+            objective.types,
+            objective.flow,
+            loss=objective.loss,
+            opset=OPSET,
+            seed=_seed(build, objective, scale),
+        )
+        make_updates(updates, gradients, optimizer, update, scale)
+        return assemble(finish_step(objective, updates, gradients, reinit), folder)
+
+
+@contextmanager
+def _of_reasonable_size(forward: onnx.ModelProto) -> Iterator[None]:
+    """Refuse a step whose constants are beyond all proportion to the model. Raises UnsupportedModel."""
+    try:
+        with limited_memory(forward, ROOM_BYTES):
+            yield
+    except MemoryError as error:
+        raise UnsupportedModel(
+            f"its gradient needs constants of gigabytes, which the model does not hold: {error}",
+            at="sizes of the model",
+            fix="correct the sizes that the model declares, or export it in smaller ones",
+        ) from error
 
 
 def _check_options(batch_size: Batch | None, reinit: int | None) -> None:

@@ -20,7 +20,7 @@ from partc.compiler.training.expand_ops import names_in, reads_of_subgraphs
 from partc.compiler.training.node_builder import FunctionBuilder
 from partc.compiler.training.sizes.knowledge import Knowledge
 from partc.compiler.training.tensor_types import FLOATS, infer_types
-from partc.runtime.errors import UnsupportedModel
+from partc.runtime.errors import BadModel, UnsupportedModel
 
 MOST_STEPS = 4096  # an unrolled graph beyond this is no graph that anybody wants
 
@@ -167,7 +167,7 @@ class _Subgraphs:
 def _unroll_if(to: _Unrolling, at: _Subgraphs) -> list[str]:
     condition = to.known.value(at.input(0))
     if condition is not None:
-        return to.inline(at.graph("then_branch" if condition.item() else "else_branch"), (), at.names)
+        return to.inline(at.graph("then_branch" if _single(at, condition) else "else_branch"), (), at.names)
     chosen = to.build.op("Reshape", at.input(0), to.constant(np.zeros(0, np.int64)))
     branches = []
     for name in ("then_branch", "else_branch"):
@@ -214,16 +214,26 @@ def _trip_count(to: _Unrolling, at: _Subgraphs) -> int | None:
     count = to.known.value(at.input(0))
     if count is None:
         raise _unknown(at, f"its trip count {at.input(0)!r} is computed while training")
-    return int(count.item())
+    return int(_single(at, count))
 
 
 def _goes_on(to: _Unrolling, at: _Subgraphs, condition: str, iteration: int) -> bool:
     goes_on = to.known.value(condition)
     if goes_on is None:
         raise _unknown(at, f"whether iteration {iteration} happens is computed while training")
-    if goes_on.item() and iteration >= MOST_STEPS:
+    if _single(at, goes_on) and iteration >= MOST_STEPS:
         raise _unknown(at, f"it has more than {MOST_STEPS} iterations")
-    return bool(goes_on.item())
+    return bool(_single(at, goes_on))
+
+
+def _single(at: _Subgraphs, value: np.ndarray) -> float:
+    if value.size != 1:
+        raise BadModel(
+            f"a condition or trip count of shape {list(value.shape)}",
+            at=at.place,
+            fix=f"give the {at.node.op_type} one element",
+        )
+    return float(value.item())
 
 
 def _unknown(at: _Subgraphs, reason: str) -> UnsupportedModel:
@@ -263,7 +273,8 @@ def _pieces(to: _Unrolling, at: _Subgraphs, first: int, scanned: int) -> list[li
     for index, (axis, back) in enumerate(zip(axes, backwards, strict=True)):
         tensor = at.input(first + index)
         type_ = to.known.types.get(tensor)
-        length = type_.shape[axis] if type_ is not None and type_.shape is not None else None
+        shape = () if type_ is None or type_.shape is None else type_.shape
+        length = shape[axis] if -len(shape) <= axis < len(shape) else None
         if not isinstance(length, int) or not 0 < length <= MOST_STEPS:
             raise _unknown(
                 at, f"the length {length!r} of {tensor!r} along axis {axis} is not known, or too large"

@@ -10,6 +10,7 @@ from functools import partial
 import onnx
 from onnx import helper, inliner, version_converter
 
+from partc.compiler.model_file import onnx_transforming
 from partc.compiler.training.control_flow import unroll_control_flow
 from partc.compiler.training.expand_ops import expand_ops, has_function, inline_functions
 from partc.compiler.training.node_builder import NodeBuilder
@@ -89,7 +90,10 @@ def _transform(
 
 def _to_our_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     if model.functions:
-        model = inliner.inline_local_functions(model, convert_version=True)
+        with onnx_transforming(
+            model, "ONNX cannot inline the model's functions", fix="export the model without functions"
+        ):
+            model = inliner.inline_local_functions(model, convert_version=True)
     versions = {opset.domain: opset.version for opset in model.opset_import}
     version = versions.get("", versions.get("ai.onnx", 1))
     foreign = next((n for n in model.graph.node if n.domain not in ("", "ai.onnx")), None)
@@ -109,19 +113,15 @@ def _to_our_opset(model: onnx.ModelProto) -> onnx.ModelProto:
         return _lower_opset(model, version)
     # ONNX's converter leaves a scale per group as it is, where our opset wants one per channel.
     expand_ops(model, {"GroupNormalization"}, version)
-    try:
+    with onnx_transforming(
+        model, f"ONNX cannot bring opset {version} to {OPSET}", fix=f"export the model with opset {OPSET}"
+    ):
         converted = version_converter.convert_version(model, OPSET)
-        if version < UNROLLABLE:
-            unroll_control_flow(converted, OPSET)
-            fold_sizes(converted, shapes=False)
-            unpack_sequences(converted)
-        return converted
-    except (RuntimeError, version_converter.ConvertError) as error:
-        raise UnsupportedModel(
-            f"ONNX cannot bring opset {version} to {OPSET}: {str(error).strip()}",
-            at="onnx.version_converter",
-            fix=f"export the model with opset {OPSET}",
-        ) from error
+    if version < UNROLLABLE:
+        unroll_control_flow(converted, OPSET)
+        fold_sizes(converted, shapes=False)
+        unpack_sequences(converted)
+    return converted
 
 
 def _lower_opset(model: onnx.ModelProto, version: int) -> onnx.ModelProto:

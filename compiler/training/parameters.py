@@ -10,6 +10,7 @@ import onnx
 from partc.compiler.training.rules.table import CONSTANT_INPUTS, FLAT_OPS
 from partc.compiler.training.tensor_types import Types
 from partc.runtime.errors import BadModel, UnsupportedModel
+from partc.runtime.program import NOT_DECODED
 
 FORWARD_KEY = "partc.forward"
 MAKERS = frozenset(
@@ -31,7 +32,7 @@ def forward_facts(model: onnx.ModelProto) -> ForwardFacts:
         if entry.key == FORWARD_KEY:
             try:
                 return msgspec.json.decode(entry.value, type=ForwardFacts)
-            except msgspec.MsgspecError as error:
+            except NOT_DECODED as error:
                 raise BadModel(
                     f"not what partc expects: {error}",
                     at=f"metadata_props {FORWARD_KEY!r}",

@@ -7,7 +7,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from partc.runtime.errors import BadModel, UnsupportedModel
+from partc.passes.infer_shapes import infer_shapes
+from partc.runtime.errors import UnsupportedModel
 
 Size = int | str | None  # a number, a symbol, or unknown
 Shape = tuple[Size, ...]
@@ -49,8 +50,8 @@ Types = Mapping[str, TensorType]
 
 def infer_types(model: onnx.ModelProto) -> dict[str, TensorType]:
     """Return the type of every tensor of the main graph, as far as ONNX can tell."""
-    light = _without_large_values(model)
-    inferred = onnx.shape_inference.infer_shapes(light, data_prop=True)
+    light = without_large_values(model)
+    inferred = infer_shapes(light, data_prop=True)
     types = {
         initializer.name: TensorType(initializer.data_type, tuple(initializer.dims))
         for initializer in inferred.graph.initializer
@@ -61,14 +62,7 @@ def infer_types(model: onnx.ModelProto) -> dict[str, TensorType]:
 
 def check_shapes(model: onnx.ModelProto) -> None:
     """Raise BadModel where the shapes of a node's inputs do not fit together."""
-    try:
-        onnx.shape_inference.infer_shapes(_without_large_values(model), strict_mode=True)
-    except onnx.shape_inference.InferenceError as error:
-        raise BadModel(
-            f"shapes do not fit: {str(error).strip()}",
-            at="shape inference of the forward graph",
-            fix="mend the node that the message names",
-        ) from error
+    infer_shapes(without_large_values(model), strict_mode=True)
 
 
 def type_of(value: onnx.ValueInfoProto) -> TensorType:
@@ -151,7 +145,7 @@ def _size(dimension: onnx.TensorShapeProto.Dimension) -> Size:
     return dimension.dim_param or None
 
 
-def _without_large_values(model: onnx.ModelProto) -> onnx.ModelProto:
+def without_large_values(model: onnx.ModelProto) -> onnx.ModelProto:
     """Copy the model; initializers that shape inference need not read become inputs."""
     light = without_initializers(model)
     already = {value.name for value in light.graph.input}

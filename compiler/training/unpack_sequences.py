@@ -17,6 +17,9 @@ from onnx import helper
 from partc.compiler.training.expand_ops import names_in
 from partc.compiler.training.node_builder import FunctionBuilder
 from partc.compiler.training.tensor_types import Types, infer_types, small_constants
+from partc.runtime.errors import BadModel
+
+MOST_PIECES = 4096  # of one split, written out
 
 # Ops that are written out.
 UNPACKED = frozenset(
@@ -88,9 +91,15 @@ class _Unpacking:
         operands = [*node.input[1:], ""]
         tensor = operands.pop(0) if node.op_type == "SequenceInsert" else ""
         name = operands[0]
-        if name and name not in self.constants:
+        if name and (name not in self.constants or self.constants[name].size != 1):
             return False
-        place = int(self.constants[name]) if name else (len(tensors) if tensor else -1)
+        place = int(self.constants[name].item()) if name else (len(tensors) if tensor else -1)
+        if not -len(tensors) <= place < len(tensors) + bool(tensor):
+            raise BadModel(
+                f"position {place} of a sequence of {len(tensors)}",
+                at=f"node {node.name or output!r} ({node.op_type})",
+                fix="correct the position, or export the model again",
+            )
         match node.op_type:
             case "SequenceAt":
                 self._emit("Identity", [tensors[place]], output)
@@ -117,8 +126,9 @@ class _Unpacking:
 
     def _lengths(self, node: onnx.NodeProto, axis: int) -> Sequence[int] | None:
         type_ = self.types.get(node.input[0])
-        size = None if type_ is None or type_.shape is None else type_.shape[axis]
-        if not isinstance(size, int):
+        shape = () if type_ is None or type_.shape is None else type_.shape
+        size = shape[axis] if -len(shape) <= axis < len(shape) else None
+        if not isinstance(size, int) or size > MOST_PIECES:
             return None
         if len(node.input) < 2 or not node.input[1]:
             return [1] * size
@@ -128,6 +138,8 @@ class _Unpacking:
         if asked.ndim:
             return [int(length) for length in asked]
         step = int(asked)
+        if step < 1:
+            return None
         return [min(step, size - start) for start in range(0, size, step)]
 
     def _concat(self, node: onnx.NodeProto) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, shape_inference
+from onnx import TensorProto, helper
 
+from partc.passes.infer_shapes import infer_shapes
 from partc.passes.scheduling.choose_bodies import choose_bodies
 
 SUFFIX = "/body"
@@ -23,7 +24,7 @@ def with_chosen_bodies(model: onnx.ModelProto, replicas: int) -> onnx.ModelProto
     """Return a model as ranks on CPUs compute it, which share its batch."""
     chosen = onnx.ModelProto()
     chosen.CopyFrom(model)
-    choose_bodies(chosen, shape_inference.infer_shapes(model, data_prop=True), replicas=replicas)
+    choose_bodies(chosen, infer_shapes(model, data_prop=True), replicas=replicas)
     return chosen
 
 
@@ -34,7 +35,7 @@ def probe_of(model: onnx.ModelProto, replicas: int) -> tuple[onnx.ModelProto, li
     """
     plain = onnx.ModelProto()
     plain.CopyFrom(model)
-    changed = choose_bodies(plain, shape_inference.infer_shapes(model, data_prop=True), replicas=replicas)
+    changed = choose_bodies(plain, infer_shapes(model, data_prop=True), replicas=replicas)
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
     del probe.graph.node[:], probe.graph.output[:]
@@ -47,7 +48,7 @@ def probe_of(model: onnx.ModelProto, replicas: int) -> tuple[onnx.ModelProto, li
             name = f"{result}{SUFFIX}/{measure}"
             probe.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, []))
     twins = {f"{result}{SUFFIX}" for result in changed}
-    choose_bodies(probe, shape_inference.infer_shapes(probe, data_prop=True), twins, replicas)
+    choose_bodies(probe, infer_shapes(probe, data_prop=True), twins, replicas)
     return probe, changed
 
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-from onnx import TensorProto, helper, numpy_helper, shape_inference
+from onnx import TensorProto, helper, numpy_helper
 
 from partc.passes.analysis.run_constants import run_constants
 from partc.passes.average_replicas import AVERAGE, STACK, SUM
 from partc.passes.average_replicas import DOMAIN as MEETING_DOMAIN
 from partc.passes.indexed_slices import DOMAIN, SUM_ROWS
+from partc.passes.infer_shapes import infer_shapes
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.data.step_draws import evaluate_size
 from partc.runtime.errors import UnsupportedModel
@@ -142,7 +143,7 @@ def _settle(
 ) -> tuple[dict[str, Shape], dict[str, np.dtype]]:
     """Infer shapes and evaluate small values until nothing new is found."""
     while True:
-        inferred = shape_inference.infer_shapes(model, data_prop=propagate)
+        inferred = infer_shapes(model, data_prop=propagate)
         shapes, dtypes = _read_types(inferred)
         found = _evaluate_small(model, shapes, dtypes, values)
         if not found:

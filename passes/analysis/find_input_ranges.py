@@ -33,7 +33,7 @@ def _bounds(start: gs.Tensor) -> Iterator[int]:
         tensor = waiting.popleft()
         for node in tensor.outputs:
             position = next(i for i, read in enumerate(node.inputs) if read is tensor)
-            bound = _bound(node, position)
+            bound = index_bound(node, position)
             if bound is not None:
                 yield bound
             elif _carries(node, position):
@@ -49,7 +49,7 @@ def _carries(node: gs.Node, position: int) -> bool:
     return node.op in _CARRIERS and (position == 0 or node.op in ("Concat", "Max", "Min"))
 
 
-def _bound(node: gs.Node, position: int) -> int | None:
+def index_bound(node: gs.Node, position: int) -> int | None:
     """Return the size that input `position` of `node` must stay below, where it is an index."""
     if node.op in ("Gather", "GatherElements", "ScatterElements") and position == 1:
         return _size(node.inputs[0], int(node.attrs.get("axis", 0)))

@@ -158,6 +158,8 @@ def _all_drawn(lowering: "Lowering", parameter: str, drawn: float) -> float:
 
 def _expected(lowering: "Lowering", parameter: str, asking: Asking, level: Level) -> float:
     """Return the rows that a Gather is expected to ask for at a level: its share of the table's."""
+    if not asking.share:
+        return 0.0
     return asking.share * rows_at(lowering.expected, parameter, level, asking.drawn / asking.share)
 
 

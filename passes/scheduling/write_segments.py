@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-from onnx import helper, numpy_helper, shape_inference
+from onnx import helper, numpy_helper
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
+from partc.passes.infer_shapes import infer_shapes
 from partc.passes.lowering.lowered_graph import is_communication
 from partc.passes.scheduling.align_scalars import align_scalars
 from partc.passes.scheduling.block_updates import block_updates
@@ -93,7 +94,7 @@ class SegmentWriter:
 
     def _typed(self, model: onnx.ModelProto, in_place: AbstractSet[str]) -> onnx.ModelProto:
         """Give the outputs types, inferred from the inputs'."""
-        inferred = shape_inference.infer_shapes(model, data_prop=True)
+        inferred = infer_shapes(model, data_prop=True)
         for output in inferred.graph.output:
             kind = output.type.tensor_type
             if kind.HasField("shape"):

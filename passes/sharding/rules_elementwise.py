@@ -133,7 +133,7 @@ def reduced_axes(node: gs.Node, facts: Facts, rank: int) -> set[int] | None:
         value = facts.value(node.inputs[1].name)
         if value is None:
             return None
-        axes = [int(axis) for axis in value]
+        axes = [int(axis) for axis in value.reshape(-1)]
     else:
         axes = []
     if not axes and node.attrs.get("noop_with_empty_axes", 0):

@@ -84,7 +84,7 @@ class _Process:
         self.folder = folder
         self.job = read_job(folder)
         self.sessions = read_session_job(folder)
-        folder_read = read_plan_folder(self.job.plan_folder)
+        folder_read = read_plan_folder(self.job.plan_folder, is_checked=True)
         self.plan = with_workers(folder_read.plan, self.sessions.workers)
         self.plan_folder = PlanFolder(self.plan, folder_read.path)
         self.given = read_arrays(folder / INITIAL_FILE) if self.job.has_initial else None

@@ -31,8 +31,11 @@ def sizes_of(plan: Plan, batch: Mapping[str, Array]) -> dict[str, int]:
     return sizes
 
 
-def check_total_batch(plan: Plan, batch: Mapping[str, Array]) -> None:
-    """Check the names, types and shapes of a total batch. Raises BadData."""
+def check_total_batch(plan: Plan, batch: Mapping[str, Array], place: str = "") -> None:
+    """Check the names, types, shapes and values of a total batch. Raises BadData.
+
+    `place`: where the batch comes from, as messages say it.
+    """
     known = {data_input.name: data_input for data_input in plan.data_inputs}
     if missing := sorted(known.keys() - batch.keys()):
         raise BadData(
@@ -48,6 +51,53 @@ def check_total_batch(plan: Plan, batch: Mapping[str, Array]) -> None:
         )
     for name, data_input in known.items():
         check_input(plan, data_input, batch[name])
+        check_values_taken(data_input, batch[name], None, place)
+    _check_same_sizes(plan, batch, place)
+
+
+def _check_same_sizes(plan: Plan, batch: Mapping[str, Array], place: str) -> None:
+    """Refuse a batch in which one symbolic size has two values. Raises BadData."""
+    seen: dict[tuple[str, bool], tuple[int, str]] = {}
+    for data_input in plan.data_inputs:
+        for axis, size in enumerate(data_input.shape):
+            if isinstance(size, str):
+                found = batch[data_input.name].shape[axis], data_input.name
+                first = seen.setdefault((size, axis == data_input.sample_axis), found)
+                if first[0] != found[0]:
+                    raise BadData(
+                        f"size {size!r} is {first[0]} in {first[1]!r} and {found[0]} in {found[1]!r}",
+                        at=f"{place}data input {data_input.name!r}, axis {axis}",
+                        fix="supply samples of one size, as many of one input as of the other",
+                    )
+
+
+def check_values_taken(
+    data_input: DataInput, array: Array, batch: int | None = None, place: str = ""
+) -> None:
+    """Refuse integers that the graph would index something with, and that lie outside of it. Raises BadData.
+
+    `batch`: how many samples a step takes, where `array` holds those of all steps.
+    """
+    taken = data_input.taken
+    if taken is None or array.dtype.kind not in "iu" or not array.size:
+        return
+    if array.min() >= 0 and array.max() < taken.high:
+        return
+    wrong = (array < 0) | (array >= taken.high)
+    for ignored in taken.ignored:
+        wrong &= array != ignored
+    if not wrong.any():
+        return
+    index = np.unravel_index(int(np.argmax(wrong)), array.shape)
+    axis = data_input.sample_axis
+    sample = None if axis is None else int(index[axis])
+    step = "" if batch is None or sample is None else f", step {sample // batch + 1}"
+    but = "" if not taken.ignored else f" or {', '.join(map(str, taken.ignored))}"
+    raise BadData(
+        f"value {array[index]}, where the model takes 0 to {taken.high - 1}{but}",
+        at=f"{place}data input {data_input.name!r}{step}" + ("" if sample is None else f", sample {sample}"),
+        fix="correct the data; of labels that are not to count, tell `partc grad` with --ignore-index",
+    )
 
 
 def check_input(plan: Plan, data_input: DataInput, array: Array) -> None:
@@ -88,6 +138,7 @@ def check_share(plan: Plan, share: Mapping[str, Array], at: str) -> None:
         raise BadData(what, at=at, fix=f"supply {sorted(known)} and nothing else")
     for name, data_input in known.items():
         _check_part(plan, data_input, share[name], at)
+        check_values_taken(data_input, share[name], None, f"{at}, ")
 
 
 def _check_part(plan: Plan, data_input: DataInput, array: Array, at: str) -> None:

@@ -11,8 +11,9 @@ MODULE:FUNC    a function that returns an iterator of total batches (input name 
 import hashlib
 import importlib
 import sys
-import zipfile
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,14 +22,16 @@ import numpy as np
 from partc.runtime.data.batches import (
     check_input,
     check_total_batch,
+    check_values_taken,
     inputs_of,
     share_of,
     share_of_input,
     total_shape,
 )
 from partc.runtime.data.draws import integer_rows, normal_rows
+from partc.runtime.data.npz import read_npz
 from partc.runtime.data.sharded import ShardedSource, is_read_by_shard
-from partc.runtime.errors import BadData
+from partc.runtime.errors import BadData, naming
 from partc.runtime.program import DataInput, Plan, Rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -62,7 +65,9 @@ def open_source(data: str, plan: Plan, seed: int = 0) -> Source:
     if data == "synthetic":
         return SyntheticSource(plan, seed)
     if data.endswith(".npz"):
-        return ArraySource(plan, _read_npz(Path(data)))
+        path = Path(data)
+        with naming(path, BadData):
+            return ArraySource(plan, read_npz(path))
     if ":" in data:
         function = find_function(data)
         sharded = is_read_by_shard(function)
@@ -85,6 +90,26 @@ class ArraySource:
         }
         stray = {name: array for name, array in self._arrays.items() if name not in first}
         check_total_batch(plan, {**first, **stray})
+        self._check_samples()
+
+    def _check_samples(self) -> None:
+        """Refuse inputs of unequal length, whose samples would be paired wrongly, and values out of range."""
+        batches: dict[str, tuple[Fraction, int]] = {}
+        for data_input in self._plan.data_inputs:
+            array, axis = self._arrays[data_input.name], data_input.sample_axis
+            declared = 0 if axis is None else total_shape(self._plan, data_input)[axis]
+            batch = declared if axis is not None and isinstance(declared, int) else None
+            check_values_taken(data_input, array, batch)
+            if axis is not None:
+                count = array.shape[axis]
+                batches[data_input.name] = (Fraction(count, batch) if batch else Fraction(count), count)
+        for (one, (first, count)), (other, (second, others)) in pairwise(batches.items()):
+            if first != second:
+                raise BadData(
+                    f"{count} samples of {one!r} and {others} of {other!r}: they would be paired wrongly",
+                    at=f"data inputs {one!r} and {other!r}",
+                    fix="give every input the same samples, in the same order",
+                )
 
     def total(self, step: int) -> dict[str, Array]:
         """Return the batch of all replicas."""
@@ -181,25 +206,12 @@ class FunctionSource:
                     fix="let it go on, or train fewer steps",
                 )
             self._batch = {name: np.asarray(array) for name, array in batch.items()}
-            check_total_batch(self._plan, self._batch)
+            check_total_batch(self._plan, self._batch, f"{self._name}, step {self._step + 1}, ")
         return self._batch
 
     def share(self, rank: Rank, step: int) -> dict[str, Array]:
         """Return what one rank is fed."""
         return share_of(self._plan, rank, self.total(step))
-
-
-def _read_npz(path: Path) -> dict[str, Array]:
-    if not zipfile.is_zipfile(path):
-        what = "not an .npz file" if path.is_file() else "no such file"
-        raise BadData(what, at=str(path), fix="give the path of a file that numpy.savez wrote")
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise BadData(
-            f"no arrays can be read: {error}", at=str(path), fix="write it with numpy.savez"
-        ) from error
 
 
 def find_function(name: str) -> Any:  # whatever the user's module has under that name

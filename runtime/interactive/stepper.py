@@ -32,8 +32,8 @@ from partc.runtime.job import Job, write_job, write_record
 from partc.runtime.launcher import launch
 from partc.runtime.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.program import Plan
-from partc.runtime.results import Owner, workers_of
-from partc.runtime.runner import LOG_FILE, TRAINED_FILE, addresses_of
+from partc.runtime.results import TRAINED_FILE, Owner, workers_of
+from partc.runtime.runner import LOG_FILE, addresses_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

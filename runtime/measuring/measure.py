@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from partc.runtime.launcher import launch
-from partc.runtime.measuring.probe import PROBE_FILE, Probe, Sample, samples_file
+from partc.runtime.measuring.samples import PROBE_FILE, Probe, Sample, samples_file
 
 MODULE = "partc.runtime.measuring.probe"
 TIMEOUT_S = 120.0

@@ -20,35 +20,11 @@ import numpy as np
 from mpi4py import MPI
 
 from partc.runtime.job import failure_of, write_process, write_record
-from partc.runtime.program import Record
+from partc.runtime.measuring.samples import PROBE_FILE, Probe, Sample, samples_file
 
-PROBE_FILE = "probe.json"
 _LONG_S = 0.2  # a message that takes so long is not repeated as often
 _NAP_S = 1e-3
 _BESIDE = np.empty(1 << 26, np.uint8)  # twice a server CPU's cache
-
-
-class Probe(Record, frozen=True):
-    """What to measure: rounds of pairs (rank, rank), and sizes in bytes."""
-
-    rounds: tuple[tuple[tuple[int, int], ...], ...]
-    message_bytes: tuple[int, ...]
-    together_bytes: tuple[int, ...]  # of a sum over all ranks, and of all parts of a gathering
-    repeats: int
-
-
-class Sample(Record, frozen=True):
-    """Seconds that one transfer took: from `ends[0]` to `ends[1]`, or among all ranks."""
-
-    kind: Literal["message", "all_reduce", "all_gather"]
-    ends: tuple[int, int]
-    nbytes: int
-    seconds: float
-
-
-def samples_file(folder: Path, rank: int) -> Path:
-    """Return where a rank writes its samples."""
-    return folder / f"samples.rank-{rank}.json"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,12 +19,11 @@ import numpy as np
 from partc.runtime.environment import Environment
 from partc.runtime.errors import BadPlan
 from partc.runtime.program import Rank, Start
+from partc.runtime.transports.members import lands_at, sends_at
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 ROW_KINDS = frozenset({"gather_rows", "scatter_rows", "all_gather_rows", "all_to_all_rows"})
-_ROOTED_RESULTS = frozenset({"reduce", "gather_rows"})
-_ROOTED_SOURCES = frozenset({"broadcast", "scatter_rows"})
 _READS_COUNTS = frozenset({"scatter_rows", "all_to_all_rows"})
 
 
@@ -54,18 +53,6 @@ class Part:
     def is_root(self) -> bool:
         """Tell whether this member is the group's first."""
         return self.position == 0
-
-
-def sends_at(start: Start, rank: Rank, root: int) -> bool:
-    """Tell whether a member supplies the reads: from some kinds' roots alone anything goes out."""
-    is_root = root == rank.rank
-    return start.senders in rank.sites and (is_root or start.kind not in _ROOTED_SOURCES)
-
-
-def lands_at(start: Start, rank: Rank, root: int) -> bool:
-    """Tell whether a member ends with the writes: at some kinds' roots alone anything arrives."""
-    is_root = root == rank.rank
-    return start.receivers in rank.sites and (is_root or start.kind not in _ROOTED_RESULTS)
 
 
 def part_of(start: Start, rank: Rank, members: tuple[int, ...], environment: Environment) -> Part:
