@@ -67,7 +67,12 @@ class StepPrice:
         return self._simulate(strategy, facts)[0]
 
     def lowered(self, strategy: Strategy) -> LoweredGraph | None:
-        """Return the distributed step of a strategy if it is at hand."""
+        """Return the distributed step of a strategy if it is at hand as it was lowered.
+
+        Scheduling with a limit of memory adds nodes to it: then it is not.
+        """
+        if self._options.chosen_recompute_bytes() is not None:
+            return None
         if self._quickest is None or self._quickest[1].parameters != strategy.parameters:
             return None
         return self._quickest[2]
