@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # and reports as well: all of it is to take as long again at most (docs/decisions/020-whole-steps.md).
 LEAST_EVALUATIONS = 6
 MOST_EVALUATIONS = 12
-NODES_AGAIN = 1_000  # for a small graph, so many more nodes are lowered
+NODES_AGAIN = 500  # for a small graph, so many more nodes are lowered
 FOR_DOUBT = 2  # of them are kept for asking what fewer rows would change (doubt_estimate.py)
 MANY_RANKS = 128  # from here on simulating dominates, and moves are left out
 
