@@ -14,7 +14,7 @@ from onnx import helper
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, InvalidGraph, RuntimeException
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 
-from partc.cost.cluster import Cluster, ranks_of
+from partc.cost.cluster import Cluster
 from partc.passes.indexed_slices import SUM_ROWS
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.errors import UnsupportedModel
@@ -29,10 +29,11 @@ COMPLETE = np.dtype(np.float32)  # the float type that every op has a kernel for
 def check_kernels(training: TrainingGraph, cluster: Cluster) -> None:
     """Raise UnsupportedModel for what is stored in bfloat16, and for an op without a kernel on a CPU.
 
-    Of GPUs nothing is asked: the machine that compiles may have none.
+    Of GPUs nothing is asked: the machine that compiles may have none. What their servers run is opened
+    when it is written (load_segments.py).
     """
     _check_stored(training)
-    if any(rank.kind == "cpu" for rank in ranks_of(cluster)):
+    if any(device.kind == "cpu" for host in cluster.hosts for device in host.devices):
         _check_sparse_gradients(training)
         _check_nodes(training.graph.nodes, training.opset)
 

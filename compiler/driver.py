@@ -277,12 +277,23 @@ def _choose(
     partitions: int | None,
     price: StepPrice | None,
 ) -> tuple[Strategy, StrategyCosts]:
-    mode, pins = options.strategy, {}
-    if isinstance(mode, Strategy):
-        check_strategy(mode, facts, cluster)
-        # What a user's strategy leaves open, servers keep where workers do not wait for each other.
-        mode, pins = "ps" if options.asynchronous else "auto", mode.parameters
-    return choose_strategy(facts, cluster, mode, _batch(options), pins, options.without, partitions, price)
+    given = options.strategy
+    if not isinstance(given, Strategy):
+        return choose_strategy(
+            facts,
+            cluster,
+            given,
+            _batch(options),
+            without=options.without,
+            partitions=partitions,
+            price=price,
+        )
+    check_strategy(given, facts, cluster)
+    # What a user's strategy leaves open, servers keep where workers do not wait for each other.
+    mode: Mode = "ps" if options.asynchronous else "auto"
+    return choose_strategy(
+        facts, cluster, mode, _batch(options), given.parameters, options.without, partitions, price
+    )
 
 
 def _batch(options: CompileOptions) -> Batch:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # and reports as well: all of it is to take as long again at most (docs/decisions/020-whole-steps.md).
 LEAST_EVALUATIONS = 6
 MOST_EVALUATIONS = 12
-NODES_AGAIN = 1_000  # for a small graph, so many more nodes are lowered
+NODES_AGAIN = 500  # for a small graph, so many more nodes are lowered
 FOR_DOUBT = 2  # of them are kept for asking what fewer rows would change (doubt_estimate.py)
 MANY_RANKS = 128  # from here on simulating dominates, and moves are left out
 
@@ -67,7 +67,12 @@ class StepPrice:
         return self._simulate(strategy, facts)[0]
 
     def lowered(self, strategy: Strategy) -> LoweredGraph | None:
-        """Return the distributed step of a strategy if it is at hand."""
+        """Return the distributed step of a strategy if it is at hand as it was lowered.
+
+        Scheduling with a limit of memory adds nodes to it: then it is not.
+        """
+        if self._options.chosen_recompute_bytes() is not None:
+            return None
         if self._quickest is None or self._quickest[1].parameters != strategy.parameters:
             return None
         return self._quickest[2]
