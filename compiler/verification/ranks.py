@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -154,9 +154,10 @@ class _Daemons(_Pieces):
 
     def step(self) -> dict[str, Array]:
         """Train the next step."""
-        fetched = self._stepper.run([output.name for output in self._outputs])
+        # A list per fetch, since a list of names is fetched.
+        fetched = cast(list[list[Array]], self._stepper.run([output.name for output in self._outputs]))
         return {
-            output.name: assemble_output(output, list(values))
+            output.name: assemble_output(output, values)
             for output, values in zip(self._outputs, fetched, strict=True)
         }
 
