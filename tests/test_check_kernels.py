@@ -39,9 +39,7 @@ def training_of(body: str, element: str, **update: object) -> TrainingGraph:
     return import_training_graph(step)
 
 
-MIXED = CONV.replace("{t}[4,2,5,5] x", "bfloat16[4,2,5,5] x")  # an exporter that folds does this
 REFUSED = {
-    "mixed types": (MIXED, "float", {}, "data input 'x' is in bfloat16"),
     "bfloat16 variable": (PRODUCT, "bfloat16", {}, "variable 'w' is in bfloat16"),
     "bfloat16 data": (PRODUCT, "bfloat16", {"loss_scale": StaticScale(8.0)}, "data input 'x' is in bfloat16"),
     "bfloat16 inside": (AUTOCAST, "float", {}, "no kernel for MatMul in bfloat16"),

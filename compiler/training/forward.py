@@ -25,7 +25,7 @@ from partc.compiler.training.tensor_types import (
     value_info,
     without_initializers,
 )
-from partc.compiler.training.unpack_sequences import unpack_sequences
+from partc.compiler.training.unpack_sequences import UNPACKED, unpack_sequences
 from partc.runtime.errors import UnsupportedModel
 
 OPSET = 21
@@ -105,11 +105,11 @@ def _to_our_opset(model: onnx.ModelProto) -> onnx.ModelProto:
         )
     if version >= UNROLLABLE:
         unroll_control_flow(model, version)
-        fold_sizes(model, shapes=False)
-        unpack_sequences(model)
+        _unpack_sequences(model)
     if version == OPSET:
         return model
     if version > OPSET:
+        fold_sizes(model, shapes=False)
         return _lower_opset(model, version)
     # ONNX's converter leaves a scale per group as it is, where our opset wants one per channel.
     expand_ops(model, {"GroupNormalization"}, version)
@@ -119,9 +119,15 @@ def _to_our_opset(model: onnx.ModelProto) -> onnx.ModelProto:
         converted = version_converter.convert_version(model, OPSET)
     if version < UNROLLABLE:
         unroll_control_flow(converted, OPSET)
-        fold_sizes(converted, shapes=False)
-        unpack_sequences(converted)
+        _unpack_sequences(converted)
     return converted
+
+
+def _unpack_sequences(model: onnx.ModelProto) -> None:
+    """Write sequences as tensors; their positions may be computed."""
+    if any(node.op_type in UNPACKED for node in model.graph.node):
+        fold_sizes(model, shapes=False)
+        unpack_sequences(model)
 
 
 def _lower_opset(model: onnx.ModelProto, version: int) -> onnx.ModelProto:

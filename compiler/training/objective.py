@@ -96,6 +96,7 @@ def _prepare(
     check_shapes(model)
     sample_axes = _sample_axes(model.graph, facts, assume_first=batch_size is not None)
     if batch_size is not None:
+        fold_sizes(model, shapes=False)
         rebatch(model, batch_size, sample_axes)
     fold_sizes(model)
     types = infer_types(model)

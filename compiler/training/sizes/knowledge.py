@@ -20,7 +20,7 @@ from partc.compiler.training.sizes.evaluate import (
     numbers_of,
     symbols_of,
 )
-from partc.compiler.training.sizes.shapes import output_shape, product
+from partc.compiler.training.sizes.shapes import SHAPED_BY_VALUES, output_shape, product
 from partc.compiler.training.tensor_types import (
     SMALL_ELEMENTS,
     Size,
@@ -50,6 +50,7 @@ class Knowledge:
         self.types: dict[str, TensorType] = {}
         self.values: dict[str, np.ndarray] = {}  # known whole
         self.opset = opset
+        self._opsets = [helper.make_opsetid("", opset)]
         self._expected = types
         self._reads_shapes = shapes
         self._protos: dict[str, onnx.TypeProto] = {}
@@ -93,7 +94,7 @@ class Knowledge:
             expected = self._expected.get(name)
             if expected is not None and expected.element and self._is_vaguer(name, expected):
                 self._set_type(name, expected)
-        if node.domain in STANDARD and node.output:
+        if node.domain in STANDARD and node.op_type in SHAPED_BY_VALUES:
             self._infer_from_values(node, inputs)
         for name in filter(None, node.output):
             self._name_unknown_sizes(name)
@@ -101,7 +102,9 @@ class Knowledge:
     def _inferred(self, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]:
         """Return what ONNX infers of one node; nothing where it cannot."""
         given = [name for name in node.input if name]
-        if node.domain not in STANDARD or not all(name in self._protos for name in given):
+        if node.domain not in STANDARD or not all(
+            name in self.types or name in self._protos for name in given
+        ):
             return {}
         values = {name: numpy_helper.from_array(self.values[name]) for name in given if name in self.values}
         try:
@@ -110,9 +113,9 @@ class Knowledge:
                 onnx.shape_inference.infer_node_outputs(
                     schema,
                     node,
-                    {name: self._protos[name] for name in given},
+                    {name: self._proto(name) for name in given},
                     values,
-                    opset_imports=[helper.make_opsetid("", self.opset)],
+                    opset_imports=self._opsets,
                     ir_version=10,
                 )
             )
@@ -156,11 +159,19 @@ class Knowledge:
         if not proto.HasField("tensor_type"):
             self._protos[name] = proto
         elif proto.tensor_type.elem_type != TensorProto.UNDEFINED:
-            self._set_type(name, type_of(onnx.ValueInfoProto(name=name, type=proto)))
+            self._protos[name] = proto
+            self.types[name] = type_of(onnx.ValueInfoProto(name=name, type=proto))
 
     def _set_type(self, name: str, type_: TensorType) -> None:
-        self.types[name] = type_
-        self._protos[name] = value_info(name, type_).type
+        if self.types.get(name) != type_:
+            self.types[name] = type_
+            self._protos.pop(name, None)
+
+    def _proto(self, name: str) -> onnx.TypeProto:
+        """Return a type as ONNX reads it, made when it is first asked for."""
+        if name not in self._protos:
+            self._protos[name] = value_info(name, self.types[name]).type
+        return self._protos[name]
 
     # ------------------------------------------------------------ values
 

@@ -164,3 +164,4 @@ _RULES: Mapping[str, Rule] = {
     "Slice": _slice,
     "Tile": _tile,
 }
+SHAPED_BY_VALUES = _RULES.keys()
