@@ -139,6 +139,41 @@ def test_attention_drops_what_pytorch_drops(tmp_path: Path) -> None:
     assert_trains_as_one_device(compiled, random_batches(compiled.plan, steps=2))
 
 
+class FirstAndLast(nn.Module):
+    """Views that functionalisation turns into copies: select and slice."""
+
+    def forward(self, x: "torch.Tensor") -> "torch.Tensor":
+        return torch.cat([x[:, 0], x[:, 1:3].mean(1), x[:, -1]], dim=1)
+
+
+def encoder() -> "nn.Module":
+    """PyTorch's own attention, which it computes in one op."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    return nn.Sequential(nn.Embedding(WORDS, 8), layer, nn.Flatten(), nn.Linear(48, CLASSES))
+
+
+def test_views_group_normalisation_and_attention_are_exported(tmp_path: Path) -> None:
+    images = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(144, CLASSES))
+    views = nn.Sequential(nn.Embedding(WORDS, 4), FirstAndLast(), nn.Linear(12, CLASSES))
+    for kind, module in (("text", views), ("image", images), ("text", encoder())):
+        optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
+        path = tmp_path / "train.onnx"
+
+        partc.torch.export_step(module, cross_entropy, optimizer, inputs_of(kind), path)
+
+        assert set(import_training_graph(path).gradients) == {name for name, _ in module.named_parameters()}
+
+
+def test_an_optimizer_that_reads_its_counts_as_numbers_is_refused(tmp_path: Path) -> None:
+    module = TextNet()
+    optimizer = torch.optim.Adamax(module.parameters(), lr=0.1)
+
+    with pytest.raises(
+        UnsupportedModel, match=r"(?s)Adamax.step.*fix: use an optimizer that counts in tensors"
+    ):
+        partc.torch.export_step(module, cross_entropy, optimizer, inputs_of("text"), tmp_path / "train.onnx")
+
+
 class Sampling(nn.Module):
     def forward(self, x: "torch.Tensor") -> "torch.Tensor":
         return x * torch.poisson(torch.ones_like(x))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.func import functional_call, functionalize, grad_and_value
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from partc.compiler.importing.torch_step.decompositions import WRITTEN_OUT
 from partc.runtime.errors import UnsupportedModel
@@ -81,9 +82,10 @@ def trace_step(
     was_training = module.training
     module.train()
     try:
-        graph = make_fx(functionalize(step, remove="mutations_and_views"), decomposition_table=table)(
-            *inputs, *variables.values()
-        )
+        with sdpa_kernel(SDPBackend.MATH):  # the others' gradients are single ops
+            graph = make_fx(functionalize(step, remove="mutations_and_views"), decomposition_table=table)(
+                *inputs, *variables.values()
+            )
     except RuntimeError as error:
         if "tracing tensor" not in str(error):
             raise
@@ -105,7 +107,9 @@ def _write_views(graph: torch.fx.GraphModule) -> None:
             continue
         name = str(node.target.overloadpacket).removeprefix("aten.")
         view = getattr(torch.ops.aten, name.removesuffix("_copy"), None)
-        if name.endswith("_copy") and view is not None:
+        if node.target == torch.ops.aten.view_copy.default:
+            node.target = torch.ops.aten.reshape.default  # whatever the strides are
+        elif name.endswith("_copy") and view is not None:
             node.target = getattr(view, node.target._overloadname)
     graph.recompile()
 
