@@ -8,16 +8,19 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.choice.decision import Verdict
 from partc.compiler.training.choose_parameters import ParameterChoice
 from partc.compiler.training.objective import weigh_parameters
-from partc.compiler.training.optimizers import SGD
+from partc.compiler.training.optimizers import SGD, Momentum, Optimizer
 from partc.compiler.training.updates.lamb import LAMB
 from partc.runtime.errors import BadUsage, UnsupportedModel
+from partc.runtime.in_process import train_in_process
 from tests.command_line import done, partc
+from tests.compiled_steps import compile_step, random_batches
 from tests.exported_models import as_exported, stored_model
-from tests.training_steps import train
+from tests.training_steps import initial_variables, train
 
 LARGEST = np.finfo(np.float32).max
 RNG = np.random.default_rng(0)
@@ -206,6 +209,27 @@ def test_scalar_parameters_train() -> None:
     expected = 0.5 - (2 * (0.5 * h - targets) * h).mean()
     np.testing.assert_allclose(after["temperature"], expected, rtol=1e-5)
     assert after["temperature"].shape == ()
+
+
+@pytest.mark.parametrize("optimizer", [Momentum(0.1), LAMB(0.1)])
+@pytest.mark.parametrize("reinit", [None, 3])
+def test_scalar_parameters_train_on_ranks_as_on_one_device(
+    tmp_path: Path, optimizer: Optimizer, reinit: int | None
+) -> None:
+    text = DENSE.replace("N", "8").format("h = MatMul (x, W) y = Mul (h, temperature)")
+    model = stored_model(text, {"W": W, "temperature": np.array(0.5, np.float32)})
+    exported = as_exported(model, parameters=("W", "temperature"))
+    step = build_training_graph(exported, loss="mse", optimizer=optimizer, reinit=reinit)
+    compiled = compile_step(import_training_graph(step), tmp_path / "out", "1x2", batch="global")
+    batches = random_batches(compiled.plan, 3)
+
+    start = initial_variables(step)
+    trained = train_in_process(compiled.folder, batches, start).variables
+
+    _, after = train(step, batches)
+    assert start["temperature"] == 0.5  # nothing to draw it from
+    for name, value in after.items():
+        np.testing.assert_allclose(trained[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def test_numbers_that_a_torchscript_module_holds_are_asked_for() -> None:

@@ -55,7 +55,8 @@ def finish_step(
     constants = {tensor.name: tensor for tensor in (*graph.initializer, *updates.build.constants)}
     if reinit is not None:
         random = {*objective.flow.parameters, *statistics(graph)}
-        drawn = [name for name in names if name in random]
+        # A scale without axes starts where the model says: there is no spread to draw it from.
+        drawn = [name for name in names if name in random and types[name].shape != ()]
         initial |= fresh_values(graph, types, drawn, reinit)
         constants |= _fresh_statistics(objective, names, reinit)
     initial |= {slot.name: slot.initial_value for slot in updates.slots}

@@ -8,6 +8,7 @@ from onnx import TensorProto, helper, numpy_helper
 from partc.compiler.training.tensor_types import TensorType, Types, static_shape
 from partc.runtime.program import Constant, Normal, Uniform
 
+INT64 = TensorProto.INT64
 InitialValue = Constant | Normal | Uniform | TensorProto
 
 
@@ -64,7 +65,9 @@ def _nodes(value: Constant | Normal | Uniform, type_: TensorType, output: str) -
     shape = list(type_.shape or ())
     match value:
         case Constant(fill):
-            sizes = helper.make_node("Constant", [], [f"{output}.shape"], f"{output}.shape", value_ints=shape)
+            # A list attribute cannot be empty: the shape of a scalar is a tensor of no elements.
+            stored = {"value_ints": shape} if shape else {"value": helper.make_tensor("s", INT64, [0], [])}
+            sizes = helper.make_node("Constant", [], [f"{output}.shape"], f"{output}.shape", **stored)
             tensor = helper.make_tensor("value", type_.element, [1], [fill])
             made = helper.make_node("ConstantOfShape", [f"{output}.shape"], [output], output, value=tensor)
             return [sizes, made]

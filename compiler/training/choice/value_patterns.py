@@ -23,6 +23,7 @@ from onnx.external_data_helper import ExternalDataInfo
 from partc.compiler.training.tensor_types import element_count
 
 MOST_ELEMENTS = 2**18  # of a tensor that are looked at: its first rows
+MOST_ROWS = 64  # along each axis, in which sinusoids are looked for
 HUGE = 1e4  # attention masks add -1e4, -1e9 or a float's least number; weights start near 1
 FEWEST_CHECKS = 8  # equations that must hold beyond those that a fit can always satisfy
 FIT = 1e-3  # of the largest value: what float32 sines of large angles, and float16, are off
@@ -73,11 +74,11 @@ class Values:
 
     def _columns(self) -> Iterator[np.ndarray]:
         """Yield the values as columns along each axis, where they may follow positions at all."""
-        array = self.array
-        if array.ndim < 2 or not array.size or self.is_even or self.is_mask:
+        head = self.array[(slice(MOST_ROWS),) * self.array.ndim]
+        if head.ndim < 2 or not head.size or not np.ptp(head) < 2 * HUGE:
             return
-        for axis, length in enumerate(array.shape):
-            yield np.moveaxis(array, axis, 0).reshape(length, -1)
+        for axis, length in enumerate(head.shape):
+            yield np.moveaxis(head, axis, 0).reshape(length, -1)
 
     @property
     def weight_pattern(self) -> str:
