@@ -150,7 +150,9 @@ def _output(operands: Operands, rule: ShardingRule, factor: str, index: int, pow
         return operands.refuse("takes samples together")
     if how in ("sum", "mean"):
         return Joined("sum", power + (how == "mean"))
-    return Joined(how) if power == 0 else operands.refuse("compares what the size of the batch scales")
+    if power:
+        return operands.refuse("compares what the size of the batch scales")
+    return Joined("max" if how == "max" else "min")
 
 
 def _every_term_has(operands: Operands, rule: ShardingRule, factor: str) -> bool:

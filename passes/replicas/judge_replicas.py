@@ -22,6 +22,8 @@ from partc.passes.replicas.joined import Joined
 from partc.passes.training_graph import Gradient, TrainingGraph
 from partc.runtime.program import Aggregation
 
+SUMS = Aggregation(average_dense=False, average_sparse=False)
+
 
 @dataclass(frozen=True, slots=True)
 class Departure:
@@ -58,28 +60,28 @@ class _Judge:
         return self.joined.get(tensor, Joined("alike"))
 
     def gradients(self) -> Iterator[Departure]:
+        summed = replace(self, aggregation=SUMS)
         for name, gradient in self.training.gradients.items():
-            why = self._why_not_slices(gradient) if gradient.is_sparse else self._why_not_dense(gradient)
-            if why:
-                yield Departure("gradient", name, why, self._may_be_constant(gradient))
+            averages = (
+                self.aggregation.average_sparse if gradient.is_sparse else self.aggregation.average_dense
+            )
+            is_sum = self._may_hold_sizes() and not summed._why_not(gradient)
+            if is_sum and not averages:
+                yield Departure(
+                    "gradient", name, "the loss is a mean: a constant may divide by the batch's size"
+                )
+            elif why := self._why_not(gradient):
+                yield Departure("gradient", name, why, is_sum)
 
-    def _may_be_constant(self, gradient: Gradient) -> bool:
-        """Tell whether a gradient is a mean if a constant of the graph holds the size of the batch."""
-        sizes = [
-            data.shape[data.sample_axis]
-            for data in self.training.data_inputs.values()
-            if data.sample_axis is not None
-        ]
-        if (
-            self.training.loss is None
-            or not self._of(self.training.loss).is_mean
-            or not all(isinstance(size, int) for size in sizes)
-        ):
-            return False
-        averages = self.aggregation.average_sparse if gradient.is_sparse else self.aggregation.average_dense
-        summed = replace(self, aggregation=Aggregation(False, False))
-        why = summed._why_not_slices(gradient) if gradient.is_sparse else summed._why_not_dense(gradient)
-        return averages and not why
+    def _may_hold_sizes(self) -> bool:
+        """Tell whether constants may hold the batch's size: it is fixed, and the loss is a mean."""
+        loss, inputs = self.training.loss, self.training.data_inputs.values()
+        sizes = [data.shape[data.sample_axis] for data in inputs if data.sample_axis is not None]
+        is_fixed = all(isinstance(size, int) for size in sizes)
+        return is_fixed and loss is not None and self._of(loss).is_mean
+
+    def _why_not(self, gradient: Gradient) -> str:
+        return self._why_not_slices(gradient) if gradient.is_sparse else self._why_not_dense(gradient)
 
     def _why_not_dense(self, gradient: Gradient) -> str:
         averages, joined = self.aggregation.average_dense, self._of(gradient.dense or "")
