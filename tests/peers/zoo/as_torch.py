@@ -14,7 +14,7 @@ from tests.peers.zoo.export import perturb
 from tests.peers.zoo.exported import Exported
 from tests.peers.zoo.model import Model
 
-CHANGE_RTOL = 2e-3  # of a parameter's largest change
+CHANGE_RTOL = 5e-3  # of a parameter's largest change
 GRADIENT_RTOL = 4e-6  # of the largest gradient of all: what is below is rounding
 EPSILON = {"rmsprop": 1e-2, "adam": 1e-3, "adamw": 1e-3}  # where an optimizer divides gradients by their size
 ROUNDING = 3e-7  # of a value, stored in float32

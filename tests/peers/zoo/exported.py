@@ -1,11 +1,12 @@
 """A forward export, and which of its initializers are parameters of the module, by their values."""
 
+import ast
 import json
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -24,9 +25,21 @@ class Exported:
     facts: dict[str, Any]
 
     @cached_property
+    def _model(self) -> onnx.ModelProto:
+        return onnx.load(self.path)
+
+    @cached_property
     def _initializers(self) -> dict[str, np.ndarray]:
-        model = onnx.load(self.path)
-        return {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+        return {t.name: onnx.numpy_helper.to_array(t) for t in self._model.graph.initializer}
+
+    @cached_property
+    def _sources(self) -> dict[str, set[str]]:
+        return {
+            value.name: set(ast.literal_eval(entry.value))
+            for value in self._model.graph.value_info
+            for entry in value.metadata_props
+            if entry.key.endswith("folded_from")
+        }
 
     @cached_property
     def _parameters_by_hash(self) -> dict[tuple[str, tuple[int, ...]], list[str]]:
@@ -97,27 +110,33 @@ class Exported:
     def comparable(self) -> list[str]:
         """Return those that hold one parameter, and of which that parameter has only one.
 
-        The exporter stores a tied parameter several times, makes one of equal ones, and drops zeros that are
-        added: what it then trains is not what the module does.
+        The exporter stores a tied parameter several times, makes one of equal ones, drops zeros that are
+        added, and computes what meets only constants: what it then trains is not what the module does.
         """
         holders = defaultdict(list)
         for name in self.members:
             for member in self.members[name][0]:
                 holders[member].append(name)
+        folded = set().union(
+            *(self._folded_from(name) for name in self._initializers if name not in self.members)
+        )
         alone = {name: members[0] for name, (members, _) in self.members.items() if len(members) == 1}
-        return [name for name in self.trainable if name in alone and len(holders[alone[name]]) == 1]
-
-    def stored(self, trained: bool) -> list[Stored]:
-        """Return the parameters that the module trains, or all its other tensors, for score_parameters."""
-        key = "perturbed_sha256" if self.variant == "perturbed" else "sha256"
-        found = [
-            (fact["name"], tuple(fact["shape"]), fact[key])
-            for fact in self.facts["parameters"]
-            if fact["trained"] == trained
+        return [
+            name
+            for name in self.trainable
+            if name in alone and len(holders[alone[name]]) == 1 and alone[name] not in folded
         ]
-        if not trained:
-            found += [(fact["name"], tuple(fact["shape"]), fact["sha256"]) for fact in self.facts["buffers"]]
-        return found
+
+    def _folded_from(self, name: str) -> set[str]:
+        """Return the parameters from which the exporter computed an initializer, as it notes."""
+        return self._sources.get(name, set()) & self._facts_of.keys()
+
+    def stored(self, kind: Literal["parameters", "buffers"]) -> list[Stored]:
+        """Return the module's tensors of a kind, for score_parameters.
+
+        Parameters that need no gradient are parameters as well: no export tells them apart, only the user.
+        """
+        return [(fact["name"], tuple(fact["shape"]), fact["sha256"]) for fact in self.facts[kind]]
 
     @property
     def trained_parameters(self) -> int:

@@ -172,8 +172,8 @@ class Attempt:
         score = score_parameters(
             onnx.load(exported.path),
             self.model.loss,
-            exported.stored(trained=True),
-            exported.stored(trained=False),
+            exported.stored("parameters"),
+            exported.stored("buffers"),
             unoptimised=onnx.load(exported.path.with_name(f"{self.model.name}.raw.onnx")),
         )
         if score.wrongly_trained:
