@@ -115,7 +115,7 @@ def _dense(
 
 
 def _moved(value: np.ndarray, by: np.ndarray) -> np.ndarray:
-    return (value + by).astype(value.dtype)
+    return np.asarray(value + by, dtype=value.dtype)
 
 
 def _norm(arrays: Mapping[str, np.ndarray]) -> float:

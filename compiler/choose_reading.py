@@ -21,6 +21,7 @@ from partc.runtime.errors import UnsupportedModel
 from partc.runtime.program import Aggregation
 
 SHOWN = 3  # names of one sentence
+DOES_NOT_FIT: tuple[type[Exception], ...] = (UnsupportedModel, *REFUSALS)
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def judge_step(
     )
     try:
         facts = infer_facts(seen, {name: max(size, 2) for name, size in sizes.items()})
-    except (UnsupportedModel, *REFUSALS):
+    except DOES_NOT_FIT:
         if seen is training:
             raise
         why = "a batch of one does not show what becomes of a larger one"
