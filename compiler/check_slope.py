@@ -16,6 +16,7 @@ import onnxruntime as ort
 
 from partc.passes.analysis.find_roles import gradient_tensors
 from partc.passes.analysis.reachability import ancestors
+from partc.passes.analysis.run_constants import REFUSALS
 from partc.passes.training_graph import TrainingGraph
 
 Arrays = dict[str, np.ndarray]
@@ -45,23 +46,11 @@ def is_slope_of_loss(training: TrainingGraph) -> bool:
             )
             for sign in (1, -1)
         )
-    except ort_errors():
+    except REFUSALS:
         return False  # numbers drawn at random may be none that the graph takes
     rise = float(np.sum(ahead[training.loss]) - np.sum(behind[training.loss]))
     expected = 2 * size * _norm(gradient) ** 2
     return bool(np.isfinite(rise) and expected > 0 and abs(rise / expected - 1) < TOLERANCE)
-
-
-def ort_errors() -> tuple[type[Exception], ...]:
-    """Return what onnxruntime raises where a graph does not take its inputs."""
-    state = ort.capi.onnxruntime_pybind11_state
-    return (
-        state.Fail,
-        state.InvalidArgument,
-        state.RuntimeException,
-        state.NotImplemented,
-        state.InvalidGraph,
-    )
 
 
 def _session(training: TrainingGraph) -> ort.InferenceSession:
@@ -126,7 +115,7 @@ def _dense(
 
 
 def _moved(value: np.ndarray, by: np.ndarray) -> np.ndarray:
-    return (value + by).astype(value.dtype)
+    return np.asarray(value + by, dtype=value.dtype)
 
 
 def _norm(arrays: Mapping[str, np.ndarray]) -> float:

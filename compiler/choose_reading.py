@@ -10,9 +10,10 @@ Asked for a batch per replica, partc compiles it in any case, and tells how it d
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from partc.compiler.check_slope import is_slope_of_loss, ort_errors
+from partc.compiler.check_slope import is_slope_of_loss
 from partc.cost.strategy import Batch
 from partc.passes.analysis.facts import infer_facts
+from partc.passes.analysis.run_constants import REFUSALS
 from partc.passes.replicas.judge_replicas import Departure, judge_replicas
 from partc.passes.spell_casts import spell_casts
 from partc.passes.training_graph import TrainingGraph
@@ -20,6 +21,7 @@ from partc.runtime.errors import UnsupportedModel
 from partc.runtime.program import Aggregation
 
 SHOWN = 3  # names of one sentence
+DOES_NOT_FIT: tuple[type[Exception], ...] = (UnsupportedModel, *REFUSALS)
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def judge_step(
     )
     try:
         facts = infer_facts(seen, {name: max(size, 2) for name, size in sizes.items()})
-    except (UnsupportedModel, *ort_errors()):
+    except DOES_NOT_FIT:
         if seen is training:
             raise
         why = "a batch of one does not show what becomes of a larger one"

@@ -14,7 +14,7 @@ import onnx_graphsurgeon as gs
 from onnx import helper, numpy_helper
 
 from partc.passes.analysis.facts import SMALL, UNKNOWN, Facts
-from partc.passes.analysis.run_constants import run_constants
+from partc.passes.analysis.run_constants import REFUSALS, run_constants
 from partc.passes.replicas.joined import ALIKE, Joined, coupled
 
 LARGEST_POWER = 4
@@ -54,7 +54,7 @@ def _give(node: gs.Node, shape: list[int]) -> np.ndarray:
 def compute_sizes(
     node: gs.Node, known: Mapping[str, Sizes], facts: Facts, opset: int
 ) -> dict[str, Sizes] | None:
-    """Run a node for one batch and for twice the batch; None where its operands are not known and small."""
+    """Run a node for one batch and for twice the batch; None where that is not known, or does not fit."""
     operands: dict[str, Sizes] = {}
     for tensor in node.inputs:
         if not tensor.name:
@@ -69,7 +69,10 @@ def compute_sizes(
     if not is_small or node.domain not in (None, "", "ai.onnx"):
         return None
     once = _run(node, {name: operand.once for name, operand in operands.items()}, opset)
-    twice = _run(node, {name: operand.twice for name, operand in operands.items()}, opset)
+    try:
+        twice = _run(node, {name: operand.twice for name, operand in operands.items()}, opset)
+    except REFUSALS:
+        return None  # a constant of the batch's size stands in the way of a larger one
     return {name: Sizes(once[name], twice[name]) for name in once}
 
 
