@@ -12,6 +12,7 @@ from partc.cost.row_spread import spread_of
 from partc.cost.server_assignment import assign_to_servers
 from partc.cost.strategy import Shard, SyncFacts
 from partc.runtime.errors import NoPlacement
+from tests.compiled_steps import cluster_of
 
 GiB = 2**30
 
@@ -229,3 +230,17 @@ def test_the_greedy_start_places_every_row() -> None:
 
     assert [sum(rows) for rows in placed] == [1001, 3]
     assert sorted(placed[1]) == [0, 0, 3]
+
+
+def test_traffic_of_less_than_a_byte_a_row_is_not_rounded_up() -> None:
+    """A bias of 100,000 rows, of which 750 are touched, moves 0.03 bytes a row: 3,000 bytes in all."""
+    bias = SyncFacts("bias", 100_000, 4, slot_row_bytes=4, sparse=True, touched_rows=750)
+    weight = SyncFacts("weight", 1_000, 40, slot_row_bytes=0, sparse=False, touched_rows=1_000)
+    cluster = cluster_of("2x2")
+
+    shards, assignment = assign_to_servers([bias, weight], cluster)
+
+    assert sum(assignment.moved_bytes_per_server.values()) == pytest.approx(3_000 + 40_000, abs=2)
+    for host, moved in assignment.moved_bytes_per_server.items():
+        rows = {name: sum(s.stop - s.start for s in own if s.host == host) for name, own in shards.items()}
+        assert moved == pytest.approx(rows["bias"] * 0.03 + rows["weight"] * 40, abs=2)
