@@ -67,7 +67,6 @@ class Sessions:
         if key not in self._sessions:
             self._sessions[key] = _load(self._folder / run.segment, key[1], self._disabled)
             log.debug("%s loaded on %s", run.segment, key[1])
-        _check_names(run, self._sessions[key], self._folder / run.segment)
         return self._sessions[key]
 
 
@@ -106,7 +105,7 @@ def _load(path: Path, device: Device, disabled: tuple[str, ...]) -> ort.Inferenc
     return session
 
 
-def _check_names(run: Run, session: ort.InferenceSession, path: Path) -> None:
+def _check_names(run: Run, session: ort.InferenceSession) -> None:
     """Raise BadPlan unless a run gives a segment its inputs, and takes none but its outputs."""
     inputs = {info.name for info in session.get_inputs()}
     outputs = {info.name for info in session.get_outputs()}
@@ -114,7 +113,7 @@ def _check_names(run: Run, session: ort.InferenceSession, path: Path) -> None:
     if wrong := sorted((given ^ inputs) | (taken - outputs)):
         raise BadPlan(
             f"the plan and a segment do not agree about {wrong[0]!r}",
-            at=str(path),
+            at=run.segment,
             fix="compile the model again",
         )
 
@@ -169,6 +168,7 @@ class BoundRun:
     """
 
     def __init__(self, run: Run, session: ort.InferenceSession, device: Device, values: Values) -> None:
+        _check_names(run, session)
         self._session = session
         self._device = device
         self._values = values

@@ -18,7 +18,16 @@ from tests.fuzz.bases import Bases, make_bases
 from tests.fuzz.cases import KINDS, describe, draw_case
 from tests.fuzz.run_case import Outcome, run_case
 
-SHARES = {"model": 6, "step": 6, "external": 1, "cluster": 3, "strategy": 1, "plan": 4, "data": 3}
+SHARES = {
+    "model": 6,
+    "step": 6,
+    "external": 1,
+    "artifacts": 2,
+    "cluster": 3,
+    "strategy": 1,
+    "plan": 4,
+    "data": 3,
+}
 
 
 def main() -> int:

@@ -18,6 +18,7 @@ from tests.test_control_flow import stored
 from tests.training_models import MODELS, training_model
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+ARTIFACTS = Path(__file__).parent.parent / "fixtures" / "ort_training"
 CLUSTER = EXAMPLES / "cluster-2x2.json"
 MOST_MODEL_BYTES = 100_000  # of the onnx package's test models
 _STEPS = {
@@ -47,6 +48,7 @@ class Bases:
     folder: Path
     forwards: tuple[tuple[onnx.ModelProto, ...], ...]
     steps: tuple[onnx.ModelProto, ...]
+    artifacts: tuple[Path, ...]  # folders of onnxruntime-training
     clusters: tuple[Path, ...]
     strategies: tuple[tuple[str, Path], ...]  # the step that each is of
     plans: tuple[Path, ...]  # folders
@@ -79,6 +81,7 @@ def make_bases(folder: Path, extra: Iterable[Path] = ()) -> Bases:
         folder,
         tuple(map(tuple, forwards)),
         tuple(steps),
+        tuple(path.parent for path in sorted(ARTIFACTS.glob("*/training_model.onnx"))),
         clusters,
         tuple(strategies),
         tuple(plans),

@@ -36,6 +36,7 @@ def draw_case(bases: Bases, kind: str, folder: Path, draw: random.Random) -> Cas
         "model": _model,
         "step": _step,
         "external": _external,
+        "artifacts": _artifacts,
         "cluster": _cluster,
         "strategy": _strategy,
         "plan": _plan,
@@ -44,6 +45,8 @@ def draw_case(bases: Bases, kind: str, folder: Path, draw: random.Random) -> Cas
     return makers[kind](bases, folder, draw)
 
 
+# What `make fuzz` draws; "artifacts" besides, when asked for: the ops of onnxruntime-training have no schema
+# that their inputs are held to.
 KINDS = ("model", "step", "external", "cluster", "strategy", "plan", "data")
 
 
@@ -92,6 +95,17 @@ def _external(bases: Bases, folder: Path, draw: random.Random) -> Case:
     (folder / "m.onnx").write_bytes(model.SerializeToString())
     command = ("grad", "m.onnx", "--loss", "mse", "-o", "t.onnx")
     return Case("external", ("inspect", "m.onnx") if is_step else command, "m.onnx")
+
+
+def _artifacts(bases: Bases, folder: Path, draw: random.Random) -> Case:
+    """Damage a file of the folder that onnxruntime-training's generate_artifacts writes."""
+    shutil.copytree(draw.choice(bases.artifacts), folder / "a")
+    file = folder / "a" / draw.choice(("training_model.onnx", "optimizer_model.onnx", "checkpoint"))
+    if file.suffix:
+        file.write_bytes(_damaged(onnx.load(file), draw))
+    else:
+        file.write_bytes(damage_bytes(file.read_bytes(), draw))
+    return Case("artifacts", ("inspect", "a"), "a")
 
 
 def _cluster(bases: Bases, folder: Path, draw: random.Random) -> Case:

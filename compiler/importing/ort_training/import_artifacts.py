@@ -15,6 +15,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper
 
+from partc.compiler.check_tensors import check_tensors
 from partc.compiler.importing.bindings import Bindings, GradientTensors, write_bindings
 from partc.compiler.importing.ort_training.lower_nodes import (
     convert_standard_ops,
@@ -30,7 +31,7 @@ from partc.compiler.importing.ort_training.optimizer_model import (
 from partc.compiler.importing.ort_training.read_checkpoint import Checkpoint, read_checkpoint
 from partc.compiler.model_file import read_model
 from partc.compiler.training.node_builder import NodeBuilder
-from partc.runtime.errors import BadModel
+from partc.runtime.errors import BadModel, naming
 
 TRAINING_MODEL, OPTIMIZER_MODEL, CHECKPOINT = "training_model.onnx", "optimizer_model.onnx", "checkpoint"
 OPSET = 21
@@ -45,6 +46,9 @@ def is_artifacts(path: Path) -> bool:
 def read_artifacts(folder: Path) -> onnx.ModelProto:
     """Return the flat step, its bindings in the metadata. Raises BadModel, UnsupportedModel."""
     model, optimizer = read_model(folder / TRAINING_MODEL), read_model(folder / OPTIMIZER_MODEL)
+    for name, read in ((TRAINING_MODEL, model), (OPTIMIZER_MODEL, optimizer)):
+        with naming(folder / name, BadModel):
+            check_tensors(read, folder)
     checkpoint = read_checkpoint(folder / CHECKPOINT)
     gradients, statistics = _take_gradients(model.graph, checkpoint), _running_statistics(model.graph)
     move_misplaced(model)

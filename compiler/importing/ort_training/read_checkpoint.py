@@ -46,7 +46,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         trained, frozen = (
             {tensor.name: tensor for tensor in _tensors(state, field, path)} for field in (_TRAINED, _FROZEN)
         )
-    except (struct.error, UnicodeDecodeError, ValueError) as error:
+    except (struct.error, UnicodeDecodeError, ValueError, KeyError) as error:
         raise _damaged(path, f"a damaged checkpoint: {error}") from error
     return Checkpoint(trained, frozen)
 
