@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-BATCH = 12  # no other dimension of a model has this size, so that it can only be the samples'
+BATCH = 60  # divides among 3, 4 and 5 ranks, and no other dimension of a model has this size
 
 Draw = Callable[[torch.Generator], torch.Tensor]
 

@@ -20,26 +20,39 @@ BEGIN, END = "<!-- zoo: written by make zoo -->", "<!-- end of zoo -->"
 
 def table(records: list[Record]) -> str:
     """Return the counts by family, and every refusal with its reason, as Markdown."""
-    lines = ["| family | models | trials | trained as one device | as PyTorch | refused | failed |"]
-    lines += ["| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    titles = [
+        "models",
+        "trials",
+        "trained as one device",
+        "of them told to differ from it",
+        "after `--train`",
+    ]
+    titles += ["after `--sample-axis`", "as PyTorch", "refused", "failed"]
+    lines = [f"| family | {' | '.join(titles)} |", "| --- " + "| ---: " * len(titles) + "|"]
     by_family = defaultdict(list)
     for record in records:
         by_family[MODELS[record.trial.model].family].append(record)
     for family, some in by_family.items():
         lines.append(_row(family, some))
     lines.append(_row("**all**", records))
-    lines += ["", "| refused | at | trials | models |", "| --- | --- | ---: | --- |"]
-    for (stage, message), some in _grouped(records, "refused"):
-        lines.append(f"| {_cell(message)} | {stage} | {len(some)} | {_models(some)} |")
+    for outcome in ("refused", "failed"):
+        if groups := _grouped(records, outcome):
+            lines += ["", f"| {outcome} | at | trials | models |", "| --- | --- | ---: | --- |"]
+        for (stage, message), some in groups:
+            lines.append(f"| {_cell(message)} | {stage} | {len(some)} | {_models(some)} |")
     return "\n".join(lines)
 
 
 def _row(family: str, records: list[Record]) -> str:
     counted = Counter(record.outcome for record in records)
     equal = sum(bool(record.torch) for record in records)
-    beside = sum(record.trial.beside_torch and record.stage not in ("grad",) for record in records)
+    beside = sum(record.trial.beside_torch and record.outcome != "refused" for record in records)
     models = len({record.trial.model for record in records})
-    cells = [family, models, len(records), counted["trained"], f"{equal} of {beside}"]
+    trained = [record for record in records if record.outcome == "trained"]
+    departing = sum(bool(record.departures) for record in trained)
+    named = sum(record.parameters == "named" for record in trained)
+    declared = sum(record.axes == "declared" for record in trained)
+    cells = [family, models, len(records), len(trained), departing, named, declared, f"{equal} of {beside}"]
     return "| " + " | ".join(map(str, [*cells, counted["refused"], counted["failed"]])) + " |"
 
 

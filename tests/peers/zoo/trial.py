@@ -75,11 +75,6 @@ class Trial:
         return self.seed % 16 == 0
 
     @property
-    def batch_size(self) -> int | None:
-        """Return the batch that the graph is given, where its own does not divide among the ranks."""
-        return 15 if self.cluster == "2+3" and self.batch == "global" else None
-
-    @property
     def seed(self) -> int:
         """Return a number that is another one for other trials."""
         return sum(ord(letter) * (i + 1) for i, letter in enumerate(repr(self)))
@@ -205,7 +200,6 @@ class Attempt:
             loss=self.model.loss,
             optimizer=parse_optimizer(self.trial.optimizer, lr, settings, None),
             parameters=choice,
-            batch_size=None if beside_torch else self.trial.batch_size,
         )
 
     # ------------------------------------------------------------ compile, verify
@@ -260,7 +254,7 @@ class Attempt:
         if self.trial.over_mpi:
             report = verify(folder, steps=STEPS)
         else:
-            totals = self._total_batches(folder.plan, self.trial.batch_size)
+            totals = self._total_batches(folder.plan)
             report = verify(folder, steps=STEPS, data=totals, launcher=launch_in_process)
         if not report.passed:
             raise Differs(report.summary())
@@ -286,19 +280,16 @@ class Attempt:
         folder = self._compile(path)
         if folder.plan.departures:
             return f"one device: {told}"
-        totals = self._total_batches(folder.plan, None)
+        totals = self._total_batches(folder.plan)
         after = train_in_process(folder, totals, first, stop_when_diverged=False).variables
         beside.hold(f"{len(folder.plan.ranks)} ranks", after, totals)
         return f"all ranks: {told}"
 
     # ------------------------------------------------------------ data
 
-    def _total_batches(self, plan: Plan, size: int | None) -> list[dict[str, np.ndarray]]:
-        """Draw total batches as the model's own data is: one draw for each replica, or one for all.
-
-        `size`: that of the batch where it is not the model's own, but at most twice as large.
-        """
-        draws = plan.replicas if plan.batch == "per-replica" else 2 if size else 1
+    def _total_batches(self, plan: Plan) -> list[dict[str, np.ndarray]]:
+        """Draw total batches as the model's own data is: one draw for each replica, or one for all."""
+        draws = plan.replicas if plan.batch == "per-replica" else 1
         inputs = {entry.name: entry for entry in plan.data_inputs}
         totals = []
         for step in range(STEPS):
@@ -309,8 +300,6 @@ class Attempt:
                 axis = entry.sample_axis
                 whole = [part[name] for part in parts]
                 total[name] = whole[0] if axis is None else np.concatenate(whole, axis)
-                if axis is not None and size:
-                    total[name] = np.take(total[name], np.arange(size), axis)
             totals.append(total)
         return totals
 
