@@ -31,6 +31,10 @@ _WRITTEN_OUT = (
     torch.ops.aten._native_batch_norm_legit.no_stats,
     torch.ops.aten._native_batch_norm_legit_functional.default,
 )
+_VIEWS = {
+    torch.ops.aten.select_copy.int: torch.ops.aten.select.int,
+    torch.ops.aten.slice_copy.Tensor: torch.ops.aten.slice.Tensor,
+}
 _WRITTEN_OUT_IN_FLOAT64 = (torch.ops.aten.native_layer_norm.default,)
 
 
@@ -101,16 +105,9 @@ def trace_step(
 
 
 def _write_views(graph: torch.fx.GraphModule) -> None:
-    """Replace copies of views by the views, which the exporter knows: nothing is written in place."""
+    """Replace copies of views that the exporter does not know by the views: nothing is written in place."""
     for node in graph.graph.nodes:
-        if not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        name = str(node.target.overloadpacket).removeprefix("aten.")
-        view = getattr(torch.ops.aten, name.removesuffix("_copy"), None)
-        if node.target == torch.ops.aten.view_copy.default:
-            node.target = torch.ops.aten.reshape.default  # whatever the strides are
-        elif name.endswith("_copy") and view is not None:
-            node.target = getattr(view, node.target._overloadname)
+        node.target = _VIEWS.get(node.target, node.target)
     graph.recompile()
 
 
