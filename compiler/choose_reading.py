@@ -76,9 +76,8 @@ def judge_step(
 
     Needs: gradients are known. `sizes`: a value for every symbolic size.
     """
-    seen = (
-        training if min(_batch_sizes(training, sizes).values(), default=2) > 1 else _of_two_samples(training)
-    )
+    fixed = _batch_sizes(training, {name: max(size, 2) for name, size in sizes.items()})
+    seen = _of_two_samples(training) if 1 in fixed.values() else training
     try:
         facts = infer_facts(seen, {name: max(size, 2) for name, size in sizes.items()})
     except DOES_NOT_FIT:
@@ -99,7 +98,7 @@ def _of_two_samples(training: TrainingGraph) -> TrainingGraph:
     graph = training.graph.copy()
     made = {tensor.name: tensor for node in graph.nodes for tensor in node.outputs}
     for tensor in made.values():
-        tensor.shape = None
+        tensor.shape = None if tensor.shape is None else [None for _ in tensor.shape]
     for tensor in graph.inputs:
         data = training.data_inputs.get(tensor.name)
         if data is not None and data.sample_axis is not None and tensor.shape[data.sample_axis] == 1:
