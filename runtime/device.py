@@ -118,6 +118,19 @@ def _check_names(run: Run, session: ort.InferenceSession) -> None:
         )
 
 
+def _check_shape(run: Run, value: str, shape: list[int], wanted: list[int | str | None]) -> None:
+    """Raise BadPlan unless a value that never moves has the shape that a segment reads."""
+    fits = len(shape) == len(wanted) and all(
+        not isinstance(size, int) or size == found for size, found in zip(wanted, shape, strict=True)
+    )
+    if not fits:
+        raise BadPlan(
+            f"value {value!r} has shape {shape}, the segment reads {wanted}",
+            at=run.segment,
+            fix="compile the model again",
+        )
+
+
 def _options(device: Device) -> ort.SessionOptions:
     _share_arena()
     options = ort.SessionOptions()
@@ -176,8 +189,10 @@ class BoundRun:
         self._placeholder = ort.OrtValue.ortvalue_from_numpy(_PLACEHOLDER)
         self._moving_reads = [pair for pair in run.reads if pair[1] not in values.fixed]
         self._made = [pair for pair in run.writes if pair[1] not in values.fixed]
+        wanted = {info.name: info.shape for info in session.get_inputs()}
         for name, value in run.reads:
             if value in values.fixed:
+                _check_shape(run, value, values.fixed[value].shape(), wanted[name])
                 self._binding.bind_ortvalue_input(name, values.fixed[value])
         fixed_writes = [pair for pair in run.writes if pair[1] in values.fixed]
         declared = {output.name: output.shape for output in session.get_outputs()}
