@@ -56,7 +56,7 @@ class BesideTorch:
         for name in self.names:
             (member,), is_transposed = self.exported.members[name]
             value = parameters[member].detach().numpy()
-            values[name] = np.ascontiguousarray(value.T if is_transposed else value)
+            values[name] = np.array(value.T if is_transposed else value, order="C")
         return values
 
     def hold(self, what: str, found: Values, batches: Batches) -> None:

@@ -25,8 +25,6 @@ class Model:
     loss: str = "loss"
     axes: Mapping[str, int | None] = field(default_factory=dict)  # of samples, where it is not axis 0
 
-    stops_gradients: bool = False  # by detach, which the exporter leaves out
-
     def sample_axes(self) -> dict[str, int | None]:
         """Return the sample axis of every input, and of what a loss adds."""
         return {name: self.axes.get(name, 0) for name in (*self.inputs, "labels", "targets")}

@@ -264,7 +264,7 @@ class Attempt:
     def _compare_with_torch(self, exported: Exported) -> str:
         """Train what both can train alike: on one device, and on all ranks with their whole batch."""
         names = exported.comparable
-        if not names or self.model.stops_gradients:
+        if not names:
             return ""
         train = self._grad(exported, names, beside_torch=True)
         axes = self._axes(train) if self.axes == "declared" else None
