@@ -210,10 +210,11 @@ class Held(Record, frozen=True):
 
 
 class TakenValues(Record, frozen=True, omit_defaults=True):
-    """What an integer input may hold: whole numbers from 0 on, below `high`, and those that are `ignored`."""
+    """What an integer input may hold: numbers from `low` on, below `high`, and those that are `ignored`."""
 
     high: int
     ignored: tuple[int, ...] = ()
+    low: int = 0
 
 
 class DataInput(Record, frozen=True):

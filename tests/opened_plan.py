@@ -99,8 +99,9 @@ def _variables(plan: Plan, run: Run) -> dict[str, str]:
 
 def _write_plan(plan: Plan, path: Path, instructions: list[Instruction], seen: dict[str, str]) -> None:
     files = {
-        f"segments/{file.name}": hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted((path / "segments").iterdir())
+        file.relative_to(path).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(path.rglob("*"))
+        if file.is_file() and file.name != "plan.json"
     }
     kept = tuple(Output(name, name, "whole") for name in seen.values())
     opened = msgspec.structs.replace(plan, instructions=tuple(instructions), outputs=kept, files=files)

@@ -13,7 +13,7 @@ from partc.compiler.training.tensor_types import Size, infer_types, small_consta
 from partc.runtime.data.step_draws import evaluate_size
 from partc.runtime.errors import UnsupportedModel
 from tests.test_symbolic_broadcasts import check_gradients, with_parameters
-from tests.training_steps import train
+from tests.training_steps import EVERYTHING, train
 
 
 def folded(text: str, *, shapes: bool = True) -> onnx.ModelProto:
@@ -186,7 +186,7 @@ COMPUTED = {
 def test_gradient_through_computed_sizes(case: str) -> None:
     model = with_parameters(f'<ir_version: 10, opset_import: ["": 21]> g {COMPUTED[case]}', names="abc")
 
-    trained = build_training_graph(model, loss="total", optimizer=SGD(lr=1.0))
+    trained = build_training_graph(model, loss="total", optimizer=SGD(lr=1.0), parameters=EVERYTHING)
 
     check_gradients(model, trained, {}, case)
 
@@ -215,7 +215,9 @@ def test_a_recurrent_layer_whose_weights_are_cut_by_computed_sizes() -> None:
         tensor.CopyFrom(numpy_helper.from_array(moved, tensor.name))
 
     stepped = [
-        train(build_training_graph(model, loss="total", optimizer=SGD(lr=1.0)), [{}])[1]
+        train(build_training_graph(model, loss="total", optimizer=SGD(lr=1.0), parameters=EVERYTHING), [{}])[
+            1
+        ]
         for model in (cut, plain)
     ]
 
@@ -235,7 +237,9 @@ def test_a_batch_that_is_rewritten_is_not_folded() -> None:
         names="a",
     )
 
-    trained = build_training_graph(model, loss="total", optimizer=SGD(lr=1.0), batch_size=8)
+    trained = build_training_graph(
+        model, loss="total", optimizer=SGD(lr=1.0), batch_size=8, parameters=EVERYTHING
+    )
 
     x = np.random.default_rng(1).normal(size=(8, 3))
     check_gradients(model, trained, {"x": x}, "batch 8", batch=8)
@@ -247,4 +251,4 @@ def test_a_loop_over_a_symbolic_number_of_bags_is_refused() -> None:
     model = with_parameters(f'<ir_version: 10, opset_import: ["": 21]> g {text}', names="ab")
 
     with pytest.raises(UnsupportedModel, match="export the model with fixed sizes"):
-        build_training_graph(model, loss="total", optimizer=SGD(lr=1.0))
+        build_training_graph(model, loss="total", optimizer=SGD(lr=1.0), parameters=EVERYTHING)

@@ -28,6 +28,7 @@ from partc.models.catalogue import build_model
 from partc.runtime.in_process import train_in_process
 from tests.compiled_steps import Compiled, compile_step, random_batches, verified
 from tests.foreign_steps import parse
+from tests.training_steps import EVERYTHING
 
 SAMPLES, STEPS = 8, 4
 # Positions, as vision transformers have them: one row for all samples; and a number.
@@ -89,7 +90,9 @@ def training_step(model: str, update: str) -> bytes:
     optimizer, options = UPDATES[update]
     loss = "softmax_cross_entropy" if model == "mlp" else "loss"
     forward = parse(POSITIONS) if model == "positions" else build_model(model, **MODELS[model])
-    step = build_training_graph(forward, loss=loss, optimizer=optimizer, update=options)
+    step = build_training_graph(
+        forward, loss=loss, optimizer=optimizer, update=options, parameters=EVERYTHING
+    )
     return bytes(step.SerializeToString())
 
 

@@ -61,7 +61,7 @@ def reference(folder: Path, batch: str, text: str = STEP, ids: str = "ids") -> R
 
 
 def plan(batch: str, replicas: int) -> Plan:
-    lists = ((), (), (), (), (), INPUTS, ())
+    lists = ((), {}, (), (), (), (), INPUTS, ())
     return Plan(PLAN_FORMAT, "train.onnx", batch, replicas, {}, "loss", *lists, 0.0, "", {})  # type: ignore[arg-type]
 
 

@@ -18,6 +18,7 @@ from partc.runtime.plan_folder import PlanFolder
 from tests.compiled_steps import Compiled, compile_step, random_batches
 from tests.foreign_steps import parse
 from tests.small_steps import training_of
+from tests.training_steps import EVERYTHING
 
 # A softmax over keys does not change where all keys' scores do: the gradient of `shift` is zero in theory.
 ATTENTION = """
@@ -101,7 +102,7 @@ def reordered(compiled: Compiled) -> VerifyReport:
 
 @pytest.mark.parametrize("batch", ["per-replica", "global"])
 def test_a_parameter_without_effect_verifies_under_adam(tmp_path: Path, batch: str) -> None:
-    step = build_training_graph(parse(ATTENTION), loss="loss", optimizer=Adam(0.01))
+    step = build_training_graph(parse(ATTENTION), loss="loss", optimizer=Adam(0.01), parameters=EVERYTHING)
     compiled = compile_step(import_training_graph(step), tmp_path / "out", "1x2", "allreduce", batch)
 
     report = reordered(compiled)
@@ -124,7 +125,7 @@ def launch_half(folder: PlanFolder, data: Data, steps: int, seed: int) -> Iterat
 
 
 def test_other_samples_are_no_rounding(tmp_path: Path) -> None:
-    step = build_training_graph(parse(ATTENTION), loss="loss", optimizer=Adam(0.01))
+    step = build_training_graph(parse(ATTENTION), loss="loss", optimizer=Adam(0.01), parameters=EVERYTHING)
     compiled = compile_step(import_training_graph(step), tmp_path / "out", "1x2", "allreduce", "per-replica")
 
     batches = random_batches(compiled.plan, 3)
@@ -134,7 +135,7 @@ def test_other_samples_are_no_rounding(tmp_path: Path) -> None:
 
 
 def test_gradient_descent_is_allowed_no_more_than_rounding(tmp_path: Path) -> None:
-    step = build_training_graph(parse(ATTENTION), loss="loss", optimizer=SGD(0.01))
+    step = build_training_graph(parse(ATTENTION), loss="loss", optimizer=SGD(0.01), parameters=EVERYTHING)
     compiled = compile_step(import_training_graph(step), tmp_path / "out", "1x2", "allreduce", "per-replica")
 
     report = reordered(compiled)

@@ -13,6 +13,7 @@ from partc.compiler.training.optimizers import SGD
 from partc.compiler.training.parameters import FORWARD_KEY
 from partc.runtime.program import Start
 from tests.compiled_steps import assert_trains_as_one_device, compile_step, random_batches
+from tests.training_steps import EVERYTHING
 
 # Data x, of which axis 0 (in a sequence 1) holds the samples, and parameters | nodes that make y.
 CASES = {
@@ -72,7 +73,9 @@ def forward(case: str) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_ranks_train_a_layer_as_one_device(case: str, tmp_path: Path) -> None:
-    model = build_training_graph(forward(CASES[case]), loss="loss", optimizer=SGD(lr=0.1))
+    model = build_training_graph(
+        forward(CASES[case]), loss="loss", optimizer=SGD(lr=0.1), parameters=EVERYTHING
+    )
 
     compiled = compile_step(import_training_graph(model), tmp_path / "out", "1x2", "allreduce", "global")
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import SGD
-from tests.training_steps import session, train
+from tests.training_steps import EVERYTHING, session, train
 
 Shape = tuple[int, ...]
 GRAPHS = 8  # of every kind of op, each run at RUNS sizes
@@ -139,7 +139,7 @@ def test_gradient_at_sizes_that_only_the_step_knows(op_type: str) -> None:
     for seed in range(GRAPHS):
         case = drawn_case(op_type, seed)
         model = case.model()
-        trained = build_training_graph(model, loss="total", optimizer=SGD(lr=1.0))
+        trained = build_training_graph(model, loss="total", optimizer=SGD(lr=1.0), parameters=EVERYTHING)
         for shapes in case.runs:
             feeds = {f"n{x}": np.array(shape, np.int64) for x, shape in zip(case.names, shapes, strict=True)}
             check_gradients(model, trained, feeds, f"{op_type} {seed} {shapes}")

@@ -14,6 +14,7 @@ from partc.passes.analysis.facts import UNKNOWN, infer_facts
 from partc.passes.training_graph import TrainingGraph
 from tests.compiled_steps import assert_trains_as_one_device, compile_step, random_batches
 from tests.test_symbolic_broadcasts import with_parameters
+from tests.training_steps import EVERYTHING
 
 HEADER = '<ir_version: 10, opset_import: ["": 21]> g '
 
@@ -33,7 +34,9 @@ POSITIONS = """(float[4,3,2] x, int64[1] n, float[6,2] a, float[2,2] b) => (floa
 
 def step_of(text: str) -> TrainingGraph:
     model = with_parameters(HEADER + text, names="ab")
-    return import_training_graph(build_training_graph(model, loss="loss", optimizer=SGD(lr=0.5)))
+    return import_training_graph(
+        build_training_graph(model, loss="loss", optimizer=SGD(lr=0.5), parameters=EVERYTHING)
+    )
 
 
 @pytest.mark.parametrize("batch", ["per-replica", "global"])

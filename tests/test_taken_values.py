@@ -16,18 +16,18 @@ from tests.foreign_steps import parse
 @pytest.mark.parametrize(
     ("use", "taken"),
     [
-        ("flat = Reshape (ids, all) wide = Cast <to = 7> (flat) y = Gather (table, wide)", TakenValues(50)),
+        ("flat = Reshape (ids, all) wide = Cast <to = 7> (flat) y = Gather (table, wide)", TakenValues(50, (), -50)),
         ("loss = SoftmaxCrossEntropyLoss (logits, ids)\n y = Identity (loss)", TakenValues(7)),
         ("loss = SoftmaxCrossEntropyLoss <ignore_index = -100> (logits, ids)\n y = Identity (loss)",
          TakenValues(7, (-100,))),
         ("bad = Equal (ids, pad)  safe = Where (bad, none, ids) y = Gather (table, safe)",
-         TakenValues(50, (-9,))),
+         TakenValues(50, (-9,), -50)),
         ("bad = Equal (ids, pad)  good = Not (bad) safe = Where (good, ids, none)"
          " y = Gather (table, safe)",
-         TakenValues(50, (-9,))),
+         TakenValues(50, (-9,), -50)),
         ("bad = Equal (ids, pad)  safe = Where (bad, none, ids) y = Gather (table, safe)"
          " z = Gather (table, ids)",
-         TakenValues(50)),
+         TakenValues(50, (), -50)),
         ("bad = Less (ids, none)\n safe = Where (bad, none, ids) y = Gather (table, safe)", None),
         ("safe = Max (ids, none)\n y = Gather (table, safe)", None),
         ("y = OneHot (ids, depth, values)", None),

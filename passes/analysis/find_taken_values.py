@@ -1,10 +1,11 @@
-"""Find which values an integer data input may have: from 0 on, below the size of what it indexes.
+"""Find which values an integer data input may have: below the size of what it indexes.
 
-ids -> Cast -> Reshape -> Gather(table[1000, 8])                                     0 .. 999
+ids -> Cast -> Reshape -> Gather(table[1000, 8])                                  -1000 .. 999
 labels -> Where (Equal (labels, -100), 0, labels) -> GatherElements (logits[32, 10])  0 .. 9, and -100
 
-ONNX counts negative indices from the end: a label -1 would train the last class. Where the graph itself
-sees to other values (Max, Clip, any other Where), it says nothing about what may come in.
+ONNX counts negative indices from the end. Of rows that a Gather reads that is what they mean; a label -1
+would train the last class. Where the graph itself sees to other values (Max, Clip, any other Where), it
+says nothing about what may come in.
 """
 
 from collections import deque
@@ -29,13 +30,14 @@ def find_taken_values(graph: gs.Graph) -> dict[str, TakenValues]:
         if tensor.dtype is not None and np.issubdtype(tensor.dtype, np.integer):
             uses = list(_uses(tensor))
             if uses:
-                ignored = frozenset.intersection(*(ignored for _, ignored in uses))
-                found[tensor.name] = TakenValues(min(high for high, _ in uses), tuple(sorted(ignored)))
+                ignored = frozenset.intersection(*(ignored for *_, ignored in uses))
+                low, high = max(low for low, *_ in uses), min(high for _, high, _ in uses)
+                found[tensor.name] = TakenValues(high, tuple(sorted(ignored)), low)
     return found
 
 
-def _uses(start: gs.Tensor) -> Iterator[tuple[int, frozenset[int]]]:
-    """Yield the bound of every index that holds the input's own numbers, and the values kept from it."""
+def _uses(start: gs.Tensor) -> Iterator[tuple[int, int, frozenset[int]]]:
+    """Yield the bounds of every index that holds the input's own numbers, and the values kept from it."""
     waiting = deque([(start, frozenset[int]())])
     seen = {start.name}
     while waiting:
@@ -44,7 +46,7 @@ def _uses(start: gs.Tensor) -> Iterator[tuple[int, frozenset[int]]]:
             position = next(i for i, read in enumerate(node.inputs) if read is tensor)
             bound = None if node.op in _TOLERANT else index_bound(node, position)
             if bound is not None:
-                yield bound, ignored | _ignored_by_loss(node)
+                yield -bound if node.op == "Gather" else 0, bound, ignored | _ignored_by_loss(node)
             elif (node.op in _SAME and position == 0) or node.op == "Concat":
                 more: frozenset[int] | None = frozenset()
             else:

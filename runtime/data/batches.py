@@ -81,9 +81,9 @@ def check_values_taken(
     taken = data_input.taken
     if taken is None or array.dtype.kind not in "iu" or not array.size:
         return
-    if array.min() >= 0 and array.max() < taken.high:
+    if array.min() >= taken.low and array.max() < taken.high:
         return
-    wrong = (array < 0) | (array >= taken.high)
+    wrong = (array < taken.low) | (array >= taken.high)
     for ignored in taken.ignored:
         wrong &= array != ignored
     if not wrong.any():
@@ -94,7 +94,7 @@ def check_values_taken(
     step = "" if batch is None or sample is None else f", step {sample // batch + 1}"
     but = "" if not taken.ignored else f" or {', '.join(map(str, taken.ignored))}"
     raise BadData(
-        f"value {array[index]}, where the model takes 0 to {taken.high - 1}{but}",
+        f"value {array[index]}, where the model takes {taken.low} to {taken.high - 1}{but}",
         at=f"{place}data input {data_input.name!r}{step}" + ("" if sample is None else f", sample {sample}"),
         fix="correct the data; of labels that are not to count, tell `partc grad` with --ignore-index",
     )
