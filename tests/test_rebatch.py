@@ -6,6 +6,8 @@ import pytest
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from partc.compiler.training.choose_parameters import ParameterChoice
+from partc.compiler.training.objective import state_objective
 from partc.compiler.training.rebatch import rebatch
 from partc.compiler.training.tensor_types import infer_types
 from partc.runtime.errors import BadUsage, UnsupportedModel
@@ -42,6 +44,39 @@ def test_reshape_targets_keep_all_but_the_batch(
 
     assert target_of(model) == expected
     assert infer_types(model)["y"].shape is not None
+
+
+@pytest.mark.parametrize(("shape", "target"), [("8,8,4", "8,32"), ("8,3,4", "24,4"), ("8,12", "8,3,-1")])
+def test_a_target_that_copies_the_batch_does_so_under_allowzero_too(shape: str, target: str) -> None:
+    model = parse(f"""(float[{shape}] x) => (float[a,b] flat, float[c] y) {{
+        s = Constant <value_ints = [{target}]> () v = Reshape <allowzero = 1> (x, s)
+        end = Constant <value_ints = [-1]> () y = Reshape <allowzero = 1> (v, end)
+        flat = Flatten (v) }}""")
+    x = np.arange(5 * 96, dtype=np.float32).reshape(5, *map(int, shape.split(",")[1:]), -1)[..., 0]
+
+    rebatch(model, 5, {"x": 0})
+
+    assert 0 not in (infer_types(model)["v"].shape or (0,))
+    _, y = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_array_equal(y, x.reshape(-1))
+
+
+@pytest.mark.parametrize("op, gates", [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+def test_an_initial_state_that_holds_the_batch_is_refused(op: str, gates: int) -> None:
+    """Shape inference does not compare an initial state with the data."""
+    zeros, ones = ", ".join(["0"] * 6), ", ".join(["0.1"] * gates * 6)
+    model = parse(f"""(float[2,4,2] x) => (float loss)
+        <float[1,{3 * gates},2] W = {{{ones}}}, float[1,{3 * gates},3] R = {{{ones + ", 0.1" * gates * 3}}},
+         float[1,2,3] state = {{{zeros}}}> {{
+            xt = Transpose <perm = [1, 0, 2]> (x)
+            all, last = {op} <hidden_size = 3> (xt, W, R, , , state)
+            loss = ReduceMean <keepdims = 0> (last) }}""")
+    chosen = ParameterChoice(train=("W", "R"), freeze=("state",))
+
+    with pytest.raises(UnsupportedModel, match="held in a constant") as caught:
+        state_objective(model, "loss", 5, choice=chosen)
+
+    assert "symbolic batch" in caught.value.fix
 
 
 def test_a_hidden_size_that_equals_the_batch_stays() -> None:

@@ -15,7 +15,7 @@ from partc.compiler.training.differentiate import ops_without_rule
 from partc.compiler.training.expand_ops import is_expandable
 from partc.compiler.training.forward import OPSET, expand_ops_without_rule, normalise_forward
 from partc.compiler.training.losses import Loss, add_loss
-from partc.compiler.training.rebatch import Batch, rebatch
+from partc.compiler.training.rebatch import Batch, check_batch_is_free, rebatch
 from partc.compiler.training.sizes.fold_sizes import fold_sizes
 from partc.compiler.training.tensor_types import Size, Types, check_shapes, infer_types, type_of
 from partc.runtime.errors import UnsupportedModel
@@ -68,6 +68,8 @@ def state_objective(
     check_kept(ready.model.graph, [n for n, d in decisions.items() if d.verdict is Verdict.CONSTANT])
     parameters = [name for name, decision in decisions.items() if decision.verdict is Verdict.TRAINED]
     objective = _trace(ready, parameters)
+    if batch_size is not None:
+        check_batch_is_free(objective.model)
     return replace(
         objective,
         state=ready.state,

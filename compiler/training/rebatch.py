@@ -1,7 +1,8 @@
 """Give a forward graph another batch size, also where the old one is baked into constants.
 
     inputs     the sample axis of every data input gets the new size, or the symbol "batch"
-    Reshape    a constant target that holds the batch: found by where the batch lies in the input
+    Reshape    a constant target that holds the batch: found by where the batch lies in the input;
+               where a 0 takes its place, allowzero is cleared: with it, 0 is a size
     Expand     a constant target that holds the batch: 1 there, for Expand keeps what the input has
 
 The batch is followed by shapes, never by value: a graph is inferred at its own batch and at another,
@@ -30,6 +31,7 @@ from partc.runtime.errors import BadModel, BadUsage, UnsupportedModel
 BATCH = "batch"
 PROBE = 9973  # a prime that no model has as a size: the batch at which shapes are compared
 Batch = int | Literal["dynamic"]
+SYMBOLIC = "export the model with a symbolic batch"
 
 
 def rebatch(model: onnx.ModelProto, batch: Batch, sample_axes: Mapping[str, int | None]) -> None:
@@ -96,6 +98,7 @@ def _free_constants(model: onnx.ModelProto, old: int, sample_axes: Mapping[str, 
             replacement = numpy_helper.from_array(target, names.fresh(f"{node.input[1]}.any_batch"))
             model.graph.initializer.append(replacement)
             node.input[1] = replacement.name
+            _let_zero_copy(node)
             after = infer_types(model)
     _check_batch_survives(model, before, after, old)
 
@@ -119,13 +122,20 @@ def _free_target(
         raise UnsupportedModel(
             f"the batch {old} of shape {list(was)} cannot be found in the target {target.tolist()}",
             at=f"node {node.name!r} (Reshape)",
-            fix="export the model with a symbolic batch",
+            fix=SYMBOLIC,
         )
     if target[place] == -1 or (target[place] == 0 and place == axis):
         return None
     _spell_out(free, result)
     free[place] = 0 if place == axis and result[place] == old else -1
     return free
+
+
+def _let_zero_copy(node: onnx.NodeProto) -> None:
+    """Clear allowzero, under which a 0 in the target is a size of zero; the exporter sets it always."""
+    kept = [attribute for attribute in node.attribute if attribute.name != "allowzero"]
+    del node.attribute[:]
+    node.attribute.extend(kept)
 
 
 def _adapts(target: np.ndarray, now: Shape, result: Shape, old: int) -> bool:
@@ -172,19 +182,26 @@ def _count(sizes: Shape) -> int:
 
 def _check_batch_survives(model: onnx.ModelProto, before: Types, after: Types, old: int) -> None:
     """A graph whose shapes clash now, or whose outputs do not follow the batch, holds it elsewhere."""
-    fix = "export the model with a symbolic batch"
-    try:
-        check_shapes(model)
-    except BadModel as error:
-        raise UnsupportedModel(
-            f"the batch {old} is held in a constant that partc does not recognise: {error.what}",
-            at=error.at,
-            fix=fix,
-        ) from error
+    check_batch_is_free(model, f"the batch {old}")
     names = [output.name for output in model.graph.output]
     if all(before[name] == after[name] and before[name].shape for name in names):
         raise UnsupportedModel(
             f"no output follows the batch: {old} is held in a constant that partc does not recognise",
             at=f"outputs {names}",
-            fix=fix,
+            fix=SYMBOLIC,
         )
+
+
+def check_batch_is_free(model: onnx.ModelProto, batch: str = "the model's own batch") -> None:
+    """Raise UnsupportedModel where shapes clash: after rebatching, a constant then holds the old batch.
+
+    Shape inference looks into some ops only after they are expanded: an LSTM's initial state is no matter to it.
+    """
+    try:
+        check_shapes(model)
+    except BadModel as error:
+        raise UnsupportedModel(
+            f"{batch} is held in a constant that partc does not recognise: {error.what}",
+            at=error.at,
+            fix=SYMBOLIC,
+        ) from error

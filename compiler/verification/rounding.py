@@ -99,7 +99,7 @@ def _has_any(tensor: str, are_rows: bool, parts: list[Tensors], again: list[Tens
 
 def _shifted(met: Tensors, shift: Mapping[str, Array], sign: int) -> Tensors:
     return {
-        name: (wide(value) + sign * shift[name]).astype(value.dtype) if name in shift and sign else value
+        name: np.asarray(wide(value) + sign * shift[name], value.dtype) if name in shift and sign else value
         for name, value in met.items()
     }
 
