@@ -16,7 +16,6 @@ import onnxruntime as ort
 
 from partc.passes.analysis.find_roles import gradient_tensors
 from partc.passes.analysis.reachability import ancestors
-from partc.passes.analysis.run_constants import REFUSALS
 from partc.passes.training_graph import TrainingGraph
 
 Arrays = dict[str, np.ndarray]
@@ -24,6 +23,15 @@ MOST_ELEMENTS = 30_000_000  # of all variables: larger models are not run while 
 STEP = 1e-3  # as a part of the variables' norm
 TOLERANCE = 0.25
 IR_VERSION = 10
+_STATE = ort.capi.onnxruntime_pybind11_state
+# What onnxruntime raises where a graph does not fit its numbers.
+REFUSALS: tuple[type[Exception], ...] = (
+    _STATE.Fail,
+    _STATE.InvalidArgument,
+    _STATE.InvalidGraph,
+    _STATE.NotImplemented,
+    _STATE.RuntimeException,
+)
 
 
 def is_slope_of_loss(training: TrainingGraph) -> bool:

@@ -13,15 +13,13 @@ from dataclasses import dataclass, replace
 from partc.compiler.check_slope import is_slope_of_loss
 from partc.cost.strategy import Batch
 from partc.passes.analysis.facts import infer_facts
-from partc.passes.analysis.run_constants import REFUSALS
 from partc.passes.replicas.judge_replicas import Departure, judge_replicas
 from partc.passes.spell_casts import spell_casts
 from partc.passes.training_graph import TrainingGraph
-from partc.runtime.errors import UnsupportedModel
+from partc.runtime.errors import BadModel, UnsupportedModel
 from partc.runtime.program import Aggregation
 
 SHOWN = 3  # names of one sentence
-DOES_NOT_FIT: tuple[type[Exception], ...] = (UnsupportedModel, *REFUSALS)
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def judge_step(
     seen = _of_two_samples(training) if 1 in fixed.values() else training
     try:
         facts = infer_facts(seen, {name: max(size, 2) for name, size in sizes.items()})
-    except DOES_NOT_FIT:
+    except (BadModel, UnsupportedModel):
         if seen is training:
             raise
         why = "a batch of one does not show what becomes of a larger one"

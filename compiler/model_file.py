@@ -22,6 +22,7 @@ from partc.compiler.check_bodies import check_bodies
 from partc.compiler.check_tensors import check_tensors
 from partc.compiler.importing.merge_opsets import merge_opsets
 from partc.compiler.importing.newest_opset import newest_opset
+from partc.compiler.run_checker import run_checker
 from partc.compiler.training.tensor_types import without_large_values
 from partc.passes.infer_shapes import limited_memory, try_inference
 from partc.runtime.errors import BadModel, PartcError, UnsupportedModel
@@ -125,7 +126,7 @@ def check_model(
         graphs += [training.initialization]
     for graph in graphs:
         _check_graph(graph, outer=frozenset(), versions=versions, functions=functions)
-    _run_checker(model)
+    run_checker(model)
     try_inference(without_large_values(model))
 
 
@@ -272,35 +273,6 @@ def _check_order(graph: onnx.GraphProto, makers: dict[str, onnx.NodeProto]) -> N
         at=names,
         fix="cut the cycle: one of these nodes must read a variable or an earlier tensor instead",
     )
-
-
-def _run_checker(model: onnx.ModelProto) -> None:
-    light = _without_external_data(model)
-    try:
-        with limited_memory(light):
-            onnx.checker.check_model(light)
-    except Exception as error:  # the checker's C++ raises more than its ValidationError
-        raise BadModel(
-            str(error).split("\n\n==> Context:")[0].strip(),
-            at=str(error).rpartition("==> Context:")[2].strip() or "onnx.checker",
-            fix="mend the node or tensor that the ONNX checker names, or export the model again",
-        ) from error
-
-
-def _without_external_data(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Make external initializers inputs: the checker looks for their files in the current folder."""
-    external = [t for t in model.graph.initializer if t.data_location == TensorProto.EXTERNAL]
-    if not external:
-        return model
-    light = onnx.ModelProto()
-    light.CopyFrom(model)
-    listed = {info.name for info in model.graph.input}
-    for tensor in external:
-        light.graph.initializer.remove(tensor)
-        if tensor.name not in listed:
-            info = helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
-            light.graph.input.append(info)
-    return light
 
 
 def _place(node: onnx.NodeProto) -> str:

@@ -138,20 +138,20 @@ def fewer_ranks(mutant: Mutant) -> bool:
     for place in _starts(mutant):
         start = mutant.plan.instructions[place]
         assert isinstance(start, Start)
-        if start.kind not in ("reduce_scatter", "all_gather") and len(_members(mutant.plan, start)) > 1:
+        if start.kind not in ("reduce_scatter", "all_gather") and _members(mutant.plan, start) > 1:
             places.append(place)
     if not places:
         return False
     place = mutant.pick(places)
     start = mutant.plan.instructions[place]
     assert isinstance(start, Start)
-    ranks = []
-    for rank in mutant.plan.ranks:
-        members = rank.groups.get(start.group, ())
-        cut = max(1, len(members) // 2)
-        own = members[:cut] if rank.rank in members[:cut] else members[cut:]
-        ranks.append(Replace(rank, groups={**rank.groups, "cut": own} if members else rank.groups))
-    mutant.change("", ranks=tuple(ranks))
+    halves = tuple(half for members in mutant.plan.groups[start.group] for half in _halves(members))
+    number_of = {rank: number for number, half in enumerate(halves) for rank in half}
+    ranks = [
+        Replace(rank, groups={**rank.groups, "cut": number_of[rank.rank]}) if rank.rank in number_of else rank
+        for rank in mutant.plan.ranks
+    ]
+    mutant.change("", ranks=tuple(ranks), groups={**mutant.plan.groups, "cut": halves})
     return _put(mutant, place, Replace(start, group="cut"), f"half the ranks in {_name(mutant, place)}")
 
 
@@ -173,8 +173,13 @@ def shift_counts(mutant: Mutant) -> bool:
     return _put(mutant, place, Replace(start, counts=tuple(counts)), f"counts of {_name(mutant, place)}")
 
 
-def _members(plan: Plan, start: Start) -> tuple[int, ...]:
-    return max((rank.groups.get(start.group, ()) for rank in plan.ranks), key=len)
+def _members(plan: Plan, start: Start) -> int:
+    return max(len(members) for members in plan.groups[start.group])
+
+
+def _halves(members: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    cut = max(1, len(members) // 2)
+    yield from filter(None, (members[:cut], members[cut:]))
 
 
 def _put(mutant: Mutant, place: int, instruction: Instruction, what: str) -> bool:

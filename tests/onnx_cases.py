@@ -25,7 +25,7 @@ from partc.compiler.training.parameters import FORWARD_KEY
 from partc.compiler.training.rules.table import CONSTANT_INPUTS, FLAT_OPS
 from partc.compiler.training.tensor_types import FLOATS
 from partc.passes.indexed_slices import DOMAIN
-from tests.training_steps import Arrays, session
+from tests.training_steps import EVERYTHING, Arrays, session
 
 STEP = 1e-6
 MOST_POSITIONS = 10  # of one input, whose slopes are compared
@@ -189,7 +189,7 @@ def anyhow(model: onnx.ModelProto) -> Run:
 
 def gradients(forward: onnx.ModelProto, runner: Callable[[onnx.ModelProto], Run]) -> Arrays:
     """Differentiate `total`, run the gradient graph, and return every parameter's dense gradient."""
-    objective = state_objective(forward, "total", None, None)
+    objective = state_objective(forward, "total", None, None, EVERYTHING)
     graph = objective.model.graph
     taken = {name for node in graph.node for name in (node.name, *node.input, *node.output)}
     build = NodeBuilder(taken)

@@ -104,7 +104,8 @@ def _write_plan(plan: Plan, path: Path, instructions: list[Instruction], seen: d
         if file.is_file() and file.name != "plan.json"
     }
     kept = tuple(Output(name, name, "whole") for name in seen.values())
-    opened = msgspec.structs.replace(plan, instructions=tuple(instructions), outputs=kept, files=files)
+    changed = {"instructions": tuple(instructions), "outputs": kept, "files": files, "loss": None}
+    opened = msgspec.structs.replace(plan, **changed)
     (path / "plan.json").write_bytes(encode_plan(opened))
 
 

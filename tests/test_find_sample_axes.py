@@ -75,11 +75,13 @@ def test_where_two_readings_remain_both_are_offered() -> None:
         assert axes_of(import_text(TWO_READINGS, sample_axes=axes)) == axes
 
 
-# `unread` is as long as the batch, and nothing reads it; `scale` is as long too, but along the features.
+# `aside` is as long as the batch, and the loss does not read it; `scale` is as long too, but along the
+# features.
 ALIKE = """
-step (float[4,4] x, float[4,3] t, float[4] unread, float[4] scale, float[4,3] W)
-    => (float loss, float[4,3] W_next)
+step (float[4,4] x, float[4,3] t, float[4] aside, float[4] scale, float[4,3] W)
+    => (float loss, float[4,3] W_next, float[4] shown)
 <float lr = {0.1}> {
+    shown = Exp (aside)
     scaled = Mul (x, scale)
     y = MatMul (scaled, W)
     d = Sub (y, t)
@@ -94,7 +96,7 @@ step (float[4,4] x, float[4,3] t, float[4] unread, float[4] scale, float[4,3] W)
 
 
 def test_an_input_of_equal_size_is_of_samples_where_nothing_contradicts() -> None:
-    assert axes_of(import_text(ALIKE)) == {"x": 0, "t": 0, "unread": 0, "scale": None}
+    assert axes_of(import_text(ALIKE)) == {"x": 0, "t": 0, "aside": 0, "scale": None}
 
 
 # Every x is held against every other z: as many negatives for all, or the other half of the batch.

@@ -136,3 +136,31 @@ def test_external_data_that_is_too_short_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(BadModel, match=r"'w.bin' has 4 bytes.*\n.*'w'\n  fix: put the whole file"):
         check_model(read_model(tmp_path / "m.onnx"), tmp_path)
+
+
+def test_an_output_may_leave_its_shape_to_inference() -> None:
+    model = parse(SGD)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+
+    check_model(model)
+
+    assert not model.graph.output[0].type.tensor_type.HasField("shape")  # the check changes nothing
+
+
+GROUPED = """
+step (float[2,4,3] x, float[2] scale, float[2] bias) => (float[2,4,3] y) {
+    y = GroupNormalization ATTRIBUTES (x, scale, bias)
+}
+"""
+
+
+@pytest.mark.parametrize("opset", [18, 20, 21])
+def test_an_op_that_is_deprecated_but_computed_is_held_to_its_successor(opset: int) -> None:
+    for attributes in ("<num_groups = 2>", ""):
+        model = parse(GROUPED.replace("ATTRIBUTES", attributes))
+        model.opset_import[0].version = opset
+        if attributes:
+            check_model(model)
+        else:
+            with pytest.raises(BadModel, match="num_groups"):
+                check_model(model)

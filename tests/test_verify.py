@@ -155,7 +155,9 @@ def test_copies_that_differ_between_ranks_fail(folder: Path) -> None:
 def test_a_global_batch_is_held_against_the_whole_graph(folder: Path) -> None:
     def read_globally(plan: Plan) -> Plan:
         one = msgspec.structs.replace(plan.ranks[0], groups={})
-        return with_changes(plan, batch="global", replicas=1, ranks=(one,), instructions=alone(plan))
+        return with_changes(
+            plan, batch="global", replicas=1, ranks=(one,), groups={}, instructions=alone(plan)
+        )
 
     def alone(plan: Plan) -> tuple[Instruction, ...]:
         return tuple(i for i in plan.instructions if not isinstance(i, Start | Wait))

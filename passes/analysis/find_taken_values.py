@@ -3,7 +3,7 @@
 ids -> Cast -> Reshape -> Gather(table[1000, 8])                                  -1000 .. 999
 labels -> Where (Equal (labels, -100), 0, labels) -> GatherElements (logits[32, 10])  0 .. 9, and -100
 
-ONNX counts negative indices from the end. Of rows that a Gather reads that is what they mean; a label -1
+ONNX counts negative indices from the end. Of rows that are read or written that is what they mean; a label -1
 would train the last class. Where the graph itself sees to other values (Max, Clip, any other Where), it
 says nothing about what may come in.
 """
@@ -20,6 +20,7 @@ from partc.runtime.program import TakenValues
 # Ops whose output holds the same numbers as their first input, all or some of them.
 _SAME = frozenset({"Cast", "CastLike", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split"})
 _SAME |= {"Squeeze", "Tile", "Transpose", "Unsqueeze"}
+_ROWS = frozenset({"Gather", "GatherND", "ScatterND"})
 _TOLERANT = frozenset({"OneHot"})  # defines what a value out of range makes: zeros
 
 
@@ -46,7 +47,7 @@ def _uses(start: gs.Tensor) -> Iterator[tuple[int, int, frozenset[int]]]:
             position = next(i for i, read in enumerate(node.inputs) if read is tensor)
             bound = None if node.op in _TOLERANT else index_bound(node, position)
             if bound is not None:
-                yield -bound if node.op == "Gather" else 0, bound, ignored | _ignored_by_loss(node)
+                yield -bound if node.op in _ROWS else 0, bound, ignored | _ignored_by_loss(node)
             elif (node.op in _SAME and position == 0) or node.op == "Concat":
                 more: frozenset[int] | None = frozenset()
             else:

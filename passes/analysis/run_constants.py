@@ -7,16 +7,6 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKern
 
 from partc.runtime.errors import BadModel, UnsupportedModel
 
-_STATE = ort.capi.onnxruntime_pybind11_state
-# What onnxruntime raises where a graph does not fit its numbers.
-REFUSALS: tuple[type[Exception], ...] = (
-    _STATE.Fail,
-    _STATE.InvalidArgument,
-    _STATE.InvalidGraph,
-    _STATE.NotImplemented,
-    _STATE.RuntimeException,
-)
-
 
 def run_constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     """Return the outputs of a small graph without inputs, as ONNX Runtime computes them.

@@ -63,7 +63,8 @@ def ask_rows(lowering: "Lowering", node: gs.Node, decision: Decision) -> gs.Tens
     own, inverse = unique(out, flat, f"{name}.own", "worker")
     parts = lowering.graph.replicas if isinstance(decision.inputs[1], Split) else 1
     drawn = int(np.prod(lowering.facts.shape(indices.name), dtype=np.int64)) / parts
-    share = drawn / _all_drawn(lowering, asked.parameter, drawn)
+    all_drawn = _all_drawn(lowering, asked.parameter, drawn)
+    share = drawn / all_drawn if all_drawn else 0.0  # how many there are only the data may tell
     host_ids, host_counts = exchange(out, "GatherRows", [own], f"{name}.host")
     in_order, host_inverse = sort_ids(out, host_ids, f"{name}.host_unique", "server", merge=merge)
     counts = count_by_owner(out, in_order, asked.parameter, f"{name}.by_owner")

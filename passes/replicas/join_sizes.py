@@ -14,8 +14,9 @@ import onnx_graphsurgeon as gs
 from onnx import helper, numpy_helper
 
 from partc.passes.analysis.facts import SMALL, UNKNOWN, Facts
-from partc.passes.analysis.run_constants import REFUSALS, run_constants
+from partc.passes.analysis.run_constants import run_constants
 from partc.passes.replicas.joined import ALIKE, Joined, coupled
+from partc.runtime.errors import BadModel, UnsupportedModel
 
 LARGEST_POWER = 4
 IR_VERSION = 10
@@ -71,7 +72,7 @@ def compute_sizes(
     once = _run(node, {name: operand.once for name, operand in operands.items()}, opset)
     try:
         twice = _run(node, {name: operand.twice for name, operand in operands.items()}, opset)
-    except REFUSALS:
+    except (BadModel, UnsupportedModel):
         return None  # a constant of the batch's size stands in the way of a larger one
     return {name: Sizes(once[name], twice[name]) for name in once}
 
