@@ -80,6 +80,8 @@ def differentiable_inputs(node: onnx.NodeProto, types: Types) -> tuple[int, ...]
     if node.op_type in FLAT_OPS or not any(name in types and types[name].is_float for name in node.output):
         return ()
     constant = CONSTANT_INPUTS.get(node.op_type, frozenset())
+    if node.op_type == "BatchNormalization" and not _is_training(node):
+        constant = frozenset()  # statistics that are computed are like any other tensor
     return tuple(
         index
         for index, name in enumerate(node.input)
@@ -164,13 +166,16 @@ def carried_state(graph: onnx.GraphProto, types: Types, facts: ForwardFacts) -> 
     candidates = set(candidate_parameters(graph, types))
     state = dict(facts.state)
     for node in graph.node:
-        training = any(a.name == "training_mode" and a.i for a in node.attribute)
-        if node.op_type != "BatchNormalization" or not training:
+        if node.op_type != "BatchNormalization" or not _is_training(node):
             continue
         for output, source in zip(node.output[1:3], node.input[3:5], strict=False):
             if output and source in candidates:
                 state.setdefault(source, output)
     return state
+
+
+def _is_training(node: onnx.NodeProto) -> bool:
+    return any(a.name == "training_mode" and a.i for a in node.attribute)
 
 
 def data_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
