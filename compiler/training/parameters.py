@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 import onnx
 
-from partc.compiler.training.rules.table import CONSTANT_INPUTS, FLAT_OPS
+from partc.compiler.training.rules.table import CONSTANT_INPUTS, FLAT_OPS, MOVED_BY_CONSTANTS
 from partc.compiler.training.tensor_types import Types
 from partc.runtime.errors import BadModel, UnsupportedModel
 from partc.runtime.program import NOT_DECODED
@@ -122,7 +122,22 @@ def trace(
             at="parameters: float initializers with axes, and outputs of nodes that read no input",
             fix="keep weights as initializers rather than Constant nodes, or choose another loss",
         )
+    _check_constant_inputs(graph, moved, moving)
     return Dataflow(parameters, frozenset(moved & moving))
+
+
+def _check_constant_inputs(graph: onnx.GraphProto, moved: set[str], moving: set[str]) -> None:
+    """Refuse a bound, weight or angle that parameters move: its gradient would be left out."""
+    for node in graph.node:
+        if node.op_type not in MOVED_BY_CONSTANTS or not moving.intersection(node.output):
+            continue
+        for index in sorted(CONSTANT_INPUTS[node.op_type]):
+            if index < len(node.input) and node.input[index] in moved:
+                raise UnsupportedModel(
+                    f"input {index} ({node.input[index]!r}) depends on a parameter; its gradient has no rule",
+                    at=f"node {node.name!r} ({node.op_type})",
+                    fix="write the op as others, such as Min and Max for Clip, or --freeze the parameter",
+                )
 
 
 def path_from_parameter(
