@@ -88,6 +88,38 @@ def test_rounding_may_turn_a_step_but_not_where_there_is_no_gradient(tmp_path: P
     assert found.variables["W"].max() == 0
 
 
+# Every label is as frequent as softmax (0) expects: all gradients of `b` are sums that cancel, and `b` has no
+# last bits that could tell.
+BALANCED = """
+balanced (float[12,3] one_hot) => (float loss) <float[3] b = {0, 0, 0}> {
+    like = Sub (one_hot, one_hot)
+    logits = Add (like, b)
+    logs = LogSoftmax <axis = -1> (logits)
+    terms = Mul (logs, one_hot)
+    total = ReduceSum <keepdims = 0> (terms)
+    loss = Neg (total)
+}
+"""
+
+
+@pytest.mark.parametrize("batch", ["per-replica", "global"])
+def test_a_sum_of_terms_that_cancel_is_rounding_though_its_parameter_is_zero(
+    tmp_path: Path, batch: str
+) -> None:
+    step = build_training_graph(parse(BALANCED), loss="loss", optimizer=Adam(0.01), parameters=EVERYTHING)
+    compiled = compile_step(import_training_graph(step), tmp_path / "out", "1x2", "allreduce", batch)
+    reference = make_reference(compiled.plan, compiled.folder.path / "train.onnx")
+    labels = np.tile(np.eye(3, dtype=np.float32), (8 if batch == "per-replica" else 4, 1))
+    start = {"b": np.zeros(3, np.float32), "b.mean": np.zeros(3, np.float32)}
+    start |= {"b.square": np.zeros(3, np.float32), "step_count": np.zeros((), np.int64)}
+
+    balanced = reference.rounding(start, {"one_hot": labels}).variables["b"]
+    unbalanced = reference.rounding(start, {"one_hot": np.eye(3, dtype=np.float32)[labels.argmax(1) // 2]}).variables["b"]
+
+    assert balanced.min() > 1e-3  # of steps of 0.01
+    assert unbalanced.max() < 1e-4
+
+
 @contextmanager
 def launch_reordered(folder: PlanFolder, data: Data, steps: int, seed: int) -> Iterator[Ranks]:
     """Train on the same samples, each one's keys in another order: all sums are rounded otherwise."""

@@ -1,7 +1,7 @@
 """What rounding may make of one step, element by element: measured, and only where it is needed.
 
 Nobody knows how a gradient's sums were rounded, but what rounding can do shows when the last bits of all
-variables are changed at random:
+variables, and of what each gradient is summed from, are changed at random:
 
     e = 8 max|gradient (variables) - gradient (variables (1 + eps x))|        x of -1, 0 and 1, two draws
 
@@ -42,7 +42,7 @@ def measure_rounding(split: SplitStep, given: Mapping[str, Array], variables: Co
     """Measure on one step's inputs; gradients on the first replica's samples."""
     random = np.random.default_rng(0)
     parts = split.parts(given)
-    again = [split.part(nudged(given, variables, random), 0) for _ in range(DRAWS)]
+    again = [split.part_rounded_otherwise(nudged(given, variables, random), 0) for _ in range(DRAWS)]
     errors = {name: ROUNDINGS * max(_difference(parts[0][name], draw[name]) for draw in again)
               for name, value in parts[0].items() if is_float(value)}  # fmt: skip
     ends = _ends(split, parts, again, errors, given)

@@ -11,6 +11,7 @@ import onnx
 from partc.compiler.cut_model import cut_model, leaves_of, reached_from
 from partc.compiler.importing.bindings import Bindings
 from partc.compiler.verification.floats import Array, is_float
+from partc.compiler.verification.nudge_operands import nudge_operands
 from partc.compiler.verification.sessions import Session, convolving
 from partc.runtime.errors import BadPlan, UnsupportedModel
 from partc.runtime.program import Aggregation, DataInput, DrawnInput, Plan
@@ -66,6 +67,12 @@ class SplitStep:
         made = self._first.run(share)
         return {name: made[name] if name in made else share[name] for name in self._of_first_half}
 
+    def part_rounded_otherwise(self, given: Mapping[str, Array], replica: int) -> Tensors:
+        """Return a part whose gradients are sums of terms with other last bits."""
+        share = self.share(given, replica)
+        made = self._nudged.run(share)
+        return {name: made[name] if name in made else share[name] for name in self._of_first_half}
+
     def meet(self, parts: Sequence[Tensors]) -> Tensors:
         """Return the gradients of all replicas, put together."""
         return {
@@ -105,6 +112,13 @@ class SplitStep:
     def _first(self) -> Session:
         outputs = [info.name for info in self.model_of_gradients.graph.output]
         return Session(convolving(self.model_of_gradients, self._sharing), outputs)
+
+    @cached_property
+    def _nudged(self) -> Session:
+        dense = [name for name, kind in self.halves.gradients.items() if kind == "dense"]
+        model = nudge_operands(self.model_of_gradients, dense)
+        outputs = [info.name for info in model.graph.output]
+        return Session(convolving(model, self._sharing), outputs)
 
     @cached_property
     def _rest(self) -> Session:
