@@ -16,7 +16,6 @@ import networkx as nx
 import onnx
 import onnxruntime
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import TensorProto, helper
 
 from partc.compiler.check_bodies import check_bodies
 from partc.compiler.check_tensors import check_tensors
