@@ -100,6 +100,10 @@ DOUBLE = {
     "y = LayerNormalization <axis = 1, stash_type = 11> (a, b)",
     "BatchNormalization": "d[2,3,4] a, d[3] b, d[3] c, d[3] m, d[3] p | "
     "y = BatchNormalization (a, b, c, m, p)",
+    "BatchNormalization_computed": "d[2,3,4] a, d[3] b, d[3] c, d[2,3] e | "
+    "zero = Constant <value_ints = [0]> () m = ReduceMean <keepdims = 0> (e, zero) "
+    "sq = Mul (a, a) ends = Constant <value_ints = [0, 2]> () p = ReduceMean <keepdims = 0> (sq, ends) "
+    "y = BatchNormalization (a, b, c, m, p)",
     "BatchNormalization_training": "d[4,3,2] a, d[3] b, d[3] c, d[3] m, d[3] p | "
     "y, n, q = BatchNormalization <training_mode = 1> (a, b, c, m, p)",
 }

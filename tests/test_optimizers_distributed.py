@@ -129,6 +129,12 @@ def test_four_steps_match_one_device(
     check(model, update, *choice, tmp_path)
 
 
+@pytest.mark.parametrize("strategy", ["ps", "hybrid"])
+def test_means_over_the_rows_of_all_replicas_have_a_shape_to_travel_in(strategy: str, tmp_path: Path) -> None:
+    """Adafactor's column means come from servers' rows: float[1, columns], however many rows there are."""
+    check("lm", "adafactor", strategy, "per-replica", tmp_path)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("model", "update", "choice"), EVERY, ids=str)
 def test_four_steps_match_one_device_in_every_combination(

@@ -61,7 +61,7 @@ def test_a_target_that_copies_the_batch_does_so_under_allowzero_too(shape: str, 
     np.testing.assert_array_equal(y, x.reshape(-1))
 
 
-@pytest.mark.parametrize("op, gates", [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+@pytest.mark.parametrize(("op", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
 def test_an_initial_state_that_holds_the_batch_is_refused(op: str, gates: int) -> None:
     """Shape inference does not compare an initial state with the data."""
     zeros, ones = ", ".join(["0"] * 6), ", ".join(["0.1"] * gates * 6)

@@ -21,6 +21,8 @@ REFUSED = {
     "r = Constant <value = float[1,5] {0, 0, 0, 1, 1}> () y = MaxRoiPool <pooled_shape = [1,1]> (h, r)": (
         "replace the op"
     ),
+    "m = ReduceMax <keepdims = 0> (h) y = Clip (h, , m)": "Min and Max for Clip",
+    "m = ReduceMax <keepdims = 0> (h) y = Pad (h, ends, m)": "--freeze the parameter",
 }
 
 
@@ -29,6 +31,7 @@ def test_a_gradient_that_is_not_known_is_refused_with_a_way_out(body: str) -> No
     text = f"""<ir_version: 10, opset_import: ["": 21]>
         step (float[N,1,2,3] x, float[1,1,2,3] w) => (float total)
         {{ zero = Constant <value_ints = [0]> () eight = Constant <value_ints = [8]> ()
+          ends = Constant <value_ints = [0,0,1,0,0,0,0,1]> ()
           h = Mul (x, w) {body} total = ReduceSum <keepdims = 0> (y) }}"""
     model = onnx.parser.parse_model(text)
     model.graph.initializer.append(numpy_helper.from_array(np.ones((1, 1, 2, 3), np.float32), "w"))

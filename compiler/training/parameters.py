@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 import onnx
 
-from partc.compiler.training.rules.table import CONSTANT_INPUTS, FLAT_OPS
+from partc.compiler.training.rules.table import CONSTANT_INPUTS, FLAT_OPS, MOVED_BY_CONSTANTS
 from partc.compiler.training.tensor_types import Types
 from partc.runtime.errors import BadModel, UnsupportedModel
 from partc.runtime.program import NOT_DECODED
@@ -80,6 +80,8 @@ def differentiable_inputs(node: onnx.NodeProto, types: Types) -> tuple[int, ...]
     if node.op_type in FLAT_OPS or not any(name in types and types[name].is_float for name in node.output):
         return ()
     constant = CONSTANT_INPUTS.get(node.op_type, frozenset())
+    if node.op_type == "BatchNormalization" and not _is_training(node):
+        constant = frozenset()  # statistics that are computed are like any other tensor
     return tuple(
         index
         for index, name in enumerate(node.input)
@@ -120,7 +122,22 @@ def trace(
             at="parameters: float initializers with axes, and outputs of nodes that read no input",
             fix="keep weights as initializers rather than Constant nodes, or choose another loss",
         )
+    _check_constant_inputs(graph, moved, moving)
     return Dataflow(parameters, frozenset(moved & moving))
+
+
+def _check_constant_inputs(graph: onnx.GraphProto, moved: set[str], moving: set[str]) -> None:
+    """Refuse a bound, weight or angle that parameters move: its gradient would be left out."""
+    for node in graph.node:
+        if node.op_type not in MOVED_BY_CONSTANTS or not moving.intersection(node.output):
+            continue
+        for index in sorted(CONSTANT_INPUTS[node.op_type]):
+            if index < len(node.input) and node.input[index] in moved:
+                raise UnsupportedModel(
+                    f"input {index} ({node.input[index]!r}) depends on a parameter; its gradient has no rule",
+                    at=f"node {node.name!r} ({node.op_type})",
+                    fix="write the op as others, such as Min and Max for Clip, or --freeze the parameter",
+                )
 
 
 def path_from_parameter(
@@ -164,13 +181,16 @@ def carried_state(graph: onnx.GraphProto, types: Types, facts: ForwardFacts) -> 
     candidates = set(candidate_parameters(graph, types))
     state = dict(facts.state)
     for node in graph.node:
-        training = any(a.name == "training_mode" and a.i for a in node.attribute)
-        if node.op_type != "BatchNormalization" or not training:
+        if node.op_type != "BatchNormalization" or not _is_training(node):
             continue
         for output, source in zip(node.output[1:3], node.input[3:5], strict=False):
             if output and source in candidates:
                 state.setdefault(source, output)
     return state
+
+
+def _is_training(node: onnx.NodeProto) -> bool:
+    return any(a.name == "training_mode" and a.i for a in node.attribute)
 
 
 def data_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:

@@ -195,7 +195,7 @@ def _check_batch_survives(model: onnx.ModelProto, before: Types, after: Types, o
 def check_batch_is_free(model: onnx.ModelProto, batch: str = "the model's own batch") -> None:
     """Raise UnsupportedModel where shapes clash: after rebatching, a constant then holds the old batch.
 
-    Shape inference looks into some ops only after they are expanded: an LSTM's initial state is no matter to it.
+    Shape inference looks into some ops only once they are expanded: it ignores the initial state of an LSTM.
     """
     try:
         check_shapes(model)

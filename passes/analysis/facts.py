@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 from onnx import TensorProto, helper, numpy_helper
 
 from partc.passes.analysis.run_constants import run_constants
-from partc.passes.average_replicas import AVERAGE, STACK, SUM
+from partc.passes.average_replicas import AVERAGE, SUM
 from partc.passes.average_replicas import DOMAIN as MEETING_DOMAIN
 from partc.passes.indexed_slices import DOMAIN, SUM_ROWS
 from partc.passes.infer_shapes import infer_shapes
@@ -104,15 +104,29 @@ def _skeleton(training: TrainingGraph) -> onnx.ModelProto:
 
 
 def _spell_meetings(model: onnx.ModelProto, spelled: Mapping[str, str], replicas: int) -> None:
-    """Write nodes of all replicas as standard ones: op -> op, a Concat having one input for each replica."""
+    """Write nodes of all replicas as standard ones: op -> op, a Sum having one input for each replica."""
     for node in model.graph.node:
         if node.domain == MEETING_DOMAIN and node.op_type in spelled:
             node.domain, node.op_type = "", spelled[node.op_type]
             del node.attribute[:]
             if node.op_type != "Identity":
                 node.input.extend([node.input[0]] * (replicas - 1))
-            if node.op_type == "Concat":
-                node.attribute.append(helper.make_attribute("axis", 0))
+
+
+def _spell_stacks(model: onnx.ModelProto, shapes: Mapping[str, Shape], replicas: int) -> bool:
+    """Write Stack nodes whose operands' ranks are known as Tile; tell whether there were any.
+
+    A Concat would have its elements propagated, one by one, of what thousands of replicas stack.
+    """
+    stacks = [node for node in model.graph.node if node.domain == MEETING_DOMAIN and node.input[0] in shapes]
+    for node in stacks:
+        repeats = [replicas, *[1] * (len(shapes[node.input[0]]) - 1)]
+        name = f"{node.output[0]}/repeats"
+        model.graph.initializer.append(helper.make_tensor(name, TensorProto.INT64, [len(repeats)], repeats))
+        node.domain, node.op_type = "", "Tile"
+        node.input.append(name)
+        del node.attribute[:]
+    return bool(stacks)
 
 
 def _infer(
@@ -129,21 +143,19 @@ def _infer(
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
     values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if _is_small(t.dims)}
-    shapes, dtypes = _settle(model, values, propagate=True)
-    if any(node.domain == MEETING_DOMAIN for node in model.graph.node):
-        # Propagation would spell out every element of what thousands of replicas stack.
-        _spell_meetings(model, {STACK: "Concat"}, replicas)
-        shapes, dtypes = _settle(model, values, propagate=False)
+    shapes, dtypes = _settle(model, values)
+    while _spell_stacks(model, shapes, replicas):
+        shapes, dtypes = _settle(model, values)
     _check_all_known(skeleton, shapes)
     return shapes, dtypes, values
 
 
 def _settle(
-    model: onnx.ModelProto, values: dict[str, np.ndarray], *, propagate: bool
+    model: onnx.ModelProto, values: dict[str, np.ndarray]
 ) -> tuple[dict[str, Shape], dict[str, np.dtype]]:
     """Infer shapes and evaluate small values until nothing new is found."""
     while True:
-        inferred = infer_shapes(model, data_prop=propagate)
+        inferred = infer_shapes(model, data_prop=True)
         shapes, dtypes = _read_types(inferred)
         found = _evaluate_small(model, shapes, dtypes, values)
         if not found:

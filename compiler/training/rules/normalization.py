@@ -42,17 +42,26 @@ def _batch_normalization(at: ForwardNode, gradients: Sequence[str | None]) -> Gr
 
 
 def _inference_gradient(at: ForwardNode, dy: str) -> Gradients:
-    """The mean and the variance are constants."""
+    """Statistics that are computed, such as those of a standardised weight, have gradients too.
+
+    dmean = -scale inverse sum(dy)      dvariance = -1/2 scale inverse^3 sum(dy centred)
+    """
     x, scale, mean, variance = (at.x(index) for index in (0, 1, 3, 4))
     inverse = _inverse_deviation(at, variance)
     gradients = {}
     if 0 in at.wanted:
         gradients[0] = at.op("Mul", dy, _per_channel(at, at.op("Mul", scale, inverse)))
-    if 1 in at.wanted:
+    if {1, 4} & at.wanted:
         centred = at.op("Sub", x, _per_channel(at, mean))
         gradients[1] = at.op("Mul", _sum_per_channel(at, at.op("Mul", dy, centred)), inverse)
-    if 2 in at.wanted:
+    if {2, 3} & at.wanted:
         gradients[2] = _sum_per_channel(at, dy)
+    slope = at.op("Mul", scale, inverse) if {3, 4} & at.wanted else ""
+    if 3 in at.wanted:
+        gradients[3] = at.op("Neg", at.op("Mul", slope, gradients[2]))
+    if 4 in at.wanted:
+        half = at.op("Mul", at.scalar(-0.5, like=x), inverse)
+        gradients[4] = at.op("Mul", at.op("Mul", slope, half), gradients[1])
     return gradients
 
 

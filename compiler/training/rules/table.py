@@ -54,6 +54,11 @@ CONSTANT_INPUTS: Mapping[str, frozenset[int]] = {
     "SoftmaxCrossEntropyLoss": frozenset({2}),
 }
 
+# Of these, the ops whose outputs change with such an input all the same.
+MOVED_BY_CONSTANTS = frozenset(
+    {"Clip", "NegativeLogLikelihoodLoss", "Pad", "RotaryEmbedding", "SoftmaxCrossEntropyLoss"}
+)
+
 # Ops with float outputs that do not change when their inputs change a little.
 FLAT_OPS = frozenset(
     {

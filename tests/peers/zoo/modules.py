@@ -225,7 +225,7 @@ class SummedLoss(nn.Module):
         self.net = nn.Sequential(nn.Linear(8, 16), nn.Softplus(), nn.Linear(16, 1))
 
     def forward(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        return functional.poisson_nll_loss(self.net(x)[:, 0], counts, reduction="sum")
+        return 0.02 * functional.poisson_nll_loss(self.net(x)[:, 0], counts, reduction="sum")
 
 
 class TokenMeans(nn.Module):
