@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from partc.compiler.training.choose_parameters import ParameterChoice
 from partc.compiler.training.differentiate import differentiate
 from partc.compiler.training.forward import OPSET
 from partc.compiler.training.node_builder import NodeBuilder
@@ -25,7 +26,7 @@ from partc.compiler.training.parameters import FORWARD_KEY
 from partc.compiler.training.rules.table import CONSTANT_INPUTS, FLAT_OPS
 from partc.compiler.training.tensor_types import FLOATS
 from partc.passes.indexed_slices import DOMAIN
-from tests.training_steps import EVERYTHING, Arrays, session
+from tests.training_steps import Arrays, session
 
 STEP = 1e-6
 MOST_POSITIONS = 10  # of one input, whose slopes are compared
@@ -187,9 +188,13 @@ def anyhow(model: onnx.ModelProto) -> Run:
         return ReferenceEvaluator(model, new_ops=[Erf, Pad]).run  # type: ignore[return-value]
 
 
-def gradients(forward: onnx.ModelProto, runner: Callable[[onnx.ModelProto], Run]) -> Arrays:
+def gradients(
+    forward: onnx.ModelProto,
+    runner: Callable[[onnx.ModelProto], Run],
+    trained: ParameterChoice = ParameterChoice(),  # noqa: B008  # frozen
+) -> Arrays:
     """Differentiate `total`, run the gradient graph, and return every parameter's dense gradient."""
-    objective = state_objective(forward, "total", None, None, EVERYTHING)
+    objective = state_objective(forward, "total", None, None, trained)
     graph = objective.model.graph
     taken = {name for node in graph.node for name in (node.name, *node.input, *node.output)}
     build = NodeBuilder(taken)

@@ -122,7 +122,7 @@ import hashlib; print(hashlib.sha256(model.SerializeToString()).hexdigest())"""
             text=True,
             check=True,
         ).stdout
-        for seed in "1234"
+        for seed in "12"
     ]
 
     assert len(set(made)) == 1

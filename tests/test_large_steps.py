@@ -85,8 +85,15 @@ def test_compiling_grows_with_the_parameters(tmp_path: Path, strategy: str) -> N
     assert lines[1] < 5 * lines[0]
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", "ps"])
-@pytest.mark.parametrize("batch", ["global", "per-replica"])
+@pytest.mark.parametrize(
+    ("strategy", "batch"),
+    [
+        ("allreduce", "per-replica"),
+        ("ps", "global"),
+        pytest.param("allreduce", "global", marks=pytest.mark.long),
+        pytest.param("ps", "per-replica", marks=pytest.mark.long),
+    ],
+)
 def test_a_path_may_be_longer_than_python_recurses(tmp_path: Path, strategy: str, batch: str) -> None:
     layers = "".join(f"y{i} = Tanh (y{i - 1}) " for i in range(1, sys.getrecursionlimit()))
     forward = parse(f"""

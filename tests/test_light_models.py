@@ -33,8 +33,17 @@ def light_batch(model: onnx.ModelProto, samples: int) -> Arrays:
     }
 
 
-@pytest.mark.parametrize("batch_size", [4, "dynamic"])
-@pytest.mark.parametrize("name", LIGHT_MODELS)
+@pytest.mark.parametrize(
+    ("name", "batch_size"),
+    [
+        ("light_bvlc_alexnet", 4),
+        ("light_inception_v1", "dynamic"),
+        pytest.param("light_resnet50", 4, marks=pytest.mark.long),
+        pytest.param("light_resnet50", "dynamic", marks=pytest.mark.long),
+        pytest.param("light_bvlc_alexnet", "dynamic", marks=pytest.mark.long),
+        pytest.param("light_inception_v1", 4, marks=pytest.mark.long),
+    ],
+)
 def test_light_models_train_at_another_batch_size(name: str, batch_size: int | str) -> None:
     forward = onnx.load(LIGHT / f"{name}.onnx")
     model = build_training_graph(

@@ -24,8 +24,15 @@ def step(optimizer: SGD | Adagrad, **options: object) -> onnx.ModelProto:
     return build_training_graph(forward, loss="loss", optimizer=optimizer)
 
 
-@pytest.mark.parametrize("strategy", ["hybrid", "auto"])
-@pytest.mark.parametrize("batch", ["per-replica", "global"])
+@pytest.mark.parametrize(
+    ("strategy", "batch"),
+    [
+        ("hybrid", "per-replica"),
+        ("auto", "global"),
+        pytest.param("hybrid", "global", marks=pytest.mark.long),
+        pytest.param("auto", "per-replica", marks=pytest.mark.long),
+    ],
+)
 def test_it_trains_on_four_ranks_as_on_one_device(strategy: str, batch: str, tmp_path: Path) -> None:
     training = import_training_graph(step(Adagrad(0.5)))
 

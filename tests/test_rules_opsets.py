@@ -7,6 +7,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from partc.compiler.importing.newest_opset import newest_opset
 from tests.onnx_cases import anyhow, gradients, in_onnxruntime, onnx_cases, problem, why_unusable
+from tests.training_steps import EVERYTHING
 
 # Attributes and inputs as opset 13 has them: since then, axes became inputs, Split got num_outputs.
 REDUCTIONS = "L1 L2 LogSumExp Max Mean Min Prod SumSquare".split()
@@ -47,7 +48,7 @@ def slope_along(model: onnx.ModelProto, direction: np.ndarray) -> float:
 
 def check(model: onnx.ModelProto) -> None:
     direction = np.random.default_rng(2).normal(size=(3, 4))
-    found = gradients(model, in_onnxruntime)["a"]
+    found = gradients(model, in_onnxruntime, EVERYTHING)["a"]
     assert np.sum(found * direction) == pytest.approx(slope_along(model, direction), rel=1e-6, abs=1e-8)
 
 
@@ -77,7 +78,7 @@ def test_a_product_along_an_axis_of_opset_26() -> None:
         exclusive = np.concatenate([np.ones((3, 1)), np.cumprod(reversed_, 1)[:, :-1]], 1)
         return float(np.sum(exclusive**2))
 
-    found = gradients(model, in_onnxruntime)["a"]
+    found = gradients(model, in_onnxruntime, EVERYTHING)["a"]
 
     expected = (total(1e-6) - total(-1e-6)) / 2e-6
     assert np.sum(found * direction) == pytest.approx(expected, rel=1e-6)

@@ -7,6 +7,7 @@ from onnx import numpy_helper
 
 from partc.runtime.errors import UnsupportedModel
 from tests.onnx_cases import gradients, in_onnxruntime
+from tests.training_steps import EVERYTHING
 
 # Nodes that make y of h float[N, 1, 2, 3], and what the refusal says to do.
 REFUSED = {
@@ -36,7 +37,7 @@ def test_a_gradient_that_is_not_known_is_refused_with_a_way_out(body: str) -> No
     model.graph.initializer.append(numpy_helper.from_array(np.ones((1, 1, 2, 3), np.float32), "w"))
 
     with pytest.raises(UnsupportedModel) as refusal:
-        gradients(model, in_onnxruntime)
+        gradients(model, in_onnxruntime, EVERYTHING)
 
     assert REFUSED[body] in str(refusal.value)
     assert "at:  node '" in str(refusal.value)

@@ -16,8 +16,10 @@ from tests.foreign_steps import parse
 @pytest.mark.parametrize(
     ("use", "taken"),
     [
-        ("flat = Reshape (ids, all) wide = Cast <to = 7> (flat) y = Gather (table, wide)",
-         TakenValues(50, (), -50)),
+        (
+            "flat = Reshape (ids, all) wide = Cast <to = 7> (flat) y = Gather (table, wide)",
+            TakenValues(50, (), -50),
+        ),
         ("loss = SoftmaxCrossEntropyLoss (logits, ids)\n y = Identity (loss)", TakenValues(7)),
         ("loss = SoftmaxCrossEntropyLoss <ignore_index = -100> (logits, ids)\n y = Identity (loss)",
          TakenValues(7, (-100,))),
