@@ -26,6 +26,11 @@ def verdict(entry: Trained, rounding: Rounding | None = None) -> str:
     return check(entry, rounding).verdict
 
 
+def test_below_the_smallest_normal_number_bits_are_missing() -> None:
+    assert verdict(trained([0.0], [1.2e-43], [1.3e-43], "float32")) == "equal"
+    assert verdict(trained([0.0], [1.2e-37], [1.3e-37], "float32")) == "differs"
+
+
 @pytest.mark.parametrize(
     ("end", "expected"),
     [

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from partc.compiler.verification.floats import Array, eps_of, is_float, max_abs, sizes, wide
+from partc.compiler.verification.floats import Array, eps_of, is_float, least_of, max_abs, sizes, wide
 from partc.compiler.verification.rounding import Rounding
 
 Verdict = Literal["equal", "differs", "did not change", "not finite", "other rows changed"]
@@ -129,7 +129,10 @@ def _check(
     if is_float(entry.start):
         stored = np.maximum(sizes(entry.start), sizes(entry.reference))
         allowed = default_rtol(entry.start.dtype) if rtol is None else rtol
-        base = allowed * change + STORED_ROUNDINGS * eps_of(entry.start.dtype) * stored
+        base = (
+            allowed * max(change, least_of(entry.start.dtype))
+            + STORED_ROUNDINGS * eps_of(entry.start.dtype) * stored
+        )
     limits = base + deviation
     excused = int(np.sum((errors > base) & (errors <= limits)))
     error, limit = _nearest(errors, limits)

@@ -18,6 +18,11 @@ def eps_of(dtype: np.dtype[Any]) -> float:
     return float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
 
 
+def least_of(dtype: np.dtype[Any]) -> float:
+    """Return the smallest number of full precision; below it there are fewer bits."""
+    return float(ml_dtypes.finfo(dtype).tiny)  # type: ignore[no-untyped-call]
+
+
 def wide(array: Array) -> Array:
     """Return float32 as it is, for tables are large, and all else as float64."""
     return array if array.dtype == np.float32 else array.astype(np.float64)
