@@ -90,6 +90,16 @@ def test_shapes_behind_a_stack_are_those_of_all_replicas() -> None:
     assert facts.shape("minus") == (3 * 4 + 5, 2)
 
 
+def test_what_ten_thousand_replicas_stack_is_not_spelled_out() -> None:
+    """Inference would propagate 6 million elements of ids; it is given no memory for that."""
+    many = WEIGHED.replace("int64[4] ids", "int64[600] ids").replace("double[4,2] d,", "double[600,2] d,")
+    training, _ = averaged(many, {"ids": 0, "d": 0, "shared": None, "s": None}, gradients=SLICES)
+
+    facts = infer_facts(training, {}, replicas=10_000)
+
+    assert facts.shape("minus") == (10_000 * 600 + 5, 2)
+
+
 STATISTIC = """
 step (double[4,3] x, double[3] mean, double[3,2] W) => (double[3] mean_next, double[3,2] W_next)
 <int64[1] rows = {0}> {

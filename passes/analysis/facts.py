@@ -116,7 +116,7 @@ def _spell_meetings(model: onnx.ModelProto, spelled: Mapping[str, str], replicas
 def _spell_stacks(model: onnx.ModelProto, shapes: Mapping[str, Shape], replicas: int) -> bool:
     """Write Stack nodes whose operands' ranks are known as Tile; tell whether there were any.
 
-    A Concat would have its elements propagated, one by one, of what thousands of replicas stack.
+    Behind them nothing is propagated: inference would spell out every element of what thousands stack.
     """
     stacks = [node for node in model.graph.node if node.domain == MEETING_DOMAIN and node.input[0] in shapes]
     for node in stacks:
@@ -143,22 +143,23 @@ def _infer(
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
     values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if _is_small(t.dims)}
-    shapes, dtypes = _settle(model, values)
+    shapes, dtypes = _settle(model, values, propagate=True)
     while _spell_stacks(model, shapes, replicas):
-        shapes, dtypes = _settle(model, values)
+        shapes, dtypes = _settle(model, values, propagate=False)
     _check_all_known(skeleton, shapes)
     return shapes, dtypes, values
 
 
 def _settle(
-    model: onnx.ModelProto, values: dict[str, np.ndarray]
+    model: onnx.ModelProto, values: dict[str, np.ndarray], *, propagate: bool
 ) -> tuple[dict[str, Shape], dict[str, np.dtype]]:
     """Infer shapes and evaluate small values until nothing new is found."""
     while True:
-        inferred = infer_shapes(model, data_prop=True)
+        inferred = infer_shapes(model, data_prop=propagate)
         shapes, dtypes = _read_types(inferred)
         found = _evaluate_small(model, shapes, dtypes, values)
-        if not found:
+        declared = not propagate and _declare_sums(model, shapes, dtypes)
+        if not found and not declared:
             return shapes, dtypes
         values.update(found)
         _replace_by_constants(model, found)
@@ -178,6 +179,26 @@ def _give_sizes(value: onnx.ValueInfoProto, sizes: Mapping[str, int]) -> None:
 
 def _is_small(dims: "tuple[int, ...]") -> bool:
     return int(np.prod(dims, dtype=np.int64)) <= SMALL
+
+
+def _declare_sums(
+    model: onnx.ModelProto, shapes: Mapping[str, Shape], dtypes: Mapping[str, np.dtype]
+) -> bool:
+    """State the width of summed rows, which inference finds by propagation alone; tell whether any is new."""
+    stated = {value.name: value for value in model.graph.value_info}
+    is_new = False
+    for node in model.graph.node:
+        sums = node.output[1] if node.op_type == SUM_ROWS and node.domain == DOMAIN else None
+        if sums is None or UNKNOWN in shapes[sums][1:]:
+            continue
+        element = helper.np_dtype_to_tensor_dtype(dtypes[sums])
+        info = helper.make_tensor_value_info(sums, element, [None, *shapes[sums][1:]])
+        if stated.get(sums) != info:
+            kept = [value for value in model.graph.value_info if value.name != sums]
+            del model.graph.value_info[:]
+            model.graph.value_info.extend([*kept, info])
+            is_new = True
+    return is_new
 
 
 def _read_types(model: onnx.ModelProto) -> tuple[dict[str, Shape], dict[str, np.dtype]]:

@@ -108,6 +108,10 @@ def _artifacts(bases: Bases, folder: Path, draw: random.Random) -> Case:
     return Case("artifacts", ("inspect", "a"), "a")
 
 
+# However many workers a damaged cluster has: else the model would be refused, and rightly so.
+READ_ALIKE = ("--batch", "per-replica")
+
+
 def _cluster(bases: Bases, folder: Path, draw: random.Random) -> Case:
     base = draw.choice(bases.clusters).read_bytes()
     (folder / "c.json").write_bytes(damage_json(base, draw))
@@ -117,14 +121,14 @@ def _cluster(bases: Bases, folder: Path, draw: random.Random) -> Case:
     step = bases.folder / draw.choice(("sgd.onnx", "table.onnx"))
     strategy = draw.choice(("hybrid", "ps", "allreduce"))
     arguments = ("compile", str(step), "-c", "c.json", "-o", "out", "--strategy", strategy)
-    return Case("cluster", arguments, "c.json")
+    return Case("cluster", (*arguments, *READ_ALIKE), "c.json")
 
 
 def _strategy(bases: Bases, folder: Path, draw: random.Random) -> Case:
     name, path = draw.choice(bases.strategies)
     (folder / "s.json").write_bytes(damage_json(path.read_bytes(), draw))
     arguments = ("compile", str(bases.folder / f"{name}.onnx"), "-c", str(CLUSTER), "-o", "out")
-    return Case("strategy", (*arguments, "--strategy", "s.json"), "s.json")
+    return Case("strategy", (*arguments, "--strategy", "s.json", *READ_ALIKE), "s.json")
 
 
 def _plan(bases: Bases, folder: Path, draw: random.Random) -> Case:

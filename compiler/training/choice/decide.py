@@ -52,7 +52,8 @@ def decide_parameters(
     is_torchscript = forward.producer_name == "pytorch" and facts.is_silent
     evidence = _Evidence(facts, Places(graph, types, candidates), folder, is_torchscript)
     stored = {tensor.name: tensor for tensor in graph.initializer}
-    makers = {name: node for node in graph.node for name in node.output if name in candidates}
+    wanted = frozenset(candidates)
+    makers = {name: node for node in graph.node for name in node.output if name in wanted}
     return {
         name: _stored(evidence, stored[name])
         if name in stored
