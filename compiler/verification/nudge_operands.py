@@ -56,11 +56,10 @@ def _summing(gradient: str, made_by: dict[str, onnx.NodeProto]) -> onnx.NodeProt
 def _nudging(name: str, result: str, element: int) -> list[onnx.NodeProto]:
     eps = eps_of(np.dtype(helper.tensor_dtype_to_np_dtype(element)))
     factors = f"{result}.factors"
+    drawn = helper.make_node("RandomUniformLike", [name], [factors], f"{factors}.node")
     bounds = {"low": 1 - eps, "high": 1 + eps, "seed": 1.0}
-    return [
-        helper.make_node("RandomUniformLike", [name], [factors], f"{factors}.node", **bounds),
-        helper.make_node("Mul", [name, factors], [result], f"{result}.node"),
-    ]
+    drawn.attribute.extend(helper.make_attribute(key, value) for key, value in bounds.items())
+    return [drawn, helper.make_node("Mul", [name, factors], [result], f"{result}.node")]
 
 
 def _element_types(model: onnx.ModelProto) -> dict[str, int]:
