@@ -87,8 +87,15 @@ def _step(
         found.values[name] = parameters[name].detach()
         if gradient is not None:
             size = gradient.abs().numpy()
-            found.noise[name] = (size > 0) & (size <= NOISE * largest)
+            found.noise[name] = (size <= NOISE * largest) & ~_untouched_rows(size)
     return found
+
+
+def _untouched_rows(size: np.ndarray) -> np.ndarray:
+    """Mark the rows of a table that a step leaves alone; single elements may be zero because terms cancel."""
+    if size.ndim < 2:
+        return np.zeros(size.shape, bool)
+    return np.broadcast_to((size == 0).all(axis=tuple(range(1, size.ndim)), keepdims=True), size.shape)
 
 
 def _draws_by_input(drawn: Sequence[DrawnInput], draws: Sequence[torch.Tensor]) -> dict[str, np.ndarray]:
