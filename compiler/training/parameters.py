@@ -66,13 +66,13 @@ def candidate_parameters(graph: onnx.GraphProto, types: Types) -> tuple[str, ...
 
 
 def read_as_constants(graph: onnx.GraphProto) -> frozenset[str]:
-    """Return the initializers that are read as statistics, weights of a loss, or angles alone."""
+    """Return the tensors that are read as statistics, weights of a loss, or angles alone."""
     constants: dict[str, bool] = {}
     for node in graph.node:
         positions = CONSTANT_INPUTS.get(node.op_type, frozenset())
         for index, name in enumerate(node.input):
             constants[name] = index in positions and constants.get(name, True)
-    return frozenset(tensor.name for tensor in graph.initializer if constants.get(tensor.name))
+    return frozenset(name for name, is_constant in constants.items() if is_constant)
 
 
 def differentiable_inputs(node: onnx.NodeProto, types: Types) -> tuple[int, ...]:
