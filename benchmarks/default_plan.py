@@ -112,7 +112,7 @@ def _measure(
     train = WORKS[work]()
     plans: dict[str, str] = {}  # strategy -> the first mode that has it
     for mode in MODES:
-        made = compile_step(train, cluster, folder / mode, strategy=mode)
+        made = compile_step(train, cluster, folder / mode, strategy=mode, batch="per-replica")
         same = plans.setdefault((folder / mode / "strategy.json").read_text(), mode)
         known = entry.setdefault(mode, {"rounds_ms": []})
         known |= {"plan": same, "predicted_ms": made.timeline.step_s * 1e3}

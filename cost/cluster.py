@@ -157,6 +157,17 @@ class Placement(Record, frozen=True):
     device_index: int
 
 
+def threads_per_core(cluster: Cluster) -> dict[str, float]:
+    """Return how many threads of CPU ranks there are per core of each host, at least 1."""
+    threads = {host.name: 0 for host in cluster.hosts}
+    for rank in ranks_of(cluster):
+        threads[rank.host] += rank.threads if rank.kind == "cpu" else 0
+    return {
+        host.name: 1.0 if host.cores is None else max(1.0, threads[host.name] / host.cores)
+        for host in cluster.hosts
+    }
+
+
 def ranks_of(cluster: Cluster) -> tuple[Placement, ...]:
     """Number the ranks: workers over hosts then devices, then the servers that need their own process.
 

@@ -3,6 +3,7 @@
     start    the quickest of the named candidates; of equal ones the first, which is the simplest
     repeat   take the first move (candidates.py) that makes the step shorter
     until    no move does, or the price allows no more
+    take     what was found if it is quicker than the best simple way by more than the price may be off
 
 A candidate to start from is left out where its sums alone, at half their bytes (gradients may have 16 bits),
 keep a link busy for longer than the quickest step so far.
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from partc.cost.candidates import Candidate, Candidates
+from partc.cost.candidates import BUSIEST_LINK, Candidate, Candidates
 from partc.cost.strategy import Batch, Strategy
 from partc.runtime.errors import NoPlacement
 
@@ -31,6 +32,10 @@ class StepPrice(Protocol):
     @property
     def evaluations(self) -> int:
         """Return how many strategies may be priced; those to start from are, even if they are more."""
+
+    @property
+    def doubt(self) -> float:
+        """Return the relative difference of two predictions below which nothing is known of the order."""
 
     def __call__(self, strategy: Strategy) -> float:
         """Return the seconds of a step. Raises NoPlacement where it does not fit."""
@@ -66,11 +71,18 @@ def search_steps(
     if not fitting:
         assert seen.failure is not None
         raise seen.failure
-    start = cheapest([candidate for candidate, _ in fitting], [step_s for _, step_s in fitting])
+    start = _cheapest_of(fitting)
     best = _improve(candidates, start, seen, price.evaluations - seen.count)
+    simple = _cheapest_of([pair for pair in fitting if pair[0].name != BUSIEST_LINK] or fitting)
+    if seen.told(best).step_s * (1 + price.doubt) >= seen.told(simple).step_s:
+        best = simple
     told = [seen.told(candidate) for candidate, _ in fitting]
     taken = seen.told(best)
     return best, (taken, *(tried for tried in told if tried is not taken))
+
+
+def _cheapest_of(priced: Sequence[tuple[Candidate, float]]) -> Candidate:
+    return cheapest([candidate for candidate, _ in priced], [step_s for _, step_s in priced])
 
 
 def cheapest(candidates: Sequence[Candidate], seconds: Sequence[float]) -> Candidate:

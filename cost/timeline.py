@@ -9,18 +9,20 @@ Ranks meet their communications in the plan's one order, so one pass over the in
 them all: first issued, first served. A Run lasts the greater of arithmetic and memory time
 (roofline: Williams, Waterman and Patterson, CACM 52 (2009) 65-76), or what its segment was measured to take.
 A communication takes a little of each member's own time; what one server alone gives its host is copied.
-Where a host has fewer cores than its ranks have threads, each computes in proportion longer. Left out:
-ranks that compete for caches; Store, which copies what is in the cache.
+Where a host has fewer cores than its ranks at work have threads, each computes in proportion longer; who
+waits leaves its core to others. Left out: ranks that compete for caches; Store, which copies what is in
+the cache.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import PurePosixPath
 from typing import Literal, TypeVar
 
 import numpy as np
 
-from partc.cost.cluster import Cluster, Host, Placement
+from partc.cost.cluster import Cluster, Placement
 from partc.cost.network import collectives
 from partc.cost.network.collectives import COPY_TRAFFIC
 from partc.cost.network.families import Family, families_of, repeated
@@ -132,8 +134,9 @@ def simulate(plan: Plan, cluster: Cluster, measured: Measured = NOTHING_MEASURED
 class _Play:
     """The clocks of ranks and links while a plan is played; ranks that are alike are played as one array.
 
-    Arrays are by rank: `clock` until when it computes or waits, `busy` until when it communicates;
-    `lanes`, float64[lanes], until when a lane is occupied; `done` when a communication is complete.
+    Arrays are by rank: `clock` until when it computes or waits, `computing` until when it computes, `busy`
+    until when it communicates; `lanes`, float64[lanes], until when a lane is occupied; `done` when a
+    communication is complete.
     """
 
     def __init__(self, plan: Plan, cluster: Cluster, measured: Measured) -> None:
@@ -143,12 +146,11 @@ class _Play:
         self.cluster = cluster
         self.ranks = {rank.rank: rank for rank in plan.ranks}
         self.rank_at = {rank.device: rank.rank for rank in plan.ranks}
-        crowding = {host.name: _crowding(host, plan) for host in cluster.hosts}
-        stretch = {rank.rank: crowding[rank.host] if rank.kind == "cpu" else 1.0 for rank in plan.ranks}
-        self.stretch: Array = np.array([stretch[rank] for rank in range(len(plan.ranks))])
+        self.cores = _Cores(plan, cluster)
         self.kinds = _kinds_of(plan, cluster)
         self.meetings: dict[str, list[tuple[Family, Numbers]]] = {}
-        self.clock = measured.beside_s * self.stretch
+        self.clock = measured.beside_s * self.cores.crowding_of_all
+        self.computing = self.clock.copy()
         self.busy = np.zeros(len(plan.ranks))
         self.lanes = np.zeros(len(self.network.lanes))
         self.done: dict[int, Array] = {}
@@ -156,17 +158,25 @@ class _Play:
         self.totals = Totals.nothing(self.network)
 
     def run(self, run: Run) -> None:
-        for kind, ranks in self.kinds:
-            if run.site not in kind.sites:
-                continue
+        label = f"{run.site} {PurePosixPath(run.segment).stem[:8]}"
+        kinds = [(kind, ranks) for kind, ranks in self.kinds if run.site in kind.sites]
+        running = np.concatenate([ranks for _, ranks in kinds]) if kinds else np.zeros(0, np.int64)
+        crowding = self.cores.crowding(running, self._at_work(running))
+        for kind, ranks in kinds:
             alone_s = self.measured.segments.get(run.segment, 0.0) or run_s(run, kind, self.cluster)
             begin = self.clock[ranks]
-            self.clock[ranks] = begin + alone_s * self.stretch[ranks]
-            label = f"{run.site} {PurePosixPath(run.segment).stem[:8]}"
-            stop = self.clock[ranks]
+            self.clock[ranks] = stop = begin + alone_s * crowding[ranks]
+            self.computing[ranks] = stop
             self.bars.append(
                 Bars("compute", label, ranks, _compact(begin), _compact(stop), _compact(np.zeros_like(ranks)))
             )
+
+    def _at_work(self, ranks: Numbers) -> Array:
+        """Return who needs a core when some ranks begin something, bool[all ranks]: they and who computes."""
+        since = self.cores.earliest(ranks, self.clock[ranks])
+        at_work: Array = self.computing > since
+        at_work[ranks] = True
+        return at_work
 
     def start(self, start: Start) -> None:
         self.done[start.tag_id] = np.zeros(len(self.clock))
@@ -185,7 +195,7 @@ class _Play:
 
     def _traits_of(self, device: str) -> Hashable:
         rank = self.ranks[self.rank_at[device]]
-        return rank.sites, float(self.stretch[rank.rank])
+        return rank.sites, float(self.cores.crowding_of_all[rank.rank])
 
     def _own_s(self, start: Start, members: Sequence[Rank]) -> float:
         """Return what a member does itself to begin and end a communication."""
@@ -203,15 +213,16 @@ class _Play:
         phases = phases_of(start, first, self.network)
         for flows in (flows for phase in repeated(self.network, family, phases) for flows in phase.flows):
             flows.count(self.network, self.totals)
-        self.clock[ranks] += self._own_s(start, first) * self.stretch[ranks]
+        crowding = self.cores.crowding(ranks.ravel(), self._at_work(ranks.ravel()))
+        self.clock[ranks] += self._own_s(start, first) * crowding[ranks]
         carried = lane_loads(self.network, phases)
         used, occupied_s = self._occupied(family, carried)
         begin = np.maximum(self.clock[ranks], self.busy[ranks]).max(axis=1)
         begin = np.maximum(begin, self.lanes[used].max(axis=1, initial=0.0))
-        # Who shares a core moves messages as seldom as it computes, and is not always awake when they come.
-        stretch = self.stretch[ranks].max(axis=1)
-        woken_s = (stretch - 1) * CROWDED_WAIT_S if len(first) > 1 else 0.0
-        stop = begin + stretch * seconds_of(self.network, phases) + woken_s
+        # Who shares a core is not always awake when messages come.
+        crowded = self.cores.crowding_of_all[ranks].max(axis=1)
+        woken_s = (crowded - 1) * CROWDED_WAIT_S if len(first) > 1 else 0.0
+        stop = begin + seconds_of(self.network, phases) + woken_s
         self.lanes[used] = begin[:, np.newaxis] + occupied_s
         self.busy[ranks] = self.done[start.tag_id][ranks] = stop[:, np.newaxis]
         sends = [start.payload_bytes if start.senders in rank.sites else 0 for rank in first]
@@ -271,10 +282,37 @@ def _compact(column: Column) -> Column:
     return np.broadcast_to(column[:1], column.shape)
 
 
-def _crowding(host: Host, plan: Plan) -> float:
-    """Return how many threads of CPU ranks there are per core, at least 1."""
-    threads = sum(rank.threads for rank in plan.ranks if rank.host == host.name and rank.kind == "cpu")
-    return 1.0 if host.cores is None else max(1.0, threads / host.cores)
+class _Cores:
+    """The hosts' cores, and the threads of the ranks on them; ranks on GPUs need none.
+
+    `crowding_of_all`, float64[ranks], is the threads per core if all ranks are at work, at least 1.
+    """
+
+    def __init__(self, plan: Plan, cluster: Cluster) -> None:
+        number_of = {host.name: number for number, host in enumerate(cluster.hosts)}
+        ranks = sorted(plan.ranks, key=lambda rank: rank.rank)
+        self._cores = np.array([inf if host.cores is None else host.cores for host in cluster.hosts])
+        self._host_of = np.array([number_of[rank.host] for rank in ranks], np.int64)
+        self._threads = np.array([rank.threads if rank.kind == "cpu" else 0 for rank in ranks])
+        everybody = np.arange(len(ranks))
+        self.crowding_of_all = self.crowding(everybody, np.ones(len(ranks), bool))
+
+    def crowding(self, ranks: Numbers, at_work: Array) -> Array:
+        """Return the threads at work per core of the ranks' hosts, at least 1, float64[all ranks]."""
+        on_host = self._per_core(at_work)[self._host_of[ranks]]
+        crowding = np.ones(len(self._host_of))
+        crowding[ranks] = np.where(self._threads[ranks] > 0, on_host, 1.0)
+        return crowding
+
+    def earliest(self, ranks: Numbers, times: Array) -> Array:
+        """Return for every rank the first of the times on its host, float64[all ranks]."""
+        first = np.full(len(self._cores), inf)
+        np.minimum.at(first, self._host_of[ranks], times)
+        return first[self._host_of]
+
+    def _per_core(self, at_work: Array) -> Array:
+        threads = np.bincount(self._host_of[at_work], self._threads[at_work], len(self._cores))
+        return np.maximum(1.0, threads / self._cores)
 
 
 def run_s(run: Run, rank: Rank, cluster: Cluster) -> float:

@@ -5,7 +5,7 @@ import pytest
 
 from partc.cost.cluster import CLUSTER_FORMAT, Cluster, Device, Host, Link, groups_of, ranks_of, read_cluster
 from partc.cost.memory import memory_of
-from partc.cost.profiles import CROWDED_WAIT_S
+from partc.cost.profiles import CROWDED_WAIT_S, PER_COMMUNICATION_S
 from partc.cost.timeline import Event, Measured, Timeline, simulate
 from partc.runtime.program import (
     PLAN_FORMAT,
@@ -220,7 +220,21 @@ def test_a_communication_of_crowded_ranks_waits_until_all_are_awake() -> None:
         cluster = msgspec.structs.replace(TWO_BY_TWO, hosts=hosts)
         return simulate(plan_of(cluster, start(0, 8, group="workers"), Wait(0)), cluster).step_s
 
-    assert took_s(1.0) == pytest.approx(2 * took_s(2.0) + CROWDED_WAIT_S)
+    assert took_s(1.0) == pytest.approx(took_s(2.0) + PER_COMMUNICATION_S + CROWDED_WAIT_S)
+
+
+def test_who_waits_leaves_its_core_to_others() -> None:
+    hosts = tuple(msgspec.structs.replace(host, cores=1.0) for host in TWO_BY_TWO.hosts)
+    cluster = msgspec.structs.replace(TWO_BY_TWO, hosts=hosts)
+    serving = msgspec.structs.replace(compute(1.0), site="server")
+
+    both_compute = simulate(plan_of(cluster, compute(1.0)), cluster).step_s
+    one_serves = simulate(plan_of(cluster, serving), cluster).step_s
+    one_serves_later = simulate(plan_of(cluster, compute(1.0), serving), cluster).step_s
+
+    assert both_compute == pytest.approx(2.0, rel=1e-3)
+    assert one_serves == pytest.approx(1.0, rel=1e-3)
+    assert one_serves_later == pytest.approx(3.0, rel=1e-3)
 
 
 def test_measured_segments_are_not_priced() -> None:

@@ -7,12 +7,14 @@ Waits come as late as they may: before the first reader, or before the next leve
 """
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.lowering.lowered_graph import LoweredGraph
+from partc.passes.scheduling.block_updates import POINTWISE
 from partc.passes.scheduling.bucket_communications import Bucket
 from partc.passes.scheduling.levels import Level, Shape2, levels_of
 from partc.passes.scheduling.outline_segments import SegmentOutliner
@@ -116,7 +118,7 @@ class ProgramMaker:
                 tuple((name, self._name(name)) for name in segment.writes),
                 segment.races,
                 sum(self.lowered.flops.get(node.name, 0) for node in chunk.nodes),
-                self._touched_bytes(chunk),
+                self._touched_bytes(chunk, wanted),
             )
         )
         self._advance()
@@ -124,8 +126,12 @@ class ProgramMaker:
     def _name(self, value: str) -> str:
         return self.program.renamed.get(value, value)
 
-    def _touched_bytes(self, chunk: Chunk) -> int:
-        return sum(_touched(node, self.lowered.nbytes) for node in chunk.nodes)
+    def _touched_bytes(self, chunk: Chunk, wanted: AbstractSet[str]) -> int:
+        """Return what nodes read and write; what one pointwise op hands to the next stays in the cache."""
+        pointwise = [node for node in chunk.nodes if node.op in POINTWISE]
+        made = {tensor.name for node in pointwise for tensor in node.outputs} - wanted
+        outward = {t.name for node in chunk.nodes if node.op not in POINTWISE for t in node.inputs}
+        return sum(_touched(node, self.lowered.nbytes, made - outward) for node in chunk.nodes)
 
     def _start(self, message: Message) -> None:
         self._wait_for(set(message.reads))
@@ -195,10 +201,10 @@ class ProgramMaker:
                 self._next_level(flight)
 
 
-def _touched(node: gs.Node, nbytes: Mapping[str, int]) -> int:
+def _touched(node: gs.Node, nbytes: Mapping[str, int], cached: AbstractSet[str]) -> int:
     """Bytes that a node reads and writes; of a table that it indexes, only the rows it visits."""
-    reads = [nbytes.get(tensor.name, 0) for tensor in node.inputs]
-    writes = [nbytes.get(tensor.name, 0) for tensor in node.outputs]
+    reads = [0 if t.name in cached else nbytes.get(t.name, 0) for t in node.inputs]
+    writes = [0 if t.name in cached else nbytes.get(t.name, 0) for t in node.outputs]
     if node.op == "Gather":
         return reads[1] + 2 * sum(writes)
     if node.op in SCATTERS:

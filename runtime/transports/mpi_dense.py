@@ -2,21 +2,24 @@
 
 A long sum is an Ireduce_scatter, and then an Iallgatherv, or an Igatherv where only the root wants it: each
 moves every byte once. MPICH's Iallreduce of 4 MB took 129 ms among three hosts at 1 Gbit/s, the two take
-68 ms; its Ireduce of 7 MB within a machine 6.9 ms, the two 3.7 ms.
+68 ms; its Ireduce of 7 MB within a machine 6.9 ms, the two 3.7 ms. Of four chunks, the second collective
+of one fills the pauses in the first collective of the next: 6.6 MB among the same hosts, 117 ms whole, 79 ms.
 """
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 from mpi4py import MPI
 
 from partc.runtime.transports.communication import Dense, Part
-from partc.runtime.transports.mpi_handle import Array, Group, MPIHandle
+from partc.runtime.transports.mpi_handle import Array, Chunk, Group, MPIHandle
 
 # Measured with 2 to 4 members, in one machine and at 1 Gbit/s (docs/benchmarks.md): shorter sums take the
 # same or less in one collective, and so does an all_reduce of two members.
 LONG_SUM_BYTES = 1 << 19
+MOST_CHUNKS = 4  # each a long sum itself; eight took as long, or longer
 
 _OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
 
@@ -26,40 +29,36 @@ class DenseHandle(MPIHandle):
 
     def __init__(self, part: Part, group: Group, progress: Callable[[], None]) -> None:
         self._landings: list[tuple[Array, Array]] = []  # (target, what arrived elsewhere)
-        self._to_gather: list[tuple[Array, Array, list[int]]] = []  # (sum, own region, elements of each)
         super().__init__(part, group, progress)
 
-    def _begin_first(self, comm: MPI.Intracomm) -> list[MPI.Request]:
-        return [self._begin(dense, comm) for dense in self.part.dense]
-
-    def _has_second(self) -> bool:
-        return bool(self._to_gather)
-
-    def _begin_second(self, comm: MPI.Intracomm) -> list[MPI.Request]:
-        begin = _begin_all_gather if self.part.start.kind == "all_reduce" else _begin_gather
-        return [begin(comm, *gathered) for gathered in self._to_gather]
+    def _begin(self, comm: MPI.Intracomm) -> list[Chunk]:
+        return [chunk for dense in self.part.dense for chunk in self._chunks_of(dense, comm)]
 
     def _land(self) -> None:
         for target, arrived in self._landings:
             target[...] = arrived.reshape(target.shape)
 
-    def _begin(self, dense: Dense, comm: MPI.Intracomm) -> MPI.Request:
+    def _chunks_of(self, dense: Dense, comm: MPI.Intracomm) -> list[Chunk]:
         start = self.part.start
         match start.kind:
             case "broadcast":
-                return comm.Ibcast(_bytes_of(dense.target), root=0)
+                return [Chunk([comm.Ibcast(_bytes_of(dense.target), root=0)])]
             case "all_gather":
-                return _begin_all_gather(comm, dense.target.reshape(-1), dense.source, list(start.counts))
+                counts = list(start.counts)
+                return [Chunk(_begin_all_gather(dense.target.reshape(-1), dense.source, counts, comm))]
             case "reduce_scatter":
                 region = np.empty(dense.target.size, _widen(dense.target.reshape(-1)).dtype)
                 self._landings.append((dense.target, region))
-                return self._begin_reduce_scatter(dense.source, region, list(start.counts), comm)
+                return [Chunk([self._begin_reduce_scatter(dense.source, region, list(start.counts), comm)])]
         lands = start.kind == "all_reduce" or self.part.is_root
         whole = self._widened(dense.target) if lands else _widen(dense.source.reshape(-1))
         if self._in_two_phases(whole):
             return self._begin_long_sum(whole, comm)
-        operation = _OPERATIONS[start.reduction]
-        if start.kind == "all_reduce":
+        return [Chunk([self._begin_short_sum(whole, comm)])]
+
+    def _begin_short_sum(self, whole: Array, comm: MPI.Intracomm) -> MPI.Request:
+        operation = _OPERATIONS[self.part.start.reduction]
+        if self.part.start.kind == "all_reduce":
             return comm.Iallreduce(MPI.IN_PLACE, whole, operation)
         if self.part.is_root:
             return comm.Ireduce(MPI.IN_PLACE, whole, operation, root=0)
@@ -69,12 +68,16 @@ class DenseHandle(MPIHandle):
         least_members = 3 if self.part.start.kind == "all_reduce" else 2
         return len(self.part.members) >= least_members and whole.nbytes >= LONG_SUM_BYTES
 
-    def _begin_long_sum(self, whole: Array, comm: MPI.Intracomm) -> MPI.Request:
+    def _begin_long_sum(self, whole: Array, comm: MPI.Intracomm) -> list[Chunk]:
         members = len(self.part.members)
-        counts = [b - a for a, b in pairwise(whole.size * i // members for i in range(members + 1))]
-        region = np.empty(counts[self.part.position], whole.dtype)
-        self._to_gather.append((whole, region, counts))
-        return self._begin_reduce_scatter(whole, region, counts, comm)
+        gather = _begin_all_gather if self.part.start.kind == "all_reduce" else _begin_gather
+        chunks = []
+        for summed in np.array_split(whole, min(MOST_CHUNKS, whole.nbytes // LONG_SUM_BYTES)):
+            counts = [b - a for a, b in pairwise(summed.size * i // members for i in range(members + 1))]
+            region = np.empty(counts[self.part.position], whole.dtype)
+            request = self._begin_reduce_scatter(summed, region, counts, comm)
+            chunks.append(Chunk([request], partial(gather, summed, region, counts)))
+        return chunks
 
     def _begin_reduce_scatter(
         self, source: Array, region: Array, counts: list[int], comm: MPI.Intracomm
@@ -91,23 +94,23 @@ class DenseHandle(MPIHandle):
         return wide
 
 
-def _begin_all_gather(comm: MPI.Intracomm, whole: Array, own: Array, counts: list[int]) -> MPI.Request:
+def _begin_all_gather(whole: Array, own: Array, counts: list[int], comm: MPI.Intracomm) -> list[MPI.Request]:
     """Gather regions of so many elements; a member's own may already be where it belongs."""
     first = sum(counts[: comm.rank])
     region = whole[first : first + own.size]
     if region.ctypes.data != own.ctypes.data:
         region[:] = own.reshape(-1)
     sizes = [count * whole.itemsize for count in counts]
-    return comm.Iallgatherv(MPI.IN_PLACE, [_bytes_of(whole), sizes, MPI.BYTE])
+    return [comm.Iallgatherv(MPI.IN_PLACE, [_bytes_of(whole), sizes, MPI.BYTE])]
 
 
-def _begin_gather(comm: MPI.Intracomm, whole: Array, own: Array, counts: list[int]) -> MPI.Request:
+def _begin_gather(whole: Array, own: Array, counts: list[int], comm: MPI.Intracomm) -> list[MPI.Request]:
     """Gather regions of so many elements at the first member, into `whole`; its own is the first."""
     if comm.rank:
-        return comm.Igatherv(_bytes_of(own), None, root=0)
+        return [comm.Igatherv(_bytes_of(own), None, root=0)]
     whole[: own.size] = own
     sizes = [count * whole.itemsize for count in counts]
-    return comm.Igatherv(MPI.IN_PLACE, [_bytes_of(whole), sizes, MPI.BYTE], root=0)
+    return [comm.Igatherv(MPI.IN_PLACE, [_bytes_of(whole), sizes, MPI.BYTE], root=0)]
 
 
 def _widen(flat: Array) -> Array:

@@ -3,12 +3,13 @@
 Every group has two communicators, and all members must begin the collectives of each in one order. First
 phases begin on the first, in the program's order. Second phases begin on the second in that order too,
 each when its own first phase is complete and those before it have begun, so that members agree on the
-order though first phases end at different times.
+order though first phases end at different times. What is cut into chunks is a pipeline: the second phase of
+one beside the first phase of the next.
 """
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,13 +21,21 @@ from partc.runtime.transports.communication import Part
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """Collectives under way, and how to begin those that follow when they are complete."""
+
+    requests: Sequence[MPI.Request]
+    begin_second: Callable[[MPI.Intracomm], Sequence[MPI.Request]] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The communicators of one group's first and second phases, and who waits for a second phase."""
+    """The communicators of one group's first and second phases, and what waits for a second phase."""
 
     first: MPI.Intracomm
     second: MPI.Intracomm
-    queue: "deque[MPIHandle]" = field(default_factory=deque)
+    queue: deque[Chunk] = field(default_factory=deque)
 
 
 class MPIHandle(ABC):
@@ -37,10 +46,8 @@ class MPIHandle(ABC):
         self._group = group
         self._progress = progress
         self._complete = False
-        self._requests = self._begin_first(group.first)
-        self._waits_for_second = self._has_second()
-        if self._waits_for_second:
-            group.queue.append(self)
+        self._chunks = self._begin(group.first)
+        group.queue.extend(chunk for chunk in self._chunks if chunk.begin_second)
 
     def done(self) -> bool:
         """Move on everything under way; tell whether this is complete."""
@@ -53,31 +60,28 @@ class MPIHandle(ABC):
         return ()
 
     def advance(self) -> bool:
-        """Take the next step if it is due; tell whether all is done."""
-        if not MPI.Request.Testall(self._requests):
-            return False
-        if self._waits_for_second:
-            if self._group.queue[0] is not self:
-                return False
-            self._group.queue.popleft()
-            self._waits_for_second = False
-            self._requests = self._begin_second(self._group.second)
+        """Take the next steps that are due; tell whether all is done."""
+        complete = [self._advance(chunk) for chunk in self._chunks]
+        if not all(complete):
             return False
         self._land()
         self._complete = True
         return True
 
-    @abstractmethod
-    def _begin_first(self, comm: MPI.Intracomm) -> list[MPI.Request]:
-        """Begin the collectives of the first phase."""
+    def _advance(self, chunk: Chunk) -> bool:
+        if not MPI.Request.Testall(chunk.requests):
+            return False
+        if chunk.begin_second is None:
+            return True
+        if self._group.queue[0] is chunk:
+            self._group.queue.popleft()
+            begin, chunk.begin_second = chunk.begin_second, None
+            chunk.requests = begin(self._group.second)
+        return False
 
     @abstractmethod
-    def _has_second(self) -> bool:
-        """Tell, once the first phase has begun, whether there is a second."""
-
-    @abstractmethod
-    def _begin_second(self, comm: MPI.Intracomm) -> list[MPI.Request]:
-        """Begin the collectives of the second phase. Needs: the first is complete."""
+    def _begin(self, comm: MPI.Intracomm) -> Sequence[Chunk]:
+        """Begin the collectives of all first phases."""
 
     def _land(self) -> None:  # noqa: B027 (rows lie where they belong)
         """Put what arrived where it belongs."""

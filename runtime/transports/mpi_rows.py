@@ -7,7 +7,7 @@ import numpy as np
 from mpi4py import MPI
 
 from partc.runtime.transports.communication import Part
-from partc.runtime.transports.mpi_handle import Array, Group, MPIHandle
+from partc.runtime.transports.mpi_handle import Array, Chunk, Group, MPIHandle
 from partc.runtime.transports.row_headers import RowType, header_size, read_headers, write_header
 
 
@@ -26,11 +26,8 @@ class RowsHandle(MPIHandle):
         assert self._complete, "asked for before it was done"
         return tuple(self._results)
 
-    def _begin_first(self, comm: MPI.Intracomm) -> list[MPI.Request]:
-        return [self._begin_headers(comm)]
-
-    def _has_second(self) -> bool:
-        return True
+    def _begin(self, comm: MPI.Intracomm) -> list[Chunk]:
+        return [Chunk([self._begin_headers(comm)], self._begin_rows)]
 
     def _begin_headers(self, comm: MPI.Intracomm) -> MPI.Request:
         match self.part.start.kind:
@@ -43,7 +40,7 @@ class RowsHandle(MPIHandle):
             case _:
                 return comm.Ialltoall(self._own, self._headers)
 
-    def _begin_second(self, comm: MPI.Intracomm) -> list[MPI.Request]:
+    def _begin_rows(self, comm: MPI.Intracomm) -> list[MPI.Request]:
         part = self.part
         counts, types = read_headers(self._headers, f"communication {part.start.label or part.start.tag_id}")
         begin = {
