@@ -29,8 +29,8 @@ NODES_AGAIN = 500  # for a small graph, so many more nodes are lowered
 FOR_DOUBT = 2  # of them are kept for asking what fewer rows would change (doubt_estimate.py)
 MANY_RANKS = 128  # from here on simulating dominates, and moves are left out
 
-# By how much a mix of methods must be quicker. A few percent are not worth a plan that is harder to read; where
-# ranks share cores, a prediction may be off by a quarter: mixes that were to save 14 % there took 12 % more.
+# By how much a mix of methods must be quicker. A few percent are not worth a plan that is harder to read;
+# where ranks share cores, a prediction may be off by a quarter: mixes that were to save 14 % took 12 % more.
 DOUBT = 0.03
 DOUBT_WHERE_CROWDED = 0.25
 
