@@ -12,15 +12,13 @@ network once (parallax.txt, section 5.3.2). A node that makes rows smaller, such
 Cast to 16 bits, runs before they return (figure 10).
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.lowering.exchange_rows import drawn_ids
 from partc.passes.lowering.expected_rows import Level, rows_at
 from partc.passes.lowering.lowered_graph import constant
+from partc.passes.lowering.lowering import Asking, Lowering
 from partc.passes.lowering.route_rows import (
     INT64,
     count_by_owner,
@@ -32,24 +30,8 @@ from partc.passes.lowering.route_rows import (
 from partc.passes.sharding.decide_layouts import Decision
 from partc.passes.sharding.layouts import Asked, Layout, Owned, Split
 
-if TYPE_CHECKING:
-    from partc.passes.lowering.lower import Lowering
 
-
-@dataclass(frozen=True)
-class Asking:
-    """One Gather's ids on their way, and how their rows find the way back."""
-
-    ids: gs.Tensor  # as the worker has them, any shape
-    inverse: gs.Variable  # worker: position of each id among those it sent
-    host_inverse: gs.Variable  # server: position of each worker's id among the host's
-    host_counts: gs.Variable  # server: ids of each worker
-    wanted_counts: gs.Variable  # owner: ids of each server
-    share: float  # of one worker's ids of the table that are this Gather's
-    drawn: float  # ids of one worker
-
-
-def ask_rows(lowering: "Lowering", node: gs.Node, decision: Decision) -> gs.Tensor:
+def ask_rows(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:
     """Return, on each owner, the rows that a Gather of the main computation asks of it."""
     out = lowering.out
     table, indices = node.inputs
@@ -85,7 +67,7 @@ def ask_rows(lowering: "Lowering", node: gs.Node, decision: Decision) -> gs.Tens
     return found
 
 
-def run_on_asked_rows(lowering: "Lowering", node: gs.Node, decision: Decision) -> gs.Tensor:
+def run_on_asked_rows(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:
     """Emit a node that can_run_on_rows where the rows are: the ids' axes have become axis 0."""
     out = lowering.out
     asked = decision.inputs[0]
@@ -112,7 +94,7 @@ def run_on_asked_rows(lowering: "Lowering", node: gs.Node, decision: Decision) -
     return result
 
 
-def return_rows(lowering: "Lowering", tensor: str, asked: Asked) -> gs.Tensor:
+def return_rows(lowering: Lowering, tensor: str, asked: Asked) -> gs.Tensor:
     """Return the rows on the workers that asked, in the shape of the tensor."""
     out = lowering.out
     rows = lowering.need(tensor, Layout("server", asked))
@@ -128,7 +110,7 @@ def return_rows(lowering: "Lowering", tensor: str, asked: Asked) -> gs.Tensor:
     return _unflatten(lowering, tensor, asked, asking.ids, ordered)
 
 
-def _flatten(lowering: "Lowering", table: str, indices: str, ids: gs.Tensor, name: str) -> gs.Tensor:
+def _flatten(lowering: Lowering, table: str, indices: str, ids: gs.Tensor, name: str) -> gs.Tensor:
     out = lowering.out
     wide = ids
     if ids.dtype != INT64:
@@ -140,7 +122,7 @@ def _flatten(lowering: "Lowering", table: str, indices: str, ids: gs.Tensor, nam
     return out.emit("Reshape", [wrapped, flat], f"{name}.flat", INT64, "worker")
 
 
-def _unflatten(lowering: "Lowering", tensor: str, asked: Asked, ids: gs.Tensor, rows: gs.Tensor) -> gs.Tensor:
+def _unflatten(lowering: Lowering, tensor: str, asked: Asked, ids: gs.Tensor, rows: gs.Tensor) -> gs.Tensor:
     """Give the rows, one per id, the ids' axes."""
     out = lowering.out
     name = lowering.value_name(tensor, Layout("worker", asked.returned))
@@ -152,19 +134,19 @@ def _unflatten(lowering: "Lowering", tensor: str, asked: Asked, ids: gs.Tensor, 
     return out.emit("Reshape", [rows, shape], name, rows.dtype, "worker")
 
 
-def _all_drawn(lowering: "Lowering", parameter: str, drawn: float) -> float:
+def _all_drawn(lowering: Lowering, parameter: str, drawn: float) -> float:
     gradient = lowering.graph.training.gradients[parameter]
     return max(drawn, drawn_ids(lowering, parameter)) if gradient.is_sparse else drawn
 
 
-def _expected(lowering: "Lowering", parameter: str, asking: Asking, level: Level) -> float:
+def _expected(lowering: Lowering, parameter: str, asking: Asking, level: Level) -> float:
     """Return the rows that a Gather is expected to ask for at a level: its share of the table's."""
     if not asking.share:
         return 0.0
     return asking.share * rows_at(lowering.expected, parameter, level, asking.drawn / asking.share)
 
 
-def _expect_rows(lowering: "Lowering", tensor: str, asked: Asked, rows: gs.Variable) -> None:
+def _expect_rows(lowering: Lowering, tensor: str, asked: Asked, rows: gs.Variable) -> None:
     """Tell the cost model how many bytes the rows take that one owner sends."""
     width = lowering.facts.shape(tensor)[asked.ids_rank :]
     row_bytes = int(np.prod(width, dtype=np.int64)) * np.dtype(rows.dtype).itemsize
