@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,9 +33,6 @@ from partc.runtime.program import (
     Stored,
 )
 
-if TYPE_CHECKING:
-    from partc.compiler.driver import CompileOptions
-
 OwnedRows = Mapping[str, tuple[tuple[int, int], ...]]  # parameter -> rows [start, stop) per server
 
 
@@ -45,12 +41,13 @@ def build_plan(
     lowered: LoweredGraph,
     strategy: Strategy,
     cluster: Cluster,
-    options: "CompileOptions",
+    sizes: Mapping[str, int],
     files: PlanFiles | None,
 ) -> Plan:
     """Schedule, bucket and cut the step; describe every rank. Writes segments into the folder.
 
-    `files` None: nothing is written, and the plan is good for being simulated alone.
+    `sizes`: a value for every symbolic size. `files` None: nothing is written, and the plan is good for being
+    simulated alone.
     """
     rows = owned_rows(strategy, cluster)
     groups = {name: tuple(filter(None, found)) for name, found in groups_of(cluster).items()}
@@ -61,7 +58,7 @@ def build_plan(
         model="" if files is None else files.save_model(training),
         batch=strategy.batch,
         replicas=analysis.replicas,
-        sizes=dict(options.sizes),
+        sizes=dict(sizes),
         loss=training.loss,
         ranks=_describe_ranks(lowered, program, rows, cluster, groups),
         groups=groups,

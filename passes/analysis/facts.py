@@ -7,7 +7,6 @@ Symbolic sizes are given concrete ones for this purpose, twice: what comes out e
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -19,12 +18,10 @@ from partc.passes.average_replicas import AVERAGE, SUM
 from partc.passes.average_replicas import DOMAIN as MEETING_DOMAIN
 from partc.passes.indexed_slices import DOMAIN, SUM_ROWS
 from partc.passes.infer_shapes import infer_shapes
+from partc.passes.sharding.sharding_rule import ShardingRule
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.data.step_draws import evaluate_size
 from partc.runtime.errors import UnsupportedModel
-
-if TYPE_CHECKING:
-    from partc.passes.sharding.sharding_rule import ShardingRule
 
 Shape = tuple[int, ...]
 UNKNOWN = 0  # the size of a dimension that only the data tells
@@ -43,7 +40,7 @@ class Facts:
     fixed_values: frozenset[str]
     # Remembered, because several strategies are lowered from the same facts:
     _nbytes: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
-    rules: "dict[int, tuple[gs.Node, ShardingRule | None]]" = field(
+    rules: dict[int, tuple[gs.Node, ShardingRule | None]] = field(
         default_factory=dict, compare=False, repr=False
     )  # by the node's identity, which the node kept here makes lasting (sharding_rules.rule_of)
 
