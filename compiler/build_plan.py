@@ -14,7 +14,7 @@ from partc.passes.distribute import Analysis
 from partc.passes.indexed_slices import sum_rows_function
 from partc.passes.lowering.lowered_graph import LoweredGraph, State
 from partc.passes.scheduling.bucket_communications import BUCKET_BYTES, bucket_communications
-from partc.passes.scheduling.levels import Shape2
+from partc.passes.scheduling.levels import HostGrid
 from partc.passes.scheduling.make_program import Program, ProgramMaker
 from partc.passes.scheduling.outline_segments import SegmentOutliner
 from partc.passes.scheduling.recompute import recompute
@@ -120,7 +120,7 @@ def _make_program(
         items, recomputed = _recompute(items, analysis, lowered, strategy.recompute_bytes, cluster)
     writer = _segment_writer(analysis, lowered, cluster, files)
     most = max(len(host.devices) for host in cluster.hosts)
-    topology = Shape2(len(cluster.hosts), most)
+    topology = HostGrid(len(cluster.hosts), most)
     return ProgramMaker(lowered, items, topology, writer).make(), recomputed
 
 

@@ -30,9 +30,9 @@ from partc.passes.analysis.find_roles import find_roles
 from partc.passes.analysis.find_zeros import find_zeros
 from partc.passes.average_replicas import average_replicas
 from partc.passes.distribute import Analysis, check_one_batch, declare_gradients, drop_unservable, lower_step
+from partc.passes.expand_casts import expand_casts
 from partc.passes.fetch_gradients import fetch_gradients
 from partc.passes.lowering.expected_rows import expect_rows
-from partc.passes.spell_casts import spell_casts
 from partc.runtime.check_program import check_program
 from partc.runtime.log import log
 
@@ -97,7 +97,7 @@ def show_gradients(done: Compilation) -> None:
 def know_tensors(done: Compilation) -> None:
     """Infer shapes, dtypes and values."""
     done.tensors = infer_facts(done.training, done.options.sizes, _replicas(done))
-    spell_casts(done.training, done.tensors)
+    expand_casts(done.training, done.tensors)
 
 
 def know_what_servers_can_hold(done: Compilation) -> None:

@@ -61,16 +61,15 @@ from partc.passes.analysis.find_gradients import find_gradients
 from partc.passes.analysis.find_input_ranges import find_input_ranges
 from partc.passes.analysis.find_sample_axes import find_drawn_splits, find_sample_axes
 from partc.passes.analysis.find_taken_values import find_taken_values
+from partc.passes.expand_casts import expand_casts
 from partc.passes.infer_shapes import infer_shapes
 from partc.passes.simplify import simplify
-from partc.passes.spell_casts import spell_casts
-from partc.passes.training_graph import Gradient, InitialValue, TrainingGraph
+from partc.passes.training_graph import IR_VERSION, Gradient, InitialValue, TrainingGraph
 from partc.runtime.errors import BadModel
 from partc.runtime.inside import outside
 from partc.runtime.program import Constant, DrawnInput
 
 OPSET = 21  # what partc's own graphs are written in
-IR_VERSION = 10
 G_LOGGER.severity = G_LOGGER.ERROR  # it warns of every element type that numpy has from elsewhere
 NOTHING_SAID = GraphOptions()
 ASSUMED_SIZE = 8  # of a symbolic size, to follow it through the graph
@@ -357,7 +356,7 @@ def _find_sample_axes(training: TrainingGraph, declared: Mapping[str, int | None
         return
     named = {size for data in training.data_inputs.values() for size in data.shape if isinstance(size, str)}
     facts = infer_facts(training, dict.fromkeys(sorted(named), ASSUMED_SIZE))
-    spell_casts(training, facts)
+    expand_casts(training, facts)
     for name, axis in find_sample_axes(training, declared, facts).items():
         data = training.data_inputs[name]
         training.data_inputs[name] = msgspec.structs.replace(data, sample_axis=axis)

@@ -14,8 +14,7 @@ import onnx_graphsurgeon as gs
 from onnx import TensorProto, helper, numpy_helper
 
 from partc.passes.analysis.run_constants import run_constants
-from partc.passes.average_replicas import AVERAGE, SUM
-from partc.passes.average_replicas import DOMAIN as MEETING_DOMAIN
+from partc.passes.average_replicas import AVERAGE, REPLICA_DOMAIN, SUM
 from partc.passes.indexed_slices import DOMAIN, SUM_ROWS
 from partc.passes.infer_shapes import infer_shapes
 from partc.passes.sharding.sharding_rule import ShardingRule
@@ -103,7 +102,7 @@ def _skeleton(training: TrainingGraph) -> onnx.ModelProto:
 def _spell_meetings(model: onnx.ModelProto, spelled: Mapping[str, str], replicas: int) -> None:
     """Write nodes of all replicas as standard ones: op -> op, a Sum having one input for each replica."""
     for node in model.graph.node:
-        if node.domain == MEETING_DOMAIN and node.op_type in spelled:
+        if node.domain == REPLICA_DOMAIN and node.op_type in spelled:
             node.domain, node.op_type = "", spelled[node.op_type]
             del node.attribute[:]
             if node.op_type != "Identity":
@@ -115,7 +114,7 @@ def _spell_stacks(model: onnx.ModelProto, shapes: Mapping[str, Shape], replicas:
 
     Behind them nothing is propagated: inference would spell out every element of what thousands stack.
     """
-    stacks = [node for node in model.graph.node if node.domain == MEETING_DOMAIN and node.input[0] in shapes]
+    stacks = [node for node in model.graph.node if node.domain == REPLICA_DOMAIN and node.input[0] in shapes]
     for node in stacks:
         repeats = [replicas, *[1] * (len(shapes[node.input[0]]) - 1)]
         name = f"{node.output[0]}/repeats"

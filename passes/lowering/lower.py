@@ -55,7 +55,7 @@ class _Lowerer(Lowering):
         super().__init__(graph, expected, sessions)
         self._made: dict[tuple[str, Layout], gs.Tensor] = {}
         self._lowered: dict[str, list[Decision]] = defaultdict(list)
-        self._at_hand = _tensors_at_hand(graph)
+        self._on_every_rank = _tensors_on_every_rank(graph)
         self._held: list[tuple[str, Site]] = []
 
     def run(self) -> None:
@@ -84,7 +84,7 @@ class _Lowerer(Lowering):
     def _home_of(self, variable: str) -> Layout:
         """Return where a variable is kept even if nobody asks for it there."""
         native = self.graph.layout(variable)
-        counts = self.sessions and self.graph.training.variables[variable].next in self._at_hand
+        counts = self.sessions and self.graph.training.variables[variable].next in self._on_every_rank
         return Layout("server", Replicate()) if counts else native
 
     def _lower_in_order(self, tensors: Iterable[str]) -> None:
@@ -159,7 +159,7 @@ class _Lowerer(Lowering):
         native = self.graph.layout(tensor)
         if isinstance(native.placement, Partial):
             return native.site == site and tensor not in self.graph.made_whole
-        return isinstance(native.placement, Replicate) and tensor in self._at_hand
+        return isinstance(native.placement, Replicate) and tensor in self._on_every_rank
 
     def lower(self, node: gs.Node, decision: Decision) -> list[gs.Tensor]:
         """Lower a node as decided, once, and return its outputs."""
@@ -172,7 +172,7 @@ class _Lowerer(Lowering):
 
     def split_locally(self, tensor: str, placement: Split) -> gs.Tensor | None:
         source = self.source(tensor)
-        if not source.inputs or (tensor not in self._at_hand and tensor in self.graph.made_whole):
+        if not source.inputs or (tensor not in self._on_every_rank and tensor in self.graph.made_whole):
             return None
         node = source.inputs[0]
         rule = rule_of(node, self.facts)
@@ -189,7 +189,7 @@ class _Lowerer(Lowering):
         return self.lower(node, replace(decision, site="worker"))[index]
 
 
-def _tensors_at_hand(graph: LaidOutGraph) -> set[str]:
+def _tensors_on_every_rank(graph: LaidOutGraph) -> set[str]:
     """Return the tensors that depend on nothing but what every rank has anyway."""
     tensors = graph.training.graph.tensors()
     at_hand = {

@@ -8,27 +8,35 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes import average_replicas
-from partc.passes.lowering.ask_rows import ask_rows, run_on_asked_rows
+from partc.passes.lowering.ask_rows import ask_rows, run_on_requested_rows
 from partc.passes.lowering.exchange_rows import needs_exchange, push_slices, reduce_slices
 from partc.passes.lowering.gather_owned import slice_owned_rows
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering
 from partc.passes.sharding.decide_layouts import Decision, slices_rows
-from partc.passes.sharding.layouts import Asked, Layout, Owned, PerReplica, Placement, Replicate, Split
+from partc.passes.sharding.layouts import (
+    Layout,
+    Owned,
+    PerReplica,
+    Placement,
+    Replicate,
+    RequestedRows,
+    Split,
+)
 from partc.passes.sharding.sharding_rules import is_sum_rows, rule_of
 
 
 def lower_node(lowering: Lowering, node: gs.Node, decision: Decision) -> list[gs.Tensor]:
     """Return the node's outputs as lowered values."""
-    if node.domain == average_replicas.DOMAIN:
-        return [_lower_meeting(lowering, node, decision)]
+    if node.domain == average_replicas.REPLICA_DOMAIN:
+        return [_lower_replica_average(lowering, node, decision)]
     if node.op in ("Shape", "Size") and decision.site == "worker":
         return [_lower_shape(lowering, node, decision)]
     if decision.site == "worker" and needs_exchange(lowering, node):
         return reduce_slices(lowering, node)
-    if isinstance(decision.outputs[0], Asked):
-        is_first = not isinstance(decision.inputs[0], Asked)
-        return [(ask_rows if is_first else run_on_asked_rows)(lowering, node, decision)]
+    if isinstance(decision.outputs[0], RequestedRows):
+        is_first = not isinstance(decision.inputs[0], RequestedRows)
+        return [(ask_rows if is_first else run_on_requested_rows)(lowering, node, decision)]
     if slices_rows(node, lowering.facts) and isinstance(decision.inputs[0], Owned):
         return [slice_owned_rows(lowering, node, decision.inputs[0])]
     if decision.site == "server" and _routes_slices(node, decision):
@@ -104,10 +112,10 @@ def _scale(lowering: Lowering, tensor: gs.Tensor, decision: Decision) -> gs.Tens
     return lowering.out.emit("Mul", [tensor, share], name, tensor.dtype, decision.site)
 
 
-def _lower_meeting(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:
+def _lower_replica_average(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:
     source = node.inputs[0]
     tensor = lowering.need(source.name, Layout("worker", decision.inputs[0]))
-    factor = _factor_of_meeting(node, isinstance(decision.inputs[0], PerReplica), lowering.graph.replicas)
+    factor = _factor_of_average(node, isinstance(decision.inputs[0], PerReplica), lowering.graph.replicas)
     if factor == 1:
         return tensor
     dtype = lowering.facts.dtypes[source.name]
@@ -116,7 +124,7 @@ def _lower_meeting(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.
     return lowering.out.emit("Mul", [tensor, share], name, dtype, "worker")
 
 
-def _factor_of_meeting(node: gs.Node, varies: bool, replicas: int) -> float:
+def _factor_of_average(node: gs.Node, varies: bool, replicas: int) -> float:
     """Return what one replica's tensor counts for: of those that are all alike, only one is read."""
     if node.op == average_replicas.SUM:
         return 1 if varies else replicas

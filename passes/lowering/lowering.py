@@ -9,7 +9,6 @@ import onnx_graphsurgeon as gs
 from partc.passes.lowering.expected_rows import ExpectedRows
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.sharding.layouts import (
-    Asked,
     Gathered,
     Layout,
     Owned,
@@ -17,6 +16,7 @@ from partc.passes.sharding.layouts import (
     PerReplica,
     Placement,
     Replicate,
+    RequestedRows,
     Split,
 )
 from partc.passes.sharding.propagate_layouts import LaidOutGraph
@@ -28,12 +28,12 @@ TAGS = {
     PerReplica: "replica",
     Owned: "owned",
     Gathered: "gathered",
-    Asked: "asked",
+    RequestedRows: "asked",
 }
 
 
 @dataclass(frozen=True)
-class Asking:
+class RowRequest:
     """One Gather's ids on their way, and how their rows find the way back."""
 
     ids: gs.Tensor  # as the worker has them, any shape
@@ -56,7 +56,7 @@ class Lowering(ABC):
         self.out = LoweredGraph()
         self.exchanged: dict[str, tuple[gs.Variable, gs.Variable]] = {}
         self.reduced: dict[str, gs.Variable] = {}
-        self.askings: dict[str, Asking] = {}  # Gather -> its ids on their way
+        self.row_requests: dict[str, RowRequest] = {}  # Gather -> its ids on their way
         self.gathered: dict[str, gs.Variable] = {}  # parameter -> how many slices each server owns
         self._tensors = graph.training.graph.tensors()
 

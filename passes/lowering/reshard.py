@@ -16,7 +16,7 @@ from partc.passes.lowering.ask_rows import return_rows
 from partc.passes.lowering.gather_owned import gather_owned, has_parameter_rows, take_owned_slices
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering
-from partc.passes.sharding.layouts import Asked, Gathered, Layout, Owned, Partial, Replicate, Split
+from partc.passes.sharding.layouts import Gathered, Layout, Owned, Partial, Replicate, RequestedRows, Split
 
 WORKER_WHOLE = Layout("worker", Replicate())
 SERVER_WHOLE = Layout("server", Replicate())
@@ -26,7 +26,7 @@ INT64 = np.dtype(np.int64)
 def reshard(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> gs.Tensor:
     """Return the value that holds `tensor` as wanted, communicating as little as is known."""
     source, target = native.placement, wanted.placement
-    if isinstance(source, Asked):
+    if isinstance(source, RequestedRows):
         back = Layout("worker", source.returned)
         return (
             return_rows(lowering, tensor, source)
