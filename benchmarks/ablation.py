@@ -26,9 +26,9 @@ import onnx
 from namespaces import interface_bytes, namespace_hosts
 from onnx import TensorProto, helper
 
-from partc.compiler.api import GraphOptions, compile_step
-from partc.compiler.driver import Compilation
-from partc.compiler.measure_sparsity import Sample
+from partc.compiler.api import compile_step
+from partc.compiler.compilation import Compilation
+from partc.compiler.options import GraphOptions, Options, Sample
 from partc.compiler.reporting.measure_traffic import host_traffic
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import Adagrad
@@ -140,7 +140,7 @@ def _options_of(work: str) -> GraphOptions:
 
 def _write_sample(work: str, train: onnx.ModelProto, cluster: Cluster, folder: Path) -> Sample:
     """Write a few batches, from which sparsity is measured."""
-    made = compile_step(train, cluster, folder / "sampled", strategy="ps", options=_options_of(work))
+    made = compile_step(train, cluster, folder / "sampled", Options("ps", options=_options_of(work)))
     batches = list(_batches(made, SAMPLE_STEPS, SAMPLE_SEED))
     arrays = {
         entry.name: np.stack([batch[entry.name] for batch in batches])
@@ -167,10 +167,7 @@ def _measure(
         train,
         cluster,
         folder / "out",
-        strategy=strategy,
-        without=without,
-        sample=sample,
-        options=_options_of(work),
+        Options(strategy, without=without, sample=sample, options=_options_of(work)),
     )
     replicas = made.plan.replicas
     words = _words_of(work) * replicas

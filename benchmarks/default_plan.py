@@ -26,6 +26,7 @@ from namespaces import namespace_hosts
 
 from partc.compiler.api import compile_step
 from partc.compiler.cluster_command import measure_cluster
+from partc.compiler.options import Options
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import Adagrad, Momentum
 from partc.cost.cluster import Cluster, read_cluster
@@ -112,7 +113,7 @@ def _measure(
     train = WORKS[work]()
     plans: dict[str, str] = {}  # strategy -> the first mode that has it
     for mode in MODES:
-        made = compile_step(train, cluster, folder / mode, strategy=mode, batch="per-replica")
+        made = compile_step(train, cluster, folder / mode, Options(mode, batch="per-replica"))
         same = plans.setdefault((folder / mode / "strategy.json").read_text(), mode)
         known = entry.setdefault(mode, {"rounds_ms": []})
         known |= {"plan": same, "predicted_ms": made.timeline.step_s * 1e3}

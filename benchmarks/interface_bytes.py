@@ -21,6 +21,7 @@ import onnx
 from namespaces import Counted, Network, interface_counters, namespace_hosts
 
 from partc.compiler.api import compile_step
+from partc.compiler.options import Options
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import SGD, Adagrad
 from partc.cost.cluster import Cluster
@@ -98,7 +99,7 @@ def _training_step(work: str) -> onnx.ModelProto:
 
 def _measure(train: onnx.ModelProto, cluster: Cluster, strategy: str, folder: Path) -> list[Sent]:
     """Return what each host sends in a step."""
-    compile_step(train, cluster, folder, strategy=strategy)
+    compile_step(train, cluster, folder, Options(strategy))
     hosts = len(cluster.hosts)
     few, many = (dict(_train(folder, steps, hosts)) for steps in (FEW, MANY))
     steps = MANY - FEW

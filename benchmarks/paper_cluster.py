@@ -27,8 +27,8 @@ import numpy as np
 from ablation import OFF
 
 from partc.compiler.api import compile_step
-from partc.compiler.driver import Compilation
-from partc.compiler.measure_sparsity import Sample
+from partc.compiler.compilation import Compilation
+from partc.compiler.options import Options, Sample
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import SGD
 from partc.cost.cluster import Cluster, read_cluster
@@ -106,11 +106,13 @@ def _compiled(
         train,  # type: ignore[arg-type]
         cluster,
         folder / "out",
-        strategy=strategy,
-        batch="per-replica",  # as in the paper: every worker normalises by its own statistics
-        without=without,  # type: ignore[arg-type]
-        sizes=sizes,
-        sample=sample,
+        Options(
+            strategy,
+            "per-replica",  # as in the paper: every worker normalises by its own statistics
+            sizes,
+            sample=sample,
+            without=without,  # type: ignore[arg-type]
+        ),
     )
 
 

@@ -33,11 +33,12 @@ def prepare_plan(work: str, folder: Path) -> None:
 def compile_for_one_cpu(train: Path, out: Path, recompute_bytes: int | None = None) -> None:
     """Write a plan for one CPU into a folder, at most so many bytes of values at once."""
     from partc.compiler.api import compile_step
+    from partc.compiler.options import Options
 
     device = Device("cpu0", "cpu", "cpu-core", memory_bytes=MEMORY_BYTES)
     host = Host("localhost", (device,), memory_bytes=MEMORY_BYTES)
     cluster = Cluster("partc-cluster/1", "one-cpu", (host,))
-    compile_step(train, cluster, out, recompute=recompute_bytes)
+    compile_step(train, cluster, out, Options(recompute_bytes=recompute_bytes))
 
 
 def _forward(work: str, folder: Path) -> onnx.ModelProto:

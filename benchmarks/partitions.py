@@ -15,7 +15,8 @@ from pathlib import Path
 from namespaces import namespace_hosts
 
 from partc.compiler.api import compile_step
-from partc.compiler.choose_partitions import Partitioner, measure_partitions, quickest
+from partc.compiler.choose_partitions import measure_partitions, quickest
+from partc.compiler.options import Options, Partitioner
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import SGD
 from partc.cost.cluster import Cluster
@@ -42,7 +43,7 @@ def sweep(train: object, cluster: Cluster, folder: Path, rounds: int, steps: int
     """Print and return a row per number of partitions."""
 
     def compile_with(partitions: Partitioner | int, out: Path) -> PlanFolder:
-        made = compile_step(train, cluster, out, strategy="ps", partitions=partitions)
+        made = compile_step(train, cluster, out, Options("ps", partitions=partitions))
         searches.append(made.partitions)
         return read_plan_folder(out)
 

@@ -21,6 +21,7 @@ import onnx
 
 from partc.compiler.api import compile_step
 from partc.compiler.measure_segments import CACHE, measure_segments
+from partc.compiler.options import Options
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import Adagrad, Momentum
 from partc.cost.cluster import Cluster, read_cluster
@@ -117,7 +118,7 @@ def _compare(
     work: str, train: onnx.ModelProto, cluster: Cluster, strategy: str, steps: int, folder: Path
 ) -> Row:
     out = folder / f"{work}, {cluster.name}, {strategy}"
-    made = compile_step(train, cluster, out, strategy=strategy)
+    made = compile_step(train, cluster, out, Options(strategy))
     plan = read_plan_folder(out)
     predicted_s = simulate(plan.plan, cluster, measure_segments(plan)).step_s
     took_s = statistics.median(_step_s(plan, steps) for _ in range(3))

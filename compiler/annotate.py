@@ -15,7 +15,7 @@ from partc.cost.cluster import Cluster, groups_of, ranks_of
 from partc.passes.sharding.layouts import Layout, Owned, Split
 
 CONFIGURATION = "partc"
-IR_VERSION = 11
+ANNOTATED_IR_VERSION = 11
 
 
 def annotate(
@@ -27,7 +27,7 @@ def annotate(
     """Return a copy of `model` whose nodes say where their outputs are."""
     annotated = onnx.ModelProto()
     annotated.CopyFrom(model)
-    annotated.ir_version = max(annotated.ir_version, IR_VERSION)
+    annotated.ir_version = max(annotated.ir_version, ANNOTATED_IR_VERSION)
     ranks = ranks_of(cluster)
     devices = [rank.device if rank.replica is not None else f"{rank.host}/server" for rank in ranks]
     configuration = annotated.configuration.add(name=CONFIGURATION, num_devices=len(devices))

@@ -2,17 +2,12 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Literal, get_args
 
-from partc.cost.strategy import Batch, Mechanism, Strategy, read_strategy
-from partc.cost.synchronisation import Mode
-from partc.passes.training_graph import TrainingGraph
-from partc.runtime.errors import BadStrategy, BadUsage
+from partc.cost.strategy import Mechanism
+from partc.runtime.errors import BadUsage
 from partc.runtime.program import Aggregation
-
-DEFAULT_BATCH = 8  # a symbolic size that nobody gave a value
 
 
 def parse_pairs(text: str, option: str) -> dict[str, str] | None:
@@ -66,15 +61,6 @@ def parse_bytes(text: str, option: str) -> int | None:
     return size
 
 
-def fill_sizes(given: Mapping[str, int], graph: TrainingGraph) -> dict[str, int]:
-    """Return a value for every symbolic size of the graph. Raises BadUsage for one it does not have."""
-    known = {size for data in graph.data_inputs.values() for size in data.shape if isinstance(size, str)}
-    if stray := sorted(set(given) - known):
-        fix = f"use one of {sorted(known)}" if known else "leave it out: the graph has no symbolic size"
-        raise BadUsage(f"the graph has no symbolic size {stray[0]!r}", at="--size", fix=fix)
-    return {name: given.get(name, DEFAULT_BATCH) for name in sorted(known)}
-
-
 def parse_batch_size(text: str) -> int | Literal["dynamic"] | None:
     """Parse --batch-size: a number or `dynamic`; empty text is None. Raises BadUsage."""
     if not text:
@@ -97,30 +83,6 @@ def parse_learning_rate(text: str) -> float | Literal["fed"]:
     if not 0 < rate < math.inf:
         raise BadUsage(f"{text!r} is not a positive number", at="--lr", fix="give a number, or 'fed'")
     return rate
-
-
-def read_strategy_option(text: str) -> Mode | Strategy:
-    """Return the mode of that name, or the strategy in that file. Raises BadUsage, BadStrategy."""
-    modes: dict[str, Mode] = {mode: mode for mode in get_args(Mode)}
-    if text in modes:
-        return modes[text]
-    if not text.endswith(".json"):
-        fix = f"use one of {', '.join(modes)}, or the path of a strategy.json"
-        raise BadUsage(f"no strategy {text!r}", at="--strategy", fix=fix)
-    return read_strategy(Path(text))
-
-
-def choose_batch(asked: Batch | None, strategy: Mode | Strategy) -> Batch | None:
-    """Return the batch reading that the user or the strategy file asks for, if any. Raises BadStrategy."""
-    if not isinstance(strategy, Strategy):
-        return asked
-    if asked not in (None, strategy.batch):
-        raise BadStrategy(
-            f"the strategy is for a {strategy.batch} batch, not {asked}",
-            at="--batch and the strategy file",
-            fix=f"leave --batch out, or change the file's batch to {asked!r}",
-        )
-    return strategy.batch
 
 
 def choose_aggregation(sum_dense: bool, sum_sparse: bool, fetched: str) -> Aggregation | None:

@@ -13,8 +13,7 @@ import msgspec
 import onnx
 
 from partc.cost.cluster import Cluster
-from partc.cost.strategy import Batch, Strategy
-from partc.cost.synchronisation import Mode
+from partc.cost.strategy import Batch, Mode, Strategy
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 from partc.passes.sharding.layouts import Owned
 from partc.runtime.asynchronous.session import servers_of

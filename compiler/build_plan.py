@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from partc.passes.distribute import Analysis
 from partc.passes.indexed_slices import sum_rows_function
 from partc.passes.lowering.lowered_graph import LoweredGraph, State
 from partc.passes.scheduling.bucket_communications import BUCKET_BYTES, bucket_communications
-from partc.passes.scheduling.levels import Shape2
+from partc.passes.scheduling.levels import HostGrid
 from partc.passes.scheduling.make_program import Program, ProgramMaker
 from partc.passes.scheduling.outline_segments import SegmentOutliner
 from partc.passes.scheduling.recompute import recompute
@@ -34,9 +33,6 @@ from partc.runtime.program import (
     Stored,
 )
 
-if TYPE_CHECKING:
-    from partc.compiler.driver import CompileOptions
-
 OwnedRows = Mapping[str, tuple[tuple[int, int], ...]]  # parameter -> rows [start, stop) per server
 
 
@@ -45,12 +41,13 @@ def build_plan(
     lowered: LoweredGraph,
     strategy: Strategy,
     cluster: Cluster,
-    options: "CompileOptions",
+    sizes: Mapping[str, int],
     files: PlanFiles | None,
 ) -> Plan:
     """Schedule, bucket and cut the step; describe every rank. Writes segments into the folder.
 
-    `files` None: nothing is written, and the plan is good for being simulated alone.
+    `sizes`: a value for every symbolic size. `files` None: nothing is written, and the plan is good for being
+    simulated alone.
     """
     rows = owned_rows(strategy, cluster)
     groups = {name: tuple(filter(None, found)) for name, found in groups_of(cluster).items()}
@@ -61,7 +58,7 @@ def build_plan(
         model="" if files is None else files.save_model(training),
         batch=strategy.batch,
         replicas=analysis.replicas,
-        sizes=dict(options.sizes),
+        sizes=dict(sizes),
         loss=training.loss,
         ranks=_describe_ranks(lowered, program, rows, cluster, groups),
         groups=groups,
@@ -123,7 +120,7 @@ def _make_program(
         items, recomputed = _recompute(items, analysis, lowered, strategy.recompute_bytes, cluster)
     writer = _segment_writer(analysis, lowered, cluster, files)
     most = max(len(host.devices) for host in cluster.hosts)
-    topology = Shape2(len(cluster.hosts), most)
+    topology = HostGrid(len(cluster.hosts), most)
     return ProgramMaker(lowered, items, topology, writer).make(), recomputed
 
 

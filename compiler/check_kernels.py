@@ -16,10 +16,9 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKern
 
 from partc.cost.cluster import Cluster
 from partc.passes.indexed_slices import SUM_ROWS
-from partc.passes.training_graph import TrainingGraph
+from partc.passes.training_graph import IR_VERSION, TrainingGraph
 from partc.runtime.errors import UnsupportedModel
 
-IR_VERSION = 10
 STANDARD = ("", "ai.onnx", None)
 SCATTERS = frozenset({"ScatterND", "ScatterElements"})
 BFLOAT16 = helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16)

@@ -16,13 +16,12 @@ import onnxruntime as ort
 
 from partc.passes.analysis.find_roles import gradient_tensors
 from partc.passes.analysis.reachability import ancestors
-from partc.passes.training_graph import TrainingGraph
+from partc.passes.training_graph import IR_VERSION, TrainingGraph
 
 Arrays = dict[str, np.ndarray]
 MOST_ELEMENTS = 30_000_000  # of all variables: larger models are not run while compiling
 STEP = 1e-3  # as a part of the variables' norm
 TOLERANCE = 0.25
-IR_VERSION = 10
 _STATE = ort.capi.onnxruntime_pybind11_state
 # What onnxruntime raises where a graph does not fit its numbers.
 REFUSALS: tuple[type[Exception], ...] = (

@@ -6,37 +6,16 @@ partc compile --search-partitions measured    each P compiled and run for a few 
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Literal
 
+from partc.compiler.options import Partitioner
 from partc.cost.partitions import TIE
-from partc.runtime.errors import BadUsage
 from partc.runtime.plan_folder import PlanFolder
 from partc.runtime.runner import Runner
 
-SearchMode = Literal["off", "model", "measured"]
-
 TRIAL_STEPS = 20
 TRIAL_ROUNDS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Partitioner:
-    """How large variables are partitioned, as parallax.get_partitioner makes it.
-
-    off: into `min_partitions`; model, measured: into the best number from `min_partitions` on.
-    """
-
-    min_partitions: int = 1
-    search: SearchMode = "off"
-
-    def __post_init__(self) -> None:
-        if self.min_partitions < 1:
-            raise BadUsage(
-                f"{self.min_partitions} partitions", at="min_partitions", fix="ask for at least one"
-            )
 
 
 def get_partitioner(min_partitions: int = 1, search_partitions: bool = True) -> Partitioner:

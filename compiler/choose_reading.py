@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from partc.compiler.check_slope import is_slope_of_loss
 from partc.cost.strategy import Batch
 from partc.passes.analysis.facts import infer_facts
+from partc.passes.expand_casts import expand_casts
 from partc.passes.replicas.judge_replicas import Departure, judge_replicas
-from partc.passes.spell_casts import spell_casts
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.errors import BadModel, UnsupportedModel
 from partc.runtime.program import Aggregation
@@ -83,7 +83,7 @@ def judge_step(
             raise
         why = "a batch of one does not show what becomes of a larger one"
         return tuple(Departure("gradient", name, why) for name in training.gradients)
-    spell_casts(seen, facts)
+    expand_casts(seen, facts)
     departures = judge_replicas(seen, facts, aggregation)
     gradients = [departure for departure in departures if departure.of == "gradient"]
     if gradients and all(departure.by_constant for departure in gradients) and is_slope_of_loss(training):

@@ -26,7 +26,9 @@ TOGETHER_BYTES = (1 << 16, 1 << 22)
 REPEATS = 20
 MOST_HOSTS = 8  # beyond, only neighbours in the file's order are paired
 
-cluster_app = typer.Typer(no_args_is_help=True, help="Look at a cluster as it is.")
+EPILOG = "Example: partc cluster measure cluster.json -o measured.json"
+
+cluster_command = typer.Typer(no_args_is_help=True, help="Look at a cluster as it is.", epilog=EPILOG)
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Measured:
         return table
 
 
-@cluster_app.command("measure", epilog="Example: partc cluster measure cluster.json -o measured.json")
+@cluster_command.command("measure", epilog=EPILOG)
 def measure_command(
     cluster: Annotated[Path, typer.Argument(help="cluster.json, or a resource file.", metavar="CLUSTER")],
     out: Annotated[Path, typer.Option("-o", "--output", help="The cluster file to write.")],

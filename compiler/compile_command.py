@@ -5,11 +5,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from partc.compiler.api import StepOptions, compile_step, decide_step
+from partc.compiler.api import compile_step, decide_step
 from partc.compiler.arguments import choose_aggregation, parse_bytes, parse_mechanisms, parse_sizes
-from partc.compiler.choose_partitions import Partitioner, SearchMode
+from partc.compiler.compilation import Compilation
 from partc.compiler.console import tell, working_on
-from partc.compiler.driver import Compilation
 from partc.compiler.graph_arguments import (
     Axes,
     Initial,
@@ -23,8 +22,10 @@ from partc.compiler.graph_arguments import (
     graph_options,
     sample_of,
 )
-from partc.compiler.measure_sparsity import SAMPLE_STEPS
+from partc.compiler.options import SAMPLE_STEPS, Options, Partitioner, SearchMode
 from partc.runtime.program import Plan
+
+EPILOG = "Example: partc compile train.onnx -c examples/cluster-2x2.json -o out"
 
 SHOWN = 4  # sentences on the terminal
 
@@ -98,25 +99,25 @@ def compile_command(
     ] = False,
 ) -> None:
     """Spread a training step over a cluster: segments, plan, report."""
-    asked: StepOptions = {
-        "strategy": strategy,
-        "batch": batch,
-        "sizes": parse_sizes(size),
-        "options": graph_options(state, sample_axis, loss, initial),
-        "sample": sample_of(sample_data, sample_steps),
-        "partitions": Partitioner(min_partitions, search_partitions) if search_partitions else None,
-        "without": parse_mechanisms(without),
-        "asynchronous": asynchronous,
-        "aggregation": choose_aggregation(sum_dense, sum_sparse, fetch_gradients),
-        "recompute": parse_bytes(recompute, "--recompute"),
-        "force": force,
-    }
+    options = Options(
+        strategy=strategy,
+        batch=batch,
+        sizes=parse_sizes(size),
+        options=graph_options(state, sample_axis, loss, initial),
+        sample=sample_of(sample_data, sample_steps),
+        partitions=Partitioner(min_partitions, search_partitions) if search_partitions else None,
+        without=parse_mechanisms(without),
+        asynchronous=asynchronous,
+        aggregation=choose_aggregation(sum_dense, sum_sparse, fetch_gradients),
+        recompute_bytes=parse_bytes(recompute, "--recompute"),
+        force=force,
+    )
     if decisions_only:
-        decided = decide_step(train, cluster, out, **asked)
+        decided = decide_step(train, cluster, out, options)
         tell(f"{len(decided.parameters)} parameters decided -> {out}")
         return
     with working_on("compiling"):
-        made = compile_step(train, cluster, out, **asked)
+        made = compile_step(train, cluster, out, options)
     _tell_what_was_made(made, out)
 
 

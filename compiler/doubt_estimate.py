@@ -8,13 +8,10 @@ rows were touched.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from partc.compiler.price_step import StepPrice
 from partc.cost.search_strategy import TIE, Tried
 from partc.cost.strategy import SyncFacts
-
-if TYPE_CHECKING:
-    from partc.compiler.price_step import StepPrice
 
 FEWEST_SHARE = 0.4
 
@@ -39,7 +36,7 @@ class Doubt:
         )
 
 
-def doubt_estimate(tried: Sequence[Tried], facts: Sequence[SyncFacts], price: "StepPrice") -> Doubt | None:
+def doubt_estimate(tried: Sequence[Tried], facts: Sequence[SyncFacts], price: StepPrice) -> Doubt | None:
     """Return what fewer rows would change, None if nothing. `tried`: the strategy taken, then its rivals."""
     assumed = [fact.name for fact in facts if fact.rows_are_assumed]
     if not tried or not assumed:

@@ -11,7 +11,7 @@ from partc.compiler.materialise import materialise, read_central_plan, read_deci
 from partc.runtime.errors import BadUsage
 from partc.runtime.job import JOB_FILE
 
-EXECUTOR_HELP = """Started by `partc run` under mpiexec; by hand: mpiexec -n 4 partc executor JOB
+EPILOG = """Started by `partc run` under mpiexec; by hand: mpiexec -n 4 partc executor JOB
 
 Without a compilation: partc executor --materialise --model out/train.onnx --strategy out/strategy.json
 --cluster out/cluster.json --rank 1 -o rank1: writes what rank 1 runs, as `partc compile` does."""

@@ -23,6 +23,8 @@ from partc.compiler.update_arguments import (
 )
 from partc.runtime.errors import InputError, naming
 
+EPILOG = "Example: partc grad forward.onnx --loss softmax_cross_entropy --optimizer momentum -o train.onnx"
+
 OptimizerName = Literal[
     "sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw", "lamb", "adafactor"
 ]

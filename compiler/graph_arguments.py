@@ -1,14 +1,19 @@
-"""Options of the commands that read a training graph."""
+"""Arguments that several commands have."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from partc.compiler.api import GraphOptions
 from partc.compiler.arguments import parse_axes, parse_pairs
-from partc.compiler.measure_sparsity import Sample
+from partc.compiler.options import GraphOptions, Sample
 
+PlanPath = Annotated[Path, typer.Argument(help="A plan's folder, as compile wrote it.", metavar="OUT")]
+Data = Annotated[str, typer.Option(help="FILE.npz, synthetic, or MODULE:FUNC.")]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option("--trace", help="A timeline to write, in Chrome's trace event format.", metavar="FILE.json"),
+]
 Out = Annotated[Path, typer.Option("-o", "--output", help="File or folder to write.")]
 TrainFile = Annotated[Path, typer.Argument(help="A training graph.", metavar="TRAIN.onnx")]
 State = Annotated[str, typer.Option(help="Bindings of a foreign graph: IN=OUT,... (variable=next value).")]

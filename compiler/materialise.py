@@ -10,25 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from partc.compiler.arguments import fill_sizes
-from partc.compiler.driver import (
-    CompileOptions,
-    analyse_step,
-    cut_step,
-    decide,
-    machines_of,
-)
+from partc.compiler.compilation import Compilation
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.load_segments import load_segments
+from partc.compiler.options import Options
 from partc.compiler.output_paths import check_output_folder
+from partc.compiler.pipeline import ANALYSIS, DECIDE, GRADIENTS, LOWERING_AS_DECIDED, SCHEDULE, run
 from partc.compiler.plan_files import MODEL, PlanFiles
-from partc.compiler.stopwatch import Stopwatch
+from partc.compiler.settle_options import fill_sizes
 from partc.cost.cluster import Cluster, encode_cluster, read_any_cluster
 from partc.cost.strategy import Strategy, encode_strategy, read_strategy
 from partc.cost.strategy_check import check_strategy
 from partc.passes.analysis.describe_parameters import describe_parameters
-from partc.passes.analysis.find_gradients import find_gradients
-from partc.passes.distribute import Analysis, lower_step
+from partc.passes.distribute import Analysis
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.errors import BadPlan, BadStrategy, BadUsage
 from partc.runtime.plan_folder import sha256_of_file
@@ -58,13 +52,13 @@ def read_decisions(
     return Decisions(training, read_strategy(strategy), read_any_cluster(cluster), known, is_asynchronous)
 
 
-def write_decisions(
-    training: TrainingGraph, cluster: Cluster, out: Path, options: CompileOptions
-) -> Strategy:
+def write_decisions(training: TrainingGraph, cluster: Cluster, out: Path, options: Options) -> Strategy:
     """Decide, and write train.onnx, strategy.json and cluster.json, but no segment. Raises PartcError."""
     if out.exists() and any(out.iterdir()):
         raise BadUsage("the output folder is not empty", at=str(out), fix="give a new one with -o")
-    strategy = decide(training, cluster, options, Stopwatch()).strategy
+    compilation = Compilation(training, cluster, options)
+    run(DECIDE, compilation)
+    strategy = compilation.strategy
     out.mkdir(parents=True, exist_ok=True)
     (out / MODEL).write_bytes(training.source)
     (out / STRATEGY).write_bytes(encode_strategy(strategy))
@@ -79,18 +73,17 @@ def materialise(decisions: Decisions, rank: int, out: Path, central: Plan | None
     Raises BadUsage, BadPlan.
     """
     check_output_folder(out)
-    options = CompileOptions(
-        decisions.strategy,
-        decisions.strategy.batch,
-        decisions.sizes,
-        asynchronous=decisions.asynchronous,
-    )
-    find_gradients(decisions.training)
-    analysis = analyse_step(decisions.training, decisions.cluster, options)
-    _check_complete(decisions.strategy, analysis, machines_of(decisions.cluster, options))
-    lowered = lower_step(analysis, decisions.strategy, sessions=options.asynchronous)
+    strategy, batch = decisions.strategy, decisions.strategy.batch
+    options = Options(strategy, batch, decisions.sizes, asynchronous=decisions.asynchronous)
+    compilation = Compilation(decisions.training, decisions.cluster, options)
+    compilation.strategy = strategy
+    run((GRADIENTS, ANALYSIS), compilation)
+    _check_complete(strategy, compilation.analysis, compilation.machines)
+    run((LOWERING_AS_DECIDED,), compilation)
     with PlanFiles(out) as files:
-        plan = cut_step(analysis, lowered, decisions.strategy, decisions.cluster, options, files)
+        compilation.files = files
+        run((SCHEDULE,), compilation)
+        plan = compilation.plan
         own = _files_of(plan, rank)
         for path in sorted(files.folder.rglob("*")):
             if path.is_file() and str(path.relative_to(files.folder)) not in own:

@@ -20,6 +20,7 @@ import onnx_graphsurgeon as gs
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
+from partc.compiler.options import Sample
 from partc.cost.row_spread import spread_of
 from partc.cost.sparsity import SPARSITY_FORMAT, Sparsity, TouchedRows
 from partc.cost.strategy import Batch
@@ -32,7 +33,6 @@ from partc.runtime.program import PLAN_FORMAT, Plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-SAMPLE_STEPS = 8
 _DOES_NOT_RUN = (
     ort_errors.Fail,
     ort_errors.InvalidArgument,
@@ -40,14 +40,6 @@ _DOES_NOT_RUN = (
     ort_errors.NotImplemented,
     ort_errors.RuntimeException,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Data to measure from, as `--data` takes it, and how many steps of it."""
-
-    data: str
-    steps: int = SAMPLE_STEPS
 
 
 @dataclass(frozen=True, slots=True)

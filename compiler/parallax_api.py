@@ -16,9 +16,9 @@ from pathlib import Path
 
 import onnx
 
-from partc.compiler.api import GraphOptions, compile
-from partc.compiler.choose_partitions import Partitioner
+from partc.compiler.api import compile
 from partc.compiler.graph_runner import AsynchronousTraining, GraphRunner, SteppedTraining, Training
+from partc.compiler.options import GraphOptions, Partitioner
 from partc.cost.cluster import Cluster, read_any_cluster
 from partc.runtime.data.feeds import find_function
 from partc.runtime.data.sharded import Batch, ReadShard, ShardedData, is_read_by_shard
@@ -119,8 +119,8 @@ def get_runner(
         machines,
         _folder_of(chosen, machines),
         strategy=chosen.strategy,
-        sizes=chosen.sizes,
-        options=chosen.options,
+        sizes=chosen.sizes or {},
+        options=chosen.options or GraphOptions(),
         partitions=chosen.partitions(),
         asynchronous=not chosen.sync,
         aggregation=chosen.aggregation,

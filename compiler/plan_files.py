@@ -10,33 +10,19 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 import onnx
 
-from partc.compiler.annotate import annotate
 from partc.compiler.output_paths import TRAINED_FILES, check_output_folder, files_of_earlier_plan
-from partc.compiler.report import render_report
-from partc.cost.cluster import Cluster, encode_cluster
-from partc.cost.sparsity import encode_sparsity
-from partc.cost.strategy import encode_strategy
 from partc.passes.training_graph import InitialValue, MadeTensor, StoredTensor, TrainingGraph
 from partc.runtime.data.checkpoint import TensorFile, write_tensors
 from partc.runtime.errors import BadUsage
 from partc.runtime.log import log
-from partc.runtime.plan_folder import sha256_of_file
-from partc.runtime.program import Initial, Made, Stored, encode_plan
-
-if TYPE_CHECKING:
-    from partc.compiler.driver import Compilation
+from partc.runtime.program import Initial, Made, Stored
 
 MODEL = "train.onnx"
-ANNOTATED = "annotated.onnx"
 INITIAL = "initial.safetensors"
-REPORT = "report.html"
-SPARSITY = "sparsity.json"
 
 
 class PlanFiles:
@@ -93,35 +79,14 @@ class PlanFiles:
             return Made(path, initial.output)
         return initial
 
-    def finish(self, compilation: "Compilation", machines: Cluster, cluster: Cluster) -> None:
-        """Write what describes the whole: strategy, cluster, report and plan.
-
-        `machines`: what the plan's ranks run on: the cluster, or one session's view of it.
-        """
+    def write_initial_values(self) -> None:
+        """Write the first values of all variables that store them."""
         if self._initial:
             stored = [
                 TensorFile(name, tensor.dtype.name, tensor.shape, _loaded(tensor))
                 for name, tensor in sorted(self._initial.items())
             ]
             write_tensors(self.folder / INITIAL, stored)
-        (self.folder / "strategy.json").write_bytes(encode_strategy(compilation.strategy))
-        (self.folder / "cluster.json").write_bytes(encode_cluster(cluster))
-        if compilation.sparsity is not None:
-            (self.folder / SPARSITY).write_bytes(encode_sparsity(compilation.sparsity))
-        model = onnx.load(self.folder / MODEL)
-        annotated = annotate(model, compilation.lowered.native, compilation.shapes, machines)
-        (self.folder / ANNOTATED).write_bytes(annotated.SerializeToString(deterministic=True))
-        report = render_report(compilation, machines, self.folder)
-        (self.folder / REPORT).write_text(report, encoding="utf-8")
-        hashes = {
-            str(path.relative_to(self.folder)): sha256_of_file(path)
-            for path in sorted(self.folder.rglob("*"))
-            if path.is_file()
-        }
-        plan = msgspec.structs.replace(
-            compilation.plan, files=hashes, predicted_step_s=compilation.timeline.step_s
-        )
-        (self.folder / "plan.json").write_bytes(encode_plan(plan))
 
 
 def _loaded(tensor: StoredTensor) -> Iterator[np.ndarray]:

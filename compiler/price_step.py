@@ -6,9 +6,9 @@ This is the plan that would be compiled, so its time is the one that a compilati
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from partc.compiler.build_plan import build_plan
+from partc.compiler.options import Options
 from partc.compiler.pause_collection import paused_collection
 from partc.cost.cluster import Cluster, ranks_of, threads_per_core
 from partc.cost.memory import check_memory
@@ -17,9 +17,6 @@ from partc.cost.timeline import simulate
 from partc.passes.distribute import Analysis, lower_step
 from partc.passes.lowering.expected_rows import expect_rows
 from partc.passes.lowering.lowered_graph import LoweredGraph
-
-if TYPE_CHECKING:
-    from partc.compiler.driver import CompileOptions
 
 # Pricing takes a seventh of compiling a large graph, and less of a small one's, since a compilation writes
 # and reports as well: all of it is to take as long again at most (docs/decisions/020-whole-steps.md).
@@ -39,7 +36,7 @@ class StepPrice:
     """Prices strategies for one graph on one cluster; keeps the quickest one's step, to be compiled next."""
 
     def __init__(
-        self, analysis: Analysis, facts: tuple[SyncFacts, ...], cluster: Cluster, options: "CompileOptions"
+        self, analysis: Analysis, facts: tuple[SyncFacts, ...], cluster: Cluster, options: Options
     ) -> None:
         self._analysis = analysis
         self._facts = facts
@@ -93,6 +90,6 @@ class StepPrice:
         strategy = self._options.complete(strategy)
         expected = expect_rows(facts, strategy, self._cluster)
         lowered = lower_step(self._analysis, strategy, expected, self._options.asynchronous)
-        plan = build_plan(self._analysis, lowered, strategy, self._cluster, self._options, None)
+        plan = build_plan(self._analysis, lowered, strategy, self._cluster, self._options.sizes, None)
         check_memory(plan, self._cluster)
         return simulate(plan, self._cluster).step_s, lowered

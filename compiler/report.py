@@ -1,11 +1,11 @@
 """report.html: the whole plan on one page that needs no network, for someone who has never seen one."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import jinja2
 import onnx
 
+from partc.compiler.compilation import Compilation
 from partc.compiler.reporting.describe_assumptions import (
     describe_draws,
     describe_inputs,
@@ -29,13 +29,10 @@ from partc.compiler.reporting.list_longest import list_longest
 from partc.compiler.reporting.methods import EXPLANATIONS
 from partc.cost.cluster import Cluster
 
-if TYPE_CHECKING:
-    from partc.compiler.driver import Compilation
-
 TEMPLATES = Path(__file__).parent / "reporting"
 
 
-def render_report(compilation: "Compilation", cluster: Cluster, folder: Path) -> str:
+def render_report(compilation: Compilation, cluster: Cluster, folder: Path) -> str:
     """Return the page. `folder` holds the plan's model and segments; equal plans give equal pages."""
     plan, costs = compilation.plan, compilation.costs
     facts = {fact.name: fact for fact in compilation.facts}

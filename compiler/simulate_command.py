@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.table import Table
 
 from partc.compiler.console import console, tell, working_on
+from partc.compiler.graph_arguments import PlanPath, TraceFile
 from partc.compiler.measure_segments import cache_file, measure_segments
 from partc.compiler.output_paths import check_output_file
 from partc.compiler.reporting.measure_traffic import LaneLoad, host_traffic, lane_loads
@@ -21,12 +22,7 @@ from partc.runtime.errors import BadCluster
 from partc.runtime.plan_folder import read_plan_folder
 from partc.runtime.program import Plan
 
-SIMULATE_HELP = f"Example: partc simulate out --trace predicted.json\n\n{HOW_TO_OPEN}"
-
-TraceFile = Annotated[
-    Path | None,
-    typer.Option("--trace", help="A timeline to write, in Chrome's trace event format.", metavar="FILE.json"),
-]
+EPILOG = f"Example: partc simulate out --trace predicted.json\n\n{HOW_TO_OPEN}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +76,7 @@ def simulate_plan(plan: Plan, cluster: Cluster, measured: Measured = NOTHING_MEA
 
 
 def simulate_command(
-    out: Annotated[Path, typer.Argument(help="A plan's folder, as compile wrote it.", metavar="OUT")],
+    out: PlanPath,
     cluster: Annotated[
         Path | None,
         typer.Option("-c", "--cluster", help="Other rates and links for the same hosts and devices."),

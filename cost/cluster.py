@@ -9,51 +9,32 @@ A device without a link of its own reaches its host through the host's memory.
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 
-from partc.cost.cluster_checks import check_cluster
+from partc.cost.cluster_checks import check_machines
 from partc.cost.detect_gpus import detect_gpus
-from partc.cost.profiles import HOST_MEMORY_BYTES_PER_S
+from partc.cost.machines import Device, Host, Link
 from partc.runtime.errors import BadCluster
 from partc.runtime.program import NOT_DECODED, Record, Site
 
+__all__ = [
+    "CLUSTER_FORMAT",
+    "Cluster",
+    "Device",
+    "Host",
+    "Link",
+    "Placement",
+    "encode_cluster",
+    "groups_of",
+    "ranks_of",
+    "read_any_cluster",
+    "read_cluster",
+    "read_resource_file",
+]
+
 CLUSTER_FORMAT = "partc-cluster/1"
-
-
-class Device(Record, frozen=True):
-    """A CPU share or a GPU that computes one replica. `profile` names an entry of profiles.py."""
-
-    name: str
-    kind: Literal["cpu", "gpu"]
-    profile: str
-    threads: int = 1
-    index: int = 0  # GPU ordinal on its host
-    memory_bytes: int | None = None  # None: the profile's for a GPU, an equal part of the host's for a CPU
-
-
-class Host(Record, frozen=True):
-    """A machine. With `server` false it owns no variables; it still sums what its workers send.
-
-    `cores` of its CPU (a part of one's where hosts share a machine); None: as many as its ranks have threads.
-    """
-
-    name: str
-    devices: tuple[Device, ...]
-    memory_bytes: int
-    address: str = "localhost"
-    server: bool = True
-    memory_bytes_per_s: float = HOST_MEMORY_BYTES_PER_S
-    cores: Annotated[float, msgspec.Meta(gt=0)] | None = None
-
-
-class Link(Record, frozen=True):
-    """A full-duplex connection: `bytes_per_s` in each direction, sustained."""
-
-    ends: tuple[str, str]
-    bytes_per_s: float
-    latency_s: float = 0.0
 
 
 class Cluster(Record, frozen=True):
@@ -66,7 +47,10 @@ class Cluster(Record, frozen=True):
     links: tuple[Link, ...] = ()
 
     def __post_init__(self) -> None:
-        check_cluster(self, CLUSTER_FORMAT)
+        if self.format != CLUSTER_FORMAT:
+            what, fix = f"a cluster of format {self.format!r}", f"write {CLUSTER_FORMAT!r}"
+            raise BadCluster(what, at="format", fix=fix)
+        check_machines(self.hosts, self.switches, self.links)
 
 
 # ---------------------------------------------------------------- files

@@ -1,12 +1,10 @@
 """What a cluster must satisfy before anything is computed from it. Every failure is a BadCluster."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import networkx as nx
 
+from partc.cost.machines import Device, Host, Link
 from partc.cost.profiles import PROFILES
 from partc.runtime.errors import BadCluster
 
@@ -15,23 +13,19 @@ MOST = 1e16
 LONGEST_S = 3600.0
 MOST_THREADS = 1 << 16
 
-if TYPE_CHECKING:  # cluster.py imports this file
-    from partc.cost.cluster import Cluster, Device, Host
+Named = list[tuple[str, str]]  # (name, where it is given)
 
 
-def check_cluster(cluster: Cluster, expected_format: str) -> None:
+def check_machines(hosts: tuple[Host, ...], switches: tuple[str, ...], links: tuple[Link, ...]) -> None:
     """Raise BadCluster with the key, the number that was missed and the repair."""
-    if cluster.format != expected_format:
-        raise BadCluster(
-            f"a cluster of format {cluster.format!r}", at="format", fix=f"write {expected_format!r}"
-        )
-    if not cluster.hosts:
+    if not hosts:
         raise BadCluster("no hosts", at="hosts", fix="describe one host at least, with one device")
-    for i, host in enumerate(cluster.hosts):
+    for i, host in enumerate(hosts):
         _check_host(host, f"hosts[{i}] ({host.name})")
-    _check_names(cluster)
-    _check_links(cluster)
-    _check_paths(cluster)
+    names = list(_names(hosts, switches))
+    _check_names(names)
+    _check_links(links, {name for name, _ in names})
+    _check_paths(hosts, links, [(name, at) for name, at in names if name not in switches])
 
 
 def _check_host(host: Host, at: str) -> None:
@@ -96,9 +90,9 @@ def _check_positive(number: float, at: str, wanted: str) -> None:
         raise BadCluster(f"{number} is not a positive number below {MOST:.0e}", at=at, fix=f"write {wanted}")
 
 
-def _check_names(cluster: Cluster) -> None:
+def _check_names(names: Named) -> None:
     seen: dict[str, str] = {}
-    for name, at in _names(cluster):
+    for name, at in names:
         if not name:
             raise BadCluster("an empty name", at=at, fix="name it")
         if name in seen:
@@ -108,20 +102,19 @@ def _check_names(cluster: Cluster) -> None:
         seen[name] = at
 
 
-def _names(cluster: Cluster) -> Iterator[tuple[str, str]]:
+def _names(hosts: tuple[Host, ...], switches: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """Yield all names that a link may mention, and where they are given."""
-    for i, host in enumerate(cluster.hosts):
+    for i, host in enumerate(hosts):
         yield host.name, f"hosts[{i}].name"
         for j, device in enumerate(host.devices):
             yield device.name, f"hosts[{i}].devices[{j}].name"
-    for i, switch in enumerate(cluster.switches):
+    for i, switch in enumerate(switches):
         yield switch, f"switches[{i}]"
 
 
-def _check_links(cluster: Cluster) -> None:
-    known = {name for name, _ in _names(cluster)}
+def _check_links(links: tuple[Link, ...], known: set[str]) -> None:
     seen: dict[frozenset[str], int] = {}
-    for i, link in enumerate(cluster.links):
+    for i, link in enumerate(links):
         at = f"links[{i}]: {link.ends[0]} -> {link.ends[1]}"
         if stray := set(link.ends) - known:
             raise BadCluster(
@@ -153,16 +146,16 @@ def _check_links(cluster: Cluster) -> None:
         seen[pair] = i
 
 
-def _check_paths(cluster: Cluster) -> None:
+def _check_paths(hosts: tuple[Host, ...], links: tuple[Link, ...], ends: Named) -> None:
     """Every device and host must reach every other, or some collective could never finish."""
     graph = nx.Graph()
-    linked = {end for link in cluster.links for end in link.ends}
-    for host in cluster.hosts:
+    linked = {end for link in links for end in link.ends}
+    for host in hosts:
         graph.add_node(host.name)
         graph.add_edges_from((device.name, host.name) for device in host.devices if device.name not in linked)
-    graph.add_edges_from(link.ends for link in cluster.links)
-    start = cluster.hosts[0].name
+    graph.add_edges_from(link.ends for link in links)
+    start = hosts[0].name
     reached = nx.node_connected_component(graph, start)
-    for name, at in _names(cluster):
-        if name not in reached and name not in cluster.switches:
+    for name, at in ends:
+        if name not in reached:
             raise BadCluster(f"no path from {start!r} to {name!r}", at=at, fix="add a link that joins them")

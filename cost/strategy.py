@@ -14,6 +14,7 @@ STRATEGY_FORMAT = "partc-strategy/1"
 Method = Literal["all_reduce", "all_gather", "servers"]
 Mechanism = Literal["local-aggregation", "post-aggregation", "boundary-ops"]
 Batch = Literal["per-replica", "global"]
+Mode = Literal["auto", "hybrid", "allreduce", "ps"]  # see synchronisation.py
 
 
 class Shard(Record, frozen=True):

@@ -17,7 +17,6 @@ are, plus all latencies.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
 
 from partc.cost.candidates import BUSIEST_LINK, EVERYTHING_REDUCED, Candidate, Candidates
 from partc.cost.choose_options import OptionSolution
@@ -25,18 +24,15 @@ from partc.cost.cluster import Cluster
 from partc.cost.reasons import explain
 from partc.cost.search_strategy import StepPrice, Tried, cheapest, search_steps
 from partc.cost.server_assignment import ServerAssignment
-from partc.cost.strategy import Batch, Mechanism, Method, Shard, Strategy, SyncFacts, Synchronisation
+from partc.cost.strategy import Batch, Mechanism, Method, Mode, Shard, Strategy, SyncFacts, Synchronisation
 
 __all__ = [
     "Choice",
-    "Mode",
     "ServerAssignment",
     "StrategyCosts",
     "SyncFacts",
     "choose_strategy",
 ]
-
-Mode = Literal["auto", "hybrid", "allreduce", "ps"]
 
 # Of equal ones the first is taken: the simplest.
 AUTO: tuple[str, ...] = ("allreduce", EVERYTHING_REDUCED, "hybrid", "ps", BUSIEST_LINK)

@@ -26,7 +26,7 @@ from partc.passes.training_graph import Gradient, TrainingGraph
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.program import Aggregation
 
-DOMAIN = "partc.replicas"
+REPLICA_DOMAIN = "partc.replicas"
 AVERAGE = "Average"  # x -> the mean of all replicas' x
 SUM = "Sum"  # x -> the sum of all replicas' x
 STACK = "Stack"  # x [n, ..] -> all replicas' x [N n, ..], divided by N if attribute `divide`
@@ -60,7 +60,7 @@ class _Averaging:
     def run(self) -> TrainingGraph:
         own = self._separated()
         pairs = {name: self._pairs(gradient) for name, gradient in own.items()}
-        gradients = {name: self._meet(gradient, pairs[name]) for name, gradient in own.items()}
+        gradients = {name: self._average_gradient(gradient, pairs[name]) for name, gradient in own.items()}
         # What lies behind an averaged gradient no longer varies.
         self.varying = _descendants(self.graph, set(self.training.varying_inputs()))
         variables = {}
@@ -78,12 +78,12 @@ class _Averaging:
         """Move each inserted node behind what it reads; the others keep their order."""
         inserted: dict[str, list[gs.Node]] = {}
         for node in self.graph.nodes:
-            if node.domain == DOMAIN:
+            if node.domain == REPLICA_DOMAIN:
                 inserted.setdefault(node.inputs[0].name, []).append(node)
         produced = {tensor.name for node in self.graph.nodes for tensor in node.outputs}
         ordered = [node for source in sorted(inserted.keys() - produced) for node in inserted[source]]
         for node in self.graph.nodes:
-            if node.domain != DOMAIN:
+            if node.domain != REPLICA_DOMAIN:
                 ordered.append(node)
                 ordered += [met for tensor in node.outputs for met in inserted.get(tensor.name, ())]
         assert len(ordered) == len(self.graph.nodes)
@@ -94,7 +94,7 @@ class _Averaging:
         gradients = self.training.gradients
         wanted: dict[str, set[str]] = {}  # tensor -> what is to be inserted behind it
         for gradient in gradients.values():
-            for tensor, op in self._meetings(gradient):
+            for tensor, op in self._averaged_tensors(gradient):
                 wanted.setdefault(tensor, set()).add(op)
         contested = {tensor for tensor, ops in wanted.items() if len(ops) > 1}
         if not contested:
@@ -102,7 +102,8 @@ class _Averaging:
         separation = RowSeparation(self.graph, self.main)
         separated = {
             name: separation.separate(gradient, contested)
-            if gradient.is_sparse and any(tensor in contested for tensor, _ in self._meetings(gradient))
+            if gradient.is_sparse
+            and any(tensor in contested for tensor, _ in self._averaged_tensors(gradient))
             else gradient
             for name, gradient in gradients.items()
         }
@@ -112,7 +113,7 @@ class _Averaging:
         self.varying = _descendants(self.graph, set(self.training.varying_inputs()))
         return separated
 
-    def _meetings(self, gradient: Gradient) -> list[tuple[str, str]]:
+    def _averaged_tensors(self, gradient: Gradient) -> list[tuple[str, str]]:
         """Return the tensors of a gradient whose values replicas have of their own, and the ops for them."""
         if not gradient.is_sparse:
             assert gradient.dense is not None
@@ -141,10 +142,10 @@ class _Averaging:
                 self.main.discard(self.tensors[joined].inputs[0].name)
         return pairs
 
-    def _meet(self, gradient: Gradient, pairs: list[tuple[str, str]]) -> Gradient:
+    def _average_gradient(self, gradient: Gradient, pairs: list[tuple[str, str]]) -> Gradient:
         if not gradient.is_sparse:
             assert gradient.dense is not None
-            met = self._meet_alike(gradient.dense, self.aggregation.average_dense)
+            met = self._average_tensor(gradient.dense, self.aggregation.average_dense)
             return replace(gradient, dense=met)
         averages = self.aggregation.average_sparse
         for ids, rows in pairs:
@@ -152,10 +153,10 @@ class _Averaging:
                 self._insert(STACK, ids, divide=0)
                 self._insert(STACK, rows, divide=int(averages))
             else:
-                self._meet_alike(rows, averages)
+                self._average_tensor(rows, averages)
         return self._renamed(gradient, len(pairs) == 1)
 
-    def _meet_alike(self, tensor: str, averages: bool) -> str:
+    def _average_tensor(self, tensor: str, averages: bool) -> str:
         """Average or sum a tensor whose elements mean the same on all replicas; return its new name.
 
         The mean of what does not vary is itself, its sum is not.
@@ -186,7 +187,7 @@ class _Averaging:
         for reader in list(source.outputs):
             if reader.name not in self.main:
                 reader.inputs = [target if operand is source else operand for operand in reader.inputs]
-        node = gs.Node(op, f"{name}.node", attributes, [source], [target], domain=DOMAIN)
+        node = gs.Node(op, f"{name}.node", attributes, [source], [target], domain=REPLICA_DOMAIN)
         self.graph.nodes.append(node)
         if tensor in self.shown:
             self.graph.outputs = [target if out is source else out for out in self.graph.outputs]
@@ -218,7 +219,7 @@ def _descendants(graph: gs.Graph, sources: set[str]) -> set[str]:
     reached = set(sources)
     for node in graph.nodes:
         if (
-            node.domain != DOMAIN
+            node.domain != REPLICA_DOMAIN
             and node.op not in ("Shape", "Size")
             and any(tensor.name in reached for tensor in node.inputs)
         ):

@@ -1,4 +1,4 @@
-"""From a training graph and a strategy to the distributed step: the passes in their order."""
+"""From what is known of a step and a strategy to the distributed step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,13 +7,8 @@ from types import MappingProxyType
 import onnx_graphsurgeon as gs
 
 from partc.cost.strategy import Strategy, Synchronisation
-from partc.passes.analysis.check_draws import check_draws
-from partc.passes.analysis.facts import Facts, infer_facts
-from partc.passes.analysis.find_followers import find_followers
-from partc.passes.analysis.find_roles import Roles, find_roles
-from partc.passes.analysis.find_zeros import find_zeros
-from partc.passes.average_replicas import average_replicas
-from partc.passes.fetch_gradients import fetch_gradients
+from partc.passes.analysis.facts import Facts
+from partc.passes.analysis.find_roles import Roles
 from partc.passes.lowering.expected_rows import ExpectedRows
 from partc.passes.lowering.lower import lower
 from partc.passes.lowering.lowered_graph import LoweredGraph
@@ -21,7 +16,6 @@ from partc.passes.scheduling.bucket_communications import copy_where_shared
 from partc.passes.sharding.aggregate_partials import aggregate_partials
 from partc.passes.sharding.decide_layouts import NotServable
 from partc.passes.sharding.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
-from partc.passes.spell_casts import spell_casts
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.errors import BadUsage
 from partc.runtime.program import Aggregation
@@ -42,45 +36,7 @@ class Analysis:
     per_replica: bool
 
 
-def analyse(
-    training: TrainingGraph,
-    sizes: Mapping[str, int],
-    replicas: int,
-    per_replica: bool,
-    aggregation: Aggregation = Aggregation(),  # noqa: B008  # frozen
-) -> Analysis:
-    """Find out all that a strategy and the layouts need to know. Changes `training.graph`.
-
-    Raises BadUsage for what only a batch per replica has.
-    """
-    roles = find_roles(training)
-    main = set(roles.main)
-    _declare_gradients(training)
-    if per_replica and replicas > 1:
-        check_draws(training)
-    if per_replica:
-        training = average_replicas(training, main, aggregation)
-    else:
-        _check_one_batch(training, aggregation)
-    training = fetch_gradients(training, aggregation.fetched)
-    facts = infer_facts(training, sizes, replicas)
-    spell_casts(training, facts)
-    followers = find_followers(training, facts, main)
-    analysis = Analysis(
-        training,
-        facts,
-        roles,
-        frozenset(main),
-        find_zeros(training.graph, facts),
-        followers,
-        frozenset(name for name in training.gradients if followers[name] == name),
-        replicas,
-        per_replica,
-    )
-    return _drop_unservable(analysis)
-
-
-def _declare_gradients(training: TrainingGraph) -> None:
+def declare_gradients(training: TrainingGraph) -> None:
     """Give dense gradients the shape of their parameter, which inference loses behind a Slice by data."""
     tensors = training.graph.tensors()
     for name, gradient in training.gradients.items():
@@ -88,7 +44,7 @@ def _declare_gradients(training: TrainingGraph) -> None:
             tensors[gradient.dense].shape = list(training.variables[name].shape)
 
 
-def _check_one_batch(training: TrainingGraph, aggregation: Aggregation) -> None:
+def check_one_batch(training: TrainingGraph, aggregation: Aggregation) -> None:
     """Refuse what tells replicas apart where all ranks together are one device."""
     if not (aggregation.average_dense and aggregation.average_sparse):
         raise BadUsage(
@@ -104,7 +60,7 @@ def _check_one_batch(training: TrainingGraph, aggregation: Aggregation) -> None:
         )
 
 
-def _drop_unservable(analysis: Analysis) -> Analysis:
+def drop_unservable(analysis: Analysis) -> Analysis:
     """Try everything on servers; what cannot run there is found out by trying."""
     while analysis.servable:
         try:
@@ -132,31 +88,20 @@ def lay_out(analysis: Analysis, chosen: Mapping[str, Synchronisation]) -> LaidOu
     return graph
 
 
-def distribute(
-    analysis: Analysis,
-    strategy: Strategy,
-    expected: Mapping[str, ExpectedRows] = MappingProxyType({}),
-    sessions: bool = False,
-) -> LoweredGraph:
-    """Return the distributed step under a strategy.
-
-    `expected`: rows on their way, by sparse parameter. `sessions`: counters live on servers, which several
-    sessions share.
-    """
-    graph = lay_out(analysis, strategy.parameters)
-    aggregate_partials(graph)
-    lowered = lower(graph, expected, sessions)
-    lowered.native = dict(graph.layouts)
-    return lowered
-
-
 def lower_step(
     analysis: Analysis,
     strategy: Strategy,
     expected: Mapping[str, ExpectedRows] = MappingProxyType({}),
     sessions: bool = False,
 ) -> LoweredGraph:
-    """Distribute the step, ready to be scheduled. `expected`: rows on their way, for prices alone."""
-    lowered = distribute(analysis, strategy, expected, sessions)
+    """Return the distributed step under a strategy, ready to be scheduled.
+
+    `expected`: rows on their way, by sparse parameter, for prices alone. `sessions`: counters live on
+    servers, which several sessions share.
+    """
+    graph = lay_out(analysis, strategy.parameters)
+    aggregate_partials(graph)
+    lowered = lower(graph, expected, sessions)
+    lowered.native = dict(graph.layouts)
     copy_where_shared(lowered, sessions)
     return lowered

@@ -22,9 +22,8 @@ from partc.passes.analysis.facts import SMALL
 from partc.passes.analysis.find_roles import find_roles
 from partc.passes.analysis.run_constants import run_constants
 from partc.passes.drop_unread_nodes import drop_unread_nodes
-from partc.passes.training_graph import TrainingGraph
+from partc.passes.training_graph import IR_VERSION, TrainingGraph
 
-IR_VERSION = 10
 STANDARD = ("", "ai.onnx", None)
 SIZES = frozenset({"Shape", "Size"})  # do not depend on values: what they make is cheap, as constants are
 

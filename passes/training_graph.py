@@ -10,6 +10,8 @@ from onnx.external_data_helper import ExternalDataInfo
 
 from partc.runtime.program import Constant, DataInput, DrawnInput, Normal, ShardInput, Uniform
 
+IR_VERSION = 10  # of graphs that partc writes: every onnxruntime that it supports reads it
+
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:

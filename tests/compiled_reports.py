@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 
-from partc.compiler.driver import Compilation, CompileOptions, compile_graph
+from partc.compiler.compilation import Compilation
 from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.options import Options
+from partc.compiler.pipeline import compile_graph
 from partc.compiler.reporting import units
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import Adagrad
 from partc.cost.cluster import Cluster, Device, Host, Link, read_cluster
-from partc.cost.synchronisation import Mode
+from partc.cost.strategy import Mode
 from partc.models.catalogue import build_model
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -90,7 +92,7 @@ def compile_lm(cluster: str, out: Path, strategy: Mode = "auto") -> Compiled:
     forward = build_model("lm", **options, batch=8)
     step = build_training_graph(forward, loss="loss", optimizer=Adagrad(0.1), clip_global_norm=10.0)
     hosts = ten_hosts() if cluster == "ten hosts" else read_cluster(EXAMPLES / f"{cluster}.json")
-    compilation = compile_graph(import_training_graph(step), hosts, out, CompileOptions(strategy))
+    compilation = compile_graph(import_training_graph(step), hosts, out, Options(strategy))
     return Compiled(compilation, hosts, out)
 
 

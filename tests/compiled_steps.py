@@ -13,8 +13,10 @@ import msgspec
 import numpy as np
 import onnx
 
-from partc.compiler.driver import Compilation, CompileOptions, compile_graph
+from partc.compiler.compilation import Compilation
 from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.options import GraphOptions, Options
+from partc.compiler.pipeline import compile_graph
 from partc.compiler.verification.verify import VerifyReport, launch_in_process, verify
 from partc.cost.cluster import CLUSTER_FORMAT, Cluster, Device, Host, Link
 from partc.cost.strategy import STRATEGY_FORMAT, Shard, Strategy, Synchronisation
@@ -92,7 +94,7 @@ def compile_step(
     recompute_bytes: int | None = None,
 ) -> Compiled:
     """Compile, and check all that is written."""
-    options = CompileOptions(
+    options = Options(
         strategy,
         batch,  # type: ignore[arg-type]
         sizes or {},
@@ -148,7 +150,7 @@ def import_text(text: str, **options: object) -> TrainingGraph:
         if info.name in state:
             value = _first_value(info, rng)
             model.graph.initializer.append(onnx.numpy_helper.from_array(value, info.name))
-    return import_training_graph(model, state=state, **options)  # type: ignore[arg-type]
+    return import_training_graph(model, GraphOptions(state=state, **options))  # type: ignore[arg-type]
 
 
 def _first_value(info: onnx.ValueInfoProto, rng: np.random.Generator) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 import onnx
 
-from partc.compiler.importing.import_training import ImportOptions, read_training_graph
+from partc.compiler.importing.import_training import read_training_graph
+from partc.compiler.options import GraphOptions
 from partc.passes.training_graph import TrainingGraph
 
 # A linear layer, its gradient dW and the loss; what follows is the update.
@@ -158,4 +159,4 @@ def import_step(text: str, **options: object) -> TrainingGraph:
     model = parse(text)
     outputs = {info.name for info in model.graph.output}
     state = {i.name: f"{i.name}_next" for i in model.graph.input if f"{i.name}_next" in outputs}
-    return read_training_graph(with_zeros(model, *state), ImportOptions(state=state, **options))  # type: ignore[arg-type]
+    return read_training_graph(with_zeros(model, *state), GraphOptions(state=state, **options))  # type: ignore[arg-type]

@@ -7,8 +7,9 @@ import msgspec
 import numpy as np
 import onnx
 
-from partc.compiler.driver import CompileOptions, compile_graph
 from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.options import Options
+from partc.compiler.pipeline import compile_graph
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import SGD
 from partc.compiler.verification.reference import make_reference
@@ -49,7 +50,7 @@ def compile_sessions(
     if isinstance(model, str):
         model = onnx.load_from_string(training_model(model))
     training = model if isinstance(model, TrainingGraph) else import_training_graph(model)
-    compile_graph(training, cluster_of(cluster), out, CompileOptions("ps", asynchronous=True))
+    compile_graph(training, cluster_of(cluster), out, Options("ps", asynchronous=True))
     _on_cpus(out)
     folder = read_plan_folder(out)
     check_segments(folder)

@@ -3,16 +3,14 @@ from pathlib import Path
 import pytest
 
 from partc.compiler.arguments import (
-    DEFAULT_BATCH,
-    choose_batch,
-    fill_sizes,
     parse_axes,
     parse_batch_size,
     parse_learning_rate,
     parse_pairs,
     parse_sizes,
-    read_strategy_option,
 )
+from partc.compiler.options import Options
+from partc.compiler.settle_options import DEFAULT_BATCH, choose_batch, fill_sizes
 from partc.cost.strategy import STRATEGY_FORMAT, Strategy, encode_strategy
 from partc.runtime.errors import BadStrategy, BadUsage
 from tests.foreign_steps import SGD, import_step
@@ -71,10 +69,10 @@ def test_symbolic_sizes_without_a_value_get_the_default() -> None:
 def test_a_strategy_is_a_mode_or_a_file(tmp_path: Path) -> None:
     (tmp_path / "s.json").write_bytes(encode_strategy(GLOBAL))
 
-    assert read_strategy_option("ps") == "ps"
-    assert read_strategy_option(str(tmp_path / "s.json")) == GLOBAL
+    assert Options("ps").chosen_strategy() == "ps"
+    assert Options(str(tmp_path / "s.json")).chosen_strategy() == GLOBAL
     with pytest.raises(BadUsage, match="use one of auto, hybrid, allreduce, ps, or the path"):
-        read_strategy_option("fast")
+        Options("fast").chosen_strategy()
 
 
 def test_the_batch_reading_comes_from_the_option_or_the_file_and_they_must_agree() -> None:

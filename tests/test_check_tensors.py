@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from partc.compiler.check_tensors import check_tensors
 from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.options import GraphOptions
 from partc.runtime.errors import BadModel
 from tests.command_line import CLUSTER, refused
 from tests.foreign_steps import SGD, parse, with_zeros
@@ -180,7 +181,7 @@ def test_external_data_in_the_folder_is_read_through_a_link_too(folder: Path) ->
     for location in ("values", "inner"):
         external(folder, location)
 
-        training = import_training_graph(folder / "m.onnx", state={"W": "W_next"})
+        training = import_training_graph(folder / "m.onnx", GraphOptions(state={"W": "W_next"}))
 
         assert training.variables["W"].shape == (4, 3)
 

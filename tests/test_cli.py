@@ -14,12 +14,10 @@ import onnx
 import pytest
 from safetensors.numpy import load_file
 
-from partc.compiler.cli import main
+from partc.compiler.cli import COMMANDS, app_for, main
 from partc.compiler.verification.ranks import Ranks, launch_in_process
 from partc.compiler.verification.verify import verify
 from tests.command_line import CLUSTER, EXAMPLES, MLP, done, hashes_of, make_mlp, partc
-
-COMMANDS = ("model", "grad", "inspect", "compile", "run", "verify", "executor")
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +175,7 @@ def test_verify_reports_what_differs_with_exit_code_1(folder: Path, monkeypatch:
             monkeypatch.setattr(ranks, "read", lambda name: zeros if name == "layer1.bias" else read(name))
             yield ranks
 
-    monkeypatch.setattr("partc.compiler.cli.verify", partial(verify, launcher=launch))
+    monkeypatch.setattr("partc.compiler.verify_command.verify", partial(verify, launcher=launch))
 
     answer = partc("verify", folder / "out", "--steps", "1")
 
@@ -206,6 +204,25 @@ def test_main_returns_the_code_of_an_interrupted_command(monkeypatch: pytest.Mon
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("partc.compiler.cli.build_model", interrupt)
+    monkeypatch.setattr("partc.compiler.model_command.build_model", interrupt)
 
     assert main(["model", "mlp", "-o", "never.onnx"]) == 130
+
+
+def test_what_the_list_of_commands_says_is_what_each_command_says() -> None:
+    for name, line in COMMANDS.items():
+        app = app_for(name)
+        of_group = [group.typer_instance.info.help for group in app.registered_groups]
+        told = [c.callback.__doc__ for c in app.registered_commands if c.name == name and c.callback]
+        assert [*of_group, *told] == [line]
+
+
+def test_help_imports_nothing_that_only_commands_need() -> None:
+    script = (
+        "import sys; from partc.compiler.cli import main; main(['--help']); "
+        "sys.exit(str({'numpy', 'onnx', 'onnxruntime', 'ortools', 'networkx', 'msgspec'} & {*sys.modules}))"
+    )
+
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+    assert ran.stderr.strip() == "set()"

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
-from partc.compiler import plan_files
+from partc.compiler import describe_plan
 from tests.command_line import CLUSTER, done, hashes_of, make_mlp, partc, refused
 from tests.foreign_steps import parse
 
@@ -110,7 +110,7 @@ def _break_while_writing(monkeypatch: pytest.MonkeyPatch, error: BaseException) 
     def render(*_: object) -> str:
         raise error
 
-    monkeypatch.setattr(plan_files, "render_report", render)
+    monkeypatch.setattr(describe_plan, "render_report", render)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ from pathlib import Path
 import onnx
 import pytest
 
-from partc.compiler.driver import Compilation, CompileOptions, compile_graph
+from partc.compiler.compilation import Compilation
 from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.options import Options
+from partc.compiler.pipeline import compile_graph
 from partc.cost.cluster import Cluster
 from partc.cost.search_strategy import TIE
 from partc.cost.strategy import Strategy
@@ -24,7 +26,7 @@ def compiled(
     recompute = 10**9 if seed % 7 == 0 else None
     batch = "global" if seed % 3 == 0 and cluster_workers(cluster) in (1, 2, 4) else "per-replica"
     without = frozenset({"local-aggregation"}) if seed % 5 == 0 else frozenset()
-    options = CompileOptions(strategy, batch, without=without, recompute_bytes=recompute)
+    options = Options(strategy, batch, without=without, recompute_bytes=recompute)
     return compile_graph(import_training_graph(model), cluster, out, options)
 
 

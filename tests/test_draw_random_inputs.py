@@ -10,6 +10,7 @@ from onnx import numpy_helper
 
 from partc.compiler.importing.draw_random_inputs import draw_random_inputs
 from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.options import GraphOptions
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import SGD, Adagrad
 from partc.compiler.verification.reference import make_reference
@@ -69,7 +70,7 @@ def dropout_step(name: str) -> TrainingGraph:
     )
     built = build_training_graph(network, loss="softmax_cross_entropy", optimizer=Adagrad(0.1))
     axes = {"ids": 1, "labels": 1} if name == "time-major" else {}
-    return import_training_graph(built, sample_axes=axes)
+    return import_training_graph(built, GraphOptions(sample_axes=axes))
 
 
 def compiled_dropout(

@@ -15,7 +15,8 @@ from partc.compiler.importing.bindings import (
     read_bindings,
     write_bindings,
 )
-from partc.compiler.importing.import_training import ImportOptions, import_training_graph, read_training_graph
+from partc.compiler.importing.import_training import import_training_graph, read_training_graph
+from partc.compiler.options import GraphOptions
 from partc.passes.training_graph import Gradient, MadeTensor, StoredTensor
 from partc.runtime.errors import BadModel, BadUsage, PartcError, UnsupportedModel
 from partc.runtime.program import Constant, DataInput, Normal, TakenValues, Uniform
@@ -42,7 +43,7 @@ def test_bindings_come_from_the_option_the_sidecar_or_the_metadata(tmp_path: Pat
         (saved(model, tmp_path, {"state": STATE}), None),
         (described, None),
     ):
-        training = import_training_graph(source, state=state)
+        training = import_training_graph(source, GraphOptions(state=state))
         assert training.variables["W"].next == "W_next"
         assert (training.outputs, training.loss) == (("loss",), "loss")
 
@@ -62,7 +63,6 @@ def test_state_option_is_parsed() -> None:
         ({"state": {"W": "loss"}}, r"reshape it to \(4, 3\)"),
         ({"state": {"x": "W_next"}}, "add an initializer 'x', or give --initial"),
         ({"state": {"W": "W_next", "x": "W_next"}}, "give 'x' an output of its own"),
-        ({"state": STATE, "sizes": {"N": 2}}, "give positive sizes for nothing"),
         ({"state": STATE, "sample_axes": {"x": 2}}, "use an axis from 0 to 1"),
         ({"state": STATE, "sample_axes": {"z": 0}}, "use one of W, t, x"),
         ({"state": STATE, "loss": "z"}, "use one of W_next, loss"),
@@ -71,7 +71,7 @@ def test_state_option_is_parsed() -> None:
 )
 def test_a_wrong_binding_is_refused_with_its_repair(options: dict[str, object], fix: str) -> None:
     with pytest.raises(PartcError, match=f"fix: {fix}"):
-        import_training_graph(with_zeros(parse(SGD), "W"), **options)  # type: ignore[arg-type]
+        import_training_graph(with_zeros(parse(SGD), "W"), GraphOptions(**options))  # type: ignore[arg-type]
 
 
 def test_a_next_value_of_another_type_is_refused() -> None:
@@ -99,7 +99,7 @@ def test_data_inputs_tell_their_sample_axis_and_their_range() -> None:
 
 def test_symbolic_sizes_are_kept_and_older_opsets_are_converted() -> None:
     text = SGD.replace("float[8,4] x, float[8,3] t", "float[N,4] x, float[N,3] t")
-    training = import_training_graph(with_zeros(parse(text, opset=18), "W"), state=STATE, sizes={"N": 4})
+    training = import_training_graph(with_zeros(parse(text, opset=18), "W"), GraphOptions(state=STATE))
 
     assert training.data_inputs["x"].shape == ("N", 4)
     assert training.opset == 21
@@ -109,7 +109,7 @@ def test_symbolic_sizes_are_kept_and_older_opsets_are_converted() -> None:
 def test_initial_values_are_references() -> None:
     model = parse(SGD)
     model.graph.initializer.append(numpy_helper.from_array(np.ones((4, 3), np.float32), "W"))
-    initial = import_training_graph(model, state=STATE).variables["W"].initial
+    initial = import_training_graph(model, GraphOptions(state=STATE)).variables["W"].initial
 
     assert isinstance(initial, StoredTensor)
     np.testing.assert_array_equal(initial.load(), np.ones((4, 3)))
@@ -135,7 +135,7 @@ def test_initial_values_of_another_shape_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "start.npz", W=np.zeros((3, 4), np.float32))
 
     with pytest.raises(BadModel, match=r"its initial value has shape \(3, 4\)"):
-        import_training_graph(parse(SGD), state=STATE, initial=tmp_path / "start.npz")
+        import_training_graph(parse(SGD), GraphOptions(state=STATE, initial=tmp_path / "start.npz"))
 
 
 @pytest.mark.parametrize(
@@ -153,14 +153,14 @@ def test_initial_values_that_are_made_stay_formulas(maker: str, expected: object
     model = parse(SGD)
     initialize(model, maker)
 
-    assert import_training_graph(model, state=STATE).variables["W"].initial == expected
+    assert import_training_graph(model, GraphOptions(state=STATE)).variables["W"].initial == expected
 
 
 def test_initial_values_may_be_any_graph() -> None:
     model = parse(SGD)
     initialize(model, "u = RandomUniform <shape = [4, 3], seed = 1.0> ()\n W0 = Sqrt (u)\n other = Neg (u)")
 
-    initial = import_training_graph(model, state=STATE).variables["W"].initial
+    initial = import_training_graph(model, GraphOptions(state=STATE)).variables["W"].initial
 
     assert isinstance(initial, MadeTensor)
     assert [node.op_type for node in initial.model.graph.node] == ["RandomUniform", "Sqrt"]
@@ -174,7 +174,7 @@ def test_random_initial_values_need_a_seed(maker: str) -> None:
     initialize(model, maker)
 
     with pytest.raises(BadModel, match="fix: give it a whole number as seed"):
-        import_training_graph(model, state=STATE)
+        import_training_graph(model, GraphOptions(state=STATE))
 
 
 def test_constants_of_one_value_are_made_and_never_stored() -> None:
@@ -183,7 +183,7 @@ def test_constants_of_one_value_are_made_and_never_stored() -> None:
     model = with_zeros(parse(text), "E")
     model.graph.initializer.append(numpy_helper.from_array(np.zeros((20000, 4), np.float32), "zeros"))
 
-    training = read_training_graph(model, ImportOptions(state={"E": "E_next"}))
+    training = read_training_graph(model, GraphOptions(state={"E": "E_next"}))
 
     assert training.variables["E"].initial == Constant(0.0)
     assert training.graph.tensors()["zeros"].inputs[0].op == "ConstantOfShape"
@@ -199,7 +199,7 @@ def test_constants_in_external_data_are_brought_in_and_variables_are_not(tmp_pat
         model, tmp_path / "train.onnx", save_as_external_data=True, location="big.bin", size_threshold=0
     )
 
-    training = import_training_graph(tmp_path / "train.onnx", state=STATE)
+    training = import_training_graph(tmp_path / "train.onnx", GraphOptions(state=STATE))
 
     assert np.allclose(training.graph.tensors()["lr"].values, 0.1)
     initial = training.variables["W"].initial
@@ -211,7 +211,9 @@ def test_constants_in_external_data_are_brought_in_and_variables_are_not(tmp_pat
 def test_a_variable_that_never_changes_gets_a_next_value_of_its_own() -> None:
     text = SGD.replace("=> (float loss,", "=> (float loss, float[8,3] t,")
 
-    training = import_training_graph(with_zeros(parse(text), "W", "t"), state={**STATE, "t": "t"})
+    training = import_training_graph(
+        with_zeros(parse(text), "W", "t"), GraphOptions(state={**STATE, "t": "t"})
+    )
 
     assert training.variables["t"].next == "t/kept"
     assert training.graph.nodes[-1].op in ("Identity", "Sub")
@@ -253,7 +255,7 @@ def test_a_model_that_cannot_be_converted_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(onnx.version_converter, "convert_version", refuse)
 
     with pytest.raises(UnsupportedModel, match="fix: export the model with opset 21"):
-        import_training_graph(with_zeros(parse(SGD, opset=18), "W"), state=STATE)
+        import_training_graph(with_zeros(parse(SGD, opset=18), "W"), GraphOptions(state=STATE))
 
 
 def initialize(model: onnx.ModelProto, maker: str) -> None:
@@ -274,4 +276,4 @@ def test_a_data_input_of_text_is_refused() -> None:
     """)
 
     with pytest.raises(UnsupportedModel, match="turn text into ids"):
-        import_training_graph(with_zeros(step, "W"), state=STATE)
+        import_training_graph(with_zeros(step, "W"), GraphOptions(state=STATE))

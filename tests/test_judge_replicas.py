@@ -5,6 +5,7 @@ import onnx
 import pytest
 
 from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.options import GraphOptions
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import SGD
 from partc.passes.analysis.facts import infer_facts
@@ -21,7 +22,7 @@ SUMS = Aggregation(average_dense=False, average_sparse=False)
 
 def are_proven(step: onnx.ModelProto) -> tuple[bool, bool]:
     """Tell what is proven of the replicas' gradients: that their mean, that their sum is the whole's."""
-    training = import_training_graph(step, sample_axes=dict.fromkeys(DATA, 0))
+    training = import_training_graph(step, GraphOptions(sample_axes=dict.fromkeys(DATA, 0)))
     facts = infer_facts(training, {"n": SAMPLES})
     mean, total = (
         all(departure.of == "output" for departure in judge_replicas(training, facts, aggregation))

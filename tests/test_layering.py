@@ -1,8 +1,10 @@
 """Imports point one way: compiler > passes > cost > runtime. models stands alone."""
 
 import ast
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -29,6 +31,31 @@ def imported_packages(source: str) -> set[str]:
     return {name.split(".")[1] for name in imported_modules(source) if name.startswith("partc.")}
 
 
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts[:-1] if parts[-1] == "__init__" else parts
+    return ".".join(parts if parts[0] == "partc" else ("partc", *parts))
+
+
+def circles(sources: Mapping[str, str]) -> list[list[str]]:
+    """Return the groups of modules that import each other, wherever in them the imports stand.
+
+    `sources`: module -> its text. An import of a name is one of the module that has it.
+    """
+    graph = nx.DiGraph()
+    for module, source in sources.items():
+        for name in imported_modules(source):
+            while name and name not in sources:
+                name = name.rpartition(".")[0]
+            if name and name != module:
+                graph.add_edge(module, name)
+    return [sorted(group) for group in nx.strongly_connected_components(graph) if len(group) > 1]
+
+
+def texts_of(paths: Iterable[Path]) -> dict[str, str]:
+    return {module_of(path): path.read_text(encoding="utf-8") for path in paths}
+
+
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -38,7 +65,7 @@ def test_the_sources_are_found() -> None:
 
 
 def test_an_import_against_the_direction_is_seen() -> None:
-    source = "from partc.compiler.driver import compile\nimport partc.passes.sharding.layouts\nimport numpy"
+    source = "from partc.compiler.pipeline import run\nimport partc.passes.sharding.layouts\nimport numpy"
 
     assert imported_packages(source) == {"compiler", "passes"}
 
@@ -48,6 +75,26 @@ def test_imports_point_downwards(path: Path) -> None:
     folder = path.relative_to(ROOT).parts[0]
 
     assert imported_packages(path.read_text(encoding="utf-8")) <= MAY_IMPORT[folder]
+
+
+def test_no_modules_import_each_other() -> None:
+    assert circles(texts_of([*SOURCES, *(ROOT / "partc").rglob("*.py")])) == []
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        "from partc.cost.b import thing",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from partc.cost.b import Thing",
+        "def late() -> None:\n    import partc.cost.b",
+    ],
+)
+def test_a_circle_is_seen_wherever_it_is_hidden(hidden: str) -> None:
+    sources = {"partc.cost.a": hidden, "partc.cost.b": "from partc.cost import c", "partc.cost.c": ""}
+
+    assert circles(sources) == []
+    sources["partc.cost.c"] = "import partc.cost.a"
+    assert circles(sources) == [["partc.cost.a", "partc.cost.b", "partc.cost.c"]]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)

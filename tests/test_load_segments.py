@@ -5,8 +5,9 @@ from pathlib import Path
 import onnx
 import pytest
 
-from partc.compiler.driver import CompileOptions, compile_graph
 from partc.compiler.load_segments import load_segments
+from partc.compiler.options import Options
+from partc.compiler.pipeline import compile_graph
 from partc.passes.scheduling import write_segments
 from partc.runtime.errors import UnsupportedModel
 from tests.compiled_steps import cluster_of, compile_step, import_text
@@ -33,15 +34,13 @@ def test_an_op_without_a_kernel_for_its_type_is_named_and_nothing_is_written(tmp
     training = import_text(squares("double"))
 
     with pytest.raises(UnsupportedModel, match=r"(?s)Erf in float64.*at:  node 'Erf_1'.*float32"):
-        compile_graph(training, cluster_of("2x2"), tmp_path / "out", CompileOptions())
+        compile_graph(training, cluster_of("2x2"), tmp_path / "out", Options())
 
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_only_gpus_run_needs_no_kernel_on_a_cpu(tmp_path: Path) -> None:
-    compiled = compile_graph(
-        import_text(squares("double")), cluster_of("1x2s"), tmp_path / "out", CompileOptions()
-    )
+    compiled = compile_graph(import_text(squares("double")), cluster_of("1x2s"), tmp_path / "out", Options())
 
     assert {rank.kind for rank in compiled.plan.ranks if rank.replica is not None} == {"gpu"}
 
@@ -58,7 +57,7 @@ def test_a_segment_that_is_wrong_is_named_with_its_node(
     monkeypatch.setattr(write_segments, "align_scalars", name_all_alike)
 
     with pytest.raises(UnsupportedModel, match=r"(?s)at:  node 'twice'.* in segments/.*a mistake of partc's"):
-        compile_graph(import_text(squares()), cluster_of("2x2"), tmp_path / "out", CompileOptions())
+        compile_graph(import_text(squares()), cluster_of("2x2"), tmp_path / "out", Options())
 
     assert list(tmp_path.iterdir()) == []
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from partc.compiler.driver import CompileOptions, compile_graph
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.materialise import Decisions, materialise, read_central_plan, read_decisions
+from partc.compiler.options import Options
+from partc.compiler.pipeline import compile_graph
 from partc.cost.cluster import read_cluster
 from partc.cost.strategy import read_strategy, write_strategy
 from partc.runtime.program import Aggregation, Run, instructions_of
@@ -122,7 +123,7 @@ def test_missing_decisions_and_ranks_are_refused(compiled: Path, tmp_path: Path)
 
 
 def test_an_asynchronous_session_is_made_alike(tmp_path: Path) -> None:
-    options = CompileOptions("ps", asynchronous=True)
+    options = Options("ps", asynchronous=True)
     compile_graph(imported("lm, sgd"), cluster_of("2x2"), tmp_path / "out", options)
     plan = read_central_plan(tmp_path / "out" / "plan.json")
     files = [tmp_path / "out" / name for name in ("train.onnx", "strategy.json", "cluster.json")]

@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from partc.compiler.measure_sparsity import Sample, measure_sparsity
+from partc.compiler.measure_sparsity import measure_sparsity
+from partc.compiler.options import Sample
 from partc.cost.network.two_level import distinct_rows
 from partc.cost.row_spread import spread_of
 from partc.cost.sparsity import SPARSITY_FORMAT, Sparsity, TouchedRows, with_measured_rows

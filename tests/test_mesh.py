@@ -9,7 +9,7 @@ import zmq
 from partc.runtime.asynchronous.endpoints import KEY_FILE, find, read_key, write_key
 from partc.runtime.asynchronous.job import SessionJob
 from partc.runtime.asynchronous.mesh import Mesh, limit_of_messages
-from partc.runtime.asynchronous.messages import Begin, Grant, Message, Piece, encode_message
+from partc.runtime.asynchronous.messages import Begin, Grant, Piece, SessionMessage, encode_message
 from partc.runtime.errors import BadPlan, RankFailed
 from tests.session_plans import additive_step, compile_sessions
 
@@ -31,8 +31,8 @@ def server(endpoints: dict[str, str], tmp_path: Path) -> Iterator[Mesh]:
         yield opened
 
 
-def heard(opened: Mesh, messages: int, tries: int = 100) -> list[tuple[Message, list[bytes]]]:
-    received: list[tuple[Message, list[bytes]]] = []
+def heard(opened: Mesh, messages: int, tries: int = 100) -> list[tuple[SessionMessage, list[bytes]]]:
+    received: list[tuple[SessionMessage, list[bytes]]] = []
     for _ in range(tries):
         received += [
             (message, [bytes(frame) for frame in frames]) for message, frames in opened.receive(0.05)

@@ -5,7 +5,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from partc.compiler.importing.outline_bodies import DOMAIN, outline_bodies
+from partc.compiler.importing.outline_bodies import BODY_DOMAIN, outline_bodies
 from tests.compiled_steps import assert_trains_as_one_device, compile_step, import_text, random_batches
 from tests.foreign_steps import parse
 
@@ -79,7 +79,7 @@ def test_functions_read_all_and_only_what_they_name(name: str) -> None:
     assert outline_bodies(model) == 1
 
     (function,) = model.functions
-    (call,) = (node for node in model.graph.node if node.domain == DOMAIN)
+    (call,) = (node for node in model.graph.node if node.domain == BODY_DOMAIN)
     assert list(call.input) == list(function.input)
     if name != "Scan":  # whose node names it
         assert "lr" not in function.input  # a small constant goes inside

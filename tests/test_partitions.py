@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 import partc
-from partc.compiler.choose_partitions import Partitioner, measure_partitions, quickest
+from partc.compiler.choose_partitions import measure_partitions, quickest
+from partc.compiler.options import Partitioner
 from partc.cost.cluster import Cluster, Link
 from partc.cost.partitions import search_partitions
 from partc.cost.strategy import Shard, SyncFacts

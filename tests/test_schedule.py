@@ -1,6 +1,6 @@
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.bucket_communications import bucket_communications
-from partc.passes.scheduling.schedule import Chunk, Item, Message, schedule
+from partc.passes.scheduling.schedule import Chunk, Communication, Item, schedule
 from tests.small_steps import lowered_of, training_of
 from tests.test_bucket_communications import SPLIT, TWO_LAYERS, WHOLE
 
@@ -75,7 +75,7 @@ def test_messages_of_no_bucket_travel_alone() -> None:
 
     items = schedule(lowered, {}, {})
 
-    messages = [item for item in items if isinstance(item, Message)]
+    messages = [item for item in items if isinstance(item, Communication)]
     assert [len(message.nodes) for message in messages] == [1, 1, 1]
     assert all(message.bucket is None for message in messages)
 

@@ -8,10 +8,11 @@ import pytest
 from onnx import helper
 
 import partc
-from partc.compiler.driver import CompileOptions, compile_graph
 from partc.compiler.importing.bindings import Bindings, GradientTensors, write_bindings
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.importing.shard_inputs import create_num_shards_and_shard_id
+from partc.compiler.options import Options
+from partc.compiler.pipeline import compile_graph
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.asynchronous.in_process import train_sessions_in_process
 from partc.runtime.errors import BadModel, BadUsage
@@ -127,7 +128,7 @@ def test_a_shard_that_is_no_input_is_refused() -> None:
 def test_asynchronous_workers_read_shards_of_their_own(tmp_path: Path) -> None:
     """Each is alone in its session, and still one of several; at a rate of zero the order does not matter."""
     still = import_training_graph(sharded_model(text=SHARDED.replace("rate = {0.1}", "rate = {0.0}")))
-    options = CompileOptions("ps", asynchronous=True)
+    options = Options("ps", asynchronous=True)
     compile_graph(still, cluster_of("1x3"), tmp_path / "out", options)
 
     losses = train_sessions_in_process(read_plan_folder(tmp_path / "out"), [{}]).losses

@@ -8,6 +8,7 @@ import pytest
 from onnx import helper
 
 from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.options import GraphOptions
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.optimizers import SGD
 from partc.passes.analysis.facts import UNKNOWN, infer_facts
@@ -71,6 +72,6 @@ def test_a_symbol_in_value_info_does_not_hide_the_size_that_is_assumed() -> None
     )
     model.graph.value_info.append(helper.make_tensor_value_info("h", 1, ["batch", 2]))
     model.graph.value_info.append(helper.make_tensor_value_info("loss", 1, []))
-    training = import_training_graph(model, state={"w": "w_next"}, needs_initial=False)
+    training = import_training_graph(model, GraphOptions(state={"w": "w_next"}), needs_initial=False)
 
     assert infer_facts(training, {"batch": 8}).shape("h") == (8, 2)

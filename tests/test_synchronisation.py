@@ -5,9 +5,9 @@ import msgspec
 import pytest
 
 from partc.cost.cluster import Cluster, read_cluster
-from partc.cost.strategy import Shard, Strategy, SyncFacts, Synchronisation, encode_strategy
+from partc.cost.strategy import Mode, Shard, Strategy, SyncFacts, Synchronisation, encode_strategy
 from partc.cost.strategy_check import check_strategy
-from partc.cost.synchronisation import Mode, StrategyCosts, choose_strategy
+from partc.cost.synchronisation import StrategyCosts, choose_strategy
 from partc.runtime.errors import NoPlacement
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -9,7 +9,6 @@ become ConstantOfShape.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -35,7 +34,6 @@ from partc.compiler.importing.import_initials import read_initial_values
 from partc.compiler.importing.import_training_info import has_algorithm, join_training_info
 from partc.compiler.importing.import_variables import (
     check_bindings,
-    listed,
     read_data_input,
     read_variable,
     separate_outputs,
@@ -56,70 +54,52 @@ from partc.compiler.importing.outline_bodies import declare_loop_outputs, outlin
 from partc.compiler.importing.propose_state import propose_state
 from partc.compiler.importing.shard_inputs import declare_shards, read_shard_inputs
 from partc.compiler.model_file import check_model, onnx_transforming, read_model
+from partc.compiler.options import GraphOptions
 from partc.compiler.pause_collection import paused_collection
 from partc.passes.analysis.facts import infer_facts
 from partc.passes.analysis.find_gradients import find_gradients
 from partc.passes.analysis.find_input_ranges import find_input_ranges
 from partc.passes.analysis.find_sample_axes import find_drawn_splits, find_sample_axes
 from partc.passes.analysis.find_taken_values import find_taken_values
+from partc.passes.expand_casts import expand_casts
 from partc.passes.infer_shapes import infer_shapes
 from partc.passes.simplify import simplify
-from partc.passes.spell_casts import spell_casts
-from partc.passes.training_graph import Gradient, InitialValue, TrainingGraph
-from partc.runtime.errors import BadModel, BadUsage
+from partc.passes.training_graph import IR_VERSION, Gradient, InitialValue, TrainingGraph
+from partc.runtime.errors import BadModel
 from partc.runtime.inside import outside
 from partc.runtime.program import Constant, DrawnInput
 
 OPSET = 21  # what partc's own graphs are written in
-IR_VERSION = 10
 G_LOGGER.severity = G_LOGGER.ERROR  # it warns of every element type that numpy has from elsewhere
+NOTHING_SAID = GraphOptions()
 ASSUMED_SIZE = 8  # of a symbolic size, to follow it through the graph
-
-
-@dataclass(frozen=True)
-class ImportOptions:
-    """What the user says about a training graph, over what its file says."""
-
-    state: dict[str, str] | None = None
-    sample_axes: dict[str, int | None] | None = None
-    sizes: dict[str, int] | None = None
-    loss: str | None = None
-    initial: Path | None = None
-    needs_initial: bool = True  # False: whoever makes segments needs no first values
 
 
 @paused_collection()
 def import_training_graph(
     source: str | Path | onnx.ModelProto,
+    options: GraphOptions = NOTHING_SAID,
     *,
-    state: dict[str, str] | None = None,
-    sample_axes: dict[str, int | None] | None = None,
-    sizes: dict[str, int] | None = None,
-    loss: str | None = None,
-    initial: str | Path | None = None,
     needs_initial: bool = True,
 ) -> TrainingGraph:
     """Read a training step and find its gradients. Raises BadModel, UnsupportedModel, BadUsage.
 
-    `state` maps variables to the outputs that hold their next values; `sample_axes` data inputs to
-    their sample axis (None: the same for all replicas); `sizes` names the symbolic sizes that the
-    caller will give values; `initial` is a .npz or .safetensors file of initial values. Without
-    `needs_initial`, variables that have none are zero.
+    Without `needs_initial`, variables that have no first values are zero: whoever makes segments needs none.
     """
-    file = Path(initial) if initial is not None else None
-    options = ImportOptions(state, sample_axes, sizes, loss, file, needs_initial)
     if not isinstance(source, onnx.ModelProto) and is_artifacts(Path(source)):
-        training = read_training_graph(read_artifacts(Path(source)), options)
+        training = read_training_graph(read_artifacts(Path(source)), options, needs_initial=needs_initial)
         find_recorded_slices(training)
     else:
-        training = read_training_graph(source, options)
+        training = read_training_graph(source, options, needs_initial=needs_initial)
         find_gradients(training)
     simplify(training)
     training.source = annotated_source(training)
     return training
 
 
-def read_training_graph(source: str | Path | onnx.ModelProto, options: ImportOptions) -> TrainingGraph:
+def read_training_graph(
+    source: str | Path | onnx.ModelProto, options: GraphOptions = NOTHING_SAID, *, needs_initial: bool = True
+) -> TrainingGraph:
     """Read a training step as far as it describes itself. Raises BadModel, UnsupportedModel."""
     model, path = _read(source)
     folder = path.parent if path is not None else Path()
@@ -136,7 +116,7 @@ def read_training_graph(source: str | Path | onnx.ModelProto, options: ImportOpt
     bindings = separate_outputs(model.graph, bindings)
     file = _initial_file(bindings, folder, options)
     initials = read_initial_values(model, folder, file, frozenset(bindings.state))
-    if not options.needs_initial:
+    if not needs_initial:
         initials = dict.fromkeys(bindings.state, Constant(0.0)) | initials
     _drop_initials(model, bindings)
     _name_nodes(model.graph)
@@ -158,7 +138,6 @@ def read_training_graph(source: str | Path | onnx.ModelProto, options: ImportOpt
     training = _training_graph(graph, bindings, initials, drawn)
     training.functions, training.source = list(model.functions), source_bytes
     training.unread_inputs = unread
-    _check_sizes(training, options.sizes or {})
     _find_sample_axes(training, bindings.sample_axes)
     return training
 
@@ -175,13 +154,13 @@ def _read(source: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, Path |
     return read_model(source), Path(source)
 
 
-def _bindings(model: onnx.ModelProto, path: Path | None, options: ImportOptions) -> Bindings:
+def _bindings(model: onnx.ModelProto, path: Path | None, options: GraphOptions) -> Bindings:
     found = read_bindings(model, path)
     bindings = msgspec.structs.replace(
         found,
-        state=options.state or found.state,
+        state=dict(options.state or found.state),
         loss=options.loss or found.loss,
-        sample_axes=found.sample_axes | (options.sample_axes or {}),
+        sample_axes={**found.sample_axes, **(options.sample_axes or {})},
     )
     if not bindings.state and not has_algorithm(model):
         raise _unbound(model.graph, str(path or model.graph.name))
@@ -201,9 +180,9 @@ def _unbound(graph: onnx.GraphProto, at: str) -> BadModel:
     return BadModel(what, at=at, fix=f"if the names mean it, add --state '{option}'{others}")
 
 
-def _initial_file(bindings: Bindings, folder: Path, options: ImportOptions) -> Path | None:
+def _initial_file(bindings: Bindings, folder: Path, options: GraphOptions) -> Path | None:
     if options.initial is not None:
-        return options.initial
+        return Path(options.initial)
     if not bindings.initial:
         return None
     if why := outside(folder, bindings.initial):
@@ -377,7 +356,7 @@ def _find_sample_axes(training: TrainingGraph, declared: Mapping[str, int | None
         return
     named = {size for data in training.data_inputs.values() for size in data.shape if isinstance(size, str)}
     facts = infer_facts(training, dict.fromkeys(sorted(named), ASSUMED_SIZE))
-    spell_casts(training, facts)
+    expand_casts(training, facts)
     for name, axis in find_sample_axes(training, declared, facts).items():
         data = training.data_inputs[name]
         training.data_inputs[name] = msgspec.structs.replace(data, sample_axis=axis)
@@ -395,14 +374,3 @@ def _loss(outputs: dict[str, gs.Tensor], shown: tuple[str, ...]) -> str | None:
         if is_scalar and np.issubdtype(tensor.dtype, np.floating):
             return name
     return None
-
-
-def _check_sizes(training: TrainingGraph, sizes: dict[str, int]) -> None:
-    known = {size for entry in training.data_inputs.values() for size in entry.shape if isinstance(size, str)}
-    for name, size in sizes.items():
-        if name not in known or size < 1:
-            raise BadUsage(
-                f"size {name}={size}" + ("" if name in known else ", but no input has that size"),
-                at="sizes",
-                fix=f"give positive sizes for {listed(known) or 'nothing: every size is fixed'}",
-            )

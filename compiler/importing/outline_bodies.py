@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 from partc.compiler.model_file import subgraphs_of
 from partc.compiler.training.tensor_types import small_constants
 
-DOMAIN = "partc.bodies"
+BODY_DOMAIN = "partc.bodies"
 
 
 def outline_bodies(model: onnx.ModelProto) -> int:
@@ -30,7 +30,7 @@ def outline_bodies(model: onnx.ModelProto) -> int:
             functions.append(_outline(node, captured, constants, model, len(functions)))
     if functions:
         model.functions.extend(functions)
-        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+        model.opset_import.append(helper.make_opsetid(BODY_DOMAIN, 1))
     return len(functions)
 
 
@@ -68,8 +68,10 @@ def _outline(
     ]
     results = [name for name in node.output if name]
     name = f"{node.op_type}_{number}"
-    function = helper.make_function(DOMAIN, name, operands, results, [*values, inner], model.opset_import)
-    call = helper.make_node(name, operands, results, name=node.name, domain=DOMAIN)
+    function = helper.make_function(
+        BODY_DOMAIN, name, operands, results, [*values, inner], model.opset_import
+    )
+    call = helper.make_node(name, operands, results, name=node.name, domain=BODY_DOMAIN)
     node.CopyFrom(call)
     return function
 

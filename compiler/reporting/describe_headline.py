@@ -2,16 +2,13 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from partc.compiler.compilation import Compilation
 from partc.compiler.reporting.measure_traffic import host_traffic
 from partc.compiler.reporting.units import count, listed, plural, seconds, size
 from partc.cost.cluster import Cluster
 from partc.cost.synchronisation import Choice
 from partc.runtime.program import Aggregation, DataInput, Plan
-
-if TYPE_CHECKING:
-    from partc.compiler.driver import Compilation
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,7 @@ class Headline:
     figures: tuple[Figure, ...]
 
 
-def describe_headline(compilation: "Compilation", cluster: Cluster, model: str) -> Headline:
+def describe_headline(compilation: Compilation, cluster: Cluster, model: str) -> Headline:
     """Return the headline; `model` is the graph's name."""
     return Headline(
         model=model,
@@ -112,7 +109,7 @@ def _kinds(choices: list[Choice]) -> list[str]:
     return [plural(number, noun) for number, noun in numbers if number]
 
 
-def _figures(compilation: "Compilation", cluster: Cluster) -> tuple[Figure, ...]:
+def _figures(compilation: Compilation, cluster: Cluster) -> tuple[Figure, ...]:
     plan = compilation.plan
     step_s = compilation.timeline.step_s
     sent = [sent for _, sent in host_traffic(plan, cluster).values()]

@@ -9,14 +9,14 @@ import onnx
 from onnx import TensorProto, external_data_helper, helper
 
 from partc.compiler.training import parameters as find
-from partc.compiler.training.forward import IR_VERSION, OPSET
+from partc.compiler.training.forward import OPSET
 from partc.compiler.training.initial_values import InitialValue, initial_values, initialization
 from partc.compiler.training.objective import Objective
 from partc.compiler.training.reinit import fresh_values, statistics
 from partc.compiler.training.tensor_types import TensorType, static_shape, value_info
 from partc.compiler.training.updates.update_builder import LEARNING_RATE, Updates, learning_rate_input
 from partc.passes.indexed_slices import DOMAIN
-from partc.passes.training_graph import Gradient
+from partc.passes.training_graph import IR_VERSION, Gradient
 from partc.runtime.program import Constant
 
 TRAINING_KEY = "partc.training"

@@ -26,10 +26,10 @@ from partc.compiler.training.tensor_types import (
     without_initializers,
 )
 from partc.compiler.training.unpack_sequences import UNPACKED, unpack_sequences
+from partc.passes.training_graph import IR_VERSION
 from partc.runtime.errors import UnsupportedModel
 
 OPSET = 21
-IR_VERSION = 10
 UNROLLABLE = 13  # the first opset whose Split, Squeeze and Unsqueeze are today's
 
 

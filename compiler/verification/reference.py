@@ -30,10 +30,10 @@ from partc.compiler.verification.rows_of_batch import RowsOfBatch
 from partc.compiler.verification.sessions import Session, convolving
 from partc.compiler.verification.split_step import SplitStep, Tensors
 from partc.compiler.verification.touched_rows import by_places, find_tables, places
+from partc.passes.training_graph import IR_VERSION
 from partc.runtime.errors import BadPlan
 from partc.runtime.program import Plan
 
-IR_VERSION = 10  # every onnxruntime that partc supports reads it
 TABLE_LIMIT_BYTES = 1 << 26  # a table that is larger is given by the rows that a step touches
 
 

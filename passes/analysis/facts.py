@@ -7,7 +7,6 @@ Symbolic sizes are given concrete ones for this purpose, twice: what comes out e
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -15,16 +14,13 @@ import onnx_graphsurgeon as gs
 from onnx import TensorProto, helper, numpy_helper
 
 from partc.passes.analysis.run_constants import run_constants
-from partc.passes.average_replicas import AVERAGE, SUM
-from partc.passes.average_replicas import DOMAIN as MEETING_DOMAIN
+from partc.passes.average_replicas import AVERAGE, REPLICA_DOMAIN, SUM
 from partc.passes.indexed_slices import DOMAIN, SUM_ROWS
 from partc.passes.infer_shapes import infer_shapes
+from partc.passes.sharding.sharding_rule import ShardingRule
 from partc.passes.training_graph import TrainingGraph
 from partc.runtime.data.step_draws import evaluate_size
 from partc.runtime.errors import UnsupportedModel
-
-if TYPE_CHECKING:
-    from partc.passes.sharding.sharding_rule import ShardingRule
 
 Shape = tuple[int, ...]
 UNKNOWN = 0  # the size of a dimension that only the data tells
@@ -43,7 +39,7 @@ class Facts:
     fixed_values: frozenset[str]
     # Remembered, because several strategies are lowered from the same facts:
     _nbytes: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
-    rules: "dict[int, tuple[gs.Node, ShardingRule | None]]" = field(
+    rules: dict[int, tuple[gs.Node, ShardingRule | None]] = field(
         default_factory=dict, compare=False, repr=False
     )  # by the node's identity, which the node kept here makes lasting (sharding_rules.rule_of)
 
@@ -106,7 +102,7 @@ def _skeleton(training: TrainingGraph) -> onnx.ModelProto:
 def _spell_meetings(model: onnx.ModelProto, spelled: Mapping[str, str], replicas: int) -> None:
     """Write nodes of all replicas as standard ones: op -> op, a Sum having one input for each replica."""
     for node in model.graph.node:
-        if node.domain == MEETING_DOMAIN and node.op_type in spelled:
+        if node.domain == REPLICA_DOMAIN and node.op_type in spelled:
             node.domain, node.op_type = "", spelled[node.op_type]
             del node.attribute[:]
             if node.op_type != "Identity":
@@ -118,7 +114,7 @@ def _spell_stacks(model: onnx.ModelProto, shapes: Mapping[str, Shape], replicas:
 
     Behind them nothing is propagated: inference would spell out every element of what thousands stack.
     """
-    stacks = [node for node in model.graph.node if node.domain == MEETING_DOMAIN and node.input[0] in shapes]
+    stacks = [node for node in model.graph.node if node.domain == REPLICA_DOMAIN and node.input[0] in shapes]
     for node in stacks:
         repeats = [replicas, *[1] * (len(shapes[node.input[0]]) - 1)]
         name = f"{node.output[0]}/repeats"

@@ -12,15 +12,13 @@ network once (parallax.txt, section 5.3.2). A node that makes rows smaller, such
 Cast to 16 bits, runs before they return (figure 10).
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.lowering.exchange_rows import drawn_ids
 from partc.passes.lowering.expected_rows import Level, rows_at
 from partc.passes.lowering.lowered_graph import constant
+from partc.passes.lowering.lowering import Lowering, RowRequest
 from partc.passes.lowering.route_rows import (
     INT64,
     count_by_owner,
@@ -30,31 +28,15 @@ from partc.passes.lowering.route_rows import (
     unique,
 )
 from partc.passes.sharding.decide_layouts import Decision
-from partc.passes.sharding.layouts import Asked, Layout, Owned, Split
-
-if TYPE_CHECKING:
-    from partc.passes.lowering.lower import Lowering
+from partc.passes.sharding.layouts import Layout, Owned, RequestedRows, Split
 
 
-@dataclass(frozen=True)
-class Asking:
-    """One Gather's ids on their way, and how their rows find the way back."""
-
-    ids: gs.Tensor  # as the worker has them, any shape
-    inverse: gs.Variable  # worker: position of each id among those it sent
-    host_inverse: gs.Variable  # server: position of each worker's id among the host's
-    host_counts: gs.Variable  # server: ids of each worker
-    wanted_counts: gs.Variable  # owner: ids of each server
-    share: float  # of one worker's ids of the table that are this Gather's
-    drawn: float  # ids of one worker
-
-
-def ask_rows(lowering: "Lowering", node: gs.Node, decision: Decision) -> gs.Tensor:
+def ask_rows(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:
     """Return, on each owner, the rows that a Gather of the main computation asks of it."""
     out = lowering.out
     table, indices = node.inputs
     asked = decision.outputs[0]
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, RequestedRows)
     owned = Owned(asked.parameter)
     merge = lowering.graph.synchronised.chosen[asked.parameter].local_aggregation
     ids = lowering.need(indices.name, Layout("worker", decision.inputs[1]))
@@ -69,12 +51,12 @@ def ask_rows(lowering: "Lowering", node: gs.Node, decision: Decision) -> gs.Tens
     in_order, host_inverse = sort_ids(out, host_ids, f"{name}.host_unique", "server", merge=merge)
     counts = count_by_owner(out, in_order, asked.parameter, f"{name}.by_owner")
     wanted, wanted_counts = exchange(out, "AllToAllRows", [in_order, counts], f"{name}.wanted")
-    asking = Asking(ids, inverse, host_inverse, host_counts, wanted_counts, share, drawn)
-    lowering.askings[node.name] = asking
+    request = RowRequest(ids, inverse, host_inverse, host_counts, wanted_counts, share, drawn)
+    lowering.row_requests[node.name] = request
     levels: tuple[tuple[gs.Variable, Level], ...]
     levels = ((own, "worker"), (host_ids, "host"), (in_order, "host"), (wanted, "host"))
     for value, level in levels:
-        rows_of_ids = _expected(lowering, asked.parameter, asking, level)
+        rows_of_ids = _expected(lowering, asked.parameter, request, level)
         out.nbytes[value.name] = round(rows_of_ids * INT64.itemsize)
     first = out.place(f"{asked.parameter}.first")
     local = out.emit("Sub", [wanted, first], f"{name}.local", INT64, "server")
@@ -85,11 +67,11 @@ def ask_rows(lowering: "Lowering", node: gs.Node, decision: Decision) -> gs.Tens
     return found
 
 
-def run_on_asked_rows(lowering: "Lowering", node: gs.Node, decision: Decision) -> gs.Tensor:
+def run_on_requested_rows(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:
     """Emit a node that can_run_on_rows where the rows are: the ids' axes have become axis 0."""
     out = lowering.out
     asked = decision.inputs[0]
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, RequestedRows)
     rows = lowering.need(node.inputs[0].name, Layout("server", asked))
     folded = asked.ids_rank - 1
     name = f"{node.outputs[0].name}.asked"
@@ -112,23 +94,23 @@ def run_on_asked_rows(lowering: "Lowering", node: gs.Node, decision: Decision) -
     return result
 
 
-def return_rows(lowering: "Lowering", tensor: str, asked: Asked) -> gs.Tensor:
+def return_rows(lowering: Lowering, tensor: str, asked: RequestedRows) -> gs.Tensor:
     """Return the rows on the workers that asked, in the shape of the tensor."""
     out = lowering.out
     rows = lowering.need(tensor, Layout("server", asked))
-    asking = lowering.askings[asked.gather]
+    request = lowering.row_requests[asked.gather]
     name = rows.name
-    back, _ = exchange(out, "AllToAllRows", [rows, asking.wanted_counts], f"{name}.back")
-    spread = out.emit("Gather", [back, asking.host_inverse], f"{name}.spread", rows.dtype, "server")
-    host = _expected(lowering, asked.parameter, asking, "host")
-    worker = _expected(lowering, asked.parameter, asking, "worker")
+    back, _ = exchange(out, "AllToAllRows", [rows, request.wanted_counts], f"{name}.back")
+    spread = out.emit("Gather", [back, request.host_inverse], f"{name}.spread", rows.dtype, "server")
+    host = _expected(lowering, asked.parameter, request, "host")
+    worker = _expected(lowering, asked.parameter, request, "worker")
     out.nbytes[spread.name] = round(out.nbytes[rows.name] * worker / max(host, 1.0))
-    (own,) = exchange(out, "ScatterRows", [spread, asking.host_counts], f"{name}.scattered")
-    ordered = out.emit("Gather", [own, asking.inverse], f"{name}.ordered", rows.dtype, "worker")
-    return _unflatten(lowering, tensor, asked, asking.ids, ordered)
+    (own,) = exchange(out, "ScatterRows", [spread, request.host_counts], f"{name}.scattered")
+    ordered = out.emit("Gather", [own, request.inverse], f"{name}.ordered", rows.dtype, "worker")
+    return _unflatten(lowering, tensor, asked, request.ids, ordered)
 
 
-def _flatten(lowering: "Lowering", table: str, indices: str, ids: gs.Tensor, name: str) -> gs.Tensor:
+def _flatten(lowering: Lowering, table: str, indices: str, ids: gs.Tensor, name: str) -> gs.Tensor:
     out = lowering.out
     wide = ids
     if ids.dtype != INT64:
@@ -140,7 +122,9 @@ def _flatten(lowering: "Lowering", table: str, indices: str, ids: gs.Tensor, nam
     return out.emit("Reshape", [wrapped, flat], f"{name}.flat", INT64, "worker")
 
 
-def _unflatten(lowering: "Lowering", tensor: str, asked: Asked, ids: gs.Tensor, rows: gs.Tensor) -> gs.Tensor:
+def _unflatten(
+    lowering: Lowering, tensor: str, asked: RequestedRows, ids: gs.Tensor, rows: gs.Tensor
+) -> gs.Tensor:
     """Give the rows, one per id, the ids' axes."""
     out = lowering.out
     name = lowering.value_name(tensor, Layout("worker", asked.returned))
@@ -152,22 +136,22 @@ def _unflatten(lowering: "Lowering", tensor: str, asked: Asked, ids: gs.Tensor, 
     return out.emit("Reshape", [rows, shape], name, rows.dtype, "worker")
 
 
-def _all_drawn(lowering: "Lowering", parameter: str, drawn: float) -> float:
+def _all_drawn(lowering: Lowering, parameter: str, drawn: float) -> float:
     gradient = lowering.graph.training.gradients[parameter]
     return max(drawn, drawn_ids(lowering, parameter)) if gradient.is_sparse else drawn
 
 
-def _expected(lowering: "Lowering", parameter: str, asking: Asking, level: Level) -> float:
+def _expected(lowering: Lowering, parameter: str, request: RowRequest, level: Level) -> float:
     """Return the rows that a Gather is expected to ask for at a level: its share of the table's."""
-    if not asking.share:
+    if not request.share:
         return 0.0
-    return asking.share * rows_at(lowering.expected, parameter, level, asking.drawn / asking.share)
+    return request.share * rows_at(lowering.expected, parameter, level, request.drawn / request.share)
 
 
-def _expect_rows(lowering: "Lowering", tensor: str, asked: Asked, rows: gs.Variable) -> None:
+def _expect_rows(lowering: Lowering, tensor: str, asked: RequestedRows, rows: gs.Variable) -> None:
     """Tell the cost model how many bytes the rows take that one owner sends."""
     width = lowering.facts.shape(tensor)[asked.ids_rank :]
     row_bytes = int(np.prod(width, dtype=np.int64)) * np.dtype(rows.dtype).itemsize
-    count = _expected(lowering, asked.parameter, lowering.askings[asked.gather], "host")
+    count = _expected(lowering, asked.parameter, lowering.row_requests[asked.gather], "host")
     lowering.out.nbytes[rows.name] = round(count * row_bytes)
     lowering.out.shapes[rows.name] = (None, *width)

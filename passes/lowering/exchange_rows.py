@@ -8,14 +8,13 @@ So a row crosses the network once per host (parallax.txt, section 5.3.2: local a
 local aggregation the host's server only sorts what its workers sent.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.indexed_slices import gradient_read_by, pairs_of
 from partc.passes.lowering.expected_rows import Level, rows_at
 from partc.passes.lowering.lowered_graph import constant
+from partc.passes.lowering.lowering import Lowering
 from partc.passes.lowering.route_rows import (
     INT64,
     count_by_owner,
@@ -28,13 +27,10 @@ from partc.passes.sharding.layouts import Layout, Owned, Partial, Replicate, Spl
 from partc.passes.sharding.sharding_rules import is_sum_rows
 from partc.passes.training_graph import Gradient
 
-if TYPE_CHECKING:
-    from partc.passes.lowering.lower import Lowering
-
 WORKER_WHOLE = Layout("worker", Replicate())
 
 
-def needs_exchange(lowering: "Lowering", node: gs.Node) -> bool:
+def needs_exchange(lowering: Lowering, node: gs.Node) -> bool:
     """Tell whether a node on the workers sums or scatters slices of a parameter that is all-reduced."""
     adds = node.op == "ScatterND" and node.attrs.get("reduction") == "add"
     if not (is_sum_rows(node) or adds) or node.name in lowering.graph.main:
@@ -46,7 +42,7 @@ def needs_exchange(lowering: "Lowering", node: gs.Node) -> bool:
     return any(lowering.graph.layout(part) != WORKER_WHOLE for part in parts)
 
 
-def reduce_slices(lowering: "Lowering", node: gs.Node) -> list[gs.Tensor]:
+def reduce_slices(lowering: Lowering, node: gs.Node) -> list[gs.Tensor]:
     """All-reduce indexed slices as a dense gradient; for SumRows: every id, and its summed row.
 
     Exact where the sparse update is the identity at zero gradient.
@@ -65,7 +61,7 @@ def reduce_slices(lowering: "Lowering", node: gs.Node) -> list[gs.Tensor]:
     return [all_ids, total]
 
 
-def _all_reduced(lowering: "Lowering", gradient: Gradient) -> gs.Variable:
+def _all_reduced(lowering: Lowering, gradient: Gradient) -> gs.Variable:
     """Scatter each replica's own slices into zeros, and all-reduce them, once."""
     if gradient.parameter in lowering.reduced:
         return lowering.reduced[gradient.parameter]
@@ -89,7 +85,7 @@ def _all_reduced(lowering: "Lowering", gradient: Gradient) -> gs.Variable:
     return total
 
 
-def _add_to_data(lowering: "Lowering", node: gs.Node, total: gs.Variable) -> gs.Tensor:
+def _add_to_data(lowering: Lowering, node: gs.Node, total: gs.Variable) -> gs.Tensor:
     """Add what a ScatterND adds row by row to its data, which is often zero."""
     data, result = node.inputs[0].name, node.outputs[0].name
     if data in lowering.graph.zeros:
@@ -99,7 +95,7 @@ def _add_to_data(lowering: "Lowering", node: gs.Node, total: gs.Variable) -> gs.
     return lowering.out.emit("Add", [lowering.need(data, WORKER_WHOLE), total], name, total.dtype, "worker")
 
 
-def push_slices(lowering: "Lowering", owned: Owned) -> tuple[gs.Variable, gs.Variable]:
+def push_slices(lowering: Lowering, owned: Owned) -> tuple[gs.Variable, gs.Variable]:
     """Return a parameter's (unique ids, summed rows) on the servers that own them."""
     gradient = lowering.graph.training.gradients[owned.parameter]
     out, name = lowering.out, f"{owned.parameter}.push"
@@ -123,7 +119,7 @@ def push_slices(lowering: "Lowering", owned: Owned) -> tuple[gs.Variable, gs.Var
     return ids, rows
 
 
-def _expect(lowering: "Lowering", parameter: str, level: Level, ids: gs.Variable, rows: gs.Variable) -> None:
+def _expect(lowering: Lowering, parameter: str, level: Level, ids: gs.Variable, rows: gs.Variable) -> None:
     """Tell the cost model how many bytes slices take at a level."""
     count = rows_at(lowering.expected, parameter, level, drawn_ids(lowering, parameter))
     row_bytes = lowering.facts.nbytes(parameter) / max(1, lowering.facts.shape(parameter)[0])
@@ -131,23 +127,23 @@ def _expect(lowering: "Lowering", parameter: str, level: Level, ids: gs.Variable
     lowering.out.nbytes[rows.name] = round(count * row_bytes)
 
 
-def drawn_ids(lowering: "Lowering", parameter: str) -> float:
+def drawn_ids(lowering: Lowering, parameter: str) -> float:
     """Return how many ids one worker's slices of a parameter have."""
     gradient = lowering.graph.training.gradients[parameter]
     return sum(_own_bytes(lowering, ids) / INT64.itemsize for ids, _ in _pairs(lowering, gradient))
 
 
-def _own_bytes(lowering: "Lowering", tensor: str) -> int:
+def _own_bytes(lowering: Lowering, tensor: str) -> int:
     is_split = isinstance(lowering.graph.layout(tensor).placement, Split)
     return lowering.facts.nbytes(tensor) // (lowering.graph.replicas if is_split else 1)
 
 
-def _pairs(lowering: "Lowering", gradient: Gradient) -> list[tuple[str, str]]:
+def _pairs(lowering: Lowering, gradient: Gradient) -> list[tuple[str, str]]:
     assert gradient.ids is not None and gradient.rows is not None
     return pairs_of(lowering.source(gradient.ids), lowering.source(gradient.rows))
 
 
-def _own_slices(lowering: "Lowering", gradient: Gradient) -> tuple[gs.Tensor, gs.Tensor]:
+def _own_slices(lowering: Lowering, gradient: Gradient) -> tuple[gs.Tensor, gs.Tensor]:
     """Return this replica's own slices: the sum over all replicas is the gradient."""
     assert gradient.rows is not None
     pairs = [_own_pair(lowering, *pair) for pair in _pairs(lowering, gradient)]
@@ -161,7 +157,7 @@ def _own_slices(lowering: "Lowering", gradient: Gradient) -> tuple[gs.Tensor, gs
     return ids, rows
 
 
-def _own_pair(lowering: "Lowering", ids: str, rows: str) -> tuple[gs.Tensor, gs.Tensor]:
+def _own_pair(lowering: Lowering, ids: str, rows: str) -> tuple[gs.Tensor, gs.Tensor]:
     id_layout, row_layout = lowering.graph.layout(ids), lowering.graph.layout(rows)
     are_alike = id_layout == row_layout and isinstance(row_layout.placement, Split)
     are_terms = id_layout == WORKER_WHOLE and isinstance(row_layout.placement, Partial)

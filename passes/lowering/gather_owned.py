@@ -5,29 +5,25 @@ any other rows (slices of a    ShareRows among the servers, SpreadRows on each h
 gradient, a part of a table)   FeedRows, and the owner's part found by the counts of the former
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.lowering.exchange_rows import push_slices
 from partc.passes.lowering.lowered_graph import constant
+from partc.passes.lowering.lowering import Lowering
 from partc.passes.lowering.route_rows import INT64
 from partc.passes.sharding.layouts import Gathered, Layout, Owned, Replicate
-
-if TYPE_CHECKING:
-    from partc.passes.lowering.lower import Lowering
 
 SERVER_WHOLE = Layout("server", Replicate())
 
 
-def has_parameter_rows(lowering: "Lowering", tensor: str, parameter: str) -> bool:
+def has_parameter_rows(lowering: Lowering, tensor: str, parameter: str) -> bool:
     """Tell whether axis 0 of an owned tensor is axis 0 of the parameter."""
     rows = lowering.graph.training.variables[parameter].shape[0]
     return tensor in lowering.facts.fixed_shapes and lowering.facts.shape(tensor)[:1] == (rows,)
 
 
-def gather_owned(lowering: "Lowering", tensor: str, owned: Owned, wanted: Layout) -> gs.Tensor:
+def gather_owned(lowering: Lowering, tensor: str, owned: Owned, wanted: Layout) -> gs.Tensor:
     """Return on every worker what the servers own of a tensor."""
     piece = lowering.need(tensor, Layout("server", owned))
     out = lowering.out
@@ -45,7 +41,7 @@ def gather_owned(lowering: "Lowering", tensor: str, owned: Owned, wanted: Layout
     return result
 
 
-def take_owned_slices(lowering: "Lowering", tensor: str, gathered: Gathered) -> gs.Tensor:
+def take_owned_slices(lowering: Lowering, tensor: str, gathered: Gathered) -> gs.Tensor:
     """Return each server's part of what workers computed from all servers' slices."""
     out = lowering.out
     whole = lowering.need(tensor, Layout("worker", gathered))
@@ -68,7 +64,7 @@ def take_owned_slices(lowering: "Lowering", tensor: str, gathered: Gathered) -> 
     return out.emit("Slice", [fed, start, end, axis], value, whole.dtype, "server")
 
 
-def slice_owned_rows(lowering: "Lowering", node: gs.Node, owned: Owned) -> gs.Tensor:
+def slice_owned_rows(lowering: Lowering, node: gs.Node, owned: Owned) -> gs.Tensor:
     """Cut rows [start, end) of a variable where they are: every owner has those of its range."""
     out = lowering.out
     rows = lowering.need(node.inputs[0].name, Layout("server", owned))
@@ -86,7 +82,7 @@ def slice_owned_rows(lowering: "Lowering", node: gs.Node, owned: Owned) -> gs.Te
     return out.emit("Slice", [rows, *local, zero], value, rows.dtype, "server")
 
 
-def row_range(lowering: "Lowering", node: gs.Node) -> tuple[int, int]:
+def row_range(lowering: Lowering, node: gs.Node) -> tuple[int, int]:
     """Return the first row that a Slice of axis 0 keeps, and the one behind the last."""
     rows = lowering.facts.shape(node.inputs[0].name)[0]
     bounds = [lowering.facts.fixed_value(tensor.name) for tensor in node.inputs[1:3]]

@@ -15,36 +15,22 @@ from types import MappingProxyType
 
 import onnx_graphsurgeon as gs
 
-from partc.passes.lowering.ask_rows import Asking
 from partc.passes.lowering.expected_rows import ExpectedRows
 from partc.passes.lowering.lower_node import lower_node
 from partc.passes.lowering.lowered_graph import LoweredGraph, State
+from partc.passes.lowering.lowering import Lowering
 from partc.passes.lowering.reshard import reshard
 from partc.passes.sharding.decide_layouts import Decision, run_whole, split_on
 from partc.passes.sharding.layouts import (
-    Asked,
-    Gathered,
     Layout,
-    Owned,
     Partial,
     PerReplica,
-    Placement,
     Replicate,
     Split,
 )
 from partc.passes.sharding.propagate_layouts import LaidOutGraph
 from partc.passes.sharding.sharding_rules import rule_of
 from partc.runtime.program import Site
-
-TAGS = {
-    Replicate: "whole",
-    Split: "split",
-    Partial: "partial",
-    PerReplica: "replica",
-    Owned: "owned",
-    Gathered: "gathered",
-    Asked: "asked",
-}
 
 
 def lower(
@@ -57,28 +43,19 @@ def lower(
     `expected`: rows on their way, by sparse parameter. `sessions`: what every rank could compute of
     itself, such as a counter, is kept on servers.
     """
-    lowering = Lowering(graph, expected, sessions)
+    lowering = _Lowerer(graph, expected, sessions)
     lowering.run()
     return lowering.out
 
 
-class Lowering:
-    """The memory of what has been made so far, and the rules for making more."""
+class _Lowerer(Lowering):
+    """The rules for making what was not made yet."""
 
     def __init__(self, graph: LaidOutGraph, expected: Mapping[str, ExpectedRows], sessions: bool) -> None:
-        self.graph = graph
-        self.sessions = sessions
-        self.expected = expected
-        self.facts = graph.facts
-        self.out = LoweredGraph()
-        self.exchanged: dict[str, tuple[gs.Variable, gs.Variable]] = {}
-        self.reduced: dict[str, gs.Variable] = {}
-        self.askings: dict[str, Asking] = {}  # Gather -> its ids on their way
-        self.gathered: dict[str, gs.Variable] = {}  # parameter -> how many slices each server owns
+        super().__init__(graph, expected, sessions)
         self._made: dict[tuple[str, Layout], gs.Tensor] = {}
         self._lowered: dict[str, list[Decision]] = defaultdict(list)
-        self._tensors = graph.training.graph.tensors()
-        self._at_hand = _tensors_at_hand(graph)
+        self._on_every_rank = _tensors_on_every_rank(graph)
         self._held: list[tuple[str, Site]] = []
 
     def run(self) -> None:
@@ -107,7 +84,7 @@ class Lowering:
     def _home_of(self, variable: str) -> Layout:
         """Return where a variable is kept even if nobody asks for it there."""
         native = self.graph.layout(variable)
-        counts = self.sessions and self.graph.training.variables[variable].next in self._at_hand
+        counts = self.sessions and self.graph.training.variables[variable].next in self._on_every_rank
         return Layout("server", Replicate()) if counts else native
 
     def _lower_in_order(self, tensors: Iterable[str]) -> None:
@@ -146,14 +123,13 @@ class Lowering:
         self.out.states.append(State(name, site, value, following.name))
 
     def need(self, tensor: str, layout: Layout) -> gs.Tensor:
-        """Return the value that holds `tensor` in `layout`, making it if it was not made yet."""
         key = (tensor, layout)
         if key not in self._made:
             self._made[key] = self._make(tensor, layout)
         return self._made[key]
 
     def _make(self, tensor: str, layout: Layout) -> gs.Tensor:
-        source = self._tensors[tensor]
+        source = self.source(tensor)
         known = self.facts.fixed_value(tensor)
         if isinstance(layout.placement, Replicate):
             if isinstance(source, gs.Constant):
@@ -175,7 +151,7 @@ class Lowering:
         if name in self.graph.training.variables:
             name = self.value_name(name, layout)
             self._held.append((source.name, layout.site))
-        self._describe(name, source.name, layout)
+        self.describe(name, source.name, layout)
         return gs.Variable(name, dtype=source.dtype)
 
     def _can_make_whole_at(self, tensor: str, site: Site) -> bool:
@@ -183,7 +159,7 @@ class Lowering:
         native = self.graph.layout(tensor)
         if isinstance(native.placement, Partial):
             return native.site == site and tensor not in self.graph.made_whole
-        return isinstance(native.placement, Replicate) and tensor in self._at_hand
+        return isinstance(native.placement, Replicate) and tensor in self._on_every_rank
 
     def lower(self, node: gs.Node, decision: Decision) -> list[gs.Tensor]:
         """Lower a node as decided, once, and return its outputs."""
@@ -195,9 +171,8 @@ class Lowering:
         return [self._made[key] for key in keys]
 
     def split_locally(self, tensor: str, placement: Split) -> gs.Tensor | None:
-        """Make a replica's part of a whole tensor by making its operands' parts, if a rule allows."""
-        source = self._tensors[tensor]
-        if not source.inputs or (tensor not in self._at_hand and tensor in self.graph.made_whole):
+        source = self.source(tensor)
+        if not source.inputs or (tensor not in self._on_every_rank and tensor in self.graph.made_whole):
             return None
         node = source.inputs[0]
         rule = rule_of(node, self.facts)
@@ -213,40 +188,8 @@ class Lowering:
             return None
         return self.lower(node, replace(decision, site="worker"))[index]
 
-    def source(self, tensor: str) -> gs.Tensor:
-        """Return the original tensor."""
-        return self._tensors[tensor]
 
-    def value_name(self, tensor: str, layout: Layout) -> str:
-        """Name the value that holds a tensor in a layout, and remember what it means."""
-        native = self.graph.layout(tensor)
-        name = tensor if layout == native else f"{tensor}@{layout.site}.{_tag(layout.placement)}"
-        self._describe(name, tensor, layout)
-        return name
-
-    def _describe(self, value: str, tensor: str, layout: Layout) -> None:
-        self.out.meanings[value] = (tensor, layout)
-        shape = self.local_shape(tensor, layout.placement)
-        self.out.shapes[value] = shape
-        sizes = [size or 1 for size in (shape or ())]
-        whole = self.facts.nbytes(tensor)
-        share = self.graph.replicas if isinstance(layout.placement, Split) else 1
-        self.out.nbytes[value] = whole // share if sizes else whole
-
-    def local_shape(self, tensor: str, placement: Placement) -> tuple[int | None, ...]:
-        """Return the shape of one rank's piece; None where it follows the data or the rank."""
-        if tensor not in self.facts.fixed_shapes:
-            return tuple(None for _ in self.facts.shape(tensor))
-        shape: list[int | None] = [size or None for size in self.facts.shape(tensor)]
-        if isinstance(placement, Split):
-            size = shape[placement.axis]
-            shape[placement.axis] = None if size is None else size // self.graph.replicas
-        if isinstance(placement, Owned):
-            shape[0] = None
-        return tuple(shape)
-
-
-def _tensors_at_hand(graph: LaidOutGraph) -> set[str]:
+def _tensors_on_every_rank(graph: LaidOutGraph) -> set[str]:
     """Return the tensors that depend on nothing but what every rank has anyway."""
     tensors = graph.training.graph.tensors()
     at_hand = {
@@ -264,11 +207,6 @@ def _tensors_at_hand(graph: LaidOutGraph) -> set[str]:
         if node.op not in ("Shape", "Size") and at_hand.issuperset(reads):
             at_hand.update(result.name for result in node.outputs if is_whole(result))
     return at_hand
-
-
-def _tag(placement: Placement) -> str:
-    tag = TAGS[type(placement)]
-    return f"{tag}{placement.axis}.{placement.outer}" if isinstance(placement, Split) else tag
 
 
 def _index(node: gs.Node, tensor: gs.Tensor) -> int:

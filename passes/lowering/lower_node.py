@@ -4,35 +4,39 @@ Sizes are always the single device's: `Shape` of a piece is scaled up, and an op
 (Reshape, Expand, ConstantOfShape) gets it divided, factor by factor, on a copy of its own.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes import average_replicas
-from partc.passes.lowering.ask_rows import ask_rows, run_on_asked_rows
+from partc.passes.lowering.ask_rows import ask_rows, run_on_requested_rows
 from partc.passes.lowering.exchange_rows import needs_exchange, push_slices, reduce_slices
 from partc.passes.lowering.gather_owned import slice_owned_rows
 from partc.passes.lowering.lowered_graph import constant
+from partc.passes.lowering.lowering import Lowering
 from partc.passes.sharding.decide_layouts import Decision, slices_rows
-from partc.passes.sharding.layouts import Asked, Layout, Owned, PerReplica, Placement, Replicate, Split
+from partc.passes.sharding.layouts import (
+    Layout,
+    Owned,
+    PerReplica,
+    Placement,
+    Replicate,
+    RequestedRows,
+    Split,
+)
 from partc.passes.sharding.sharding_rules import is_sum_rows, rule_of
 
-if TYPE_CHECKING:
-    from partc.passes.lowering.lower import Lowering
 
-
-def lower_node(lowering: "Lowering", node: gs.Node, decision: Decision) -> list[gs.Tensor]:
+def lower_node(lowering: Lowering, node: gs.Node, decision: Decision) -> list[gs.Tensor]:
     """Return the node's outputs as lowered values."""
-    if node.domain == average_replicas.DOMAIN:
-        return [_lower_meeting(lowering, node, decision)]
+    if node.domain == average_replicas.REPLICA_DOMAIN:
+        return [_lower_replica_average(lowering, node, decision)]
     if node.op in ("Shape", "Size") and decision.site == "worker":
         return [_lower_shape(lowering, node, decision)]
     if decision.site == "worker" and needs_exchange(lowering, node):
         return reduce_slices(lowering, node)
-    if isinstance(decision.outputs[0], Asked):
-        is_first = not isinstance(decision.inputs[0], Asked)
-        return [(ask_rows if is_first else run_on_asked_rows)(lowering, node, decision)]
+    if isinstance(decision.outputs[0], RequestedRows):
+        is_first = not isinstance(decision.inputs[0], RequestedRows)
+        return [(ask_rows if is_first else run_on_requested_rows)(lowering, node, decision)]
     if slices_rows(node, lowering.facts) and isinstance(decision.inputs[0], Owned):
         return [slice_owned_rows(lowering, node, decision.inputs[0])]
     if decision.site == "server" and _routes_slices(node, decision):
@@ -40,7 +44,7 @@ def lower_node(lowering: "Lowering", node: gs.Node, decision: Decision) -> list[
     return _emit(lowering, node, decision, _operands(lowering, node, decision))
 
 
-def _operands(lowering: "Lowering", node: gs.Node, decision: Decision) -> list[gs.Tensor]:
+def _operands(lowering: Lowering, node: gs.Node, decision: Decision) -> list[gs.Tensor]:
     operands: list[gs.Tensor] = []
     spelled = _spelled_shapes(lowering, node)
     for index, (tensor, placement) in enumerate(zip(node.inputs, decision.inputs, strict=True)):
@@ -56,7 +60,7 @@ def _operands(lowering: "Lowering", node: gs.Node, decision: Decision) -> list[g
     return operands + _squeezed_axes(lowering, node)
 
 
-def _squeezed_axes(lowering: "Lowering", node: gs.Node) -> list[gs.Tensor]:
+def _squeezed_axes(lowering: Lowering, node: gs.Node) -> list[gs.Tensor]:
     """Spell a Squeeze's axes where it names none: a piece may have more of size 1 than the whole."""
     if node.op != "Squeeze" or len(node.inputs) > 1:
         return []
@@ -68,13 +72,13 @@ def _whole(placement: Placement) -> Placement:
     return placement if isinstance(placement, PerReplica) else Replicate()
 
 
-def _spelled_shapes(lowering: "Lowering", node: gs.Node) -> dict[int, int]:
+def _spelled_shapes(lowering: Lowering, node: gs.Node) -> dict[int, int]:
     rule = rule_of(node, lowering.facts)
     return {} if rule is None else dict(rule.shape_inputs)
 
 
 def _emit(
-    lowering: "Lowering", node: gs.Node, decision: Decision, operands: list[gs.Tensor]
+    lowering: Lowering, node: gs.Node, decision: Decision, operands: list[gs.Tensor]
 ) -> list[gs.Tensor]:
     outputs: list[gs.Tensor] = []
     for tensor, placement in zip(node.outputs, decision.outputs, strict=True):
@@ -93,7 +97,7 @@ def _emit(
     return outputs
 
 
-def _count_flops(lowering: "Lowering", node: gs.Node, copy: gs.Node, decision: Decision) -> None:
+def _count_flops(lowering: Lowering, node: gs.Node, copy: gs.Node, decision: Decision) -> None:
     rule = rule_of(node, lowering.facts)
     lowering.out.original[copy.name] = node.name
     if rule is not None:
@@ -101,17 +105,17 @@ def _count_flops(lowering: "Lowering", node: gs.Node, copy: gs.Node, decision: D
         lowering.out.flops[copy.name] = rule.flops // share
 
 
-def _scale(lowering: "Lowering", tensor: gs.Tensor, decision: Decision) -> gs.Tensor:
+def _scale(lowering: Lowering, tensor: gs.Tensor, decision: Decision) -> gs.Tensor:
     """A mean over a replica's part counts for its share of the whole."""
     share = constant(f"{tensor.name}.share", 1.0 / lowering.graph.replicas, tensor.dtype)
     name = tensor.name.removesuffix(".of_part")
     return lowering.out.emit("Mul", [tensor, share], name, tensor.dtype, decision.site)
 
 
-def _lower_meeting(lowering: "Lowering", node: gs.Node, decision: Decision) -> gs.Tensor:
+def _lower_replica_average(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:
     source = node.inputs[0]
     tensor = lowering.need(source.name, Layout("worker", decision.inputs[0]))
-    factor = _factor_of_meeting(node, isinstance(decision.inputs[0], PerReplica), lowering.graph.replicas)
+    factor = _factor_of_average(node, isinstance(decision.inputs[0], PerReplica), lowering.graph.replicas)
     if factor == 1:
         return tensor
     dtype = lowering.facts.dtypes[source.name]
@@ -120,7 +124,7 @@ def _lower_meeting(lowering: "Lowering", node: gs.Node, decision: Decision) -> g
     return lowering.out.emit("Mul", [tensor, share], name, dtype, "worker")
 
 
-def _factor_of_meeting(node: gs.Node, varies: bool, replicas: int) -> float:
+def _factor_of_average(node: gs.Node, varies: bool, replicas: int) -> float:
     """Return what one replica's tensor counts for: of those that are all alike, only one is read."""
     if node.op == average_replicas.SUM:
         return 1 if varies else replicas
@@ -128,7 +132,7 @@ def _factor_of_meeting(node: gs.Node, varies: bool, replicas: int) -> float:
     return 1 / replicas if varies and divides else 1
 
 
-def _lower_shape(lowering: "Lowering", node: gs.Node, decision: Decision) -> gs.Tensor:
+def _lower_shape(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:
     """Shape or Size of the whole, from a piece's."""
     source = node.inputs[0]
     placement = decision.inputs[0]
@@ -148,7 +152,7 @@ def _lower_shape(lowering: "Lowering", node: gs.Node, decision: Decision) -> gs.
 
 
 def _local_sizes(
-    lowering: "Lowering",
+    lowering: Lowering,
     node: gs.Node,
     tensor: gs.Tensor,
     whole: gs.Tensor,
@@ -180,7 +184,7 @@ def _local_sizes(
     return lowering.out.emit("Div", [whole, parts], name, np.dtype(np.int64), decision.site)
 
 
-def _owned_sizes(lowering: "Lowering", whole: gs.Tensor, placement: Owned, name: str) -> gs.Tensor:
+def _owned_sizes(lowering: Lowering, whole: gs.Tensor, placement: Owned, name: str) -> gs.Tensor:
     """Put the number of owned rows in the place of axis 0."""
     int64 = np.dtype(np.int64)
     rows = lowering.out.place(f"{placement.parameter}.rows")
@@ -197,7 +201,7 @@ def _routes_slices(node: gs.Node, decision: Decision) -> bool:
     return is_owned and (is_sum_rows(node) or decision.offset_ids or node.op == "ScatterND")
 
 
-def _lower_routed(lowering: "Lowering", node: gs.Node, decision: Decision) -> list[gs.Tensor]:
+def _lower_routed(lowering: Lowering, node: gs.Node, decision: Decision) -> list[gs.Tensor]:
     """Lower an op on indexed slices where they were routed to: on the server that owns the rows."""
     owned = decision.inputs[0]
     assert isinstance(owned, Owned)
@@ -218,7 +222,7 @@ def _lower_routed(lowering: "Lowering", node: gs.Node, decision: Decision) -> li
     return _emit(lowering, node, decision, [table, _offset(lowering, positions, owned), rows])
 
 
-def _offset(lowering: "Lowering", ids: gs.Tensor, owned: Owned) -> gs.Tensor:
+def _offset(lowering: Lowering, ids: gs.Tensor, owned: Owned) -> gs.Tensor:
     """Turn ids of the whole table into positions among the owned rows."""
     first = lowering.out.place(f"{owned.parameter}.first")
     return lowering.out.emit("Sub", [ids, first], f"{ids.name}.local", np.dtype(np.int64), "server")

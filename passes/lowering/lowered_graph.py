@@ -25,7 +25,7 @@ import onnx_graphsurgeon as gs
 from partc.passes.sharding.layouts import Layout
 from partc.runtime.program import Site
 
-DOMAIN = "partc.communication"
+COMMUNICATION_DOMAIN = "partc.communication"
 
 Values = list[int] | list[float] | int | float
 
@@ -90,7 +90,7 @@ class LoweredGraph:
     ) -> None:
         """Append a communication node."""
         name = f"{op}.{outputs[0].name}"
-        self.nodes.append(gs.Node(op, name, attributes, inputs, outputs, domain=DOMAIN))
+        self.nodes.append(gs.Node(op, name, attributes, inputs, outputs, domain=COMMUNICATION_DOMAIN))
 
     def prune(self) -> None:
         """Delete nodes whose results nobody reads."""
@@ -105,7 +105,7 @@ class LoweredGraph:
 
 def is_communication(node: gs.Node) -> bool:
     """Tell whether a node moves data between ranks."""
-    return bool(node.domain == DOMAIN)
+    return bool(node.domain == COMMUNICATION_DOMAIN)
 
 
 def constant(

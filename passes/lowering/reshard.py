@@ -9,28 +9,24 @@ rows asked of servers -> where they return   AllToAllRows, ScatterRows (ask_rows
 whole, from site to site                     ToServers, ToWorkers
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.lowering.ask_rows import return_rows
 from partc.passes.lowering.gather_owned import gather_owned, has_parameter_rows, take_owned_slices
 from partc.passes.lowering.lowered_graph import constant
-from partc.passes.sharding.layouts import Asked, Gathered, Layout, Owned, Partial, Replicate, Split
-
-if TYPE_CHECKING:
-    from partc.passes.lowering.lower import Lowering
+from partc.passes.lowering.lowering import Lowering
+from partc.passes.sharding.layouts import Gathered, Layout, Owned, Partial, Replicate, RequestedRows, Split
 
 WORKER_WHOLE = Layout("worker", Replicate())
 SERVER_WHOLE = Layout("server", Replicate())
 INT64 = np.dtype(np.int64)
 
 
-def reshard(lowering: "Lowering", tensor: str, native: Layout, wanted: Layout) -> gs.Tensor:
+def reshard(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> gs.Tensor:
     """Return the value that holds `tensor` as wanted, communicating as little as is known."""
     source, target = native.placement, wanted.placement
-    if isinstance(source, Asked):
+    if isinstance(source, RequestedRows):
         back = Layout("worker", source.returned)
         return (
             return_rows(lowering, tensor, source)
@@ -57,7 +53,7 @@ def reshard(lowering: "Lowering", tensor: str, native: Layout, wanted: Layout) -
     return whole  # a replica's own value, or the one term of a zero, is the whole
 
 
-def _all_reduce(lowering: "Lowering", tensor: str, native: Layout, wanted: Layout) -> gs.Tensor:
+def _all_reduce(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> gs.Tensor:
     assert tensor in lowering.graph.made_whole, f"{tensor} is wanted whole behind its aggregation"
     assert isinstance(native.placement, Partial)
     operand = lowering.need(tensor, native)
@@ -68,7 +64,7 @@ def _all_reduce(lowering: "Lowering", tensor: str, native: Layout, wanted: Layou
     return result
 
 
-def _to_other_site(lowering: "Lowering", tensor: str, native: Layout, wanted: Layout) -> gs.Tensor:
+def _to_other_site(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> gs.Tensor:
     if not isinstance(wanted.placement, Replicate):
         return reshard(lowering, tensor, WORKER_WHOLE, wanted)
     if isinstance(native.placement, Owned):
@@ -80,7 +76,7 @@ def _to_other_site(lowering: "Lowering", tensor: str, native: Layout, wanted: La
     return result
 
 
-def _to_owners(lowering: "Lowering", tensor: str, native: Layout, wanted: Layout) -> gs.Tensor:
+def _to_owners(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> gs.Tensor:
     owned = wanted.placement
     assert isinstance(owned, Owned)
     if native.site == "worker" and isinstance(native.placement, Partial):
@@ -102,7 +98,7 @@ def _to_owners(lowering: "Lowering", tensor: str, native: Layout, wanted: Layout
     return lowering.out.emit("Slice", [whole, first, end, axis], name, whole.dtype, "server")
 
 
-def _make_owned_constant(lowering: "Lowering", tensor: str, owned: Owned) -> gs.Tensor | None:
+def _make_owned_constant(lowering: Lowering, tensor: str, owned: Owned) -> gs.Tensor | None:
     """Make the owned rows of a constant that an op spells by its shape."""
     producers = lowering.source(tensor).inputs
     if not producers or producers[0].op not in ("ConstantOfShape", "Expand"):
@@ -121,12 +117,12 @@ def _make_owned_constant(lowering: "Lowering", tensor: str, owned: Owned) -> gs.
     return lowering.out.emit(node.op, [*operands, spelled], value, dtype, "server", **node.attrs)
 
 
-def _result(lowering: "Lowering", tensor: str, layout: Layout) -> gs.Variable:
+def _result(lowering: Lowering, tensor: str, layout: Layout) -> gs.Variable:
     name = lowering.value_name(tensor, layout)
     return gs.Variable(name, dtype=lowering.facts.dtypes[tensor])
 
 
-def _all_gather(lowering: "Lowering", tensor: str, split: Split, wanted: Layout) -> gs.Tensor:
+def _all_gather(lowering: Lowering, tensor: str, split: Split, wanted: Layout) -> gs.Tensor:
     """Gather along axis 0, bringing the split factor there and back."""
     piece = lowering.need(tensor, Layout("worker", split))
     if split.axis == 0 and split.outer == 1:
@@ -140,13 +136,13 @@ def _all_gather(lowering: "Lowering", tensor: str, split: Split, wanted: Layout)
     return fold.back(gathered, lowering.value_name(tensor, wanted))
 
 
-def _gather_rows(lowering: "Lowering", piece: gs.Tensor, result: gs.Variable) -> None:
+def _gather_rows(lowering: Lowering, piece: gs.Tensor, result: gs.Variable) -> None:
     counts = gs.Variable(f"{result.name}.counts", dtype=INT64)
     lowering.out.nbytes.setdefault(piece.name, 0)
     lowering.out.communicate("AllGatherRows", [piece], [result, counts])
 
 
-def _cut(lowering: "Lowering", tensor: str, whole: gs.Tensor, wanted: Layout) -> gs.Tensor:
+def _cut(lowering: Lowering, tensor: str, whole: gs.Tensor, wanted: Layout) -> gs.Tensor:
     """Cut a replica's part out of a whole tensor."""
     split = wanted.placement
     assert isinstance(split, Split)
@@ -168,7 +164,7 @@ def _is_uniform(tensor: gs.Constant, axis: int) -> bool:
 
 
 def _slice_replica(
-    lowering: "Lowering", whole: gs.Tensor, axis: int, shape: tuple[int, ...], name: str
+    lowering: Lowering, whole: gs.Tensor, axis: int, shape: tuple[int, ...], name: str
 ) -> gs.Tensor:
     out = lowering.out
     replica = out.place("replica")
@@ -189,7 +185,7 @@ def _slice_replica(
 class _Fold:
     """Brings the split factor of an axis (outer x factor x inner) to the front, and back."""
 
-    def __init__(self, lowering: "Lowering", tensor: str, split: Split) -> None:
+    def __init__(self, lowering: Lowering, tensor: str, split: Split) -> None:
         self.out = lowering.out
         self.shape = lowering.facts.shape(tensor)
         self.axis, self.outer = split.axis, split.outer

@@ -4,22 +4,18 @@ Ids are ascending before they are cut by owner, and owners hold ascending ranges
 owner is counting.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.indexed_slices import DOMAIN, SUM_ROWS
 from partc.passes.lowering.lowered_graph import LoweredGraph, constant
+from partc.passes.lowering.lowering import Lowering
 from partc.runtime.program import Site
-
-if TYPE_CHECKING:
-    from partc.passes.lowering.lower import Lowering
 
 INT64 = np.dtype(np.int64)
 
 
-def count_from_start(lowering: "Lowering", table: str, ids: gs.Tensor, name: str) -> gs.Variable:
+def count_from_start(lowering: Lowering, table: str, ids: gs.Tensor, name: str) -> gs.Variable:
     """Turn negative ids, which count from the table's end, into others: owners hold ranges.
 
     What lies before the table's start is moved behind its end, where no owner is, so that it is

@@ -16,10 +16,10 @@ from onnx import helper, numpy_helper
 from partc.passes.analysis.facts import SMALL, UNKNOWN, Facts
 from partc.passes.analysis.run_constants import run_constants
 from partc.passes.replicas.joined import ALIKE, Joined, coupled
+from partc.passes.training_graph import IR_VERSION
 from partc.runtime.errors import BadModel, UnsupportedModel
 
 LARGEST_POWER = 4
-IR_VERSION = 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.bucket_communications import Bucket
-from partc.passes.scheduling.schedule import Message
+from partc.passes.scheduling.schedule import Communication
 from partc.passes.sharding.layouts import Reduction
 from partc.runtime.program import Kind, Site
 
@@ -27,7 +27,7 @@ ROWS: dict[str, tuple[Kind, str, Site, Site]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Shape2:
+class HostGrid:
     """The two levels of a cluster: how many hosts, and the most workers on one."""
 
     hosts: int
@@ -35,7 +35,7 @@ class Shape2:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class Collective:
     """One collective of a message: the arguments of a Start."""
 
     kind: Kind
@@ -50,7 +50,7 @@ class Level:
     label: str = ""
 
 
-def levels_of(message: Message, topology: Shape2, lowered: LoweredGraph) -> list[Level]:
+def levels_of(message: Communication, topology: HostGrid, lowered: LoweredGraph) -> list[Collective]:
     """Return the collectives that carry out a message, in order."""
     if message.bucket is not None:
         return _bucket_levels(message.bucket, topology)
@@ -61,7 +61,7 @@ def levels_of(message: Message, topology: Shape2, lowered: LoweredGraph) -> list
         site: Site = node.attrs["site"]
         reduction: Reduction = node.attrs["reduction"]
         return [
-            Level(
+            Collective(
                 "all_reduce",
                 group,
                 site,
@@ -76,20 +76,22 @@ def levels_of(message: Message, topology: Shape2, lowered: LoweredGraph) -> list
     kind, group, senders, receivers = ROWS[node.op]
     label = _label(node.op, (message.reads[0],))
     return [
-        Level(
+        Collective(
             kind, group, senders, receivers, message.reads, message.writes, payload_bytes=sizes, label=label
         )
     ]
 
 
-def _bucket_levels(bucket: Bucket, topology: Shape2) -> list[Level]:
+def _bucket_levels(bucket: Bucket, topology: HostGrid) -> list[Collective]:
     place = (bucket.name,)
     label = _label(bucket.op, tuple(node.inputs[0].name for node in bucket.members))
 
-    def level(kind: Kind, group: str, senders: Site, receivers: Site) -> Level:
+    def level(kind: Kind, group: str, senders: Site, receivers: Site) -> Collective:
         counts = bucket.counts if kind in ("reduce_scatter", "all_gather") else ()
         reduction: Reduction = bucket.reduction if kind in ("reduce", "all_reduce") else "sum"
-        return Level(kind, group, senders, receivers, place, place, reduction, counts, bucket.nbytes, label)
+        return Collective(
+            kind, group, senders, receivers, place, place, reduction, counts, bucket.nbytes, label
+        )
 
     worker: Site = "worker"
     server: Site = "server"

@@ -16,10 +16,10 @@ import onnx_graphsurgeon as gs
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.block_updates import POINTWISE
 from partc.passes.scheduling.bucket_communications import Bucket
-from partc.passes.scheduling.levels import Level, Shape2, levels_of
+from partc.passes.scheduling.levels import Collective, HostGrid, levels_of
 from partc.passes.scheduling.outline_segments import SegmentOutliner
 from partc.passes.scheduling.prove_in_place import SCATTERS, prove_in_place
-from partc.passes.scheduling.schedule import Chunk, Item, Message
+from partc.passes.scheduling.schedule import Chunk, Communication, Item
 from partc.passes.scheduling.write_segments import SegmentWriter, row_shape
 from partc.runtime.program import Buffer, Instruction, RowShape, Run, Site, Slice, Start, Store, Wait
 from partc.runtime.transports.communication import ROW_KINDS
@@ -40,7 +40,7 @@ class Program:
 class _Flight:
     """A message under way: its levels still to come, the one begun last."""
 
-    levels: list[Level]
+    levels: list[Collective]
     moves: frozenset[str]  # values that it reads or writes
     begun: int = -1
 
@@ -52,7 +52,7 @@ class ProgramMaker:
         self,
         lowered: LoweredGraph,
         items: Sequence[Item],
-        topology: Shape2,
+        topology: HostGrid,
         writer: SegmentWriter | SegmentOutliner,
     ) -> None:
         self.lowered = lowered
@@ -82,7 +82,7 @@ class ProgramMaker:
         return self.program
 
     def _lay_out_buffers(self) -> None:
-        buckets = [item.bucket for item in self.items if isinstance(item, Message) and item.bucket]
+        buckets = [item.bucket for item in self.items if isinstance(item, Communication) and item.bucket]
         for bucket in buckets:
             both: tuple[Site, ...] = ("worker", "server")
             sites = (bucket.site,) if bucket.op == "AllReduce" else both
@@ -133,7 +133,7 @@ class ProgramMaker:
         outward = {t.name for node in chunk.nodes if node.op not in POINTWISE for t in node.inputs}
         return sum(_touched(node, self.lowered.nbytes, made - outward) for node in chunk.nodes)
 
-    def _start(self, message: Message) -> None:
+    def _start(self, message: Communication) -> None:
         self._wait_for(set(message.reads))
         for node in message.nodes:
             if message.bucket is None:
@@ -172,7 +172,7 @@ class ProgramMaker:
             )
         )
 
-    def _row_shapes(self, level: Level) -> tuple[RowShape, ...]:
+    def _row_shapes(self, level: Collective) -> tuple[RowShape, ...]:
         """Return what one row of each value looks like, nothing where that follows the data."""
         if level.kind not in ROW_KINDS:
             return ()

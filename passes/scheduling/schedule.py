@@ -30,7 +30,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Message:
+class Communication:
     """One communication: a bucket's, or a single node's."""
 
     nodes: tuple[gs.Node, ...]
@@ -47,7 +47,7 @@ class Message:
         return tuple(tensor.name for node in self.nodes for tensor in node.outputs)
 
 
-Item = Chunk | Message
+Item = Chunk | Communication
 
 
 def schedule(
@@ -66,18 +66,18 @@ def schedule(
     return items
 
 
-def _messages(lowered: LoweredGraph, buckets: Mapping[str, Bucket]) -> list[Message]:
-    messages: list[Message] = []
+def _messages(lowered: LoweredGraph, buckets: Mapping[str, Bucket]) -> list[Communication]:
+    messages: list[Communication] = []
     seen: set[str] = set()
     for node in lowered.nodes:
         if not is_communication(node):
             continue
         bucket = buckets.get(node.name)
         if bucket is None:
-            messages.append(Message((node,), None))
+            messages.append(Communication((node,), None))
         elif bucket.name not in seen:
             seen.add(bucket.name)
-            messages.append(Message(bucket.members, bucket))
+            messages.append(Communication(bucket.members, bucket))
     return messages
 
 
@@ -135,7 +135,7 @@ def _ordered_nodes(
     return result
 
 
-def _schedule_wave(nodes: list[gs.Node], messages: list[Message], lowered: LoweredGraph) -> list[Item]:
+def _schedule_wave(nodes: list[gs.Node], messages: list[Communication], lowered: LoweredGraph) -> list[Item]:
     made_here = {tensor.name: node.name for node in nodes for tensor in node.outputs}
     items: list[Item] = [m for m in messages if not any(value in made_here for value in m.reads)]
     for site in ("server", "worker"):
@@ -146,7 +146,7 @@ def _schedule_wave(nodes: list[gs.Node], messages: list[Message], lowered: Lower
     return items
 
 
-def _cut(nodes: list[gs.Node], messages: list[Message], site: Site) -> list[Item]:
+def _cut(nodes: list[gs.Node], messages: list[Communication], site: Site) -> list[Item]:
     """Cut where a large message is ready; small ones wait for the next cut."""
     place = {tensor.name: index for index, node in enumerate(nodes) for tensor in node.outputs}
     ready = sorted(
@@ -154,7 +154,7 @@ def _cut(nodes: list[gs.Node], messages: list[Message], site: Site) -> list[Item
         for number, message in enumerate(messages)
     )
     items: list[Item] = []
-    held: list[Message] = []
+    held: list[Communication] = []
     begin = 0
     for position, number in ready:
         message = messages[number]

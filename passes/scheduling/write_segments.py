@@ -17,8 +17,7 @@ from partc.passes.scheduling.block_updates import block_updates
 from partc.passes.scheduling.choose_bodies import choose_bodies
 from partc.passes.scheduling.schedule import Chunk
 from partc.passes.scheduling.turn_products import turn_products
-
-IR_VERSION = 10
+from partc.passes.training_graph import IR_VERSION
 
 PartialShape = tuple[int | None, ...]
 

@@ -8,7 +8,6 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.analysis.facts import Facts
 from partc.passes.sharding.layouts import (
-    Asked,
     Gathered,
     Layout,
     Owned,
@@ -16,6 +15,7 @@ from partc.passes.sharding.layouts import (
     PerReplica,
     Placement,
     Replicate,
+    RequestedRows,
     Split,
 )
 from partc.passes.sharding.sharding_rule import Dims, ShardingRule
@@ -239,11 +239,11 @@ def ask_owners(node: gs.Node, decision: Decision, parameter: str, facts: Facts) 
     """Let a Gather that was decided for the workers ask the owners of a table for its rows."""
     returned = decision.outputs[0]
     assert isinstance(returned, Replicate | Split | PerReplica)
-    asked = Asked(parameter, node.name, len(facts.shape(node.inputs[1].name)), returned)
+    asked = RequestedRows(parameter, node.name, len(facts.shape(node.inputs[1].name)), returned)
     return Decision("server", (Owned(parameter), decision.inputs[1]), (asked,))
 
 
-def run_where_asked(decision: Decision, asked: Asked) -> Decision:
+def run_where_requested(decision: Decision, asked: RequestedRows) -> Decision:
     """Move a node that was decided for the workers to where its rows were asked for."""
     returned = decision.outputs[0]
     assert isinstance(returned, Replicate | Split | PerReplica)

@@ -6,7 +6,7 @@ Partial          every rank has a term; the tensor is their sum (or maximum, or 
 PerReplica       every rank has a tensor of its own: replicas on different data, not pieces
 Owned            servers: each has some rows of axis 0 (or the slices whose ids fall in its rows)
 Gathered         workers: everyone has all that servers own, one server's behind the other's
-Asked            servers: each has the rows that workers' ids ask of it, on their way to these
+RequestedRows            servers: each has the rows that workers' ids ask of it, on their way to these
 """
 
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class Gathered:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedRows:
     """Every server has, on axis 0, the rows of `parameter` that one Gather's ids ask of it.
 
     The ids' axes, `ids_rank` of them, are one here. `returned`: where the tensor's pieces are once
@@ -74,7 +74,7 @@ class Asked:
     returned: "Replicate | Split | PerReplica"
 
 
-Placement = Replicate | Split | Partial | PerReplica | Owned | Gathered | Asked
+Placement = Replicate | Split | Partial | PerReplica | Owned | Gathered | RequestedRows
 
 
 @dataclass(frozen=True, slots=True)

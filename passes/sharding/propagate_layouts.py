@@ -26,13 +26,12 @@ from partc.passes.sharding.decide_layouts import (
     decide_on_servers,
     keep_partial_on_servers,
     run_on_workers,
-    run_where_asked,
+    run_where_requested,
     run_whole,
     slice_on_servers,
     slices_rows,
 )
 from partc.passes.sharding.layouts import (
-    Asked,
     Gathered,
     Layout,
     Owned,
@@ -40,6 +39,7 @@ from partc.passes.sharding.layouts import (
     PerReplica,
     Placement,
     Replicate,
+    RequestedRows,
     Split,
 )
 from partc.passes.sharding.sharding_rules import is_sum_rows, rule_of
@@ -208,10 +208,10 @@ def _decide(
     graph: LaidOutGraph, node: gs.Node, sparse: Mapping[str, str], pushed: Mapping[str, str]
 ) -> Decision:
     layouts = [graph.layout(tensor.name) for tensor in node.inputs]
-    if node.domain == average_replicas.DOMAIN:
+    if node.domain == average_replicas.REPLICA_DOMAIN:
         return _decide_meeting(node, layouts[0])
     if node.op in ("Shape", "Size"):
-        if isinstance(layouts[0].placement, Asked):
+        if isinstance(layouts[0].placement, RequestedRows):
             return Decision("worker", (layouts[0].placement.returned,), (Replicate(),))
         return Decision(layouts[0].site, (layouts[0].placement,), (Replicate(),))
     if node.name in sparse:
@@ -238,7 +238,7 @@ def _decide(
 
 def _on_workers(layout: Layout) -> Placement:
     """Return where the workers have a tensor, once they have fetched it."""
-    if isinstance(layout.placement, Asked):
+    if isinstance(layout.placement, RequestedRows):
         return layout.placement.returned
     return layout.placement if layout.site == "worker" else Replicate()
 
@@ -248,14 +248,14 @@ def _move_to_servers(
 ) -> Decision | None:
     """Return how servers run a node of the main computation that reads what they own, if they do."""
     source = layouts[0].placement if layouts else None
-    if not isinstance(source, Owned | Asked):
+    if not isinstance(source, Owned | RequestedRows):
         return None
     if isinstance(source, Owned) and node.op == "Gather" and node.attrs.get("axis", 0) == 0:
         return ask_owners(node, decision, source.parameter, graph.facts)
     if node.name not in graph.synchronised.chosen[source.parameter].on_servers:
         return None
-    if isinstance(source, Asked):
-        return run_where_asked(decision, source)
+    if isinstance(source, RequestedRows):
+        return run_where_requested(decision, source)
     if slices_rows(node, graph.facts):
         return slice_on_servers(node, source.parameter)
     return decide_on_servers(node, rule_of(node, graph.facts), layouts, {source.parameter}, {})

@@ -1,7 +1,7 @@
 """All sessions in one process, interleaved at random: for tests of what no order may change.
 
 Messages are real ones, bytes in queues that keep their order from one peer to another and no other order.
-At every turn the seeded dice choose a queue whose first message arrives, or a worker that goes on; some
+At every turn the seeded rng choose a queue whose first message arrives, or a worker that goes on; some
 workers are slower than others.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from partc.runtime.asynchronous.collect import merge_variables
-from partc.runtime.asynchronous.messages import Gone, Message, decode_message, encode_message
+from partc.runtime.asynchronous.messages import Gone, SessionMessage, decode_message, encode_message
 from partc.runtime.asynchronous.server import Server, Staleness
 from partc.runtime.asynchronous.session import (
     Post,
@@ -91,7 +91,7 @@ class _Network:
     def post_from(self, source: str) -> Post:
         """Return how a peer sends."""
 
-        def post(target: str, message: Message, arrays: Sequence[Array]) -> None:
+        def post(target: str, message: SessionMessage, arrays: Sequence[Array]) -> None:
             frames = [encode_message(message), *(array.tobytes() for array in arrays)]
             self.queues.setdefault((source, target), deque()).append(frames)
 
@@ -140,22 +140,22 @@ class _Play:
         }
         self.losses: dict[int, list[float | None]] = {worker: [] for worker in self.living}
 
-    def run(self, dice: random.Random, dies: dict[int, int]) -> int:
+    def run(self, rng: random.Random, dies: dict[int, int]) -> int:
         """Take turns until all who live have trained all steps; return how many turns."""
         training = {worker: self._train(self.workers[worker]) for worker in self.living}
-        pace = {worker_name(worker): dice.choice(_PACES) for worker in training}
+        pace = {worker_name(worker): rng.choice(_PACES) for worker in training}
         turn = idle = 0
         while training or any(self._network.queues.values()):
             turn += 1
             for worker in [worker for worker, last in dies.items() if last <= turn]:
                 del dies[worker]
                 training.pop(worker, None)
-                self._bury(worker)
+                self._remove_worker(worker)
             ready = [queue for queue, waiting in sorted(self._network.queues.items()) if waiting]
             idle = 0 if ready else idle + 1
             assert idle < _IDLE_AT_MOST, f"deadlock: {sorted(training)} wait, and nothing is on its way"
             choices: list[tuple[str, str] | int] = [*ready, *training]
-            (choice,) = dice.choices(choices, [_pace_of(choice, pace) for choice in choices])
+            (choice,) = rng.choices(choices, [_pace_of(choice, pace) for choice in choices])
             if isinstance(choice, tuple):
                 self._arrive(*choice)
             elif next(training[choice], None) is None:
@@ -181,7 +181,7 @@ class _Play:
         if isinstance(peer, Server):
             peer.advance()
 
-    def _bury(self, worker: int) -> None:
+    def _remove_worker(self, worker: int) -> None:
         """Tell the servers, behind what is still on its way from the dead."""
         self.living.remove(worker)
         for server in self.servers:

@@ -16,12 +16,12 @@ import zmq
 
 from partc.runtime.asynchronous.endpoints import Key, find, listen, read_key
 from partc.runtime.asynchronous.job import SessionJob
-from partc.runtime.asynchronous.messages import Message, decode_message, encode_message
+from partc.runtime.asynchronous.messages import SessionMessage, decode_message, encode_message
 from partc.runtime.errors import BadPlan
 from partc.runtime.program import Plan, Start
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Received = tuple[Message, list[memoryview]]
+Received = tuple[SessionMessage, list[memoryview]]
 
 # Rows vary from step to step: they may be this many times what was expected, and never less than the room.
 _ROWS_AT_MOST = 16
@@ -49,7 +49,7 @@ class Mesh:
                 self._dealers[server] = self._open(zmq.DEALER, name)
                 self._dealers[server].connect(find(server, endpoint, folder, deadline_s))
 
-    def post(self, target: str, message: Message, arrays: Sequence[Array] = ()) -> None:
+    def post(self, target: str, message: SessionMessage, arrays: Sequence[Array] = ()) -> None:
         """Send to a peer; what it sends is copied. To a peer that is gone: nothing. Raises BadPlan."""
         frames = [encode_message(message), *(array.tobytes() for array in arrays)]
         longest = max((len(frame) for frame in frames[1:]), default=0)

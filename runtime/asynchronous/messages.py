@@ -65,20 +65,20 @@ class Finish(Record, frozen=True, tag="finish"):
     """No worker is left to train."""
 
 
-Message = Begin | Piece | Ask | Grant | Applied | Gone | Finish
+SessionMessage = Begin | Piece | Ask | Grant | Applied | Gone | Finish
 
-_DECODER = msgspec.msgpack.Decoder(Message)
+_DECODER = msgspec.msgpack.Decoder(SessionMessage)
 
 
-def encode_message(message: Message) -> bytes:
+def encode_message(message: SessionMessage) -> bytes:
     """Return a message's header frame."""
     return msgspec.msgpack.encode(message)
 
 
-def decode_message(frame: bytes) -> Message:
+def decode_message(frame: bytes) -> SessionMessage:
     """Parse a header frame. Raises RankFailed."""
     try:
-        message: Message = _DECODER.decode(frame)
+        message: SessionMessage = _DECODER.decode(frame)
     except msgspec.MsgspecError as error:
         raise refused(f"not a message: {error}", at="the network") from error
     return message

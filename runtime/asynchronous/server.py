@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 
 from partc.runtime.asynchronous.clock import Clock, Grants
-from partc.runtime.asynchronous.messages import Applied, Ask, Begin, Finish, Gone, Grant, Message, Piece
+from partc.runtime.asynchronous.messages import (
+    Applied,
+    Ask,
+    Begin,
+    Finish,
+    Gone,
+    Grant,
+    Piece,
+    SessionMessage,
+)
 from partc.runtime.asynchronous.session import (
     Post,
     peer_of,
@@ -78,7 +87,7 @@ class Server:
         self._is_bounded = staleness is not None
         self._sessions = {worker: self._open(worker, loaded) for worker in workers}
 
-    def receive(self, message: Message, frames: Sequence[memoryview] = ()) -> None:
+    def receive(self, message: SessionMessage, frames: Sequence[memoryview] = ()) -> None:
         """Take in a message."""
         match message:
             case Begin(session=session, step=step) if session in self._sessions:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from partc.runtime.asynchronous.messages import Message
+from partc.runtime.asynchronous.messages import SessionMessage
 from partc.runtime.plan_folder import PlanFolder
 from partc.runtime.program import Plan, Rank
 
@@ -18,7 +18,7 @@ SESSION_HOST = "session"
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # Hands a message and its arrays to a peer; returns at once, and the arrays may change afterwards.
-Post = Callable[[str, Message, Sequence[Array]], None]
+Post = Callable[[str, SessionMessage, Sequence[Array]], None]
 
 
 def server_name(rank: int) -> str:

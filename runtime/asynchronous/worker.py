@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from partc.runtime.asynchronous.messages import Applied, Ask, Begin, Grant, Message, Piece
+from partc.runtime.asynchronous.messages import Applied, Ask, Begin, Grant, Piece, SessionMessage
 from partc.runtime.asynchronous.session import (
     Post,
     own_ranks,
@@ -59,7 +59,7 @@ class Worker:
             self._transports[rank.rank] = transport
             self._executors[rank.rank] = Executor(plan, placed, environment, loaded, transport)
 
-    def receive(self, message: Message, frames: Sequence[memoryview] = ()) -> None:
+    def receive(self, message: SessionMessage, frames: Sequence[memoryview] = ()) -> None:
         """Take in a message."""
         match message:
             case Grant(step=step):

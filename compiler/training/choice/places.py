@@ -68,15 +68,15 @@ class Places:
         stored = {tensor.name for tensor in graph.initializer}
         self._data = _reached(graph, {value.name for value in graph.input} - stored)
         weights = [
-            r.node for name in candidates for r in self._meetings(name) if r.index in _weight_inputs(r.node)
+            r.node for name in candidates for r in self._readings(name) if r.index in _weight_inputs(r.node)
         ]
         self._learned = _reached(graph, {name for node in weights for name in node.output})
 
     def of(self, name: str) -> frozenset[Place]:
         """Return the places where a tensor meets data."""
-        return frozenset(self._place(reading) for reading in self._meetings(name))
+        return frozenset(self._place(reading) for reading in self._readings(name))
 
-    def _meetings(self, name: str) -> list[_Reading]:
+    def _readings(self, name: str) -> list[_Reading]:
         """Follow a tensor through what is computed without data, to where data is read beside it."""
         found, waiting, seen = [], [name], {name}
         while waiting:

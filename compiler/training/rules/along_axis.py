@@ -51,12 +51,12 @@ def multiply_along(at: ForwardNode, dy: str, weights: np.ndarray, axis: int) -> 
     rank = at.rank(at.x(0))
     if axis == rank - 1:
         return at.op("MatMul", dy, at.build.constant(weights))
-    turned = at.build.constant(np.ascontiguousarray(weights.T))
+    transposed = at.build.constant(np.ascontiguousarray(weights.T))
     if axis == rank - 2:
-        return at.op("MatMul", turned, dy)
+        return at.op("MatMul", transposed, dy)
     swap = list(range(rank))
     swap[axis], swap[-2] = rank - 2, axis
-    return at.op("Transpose", at.op("MatMul", turned, at.op("Transpose", dy, perm=swap)), perm=swap)
+    return at.op("Transpose", at.op("MatMul", transposed, at.op("Transpose", dy, perm=swap)), perm=swap)
 
 
 def static_size(at: ForwardNode, tensor: str, axis: int) -> int:

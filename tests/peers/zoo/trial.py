@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import onnx
 
-from partc.compiler.driver import CompileOptions, compile_graph
 from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.options import GraphOptions, Options
+from partc.compiler.pipeline import compile_graph
 from partc.compiler.training.build import build_training_graph
 from partc.compiler.training.choose_parameters import ParameterChoice
 from partc.compiler.update_arguments import parse_optimizer
@@ -223,12 +224,12 @@ class Attempt:
         out = self.scratch / "out"
         strategy: Any = self.trial.strategy
         if strategy == "random":
-            strategy = self._random_strategy(import_training_graph(train, sample_axes=axes))
+            strategy = self._random_strategy(import_training_graph(train, GraphOptions(sample_axes=axes)))
         while True:
-            training = import_training_graph(train, sample_axes=axes)
+            training = import_training_graph(train, GraphOptions(sample_axes=axes))
             if isinstance(strategy, Strategy):
                 (self.scratch / "asked.json").write_bytes(encode_strategy(strategy))
-            options = CompileOptions(strategy, self.trial.batch)  # type: ignore[arg-type]
+            options = Options(strategy, self.trial.batch)  # type: ignore[arg-type]
             try:
                 compile_graph(training, cluster_of(self.trial.cluster), out, options)
                 return read_plan_folder(out)
@@ -268,7 +269,7 @@ class Attempt:
             return ""
         train = self._grad(exported, names, beside_torch=True)
         axes = self._axes(train) if self.axes == "declared" else None
-        training = import_training_graph(train, sample_axes=axes)
+        training = import_training_graph(train, GraphOptions(sample_axes=axes))
         lr = float(OPTIMIZERS[self.trial.optimizer][0])
         beside = BesideTorch(self.model, exported, names, self.trial.optimizer, lr)
         batches = [self._draw(training.data_inputs, 1000 + step) for step in range(STEPS)]

@@ -1,4 +1,4 @@
-"""Spell CastLike as Cast: its second operand lends its type alone, not its place in the cluster.
+"""Expand CastLike to Cast: its second operand lends its type alone, not its place in the cluster.
 
 before   y = CastLike (x, batch)        after   y = Cast <to = type of batch> (x)
 """
@@ -9,7 +9,7 @@ from partc.passes.analysis.facts import Facts
 from partc.passes.training_graph import TrainingGraph
 
 
-def spell_casts(training: TrainingGraph, facts: Facts) -> None:
+def expand_casts(training: TrainingGraph, facts: Facts) -> None:
     """Replace every CastLike of the graph."""
     for node in training.graph.nodes:
         if node.op == "CastLike":

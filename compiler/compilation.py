@@ -1,0 +1,74 @@
+"""What is known of a compilation so far: every stage reads from it, and adds what it finds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from partc.compiler.doubt_estimate import Doubt
+from partc.compiler.options import Options
+from partc.compiler.plan_files import PlanFiles
+from partc.compiler.price_step import StepPrice
+from partc.compiler.stopwatch import Stopwatch
+from partc.cost.cluster import Cluster, ranks_of
+from partc.cost.memory import DeviceMemory
+from partc.cost.partitions import PartitionSearch
+from partc.cost.session_view import view_of_session
+from partc.cost.sparsity import Sparsity
+from partc.cost.strategy import Strategy, SyncFacts
+from partc.cost.synchronisation import StrategyCosts
+from partc.cost.timeline import Timeline
+from partc.passes.analysis.facts import Facts
+from partc.passes.analysis.find_roles import Roles
+from partc.passes.distribute import Analysis
+from partc.passes.lowering.expected_rows import ExpectedRows
+from partc.passes.lowering.lowered_graph import LoweredGraph
+from partc.passes.training_graph import TrainingGraph
+from partc.runtime.program import Plan
+
+
+@dataclass
+class Compilation:
+    """A plan and what leads to it. What has no value yet is not there: stages run in their order."""
+
+    training: TrainingGraph
+    cluster: Cluster
+    options: Options
+    watch: Stopwatch = field(default_factory=Stopwatch)
+
+    # the step
+    departures: tuple[str, ...] = ()  # of a batch per replica from one device
+    sparsity: Sparsity | None = None  # as measured
+    roles: Roles = field(init=False)
+    main: set[str] = field(init=False)  # names of the nodes of the main computation
+    tensors: Facts = field(init=False)
+    analysis: Analysis = field(init=False)
+
+    # the decisions
+    facts: tuple[SyncFacts, ...] = field(init=False)
+    partitions: PartitionSearch | None = None  # if it was asked for
+    price: StepPrice = field(init=False)
+    strategy: Strategy = field(init=False)
+    costs: StrategyCosts = field(init=False)
+    doubt: Doubt | None = None  # where an estimate of rows touched decided
+    expected: Mapping[str, ExpectedRows] = field(default_factory=dict)
+
+    # the plan
+    lowered: LoweredGraph = field(init=False)
+    files: PlanFiles = field(init=False)
+    plan: Plan = field(init=False)
+    timeline: Timeline = field(init=False)
+    memory: tuple[DeviceMemory, ...] = field(init=False)
+
+    @property
+    def machines(self) -> Cluster:
+        """Return what the plan's ranks run on: the cluster, or one session's view of it."""
+        return view_of_session(self.cluster) if self.options.asynchronous else self.cluster
+
+    @property
+    def workers(self) -> int:
+        """Return the replicas of all ranks together, whether they wait for each other or not."""
+        return sum(rank.replica is not None for rank in ranks_of(self.cluster))
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shapes of the original graph's tensors, under the assumed sizes."""
+        return self.analysis.facts.shapes

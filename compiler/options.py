@@ -1,0 +1,126 @@
+"""What a user asks of partc: the one record that command line, Python API and strategy files feed."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+import msgspec
+
+from partc.cost.strategy import Batch, Mechanism, Mode, Strategy, read_strategy
+from partc.runtime.errors import BadUsage
+from partc.runtime.program import Aggregation
+
+SAMPLE_STEPS = 8
+
+SearchMode = Literal["off", "model", "measured"]
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """What a training graph's file does not say, or says otherwise.
+
+    state        variable -> the output that holds its next value
+    sample_axes  data input -> its sample axis; None: the same for all replicas
+    loss         the output that is the loss
+    initial      a .npz or .safetensors file of the variables' first values
+    """
+
+    state: Mapping[str, str] | None = None
+    sample_axes: Mapping[str, int | None] | None = None
+    loss: str | None = None
+    initial: str | Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Data to measure from, as `--data` takes it, and how many steps of it."""
+
+    data: str
+    steps: int = SAMPLE_STEPS
+
+
+@dataclass(frozen=True, slots=True)
+class Partitioner:
+    """How large variables are partitioned, as parallax.get_partitioner makes it.
+
+    off: into `min_partitions`; model, measured: into the best number from `min_partitions` on.
+    """
+
+    min_partitions: int = 1
+    search: SearchMode = "off"
+
+    def __post_init__(self) -> None:
+        if self.min_partitions < 1:
+            raise BadUsage(
+                f"{self.min_partitions} partitions", at="min_partitions", fix="ask for at least one"
+            )
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a training step is compiled.
+
+    strategy     how parameters are synchronised: a mode, the path of a strategy.json, or a strategy
+    batch        what the graph's batch is: one replica's, or the whole; None: as choose_reading.py does
+    sizes        symbolic size -> value, for pricing and synthetic data
+    options      what the training graph's file does not say
+    sample       data from which the rows that a step touches are measured; None: assumed
+    partitions   of large variables on servers: a number, or how to choose it; None: as balance wants
+    without      mechanisms that are switched off, to see what they bring
+    asynchronous workers push and pull without waiting for each other (docs/asynchronous.md)
+    aggregation  whether gradients are averaged or summed, and which ones are outputs; None: as the
+                 strategy says
+    recompute_bytes  what a step's values may take at once, others are computed again; None: as the
+                 strategy says
+    force        trained variables of an earlier plan in the output folder may go
+    """
+
+    strategy: str | Strategy = "auto"
+    batch: Batch | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    options: GraphOptions = GraphOptions()
+    sample: Sample | None = None
+    partitions: Partitioner | int | None = None
+    without: Collection[Mechanism] = ()
+    asynchronous: bool = False
+    aggregation: Aggregation | None = None
+    recompute_bytes: int | None = None
+    force: bool = False
+
+    def chosen_strategy(self) -> Mode | Strategy:
+        """Return the mode, or the strategy, which may lie in a file. Raises BadUsage, BadStrategy."""
+        if isinstance(self.strategy, Strategy):
+            return self.strategy
+        modes: dict[str, Mode] = {mode: mode for mode in get_args(Mode)}
+        if self.strategy in modes:
+            return modes[self.strategy]
+        if not self.strategy.endswith(".json"):
+            fix = f"use one of {', '.join(modes)}, or the path of a strategy.json"
+            raise BadUsage(f"no strategy {self.strategy!r}", at="--strategy", fix=fix)
+        return read_strategy(Path(self.strategy))
+
+    def chosen_batch(self) -> Batch:
+        """Return what the graph's batch is. Needs: it is chosen."""
+        assert self.batch is not None, "the batch is chosen first"
+        return self.batch
+
+    def chosen_aggregation(self) -> Aggregation:
+        """Return how gradients become one, of which a user's own strategy may tell."""
+        if self.aggregation is not None:
+            return self.aggregation
+        return self.strategy.aggregation if isinstance(self.strategy, Strategy) else Aggregation()
+
+    def chosen_recompute_bytes(self) -> int | None:
+        """Return the most bytes of values at once, of which a user's own strategy may tell."""
+        if self.recompute_bytes is not None:
+            return self.recompute_bytes
+        return self.strategy.recompute_bytes if isinstance(self.strategy, Strategy) else None
+
+    def complete(self, strategy: Strategy) -> Strategy:
+        """Return a strategy with the decisions that are the user's alone."""
+        return msgspec.structs.replace(
+            strategy,
+            aggregation=self.chosen_aggregation(),
+            recompute_bytes=self.chosen_recompute_bytes(),
+        )

@@ -1,0 +1,81 @@
+"""The compilation, from a training graph and a cluster to a plan's folder: every stage in its order.
+
+    train.onnx, cluster.json ─ STEP, DECISIONS ─> strategy ─ LOWERING ─> distributed step ─ PLAN ─> out/
+
+A stage is a function of what is known so far (compilation.py), and adds to it.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from partc.compiler import stages
+from partc.compiler.compilation import Compilation
+from partc.compiler.options import Options
+from partc.compiler.plan_files import PlanFiles
+from partc.cost.cluster import Cluster
+from partc.passes.training_graph import TrainingGraph
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Stages whose time is measured together."""
+
+    name: str
+    stages: tuple[Callable[[Compilation], None], ...]
+
+
+KERNELS = Phase("ask for kernels", (stages.ask_for_kernels,))
+GRADIENTS = Phase("find gradients", (stages.know_gradients,))
+BATCH = Phase("choose the batch", (stages.choose_batch, stages.measure_rows))
+ANALYSIS = Phase(
+    "analyse",
+    (
+        stages.assign_roles,
+        stages.average_over_replicas,
+        stages.show_gradients,
+        stages.know_tensors,
+        stages.know_what_servers_can_hold,
+    ),
+)
+CHOICE = Phase(
+    "choose a strategy",
+    (
+        stages.know_parameters,
+        stages.choose_partitions,
+        stages.choose_synchronisation,
+        stages.doubt_the_estimate,
+    ),
+)
+LOWERING = Phase("lay out and lower", (stages.lower,))
+LOWERING_AS_DECIDED = Phase("lay out and lower", (stages.lower_as_decided,))
+SCHEDULE = Phase("schedule and write", (stages.schedule,))
+CHECKS = (
+    Phase("load segments", (stages.open_segments,)),
+    Phase("check and simulate", (stages.check_and_simulate,)),
+)
+REPORT = Phase("report", (stages.describe,))
+
+DECIDE = (GRADIENTS, BATCH, ANALYSIS, CHOICE)
+COMPILE = (KERNELS, *DECIDE, LOWERING)  # and then, into a folder:
+WRITE = (SCHEDULE, *CHECKS, REPORT)
+
+
+def run(phases: Iterable[Phase], compilation: Compilation) -> None:
+    """Run phases in order. Raises PartcError."""
+    for phase in phases:
+        with compilation.watch.phase(phase.name):
+            for stage in phase.stages:
+                stage(compilation)
+
+
+def compile_graph(training: TrainingGraph, cluster: Cluster, out: Path, options: Options) -> Compilation:
+    """Compile into `out`, which appears whole or not at all. Raises PartcError.
+
+    An asynchronous plan is that of one session, which every worker of the cluster has for itself.
+    """
+    compilation = Compilation(training, cluster, options)
+    run(COMPILE, compilation)
+    with PlanFiles(out, options.force) as compilation.files:
+        run(WRITE, compilation)
+    return compilation

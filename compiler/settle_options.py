@@ -1,0 +1,43 @@
+"""Settle what a user asks, once the graph is read: every size has a value, strategy and batch agree."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from partc.compiler.asynchronous import strategy_of_sessions
+from partc.compiler.options import Options
+from partc.cost.strategy import Batch, Mode, Strategy
+from partc.passes.training_graph import TrainingGraph
+from partc.runtime.errors import BadStrategy, BadUsage
+
+DEFAULT_BATCH = 8  # a symbolic size that nobody gave a value
+
+
+def settle_options(options: Options, graph: TrainingGraph) -> Options:
+    """Return the options as the compiler takes them. Raises BadUsage, BadStrategy."""
+    strategy = options.chosen_strategy()
+    batch = choose_batch(options.batch, strategy)
+    if options.asynchronous:
+        strategy = strategy_of_sessions(strategy, batch)
+    return replace(options, strategy=strategy, batch=batch, sizes=fill_sizes(options.sizes, graph))
+
+
+def fill_sizes(given: Mapping[str, int], graph: TrainingGraph) -> dict[str, int]:
+    """Return a value for every symbolic size of the graph. Raises BadUsage for one it does not have."""
+    known = {size for data in graph.data_inputs.values() for size in data.shape if isinstance(size, str)}
+    if stray := sorted(set(given) - known):
+        fix = f"use one of {sorted(known)}" if known else "leave it out: the graph has no symbolic size"
+        raise BadUsage(f"the graph has no symbolic size {stray[0]!r}", at="--size", fix=fix)
+    return {name: given.get(name, DEFAULT_BATCH) for name in sorted(known)}
+
+
+def choose_batch(asked: Batch | None, strategy: Mode | Strategy) -> Batch | None:
+    """Return the batch reading that the user or the strategy file asks for, if any. Raises BadStrategy."""
+    if not isinstance(strategy, Strategy):
+        return asked
+    if asked not in (None, strategy.batch):
+        raise BadStrategy(
+            f"the strategy is for a {strategy.batch} batch, not {asked}",
+            at="--batch and the strategy file",
+            fix=f"leave --batch out, or change the file's batch to {asked!r}",
+        )
+    return strategy.batch

@@ -1,0 +1,107 @@
+"""What has been lowered so far, and what a rule may ask for: the record that all of lowering shares."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx_graphsurgeon as gs
+
+from partc.passes.lowering.expected_rows import ExpectedRows
+from partc.passes.lowering.lowered_graph import LoweredGraph
+from partc.passes.sharding.layouts import (
+    Gathered,
+    Layout,
+    Owned,
+    Partial,
+    PerReplica,
+    Placement,
+    Replicate,
+    RequestedRows,
+    Split,
+)
+from partc.passes.sharding.propagate_layouts import LaidOutGraph
+
+TAGS = {
+    Replicate: "whole",
+    Split: "split",
+    Partial: "partial",
+    PerReplica: "replica",
+    Owned: "owned",
+    Gathered: "gathered",
+    RequestedRows: "asked",
+}
+
+
+@dataclass(frozen=True)
+class RowRequest:
+    """One Gather's ids on their way, and how their rows find the way back."""
+
+    ids: gs.Tensor  # as the worker has them, any shape
+    inverse: gs.Variable  # worker: position of each id among those it sent
+    host_inverse: gs.Variable  # server: position of each worker's id among the host's
+    host_counts: gs.Variable  # server: ids of each worker
+    wanted_counts: gs.Variable  # owner: ids of each server
+    share: float  # of one worker's ids of the table that are this Gather's
+    drawn: float  # ids of one worker
+
+
+class Lowering(ABC):
+    """The distributed step as far as it is made; `need` makes more."""
+
+    def __init__(self, graph: LaidOutGraph, expected: Mapping[str, ExpectedRows], sessions: bool) -> None:
+        self.graph = graph
+        self.sessions = sessions
+        self.expected = expected
+        self.facts = graph.facts
+        self.out = LoweredGraph()
+        self.exchanged: dict[str, tuple[gs.Variable, gs.Variable]] = {}
+        self.reduced: dict[str, gs.Variable] = {}
+        self.row_requests: dict[str, RowRequest] = {}  # Gather -> its ids on their way
+        self.gathered: dict[str, gs.Variable] = {}  # parameter -> how many slices each server owns
+        self._tensors = graph.training.graph.tensors()
+
+    @abstractmethod
+    def need(self, tensor: str, layout: Layout) -> gs.Tensor:
+        """Return the value that holds `tensor` in `layout`, making it if it was not made yet."""
+
+    @abstractmethod
+    def split_locally(self, tensor: str, placement: Split) -> gs.Tensor | None:
+        """Make a replica's part of a whole tensor by making its operands' parts, if a rule allows."""
+
+    def source(self, tensor: str) -> gs.Tensor:
+        """Return the original tensor."""
+        return self._tensors[tensor]
+
+    def value_name(self, tensor: str, layout: Layout) -> str:
+        """Name the value that holds a tensor in a layout, and remember what it means."""
+        native = self.graph.layout(tensor)
+        name = tensor if layout == native else f"{tensor}@{layout.site}.{_tag(layout.placement)}"
+        self.describe(name, tensor, layout)
+        return name
+
+    def describe(self, value: str, tensor: str, layout: Layout) -> None:
+        """Remember what a value means, and how large it is."""
+        self.out.meanings[value] = (tensor, layout)
+        shape = self.local_shape(tensor, layout.placement)
+        self.out.shapes[value] = shape
+        sizes = [size or 1 for size in (shape or ())]
+        whole = self.facts.nbytes(tensor)
+        share = self.graph.replicas if isinstance(layout.placement, Split) else 1
+        self.out.nbytes[value] = whole // share if sizes else whole
+
+    def local_shape(self, tensor: str, placement: Placement) -> tuple[int | None, ...]:
+        """Return the shape of one rank's piece; None where it follows the data or the rank."""
+        if tensor not in self.facts.fixed_shapes:
+            return tuple(None for _ in self.facts.shape(tensor))
+        shape: list[int | None] = [size or None for size in self.facts.shape(tensor)]
+        if isinstance(placement, Split):
+            size = shape[placement.axis]
+            shape[placement.axis] = None if size is None else size // self.graph.replicas
+        if isinstance(placement, Owned):
+            shape[0] = None
+        return tuple(shape)
+
+
+def _tag(placement: Placement) -> str:
+    tag = TAGS[type(placement)]
+    return f"{tag}{placement.axis}.{placement.outer}" if isinstance(placement, Split) else tag
