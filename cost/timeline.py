@@ -308,11 +308,13 @@ class _Cores:
         """Return for every rank the first of the times on its host, float64[all ranks]."""
         first = np.full(len(self._cores), inf)
         np.minimum.at(first, self._host_of[ranks], times)
-        return first[self._host_of]
+        result: Array = first[self._host_of]
+        return result
 
     def _per_core(self, at_work: Array) -> Array:
         threads = np.bincount(self._host_of[at_work], self._threads[at_work], len(self._cores))
-        return np.maximum(1.0, threads / self._cores)
+        result: Array = np.maximum(1.0, threads / self._cores)
+        return result
 
 
 def run_s(run: Run, rank: Rank, cluster: Cluster) -> float:
