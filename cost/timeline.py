@@ -18,7 +18,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import PurePosixPath
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from partc.runtime.transports.communication import ROW_KINDS
 
 LaneKind = Literal["compute", "communication"]
 Column = TypeVar("Column", Array, Numbers)
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +172,10 @@ class _Play:
                 Bars("compute", label, ranks, _compact(begin), _compact(stop), _compact(np.zeros_like(ranks)))
             )
 
-    def _at_work(self, ranks: Numbers) -> Array:
+    def _at_work(self, ranks: Numbers) -> Flags:
         """Return who needs a core when some ranks begin something, bool[all ranks]: they and who computes."""
         since = self.cores.earliest(ranks, self.clock[ranks])
-        at_work: Array = self.computing > since
+        at_work: Flags = self.computing > since
         at_work[ranks] = True
         return at_work
 
@@ -297,7 +298,7 @@ class _Cores:
         everybody = np.arange(len(ranks))
         self.crowding_of_all = self.crowding(everybody, np.ones(len(ranks), bool))
 
-    def crowding(self, ranks: Numbers, at_work: Array) -> Array:
+    def crowding(self, ranks: Numbers, at_work: Flags) -> Array:
         """Return the threads at work per core of the ranks' hosts, at least 1, float64[all ranks]."""
         on_host = self._per_core(at_work)[self._host_of[ranks]]
         crowding = np.ones(len(self._host_of))
@@ -311,7 +312,7 @@ class _Cores:
         result: Array = first[self._host_of]
         return result
 
-    def _per_core(self, at_work: Array) -> Array:
+    def _per_core(self, at_work: Flags) -> Array:
         threads = np.bincount(self._host_of[at_work], self._threads[at_work], len(self._cores))
         result: Array = np.maximum(1.0, threads / self._cores)
         return result
