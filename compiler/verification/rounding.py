@@ -45,7 +45,7 @@ def measure_rounding(split: SplitStep, given: Mapping[str, Array], variables: Co
     again = [split.part_rounded_otherwise(nudged(given, variables, random), 0) for _ in range(DRAWS)]
     errors = {name: ROUNDINGS * max(_difference(parts[0][name], draw[name]) for draw in again)
               for name, value in parts[0].items() if is_float(value)}  # fmt: skip
-    ends = _ends(split, parts, again, errors, given)
+    ends = _ends(split, parts, split.part_without_cancelling(given, 0), errors, given)
     found = {}
     for variable, output in split.state.items():
         if output in ends[0]:
@@ -76,7 +76,7 @@ def _nudge(value: Array, random: np.random.Generator) -> Array:
 def _ends(
     split: SplitStep,
     parts: list[Tensors],
-    again: list[Tensors],
+    scattered: Tensors,
     errors: Mapping[str, float],
     given: Mapping[str, Array],
 ) -> list[Tensors]:
@@ -86,15 +86,11 @@ def _ends(
     for tensor, kind in split.halves.gradients.items():
         if kind != "ids":
             error = errors[tensor] * split.share_of_sum(tensor)
-            shift[tensor] = np.where(_has_any(tensor, kind == "rows", parts, again), error, 0.0)
+            has_terms = [part[tensor] != 0 for part in parts]
+            has_terms[0] |= scattered[tensor] != 0
+            any_has = np.concatenate(has_terms) if kind == "rows" else np.any(has_terms, axis=0)
+            shift[tensor] = np.where(any_has, error, 0.0)
     return [split.update(given, _shifted(met, shift, sign)) for sign in (0, 1, -1)]
-
-
-def _has_any(tensor: str, are_rows: bool, parts: list[Tensors], again: list[Tensors]) -> Array:
-    if are_rows:
-        return np.concatenate([part[tensor] != 0 for part in parts], axis=0)
-    found: Array = np.any([part[tensor] != 0 for part in (*parts, *again)], axis=0)
-    return found
 
 
 def _shifted(met: Tensors, shift: Mapping[str, Array], sign: int) -> Tensors:
