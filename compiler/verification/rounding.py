@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from partc.compiler.verification.floats import Array, eps_of, is_float, max_abs, wide
+from partc.compiler.verification.nudge_terms import SCATTER
 from partc.compiler.verification.split_step import SplitStep, Tensors
 
 ROUNDINGS = 8
@@ -45,7 +46,16 @@ def measure_rounding(split: SplitStep, given: Mapping[str, Array], variables: Co
     again = [split.part_rounded_otherwise(nudged(given, variables, random), 0) for _ in range(DRAWS)]
     errors = {name: ROUNDINGS * max(_difference(parts[0][name], draw[name]) for draw in again)
               for name, value in parts[0].items() if is_float(value)}  # fmt: skip
-    ends = _ends(split, parts, split.part_without_cancelling(given, 0), errors, given)
+    scattered = split.part_without_cancelling(given, 0)
+    shift = {
+        tensor: _shift(kind == "rows", errors[tensor], scattered[tensor],
+                       [part[tensor] for part in parts], [draw[tensor] for draw in again])
+        * split.share_of_sum(tensor)
+        for tensor, kind in split.halves.gradients.items()
+        if kind != "ids"
+    }  # fmt: skip
+    met = split.meet(parts)
+    ends = [split.update(given, _shifted(met, shift, sign)) for sign in (0, 1, -1)]
     found = {}
     for variable, output in split.state.items():
         if output in ends[0]:
@@ -73,24 +83,17 @@ def _nudge(value: Array, random: np.random.Generator) -> Array:
     return result
 
 
-def _ends(
-    split: SplitStep,
-    parts: list[Tensors],
-    scattered: Tensors,
-    errors: Mapping[str, float],
-    given: Mapping[str, Array],
-) -> list[Tensors]:
-    """Return the updates by the gradients as they are, with e added, and with e taken off."""
-    met = split.meet(parts)
-    shift = {}
-    for tensor, kind in split.halves.gradients.items():
-        if kind != "ids":
-            error = errors[tensor] * split.share_of_sum(tensor)
-            has_terms = [part[tensor] != 0 for part in parts]
-            has_terms[0] |= scattered[tensor] != 0
-            any_has = np.concatenate(has_terms) if kind == "rows" else np.any(has_terms, axis=0)
-            shift[tensor] = np.where(any_has, error, 0.0)
-    return [split.update(given, _shifted(met, shift, sign)) for sign in (0, 1, -1)]
+def _shift(are_rows: bool, error: float, scattered: Array, parts: list[Array], draws: list[Array]) -> Array:
+    """Return e of each element; what is a sum of zeros has none."""
+    left = np.abs(np.nan_to_num(wide(scattered), nan=0.0, posinf=0.0, neginf=0.0))
+    if are_rows:
+        is_known = np.concatenate([part != 0 for part in parts])
+        left = np.concatenate([left, *(np.zeros_like(part) for part in parts[1:])])
+    else:
+        is_known = np.any([gradient != 0 for gradient in (*parts, *draws)], axis=0)
+    # Of terms that cancel in all draws, e follows from what is left if they are farther off.
+    cancelled = ROUNDINGS * eps_of(scattered.dtype) / SCATTER * np.max(left, initial=0.0, where=~is_known)
+    return np.where(is_known, error, np.where(left > 0, max(error, cancelled), 0.0))
 
 
 def _shifted(met: Tensors, shift: Mapping[str, Array], sign: int) -> Tensors:

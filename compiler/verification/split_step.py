@@ -11,15 +11,13 @@ import onnx
 from partc.compiler.cut_model import cut_model, leaves_of, reached_from
 from partc.compiler.importing.bindings import Bindings
 from partc.compiler.verification.floats import Array, is_float
-from partc.compiler.verification.nudge_terms import nudge_terms
+from partc.compiler.verification.nudge_terms import nudge_last_bits, scatter_terms
 from partc.compiler.verification.sessions import Session, convolving
 from partc.runtime.errors import BadPlan, UnsupportedModel
 from partc.runtime.program import Aggregation, DataInput, DrawnInput, Plan
 
 Tensors = dict[str, Array]
 Kind = Literal["dense", "ids", "rows"]
-
-SCATTER = 2.0**-10  # far more than eps, and too little to make another step of it
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class SplitStep:
         return self._run(self._nudged, self.share(given, replica))
 
     def part_without_cancelling(self, given: Mapping[str, Array], replica: int) -> Tensors:
-        """Return a part whose gradients are sums of terms that are a little off, each by itself."""
+        """Return a part whose gradients are sums of terms that are up to 2 SCATTER off, each by itself."""
         return self._run(self._scattered, self.share(given, replica))
 
     def meet(self, parts: Sequence[Tensors]) -> Tensors:
@@ -112,22 +110,20 @@ class SplitStep:
 
     @cached_property
     def _first(self) -> Session:
-        return self._session(self._convolving)
+        return self._session(self.model_of_gradients)
 
     @cached_property
     def _nudged(self) -> Session:
-        return self._session(nudge_terms(self._convolving))
+        dense = [name for name, kind in self.halves.gradients.items() if kind == "dense"]
+        return self._session(nudge_last_bits(self.model_of_gradients, dense))
 
     @cached_property
     def _scattered(self) -> Session:
-        return self._session(nudge_terms(self._convolving, SCATTER))
-
-    @cached_property
-    def _convolving(self) -> onnx.ModelProto:
-        return convolving(self.model_of_gradients, self._sharing)
+        return self._session(scatter_terms(self.model_of_gradients))
 
     def _session(self, model: onnx.ModelProto) -> Session:
-        return Session(model, [info.name for info in self.model_of_gradients.graph.output])
+        outputs = [info.name for info in self.model_of_gradients.graph.output]
+        return Session(convolving(model, self._sharing), outputs)
 
     def _run(self, session: Session, share: Tensors) -> Tensors:
         made = session.run(share)
