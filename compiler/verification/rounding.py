@@ -13,7 +13,11 @@ gradient and for both ends,
 of each element of every variable. Gradient descent makes as small a change of e. Adam divides by the
 gradient's own size, so where |gradient| < e (the key projection's bias under softmax, a bias before a
 normalisation: zero in theory) the two ends are steps in opposite directions. Twice, since an update need
-not be monotonic between the ends. Where no replica has any gradient, none is added.
+not be monotonic between the ends.
+
+A gradient that is exactly zero is either a sum of zeros (a row that is not read), to which no e is added, or
+one of terms that happen to cancel. Such terms cancel no longer where each is a little off (nudge_terms.py).
+If they cancel in both draws too, e is at least 8 eps of what is left of them for each 1 they were off.
 
 Statistics of the samples (running means) and the loss may be off by 8 times what the draws make of them.
 """
