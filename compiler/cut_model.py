@@ -18,7 +18,7 @@ def reached_from(graph: onnx.GraphProto, tensors: Iterable[str], cut: Collection
     """Return the tensors and all that is computed from them, not looking beyond `cut`."""
     reached = set(tensors)
     for node in graph.node:
-        if reached & _reads(node):
+        if reached & reads_of(node):
             reached.update(name for name in node.output if name not in cut)
     return reached
 
@@ -26,6 +26,16 @@ def reached_from(graph: onnx.GraphProto, tensors: Iterable[str], cut: Collection
 def needed_for(graph: onnx.GraphProto, outputs: Iterable[str]) -> list[onnx.NodeProto]:
     """Return the nodes that the outputs are computed by, in the graph's order."""
     return _needed(graph, outputs, ())[1]
+
+
+def reads_of(node: onnx.NodeProto) -> set[str]:
+    """Return what a node reads, its bodies included."""
+    names = {name for name in node.input if name}
+    for graph in subgraphs_of(node):
+        for inner in graph.node:
+            names |= reads_of(inner)
+        names |= {info.name for info in graph.output}
+    return names
 
 
 def cut_model(model: onnx.ModelProto, given: Mapping[str, int], outputs: Collection[str]) -> onnx.ModelProto:
@@ -56,14 +66,5 @@ def _needed(
     for node in reversed(graph.node):
         if wanted.intersection(node.output) - given:
             nodes.append(node)
-            wanted.update(_reads(node))
+            wanted.update(reads_of(node))
     return wanted, nodes[::-1]
-
-
-def _reads(node: onnx.NodeProto) -> set[str]:
-    names = {name for name in node.input if name}
-    for graph in subgraphs_of(node):
-        for inner in graph.node:
-            names |= _reads(inner)
-        names |= {info.name for info in graph.output}
-    return names

@@ -13,7 +13,11 @@ gradient and for both ends,
 of each element of every variable. Gradient descent makes as small a change of e. Adam divides by the
 gradient's own size, so where |gradient| < e (the key projection's bias under softmax, a bias before a
 normalisation: zero in theory) the two ends are steps in opposite directions. Twice, since an update need
-not be monotonic between the ends. Where no replica has any gradient, none is added.
+not be monotonic between the ends.
+
+A gradient that is exactly zero is either a sum of zeros (a row that is not read), to which no e is added, or
+one of terms that happen to cancel. Such terms cancel no longer where each is a little off (nudge_terms.py).
+If they cancel in both draws too, e is at least 8 eps of what is left of them for each 1 they were off.
 
 Statistics of the samples (running means) and the loss may be off by 8 times what the draws make of them.
 """
@@ -24,6 +28,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from partc.compiler.verification.floats import Array, eps_of, is_float, max_abs, wide
+from partc.compiler.verification.nudge_terms import SCATTER
 from partc.compiler.verification.split_step import SplitStep, Tensors
 
 ROUNDINGS = 8
@@ -45,7 +50,16 @@ def measure_rounding(split: SplitStep, given: Mapping[str, Array], variables: Co
     again = [split.part_rounded_otherwise(nudged(given, variables, random), 0) for _ in range(DRAWS)]
     errors = {name: ROUNDINGS * max(_difference(parts[0][name], draw[name]) for draw in again)
               for name, value in parts[0].items() if is_float(value)}  # fmt: skip
-    ends = _ends(split, parts, again, errors, given)
+    scattered = split.part_without_cancelling(given, 0)
+    shift = {
+        tensor: _shift(kind == "rows", errors[tensor], scattered[tensor],
+                       [part[tensor] for part in parts], [draw[tensor] for draw in again])
+        * split.share_of_sum(tensor)
+        for tensor, kind in split.halves.gradients.items()
+        if kind != "ids"
+    }  # fmt: skip
+    met = split.meet(parts)
+    ends = [split.update(given, _shifted(met, shift, sign)) for sign in (0, 1, -1)]
     found = {}
     for variable, output in split.state.items():
         if output in ends[0]:
@@ -73,28 +87,17 @@ def _nudge(value: Array, random: np.random.Generator) -> Array:
     return result
 
 
-def _ends(
-    split: SplitStep,
-    parts: list[Tensors],
-    again: list[Tensors],
-    errors: Mapping[str, float],
-    given: Mapping[str, Array],
-) -> list[Tensors]:
-    """Return the updates by the gradients as they are, with e added, and with e taken off."""
-    met = split.meet(parts)
-    shift = {}
-    for tensor, kind in split.halves.gradients.items():
-        if kind != "ids":
-            error = errors[tensor] * split.share_of_sum(tensor)
-            shift[tensor] = np.where(_has_any(tensor, kind == "rows", parts, again), error, 0.0)
-    return [split.update(given, _shifted(met, shift, sign)) for sign in (0, 1, -1)]
-
-
-def _has_any(tensor: str, are_rows: bool, parts: list[Tensors], again: list[Tensors]) -> Array:
+def _shift(are_rows: bool, error: float, scattered: Array, parts: list[Array], draws: list[Array]) -> Array:
+    """Return e of each element; what is a sum of zeros has none."""
+    left = np.abs(np.nan_to_num(wide(scattered), nan=0.0, posinf=0.0, neginf=0.0))
     if are_rows:
-        return np.concatenate([part[tensor] != 0 for part in parts], axis=0)
-    found: Array = np.any([part[tensor] != 0 for part in (*parts, *again)], axis=0)
-    return found
+        is_known = np.concatenate([part != 0 for part in parts])
+        left = np.concatenate([left, *(np.zeros_like(part) for part in parts[1:])])
+    else:
+        is_known = np.any([gradient != 0 for gradient in (*parts, *draws)], axis=0)
+    # Of terms that cancel in all draws, e follows from what is left if they are farther off.
+    cancelled = ROUNDINGS * eps_of(scattered.dtype) / SCATTER * np.max(left, initial=0.0, where=~is_known)
+    return np.where(is_known, error, np.where(left > 0, max(error, cancelled), 0.0))
 
 
 def _shifted(met: Tensors, shift: Mapping[str, Array], sign: int) -> Tensors:

@@ -11,7 +11,7 @@ import onnx
 from partc.compiler.cut_model import cut_model, leaves_of, reached_from
 from partc.compiler.importing.bindings import Bindings
 from partc.compiler.verification.floats import Array, is_float
-from partc.compiler.verification.nudge_operands import nudge_operands
+from partc.compiler.verification.nudge_terms import nudge_last_bits, scatter_terms
 from partc.compiler.verification.sessions import Session, convolving
 from partc.runtime.errors import BadPlan, UnsupportedModel
 from partc.runtime.program import Aggregation, DataInput, DrawnInput, Plan
@@ -63,15 +63,15 @@ class SplitStep:
 
     def part(self, given: Mapping[str, Array], replica: int) -> Tensors:
         """Return what the first half makes of one replica's samples."""
-        share = self.share(given, replica)
-        made = self._first.run(share)
-        return {name: made[name] if name in made else share[name] for name in self._of_first_half}
+        return self._run(self._first, self.share(given, replica))
 
     def part_rounded_otherwise(self, given: Mapping[str, Array], replica: int) -> Tensors:
         """Return a part whose gradients are sums of terms with other last bits."""
-        share = self.share(given, replica)
-        made = self._nudged.run(share)
-        return {name: made[name] if name in made else share[name] for name in self._of_first_half}
+        return self._run(self._nudged, self.share(given, replica))
+
+    def part_without_cancelling(self, given: Mapping[str, Array], replica: int) -> Tensors:
+        """Return a part whose gradients are sums of terms that are up to 2 SCATTER off, each by itself."""
+        return self._run(self._scattered, self.share(given, replica))
 
     def meet(self, parts: Sequence[Tensors]) -> Tensors:
         """Return the gradients of all replicas, put together."""
@@ -110,15 +110,24 @@ class SplitStep:
 
     @cached_property
     def _first(self) -> Session:
-        outputs = [info.name for info in self.model_of_gradients.graph.output]
-        return Session(convolving(self.model_of_gradients, self._sharing), outputs)
+        return self._session(self.model_of_gradients)
 
     @cached_property
     def _nudged(self) -> Session:
         dense = [name for name, kind in self.halves.gradients.items() if kind == "dense"]
-        model = nudge_operands(self.model_of_gradients, dense)
-        outputs = [info.name for info in model.graph.output]
+        return self._session(nudge_last_bits(self.model_of_gradients, dense))
+
+    @cached_property
+    def _scattered(self) -> Session:
+        return self._session(scatter_terms(self.model_of_gradients))
+
+    def _session(self, model: onnx.ModelProto) -> Session:
+        outputs = [info.name for info in self.model_of_gradients.graph.output]
         return Session(convolving(model, self._sharing), outputs)
+
+    def _run(self, session: Session, share: Tensors) -> Tensors:
+        made = session.run(share)
+        return {name: made[name] if name in made else share[name] for name in self._of_first_half}
 
     @cached_property
     def _rest(self) -> Session:

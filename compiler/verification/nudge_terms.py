@@ -1,0 +1,139 @@
+"""Change the terms of the sums that a step's gradients are made of.
+
+before   dy ── ReduceSum ── Reshape ── db        after   dy ── Mul (1 + width x) ── ReduceSum ── Reshape ── db
+
+Of the last sums by their last bits, x of -1 to 1: what rounding can do. A sum whose terms cancel, as a bias'
+gradient does where every label is as frequent as expected, is nothing but rounding. The last bits of
+variables do not tell: a bias of zero has none.
+
+Of all sums by more, x of -2 to 0: terms that cancel do so no longer, and what is still zero is a sum of
+zeros, however it is rounded: a row that is not read, a unit that a ReLU shut off. What decides anything (a
+comparison, an index, a sign) is left as it is, and so is all that it follows from: the ReLU stays shut off.
+"""
+
+from collections.abc import Collection, Iterable
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+from onnx.inliner import inline_local_functions
+
+from partc.compiler.cut_model import reads_of
+from partc.compiler.model_file import subgraphs_of
+from partc.compiler.verification.floats import eps_of
+
+SCATTER = 2.0**-10  # far more than eps, and too little for another step
+REARRANGING = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+DRAWN = (TensorProto.FLOAT, TensorProto.DOUBLE)  # what ONNX Runtime draws
+FLOATS = (*DRAWN, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+STEPWISE = frozenset({"Ceil", "Floor", "Round", "Sign"})  # floats that decide
+OF_SHAPES = frozenset({"Shape", "Size"})
+# An element of the result has one term. All other ops are taken for sums.
+OF_ONE_TERM = REARRANGING | frozenset(
+    "Concat ConstantOfShape Div Expand Flatten Gather GatherElements GatherND Mul Neg Pad Pow Reciprocal "
+    "Slice Split Sqrt Tile Where".split()
+)
+
+
+def nudge_last_bits(model: onnx.ModelProto, gradients: Collection[str]) -> onnx.ModelProto:
+    """Return a model whose gradients' terms are multiplied by 1 - eps to 1 + eps, drawn at every run."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    made_by = {name: node for node in result.graph.node for name in node.output if name}
+    last = [node for name in gradients if (node := _summing(name, made_by)) is not None]
+    _multiply_operands(result.graph, last, _element_types(result), None)
+    return result
+
+
+def scatter_terms(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model whose sums' terms are multiplied by 1 - 2 SCATTER to 1, drawn at every run."""
+    result = inline_local_functions(model)
+    graph, types = result.graph, _element_types(result)
+    deciding = _deciding(graph, types)
+    constants = {name for node in graph.node if node.op_type == "Constant" for name in node.output}
+    constants |= {tensor.name for tensor in graph.initializer}
+    sums = [
+        node
+        for node in graph.node
+        if node.op_type not in OF_ONE_TERM
+        and deciding.isdisjoint(node.output)
+        and not any(subgraphs_of(node))
+    ]
+    exact = {name: kind for name, kind in types.items() if name not in constants}
+    # Downwards, or the largest number, which masks scores, becomes infinite.
+    _multiply_operands(graph, sums, exact, (1 - 2 * SCATTER, 1.0))
+    return result
+
+
+def _summing(gradient: str, made_by: dict[str, onnx.NodeProto]) -> onnx.NodeProto | None:
+    """Return the node whose result, but for its order, is the gradient."""
+    node = made_by.get(gradient)
+    while node is not None and node.op_type in REARRANGING:
+        node = made_by.get(node.input[0])
+    return node
+
+
+def _deciding(graph: onnx.GraphProto, types: dict[str, int]) -> set[str]:
+    """Return what is no float, a condition or an index, and the tensors that such follow from."""
+    found: set[str] = set()
+    for node in reversed(graph.node):
+        if node.op_type in OF_SHAPES:
+            continue
+        decides = node.op_type in STEPWISE or any(subgraphs_of(node))
+        if decides or any(types.get(name) not in FLOATS or name in found for name in node.output if name):
+            found |= reads_of(node) | set(node.output)
+    return found
+
+
+def _multiply_operands(
+    graph: onnx.GraphProto,
+    sums: Iterable[onnx.NodeProto],
+    types: dict[str, int],
+    bounds: tuple[float, float] | None,
+) -> None:
+    known = {name for node in graph.node for name in (*node.input, *node.output)}
+    nudged: dict[str, str] = {}
+    for node in sums:
+        for index, name in enumerate(node.input):
+            if types.get(name) in DRAWN:
+                nudged.setdefault(name, _fresh(f"{name}.nudged", known))
+                node.input[index] = nudged[name]
+    random = np.random.default_rng(0)
+    new = {
+        name: _multiplying(name, result, bounds or _last_bits(types[name]), int(random.integers(1, 2**31)))
+        for name, result in nudged.items()
+    }
+    made = {name for node in graph.node for name in node.output}
+    nodes = [node for name in nudged if name not in made for node in new[name]]
+    for node in graph.node:
+        nodes += [node, *(multiplying for name in node.output for multiplying in new.get(name, ()))]
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _last_bits(element: int) -> tuple[float, float]:
+    eps = eps_of(np.dtype(helper.tensor_dtype_to_np_dtype(element)))
+    return 1 - eps, 1 + eps
+
+
+def _multiplying(name: str, result: str, bounds: tuple[float, float], seed: int) -> list[onnx.NodeProto]:
+    """Return what multiplies a tensor. Seeds lie far apart: of near ones, the first numbers are near."""
+    factors = f"{result}.factors"
+    drawn = helper.make_node("RandomUniformLike", [name], [factors], f"{factors}.node")
+    attributes = {"low": bounds[0], "high": bounds[1], "seed": float(seed)}
+    drawn.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
+    return [drawn, helper.make_node("Mul", [name, factors], [result], f"{result}.node")]
+
+
+def _element_types(model: onnx.ModelProto) -> dict[str, int]:
+    graph = onnx.shape_inference.infer_shapes(model).graph
+    infos = (*graph.input, *graph.value_info, *graph.output)
+    types = {info.name: info.type.tensor_type.elem_type for info in infos}
+    return types | {tensor.name: tensor.data_type for tensor in graph.initializer}
+
+
+def _fresh(name: str, known: set[str]) -> str:
+    while name in known:
+        name += "_"
+    known.add(name)
+    return name
