@@ -28,14 +28,14 @@ from onnx import TensorProto, helper
 
 from partc.compiler.api import compile_step
 from partc.compiler.compilation import Compilation
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import Adagrad
 from partc.compiler.options import GraphOptions, Options, Sample
-from partc.compiler.reporting.measure_traffic import host_traffic
-from partc.compiler.training.build import build_training_graph
-from partc.compiler.training.optimizers import Adagrad
-from partc.cost.cluster import Cluster
+from partc.compiler.report.measure_traffic import host_traffic
+from partc.cost.cluster.cluster import Cluster
 from partc.models.catalogue import build_model
-from partc.runtime.job import Progress
-from partc.runtime.runner import Runner
+from partc.runtime.jobs.job import Progress
+from partc.runtime.jobs.runner import Runner
 
 OFF = ("local-aggregation", "post-aggregation", "boundary-ops")
 STAGES = {

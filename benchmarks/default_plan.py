@@ -25,13 +25,13 @@ import onnx
 from namespaces import namespace_hosts
 
 from partc.compiler.api import compile_step
-from partc.compiler.cluster_command import measure_cluster
+from partc.compiler.commands.cluster import measure_cluster
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import Adagrad, Momentum
 from partc.compiler.options import Options
-from partc.compiler.training.build import build_training_graph
-from partc.compiler.training.optimizers import Adagrad, Momentum
-from partc.cost.cluster import Cluster, read_cluster
+from partc.cost.cluster.cluster import Cluster, read_cluster
 from partc.models.catalogue import build_model
-from partc.runtime.runner import Runner
+from partc.runtime.jobs.runner import Runner
 
 MODES = ("auto", "hybrid", "allreduce", "ps")
 EXAMPLE = Path(__file__).parent.parent / "examples" / "cluster-2x2.json"

@@ -17,9 +17,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.adam import AdamW
 from partc.compiler.importing.import_training import import_training_graph
-from partc.compiler.training.build import build_training_graph
-from partc.compiler.training.updates.adam import AdamW
 
 ALLOWED_S = 5.0
 BATCH, TIME, HEADS, WIDTH, HIDDEN = 2, 4, 2, 8, 16

@@ -21,13 +21,13 @@ import onnx
 from namespaces import Counted, Network, interface_counters, namespace_hosts
 
 from partc.compiler.api import compile_step
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import SGD, Adagrad
 from partc.compiler.options import Options
-from partc.compiler.training.build import build_training_graph
-from partc.compiler.training.optimizers import SGD, Adagrad
-from partc.cost.cluster import Cluster
+from partc.cost.cluster.cluster import Cluster
 from partc.models.catalogue import build_model
-from partc.runtime.results import TrainingResult
-from partc.runtime.runner import Runner
+from partc.runtime.jobs.results import TrainingResult
+from partc.runtime.jobs.runner import Runner
 
 NETWORK = Network("pb", "10.213.8")
 HEADER_BYTES = 14 + 20 + 20 + 12

@@ -28,15 +28,15 @@ from ablation import OFF
 
 from partc.compiler.api import compile_step
 from partc.compiler.compilation import Compilation
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.options import Options, Sample
-from partc.compiler.training.build import build_training_graph
-from partc.compiler.training.optimizers import SGD
-from partc.cost.cluster import Cluster, read_cluster
+from partc.cost.cluster.cluster import Cluster, read_cluster
 from partc.cost.network.topology import Network
 from partc.cost.network.traffic import host_traffic
-from partc.cost.timeline import phases_of
+from partc.cost.simulation.timeline import phases_of
 from partc.models.catalogue import build_model
-from partc.runtime.program import Run, Start
+from partc.runtime.plan.program import Run, Start
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 BATCH = {"resnet50": 64, "inception_v3": 64, "lm": 128, "nmt": 128}

@@ -7,17 +7,17 @@ import numpy as np
 import onnx
 from sizes import GPT2, LM, RESNET50, batch_of
 
-from partc.cost.cluster import Cluster, Device, Host
+from partc.cost.cluster.cluster import Cluster, Device, Host
 from partc.models.catalogue import build_model
-from partc.runtime.in_process import RanksInProcess
+from partc.runtime.execution.in_process import RanksInProcess
 
 MEMORY_BYTES = 64 * 2**30
 
 
 def prepare_plan(work: str, folder: Path) -> None:
     """Write the work's plan into a folder."""
-    from partc.compiler.training.build import build_training_graph
-    from partc.compiler.training.optimizers import Adagrad, AdamW, Momentum
+    from partc.compiler.differentiation.build import build_training_graph
+    from partc.compiler.differentiation.updates.optimizers import Adagrad, AdamW, Momentum
 
     optimizer, loss = {
         "resnet50": (Momentum(RESNET50["lr"], RESNET50["momentum"]), "softmax_cross_entropy"),

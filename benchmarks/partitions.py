@@ -15,13 +15,13 @@ from pathlib import Path
 from namespaces import namespace_hosts
 
 from partc.compiler.api import compile_step
-from partc.compiler.choose_partitions import measure_partitions, quickest
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.options import Options, Partitioner
-from partc.compiler.training.build import build_training_graph
-from partc.compiler.training.optimizers import SGD
-from partc.cost.cluster import Cluster
+from partc.compiler.planning.choose_partitions import measure_partitions, quickest
+from partc.cost.cluster.cluster import Cluster
 from partc.models.catalogue import build_model
-from partc.runtime.plan_folder import PlanFolder, read_plan_folder
+from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 
 LM = {"vocab": 20_000, "embedding": 512, "cells": 16, "projection": 512, "batch": 8, "steps": 10}
 LM |= {"samples": 2_000}

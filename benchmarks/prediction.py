@@ -20,15 +20,15 @@ import msgspec
 import onnx
 
 from partc.compiler.api import compile_step
-from partc.compiler.measure_segments import CACHE, measure_segments
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import Adagrad, Momentum
 from partc.compiler.options import Options
-from partc.compiler.training.build import build_training_graph
-from partc.compiler.training.optimizers import Adagrad, Momentum
-from partc.cost.cluster import Cluster, read_cluster
-from partc.cost.timeline import simulate
+from partc.compiler.planning.measure_segments import CACHE, measure_segments
+from partc.cost.cluster.cluster import Cluster, read_cluster
+from partc.cost.simulation.timeline import simulate
 from partc.models.catalogue import build_model
-from partc.runtime.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.runner import Runner
+from partc.runtime.jobs.runner import Runner
+from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 
 SHAPES = ((1, 1), (1, 2), (2, 1), (2, 2))
 STRATEGIES = ("allreduce", "ps", "hybrid")

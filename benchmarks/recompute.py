@@ -18,8 +18,8 @@ from pathlib import Path
 from partc_steps import compile_for_one_cpu
 from single_device import PROCESS, WARM_UP_STEPS, Row, StepProcess
 
-from partc.runtime.plan_folder import read_plan_folder
-from partc.runtime.program import Recomputed
+from partc.runtime.plan.plan_folder import read_plan_folder
+from partc.runtime.plan.program import Recomputed
 
 EVERYTHING = 10**15
 

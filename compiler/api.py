@@ -8,25 +8,25 @@ from typing import Any, get_args
 
 import onnx
 
-from partc.compiler.choose_partitions import get_partitioner, measure_partitions, quickest
-from partc.compiler.choose_reading import describe_departures, judge_step
 from partc.compiler.compilation import Compilation
+from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.inspect import Inspection, inspect_graph
-from partc.compiler.materialise import write_decisions
-from partc.compiler.measure_sparsity import measure_sparsity
 from partc.compiler.options import GraphOptions, Options, Partitioner, Sample
-from partc.compiler.output_paths import check_output_folder
+from partc.compiler.output.materialise import write_decisions
+from partc.compiler.output.output_paths import check_output_folder
 from partc.compiler.pipeline import compile_graph
+from partc.compiler.planning.choose_partitions import get_partitioner, measure_partitions, quickest
+from partc.compiler.planning.choose_reading import describe_departures, judge_step
+from partc.compiler.planning.measure_sparsity import measure_sparsity
 from partc.compiler.settle_options import fill_sizes, settle_options
-from partc.compiler.training.build import build_training_graph
 from partc.compiler.verification.verify import verify
-from partc.cost.cluster import Cluster, read_any_cluster
-from partc.cost.partitions import check_partitions
+from partc.cost.assignment.partitions import check_partitions
+from partc.cost.cluster.cluster import Cluster, read_any_cluster
 from partc.cost.strategy import Mode, Strategy
-from partc.passes.analysis.count_flops import count_flops
-from partc.passes.analysis.find_gradients import find_gradients
-from partc.passes.training_graph import TrainingGraph
+from partc.passes.graph.training_graph import TrainingGraph
+from partc.passes.roles.find_gradients import find_gradients
+from partc.passes.rules.sharding_rules import count_flops
 from partc.runtime.errors import (
     BadCluster,
     BadModel,
@@ -36,7 +36,7 @@ from partc.runtime.errors import (
     UnsupportedModel,
     naming,
 )
-from partc.runtime.plan_folder import PlanFolder, read_plan_folder
+from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 
 ABOUT_THE_MODEL = (BadModel, UnsupportedModel, BadUsage)
 Train = str | Path | onnx.ModelProto

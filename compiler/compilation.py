@@ -3,26 +3,25 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from partc.compiler.doubt_estimate import Doubt
 from partc.compiler.options import Options
-from partc.compiler.plan_files import PlanFiles
-from partc.compiler.price_step import StepPrice
-from partc.compiler.stopwatch import Stopwatch
-from partc.cost.cluster import Cluster, ranks_of
-from partc.cost.memory import DeviceMemory
-from partc.cost.partitions import PartitionSearch
-from partc.cost.session_view import view_of_session
+from partc.compiler.output.plan_files import PlanFiles
+from partc.compiler.planning.doubt_estimate import Doubt
+from partc.compiler.planning.price_step import StepPrice
+from partc.compiler.planning.stopwatch import Stopwatch
+from partc.cost.assignment.partitions import PartitionSearch
+from partc.cost.assignment.synchronisation import StrategyCosts
+from partc.cost.cluster.cluster import Cluster, ranks_of, view_of_session
+from partc.cost.simulation.memory import DeviceMemory
+from partc.cost.simulation.timeline import Timeline
 from partc.cost.sparsity import Sparsity
 from partc.cost.strategy import Strategy, SyncFacts
-from partc.cost.synchronisation import StrategyCosts
-from partc.cost.timeline import Timeline
-from partc.passes.analysis.facts import Facts
-from partc.passes.analysis.find_roles import Roles
 from partc.passes.distribute import Analysis
-from partc.passes.lowering.expected_rows import ExpectedRows
+from partc.passes.graph.facts import Facts
+from partc.passes.graph.training_graph import TrainingGraph
+from partc.passes.indexed_rows.expected_rows import ExpectedRows
 from partc.passes.lowering.lowered_graph import LoweredGraph
-from partc.passes.training_graph import TrainingGraph
-from partc.runtime.program import Plan
+from partc.passes.roles.find_roles import Roles
+from partc.runtime.plan.program import Plan
 
 
 @dataclass

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from partc.runtime.results import TRAINED_FILE
+from partc.runtime.jobs.results import TRAINED_FILE
 
 FOLDER = Path("demo")
 CLUSTER = Path("examples") / "cluster-2x2.json"

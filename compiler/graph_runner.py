@@ -9,11 +9,10 @@ import numpy as np
 from partc.runtime.data.batches import join_shares
 from partc.runtime.data.sharded import Batch, ShardedData
 from partc.runtime.errors import BadData, BadUsage
-from partc.runtime.interactive.replica_feeds import ReplicaFeeds
-from partc.runtime.interactive.stepper import Stepper
-from partc.runtime.plan_folder import PlanFolder
-from partc.runtime.results import TRAINED_FILE
-from partc.runtime.runner import Runner
+from partc.runtime.interactive.stepper import ReplicaFeeds, Stepper
+from partc.runtime.jobs.results import TRAINED_FILE
+from partc.runtime.jobs.runner import Runner
+from partc.runtime.plan.plan_folder import PlanFolder
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Fetched = list[Array] | list[list[Array]]

@@ -8,11 +8,11 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from partc.compiler.reporting.describe_assumptions import measured_sentence
+from partc.compiler.report.describe_assumptions import measured_sentence
 from partc.cost.sparsity import Sparsity
-from partc.passes.analysis.find_roles import Role, Roles, find_roles
-from partc.passes.training_graph import Gradient, TrainingGraph
-from partc.runtime.program import DataInput
+from partc.passes.graph.training_graph import Gradient, TrainingGraph
+from partc.passes.roles.find_roles import Role, Roles, find_roles
+from partc.runtime.plan.program import DataInput
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import msgspec
 
 from partc.cost.strategy import Batch, Mechanism, Mode, Strategy, read_strategy
 from partc.runtime.errors import BadUsage
-from partc.runtime.program import Aggregation
+from partc.runtime.plan.program import Aggregation
 
 SAMPLE_STEPS = 8
 

@@ -19,12 +19,12 @@ import onnx
 from partc.compiler.api import compile
 from partc.compiler.graph_runner import AsynchronousTraining, GraphRunner, SteppedTraining, Training
 from partc.compiler.options import GraphOptions, Partitioner
-from partc.cost.cluster import Cluster, read_any_cluster
+from partc.cost.cluster.cluster import Cluster, read_any_cluster
 from partc.runtime.data.feeds import find_function
 from partc.runtime.data.sharded import Batch, ReadShard, ShardedData, is_read_by_shard
 from partc.runtime.errors import BadData, BadUsage
 from partc.runtime.log import configure_log
-from partc.runtime.program import Aggregation
+from partc.runtime.plan.program import Aggregation
 
 Graph = str | Path | onnx.ModelProto
 ResourceInfo = str | Path | Cluster

@@ -12,9 +12,9 @@ from pathlib import Path
 from partc.compiler import stages
 from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
-from partc.compiler.plan_files import PlanFiles
-from partc.cost.cluster import Cluster
-from partc.passes.training_graph import TrainingGraph
+from partc.compiler.output.plan_files import PlanFiles
+from partc.cost.cluster.cluster import Cluster
+from partc.passes.graph.training_graph import TrainingGraph
 
 
 @dataclass(frozen=True)

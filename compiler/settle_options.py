@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from partc.compiler.asynchronous import strategy_of_sessions
 from partc.compiler.options import Options
+from partc.compiler.planning.asynchronous import strategy_of_sessions
 from partc.cost.strategy import Batch, Mode, Strategy
-from partc.passes.training_graph import TrainingGraph
+from partc.passes.graph.training_graph import TrainingGraph
 from partc.runtime.errors import BadStrategy, BadUsage
 
 DEFAULT_BATCH = 8  # a symbolic size that nobody gave a value

@@ -4,37 +4,37 @@ from dataclasses import replace
 
 import msgspec
 
-from partc.compiler.asynchronous import make_sessions
-from partc.compiler.build_plan import build_plan
-from partc.compiler.check_kernels import check_kernels
-from partc.compiler.choose_reading import Reading, choose_reading
 from partc.compiler.compilation import Compilation
-from partc.compiler.describe_plan import describe_plan
-from partc.compiler.doubt_estimate import doubt_estimate
-from partc.compiler.load_segments import load_segments
-from partc.compiler.measure_sparsity import measure_sparsity
-from partc.compiler.price_step import StepPrice
-from partc.cost.memory import check_memory
-from partc.cost.partitions import PartitionSearch, check_partitions, search_partitions
+from partc.compiler.output.describe_plan import describe_plan
+from partc.compiler.planning.asynchronous import make_sessions
+from partc.compiler.planning.build_plan import build_plan
+from partc.compiler.planning.check_kernels import check_kernels
+from partc.compiler.planning.choose_reading import Reading, choose_reading
+from partc.compiler.planning.doubt_estimate import doubt_estimate
+from partc.compiler.planning.load_segments import load_segments
+from partc.compiler.planning.measure_sparsity import measure_sparsity
+from partc.compiler.planning.price_step import StepPrice
+from partc.cost.assignment.partitions import PartitionSearch, check_partitions, search_partitions
+from partc.cost.assignment.synchronisation import StrategyCosts, choose_strategy
+from partc.cost.simulation.memory import check_memory
+from partc.cost.simulation.timeline import simulate
 from partc.cost.sparsity import with_measured_rows
 from partc.cost.strategy import Mode, Strategy
 from partc.cost.strategy_check import check_strategy
-from partc.cost.synchronisation import StrategyCosts, choose_strategy
-from partc.cost.timeline import simulate
-from partc.passes.analysis.check_draws import check_draws
-from partc.passes.analysis.describe_parameters import describe_parameters
-from partc.passes.analysis.facts import infer_facts
-from partc.passes.analysis.find_followers import find_followers
-from partc.passes.analysis.find_gradients import find_gradients
-from partc.passes.analysis.find_roles import find_roles
-from partc.passes.analysis.find_zeros import find_zeros
-from partc.passes.average_replicas import average_replicas
 from partc.passes.distribute import Analysis, check_one_batch, declare_gradients, drop_unservable, lower_step
-from partc.passes.expand_casts import expand_casts
-from partc.passes.fetch_gradients import fetch_gradients
-from partc.passes.lowering.expected_rows import expect_rows
-from partc.runtime.check_program import check_program
+from partc.passes.graph.facts import infer_facts
+from partc.passes.graph.fetch_gradients import fetch_gradients
+from partc.passes.graph.simplify import expand_casts
+from partc.passes.indexed_rows.expected_rows import expect_rows
+from partc.passes.replicas.average_replicas import average_replicas
+from partc.passes.roles.describe_parameters import describe_parameters
+from partc.passes.roles.find_followers import find_followers
+from partc.passes.roles.find_gradients import find_gradients
+from partc.passes.roles.find_roles import find_roles
+from partc.passes.roles.find_sample_axes import check_draws
+from partc.passes.roles.find_zeros import find_zeros
 from partc.runtime.log import log
+from partc.runtime.plan.check_program import check_program
 
 # ---------------------------------------------------------------- the step
 

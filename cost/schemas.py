@@ -4,9 +4,9 @@ from pathlib import Path
 
 import msgspec
 
-from partc.cost.cluster import Cluster
+from partc.cost.cluster.cluster import Cluster
 from partc.cost.strategy import Strategy
-from partc.runtime.program import Plan
+from partc.runtime.plan.program import Plan
 
 SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "cluster.schema.json": Cluster,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from partc.cost.cluster import Cluster
+from partc.cost.cluster.cluster import Cluster
 from partc.cost.strategy import Shard, Strategy, SyncFacts, Synchronisation
 from partc.runtime.errors import BadStrategy
 

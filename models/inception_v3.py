@@ -16,8 +16,8 @@ from typing import Annotated, Literal
 import onnx
 from msgspec import Meta
 
-from partc.models.batch_norm import batch_norm
 from partc.models.graph_builder import GraphBuilder, ModelOptions, Size
+from partc.models.layers import batch_norm
 
 STEM_CHANNELS = 32  # the published network's first layer; `width` scales all others alike
 

@@ -23,7 +23,7 @@ from msgspec import Meta
 from onnx import TensorProto
 
 from partc.models.graph_builder import GraphBuilder, ModelOptions, Size
-from partc.models.lstm import lstm_cell, matrix, zero_state
+from partc.models.layers import lstm_cell, matrix, zero_state
 
 TABLE_LIMIT = 0.1
 

@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 import onnx
 from msgspec import Meta
 
-from partc.models.batch_norm import batch_norm
 from partc.models.graph_builder import GraphBuilder, ModelOptions, Size
+from partc.models.layers import batch_norm
 
 BLOCKS = (3, 4, 6, 3)
 EXPANSION = 4  # a bottleneck's output is this many times as wide as its 3x3 convolution

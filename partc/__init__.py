@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from partc.compiler.api import build_training_graph, compile, get_partitioner, inspect, verify
+    from partc.compiler.differentiation.updates.optimizers import SGD, Adagrad, Momentum
     from partc.compiler.importing import torch_step as torch
     from partc.compiler.importing.shard_inputs import create_num_shards_and_shard_id
     from partc.compiler.parallax_api import ParallaxConfig, get_runner, parallel_run, shard
-    from partc.compiler.training.optimizers import SGD, Adagrad, Momentum
     from partc.models.catalogue import build_model
     from partc.runtime.errors import PartcError
-    from partc.runtime.runner import Runner
+    from partc.runtime.jobs.runner import Runner
 
 __all__ = [
     "SGD",
@@ -39,17 +39,17 @@ __all__ = [
 
 # Loaded when first used: an executor needs the runtime alone, not the compiler and its solver.
 _HOME = {
-    "Adagrad": "partc.compiler.training.optimizers",
-    "Momentum": "partc.compiler.training.optimizers",
+    "Adagrad": "partc.compiler.differentiation.updates.optimizers",
+    "Momentum": "partc.compiler.differentiation.updates.optimizers",
     "ParallaxConfig": "partc.compiler.parallax_api",
-    "SGD": "partc.compiler.training.optimizers",
+    "SGD": "partc.compiler.differentiation.updates.optimizers",
     "PartcError": "partc.runtime.errors",
-    "Runner": "partc.runtime.runner",
+    "Runner": "partc.runtime.jobs.runner",
     "build_model": "partc.models.catalogue",
     "build_training_graph": "partc.compiler.api",
     "compile": "partc.compiler.api",
     "create_num_shards_and_shard_id": "partc.compiler.importing.shard_inputs",
-    "get_partitioner": "partc.compiler.choose_partitions",
+    "get_partitioner": "partc.compiler.planning.choose_partitions",
     "get_runner": "partc.compiler.parallax_api",
     "inspect": "partc.compiler.api",
     "parallel_run": "partc.compiler.parallax_api",

@@ -7,18 +7,18 @@ from types import MappingProxyType
 import onnx_graphsurgeon as gs
 
 from partc.cost.strategy import Strategy, Synchronisation
-from partc.passes.analysis.facts import Facts
-from partc.passes.analysis.find_roles import Roles
-from partc.passes.lowering.expected_rows import ExpectedRows
+from partc.passes.graph.facts import Facts
+from partc.passes.graph.training_graph import TrainingGraph
+from partc.passes.indexed_rows.expected_rows import ExpectedRows
+from partc.passes.layouts.aggregate_partials import aggregate_partials
+from partc.passes.layouts.decide_layouts import NotServable
+from partc.passes.layouts.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
 from partc.passes.lowering.lower import lower
 from partc.passes.lowering.lowered_graph import LoweredGraph
+from partc.passes.roles.find_roles import Roles
 from partc.passes.scheduling.bucket_communications import copy_where_shared
-from partc.passes.sharding.aggregate_partials import aggregate_partials
-from partc.passes.sharding.decide_layouts import NotServable
-from partc.passes.sharding.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
-from partc.passes.training_graph import TrainingGraph
 from partc.runtime.errors import BadUsage
-from partc.runtime.program import Aggregation
+from partc.runtime.plan.program import Aggregation
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def test_the_sources_are_found() -> None:
 
 
 def test_an_import_against_the_direction_is_seen() -> None:
-    source = "from partc.compiler.pipeline import run\nimport partc.passes.sharding.layouts\nimport numpy"
+    source = "from partc.compiler.pipeline import run\nimport partc.passes.layouts.layouts\nimport numpy"
 
     assert imported_packages(source) == {"compiler", "passes"}
 

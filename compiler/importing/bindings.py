@@ -12,16 +12,16 @@ from pathlib import Path
 import msgspec
 import onnx
 
-from partc.passes.training_graph import Gradient, TrainingGraph
+from partc.passes.graph.training_graph import Gradient, TrainingGraph
 from partc.runtime.errors import BadModel, BadUsage
-from partc.runtime.program import NOT_DECODED, Record
-from partc.runtime.shards import Holds
+from partc.runtime.plan.members import Holds
+from partc.runtime.plan.program import NOT_DECODED, Record
 
 METADATA_KEY = "partc.training"
 
 
 class GradientTensors(Record, frozen=True, omit_defaults=True):
-    """The tensors of one gradient, as in passes/training_graph.py."""
+    """The tensors of one gradient, as in passes/graph/training_graph.py."""
 
     dense: str | None = None
     ids: str | None = None

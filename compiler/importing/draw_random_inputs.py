@@ -19,12 +19,12 @@ import onnx
 from onnx import TensorProto, helper
 from onnx.inliner import inline_local_functions
 
+from partc.compiler.differentiation.node_builder import NodeBuilder
+from partc.compiler.differentiation.tensor_types import Shape, TensorType, small_constants, value_info
 from partc.compiler.importing.symbolic_types import symbolic_types
-from partc.compiler.model_file import subgraphs_of
-from partc.compiler.training.node_builder import NodeBuilder
-from partc.compiler.training.tensor_types import Shape, TensorType, small_constants, value_info
+from partc.compiler.model_files.model_file import subgraphs_of
 from partc.runtime.errors import UnsupportedModel
-from partc.runtime.program import DrawnInput, Normal, Uniform
+from partc.runtime.plan.program import DrawnInput, Normal, Uniform
 
 
 def draw_random_inputs(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[DrawnInput, ...]]:

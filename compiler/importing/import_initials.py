@@ -11,11 +11,11 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from partc.compiler.importing.constant_tensors import repeated_value
-from partc.passes.infer_shapes import infer_shapes
-from partc.passes.training_graph import InitialValue, MadeTensor, StoredTensor
+from partc.passes.graph.infer_shapes import infer_shapes
+from partc.passes.graph.training_graph import InitialValue, MadeTensor, StoredTensor
 from partc.runtime.data.npz import read_npz
 from partc.runtime.errors import BadData, BadModel
-from partc.runtime.program import NOT_DECODED, Constant, Normal, Uniform
+from partc.runtime.plan.program import NOT_DECODED, Constant, Normal, Uniform
 
 
 def read_initial_values(

@@ -2,7 +2,7 @@
 
     flat            inputs: data and variables; outputs: loss, ... and the variables' next values
     artifacts       onnxruntime-training's folder: made flat first (ort_training/)
-    training_info   the standard's form: joined into a flat one first (import_training_info.py)
+    training_info   the standard's form: joined into a flat one first (training_info.py)
 
 What is large stays where it lies: initial values are references, constants of one repeated value
 become ConstantOfShape.
@@ -28,12 +28,11 @@ from partc.compiler.importing.bindings import (
 )
 from partc.compiler.importing.constant_tensors import make_repeated_constants
 from partc.compiler.importing.draw_random_inputs import draw_random_inputs
-from partc.compiler.importing.drop_unread_inputs import drop_unread_inputs
-from partc.compiler.importing.find_recorded_slices import find_recorded_slices
 from partc.compiler.importing.import_initials import read_initial_values
-from partc.compiler.importing.import_training_info import has_algorithm, join_training_info
 from partc.compiler.importing.import_variables import (
     check_bindings,
+    drop_unread_inputs,
+    find_recorded_slices,
     read_data_input,
     read_variable,
     separate_outputs,
@@ -53,21 +52,21 @@ from partc.compiler.importing.ort_training.lower_nodes import (
 from partc.compiler.importing.outline_bodies import declare_loop_outputs, outline_bodies
 from partc.compiler.importing.propose_state import propose_state
 from partc.compiler.importing.shard_inputs import declare_shards, read_shard_inputs
-from partc.compiler.model_file import check_model, onnx_transforming, read_model
+from partc.compiler.importing.training_info import has_algorithm, join_training_info
+from partc.compiler.model_files.model_file import check_model, onnx_transforming, read_model
 from partc.compiler.options import GraphOptions
-from partc.compiler.pause_collection import paused_collection
-from partc.passes.analysis.facts import infer_facts
-from partc.passes.analysis.find_gradients import find_gradients
-from partc.passes.analysis.find_input_ranges import find_input_ranges
-from partc.passes.analysis.find_sample_axes import find_drawn_splits, find_sample_axes
-from partc.passes.analysis.find_taken_values import find_taken_values
-from partc.passes.expand_casts import expand_casts
-from partc.passes.infer_shapes import infer_shapes
-from partc.passes.simplify import simplify
-from partc.passes.training_graph import IR_VERSION, Gradient, InitialValue, TrainingGraph
+from partc.compiler.planning.stopwatch import paused_collection
+from partc.passes.graph.facts import infer_facts
+from partc.passes.graph.infer_shapes import infer_shapes
+from partc.passes.graph.simplify import expand_casts, simplify
+from partc.passes.graph.training_graph import IR_VERSION, Gradient, InitialValue, TrainingGraph
+from partc.passes.roles.find_gradients import find_gradients
+from partc.passes.roles.find_input_ranges import find_input_ranges
+from partc.passes.roles.find_sample_axes import find_drawn_splits, find_sample_axes
+from partc.passes.roles.find_taken_values import find_taken_values
 from partc.runtime.errors import BadModel
-from partc.runtime.inside import outside
-from partc.runtime.program import Constant, DrawnInput
+from partc.runtime.plan.plan_folder import outside
+from partc.runtime.plan.program import Constant, DrawnInput
 
 OPSET = 21  # what partc's own graphs are written in
 G_LOGGER.severity = G_LOGGER.ERROR  # it warns of every element type that numpy has from elsewhere

@@ -1,4 +1,16 @@
-"""Inputs of a flat training graph as variables and data inputs, checked against their bindings."""
+"""Inputs of a flat training graph as variables and data inputs, checked against their bindings.
+
+Take away the data inputs that no output depends on.
+
+    before   x, mask -> loss, W_next        after   x -> loss, W_next        nothing reads mask
+
+Such an input has no sample axis and no data of its own: what is compiled, trained and verified does
+without it.
+
+Sparse gradients among those that a training graph names itself.
+
+before   W: dense = ScatterND (zeros, ids, rows)      after   W: dense, ids, rows
+"""
 
 import msgspec
 import numpy as np
@@ -7,9 +19,19 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 
 from partc.compiler.importing.bindings import Bindings
-from partc.passes.training_graph import InitialValue, MadeTensor, StoredTensor, Variable
+from partc.compiler.model_files.cut_model import leaves_of, needed_for
+from partc.passes.graph.reachability import drop_unread_nodes
+from partc.passes.graph.training_graph import (
+    Gradient,
+    InitialValue,
+    MadeTensor,
+    StoredTensor,
+    TrainingGraph,
+    Variable,
+)
+from partc.passes.roles.find_indexed_slices import find_indexed_slices
 from partc.runtime.errors import BadModel, UnsupportedModel
-from partc.runtime.program import DataInput, TakenValues
+from partc.runtime.plan.program import DataInput, TakenValues
 
 
 def check_bindings(graph: onnx.GraphProto, bindings: Bindings) -> None:
@@ -181,3 +203,32 @@ def read_data_input(
     )
     dtype = np.dtype(tensor.dtype).name
     return DataInput(tensor.name, dtype, shape, axis % rank if axis is not None else None, high, taken)
+
+
+def drop_unread_inputs(graph: onnx.GraphProto, bindings: Bindings) -> tuple[tuple[str, ...], Bindings]:
+    """Drop unread data inputs in place, and the nodes that read them; return their names."""
+    outputs = [info.name for info in graph.output]
+    kept = leaves_of(graph, outputs, ()) | bindings.state.keys() | bindings.shards.keys()
+    unread = tuple(info.name for info in graph.input if info.name not in kept)
+    if not unread:
+        return (), bindings
+    needed = needed_for(graph, outputs)
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in needed]
+    inputs = [info for info in graph.input if info.name in kept]
+    del graph.node[:], graph.input[:]
+    graph.node.extend(nodes)
+    graph.input.extend(inputs)
+    axes = {name: axis for name, axis in bindings.sample_axes.items() if name not in unread}
+    return unread, msgspec.structs.replace(bindings, sample_axes=axes)
+
+
+def find_recorded_slices(training: TrainingGraph) -> None:
+    """Let every recorded gradient that is rows scattered into zeros be indexed slices too."""
+    tensors = training.graph.tensors()
+    for name, gradient in training.gradients.items():
+        assert gradient.dense is not None
+        slices = find_indexed_slices(training.graph, tensors[gradient.dense], training.variables[name])
+        ids, rows = slices or (None, None)
+        training.gradients[name] = Gradient(name, gradient.dense, ids, rows)
+    training.graph.toposort()
+    drop_unread_nodes(training.graph)

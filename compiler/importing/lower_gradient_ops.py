@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import onnx
 from onnx import helper
 
-from partc.compiler.cut_model import needed_for
+from partc.compiler.differentiation.differentiate import differentiate
+from partc.compiler.differentiation.node_builder import NodeBuilder
+from partc.compiler.differentiation.parameters.find_parameters import trace
+from partc.compiler.differentiation.tensor_types import Types, infer_types
 from partc.compiler.importing.bindings import GradientTensors
 from partc.compiler.importing.lower_optimizer_ops import PREVIEW_DOMAIN
-from partc.compiler.training.differentiate import differentiate
-from partc.compiler.training.node_builder import NodeBuilder
-from partc.compiler.training.parameters import trace
-from partc.compiler.training.tensor_types import Types, infer_types
-from partc.passes.training_graph import Gradient
+from partc.compiler.model_files.cut_model import needed_for
+from partc.passes.graph.training_graph import Gradient
 from partc.runtime.errors import BadModel, UnsupportedModel
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from partc.compiler.model_file import subgraphs_of
-from partc.compiler.training.tensor_types import small_constants
+from partc.compiler.differentiation.tensor_types import small_constants
+from partc.compiler.model_files.model_file import subgraphs_of
 
 BODY_DOMAIN = "partc.bodies"
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import onnx
 
-from partc.compiler.training.tensor_types import Size, TensorType, infer_types
+from partc.compiler.differentiation.tensor_types import Size, TensorType, infer_types
 
 # No model has a size that such a prime divides.
 _PRIMES = (99_991, 99_989, 99_971, 99_961, 99_929, 99_923, 99_907, 99_901, 99_881, 99_877, 99_871, 99_859)

@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from partc.passes.infer_shapes import infer_shapes
-from partc.passes.scheduling.choose_bodies import choose_bodies
+from partc.passes.cpu_kernels.winograd import choose_bodies
+from partc.passes.graph.infer_shapes import infer_shapes
 
 SUFFIX = "/body"
 Tensors = Mapping[str, np.ndarray[Any, np.dtype[Any]]]

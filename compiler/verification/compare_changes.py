@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from partc.compiler.verification.floats import Array, eps_of, is_float, least_of, max_abs, sizes, wide
 from partc.compiler.verification.rounding import Rounding
+from partc.compiler.verification.sessions import Array, eps_of, is_float, least_of, max_abs, sizes, wide
 
 Verdict = Literal["equal", "differs", "did not change", "not finite", "other rows changed"]
 

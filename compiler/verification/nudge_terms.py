@@ -18,9 +18,9 @@ import onnx
 from onnx import TensorProto, helper
 from onnx.inliner import inline_local_functions
 
-from partc.compiler.cut_model import reads_of
-from partc.compiler.model_file import subgraphs_of
-from partc.compiler.verification.floats import eps_of
+from partc.compiler.model_files.cut_model import reads_of
+from partc.compiler.model_files.model_file import subgraphs_of
+from partc.compiler.verification.sessions import eps_of
 
 SCATTER = 2.0**-10  # far more than eps, and too little for another step
 REARRANGING = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})

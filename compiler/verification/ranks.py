@@ -17,14 +17,14 @@ import numpy as np
 from partc.runtime.data.batches import share_of
 from partc.runtime.data.checkpoint import map_array
 from partc.runtime.data.feeds import open_source
-from partc.runtime.in_process import RanksInProcess
+from partc.runtime.execution.in_process import RanksInProcess
+from partc.runtime.execution.row_hashes import row_hashes
 from partc.runtime.interactive.stepper import Stepper
-from partc.runtime.job import variables_file
-from partc.runtime.plan_folder import PlanFolder
-from partc.runtime.program import Plan, Rank
-from partc.runtime.results import Owner, assemble_output, owners_of, pieces_among
-from partc.runtime.row_hashes import row_hashes
-from partc.runtime.runner import Runner, stage_data
+from partc.runtime.jobs.job import variables_file
+from partc.runtime.jobs.results import Owner, assemble_output, owners_of, pieces_among
+from partc.runtime.jobs.runner import Runner, stage_data
+from partc.runtime.plan.plan_folder import PlanFolder
+from partc.runtime.plan.program import Plan, Rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Batch = Mapping[str, Array]

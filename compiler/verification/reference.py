@@ -24,15 +24,14 @@ from onnx.inliner import inline_local_functions
 from partc.compiler.importing.bindings import Bindings, read_bindings
 from partc.compiler.importing.draw_random_inputs import draw_random_inputs
 from partc.compiler.verification.compare_bodies import differences, probe_of
-from partc.compiler.verification.floats import Array
 from partc.compiler.verification.rounding import Rounding, measure_rounding
 from partc.compiler.verification.rows_of_batch import RowsOfBatch
-from partc.compiler.verification.sessions import Session, convolving
+from partc.compiler.verification.sessions import Array, Session, convolving
 from partc.compiler.verification.split_step import SplitStep, Tensors
 from partc.compiler.verification.touched_rows import by_places, find_tables, places
-from partc.passes.training_graph import IR_VERSION
+from partc.passes.graph.training_graph import IR_VERSION
 from partc.runtime.errors import BadPlan
-from partc.runtime.program import Plan
+from partc.runtime.plan.program import Plan
 
 TABLE_LIMIT_BYTES = 1 << 26  # a table that is larger is given by the rows that a step touches
 

@@ -27,8 +27,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from partc.compiler.verification.floats import Array, eps_of, is_float, max_abs, wide
 from partc.compiler.verification.nudge_terms import SCATTER
+from partc.compiler.verification.sessions import Array, eps_of, is_float, max_abs, wide
 from partc.compiler.verification.split_step import SplitStep, Tensors
 
 ROUNDINGS = 8

@@ -5,12 +5,11 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 
-from partc.compiler.cut_model import cut_model, leaves_of, reached_from
-from partc.compiler.verification.floats import Array
-from partc.compiler.verification.sessions import Session
+from partc.compiler.model_files.cut_model import cut_model, leaves_of, reached_from
+from partc.compiler.verification.sessions import Array, Session
 from partc.compiler.verification.split_step import SplitStep
 from partc.compiler.verification.touched_rows import Uses, rows_named
-from partc.runtime.program import Plan
+from partc.runtime.plan.program import Plan
 
 
 class RowsOfBatch:

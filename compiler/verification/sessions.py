@@ -1,13 +1,51 @@
-"""Models run in plain onnxruntime, on one thread."""
+"""Models run in plain onnxruntime, on one thread.
+
+What verification asks of arrays of any float dtype; numpy alone does not know bfloat16.
+"""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import ml_dtypes
+import numpy as np
 import onnx
 import onnxruntime as ort
 
 from partc.compiler.verification.compare_bodies import with_chosen_bodies
-from partc.compiler.verification.floats import Array
-from partc.runtime.device import INEXACT_IN_DOUBLE
+from partc.runtime.execution.device import INEXACT_IN_DOUBLE
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def is_float(array: Array) -> bool:
+    """Tell whether the elements are floats."""
+    return np.issubdtype(array.dtype, np.floating) or array.dtype == ml_dtypes.bfloat16
+
+
+def eps_of(dtype: np.dtype[Any]) -> float:
+    """Return the distance from 1 to the next number."""
+    return float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
+
+
+def least_of(dtype: np.dtype[Any]) -> float:
+    """Return the smallest number of full precision; below it there are fewer bits."""
+    return float(ml_dtypes.finfo(dtype).tiny)  # type: ignore[no-untyped-call]
+
+
+def wide(array: Array) -> Array:
+    """Return float32 as it is, for tables are large, and all else as float64."""
+    return array if array.dtype == np.float32 else array.astype(np.float64)
+
+
+def sizes(array: Array) -> Array:
+    """Return |array|, float32 or float64."""
+    absolute: Array = np.abs(wide(array))
+    return absolute
+
+
+def max_abs(array: Array) -> float:
+    """Return max|array|, 0 of no elements."""
+    return float(np.max(sizes(array), initial=0.0))
 
 
 class Session:

@@ -8,13 +8,12 @@ from typing import Literal
 import numpy as np
 import onnx
 
-from partc.compiler.cut_model import cut_model, leaves_of, reached_from
 from partc.compiler.importing.bindings import Bindings
-from partc.compiler.verification.floats import Array, is_float
+from partc.compiler.model_files.cut_model import cut_model, leaves_of, reached_from
 from partc.compiler.verification.nudge_terms import nudge_last_bits, scatter_terms
-from partc.compiler.verification.sessions import Session, convolving
+from partc.compiler.verification.sessions import Array, Session, convolving, is_float
 from partc.runtime.errors import BadPlan, UnsupportedModel
-from partc.runtime.program import Aggregation, DataInput, DrawnInput, Plan
+from partc.runtime.plan.program import Aggregation, DataInput, DrawnInput, Plan
 
 Tensors = dict[str, Array]
 Kind = Literal["dense", "ids", "rows"]

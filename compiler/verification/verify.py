@@ -36,9 +36,9 @@ from partc.runtime.asynchronous.session import with_one_worker
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.data.step_draws import draw_total
 from partc.runtime.errors import BadUsage
-from partc.runtime.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.program import Plan
-from partc.runtime.row_hashes import row_hashes
+from partc.runtime.execution.row_hashes import row_hashes
+from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
+from partc.runtime.plan.program import Plan
 
 __all__ = ["VerifyReport", "launch_daemons", "launch_in_process", "verify"]
 

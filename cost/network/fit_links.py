@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from partc.cost.cluster import Cluster, Link
+from partc.cost.cluster.cluster import Cluster, Link
+from partc.cost.cluster.profiles import MEMORY_LATENCY_S
 from partc.cost.network.topology import Network
-from partc.cost.profiles import MEMORY_LATENCY_S
 
 HEAD_START = 2.0  # times slower than the line are the last bytes, where the first had a head start
 CROSSINGS = 2  # of a host's memory, by a message between two of its processes

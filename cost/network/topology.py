@@ -16,9 +16,9 @@ from itertools import combinations, pairwise
 import networkx as nx
 import numpy as np
 
-from partc.cost.cluster import Cluster, Host
+from partc.cost.cluster.cluster import Cluster, Host
+from partc.cost.cluster.profiles import MEMORY_LATENCY_S, STAGING_LATENCY_S
 from partc.cost.network.ways import Array, Numbers, Ways
-from partc.cost.profiles import MEMORY_LATENCY_S, STAGING_LATENCY_S
 
 # Routes are the quickest for a message of this size; any size from 64 KB to 64 MB picks alike on
 # networks where the faster link is not the farther one.

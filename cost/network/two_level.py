@@ -19,7 +19,7 @@ carries more with servers, since it is a server too: 4 W (N - 1) / N, as with al
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from partc.cost.cluster import Cluster, groups_of, ranks_of
+from partc.cost.cluster.cluster import Cluster, groups_of, ranks_of
 from partc.cost.network.collectives import (
     all_gather,
     all_reduce,

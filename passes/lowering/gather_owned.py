@@ -8,11 +8,11 @@ gradient, a part of a table)   FeedRows, and the owner's part found by the count
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from partc.passes.lowering.exchange_rows import push_slices
+from partc.passes.indexed_rows.exchange_rows import push_slices
+from partc.passes.indexed_rows.route_rows import INT64
+from partc.passes.layouts.layouts import Gathered, Layout, Owned, Replicate
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering
-from partc.passes.lowering.route_rows import INT64
-from partc.passes.sharding.layouts import Gathered, Layout, Owned, Replicate
 
 SERVER_WHOLE = Layout("server", Replicate())
 

@@ -15,22 +15,22 @@ from types import MappingProxyType
 
 import onnx_graphsurgeon as gs
 
-from partc.passes.lowering.expected_rows import ExpectedRows
-from partc.passes.lowering.lower_node import lower_node
-from partc.passes.lowering.lowered_graph import LoweredGraph, State
-from partc.passes.lowering.lowering import Lowering
-from partc.passes.lowering.reshard import reshard
-from partc.passes.sharding.decide_layouts import Decision, run_whole, split_on
-from partc.passes.sharding.layouts import (
+from partc.passes.indexed_rows.expected_rows import ExpectedRows
+from partc.passes.layouts.decide_layouts import Decision, run_whole, split_on
+from partc.passes.layouts.layouts import (
     Layout,
     Partial,
     PerReplica,
     Replicate,
     Split,
 )
-from partc.passes.sharding.propagate_layouts import LaidOutGraph
-from partc.passes.sharding.sharding_rules import rule_of
-from partc.runtime.program import Site
+from partc.passes.layouts.propagate_layouts import LaidOutGraph
+from partc.passes.lowering.lower_node import lower_node
+from partc.passes.lowering.lowered_graph import LoweredGraph, State
+from partc.passes.lowering.lowering import Lowering
+from partc.passes.lowering.reshard import reshard
+from partc.passes.rules.sharding_rules import rule_of
+from partc.runtime.plan.program import Site
 
 
 def lower(

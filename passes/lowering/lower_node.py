@@ -7,14 +7,10 @@ Sizes are always the single device's: `Shape` of a piece is scaled up, and an op
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from partc.passes import average_replicas
-from partc.passes.lowering.ask_rows import ask_rows, run_on_requested_rows
-from partc.passes.lowering.exchange_rows import needs_exchange, push_slices, reduce_slices
-from partc.passes.lowering.gather_owned import slice_owned_rows
-from partc.passes.lowering.lowered_graph import constant
-from partc.passes.lowering.lowering import Lowering
-from partc.passes.sharding.decide_layouts import Decision, slices_rows
-from partc.passes.sharding.layouts import (
+from partc.passes.indexed_rows.ask_rows import ask_rows, run_on_requested_rows
+from partc.passes.indexed_rows.exchange_rows import needs_exchange, push_slices, reduce_slices
+from partc.passes.layouts.decide_layouts import Decision, slices_rows
+from partc.passes.layouts.layouts import (
     Layout,
     Owned,
     PerReplica,
@@ -23,7 +19,11 @@ from partc.passes.sharding.layouts import (
     RequestedRows,
     Split,
 )
-from partc.passes.sharding.sharding_rules import is_sum_rows, rule_of
+from partc.passes.lowering.gather_owned import slice_owned_rows
+from partc.passes.lowering.lowered_graph import constant
+from partc.passes.lowering.lowering import Lowering
+from partc.passes.replicas import average_replicas
+from partc.passes.rules.sharding_rules import is_sum_rows, rule_of
 
 
 def lower_node(lowering: Lowering, node: gs.Node, decision: Decision) -> list[gs.Tensor]:

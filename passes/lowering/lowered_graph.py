@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from partc.passes.sharding.layouts import Layout
-from partc.runtime.program import Site
+from partc.passes.layouts.layouts import Layout
+from partc.runtime.plan.program import Site
 
 COMMUNICATION_DOMAIN = "partc.communication"
 

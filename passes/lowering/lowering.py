@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from partc.passes.lowering.expected_rows import ExpectedRows
-from partc.passes.lowering.lowered_graph import LoweredGraph
-from partc.passes.sharding.layouts import (
+from partc.passes.indexed_rows.expected_rows import ExpectedRows
+from partc.passes.layouts.layouts import (
     Gathered,
     Layout,
     Owned,
@@ -19,7 +18,8 @@ from partc.passes.sharding.layouts import (
     RequestedRows,
     Split,
 )
-from partc.passes.sharding.propagate_layouts import LaidOutGraph
+from partc.passes.layouts.propagate_layouts import LaidOutGraph
+from partc.passes.lowering.lowered_graph import LoweredGraph
 
 TAGS = {
     Replicate: "whole",

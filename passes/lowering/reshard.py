@@ -12,11 +12,11 @@ whole, from site to site                     ToServers, ToWorkers
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from partc.passes.lowering.ask_rows import return_rows
+from partc.passes.indexed_rows.ask_rows import return_rows
+from partc.passes.layouts.layouts import Gathered, Layout, Owned, Partial, Replicate, RequestedRows, Split
 from partc.passes.lowering.gather_owned import gather_owned, has_parameter_rows, take_owned_slices
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering
-from partc.passes.sharding.layouts import Gathered, Layout, Owned, Partial, Replicate, RequestedRows, Split
 
 WORKER_WHOLE = Layout("worker", Replicate())
 SERVER_WHOLE = Layout("server", Replicate())

@@ -1,1 +1,1 @@
-"""Whether replicas, each on a batch of its own, train what one device trains on all their batches."""
+"""Where replicas meet, and whether each on its own batch they train what one device trains on all."""

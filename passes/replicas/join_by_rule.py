@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 
 from partc.passes.replicas.joined import ALIKE, Joined, coupled
-from partc.passes.sharding.sharding_rule import Axis, ShardingRule
+from partc.passes.rules.sharding_rule import Axis, ShardingRule
 
 Uniform = Callable[[str, int, int, int], bool]  # tensor, axis, outer, size -> are the factor's entries equal
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from partc.passes.analysis.facts import Facts
-from partc.passes.analysis.find_roles import gradient_tensors
-from partc.passes.analysis.find_zeros import find_zeros
-from partc.passes.analysis.reachability import reads_of
+from partc.passes.graph.facts import Facts
+from partc.passes.graph.reachability import reads_of
+from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.replicas.join_by_rule import Operands, join_by_rule
 from partc.passes.replicas.join_sizes import (
     Sizes,
@@ -25,11 +24,12 @@ from partc.passes.replicas.join_sizes import (
     sizes_of_shape,
 )
 from partc.passes.replicas.joined import ALIKE, Joined, coupled
-from partc.passes.sharding.rules_shape import equal_parts
-from partc.passes.sharding.sharding_rule import ShardingRule
-from partc.passes.sharding.sharding_rules import rule_of
-from partc.passes.training_graph import TrainingGraph
-from partc.runtime.program import DrawnInput
+from partc.passes.roles.find_roles import gradient_tensors
+from partc.passes.roles.find_zeros import find_zeros
+from partc.passes.rules.rules_shape import equal_parts
+from partc.passes.rules.sharding_rule import ShardingRule
+from partc.passes.rules.sharding_rules import rule_of
+from partc.runtime.plan.program import DrawnInput
 
 
 def join_replicas(training: TrainingGraph, facts: Facts, main: Set[str]) -> dict[str, Joined]:

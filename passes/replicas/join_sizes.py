@@ -13,10 +13,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import helper, numpy_helper
 
-from partc.passes.analysis.facts import SMALL, UNKNOWN, Facts
-from partc.passes.analysis.run_constants import run_constants
+from partc.passes.graph.facts import SMALL, UNKNOWN, Facts
+from partc.passes.graph.infer_shapes import run_constants
+from partc.passes.graph.training_graph import IR_VERSION
 from partc.passes.replicas.joined import ALIKE, Joined, coupled
-from partc.passes.training_graph import IR_VERSION
 from partc.runtime.errors import BadModel, UnsupportedModel
 
 LARGEST_POWER = 4

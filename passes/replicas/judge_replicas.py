@@ -14,13 +14,13 @@ from typing import Literal
 
 import numpy as np
 
-from partc.passes.analysis.facts import Facts
-from partc.passes.analysis.find_roles import find_roles
-from partc.passes.indexed_slices import pairs_of
+from partc.passes.graph.facts import Facts
+from partc.passes.graph.training_graph import Gradient, TrainingGraph
+from partc.passes.indexed_rows.indexed_slices import pairs_of
 from partc.passes.replicas.join_replicas import join_replicas
 from partc.passes.replicas.joined import Joined
-from partc.passes.training_graph import Gradient, TrainingGraph
-from partc.runtime.program import Aggregation
+from partc.passes.roles.find_roles import find_roles
+from partc.runtime.plan.program import Aggregation
 
 SUMS = Aggregation(average_dense=False, average_sparse=False)
 

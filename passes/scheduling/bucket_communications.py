@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from partc.passes.layouts.layouts import Reduction
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
-from partc.passes.sharding.layouts import Reduction
-from partc.runtime.program import Site
+from partc.runtime.plan.program import Site
 
 BUCKET_BYTES = 25_000_000  # DESIGN: 25 MB is where an AllReduce nears the line rate
 BUCKETED = ("AllReduce", "Push", "Pull", "ToServers", "ToWorkers")

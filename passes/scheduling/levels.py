@@ -9,11 +9,11 @@ rows        gathered on the host's server, exchanged among servers, scattered in
 
 from dataclasses import dataclass
 
+from partc.passes.layouts.layouts import Reduction
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.bucket_communications import Bucket
 from partc.passes.scheduling.schedule import Communication
-from partc.passes.sharding.layouts import Reduction
-from partc.runtime.program import Kind, Site
+from partc.runtime.plan.program import Kind, Site
 
 ROWS: dict[str, tuple[Kind, str, Site, Site]] = {
     "AllGatherRows": ("all_gather_rows", "workers", "worker", "worker"),

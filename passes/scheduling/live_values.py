@@ -1,7 +1,7 @@
 """Which values exist when: from the node that makes one to the last that reads it, in the schedule's order.
 
 ONNX Runtime orders the nodes of a segment in its own way; segments keep theirs. Counted are what a
-step makes and lets go: variables and communication buffers last, and are counted elsewhere (cost/memory.py).
+step makes and lets go: variables and communication buffers last, and are counted elsewhere (memory.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.schedule import Chunk, Item
-from partc.runtime.program import Site
+from partc.runtime.plan.program import Site
 
 
 @dataclass(frozen=True, slots=True)

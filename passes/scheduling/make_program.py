@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from partc.passes.cpu_kernels.block_updates import POINTWISE
 from partc.passes.lowering.lowered_graph import LoweredGraph
-from partc.passes.scheduling.block_updates import POINTWISE
 from partc.passes.scheduling.bucket_communications import Bucket
 from partc.passes.scheduling.levels import Collective, HostGrid, levels_of
 from partc.passes.scheduling.outline_segments import SegmentOutliner
 from partc.passes.scheduling.prove_in_place import SCATTERS, prove_in_place
 from partc.passes.scheduling.schedule import Chunk, Communication, Item
 from partc.passes.scheduling.write_segments import SegmentWriter, row_shape
-from partc.runtime.program import Buffer, Instruction, RowShape, Run, Site, Slice, Start, Store, Wait
+from partc.runtime.plan.program import Buffer, Instruction, RowShape, Run, Site, Slice, Start, Store, Wait
 from partc.runtime.transports.communication import ROW_KINDS
 
 

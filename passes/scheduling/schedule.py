@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 from partc.passes.scheduling.bucket_communications import Bucket, depths
-from partc.runtime.program import Site
+from partc.runtime.plan.program import Site
 
 SMALL_BYTES = 1_000_000  # a smaller message does not end a segment before the wave ends
 

@@ -10,14 +10,14 @@ import onnx_graphsurgeon as gs
 from onnx import helper, numpy_helper
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
-from partc.passes.infer_shapes import infer_shapes
+from partc.passes.cpu_kernels.align_scalars import align_scalars
+from partc.passes.cpu_kernels.block_updates import block_updates
+from partc.passes.cpu_kernels.turn_products import turn_products
+from partc.passes.cpu_kernels.winograd import choose_bodies
+from partc.passes.graph.infer_shapes import infer_shapes
+from partc.passes.graph.training_graph import IR_VERSION
 from partc.passes.lowering.lowered_graph import is_communication
-from partc.passes.scheduling.align_scalars import align_scalars
-from partc.passes.scheduling.block_updates import block_updates
-from partc.passes.scheduling.choose_bodies import choose_bodies
 from partc.passes.scheduling.schedule import Chunk
-from partc.passes.scheduling.turn_products import turn_products
-from partc.passes.training_graph import IR_VERSION
 
 PartialShape = tuple[int | None, ...]
 

@@ -22,9 +22,9 @@ from partc.runtime.asynchronous.job import (
 from partc.runtime.asynchronous.session import own_ranks, server_name, servers_of, worker_name
 from partc.runtime.data.checkpoint import TensorFile, read_array, read_arrays, write_arrays, write_tensors
 from partc.runtime.errors import BadUsage
-from partc.runtime.job import Job, variables_file
-from partc.runtime.program import Plan
-from partc.runtime.results import Owner, TrainingResult, owners_of, pieces_among
+from partc.runtime.jobs.job import Job, variables_file
+from partc.runtime.jobs.results import Owner, TrainingResult, owners_of, pieces_among
+from partc.runtime.plan.program import Plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Report = TypeVar("Report", ServerReport, WorkerReport)

@@ -18,7 +18,7 @@ import zmq
 
 from partc.runtime.asynchronous.session import server_name, servers_of
 from partc.runtime.errors import BadUsage, RankFailed
-from partc.runtime.program import Plan, Record
+from partc.runtime.plan.program import Plan, Record
 
 LOCAL = "localhost"
 KEY_FILE = "session.key"

@@ -16,7 +16,7 @@ import numpy as np
 
 from partc.runtime.asynchronous.collect import merge_variables
 from partc.runtime.asynchronous.messages import Gone, SessionMessage, decode_message, encode_message
-from partc.runtime.asynchronous.server import Server, Staleness
+from partc.runtime.asynchronous.server import Server, SharedValues, Staleness
 from partc.runtime.asynchronous.session import (
     Post,
     own_ranks,
@@ -26,14 +26,13 @@ from partc.runtime.asynchronous.session import (
     servers_of,
     worker_name,
 )
-from partc.runtime.asynchronous.shared_values import SharedValues
 from partc.runtime.asynchronous.worker import Worker
 from partc.runtime.data.batches import check_total_batch, share_of
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.data.step_draws import draw_share
-from partc.runtime.device import Sessions as LoadedSegments
-from partc.runtime.plan_folder import PlanFolder
-from partc.runtime.program import Rank
+from partc.runtime.execution.device import Sessions as LoadedSegments
+from partc.runtime.plan.plan_folder import PlanFolder
+from partc.runtime.plan.program import Rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Batch = Mapping[str, Array]

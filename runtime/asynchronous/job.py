@@ -1,6 +1,6 @@
 """One asynchronous job, as the launcher hands it to its processes, and what they write back.
 
-Beside what every job's folder holds (runtime/job.py):
+Beside what every job's folder holds (runtime/jobs/job.py):
 
     session.json                     how the sessions run
     session.key, endpoint.NAME       between machines, see endpoints.py
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from partc.runtime.job import write_record
-from partc.runtime.program import Record
+from partc.runtime.jobs.job import write_record
+from partc.runtime.plan.program import Record
 
 SESSION_FILE = "session.json"
 

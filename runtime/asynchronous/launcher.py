@@ -3,11 +3,21 @@
 a worker dies without a word     the others train on; the servers forget it
 a worker stops with an error     the run ends with that error
 a server dies, or all workers    the run ends
+
+The command that starts one, here or on another machine:
+
+    localhost     python -m partc.runtime.asynchronous.process JOB_FOLDER PART NUMBER
+    elsewhere     ssh ADDRESS "cd FOLDER && exec env NAME=VALUE.. python -m .."      same Python, same paths
+
+PARTC_SSH names another program that is called as ssh is. A remote process ends when its connection does.
 """
 
+import os
 import queue
+import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -22,11 +32,40 @@ from partc.runtime.asynchronous.job import SessionJob, error_file, write_session
 from partc.runtime.asynchronous.mesh import Mesh, limit_of_messages
 from partc.runtime.asynchronous.messages import Finish, Gone
 from partc.runtime.asynchronous.session import describe_worker, server_name, servers_of, worker_name
-from partc.runtime.asynchronous.start import command_for
-from partc.runtime.errors import RankFailed
-from partc.runtime.job import first_failure
-from partc.runtime.launcher import OnProgress, progress_in, rank_environment
-from partc.runtime.program import Plan
+from partc.runtime.errors import BadUsage, RankFailed
+from partc.runtime.jobs.job import first_failure
+from partc.runtime.jobs.launcher import RANK_VARIABLES, OnProgress, progress_in, rank_environment
+from partc.runtime.plan.program import Plan
+
+MODULE = "partc.runtime.asynchronous.process"
+_PASSED_ON = ("PYTHONPATH", "PATH")
+
+
+def command_for(job_folder: Path, part: str, number: int, address: str) -> list[str]:
+    """Return the command for a server or worker at an address. Raises BadUsage."""
+    started = [sys.executable, "-m", MODULE, str(job_folder.absolute()), part, str(number)]
+    if address == LOCAL:
+        return started
+    remote = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*_variables(os.environ), *started])}"
+    return [*_find_ssh(), address, remote]
+
+
+def _variables(environment: Mapping[str, str]) -> list[str]:
+    own = {name: value for name, value in environment.items() if name.startswith("PARTC_")}
+    passed = {name: environment[name] for name in _PASSED_ON if name in environment}
+    return [f"{name}={value}" for name, value in (RANK_VARIABLES | passed | own).items()]
+
+
+def _find_ssh() -> list[str]:
+    chosen = shlex.split(os.environ.get("PARTC_SSH", "ssh"))
+    if not chosen or shutil.which(chosen[0]) is None:
+        raise BadUsage(
+            "no ssh was found to start processes on other machines",
+            at=f"PARTC_SSH={os.environ['PARTC_SSH']}" if "PARTC_SSH" in os.environ else "PATH",
+            fix="install an ssh client, or set PARTC_SSH to a program that is called as ssh is",
+        )
+    return chosen
+
 
 _GRACE_S = 5.0  # from a polite end to a kill
 

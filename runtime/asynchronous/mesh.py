@@ -18,7 +18,7 @@ from partc.runtime.asynchronous.endpoints import Key, find, listen, read_key
 from partc.runtime.asynchronous.job import SessionJob
 from partc.runtime.asynchronous.messages import SessionMessage, decode_message, encode_message
 from partc.runtime.errors import BadPlan
-from partc.runtime.program import Plan, Start
+from partc.runtime.plan.program import Plan, Start
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Received = tuple[SessionMessage, list[memoryview]]

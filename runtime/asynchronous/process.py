@@ -24,7 +24,7 @@ from partc.runtime.asynchronous.job import (
     session_outputs_file,
 )
 from partc.runtime.asynchronous.mesh import Mesh
-from partc.runtime.asynchronous.server import Server
+from partc.runtime.asynchronous.server import Server, SharedValues
 from partc.runtime.asynchronous.session import (
     describe_worker,
     own_ranks,
@@ -35,19 +35,17 @@ from partc.runtime.asynchronous.session import (
     with_workers,
     worker_name,
 )
-from partc.runtime.asynchronous.shared_values import SharedValues
 from partc.runtime.asynchronous.worker import Worker
 from partc.runtime.data.batches import inputs_of
 from partc.runtime.data.checkpoint import read_arrays, write_arrays
 from partc.runtime.data.feeds import Source, open_source
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.data.step_draws import draw_share, draws_of
-from partc.runtime.device import Sessions
 from partc.runtime.errors import Diverged, RankFailed
-from partc.runtime.job import INITIAL_FILE, failure_of, read_job, write_record
-from partc.runtime.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.program import Rank
-from partc.runtime.reporter import Reporter
+from partc.runtime.execution.device import Sessions
+from partc.runtime.jobs.job import INITIAL_FILE, Reporter, failure_of, read_job, write_record
+from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
+from partc.runtime.plan.program import Rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

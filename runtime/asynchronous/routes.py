@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from partc.runtime.program import Plan, Rank, Run, Start, Store, instructions_of, members_of
+from partc.runtime.plan.members import lands_at, sends_at
+from partc.runtime.plan.program import Plan, Rank, Run, Start, Store, instructions_of, members_of
 from partc.runtime.transports.communication import ROW_KINDS, Dense, Part
-from partc.runtime.transports.members import lands_at, sends_at
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -3,6 +3,8 @@
 It owns variables that all sessions share, and plays its rank of every session: one executor each. Whatever
 has come is carried out before anything else is heard, and an executor is left only where it waits. So a
 segment, and all segments between two waits of a session, are atomic: no other session sees them half done.
+
+What it owns is one memory that the environments of all sessions share.
 """
 
 from collections import Counter
@@ -32,14 +34,35 @@ from partc.runtime.asynchronous.session import (
     worker_name,
 )
 from partc.runtime.asynchronous.session_transport import SessionTransport
-from partc.runtime.asynchronous.shared_values import SharedValues
-from partc.runtime.device import Sessions, device_of
-from partc.runtime.environment import Environment
-from partc.runtime.executor import Executor
-from partc.runtime.program import Plan, Rank, Start
-from partc.runtime.shards import shard_values
+from partc.runtime.data.initial import InitialValues
+from partc.runtime.execution.device import Sessions, device_of
+from partc.runtime.execution.environment import Environment
+from partc.runtime.execution.executor import Executor
+from partc.runtime.plan.members import shard_values
+from partc.runtime.plan.plan_folder import PlanFolder
+from partc.runtime.plan.program import Plan, Rank, Start
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class SharedValues(InitialValues):
+    """Initial values that are made once: every later asker gets the same memory, as it is by then.
+
+    An environment on a CPU keeps a variable where the initial value lies, so all of them see every update.
+    """
+
+    def __init__(self, folder: PlanFolder, given: Mapping[str, Array] | None = None) -> None:
+        super().__init__(folder, given)
+        self._shared: dict[tuple[str, int | None, int | None], Array] = {}
+
+    def rows(self, name: str, start: int | None = None, stop: int | None = None) -> Array:
+        """Return rows [start, stop) of variable `name`, whole if start is None: the memory itself."""
+        key = (name, start, stop)
+        if key not in self._shared:
+            self._shared[key] = np.require(super().rows(name, start, stop), requirements=["C", "W"])
+        return self._shared[key]
+
+
 Feeds = Callable[[int, int], Mapping[str, Array]]  # (session, step from 1) -> what this rank is fed
 AfterStep = Callable[[int], None]  # told a step (from 1) of any session when its pushes are applied
 

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from partc.runtime.asynchronous.messages import SessionMessage
-from partc.runtime.plan_folder import PlanFolder
-from partc.runtime.program import Plan, Rank
+from partc.runtime.plan.plan_folder import PlanFolder
+from partc.runtime.plan.program import Plan, Rank
 
 SESSION_HOST = "session"
 

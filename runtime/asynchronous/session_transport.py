@@ -22,7 +22,7 @@ from partc.runtime.asynchronous.routes import (
     routes_of,
 )
 from partc.runtime.errors import BadPlan
-from partc.runtime.program import Plan, Rank, Start
+from partc.runtime.plan.program import Plan, Rank, Start
 from partc.runtime.transports.communication import ROW_KINDS, Part
 from partc.runtime.transports.transport import Traffic
 

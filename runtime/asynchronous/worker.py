@@ -20,12 +20,11 @@ from partc.runtime.asynchronous.session import (
 )
 from partc.runtime.asynchronous.session_transport import SessionTransport
 from partc.runtime.data.initial import InitialValues
-from partc.runtime.device import Sessions, device_of
-from partc.runtime.environment import Environment
-from partc.runtime.executor import Executor
-from partc.runtime.loss import loss_of
-from partc.runtime.program import Plan, Rank
-from partc.runtime.shards import shard_values
+from partc.runtime.execution.device import Sessions, device_of
+from partc.runtime.execution.environment import Environment
+from partc.runtime.execution.executor import Executor, loss_of
+from partc.runtime.plan.members import shard_values
+from partc.runtime.plan.program import Plan, Rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from partc.runtime.errors import BadData
-from partc.runtime.program import DataInput, Plan, Rank
+from partc.runtime.plan.program import DataInput, Plan, Rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -32,7 +32,7 @@ from partc.runtime.data.draws import integer_rows, normal_rows
 from partc.runtime.data.npz import read_npz
 from partc.runtime.data.sharded import ShardedSource, is_read_by_shard
 from partc.runtime.errors import BadData, naming
-from partc.runtime.program import DataInput, Plan, Rank
+from partc.runtime.plan.program import DataInput, Plan, Rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -11,8 +11,8 @@ from safetensors import safe_open
 
 from partc.runtime.data.draws import normal_rows, uniform_rows
 from partc.runtime.errors import BadData, BadPlan
-from partc.runtime.plan_folder import PlanFolder
-from partc.runtime.program import Constant, Initial, Made, Normal, PlanVariable, Stored, Uniform
+from partc.runtime.plan.plan_folder import PlanFolder
+from partc.runtime.plan.program import Constant, Initial, Made, Normal, PlanVariable, Stored, Uniform
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

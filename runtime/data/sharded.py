@@ -16,7 +16,7 @@ import numpy as np
 
 from partc.runtime.data.batches import check_share, inputs_of, join_shares
 from partc.runtime.errors import BadData
-from partc.runtime.program import Plan, Rank
+from partc.runtime.plan.program import Plan, Rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Batch = Mapping[str, Array]

@@ -17,7 +17,7 @@ import numpy as np
 
 from partc.runtime.data.batches import sizes_of
 from partc.runtime.data.draws import normal_rows, uniform_rows
-from partc.runtime.program import DrawnInput, Normal, Plan, Rank
+from partc.runtime.plan.program import DrawnInput, Normal, Plan, Rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

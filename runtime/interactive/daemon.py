@@ -2,7 +2,7 @@
 
     python -m partc.runtime.interactive.daemon JOB_FOLDER
 
-It is the daemon of runtime/daemon.py, but for who decides what comes next.
+It is the daemon of runtime/jobs/daemon.py, but for who decides what comes next.
 """
 
 import sys
@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 from mpi4py import MPI
 
-from partc.runtime.daemon import Daemon, play
 from partc.runtime.data.feeds import Shares
+from partc.runtime.execution.row_hashes import row_hashes
 from partc.runtime.interactive.channel import CHANNEL_FILE, Channel, RankEnd
 from partc.runtime.interactive.messages import (
     Close,
@@ -29,8 +29,8 @@ from partc.runtime.interactive.messages import (
     Written,
     describe,
 )
-from partc.runtime.program import Rank
-from partc.runtime.row_hashes import row_hashes
+from partc.runtime.jobs.daemon import Daemon, play
+from partc.runtime.plan.program import Rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from partc.runtime.errors import RankFailed
-from partc.runtime.program import Record
+from partc.runtime.plan.program import Record
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Buffer = bytes | memoryview
@@ -71,7 +71,7 @@ class Read(Record, frozen=True, tag="read"):
 
 
 class Hash(Record, frozen=True, tag="hash"):
-    """Send a number for every row of value `value` (runtime/row_hashes.py)."""
+    """Send a number for every row of value `value` (runtime/execution/row_hashes.py)."""
 
     value: str
 

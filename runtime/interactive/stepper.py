@@ -1,4 +1,7 @@
-"""Train a plan step by step: feed, run, fetch, as a TensorFlow session does."""
+"""Train a plan step by step: feed, run, fetch, as a TensorFlow session does.
+
+A feed is a list of arrays per data input, one for every replica.
+"""
 
 import atexit
 import tempfile
@@ -11,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from partc.runtime.data.batches import check_share, inputs_of
 from partc.runtime.data.checkpoint import read_arrays
-from partc.runtime.errors import BadUsage, PartcError, RankFailed
+from partc.runtime.errors import BadData, BadUsage, PartcError, RankFailed
 from partc.runtime.interactive.channel import CHANNEL_FILE, StepperEnd
 from partc.runtime.interactive.messages import (
     Close,
@@ -27,15 +31,54 @@ from partc.runtime.interactive.messages import (
     Written,
     describe,
 )
-from partc.runtime.interactive.replica_feeds import ReplicaFeeds, share_feeds
-from partc.runtime.job import Job, write_job, write_record
-from partc.runtime.launcher import launch
-from partc.runtime.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.program import Plan
-from partc.runtime.results import TRAINED_FILE, Owner, workers_of
-from partc.runtime.runner import LOG_FILE, addresses_of
+from partc.runtime.jobs.job import Job, write_job, write_record
+from partc.runtime.jobs.launcher import launch
+from partc.runtime.jobs.results import TRAINED_FILE, Owner, workers_of
+from partc.runtime.jobs.runner import LOG_FILE, addresses_of
+from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
+from partc.runtime.plan.program import DataInput, Plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
+ReplicaFeeds = Mapping[str, Sequence[Array]]
+
+AT = "feeds"
+
+
+def share_feeds(plan: Plan, feeds: ReplicaFeeds) -> dict[int, dict[str, Array]]:
+    """Return what every rank is fed: rank -> data input -> array. Raises BadData."""
+    known = {entry.name: entry for entry in plan.data_inputs}
+    if stray := sorted(feeds.keys() - known.keys()):
+        raise BadData(
+            f"data for {stray[0]!r}, which is no input", at=AT, fix=f"supply {sorted(known)} and nothing else"
+        )
+    lists = {name: _list_of(plan, known[name], values) for name, values in feeds.items()}
+    replicas = [{name: arrays[r] for name, arrays in lists.items()} for r in range(plan.replicas)]
+    for replica, share in enumerate(replicas):
+        check_share(plan, share, at=f"{AT}, replica {replica}")
+    return {
+        rank.rank: {entry.name: replicas[rank.replica or 0][entry.name] for entry in inputs_of(plan, rank)}
+        for rank in plan.ranks
+    }
+
+
+def _list_of(plan: Plan, entry: DataInput, values: Sequence[Array]) -> list[Array]:
+    at = f"{AT}, data input {entry.name!r}"
+    if not isinstance(values, list | tuple) or len(values) != plan.replicas:
+        given = f"a list of {len(values)}" if isinstance(values, list | tuple) else type(values).__name__
+        raise BadData(
+            f"{given} for {plan.replicas} replicas",
+            at=at,
+            fix=f"give a list of {plan.replicas} arrays, one for each replica: numpy.split makes one",
+        )
+    arrays = [np.asarray(value, order="C") for value in values]
+    if entry.sample_axis is None and any(not np.array_equal(array, arrays[0]) for array in arrays):
+        raise BadData(
+            "arrays that differ, for an input that all replicas share",
+            at=at,
+            fix="give every replica the same array, or compile with a sample axis for this input",
+        )
+    return arrays
+
 
 DAEMON = "partc.runtime.interactive.daemon"
 _POLL_S = 0.1
@@ -124,7 +167,7 @@ class Stepper:
         return self._ask(owner.rank, Read(owner.held.value, describe(asked)), asked)
 
     def row_hashes(self, owner: Owner) -> Array:
-        """Return uint64[rows] of what a rank holds of a variable, see runtime/row_hashes.py."""
+        """Return uint64[rows] of what a rank holds of a variable, see runtime/execution/row_hashes.py."""
         return self._ask(owner.rank, Hash(owner.held.value), {})
 
     def save(self) -> Path:

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from partc.runtime.environment import Environment
 from partc.runtime.errors import BadPlan
-from partc.runtime.program import Rank, Start
-from partc.runtime.transports.members import lands_at, sends_at
+from partc.runtime.execution.environment import Environment
+from partc.runtime.plan.members import lands_at, sends_at
+from partc.runtime.plan.program import Rank, Start
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from mpi4py import MPI
 
-from partc.runtime.program import Plan
+from partc.runtime.plan.program import Plan
 from partc.runtime.transports.communication import ROW_KINDS, Part
 from partc.runtime.transports.in_memory import Board, InMemoryTransport
 from partc.runtime.transports.mover import Mover

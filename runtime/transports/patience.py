@@ -7,7 +7,7 @@ import os
 import time
 
 from partc.runtime.errors import RankFailed
-from partc.runtime.program import Start
+from partc.runtime.plan.program import Start
 
 _FIRST_SLEEP_S = 20e-6
 _LONGEST_SLEEP_S = 500e-6

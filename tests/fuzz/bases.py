@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 from onnx.backend.test import data as backend_tests
 
-from partc.compiler.cli import main
-from tests.foreign_steps import ADAM, CLIPPED, COUNTED, SGD, TABLE, parse, with_zeros
-from tests.onnx_cases import onnx_cases, problem, why_unusable
-from tests.test_control_flow import CASES as CONTROL_FLOW
-from tests.test_control_flow import stored
-from tests.training_models import MODELS, training_model
+from partc.compiler.commands.cli import main
+from tests.builders.graphs.foreign_steps import ADAM, CLIPPED, COUNTED, SGD, TABLE, parse, with_zeros
+from tests.builders.graphs.onnx_cases import onnx_cases, problem, why_unusable
+from tests.builders.graphs.training_models import MODELS, training_model
+from tests.compiler.differentiation.forward.test_control_flow import CASES as CONTROL_FLOW
+from tests.compiler.differentiation.forward.test_control_flow import stored
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 ARTIFACTS = Path(__file__).parent.parent / "fixtures" / "ort_training"

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from partc.compiler.cli import COMMANDS, app_for, exit_code_of, main
+from partc.compiler.commands.cli import COMMANDS, app_for, exit_code_of, main
 from partc.runtime.asynchronous.in_process import train_sessions_in_process
 from partc.runtime.asynchronous.session import plan_of_data
 from partc.runtime.data.feeds import open_source
-from partc.runtime.in_process import train_in_process
-from partc.runtime.plan_folder import read_plan_folder
+from partc.runtime.execution.in_process import train_in_process
+from partc.runtime.plan.plan_folder import read_plan_folder
 from tests.fuzz.cases import Case
 
 for _command in COMMANDS:  # imports each, before any child is born

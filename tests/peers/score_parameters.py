@@ -16,8 +16,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from partc.compiler.training.choice.decision import Decision, Verdict
-from partc.compiler.training.objective import weigh_parameters
+from partc.compiler.differentiation.objective import weigh_parameters
+from partc.compiler.differentiation.parameters.decision import Decision, Verdict
 
 Stored = tuple[str, tuple[int, ...], str]  # a tensor of the module: name, shape, sha256 of its float32 bytes
 

@@ -6,11 +6,11 @@ import numpy as np
 import onnx
 import pytest
 
-from partc.compiler.training.build import build_training_graph
-from partc.compiler.training.optimizers import SGD
-from partc.compiler.training.updates.lamb import LAMB
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.adam import LAMB
+from partc.compiler.differentiation.updates.optimizers import SGD
+from tests.checks.training_steps import facts_of, train
 from tests.peers.score_parameters import ParameterScore, Stored, score_parameters
-from tests.training_steps import facts_of, train
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 import pytest
 
-from partc.compiler.training.build import build_training_graph
-from partc.compiler.training.choose_parameters import ParameterChoice
-from partc.compiler.training.optimizers import SGD
-from tests.training_steps import train
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice
+from partc.compiler.differentiation.updates.optimizers import SGD
+from tests.checks.training_steps import train
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

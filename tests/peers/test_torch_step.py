@@ -7,7 +7,7 @@ import pytest
 import partc
 from partc.compiler.importing.import_training import import_training_graph
 from partc.runtime.errors import BadUsage, UnsupportedModel
-from tests.compiled_steps import assert_trains_as_one_device, compile_step, random_batches
+from tests.builders.plans.compiled_steps import assert_trains_as_one_device, compile_step, random_batches
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.peers

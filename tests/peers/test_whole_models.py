@@ -11,10 +11,10 @@ import onnx
 import onnxruntime
 import pytest
 
-from partc.compiler.training.build import build_training_graph
-from partc.compiler.training.choose_parameters import ParameterChoice
-from partc.compiler.training.optimizers import SGD, AdamW
-from partc.compiler.training.parameters import FORWARD_KEY
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice
+from partc.compiler.differentiation.parameters.find_parameters import FORWARD_KEY
+from partc.compiler.differentiation.updates.optimizers import SGD, AdamW
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -252,8 +252,8 @@ def test_five_adamw_steps_equal_pytorchs(name: str) -> None:
 def steps_of(train: onnx.ModelProto, feeds: dict[str, np.ndarray], count: int) -> list[dict[str, np.ndarray]]:
     """Take steps with stock onnxruntime; return the variables after each."""
     from partc.compiler.importing.import_training import import_training_graph
-    from partc.passes.training_graph import StoredTensor
-    from partc.runtime.program import Constant
+    from partc.passes.graph.training_graph import StoredTensor
+    from partc.runtime.plan.program import Constant
 
     training = import_training_graph(train)
     values = {}

@@ -9,9 +9,9 @@ from dataclasses import replace
 import onnx
 from onnx import helper
 
-from partc.compiler.training.rules.expansions import EXPANSIONS, Expansion
-from partc.compiler.training.rules.forward_node import ForwardNode
-from partc.compiler.training.rules.normalization import expand_training_batch_normalization
+from partc.compiler.differentiation.expansions.table import EXPANSIONS, Expansion
+from partc.compiler.differentiation.forward_node import ForwardNode
+from partc.compiler.differentiation.rules.normalization import expand_training_batch_normalization
 from partc.runtime.errors import UnsupportedModel
 
 

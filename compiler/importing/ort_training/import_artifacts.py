@@ -15,7 +15,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper
 
-from partc.compiler.check_tensors import check_tensors
+from partc.compiler.differentiation.node_builder import NodeBuilder
 from partc.compiler.importing.bindings import Bindings, GradientTensors, write_bindings
 from partc.compiler.importing.ort_training.lower_nodes import (
     convert_standard_ops,
@@ -29,8 +29,8 @@ from partc.compiler.importing.ort_training.optimizer_model import (
     add_optimizer,
 )
 from partc.compiler.importing.ort_training.read_checkpoint import Checkpoint, read_checkpoint
-from partc.compiler.model_file import read_model
-from partc.compiler.training.node_builder import NodeBuilder
+from partc.compiler.model_files.check_tensors import check_tensors
+from partc.compiler.model_files.model_file import read_model
 from partc.runtime.errors import BadModel, naming
 
 TRAINING_MODEL, OPTIMIZER_MODEL, CHECKPOINT = "training_model.onnx", "optimizer_model.onnx", "checkpoint"

@@ -9,13 +9,13 @@ from collections.abc import Collection
 import onnx
 from onnx import helper
 
+from partc.compiler.differentiation.expansions.table import Expansion
+from partc.compiler.differentiation.forward_node import ForwardNode
+from partc.compiler.differentiation.node_builder import NodeBuilder
+from partc.compiler.differentiation.tensor_types import infer_types, small_constants
 from partc.compiler.importing.ort_training.attach_forward import attach_forward
 from partc.compiler.importing.ort_training.forward_ops import FORWARD_OPS, STANDARD_OPS
 from partc.compiler.importing.ort_training.gradient_ops import GRADIENT_OPS
-from partc.compiler.training.node_builder import NodeBuilder
-from partc.compiler.training.rules.expansions import Expansion
-from partc.compiler.training.rules.forward_node import ForwardNode
-from partc.compiler.training.tensor_types import infer_types, small_constants
 from partc.runtime.errors import UnsupportedModel
 
 MICROSOFT = "com.microsoft"

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from partc.compiler.training.node_builder import NodeBuilder
+from partc.compiler.differentiation.node_builder import NodeBuilder
 from partc.runtime.errors import UnsupportedModel
 
 LEARNING_RATE, STEP = "learning_rate", "step"

@@ -12,7 +12,7 @@ from partc.compiler.importing.draw_random_inputs import draw_random_inputs
 from partc.compiler.importing.torch_step.record_draws import RecordedDraws
 from partc.compiler.importing.torch_step.trace_step import Loss, TracedStep
 from partc.runtime.errors import UnsupportedModel
-from partc.runtime.program import DrawnInput
+from partc.runtime.plan.program import DrawnInput
 
 STEPS = 2
 # Of the largest value of a variable. The exporter writes some constants of float64 ops in float32.

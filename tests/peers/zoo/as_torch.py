@@ -8,8 +8,8 @@ import onnxruntime
 import torch
 from torch.nn import functional
 
-from partc.passes.training_graph import StoredTensor, TrainingGraph
-from partc.runtime.program import Constant
+from partc.passes.graph.training_graph import StoredTensor, TrainingGraph
+from partc.runtime.plan.program import Constant
 from tests.peers.zoo.export import perturb
 from tests.peers.zoo.exported import Exported
 from tests.peers.zoo.model import Model

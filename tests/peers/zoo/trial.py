@@ -15,20 +15,20 @@ from typing import Any
 import numpy as np
 import onnx
 
+from partc.compiler.commands.update_arguments import parse_optimizer
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import GraphOptions, Options
 from partc.compiler.pipeline import compile_graph
-from partc.compiler.training.build import build_training_graph
-from partc.compiler.training.choose_parameters import ParameterChoice
-from partc.compiler.update_arguments import parse_optimizer
 from partc.compiler.verification.verify import launch_in_process, verify
-from partc.cost.cluster import CLUSTER_FORMAT, Cluster, Device, Host, Link
+from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster, Device, Host, Link
 from partc.cost.strategy import STRATEGY_FORMAT, Strategy, Synchronisation, encode_strategy
-from partc.passes.training_graph import TrainingGraph
+from partc.passes.graph.training_graph import TrainingGraph
 from partc.runtime.errors import BadStrategy, PartcError
-from partc.runtime.in_process import train_in_process
-from partc.runtime.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.program import DataInput, Plan
+from partc.runtime.execution.in_process import train_in_process
+from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
+from partc.runtime.plan.program import DataInput, Plan
 from tests.peers.score_parameters import score_parameters
 from tests.peers.zoo.as_torch import EPSILON, BesideTorch, Differs, after_steps_in_onnxruntime
 from tests.peers.zoo.exported import Exported, read_exported

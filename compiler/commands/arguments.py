@@ -1,0 +1,101 @@
+"""Turn option texts into values; each error says what, where and how to mend it."""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from partc.cost.strategy import Mechanism
+from partc.runtime.errors import BadUsage
+from partc.runtime.plan.program import Aggregation
+
+
+def parse_pairs(text: str, option: str) -> dict[str, str] | None:
+    """Parse `a=b,c=d`; empty text is None. Raises BadUsage."""
+    if not text:
+        return None
+    pairs: dict[str, str] = {}
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        if not (key and equals and value):
+            raise BadUsage(f"{part!r} is not NAME=NAME", at=option, fix=f"write {option} W=W_next,b=b_next")
+        pairs[key] = value
+    return pairs
+
+
+def parse_axes(texts: Sequence[str]) -> dict[str, int | None]:
+    """Parse `name=axis` texts; the axis may be none. Raises BadUsage."""
+    axes: dict[str, int | None] = {}
+    for text in texts:
+        name, equals, axis = text.partition("=")
+        is_number = axis.isdigit()
+        if not (name and equals and (is_number or axis == "none")):
+            raise BadUsage(
+                f"{text!r} is not NAME=AXIS",
+                at="--sample-axis",
+                fix="write x=0 (axes count from 0), or rate=none",
+            )
+        axes[name] = int(axis) if is_number else None
+    return axes
+
+
+def parse_sizes(texts: Sequence[str]) -> dict[str, int]:
+    """Parse `name=size` texts. Raises BadUsage."""
+    sizes: dict[str, int] = {}
+    for text in texts:
+        name, equals, size = text.partition("=")
+        if not (name and equals and size.isdigit() and int(size) > 0):
+            raise BadUsage(f"{text!r} is not NAME=N", at="--size", fix="write --size batch=16")
+        sizes[name] = int(size)
+    return sizes
+
+
+def parse_bytes(text: str, option: str) -> int | None:
+    """Parse `2.5GB`, `800MB`, `64kB` or a number of bytes; empty text is None. Raises BadUsage."""
+    if not text:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMG]?)B?", text)
+    size = int(float(found[1]) * 1000 ** " kMG".index(found[2] or " ")) if found else 0
+    if size < 1:
+        raise BadUsage(f"{text!r} is no size", at=option, fix="write 2.5GB, 800MB, or a number of bytes")
+    return size
+
+
+def parse_batch_size(text: str) -> int | Literal["dynamic"] | None:
+    """Parse --batch-size: a number or `dynamic`; empty text is None. Raises BadUsage."""
+    if not text:
+        return None
+    if text == "dynamic":
+        return "dynamic"
+    if not text.isdigit() or int(text) < 1:
+        raise BadUsage(f"{text!r} is not a batch size", at="--batch-size", fix="give a number, or 'dynamic'")
+    return int(text)
+
+
+def parse_learning_rate(text: str) -> float | Literal["fed"]:
+    """Parse --lr: a positive number or `fed`. Raises BadUsage."""
+    if text == "fed":
+        return "fed"
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not 0 < rate < math.inf:
+        raise BadUsage(f"{text!r} is not a positive number", at="--lr", fix="give a number, or 'fed'")
+    return rate
+
+
+def choose_aggregation(sum_dense: bool, sum_sparse: bool, fetched: str) -> Aggregation | None:
+    """Return how gradients become one; None where nothing was asked: as the strategy says."""
+    names = tuple(dict.fromkeys(filter(None, (name.strip() for name in fetched.split(",")))))
+    if not (sum_dense or sum_sparse or names):
+        return None
+    return Aggregation(not sum_dense, not sum_sparse, names)
+
+
+def parse_mechanisms(names: Sequence[str]) -> tuple[Mechanism, ...]:
+    """Return the mechanisms of those names. Raises BadUsage."""
+    known: tuple[Mechanism, ...] = get_args(Mechanism)
+    if unknown := set(names) - set(known):
+        raise BadUsage(f"no mechanism {min(unknown)!r}", at="--without", fix=f"use one of {', '.join(known)}")
+    return tuple(mechanism for mechanism in known if mechanism in names)

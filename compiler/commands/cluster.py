@@ -1,0 +1,122 @@
+"""`partc cluster measure`: the rates and latencies of a cluster's links, as they are."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise, zip_longest
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from partc.compiler.commands.console import console, tell, working_on
+from partc.compiler.output.output_paths import check_output_file
+from partc.compiler.report.units import percent, seconds, size
+from partc.cost.cluster.cluster import Cluster, encode_cluster, read_any_cluster
+from partc.cost.network import collectives
+from partc.cost.network.fit_links import Line, fit_cluster, fit_line
+from partc.cost.network.topology import Network
+from partc.cost.network.traffic import seconds_of
+from partc.runtime.errors import BadUsage
+from partc.runtime.jobs.measure import Probe, Sample, measure
+
+MESSAGE_BYTES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 22, 1 << 23)
+TOGETHER_BYTES = (1 << 16, 1 << 22)
+REPEATS = 20
+MOST_HOSTS = 8  # beyond, only neighbours in the file's order are paired
+
+EPILOG = "Example: partc cluster measure cluster.json -o measured.json"
+
+cluster_command = typer.Typer(no_args_is_help=True, help="Look at a cluster as it is.", epilog=EPILOG)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The lines of all pairs, the cluster that they make, and how it prices what was measured besides."""
+
+    cluster: Cluster
+    lines: dict[tuple[str, str], Line]
+    checks: tuple[tuple[Sample, float], ...]  # (sample, predicted seconds)
+
+    def pairs(self) -> Table:
+        """Return what messages take."""
+        table = Table("between", "latency", "rate", "largest error", title="messages")
+        for (first, second), line in self.lines.items():
+            between = f"processes of {first}" if first == second else f"{first} and {second}"
+            rate = f"{size(line.bytes_per_s)}/s"
+            table.add_row(between, seconds(line.latency_s), rate, percent(line.error))
+        return table
+
+    def together(self) -> Table:
+        """Return what all ranks together take, measured and predicted."""
+        table = Table("all ranks", "bytes", "measured", "predicted", "ratio", title="check")
+        for sample, predicted_s in self.checks:
+            ratio = f"{predicted_s / sample.seconds:.2f}x"
+            table.add_row(
+                sample.kind, size(sample.nbytes), seconds(sample.seconds), seconds(predicted_s), ratio
+            )
+        return table
+
+
+@cluster_command.command("measure", epilog=EPILOG)
+def measure_command(
+    cluster: Annotated[Path, typer.Argument(help="cluster.json, or a resource file.", metavar="CLUSTER")],
+    out: Annotated[Path, typer.Option("-o", "--output", help="The cluster file to write.")],
+) -> None:
+    """Time messages between the hosts, and write the cluster with the rates that they have."""
+    check_output_file(out)
+    out.resolve().parent.mkdir(parents=True, exist_ok=True)
+    with working_on("measuring"):
+        found = measure_cluster(read_any_cluster(cluster), out.resolve().parent)
+    out.write_bytes(encode_cluster(found.cluster))
+    console.print(found.pairs())
+    console.print(found.together())
+    tell(f"{len(found.lines)} pairs measured -> {out}; links to single devices keep the file's values")
+
+
+def measure_cluster(cluster: Cluster, shared: Path) -> Measured:
+    """Measure with up to two processes a host. `shared`: a folder that all hosts see.
+
+    Raises BadUsage, RankFailed.
+    """
+    hosts = [host.name for host in cluster.hosts for _ in host.devices[:2]]
+    addresses = {host.name: host.address for host in cluster.hosts}
+    ends = [device.name for host in cluster.hosts for device in host.devices[:2]]
+    if len(hosts) < 2:
+        raise BadUsage(
+            "one process has nobody to send to", at="hosts", fix="measure a cluster of at least two devices"
+        )
+    rounds = _rounds(hosts, addresses)
+    probe = Probe(rounds, MESSAGE_BYTES, TOGETHER_BYTES, REPEATS)
+    samples = measure(probe, hosts, addresses, shared)
+    lines = {
+        (hosts[first], hosts[second]): fit_line(
+            [(s.nbytes, s.seconds) for s in samples if s.kind == "message" and s.ends == (first, second)]
+        )
+        for pairs in rounds
+        for first, second in pairs
+    }
+    fitted = fit_cluster(cluster, lines)
+    together = [sample for sample in samples if sample.kind != "message"]
+    return Measured(fitted, lines, tuple((s, _predicted_s(s, Network(fitted), ends)) for s in together))
+
+
+def _rounds(hosts: Sequence[str], addresses: Mapping[str, str]) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Return pairs of ranks: of one host of each machine at once, then of two hosts in turn."""
+    first = {host: rank for rank, host in reversed(list(enumerate(hosts)))}
+    on_machine: dict[str, list[tuple[int, int]]] = {}
+    for rank in range(len(hosts) - 1):
+        if hosts[rank] == hosts[rank + 1]:
+            on_machine.setdefault(addresses[hosts[rank]], []).append((rank, rank + 1))
+    inside = [tuple(filter(None, pairs)) for pairs in zip_longest(*on_machine.values())]
+    ranks = sorted(first.values())
+    across = combinations(ranks, 2) if len(ranks) <= MOST_HOSTS else pairwise(ranks)
+    return (*inside, *((pair,) for pair in across))
+
+
+def _predicted_s(sample: Sample, network: Network, ends: Sequence[str]) -> float:
+    if sample.kind == "all_reduce":
+        phases = collectives.all_reduce(network, ends, sample.nbytes)
+    else:
+        phases = collectives.all_gather(network, ends, [sample.nbytes / len(ends)] * len(ends))
+    return seconds_of(network, phases)

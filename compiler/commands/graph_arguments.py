@@ -1,0 +1,47 @@
+"""Arguments that several commands have."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from partc.compiler.commands.arguments import parse_axes, parse_pairs
+from partc.compiler.options import GraphOptions, Sample
+
+PlanPath = Annotated[Path, typer.Argument(help="A plan's folder, as compile wrote it.", metavar="OUT")]
+Data = Annotated[str, typer.Option(help="FILE.npz, synthetic, or MODULE:FUNC.")]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option("--trace", help="A timeline to write, in Chrome's trace event format.", metavar="FILE.json"),
+]
+Out = Annotated[Path, typer.Option("-o", "--output", help="File or folder to write.")]
+TrainFile = Annotated[Path, typer.Argument(help="A training graph.", metavar="TRAIN.onnx")]
+State = Annotated[str, typer.Option(help="Bindings of a foreign graph: IN=OUT,... (variable=next value).")]
+Axes = Annotated[
+    list[str], typer.Option("--sample-axis", help="NAME=AXIS of a data input, NAME=none: the same for all.")
+]
+Loss = Annotated[str, typer.Option("--loss", help="The output of a foreign graph that is the loss.")]
+Initial = Annotated[
+    Path | None, typer.Option(help="A .npz or .safetensors file of the variables' first values.")
+]
+Sizes = Annotated[
+    list[str], typer.Option("--size", help="NAME=N: the value of a symbolic size, for pricing and data.")
+]
+SampleData = Annotated[
+    str,
+    typer.Option(
+        help="FILE.npz or MODULE:FUNC: training data, from which the rows that a step touches are measured.",
+        metavar="DATA",
+    ),
+]
+SampleSteps = Annotated[int, typer.Option(min=1, help="How many steps of the sample data are looked at.")]
+
+
+def graph_options(state: str, axes: list[str], loss: str, initial: Path | None) -> GraphOptions:
+    """Return what the options say about a foreign graph."""
+    return GraphOptions(parse_pairs(state, "--state"), parse_axes(axes), loss or None, initial)
+
+
+def sample_of(data: str, steps: int) -> Sample | None:
+    """Return the sample data, None where none is named."""
+    return Sample(data, steps) if data else None

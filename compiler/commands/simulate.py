@@ -1,0 +1,124 @@
+"""`partc simulate`: what a plan would take on a cluster, without running it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Group
+from rich.table import Table
+
+from partc.compiler.commands.console import console, tell, working_on
+from partc.compiler.commands.graph_arguments import PlanPath, TraceFile
+from partc.compiler.output.output_paths import check_output_file
+from partc.compiler.planning.measure_segments import cache_file, measure_segments
+from partc.compiler.report.measure_traffic import LaneLoad, host_traffic, lane_loads
+from partc.compiler.report.units import percent, seconds, size
+from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_predicted_trace
+from partc.cost.cluster.cluster import Cluster, ranks_of, read_any_cluster, view_of_session
+from partc.cost.simulation.timeline import NOTHING_MEASURED, Measured, Timeline, simulate
+from partc.runtime.errors import BadCluster
+from partc.runtime.plan.plan_folder import read_plan_folder
+from partc.runtime.plan.program import Plan
+
+EPILOG = f"Example: partc simulate out --trace predicted.json\n\n{HOW_TO_OPEN}"
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What the simulator says of one step."""
+
+    plan: Plan
+    timeline: Timeline
+    host_traffic: dict[str, tuple[float, float]]  # host -> (in, out) bytes
+    lanes: tuple[LaneLoad, ...]  # the busiest first
+
+    def render(self) -> Group:
+        """Return tables for a terminal."""
+        return Group(f"step: {seconds(self.timeline.step_s)}", self._ranks(), self._hosts(), self._busiest())
+
+    def _ranks(self) -> Table:
+        table = Table("rank", "device", "computes", "communicates", "sends", "receives", title="ranks")
+        computes_s, communicates_s = self.timeline.busy_s("compute"), self.timeline.busy_s("communication")
+        for rank in self.plan.ranks:
+            table.add_row(
+                str(rank.rank),
+                rank.device,
+                seconds(computes_s[rank.rank]),
+                seconds(communicates_s[rank.rank]),
+                size(self.timeline.sent_bytes[rank.rank]),
+                size(self.timeline.received_bytes[rank.rank]),
+            )
+        return table
+
+    def _hosts(self) -> Table:
+        table = Table("host", "in", "out", title="hosts: bytes that cross their border")
+        for host, (received, sent) in self.host_traffic.items():
+            table.add_row(host, size(received), size(sent))
+        return table
+
+    def _busiest(self) -> str:
+        if not self.lanes:
+            return "busiest link: none, nothing is sent"
+        load = self.lanes[0]
+        one, other = load.lane
+        name = f"{other} of {one}" if other == "memory" else f"{one} -> {other}"
+        share = percent(load.seconds / self.timeline.step_s)
+        return f"busiest link: {name}, {size(load.bytes)} in {seconds(load.seconds)}, {share} of the step"
+
+
+def simulate_plan(plan: Plan, cluster: Cluster, measured: Measured = NOTHING_MEASURED) -> Simulation:
+    """Play one step of a plan on the cluster it was made for, or on one with the same ranks."""
+    return Simulation(
+        plan, simulate(plan, cluster, measured), host_traffic(plan, cluster), lane_loads(plan, cluster)
+    )
+
+
+def simulate_command(
+    out: PlanPath,
+    cluster: Annotated[
+        Path | None,
+        typer.Option("-c", "--cluster", help="Other rates and links for the same hosts and devices."),
+    ] = None,
+    trace: TraceFile = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="Time the plan's segments on this machine's CPU, unless that was done before."
+        ),
+    ] = False,
+) -> None:
+    """Predict a step: its time, its bytes, its busiest link and its timeline."""
+    if trace is not None:
+        check_output_file(trace)
+    folder = read_plan_folder(out)
+    plan = folder.plan
+    path = cluster or out / "cluster.json"
+    machines = read_any_cluster(path)
+    if plan.asynchronous:
+        machines = view_of_session(machines)
+    _check_same_ranks(plan, machines, path)
+    measured = NOTHING_MEASURED
+    if measure:
+        with working_on("measuring"):
+            measured = measure_segments(folder)
+        tell(f"{len(measured.segments)} segments measured; times are kept in {cache_file()}")
+    simulation = simulate_plan(plan, machines, measured)
+    console.print(simulation.render())
+    if trace is not None:
+        write_predicted_trace(trace, plan, simulation.timeline)
+        tell(f"timeline -> {trace}   ({HOW_TO_OPEN})")
+
+
+def _check_same_ranks(plan: Plan, cluster: Cluster, at: Path) -> None:
+    planned = [(rank.host, rank.device) for rank in plan.ranks]
+    there = [(rank.host, rank.device) for rank in ranks_of(cluster)]
+    if planned == there:
+        return
+    differing = next((pair for pair in planned if pair not in there), None)
+    what = f"the plan has a rank on {'/'.join(differing)!r}" if differing else "ranks are ordered otherwise"
+    raise BadCluster(
+        f"{len(there)} ranks, the plan has {len(planned)}: {what}",
+        at=str(at),
+        fix="name the same hosts and devices as the plan's cluster.json, or compile for this cluster",
+    )

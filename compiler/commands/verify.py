@@ -1,0 +1,27 @@
+"""`partc verify`: hold a plan against one device."""
+
+from typing import Annotated
+
+import typer
+
+from partc.compiler.commands.console import console, progress_of, tell
+from partc.compiler.commands.graph_arguments import Data, PlanPath
+from partc.compiler.verification.verify import verify
+
+EPILOG = "Example: partc verify out --steps 4"
+
+
+def verify_command(
+    out: PlanPath,
+    steps: Annotated[int, typer.Option(help="How many steps to compare.")] = 4,
+    rtol: Annotated[float | None, typer.Option(help="Allowed relative error of a variable's change.")] = None,
+    data: Data = "synthetic",
+    seed: Annotated[int, typer.Option(help="The seed of synthetic data and of what a step draws.")] = 0,
+) -> None:
+    """Train on all ranks, and compare every step with one device on the same total batch."""
+    with progress_of("all ranks and one device", steps) as advance:
+        report = verify(out, steps=steps, rtol=rtol, data=data, seed=seed, on_step=advance)
+    console.print(report.table())
+    tell(("verified: " if report.passed else "NOT EQUAL: ") + report.summary())
+    if not report.passed:
+        raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""From a forward graph to a training graph: loss, gradients, updates."""

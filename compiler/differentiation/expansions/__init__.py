@@ -1,0 +1,1 @@
+"""Composed ops, written as ops that have gradient rules."""

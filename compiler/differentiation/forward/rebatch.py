@@ -1,0 +1,207 @@
+"""Give a forward graph another batch size, also where the old one is baked into constants.
+
+    inputs     the sample axis of every data input gets the new size, or the symbol "batch"
+    Reshape    a constant target that holds the batch: found by where the batch lies in the input;
+               where a 0 takes its place, allowzero is cleared: with it, 0 is a size
+    Expand     a constant target that holds the batch: 1 there, for Expand keeps what the input has
+
+The batch is followed by shapes, never by value: a graph is inferred at its own batch and at another,
+and the sizes that differ are the batch's. (A hidden size of 8 is not mistaken for a batch of 8.)
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from partc.compiler.differentiation.node_builder import NodeBuilder
+from partc.compiler.differentiation.parameters.find_parameters import data_inputs
+from partc.compiler.differentiation.tensor_types import (
+    Shape,
+    Types,
+    check_shapes,
+    infer_types,
+    small_constants,
+    type_of,
+)
+from partc.runtime.errors import BadModel, BadUsage, UnsupportedModel
+
+BATCH = "batch"
+PROBE = 9973  # a prime that no model has as a size: the batch at which shapes are compared
+Batch = int | Literal["dynamic"]
+SYMBOLIC = "export the model with a symbolic batch"
+
+
+def rebatch(model: onnx.ModelProto, batch: Batch, sample_axes: Mapping[str, int | None]) -> None:
+    """Rewrite the model in place. Raises BadUsage, UnsupportedModel."""
+    old = _current_batch(model, sample_axes)
+    if isinstance(old, int):
+        _free_constants(model, old, sample_axes)
+    _set_batch(model, BATCH if batch == "dynamic" else batch, sample_axes)
+
+
+def _current_batch(model: onnx.ModelProto, sample_axes: Mapping[str, int | None]) -> int | str | None:
+    """Return the batch that all inputs agree on: a number, or anything else when it is symbolic."""
+    sizes = {}
+    for value in data_inputs(model.graph):
+        axis = sample_axes.get(value.name)
+        shape = type_of(value).shape
+        if axis is not None and shape is not None:
+            sizes[value.name] = shape[axis]
+    numbers = {size for size in sizes.values() if isinstance(size, int)}
+    if len(numbers) > 1:
+        raise BadUsage(
+            f"the data inputs disagree on the batch: {sizes}",
+            at="--batch-size",
+            fix="export the model with the wanted batch, or declare each input's sample axis",
+        )
+    return numbers.pop() if numbers else None
+
+
+def _set_batch(model: onnx.ModelProto, batch: int | str, sample_axes: Mapping[str, int | None]) -> None:
+    for value in data_inputs(model.graph):
+        axis = sample_axes.get(value.name)
+        if axis is None:
+            continue
+        dimension = value.type.tensor_type.shape.dim[axis]
+        dimension.Clear()
+        if isinstance(batch, int):
+            dimension.dim_value = batch
+        else:
+            dimension.dim_param = batch
+    for output in model.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    del model.graph.value_info[:]
+
+
+# ---------------------------------------------------------------- constants
+
+
+def _free_constants(model: onnx.ModelProto, old: int, sample_axes: Mapping[str, int | None]) -> None:
+    """Rewrite every constant target that holds the batch, from the first to the last."""
+    before = infer_types(model)
+    _set_batch(model, PROBE, sample_axes)
+    constants = small_constants(model.graph)
+    names = NodeBuilder((*constants, *before))
+    after = infer_types(model)
+    for node in model.graph.node:
+        if node.op_type not in ("Reshape", "Expand") or node.input[1] not in constants:
+            continue
+        source = node.input[0]
+        was, now = (types[source].shape if source in types else None for types in (before, after))
+        if was is None or now is None:
+            continue
+        target = _free_target(node, constants[node.input[1]], was, now, before[node.output[0]].shape, old)
+        if target is not None:
+            replacement = numpy_helper.from_array(target, names.fresh(f"{node.input[1]}.any_batch"))
+            model.graph.initializer.append(replacement)
+            node.input[1] = replacement.name
+            _let_zero_copy(node)
+            after = infer_types(model)
+    _check_batch_survives(model, before, after, old)
+
+
+def _free_target(
+    node: onnx.NodeProto, target: np.ndarray, was: Shape, now: Shape, result: Shape | None, old: int
+) -> np.ndarray | None:
+    """Return a target that fits any batch, or None where the old one does."""
+    axis = next((a for a, size in enumerate(now) if isinstance(size, int) and size != was[a]), None)
+    if axis is None or result is None:
+        return None
+    free = target.copy()
+    if node.op_type == "Expand":
+        expanded = axis + len(target) - len(was)
+        free[expanded] = 1
+        return free if target[expanded] != 1 else None
+    place = _batch_place(was, axis, result, old)
+    if place is None and _adapts(target, now, result, old):
+        return None
+    if place is None:
+        raise UnsupportedModel(
+            f"the batch {old} of shape {list(was)} cannot be found in the target {target.tolist()}",
+            at=f"node {node.name!r} (Reshape)",
+            fix=SYMBOLIC,
+        )
+    if target[place] == -1 or (target[place] == 0 and place == axis):
+        return None
+    _spell_out(free, result)
+    free[place] = 0 if place == axis and result[place] == old else -1
+    return free
+
+
+def _let_zero_copy(node: onnx.NodeProto) -> None:
+    """Clear allowzero, under which a 0 in the target is a size of zero; the exporter sets it always."""
+    kept = [attribute for attribute in node.attribute if attribute.name != "allowzero"]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+
+
+def _adapts(target: np.ndarray, now: Shape, result: Shape, old: int) -> bool:
+    """Tell whether the target's -1 stands for the batch: [T * B, H] to [T, -1, H], B being inside."""
+    places = np.flatnonzero(target == -1)
+    if len(places) != 1 or result[places[0]] != old:
+        return False
+    rest = [size for place, size in enumerate(result) if place != places[0]]
+    return _count(now) % _count(tuple(rest)) == 0
+
+
+def _spell_out(target: np.ndarray, result: Shape) -> None:
+    """Write numbers for -1 and 0, which the batch may need for itself."""
+    for place, size in enumerate(result):
+        assert isinstance(size, int)
+        target[place] = size
+
+
+def _batch_place(was: Shape, axis: int, result: Shape, old: int) -> int | None:
+    """Return the position in `result` of the batch that lies at `axis` of `was`.
+
+    Both are mixed radices of the same count: the batch is where as many entries lie outside of it.
+    """
+    outside = _count(was[:axis])
+    candidates = []
+    for place, size in enumerate(result):
+        assert isinstance(size, int)
+        before = _count(result[:place])
+        if before <= outside and outside * old <= before * size:
+            candidates.append(place)
+    exact = [place for place in candidates if result[place] == old and _count(result[:place]) == outside]
+    if axis in exact:
+        return axis
+    return next(iter(exact or candidates), None)
+
+
+def _count(sizes: Shape) -> int:
+    count = 1
+    for size in sizes:
+        assert isinstance(size, int)
+        count *= size
+    return count
+
+
+def _check_batch_survives(model: onnx.ModelProto, before: Types, after: Types, old: int) -> None:
+    """A graph whose shapes clash now, or whose outputs do not follow the batch, holds it elsewhere."""
+    check_batch_is_free(model, f"the batch {old}")
+    names = [output.name for output in model.graph.output]
+    if all(before[name] == after[name] and before[name].shape for name in names):
+        raise UnsupportedModel(
+            f"no output follows the batch: {old} is held in a constant that partc does not recognise",
+            at=f"outputs {names}",
+            fix=SYMBOLIC,
+        )
+
+
+def check_batch_is_free(model: onnx.ModelProto, batch: str = "the model's own batch") -> None:
+    """Raise UnsupportedModel where shapes clash: after rebatching, a constant then holds the old batch.
+
+    Shape inference looks into some ops only once they are expanded: it ignores the initial state of an LSTM.
+    """
+    try:
+        check_shapes(model)
+    except BadModel as error:
+        raise UnsupportedModel(
+            f"{batch} is held in a constant that partc does not recognise: {error.what}",
+            at=error.at,
+            fix=SYMBOLIC,
+        ) from error

@@ -1,0 +1,155 @@
+"""Write sequences and optionals as the tensors that they hold, where these are known.
+
+    s = SplitToSequence (x)      x0, x1, x2 = Split (x)
+    y = SequenceAt (s, 1)        y = Identity (x1)
+    z = ConcatFromSequence (s)   z = Concat (x0, x1, x2)
+
+A sequence that comes from elsewhere, or whose length or position is computed, stays as it is.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from partc.compiler.differentiation.forward.expand_ops import names_in
+from partc.compiler.differentiation.node_builder import FunctionBuilder
+from partc.compiler.differentiation.tensor_types import Types, infer_types, small_constants
+from partc.runtime.errors import BadModel
+
+MOST_PIECES = 4096  # of one split, written out
+
+# Ops that are written out.
+UNPACKED = frozenset(
+    {
+        "ConcatFromSequence",
+        "Optional",
+        "OptionalGetElement",
+        "SequenceAt",
+        "SequenceConstruct",
+        "SequenceEmpty",
+        "SequenceErase",
+        "SequenceInsert",
+        "SequenceLength",
+        "SplitToSequence",
+    }
+)
+
+
+def unpack_sequences(model: onnx.ModelProto) -> None:
+    """Replace the ops in place."""
+    graph = model.graph
+    if not any(node.op_type in UNPACKED for node in graph.node):
+        return
+    unpacking = _Unpacking(FunctionBuilder(names_in(graph)), infer_types(model), small_constants(graph))
+    for node in graph.node:
+        if not unpacking.take(node):
+            unpacking.build.copy(node)
+    del graph.node[:]
+    graph.node.extend(unpacking.build.nodes)
+
+
+@dataclass
+class _Unpacking:
+    build: FunctionBuilder
+    types: Types
+    constants: Mapping[str, np.ndarray]
+    held: dict[str, list[str]] = field(default_factory=dict)  # sequence -> its tensors
+    given: dict[str, str] = field(default_factory=dict)  # optional -> its tensor
+
+    def take(self, node: onnx.NodeProto) -> bool:
+        """Write a node out, or tell that it stays."""
+        if node.op_type not in UNPACKED | {"Identity"} or node.domain not in ("", "ai.onnx"):
+            return False
+        first, output = (node.input[0] if node.input else ""), node.output[0]
+        match node.op_type:
+            case "SequenceConstruct" | "SequenceEmpty":
+                self.held[output] = list(node.input)
+            case "SplitToSequence":
+                return self._split(node)
+            case "Optional" | "OptionalGetElement" | "Identity" if first in self.held:
+                self.held[output] = self.held[first]
+            case "Optional" if first:
+                self.given[output] = first
+            case "OptionalGetElement" if first in self.given:
+                self._emit("Identity", [self.given[first]], output)
+            case _ if first not in self.held:
+                return False
+            case "SequenceLength":
+                self._emit("Constant", [], output, value_int=len(self.held[first]))
+            case "ConcatFromSequence":
+                self._concat(node)
+            case _:
+                return self._at_position(node)
+        return True
+
+    def _at_position(self, node: onnx.NodeProto) -> bool:
+        """SequenceAt, SequenceErase and SequenceInsert, whose position may be left out: the end."""
+        tensors, output = list(self.held[node.input[0]]), node.output[0]
+        operands = [*node.input[1:], ""]
+        tensor = operands.pop(0) if node.op_type == "SequenceInsert" else ""
+        name = operands[0]
+        if name and (name not in self.constants or self.constants[name].size != 1):
+            return False
+        place = int(self.constants[name].item()) if name else (len(tensors) if tensor else -1)
+        if not -len(tensors) <= place < len(tensors) + bool(tensor):
+            raise BadModel(
+                f"position {place} of a sequence of {len(tensors)}",
+                at=f"node {node.name or output!r} ({node.op_type})",
+                fix="correct the position, or export the model again",
+            )
+        match node.op_type:
+            case "SequenceAt":
+                self._emit("Identity", [tensors[place]], output)
+            case "SequenceErase":
+                del tensors[place]
+                self.held[output] = tensors
+            case _:
+                tensors.insert(place, tensor)
+                self.held[output] = tensors
+        return True
+
+    def _split(self, node: onnx.NodeProto) -> bool:
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        axis, lengths = int(attributes.get("axis", 0)), self._lengths(node, int(attributes.get("axis", 0)))
+        if lengths is None:
+            return False
+        sizes = self.build.ints(*lengths)
+        parts = list(self.build.call("Split", (node.input[0], sizes), len(lengths), axis=axis))
+        is_apart = len(node.input) < 2 and not attributes.get("keepdims", 1)
+        if is_apart:
+            parts = [self.build.op("Squeeze", part, self.build.ints(axis)) for part in parts]
+        self.held[node.output[0]] = parts
+        return True
+
+    def _lengths(self, node: onnx.NodeProto, axis: int) -> Sequence[int] | None:
+        type_ = self.types.get(node.input[0])
+        shape = () if type_ is None or type_.shape is None else type_.shape
+        size = shape[axis] if -len(shape) <= axis < len(shape) else None
+        if not isinstance(size, int) or size > MOST_PIECES:
+            return None
+        if len(node.input) < 2 or not node.input[1]:
+            return [1] * size
+        asked = self.constants.get(node.input[1])
+        if asked is None:
+            return None
+        if asked.ndim:
+            return [int(length) for length in asked]
+        step = int(asked)
+        if step < 1:
+            return None
+        return [min(step, size - start) for start in range(0, size, step)]
+
+    def _concat(self, node: onnx.NodeProto) -> None:
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        axis, tensors = int(attributes["axis"]), self.held[node.input[0]]
+        if attributes.get("new_axis", 0):
+            tensors = [self.build.op("Unsqueeze", tensor, self.build.ints(axis)) for tensor in tensors]
+        self._emit("Concat", tensors, node.output[0], axis=axis)
+
+    def _emit(self, op_type: str, inputs: Sequence[str], output: str, **attributes: int) -> None:
+        node = helper.make_node(op_type, inputs, [output], output)
+        node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+        self.build.nodes.append(node)

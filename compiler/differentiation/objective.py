@@ -1,0 +1,185 @@
+"""What is to be minimised: a forward model brought to one form, its loss, and its parameters."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+
+from partc.compiler.differentiation.differentiate import ops_without_rule
+from partc.compiler.differentiation.forward.bring_forward import (
+    OPSET,
+    expand_ops_without_rule,
+    normalise_forward,
+)
+from partc.compiler.differentiation.forward.expand_ops import is_expandable
+from partc.compiler.differentiation.forward.rebatch import Batch, check_batch_is_free, rebatch
+from partc.compiler.differentiation.losses import Loss, add_loss
+from partc.compiler.differentiation.parameters import find_parameters as find
+from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice, check_kept
+from partc.compiler.differentiation.parameters.decide import decide_parameters
+from partc.compiler.differentiation.parameters.decision import Decision, Verdict
+from partc.compiler.differentiation.parameters.exporter_facts import ExporterFacts, exporter_facts
+from partc.compiler.differentiation.sizes.fold_sizes import fold_sizes
+from partc.compiler.differentiation.tensor_types import Size, Types, check_shapes, infer_types, type_of
+from partc.runtime.errors import UnsupportedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A forward graph with its loss, ready to be differentiated."""
+
+    model: onnx.ModelProto
+    loss: str
+    flow: find.Dataflow
+    types: Types
+    state: Mapping[str, str]  # variables that the forward pass renews
+    results: tuple[str, ...]
+    sample_axes: Mapping[str, int | None]
+    decisions: Mapping[str, Decision]  # what is trained and what is constant, of all that moves the loss
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A forward graph with its loss, before it is chosen what is trained."""
+
+    model: onnx.ModelProto
+    types: Types
+    facts: find.ForwardFacts
+    loss: Loss
+    state: Mapping[str, str]
+    results: tuple[str, ...]
+    sample_axes: Mapping[str, int | None]
+    candidates: tuple[str, ...]
+    decisions: Mapping[str, Decision]  # of the candidates that move the loss
+    exported: ExporterFacts
+
+
+def state_objective(
+    forward: onnx.ModelProto,
+    loss: str,
+    batch_size: Batch | None = None,
+    ignore_index: int | None = None,
+    choice: ParameterChoice = ParameterChoice(),  # noqa: B008  # frozen
+    folder: Path | None = None,
+) -> Objective:
+    """Normalise, rebatch, add the loss, find the parameters. Raises BadUsage, BadModel, UnsupportedModel.
+
+    `folder` is where the forward model's external data lies.
+    """
+    ready = _prepare(forward, loss, batch_size, ignore_index, folder)
+    decisions = choice.choose(ready.decisions, ready.candidates, ready.facts.parameters or ())
+    check_kept(ready.model.graph, [n for n, d in decisions.items() if d.verdict is Verdict.CONSTANT])
+    parameters = [name for name, decision in decisions.items() if decision.verdict is Verdict.TRAINED]
+    objective = _trace(ready, parameters)
+    if batch_size is not None:
+        check_batch_is_free(objective.model)
+    return replace(
+        objective,
+        state=ready.state,
+        results=tuple(name for name in ready.results if name not in (loss, ready.loss.name)),
+        sample_axes={**ready.sample_axes, **_added_axis(ready.loss)},
+        decisions=decisions,
+    )
+
+
+def weigh_parameters(
+    forward: onnx.ModelProto, loss: str, folder: Path | None = None
+) -> Mapping[str, Decision]:
+    """Return what the file alone tells of the float tensors that move the loss. Raises as state_objective."""
+    return _prepare(forward, loss, None, None, folder).decisions
+
+
+def _prepare(
+    forward: onnx.ModelProto,
+    loss: str,
+    batch_size: Batch | None,
+    ignore_index: int | None,
+    folder: Path | None,
+) -> _Prepared:
+    facts = find.forward_facts(forward)
+    model = normalise_forward(forward)
+    check_shapes(model)
+    sample_axes = _sample_axes(model.graph, facts, assume_first=batch_size is not None)
+    if batch_size is not None:
+        fold_sizes(model, shapes=False)
+        rebatch(model, batch_size, sample_axes)
+    fold_sizes(model)
+    types = infer_types(model)
+    state = find.carried_state(model.graph, types, facts)
+    carried = set(state.values())
+    results = tuple(value.name for value in model.graph.output if value.name not in carried)
+    candidates = find.candidate_parameters(model.graph, types)
+    added = add_loss(
+        model.graph,
+        types,
+        loss,
+        results=results,
+        batch=_batch(model.graph, sample_axes),
+        ignore_index=ignore_index,
+    )
+    types = infer_types(model)
+    exported = exporter_facts(forward)
+    moving = find.moving_the_loss(model.graph, types, added.name, exported.detached)
+    fixed = {*state, *find.read_as_constants(forward.graph)}
+    movable = [name for name in candidates if name in moving and name not in fixed]
+    decisions = decide_parameters(forward, model.graph, types, movable, folder)
+    return _Prepared(model, types, facts, added, state, results, sample_axes, candidates, decisions, exported)
+
+
+def _trace(ready: _Prepared, parameters: Collection[str]) -> Objective:
+    """Follow the gradient, and expand the ops that it must pass but that have no rule."""
+    model, types, detached = ready.model, ready.types, ready.exported.detached
+    flow = find.trace(model.graph, types, ready.loss.name, parameters, detached)
+    _check_detached(ready, flow)
+    before: list[str] = []
+    while (ops := [node.op_type for node in model.graph.node]) != before:
+        expandable = {op for op in ops_without_rule(model.graph, types, flow) if is_expandable(op, OPSET)}
+        if not expandable:
+            break
+        before, model = ops, expand_ops_without_rule(model, expandable)
+        types = infer_types(model)
+        flow = find.trace(model.graph, types, ready.loss.name, flow.parameters, detached)
+    return Objective(model, ready.loss.name, flow, types, {}, (), {}, {})
+
+
+def _check_detached(ready: _Prepared, flow: find.Dataflow) -> None:
+    """Raise UnsupportedModel where a gradient would pass what PyTorch detaches, and the graph forgot it."""
+    makers = {name: node for node in ready.model.graph.node for name in node.output}
+    for name, readers in ready.exported.lost_detached.items():
+        for reader in readers:
+            if reader in makers and flow.active.intersection(makers[reader].input):
+                raise UnsupportedModel(
+                    f"the module stops the gradient at {name!r}, which the exporter's optimiser removed",
+                    at=f"node {makers[reader].name!r} ({makers[reader].op_type})",
+                    fix="export with optimize=False: detached tensors then stay, and stop gradients",
+                )
+
+
+def _sample_axes(
+    graph: onnx.GraphProto, facts: find.ForwardFacts, *, assume_first: bool
+) -> dict[str, int | None]:
+    """Return what is declared, else the one symbolic axis; else, where it must be known, the first."""
+    axes: dict[str, int | None] = {}
+    for value in find.data_inputs(graph):
+        shape = type_of(value).shape or ()
+        symbolic = [axis for axis, size in enumerate(shape) if not isinstance(size, int)]
+        if value.name in facts.sample_axes:
+            axes[value.name] = facts.sample_axes[value.name]
+        elif len(symbolic) == 1:
+            axes[value.name] = symbolic[0]
+        elif assume_first:
+            axes[value.name] = 0 if shape else None
+    return axes
+
+
+def _batch(graph: onnx.GraphProto, sample_axes: Mapping[str, int | None]) -> Size:
+    for value in find.data_inputs(graph):
+        axis, shape = sample_axes.get(value.name), type_of(value).shape
+        if axis is not None and shape:
+            return shape[axis]
+    return None
+
+
+def _added_axis(loss: Loss) -> dict[str, int | None]:
+    return {loss.added_input: loss.sample_axis} if loss.added_input else {}

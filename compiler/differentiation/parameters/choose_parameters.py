@@ -1,0 +1,150 @@
+"""Choose which float tensors are trained; the others stay constants of the graph.
+
+An exported graph keeps masks, rotary tables and position tables among its initializers, where they look
+like weights. What tells them apart is in choice/; what nothing tells, --train and --freeze must.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from shlex import quote
+
+import onnx
+
+from partc.compiler.differentiation.node_builder import RANDOM_OPS
+from partc.compiler.differentiation.parameters.decision import Decision, Verdict, constant, trained
+from partc.runtime.errors import BadUsage
+
+MOST_NAMES = 8  # of a group that a message lists
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterChoice:
+    """Patterns of names (`*`, `?`, `[a-z]`): what is trained (None: all parameters), less what is frozen.
+
+    What is frozen is a constant of the step: it gets no gradient, no slots and no next value. A pattern of
+    `train` fits parameters and what may be one; a constant is trained where its full name stands there.
+    """
+
+    train: tuple[str, ...] | None = None
+    freeze: tuple[str, ...] = ()
+
+    def choose(
+        self, decisions: Mapping[str, Decision], names: Sequence[str], declared: Collection[str]
+    ) -> dict[str, Decision]:
+        """Return what is trained and what is constant, and why. Raises BadUsage where something is neither.
+
+        `decisions`: what the file tells of the tensors that move the loss. `names` are of all that could be
+        trained. Where the model declares its parameters, nothing else is trained unless `train` names it.
+        """
+        check_fit("--freeze", self.freeze, names)
+        check_fit("--train", self.train or (), names)
+        check_fit("--train", self.train or (), list(decisions), " that the loss depends on")
+        self._check_patterns(decisions)
+        chosen = {name: self._chosen(name, decisions[name], declared) for name in decisions}
+        if waiting := {name: d for name, d in chosen.items() if d.verdict is Verdict.UNDECIDED}:
+            raise _refusal(waiting, chosen.keys() - waiting.keys())
+        possible = [name for name, d in decisions.items() if d.verdict is not Verdict.CONSTANT]
+        if possible and not any(d.verdict is Verdict.TRAINED for d in chosen.values()):
+            raise BadUsage(
+                "every parameter is frozen",
+                at="--freeze",
+                fix=f"leave some of {sorted(possible)[:MOST_NAMES]} to train",
+            )
+        return chosen
+
+    def _chosen(self, name: str, decision: Decision, declared: Collection[str]) -> Decision:
+        if fits(name, self.freeze):
+            return constant("frozen by --freeze")
+        if self.train is None and declared:
+            return (
+                trained("declared by the model") if name in declared else constant("not declared a parameter")
+            )
+        if self.train is None:
+            return decision
+        is_constant = decision.verdict is Verdict.CONSTANT and name not in declared
+        if name in self.train or (fits(name, self.train) and not is_constant):
+            is_told = decision.verdict is Verdict.TRAINED
+            return decision if is_told else trained("chosen by --train", decision.source)
+        return decision if is_constant else constant("not among what --train names")
+
+    def _check_patterns(self, decisions: Mapping[str, Decision]) -> None:
+        """Raise BadUsage for a pattern of `train` that fits nothing but constants."""
+        for pattern in self.train or ():
+            fitting = [name for name in decisions if fits(name, (pattern,))]
+            constants = [name for name in fitting if decisions[name].verdict is Verdict.CONSTANT]
+            if pattern not in decisions and fitting == constants:
+                raise BadUsage(
+                    f"{pattern!r} fits constants alone: {_listed(constants)}",
+                    at=f"--train: {decisions[constants[0]].reason}",
+                    fix=f"train one by its full name, as --train {quote(spelled(constants[0]))}",
+                )
+
+
+def fits(name: str, patterns: Iterable[str]) -> bool:
+    """Tell whether a name is, or fits, one of the patterns."""
+    return any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def check_fit(option: str, patterns: Iterable[str], names: Sequence[str], which: str = "") -> None:
+    """Raise BadUsage for a pattern that no name fits."""
+    for pattern in patterns:
+        if not any(fits(name, (pattern,)) for name in names):
+            raise BadUsage(
+                f"no parameter{which} has a name that fits {pattern!r}",
+                at=option,
+                fix=f"use patterns for some of {sorted(names)[:MOST_NAMES]}",
+            )
+
+
+def check_kept(graph: onnx.GraphProto, constants: Collection[str]) -> None:
+    """Raise BadUsage for a frozen tensor that the graph would draw anew at every step."""
+    for node in graph.node:
+        if node.op_type in RANDOM_OPS and set(constants).intersection(node.output):
+            raise BadUsage(
+                f"{node.output[0]!r} would be drawn anew at every step: only a variable keeps what it drew",
+                at=f"node {node.name!r}, left out by --train or --freeze",
+                fix="train it too, or write the model with its values as an initializer",
+            )
+
+
+def spelled(name: str) -> str:
+    """Return a pattern that fits this name, where commas separate patterns."""
+    return re.sub(r"[*?\[]", r"[\g<0>]", name).replace(",", "?")
+
+
+def patterns_for(names: Collection[str], others: Collection[str]) -> list[str]:
+    """Return few patterns that fit all the names and none of the others."""
+    patterns: list[str] = []
+    for name in names:
+        if fits(name, patterns):
+            continue
+        wide = re.sub(r"\d+", "*", spelled(name))
+        is_safe = not any(fits(other, (wide,)) for other in others)
+        patterns.append(wide if is_safe else spelled(name))
+    return patterns
+
+
+def _refusal(waiting: Mapping[str, Decision], others: Collection[str]) -> BadUsage:
+    """Return the error that lists what is undecided, by reason, and the options that decide it."""
+    by_reason: dict[str, list[str]] = {}
+    for name, decision in waiting.items():
+        made = f" (of {decision.source})" if decision.source else ""
+        by_reason.setdefault(decision.reason, []).append(name + made)
+    groups = [f"{reason}: {_listed(names)}" for reason, names in by_reason.items()]
+    frozen = quote(",".join(patterns_for(waiting, others)))
+    fix = f"--freeze {frozen} keeps all as they are, --train '*' trains all, both together choose among them"
+    if any(decision.source for decision in waiting.values()):
+        fix += ";\n       or export with optimize=False, which folds no parameter"
+    count = len(waiting)
+    return BadUsage(
+        f"nothing in the file tells whether {count} tensor{'s are' if count > 1 else ' is'} trained",
+        at="\n       ".join(groups),
+        fix=fix,
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    rest = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,130 @@
+"""Decide which float tensors of a forward graph are parameters and which are constants.
+
+The first line that knows something decides. What none knows is undecided: whoever made the file must say.
+
+    exporter       its signature: PARAMETER, BUFFER; what an initializer was folded from        _told
+    kind of file   TorchScript stores parameters and buffers by name, and numbers as nodes      _stored
+    values         infinite or huge: a mask                                                     _stored
+    structure      where it meets data: as a layer's weight, or merely beside it                _placed
+                   - unless its values look like none that a weight starts from
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from partc.compiler.differentiation.parameters.decision import Decision, constant, trained, undecided
+from partc.compiler.differentiation.parameters.exporter_facts import ExporterFacts, exporter_facts
+from partc.compiler.differentiation.parameters.find_parameters import MAKERS
+from partc.compiler.differentiation.parameters.folded import SINUSOIDS, decide_folded
+from partc.compiler.differentiation.parameters.places import Place, Places
+from partc.compiler.differentiation.parameters.value_patterns import Values, values_of
+from partc.compiler.differentiation.tensor_types import TensorType, Types, element_count
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    """What there is to decide by."""
+
+    facts: ExporterFacts
+    places: Places
+    folder: Path | None
+    is_torchscript: bool
+
+
+def decide_parameters(
+    forward: onnx.ModelProto,
+    graph: onnx.GraphProto,
+    types: Types,
+    candidates: Collection[str],
+    folder: Path | None = None,
+) -> dict[str, Decision]:
+    """Decide each candidate, a float tensor that comes from no input.
+
+    `forward` is the model as the exporter wrote it, `graph` its normalised graph, with `types`; external
+    data lies in `folder`.
+    """
+    facts = exporter_facts(forward)
+    is_torchscript = forward.producer_name == "pytorch" and facts.is_silent
+    evidence = _Evidence(facts, Places(graph, types, candidates), folder, is_torchscript)
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    wanted = frozenset(candidates)
+    makers = {name: node for node in graph.node for name in node.output if name in wanted}
+    return {
+        name: _stored(evidence, stored[name])
+        if name in stored
+        else _made(evidence, makers[name], types[name], name)
+        for name in candidates
+    }
+
+
+def _stored(evidence: _Evidence, tensor: onnx.TensorProto) -> Decision:
+    """Decide an initializer."""
+    if (told := _told(evidence, tensor)) is not None:
+        return told
+    values = values_of(tensor, evidence.folder)
+    is_number = element_count(tensor.dims) == 1
+    if evidence.is_torchscript and is_number and not tensor.name.startswith("onnx::"):
+        # As numbers they would be nodes: these are attributes of the module, which may be buffers.
+        return undecided("single numbers that the module holds: parameters or buffers")
+    if not tensor.dims:
+        return constant("numbers without axes")
+    if values.is_mask:
+        return constant("masks: infinite or huge values")
+    return _placed(evidence.places.of(tensor.name), values)
+
+
+def _told(evidence: _Evidence, tensor: onnx.TensorProto) -> Decision | None:
+    """Return what the exporter's metadata says; None if nothing."""
+    facts, name = evidence.facts, tensor.name
+    kind = facts.kinds.get(name, "")
+    if kind == "PARAMETER":
+        is_table = len(tensor.dims) == 2 and values_of(tensor, evidence.folder).is_sinusoids
+        return undecided(SINUSOIDS) if is_table else trained("parameters, as the exporter says")
+    if kind:
+        return constant("buffers and constants, as the exporter says")
+    if name in facts.folded_from:
+        return decide_folded(facts, tensor, evidence.folder)
+    return None
+
+
+def _made(evidence: _Evidence, maker: onnx.NodeProto, type_: TensorType, name: str) -> Decision:
+    """Decide what a node makes of nothing: partc's models and old ones draw their parameters so."""
+    assert maker.op_type in MAKERS
+    if not evidence.facts.is_silent or evidence.is_torchscript:
+        return constant("made by nodes: PyTorch's exporter stores parameters")
+    if maker.op_type != "ConstantOfShape":
+        return trained("drawn by nodes")
+    fill = next((attribute.t for attribute in maker.attribute if attribute.name == "value"), None)
+    value = 0.0 if fill is None else float(numpy_helper.to_array(fill).item())
+    shape = tuple(size if isinstance(size, int) else 0 for size in type_.shape or ())
+    values = Values(np.full(1, value), shape)
+    if values.is_mask:
+        return constant("masks: infinite or huge values")
+    return _placed(evidence.places.of(name), values)
+
+
+def _placed(places: frozenset[Place], values: Values) -> Decision:
+    """Decide by where a tensor meets data, and by what its values look like."""
+    is_weight = not places.isdisjoint((Place.WEIGHT, Place.BIAS))
+    is_bias = Place.BIAS in places and len(values.shape) == 1
+    pattern = "" if is_bias else values.weight_pattern if is_weight else values.pattern
+    if pattern:
+        return undecided(f"values like {pattern}: constants, or a parameter's start")
+    if is_weight:
+        return trained("read as weights, tables, scales or biases")
+    if Place.VECTOR in places:
+        return trained("as wide as one axis of what layers made, like scales and biases")
+    if Place.ARRAY in places or Place.JOINED in places:
+        if values.are_distinct:
+            return trained("of distinct values, beside what layers made")
+        return undecided("of repeated values, beside what layers made: constants, or parameters")
+    if Place.PER_SAMPLE in places:
+        return undecided("with an entry for every sample: targets or weights of samples, or parameters")
+    if Place.RAW in places:
+        return undecided("beside data that no layer has touched: its normalisation, or parameters")
+    return undecided("read as parameters and constants are alike")

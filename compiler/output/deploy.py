@@ -1,0 +1,50 @@
+"""Put trained variables back into a forward model that any ONNX runtime can serve."""
+
+from pathlib import Path
+
+import onnx
+from onnx import numpy_helper
+
+from partc.compiler.importing.bindings import read_bindings
+from partc.compiler.model_files.cut_model import cut_model
+from partc.compiler.model_files.model_file import read_model, write_model
+from partc.runtime.data.checkpoint import read_arrays
+from partc.runtime.jobs.results import TRAINED_FILE
+from partc.runtime.plan.plan_folder import PlanFolder
+
+DEPLOYED = "trained.onnx"
+
+
+def write_trained_model(folder: PlanFolder) -> Path:
+    """Write trained.onnx: the forward outputs, computed from data with the trained variables.
+
+    The outputs are those recorded by `partc grad`; of a foreign graph, those that are no next value.
+    """
+    model = read_model(folder.path / folder.plan.model)
+    bindings = read_bindings(model, None)
+    following = set(bindings.state.values())
+    shown = [output.name for output in model.graph.output if output.name not in following]
+    outputs = list(bindings.forward_outputs) or [name for name in shown if name != bindings.loss] or shown
+    _stop_dropping(model)
+    forward = cut_model(model, {}, outputs)
+    trained = read_arrays(folder.path / TRAINED_FILE)
+    kept = [value for value in forward.graph.input if value.name not in trained]
+    weights = [
+        numpy_helper.from_array(trained[value.name], value.name)
+        for value in forward.graph.input
+        if value.name in trained
+    ]
+    del forward.graph.input[:]
+    forward.graph.input.extend(kept)
+    forward.graph.initializer.extend(weights)
+    del forward.metadata_props[:], forward.training_info[:]
+    path = folder.path / DEPLOYED
+    write_model(forward, path)
+    return path
+
+
+def _stop_dropping(model: onnx.ModelProto) -> None:
+    """Let every Dropout pass on what it is given: the model is done with training."""
+    for node in model.graph.node:
+        if node.op_type == "Dropout":
+            del node.input[1:]

@@ -1,0 +1,40 @@
+"""Write what describes a plan as a whole: strategy, cluster, annotated model, report, and plan.json last."""
+
+import msgspec
+import onnx
+
+from partc.compiler.compilation import Compilation
+from partc.compiler.output.annotate import annotate
+from partc.compiler.output.plan_files import MODEL
+from partc.compiler.report.page import render_report
+from partc.cost.cluster.cluster import encode_cluster
+from partc.cost.sparsity import encode_sparsity
+from partc.cost.strategy import encode_strategy
+from partc.runtime.plan.plan_folder import sha256_of_file
+from partc.runtime.plan.program import encode_plan
+
+ANNOTATED = "annotated.onnx"
+REPORT = "report.html"
+SPARSITY = "sparsity.json"
+
+
+def describe_plan(compilation: Compilation) -> None:
+    """Write into the plan's folder. Needs: its segments are written."""
+    files, machines = compilation.files, compilation.machines
+    folder = files.folder
+    files.write_initial_values()
+    (folder / "strategy.json").write_bytes(encode_strategy(compilation.strategy))
+    (folder / "cluster.json").write_bytes(encode_cluster(compilation.cluster))
+    if compilation.sparsity is not None:
+        (folder / SPARSITY).write_bytes(encode_sparsity(compilation.sparsity))
+    annotated = annotate(onnx.load(folder / MODEL), compilation.lowered.native, compilation.shapes, machines)
+    (folder / ANNOTATED).write_bytes(annotated.SerializeToString(deterministic=True))
+    (folder / REPORT).write_text(render_report(compilation, machines, folder), encoding="utf-8")
+    hashes = {
+        str(path.relative_to(folder)): sha256_of_file(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    step_s = compilation.timeline.step_s
+    plan = msgspec.structs.replace(compilation.plan, files=hashes, predicted_step_s=step_s)
+    (folder / "plan.json").write_bytes(encode_plan(plan))

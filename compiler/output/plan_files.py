@@ -1,0 +1,129 @@
+"""The folder of a plan: written beside its place, renamed when complete.
+
+A failed compilation leaves nothing half-written, and never harms an earlier result. Of an earlier plan's
+folder only what that plan lists goes; whatever else lies there stays.
+"""
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import onnx
+
+from partc.compiler.output.output_paths import TRAINED_FILES, check_output_folder, files_of_earlier_plan
+from partc.passes.graph.training_graph import InitialValue, MadeTensor, StoredTensor, TrainingGraph
+from partc.runtime.data.checkpoint import TensorFile, write_tensors
+from partc.runtime.errors import BadUsage
+from partc.runtime.log import log
+from partc.runtime.plan.program import Initial, Made, Stored
+
+MODEL = "train.onnx"
+INITIAL = "initial.safetensors"
+
+
+class PlanFiles:
+    """A context: files are gathered in a temporary folder, which takes `out`'s place at the end."""
+
+    def __init__(self, out: Path, force: bool = False) -> None:
+        self._force = force
+        self.out = out.resolve()  # a link to a folder stays a link
+        self._initial: dict[str, StoredTensor] = {}
+
+    def __enter__(self) -> "PlanFiles":
+        check_output_folder(self.out, self._force)
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        self.folder = Path(tempfile.mkdtemp(prefix=f".{self.out.name}.", dir=self.out.parent))
+        (self.folder / "segments").mkdir()
+        self.folder.chmod(0o755)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                _swap(self.folder, self.out)
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)  # after a swap there is none
+
+    def save_segment(self, model: onnx.ModelProto) -> str:
+        """Store a segment under its hash, so that equal segments are one file."""
+        data = model.SerializeToString(deterministic=True)
+        path = f"segments/{hashlib.sha256(data).hexdigest()[:16]}.onnx"
+        (self.folder / path).write_bytes(data)
+        log.debug("%s: %d nodes, %d bytes", path, len(model.graph.node), len(data))
+        return path
+
+    def save_model(self, training: TrainingGraph) -> str:
+        """Store the user's graph, without the variables' values."""
+        (self.folder / MODEL).write_bytes(training.source)
+        return MODEL
+
+    def save_initial(self, name: str, initial: InitialValue) -> Initial:
+        """Store a variable's first value, or how it is made."""
+        if isinstance(initial, StoredTensor):
+            self._initial[name] = initial
+            return Stored(INITIAL, name)
+        if isinstance(initial, MadeTensor):
+            data = initial.model.SerializeToString(deterministic=True)
+            path = f"initial/{hashlib.sha256(data).hexdigest()[:16]}.onnx"
+            (self.folder / "initial").mkdir(exist_ok=True)
+            (self.folder / path).write_bytes(data)
+            return Made(path, initial.output)
+        return initial
+
+    def write_initial_values(self) -> None:
+        """Write the first values of all variables that store them."""
+        if self._initial:
+            stored = [
+                TensorFile(name, tensor.dtype.name, tensor.shape, _loaded(tensor))
+                for name, tensor in sorted(self._initial.items())
+            ]
+            write_tensors(self.folder / INITIAL, stored)
+
+
+def _loaded(tensor: StoredTensor) -> Iterator[np.ndarray]:
+    """Read a tensor when its turn has come, so that one is in memory at a time."""
+    yield tensor.load()
+
+
+def _swap(folder: Path, out: Path) -> None:
+    """Put `folder` in the place of `out`; what is not the earlier plan's moves over to it."""
+    if not out.exists():
+        folder.rename(out)
+        return
+    kept = _files_of_others(out)
+    if taken := [name for name in kept if (folder / name).exists()]:
+        raise BadUsage(
+            f"a file that no plan of partc's wrote has the name of one: {taken[0]}",
+            at=str(out / taken[0]),
+            fix="move it away, or give another folder with -o",
+        )
+    old = folder.with_name(f"{folder.name}.old")
+    out.rename(old)
+    try:
+        folder.rename(out)
+    except OSError:
+        old.rename(out)
+        raise
+    for name in kept:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (old / name).rename(out / name)
+    shutil.rmtree(old)
+
+
+def _files_of_others(out: Path) -> list[str]:
+    """Return the files, links and empty folders that neither the earlier plan nor its training made."""
+    written = files_of_earlier_plan(out) or frozenset()
+    found = [
+        path for path in out.rglob("*") if path.is_symlink() or not path.is_dir() or not any(path.iterdir())
+    ]
+    names = [str(path.relative_to(out)) for path in found]
+    return [name for name in names if name not in written and name not in TRAINED_FILES]

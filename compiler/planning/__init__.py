@@ -1,0 +1,1 @@
+"""What the stages call: to read the batch, measure rows, price steps, choose, build plans."""

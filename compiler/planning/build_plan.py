@@ -1,0 +1,285 @@
+"""Make the plan of a distributed step: program, ranks, variables, data."""
+
+import sys
+from collections.abc import Mapping
+
+import numpy as np
+
+from partc.compiler.output.plan_files import PlanFiles
+from partc.cost.cluster.cluster import Cluster, Placement, groups_of, ranks_of
+from partc.cost.cluster.profiles import profiles_sha256
+from partc.cost.simulation.timeline import work_s
+from partc.cost.strategy import Strategy
+from partc.passes.distribute import Analysis
+from partc.passes.indexed_rows.indexed_slices import sum_rows_function
+from partc.passes.layouts.layouts import Owned, PerReplica, Split
+from partc.passes.lowering.lowered_graph import LoweredGraph, State
+from partc.passes.scheduling.bucket_communications import BUCKET_BYTES, bucket_communications
+from partc.passes.scheduling.levels import HostGrid
+from partc.passes.scheduling.make_program import Program, ProgramMaker
+from partc.passes.scheduling.outline_segments import SegmentOutliner
+from partc.passes.scheduling.recompute import recompute
+from partc.passes.scheduling.schedule import Item, schedule
+from partc.passes.scheduling.write_segments import SegmentWriter
+from partc.runtime.plan.program import (
+    PLAN_FORMAT,
+    Held,
+    Output,
+    Plan,
+    PlanVariable,
+    Rank,
+    Recomputed,
+    Slice,
+    Stored,
+)
+
+OwnedRows = Mapping[str, tuple[tuple[int, int], ...]]  # parameter -> rows [start, stop) per server
+
+
+def build_plan(
+    analysis: Analysis,
+    lowered: LoweredGraph,
+    strategy: Strategy,
+    cluster: Cluster,
+    sizes: Mapping[str, int],
+    files: PlanFiles | None,
+) -> Plan:
+    """Schedule, bucket and cut the step; describe every rank. Writes segments into the folder.
+
+    `sizes`: a value for every symbolic size. `files` None: nothing is written, and the plan is good for being
+    simulated alone.
+    """
+    rows = owned_rows(strategy, cluster)
+    groups = {name: tuple(filter(None, found)) for name, found in groups_of(cluster).items()}
+    program, recomputed = _make_program(analysis, lowered, strategy, rows, cluster, files)
+    training = analysis.training
+    return Plan(
+        format=PLAN_FORMAT,
+        model="" if files is None else files.save_model(training),
+        batch=strategy.batch,
+        replicas=analysis.replicas,
+        sizes=dict(sizes),
+        loss=training.loss,
+        ranks=_describe_ranks(lowered, program, rows, cluster, groups),
+        groups=groups,
+        instructions=tuple(program.instructions),
+        buffers=tuple(program.buffers),
+        slices=tuple(program.slices),
+        variables=_describe_variables(analysis, strategy, files),
+        data_inputs=tuple(training.data_inputs.values()),
+        outputs=_describe_outputs(lowered, program),
+        predicted_step_s=0.0,
+        cost_cache_sha256=profiles_sha256(),
+        files={},
+        shard_inputs=tuple(training.shard_inputs.values()),
+        drawn_inputs=tuple(training.drawn_inputs.values()),
+        aggregation=strategy.aggregation,
+        recomputed=recomputed,
+        constants={
+            f"{parameter}.ends": tuple(end for _, end in ranges)
+            for parameter, ranges in rows.items()
+            if f"{parameter}.ends" in lowered.constants
+        },
+        unread_inputs=training.unread_inputs,
+    )
+
+
+def owned_rows(strategy: Strategy, cluster: Cluster) -> OwnedRows:
+    """Return for each parameter on servers the rows that each host's server owns."""
+    hosts = [host.name for host in cluster.hosts]
+    result: dict[str, tuple[tuple[int, int], ...]] = {}
+    for name, choice in strategy.parameters.items():
+        if choice.method != "servers":
+            continue
+        at = {shard.host: (shard.start, shard.stop) for shard in choice.shards}
+        ranges: list[tuple[int, int]] = []
+        end = 0
+        for host in hosts:
+            start, stop = at.get(host, (end, end))
+            ranges.append((start, stop))
+            end = stop
+        result[name] = tuple(ranges)
+    return result
+
+
+def _make_program(
+    analysis: Analysis,
+    lowered: LoweredGraph,
+    strategy: Strategy,
+    rows: OwnedRows,
+    cluster: Cluster,
+    files: PlanFiles | None,
+) -> tuple[Program, Recomputed | None]:
+    # One rank alone sends nothing: a single bucket, so that its step is not cut.
+    limit_bytes = BUCKET_BYTES if len(ranks_of(cluster)) > 1 else sys.maxsize
+    buckets = bucket_communications(lowered, _whole_shapes(analysis, lowered), rows, limit_bytes)
+    order = {node.name: index for index, node in enumerate(analysis.training.graph.nodes)}
+    position_of = {copy: order[node] for copy, node in lowered.original.items()}
+    items, recomputed = schedule(lowered, buckets, position_of), None
+    if strategy.recompute_bytes is not None:
+        items, recomputed = _recompute(items, analysis, lowered, strategy.recompute_bytes, cluster)
+    writer = _segment_writer(analysis, lowered, cluster, files)
+    most = max(len(host.devices) for host in cluster.hosts)
+    topology = HostGrid(len(cluster.hosts), most)
+    return ProgramMaker(lowered, items, topology, writer).make(), recomputed
+
+
+def _segment_writer(
+    analysis: Analysis, lowered: LoweredGraph, cluster: Cluster, files: PlanFiles | None
+) -> SegmentWriter | SegmentOutliner:
+    opset = analysis.training.opset
+    own = sum_rows_function(opset)  # pushed slices are summed in graphs that sum none themselves too
+    functions = {function.name: function for function in (own, *analysis.training.functions)}
+    if files is None:
+        return SegmentOutliner(functions, dict(lowered.shapes))
+    on_cpu = all(device.kind == "cpu" for host in cluster.hosts for device in host.devices)
+    return SegmentWriter(opset, functions, files.save_segment, dict(lowered.shapes), on_cpu)
+
+
+def _recompute(
+    items: list[Item], analysis: Analysis, lowered: LoweredGraph, limit_bytes: int, cluster: Cluster
+) -> tuple[list[Item], Recomputed]:
+    worker = next(placed for placed in ranks_of(cluster) if placed.replica is not None)
+
+    def seconds(flops: int, touched_bytes: int) -> float:
+        return work_s(flops, touched_bytes, worker, cluster)
+
+    found = recompute(items, lowered, analysis.main, limit_bytes, seconds)
+    told = Recomputed(limit_bytes, found.before_bytes, found.after_bytes, found.values, found.flops)
+    return found.items, told
+
+
+def _whole_shapes(analysis: Analysis, lowered: LoweredGraph) -> dict[str, tuple[int, ...]]:
+    """Return the whole shape of every value whose tensor has one that data cannot change."""
+    fixed = analysis.facts.fixed_shapes
+    shapes = {
+        value: analysis.facts.shape(tensor)
+        for value, (tensor, _) in lowered.meanings.items()
+        if tensor in fixed and all(analysis.facts.shape(tensor))
+    }
+    for value, shape in lowered.shapes.items():
+        if value not in lowered.meanings and None not in shape:
+            shapes[value] = tuple(size or 0 for size in shape)
+    return shapes
+
+
+def _describe_ranks(
+    lowered: LoweredGraph,
+    program: Program,
+    rows: OwnedRows,
+    cluster: Cluster,
+    groups: Mapping[str, tuple[tuple[int, ...], ...]],
+) -> tuple[Rank, ...]:
+    numbers: dict[int, dict[str, int]] = {}
+    for name, instances in groups.items():
+        for number, members in enumerate(instances):
+            for rank in members:
+                numbers.setdefault(rank, {})[name] = number
+    servers = {rank: position for position, rank in enumerate(groups["servers"][0])}
+    return tuple(
+        _describe_rank(placed, lowered, program, rows, numbers[placed.rank], servers.get(placed.rank))
+        for placed in ranks_of(cluster)
+    )
+
+
+def _describe_rank(
+    placed: Placement,
+    lowered: LoweredGraph,
+    program: Program,
+    rows: OwnedRows,
+    groups: dict[str, int],
+    server: int | None,
+) -> Rank:
+    return Rank(
+        rank=placed.rank,
+        host=placed.host,
+        device=placed.device,
+        kind=placed.kind,
+        device_index=placed.device_index,
+        threads=placed.threads,
+        sites=placed.sites,
+        replica=placed.replica,
+        groups=groups,
+        constants=_constants_of(placed, lowered, rows, server),
+        slices=() if server is None else _owned_slices(program, rows, server),
+        held=tuple(held for state in lowered.states for held in _hold(state, placed, lowered, rows, server)),
+    )
+
+
+def _constants_of(
+    placed: Placement, lowered: LoweredGraph, rows: OwnedRows, server: int | None
+) -> dict[str, tuple[int, ...]]:
+    values: dict[str, tuple[int, ...]] = {}
+    if placed.replica is not None:
+        values["replica"] = (placed.replica,)
+    for parameter, ranges in rows.items():
+        if server is not None:
+            start, stop = ranges[server]
+            values |= {
+                f"{parameter}.first": (start,),
+                f"{parameter}.rows": (stop - start,),
+            }
+    return {name: value for name, value in values.items() if name in lowered.constants}
+
+
+def _owned_slices(program: Program, rows: OwnedRows, server: int) -> tuple[Slice, ...]:
+    """Return where a server's own rows lie in the buckets that carry them."""
+    slices: list[Slice] = []
+    for value, parameter, bucket, index in program.owned_slices:
+        start, stop = rows[parameter][server]
+        shape = bucket.shapes[index]
+        row = int(np.prod(shape[1:], dtype=np.int64))
+        offset = bucket.offsets[index] + start * row
+        slices.append(Slice(value, bucket.name, offset, (stop - start, *shape[1:])))
+    return tuple(slices)
+
+
+def _hold(
+    state: State, placed: Placement, lowered: LoweredGraph, rows: OwnedRows, server: int | None
+) -> list[Held]:
+    if state.site not in placed.sites:
+        return []
+    placement = lowered.meanings[state.value][1].placement
+    if not isinstance(placement, Owned) or server is None:
+        return [Held(state.variable, state.value)]
+    start, stop = rows[placement.parameter][server]
+    return [Held(state.variable, state.value, start, stop)]
+
+
+def _describe_variables(
+    analysis: Analysis, strategy: Strategy, files: PlanFiles | None
+) -> tuple[PlanVariable, ...]:
+    described: list[PlanVariable] = []
+    for name, variable in analysis.training.variables.items():
+        role = analysis.roles.variables[name]
+        parameter = analysis.followers[name] or role.parameter
+        gradient = analysis.training.gradients.get(name)
+        own = strategy.parameters.get(parameter or name)
+        followed = analysis.followers[name] is not None or name in strategy.parameters
+        described.append(
+            PlanVariable(
+                name,
+                variable.dtype.name,
+                variable.shape,
+                Stored("", name) if files is None else files.save_initial(name, variable.initial),
+                role.role,
+                parameter if parameter != name else None,
+                gradient is not None and gradient.is_sparse,
+                own.method if own is not None and followed else "replicated",
+            )
+        )
+    return tuple(described)
+
+
+def _describe_outputs(lowered: LoweredGraph, program: Program) -> tuple[Output, ...]:
+    outputs: list[Output] = []
+    for name, value, layout in lowered.outputs:
+        value = program.renamed.get(value, value)
+        public = name.removesuffix(".average")
+        if isinstance(layout.placement, Split):
+            outputs.append(Output(public, value, "split", layout.placement.axis))
+        elif isinstance(layout.placement, PerReplica):
+            outputs.append(Output(public, value, "per_replica"))
+        else:
+            outputs.append(Output(public, value, "whole"))
+    return tuple(outputs)

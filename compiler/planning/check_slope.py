@@ -1,0 +1,129 @@
+"""Whether a step's gradients are the slope of its loss, measured at one point.
+
+    loss (W + e g) - loss (W - e g)   =   2 e |g|^2        if g is the gradient of the loss
+
+A graph with a batch of fixed size may hold 1 / size as a constant: then the structure shows a sum over
+samples where a mean is meant. If the loss is a mean over samples and the gradients are its slope, they are a
+mean as well. Were they the slope of the sum, they would be larger by the batch's size, at least twice.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import onnxruntime as ort
+
+from partc.passes.graph.reachability import ancestors
+from partc.passes.graph.training_graph import IR_VERSION, TrainingGraph
+from partc.passes.roles.find_roles import gradient_tensors
+
+Arrays = dict[str, np.ndarray]
+MOST_ELEMENTS = 30_000_000  # of all variables: larger models are not run while compiling
+STEP = 1e-3  # as a part of the variables' norm
+TOLERANCE = 0.25
+_STATE = ort.capi.onnxruntime_pybind11_state
+# What onnxruntime raises where a graph does not fit its numbers.
+REFUSALS: tuple[type[Exception], ...] = (
+    _STATE.Fail,
+    _STATE.InvalidArgument,
+    _STATE.InvalidGraph,
+    _STATE.NotImplemented,
+    _STATE.RuntimeException,
+)
+
+
+def is_slope_of_loss(training: TrainingGraph) -> bool:
+    """Tell whether the gradients are the loss's slope; False where that cannot be measured.
+
+    Needs: gradients and the loss are known, and all sizes are fixed.
+    """
+    elements = sum(int(np.prod(v.shape, dtype=np.int64)) for v in training.variables.values())
+    if training.loss is None or elements > MOST_ELEMENTS:
+        return False
+    feeds = _draw(training)
+    try:
+        session = _session(training)
+        first = _run(session, feeds)
+        gradient = {name: _dense(training, name, first, feeds) for name in training.gradients}
+        size = _norm({name: feeds[name] for name in gradient}) * STEP / max(_norm(gradient), 1e-30)
+        ahead, behind = (
+            _run(
+                session, feeds | {name: _moved(feeds[name], sign * size * g) for name, g in gradient.items()}
+            )
+            for sign in (1, -1)
+        )
+    except REFUSALS:
+        return False  # numbers drawn at random may be none that the graph takes
+    rise = float(np.sum(ahead[training.loss]) - np.sum(behind[training.loss]))
+    expected = 2 * size * _norm(gradient) ** 2
+    return bool(np.isfinite(rise) and expected > 0 and abs(rise / expected - 1) < TOLERANCE)
+
+
+def _session(training: TrainingGraph) -> ort.InferenceSession:
+    wanted = [training.loss or "", *(t for g in training.gradients.values() for t in gradient_tensors(g))]
+    graph, tensors = training.graph, training.graph.tensors()
+    needed = ancestors(graph, wanted)
+    nodes = [node for node in graph.nodes if any(t.name in needed for t in node.outputs)]
+    inputs = [tensor for tensor in graph.inputs if tensor.name in needed]
+    made = {t.name for node in nodes for t in node.outputs}
+    outputs = [tensors[name] for name in dict.fromkeys(wanted) if name in made]
+    part = gs.Graph(nodes, inputs, outputs, opset=graph.opset, import_domains=graph.import_domains)
+    model: onnx.ModelProto = gs.export_onnx(part, do_type_check=False)
+    model.ir_version = IR_VERSION
+    del model.functions[:]
+    model.functions.extend(training.functions)
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def _run(session: ort.InferenceSession, feeds: Mapping[str, np.ndarray]) -> Arrays:
+    names = [output.name for output in session.get_outputs()]
+    read = {info.name: feeds[info.name] for info in session.get_inputs()}
+    return dict(zip(names, session.run(names, read), strict=True))
+
+
+def _draw(training: TrainingGraph) -> Arrays:
+    """Draw inputs at random: small positive numbers serve as weights and as variances."""
+    rng = np.random.default_rng(0)
+    feeds: Arrays = {}
+    for name, variable in training.variables.items():
+        feeds[name] = _numbers(rng, variable.shape, np.dtype(variable.dtype), 0.02, 0.3)
+    for name, data in training.data_inputs.items():
+        shape, dtype = [size for size in data.shape if isinstance(size, int)], np.dtype(data.dtype)
+        if dtype.kind in "iu":
+            feeds[name] = rng.integers(0, data.high or 2, shape).astype(dtype)
+        else:
+            feeds[name] = _numbers(rng, shape, dtype, -1.0, 1.0)
+    for name, drawn in training.drawn_inputs.items():
+        shape = [size for size in drawn.shape if isinstance(size, int)]
+        feeds[name] = _numbers(rng, shape, np.dtype(drawn.dtype), 0.0, 1.0)
+    return feeds
+
+
+def _numbers(
+    rng: np.random.Generator, shape: "tuple[int, ...] | list[int]", dtype: np.dtype, low: float, high: float
+) -> np.ndarray:
+    return np.asarray(rng.uniform(low, high, shape)).astype(dtype)
+
+
+def _dense(
+    training: TrainingGraph, name: str, results: Mapping[str, np.ndarray], feeds: Arrays
+) -> np.ndarray:
+    found = {**feeds, **results}
+    gradient = training.gradients[name]
+    if gradient.ids is None or gradient.rows is None:
+        return np.asarray(found[gradient.dense or ""], np.float64)
+    dense = np.zeros(training.variables[name].shape)
+    np.add.at(dense, found[gradient.ids].reshape(-1), found[gradient.rows].reshape(-1, *dense.shape[1:]))
+    return dense
+
+
+def _moved(value: np.ndarray, by: np.ndarray) -> np.ndarray:
+    return np.asarray(value + by, dtype=value.dtype)
+
+
+def _norm(arrays: Mapping[str, np.ndarray]) -> float:
+    return float(np.sqrt(sum(np.sum(np.square(array, dtype=np.float64)) for array in arrays.values())))

@@ -1,0 +1,149 @@
+"""Choose what the graph's batch is, where the user does not say: one replica's, or the whole.
+
+    per replica   where it is proven that replicas train what one device trains on all their batches
+    global        elsewhere, if the batch can be divided: exact for every graph
+    refused       if it cannot: the user must say which of the two is meant
+
+Asked for a batch per replica, partc compiles it in any case, and tells how it departs from one device.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from partc.compiler.planning.check_slope import is_slope_of_loss
+from partc.cost.strategy import Batch
+from partc.passes.graph.facts import infer_facts
+from partc.passes.graph.simplify import expand_casts
+from partc.passes.graph.training_graph import TrainingGraph
+from partc.passes.replicas.judge_replicas import Departure, judge_replicas
+from partc.runtime.errors import BadModel, UnsupportedModel
+from partc.runtime.plan.program import Aggregation
+
+SHOWN = 3  # names of one sentence
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the graph's batch is, and how a batch per replica departs from one device: in sentences."""
+
+    batch: Batch
+    departures: tuple[str, ...] = ()
+
+
+def choose_reading(
+    training: TrainingGraph,
+    replicas: int,
+    asked: Batch | None,
+    sizes: Mapping[str, int],
+    aggregation: Aggregation = Aggregation(),  # noqa: B008  # frozen
+) -> Reading:
+    """Return the reading of the batch for so many replicas. Raises UnsupportedModel.
+
+    Needs: gradients are known.
+    """
+    if asked == "global" or replicas == 1:
+        return Reading(asked or "per-replica")
+    departures = judge_step(training, sizes, aggregation)
+    told = describe_departures(departures)
+    extreme = next((departure for departure in departures if departure.is_extreme), None)
+    if asked == "per-replica" and extreme is not None:
+        raise _no_average(extreme)
+    needs_replicas = training.shard_inputs or not (aggregation.average_dense and aggregation.average_sparse)
+    if asked is not None or needs_replicas or all(departure.of == "output" for departure in departures):
+        return Reading("per-replica", told)
+    if all(size % replicas == 0 for size in _batch_sizes(training, sizes).values()):
+        return Reading("global", told)
+    raise _refuse(training, sizes, replicas, told)
+
+
+def _no_average(departure: Departure) -> UnsupportedModel:
+    return UnsupportedModel(
+        "a largest or smallest value of the batch is kept from step to step, which replicas on batches of "
+        "their own cannot average",
+        at=f"next value of {departure.name!r}",
+        fix="compile with --batch global, or keep this variable out of the training step",
+    )
+
+
+def judge_step(
+    training: TrainingGraph,
+    sizes: Mapping[str, int],
+    aggregation: Aggregation = Aggregation(),  # noqa: B008  # frozen
+) -> tuple[Departure, ...]:
+    """Return how replicas depart from one device, by the step's structure, and by running it once at most.
+
+    Needs: gradients are known. `sizes`: a value for every symbolic size.
+    """
+    fixed = _batch_sizes(training, {name: max(size, 2) for name, size in sizes.items()})
+    seen = _of_two_samples(training) if 1 in fixed.values() else training
+    try:
+        facts = infer_facts(seen, {name: max(size, 2) for name, size in sizes.items()})
+    except (BadModel, UnsupportedModel):
+        if seen is training:
+            raise
+        why = "a batch of one does not show what becomes of a larger one"
+        return tuple(Departure("gradient", name, why) for name in training.gradients)
+    expand_casts(seen, facts)
+    departures = judge_replicas(seen, facts, aggregation)
+    gradients = [departure for departure in departures if departure.of == "gradient"]
+    if gradients and all(departure.by_constant for departure in gradients) and is_slope_of_loss(training):
+        return tuple(departure for departure in departures if departure.of != "gradient")
+    return departures
+
+
+def _of_two_samples(training: TrainingGraph) -> TrainingGraph:
+    """Return the step with a batch of two instead of one: an axis of length one may be any axis."""
+    graph = training.graph.copy()
+    made = {tensor.name: tensor for node in graph.nodes for tensor in node.outputs}
+    for tensor in made.values():
+        tensor.shape = None if tensor.shape is None else [None for _ in tensor.shape]
+    for tensor in graph.inputs:
+        data = training.data_inputs.get(tensor.name)
+        if data is not None and data.sample_axis is not None and tensor.shape[data.sample_axis] == 1:
+            tensor.shape = [2 if axis == data.sample_axis else size for axis, size in enumerate(tensor.shape)]
+    return replace(training, graph=graph)
+
+
+def describe_departures(departures: Iterable[Departure]) -> tuple[str, ...]:
+    """Return a sentence for each reason why replicas depart from one device, those of gradients first."""
+    reasons: dict[str, list[Departure]] = {}
+    for departure in departures:
+        reasons.setdefault(departure.why, []).append(departure)
+    return tuple(f"{_spell(met)}: {why}" for why, met in reasons.items())
+
+
+def _spell(departures: list[Departure]) -> str:
+    """Name what departs: the gradients of 12 parameters (W, b, ..), the next value of m."""
+    nouns = {"gradient": ("the gradient of", "parameters"), "variable": ("the next value of", "variables")}
+    parts: list[str] = []
+    for of in ("gradient", "variable", "output"):
+        names = [departure.name for departure in departures if departure.of == of]
+        what, plural = nouns.get(of, ("the output", "outputs"))
+        if len(names) > SHOWN:
+            parts.append(f"{what} {len(names)} {plural} ({', '.join(names[:SHOWN])}, ...)")
+        elif names:
+            parts.append(f"{what} {', '.join(names)}")
+    return " and ".join(parts)
+
+
+def _batch_sizes(training: TrainingGraph, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return how many samples every data input has."""
+    held = {n: d.shape[d.sample_axis] for n, d in training.data_inputs.items() if d.sample_axis is not None}
+    return {name: sizes[size] if isinstance(size, str) else size for name, size in held.items()}
+
+
+def _refuse(
+    training: TrainingGraph, sizes: Mapping[str, int], replicas: int, told: tuple[str, ...]
+) -> UnsupportedModel:
+    name, samples = next((n, s) for n, s in _batch_sizes(training, sizes).items() if s % replicas)
+    data = training.data_inputs[name]
+    length = data.shape[data.sample_axis or 0]
+    multiple = -(-samples // replicas) * replicas
+    enlarge = f"--size {length}={multiple}" if isinstance(length, str) else f"a graph of batch {multiple}"
+    return UnsupportedModel(
+        f"{replicas} replicas on batches of their own would not train what one device trains on all of them, "
+        f"and a batch of {samples} cannot be divided among them",
+        at=told[0],
+        fix=f"give --batch global with {enlarge}, which is exact; or --batch per-replica, which averages "
+        "the replicas all the same; or a loss that is a mean over samples",
+    )

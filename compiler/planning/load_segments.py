@@ -1,0 +1,83 @@
+"""Open every segment in ONNX Runtime while compiling: what cannot run is found before anything is written.
+
+A segment is opened as its executor will open it, on the CPU provider, which is everywhere. What only GPUs
+will run may use kernels that CPUs lack: there onnx.checker has the last word.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import onnx
+import onnxruntime
+from onnx import shape_inference
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
+
+from partc.runtime.errors import UnsupportedModel
+from partc.runtime.execution.device import CPU, disabled_optimizers, open_session
+from partc.runtime.plan.program import Plan, Run
+
+# How ONNX Runtime names a node in its messages.
+_NODE = re.compile(
+    r"node with name '([^']+)'|same node name \(([^)]+)\)|[Nn]ode[ :]*\(([^)]+)\)|Name:'([^']+)'"
+)
+
+
+def load_segments(folder: Path, plan: Plan, only: Iterable[str] | None = None) -> None:
+    """Open each distinct segment of a plan once; `only`: of these paths. Raises UnsupportedModel."""
+    wanted = None if only is None else set(only)
+    disabled = disabled_optimizers(plan)
+    for segment, kinds in sorted(_kinds(plan).items()):
+        if wanted is None or segment in wanted:
+            _load(folder / segment, segment, disabled, on_cpu="cpu" in kinds)
+
+
+def _kinds(plan: Plan) -> dict[str, set[str]]:
+    """Return segment -> the kinds of devices that run it."""
+    kinds: dict[str, set[str]] = {}
+    for run in plan.instructions:
+        if isinstance(run, Run):
+            found = kinds.setdefault(run.segment, set())
+            found.update(rank.kind for rank in plan.ranks if run.site in rank.sites)
+            found.update(worker.kind for worker in plan.asynchronous)
+    return kinds
+
+
+def _load(path: Path, segment: str, disabled: tuple[str, ...], on_cpu: bool) -> None:
+    try:
+        open_session(path, CPU, disabled)
+    except NoKernel as error:
+        if on_cpu:
+            raise _refused(path, segment, error) from error
+        onnx.checker.check_model(str(path), full_check=True)
+    except Exception as error:  # onnxruntime's errors share no narrower class
+        raise _refused(path, segment, error) from error
+
+
+def _refused(path: Path, segment: str, error: Exception) -> UnsupportedModel:
+    message = str(error).split(" : ", 3)[-1]  # behind "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : "
+    found = _NODE.search(message)
+    name = next(filter(None, found.groups()), None) if found else None
+    if isinstance(error, NoKernel):
+        fix = "convert the model to an element type that the op has a kernel for, such as float32"
+    else:
+        fix = "this is a mistake of partc's own: report it with the model; another --strategy may avoid it"
+    return UnsupportedModel(
+        f"ONNX Runtime {onnxruntime.__version__} cannot run a segment: {message.strip()}",
+        at=f"{segment}" if name is None else f"node {name!r}{_described(path, name)} in {segment}",
+        fix=fix,
+    )
+
+
+def _described(path: Path, name: str) -> str:
+    """Return the op of a segment's node and the element types that it reads, as far as they are known."""
+    model = shape_inference.infer_shapes(onnx.load(path))
+    graph = model.graph
+    values = (*graph.input, *graph.value_info, *graph.output)
+    elements = {value.name: value.type.tensor_type.elem_type for value in values}
+    elements |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for node in graph.node:
+        if node.name == name:
+            read = [onnx.TensorProto.DataType.Name(elements.get(x, 0)).lower() for x in node.input]
+            return f" ({node.op_type} of {', '.join(read)})"
+    return ""

@@ -1,0 +1,95 @@
+"""What a step takes under a strategy: lowered, scheduled and simulated, nothing written.
+
+    strategy ─ lower ─> distributed step ─ outline ─> plan without files ─ simulate ─> seconds
+
+This is the plan that would be compiled, so its time is the one that a compilation predicts, to the last bit.
+"""
+
+from dataclasses import replace
+
+from partc.compiler.options import Options
+from partc.compiler.planning.build_plan import build_plan
+from partc.compiler.planning.stopwatch import paused_collection
+from partc.cost.cluster.cluster import Cluster, ranks_of, threads_per_core
+from partc.cost.simulation.memory import check_memory
+from partc.cost.simulation.timeline import simulate
+from partc.cost.strategy import Strategy, SyncFacts
+from partc.passes.distribute import Analysis, lower_step
+from partc.passes.indexed_rows.expected_rows import expect_rows
+from partc.passes.lowering.lowered_graph import LoweredGraph
+
+# Pricing takes a seventh of compiling a large graph, and less of a small one's, since a compilation writes
+# and reports as well: all of it is to take as long again at most (docs/decisions/020-whole-steps.md).
+LEAST_EVALUATIONS = 6
+MOST_EVALUATIONS = 12
+NODES_AGAIN = 500  # for a small graph, so many more nodes are lowered
+FOR_DOUBT = 2  # of them are kept for asking what fewer rows would change (doubt_estimate.py)
+MANY_RANKS = 128  # from here on simulating dominates, and moves are left out
+
+# By how much a mix of methods must be quicker. A few percent are not worth a plan that is harder to read;
+# where ranks share cores, a prediction may be off by a quarter: mixes that were to save 14 % took 12 % more.
+DOUBT = 0.03
+DOUBT_WHERE_CROWDED = 0.25
+
+
+class StepPrice:
+    """Prices strategies for one graph on one cluster; keeps the quickest one's step, to be compiled next."""
+
+    def __init__(
+        self, analysis: Analysis, facts: tuple[SyncFacts, ...], cluster: Cluster, options: Options
+    ) -> None:
+        self._analysis = analysis
+        self._facts = facts
+        self._cluster = cluster
+        self._options = options
+        self._quickest: tuple[float, Strategy, LoweredGraph] | None = None
+
+    @property
+    def evaluations(self) -> int:
+        """Return how many strategies may be priced: from sizes alone, so that it is always the same."""
+        if len(ranks_of(self._cluster)) >= MANY_RANKS:
+            return 0
+        nodes = max(1, len(self._analysis.training.graph.nodes))
+        allowed = min(MOST_EVALUATIONS, LEAST_EVALUATIONS + NODES_AGAIN // nodes)
+        return allowed - FOR_DOUBT * any(fact.rows_are_assumed for fact in self._facts)
+
+    @property
+    def doubt(self) -> float:
+        """Return by how much a mix of methods must be predicted quicker than a simple way."""
+        crowded = max(threads_per_core(self._cluster).values()) > 1.0
+        return DOUBT_WHERE_CROWDED if crowded else DOUBT
+
+    def __call__(self, strategy: Strategy) -> float:
+        """Return the simulated seconds of a step. Raises NoPlacement where it does not fit."""
+        step_s, lowered = self._simulate(strategy, self._facts)
+        if self._quickest is None or step_s < self._quickest[0]:
+            self._quickest = (step_s, strategy, lowered)
+        return step_s
+
+    def with_fewer_rows(self, strategy: Strategy, share: float) -> float:
+        """Return the seconds if a step touched only a share of the rows that are assumed, not measured."""
+        facts = tuple(
+            replace(fact, touched_rows=fact.touched_rows * share) if fact.rows_are_assumed else fact
+            for fact in self._facts
+        )
+        return self._simulate(strategy, facts)[0]
+
+    def lowered(self, strategy: Strategy) -> LoweredGraph | None:
+        """Return the distributed step of a strategy if it is at hand as it was lowered.
+
+        Scheduling with a limit of memory adds nodes to it: then it is not.
+        """
+        if self._options.chosen_recompute_bytes() is not None:
+            return None
+        if self._quickest is None or self._quickest[1].parameters != strategy.parameters:
+            return None
+        return self._quickest[2]
+
+    @paused_collection()
+    def _simulate(self, strategy: Strategy, facts: tuple[SyncFacts, ...]) -> tuple[float, LoweredGraph]:
+        strategy = self._options.complete(strategy)
+        expected = expect_rows(facts, strategy, self._cluster)
+        lowered = lower_step(self._analysis, strategy, expected, self._options.asynchronous)
+        plan = build_plan(self._analysis, lowered, strategy, self._cluster, self._options.sizes, None)
+        check_memory(plan, self._cluster)
+        return simulate(plan, self._cluster).step_s, lowered

@@ -1,0 +1,147 @@
+"""The first thing a reader sees: what was compiled for what, and how it is expected to do."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from partc.compiler.compilation import Compilation
+from partc.compiler.report.measure_traffic import host_traffic
+from partc.compiler.report.units import count, listed, plural, seconds, size
+from partc.cost.assignment.synchronisation import Choice
+from partc.cost.cluster.cluster import Cluster
+from partc.runtime.plan.program import Aggregation, DataInput, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number with its name and a remark."""
+
+    name: str
+    value: str
+    remark: str
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The top of the page."""
+
+    model: str
+    cluster: str
+    machines: str
+    batch: str
+    strategy: str
+    figures: tuple[Figure, ...]
+
+
+def describe_headline(compilation: Compilation, cluster: Cluster, model: str) -> Headline:
+    """Return the headline; `model` is the graph's name."""
+    return Headline(
+        model=model,
+        cluster=cluster.name,
+        machines=_machines(cluster),
+        batch=_batch(compilation.plan),
+        strategy=_strategy(compilation.costs.choices),
+        figures=_figures(compilation, cluster),
+    )
+
+
+def _machines(cluster: Cluster) -> str:
+    profiles = Counter(device.profile for host in cluster.hosts for device in host.devices)
+    devices = listed([f"{number}\u00a0×\u00a0{profile}" for profile, number in sorted(profiles.items())])
+    return f"{plural(len(cluster.hosts), 'host')}, {devices}"
+
+
+def _batch(plan: Plan) -> str:
+    if plan.asynchronous:
+        return (
+            f"Asynchronous: {plural(len(plan.asynchronous), 'worker')} train on samples of their own and "
+            "wait for nobody, so the result is not the single device’s. Every push is applied once and "
+            "whole by the server that owns the variable; what a worker computes with may be older, by no "
+            "more steps than --staleness allows. What follows is one worker’s session with all servers."
+        )
+    if plan.batch == "global":
+        return (
+            "The graph’s batch is the whole batch: it is split over the workers, "
+            "and the result is the single device’s."
+            + (" Batches per replica would train something else." if plan.departures else "")
+        )
+    return (
+        "The graph’s batch is one replica’s: every worker runs it on samples of its own, "
+        f"{_joining(plan.aggregation)}, and every variable is updated once."
+        + (
+            " This is not what one device makes of all samples: see the assumptions."
+            if plan.departures
+            else ""
+        )
+    )
+
+
+def _joining(aggregation: Aggregation) -> str:
+    """Say how the replicas' gradients become one."""
+    match aggregation.average_dense, aggregation.average_sparse:
+        case True, True:
+            return "the gradients are averaged"
+        case False, False:
+            return "the gradients are summed, not averaged"
+        case True, False:
+            return "dense gradients are averaged, sparse ones summed"
+        case _:
+            return "sparse gradients are averaged, dense ones summed"
+
+
+def _strategy(choices: tuple[Choice, ...]) -> str:
+    parts: list[str] = []
+    for method, ending in (
+        ("servers", "on servers"),
+        ("all_reduce", "summed by AllReduce"),
+        ("all_gather", "exchanged by AllGatherv"),
+    ):
+        chosen = [choice for choice in choices if choice.method == method]
+        if chosen:
+            amount = size(sum(choice.bytes for choice in chosen))
+            kinds = listed(_kinds(chosen))
+            parts.append(f"{kinds} ({amount}) {ending}")
+    return f"{listed(parts)}." if parts else "No parameter is trained."
+
+
+def _kinds(choices: list[Choice]) -> list[str]:
+    sparse = sum(choice.sparse for choice in choices)
+    numbers = ((sparse, "sparse parameter"), (len(choices) - sparse, "dense parameter"))
+    return [plural(number, noun) for number, noun in numbers if number]
+
+
+def _figures(compilation: Compilation, cluster: Cluster) -> tuple[Figure, ...]:
+    plan = compilation.plan
+    step_s = compilation.timeline.step_s
+    sent = [sent for _, sent in host_traffic(plan, cluster).values()]
+    parameters = sum(choice.bytes for choice in compilation.costs.choices)
+    servers = sum("server" in rank.sites for rank in plan.ranks)
+    samples = samples_per_step(plan)
+    speed = f"{count(samples / step_s)} samples/s" if samples and step_s else "samples per step unknown"
+    return (
+        Figure("Predicted step", seconds(step_s), speed),
+        Figure(
+            "Between hosts, per step", size(sum(sent)), f"sent in all, {size(max(sent))} by the busiest host"
+        ),
+        Figure("Trained parameters", size(parameters), plural(len(compilation.costs.choices), "parameter")),
+        Figure(
+            "Ranks",
+            count(len(plan.ranks)),
+            f"{plural(plan.replicas, 'worker')}, {plural(servers, 'server')}"
+            + (" in one session" if plan.asynchronous else ""),
+        ),
+    )
+
+
+def samples_per_step(plan: Plan) -> int | None:
+    """Return the samples of all replicas together, None where the graph does not tell."""
+    sizes = {_samples(item, plan.sizes) for item in plan.data_inputs if item.sample_axis is not None}
+    if len(sizes) != 1 or (samples := sizes.pop()) is None:
+        return None
+    return samples * (1 if plan.batch == "global" else plan.replicas)
+
+
+def _samples(item: DataInput, assumed: dict[str, int]) -> int | None:
+    if item.sample_axis is None:
+        return None
+    length = item.shape[item.sample_axis]
+    return assumed.get(length) if isinstance(length, str) else length

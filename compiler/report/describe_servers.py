@@ -1,0 +1,111 @@
+"""What each server keeps, how good the solver proved that to be, and the copies that every worker has."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from partc.compiler.report.units import percent, plural, shortened, size
+from partc.cost.assignment.server_assignment import ServerAssignment
+from partc.cost.simulation.memory import held_bytes
+from partc.runtime.plan.program import Plan, Rank
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server's load: shares are of the fullest server's."""
+
+    host: str
+    stored: str
+    stored_share: float
+    moved: str
+    moved_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The solver's answer."""
+
+    status: str
+    fullest: str
+    is_cut_again: bool  # by traffic, after the solver
+    objective: str
+    bound: str
+    gap: str
+    deterministic_time: str
+    servers: tuple[Server, ...]
+
+
+def describe_servers(assignment: ServerAssignment | None) -> Assignment | None:
+    """Return the assignment as text, None where no variable lives on a server."""
+    if assignment is None:
+        return None
+    objective, bound = assignment.objective_bytes, assignment.bound_bytes
+    stored, moved = assignment.bytes_per_server, assignment.moved_bytes_per_server
+    most_stored, most_moved = max([1, *stored.values()]), max([1, *moved.values()])
+    return Assignment(
+        status=assignment.status.lower(),
+        fullest=size(max(stored.values(), default=0)),
+        is_cut_again=max(stored.values(), default=0) != objective,
+        objective=size(objective),
+        bound=size(bound),
+        gap=percent((objective - bound) / objective if objective else 0.0),
+        deterministic_time=f"{assignment.deterministic_time:.4f}",
+        servers=tuple(
+            Server(host, size(held), held / most_stored, size(moved[host]), moved[host] / most_moved)
+            for host, held in stored.items()
+        ),
+    )
+
+
+SHARD_LINES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one server owns: a headline, a few lines of it, and all of it."""
+
+    headline: str
+    lines: tuple[str, ...]
+    everything: str
+
+
+def holding_of(host: str, plan: Plan, characters: int) -> Holding:
+    """Return what the host's server owns, in lines of at most `characters`."""
+    rank = next((rank for rank in plan.ranks if rank.host == host and "server" in rank.sites), None)
+    owned = [] if rank is None else _owned(rank, plan)
+    if rank is None or not owned:
+        return Holding("server: owns nothing", (), "")
+    shown = owned if len(owned) <= SHARD_LINES else owned[: SHARD_LINES - 1]
+    lines = [_line(parameter, size(held), characters) for parameter, held in shown]
+    if rest := owned[len(shown) :]:
+        lines.append(f"{len(rest)} more: {size(sum(held for _, held in rest))}")
+    return Holding(
+        headline=f"server (rank {rank.rank}): {size(sum(held for _, held in owned))}",
+        lines=tuple(lines),
+        everything="; ".join(f"{parameter}: {size(held)}" for parameter, held in owned),
+    )
+
+
+def _line(parameter: str, held: str, characters: int) -> str:
+    return f"{shortened(parameter, characters - len(held) - 2)}: {held}"
+
+
+def _owned(rank: Rank, plan: Plan) -> list[tuple[str, int]]:
+    """Return the bytes that a server owns of each parameter, slots included, the largest first."""
+    variables = {variable.name: variable for variable in plan.variables}
+    sizes: Counter[str] = Counter()
+    for held in rank.held:
+        if held.start is not None:
+            variable = variables[held.variable]
+            sizes[variable.parameter or variable.name] += held_bytes(held, variable)
+    return [
+        (name, held) for name, held in sorted(sizes.items(), key=lambda item: (-item[1], item[0])) if held
+    ]
+
+
+def describe_copies(plan: Plan) -> str:
+    """Say what every worker keeps a copy of."""
+    variables = {variable.name: variable for variable in plan.variables}
+    worker = next(rank for rank in plan.ranks if rank.replica is not None)
+    copies = [held for held in worker.held if held.start is None]
+    copied = sum(held_bytes(held, variables[held.variable]) for held in copies)
+    return f"Every worker keeps its own copy of {plural(len(copies), 'variable')}, {size(copied)} together."

@@ -1,0 +1,104 @@
+"""Every variable: what it is, where it went, and what the alternatives would have cost."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from partc.compiler.report.methods import NAMES
+from partc.compiler.report.units import count, percent, plural, seconds, size
+from partc.cost.assignment.synchronisation import Choice
+from partc.cost.strategy import Shard, SyncFacts
+from partc.runtime.plan.program import Plan, PlanVariable
+
+TIMED = ("all_reduce", "all_gather", "servers")
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """A method's predicted time for one variable, empty where it does not apply."""
+
+    method: str
+    text: str
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A line of the table."""
+
+    name: str
+    role: str
+    dtype: str
+    shape: str
+    size: str
+    gradient: str
+    touched: str
+    method: str
+    method_name: str
+    where: str
+    where_title: str
+    times: tuple[Time, ...]
+    reason: str
+
+
+def describe_variables(
+    plan: Plan, choices: tuple[Choice, ...], facts: Mapping[str, SyncFacts]
+) -> tuple[Variable, ...]:
+    """Return all variables, the largest first."""
+    choice_of = {choice.variable: choice for choice in choices}
+    ordered = sorted(plan.variables, key=lambda variable: (-_nbytes(variable), variable.name))
+    return tuple(
+        _describe(variable, choice_of, facts.get(variable.name), len(plan.ranks)) for variable in ordered
+    )
+
+
+def _nbytes(variable: PlanVariable) -> int:
+    return prod(variable.shape) * np.dtype(variable.dtype).itemsize
+
+
+def _describe(
+    variable: PlanVariable, choice_of: Mapping[str, Choice], fact: SyncFacts | None, ranks: int
+) -> Variable:
+    choice = choice_of.get(variable.name)
+    owner = choice_of.get(variable.parameter or variable.name)
+    shards = owner.shards if owner is not None and variable.method == "servers" else ()
+    return Variable(
+        name=variable.name,
+        role=variable.role if variable.parameter is None else f"{variable.role} of {variable.parameter}",
+        dtype=variable.dtype,
+        shape=" × ".join(count(length) for length in variable.shape) or "scalar",
+        size=size(_nbytes(variable)),
+        gradient="" if choice is None else "sparse" if choice.sparse else "dense",
+        touched=_touched(fact),
+        method=variable.method,
+        method_name=NAMES[variable.method],
+        where=_where(shards),
+        where_title="; ".join(f"{s.host}: rows {s.start:,} to {s.stop:,}" for s in shards),
+        times=tuple(
+            Time(method, _time(choice, method), choice is not None and choice.method == method)
+            for method in TIMED
+        ),
+        reason=choice.reason if choice is not None else "",
+    )
+
+
+def _touched(fact: SyncFacts | None) -> str:
+    if fact is None or not fact.sparse:
+        return ""
+    known = "measured" if fact.distinct else "assumed"
+    return f"{count(fact.touched_rows)} rows, {percent(fact.touched_rows / max(1, fact.rows))}, {known}"
+
+
+def _where(shards: tuple[Shard, ...]) -> str:
+    if not shards:
+        return "every worker"
+    if len(shards) == 1:
+        return shards[0].host
+    return f"{plural(len(shards), 'shard')}: {shards[0].host} – {shards[-1].host}"
+
+
+def _time(choice: Choice | None, method: str) -> str:
+    times: Mapping[str, float] = {} if choice is None else {str(k): v for k, v in choice.seconds.items()}
+    return seconds(times[method]) if method in times else ""

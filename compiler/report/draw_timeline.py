@@ -1,0 +1,282 @@
+"""A step's predicted timeline as a picture: a row per rank, a lane to compute and one to communicate.
+
+Ranks that do the same at the same time share a row once there are more than FEW_RANKS.
+
+The events that take longest are a list, too, for those who cannot point at a picture.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import floor, log10
+from typing import Literal
+
+import numpy as np
+
+from partc.compiler.report.methods import method_of_label
+from partc.compiler.report.units import plural, seconds, shortened, size, some_ranges
+from partc.cost.simulation.timeline import Bars, Event, Timeline
+from partc.runtime.plan.program import Plan, Rank
+
+WIDTH = 1080
+LABEL_WIDTH = 190
+ROW, COMPUTE, COMMUNICATE, TOP = 62, 26, 18, 26
+FEW_RANKS = 6
+MOST_ROWS = 12
+CHARACTER = 7.4  # width of a character of a bar's label
+REMARK_CHARACTERS = 25  # fit left of the bars
+THINNEST = 1.0
+TICKS = 8
+ZOOM_BELOW = 0.25  # communication shorter than this share of the step gets a picture of its own
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBar:
+    """An event, drawn."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    kind: str  # compute, or the method that a communication serves
+    label: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A mark of the time axis."""
+
+    x: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One rank, or several that behave alike."""
+
+    y: float
+    name: str
+    remark: str
+    plays: str
+    bars: tuple[TimeBar, ...]
+    compute: str
+    communicate: str
+    idle: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gantt:
+    """Everything that the template draws."""
+
+    title: str
+    width: float
+    height: float
+    left: float
+    rows: tuple[Row, ...]
+    ticks: tuple[Tick, ...]
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The part of the step that a picture shows."""
+
+    start_s: float
+    stop_s: float
+
+    def x(self, time_s: float) -> float:
+        """Return where a time lies in the picture, clamped to its edges."""
+        share = (time_s - self.start_s) / (self.stop_s - self.start_s)
+        return LABEL_WIDTH + min(1.0, max(0.0, share)) * (WIDTH - LABEL_WIDTH)
+
+
+def draw_timelines(timeline: Timeline, plan: Plan, segment_names: dict[str, str]) -> tuple[Gantt, ...]:
+    """Return the step's picture, and a second one of its end where communication is too thin to see.
+
+    segment_names: the first eight characters of a segment's file name -> what the page calls it
+    """
+    if timeline.step_s <= 0.0:
+        return ()
+    groups = _group_ranks(timeline, plan)
+    whole = _draw("The whole step", Span(0.0, timeline.step_s), groups, timeline, plan, segment_names)
+    zoom = _busy_end(timeline)
+    if zoom is None:
+        return (whole,)
+    title = f"The last {seconds(zoom.stop_s - zoom.start_s)} of it, enlarged"
+    return (whole, _draw(title, zoom, groups, timeline, plan, segment_names))
+
+
+def _busy_end(timeline: Timeline) -> Span | None:
+    """Return the end of the step from its last long computation on, if that is short."""
+    computing = [bars for bars in timeline.bars if bars.lane == "compute"]
+    if not computing:
+        return None
+    lengths_s = np.concatenate([bars.stop_s - bars.start_s for bars in computing])
+    stop_s = np.concatenate([bars.stop_s for bars in computing])[int(lengths_s.argmax())]
+    rest_s = timeline.step_s - float(stop_s)
+    if not 0.0 < rest_s < ZOOM_BELOW * timeline.step_s:
+        return None
+    return Span(float(stop_s) - 0.04 * rest_s, timeline.step_s)
+
+
+def _group_ranks(timeline: Timeline, plan: Plan) -> list[list[int]]:
+    """Return the ranks with events, those with equal events together."""
+    if len(plan.ranks) <= FEW_RANKS:
+        return [[rank.rank] for rank in plan.ranks]
+    kinds = np.zeros(len(plan.ranks), np.int64)  # of each rank, by the events so far
+    for bars in timeline.bars:
+        # To a billionth of the step: the simulator's sums differ in the last bits from rank to rank.
+        times = np.rint(np.stack([bars.start_s, bars.stop_s]) / (timeline.step_s or 1.0) * 1e9)
+        told = np.full((3, len(plan.ranks)), -1.0)
+        told[0] = kinds
+        told[1:, bars.ranks] = times
+        kinds = np.unique(told, axis=1, return_inverse=True)[1].reshape(-1)
+    groups: dict[int, list[int]] = {}
+    for rank, kind in enumerate(kinds.tolist()):
+        groups.setdefault(kind, []).append(rank)
+    return list(groups.values())
+
+
+def _draw(
+    title: str,
+    span: Span,
+    groups: list[list[int]],
+    timeline: Timeline,
+    plan: Plan,
+    segment_names: dict[str, str],
+) -> Gantt:
+    shown = groups[:MOST_ROWS]
+    rows = tuple(
+        _row(members, TOP + index * ROW, span, timeline, plan, segment_names)
+        for index, members in enumerate(shown)
+    )
+    return Gantt(
+        title=title,
+        width=WIDTH,
+        height=TOP + ROW * len(shown),
+        left=LABEL_WIDTH,
+        rows=rows,
+        ticks=_ticks(span),
+        left_out=len(groups) - len(shown),
+    )
+
+
+def _row(
+    members: list[int], y: float, span: Span, timeline: Timeline, plan: Plan, segment_names: dict[str, str]
+) -> Row:
+    own = timeline.events_of(members[0])
+    bars = [
+        _bar(event, y, span, segment_names)
+        for event in own
+        if event.stop_s > span.start_s and event.start_s < span.stop_s and _length_s(event) > 0.0
+    ]
+    rank = next(rank for rank in plan.ranks if rank.rank == members[0])
+    compute_s, communicate_s = _total_s(own, "compute"), _total_s(own, "communication")
+    return Row(
+        y=y,
+        name=f"{'rank' if len(members) == 1 else 'ranks'} {some_ranges(members, 2)}",
+        remark=shortened(rank.device, REMARK_CHARACTERS) if len(members) == 1 else _who(members, rank, plan),
+        plays=" + ".join(rank.sites),
+        bars=tuple(bars),
+        compute=seconds(compute_s),
+        communicate=seconds(communicate_s),
+        idle=seconds(timeline.step_s - compute_s),
+    )
+
+
+def _who(members: list[int], first: Rank, plan: Plan) -> str:
+    """Name several ranks that do the same; `first` is one of them."""
+    if tuple(members) in plan.groups.get("leaders", ()):
+        return "first worker of each host"
+    return plural(len(members), first.sites[0])
+
+
+def _bar(event: Event, y: float, span: Span, segment_names: dict[str, str]) -> TimeBar:
+    computes = event.lane == "compute"
+    label, what = event.label, ""
+    if computes:
+        site, _, digest = event.label.partition(" ")
+        label = segment_names.get(digest, digest)
+        what = f" ({site})"
+    else:
+        what = f", {size(event.payload_bytes)} a rank" if event.payload_bytes else ""
+    x = span.x(event.start_s)
+    width = max(THINNEST, span.x(event.stop_s) - x)
+    times = f"{seconds(_length_s(event))}, from {seconds(event.start_s)} to {seconds(event.stop_s)}"
+    short = label.partition(" ")[0]
+    return TimeBar(
+        x=x,
+        y=y + (4 if computes else 6 + COMPUTE),
+        width=width,
+        height=COMPUTE if computes else COMMUNICATE,
+        kind="compute" if computes else method_of_label(event.label),
+        label=short if width > len(short) * CHARACTER + 6 else "",
+        title=f"{label}{what}: {times}",
+    )
+
+
+def _ticks(span: Span) -> tuple[Tick, ...]:
+    step_s = _round_step(span.stop_s - span.start_s)
+    first = int(-(-span.start_s // step_s))
+    ticks: list[Tick] = []
+    while (first + len(ticks)) * step_s <= span.stop_s * (1 + 1e-12):
+        time_s = (first + len(ticks)) * step_s
+        ticks.append(Tick(span.x(time_s), seconds(time_s)))
+    return tuple(ticks)
+
+
+def _round_step(length_s: float) -> float:
+    """Return 1, 2 or 5 times a power of ten, so that about TICKS marks fit."""
+    rough = length_s / TICKS
+    power: float = 10.0 ** floor(log10(rough))
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
+
+
+def _length_s(event: Event) -> float:
+    return event.stop_s - event.start_s
+
+
+def _total_s(events: Sequence[Event], lane: Literal["compute", "communication"]) -> float:
+    return sum(_length_s(event) for event in events if event.lane == lane)
+
+
+MOST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LongEvent:
+    """A computation or communication that several ranks may share."""
+
+    kind: str  # compute, or the method that a communication serves
+    what: str
+    where: str
+    start: str
+    length: str
+
+
+def list_longest(timeline: Timeline, segment_names: dict[str, str]) -> tuple[LongEvent, ...]:
+    """Return the longest events, those of the same name counted once: where it takes longest."""
+    named: dict[tuple[str, str], list[Bars]] = {}
+    for bars in timeline.bars:
+        named.setdefault((bars.lane, bars.label), []).append(bars)
+    longest = [(max(map(_longest_of, same), key=_length_s), same) for same in named.values()]
+    longest.sort(key=lambda found: (-_length_s(found[0]), found[0].start_s, found[0].label))
+    return tuple(_describe(event, same, segment_names) for event, same in longest[:MOST])
+
+
+def _longest_of(bars: Bars) -> Event:
+    at = int((bars.stop_s - bars.start_s).argmax())
+    times = float(bars.start_s[at]), float(bars.stop_s[at])
+    return Event(int(bars.ranks[at]), bars.lane, bars.label, *times, int(bars.payload_bytes[at]))
+
+
+def _describe(event: Event, same: list[Bars], segment_names: dict[str, str]) -> LongEvent:
+    computes = event.lane == "compute"
+    site, _, digest = event.label.partition(" ")
+    return LongEvent(
+        kind="compute" if computes else method_of_label(event.label),
+        what=f"{segment_names.get(digest, digest)} ({site})" if computes else event.label,
+        where=plural(len(np.unique(np.concatenate([bars.ranks for bars in same]))), "rank"),
+        start=seconds(event.start_s),
+        length=seconds(_length_s(event)),
+    )

@@ -1,0 +1,66 @@
+"""Count the bytes that cross the border of every host in a step, and what every link carries."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from partc.cost.cluster.cluster import Cluster
+from partc.cost.network import traffic
+from partc.cost.network.families import Family, families_of, in_every
+from partc.cost.network.topology import Lane, Network
+from partc.cost.network.traffic import Phase, Phases
+from partc.cost.simulation.timeline import phases_of
+from partc.runtime.plan.program import Plan, Rank, Start
+
+
+@dataclass(frozen=True, slots=True)
+class LaneLoad:
+    """What one direction of a link, or a host's memory, carries in a step, and how long that takes it."""
+
+    lane: Lane
+    bytes: float
+    seconds: float
+
+
+def host_traffic(plan: Plan, cluster: Cluster) -> dict[str, tuple[float, float]]:
+    """Return each host's (received, sent) bytes per step: what other hosts exchange with it."""
+    network = Network(cluster)
+    return traffic.host_traffic(network, _phases(plan, network))
+
+
+def lane_loads(plan: Plan, cluster: Cluster) -> tuple[LaneLoad, ...]:
+    """Return the lanes that carry anything in a step, the one that is occupied longest first."""
+    network = Network(cluster)
+    carried = traffic.lane_loads(network, _phases(plan, network))
+    loads = [
+        LaneLoad(lane, amount, amount / rate)
+        for lane, amount, rate in zip(
+            network.lanes, carried.tolist(), network.bytes_per_s.tolist(), strict=True
+        )
+        if amount > 0
+    ]
+    return tuple(sorted(loads, key=lambda load: (-load.seconds, load.lane)))
+
+
+def _phases(plan: Plan, network: Network) -> Iterator[Phase]:
+    """Yield what all groups of ranks send in each of a step's communications."""
+    ranks = {rank.device: rank for rank in plan.ranks}
+    known: dict[str, tuple[Family, ...]] = {}
+    for start in plan.instructions:
+        if isinstance(start, Start):
+            if start.group not in known:
+                known[start.group] = _families(start.group, plan, network)
+            collective = partial(_collective, start, ranks, network)
+            yield from in_every(network, known[start.group], collective)
+
+
+def _collective(start: Start, ranks: Mapping[str, Rank], network: Network, members: Sequence[str]) -> Phases:
+    return phases_of(start, [ranks[member] for member in members], network)
+
+
+def _families(group: str, plan: Plan, network: Network) -> tuple[Family, ...]:
+    ranks = {rank.rank: rank for rank in plan.ranks}
+    groups = plan.groups.get(group, ())
+    devices = [tuple(ranks[member].device for member in members) for members in groups]
+    sites = {rank.device: rank.sites for rank in plan.ranks}
+    return families_of(network, devices, sites.__getitem__)

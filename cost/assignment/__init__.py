@@ -1,0 +1,1 @@
+"""Who synchronises what, and how: options, prices, solvers and their reasons."""

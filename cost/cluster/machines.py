@@ -1,0 +1,42 @@
+"""What a cluster is made of: hosts with their devices, and the links between them."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from partc.cost.cluster.profiles import HOST_MEMORY_BYTES_PER_S
+from partc.runtime.plan.program import Record
+
+
+class Device(Record, frozen=True):
+    """A CPU share or a GPU that computes one replica. `profile` names an entry of profiles.py."""
+
+    name: str
+    kind: Literal["cpu", "gpu"]
+    profile: str
+    threads: int = 1
+    index: int = 0  # GPU ordinal on its host
+    memory_bytes: int | None = None  # None: the profile's for a GPU, an equal part of the host's for a CPU
+
+
+class Host(Record, frozen=True):
+    """A machine. With `server` false it owns no variables; it still sums what its workers send.
+
+    `cores` of its CPU (a part of one's where hosts share a machine); None: as many as its ranks have threads.
+    """
+
+    name: str
+    devices: tuple[Device, ...]
+    memory_bytes: int
+    address: str = "localhost"
+    server: bool = True
+    memory_bytes_per_s: float = HOST_MEMORY_BYTES_PER_S
+    cores: Annotated[float, msgspec.Meta(gt=0)] | None = None
+
+
+class Link(Record, frozen=True):
+    """A full-duplex connection: `bytes_per_s` in each direction, sustained."""
+
+    ends: tuple[str, str]
+    bytes_per_s: float
+    latency_s: float = 0.0

@@ -1,0 +1,1 @@
+"""A plan on a cluster, played: its time and its memory."""

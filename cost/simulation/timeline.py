@@ -1,0 +1,382 @@
+"""Play a plan on a cluster: when every rank computes, when it communicates.
+
+    rank 0  compute        [ run ]──────[ run ]      a Start is issued and does not stop the rank
+            communication      [ sum ]               it begins when all members have issued it, their
+    rank 1  compute        [  run  ]────[ run ]      communication lanes are free, and its links are
+            communication      [ sum ]               a Wait stops the rank until it is complete
+
+Ranks meet their communications in the plan's one order, so one pass over the instructions plays
+them all: first issued, first served. A Run lasts the greater of arithmetic and memory time
+(roofline: Williams, Waterman and Patterson, CACM 52 (2009) 65-76), or what its segment was measured to take.
+A communication takes a little of each member's own time; what one server alone gives its host is copied.
+Where a host has fewer cores than its ranks at work have threads, each computes in proportion longer; who
+waits leaves its core to others. Left out: ranks that compete for caches; Store, which copies what is in
+the cache.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import PurePosixPath
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from partc.cost.cluster.cluster import Cluster, Placement
+from partc.cost.cluster.profiles import CROWDED_WAIT_S, PER_COMMUNICATION_S, PER_ROWS_S, PROFILES
+from partc.cost.network import collectives
+from partc.cost.network.collectives import COPY_TRAFFIC
+from partc.cost.network.families import Family, families_of, repeated
+from partc.cost.network.topology import Network, memory_of
+from partc.cost.network.traffic import Phases, Totals, lane_loads, seconds_of
+from partc.cost.network.ways import Array, Numbers
+from partc.runtime.plan.program import Plan, Rank, Run, Start, Wait
+from partc.runtime.transports.communication import ROW_KINDS
+
+LaneKind = Literal["compute", "communication"]
+Column = TypeVar("Column", Array, Numbers)
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One bar of the picture. `payload_bytes` is what the rank contributes; 0 for computing."""
+
+    rank: int
+    lane: LaneKind
+    label: str
+    start_s: float
+    stop_s: float
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bars:
+    """The same event of several ranks: arrays by position in `ranks`, int64."""
+
+    lane: LaneKind
+    label: str
+    ranks: Numbers
+    start_s: Array
+    stop_s: Array
+    payload_bytes: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A step's bars in the order in which they were issued, and every rank's bytes on the wire."""
+
+    bars: tuple[Bars, ...]
+    step_s: float
+    sent_bytes: dict[int, int]
+    received_bytes: dict[int, int]
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Return every rank's bars one by one."""
+        return tuple(
+            Event(rank, bars.lane, bars.label, start_s, stop_s, payload)
+            for bars in self.bars
+            for rank, start_s, stop_s, payload in zip(
+                bars.ranks.tolist(),
+                bars.start_s.tolist(),
+                bars.stop_s.tolist(),
+                bars.payload_bytes.tolist(),
+                strict=True,
+            )
+        )
+
+    def events_of(self, rank: int) -> tuple[Event, ...]:
+        """Return one rank's bars."""
+        found = []
+        for bars in self.bars:
+            for at in np.flatnonzero(bars.ranks == rank):
+                times = float(bars.start_s[at]), float(bars.stop_s[at])
+                found.append(Event(rank, bars.lane, bars.label, *times, int(bars.payload_bytes[at])))
+        return tuple(found)
+
+    def busy_s(self, lane: LaneKind) -> dict[int, float]:
+        """Return how long each rank computes, or communicates."""
+        busy_s = np.zeros(len(self.sent_bytes))
+        for bars in self.bars:
+            if bars.lane == lane:
+                np.add.at(busy_s, bars.ranks, bars.stop_s - bars.start_s)
+        return dict(enumerate(busy_s.tolist()))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured of a plan on this machine.
+
+    segments  seconds of one run, alone on its device
+    beside_s  of a rank's step: drawing its batch
+    """
+
+    segments: Mapping[str, float] = field(default_factory=dict)
+    beside_s: float = 0.0
+
+
+NOTHING_MEASURED = Measured()
+
+
+def simulate(plan: Plan, cluster: Cluster, measured: Measured = NOTHING_MEASURED) -> Timeline:
+    """Return the predicted timeline of one step. Segments that are not `measured` are priced."""
+    play = _Play(plan, cluster, measured)
+    for instruction in plan.instructions:
+        if isinstance(instruction, Run):
+            play.run(instruction)
+        elif isinstance(instruction, Start):
+            play.start(instruction)
+        elif isinstance(instruction, Wait):
+            play.wait(instruction)
+    return play.timeline()
+
+
+class _Play:
+    """The clocks of ranks and links while a plan is played; ranks that are alike are played as one array.
+
+    Arrays are by rank: `clock` until when it computes or waits, `computing` until when it computes, `busy`
+    until when it communicates; `lanes`, float64[lanes], until when a lane is occupied; `done` when a
+    communication is complete.
+    """
+
+    def __init__(self, plan: Plan, cluster: Cluster, measured: Measured) -> None:
+        self.plan = plan
+        self.measured = measured
+        self.network = Network(cluster)
+        self.cluster = cluster
+        self.ranks = {rank.rank: rank for rank in plan.ranks}
+        self.rank_at = {rank.device: rank.rank for rank in plan.ranks}
+        self.cores = _Cores(plan, cluster)
+        self.kinds = _kinds_of(plan, cluster)
+        self.meetings: dict[str, list[tuple[Family, Numbers]]] = {}
+        self.clock = measured.beside_s * self.cores.crowding_of_all
+        self.computing = self.clock.copy()
+        self.busy = np.zeros(len(plan.ranks))
+        self.lanes = np.zeros(len(self.network.lanes))
+        self.done: dict[int, Array] = {}
+        self.bars: list[Bars] = []
+        self.totals = Totals.nothing(self.network)
+
+    def run(self, run: Run) -> None:
+        label = f"{run.site} {PurePosixPath(run.segment).stem[:8]}"
+        kinds = [(kind, ranks) for kind, ranks in self.kinds if run.site in kind.sites]
+        running = np.concatenate([ranks for _, ranks in kinds]) if kinds else np.zeros(0, np.int64)
+        crowding = self.cores.crowding(running, self._at_work(running))
+        for kind, ranks in kinds:
+            alone_s = self.measured.segments.get(run.segment, 0.0) or run_s(run, kind, self.cluster)
+            begin = self.clock[ranks]
+            self.clock[ranks] = stop = begin + alone_s * crowding[ranks]
+            self.computing[ranks] = stop
+            self.bars.append(
+                Bars("compute", label, ranks, _compact(begin), _compact(stop), _compact(np.zeros_like(ranks)))
+            )
+
+    def _at_work(self, ranks: Numbers) -> Flags:
+        """Return who needs a core when some ranks begin something, bool[all ranks]: they and who computes."""
+        since = self.cores.earliest(ranks, self.clock[ranks])
+        at_work: Flags = self.computing > since
+        at_work[ranks] = True
+        return at_work
+
+    def start(self, start: Start) -> None:
+        self.done[start.tag_id] = np.zeros(len(self.clock))
+        for family, ranks in self._families(start.group):
+            self._communicate(start, family, ranks)
+
+    def _families(self, group: str) -> list[tuple[Family, Numbers]]:
+        """Return the alike groups that meet under a name, and their ranks, int64[groups, members]."""
+        if group not in self.meetings:
+            groups = self.plan.groups.get(group, ())
+            devices = [tuple(self.ranks[member].device for member in members) for members in groups]
+            rank_of = np.array([self.rank_at.get(name, -1) for name in self.network.nodes], np.int64)
+            families = families_of(self.network, devices, self._traits_of)
+            self.meetings[group] = [(family, rank_of[family.ends]) for family in families]
+        return self.meetings[group]
+
+    def _traits_of(self, device: str) -> Hashable:
+        rank = self.ranks[self.rank_at[device]]
+        return rank.sites, float(self.cores.crowding_of_all[rank.rank])
+
+    def _own_s(self, start: Start, members: Sequence[Rank]) -> float:
+        """Return what a member does itself to begin and end a communication."""
+        if start.kind in ROW_KINDS:
+            return PER_ROWS_S if len(members) > 1 else PER_COMMUNICATION_S
+        if len(members) > 1 or start.kind != "all_gather":
+            return PER_COMMUNICATION_S
+        memory = self.network.lane_number[memory_of(members[0].host)]
+        rate = float(self.network.bytes_per_s[memory])
+        return PER_COMMUNICATION_S + COPY_TRAFFIC * start.payload_bytes / rate
+
+    def _communicate(self, start: Start, family: Family, ranks: Numbers) -> None:
+        """Play a communication of all groups of a family, each of them when it is ready."""
+        first = [self.ranks[rank] for rank in ranks[0].tolist()]
+        phases = phases_of(start, first, self.network)
+        for flows in (flows for phase in repeated(self.network, family, phases) for flows in phase.flows):
+            flows.count(self.network, self.totals)
+        crowding = self.cores.crowding(ranks.ravel(), self._at_work(ranks.ravel()))
+        self.clock[ranks] += self._own_s(start, first) * crowding[ranks]
+        carried = lane_loads(self.network, phases)
+        used, occupied_s = self._occupied(family, carried)
+        begin = np.maximum(self.clock[ranks], self.busy[ranks]).max(axis=1)
+        begin = np.maximum(begin, self.lanes[used].max(axis=1, initial=0.0))
+        # Who shares a core is not always awake when messages come.
+        crowded = self.cores.crowding_of_all[ranks].max(axis=1)
+        woken_s = (crowded - 1) * CROWDED_WAIT_S if len(first) > 1 else 0.0
+        stop = begin + seconds_of(self.network, phases) + woken_s
+        self.lanes[used] = begin[:, np.newaxis] + occupied_s
+        self.busy[ranks] = self.done[start.tag_id][ranks] = stop[:, np.newaxis]
+        sends = [start.payload_bytes if start.senders in rank.sites else 0 for rank in first]
+        self.bars.append(
+            Bars(
+                "communication",
+                start.label or start.kind,
+                ranks.ravel(),
+                _compact(np.repeat(begin, ranks.shape[1])),
+                _compact(np.repeat(stop, ranks.shape[1])),
+                _compact(np.tile(np.array(sends, np.int64), len(ranks))),
+            )
+        )
+
+    def _occupied(self, family: Family, carried: Array) -> tuple[Numbers, Array]:
+        """Return the lanes in use, int64[groups, lanes], and for how long, float64[lanes]."""
+        if len(family.positions) == 1:
+            used = np.flatnonzero(carried)
+            return used[np.newaxis], carried[used] / self.network.bytes_per_s[used]
+        columns = np.flatnonzero(carried[family.lanes[0]])
+        first = family.lanes[0, columns]
+        return family.lanes[:, columns], carried[first] / self.network.bytes_per_s[first]
+
+    def wait(self, wait: Wait) -> None:
+        if wait.tag_id in self.done:
+            self.clock = np.maximum(self.clock, self.done[wait.tag_id])
+
+    def timeline(self) -> Timeline:
+        def by_rank(carried: Array) -> dict[int, int]:
+            at = self.network.number_of
+            return {rank.rank: round(carried[at[rank.device]]) for rank in self.plan.ranks}
+
+        return Timeline(
+            bars=tuple(self.bars),
+            step_s=float(max(self.clock.max(), self.busy.max())),
+            sent_bytes=by_rank(self.totals.sent),
+            received_bytes=by_rank(self.totals.received),
+        )
+
+
+def _kinds_of(plan: Plan, cluster: Cluster) -> list[tuple[Rank, Numbers]]:
+    """Return one rank of every kind that takes as long for the same work, and all ranks of the kind."""
+    hosts = {host.name: host for host in cluster.hosts}
+    profiles = {device.name: device.profile for host in cluster.hosts for device in host.devices}
+    kinds: dict[Hashable, list[Rank]] = {}
+    for rank in plan.ranks:
+        memory = hosts[rank.host].memory_bytes_per_s
+        key = (profiles.get(rank.device), rank.kind, rank.threads, memory, rank.sites)
+        kinds.setdefault(key, []).append(rank)
+    return [(alike[0], np.array([rank.rank for rank in alike], np.int64)) for alike in kinds.values()]
+
+
+def _compact(column: Column) -> Column:
+    """Keep one element in memory where all are equal."""
+    if not column.size or (column != column[0]).any():
+        return column
+    return np.broadcast_to(column[:1], column.shape)
+
+
+class _Cores:
+    """The hosts' cores, and the threads of the ranks on them; ranks on GPUs need none.
+
+    `crowding_of_all`, float64[ranks], is the threads per core if all ranks are at work, at least 1.
+    """
+
+    def __init__(self, plan: Plan, cluster: Cluster) -> None:
+        number_of = {host.name: number for number, host in enumerate(cluster.hosts)}
+        ranks = sorted(plan.ranks, key=lambda rank: rank.rank)
+        self._cores = np.array([inf if host.cores is None else host.cores for host in cluster.hosts])
+        self._host_of = np.array([number_of[rank.host] for rank in ranks], np.int64)
+        self._threads = np.array([rank.threads if rank.kind == "cpu" else 0 for rank in ranks])
+        everybody = np.arange(len(ranks))
+        self.crowding_of_all = self.crowding(everybody, np.ones(len(ranks), bool))
+
+    def crowding(self, ranks: Numbers, at_work: Flags) -> Array:
+        """Return the threads at work per core of the ranks' hosts, at least 1, float64[all ranks]."""
+        on_host = self._per_core(at_work)[self._host_of[ranks]]
+        crowding = np.ones(len(self._host_of))
+        crowding[ranks] = np.where(self._threads[ranks] > 0, on_host, 1.0)
+        return crowding
+
+    def earliest(self, ranks: Numbers, times: Array) -> Array:
+        """Return for every rank the first of the times on its host, float64[all ranks]."""
+        first = np.full(len(self._cores), inf)
+        np.minimum.at(first, self._host_of[ranks], times)
+        result: Array = first[self._host_of]
+        return result
+
+    def _per_core(self, at_work: Flags) -> Array:
+        threads = np.bincount(self._host_of[at_work], self._threads[at_work], len(self._cores))
+        result: Array = np.maximum(1.0, threads / self._cores)
+        return result
+
+
+def run_s(run: Run, rank: Rank, cluster: Cluster) -> float:
+    """Return how long a segment takes on a rank's device."""
+    return work_s(run.flops, run.touched_bytes, rank, cluster, run.one_thread)
+
+
+def work_s(
+    flops: int, touched_bytes: int, rank: Rank | Placement, cluster: Cluster, one_thread: bool = False
+) -> float:
+    """Return how long work takes on a rank's device.
+
+        t = o + max(F / f, B / b)
+
+    F flops, B touched_bytes, o the cost of starting anything, f and b the device's rates: of its
+    threads together for a CPU, whose b its host's memory also limits.
+    """
+    host = next(host for host in cluster.hosts if host.name == rank.host)
+    device = next((device for device in host.devices if device.name == rank.device), None)
+    profile = PROFILES[device.profile if device else "cpu-core"]
+    threads = (1 if one_thread else rank.threads) if rank.kind == "cpu" else 1
+    bytes_per_s = profile.memory_bytes_per_s * threads
+    if rank.kind == "cpu":
+        bytes_per_s = min(bytes_per_s, host.memory_bytes_per_s)
+    arithmetic_s = flops / (profile.matmul_flops_per_s * threads)
+    return profile.start_s + max(arithmetic_s, touched_bytes / bytes_per_s)
+
+
+def phases_of(start: Start, members: Sequence[Rank], network: Network) -> Phases:
+    """Return what one group sends for a communication. Members that are no senders send nothing.
+
+    `payload_bytes` is the whole value for dense kinds, and for row kinds one member's part: what it
+    sends, or for scatter_rows what it receives.
+    """
+    ends = [member.device for member in members]
+    payload = start.payload_bytes
+    sends = [payload if start.senders in member.sites else 0 for member in members]
+    takes = [start.receivers in member.sites for member in members]
+    match start.kind:
+        case "all_reduce":
+            return collectives.all_reduce(network, ends, payload)
+        case "reduce":
+            return collectives.reduce(network, ends, payload)
+        case "broadcast":
+            return collectives.broadcast(network, ends, payload)
+        case "reduce_scatter":
+            return collectives.reduce_scatter(network, ends, _regions(start, payload, len(ends)))
+        case "all_gather":
+            return collectives.all_gather(network, ends, _regions(start, payload, len(ends)))
+        case "gather_rows":
+            return collectives.gather(network, ends, sends)
+        case "scatter_rows":
+            return collectives.scatter(network, ends, [payload * take for take in takes])
+        case "all_gather_rows":
+            return collectives.ring_all_gather_rows(network, ends, sends)
+        case "all_to_all_rows":
+            shares = [take / max(1, sum(takes)) for take in takes]
+            return collectives.all_to_all_rows(network, ends, sends, shares)
+
+
+def _regions(start: Start, whole_bytes: float, members: int) -> list[float]:
+    """Return each member's region in bytes, in proportion to `counts`."""
+    counts = start.counts or (1,) * members
+    return [whole_bytes * count / max(1, sum(counts)) for count in counts]

@@ -1,1 +1,0 @@
-"""What is known of a training graph before anything is decided."""

@@ -1,0 +1,1 @@
+"""Bodies that a segment gets for a CPU: tiles, blocks, turned products."""

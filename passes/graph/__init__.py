@@ -1,0 +1,1 @@
+"""A training graph, what is known of its tensors, and passes that keep its meaning."""

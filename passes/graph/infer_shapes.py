@@ -1,0 +1,146 @@
+"""ONNX's own shape inference, in no more memory than a model of its size needs.
+
+It propagates small values, and measures none of them before: of `Range (0, 2**40, 1)` it would make 2**40,
+and where memory is refused some of its C++ crashes. So a model from outside is first tried in a child.
+
+Graphs that read nothing are run: what a compiler may know of a step before it runs.
+"""
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
+
+from partc.runtime.errors import BadModel, UnsupportedModel
+
+ROOM_BYTES = 1 << 28  # for what inference makes, beside copies of the model itself
+MOST_COPIES = 8
+MOST_S = 60.0
+_POLL_S = 1e-3
+
+
+def infer_shapes(
+    model: onnx.ModelProto, *, strict_mode: bool = False, data_prop: bool = False
+) -> onnx.ModelProto:
+    """Return the model with the types that ONNX infers. Raises BadModel where they do not fit together."""
+    try:
+        with limited_memory(model):
+            return onnx.shape_inference.infer_shapes(model, strict_mode=strict_mode, data_prop=data_prop)
+    except Exception as error:  # C++ that raises more than its InferenceError
+        raise BadModel(
+            f"shapes do not fit: {str(error).strip() or type(error).__name__}",
+            at="shape inference",
+            fix="mend the node that is named, or the shape declared for its output",
+        ) from error
+
+
+def try_inference(model: onnx.ModelProto) -> None:
+    """Let a child of this process infer the shapes; raise BadModel if it crashes, or takes too much.
+
+    What the inference says of the model does not count here: whoever infers shapes afterwards hears it again.
+    """
+    child = os.fork()
+    if child == 0:
+        os._exit(_be_child(model))
+    deadline_s = time.monotonic() + MOST_S
+    done = 0
+    while not done and time.monotonic() < deadline_s:
+        done, status = os.waitpid(child, os.WNOHANG)
+        time.sleep(0 if done else _POLL_S)
+    if not done:
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+    if status != 0:
+        raise BadModel(
+            "its shapes cannot be inferred: ONNX's inference crashes, or takes more than "
+            f"{ROOM_BYTES >> 20} MB or {MOST_S:.0f} s",
+            at="shape inference",
+            fix="look for a constant that makes an enormous tensor, as the limit of a Range does",
+        )
+
+
+def _be_child(model: onnx.ModelProto) -> int:
+    """Return the exit code: 0 if the inference came to an end."""
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # no traceback of a crash that is expected
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 2)
+        with limited_memory(model):
+            onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except MemoryError:
+        return 1
+    except BaseException:
+        return 0
+    return 0
+
+
+@contextmanager
+def limited_memory(model: onnx.ModelProto, room_bytes: int = ROOM_BYTES) -> Iterator[None]:
+    """Treat a model in a bounded part of the address space; beyond it, memory is refused: MemoryError.
+
+    `room_bytes`: beside copies of the model. The bound is the whole process's for that while: nothing else
+    may take much memory then.
+    """
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    taken_bytes = _address_space_bytes()
+    if taken_bytes is None:
+        yield
+        return
+    wanted = taken_bytes + room_bytes + MOST_COPIES * _bytes_of(model)
+    soft = wanted if before[0] == resource.RLIM_INFINITY else min(wanted, before[0])
+    resource.setrlimit(resource.RLIMIT_AS, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _bytes_of(model: onnx.ModelProto) -> int:
+    """Return the bytes of a model with its external data, whose place and length were checked."""
+    external = (t for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL)
+    external_bytes: int = sum(8 * prod(tensor.dims) for tensor in external)
+    return int(model.ByteSize()) + external_bytes
+
+
+def _address_space_bytes() -> int | None:
+    """Return what this process has of the address space, None where the system does not say."""
+    status = Path("/proc/self/statm")
+    return int(status.read_text().split()[0]) * resource.getpagesize() if status.exists() else None
+
+
+def run_constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """Return the outputs of a small graph without inputs, as ONNX Runtime computes them.
+
+    Raises UnsupportedModel for an op and element type that it has no kernel for, BadModel where constants do
+    not fit the nodes that read them.
+    """
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    try:
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        names = [output.name for output in session.get_outputs()]
+        return dict(zip(names, session.run(names, {}), strict=True))
+    except NoKernel as error:
+        raise UnsupportedModel(
+            f"ONNX Runtime {ort.__version__} cannot compute a constant: {error}",
+            at="constants of the graph",
+            fix="store what that node makes as an initializer, or export the model in float32",
+        ) from error
+    except Exception as error:  # onnxruntime's errors share no narrower class
+        raise BadModel(
+            f"constants that cannot be computed: {error}",
+            at=", ".join(f"node {node.name!r} ({node.op_type})" for node in model.graph.node[:3]),
+            fix="mend the node that is named, or the constants that it reads",
+        ) from error

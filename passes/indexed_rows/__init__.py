@@ -1,0 +1,1 @@
+"""All that routes by id: indexed slices, and tables that are read by index."""

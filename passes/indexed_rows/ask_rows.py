@@ -1,0 +1,157 @@
+"""Fetch rows of tables that servers own, in two halves, so that light ops can run in between.
+
+    ask      worker   ascending ids                    -> GatherRows -> host's server
+             server   ascending ids of its host        -> AllToAllRows, cut by owner
+             owner    Gather of its rows, then the nodes that the strategy moved here
+    return   owner    AllToAllRows back
+             server   rows of each worker              -> ScatterRows
+             worker   rows in the order of its ids
+
+With local aggregation ids are merged on the host, so that a row which several workers want crosses the
+network once (parallax.txt, section 5.3.2). A node that makes rows smaller, such as a Slice or a
+Cast to 16 bits, runs before they return (figure 10).
+"""
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from partc.passes.indexed_rows.exchange_rows import drawn_ids
+from partc.passes.indexed_rows.expected_rows import Level, rows_at
+from partc.passes.indexed_rows.route_rows import (
+    INT64,
+    count_by_owner,
+    count_from_start,
+    exchange,
+    sort_ids,
+    unique,
+)
+from partc.passes.layouts.decide_layouts import Decision
+from partc.passes.layouts.layouts import Layout, Owned, RequestedRows, Split
+from partc.passes.lowering.lowered_graph import constant
+from partc.passes.lowering.lowering import Lowering, RowRequest
+
+
+def ask_rows(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:
+    """Return, on each owner, the rows that a Gather of the main computation asks of it."""
+    out = lowering.out
+    table, indices = node.inputs
+    asked = decision.outputs[0]
+    assert isinstance(asked, RequestedRows)
+    owned = Owned(asked.parameter)
+    merge = lowering.graph.synchronised.chosen[asked.parameter].local_aggregation
+    ids = lowering.need(indices.name, Layout("worker", decision.inputs[1]))
+    name = f"{node.name}.pull"
+    flat = _flatten(lowering, table.name, indices.name, ids, name)
+    own, inverse = unique(out, flat, f"{name}.own", "worker")
+    parts = lowering.graph.replicas if isinstance(decision.inputs[1], Split) else 1
+    drawn = int(np.prod(lowering.facts.shape(indices.name), dtype=np.int64)) / parts
+    all_drawn = _all_drawn(lowering, asked.parameter, drawn)
+    share = drawn / all_drawn if all_drawn else 0.0  # how many there are only the data may tell
+    host_ids, host_counts = exchange(out, "GatherRows", [own], f"{name}.host")
+    in_order, host_inverse = sort_ids(out, host_ids, f"{name}.host_unique", "server", merge=merge)
+    counts = count_by_owner(out, in_order, asked.parameter, f"{name}.by_owner")
+    wanted, wanted_counts = exchange(out, "AllToAllRows", [in_order, counts], f"{name}.wanted")
+    request = RowRequest(ids, inverse, host_inverse, host_counts, wanted_counts, share, drawn)
+    lowering.row_requests[node.name] = request
+    levels: tuple[tuple[gs.Variable, Level], ...]
+    levels = ((own, "worker"), (host_ids, "host"), (in_order, "host"), (wanted, "host"))
+    for value, level in levels:
+        rows_of_ids = _expected(lowering, asked.parameter, request, level)
+        out.nbytes[value.name] = round(rows_of_ids * INT64.itemsize)
+    first = out.place(f"{asked.parameter}.first")
+    local = out.emit("Sub", [wanted, first], f"{name}.local", INT64, "server")
+    dtype = lowering.facts.dtypes[table.name]
+    rows = lowering.need(table.name, Layout("server", owned))
+    found = out.emit("Gather", [rows, local], f"{name}.found", dtype, "server")
+    _expect_rows(lowering, node.outputs[0].name, asked, found)
+    return found
+
+
+def run_on_requested_rows(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:
+    """Emit a node that can_run_on_rows where the rows are: the ids' axes have become axis 0."""
+    out = lowering.out
+    asked = decision.inputs[0]
+    assert isinstance(asked, RequestedRows)
+    rows = lowering.need(node.inputs[0].name, Layout("server", asked))
+    folded = asked.ids_rank - 1
+    name = f"{node.outputs[0].name}.asked"
+    operands: list[gs.Tensor] = [rows]
+    attributes = dict(node.attrs)
+    for index, operand in enumerate(node.inputs[1:], 1):
+        value = lowering.facts.fixed_value(operand.name)
+        if value is None:
+            assert not operand.name
+            operands.append(gs.Variable.empty())
+            continue
+        is_axes = node.op == "Slice" and index == 3
+        axes = np.where(value < 0, value, value - folded) if is_axes else value
+        operands.append(gs.Constant(f"{name}.{index}", np.asarray(axes, dtype=np.asarray(value).dtype)))
+    if node.op == "Gather" and attributes.get("axis", 0) > 0:
+        attributes["axis"] -= folded
+    dtype = lowering.facts.dtypes[node.outputs[0].name]
+    result = out.emit(node.op, operands, name, dtype, "server", **attributes)
+    _expect_rows(lowering, node.outputs[0].name, asked, result)
+    return result
+
+
+def return_rows(lowering: Lowering, tensor: str, asked: RequestedRows) -> gs.Tensor:
+    """Return the rows on the workers that asked, in the shape of the tensor."""
+    out = lowering.out
+    rows = lowering.need(tensor, Layout("server", asked))
+    request = lowering.row_requests[asked.gather]
+    name = rows.name
+    back, _ = exchange(out, "AllToAllRows", [rows, request.wanted_counts], f"{name}.back")
+    spread = out.emit("Gather", [back, request.host_inverse], f"{name}.spread", rows.dtype, "server")
+    host = _expected(lowering, asked.parameter, request, "host")
+    worker = _expected(lowering, asked.parameter, request, "worker")
+    out.nbytes[spread.name] = round(out.nbytes[rows.name] * worker / max(host, 1.0))
+    (own,) = exchange(out, "ScatterRows", [spread, request.host_counts], f"{name}.scattered")
+    ordered = out.emit("Gather", [own, request.inverse], f"{name}.ordered", rows.dtype, "worker")
+    return _unflatten(lowering, tensor, asked, request.ids, ordered)
+
+
+def _flatten(lowering: Lowering, table: str, indices: str, ids: gs.Tensor, name: str) -> gs.Tensor:
+    out = lowering.out
+    wide = ids
+    if ids.dtype != INT64:
+        wide = out.emit("Cast", [ids], f"{name}.int64", INT64, "worker", to=7)
+    wrapped = count_from_start(lowering, table, wide, name)
+    if len(lowering.facts.shape(indices)) == 1:
+        return wrapped
+    flat = constant(f"{name}.flat_shape", [-1], np.int64)
+    return out.emit("Reshape", [wrapped, flat], f"{name}.flat", INT64, "worker")
+
+
+def _unflatten(
+    lowering: Lowering, tensor: str, asked: RequestedRows, ids: gs.Tensor, rows: gs.Tensor
+) -> gs.Tensor:
+    """Give the rows, one per id, the ids' axes."""
+    out = lowering.out
+    name = lowering.value_name(tensor, Layout("worker", asked.returned))
+    if asked.ids_rank == 1:
+        return out.emit("Identity", [rows], name, rows.dtype, "worker")
+    tail = constant(f"{name}.tail", list(lowering.facts.shape(tensor)[asked.ids_rank :]), np.int64)
+    sizes = out.emit("Shape", [ids], f"{name}.ids_shape", INT64, "worker")
+    shape = out.emit("Concat", [sizes, tail], f"{name}.shape", INT64, "worker", axis=0)
+    return out.emit("Reshape", [rows, shape], name, rows.dtype, "worker")
+
+
+def _all_drawn(lowering: Lowering, parameter: str, drawn: float) -> float:
+    gradient = lowering.graph.training.gradients[parameter]
+    return max(drawn, drawn_ids(lowering, parameter)) if gradient.is_sparse else drawn
+
+
+def _expected(lowering: Lowering, parameter: str, request: RowRequest, level: Level) -> float:
+    """Return the rows that a Gather is expected to ask for at a level: its share of the table's."""
+    if not request.share:
+        return 0.0
+    return request.share * rows_at(lowering.expected, parameter, level, request.drawn / request.share)
+
+
+def _expect_rows(lowering: Lowering, tensor: str, asked: RequestedRows, rows: gs.Variable) -> None:
+    """Tell the cost model how many bytes the rows take that one owner sends."""
+    width = lowering.facts.shape(tensor)[asked.ids_rank :]
+    row_bytes = int(np.prod(width, dtype=np.int64)) * np.dtype(rows.dtype).itemsize
+    count = _expected(lowering, asked.parameter, lowering.row_requests[asked.gather], "host")
+    lowering.out.nbytes[rows.name] = round(count * row_bytes)
+    lowering.out.shapes[rows.name] = (None, *width)

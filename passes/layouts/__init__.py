@@ -1,0 +1,1 @@
+"""Where the pieces of every tensor are, as its operands and the sharding rules say."""

@@ -1,0 +1,266 @@
+"""Decide how one node runs, from the layouts of its operands and its sharding rule."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from partc.passes.graph.facts import Facts
+from partc.passes.layouts.layouts import (
+    Gathered,
+    Layout,
+    Owned,
+    Partial,
+    PerReplica,
+    Placement,
+    Replicate,
+    RequestedRows,
+    Split,
+)
+from partc.passes.rules.sharding_rule import Dims, ShardingRule
+from partc.runtime.errors import UnsupportedModel
+from partc.runtime.plan.program import Site
+
+
+class NotServable(UnsupportedModel):
+    """An update that cannot run on servers, which own only some rows. Never reaches the user."""
+
+    def __init__(self, parameter: str, node: gs.Node) -> None:
+        super().__init__(
+            f"the update of {parameter!r} cannot run on a part of its rows",
+            at=f"node {node.name!r} ({node.op})",
+            fix="keep this parameter on the workers",
+        )
+        self.parameter = parameter
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How one node runs: where, what its operands must be, what its outputs are.
+
+    `factor` is the split factor if one is; `is_mean` tells that outputs are means over a part and
+    count for a replica's share only; `offset_ids`, that ids index the owner's rows.
+    """
+
+    site: Site
+    inputs: tuple[Placement, ...]
+    outputs: tuple[Placement, ...]
+    factor: str | None = None
+    is_mean: bool = False
+    offset_ids: bool = False
+
+
+def run_whole(node: gs.Node, site: Site) -> Decision:
+    """Run the node on whole tensors."""
+    return Decision(site, tuple(Replicate() for _ in node.inputs), tuple(Replicate() for _ in node.outputs))
+
+
+def decide_by_rule(
+    node: gs.Node,
+    rule: ShardingRule | None,
+    placements: Sequence[Placement],
+    ranks: int,
+    zeros: frozenset[str],
+    facts: Facts,
+) -> Decision:
+    """Split the node if a split operand allows it, else keep partials, else run whole."""
+    if rule is None:
+        return run_whole(node, "worker")
+    for refined, factor in _split_factors(node, rule, placements, ranks, facts):
+        decision = split_on(node, refined, factor, zeros)
+        if decision is not None:
+            return decision
+    return _keep_partial(node, rule, placements, zeros, "worker") or run_whole(node, "worker")
+
+
+def _split_factors(
+    node: gs.Node, rule: ShardingRule, placements: Sequence[Placement], ranks: int, facts: Facts
+) -> list[tuple[ShardingRule, str]]:
+    """Return the factors that operands are split on, those of most bytes first, each with the rule
+    that names it."""
+    weights: dict[str, int] = {}
+    rules: dict[str, ShardingRule] = {}
+    for tensor, dims, placement in zip(node.inputs, rule.inputs, placements, strict=True):
+        if not isinstance(placement, Split) or dims is None:
+            continue
+        found = rule.factor_at(dims, placement.axis, placement.outer)
+        if found is not None and found[1] not in rule.whole and found[0].sizes[found[1]] % ranks == 0:
+            rules[found[1]] = found[0]
+            weights[found[1]] = weights.get(found[1], 0) + facts.nbytes(tensor.name)
+    return [(rules[factor], factor) for factor in sorted(weights, key=lambda factor: -weights[factor])]
+
+
+def split_on(node: gs.Node, rule: ShardingRule, factor: str, zeros: frozenset[str]) -> Decision | None:
+    """Return the decision that splits `factor`, or None where an output could not be described."""
+    outputs: list[Placement] = []
+    for dims in rule.outputs:
+        position = rule.position_of(dims, factor)
+        if position is not None:
+            outputs.append(Split(*position))
+        elif factor in rule.combine and _every_term_has(node, rule, factor, zeros):
+            combine = rule.combine[factor]
+            outputs.append(Partial("sum" if combine == "mean" else combine))
+        else:
+            return None
+    inputs = tuple(_placement_of(rule, dims, factor) for dims in rule.inputs)
+    return Decision("worker", inputs, tuple(outputs), factor, rule.combine.get(factor) == "mean")
+
+
+def _placement_of(rule: ShardingRule, dims: Dims | None, factor: str) -> Placement:
+    position = None if dims is None else rule.position_of(dims, factor)
+    return Replicate() if position is None else Split(*position)
+
+
+def _every_term_has(node: gs.Node, rule: ShardingRule, factor: str, zeros: frozenset[str]) -> bool:
+    """Tell whether every term is summed over the factor, so that no rank adds a whole one."""
+
+    def has(index: int) -> bool:
+        dims = rule.inputs[index]
+        return dims is not None and rule.position_of(dims, factor) is not None
+
+    return all(any(has(index) or node.inputs[index].name in zeros for index in term) for term in rule.terms)
+
+
+def _keep_partial(
+    node: gs.Node,
+    rule: ShardingRule,
+    placements: Sequence[Placement],
+    zeros: frozenset[str],
+    site: Site,
+) -> Decision | None:
+    """Leave the outputs partial where the op is linear in its partial operands."""
+    partial = {index: p for index, p in enumerate(placements) if isinstance(p, Partial)}
+    if not partial or any(isinstance(p, Split | Owned) for p in placements):
+        return None
+    kinds = {placement.reduction for placement in partial.values()}
+    if kinds != {"sum"} and not (rule.moves and len(rule.terms) == 1):
+        return None
+    if not rule.terms or not set(partial) <= rule.linear:
+        return None
+    for term in rule.terms:
+        is_zero = any(node.inputs[index].name in zeros for index in term)
+        if not is_zero and sum(index in partial for index in term) != 1:
+            return None
+    inputs = tuple(partial.get(index, Replicate()) for index in range(len(placements)))
+    return Decision(site, inputs, tuple(Partial(min(kinds)) for _ in node.outputs))
+
+
+def keep_partial_on_servers(
+    node: gs.Node, rule: ShardingRule | None, layouts: Sequence[Layout], zeros: frozenset[str]
+) -> Decision | None:
+    """Leave a sum over servers partial where the op is linear in it."""
+    if rule is None or not any(layout.site == "server" for layout in layouts):
+        return None
+    placements = [layout.placement if layout.site == "server" else Replicate() for layout in layouts]
+    return _keep_partial(node, rule, placements, zeros, "server")
+
+
+def decide_on_servers(
+    node: gs.Node,
+    rule: ShardingRule | None,
+    layouts: Sequence[Layout],
+    owners: set[str],
+    pushed: Mapping[str, str],
+) -> Decision:
+    """Run a node of an update where the rows are. Raises NotServable."""
+    parameter = min(owners)
+    if len(owners) > 1 or rule is None:
+        raise NotServable(parameter, node)
+    owned = [
+        isinstance(layout.placement, Owned | Gathered) or tensor.name in pushed
+        for layout, tensor in zip(layouts, node.inputs, strict=True)
+    ]
+    if _indexes_rows(node, owned):
+        return _index_owned_rows(node, owned, parameter)
+    return _split_owned(node, rule, owned, parameter)
+
+
+def _indexes_rows(node: gs.Node, owned: Sequence[bool]) -> bool:
+    if node.op == "Gather":
+        return bool(owned[0]) and node.attrs.get("axis", 0) == 0
+    return node.op == "ScatterND" and bool(owned[0])
+
+
+def _index_owned_rows(node: gs.Node, owned: Sequence[bool], parameter: str) -> Decision:
+    """Gather or ScatterND on owned rows, by ids that were routed to their owner."""
+    if not all(owned):
+        raise NotServable(parameter, node)
+    placement = Owned(parameter)
+    return Decision("server", tuple(placement for _ in owned), (placement,), offset_ids=True)
+
+
+def _split_owned(node: gs.Node, rule: ShardingRule, owned: Sequence[bool], parameter: str) -> Decision:
+    """Split the factor that owned operands have on axis 0."""
+    factors = {
+        dims[0][0] if dims is not None and dims and len(dims[0]) == 1 else None
+        for dims, is_owned in zip(rule.inputs, owned, strict=True)
+        if is_owned
+    }
+    factor = min((f for f in factors if f is not None), default=None)
+    if len(factors) != 1 or factor is None or factor in rule.whole:
+        raise NotServable(parameter, node)
+    inputs: list[Placement] = []
+    for dims in rule.inputs:
+        position = None if dims is None else rule.position_of(dims, factor)
+        if position not in (None, (0, 1)) or (position and dims and len(dims[0]) != 1):
+            raise NotServable(parameter, node)
+        inputs.append(Owned(parameter) if position else Replicate())
+    return Decision("server", tuple(inputs), _owned_outputs(node, rule, factor, parameter), factor)
+
+
+def _owned_outputs(node: gs.Node, rule: ShardingRule, factor: str, parameter: str) -> tuple[Placement, ...]:
+    outputs: list[Placement] = []
+    for dims in rule.outputs:
+        if dims and dims[0] == (factor,):
+            outputs.append(Owned(parameter))
+        elif rule.combine.get(factor) == "sum" and not any(factor in axis for axis in dims):
+            outputs.append(Partial("sum"))
+        else:
+            raise NotServable(parameter, node)
+    return tuple(outputs)
+
+
+def slices_rows(node: gs.Node, facts: Facts) -> bool:
+    """Tell whether a node is a Slice of axis 0 alone, one row after the other, by known bounds."""
+    if node.op != "Slice":
+        return False
+    start, end, axes, steps = (*(facts.fixed_value(tensor.name) for tensor in node.inputs[1:]), None, None)[
+        :4
+    ]
+    if start is None or end is None:
+        return False
+    rank = len(facts.shape(node.inputs[0].name))
+    along = [int(axis) % rank for axis in np.ravel(range(len(start)) if axes is None else axes)]
+    return along == [0] and (steps is None or np.ravel(steps).tolist() == [1])
+
+
+def ask_owners(node: gs.Node, decision: Decision, parameter: str, facts: Facts) -> Decision:
+    """Let a Gather that was decided for the workers ask the owners of a table for its rows."""
+    returned = decision.outputs[0]
+    assert isinstance(returned, Replicate | Split | PerReplica)
+    asked = RequestedRows(parameter, node.name, len(facts.shape(node.inputs[1].name)), returned)
+    return Decision("server", (Owned(parameter), decision.inputs[1]), (asked,))
+
+
+def run_where_requested(decision: Decision, asked: RequestedRows) -> Decision:
+    """Move a node that was decided for the workers to where its rows were asked for."""
+    returned = decision.outputs[0]
+    assert isinstance(returned, Replicate | Split | PerReplica)
+    inputs: tuple[Placement, ...] = (asked, *(Replicate() for _ in decision.inputs[1:]))
+    return Decision("server", inputs, (replace(asked, returned=returned),))
+
+
+def slice_on_servers(node: gs.Node, parameter: str) -> Decision:
+    """Cut rows out of a variable where its rows are."""
+    rest = tuple(Replicate() for _ in node.inputs[1:])
+    return Decision("server", (Owned(parameter), *rest), (Owned(parameter),))
+
+
+def run_on_workers(decision: Decision) -> Decision:
+    """Move a node that was decided for the servers to the workers, which gather what servers own."""
+
+    def moved(placement: Placement) -> Placement:
+        return Gathered(placement.parameter) if isinstance(placement, Owned) else Replicate()
+
+    return Decision("worker", tuple(map(moved, decision.inputs)), tuple(map(moved, decision.outputs)))

@@ -1,0 +1,282 @@
+"""Give every tensor a layout, walking the graph forward; sharding rules decide.
+
+    data input    split on its sample axis, or per replica      variable   whole, or owned by servers
+    op            split if a factor of its inputs is split and may be, partial if it sums that factor
+                  or is linear in partials, per replica if an input is, whole otherwise
+
+Partial tensors stay partial as long as ops are linear in them: where to sum is decided afterwards
+(passes/layouts/aggregate_partials.py). Ops outside the main computation that read what servers own run on
+the servers. Nothing is rewritten here: the result says, node by node, what its operands must be.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from partc.cost.strategy import Synchronisation
+from partc.passes.graph.facts import Facts
+from partc.passes.graph.training_graph import TrainingGraph
+from partc.passes.indexed_rows.indexed_slices import gradient_read_by
+from partc.passes.layouts.decide_layouts import (
+    Decision,
+    ask_owners,
+    decide_by_rule,
+    decide_on_servers,
+    keep_partial_on_servers,
+    run_on_workers,
+    run_where_requested,
+    run_whole,
+    slice_on_servers,
+    slices_rows,
+)
+from partc.passes.layouts.layouts import (
+    Gathered,
+    Layout,
+    Owned,
+    Partial,
+    PerReplica,
+    Placement,
+    Replicate,
+    RequestedRows,
+    Split,
+)
+from partc.passes.replicas import average_replicas
+from partc.passes.rules.sharding_rules import is_sum_rows, rule_of
+from partc.runtime.errors import UnsupportedModel
+from partc.runtime.plan.program import DrawnInput
+
+WHOLE_ON_WORKERS = Layout("worker", Replicate())
+
+
+@dataclass(frozen=True)
+class Synchronised:
+    """How the parameters and their followers are kept, in the terms that layouts need.
+
+    chosen  parameter -> how it is synchronised
+    owner   variable (parameter or follower) on servers -> its parameter
+    """
+
+    chosen: Mapping[str, Synchronisation]
+    owner: Mapping[str, str]
+
+    def method(self, parameter: str) -> str | None:
+        """Return all_reduce, all_gather or servers; None where nothing was chosen yet."""
+        return self.chosen[parameter].method if parameter in self.chosen else None
+
+
+@dataclass
+class LaidOutGraph:
+    """The training graph with a layout for every tensor and a decision for every node."""
+
+    training: TrainingGraph
+    facts: Facts
+    zeros: frozenset[str]
+    replicas: int
+    synchronised: Synchronised
+    main: frozenset[str]  # names of the main computation's nodes
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    decisions: dict[str, Decision] = field(default_factory=dict)
+    made_whole: frozenset[str] = frozenset()  # partial tensors that are summed over the ranks
+
+    def layout(self, tensor: str) -> Layout:
+        """Return a tensor's native layout; constants are whole everywhere."""
+        return self.layouts.get(tensor, WHOLE_ON_WORKERS)
+
+
+def propagate_layouts(graph: LaidOutGraph, per_replica: bool) -> None:
+    """Fill `layouts` and `decisions`. Raises NotServable if an update cannot run on servers."""
+    _place_inputs(graph, per_replica)
+    sparse = _sparse_readers(graph)
+    pushed = _dense_pushed(graph)
+    on_workers = _post_aggregation_on_workers(graph, sparse, pushed)
+    for node in graph.training.graph.nodes:
+        if all(graph.facts.fixed_value(tensor.name) is not None for tensor in node.outputs):
+            decision = run_whole(node, "worker")
+        else:
+            decision = _decide(graph, node, sparse, pushed)
+        if node.name in on_workers and decision.site == "server":
+            decision = run_on_workers(decision)
+        graph.decisions[node.name] = decision
+        for tensor, placement in zip(node.outputs, decision.outputs, strict=True):
+            graph.layouts[tensor.name] = Layout(decision.site, placement)
+
+
+def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
+    fed = graph.training.data_inputs | graph.training.drawn_inputs
+    for name, entry in fed.items():
+        outer = entry.outer if isinstance(entry, DrawnInput) else 1
+        if entry.sample_axis is None:
+            graph.layouts[name] = Layout("worker", Replicate())
+        elif per_replica:
+            graph.layouts[name] = Layout("worker", PerReplica())
+        else:
+            _check_divides(graph, name, entry.sample_axis, outer)
+            graph.layouts[name] = Layout("worker", Split(entry.sample_axis, outer))
+    for name, given in graph.training.shard_inputs.items():
+        is_own = given.holds == "shard_id"
+        graph.layouts[name] = Layout("worker", PerReplica() if is_own else Replicate())
+    for name in graph.training.variables:
+        owner = graph.synchronised.owner.get(name)
+        graph.layouts[name] = Layout("server", Owned(owner)) if owner else Layout("worker", Replicate())
+
+
+def _check_divides(graph: LaidOutGraph, name: str, axis: int, outer: int) -> None:
+    size = graph.facts.shape(name)[axis] // outer
+    if size % graph.replicas:
+        raise UnsupportedModel(
+            f"a batch of {size} does not divide among {graph.replicas} replicas",
+            at=f"input {name!r}, axis {axis}",
+            fix=f"use a batch that is a multiple of {graph.replicas}, or --batch per-replica",
+        )
+
+
+def _sparse_readers(graph: LaidOutGraph) -> dict[str, str]:
+    """Map each node that sums or scatters a parameter's indexed slices to the parameter."""
+    readers: dict[str, str] = {}
+    sparse = [gradient for gradient in graph.training.gradients.values() if gradient.is_sparse]
+    for node in graph.training.graph.nodes:
+        if node.name in graph.main or not (is_sum_rows(node) or node.op == "ScatterND"):
+            continue
+        gradient = gradient_read_by(node, sparse)
+        if gradient is not None:
+            readers[node.name] = gradient.parameter
+    return readers
+
+
+def _dense_pushed(graph: LaidOutGraph) -> dict[str, str]:
+    """Map each dense gradient of a parameter on servers to the parameter."""
+    return {
+        gradient.dense: gradient.parameter
+        for gradient in graph.training.gradients.values()
+        if gradient.dense is not None
+        and not gradient.is_sparse
+        and graph.synchronised.method(gradient.parameter) == "servers"
+    }
+
+
+def _post_aggregation_on_workers(
+    graph: LaidOutGraph, sparse: Mapping[str, str], pushed: Mapping[str, str]
+) -> set[str]:
+    """Return the nodes between a summed gradient and what owners keep, where workers are to run them."""
+    chosen = graph.synchronised.chosen
+    moved = {p for p, how in chosen.items() if how.post_aggregation == "worker"}
+    summed = {dense: parameter for dense, parameter in pushed.items() if parameter in moved}
+    kept = set(graph.synchronised.owner)
+    updates: set[str] = set()
+    nodes: list[gs.Node] = []
+    for node in graph.training.graph.nodes:
+        results = [tensor.name for tensor in node.outputs]
+        reads = {tensor.name for tensor in node.inputs}
+        is_float = all(np.issubdtype(graph.facts.dtypes[name], np.floating) for name in results if name)
+        if node.name in sparse:
+            is_moved = is_sum_rows(node) and sparse[node.name] in moved
+            summed.update(dict.fromkeys(results[1:] if is_moved else (), sparse[node.name]))
+            kept.update(() if is_sum_rows(node) else results)
+            updates.add(node.name)
+        elif node.name in graph.main:
+            continue
+        elif reads & kept:
+            kept.update(results)
+            updates.add(node.name)
+        elif is_float and len(parameters := {summed[name] for name in reads & summed.keys()}) == 1:
+            nodes.append(node)
+            summed.update(dict.fromkeys(results, parameters.pop()))
+    return _that_meet_others(graph, nodes, updates, summed)
+
+
+def _that_meet_others(
+    graph: LaidOutGraph, nodes: Sequence[gs.Node], updates: set[str], summed: Mapping[str, str]
+) -> set[str]:
+    """Leave out the nodes behind the last one that reads, or is read by, what other gradients make."""
+    result: set[str] = set()
+    for node in reversed(nodes):
+        readers = {reader.name for tensor in node.outputs for reader in tensor.outputs}
+        meets = any(
+            operand.inputs and operand.name not in summed and graph.facts.fixed_value(operand.name) is None
+            for operand in node.inputs
+        )
+        if meets or readers - updates:
+            result.add(node.name)
+        else:
+            updates.add(node.name)
+    return result
+
+
+def _decide(
+    graph: LaidOutGraph, node: gs.Node, sparse: Mapping[str, str], pushed: Mapping[str, str]
+) -> Decision:
+    layouts = [graph.layout(tensor.name) for tensor in node.inputs]
+    if node.domain == average_replicas.REPLICA_DOMAIN:
+        return _decide_meeting(node, layouts[0])
+    if node.op in ("Shape", "Size"):
+        if isinstance(layouts[0].placement, RequestedRows):
+            return Decision("worker", (layouts[0].placement.returned,), (Replicate(),))
+        return Decision(layouts[0].site, (layouts[0].placement,), (Replicate(),))
+    if node.name in sparse:
+        method = graph.synchronised.method(sparse[node.name])
+        if method == "servers":
+            owned = Owned(sparse[node.name])
+            return Decision("server", tuple(owned for _ in node.inputs), tuple(owned for _ in node.outputs))
+        return run_whole(node, "worker")
+    rule = rule_of(node, graph.facts)
+    if node.name not in graph.main:
+        owners = _owners_of(node, layouts, pushed)
+        if owners:
+            return decide_on_servers(node, rule, layouts, owners, pushed)
+        kept = keep_partial_on_servers(node, rule, layouts, graph.zeros)
+        if kept is not None:
+            return kept
+    placements = [_on_workers(layout) for layout in layouts]
+    if any(isinstance(placement, PerReplica) for placement in placements):
+        decision = _run_per_replica(node, placements)
+    else:
+        decision = decide_by_rule(node, rule, placements, graph.replicas, graph.zeros, graph.facts)
+    return _move_to_servers(graph, node, layouts, decision) or decision
+
+
+def _on_workers(layout: Layout) -> Placement:
+    """Return where the workers have a tensor, once they have fetched it."""
+    if isinstance(layout.placement, RequestedRows):
+        return layout.placement.returned
+    return layout.placement if layout.site == "worker" else Replicate()
+
+
+def _move_to_servers(
+    graph: LaidOutGraph, node: gs.Node, layouts: Sequence[Layout], decision: Decision
+) -> Decision | None:
+    """Return how servers run a node of the main computation that reads what they own, if they do."""
+    source = layouts[0].placement if layouts else None
+    if not isinstance(source, Owned | RequestedRows):
+        return None
+    if isinstance(source, Owned) and node.op == "Gather" and node.attrs.get("axis", 0) == 0:
+        return ask_owners(node, decision, source.parameter, graph.facts)
+    if node.name not in graph.synchronised.chosen[source.parameter].on_servers:
+        return None
+    if isinstance(source, RequestedRows):
+        return run_where_requested(decision, source)
+    if slices_rows(node, graph.facts):
+        return slice_on_servers(node, source.parameter)
+    return decide_on_servers(node, rule_of(node, graph.facts), layouts, {source.parameter}, {})
+
+
+def _owners_of(node: gs.Node, layouts: Sequence[Layout], pushed: Mapping[str, str]) -> set[str]:
+    """Return the parameters whose owned rows the node reads."""
+    owned = {
+        layout.placement.parameter for layout in layouts if isinstance(layout.placement, Owned | Gathered)
+    }
+    return owned | {pushed[tensor.name] for tensor in node.inputs if tensor.name in pushed}
+
+
+def _decide_meeting(node: gs.Node, layout: Layout) -> Decision:
+    """Average, Sum and Stack: where replicas meet."""
+    if not isinstance(layout.placement, PerReplica):
+        return Decision("worker", (layout.placement,), (layout.placement,))
+    met = Split(0) if node.op == average_replicas.STACK else Partial("sum")
+    return Decision("worker", (PerReplica(),), (met,))
+
+
+def _run_per_replica(node: gs.Node, placements: Sequence[Placement]) -> Decision:
+    inputs = tuple(p if isinstance(p, PerReplica) else Replicate() for p in placements)
+    return Decision("worker", inputs, tuple(PerReplica() for _ in node.outputs))

@@ -1,0 +1,1 @@
+"""What nodes, variables and gradients of a step are for, before anything is decided."""

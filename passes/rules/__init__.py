@@ -1,0 +1,1 @@
+"""Which dimensions of every op may be split: the table of sharding rules."""

@@ -1,0 +1,256 @@
+"""Sharding rules of ops that move elements about."""
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from partc.passes.graph.facts import UNKNOWN, Facts, Shape
+from partc.passes.rules.rules_elementwise import named
+from partc.passes.rules.sharding_rule import Axis, Dims, ShardingRule
+
+LINEAR = frozenset({0})
+
+
+def common_factors(source: Shape, target: Shape) -> tuple[Dims, Dims, dict[str, int]]:
+    """Refine two shapes of equal element count into common factors.
+
+    [T, B, H] and [T * B, H] share f0 = T, f1 = B, f2 = H. Where the products do not nest, the axes
+    concerned get factors of their own, shared with nobody.
+    """
+    source_dims: list[list[str]] = [[] for _ in source]
+    target_dims: list[list[str]] = [[] for _ in target]
+    sizes: dict[str, int] = {}
+    i = j = 0
+    left, right = list(source), list(target)
+    while i < len(source) and j < len(target):
+        if left[i] == 1 or right[j] == 1:
+            if left[i] == 1 and right[j] == 1 and source[i] == target[j] == 1:
+                _share(sizes, 1, source_dims[i], target_dims[j])
+                i, j = i + 1, j + 1
+            elif left[i] == 1:
+                i += 1
+            else:
+                j += 1
+            continue
+        if left[i] == right[j]:
+            size = left[i]
+            left[i] = right[j] = 1
+        elif min(left[i], right[j]) == UNKNOWN or max(left[i], right[j]) % min(left[i], right[j]):
+            break
+        else:
+            size = min(left[i], right[j])
+            left[i], right[j] = left[i] // size, right[j] // size
+        _share(sizes, size, source_dims[i], target_dims[j])
+        i, j = i + (left[i] == 1), j + (right[j] == 1)
+    _own_factors("s", left[i:], source_dims[i:], sizes)
+    _own_factors("t", right[j:], target_dims[j:], sizes)
+    return tuple(map(tuple, source_dims)), tuple(map(tuple, target_dims)), sizes
+
+
+def _share(sizes: dict[str, int], size: int, source: list[str], target: list[str]) -> None:
+    factor = f"f{len(sizes)}"
+    sizes[factor] = size
+    source.append(factor)
+    target.append(factor)
+
+
+def _own_factors(prefix: str, left: list[int], dims: list[list[str]], sizes: dict[str, int]) -> None:
+    for offset, size in enumerate(left):
+        if size != 1:
+            factor = f"{prefix}{offset}"
+            sizes[factor] = size
+            dims[offset].append(factor)
+
+
+def reshape(node: gs.Node, facts: Facts) -> ShardingRule:
+    """Reshape, Flatten, Squeeze, Unsqueeze: the elements keep their order."""
+    source, target = facts.shape(node.inputs[0].name), facts.shape(node.outputs[0].name)
+    source_dims, target_dims, sizes = common_factors(source, target)
+    own = frozenset(factor for factor in sizes if factor[0] in "st")
+    spelled = {1: 0} if node.op == "Reshape" else {}
+    inputs = (source_dims, *(None for _ in node.inputs[1:]))
+    return ShardingRule(
+        inputs, (target_dims,), sizes, ((0,),), LINEAR, whole=own, shape_inputs=spelled, moves=True
+    )
+
+
+def transpose(node: gs.Node, facts: Facts) -> ShardingRule:
+    """Transpose: the axes change places."""
+    dims, sizes = named("d", facts.shape(node.inputs[0].name))
+    order = node.attrs.get("perm", list(range(len(dims)))[::-1])
+    return ShardingRule((dims,), (tuple(dims[axis] for axis in order),), sizes, ((0,),), LINEAR, moves=True)
+
+
+def expand(node: gs.Node, facts: Facts) -> ShardingRule:
+    """Expand: axes of size 1 are repeated; the shape argument follows the output's split."""
+    from_shape, output = facts.shape(node.inputs[0].name), facts.shape(node.outputs[0].name)
+    dims, sizes = named("d", output)
+    offset = len(output) - len(from_shape)
+    source: Dims = tuple(
+        () if size == 1 and output[axis + offset] != 1 else (f"d{axis + offset}",)
+        for axis, size in enumerate(from_shape)
+    )
+    return ShardingRule((source, None), (dims,), sizes, ((0,),), LINEAR, shape_inputs={1: 0}, moves=True)
+
+
+def constant_of_shape(node: gs.Node, facts: Facts) -> ShardingRule:
+    """ConstantOfShape: any axis may be made in part."""
+    dims, sizes = named("d", facts.shape(node.outputs[0].name))
+    return ShardingRule((None,), (dims,), sizes, shape_inputs={0: 0})
+
+
+def concat(node: gs.Node, facts: Facts) -> ShardingRule:
+    """Concat: the joined axis stays whole; a sum of its operands, each in its place."""
+    output = facts.shape(node.outputs[0].name)
+    axis = node.attrs["axis"] % len(output)
+    dims, sizes = named("d", output)
+    inputs: list[Dims] = []
+    for index, tensor in enumerate(node.inputs):
+        sizes[f"j{index}"] = facts.shape(tensor.name)[axis]
+        inputs.append((*dims[:axis], (f"j{index}",), *dims[axis + 1 :]))
+    joined = frozenset({f"d{axis}", *(f"j{index}" for index in range(len(inputs)))})
+    indices = range(len(inputs))
+    return ShardingRule(
+        tuple(inputs),
+        (dims,),
+        sizes,
+        tuple((index,) for index in indices),
+        frozenset(indices),
+        whole=joined,
+        moves=True,
+    )
+
+
+def split(node: gs.Node, facts: Facts) -> ShardingRule:
+    """Split: the cut axis stays whole."""
+    shape = facts.shape(node.inputs[0].name)
+    axis = node.attrs.get("axis", 0) % len(shape)
+    dims, sizes = named("d", shape)
+    outputs: list[Dims] = []
+    for index, tensor in enumerate(node.outputs):
+        sizes[f"p{index}"] = facts.shape(tensor.name)[axis]
+        outputs.append((*dims[:axis], (f"p{index}",), *dims[axis + 1 :]))
+    cut = frozenset({f"d{axis}", *(f"p{index}" for index in range(len(outputs)))})
+    inputs = (dims, *(None for _ in node.inputs[1:]))
+    return ShardingRule(inputs, tuple(outputs), sizes, ((0,),), LINEAR, whole=cut, moves=True)
+
+
+def equal_parts(node: gs.Node, facts: Facts) -> ShardingRule | None:
+    """Concat of equal parts and Split into equal parts: b.. in, ... <-> b.. (part in); else None.
+
+    The joined axis is that of parts, whole, and within it that of each: [B, H] T times is [T B, H]. It
+    tells where samples lie under the assumed sizes; others may make unequal parts.
+    """
+    if node.op not in ("Concat", "Split"):
+        return None
+    joined = node.outputs[0] if node.op == "Concat" else node.inputs[0]
+    parts = node.inputs if node.op == "Concat" else node.outputs
+    shape = facts.shape(joined.name)
+    axis = node.attrs.get("axis", 0) % len(shape)
+    lengths = {facts.shape(part.name)[axis] for part in parts}
+    if len(lengths) > 1 or UNKNOWN in lengths:
+        return None
+    dims, sizes = named("d", shape)
+    sizes |= {"part": len(parts), "in": lengths.pop()}
+    del sizes[f"d{axis}"]
+    whole: Dims = (*dims[:axis], ("part", "in"), *dims[axis + 1 :])
+    part: Dims = (*dims[:axis], ("in",), *dims[axis + 1 :])
+    held = frozenset({"part"})
+    if node.op == "Concat":
+        indices = range(len(parts))
+        terms = tuple((index,) for index in indices)
+        return ShardingRule(
+            tuple(part for _ in parts), (whole,), sizes, terms, frozenset(indices), whole=held
+        )
+    inputs = (whole, *(None for _ in node.inputs[1:]))
+    return ShardingRule(inputs, tuple(part for _ in parts), sizes, ((0,),), LINEAR, whole=held)
+
+
+def window(node: gs.Node, facts: Facts) -> ShardingRule:
+    """Slice, Pad, Tile, Trilu, Resize: axes whose size changes stay whole, and of equal size too
+    where the op may still move elements along them."""
+    source, output = facts.shape(node.inputs[0].name), facts.shape(node.outputs[0].name)
+    touched = _touched_axes(node, facts, len(source))
+    dims, sizes = named("d", source)
+    out: list[Axis] = []
+    for axis, size in enumerate(output):
+        if axis in touched or size != source[axis]:
+            sizes[f"o{axis}"] = size
+            out.append((f"o{axis}",))
+        else:
+            out.append(dims[axis])
+    own = frozenset(f for axis in out for f in axis if f.startswith("o"))
+    whole = own | {f"d{axis}" for axis in range(len(source)) if (f"o{axis}",) == out[axis]}
+    inputs = (dims, *(None for _ in node.inputs[1:]))
+    linear = node.op != "Pad" or _pads_zeros(node, facts)
+    terms: tuple[tuple[int, ...], ...] = ((0,),) if linear else ()
+    spells_shape = node.op == "Resize" and not _has_scales(node, facts) and "axes" not in node.attrs
+    return ShardingRule(
+        inputs,
+        (tuple(out),),
+        sizes,
+        terms,
+        LINEAR if linear else frozenset(),
+        whole=frozenset(whole),
+        shape_inputs={3: 0} if spells_shape else {},
+    )
+
+
+def _pads_zeros(node: gs.Node, facts: Facts) -> bool:
+    if node.attrs.get("mode", "constant") != "constant" or len(node.inputs) < 3 or not node.inputs[2].name:
+        return True
+    value = facts.fixed_value(node.inputs[2].name)
+    return value is not None and not np.any(value)
+
+
+def _touched_axes(node: gs.Node, facts: Facts, rank: int) -> set[int]:
+    """Axes that the op works along, by its arguments; all where they are not known."""
+    if node.op == "Trilu":
+        return {rank - 2, rank - 1}
+    if node.op == "Slice":
+        return _sliced_axes(node, facts, rank)
+    if node.op == "Pad":
+        pads = facts.value(node.inputs[1].name)
+        if pads is None or (len(node.inputs) > 3 and node.inputs[3].name):
+            return set(range(rank))
+        return {axis for axis in range(rank) if pads[axis] or pads[axis + rank]}
+    if node.op == "Tile":
+        repeats = facts.value(node.inputs[1].name)
+        return set(range(rank)) if repeats is None else {a for a in range(rank) if repeats[a] != 1}
+    if node.op == "Resize":
+        return _resized_axes(node, facts, rank)
+    return set(range(rank))
+
+
+def _resized_axes(node: gs.Node, facts: Facts, rank: int) -> set[int]:
+    """Axes that a Resize does not keep as they are, besides those whose size it changes."""
+    crops = node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    if crops or node.attrs.get("keep_aspect_ratio_policy", "stretch") != "stretch":
+        return set(range(rank))
+    if not _has_scales(node, facts):
+        return set()
+    scales = facts.value(node.inputs[2].name)
+    axes = node.attrs.get("axes", range(rank))
+    if scales is None:
+        return {axis % rank for axis in axes}
+    return {axis % rank for axis, scale in zip(axes, scales, strict=True) if scale != 1}
+
+
+def _has_scales(node: gs.Node, facts: Facts) -> bool:
+    name = node.inputs[2].name if len(node.inputs) > 2 else ""
+    return bool(name) and facts.shape(name) != (0,)
+
+
+def _sliced_axes(node: gs.Node, facts: Facts, rank: int) -> set[int]:
+    """Axes that a Slice does not keep from end to end."""
+    arguments = [facts.value(t.name) if t.name else None for t in node.inputs[1:]]
+    starts, ends = arguments[0], arguments[1]
+    if starts is None or ends is None:
+        return set(range(rank))
+    axes = arguments[2] if len(arguments) > 2 and arguments[2] is not None else np.arange(len(starts))
+    steps = arguments[3] if len(arguments) > 3 and arguments[3] is not None else np.ones(len(starts))
+    far = np.iinfo(np.int32).max
+    return {
+        int(axis) % rank
+        for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)
+        if not (start == 0 and end >= far and step == 1)
+    }

@@ -1,1 +1,0 @@
-"""Which dimensions of every op may be split, and the layouts that follow."""

@@ -1,0 +1,1 @@
+"""One rank carries out its program."""

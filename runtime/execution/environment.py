@@ -1,0 +1,131 @@
+"""One rank's values: buffers, the slices of them, variables, constants, and what segments make."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from partc.runtime.data.initial import InitialValues
+from partc.runtime.errors import BadPlan
+from partc.runtime.execution.device import Device
+from partc.runtime.plan.members import shard_values
+from partc.runtime.plan.program import Plan, Rank, Slice
+
+# A tensor of a plan has whatever element type the model has.
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Environment:
+    """Value name -> tensor.
+
+    `fixed` values keep their memory for the whole training; `tensors` holds these and what exists at
+    the moment besides.
+    """
+
+    def __init__(self, plan: Plan, rank: Rank, device: Device, initial: InitialValues) -> None:
+        self.device = device
+        self._memory: dict[str, Array] = {}  # fixed values that lie in host memory
+        self._shapes = _shapes_of_slices(plan, rank)
+        self._allocate_buffers(plan, rank)
+        self.fixed: dict[str, ort.OrtValue] = {
+            name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in self._memory.items()
+        }
+        for name, vector in (plan.constants | rank.constants).items():
+            self._fix(name, np.array(vector, np.int64))
+        for name, value in shard_values(plan, rank).items():
+            self._fix(name, value)
+        for held in rank.held:
+            self._hold(held.value, initial.rows(held.variable, held.start, held.stop))
+        self.tensors = dict(self.fixed)
+
+    def array(self, name: str) -> Array:
+        """Return a value in host memory: the value's own memory where it lies there, else a copy."""
+        if name in self._memory:
+            return self._memory[name]
+        array: Array = self.tensors[name].numpy()
+        return array
+
+    def memory(self, name: str) -> Array | None:
+        """Return the fixed host memory of a value, None if it has none."""
+        return self._memory.get(name)
+
+    def declared(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+        """Return the shape and element type that the plan gives a value, held by this rank or not."""
+        if name in self._memory:
+            return self._memory[name].shape, self._memory[name].dtype
+        if name in self.fixed:
+            tensor = self.fixed[name].numpy()
+            return tensor.shape, tensor.dtype
+        return self._shapes.get(name)
+
+    def put(self, name: str, array: Array) -> None:
+        """Give a value a new content. A fixed value must fit its memory."""
+        if name in self._memory:
+            _copy(self._memory[name], array)
+        elif name in self.fixed:
+            self.fixed[name].update_inplace(np.asarray(array, order="C"))
+        else:
+            self.tensors[name] = ort.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"))
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Forget values that nobody reads again in this step."""
+        for name in names:
+            self.tensors.pop(name, None)
+
+    def feed(self, feeds: Mapping[str, Array]) -> None:
+        """Put one step's data."""
+        for name, array in feeds.items():
+            self.put(name, array)
+
+    def _allocate_buffers(self, plan: Plan, rank: Rank) -> None:
+        buffers = {
+            buffer.name: np.zeros(buffer.elements, buffer.dtype)
+            for buffer in plan.buffers
+            if set(buffer.sites) & set(rank.sites)
+        }
+        self._memory.update(buffers)
+        for piece in (*plan.slices, *rank.slices):
+            if piece.buffer in buffers:
+                self._memory[piece.value] = _view(buffers[piece.buffer], piece)
+
+    def _hold(self, value: str, initial: Array) -> None:
+        if value in self._memory:
+            _copy(self._memory[value], initial)
+        else:
+            self._fix(value, initial)
+
+    def _fix(self, value: str, array: Array) -> None:
+        self.fixed[value] = self.device.place(array)
+        if self.device.kind == "cpu":
+            self._memory[value] = array
+
+
+def _shapes_of_slices(plan: Plan, rank: Rank) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    dtypes = {buffer.name: np.dtype(buffer.dtype) for buffer in plan.buffers}
+    whole = {buffer.name: ((buffer.elements,), dtypes[buffer.name]) for buffer in plan.buffers}
+    return whole | {
+        piece.value: (piece.shape, dtypes[piece.buffer]) for piece in (*plan.slices, *rank.slices)
+    }
+
+
+def _view(buffer: Array, piece: Slice) -> Array:
+    size = int(np.prod(piece.shape, dtype=np.int64))
+    if piece.offset < 0 or piece.offset + size > buffer.size:
+        raise BadPlan(
+            f"a slice ends at element {piece.offset + size} of a buffer of {buffer.size}",
+            at=f"slices: {piece.value}",
+            fix="compile the model again",
+        )
+    return buffer[piece.offset : piece.offset + size].reshape(piece.shape)
+
+
+def _copy(target: Array, source: Array) -> None:
+    if target.size != source.size or target.dtype != source.dtype:
+        raise BadPlan(
+            f"{source.dtype}{list(source.shape)} was made, {target.dtype}{list(target.shape)} was planned",
+            at="values",
+            fix="compile the model again",
+        )
+    if target.ctypes.data != source.ctypes.data:
+        target[...] = source.reshape(target.shape)

@@ -1,0 +1,202 @@
+"""One rank's executor: carries out its program, step after step.
+
+It never blocks: `step` yields the communication that it waits for, and whoever drives it decides how to
+wait. So one process can drive all ranks in lockstep, and a daemon can sleep between tests.
+
+It tells the loss as one rank sees it, and what the loss is made of: which rank spoilt one that all share.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from partc.runtime.errors import Diverged
+from partc.runtime.execution.device import BoundRun, Sessions
+from partc.runtime.execution.environment import Environment
+from partc.runtime.plan.program import (
+    Instruction,
+    Plan,
+    Rank,
+    Run,
+    Start,
+    Store,
+    Wait,
+    instructions_of,
+    members_of,
+)
+from partc.runtime.transports.communication import ROW_KINDS, Part, part_of
+from partc.runtime.transports.transport import Handle, Transport
+
+
+def loss_terms(plan: Plan) -> frozenset[str]:
+    """Return the values that each rank contributes to the loss, as they are before ranks meet.
+
+    A reduced loss is not finite on any rank as soon as one rank's term is not. The search goes back
+    from the loss through communications, through what is computed of reduced scalars, and through
+    values that lie in one place.
+    """
+    terms = {output.value for output in plan.outputs if output.name == plan.loss}
+    places = {piece.value: (piece.buffer, piece.offset) for piece in plan.slices}
+    reduced = _reduced_scalars(plan)
+    for instruction in reversed(plan.instructions):
+        match instruction:
+            case Start(reads=reads, writes=writes):
+                terms |= {read for read, write in zip(reads, writes, strict=False) if write in terms}
+            case Run(reads=reads, writes=writes) if any(value in terms for _, value in writes):
+                if origins := {value for _, value in reads} & reduced:
+                    terms = terms - {value for _, value in writes} | origins
+        taken = {places[term] for term in terms if term in places}
+        terms |= {value for value, place in places.items() if place in taken}
+    return frozenset(terms)
+
+
+def _reduced_scalars(plan: Plan) -> set[str]:
+    written = {write for start in plan.instructions if isinstance(start, Start) for write in start.writes}
+    return {
+        piece.value
+        for piece in plan.slices
+        if all(size == 1 for size in piece.shape) and {piece.value, piece.buffer} & written
+    }
+
+
+Array = np.ndarray[Any, np.dtype[Any]]
+# Is handed the program at every step and passes it on, and so sees when each instruction begins and ends.
+Observe = Callable[[Iterable[Instruction]], Iterator[Instruction]]
+
+
+class Executor:
+    """Executes one rank's program on its environment."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: Rank,
+        environment: Environment,
+        sessions: Sessions,
+        transport: Transport,
+        observe: Observe = iter,
+    ) -> None:
+        self._rank = rank
+        self._members = {group: members_of(plan, group, rank) for group in rank.groups}
+        self._observe = observe
+        self.environment = environment
+        self._transport = transport
+        self._program = instructions_of(plan, rank)
+        self._under_way: dict[int, tuple[Part, Handle]] = {}
+        kept = {output.value for output in plan.outputs} | environment.fixed.keys()
+        self._last_read_by = _last_readers(self._program, kept)
+        device = environment.device
+        self._runs = {
+            index: BoundRun(instruction, sessions.session(instruction, device), device, environment)
+            for index, instruction in enumerate(self._program)
+            if isinstance(instruction, Run)
+        }
+        self._terms = loss_terms(plan)
+        self.loss_terms: dict[str, Array] = {}  # of the last step, as this rank computed them
+        self.current: Instruction | None = None  # for messages
+
+    def step(self, feeds: Mapping[str, Array]) -> Iterator[Start]:
+        """Execute one training step; yield the communication waited for as long as it is not complete."""
+        self.environment.feed(feeds)
+        for index, instruction in enumerate(self._observe(self._program)):
+            self.current = instruction
+            match instruction:
+                case Run():
+                    with self._transport.beside():
+                        self._runs[index]()
+                    self._keep_loss_terms(instruction)
+                    self._transport.progress()
+                case Start():
+                    members = self._members[instruction.group]
+                    part = part_of(instruction, self._rank, members, self.environment)
+                    self._under_way[instruction.tag_id] = (part, self._transport.start(part))
+                case Wait(tag_id=tag_id):
+                    yield from self._wait(tag_id)
+                case Store(source=source, target=target):
+                    self.environment.put(target, self.environment.array(source))
+            self.environment.drop(self._last_read_by[index])
+        for tag_id in tuple(self._under_way):
+            yield from self._wait(tag_id)
+
+    def _keep_loss_terms(self, run: Run) -> None:
+        # A reduction in place overwrites them.
+        for _, value in run.writes:
+            if value in self._terms:
+                self.loss_terms[value] = self.environment.array(value).copy()
+
+    def _wait(self, tag_id: int) -> Iterator[Start]:
+        part, handle = self._under_way[tag_id]
+        while not handle.done():
+            yield part.start
+        del self._under_way[tag_id]
+        if part.lands:
+            for name, array in _unplaced(part, handle):
+                self.environment.put(name, array)
+
+
+def _unplaced(part: Part, handle: Handle) -> Iterator[tuple[str, Array]]:
+    """Yield the results that do not lie where the values live."""
+    if part.start.kind in ROW_KINDS:
+        yield from zip(part.start.writes, handle.rows(), strict=True)
+    for name, dense in zip(part.start.writes, part.dense, strict=False):
+        if not dense.placed:
+            yield name, dense.target
+
+
+def _last_readers(program: tuple[Instruction, ...], kept: set[str]) -> tuple[tuple[str, ...], ...]:
+    """Return, per instruction, the values that nobody reads after it.
+
+    What a communication sends must stay until the Wait: it may still be on its way.
+    """
+    last: dict[str, int] = {}
+    sent = {start.tag_id: start.reads for start in program if isinstance(start, Start)}
+    for index, instruction in enumerate(program):
+        names = sent[instruction.tag_id] if isinstance(instruction, Wait) else _names(instruction)
+        for name in names:
+            last[name] = index
+    dying: list[list[str]] = [[] for _ in program]
+    for name, index in last.items():
+        if name not in kept:
+            dying[index].append(name)
+    return tuple(tuple(names) for names in dying)
+
+
+def _names(instruction: Instruction) -> tuple[str, ...]:
+    match instruction:
+        case Run(reads=reads, writes=writes):
+            return tuple(value for _, value in (*reads, *writes))
+        case Start(reads=reads, writes=writes):
+            return (*reads, *writes)
+        case Store(source=source):
+            return (source,)
+        case Wait():
+            return ()
+
+
+def loss_of(plan: Plan, environment: Environment) -> float | None:
+    """Return the loss that a worker holds, None if the plan has none."""
+    for output in plan.outputs:
+        if output.name == plan.loss:
+            return float(environment.array(output.value).mean())
+    return None
+
+
+def is_finite(plan: Plan, rank: Rank, executor: Executor) -> bool:
+    """Tell whether a worker's loss is a number; a server has none."""
+    loss = loss_of(plan, executor.environment) if rank.replica is not None else None
+    return loss is None or bool(np.isfinite(loss))
+
+
+def spoils_loss(executor: Executor) -> bool:
+    """Tell whether a rank's own share of the last step's loss is not finite."""
+    return not all(np.isfinite(term).all() for term in executor.loss_terms.values())
+
+
+def diverged(plan: Plan, rank: Rank, executor: Executor, step: int) -> Diverged:
+    """Return the error of a rank whose loss is not finite. Steps count from 1."""
+    return Diverged(
+        f"the loss is {loss_of(plan, executor.environment)} in step {step}",
+        at=f"rank {rank.rank} (replica {rank.replica} on {rank.host}/{rank.device})",
+        fix="lower the learning rate or check the data; `--on-nan continue` goes on regardless",
+    )

@@ -1,0 +1,1 @@
+"""Jobs: processes started on a cluster's hosts, watched, and what they bring back."""

@@ -1,0 +1,84 @@
+"""A rank's variables at the end of training: written by their owners, merged by the first rank."""
+
+import hashlib
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from partc.runtime.data.checkpoint import TensorFile, read_array, write_arrays, write_tensors
+from partc.runtime.execution.environment import Environment
+from partc.runtime.jobs.results import owners_of, pieces_among
+from partc.runtime.plan.program import Plan, Rank
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_POLL_S = 1e-3
+
+
+class VariablesOfRank:
+    """What one rank holds, and its share in writing the whole."""
+
+    def __init__(self, plan: Plan, rank: Rank, environment: Environment, world: MPI.Intracomm) -> None:
+        self._plan = plan
+        self._rank = rank
+        self._environment = environment
+        self._world = world
+        self._variables = {variable.name: variable for variable in plan.variables}
+        self._pieces = {name: pieces_among(owners) for name, owners in owners_of(plan).items()}
+
+    def barrier(self) -> None:
+        """Wait for all ranks, asleep."""
+        _complete(self._world.Ibarrier())
+
+    def write(self, path: Path) -> None:
+        """Write all variables to `path`: every owner its pieces to a file of its own, then rank 0 merges."""
+        write_arrays(_part_file(path, self._rank.rank), self._own_pieces())
+        self.barrier()
+        if self._rank.rank == 0:
+            write_tensors(path, [self._merged(path, name) for name in self._pieces])
+            for rank in self._plan.ranks:
+                _part_file(path, rank.rank).unlink()
+
+    def disagreeing(self) -> tuple[str, ...]:
+        """Return the replicated variables whose copies are not bitwise equal. All ranks must call it."""
+        names = [variable.name for variable in self._plan.variables]
+        limits = np.iinfo(np.int64)
+        lowest = np.full(len(names), limits.max, np.int64)
+        highest = np.full(len(names), limits.min, np.int64)
+        for held in self._rank.held:
+            if held.start is None:
+                digest = _digest(self._environment.array(held.value))
+                lowest[names.index(held.variable)] = highest[names.index(held.variable)] = digest
+        _complete(self._world.Iallreduce(MPI.IN_PLACE, lowest, MPI.MIN))
+        _complete(self._world.Iallreduce(MPI.IN_PLACE, highest, MPI.MAX))
+        return tuple(name for name, low, high in zip(names, lowest, highest, strict=True) if low < high)
+
+    def _own_pieces(self) -> dict[str, Array]:
+        return {
+            name: self._environment.array(owner.held.value)
+            for name, pieces in self._pieces.items()
+            for owner in pieces
+            if owner.rank == self._rank.rank
+        }
+
+    def _merged(self, path: Path, name: str) -> TensorFile:
+        variable = self._variables[name]
+        pieces = (read_array(_part_file(path, owner.rank), name) for owner in self._pieces[name])
+        return TensorFile(name, variable.dtype, variable.shape, pieces)
+
+
+def _part_file(path: Path, rank: int) -> Path:
+    return path.with_suffix(f".rank-{rank}.part")
+
+
+def _complete(request: MPI.Request) -> None:
+    while not request.Test():
+        time.sleep(_POLL_S)
+
+
+def _digest(array: Array) -> int:
+    digest = hashlib.sha256(np.asarray(array, order="C").reshape(-1).view(np.uint8).data).digest()
+    return int.from_bytes(digest[:8], "little") >> 1

@@ -1,0 +1,61 @@
+"""Start a measurement on a cluster's hosts, and collect what its ranks found.
+
+What is asked and what was found are files: read where there is no MPI, too.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from partc.runtime.jobs.launcher import launch
+from partc.runtime.plan.program import Record
+
+PROBE_FILE = "probe.json"
+
+
+class Probe(Record, frozen=True):
+    """What to measure: rounds of pairs (rank, rank), and sizes in bytes."""
+
+    rounds: tuple[tuple[tuple[int, int], ...], ...]
+    message_bytes: tuple[int, ...]
+    together_bytes: tuple[int, ...]  # of a sum over all ranks, and of all parts of a gathering
+    repeats: int
+
+
+class Sample(Record, frozen=True):
+    """Seconds that one transfer took: from `ends[0]` to `ends[1]`, or among all ranks."""
+
+    kind: Literal["message", "all_reduce", "all_gather"]
+    ends: tuple[int, int]
+    nbytes: int
+    seconds: float
+
+
+def samples_file(folder: Path, rank: int) -> Path:
+    """Return where a rank writes its samples."""
+    return folder / f"samples.rank-{rank}.json"
+
+
+MODULE = "partc.runtime.jobs.probe"
+TIMEOUT_S = 120.0
+
+
+def measure(probe: Probe, hosts: Sequence[str], addresses: dict[str, str], shared: Path) -> list[Sample]:
+    """Return the samples of all ranks. `hosts`: each rank's. `shared`: a folder that all hosts see.
+
+    Raises RankFailed, and leaves measure.log in the shared folder then.
+    """
+    log = shared / "measure.log"
+    with tempfile.TemporaryDirectory(prefix=".measure-", dir=shared) as name:
+        folder = Path(name)
+        (folder / PROBE_FILE).write_bytes(msgspec.json.encode(probe))
+        launch(hosts, folder, log, addresses, None, TIMEOUT_S, MODULE)
+        log.unlink()
+        return [
+            sample
+            for rank in range(len(hosts))
+            for sample in msgspec.json.decode(samples_file(folder, rank).read_bytes(), type=list[Sample])
+        ]

@@ -1,0 +1,139 @@
+"""One rank of a measurement, started by MPI:  python -m partc.runtime.jobs.probe FOLDER
+
+Pairs exchange messages of growing sizes to and fro, the pairs of a round at once; then all ranks sum and
+gather together. Times are the quickest of some repeats, on the clock of the pair's first rank. Before each,
+caches are emptied: a step's messages come from memory too.
+
+    probe.json            what to measure
+    samples.rank-R.json   what rank R measured
+    error.rank-R.json     why rank R stopped
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+from mpi4py import MPI
+
+from partc.runtime.jobs.job import failure_of, write_process, write_record
+from partc.runtime.jobs.measure import PROBE_FILE, Probe, Sample, samples_file
+
+_LONG_S = 0.2  # a message that takes so long is not repeated as often
+_NAP_S = 1e-3
+_BESIDE = np.empty(1 << 26, np.uint8)  # twice a server CPU's cache
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure this process's part. A failure ends the whole MPI job."""
+    (name,) = sys.argv[1:] if argv is None else argv
+    folder, world = Path(name), MPI.COMM_WORLD
+    write_process(folder, world.rank)
+    try:
+        probe = msgspec.json.decode((folder / PROBE_FILE).read_bytes(), type=Probe)
+        found = [*_messages(probe, world), *_together(probe, world)]
+        samples_file(folder, world.rank).write_bytes(msgspec.json.encode(found))
+    except BaseException as error:  # whatever it is, the other ranks must not wait for this one
+        failure = failure_of(error, world.rank, f"rank {world.rank}, while measuring")
+        write_record(folder / f"error.rank-{world.rank}.json", failure)
+        world.Abort(1)
+    return 0
+
+
+def _messages(probe: Probe, world: MPI.Intracomm) -> list[Sample]:
+    found: list[Sample] = []
+    for pairs in probe.rounds:
+        for nbytes in probe.message_bytes:
+            _meet(world)
+            pair = next((pair for pair in pairs if world.rank in pair), None)
+            if pair is None:
+                continue
+            sent, received = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+            is_first = world.rank == pair[0]
+            other = pair[1] if is_first else pair[0]
+
+            def go_and_return(
+                sent: np.ndarray = sent,
+                received: np.ndarray = received,
+                other: int = other,
+                is_first: bool = is_first,
+            ) -> None:
+                if is_first:
+                    world.Send(sent, other)
+                world.Recv(received, other)
+                if not is_first:
+                    world.Send(sent, other)
+
+            seconds = _quickest(go_and_return, probe.repeats, world, other) / 2
+            if is_first:
+                found.append(Sample("message", pair, nbytes, seconds))
+    return found
+
+
+def _together(probe: Probe, world: MPI.Intracomm) -> list[Sample]:
+    found: list[Sample] = []
+    for nbytes in probe.together_bytes:
+        values = np.zeros(nbytes // 4, np.float32)
+        summed = np.empty_like(values)
+        own = np.zeros(nbytes // 4 // world.size, np.float32)
+        whole = np.empty(own.size * world.size, np.float32)
+
+        def add(
+            values: np.ndarray = values,
+            summed: np.ndarray = summed,
+            own: np.ndarray = own,
+            whole: np.ndarray = whole,
+        ) -> None:
+            """Sum as training does: transports/mpi_dense.py."""
+            if world.size == 2:
+                world.Allreduce(values, summed)
+            else:
+                world.Reduce_scatter_block(values[: whole.size], own)
+                world.Allgather(own, whole)
+
+        actions: tuple[tuple[Literal["all_reduce", "all_gather"], Callable[[], None]], ...] = (
+            ("all_reduce", add),
+            ("all_gather", lambda o=own, w=whole: world.Allgather(o, w)),  # type: ignore[misc]
+        )
+        for kind, action in actions:
+            _meet(world)
+            seconds = _quickest(action, probe.repeats, world, None)
+            if world.rank == 0:
+                found.append(Sample(kind, (0, world.size - 1), nbytes, seconds))
+    return found
+
+
+def _meet(world: MPI.Intracomm) -> None:
+    """Wait for all ranks asleep: MPI's own waiting takes a core from those who measure."""
+    arrived = world.Ibarrier()
+    while not arrived.Test():
+        time.sleep(_NAP_S)
+
+
+def _quickest(action: Callable[[], None], repeats: int, world: MPI.Intracomm, other: int | None) -> float:
+    """Return the least time of an action. All that take part agree after the first how often it is made."""
+    best_s = _timed(action)
+    slow = np.array([best_s > _LONG_S], np.int32)
+    if other is None:
+        world.Bcast(slow, 0)
+    elif world.rank < other:
+        world.Send(slow, other)
+    else:
+        world.Recv(slow, other)
+    for _ in range(1 if slow[0] else repeats - 1):
+        best_s = min(best_s, _timed(action))
+    return best_s
+
+
+def _timed(action: Callable[[], None]) -> float:
+    _BESIDE.fill(0)
+    begun_s = time.perf_counter()
+    action()
+    return time.perf_counter() - begun_s
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""What training returns: variables put together from their owners, outputs from the workers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from partc.runtime.execution.recorder import RankTimes
+from partc.runtime.plan.program import Held, Output, Plan, Rank
+from partc.runtime.transports.exchanged import Exchanged
+
+TRAINED_FILE = "trained.safetensors"
+DISAGREEING_FILE = "disagreeing.safetensors"  # the variables of a training whose copies differ
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    """What a training leaves behind.
+
+    `outputs` has one entry per step: output name -> value of the total batch; per-replica outputs are
+    stacked along a new leading axis. `variables_after` holds the variables after the steps asked for.
+    `disagreeing` names replicated variables whose copies are not bitwise equal: always a mistake.
+    """
+
+    variables: dict[str, Array]
+    outputs: tuple[dict[str, Array], ...] = ()
+    variables_after: dict[int, dict[str, Array]] = field(default_factory=dict)
+    disagreeing: tuple[str, ...] = ()
+    payload_bytes: dict[int, dict[str, int]] = field(default_factory=dict)  # rank -> kind -> supplied in all
+    exchanged: dict[int, Exchanged] = field(default_factory=dict)  # rank -> sent and received in all
+    steps_per_s: float = 0.0
+    times: dict[int, RankTimes] = field(default_factory=dict)  # rank -> the traced steps
+    lost_workers: tuple[str, ...] = ()  # of asynchronous training: who died, and how
+    missed_pushes: dict[int, int] = field(
+        default_factory=dict
+    )  # pushes of others since a step began -> steps
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A rank and the piece of a variable that it holds."""
+
+    rank: int
+    held: Held
+
+
+def owners_of(plan: Plan) -> dict[str, tuple[Owner, ...]]:
+    """Return who holds each variable: pieces in row order (no empty ones), whole copies in rank order."""
+    owners: dict[str, list[Owner]] = {}
+    for rank in plan.ranks:
+        for held in rank.held:
+            if held.start is None or held.start != held.stop:
+                owners.setdefault(held.variable, []).append(Owner(rank.rank, held))
+    return {
+        variable.name: tuple(
+            sorted(owners[variable.name], key=lambda owner: (owner.held.start or 0, owner.rank))
+        )
+        for variable in plan.variables
+        if variable.name in owners
+    }
+
+
+def pieces_among(owners: Sequence[Owner]) -> tuple[Owner, ...]:
+    """Return one owner for every row: the first whole copy, else the shards."""
+    whole = [owner for owner in owners if owner.held.start is None]
+    if whole:
+        return (whole[0],)
+    pieces: list[Owner] = []
+    for owner in owners:
+        if not pieces or owner.held.start == pieces[-1].held.stop:
+            pieces.append(owner)
+    return tuple(pieces)
+
+
+def assemble_outputs(plan: Plan, by_rank: Mapping[int, Mapping[str, Array]]) -> dict[str, Array]:
+    """Put the workers' outputs of one step together: output name -> value of the total batch."""
+    workers = workers_of(plan)
+    return {
+        output.name: assemble_output(output, [by_rank[rank.rank][output.name] for rank in workers])
+        for output in plan.outputs
+        if all(output.name in by_rank[rank.rank] for rank in workers)
+    }
+
+
+def workers_of(plan: Plan) -> list[Rank]:
+    """Return the ranks that compute, by replica."""
+    workers = [rank for rank in plan.ranks if rank.replica is not None]
+    return sorted(workers, key=lambda rank: rank.replica or 0)
+
+
+def assemble_output(output: Output, values: Sequence[Array]) -> Array:
+    """Put one output's values of all workers, by replica, together."""
+    match output.layout:
+        case "whole":
+            return values[0]
+        case "split":
+            return np.concatenate(values, axis=output.axis or 0)
+        case _:
+            return np.stack(values)

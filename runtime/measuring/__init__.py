@@ -1,1 +1,0 @@
-"""Measure what moving bytes takes between the devices of a cluster."""

@@ -1,0 +1,268 @@
+"""Hold a plan to itself: whatever one part of it names, another part has, and sizes fit into each other.
+
+Only then may `check_program` play it, and a rank allocate what it declares.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
+
+import numpy as np
+
+from partc.runtime.errors import BadPlan
+from partc.runtime.plan.program import (
+    DataInput,
+    DrawnInput,
+    Held,
+    Made,
+    Plan,
+    Run,
+    Slice,
+    Start,
+    Store,
+    Stored,
+)
+
+MOST_BYTES = 1 << 44  # of one value: more than any machine has memory
+_ROW_KINDS = ("gather_rows", "scatter_rows", "all_gather_rows", "all_to_all_rows")
+_AGAIN = "compile the model again, or name what is there"
+
+
+def check_references(plan: Plan) -> None:
+    """Raise BadPlan at the first name that nothing has, or size that does not fit."""
+    for finding in _findings(plan):
+        raise BadPlan(finding[0], at=finding[1], fix=_AGAIN)
+
+
+Finding = tuple[str, str]  # what is wrong, and where
+
+
+def _findings(plan: Plan) -> Iterator[Finding]:
+    yield from _files(plan)
+    yield from _ranks(plan)
+    yield from _buffers(plan)
+    yield from _variables(plan)
+    yield from _instructions(plan)
+    yield from _inputs_and_outputs(plan)
+
+
+def _unknown(what: str, names: Iterable[str], known: Iterable[str], at: str) -> Iterator[Finding]:
+    known = set(known)
+    for name in names:
+        if name not in known:
+            yield f"{what} {name!r}, which the plan does not have", at
+
+
+def _twice(what: str, names: Sequence[object], at: str) -> Iterator[Finding]:
+    if len(set(names)) < len(names):
+        repeated = next(name for name in names if names.count(name) > 1)
+        yield f"{what} {repeated!r} twice", at
+
+
+def _files(plan: Plan) -> Iterator[Finding]:
+    yield from _unknown("the model is file", [plan.model], plan.files, "model")
+    segments = [run.segment for run in plan.instructions if isinstance(run, Run)]
+    yield from _unknown("segment", segments, plan.files, "instructions")
+    stored = [v.initial.file for v in plan.variables if isinstance(v.initial, Stored | Made)]
+    yield from _unknown("initial values in file", stored, plan.files, "variables")
+
+
+def _ranks(plan: Plan) -> Iterator[Finding]:
+    if [rank.rank for rank in plan.ranks] != list(range(len(plan.ranks))) or not plan.ranks:
+        yield f"ranks {[rank.rank for rank in plan.ranks][:8]} do not count from 0", "ranks"
+    replicas = sorted(rank.replica for rank in plan.ranks if rank.replica is not None)
+    if replicas != list(range(plan.replicas)) or not replicas:
+        yield f"ranks have replicas {replicas[:8]}, the plan has {plan.replicas}", "ranks"
+    for rank in plan.ranks:
+        at = f"ranks: {rank.rank}"
+        if (rank.replica is not None) != ("worker" in rank.sites) or not rank.sites:
+            yield f"sites {list(rank.sites)} of replica {rank.replica}", at
+        if rank.threads < 1 or rank.device_index < 0:
+            yield f"{rank.threads} threads on device {rank.device_index}", at
+        yield from _constants(rank.constants, at)
+    yield from _constants(plan.constants, "constants")
+    for name, groups in plan.groups.items():
+        strays = [r for members in groups for r in members if not 0 <= r < len(plan.ranks)]
+        if strays or not all(groups):
+            yield f"a group with rank {strays[0]}" if strays else "a group without ranks", f"groups: {name}"
+    if plan.asynchronous and (plan.replicas != 1 or any(w.threads < 1 for w in plan.asynchronous)):
+        yield f"asynchronous workers beside {plan.replicas} replicas", "asynchronous"
+
+
+def _constants(constants: Mapping[str, tuple[int, ...]], at: str) -> Iterator[Finding]:
+    if not all(-(2**63) <= number < 2**63 for vector in constants.values() for number in vector):
+        yield "a constant that is no int64", at
+
+
+# ---------------------------------------------------------------- memory
+
+
+def _buffers(plan: Plan) -> Iterator[Finding]:
+    yield from _twice("buffer", [buffer.name for buffer in plan.buffers], "buffers")
+    elements = {buffer.name: buffer.elements for buffer in plan.buffers}
+    for buffer in plan.buffers:
+        yield from _size(buffer.dtype, (buffer.elements,), f"buffers: {buffer.name}")
+    for pieces, at in (
+        (plan.slices, "slices"),
+        *((r.slices, f"ranks: {r.rank}: slices") for r in plan.ranks),
+    ):
+        yield from _unknown("buffer", [piece.buffer for piece in pieces], elements, at)
+        for piece in pieces:
+            yield from _slice(piece, elements.get(piece.buffer, 0), f"{at}: {piece.value}")
+
+
+def _slice(piece: Slice, elements: int, at: str) -> Iterator[Finding]:
+    if piece.offset < 0 or any(size < 0 for size in piece.shape):
+        yield f"offset {piece.offset}, shape {list(piece.shape)}", at
+    elif piece.offset + prod(piece.shape) > elements:
+        yield f"a slice ends at element {piece.offset + prod(piece.shape)} of a buffer of {elements}", at
+
+
+def _size(dtype: str, shape: Sequence[int], at: str) -> Iterator[Finding]:
+    item_bytes = _item_bytes(dtype)
+    if item_bytes is None:
+        yield f"element type {dtype!r}, which is no type of numbers", at
+    elif any(size < 0 for size in shape) or prod(shape) * item_bytes > MOST_BYTES:
+        yield f"shape {list(shape)}, which no machine holds", at
+
+
+def _item_bytes(dtype: str) -> int | None:
+    try:
+        kind = np.dtype(dtype)
+    except TypeError:
+        return None
+    return kind.itemsize if kind.name == dtype and (kind.kind in "biuf" or dtype in _SMALL_FLOATS) else None
+
+
+_SMALL_FLOATS = ("bfloat16",)
+
+
+# ---------------------------------------------------------------- variables
+
+
+def _variables(plan: Plan) -> Iterator[Finding]:
+    variables = {variable.name: variable for variable in plan.variables}
+    yield from _twice("variable", [variable.name for variable in plan.variables], "variables")
+    parameters = [variable.parameter for variable in plan.variables if variable.parameter is not None]
+    yield from _unknown("parameter", parameters, variables, "variables")
+    for variable in plan.variables:
+        yield from _size(variable.dtype, variable.shape, f"variables: {variable.name}")
+    for rank in plan.ranks:
+        at = f"ranks: {rank.rank}: held"
+        yield from _unknown("variable", [held.variable for held in rank.held], variables, at)
+        for held in rank.held:
+            shape = variables[held.variable].shape if held.variable in variables else ()
+            if (held.start is None) != (held.stop is None):
+                yield f"rows [{held.start}, {held.stop}) of {held.variable!r}", at
+            elif held.start is not None and not 0 <= held.start <= (held.stop or 0) <= (*shape, 0)[0]:
+                yield f"rows [{held.start}, {held.stop}) of {held.variable!r}, shaped {list(shape)}", at
+    yield from _owners(plan)
+
+
+def _owners(plan: Plan) -> Iterator[Finding]:
+    """Every row of every variable is held by somebody."""
+    held_of: dict[str, list[Held]] = {}
+    for piece in (piece for rank in plan.ranks for piece in rank.held):
+        held_of.setdefault(piece.variable, []).append(piece)
+    for variable in plan.variables:
+        held = held_of.get(variable.name, [])
+        if any(piece.start is None for piece in held):
+            continue
+        end = 0
+        for start, stop in sorted((piece.start or 0, piece.stop or 0) for piece in held):
+            end = max(end, stop) if start <= end else end
+        if not held or end < (variable.shape[0] if variable.shape else 1):
+            yield f"nobody holds rows from {end} on", f"variables: {variable.name}"
+
+
+# ---------------------------------------------------------------- instructions
+
+
+def _instructions(plan: Plan) -> Iterator[Finding]:
+    held = {held.value for rank in plan.ranks for held in rank.held}
+    starts = [i for i in plan.instructions if isinstance(i, Start)]
+    yield from _twice("communication", [start.tag_id for start in starts], "instructions")
+    for index, instruction in enumerate(plan.instructions):
+        at = f"instructions[{index}]"
+        match instruction:
+            case Start():
+                yield from _unknown("group", [instruction.group], plan.groups, at)
+                yield from _start(instruction, plan.groups.get(instruction.group, ()), at)
+            case Run():
+                names = [name for name, _ in (*instruction.reads, *instruction.writes)]
+                yield from _twice("the segment's tensor", names, at)
+                if instruction.flops < 0 or instruction.touched_bytes < 0:
+                    yield "a negative amount of work", at
+            case Store(target=target):
+                yield from _unknown("value of a variable", [target], held, at)
+
+
+def _start(start: Start, groups: Sequence[tuple[int, ...]], at: str) -> Iterator[Finding]:
+    sizes = {len(members) for members in groups}
+    if start.payload_bytes < 0 or any(count < 0 for count in start.counts):
+        yield "a negative number of bytes or elements", at
+    if start.counts and {len(start.counts)} != sizes:
+        yield f"{len(start.counts)} counts for a group of {sorted(sizes)}", at
+    if start.kind in ("reduce_scatter", "all_gather") and not start.counts:
+        yield f"no counts for {start.kind}", at
+    reads, writes = len(start.reads), len(start.writes)
+    if start.kind in ("gather_rows", "all_gather_rows"):
+        fits = writes == reads + 1
+    elif start.kind == "all_to_all_rows":
+        fits = writes == reads
+    elif start.kind == "scatter_rows":
+        fits = writes == reads - 1
+    else:
+        fits = writes == reads == 1
+    if not fits or not reads:
+        yield f"{start.kind} of {reads} values into {writes}", at
+    for row in start.rows:
+        yield from _size(row.dtype, row.shape, at)
+    if start.rows and start.kind not in _ROW_KINDS:
+        yield f"rows of {start.kind}", at
+
+
+# ---------------------------------------------------------------- inputs and outputs
+
+
+def _inputs_and_outputs(plan: Plan) -> Iterator[Finding]:
+    entries: tuple[DataInput | DrawnInput, ...] = (*plan.data_inputs, *plan.drawn_inputs)
+    names = [entry.name for entry in entries] + [given.name for given in plan.shard_inputs]
+    yield from _twice("input", names, "data_inputs")
+    if not all(size >= 1 for size in plan.sizes.values()):
+        yield "a size below 1", "sizes"
+    symbols = {size for entry in plan.data_inputs for size in entry.shape if isinstance(size, str)}
+    for entry in entries:
+        at = f"data_inputs: {entry.name}"
+        known = [size for size in entry.shape if isinstance(size, int)]
+        yield from _size(entry.dtype, known, at)
+        if entry.sample_axis is not None and not 0 <= entry.sample_axis < len(entry.shape):
+            yield f"sample axis {entry.sample_axis} of shape {list(entry.shape)}", at
+    for drawn in plan.drawn_inputs:
+        factors = [f for size in drawn.shape if isinstance(size, str) for f in size.split("*")]
+        sizes = [factor for factor in factors if not factor.isdigit()]
+        yield from _unknown("size", sizes, {*symbols, *plan.sizes}, f"drawn_inputs: {drawn.name}")
+        if drawn.outer < 1:
+            yield f"outer {drawn.outer}", f"drawn_inputs: {drawn.name}"
+    for given in plan.shard_inputs:
+        yield from _size(given.dtype, (), f"shard_inputs: {given.name}")
+    outputs = [output.name for output in plan.outputs]
+    yield from _twice("output", outputs, "outputs")
+    yield from _unknown("the loss is output", [plan.loss] if plan.loss is not None else [], outputs, "loss")
+    for output in plan.outputs:
+        if output.layout == "split" and (output.axis is None or output.axis < 0):
+            yield f"an output split along axis {output.axis}", f"outputs: {output.name}"
+    yield from _made_outputs(plan)
+
+
+def _made_outputs(plan: Plan) -> Iterator[Finding]:
+    """Every worker has every output at the end of a step."""
+    inputs = {entry.name for entry in plan.data_inputs} | {entry.name for entry in plan.drawn_inputs}
+    inputs |= {given.name for given in plan.shard_inputs}
+    made = {value for i in plan.instructions if isinstance(i, Run) for _, value in i.writes}
+    made |= {value for i in plan.instructions if isinstance(i, Start) for value in i.writes}
+    for rank in plan.ranks:
+        if rank.replica is not None:
+            held = {held.value for held in rank.held} | {*rank.constants, *plan.constants}
+            known = made | held | inputs | {piece.value for piece in (*plan.slices, *rank.slices)}
+            at = f"outputs, on rank {rank.rank}"
+            yield from _unknown("value", [output.value for output in plan.outputs], known, at)

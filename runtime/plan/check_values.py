@@ -1,0 +1,146 @@
+"""Prove that no rank reads what is not there, and that nobody touches memory that is on its way.
+
+From a communication's start to its wait, what it reads must not be written, and what it writes must be
+neither read nor written. Memory is compared, not names: slices of a buffer may overlap.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+
+from partc.runtime.data.batches import inputs_of
+from partc.runtime.data.step_draws import draws_of
+from partc.runtime.errors import BadPlan
+from partc.runtime.plan.members import lands_at, sends_at, shard_values
+from partc.runtime.plan.program import (
+    Instruction,
+    Plan,
+    Rank,
+    Run,
+    Start,
+    Store,
+    Wait,
+    instructions_of,
+    members_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """Elements [start, stop) of a buffer, or the whole of another value."""
+
+    memory: str
+    start: int = 0
+    stop: int = 1
+
+    def overlaps(self, other: "_Region") -> bool:
+        return self.memory == other.memory and self.start < other.stop and other.start < self.stop
+
+
+@dataclass(slots=True)
+class _Flight:
+    label: str
+    reads: list[_Region]
+    writes: list[_Region]
+    results: tuple[str, ...]
+
+
+def check_values(plan: Plan) -> None:
+    """Raise BadPlan, naming the rank and the value, at the first read or write that must not be."""
+    seen: set[Hashable] = set()
+    for rank in plan.ranks:
+        walk = _Walk(rank, _regions(plan, rank))
+        walk.present.update(walk.regions, plan.constants, rank.constants, (held.value for held in rank.held))
+        walk.present.update(data_input.name for data_input in inputs_of(plan, rank))
+        walk.present.update(shard_values(plan, rank))
+        walk.present.update(drawn.name for drawn in draws_of(plan, rank))
+        roots = {group: members_of(plan, group, rank)[0] for group in rank.groups}
+        is_root = frozenset((group, root == rank.rank) for group, root in roots.items())
+        kind = (rank.sites, is_root, frozenset(walk.present), frozenset(walk.regions.items()))
+        if kind not in seen:  # ranks of one kind do the same
+            seen.add(kind)
+            _walk_through(instructions_of(plan, rank), walk, roots)
+
+
+def _walk_through(program: Iterable[Instruction], walk: "_Walk", roots: Mapping[str, int]) -> None:
+    for instruction in program:
+        match instruction:
+            case Run(reads=reads, writes=writes):
+                walk.touch((value for _, value in reads), (value for _, value in writes))
+            case Store(source=source, target=target):
+                walk.touch((source,), (target,))
+            case Start():
+                walk.start(instruction, roots[instruction.group])
+            case Wait(tag_id=tag_id):
+                walk.present.update(walk.flights.pop(tag_id).results)
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One rank's step so far."""
+
+    rank: Rank
+    regions: dict[str, _Region]
+    present: set[str] = field(default_factory=set)
+    flights: dict[int, _Flight] = field(default_factory=dict)
+
+    def touch(self, reads: Iterable[str], writes: Iterable[str]) -> None:
+        """Read, then write, at once."""
+        for value in reads:
+            self._read(value)
+        for value in writes:
+            self._write(value)
+            self.present.add(value)
+
+    def start(self, start: Start, root: int) -> None:
+        """Begin to read and write, until the wait."""
+        lands = lands_at(start, self.rank, root)
+        reads = start.reads if sends_at(start, self.rank, root) else ()
+        writes = start.writes if lands else ()
+        for value in reads:
+            self._read(value)
+        for value in writes:
+            self._write(value)
+        self.flights[start.tag_id] = _Flight(
+            start.label or f"communication {start.tag_id}",
+            [self._region(value) for value in reads],
+            [self._region(value) for value in writes],
+            writes,
+        )
+
+    def _read(self, value: str) -> None:
+        if value not in self.present:
+            raise _mistake(f"value {value!r} is read before anything makes it", self.rank)
+        for flight in self.flights.values():
+            self._refuse_overlap(value, flight, flight.writes, "read")
+
+    def _write(self, value: str) -> None:
+        for flight in self.flights.values():
+            self._refuse_overlap(value, flight, chain(flight.reads, flight.writes), "written")
+
+    def _refuse_overlap(self, value: str, flight: _Flight, regions: Iterable[_Region], verb: str) -> None:
+        if any(self._region(value).overlaps(region) for region in regions):
+            raise _mistake(f"value {value!r} is {verb} while {flight.label!r} is under way", self.rank)
+
+    def _region(self, value: str) -> _Region:
+        return self.regions.get(value, _Region(f"value {value}"))
+
+
+def _regions(plan: Plan, rank: Rank) -> dict[str, _Region]:
+    buffers = {buffer.name: buffer.elements for buffer in plan.buffers if set(buffer.sites) & set(rank.sites)}
+    regions = {name: _Region(name, 0, elements) for name, elements in buffers.items()}
+    for piece in (*plan.slices, *rank.slices):
+        if piece.buffer in buffers:
+            size = 1
+            for length in piece.shape:
+                size *= length
+            regions[piece.value] = _Region(piece.buffer, piece.offset, piece.offset + size)
+    return regions
+
+
+def _mistake(what: str, rank: Rank) -> BadPlan:
+    return BadPlan(
+        what,
+        at=f"the program of rank {rank.rank}",
+        fix="compile the model again; in a plan as partc compiled it this is a mistake: report it",
+    )

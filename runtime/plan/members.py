@@ -1,0 +1,47 @@
+"""Who takes part: the members of a communication that supply and receive, and the shards of the data.
+
+Shards tell replicas apart: how many the data has, and which of them is a replica's own.
+
+They are inputs of a rank and not constants of its graph, so that all replicas share their segments.
+"""
+
+from typing import Any, Literal
+
+import numpy as np
+
+from partc.runtime.plan.program import Plan, Rank, Start
+
+_ROOTED_RESULTS = frozenset({"reduce", "gather_rows"})
+_ROOTED_SOURCES = frozenset({"broadcast", "scatter_rows"})
+
+
+def sends_at(start: Start, rank: Rank, root: int) -> bool:
+    """Tell whether a member supplies the reads: from some kinds' roots alone anything goes out."""
+    is_root = root == rank.rank
+    return start.senders in rank.sites and (is_root or start.kind not in _ROOTED_SOURCES)
+
+
+def lands_at(start: Start, rank: Rank, root: int) -> bool:
+    """Tell whether a member ends with the writes: at some kinds' roots alone anything arrives."""
+    is_root = root == rank.rank
+    return start.receivers in rank.sites and (is_root or start.kind not in _ROOTED_RESULTS)
+
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Holds = Literal["num_shards", "shard_id"]
+
+# Graph inputs of these names hold what their key says, without a word in the graph's metadata.
+SHARD_INPUTS: dict[Holds, str] = {"num_shards": "partc.num_shards", "shard_id": "partc.shard_id"}
+
+
+def shard_values(plan: Plan, rank: Rank) -> dict[str, Array]:
+    """Return the shard inputs of one rank; a server without a worker has no shard of its own."""
+    values = shards_of_replica(plan, rank.replica or 0)
+    own = {given.name for given in plan.shard_inputs if given.holds == "shard_id"}
+    return values if rank.replica is not None else {n: v for n, v in values.items() if n not in own}
+
+
+def shards_of_replica(plan: Plan, replica: int) -> dict[str, Array]:
+    """Return the shard inputs of one replica: input name -> scalar."""
+    values = {"num_shards": plan.replicas, "shard_id": replica}
+    return {given.name: np.array(values[given.holds], given.dtype) for given in plan.shard_inputs}

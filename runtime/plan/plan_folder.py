@@ -1,0 +1,140 @@
+"""A plan on disk: plan.json and the files that it names, each checked against its SHA-256.
+
+plan.json has a hash of its own. Whoever edited a plan, or a file of it, says so with `seal_plan_folder`
+(`partc seal`), which writes the hashes anew. Either way the program is proven to end, and to read only what
+is there, before anything is run.
+
+Paths that a file names may lead to files in its own folder, and nowhere else.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from partc.runtime.errors import BadPlan, naming
+from partc.runtime.plan.check_program import check_program
+from partc.runtime.plan.check_references import check_references
+from partc.runtime.plan.program import Plan, decode_plan, encode_plan, sha256_of_plan
+
+PLAN_FILE = "plan.json"
+_AGAIN = "compile the model again"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFolder:
+    """A plan and where its files lie."""
+
+    plan: Plan
+    path: Path
+
+
+def read_plan_folder(path: Path | str, *, is_checked: bool = False) -> PlanFolder:
+    """Read plan.json, check its hash, every file that it names, and its program. Raises BadPlan.
+
+    `is_checked`: whoever started this process has checked the program of the plan with this hash.
+    """
+    folder = Path(path)
+    plan = _read(folder)
+    _check_hash(plan, folder)
+    for name, expected in plan.files.items():
+        _check_file(folder, name, expected)
+    if not is_checked:
+        _check_program(plan, folder)
+    return PlanFolder(plan, folder)
+
+
+def seal_plan_folder(path: Path | str) -> list[str]:
+    """Accept a plan that was edited by hand: check it and write its hashes anew. Raises BadPlan.
+
+    Returns what had another hash: files, and plan.json.
+    """
+    folder = Path(path)
+    plan = _read(folder)
+    files = {name: sha256_of_file(_path_of(folder, name)) for name in plan.files}
+    changed = [name for name, found in files.items() if found != plan.files[name]]
+    sealed = msgspec.structs.replace(plan, files=files)
+    _check_program(sealed, folder)
+    if changed or plan.sha256 != sha256_of_plan(plan):
+        part = folder / f"{PLAN_FILE}.part"
+        part.write_bytes(encode_plan(sealed))
+        part.replace(folder / PLAN_FILE)
+        changed.append(PLAN_FILE)
+    return changed
+
+
+def sha256_of_file(path: Path) -> str:
+    """Return the hexadecimal SHA-256 of a file, read in pieces."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _read(folder: Path) -> Plan:
+    plan_file = folder / PLAN_FILE
+    try:
+        text = plan_file.read_bytes()
+    except OSError as error:
+        raise BadPlan(
+            f"no plan can be read: {error.strerror}",
+            at=str(plan_file),
+            fix="give the folder that `partc compile -o` wrote",
+        ) from error
+    return decode_plan(text, plan_file)
+
+
+def _check_program(plan: Plan, folder: Path) -> None:
+    with naming(folder / PLAN_FILE, BadPlan):
+        check_references(plan)
+        check_program(plan)
+
+
+def _check_hash(plan: Plan, folder: Path) -> None:
+    actual = sha256_of_plan(plan)
+    if actual != plan.sha256:
+        said = f"it says {plan.sha256[:12]}..." if plan.sha256 else "it says none"
+        raise BadPlan(
+            f"the plan was changed: its SHA-256 is {actual[:12]}..., {said}",
+            at=str(folder / PLAN_FILE),
+            fix=f"{_AGAIN}; to run a plan that you edited, accept it with `partc seal {folder}`",
+        )
+
+
+def _path_of(folder: Path, name: str) -> Path:
+    at = f"{folder / PLAN_FILE}: files"
+    if why := outside(folder, name):
+        raise BadPlan(f"file {name!r} {why}: it is outside the plan's folder", at=at, fix=_AGAIN)
+    path = folder / name
+    if not path.is_file():
+        raise BadPlan("a file of the plan is missing", at=str(path), fix=_AGAIN)
+    return path
+
+
+def _check_file(folder: Path, name: str, expected: str) -> None:
+    path = _path_of(folder, name)
+    actual = sha256_of_file(path)
+    if actual != expected:
+        raise BadPlan(
+            f"a file of the plan was changed: SHA-256 {actual[:12]}..., the plan says {expected[:12]}...",
+            at=str(path),
+            fix=f"restore the file, or {_AGAIN}; accept an edit of yours with `partc seal {folder}`",
+        )
+
+
+def outside(folder: Path, name: str) -> str:
+    """Return why `name` is no place inside `folder`, nothing if it is one. The file need not exist.
+
+    A link is followed: what it leads to must lie in the folder too.
+    """
+    if not name or "\0" in name:
+        return "is no name of a file"
+    place = PurePosixPath(name)
+    if place.is_absolute():
+        return "is an absolute path"
+    if ".." in place.parts:
+        return "leads out of the folder"
+    root = folder.resolve()
+    path = (root / name).resolve()
+    if path == root:
+        return "is the folder itself"
+    return "" if path.is_relative_to(root) else "is a link that leads out of the folder"

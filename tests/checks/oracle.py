@@ -1,0 +1,241 @@
+"""The oracle: hold every intermediate tensor of all ranks against the single device's.
+
+    plan  ── every node an output ──> pieces of all ranks ── layout ──> whole ┐
+                                                                              ├─ first wrong node
+    graph ── every tensor an output, one device ──────────────────────> whole ┘
+
+Pieces are put together as their layout says: concatenated (split, owned), combined (partial), or
+found equal (whole). Under the per-replica reading a replica's own tensor is held against the graph
+run on its samples alone, and what lies behind the averages against the graph with the averages given.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import onnxruntime as ort
+from onnx import helper
+
+from partc.compiler.model_files.cut_model import cut_model, leaves_of
+from partc.passes.graph.training_graph import Gradient, TrainingGraph
+from partc.passes.indexed_rows.indexed_slices import SUM_ROWS
+from partc.passes.layouts.layouts import Layout, Owned, Partial, PerReplica, Split
+from partc.runtime.data.batches import share_of
+from partc.runtime.data.initial import InitialValues
+from partc.runtime.plan.program import Plan
+from tests.builders.plans.compiled_steps import Batch, Compiled
+from tests.checks.opened_plan import run_opened
+
+COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A tensor whose pieces do not make what the single device has."""
+
+    node: str
+    op: str
+    tensor: str
+    layout: Layout
+    why: str
+
+
+class Oracle:
+    """Knows every tensor of the single device. Make it before compiling, which changes the graph."""
+
+    def __init__(self, training: TrainingGraph) -> None:
+        self._model = gs.export_onnx(training.graph)
+        self._model.ir_version = 10
+        del self._model.functions[:]
+        self._model.functions.extend(training.functions)
+        known = {entry.domain for entry in self._model.opset_import}
+        for domain in {function.domain for function in training.functions} - known:
+            self._model.opset_import.append(helper.make_opsetid(domain, 1))
+        self._gradients = dict(training.gradients)
+        self._makers = {
+            name: (node.name, node.op_type) for node in self._model.graph.node for name in node.output
+        }
+        self._order = list(self._makers)
+
+    def first_wrong(self, compiled: Compiled, batch: Batch, rtol: float = 1e-9) -> Wrong | None:
+        """Run one step everywhere; return the first node, in the graph's order, whose result differs."""
+        pieces = run_opened(compiled.folder, batch)
+        reference = self._reference(compiled, batch)
+        meanings = compiled.compilation.lowered.meanings
+        found: list[tuple[int, Wrong]] = []
+        self.compared = 0
+        for value, (tensor, layout) in meanings.items():
+            root = tensor.removesuffix(".average").removesuffix(".stacked")
+            at_site = {
+                r: a for r, a in pieces.get(value, {}).items() if layout.site in _sites(compiled.plan, r)
+            }
+            if not at_site or root not in self._makers:
+                continue
+            self.compared += 1
+            expected = reference(tensor, layout)
+            why = _difference(reference.only_touched(at_site, expected), layout, expected, rtol)
+            if why is not None:
+                node, op = self._makers[root]
+                found.append((self._order.index(root), Wrong(node, op, tensor, layout, why)))
+        return min(found, key=lambda entry: entry[0])[1] if found else None
+
+    def _reference(self, compiled: Compiled, batch: Batch) -> "_Reference":
+        values = InitialValues(compiled.folder)
+        start = {variable.name: values.rows(variable.name) for variable in compiled.plan.variables}
+        return _Reference(self._model, self._gradients, compiled.plan, start, batch)
+
+
+# ---------------------------------------------------------------- the single device
+
+
+class _Reference:
+    """The single device's tensors: one run on the whole batch, or one per replica and one behind."""
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        gradients: Mapping[str, Gradient],
+        plan: Plan,
+        start: Mapping[str, np.ndarray],
+        batch: Batch,
+    ) -> None:
+        everything = [name for node in model.graph.node for name in node.output if name]
+        self._graph = model.graph
+        self._behind: Batch = {}
+        if plan.batch == "global":
+            self._runs = [_run(model, everything, {**start, **batch})]
+        else:
+            self._run_per_replica(everything, model, gradients, plan, start, batch)
+        tensors = self._runs[0] | self._behind
+        rows_of = {g.rows: len(start[g.parameter]) for g in gradients.values() if g.rows is not None}
+        self._touched = [
+            (rows_of[node.input[1]], tensors[node.output[0]])
+            for node in model.graph.node
+            if node.op_type == SUM_ROWS and node.input[1] in rows_of
+        ]
+
+    def _run_per_replica(
+        self,
+        everything: list[str],
+        model: onnx.ModelProto,
+        gradients: Mapping[str, Gradient],
+        plan: Plan,
+        start: Mapping[str, np.ndarray],
+        batch: Batch,
+    ) -> None:
+        self._samples = {entry.name for entry in plan.data_inputs if entry.sample_axis is not None}
+        shares = [share_of(plan, rank, batch) for rank in plan.ranks if rank.replica is not None]
+        self._runs = [share | _run(model, everything, {**start, **share}) for share in shares]
+        met = self._meet(gradients)
+        rest = [name for name in everything if self._lies_behind(name, met)]
+        types = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in met.items()}
+        self._behind = _run(cut_model(model, types, rest), rest, {**start, **batch, **met})
+
+    def _lies_behind(self, tensor: str, met: Batch) -> bool:
+        """Tell whether a tensor is computed from what replicas have averaged, and from no sample."""
+        leaves = leaves_of(self._graph, [tensor], met) - {tensor}
+        return tensor not in met and bool(leaves & met.keys()) and not leaves - met.keys() & self._samples
+
+    def _meet(self, gradients: Mapping[str, Gradient]) -> Batch:
+        met: Batch = {}
+        for gradient in gradients.values():
+            if gradient.ids is None or gradient.rows is None:
+                assert gradient.dense is not None
+                met[gradient.dense] = self._average(gradient.dense)
+                continue
+            pairs = zip(self._parts(gradient.ids), self._parts(gradient.rows), strict=True)
+            for ids, rows in pairs:
+                if leaves_of(self._graph, [ids], ()) & self._samples:
+                    met |= {ids: self._stack(ids), rows: self._stack(rows)}
+                else:
+                    met[rows] = self._average(rows)
+        return met
+
+    def _parts(self, tensor: str) -> list[str]:
+        """Return what a gradient's ids or rows are joined from: each part meets on its own."""
+        maker = next((node for node in self._graph.node if tensor in node.output), None)
+        return list(maker.input) if maker is not None and maker.op_type == "Concat" else [tensor]
+
+    def __call__(self, tensor: str, layout: Layout) -> list[np.ndarray]:
+        """Return the tensor; one per replica for what replicas have of their own."""
+        if isinstance(layout.placement, PerReplica):
+            return [run[tensor] for run in self._runs]
+        if tensor.endswith(".average"):
+            return [self._average(tensor.removesuffix(".average"))]
+        if tensor.endswith(".stacked"):
+            return [self._stack(tensor.removesuffix(".stacked"))]
+        return [self._behind[tensor] if tensor in self._behind else self._runs[0][tensor]]
+
+    def only_touched(
+        self, pieces: Mapping[int, np.ndarray], expected: list[np.ndarray]
+    ) -> Mapping[int, np.ndarray]:
+        """Pick the touched rows out of slices that were all-reduced: they have a row for every id."""
+        wanted = len(expected[0]) if expected[0].ndim else 0
+        for rows, ids in self._touched:
+            if len(ids) == wanted != rows and all(a.ndim and len(a) == rows for a in pieces.values()):
+                return {rank: array[ids] for rank, array in pieces.items()}
+        return pieces
+
+    def _average(self, tensor: str) -> np.ndarray:
+        return np.asarray(np.mean([run[tensor] for run in self._runs], axis=0))
+
+    def _stack(self, tensor: str) -> np.ndarray:
+        whole = np.concatenate([run[tensor] for run in self._runs])
+        return whole if whole.dtype.kind == "i" else whole / len(self._runs)
+
+
+def _run(model: onnx.ModelProto, outputs: list[str], feeds: Mapping[str, np.ndarray]) -> Batch:
+    opened = onnx.ModelProto()
+    opened.CopyFrom(model)
+    del opened.graph.output[:]
+    opened.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in outputs)
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(opened.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    read = {info.name: feeds[info.name] for info in session.get_inputs()}
+    return dict(zip(outputs, session.run(outputs, read), strict=True))
+
+
+# ---------------------------------------------------------------- putting together
+
+
+def _difference(
+    pieces: Mapping[int, np.ndarray], layout: Layout, expected: list[np.ndarray], rtol: float
+) -> str | None:
+    """Say how the pieces differ from what they should make; None if they do not."""
+    parts = [pieces[rank] for rank in sorted(pieces)]
+    placement = layout.placement
+    wholes = parts
+    if isinstance(placement, Split):
+        wholes = [_join(parts, placement)]
+    elif isinstance(placement, Partial):
+        wholes = [reduce(COMBINE[placement.reduction], parts)]
+    elif isinstance(placement, Owned):
+        wholes = [np.concatenate(parts)]
+    if isinstance(placement, PerReplica):
+        pairs = list(zip(parts, expected, strict=True))
+    else:
+        pairs = [(whole, expected[0]) for whole in wholes]
+    for actual, wanted in pairs:
+        if actual.shape != wanted.shape:
+            return f"shape {list(actual.shape)} instead of {list(wanted.shape)}"
+        limit = rtol * max(1.0, float(np.max(np.abs(wanted), initial=0.0)))
+        if not np.allclose(actual, wanted, rtol=rtol, atol=limit, equal_nan=True):
+            return f"off by {np.max(np.abs(actual.astype(float) - wanted.astype(float))):.3g}"
+    return None
+
+
+def _join(parts: list[np.ndarray], split: Split) -> np.ndarray:
+    """Undo a split: rank r has the r-th part of the factor that `outer` blocks stand before."""
+    axis = split.axis
+    apart = [p.reshape(*p.shape[:axis], split.outer, -1, *p.shape[axis + 1 :]) for p in parts]
+    joined = np.concatenate(apart, axis=axis + 1)
+    return joined.reshape(*parts[0].shape[:axis], -1, *parts[0].shape[axis + 1 :])
+
+
+def _sites(plan: Plan, rank: int) -> tuple[str, ...]:
+    return plan.ranks[rank].sites

@@ -1,0 +1,84 @@
+from pathlib import Path
+
+import pytest
+
+from partc.compiler.commands.arguments import (
+    parse_axes,
+    parse_batch_size,
+    parse_learning_rate,
+    parse_pairs,
+    parse_sizes,
+)
+from partc.compiler.options import Options
+from partc.compiler.settle_options import DEFAULT_BATCH, choose_batch, fill_sizes
+from partc.cost.strategy import STRATEGY_FORMAT, Strategy, encode_strategy
+from partc.runtime.errors import BadStrategy, BadUsage
+from tests.builders.graphs.foreign_steps import SGD, import_step
+
+GLOBAL = Strategy(STRATEGY_FORMAT, "global", {})
+
+
+def test_texts_become_values() -> None:
+    assert parse_pairs("W=W_next,b=b_next", "--state") == {"W": "W_next", "b": "b_next"}
+    assert parse_pairs("", "--state") is None
+    assert parse_axes(["x=0", "h=1", "lr=none"]) == {"x": 0, "h": 1, "lr": None}
+    assert parse_sizes(["batch=16", "words=8"]) == {"batch": 16, "words": 8}
+    assert [parse_batch_size(text) for text in ("", "8", "dynamic")] == [None, 8, "dynamic"]
+    assert [parse_learning_rate(text) for text in ("0.5", "1e-3", "fed")] == [0.5, 1e-3, "fed"]
+
+
+@pytest.mark.parametrize("text", ["W", "W=", "=W_next", "W=W_next,", "W=W_next,b"])
+def test_what_is_no_pair_is_refused(text: str) -> None:
+    with pytest.raises(BadUsage, match=r"at:  --state\n  fix: write --state W=W_next"):
+        parse_pairs(text, "--state")
+
+
+@pytest.mark.parametrize("text", ["x", "x=", "=0", "x=-1", "x=first", "x=0.5"])
+def test_what_is_no_axis_is_refused(text: str) -> None:
+    with pytest.raises(BadUsage, match=r"fix: write x=0 \(axes count from 0\), or rate=none"):
+        parse_axes([text])
+
+
+@pytest.mark.parametrize("text", ["batch", "batch=", "=4", "batch=0", "batch=-4", "batch=many"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(BadUsage, match="fix: write --size batch=16"):
+        parse_sizes([text])
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5"])
+def test_what_is_no_batch_size_is_refused(text: str) -> None:
+    with pytest.raises(BadUsage, match="fix: give a number, or 'dynamic'"):
+        parse_batch_size(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-0.1", "nan", "inf", "fast", ""])
+def test_what_is_no_learning_rate_is_refused(text: str) -> None:
+    with pytest.raises(BadUsage, match="is not a positive number"):
+        parse_learning_rate(text)
+
+
+def test_symbolic_sizes_without_a_value_get_the_default() -> None:
+    graph = import_step(SGD.replace("[8,", "[batch,"))
+
+    assert fill_sizes({}, graph) == {"batch": DEFAULT_BATCH}
+    assert fill_sizes({"batch": 32}, graph) == {"batch": 32}
+    with pytest.raises(BadUsage, match=r"no symbolic size 'hour'\n.*\n  fix: use one of \['batch'\]"):
+        fill_sizes({"hour": 3}, graph)
+
+
+def test_a_strategy_is_a_mode_or_a_file(tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_bytes(encode_strategy(GLOBAL))
+
+    assert Options("ps").chosen_strategy() == "ps"
+    assert Options(str(tmp_path / "s.json")).chosen_strategy() == GLOBAL
+    with pytest.raises(BadUsage, match="use one of auto, hybrid, allreduce, ps, or the path"):
+        Options("fast").chosen_strategy()
+
+
+def test_the_batch_reading_comes_from_the_option_or_the_file_and_they_must_agree() -> None:
+    assert choose_batch(None, "auto") is None
+    assert choose_batch("global", "auto") == "global"
+    assert choose_batch(None, GLOBAL) == "global"
+    assert choose_batch("global", GLOBAL) == "global"
+    with pytest.raises(BadStrategy, match="leave --batch out"):
+        choose_batch("per-replica", GLOBAL)

@@ -1,0 +1,147 @@
+"""Which float tensors `partc grad` trains: --train and --freeze."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice
+from partc.compiler.differentiation.updates.loss_scaling import StaticScale
+from partc.compiler.differentiation.updates.optimizers import SGD, Momentum
+from partc.compiler.differentiation.updates.update_options import UpdateOptions
+from partc.runtime.errors import BadUsage
+from tests.checks.command_line import done, refused
+
+MASKED = """
+<ir_version: 10, opset_import: ["" : 21]>
+masked (float[4,3] x) => (float[4,2] y) {
+    h = Mul (x, mask)
+    z = MatMul (h, head_weight)
+    scaled = Mul (z, scale)
+    y = Add (scaled, head_bias)
+}
+"""
+VALUES = {
+    "mask": np.array([[1, 0, 1]], np.float32),
+    "head_weight": np.ones((3, 2), np.float32),
+    "head_bias": np.zeros(2, np.float32),
+    "scale": np.array(2.0, np.float32),
+    "unread": np.ones(3, np.float32),
+}
+
+
+def masked(declared: str = "") -> onnx.ModelProto:
+    model = onnx.parser.parse_model(MASKED)
+    model.graph.initializer.extend(numpy_helper.from_array(v, name) for name, v in VALUES.items())
+    if declared:
+        model.metadata_props.add(key="partc.forward", value=declared)
+    return model
+
+
+def trained(choice: ParameterChoice, declared: str = "") -> set[str]:
+    step = build_training_graph(masked(declared), loss="mse", optimizer=SGD(), parameters=choice)
+    assert set(VALUES) >= {tensor.name for tensor in step.graph.initializer} & set(VALUES)
+    return {value.name for value in step.graph.input} - {"x", "targets"}
+
+
+DECLARED = '{"parameters": ["head_weight"]}'
+
+
+@pytest.mark.parametrize(
+    ("choice", "declared", "expected"),
+    [
+        (ParameterChoice(train=("*",)), "", {"mask", "head_weight", "head_bias"}),
+        (ParameterChoice(train=("*", "scale"), freeze=("mask",)), "", {"head_weight", "head_bias", "scale"}),
+        (ParameterChoice(freeze=("mask",)), "", {"head_weight", "head_bias"}),
+        (ParameterChoice(freeze=("m*", "*_bias")), "", {"head_weight"}),
+        (ParameterChoice(train=("head_*",)), "", {"head_weight", "head_bias"}),
+        (ParameterChoice(train=("*",), freeze=("*_bias",)), "", None),
+        (ParameterChoice(train=("head_*",), freeze=("*_bias",)), "", {"head_weight"}),
+        (ParameterChoice(train=("scale",)), "", {"scale"}),
+        (ParameterChoice(), DECLARED, {"head_weight"}),
+        (ParameterChoice(freeze=("mask",)), DECLARED, {"head_weight"}),
+        (ParameterChoice(train=("head_*",)), DECLARED, {"head_weight", "head_bias"}),
+    ],
+)
+def test_patterns_choose_what_is_trained(
+    choice: ParameterChoice, declared: str, expected: set[str] | None
+) -> None:
+    assert trained(choice, declared) == (expected or {"mask", "head_weight"})
+
+
+def test_what_is_frozen_has_no_gradient_and_no_slot() -> None:
+    choice = ParameterChoice(freeze=("mask",))
+
+    step = build_training_graph(masked(), loss="mse", optimizer=Momentum(), parameters=choice)
+
+    names = {name for node in step.graph.node for name in node.output}
+    assert not [name for name in names if "mask" in name]
+    (kept,) = (tensor for tensor in step.graph.initializer if tensor.name == "mask")
+    np.testing.assert_array_equal(numpy_helper.to_array(kept), VALUES["mask"])
+
+
+def test_what_is_frozen_keeps_its_16_bits() -> None:
+    model = onnx.parser.parse_model(MASKED.replace("float[", "float16["))
+    halves = {name: value.astype(np.float16) for name, value in VALUES.items()}
+    model.graph.initializer.extend(numpy_helper.from_array(v, name) for name, v in halves.items())
+    choice, update = ParameterChoice(freeze=("mask",)), UpdateOptions(loss_scale=StaticScale(8.0))
+
+    step = build_training_graph(model, loss="mse", optimizer=SGD(), update=update, parameters=choice)
+
+    elements = {tensor.name: tensor.data_type for tensor in step.graph.initializer}
+    assert elements["mask"] == onnx.TensorProto.FLOAT16
+    assert elements["head_weight"] == onnx.TensorProto.FLOAT
+
+
+@pytest.mark.parametrize(
+    ("choice", "what", "at", "fix"),
+    [
+        (ParameterChoice(freeze=("mask", "rotary*")), "'rotary*'", "--freeze", "head_bias"),
+        (ParameterChoice(train=("tail_*",)), "'tail_*'", "--train", "head_bias"),
+        (ParameterChoice(train=("mask", "unread")), "the loss depends on", "--train", "'mask', 'scale'"),
+        (
+            ParameterChoice(train=("head_*", "s*")),
+            "fits constants alone: scale",
+            "without axes",
+            "--train scale",
+        ),
+        (ParameterChoice(freeze=("*",)), "every parameter is frozen", "--freeze", "head_bias"),
+    ],
+)
+def test_patterns_that_mean_nothing_are_refused(
+    choice: ParameterChoice, what: str, at: str, fix: str
+) -> None:
+    with pytest.raises(BadUsage) as error:
+        trained(choice)
+    assert what in error.value.what
+    assert at in error.value.at
+    assert fix in error.value.fix
+
+
+def test_a_tensor_that_would_be_drawn_anew_cannot_be_frozen() -> None:
+    drawn = MASKED.replace("h = Mul", "mask = RandomNormal <shape = [1,3], seed = 1.0> () h = Mul")
+    model = onnx.parser.parse_model(drawn)
+    stored = {name: value for name, value in VALUES.items() if name != "mask"}
+    model.graph.initializer.extend(numpy_helper.from_array(v, name) for name, v in stored.items())
+
+    with pytest.raises(BadUsage, match="fix: train it too"):
+        build_training_graph(model, loss="mse", optimizer=SGD(), parameters=ParameterChoice(freeze=("mask",)))
+
+
+def test_the_command_line_takes_patterns(tmp_path: Path) -> None:
+    forward, out = tmp_path / "forward.onnx", tmp_path / "train.onnx"
+    onnx.save(masked(), forward)
+    arguments = ("grad", forward, "--loss", "mse", "-o", out)
+
+    done(*arguments, "--train", "head_*,mask", "--freeze", "mask")
+
+    assert {value.name for value in onnx.load(out).graph.input} == {
+        "x",
+        "targets",
+        "head_weight",
+        "head_bias",
+    }
+    refused(*arguments, "--freeze", "nothing*", what="'nothing*'", at="--freeze", fix="use patterns")

@@ -1,0 +1,279 @@
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from safetensors.numpy import save_file
+
+from partc.compiler.importing.bindings import (
+    Bindings,
+    annotated_source,
+    parse_state,
+    read_bindings,
+    write_bindings,
+)
+from partc.compiler.importing.import_training import import_training_graph, read_training_graph
+from partc.compiler.options import GraphOptions
+from partc.passes.graph.training_graph import Gradient, MadeTensor, StoredTensor
+from partc.runtime.errors import BadModel, BadUsage, PartcError, UnsupportedModel
+from partc.runtime.plan.program import Constant, DataInput, Normal, TakenValues, Uniform
+from tests.builders.graphs.foreign_steps import CLIPPED, SGD, TABLE, import_step, parse, with_zeros
+
+STATE = {"W": "W_next"}
+
+
+def saved(model: onnx.ModelProto, folder: Path, sidecar: object = None) -> Path:
+    path = folder / "train.onnx"
+    path.write_bytes(model.SerializeToString())
+    if sidecar is not None:
+        path.with_name("train.onnx.json").write_text(json.dumps(sidecar))
+    return path
+
+
+def test_bindings_come_from_the_option_the_sidecar_or_the_metadata(tmp_path: Path) -> None:
+    model = with_zeros(parse(SGD), "W")
+    described = onnx.ModelProto.FromString(model.SerializeToString())
+    write_bindings(described, Bindings(state=STATE))
+
+    for source, state in (
+        (model, STATE),
+        (saved(model, tmp_path, {"state": STATE}), None),
+        (described, None),
+    ):
+        training = import_training_graph(source, GraphOptions(state=state))
+        assert training.variables["W"].next == "W_next"
+        assert (training.outputs, training.loss) == (("loss",), "loss")
+
+
+def test_state_option_is_parsed() -> None:
+    assert parse_state("W=W_next, b=b_next") == {"W": "W_next", "b": "b_next"}
+    with pytest.raises(BadUsage, match="fix: write variable=output"):
+        parse_state("W:W_next")
+
+
+@pytest.mark.parametrize(
+    ("options", "fix"),
+    [
+        ({}, "if the names mean it, add --state 'W=W_next'; by their names no next values: loss"),
+        ({"state": {"W": "gone"}}, "make 'gone' an output, or bind 'W' to one of W_next, loss"),
+        ({"state": {"gone": "W_next"}}, "bind 'W_next' to one of the inputs W, t, x"),
+        ({"state": {"W": "loss"}}, r"reshape it to \(4, 3\)"),
+        ({"state": {"x": "W_next"}}, "add an initializer 'x', or give --initial"),
+        ({"state": {"W": "W_next", "x": "W_next"}}, "give 'x' an output of its own"),
+        ({"state": STATE, "sample_axes": {"x": 2}}, "use an axis from 0 to 1"),
+        ({"state": STATE, "sample_axes": {"z": 0}}, "use one of W, t, x"),
+        ({"state": STATE, "loss": "z"}, "use one of W_next, loss"),
+        ({"state": STATE, "initial": "nowhere.npz"}, "give a .npz or .safetensors file"),
+    ],
+)
+def test_a_wrong_binding_is_refused_with_its_repair(options: dict[str, object], fix: str) -> None:
+    with pytest.raises(PartcError, match=f"fix: {fix}"):
+        import_training_graph(with_zeros(parse(SGD), "W"), GraphOptions(**options))  # type: ignore[arg-type]
+
+
+def test_a_next_value_of_another_type_is_refused() -> None:
+    text = SGD.replace("W_next = Sub (W, part)", "n = Sub (W, part)\n W_next = Cast <to = 11> (n)")
+    text = text.replace("float[4,3] W_next)", "double[4,3] W_next)")
+
+    with pytest.raises(BadModel, match="fix: cast it to float32"):
+        import_step(text)
+
+
+def test_a_sidecar_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
+    path = saved(with_zeros(parse(SGD), "W"), tmp_path, {"state": STATE, "losss": "loss"})
+
+    with pytest.raises(BadModel, match=r"train.onnx.json\n  fix: write {\"state\""):
+        import_training_graph(path)
+
+
+def test_data_inputs_tell_their_sample_axis_and_their_range() -> None:
+    training = import_step(TABLE)
+
+    assert training.data_inputs["ids"] == DataInput("ids", "int64", (6,), 0, 10, TakenValues(10))
+    assert training.data_inputs["more"].high == 10
+    assert import_step(CLIPPED, sample_axes={"t": None}).data_inputs["t"].sample_axis is None
+
+
+def test_symbolic_sizes_are_kept_and_older_opsets_are_converted() -> None:
+    text = SGD.replace("float[8,4] x, float[8,3] t", "float[N,4] x, float[N,3] t")
+    training = import_training_graph(with_zeros(parse(text, opset=18), "W"), GraphOptions(state=STATE))
+
+    assert training.data_inputs["x"].shape == ("N", 4)
+    assert training.opset == 21
+    assert len({node.name for node in training.graph.nodes}) == len(training.graph.nodes)
+
+
+def test_initial_values_are_references() -> None:
+    model = parse(SGD)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((4, 3), np.float32), "W"))
+    initial = import_training_graph(model, GraphOptions(state=STATE)).variables["W"].initial
+
+    assert isinstance(initial, StoredTensor)
+    np.testing.assert_array_equal(initial.load(), np.ones((4, 3)))
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_initial_values_come_from_a_file(tmp_path: Path, suffix: str) -> None:
+    values = {"W": np.arange(12, dtype=np.float32).reshape(4, 3)}
+    file = tmp_path / f"start{suffix}"
+    if suffix == ".npz":
+        np.savez(file, **values)
+    else:
+        save_file(values, file)
+    path = saved(parse(SGD), tmp_path, {"state": STATE, "initial": file.name})
+
+    initial = import_training_graph(path).variables["W"].initial
+
+    assert isinstance(initial, StoredTensor)
+    np.testing.assert_array_equal(initial.load(), values["W"])
+
+
+def test_initial_values_of_another_shape_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "start.npz", W=np.zeros((3, 4), np.float32))
+
+    with pytest.raises(BadModel, match=r"its initial value has shape \(3, 4\)"):
+        import_training_graph(parse(SGD), GraphOptions(state=STATE, initial=tmp_path / "start.npz"))
+
+
+@pytest.mark.parametrize(
+    ("maker", "expected"),
+    [
+        ("W0 = RandomNormal <shape = [4, 3], scale = 0.5, seed = 7.0> ()", Normal(0.0, 0.5, 7)),
+        ("W0 = RandomUniform <shape = [4, 3], low = -1.0, seed = 3.0> ()", Uniform(-1.0, 1.0, 3)),
+        (
+            "s = Constant <value = int64[2] {4, 3}> ()\n W0 = ConstantOfShape <value = float[1] {0.5}> (s)",
+            Constant(0.5),
+        ),
+    ],
+)
+def test_initial_values_that_are_made_stay_formulas(maker: str, expected: object) -> None:
+    model = parse(SGD)
+    initialize(model, maker)
+
+    assert import_training_graph(model, GraphOptions(state=STATE)).variables["W"].initial == expected
+
+
+def test_initial_values_may_be_any_graph() -> None:
+    model = parse(SGD)
+    initialize(model, "u = RandomUniform <shape = [4, 3], seed = 1.0> ()\n W0 = Sqrt (u)\n other = Neg (u)")
+
+    initial = import_training_graph(model, GraphOptions(state=STATE)).variables["W"].initial
+
+    assert isinstance(initial, MadeTensor)
+    assert [node.op_type for node in initial.model.graph.node] == ["RandomUniform", "Sqrt"]
+
+
+@pytest.mark.parametrize(
+    "maker", ["W0 = RandomNormal <shape = [4, 3]> ()", "u = RandomNormal <shape = [4, 3]> ()\n W0 = Abs (u)"]
+)
+def test_random_initial_values_need_a_seed(maker: str) -> None:
+    model = parse(SGD)
+    initialize(model, maker)
+
+    with pytest.raises(BadModel, match="fix: give it a whole number as seed"):
+        import_training_graph(model, GraphOptions(state=STATE))
+
+
+def test_constants_of_one_value_are_made_and_never_stored() -> None:
+    text = TABLE.replace("10, 4", "20000, 4").replace("10,4", "20000,4")
+    text = text.replace("zeros = ConstantOfShape (size)", "")
+    model = with_zeros(parse(text), "E")
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((20000, 4), np.float32), "zeros"))
+
+    training = read_training_graph(model, GraphOptions(state={"E": "E_next"}))
+
+    assert training.variables["E"].initial == Constant(0.0)
+    assert training.graph.tensors()["zeros"].inputs[0].op == "ConstantOfShape"
+    assert max(t.values.size for t in training.graph.tensors().values() if hasattr(t, "values")) < 10
+
+
+def test_constants_in_external_data_are_brought_in_and_variables_are_not(tmp_path: Path) -> None:
+    model = parse(SGD.replace("float lr = {0.1}", "float[4,3] lr"))
+    for name, value in (("lr", 0.1), ("W", 2.0)):
+        array = np.full((4, 3), value, np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    onnx.save(
+        model, tmp_path / "train.onnx", save_as_external_data=True, location="big.bin", size_threshold=0
+    )
+
+    training = import_training_graph(tmp_path / "train.onnx", GraphOptions(state=STATE))
+
+    assert np.allclose(training.graph.tensors()["lr"].values, 0.1)
+    initial = training.variables["W"].initial
+    assert isinstance(initial, StoredTensor)
+    assert not initial.proto.raw_data
+    assert np.allclose(initial.load(), 2.0)
+
+
+def test_a_variable_that_never_changes_gets_a_next_value_of_its_own() -> None:
+    text = SGD.replace("=> (float loss,", "=> (float loss, float[8,3] t,")
+
+    training = import_training_graph(
+        with_zeros(parse(text), "W", "t"), GraphOptions(state={**STATE, "t": "t"})
+    )
+
+    assert training.variables["t"].next == "t/kept"
+    assert training.graph.nodes[-1].op in ("Identity", "Sub")
+
+
+def test_subgraphs_survive() -> None:
+    text = SGD.replace(
+        "W_next = Sub (W, part)",
+        """zero = Constant <value = float {0.0}> ()
+        fine = Greater (loss, zero)
+        W_next = If (fine) <then_branch = a () => (float[4,3] r) { r = Sub (W, part) },
+                            else_branch = b () => (float[4,3] s) { s = Identity (W) }>""",
+    )
+    training = import_step(text)
+
+    (function,) = training.functions
+    assert training.graph.nodes[-1].op == function.name
+    assert [node.op_type for node in function.node] == ["If"]
+
+
+def test_the_source_says_all_that_is_known() -> None:
+    training = import_step(SGD)
+    training.gradients["W"] = Gradient("W", dense="dW")
+
+    bindings = read_bindings(onnx.ModelProto.FromString(annotated_source(training)), None)
+
+    assert msgspec.to_builtins(bindings) == {
+        "state": STATE,
+        "loss": "loss",
+        "gradients": {"W": {"dense": "dW"}},
+        "sample_axes": {"x": 0, "t": 0},
+    }
+
+
+def test_a_model_that_cannot_be_converted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no adapter")
+
+    monkeypatch.setattr(onnx.version_converter, "convert_version", refuse)
+
+    with pytest.raises(UnsupportedModel, match="fix: export the model with opset 21"):
+        import_training_graph(with_zeros(parse(SGD, opset=18), "W"), GraphOptions(state=STATE))
+
+
+def initialize(model: onnx.ModelProto, maker: str) -> None:
+    training = model.training_info.add()
+    text = f"initial () => (float[4,3] W0) {{ {maker} }}"
+    training.initialization.CopyFrom(onnx.parser.parse_graph(text))
+    training.initialization_binding.add(key="W", value="W0")
+
+
+def test_a_data_input_of_text_is_refused() -> None:
+    step = parse("""
+    step (string[8] words, float[8,4] x, float[4] W) => (float loss, string[8] known, float[4] W_next) {
+        known = StringConcat (words, words)
+        h = Mul (x, W)
+        loss = ReduceSum <keepdims = 0> (h)
+        W_next = Identity (W)
+    }
+    """)
+
+    with pytest.raises(UnsupportedModel, match="turn text into ids"):
+        import_training_graph(with_zeros(step, "W"), GraphOptions(state=STATE))

@@ -1,0 +1,150 @@
+"""Every rank can make what it runs by itself, and makes the very bytes of the central compilation."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.options import Options
+from partc.compiler.output.materialise import Decisions, materialise, read_central_plan, read_decisions
+from partc.compiler.pipeline import compile_graph
+from partc.cost.cluster.cluster import read_cluster
+from partc.cost.strategy import read_strategy, write_strategy
+from partc.runtime.plan.program import Aggregation, Run, instructions_of
+from tests.builders.plans.compiled_steps import cluster_of, compile_step
+from tests.checks.command_line import CLUSTER, done, hashes_of, make_mlp, refused
+from tests.whole_steps.test_distributed_numerics import imported
+
+CASES = [
+    ("mlp, momentum, clipped", "2x2", "allreduce", "per-replica"),
+    ("lm, adagrad, clipped", "2x2", "auto", "per-replica"),
+    ("lm, sgd", "3x1", "ps", "global"),
+    ("lm, momentum, time-major", "2x2s", "hybrid", "per-replica"),
+    ("foreign adam", "1x3", "ps", "per-replica"),
+]
+
+
+@pytest.mark.parametrize(("name", "cluster", "strategy", "batch"), CASES)
+def test_the_ranks_files_are_those_of_the_central_compilation(
+    name: str, cluster: str, strategy: str, batch: str, tmp_path: Path
+) -> None:
+    training = imported(name)
+    fetched = Aggregation(fetched=tuple(training.gradients)[:1])
+    made = compile_step(training, tmp_path / "out", cluster, strategy, batch, aggregation=fetched)
+    central = hashes_of(tmp_path / "out")
+
+    found: dict[str, str] = {}
+    for rank in made.plan.ranks:
+        decisions = Decisions(
+            import_training_graph(tmp_path / "out" / "train.onnx", needs_initial=False),
+            read_strategy(tmp_path / "out" / "strategy.json"),
+            read_cluster(tmp_path / "out" / "cluster.json"),
+            made.plan.sizes,
+        )
+        files = materialise(decisions, rank.rank, tmp_path / f"rank{rank.rank}", made.plan)
+        own = hashes_of(tmp_path / f"rank{rank.rank}")
+        assert own.keys() == set(files)
+        runs = [i for i in instructions_of(made.plan, rank) if isinstance(i, Run)]
+        assert {run.segment for run in runs} == {file for file in files if file.startswith("segments/")}
+        found |= own
+    assert found.items() <= central.items()
+    assert {name for name in central if name.startswith("segments/")} == {
+        name for name in found if name.startswith("segments/")
+    }
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_mlp(tmp_path_factory.mktemp("materialise"))
+    done("compile", folder / "train.onnx", "-c", CLUSTER, "--strategy", "ps", "-o", folder / "out")
+    return folder
+
+
+def decisions_in(folder: Path) -> tuple[object, ...]:
+    return (
+        *("--model", folder / "train.onnx", "--strategy", folder / "strategy.json"),
+        *("--cluster", folder / "cluster.json"),
+    )
+
+
+def test_decisions_alone_are_enough(compiled: Path, tmp_path: Path) -> None:
+    """No plan, no segments: a graph and two small files."""
+    done(
+        *("compile", compiled / "train.onnx", "-c", CLUSTER, "--strategy", "ps"),
+        *("--decisions-only", "-o", tmp_path / "decided"),
+    )
+
+    told = done("executor", "--materialise", *decisions_in(tmp_path / "decided"), "-o", tmp_path / "rank0")
+
+    assert {path.name for path in (tmp_path / "decided").iterdir()} == {
+        *("train.onnx", "strategy.json", "cluster.json")
+    }
+    assert told.startswith("rank 0: ")
+    assert hashes_of(tmp_path / "rank0").items() <= hashes_of(compiled / "out").items()
+
+
+def test_hashes_are_compared_with_the_plan(compiled: Path, tmp_path: Path) -> None:
+    plan = compiled / "out" / "plan.json"
+
+    told = done(
+        *("executor", "--materialise", *decisions_in(compiled / "out"), "--plan", plan),
+        *("--rank", 3, "-o", tmp_path / "rank3"),
+    )
+
+    assert "equal to those of the plan" in told
+
+
+def test_another_strategy_than_the_plan_s_is_noticed(compiled: Path, tmp_path: Path) -> None:
+    done(
+        "compile", compiled / "train.onnx", "-c", CLUSTER, "--strategy", "allreduce", "-o", tmp_path / "other"
+    )
+
+    refused(
+        *("executor", "--materialise", *decisions_in(tmp_path / "other")),
+        *("--plan", compiled / "out" / "plan.json", "-o", tmp_path / "rank0"),
+        what="another file than the plan names",
+        fix="from the plan's own folder",
+    )
+    assert not (tmp_path / "rank0").exists()
+
+
+def test_missing_decisions_and_ranks_are_refused(compiled: Path, tmp_path: Path) -> None:
+    refused("executor", "--materialise", "-o", tmp_path / "out", fix="give --model, --strategy")
+    refused(
+        *("executor", "--materialise", *decisions_in(compiled / "out"), "--rank", 4),
+        *("-o", tmp_path / "rank4"),
+        fix="from 0 to 3",
+    )
+    refused("executor", fix="use `partc run`")
+    only = ("compile", compiled / "train.onnx", "-c", CLUSTER, "--decisions-only", "-o", tmp_path / "decided")
+    refused(*only, "--asynchronous", fix="leave one of the two out")
+    refused(*only, "--search-partitions", "measured", fix="leave one of the two out")
+
+
+def test_an_asynchronous_session_is_made_alike(tmp_path: Path) -> None:
+    options = Options("ps", asynchronous=True)
+    compile_graph(imported("lm, sgd"), cluster_of("2x2"), tmp_path / "out", options)
+    plan = read_central_plan(tmp_path / "out" / "plan.json")
+    files = [tmp_path / "out" / name for name in ("train.onnx", "strategy.json", "cluster.json")]
+
+    for rank in plan.ranks:
+        decisions = read_decisions(*files, {}, plan)
+        assert decisions.asynchronous
+        assert materialise(decisions, rank.rank, tmp_path / f"rank{rank.rank}", plan)
+
+
+def test_a_strategy_that_leaves_something_open_is_refused(compiled: Path, tmp_path: Path) -> None:
+    strategy = read_strategy(compiled / "out" / "strategy.json")
+    name = next(iter(strategy.parameters))
+    rest = {other: how for other, how in strategy.parameters.items() if other != name}
+    write_strategy(msgspec.structs.replace(strategy, parameters=rest), tmp_path / "part.json")
+    graph, cluster = compiled / "out" / "train.onnx", compiled / "out" / "cluster.json"
+
+    refused(
+        *("executor", "--materialise", "--model", graph, "--strategy", tmp_path / "part.json"),
+        *("--cluster", cluster, "-o", tmp_path / "rank0"),
+        what="left open",
+        at=name,
+        fix="that `partc compile` wrote",
+    )

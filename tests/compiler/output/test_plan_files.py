@@ -1,0 +1,204 @@
+"""A plan's folder appears whole or not at all, and holds what it says it holds."""
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+
+from partc.compiler.output.plan_files import PlanFiles
+from partc.passes.graph.training_graph import MadeTensor, StoredTensor
+from partc.runtime.errors import BadUsage
+from partc.runtime.plan.plan_folder import read_plan_folder
+from partc.runtime.plan.program import Constant, Made, Stored
+from tests.builders.graphs.foreign_steps import ADAM, SGD, parse
+from tests.builders.plans.compiled_steps import compile_step, import_text
+from tests.checks.command_line import hashes_of
+
+EMPTY = "graph () => (float y) { y = Constant <value = float {1.0}> () }"
+
+
+def test_everything_in_the_folder_is_hashed_in_the_plan(tmp_path: Path) -> None:
+    folder = compile_step(import_text(ADAM), tmp_path / "out").folder
+
+    found = hashes_of(folder.path)
+    del found["plan.json"]
+    assert folder.plan.files == found
+    assert {"strategy.json", "cluster.json", "annotated.onnx", "report.html", "train.onnx"} <= found.keys()
+    assert "initial.safetensors" in found
+    assert folder.plan.predicted_step_s > 0
+
+
+def test_compiling_twice_gives_identical_bytes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        compile_step(import_text(ADAM), tmp_path / name, strategy="ps")
+
+    assert hashes_of(tmp_path / "one") == hashes_of(tmp_path / "two")
+
+
+def test_ranks_that_do_the_same_share_files(tmp_path: Path) -> None:
+    few = compile_step(import_text(SGD), tmp_path / "few", "1x2", "allreduce")
+    many = compile_step(import_text(SGD), tmp_path / "many", "1x8", "allreduce")
+
+    assert len(list((few.folder.path / "segments").iterdir())) == len(
+        list((many.folder.path / "segments").iterdir())
+    )
+
+
+def test_equal_segments_are_one_file_named_by_their_hash(tmp_path: Path) -> None:
+    files = PlanFiles(tmp_path / "out")
+    with files:
+        paths = {files.save_segment(parse(EMPTY)) for _ in range(3)}
+        other = files.save_segment(parse(EMPTY.replace("1.0", "2.0")))
+
+    (path,) = paths
+    assert path != other
+    data = (tmp_path / "out" / path).read_bytes()
+    assert path == f"segments/{hashlib.sha256(data).hexdigest()[:16]}.onnx"
+
+
+def test_initial_values_are_stored_made_or_described(tmp_path: Path) -> None:
+    files = PlanFiles(tmp_path / "out")
+    tensor = onnx.numpy_helper.from_array(np.ones(3, np.float32), "W")
+    with files:
+        assert files.save_initial("W", StoredTensor(tensor, Path())) == Stored("initial.safetensors", "W")
+        made = files.save_initial("V", MadeTensor(parse(EMPTY), "y"))
+        assert files.save_initial("m", Constant(0.0)) == Constant(0.0)
+
+    assert isinstance(made, Made)
+    assert made.output == "y"
+    onnx.checker.check_model(str(tmp_path / "out" / made.file))
+
+
+class Broken(Exception):
+    """A stand-in for whatever may go wrong."""
+
+
+def break_off(out: Path) -> None:
+    with PlanFiles(out) as files:
+        files.save_segment(parse(EMPTY))
+        raise Broken
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_failure_leaves_what_was_there(tmp_path: Path, earlier: bool) -> None:
+    if earlier:
+        compile_step(import_text(SGD), tmp_path / "out")
+    before = hashes_of(tmp_path)
+
+    with pytest.raises(Broken):
+        break_off(tmp_path / "out")
+
+    assert hashes_of(tmp_path) == before
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_failed_renaming_puts_the_earlier_result_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_step(import_text(SGD), tmp_path / "out")
+    before = hashes_of(tmp_path)
+    rename = Path.rename
+
+    def fail_for_the_new(self: Path, target: Path) -> Path:
+        if target == tmp_path / "out" and not self.name.endswith(".old"):
+            raise OSError(28, "No space left on device", str(target))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail_for_the_new)
+    with pytest.raises(OSError, match="No space"), PlanFiles(tmp_path / "out"):
+        pass
+
+    assert hashes_of(tmp_path) == before
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_link_to_a_plans_folder_stays_a_link(tmp_path: Path) -> None:
+    compile_step(import_text(SGD), tmp_path / "there")
+    (tmp_path / "out").symlink_to(tmp_path / "there")
+
+    compile_step(import_text(ADAM), tmp_path / "out")
+
+    assert (tmp_path / "out").is_symlink()
+    assert {variable.name for variable in read_plan_folder(tmp_path / "there").plan.variables} >= {"m", "v"}
+
+
+def test_what_is_no_plan_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "diary.txt").write_text("dear diary")
+
+    with pytest.raises(BadUsage, match="not a plan's folder"), PlanFiles(tmp_path):
+        pass
+
+    assert (tmp_path / "diary.txt").read_text() == "dear diary"
+
+
+def test_the_plan_is_plain_json_of_a_known_format(tmp_path: Path) -> None:
+    folder = compile_step(import_text(SGD), tmp_path / "out").folder
+
+    plan = msgspec.json.decode((folder.path / "plan.json").read_bytes())
+
+    assert plan["format"] == "partc-plan/2"
+    assert str(tmp_path) not in (folder.path / "plan.json").read_text()
+
+
+# ---------------------------------------------------------------- an earlier plan's folder
+
+
+def test_only_what_the_earlier_plan_lists_goes(tmp_path: Path) -> None:
+    out = compile_step(import_text(ADAM), tmp_path / "out").folder.path
+    gone = hashes_of(out).keys() - {"plan.json"}
+    (out / "notes").mkdir()
+    (out / "notes" / "diary.txt").write_text("dear diary")
+    (out / "link").symlink_to(tmp_path)
+    (out / "segments" / "mine.txt").write_bytes(b"mine")
+
+    compile_step(import_text(SGD), out)
+
+    assert (out / "notes" / "diary.txt").read_text() == "dear diary"
+    assert (out / "link").is_symlink()
+    assert (out / "segments" / "mine.txt").read_bytes() == b"mine"
+    listed = read_plan_folder(out).plan.files.keys()
+    assert not {name for name in gone - listed if (out / name).exists()}
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_file_of_somebody_elses_under_a_plans_name_stays(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "plan.json").write_text('{"format": "partc-plan/0", "files": {}}')
+    (out / "train.onnx").write_bytes(b"mine")
+    before = hashes_of(out)
+
+    with pytest.raises(BadUsage, match=r"the name of one: train\.onnx"):
+        compile_step(import_text(SGD), out)
+
+    assert hashes_of(out) == before
+
+
+@pytest.mark.parametrize("name", ["trained.safetensors", "trained.onnx", "disagreeing.safetensors"])
+def test_trained_variables_go_by_force_alone(tmp_path: Path, name: str) -> None:
+    out = compile_step(import_text(SGD), tmp_path / "out").folder.path
+    (out / name).write_bytes(b"trained for weeks")
+    before = hashes_of(out)
+
+    with pytest.raises(BadUsage, match=f"holds trained variables: {name}"), PlanFiles(out):
+        pass
+    assert hashes_of(out) == before
+
+    with PlanFiles(out, force=True) as files:
+        files.save_segment(parse(EMPTY))
+    assert not (out / name).exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", '{"format": "cake/1", "files": {}}', '{"format": "partc-plan/2"}', ""]
+)
+def test_a_foreign_plan_json_is_not_replaced(tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+
+    with pytest.raises(BadUsage, match="not a plan's folder"), PlanFiles(tmp_path):
+        pass
+
+    assert (tmp_path / "plan.json").read_text() == text

@@ -1,0 +1,108 @@
+"""Which reading of the batch is taken, what is told of it, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from partc.compiler.planning.choose_reading import choose_reading, judge_step
+from partc.passes.roles.find_gradients import find_gradients
+from partc.runtime.errors import UnsupportedModel
+from partc.runtime.plan.program import Aggregation
+from tests.builders.graphs.foreign_steps import (
+    ADAM,
+    CLIPPED,
+    COUNTED,
+    LINEAR,
+    LINEAR_CONSTANTS,
+    SGD,
+    TABLE,
+    import_step,
+)
+from tests.builders.plans.compiled_steps import compile_step, import_text
+
+SUMS = Aggregation(average_dense=False, average_sparse=False)
+SUMMED = SGD.replace("ReduceMean", "ReduceSum").replace("0.0833333", "2.0")
+# The gradient is that of the sum, 24 times as large as the slope of the loss that is shown.
+SUM_BEHIND_A_MEAN = SGD.replace("0.0833333", "2.0")
+
+PEAK = f"""
+step (float[8,4] x, float[8,3] t, float[4,3] W, float peak)
+    => (float loss, float[4,3] W_next, float peak_next)
+<{LINEAR_CONSTANTS}> {{ {LINEAR}
+    part = Mul (dW, lr)
+    W_next = Sub (W, part)
+    top = ReduceMax <keepdims = 0> (x)
+    peak_next = Max (peak, top)
+}}
+"""
+
+
+def test_a_mean_over_samples_is_proven() -> None:
+    reading = choose_reading(import_text(SGD), 4, None, {})
+
+    assert (reading.batch, reading.departures) == ("per-replica", ())
+
+
+@pytest.mark.parametrize("text", [COUNTED, CLIPPED, SUMMED, SUM_BEHIND_A_MEAN, PEAK])
+def test_what_is_no_mean_is_global_where_the_batch_divides(text: str) -> None:
+    reading = choose_reading(import_text(text), 4, None, {})
+
+    assert reading.batch == "global"
+    assert reading.departures
+
+
+@pytest.mark.parametrize("text", [COUNTED, CLIPPED, SUMMED, SUM_BEHIND_A_MEAN, PEAK])
+def test_what_is_no_mean_and_does_not_divide_is_refused_with_both_remedies(text: str) -> None:
+    with pytest.raises(UnsupportedModel, match="a batch of 8 cannot be divided") as refusal:
+        choose_reading(import_text(text), 3, None, {})
+
+    assert "--batch global with a graph of batch 9" in refusal.value.fix
+    assert "--batch per-replica" in refusal.value.fix
+
+
+def test_a_batch_per_replica_that_was_asked_for_is_told_in_the_plan_and_the_report(tmp_path: Path) -> None:
+    compiled = compile_step(import_text(COUNTED), tmp_path / "out", "1x2")
+
+    (gradient, _) = compiled.plan.departures
+    assert gradient.startswith(
+        "the gradient of W: node 'Div_9' (Div) divides by what is summed over the samples"
+    )
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert "is not what one device makes of" in report
+    assert "Div_9" in report
+
+
+def test_of_a_proven_step_the_plan_tells_nothing(tmp_path: Path) -> None:
+    assert compile_step(import_text(SGD), tmp_path / "out", "1x2").plan.departures == ()
+
+
+def test_a_running_maximum_has_no_average() -> None:
+    with pytest.raises(UnsupportedModel, match="a largest or smallest value") as refusal:
+        choose_reading(import_text(PEAK), 4, "per-replica", {})
+
+    assert refusal.value.at == "next value of 'peak'"
+
+
+def test_summed_gradients_are_one_device_s_where_the_loss_is_a_sum() -> None:
+    assert not judge_step(import_text(SUMMED), {}, SUMS)[1:]  # the loss is shown as an average
+    assert choose_reading(import_text(SUMMED), 3, None, {}, SUMS).batch == "per-replica"
+    assert any(departure.of == "gradient" for departure in judge_step(import_text(SGD), {}, SUMS))
+
+
+@pytest.mark.parametrize(("text", "is_slope"), [(SGD, True), (SUM_BEHIND_A_MEAN, False), (ADAM, False)])
+def test_a_constant_in_the_gradient_is_told_by_the_slope_of_the_loss(text: str, is_slope: bool) -> None:
+    departures = judge_step(import_text(text), {})
+
+    assert all(departure.by_constant for departure in departures)
+    assert (not departures) == is_slope
+
+
+def test_a_table_s_slices_are_judged_too() -> None:
+    training = import_step(TABLE)
+    find_gradients(training)
+
+    assert [departure.name for departure in judge_step(training, {})] == ["E"]
+
+
+def test_one_replica_alone_is_one_device() -> None:
+    assert choose_reading(import_text(COUNTED), 1, None, {}).departures == ()

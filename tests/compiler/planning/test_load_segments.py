@@ -1,0 +1,74 @@
+"""What ONNX Runtime cannot run is refused while compiling, and leaves nothing behind."""
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from partc.compiler.options import Options
+from partc.compiler.pipeline import compile_graph
+from partc.compiler.planning.load_segments import load_segments
+from partc.passes.scheduling import write_segments
+from partc.runtime.errors import UnsupportedModel
+from tests.builders.plans.compiled_steps import cluster_of, compile_step, import_text
+
+SQUARES = """
+step ({of}[8,4] x, {of}[4,3] W) => ({of} loss, {of}[4,3] W_next) <{of} rate = {{0.1}}> {{
+    y = MatMul (x, W)
+    e = {op} (y)
+    sq = Mul (y, e)
+    loss = ReduceMean <keepdims = 0> (sq)
+    d = Mul (e, rate)
+    xt = Transpose <perm = [1, 0]> (x)
+    dW = MatMul (xt, d)
+    W_next = Sub (W, dW)
+}}
+"""
+
+
+def squares(of: str = "float", op: str = "Erf") -> str:
+    return SQUARES.format(of=of, op=op)
+
+
+def test_an_op_without_a_kernel_for_its_type_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+    training = import_text(squares("double"))
+
+    with pytest.raises(UnsupportedModel, match=r"(?s)Erf in float64.*at:  node 'Erf_1'.*float32"):
+        compile_graph(training, cluster_of("2x2"), tmp_path / "out", Options())
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_only_gpus_run_needs_no_kernel_on_a_cpu(tmp_path: Path) -> None:
+    compiled = compile_graph(import_text(squares("double")), cluster_of("1x2s"), tmp_path / "out", Options())
+
+    assert {rank.kind for rank in compiled.plan.ranks if rank.replica is not None} == {"gpu"}
+
+
+def test_a_segment_that_is_wrong_is_named_with_its_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rewriting that breaks names, as one did: found while compiling, not by the executors."""
+
+    def name_all_alike(model: onnx.ModelProto, typed: onnx.ModelProto) -> None:
+        for node in model.graph.node:
+            node.name = "twice"
+
+    monkeypatch.setattr(write_segments, "align_scalars", name_all_alike)
+
+    with pytest.raises(UnsupportedModel, match=r"(?s)at:  node 'twice'.* in segments/.*a mistake of partc's"):
+        compile_graph(import_text(squares()), cluster_of("2x2"), tmp_path / "out", Options())
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_segment_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = compile_step(import_text(squares()), tmp_path / "out", "2x2", "ps")
+    opened: list[str] = []
+    monkeypatch.setattr(
+        "partc.compiler.planning.load_segments.open_session", lambda path, *rest: opened.append(path.name)
+    )
+
+    load_segments(compiled.folder.path, compiled.plan)
+
+    assert sorted(opened) == sorted(path.name for path in (tmp_path / "out/segments").iterdir())

@@ -1,0 +1,238 @@
+"""The page is read as a reader would: its text and its structure. Its looks: test_report_in_browser.py."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from partc.compiler.report import units
+from partc.compiler.report.draw_cluster import draw_cluster
+from partc.compiler.report.draw_timeline import draw_timelines
+from partc.compiler.report.explain_choices import candidates, worked_examples
+from partc.compiler.report.measure_traffic import host_traffic
+from partc.compiler.report.page import render_report
+from partc.cost.simulation.timeline import Bars, Timeline
+from partc.runtime.plan.program import Run
+from tests.builders.plans.compiled_reports import (
+    CLUSTERS,
+    Compiled,
+    TextReader,
+    compile_everywhere,
+    compile_lm,
+    plain,
+)
+
+CSS = Path(__file__).parents[3] / "compiler" / "report" / "templates" / "report.css"
+
+
+@pytest.fixture(scope="module")
+def all_compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Compiled]:
+    return compile_everywhere(tmp_path_factory.mktemp("reports"))
+
+
+@pytest.fixture(params=CLUSTERS)
+def compiled(request: pytest.FixtureRequest, all_compiled: dict[str, Compiled]) -> Compiled:
+    return all_compiled[request.param]
+
+
+@pytest.fixture
+def on_2x2(all_compiled: dict[str, Compiled]) -> Compiled:
+    return all_compiled["cluster-2x2"]
+
+
+def test_page_is_well_formed_and_needs_no_network(compiled: Compiled) -> None:
+    reader = TextReader()
+    reader.feed(compiled.page)
+
+    assert reader.open == []
+    assert not [name for name, _ in reader.attributes if name in ("src", "srcset", "data")]
+    links = [value or "" for name, value in reader.attributes if name in ("href", "xlink:href")]
+    assert links
+    assert all(link.startswith("#") for link in links)
+    assert not re.search(r"https?://|@import|url\(|<script|<link", compiled.page)
+
+
+def test_links_within_the_page_have_targets(on_2x2: Compiled) -> None:
+    targets = set(re.findall(r'href="#(\w+)"', on_2x2.page))
+
+    assert targets <= set(re.findall(r'id="(\w+)"', on_2x2.page))
+
+
+def test_rendering_twice_gives_equal_bytes_and_the_plan_holds_their_hash(on_2x2: Compiled) -> None:
+    again = render_report(on_2x2.compilation, on_2x2.cluster, on_2x2.folder)
+
+    assert again == on_2x2.page
+    assert "report.html" in (on_2x2.folder / "plan.json").read_text()
+
+
+def test_headline_has_the_step_the_ranks_and_the_bytes_between_hosts(compiled: Compiled) -> None:
+    plan = compiled.compilation.plan
+    sent = sum(sent for _, sent in host_traffic(plan, compiled.cluster).values())
+    text = compiled.text
+
+    assert compiled.cluster.name in text
+    assert plain(units.seconds(compiled.compilation.timeline.step_s)) in text
+    assert plain(units.size(sent)) in text
+    assert f"{plan.replicas} workers" in text
+
+
+def test_one_host_exchanges_nothing_with_others(all_compiled: dict[str, Compiled]) -> None:
+    alone = all_compiled["cluster-1x4"]
+
+    assert host_traffic(alone.compilation.plan, alone.cluster) == {"host0": (0.0, 0.0)}
+
+
+def test_every_variable_is_listed_with_its_price_by_each_way(compiled: Compiled) -> None:
+    text = compiled.text
+
+    for variable in compiled.compilation.plan.variables:
+        assert variable.name in text
+    for choice in compiled.compilation.costs.choices:
+        for time_s in choice.seconds.values():
+            assert plain(units.seconds(time_s)) in text
+        assert choice.reason in text
+
+
+def test_embedding_is_explained_with_all_alternatives_and_the_chosen_one_marked(on_2x2: Compiled) -> None:
+    facts = {fact.name: fact for fact in on_2x2.compilation.facts}
+
+    sparse, dense = worked_examples(on_2x2.compilation.costs, facts, on_2x2.cluster)
+
+    assert sparse.variable == "embedding"
+    assert {alternative.method for alternative in sparse.alternatives} == {
+        "all_reduce",
+        "all_gather",
+        "servers",
+    }
+    chosen = [alternative.method for alternative in sparse.alternatives if alternative.chosen]
+    assert chosen == [on_2x2.compilation.strategy.parameters["embedding"].method]
+    assert "20,000 rows" in sparse.background
+    assert facts[dense.variable].sparse is False
+    assert plain(sparse.verdict) in on_2x2.text
+
+
+def test_whole_steps_are_compared_and_the_quickest_is_the_chosen_one(on_2x2: Compiled) -> None:
+    compilation = on_2x2.compilation
+
+    found = candidates(compilation.costs, compilation.timeline.step_s)
+
+    assert [candidate.chosen for candidate in found] == [True, *[False] * (len(found) - 1)]
+    assert found[0].seconds == units.seconds(compilation.timeline.step_s)
+    named = {name for tried in compilation.costs.tried for name in tried.names} - {"improved"}
+    assert {"allreduce", "hybrid"} <= named <= set(compilation.costs.totals_s)
+    assert max(candidate.share for candidate in found) == 1.0
+
+
+def test_what_nobody_asked_for_is_not_said_to_be_asked_for(all_compiled: dict[str, Compiled]) -> None:
+    for compiled in all_compiled.values():
+        assert "was asked for" not in compiled.text
+
+
+def test_solver_and_servers_are_reported(tmp_path: Path) -> None:
+    served = compile_lm("cluster-2x2", tmp_path / "out", "ps")
+    assignment = served.compilation.costs.assignment
+    assert assignment is not None
+    text = served.text
+
+    for amount in (assignment.objective_bytes, assignment.bound_bytes, *assignment.bytes_per_server.values()):
+        assert plain(units.size(amount)) in text
+    assert assignment.status.lower() in text
+    assert "was asked for" in text
+
+
+def test_memory_and_traffic_of_every_rank_are_reported(compiled: Compiled) -> None:
+    text = compiled.text
+    timeline = compiled.compilation.timeline
+
+    for needs in compiled.compilation.memory:
+        assert plain(units.size(needs.needed_bytes)) in text
+        assert plain(units.size(timeline.sent_bytes[needs.rank])) in text
+        assert plain(units.size(timeline.received_bytes[needs.rank])) in text
+
+
+def test_inputs_segments_and_instructions_are_listed(on_2x2: Compiled) -> None:
+    plan = on_2x2.compilation.plan
+    text = on_2x2.text
+
+    for item in plan.data_inputs:
+        assert item.name in text
+    for run in (i for i in plan.instructions if isinstance(i, Run)):
+        assert Path(run.segment).name in text
+    assert "none: all replicas read the same values" in text
+    assert "instructions" in text
+
+
+def test_hosts_beyond_the_eighth_are_counted_and_long_names_cut(all_compiled: dict[str, Compiled]) -> None:
+    ten = all_compiled["ten hosts"]
+
+    picture = draw_cluster(ten.compilation.plan, ten.cluster)
+
+    assert len(picture.boxes) == 8
+    assert picture.left_out == 2
+    assert all(box.name.startswith("…") for box in picture.boxes)
+    assert len(picture.cables) == 8
+
+
+def test_ranks_that_do_the_same_share_a_row(all_compiled: dict[str, Compiled]) -> None:
+    large = all_compiled["cluster-8x6-titanxp"].compilation
+
+    (whole, *_) = draw_timelines(large.timeline, large.plan, {})
+
+    assert len(whole.rows) < 10 < len(large.plan.ranks)
+    assert whole.left_out == 0
+    assert "first worker of each host" in [row.remark for row in whole.rows]
+
+
+def test_end_of_a_step_that_is_too_thin_to_see_is_enlarged(on_2x2: Compiled) -> None:
+    rank, payload = np.array([0]), np.array([4096])
+    bars = (
+        Bars("compute", "worker 12345678", rank, np.array([0.0]), np.array([1.0]), 0 * payload),
+        Bars("communication", "AllReduce W", rank, np.array([1.0]), np.array([1.02]), payload),
+    )
+    traffic = dict.fromkeys(range(4), 4096)
+    timeline = Timeline(bars, 1.02, traffic, traffic)
+
+    whole, end = draw_timelines(timeline, on_2x2.compilation.plan, {"12345678": "S1"})
+
+    assert [bar.label for bar in whole.rows[0].bars] == ["S1", ""]
+    assert [bar.label for bar in end.rows[0].bars] == ["S1", "AllReduce"]
+    assert end.rows[0].bars[1].width > 20 * whole.rows[0].bars[1].width
+    assert "4.10 kB a rank" in plain(end.rows[0].bars[1].title)
+
+
+def test_names_from_the_user_are_escaped(on_2x2: Compiled) -> None:
+    cluster = msgspec.structs.replace(on_2x2.cluster, name="<b>&")
+
+    page = render_report(on_2x2.compilation, cluster, on_2x2.folder)
+
+    assert "&lt;b&gt;&amp;" in page
+    assert "<b>" not in page
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_can_be_told_from_their_backgrounds(scheme: str) -> None:
+    blocks = re.findall(r":root\s*{([^}]*)}", CSS.read_text())
+    colours = dict(re.findall(r"--([\w-]+): (#\w{6})", blocks[scheme == "dark"]))
+
+    for text in ("ink", "faint", "link", "alarm"):
+        assert contrast(colours[text], colours["page"]) >= 4.5
+        assert contrast(colours[text], colours["panel"]) >= 4.5
+    assert contrast(colours["ink"], colours["servers-tint"]) >= 4.5
+    for area in ("all-reduce", "all-gather", "servers", "compute"):
+        assert contrast(colours[area], colours["on-colour"]) >= 4.5
+    for area in ("variables", "buffers", "activations", "sent", "received"):
+        assert contrast(colours[area], colours["empty"]) >= 3.0
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast ratio of two colours (WCAG 2.2, section 1.4.3)."""
+    lighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,0 +1,170 @@
+"""Partitions of large variables: t(P) from the cost model, and the shards that follow."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import partc
+from partc.compiler.options import Partitioner
+from partc.compiler.planning.choose_partitions import measure_partitions, quickest
+from partc.cost.assignment.partitions import search_partitions
+from partc.cost.assignment.synchronisation import choose_strategy
+from partc.cost.cluster.cluster import Cluster, Link
+from partc.cost.strategy import Shard, SyncFacts
+from partc.cost.strategy_check import check_strategy
+from partc.runtime.errors import BadUsage, NoPlacement
+from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
+from tests.builders.plans.compiled_steps import cluster_of
+from tests.checks.command_line import CLUSTER, done, make_mlp, refused
+
+TABLE = SyncFacts("E", rows=100_000, row_bytes=512, slot_row_bytes=512, sparse=True, touched_rows=2_000)
+SMALL = SyncFacts("b", rows=64, row_bytes=4, slot_row_bytes=4, sparse=False, touched_rows=64)
+FOUR = cluster_of("4x1")
+
+
+def price_on(cluster: Cluster, *facts: SyncFacts):  # type: ignore[no-untyped-def]
+    def price_s(partitions: int) -> float:
+        _, costs = choose_strategy(facts, cluster, "hybrid", "per-replica", partitions=partitions)
+        return costs.totals_s["hybrid"]
+
+    return price_s
+
+
+def shards_of(partitions: int, *facts: SyncFacts, cluster: Cluster = FOUR) -> dict[str, tuple[Shard, ...]]:
+    strategy, _ = choose_strategy(facts, cluster, "ps", "per-replica", partitions=partitions)
+    check_strategy(strategy, facts, cluster)
+    return {name: choice.shards for name, choice in strategy.parameters.items()}
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 3, 4])
+def test_a_large_variable_has_as_many_even_shards_in_host_order(partitions: int) -> None:
+    shards = shards_of(partitions, TABLE, SMALL)
+
+    sizes = [shard.stop - shard.start for shard in shards["E"]]
+    assert len(sizes) == partitions
+    assert max(sizes) - min(sizes) <= 1
+    assert [s.host for s in shards["E"]] == sorted(s.host for s in shards["E"])
+    assert len(shards["b"]) == 1
+
+
+def test_several_large_variables_go_to_different_servers() -> None:
+    tables = [_named(name) for name in "ABCD"]
+
+    shards = shards_of(1, *tables)
+
+    assert {of_one[0].host for of_one in shards.values()} == {host.name for host in FOUR.hosts}
+
+
+def _named(name: str) -> SyncFacts:
+    return SyncFacts(name, 100_000, 512, 512, sparse=True, touched_rows=2_000)
+
+
+def test_on_equal_hosts_the_price_falls_with_every_partition_and_all_servers_are_taken() -> None:
+    search = search_partitions(price_on(FOUR, TABLE), FOUR)
+
+    prices = list(search.predicted_s.values())
+    assert list(search.predicted_s) == [1, 2, 3, 4]
+    assert prices == sorted(prices, reverse=True)
+    assert prices[0] > 1.5 * prices[-1]
+    assert search.chosen == 4
+
+
+def test_a_slow_host_is_left_out() -> None:
+    """Every host pulls and pushes as a worker; to serve as well would make the slow one the busiest."""
+    links = tuple(
+        Link(link.ends, 1e6 if "host0" in link.ends else 125e6, link.latency_s) for link in FOUR.links
+    )
+    cluster = msgspec.structs.replace(FOUR, links=links)
+
+    search = search_partitions(price_on(cluster, TABLE), cluster)
+
+    assert search.chosen == 3
+    strategy, _ = choose_strategy([TABLE], cluster, "hybrid", "per-replica", partitions=3)
+    assert {shard.host for shard in strategy.parameters["E"].shards} == {"host1", "host2", "host3"}
+
+
+def test_what_does_not_fit_is_passed_over_and_if_nothing_fits_the_reason_is_given() -> None:
+    def tight(partitions: int) -> float:
+        if partitions < 3:
+            raise NoPlacement("too small", at="host0", fix="more partitions")
+        return 1.0 + partitions
+
+    def never(partitions: int) -> float:
+        raise NoPlacement("too small", at="host0", fix="more memory")
+
+    assert search_partitions(tight, FOUR).chosen == 3
+    with pytest.raises(NoPlacement, match="more memory"):
+        search_partitions(never, FOUR)
+
+
+def test_ties_go_to_the_greater_number_which_spreads_memory() -> None:
+    assert search_partitions(lambda partitions: 1.0, FOUR, 2).chosen == 4
+
+
+def test_a_variable_that_balance_does_not_split_stays_whole() -> None:
+    strategy, _ = choose_strategy([SMALL, TABLE], FOUR, "ps", "per-replica", partitions=4)
+
+    assert len(strategy.parameters["b"].shards) == 1
+
+
+def test_more_partitions_than_servers_are_refused() -> None:
+    with pytest.raises(BadUsage, match="ask for 1 to 4"):
+        search_partitions(lambda partitions: 1.0, FOUR, 5)
+
+
+# ---------------------------------------------------------------- the public way
+
+
+def test_the_partitioner_is_parallaxs() -> None:
+    assert partc.get_partitioner(2) == Partitioner(2, "model")
+    assert partc.get_partitioner(2, search_partitions=False) == Partitioner(2, "off")
+    with pytest.raises(BadUsage, match="at least one"):
+        partc.get_partitioner(0)
+
+
+def test_without_a_search_the_minimum_is_used(tmp_path: Path) -> None:
+    make_mlp(tmp_path)
+    shards: list[set[str]] = []
+    for search in ("off", "model"):
+        out = tmp_path / search
+        options = ("--strategy", "ps", "--search-partitions", search)
+        shown = done("compile", tmp_path / "train.onnx", "-c", CLUSTER, *options, "-o", out)
+        assert f"servers: {1 if search == 'off' else 2}" in shown
+        plan = read_plan_folder(out).plan
+        shards.append({h.variable for r in plan.ranks for h in r.held if (h.stop or 0) > (h.start or 0)})
+    assert shards[0] == shards[1]
+    refused(
+        "compile", tmp_path / "train.onnx", "-c", CLUSTER, "-o", tmp_path / "x", "--search-partitions",
+        "model", "--min-partitions", 3, what="3 partitions on 2 servers", fix="1 to 2",
+    )  # fmt: skip
+
+
+def test_every_candidate_is_run_and_the_quickest_of_measured_ones_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled: list[int] = []
+    rates = {1: [50.0, 10.0, 50.0], 2: [60.0, 60.0, 60.0], 3: [40.0, 90.0, 40.0]}
+
+    class Result:
+        def __init__(self, steps_per_s: float) -> None:
+            self.steps_per_s = steps_per_s
+
+    class FakeRunner:
+        def __init__(self, plan: int) -> None:
+            self._plan = plan
+
+        def train(self, data: str, steps: int, save: bool) -> Result:
+            return Result(rates[self._plan].pop())
+
+    monkeypatch.setattr("partc.compiler.planning.choose_partitions.Runner", FakeRunner)
+
+    def compile_with(partitions: int, folder: Path) -> PlanFolder:
+        compiled.append(partitions)
+        return partitions  # type: ignore[return-value]
+
+    step_s = measure_partitions((1, 2, 3), compile_with)
+
+    assert compiled == [1, 2, 3]
+    assert step_s == {1: 1 / 50, 2: 1 / 60, 3: 1 / 40}
+    assert quickest(step_s) == 2

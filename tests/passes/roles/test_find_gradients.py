@@ -1,0 +1,121 @@
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import onnxruntime
+import pytest
+
+from partc.passes.graph.training_graph import Gradient, TrainingGraph
+from partc.passes.roles.find_gradients import find_gradients
+from partc.runtime.errors import UnsupportedModel
+from tests.builders.graphs.foreign_steps import ADAM, CLIPPED, COUNTED, SGD, TABLE, import_step, parse
+
+
+@pytest.mark.parametrize("text", [SGD, ADAM])
+def test_the_gradient_is_where_samples_are_summed_and_the_parameters_shape_is_reached(text: str) -> None:
+    assert find_gradients(import_step(text)) == {"W": Gradient("W", dense="dW")}
+
+
+def test_clipping_by_global_norm_lies_behind_the_gradients() -> None:
+    found = find_gradients(import_step(CLIPPED))
+
+    assert {name: gradient.dense for name, gradient in found.items()} == {"W": "dW", "bias": "db"}
+
+
+def test_a_moving_average_and_a_carried_state_have_no_gradient() -> None:
+    assert find_gradients(import_step(CLIPPED)).keys().isdisjoint({"mean", "state"})
+
+
+def test_a_division_by_a_label_count_lies_before_the_gradient() -> None:
+    assert find_gradients(import_step(COUNTED))["W"].dense == "dW"
+
+
+def test_two_uses_of_a_parameter_give_one_gradient_behind_their_sum() -> None:
+    tied = SGD.replace(
+        "part = Mul (dW, lr)", "dW1 = MatMul (xt, d)\n both = Add (dW, dW1)\n part = Mul (both, lr)"
+    )
+
+    assert find_gradients(import_step(tied))["W"].dense == "both"
+
+
+def test_views_that_cancel_lie_before_the_gradient() -> None:
+    flipped = "turned = Transpose (dW)\n back = Transpose (turned)\n part = Mul (back, lr)"
+
+    assert find_gradients(import_step(SGD.replace("part = Mul (dW, lr)", flipped)))["W"].dense == "back"
+
+
+def test_a_recorded_gradient_is_left_alone() -> None:
+    training = import_step(SGD)
+    training.gradients["W"] = Gradient("W", dense="part")
+
+    assert find_gradients(training)["W"].dense == "part"
+
+
+def test_scatters_of_rows_become_one_scatter_of_indexed_slices() -> None:
+    training = import_step(TABLE)
+
+    gradient = find_gradients(training)["E"]
+
+    assert gradient == Gradient("E", dense="dE", ids="E/ids_1", rows="E/rows_1")
+    scatters = [node for node in training.graph.nodes if node.op.startswith("Scatter")]
+    assert [node.op for node in scatters] == ["ScatterND"]
+    tensors = training.graph.tensors()
+    assert (tensors[gradient.ids].dtype, list(tensors[gradient.ids].shape)) == (np.int64, [12])
+    assert list(tensors[gradient.rows].shape) == [12, 4]
+
+
+def test_rewriting_scatters_does_not_change_the_step() -> None:
+    training = import_step(TABLE)
+    rng = np.random.default_rng(0)
+    feeds = {
+        "ids": rng.integers(0, 10, 6),
+        "more": rng.integers(0, 10, (2, 3)),
+        "t": rng.normal(size=(6, 4)).astype(np.float32),
+        "E": rng.normal(size=(10, 4)).astype(np.float32),
+    }
+    before = run(parse(TABLE), feeds)
+
+    find_gradients(training)
+
+    np.testing.assert_allclose(run(exported(training), feeds), before, rtol=1e-6)
+
+
+def test_a_scatter_on_the_class_axis_is_no_row_gradient() -> None:
+    by_class = TABLE.replace("Expand (column, wide)", "Identity (classes)").replace(
+        "int64[6] ids,", "int64[6] ids, int64[6,4] classes,"
+    )
+
+    assert not find_gradients(import_step(by_class))["E"].is_sparse
+
+
+def test_a_gradient_that_is_squared_before_it_is_complete_is_refused() -> None:
+    squared = SGD.replace(
+        "part = Mul (dW, lr)", "dW1 = MatMul (xt, d)\n both = Mul (dW, dW1)\n part = Mul (both, lr)"
+    )
+
+    with pytest.raises(UnsupportedModel, match="record it in the sidecar JSON"):
+        find_gradients(import_step(squared))
+
+
+def test_without_a_loss_nothing_is_guessed() -> None:
+    training = import_step(SGD)
+    training.loss = None
+
+    with pytest.raises(UnsupportedModel, match='name it with "loss" in the sidecar JSON'):
+        find_gradients(training)
+
+
+def combine_two_gradients(op: str) -> str:
+    more = f"dW1 = MatMul (xt, d)\n both = {op} (dW, dW1)\n part = Mul (both, lr)"
+    return SGD.replace("part = Mul (dW, lr)", more)
+
+
+def exported(training: TrainingGraph) -> onnx.ModelProto:
+    model = gs.export_onnx(training.graph)
+    model.ir_version = 10
+    onnx.checker.check_model(model)
+    return model
+
+
+def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(["E_next"], feeds)[0]

@@ -1,0 +1,188 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from partc.runtime.asynchronous.in_process import train_sessions_in_process
+from partc.runtime.asynchronous.session import plan_of_data, with_one_worker
+from partc.runtime.data.step_draws import draw_total
+from partc.runtime.plan.plan_folder import PlanFolder
+from tests.builders.plans.compiled_steps import import_text
+from tests.builders.plans.session_plans import (
+    additive_step,
+    batches_of_workers,
+    compile_sessions,
+    start_of,
+    train_in_turn,
+    whole_batches,
+)
+
+ALIKE = [
+    "mlp, momentum, clipped",
+    "lm, adagrad, clipped",
+    "lm, sgd, time-major, weighed",
+    "tied embedding",
+    "averages and a counter",
+    "foreign, clipped",
+]
+SEEDS = range(5)
+
+
+@pytest.fixture(scope="module")
+def additive(tmp_path_factory: pytest.TempPathFactory) -> PlanFolder:
+    return compile_sessions(additive_step(), tmp_path_factory.mktemp("additive") / "out")
+
+
+@pytest.fixture(scope="module")
+def perceptron(tmp_path_factory: pytest.TempPathFactory) -> PlanFolder:
+    return compile_sessions("mlp, sgd", tmp_path_factory.mktemp("mlp") / "out")
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster"), [*((model, "2x1") for model in ALIKE), ("lm, adagrad, clipped", "3x2s")]
+)
+def test_one_worker_trains_as_one_device(tmp_path: Path, model: str, cluster: str) -> None:
+    folder = with_one_worker(compile_sessions(model, tmp_path / "out", cluster))
+    batches = batches_of_workers(folder, steps=3)
+
+    result = train_sessions_in_process(folder, batches, seed=1)
+
+    start = start_of(folder)
+    for name, expected in train_in_turn(folder, batches).items():
+        assert not np.array_equal(expected, start[name])
+        np.testing.assert_allclose(result.variables[name], expected, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("staleness", [None, 0, 2])
+def test_no_push_is_lost_whatever_the_order(additive: PlanFolder, staleness: int | None) -> None:
+    batches = whole_batches(additive, steps=5)
+    expected = train_in_turn(additive, batches)
+
+    for seed in SEEDS:
+        result = train_sessions_in_process(additive, batches, seed=seed, staleness=staleness)
+
+        assert {server.pushes for server in result.staleness.values()} == {4 * 5}
+        for name, value in expected.items():
+            np.testing.assert_array_equal(result.variables[name], value, err_msg=f"{name}, seed {seed}")
+
+
+def test_orders_do_differ_between_seeds(perceptron: PlanFolder) -> None:
+    batches = batches_of_workers(perceptron, steps=4)
+
+    one, other, again = (train_sessions_in_process(perceptron, batches, seed=seed) for seed in (1, 2, 1))
+
+    assert not np.array_equal(one.variables["layer0.weight"], other.variables["layer0.weight"])
+    np.testing.assert_array_equal(one.variables["layer0.weight"], again.variables["layer0.weight"])
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_nobody_is_further_ahead_than_the_bound_and_some_are_as_far(
+    perceptron: PlanFolder, staleness: int
+) -> None:
+    batches = batches_of_workers(perceptron, steps=10)
+
+    lags = [
+        max(server.widest_lag for server in result.staleness.values())
+        for seed in SEEDS
+        if (result := train_sessions_in_process(perceptron, batches, seed=seed, staleness=staleness))
+    ]
+
+    assert max(lags) == staleness
+
+
+def test_without_a_bound_workers_run_ahead_and_miss_pushes(perceptron: PlanFolder) -> None:
+    batches = batches_of_workers(perceptron, steps=10)
+
+    servers = [
+        server
+        for seed in SEEDS
+        for server in train_sessions_in_process(perceptron, batches, seed=seed).staleness.values()
+    ]
+
+    assert max(server.widest_lag for server in servers) > 3
+    assert any(missed > 3 for server in servers for missed in server.missed)
+
+
+@pytest.mark.parametrize("model", ["averages and a counter", "foreign adam"])
+def test_a_counter_counts_every_push(tmp_path: Path, model: str) -> None:
+    folder = compile_sessions(model, tmp_path / "out")
+
+    result = train_sessions_in_process(folder, batches_of_workers(folder, steps=3), seed=5)
+
+    assert result.variables["count"] == start_of(folder)["count"] + 4 * 3
+
+
+def test_what_workers_keep_is_saved_as_their_mean(tmp_path: Path) -> None:
+    folder = compile_sessions("averages and a counter", tmp_path / "out")
+    batches = batches_of_workers(folder, steps=1)
+
+    result = train_sessions_in_process(folder, batches, seed=5)
+
+    mean = 0.9 * start_of(folder)["x_mean"] + 0.1 * batches[0]["x"].mean(axis=0)
+    np.testing.assert_allclose(result.variables["x_mean"], mean, rtol=1e-12)
+
+
+@pytest.mark.parametrize("staleness", [None, 0])
+@pytest.mark.parametrize("turn", [1, 40, 90])
+def test_the_death_of_a_worker_stops_no_other(
+    perceptron: PlanFolder, turn: int, staleness: int | None
+) -> None:
+    batches = batches_of_workers(perceptron, steps=5)
+
+    result = train_sessions_in_process(perceptron, batches, seed=3, staleness=staleness, dies={2: turn})
+
+    steps = {worker: len(losses) for worker, losses in result.losses.items()}
+    assert [steps[worker] for worker in (0, 1, 3)] == [5, 5, 5]
+    assert steps[2] < 5
+    assert all(3 * 5 <= server.pushes < 4 * 5 for server in result.staleness.values())
+
+
+@pytest.mark.parametrize("staleness", [None, 1])
+def test_a_perceptron_learns(perceptron: PlanFolder, staleness: int | None) -> None:
+    same = batches_of_workers(perceptron, steps=1) * 25
+
+    result = train_sessions_in_process(perceptron, same, seed=1, staleness=staleness)
+
+    for losses in result.losses.values():
+        assert losses[0] is not None and losses[-1] is not None
+        assert losses[-1] < 0.85 * losses[0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("staleness", [None, 0])
+def test_a_language_model_learns(tmp_path: Path, staleness: int | None) -> None:
+    folder = compile_sessions("lm, adagrad, clipped", tmp_path / "out")
+    same = batches_of_workers(folder, steps=1) * 60
+
+    result = train_sessions_in_process(folder, same, seed=1, staleness=staleness)
+
+    for losses in result.losses.values():
+        assert losses[0] is not None and losses[-1] is not None
+        assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.long
+def test_no_push_is_lost_in_many_orders(additive: PlanFolder) -> None:
+    batches = whole_batches(additive, steps=8)
+    expected = train_in_turn(additive, batches)
+
+    for seed in range(100):
+        result = train_sessions_in_process(additive, batches, seed=seed, staleness=seed % 4 or None)
+
+        for name, value in expected.items():
+            np.testing.assert_array_equal(result.variables[name], value, err_msg=f"{name}, seed {seed}")
+
+
+def test_every_worker_draws_for_its_own_samples(tmp_path: Path) -> None:
+    """The gradient is what was drawn: the servers end with the sum of all workers' draws."""
+    text = """step (double[4,3] x, double[3] W) => (double loss, double[3] W_next) <int64[1] rows = {0}> {
+        z = RandomNormalLike (x) y = Mul (x, W) loss = ReduceSum <keepdims = 0> (y) p = Mul (x, z)
+        dW = ReduceSum <keepdims = 0> (p, rows) W_next = Sub (W, dW) }"""
+    folder = compile_sessions(import_text(text, loss="loss"), tmp_path / "out")
+    batches = [{"x": np.ones((16, 3))}] * 3
+
+    result = train_sessions_in_process(folder, batches, seed=1)
+
+    plan = plan_of_data(folder.plan)
+    drawn = [sum(draw_total(plan, batches[0], step, 0).values()).sum(axis=0) for step in range(3)]
+    np.testing.assert_allclose(result.variables["W"], start_of(folder)["W"] - sum(drawn), rtol=1e-12)

@@ -1,0 +1,147 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from partc.runtime.data.feeds import Source, open_source
+from partc.runtime.errors import BadData
+from partc.runtime.plan.program import DataInput, Plan
+from tests.builders.plans.hand_made_plans import plan_of, rank, with_changes
+
+INPUTS = (
+    DataInput("x", "float32", ("b", 3), 0),
+    DataInput("steps", "int64", (7, "b"), 1, high=5),  # time-major
+    DataInput("lr", "float32", (), None),
+    DataInput("negatives", "int64", (4,), None, high=100),
+)
+
+
+def two_replicas(batch: str = "per-replica") -> Plan:
+    ranks = [rank(0, ("worker",), 0, {}), rank(1, ("worker",), 1, {}), rank(2, ("server",), None, {})]
+    return with_changes(plan_of(ranks, [], data_inputs=INPUTS), batch=batch, sizes={"b": 4})
+
+
+def save(path: Path, samples: int = 20, **changes: np.ndarray) -> str:
+    arrays = {
+        "x": np.arange(samples * 3, dtype=np.float32).reshape(samples, 3),
+        "steps": np.arange(7 * samples).reshape(7, samples),
+        "lr": np.float32(0.5),
+        "negatives": np.arange(12).reshape(3, 4),
+    }
+    np.savez(path, allow_pickle=False, **(arrays | changes))
+    return str(path)
+
+
+def assert_shares_make_the_total(plan: Plan, source: Source, step: int) -> None:
+    total = source.total(step)
+    shares = [source.share(rank, step) for rank in plan.ranks]
+    for data_input in plan.data_inputs:
+        name, axis = data_input.name, data_input.sample_axis
+        if axis is None:
+            for share in shares:
+                np.testing.assert_array_equal(share[name], total[name])
+        else:
+            joined = np.concatenate([share[name] for share in shares[:2]], axis=axis)
+            np.testing.assert_array_equal(joined, total[name])
+            assert name not in shares[2]
+            assert all(share[name].flags.c_contiguous for share in shares[:2])
+
+
+@pytest.mark.parametrize("step", [0, 1, 2, 7])
+def test_samples_of_a_file_are_taken_in_order_and_again_from_the_start(tmp_path: Path, step: int) -> None:
+    plan = two_replicas()
+    source = open_source(save(tmp_path / "data.npz"), plan)
+
+    total = source.total(step)
+
+    expected = (np.arange(8) + 8 * step) % 20
+    np.testing.assert_array_equal(total["x"][:, 0], 3 * expected)
+    np.testing.assert_array_equal(total["steps"][0], expected)
+    np.testing.assert_array_equal(total["negatives"], np.arange(4) + 4 * (step % 3))
+    assert total["lr"] == np.float32(0.5)
+    assert_shares_make_the_total(plan, source, step)
+
+
+def test_a_global_batch_is_the_declared_size(tmp_path: Path) -> None:
+    plan = two_replicas("global")
+    source = open_source(save(tmp_path / "data.npz"), plan)
+
+    assert source.total(0)["x"].shape == (4, 3)
+    assert source.share(plan.ranks[1], 0)["x"].shape == (2, 3)
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_synthetic_data_is_addressed_by_seed_and_step(step: int) -> None:
+    plan = two_replicas()
+    source = open_source("synthetic", plan, seed=1)
+
+    total = source.total(step)
+
+    assert total["x"].shape == (8, 3)
+    assert total["x"].dtype == np.float32
+    assert total["steps"].shape == (7, 8)
+    assert total["steps"].min() >= 0
+    assert total["steps"].max() < 5
+    assert total["lr"] == np.float32(0.01)
+    assert_shares_make_the_total(plan, source, step)
+    assert total["x"].tobytes() == open_source("synthetic", plan, seed=1).total(step)["x"].tobytes()
+    assert total["x"].tobytes() != open_source("synthetic", plan, seed=2).total(step)["x"].tobytes()
+    assert total["x"].tobytes() != source.total(step + 1)["x"].tobytes()
+
+
+def test_a_function_supplies_total_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_batches.py").write_text(
+        "import numpy as np\n"
+        "def two():\n"
+        "    for step in range(2):\n"
+        "        yield {'x': np.full((8, 3), step, np.float32), 'steps': np.zeros((7, 8), np.int64),\n"
+        "               'lr': np.float32(1), 'negatives': np.arange(4)}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    plan = two_replicas()
+    source = open_source("my_batches:two", plan)
+
+    assert_shares_make_the_total(plan, source, 0)
+    assert (source.total(1)["x"] == 1).all()
+    with pytest.raises(BadData, match="ends after 2 batches"):
+        source.total(2)
+    with pytest.raises(BadData, match="name a module on the Python path"):
+        open_source("my_batches:three", plan)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x": np.zeros((20, 4), np.float32)}, r"shape \[8, 4\], the model reads \[8, 3\]"),
+        ({"x": np.zeros((20, 3))}, "convert it: array.astype"),
+        ({"x": np.zeros(20, np.float32)}, "rank 2"),
+        ({"z": np.zeros(3)}, "'z', which is no input"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused(
+    tmp_path: Path, changes: dict[str, np.ndarray], message: str
+) -> None:
+    with pytest.raises(BadData, match=message):
+        open_source(save(tmp_path / "data.npz", **changes), two_replicas())
+
+
+def test_a_missing_input_is_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", x=np.zeros((8, 3), np.float32))
+
+    with pytest.raises(BadData, match="no data for input 'lr'"):
+        open_source(str(tmp_path / "data.npz"), two_replicas())
+
+
+def test_a_batch_that_does_not_divide_is_refused() -> None:
+    plan = with_changes(two_replicas("global"), sizes={"b": 5})
+
+    with pytest.raises(
+        BadData, match=r"5 samples do not divide among 2 replicas\n.*axis 0\n  fix: .* multiple of 2"
+    ):
+        open_source("synthetic", plan)
+
+
+@pytest.mark.parametrize("data", ["nowhere.npz", "nonsense"])
+def test_data_that_is_not_there_is_refused(data: str) -> None:
+    with pytest.raises(BadData, match="fix: "):
+        open_source(data, two_replicas())

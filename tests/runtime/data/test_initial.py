@@ -1,0 +1,83 @@
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from safetensors.numpy import save_file
+
+from partc.runtime.data.initial import InitialValues
+from partc.runtime.errors import BadData, BadPlan
+from partc.runtime.plan.plan_folder import PlanFolder
+from partc.runtime.plan.program import Constant, Initial, Made, Normal, PlanVariable, Stored, Uniform
+from tests.builders.plans.hand_made_plans import plan_of
+
+RANGE = """
+<ir_version: 10, opset_import: ["" : 21]>
+first () => (float[6] values) {
+    start = Constant <value = float {0.0}> ()
+    limit = Constant <value = float {6.0}> ()
+    delta = Constant <value = float {1.0}> ()
+    values = Range (start, limit, delta)
+}
+"""
+
+
+def values_of(
+    folder: Path, initial: Initial, shape: tuple[int, ...], dtype: str = "float32"
+) -> InitialValues:
+    variable = PlanVariable("W", dtype, shape, initial, "parameter")
+    return InitialValues(PlanFolder(plan_of([], [], variables=(variable,)), folder))
+
+
+@pytest.mark.parametrize(
+    "initial", [Constant(2.5), Normal(0.0, 1.0, 5), Uniform(-1.0, 1.0, 5), Stored("w.safetensors", "w")]
+)
+def test_shards_equal_the_rows_of_the_whole(tmp_path: Path, initial: Initial) -> None:
+    save_file({"w": np.arange(24, dtype=np.float32).reshape(6, 4)}, tmp_path / "w.safetensors")
+    values = values_of(tmp_path, initial, (6, 4))
+
+    whole = values.rows("W")
+
+    assert whole.shape == (6, 4)
+    for start, stop in ((0, 2), (2, 6), (3, 3)):
+        assert values.rows("W", start, stop).tobytes() == whole[start:stop].tobytes()
+
+
+def test_a_made_value_is_run_and_cut(tmp_path: Path) -> None:
+    (tmp_path / "made.onnx").write_bytes(onnx.parser.parse_model(RANGE).SerializeToString())
+    values = values_of(tmp_path, Made("made.onnx", "values"), (6,))
+
+    np.testing.assert_array_equal(values.rows("W", 2, 4), [2, 3])
+    np.testing.assert_array_equal(values.rows("W"), np.arange(6))
+
+
+def test_scalars_and_counters_have_their_shape_and_type(tmp_path: Path) -> None:
+    counter = values_of(tmp_path, Constant(3), (), "int64").rows("W")
+
+    assert counter.shape == ()
+    assert counter.dtype == np.int64
+    assert values_of(tmp_path, Normal(0.0, 1.0, 5), ()).rows("W").shape == ()
+
+
+def test_a_stored_value_of_another_shape_is_refused(tmp_path: Path) -> None:
+    save_file({"w": np.zeros((2, 2), np.float32)}, tmp_path / "w.safetensors")
+
+    with pytest.raises(BadPlan, match=r"float32\[2, 2\], not float32\[6, 4\]"):
+        values_of(tmp_path, Stored("w.safetensors", "w"), (6, 4)).rows("W")
+
+
+def test_a_given_value_for_nothing_is_refused(tmp_path: Path) -> None:
+    folder = PlanFolder(plan_of([], []), tmp_path)
+
+    with pytest.raises(BadData, match="no variable of the plan"):
+        InitialValues(folder, {"V": np.zeros(3)})
+
+
+def test_a_large_table_is_made_shard_by_shard(tmp_path: Path) -> None:
+    values = values_of(tmp_path, Normal(0.0, 1.0, 5), (800_000, 512))
+
+    shard = values.rows("W", 799_000, 799_010)
+
+    assert hashlib.sha256(shard.tobytes()) != hashlib.sha256(values.rows("W", 0, 10).tobytes())
+    assert shard.shape == (10, 512)

@@ -1,0 +1,176 @@
+"""Daemons that are stepped from outside compute what one process computes, and end when they must."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from partc.runtime.data.checkpoint import read_arrays
+from partc.runtime.errors import BadData, BadUsage, Diverged, RankFailed
+from partc.runtime.execution.in_process import train_in_process
+from partc.runtime.interactive.stepper import Stepper
+from partc.runtime.jobs.results import TRAINED_FILE, workers_of
+from tests.builders.plans.linear_plans import linear_all_reduce, linear_batches, linear_servers
+from tests.builders.plans.row_plans import table_batches, table_on_servers
+
+Batch = dict[str, np.ndarray]
+PLANS = {
+    "all-reduce": (partial(linear_all_reduce, replicas=3), linear_batches(3, steps=3)),
+    "servers apart": (partial(linear_servers, merged=False, scattered=True), linear_batches(2, steps=3)),
+    "table": (partial(table_on_servers, merged=True), table_batches(steps=3)),
+}
+
+
+def per_replica(stepper: Stepper, batch: Batch) -> dict[str, list[np.ndarray]]:
+    replicas = stepper.plan.replicas
+    axes = {entry.name: entry.sample_axis for entry in stepper.plan.data_inputs}
+    return {
+        name: [array] * replicas if axes[name] is None else np.split(array, replicas, axis=axes[name])
+        for name, array in batch.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["all-reduce", pytest.param("servers apart", marks=pytest.mark.long), "table"]
+)
+def test_steps_compute_what_one_process_computes(tmp_path: Path, name: str) -> None:
+    make, batches = PLANS[name]
+    folder = make(tmp_path / "out")
+    expected = train_in_process(folder, batches, read_after=(1, 2, 3))
+
+    with Stepper(folder) as stepper:
+        for step, batch in enumerate(batches, 1):
+            fetched = stepper.run([o.name for o in stepper.plan.outputs], per_replica(stepper, batch))
+            for output, values in zip(stepper.plan.outputs, fetched, strict=True):
+                assert len(values) == len(workers_of(stepper.plan))
+                if output.layout == "whole":
+                    for value in values:
+                        np.testing.assert_allclose(value, expected.outputs[step - 1][output.name], rtol=1e-12)
+            for variable, value in stepper.variables().items():
+                np.testing.assert_allclose(value, expected.variables_after[step][variable], rtol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return linear_all_reduce(tmp_path_factory.mktemp("plans") / "out", replicas=2)
+
+
+BATCH = linear_batches(2, steps=1)[0]
+
+
+@pytest.fixture(scope="module")
+def running(shared: Path) -> Iterator[Stepper]:
+    with Stepper(shared) as stepper:
+        yield stepper
+
+
+def test_what_is_saved_is_what_was_trained(running: Stepper, shared: Path) -> None:
+    running.run((), per_replica(running, BATCH))
+    trained = running.variables()
+
+    saved = running.save()
+
+    assert saved == shared / TRAINED_FILE
+    np.testing.assert_array_equal(read_arrays(saved)["W"], trained["W"])
+
+
+def test_bad_requests_are_refused_and_the_daemons_go_on(running: Stepper) -> None:
+    good = per_replica(running, BATCH)
+    name = next(iter(good))
+    before = running.steps
+    wrong: list[tuple[object, str]] = [
+        (good | {name: good[name][0]}, "one for each replica"),
+        (good | {name: good[name][:1]}, "a list of 1 for 2 replicas"),
+        ({}, "no data for input"),
+        (good | {"stray": [BATCH[name]] * 2}, "which is no input"),
+        (good | {name: [BATCH[name].astype(np.int32)] * 2}, "supply one replica's samples"),
+    ]
+
+    for feeds, reason in wrong:
+        with pytest.raises(BadData, match=reason):
+            running.run("loss", feeds)  # type: ignore[arg-type]
+    with pytest.raises(BadUsage, match="fetch among"):
+        running.run("lose", good)
+
+    assert running.steps == before
+    running.run("loss", good)
+
+
+def test_a_loss_that_is_no_number_ends_the_job_and_says_so(shared: Path) -> None:
+    with Stepper(shared) as stepper, pytest.raises(Diverged, match="in step 1"):
+        stepper.run("loss", per_replica(stepper, {k: np.full_like(v, np.nan) for k, v in BATCH.items()}))
+
+    with pytest.raises(Diverged):
+        stepper.run("loss", per_replica(stepper, BATCH))
+
+
+def test_a_rank_that_is_killed_is_named(shared: Path) -> None:
+    with Stepper(shared) as stepper:
+        job = Path(stepper._job_folder.name)
+        os.kill(int((job / "process.rank-1").read_text()), signal.SIGKILL)
+        with pytest.raises(RankFailed):
+            stepper.run("loss", per_replica(stepper, BATCH))
+
+
+def test_strangers_are_not_heard(running: Stepper) -> None:
+    endpoint = next(iter(running._ranks.channel.endpoints.values()))
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.set(zmq.ROUTING_ID, b"0000/0")
+        stranger.set(zmq.LINGER, 0)
+        stranger.connect(endpoint)
+        stranger.send_multipart([b"nonsense"])
+
+        running.run("loss", per_replica(running, BATCH))
+
+
+def test_a_closed_stepper_leaves_nothing_and_does_nothing(tmp_path: Path) -> None:
+    folder = linear_all_reduce(tmp_path / "out", replicas=1)
+    with Stepper(folder) as stepper:
+        assert list(folder.glob(".run-*"))
+
+    assert not list(folder.glob(".run-*"))
+    with pytest.raises(BadUsage, match="is closed"):
+        stepper.variables()
+
+
+LEFT_OPEN = """
+import sys, time
+from pathlib import Path
+from partc.runtime.interactive.stepper import Stepper
+stepper = Stepper(sys.argv[1])
+job = Path(stepper._job_folder.name)
+print(*[path.read_text() for path in job.glob("process.rank-*")], flush=True)
+{then}
+"""
+
+
+@pytest.mark.parametrize("then", ["sys.exit()", "time.sleep(600)"], ids=["ends", "is killed"])
+def test_ranks_end_with_the_process_that_steps_them(shared: Path, then: str) -> None:
+    command = [sys.executable, "-c", LEFT_OPEN.format(then=then), str(shared)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        ranks = [int(number) for number in process.stdout.readline().split()]
+        assert len(ranks) == 2
+        if "sleep" in then:
+            process.kill()
+        process.wait()
+
+    deadline_s = time.monotonic() + 20
+    while any(map(is_alive, ranks)) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert not any(map(is_alive, ranks))
+
+
+def is_alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,178 @@
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from partc.runtime.data.checkpoint import read_arrays
+from partc.runtime.data.feeds import open_source
+from partc.runtime.errors import BadData, BadUsage, CopiesDiffer, Diverged, RankFailed
+from partc.runtime.execution.in_process import train_in_process
+from partc.runtime.jobs.job import Progress
+from partc.runtime.jobs.results import DISAGREEING_FILE, TRAINED_FILE
+from partc.runtime.jobs.runner import Runner
+from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
+from partc.runtime.plan.program import encode_plan
+from tests.builders.plans.hand_made_plans import with_changes
+from tests.builders.plans.linear_plans import linear_all_reduce, linear_batches, linear_servers
+from tests.builders.plans.row_plans import (
+    reduction_batch,
+    reductions,
+    rows_at_once,
+    rows_there_and_back,
+    table_batches,
+    table_on_servers,
+)
+
+Batches = list[dict[str, np.ndarray]]
+
+PLANS: dict[str, tuple[Callable[[Path], Path], Batches]] = {
+    "all-reduce": (partial(linear_all_reduce, replicas=3), linear_batches(3, steps=3)),
+    "reduce, merged": (partial(linear_servers, merged=True, scattered=False), linear_batches(2, steps=3)),
+    "reduce": (partial(linear_servers, merged=False, scattered=False), linear_batches(2, steps=3)),
+    "scatter, merged": (partial(linear_servers, merged=True, scattered=True), linear_batches(2, steps=3)),
+    "scatter": (partial(linear_servers, merged=False, scattered=True), linear_batches(2, steps=3)),
+    "table, merged": (partial(table_on_servers, merged=True), table_batches(steps=3)),
+    "table": (partial(table_on_servers, merged=False), table_batches(steps=3)),
+    "rows, merged": (partial(rows_there_and_back, merged=True), table_batches(steps=2)),
+    "rows at once": (rows_at_once, table_batches(steps=20)),
+    "reductions": (reductions, [reduction_batch()] * 2),
+    "rows": (partial(rows_there_and_back, merged=False), table_batches(steps=2)),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_daemons_compute_what_one_process_computes(tmp_path: Path, name: str) -> None:
+    make, batches = PLANS[name]
+    folder = make(tmp_path / "out")
+
+    actual = Runner(folder).train(batches, len(batches), outputs="all")
+
+    expected = train_in_process(folder, batches)
+    for variable, value in expected.variables.items():
+        np.testing.assert_allclose(actual.variables[variable], value, rtol=1e-12)
+    for output, reference in zip(actual.outputs, expected.outputs, strict=True):
+        assert output.keys() == reference.keys()
+        for key, value in reference.items():
+            np.testing.assert_allclose(output[key], value, rtol=1e-12)
+    assert actual.disagreeing == ()
+    assert actual.payload_bytes == expected.payload_bytes
+    assert actual.exchanged == expected.exchanged
+
+
+def test_variables_are_saved_and_read_on_the_way(tmp_path: Path) -> None:
+    folder = linear_servers(tmp_path / "out", merged=True, scattered=True)
+    batches = linear_batches(2, steps=4)
+    lines: list[Progress] = []
+
+    result = Runner(folder).train(
+        batches, 4, initial={"W": np.ones((3, 2))}, read_after=(2, 4), on_progress=lines.append
+    )
+
+    expected = train_in_process(folder, batches, {"W": np.ones((3, 2))}, read_after=(2,))
+    np.testing.assert_allclose(result.variables_after[2]["W"], expected.variables_after[2]["W"], rtol=1e-12)
+    np.testing.assert_allclose(result.variables["W"], expected.variables["W"], rtol=1e-12)
+    np.testing.assert_array_equal(result.variables_after[4]["W"], result.variables["W"])
+    saved = read_arrays(folder / "trained.safetensors")
+    np.testing.assert_array_equal(saved["W"], result.variables["W"])
+    assert lines[-1].step == 4
+    assert lines[-1].loss == pytest.approx(float(expected.outputs[-1]["loss"]))
+    assert not list(folder.glob(".run-*"))
+
+
+def test_copies_that_drift_apart_are_named(tmp_path: Path) -> None:
+    folder = linear_all_reduce(tmp_path / "out", 2)
+    plan = read_plan_folder(folder).plan
+    updates_too_early = (*plan.instructions[:1], plan.instructions[3], *plan.instructions[1:3])
+    broken = PlanFolder(with_changes(plan, instructions=updates_too_early), folder)
+    (folder / "plan.json").write_bytes(encode_plan(broken.plan))
+    batches = linear_batches(2, steps=2)
+
+    with pytest.raises(
+        CopiesDiffer, match=r"different copies of 1 variables: W\n.*\n.*disagreeing.safetensors"
+    ):
+        Runner(folder).train(batches, 2)
+
+    assert not (folder / TRAINED_FILE).exists()
+    assert read_arrays(folder / DISAGREEING_FILE).keys() == {"W"}
+    assert Runner(folder).train(batches, 2, save=False).disagreeing == ("W",)
+    assert train_in_process(folder, batches).disagreeing == ("W",)
+
+
+def test_a_loss_that_is_not_a_number_stops_all_ranks(tmp_path: Path) -> None:
+    folder = linear_all_reduce(tmp_path / "out", 2)
+    batches = linear_batches(2, steps=3)
+    batches[1]["x"][4, 0] = np.nan
+
+    with pytest.raises(Diverged, match=r"nan in step 2\n  at:  rank 1 "):
+        Runner(folder).train(batches, 3)
+
+    assert not (folder / "trained.safetensors").exists()
+    assert not list(folder.glob(".run-*"))
+    result = Runner(folder).train(batches, 3, stop_when_diverged=False)
+    assert len(result.outputs) == 3
+
+
+def test_bad_data_is_reported_by_the_first_rank_that_meets_it(tmp_path: Path) -> None:
+    folder = linear_all_reduce(tmp_path / "out", 2)
+    np.savez(tmp_path / "data.npz", allow_pickle=False, x=np.zeros((16, 3)))
+
+    with pytest.raises(BadData, match="no data for input 'y'"):
+        Runner(folder).train(tmp_path / "data.npz", 2)
+
+
+def test_synthetic_data_trains(tmp_path: Path) -> None:
+    folder = linear_all_reduce(tmp_path / "out", 2)
+
+    result = Runner(folder).train("synthetic", 3, seed=5)
+
+    source = open_source("synthetic", read_plan_folder(folder).plan, seed=5)
+    expected = train_in_process(folder, [source.total(step) for step in range(3)])
+    np.testing.assert_allclose(result.variables["W"], expected.variables["W"], rtol=1e-12)
+
+
+def test_a_rank_that_dies_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dying_batches.py").write_text(
+        "import os, time\n"
+        "def die():\n"
+        "    if os.environ['PMI_RANK'] == '1':\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "    time.sleep(30)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    folder = linear_all_reduce(tmp_path / "out", 2)
+
+    with pytest.raises(RankFailed, match=r"signal 9\)\n  at:  rank 1\n  fix: read .*run.log"):
+        Runner(folder).train("dying_batches:die", 2)
+
+
+def test_what_goes_wrong_in_a_daemon_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "odd_batches.py").write_text("def fail():\n    raise RuntimeError('no connection')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    folder = linear_all_reduce(tmp_path / "out", 2)
+
+    with pytest.raises(RankFailed, match=r"RuntimeError: no connection\n  at:  rank [01], while loading"):
+        Runner(folder).train("odd_batches:fail", 2)
+
+
+def test_a_rank_that_hangs_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow_batches.py").write_text(
+        "import time\ndef forever():\n    time.sleep(60)\n    yield {}\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    folder = linear_all_reduce(tmp_path / "out", 2)
+
+    with pytest.raises(RankFailed, match="no rank said anything for 2 s"):
+        Runner(folder).train("slow_batches:forever", 2, timeout_s=2.0)
+
+
+def test_too_few_or_uneven_batches_are_refused(tmp_path: Path) -> None:
+    folder = table_on_servers(tmp_path / "out", merged=True)
+
+    with pytest.raises(BadData, match="1 batches for 2 steps"):
+        Runner(folder).train(table_batches(steps=1), 2)
+    with pytest.raises(BadData, match="batches of one size"):
+        Runner(folder).train(table_batches(steps=1) + table_batches(steps=1, samples=4), 2)
+    with pytest.raises(BadUsage, match="at least one step"):
+        Runner(folder).train("synthetic", 0)

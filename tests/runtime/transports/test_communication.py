@@ -1,0 +1,160 @@
+"""Every kind, for members that send or do not, in place or not, in memory."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from partc.runtime.data.initial import InitialValues
+from partc.runtime.errors import BadPlan
+from partc.runtime.execution.device import Device
+from partc.runtime.execution.environment import Environment
+from partc.runtime.plan.plan_folder import PlanFolder
+from partc.runtime.plan.program import Buffer, Slice, Start
+from partc.runtime.transports.communication import part_of
+from partc.runtime.transports.in_memory import Board, InMemoryTransport
+from tests.builders.plans.hand_made_plans import plan_of, rank
+
+GROUP = {"all": (2, 0, 1)}  # rank 2 is the root and only serves
+PLAN = plan_of(
+    [rank(0, ("worker",), 0, GROUP), rank(1, ("worker",), 1, GROUP), rank(2, ("server",), None, GROUP)],
+    [],
+    buffers=(
+        Buffer("b", "float32", 4, ("worker", "server")),
+        Buffer("c", "float32", 4, ("worker", "server")),
+    ),
+    slices=(Slice("x", "b", 0, (2, 2)), Slice("y", "c", 0, (2, 2))),
+)
+RANKS = PLAN.ranks
+
+
+@pytest.fixture
+def environments(tmp_path: Path) -> list[Environment]:
+    """Rank r's x and y hold 10 (r + 1) + 0..3."""
+    made = [
+        Environment(PLAN, one, Device("cpu", 0, 1), InitialValues(PlanFolder(PLAN, tmp_path)))
+        for one in RANKS
+    ]
+    for index, environment in enumerate(made):
+        for name in ("x", "y"):
+            environment.put(name, 10.0 * (index + 1) + np.arange(4, dtype=np.float32).reshape(2, 2))
+    return made
+
+
+def exchange(environments: list[Environment], start: Start) -> InMemoryTransport:
+    """Carry one communication out; return rank 0's side."""
+    board = Board()
+    transports = [InMemoryTransport(board) for _ in RANKS]
+    parts = [
+        part_of(start, one, GROUP["all"], environment)
+        for one, environment in zip(RANKS, environments, strict=True)
+    ]
+    handles = [transport.start(part) for transport, part in zip(transports, parts, strict=True)]
+    assert all(handle.done() for handle in handles)
+    for environment, part, handle in zip(environments, parts, handles, strict=True):
+        if part.lands:
+            for name, dense in zip(start.writes, part.dense, strict=False):
+                if not dense.placed:
+                    environment.put(name, dense.target)
+            for name, array in zip(start.writes, handle.rows(), strict=False):
+                environment.put(name, array)
+    return transports[0]
+
+
+def flat(environment: Environment, name: str) -> list[float]:
+    return environment.array(name).reshape(-1).tolist()
+
+
+@pytest.mark.parametrize(("write", "source"), [("x", "x"), ("y", "x"), ("new", "x")])
+def test_who_does_not_send_adds_nothing_to_a_sum(
+    environments: list[Environment], write: str, source: str
+) -> None:
+    exchange(environments, Start(0, "all_reduce", "all", "worker", "worker", (source,), (write,)))
+
+    assert flat(environments[0], write) == [30, 32, 34, 36]
+    assert flat(environments[1], write) == [30, 32, 34, 36]
+
+
+@pytest.mark.parametrize(("reduction", "expected"), [("max", [20, 21, 22, 23]), ("min", [10, 11, 12, 13])])
+def test_who_does_not_send_is_neutral_in_a_maximum_and_a_minimum(
+    environments: list[Environment], reduction: str, expected: list[float]
+) -> None:
+    exchange(environments, Start(0, "reduce", "all", "worker", "server", ("x",), ("x",), reduction))
+
+    assert flat(environments[2], "x") == expected
+    assert flat(environments[0], "x") == [10, 11, 12, 13]
+
+
+@pytest.mark.parametrize("write", ["x", "y", "new"])
+def test_a_broadcast_comes_from_the_root(environments: list[Environment], write: str) -> None:
+    environments[0].put("new", np.zeros((2, 2), np.float32))
+    if write == "new":
+        with pytest.raises(BadPlan, match="size of 'new' is not known"):
+            part_of(
+                Start(0, "broadcast", "all", "server", "worker", ("unknown",), ("new",)),
+                RANKS[0],
+                GROUP["all"],
+                environments[0],
+            )
+    start = Start(0, "broadcast", "all", "server", "worker", ("x",), (write,))
+
+    exchange(environments, start)
+
+    assert flat(environments[0], write) == flat(environments[1], write) == [30, 31, 32, 33]
+
+
+@pytest.mark.parametrize("write", ["x", "y", "region"])
+def test_reduced_regions_land_with_their_owner(environments: list[Environment], write: str) -> None:
+    start = Start(0, "reduce_scatter", "all", "worker", "worker", ("x",), (write,), counts=(0, 3, 1))
+
+    exchange(environments, start)
+
+    first, second = flat(environments[0], write), flat(environments[1], write)
+    assert (first if write == "region" else first[:3]) == [30, 32, 34]
+    assert (second if write == "region" else second[3:]) == [36]
+
+
+@pytest.mark.parametrize("write", ["x", "y", "whole"])
+def test_regions_are_gathered_in_group_order(environments: list[Environment], write: str) -> None:
+    start = Start(0, "all_gather", "all", "worker", "worker", ("x",), (write,), counts=(0, 3, 1))
+
+    exchange(environments, start)
+
+    assert flat(environments[0], write) == flat(environments[1], write) == [10, 11, 12, 23]
+
+
+def test_counts_that_do_not_cut_the_rows_are_refused(environments: list[Environment]) -> None:
+    environments[0].put("rows", np.zeros((3, 2)))
+    environments[0].put("counts", np.array([1, 1, 0]))
+    start = Start(
+        7, "all_to_all_rows", "all", "worker", "worker", ("rows", "counts"), ("r", "c"), label="push"
+    )
+
+    with pytest.raises(
+        BadPlan, match=r"\[1, 1, 0\] do not cut 3 rows among 3 members\n  at:  communication 7 \(push\)"
+    ):
+        part_of(start, RANKS[0], GROUP["all"], environments[0])
+
+
+def test_a_region_of_another_size_is_refused(environments: list[Environment]) -> None:
+    start = Start(0, "reduce_scatter", "all", "worker", "worker", ("x",), ("x",), counts=(0, 3, 3))
+
+    with pytest.raises(BadPlan, match="'x' has 4 elements, 6 were planned"):
+        part_of(start, RANKS[0], GROUP["all"], environments[0])
+
+
+def test_traffic_counts_values_and_ids_apart_and_leaves_out_what_stays(
+    environments: list[Environment],
+) -> None:
+    for index in (0, 1):
+        environments[index].put("ids", np.arange(4))
+        environments[index].put("rows", np.ones((4, 2), np.float32))
+        environments[index].put("counts", np.array([2, 1, 1]))
+    reads, writes = ("ids", "rows", "counts"), ("ids_in", "rows_in", "counts_in")
+
+    transport = exchange(environments, Start(0, "all_to_all_rows", "all", "worker", "worker", reads, writes))
+
+    assert transport.traffic.payload_bytes["all_to_all_rows"] == 3 * 8
+    assert transport.traffic.ids_bytes["all_to_all_rows"] == 3 * 8
+    np.testing.assert_array_equal(environments[0].array("counts_in"), [0, 1, 1])
+    np.testing.assert_array_equal(environments[0].array("ids_in"), [2, 2])

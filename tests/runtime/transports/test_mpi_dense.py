@@ -1,0 +1,42 @@
+"""Sums between processes that are long enough to be made in two collectives, in several chunks."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import SGD
+from partc.compiler.importing.import_training import import_training_graph
+from partc.models.catalogue import build_model
+from partc.runtime.execution.in_process import train_in_process
+from partc.runtime.jobs.runner import Runner
+from partc.runtime.plan.program import Start
+from partc.runtime.transports.communication import ROW_KINDS
+from partc.runtime.transports.mpi_dense import LONG_SUM_BYTES
+from tests.builders.plans.compiled_steps import compile_step, random_batches
+
+SUMS = ("all_reduce", "reduce")
+SIZES = {"vocab": 90, "embedding": 67, "cells": 601, "projection": 67, "batch": 3, "steps": 4, "samples": 16}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "strategy"),
+    [("3x1", "allreduce"), ("3x1", "hybrid"), ("1x4", "allreduce"), ("2x2", "allreduce")],
+)
+def test_daemons_sum_long_values_as_one_process_does(tmp_path: Path, cluster: str, strategy: str) -> None:
+    """Rows are on their way at the same time, in the same groups."""
+    train = build_training_graph(build_model("lm", **SIZES), loss="loss", optimizer=SGD(0.1))
+    done = compile_step(import_training_graph(train), tmp_path / "out", cluster, strategy)
+    batches = random_batches(done.plan, 3, high=7)
+    starts = [instruction for instruction in done.plan.instructions if isinstance(instruction, Start)]
+    assert any(start.kind in SUMS and start.payload_bytes > 2 * LONG_SUM_BYTES for start in starts)
+    assert any(start.kind in ROW_KINDS for start in starts)
+
+    actual = Runner(done.folder).train(batches, len(batches))
+
+    expected = train_in_process(done.folder, batches)
+    for variable, value in expected.variables.items():
+        np.testing.assert_allclose(actual.variables[variable], value, rtol=1e-5, atol=1e-7)
+    assert actual.disagreeing == ()
+    assert actual.payload_bytes == expected.payload_bytes

@@ -1,0 +1,79 @@
+"""The paper's language model: at its full size through the compiler, small through training."""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from partc.cost.strategy import read_strategy
+from partc.runtime.plan.plan_folder import read_plan_folder
+from tests.checks.command_line import CLUSTER, EXAMPLES, done
+
+TABLES = {"embedding", "softmax.weight"}
+UPDATE = ("--loss", "loss", "--optimizer", "adagrad", "--lr", "0.2", "--clip-global-norm", "10")
+SMALL = {"vocab": 2000, "embedding": 32, "cells": 32, "projection": 32, "steps": 4, "samples": 32, "batch": 4}
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a process took."""
+
+    seconds: float
+    peak_bytes: int
+
+
+def measured(*arguments: object) -> Usage:
+    """Run `partc` in a process of its own."""
+    begun_s = time.monotonic()
+    command = [sys.executable, "-m", "partc.compiler.commands.cli", *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    scale = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in KiB on Linux
+    return Usage(time.monotonic() - begun_s, usage.ru_maxrss * scale)
+
+
+def folder_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_the_papers_size_compiles_for_48_gpus_in_little_time_memory_and_room(tmp_path: Path) -> None:
+    forward, train, out = tmp_path / "lm.onnx", tmp_path / "train.onnx", tmp_path / "out"
+    done("model", "lm", "-o", forward)
+    graph = measured("grad", forward, *UPDATE, "-o", train)
+    cluster = EXAMPLES / "cluster-8x6-titanxp.json"
+
+    plan = measured("compile", train, "-c", cluster, "--strategy", "hybrid", "--size", "batch=128", "-o", out)
+
+    assert graph.seconds + plan.seconds < 30
+    assert max(graph.peak_bytes, plan.peak_bytes) < 2e9
+    assert folder_bytes(out) < 50e6
+    chosen = read_strategy(out / "strategy.json").parameters
+    assert {name for name, choice in chosen.items() if choice.method == "servers"} >= TABLES
+    variables = {variable.name: variable.shape for variable in read_plan_folder(out).plan.variables}
+    assert all(variables[table] == (800_000, 512) for table in TABLES)
+    assert all(
+        {shard.host for shard in chosen[table].shards} <= {f"host{h}" for h in range(8)} for table in TABLES
+    )
+    assert len(read_plan_folder(out).plan.ranks) == 8 * 6 + 8
+
+
+@pytest.mark.parametrize("batch", ["per-replica", "global"])
+def test_a_small_one_trains_on_daemons_with_hybrid_communication(tmp_path: Path, batch: str) -> None:
+    forward, train, out = tmp_path / "lm.onnx", tmp_path / "train.onnx", tmp_path / "out"
+    options = [part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")]
+    done("model", "lm", *options, "-o", forward)
+    done("grad", forward, *UPDATE, "-o", train)
+    done("compile", train, "-c", CLUSTER, "--strategy", "hybrid", "--batch", batch, "-o", out)
+    methods = {name: c.method for name, c in read_strategy(out / "strategy.json").parameters.items()}
+    assert {name for name, method in methods.items() if method == "servers"} >= TABLES
+    assert methods["lstm.input_weight"] == "all_reduce"
+
+    done("run", out, "--steps", "5")
+
+    assert "all 14 variables equal" in done("verify", out, "--steps", "3")
