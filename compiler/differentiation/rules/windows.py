@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from partc.compiler.differentiation.forward_node import ForwardNode
+from partc.runtime.errors import BadModel
 
 Sizes = tuple[int, ...]
 
@@ -75,6 +76,12 @@ def windows_of(at: ForwardNode, kernel: Sequence[int]) -> Windows:
     rank = len(kernel)
     strides = _sizes(at, "strides", (1,) * rank)
     dilations = _sizes(at, "dilations", (1,) * rank)
+    if {len(sizes) for sizes in (source, target, strides, dilations)} != {rank}:
+        raise BadModel(
+            f"windows of {rank} axes over {len(source)}, {len(strides)} strides, {len(dilations)} dilations",
+            at=at.place,
+            fix="give the kernel, strides and dilations a size for each axis behind the channels",
+        )
     spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     reach = [(t - 1) * s + span for t, s, span in zip(target, strides, spans, strict=True)]
     padding = [r - x for r, x in zip(reach, source, strict=True)]

@@ -104,6 +104,10 @@ def _cross_entropy(at: ForwardNode) -> Sequence[str]:
     """
     bias, at = at.x(5), label_loss(at, labels=2, ignore_index=4)
     log_probabilities, labels = at.x(1), at.x(2)
+    if at.rank(log_probabilities) < 2:
+        raise UnsupportedModel(
+            "log probabilities without an axis of classes", at=at.place, fix="give them as [n, classes, ..]"
+        )
     classes = at.shape(log_probabilities)[1]
     if not isinstance(classes, int):
         raise UnsupportedModel("the number of classes is unknown", at=at.place, fix="export it fixed")
