@@ -10,6 +10,7 @@ from onnx import parser
 
 from partc.compiler.importing.ort_training.gradient_ops import GRADIENT_OPS
 from partc.compiler.importing.ort_training.lower_nodes import lower_training_nodes, move_misplaced
+from partc.runtime.errors import BadModel, UnsupportedModel
 
 OPSET = 21
 
@@ -183,6 +184,27 @@ def test_a_gradient_op_is_what_differences_say(case: Case) -> None:
             expected[place] = ((ends[0] - ends[1]) * dy).sum() / (2 * case.step)
         tolerance = 1e-7 if case.dtype == "double" else 1e-3
         np.testing.assert_allclose(found[f"d{name}"], expected, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (CONVOLVED.replace("strides = [2, 1]", "strides = [2]"), "windows of 2 axes over 2, 1 strides"),
+        (CONVOLVED.replace("group", "dilations = [1], group"), "windows of 2 axes over 2, 2 strides, 1 dil"),
+    ],
+)
+def test_windows_of_another_rank_are_refused(text: str, what: str) -> None:
+    with pytest.raises(BadModel, match=what):
+        lowered(
+            Case("ConvGrad", text, {"x": (2, 4, 5, 6), "w": (6, 2, 2, 3), "b": (6,)}, (2, 6, 3, 5), "float")
+        )
+
+
+def test_log_probabilities_without_classes_are_refused() -> None:
+    text = """labels = Constant <value = int64[3] {0, 1, 0}> () y = ReduceSum (x)
+        dx = com.microsoft.SoftmaxCrossEntropyLossGrad (dy, x, labels)"""
+    with pytest.raises(UnsupportedModel, match="without an axis of classes"):
+        lowered(Case("SoftmaxCrossEntropyLossGrad", text, {"x": (3,)}, (1,), "float"))
 
 
 def test_every_lowering_has_a_case() -> None:
