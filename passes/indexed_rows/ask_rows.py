@@ -19,9 +19,11 @@ from partc.passes.indexed_rows.exchange_rows import drawn_ids
 from partc.passes.indexed_rows.expected_rows import Level, rows_at
 from partc.passes.indexed_rows.route_rows import (
     INT64,
+    all_to_all_rows,
     count_by_owner,
     count_from_start,
-    exchange,
+    gather_rows,
+    scatter_rows,
     sort_ids,
     unique,
 )
@@ -47,10 +49,10 @@ def ask_rows(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor
     drawn = int(np.prod(lowering.facts.shape(indices.name), dtype=np.int64)) / parts
     all_drawn = _all_drawn(lowering, asked.parameter, drawn)
     share = drawn / all_drawn if all_drawn else 0.0  # how many there are only the data may tell
-    host_ids, host_counts = exchange(out, "GatherRows", [own], f"{name}.host")
+    (host_ids,), host_counts = gather_rows(out, [own], f"{name}.host")
     in_order, host_inverse = sort_ids(out, host_ids, f"{name}.host_unique", "server", merge=merge)
     counts = count_by_owner(out, in_order, asked.parameter, f"{name}.by_owner")
-    wanted, wanted_counts = exchange(out, "AllToAllRows", [in_order, counts], f"{name}.wanted")
+    (wanted,), wanted_counts = all_to_all_rows(out, [in_order], counts, f"{name}.wanted")
     request = RowRequest(ids, inverse, host_inverse, host_counts, wanted_counts, share, drawn)
     lowering.row_requests[node.name] = request
     levels: tuple[tuple[gs.Variable, Level], ...]
@@ -58,7 +60,7 @@ def ask_rows(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor
     for value, level in levels:
         rows_of_ids = _expected(lowering, asked.parameter, request, level)
         out.nbytes[value.name] = round(rows_of_ids * INT64.itemsize)
-    first = out.place(f"{asked.parameter}.first")
+    first = out.first_row(asked.parameter)
     local = out.emit("Sub", [wanted, first], f"{name}.local", INT64, "server")
     dtype = lowering.facts.dtypes[table.name]
     rows = lowering.need(table.name, Layout("server", owned))
@@ -100,12 +102,12 @@ def return_rows(lowering: Lowering, tensor: str, asked: RequestedRows) -> gs.Ten
     rows = lowering.need(tensor, Layout("server", asked))
     request = lowering.row_requests[asked.gather]
     name = rows.name
-    back, _ = exchange(out, "AllToAllRows", [rows, request.wanted_counts], f"{name}.back")
+    (back,), _ = all_to_all_rows(out, [rows], request.wanted_counts, f"{name}.back")
     spread = out.emit("Gather", [back, request.host_inverse], f"{name}.spread", rows.dtype, "server")
     host = _expected(lowering, asked.parameter, request, "host")
     worker = _expected(lowering, asked.parameter, request, "worker")
     out.nbytes[spread.name] = round(out.nbytes[rows.name] * worker / max(host, 1.0))
-    (own,) = exchange(out, "ScatterRows", [spread, request.host_counts], f"{name}.scattered")
+    own = scatter_rows(out, spread, request.host_counts, f"{name}.scattered")
     ordered = out.emit("Gather", [own, request.inverse], f"{name}.ordered", rows.dtype, "worker")
     return _unflatten(lowering, tensor, asked, request.ids, ordered)
 

@@ -71,7 +71,8 @@ class _Lowerer(Lowering):
             )
             kept = placement if stays else Replicate()
             value = self.need(name, Layout("worker", kept))
-            self.out.outputs.append((name, value.name, Layout("worker", kept)))
+            public = training.output_names.get(name, name)
+            self.out.outputs.append((public, value.name, Layout("worker", kept)))
         for name, home in homes.items():
             self.need(name, home)
         done = 0

@@ -90,8 +90,8 @@ def _to_owners(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) 
     if made is not None:
         return made
     whole = lowering.need(tensor, SERVER_WHOLE)
-    first = lowering.out.place(f"{owned.parameter}.first")
-    rows = lowering.out.place(f"{owned.parameter}.rows")
+    first = lowering.out.first_row(owned.parameter)
+    rows = lowering.out.row_count(owned.parameter)
     end = lowering.out.emit("Add", [first, rows], f"{tensor}.end.{owned.parameter}", INT64, "server")
     axis = constant(f"{tensor}.axis.{owned.parameter}", [0], np.int64)
     name = lowering.value_name(tensor, wanted)
@@ -108,7 +108,7 @@ def _make_owned_constant(lowering: Lowering, tensor: str, owned: Owned) -> gs.Te
     if node.op == "Expand" and len(lowering.facts.shape(node.inputs[0].name)) >= len(shape):
         return None
     sizes = constant(f"{tensor}.row_shape.{owned.parameter}", list(shape[1:]), np.int64)
-    rows = lowering.out.place(f"{owned.parameter}.rows")
+    rows = lowering.out.row_count(owned.parameter)
     name = f"{tensor}.shape.{owned.parameter}"
     spelled = lowering.out.emit("Concat", [rows, sizes], name, INT64, "server", axis=0)
     value = lowering.value_name(tensor, Layout("server", owned))
@@ -139,7 +139,7 @@ def _all_gather(lowering: Lowering, tensor: str, split: Split, wanted: Layout) -
 def _gather_rows(lowering: Lowering, piece: gs.Tensor, result: gs.Variable) -> None:
     counts = gs.Variable(f"{result.name}.counts", dtype=INT64)
     lowering.out.nbytes.setdefault(piece.name, 0)
-    lowering.out.communicate("AllGatherRows", [piece], [result, counts])
+    lowering.out.communicate("AllGatherRows", [piece], [result], received_counts=counts)
 
 
 def _cut(lowering: Lowering, tensor: str, whole: gs.Tensor, wanted: Layout) -> gs.Tensor:
@@ -167,7 +167,7 @@ def _slice_replica(
     lowering: Lowering, whole: gs.Tensor, axis: int, shape: tuple[int, ...], name: str
 ) -> gs.Tensor:
     out = lowering.out
-    replica = out.place("replica")
+    replica = out.replica()
     ranks = lowering.graph.replicas
     along = constant(f"{name}.axis", [axis], np.int64)
     if whole.name in lowering.facts.fixed_shapes or isinstance(whole, gs.Constant):

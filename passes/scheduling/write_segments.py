@@ -136,9 +136,9 @@ def adds_in_place(node: onnx.NodeProto) -> bool:
 
 
 def row_shape(node: gs.Node, index: int, shapes: Mapping[str, PartialShape]) -> PartialShape:
-    """Return the shape of a row communication's result: as its operand's, any number of rows."""
+    """Return the shape of a row communication's result: as its value's, any number of rows."""
     assert is_communication(node)
-    if index >= len(node.inputs) or node.outputs[index].name.endswith(".counts"):
-        return (None,)
+    if index >= node.attrs["values"]:
+        return (None,)  # counts
     operand = shapes.get(node.inputs[index].name, (None,))
     return (None, *operand[1:])
