@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from partc.compiler.output.plan_files import PlanFiles
-from partc.cost.cluster.cluster import Cluster, Placement, groups_of, ranks_of
+from partc.cost.cluster.cluster import Cluster, ClusterRank, groups_of, ranks_of
 from partc.cost.cluster.profiles import profiles_sha256
 from partc.cost.simulation.timeline import work_s
 from partc.cost.strategy import Strategy
@@ -183,7 +183,7 @@ def _describe_ranks(
 
 
 def _describe_rank(
-    placed: Placement,
+    placed: ClusterRank,
     lowered: LoweredGraph,
     program: Program,
     rows: OwnedRows,
@@ -207,7 +207,7 @@ def _describe_rank(
 
 
 def _constants_of(
-    placed: Placement, lowered: LoweredGraph, rows: OwnedRows, server: int | None
+    placed: ClusterRank, lowered: LoweredGraph, rows: OwnedRows, server: int | None
 ) -> dict[str, tuple[int, ...]]:
     values: dict[str, tuple[int, ...]] = {}
     for value, constant in lowered.constants.items():
@@ -235,7 +235,7 @@ def _owned_slices(program: Program, rows: OwnedRows, server: int) -> tuple[Slice
 
 
 def _hold(
-    state: State, placed: Placement, lowered: LoweredGraph, rows: OwnedRows, server: int | None
+    state: State, placed: ClusterRank, lowered: LoweredGraph, rows: OwnedRows, server: int | None
 ) -> list[Held]:
     if state.site not in placed.sites:
         return []

@@ -33,7 +33,8 @@ from ortools.sat.python import cp_model
 from partc.cost.assignment.greedy_assignment import Rows, place_longest_first
 from partc.cost.assignment.row_spread import cut, share_of_traffic
 from partc.cost.assignment.server_room import check_room, does_not_fit, server_room_bytes
-from partc.cost.cluster.cluster import Cluster, Host
+from partc.cost.cluster.cluster import Cluster
+from partc.cost.cluster.machines import Host
 from partc.cost.strategy import Shard, SyncFacts
 
 MIN_SPLIT_BYTES = 1024  # smaller variables are never split for balance's sake

@@ -36,22 +36,8 @@ from partc.cost.cluster.cluster_checks import check_machines
 from partc.cost.cluster.machines import Device, Host, Link
 from partc.runtime.asynchronous.session import SESSION_HOST
 from partc.runtime.errors import BadCluster
-from partc.runtime.plan.program import NOT_DECODED, Record, Site
-
-__all__ = [
-    "CLUSTER_FORMAT",
-    "Cluster",
-    "Device",
-    "Host",
-    "Link",
-    "Placement",
-    "encode_cluster",
-    "groups_of",
-    "ranks_of",
-    "read_any_cluster",
-    "read_cluster",
-    "read_resource_file",
-]
+from partc.runtime.plan.plan_json import NOT_DECODED
+from partc.runtime.plan.program import Record, Site
 
 CLUSTER_FORMAT = "partc-cluster/1"
 
@@ -147,7 +133,7 @@ def _resource_host(line: str, at: str) -> Host:
 # ---------------------------------------------------------------- ranks
 
 
-class Placement(Record, frozen=True):
+class ClusterRank(Record, frozen=True):
     """Where one rank runs and what it plays. `device` is the host's name for a server of its own."""
 
     rank: int
@@ -171,15 +157,15 @@ def threads_per_core(cluster: Cluster) -> dict[str, float]:
     }
 
 
-def ranks_of(cluster: Cluster) -> tuple[Placement, ...]:
+def ranks_of(cluster: Cluster) -> tuple[ClusterRank, ...]:
     """Number the ranks: workers over hosts then devices, then the servers that need their own process.
 
     A host's server shares the process of its first CPU worker where there is one.
     """
     workers = [(host, device) for host in cluster.hosts for device in host.devices]
     hosting = {host.name: _server_device(host) for host in cluster.hosts}
-    placements = [
-        Placement(
+    ranks = [
+        ClusterRank(
             rank=rank,
             host=host.name,
             device=device.name,
@@ -193,16 +179,16 @@ def ranks_of(cluster: Cluster) -> tuple[Placement, ...]:
     ]
     for host in cluster.hosts:
         if hosting[host.name] is None:
-            placements.append(_server_alone(len(placements), host))
-    return tuple(placements)
+            ranks.append(_server_alone(len(ranks), host))
+    return tuple(ranks)
 
 
 def _server_device(host: Host) -> Device | None:
     return next((device for device in host.devices if device.kind == "cpu"), None)
 
 
-def _server_alone(rank: int, host: Host) -> Placement:
-    return Placement(
+def _server_alone(rank: int, host: Host) -> ClusterRank:
+    return ClusterRank(
         rank=rank,
         host=host.name,
         device=host.name,

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from partc.passes.graph.infer_shapes import infer_shapes, run_constants
 from partc.passes.graph.training_graph import TrainingGraph
-from partc.passes.indexed_rows.indexed_slices import DOMAIN, SUM_ROWS
+from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN, SUM_ROWS
 from partc.passes.replicas.average_replicas import AVERAGE, REPLICA_DOMAIN, SUM
 from partc.passes.rules.sharding_rule import ShardingRule
 from partc.runtime.data.step_draws import evaluate_size
@@ -183,7 +183,7 @@ def _declare_sums(
     stated = {value.name: value for value in model.graph.value_info}
     is_new = False
     for node in model.graph.node:
-        sums = node.output[1] if node.op_type == SUM_ROWS and node.domain == DOMAIN else None
+        sums = node.output[1] if node.op_type == SUM_ROWS and node.domain == FUNCTION_DOMAIN else None
         if sums is None or UNKNOWN in shapes[sums][1:]:
             continue
         element = helper.np_dtype_to_tensor_dtype(dtypes[sums])
@@ -210,7 +210,7 @@ def _read_types(model: onnx.ModelProto) -> tuple[dict[str, Shape], dict[str, np.
         shapes[tensor.name] = tuple(tensor.dims)
         dtypes[tensor.name] = helper.tensor_dtype_to_np_dtype(tensor.data_type)
     for node in graph.node:  # a function body that Unique's dynamic size stops
-        if node.op_type == SUM_ROWS and node.domain == DOMAIN:
+        if node.op_type == SUM_ROWS and node.domain == FUNCTION_DOMAIN:
             rows = node.input[1]
             unique_ids, sums = node.output
             shapes[unique_ids] = (UNKNOWN,)

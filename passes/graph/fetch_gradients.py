@@ -17,7 +17,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.graph.training_graph import Gradient, TrainingGraph
-from partc.passes.indexed_rows.indexed_slices import DOMAIN, SUM_ROWS, sum_rows_function
+from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN, SUM_ROWS, sum_rows_function
 from partc.passes.rules.sharding_rules import is_sum_rows
 from partc.runtime.errors import BadUsage
 
@@ -72,7 +72,7 @@ class _Fetching:
             gs.Variable(f"{name}.sum.rows", dtype=rows.dtype),
         )
         self.graph.nodes.append(
-            gs.Node(SUM_ROWS, f"{name}.sum", {}, [ids, rows], list(results), domain=DOMAIN)
+            gs.Node(SUM_ROWS, f"{name}.sum", {}, [ids, rows], list(results), domain=FUNCTION_DOMAIN)
         )
         return results
 

@@ -7,7 +7,7 @@ owner is counting.
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from partc.passes.indexed_rows.indexed_slices import DOMAIN, SUM_ROWS
+from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN, SUM_ROWS
 from partc.passes.lowering.lowered_graph import LoweredGraph, constant
 from partc.passes.lowering.lowering import Lowering
 from partc.runtime.plan.program import Site
@@ -66,7 +66,7 @@ def sum_rows(
 ) -> tuple[gs.Variable, gs.Variable]:
     """Return slices with ascending ids, each once, and the sum of its rows."""
     outputs = gs.Variable(f"{name}.ids", dtype=INT64), gs.Variable(f"{name}.rows", dtype=rows.dtype)
-    node = gs.Node(SUM_ROWS, f"{name}.node", {}, [ids, rows], list(outputs), domain=DOMAIN)
+    node = gs.Node(SUM_ROWS, f"{name}.node", {}, [ids, rows], list(outputs), domain=FUNCTION_DOMAIN)
     out.append(node, site)
     return outputs
 
