@@ -213,24 +213,24 @@ def groups_of(cluster: Cluster) -> dict[str, list[tuple[int, ...]]]:
     """
     workers, servers = _ranks_by_host(cluster, "worker"), _ranks_by_host(cluster, "server")
     every = tuple(rank for members in workers.values() for rank in members)
-    fed: dict[int, list[int]] = {}
+    servers_of: dict[int, list[int]] = {}
     for name, members in workers.items():
-        fed.setdefault((members or every)[0], []).extend(servers[name])
+        servers_of.setdefault((members or every)[0], []).extend(servers[name])
     return {
         "workers": [every],
         "host_workers": list(workers.values()),
         "leaders": [tuple(members[0] for members in workers.values() if members)],
         "servers": [tuple(members[0] for members in servers.values())],
         "host": [tuple(dict.fromkeys(servers[name] + workers[name])) for name in workers],
-        "feed": [tuple(dict.fromkeys((leader, *told))) for leader, told in fed.items()],
+        "feed": [tuple(dict.fromkeys((leader, *own_servers))) for leader, own_servers in servers_of.items()],
     }
 
 
 def _ranks_by_host(cluster: Cluster, site: Site) -> dict[str, tuple[int, ...]]:
     ranks: dict[str, list[int]] = {host.name: [] for host in cluster.hosts}
-    for placed in ranks_of(cluster):
-        if site in placed.sites:
-            ranks[placed.host].append(placed.rank)
+    for rank in ranks_of(cluster):
+        if site in rank.sites:
+            ranks[rank.host].append(rank.rank)
     return {host: tuple(members) for host, members in ranks.items()}
 
 

@@ -156,11 +156,11 @@ def _pull(groups: NetworkGroups, facts: SyncFacts, how: Synchronisation, shares:
     network = groups.network
     row_bytes = facts.row_bytes * _fetched_share(facts, how)
     per_host = _rows_per_host(groups, facts, how)
-    asked, rows_back = [rows * ID_BYTES for rows in per_host], [rows * row_bytes for rows in per_host]
+    requested, rows_back = [rows * ID_BYTES for rows in per_host], [rows * row_bytes for rows in per_host]
     ids, rows = facts.touched_rows * ID_BYTES, facts.touched_rows * row_bytes
     return (
         in_every(network, groups.host, lambda m: gather(network, m, _of_workers(groups, m, ids)))
-        + all_to_all_rows(network, groups.servers, asked, shares)
+        + all_to_all_rows(network, groups.servers, requested, shares)
         + all_to_all_rows(network, groups.servers, shares, rows_back)
         + in_every(network, groups.host, lambda m: scatter(network, m, _of_workers(groups, m, rows)))
     )

@@ -67,7 +67,7 @@ def infer_facts(training: TrainingGraph, sizes: Mapping[str, int], replicas: int
     `replicas`: how many replicas meet in the graph's Average, Sum and Stack nodes, if it has any.
     """
     model = _skeleton(training)
-    _spell_meetings(model, {AVERAGE: "Identity", SUM: "Sum"}, replicas)
+    _standardise_replica_ops(model, {AVERAGE: "Identity", SUM: "Sum"}, replicas)
     shapes, dtypes, values = _infer(model, sizes, replicas)
     known = {name: shape for name, shape in shapes.items() if UNKNOWN not in shape}
     if not sizes:
@@ -98,7 +98,7 @@ def _skeleton(training: TrainingGraph) -> onnx.ModelProto:
     return model
 
 
-def _spell_meetings(model: onnx.ModelProto, spelled: Mapping[str, str], replicas: int) -> None:
+def _standardise_replica_ops(model: onnx.ModelProto, spelled: Mapping[str, str], replicas: int) -> None:
     """Write nodes of all replicas as standard ones: op -> op, a Sum having one input for each replica."""
     for node in model.graph.node:
         if node.domain == REPLICA_DOMAIN and node.op_type in spelled:
@@ -108,7 +108,7 @@ def _spell_meetings(model: onnx.ModelProto, spelled: Mapping[str, str], replicas
                 node.input.extend([node.input[0]] * (replicas - 1))
 
 
-def _spell_stacks(model: onnx.ModelProto, shapes: Mapping[str, Shape], replicas: int) -> bool:
+def _standardise_stacks(model: onnx.ModelProto, shapes: Mapping[str, Shape], replicas: int) -> bool:
     """Write Stack nodes whose operands' ranks are known as Tile; tell whether there were any.
 
     Behind them nothing is propagated: inference would spell out every element of what thousands stack.
@@ -139,7 +139,7 @@ def _infer(
         value.type.tensor_type.ClearField("shape")
     values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if _is_small(t.dims)}
     shapes, dtypes = _settle(model, values, propagate=True)
-    while _spell_stacks(model, shapes, replicas):
+    while _standardise_stacks(model, shapes, replicas):
         shapes, dtypes = _settle(model, values, propagate=False)
     _check_all_known(skeleton, shapes)
     return shapes, dtypes, values
@@ -189,9 +189,9 @@ def _declare_sums(
         element = helper.np_dtype_to_tensor_dtype(dtypes[sums])
         info = helper.make_tensor_value_info(sums, element, [None, *shapes[sums][1:]])
         if stated.get(sums) != info:
-            kept = [value for value in model.graph.value_info if value.name != sums]
+            others = [value for value in model.graph.value_info if value.name != sums]
             del model.graph.value_info[:]
-            model.graph.value_info.extend([*kept, info])
+            model.graph.value_info.extend([*others, info])
             is_new = True
     return is_new
 
@@ -274,9 +274,9 @@ def _run(
 
 
 def _replace_by_constants(model: onnx.ModelProto, found: Mapping[str, np.ndarray]) -> None:
-    kept = [n for n in model.graph.node if not (n.output[0] in found and set(n.output) <= set(found))]
+    others = [n for n in model.graph.node if not (n.output[0] in found and set(n.output) <= set(found))]
     del model.graph.node[:]
-    model.graph.node.extend(kept)
+    model.graph.node.extend(others)
     model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in found.items())
 
 

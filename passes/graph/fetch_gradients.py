@@ -35,8 +35,8 @@ def fetch_gradients(training: TrainingGraph, parameters: Sequence[str]) -> Train
     if not parameters:
         return training
     fetching = _Fetching(training)
-    shown = [name for parameter in parameters for name in fetching.show(training.gradients[parameter])]
-    return replace(training, outputs=(*training.outputs, *shown), functions=fetching.functions)
+    fetched = [name for parameter in parameters for name in fetching.fetch(training.gradients[parameter])]
+    return replace(training, outputs=(*training.outputs, *fetched), functions=fetching.functions)
 
 
 class _Fetching:
@@ -46,7 +46,7 @@ class _Fetching:
         self.functions = list(training.functions)
         self.tensors = training.graph.tensors()
 
-    def show(self, gradient: Gradient) -> tuple[str, ...]:
+    def fetch(self, gradient: Gradient) -> tuple[str, ...]:
         """Append what makes a gradient's outputs, and return their names."""
         name = f"{gradient.parameter}.aggregated"
         if not gradient.is_sparse:

@@ -139,12 +139,12 @@ class LoweredGraph:
     def prune(self) -> None:
         """Delete nodes whose results nobody reads."""
         wanted = {state.next for state in self.states} | {value for _, value, _ in self.outputs}
-        kept: list[gs.Node] = []
+        needed: list[gs.Node] = []
         for node in reversed(self.nodes):
             if any(tensor.name in wanted for tensor in node.outputs):
                 wanted.update(tensor.name for tensor in node.inputs)
-                kept.append(node)
-        self.nodes = kept[::-1]
+                needed.append(node)
+        self.nodes = needed[::-1]
 
 
 def is_communication(node: gs.Node) -> bool:

@@ -86,9 +86,9 @@ def _to_owners(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) 
         return result
     if isinstance(native.placement, Gathered) and not has_parameter_rows(lowering, tensor, owned.parameter):
         return take_owned_slices(lowering, tensor, native.placement)
-    made = _make_owned_constant(lowering, tensor, owned)
-    if made is not None:
-        return made
+    constant_rows = _make_owned_constant(lowering, tensor, owned)
+    if constant_rows is not None:
+        return constant_rows
     whole = lowering.need(tensor, SERVER_WHOLE)
     first = lowering.out.first_row(owned.parameter)
     rows = lowering.out.row_count(owned.parameter)
@@ -110,11 +110,11 @@ def _make_owned_constant(lowering: Lowering, tensor: str, owned: Owned) -> gs.Te
     sizes = constant(f"{tensor}.row_shape.{owned.parameter}", list(shape[1:]), np.int64)
     rows = lowering.out.row_count(owned.parameter)
     name = f"{tensor}.shape.{owned.parameter}"
-    spelled = lowering.out.emit("Concat", [rows, sizes], name, INT64, "server", axis=0)
+    row_shape = lowering.out.emit("Concat", [rows, sizes], name, INT64, "server", axis=0)
     value = lowering.value_name(tensor, Layout("server", owned))
     dtype = lowering.facts.dtypes[tensor]
     operands = [lowering.need(t.name, SERVER_WHOLE) for t in node.inputs[:-1]]
-    return lowering.out.emit(node.op, [*operands, spelled], value, dtype, "server", **node.attrs)
+    return lowering.out.emit(node.op, [*operands, row_shape], value, dtype, "server", **node.attrs)
 
 
 def _result(lowering: Lowering, tensor: str, layout: Layout) -> gs.Variable:
@@ -204,11 +204,11 @@ class _Fold:
     def back(self, tensor: gs.Tensor, name: str) -> gs.Tensor:
         inverse = [int(axis) for axis in np.argsort(self.order)]
         target = name if self.outer == 1 else f"{name}.apart"
-        turned = self.out.emit("Transpose", [tensor], target, tensor.dtype, "worker", perm=inverse)
+        transposed = self.out.emit("Transpose", [tensor], target, tensor.dtype, "worker", perm=inverse)
         if self.outer == 1:
-            return turned
+            return transposed
         sizes = [*self.shape[: self.axis], -1, *self.shape[self.axis + 1 :]]
-        return self._reshape(turned, sizes, name)
+        return self._reshape(transposed, sizes, name)
 
     def _reshape(self, tensor: gs.Tensor, sizes: list[int], name: str) -> gs.Tensor:
         spelled = constant(f"{name}.sizes", sizes, np.int64)

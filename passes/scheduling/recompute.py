@@ -58,8 +58,8 @@ def recompute(
     if before.peak_bytes <= limit_bytes:
         return Recomputation(list(items), before.peak_bytes, before.peak_bytes)
     pieces = _cut(items, sizes, before.peak_bytes // PIECES)
-    shown = {value for _, value, _ in lowered.outputs}
-    search = _Search(pieces, lowered, sizes, limit_bytes, seconds, shown)
+    outputs = {value for _, value, _ in lowered.outputs}
+    search = _Search(pieces, lowered, sizes, limit_bytes, seconds, outputs)
     return search.run(before.peak_bytes)
 
 
@@ -70,13 +70,13 @@ def _cut(items: Sequence[Item], sizes: Mapping[str, int], most_bytes: int) -> li
         if not isinstance(item, Chunk) or item.site != "worker":
             result.append(item)
             continue
-        piece, made = Chunk("worker"), 0
+        piece, piece_bytes = Chunk("worker"), 0
         for node in item.nodes:
             piece.nodes.append(node)
-            made += sum(sizes.get(tensor.name, 0) for tensor in node.outputs)
-            if made >= most_bytes:
+            piece_bytes += sum(sizes.get(tensor.name, 0) for tensor in node.outputs)
+            if piece_bytes >= most_bytes:
                 result.append(piece)
-                piece, made = Chunk("worker"), 0
+                piece, piece_bytes = Chunk("worker"), 0
         if piece.nodes:
             result.append(piece)
     return result
@@ -104,18 +104,18 @@ class _Search:
     again: list[gs.Node] = field(default_factory=list)
 
     def run(self, before_bytes: int) -> Recomputation:
-        self._look()
+        self._update_lives()
         while self.lives.peak_bytes > self.limit_bytes:
             self._apply(self._cheapest())
-            self._look()
+            self._update_lives()
         flops = sum(self.lowered.flops.get(node.name, 0) for node in self.again)
         return Recomputation(self.items, before_bytes, self.lives.peak_bytes, len(self.again), flops)
 
-    def _look(self) -> None:
+    def _update_lives(self) -> None:
         """Work out who makes and reads what, now."""
-        placed = nodes_of(self.items, "worker")
-        self.item_at = [index for index, _ in placed]
-        self.nodes = [node for _, node in placed]
+        indexed_nodes = nodes_of(self.items, "worker")
+        self.item_at = [index for index, _ in indexed_nodes]
+        self.nodes = [node for _, node in indexed_nodes]
         self.lives: Lives = lives_of(self.nodes, self.sizes)
         self.versions: dict[str, list[str]] = {}
         for value in self.lives.values:
@@ -141,12 +141,16 @@ class _Search:
         for value, life in self.lives.values.items():
             if self.sizes.get(value, 0) < LEAST_SHARE * self.limit_bytes or value in self.settled:
                 continue
-            if not life.made < peak < life.last:
+            if not life.produced_at < peak < life.last:
                 continue
-            held = max((place for place in life.reads if place <= peak), default=life.made)
+            last_read = max((place for place in life.reads if place <= peak), default=life.produced_at)
             following = next(place for place in life.reads if place > peak)
             reader = self.items[self.item_at[following]]
-            if held == peak or self.item_at[held] == self.item_at[following] or not isinstance(reader, Chunk):
+            if (
+                last_read == peak
+                or self.item_at[last_read] == self.item_at[following]
+                or not isinstance(reader, Chunk)
+            ):
                 continue
             yield value, following
 
@@ -155,7 +159,7 @@ class _Search:
         `below_s`, or is in vain."""
         nodes: dict[str, gs.Node] = {}
         seconds = 0.0
-        pending = [self.nodes[self.lives.values[value].made]]
+        pending = [self.nodes[self.lives.values[value].produced_at]]
         while pending:
             node = pending.pop()
             if node.name in nodes:
@@ -175,13 +179,13 @@ class _Search:
         return _Again(value, ordered, before, seconds)
 
     def _position_of(self, node: gs.Node) -> int:
-        return self.lives.values[_first_output(node)].made
+        return self.lives.values[_first_output(node)].produced_at
 
     def _missing(self, tensor: gs.Tensor, before: int) -> gs.Node | None:
         """Return the node that first made a tensor which does not exist before a position."""
         if self._version(tensor.name, before) is not None or tensor.name not in self.lives.values:
             return None
-        return self.nodes[self.lives.values[self._original(tensor.name)].made]
+        return self.nodes[self.lives.values[self._original(tensor.name)].produced_at]
 
     def _original(self, value: str) -> str:
         return self.copies.get(value, value)
@@ -190,8 +194,8 @@ class _Search:
         """Return the value, or a copy of it, that exists before a position, or is made in its segment."""
         for name in reversed(self.versions.get(self._original(value), [])):
             life = self.lives.values[name]
-            is_here = self.item_at[life.made] == self.item_at[before]
-            if life.made < before and (life.last >= before or is_here):
+            is_here = self.item_at[life.produced_at] == self.item_at[before]
+            if life.produced_at < before and (life.last >= before or is_here):
                 return name
         return None
 

@@ -163,8 +163,8 @@ class Stepper:
 
     def read(self, owner: Owner, rows: Array | None = None) -> Array:
         """Return what a rank holds of a variable now: all of it, or the rows int64[k] of its piece."""
-        asked = {} if rows is None else {"rows": np.asarray(rows, np.int64)}
-        return self._ask(owner.rank, Read(owner.held.value, describe(asked)), asked)
+        places = {} if rows is None else {"rows": np.asarray(rows, np.int64)}
+        return self._ask(owner.rank, Read(owner.held.value, describe(places)), places)
 
     def row_hashes(self, owner: Owner) -> Array:
         """Return uint64[rows] of what a rank holds of a variable, see runtime/execution/row_hashes.py."""

@@ -110,7 +110,7 @@ def test_blocks_give_the_same_bits(text: str, in_place: set[str], left: list[str
 def test_the_file_is_the_same_in_every_process() -> None:
     """Names hash differently in every process: segments are files that ranks must make alike."""
     code = """
-from tests import test_block_updates as t
+from tests.passes.cpu_kernels import test_block_updates as t
 t.blocking.LEAST_ELEMENTS, t.blocking.LEAST_IN_BLOCK, t.blocking.MOST_IN_BLOCK = 24, 4, 16
 model, _ = t.blocked(t.TWO, {'w2', 'm2'})
 import hashlib; print(hashlib.sha256(model.SerializeToString()).hexdigest())"""
