@@ -95,9 +95,9 @@ class _Gathering:
         return self._emit("Reshape", [value, shape], name)
 
     def _emit(self, op_type: str, inputs: Sequence[str], name: str, perm: Sequence[int] | None = None) -> str:
-        made = self.names.fresh(name)
-        self.nodes.append(helper.make_node(op_type, inputs, [made], name=made, perm=perm))
-        return made
+        fresh_name = self.names.fresh(name)
+        self.nodes.append(helper.make_node(op_type, inputs, [fresh_name], name=fresh_name, perm=perm))
+        return fresh_name
 
 
 def _in_vectors(columns: float) -> float:

@@ -238,9 +238,9 @@ class _Tiling:
         return self._emit("Reshape", [value, self._constant(np.array(sizes))], name)
 
     def _emit(self, op_type: str, inputs: Sequence[str], name: str, perm: Sequence[int] | None = None) -> str:
-        made = self.names.fresh(name)
-        self.nodes.append(helper.make_node(op_type, inputs, [made], name=made, perm=perm))
-        return made
+        fresh_name = self.names.fresh(name)
+        self.nodes.append(helper.make_node(op_type, inputs, [fresh_name], name=fresh_name, perm=perm))
+        return fresh_name
 
     def _constant(self, value: np.ndarray) -> str:
         key = value.shape, value.tobytes()

@@ -260,13 +260,13 @@ def _is_pure(node: onnx.NodeProto) -> bool:
 def _run(
     model: onnx.ModelProto, nodes: list[onnx.NodeProto], known: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    made = {name for node in nodes for name in node.output if name}
-    read = {name for node in nodes for name in node.input if name} - made
+    produced = {name for node in nodes for name in node.output if name}
+    read = {name for node in nodes for name in node.input if name} - produced
     graph = helper.make_graph(
         nodes,
         "constants",
         [],
-        [helper.make_empty_tensor_value_info(name) for name in sorted(made)],
+        [helper.make_empty_tensor_value_info(name) for name in sorted(produced)],
         [numpy_helper.from_array(np.asarray(known[name]), name) for name in sorted(read)],
     )
     small = helper.make_model(graph, opset_imports=model.opset_import, ir_version=10)

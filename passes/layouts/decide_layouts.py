@@ -235,8 +235,8 @@ def slices_rows(node: gs.Node, facts: Facts) -> bool:
     return along == [0] and (steps is None or np.ravel(steps).tolist() == [1])
 
 
-def ask_owners(node: gs.Node, decision: Decision, parameter: str, facts: Facts) -> Decision:
-    """Let a Gather that was decided for the workers ask the owners of a table for its rows."""
+def decide_request(node: gs.Node, decision: Decision, parameter: str, facts: Facts) -> Decision:
+    """Let a Gather that was decided for the workers request its rows of the table's owners."""
     returned = decision.outputs[0]
     assert isinstance(returned, Replicate | Split | PerReplica)
     requested = RequestedRows(parameter, node.name, len(facts.shape(node.inputs[1].name)), returned)
@@ -244,7 +244,7 @@ def ask_owners(node: gs.Node, decision: Decision, parameter: str, facts: Facts) 
 
 
 def run_where_requested(decision: Decision, requested: RequestedRows) -> Decision:
-    """Move a node that was decided for the workers to where its rows were asked for."""
+    """Move a node that was decided for the workers to the owners that its rows are requested of."""
     returned = decision.outputs[0]
     assert isinstance(returned, Replicate | Split | PerReplica)
     inputs: tuple[Placement, ...] = (requested, *(Replicate() for _ in decision.inputs[1:]))

@@ -21,9 +21,9 @@ from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.indexed_rows.indexed_slices import gradient_read_by
 from partc.passes.layouts.decide_layouts import (
     Decision,
-    ask_owners,
     decide_by_rule,
     decide_on_servers,
+    decide_request,
     keep_partial_on_servers,
     run_on_workers,
     run_where_requested,
@@ -251,7 +251,7 @@ def _move_to_servers(
     if not isinstance(source, Owned | RequestedRows):
         return None
     if isinstance(source, Owned) and node.op == "Gather" and node.attrs.get("axis", 0) == 0:
-        return ask_owners(node, decision, source.parameter, graph.facts)
+        return decide_request(node, decision, source.parameter, graph.facts)
     if node.name not in graph.synchronised.chosen[source.parameter].on_servers:
         return None
     if isinstance(source, RequestedRows):

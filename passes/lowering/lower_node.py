@@ -7,8 +7,8 @@ Sizes are always the single device's: `Shape` of a piece is scaled up, and an op
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from partc.passes.indexed_rows.ask_rows import ask_rows, run_on_requested_rows
 from partc.passes.indexed_rows.exchange_rows import needs_exchange, push_slices, reduce_slices
+from partc.passes.indexed_rows.request_rows import request_rows, run_on_requested_rows
 from partc.passes.layouts.decide_layouts import Decision, slices_rows
 from partc.passes.layouts.layouts import (
     Layout,
@@ -36,7 +36,7 @@ def lower_node(lowering: Lowering, node: gs.Node, decision: Decision) -> list[gs
         return reduce_slices(lowering, node)
     if isinstance(decision.outputs[0], RequestedRows):
         is_first = not isinstance(decision.inputs[0], RequestedRows)
-        return [(ask_rows if is_first else run_on_requested_rows)(lowering, node, decision)]
+        return [(request_rows if is_first else run_on_requested_rows)(lowering, node, decision)]
     if slices_rows(node, lowering.facts) and isinstance(decision.inputs[0], Owned):
         return [slice_owned_rows(lowering, node, decision.inputs[0])]
     if decision.site == "server" and _routes_slices(node, decision):

@@ -5,14 +5,14 @@ split -> whole       AllGatherRows, the split axis in front
 whole -> split       made in part, or cut locally
 worker partial -> rows owned by servers      Push
 rows owned by servers -> whole               Pull, or ShareRows and SpreadRows (gather_owned.py)
-rows asked of servers -> where they return   AllToAllRows, ScatterRows (ask_rows.py)
+rows requested of servers -> where they return   AllToAllRows, ScatterRows (request_rows.py)
 whole, from site to site                     ToServers, ToWorkers
 """
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from partc.passes.indexed_rows.ask_rows import return_rows
+from partc.passes.indexed_rows.request_rows import return_rows
 from partc.passes.layouts.layouts import Gathered, Layout, Owned, Partial, Replicate, RequestedRows, Split
 from partc.passes.lowering.gather_owned import gather_owned, has_parameter_rows, take_owned_slices
 from partc.passes.lowering.lowered_graph import constant

@@ -83,7 +83,7 @@ def _cut(items: Sequence[Item], sizes: Mapping[str, int], most_bytes: int) -> li
 
 
 @dataclass(frozen=True, slots=True)
-class _Again:
+class _Option:
     """Nodes to compute again, in order, before a position of an item."""
 
     value: str
@@ -101,15 +101,15 @@ class _Search:
     seconds: Seconds
     settled: set[str]  # values that stay as they are now
     copies: dict[str, str] = field(default_factory=dict)  # copy -> the value that it stands for
-    again: list[gs.Node] = field(default_factory=list)
+    recomputed: list[gs.Node] = field(default_factory=list)
 
     def run(self, before_bytes: int) -> Recomputation:
         self._update_lives()
         while self.lives.peak_bytes > self.limit_bytes:
             self._apply(self._cheapest())
             self._update_lives()
-        flops = sum(self.lowered.flops.get(node.name, 0) for node in self.again)
-        return Recomputation(self.items, before_bytes, self.lives.peak_bytes, len(self.again), flops)
+        flops = sum(self.lowered.flops.get(node.name, 0) for node in self.recomputed)
+        return Recomputation(self.items, before_bytes, self.lives.peak_bytes, len(self.recomputed), flops)
 
     def _update_lives(self) -> None:
         """Work out who makes and reads what, now."""
@@ -123,12 +123,12 @@ class _Search:
 
     # ------------------------------------------------------------ what may be given up
 
-    def _cheapest(self) -> _Again:
+    def _cheapest(self) -> _Option:
         """Return what frees bytes at the peak in the fewest seconds each. Raises NoPlacement."""
-        best: _Again | None = None
+        best: _Option | None = None
         for value, before in self._candidates():
             s_per_byte = inf if best is None else best.seconds / self.sizes[best.value]
-            found = self._again(value, before, s_per_byte * self.sizes[value])
+            found = self._option_for(value, before, s_per_byte * self.sizes[value])
             if found is not None:
                 best = found
         if best is None:
@@ -154,7 +154,7 @@ class _Search:
                 continue
             yield value, following
 
-    def _again(self, value: str, before: int, below_s: float) -> _Again | None:
+    def _option_for(self, value: str, before: int, below_s: float) -> _Option | None:
         """Return what computes a value again before a position; None if that cannot be, takes as long as
         `below_s`, or is in vain."""
         nodes: dict[str, gs.Node] = {}
@@ -176,7 +176,7 @@ class _Search:
         beside = lives_of(ordered, self.sizes).peak_bytes - self.sizes[value]
         if self.lives.bytes_at[before] + beside >= self.lives.peak_bytes:
             return None
-        return _Again(value, ordered, before, seconds)
+        return _Option(value, ordered, before, seconds)
 
     def _position_of(self, node: gs.Node) -> int:
         return self.lives.values[_first_output(node)].produced_at
@@ -207,14 +207,14 @@ class _Search:
 
     # ------------------------------------------------------------ giving it up
 
-    def _apply(self, found: _Again) -> None:
+    def _apply(self, found: _Option) -> None:
         item = self.items[self.item_at[found.before]]
         renamed: dict[str, gs.Variable] = {}
         copies = [self._copy(node, found.before, renamed) for node in found.nodes]
         place = next(i for i, node in enumerate(item.nodes) if node is self.nodes[found.before])
         assert isinstance(item, Chunk)
         item.nodes[place:place] = copies
-        self.again += copies
+        self.recomputed += copies
         self.settled |= {found.value, *(tensor.name for copy in copies for tensor in copy.outputs)}
         for reader in self.nodes[found.before :]:
             for index, tensor in enumerate(reader.inputs):

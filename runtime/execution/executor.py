@@ -140,7 +140,7 @@ def _unplaced(part: Part, handle: Handle) -> Iterator[tuple[str, Array]]:
     if part.start.kind in ROW_KINDS:
         yield from zip(part.start.writes, handle.rows(), strict=True)
     for name, dense in zip(part.start.writes, part.dense, strict=False):
-        if not dense.placed:
+        if not dense.is_placed:
             yield name, dense.target
 
 

@@ -1,6 +1,6 @@
 """Fetch rows of tables that servers own, in two halves, so that light ops can run in between.
 
-    ask      worker   ascending ids                    -> GatherRows -> host's server
+    request  worker   ascending ids                    -> GatherRows -> host's server
              server   ascending ids of its host        -> AllToAllRows, cut by owner
              owner    Gather of its rows, then the nodes that the strategy moved here
     return   owner    AllToAllRows back
@@ -33,8 +33,8 @@ from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering, RowRequest
 
 
-def ask_rows(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:
-    """Return, on each owner, the rows that a Gather of the main computation asks of it."""
+def request_rows(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:
+    """Return, on each owner, the rows that a Gather of the main computation requests of it."""
     out = lowering.out
     table, indices = node.inputs
     requested = decision.outputs[0]
@@ -97,7 +97,7 @@ def run_on_requested_rows(lowering: Lowering, node: gs.Node, decision: Decision)
 
 
 def return_rows(lowering: Lowering, tensor: str, requested: RequestedRows) -> gs.Tensor:
-    """Return the rows on the workers that asked, in the shape of the tensor."""
+    """Return the rows on the workers that requested them, in the shape of the tensor."""
     out = lowering.out
     rows = lowering.need(tensor, Layout("server", requested))
     request = lowering.row_requests[requested.gather]
