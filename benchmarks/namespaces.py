@@ -22,7 +22,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster, Device, Host, Link
+from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster
+from partc.cost.cluster.machines import Device, Host, Link
 from partc.runtime.jobs.launcher import find_mpiexec
 
 LATENCY_S = 50e-6  # one way, through two veths and the bridge: measured with ping, rounded up

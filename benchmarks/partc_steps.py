@@ -7,7 +7,8 @@ import numpy as np
 import onnx
 from sizes import GPT2, LM, RESNET50, batch_of
 
-from partc.cost.cluster.cluster import Cluster, Device, Host
+from partc.cost.cluster.cluster import Cluster
+from partc.cost.cluster.machines import Device, Host
 from partc.models.catalogue import build_model
 from partc.runtime.execution.in_process import RanksInProcess
 

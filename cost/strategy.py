@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from partc.runtime.errors import BadStrategy
-from partc.runtime.plan.program import NOT_DECODED, Aggregation, Record, Site
+from partc.runtime.plan.plan_json import NOT_DECODED
+from partc.runtime.plan.program import Aggregation, Record, Site
 
 STRATEGY_FORMAT = "partc-strategy/1"
 

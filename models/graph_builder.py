@@ -21,7 +21,7 @@ import onnx
 from onnx import TensorProto, helper
 
 OPSET = 21
-IR_VERSION = 10
+MODEL_IR_VERSION = 10
 METADATA_KEY = "partc.forward"
 
 DType = Literal["float32", "float64"]
@@ -135,7 +135,7 @@ class GraphBuilder:
         """Return the graph as a model."""
         graph = helper.make_graph(self._nodes, self.name, self._inputs, self._outputs)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
-        model.ir_version = IR_VERSION
+        model.ir_version = MODEL_IR_VERSION
         model.producer_name = "partc.models"
         facts = {
             "parameters": self._parameters,

@@ -67,8 +67,8 @@ def drop_unservable(analysis: Analysis) -> Analysis:
             lay_out(analysis, dict.fromkeys(analysis.servable, Synchronisation("servers")))
             return analysis
         except NotServable as refusal:
-            kept = analysis.servable - {refusal.parameter}
-            analysis = Analysis(**{**vars(analysis), "servable": kept})
+            servable = analysis.servable - {refusal.parameter}
+            analysis = Analysis(**{**vars(analysis), "servable": servable})
     return analysis
 
 

@@ -16,7 +16,7 @@ from partc.compiler.differentiation.parameters import find_parameters as find
 from partc.compiler.differentiation.tensor_types import TensorType, static_shape, value_info
 from partc.compiler.differentiation.updates.update_builder import LEARNING_RATE, Updates, learning_rate_input
 from partc.passes.graph.training_graph import IR_VERSION, Gradient
-from partc.passes.indexed_rows.indexed_slices import DOMAIN
+from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN
 from partc.runtime.plan.program import Constant
 
 TRAINING_KEY = "partc.training"
@@ -81,9 +81,11 @@ def _fresh_statistics(objective: Objective, variables: Sequence[str], seed: int)
 def assemble(step: Step, folder: Path | None) -> onnx.ModelProto:
     """Return the flat training graph. External data of `folder` is read into it."""
     nodes = _live_nodes(step)
-    called = {node.op_type for node in nodes if node.domain == DOMAIN}
+    called = {node.op_type for node in nodes if node.domain == FUNCTION_DOMAIN}
     functions = [step.updates.build.functions[name] for name in sorted(called)]
-    opsets = [helper.make_opsetid("", OPSET)] + ([helper.make_opsetid(DOMAIN, 1)] if functions else [])
+    opsets = [helper.make_opsetid("", OPSET)] + (
+        [helper.make_opsetid(FUNCTION_DOMAIN, 1)] if functions else []
+    )
     model = helper.make_model(
         _graph(step, nodes, folder),
         opset_imports=opsets,

@@ -9,7 +9,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from partc.compiler.differentiation.tensor_types import TensorType
-from partc.passes.indexed_rows.indexed_slices import DOMAIN
+from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN
 
 # onnx.helper.make_node takes attribute values of all these types.
 AttributeValue = int | float | str | Sequence[int] | Sequence[float] | onnx.TensorProto
@@ -173,7 +173,7 @@ class FunctionBuilder(NodeBuilder):
     ) -> onnx.FunctionProto:
         """Return the function."""
         return helper.make_function(
-            DOMAIN, name, inputs, outputs, self.nodes, [helper.make_opsetid("", opset)]
+            FUNCTION_DOMAIN, name, inputs, outputs, self.nodes, [helper.make_opsetid("", opset)]
         )
 
 

@@ -15,7 +15,8 @@ from partc.passes.graph.infer_shapes import infer_shapes
 from partc.passes.graph.training_graph import InitialValue, MadeTensor, StoredTensor
 from partc.runtime.data.npz import read_npz
 from partc.runtime.errors import BadData, BadModel
-from partc.runtime.plan.program import NOT_DECODED, Constant, Normal, Uniform
+from partc.runtime.plan.plan_json import NOT_DECODED
+from partc.runtime.plan.program import Constant, Normal, Uniform
 
 
 def read_initial_values(

@@ -11,7 +11,7 @@ from partc.cost.cluster.cluster import encode_cluster
 from partc.cost.sparsity import encode_sparsity
 from partc.cost.strategy import encode_strategy
 from partc.runtime.plan.plan_folder import sha256_of_file
-from partc.runtime.plan.program import encode_plan
+from partc.runtime.plan.plan_json import encode_plan
 
 ANNOTATED = "annotated.onnx"
 REPORT = "report.html"

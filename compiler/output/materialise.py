@@ -26,7 +26,8 @@ from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.roles.describe_parameters import describe_parameters
 from partc.runtime.errors import BadPlan, BadStrategy, BadUsage
 from partc.runtime.plan.plan_folder import sha256_of_file
-from partc.runtime.plan.program import Plan, Run, decode_plan, instructions_of
+from partc.runtime.plan.plan_json import decode_plan
+from partc.runtime.plan.program import Plan, Run, instructions_of
 
 STRATEGY, CLUSTER = "strategy.json", "cluster.json"
 

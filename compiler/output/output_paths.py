@@ -7,7 +7,8 @@ import msgspec
 from partc.runtime.errors import BadUsage
 from partc.runtime.jobs.results import DISAGREEING_FILE, TRAINED_FILE
 from partc.runtime.plan.plan_folder import PLAN_FILE
-from partc.runtime.plan.program import NOT_DECODED, PLAN_FORMAT
+from partc.runtime.plan.plan_json import NOT_DECODED
+from partc.runtime.plan.program import PLAN_FORMAT
 
 TRAINED_FILES = (TRAINED_FILE, DISAGREEING_FILE, "trained.onnx")
 _ANY_FORMAT = PLAN_FORMAT.split("/")[0] + "/"

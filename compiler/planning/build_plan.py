@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from partc.compiler.output.plan_files import PlanFiles
-from partc.cost.cluster.cluster import Cluster, Placement, groups_of, ranks_of
+from partc.cost.cluster.cluster import Cluster, ClusterRank, groups_of, ranks_of
 from partc.cost.cluster.profiles import profiles_sha256
 from partc.cost.simulation.timeline import work_s
 from partc.cost.strategy import Strategy
@@ -76,9 +76,9 @@ def build_plan(
         aggregation=strategy.aggregation,
         recomputed=recomputed,
         constants={
-            f"{parameter}.ends": tuple(end for _, end in ranges)
-            for parameter, ranges in rows.items()
-            if f"{parameter}.ends" in lowered.constants
+            value: tuple(end for _, end in rows[constant.parameter])
+            for value, constant in lowered.constants.items()
+            if constant.parameter is not None and constant.holds == "row_ends"
         },
         unread_inputs=training.unread_inputs,
     )
@@ -183,7 +183,7 @@ def _describe_ranks(
 
 
 def _describe_rank(
-    placed: Placement,
+    placed: ClusterRank,
     lowered: LoweredGraph,
     program: Program,
     rows: OwnedRows,
@@ -207,19 +207,19 @@ def _describe_rank(
 
 
 def _constants_of(
-    placed: Placement, lowered: LoweredGraph, rows: OwnedRows, server: int | None
+    placed: ClusterRank, lowered: LoweredGraph, rows: OwnedRows, server: int | None
 ) -> dict[str, tuple[int, ...]]:
     values: dict[str, tuple[int, ...]] = {}
-    if placed.replica is not None:
-        values["replica"] = (placed.replica,)
-    for parameter, ranges in rows.items():
-        if server is not None:
-            start, stop = ranges[server]
-            values |= {
-                f"{parameter}.first": (start,),
-                f"{parameter}.rows": (stop - start,),
-            }
-    return {name: value for name, value in values.items() if name in lowered.constants}
+    for value, constant in lowered.constants.items():
+        if constant.holds == "replica" and placed.replica is not None:
+            values[value] = (placed.replica,)
+        elif constant.parameter is not None and server is not None:
+            start, stop = rows[constant.parameter][server]
+            if constant.holds == "first_row":
+                values[value] = (start,)
+            elif constant.holds == "row_count":
+                values[value] = (stop - start,)
+    return values
 
 
 def _owned_slices(program: Program, rows: OwnedRows, server: int) -> tuple[Slice, ...]:
@@ -235,7 +235,7 @@ def _owned_slices(program: Program, rows: OwnedRows, server: int) -> tuple[Slice
 
 
 def _hold(
-    state: State, placed: Placement, lowered: LoweredGraph, rows: OwnedRows, server: int | None
+    state: State, placed: ClusterRank, lowered: LoweredGraph, rows: OwnedRows, server: int | None
 ) -> list[Held]:
     if state.site not in placed.sites:
         return []
@@ -275,11 +275,10 @@ def _describe_outputs(lowered: LoweredGraph, program: Program) -> tuple[Output, 
     outputs: list[Output] = []
     for name, value, layout in lowered.outputs:
         value = program.renamed.get(value, value)
-        public = name.removesuffix(".average")
         if isinstance(layout.placement, Split):
-            outputs.append(Output(public, value, "split", layout.placement.axis))
+            outputs.append(Output(name, value, "split", layout.placement.axis))
         elif isinstance(layout.placement, PerReplica):
-            outputs.append(Output(public, value, "per_replica"))
+            outputs.append(Output(name, value, "per_replica"))
         else:
-            outputs.append(Output(public, value, "whole"))
+            outputs.append(Output(name, value, "whole"))
     return tuple(outputs)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from partc.compiler.report.units import count, plural
 from partc.cost.sparsity import Sparsity, TouchedRows
 from partc.cost.strategy import SyncFacts
-from partc.passes.indexed_rows.indexed_slices import DOMAIN as SLICES_DOMAIN
+from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN
 from partc.passes.layouts.layouts import Replicate
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 from partc.passes.rules.sharding_rules import GRADIENT_RULES, RULES
@@ -95,7 +95,7 @@ def whole_ops(lowered: LoweredGraph) -> tuple[tuple[str, int], ...]:
     for node in lowered.nodes:
         if is_communication(node) or node.name not in lowered.original or node.op in TRIVIAL:
             continue
-        if node.domain == SLICES_DOMAIN or node.op in RULES or node.op.startswith(tuple(GRADIENT_RULES)):
+        if node.domain == FUNCTION_DOMAIN or node.op in RULES or node.op.startswith(tuple(GRADIENT_RULES)):
             continue
         layouts = [lowered.meanings[out.name][1] for out in node.outputs if out.name in lowered.meanings]
         if layouts and all(isinstance(layout.placement, Replicate) for layout in layouts):

@@ -17,7 +17,8 @@ from math import ceil
 
 from partc.compiler.report.describe_servers import Holding, describe_copies, holding_of
 from partc.compiler.report.units import plural, rate, seconds, shortened, size
-from partc.cost.cluster.cluster import Cluster, Host
+from partc.cost.cluster.cluster import Cluster
+from partc.cost.cluster.machines import Host
 from partc.runtime.plan.program import Plan
 
 WIDTH = 1080

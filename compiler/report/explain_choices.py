@@ -209,7 +209,7 @@ def _verdict(choice: Choice) -> str:
     rival = SPOKEN[quickest]
     if others[quickest] < own_s * (1 - TIE):
         saved = seconds(own_s - others[quickest])
-        if choice.asked:
+        if choice.by_user:
             return f"{name} was asked for; {rival} alone would be quicker by {saved}."
         return (
             f"Alone {rival} would be quicker by {saved}; the whole step, computing and all other parameters "

@@ -163,7 +163,7 @@ class Candidates:
         self, chosen: Mapping[str, Synchronisation], shards: Mapping[str, tuple[Shard, ...]]
     ) -> tuple[float, float]:
         """Return what a step communicates, and the busiest lane's time of what is summed whole."""
-        network = self.prices.meeting.network
+        network = self.prices.groups.network
         loads, certain = np.zeros(len(network.lanes)), np.zeros(len(network.lanes))
         latency_s = 0.0
         for fact in self.facts:

@@ -128,7 +128,7 @@ def _carry_on_lanes(
     prices: Prices,
 ) -> cp_model.IntVar:
     """Return T. Lanes that carry the same whatever is chosen, as equal hosts' do, are one constraint."""
-    rates = prices.meeting.network.bytes_per_s
+    rates = prices.groups.network.bytes_per_s
     counts = [count for of_group in taken for count in of_group]
     loads = [price.loads for group in groups for price in group.prices]
     units = np.rint(np.array(loads).reshape(len(loads), len(rates)) / rates / UNIT_S).astype(np.int64)

@@ -35,17 +35,20 @@ def place_longest_first(items: Sequence[Rows], rooms: Sequence[int], most: float
     exceed a room: it is a hint.
     """
     load = [0] * len(rooms)
-    placed = [[0] * len(rooms) for _ in items]
+    rows_per_server = [[0] * len(rooms) for _ in items]
     # sorted() is stable, so equal items stay in the given order.
-    order = sorted(range(len(items)), key=lambda i: _turn(items[i]))
+    order = sorted(range(len(items)), key=lambda i: _order_key(items[i]))
     for i in order:
         item = items[i]
-        placed[i] = _place(item, rooms, load, most)
-        load = [before + count * item.stored_row_bytes for before, count in zip(load, placed[i], strict=True)]
-    return placed
+        rows_per_server[i] = _place(item, rooms, load, most)
+        load = [
+            before + count * item.stored_row_bytes
+            for before, count in zip(load, rows_per_server[i], strict=True)
+        ]
+    return rows_per_server
 
 
-def _turn(item: Rows) -> tuple[bool, bool, int]:
+def _order_key(item: Rows) -> tuple[bool, bool, int]:
     return item.fixed is None, item.is_split, -item.stored_bytes
 
 

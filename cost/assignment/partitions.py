@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from partc.cost.assignment.row_spread import cut
-from partc.cost.cluster.cluster import Cluster, Host
+from partc.cost.cluster.cluster import Cluster
+from partc.cost.cluster.machines import Host
 from partc.cost.network.topology import Network
 from partc.cost.strategy import Shard, SyncFacts
 from partc.runtime.errors import BadUsage, NoPlacement

@@ -11,7 +11,7 @@ from typing import Literal
 
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.network.traffic import lane_loads, seconds_of
-from partc.cost.network.two_level import even_shares, meeting_of, owner_hosts, synchronise
+from partc.cost.network.two_level import even_shares, network_groups_of, owner_hosts, synchronise
 from partc.cost.network.ways import Array
 from partc.cost.strategy import Mechanism, Method, SyncFacts, Synchronisation
 from partc.runtime.plan.program import Site
@@ -68,7 +68,7 @@ class Prices:
     """Prices each option of each parameter once."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.meeting = meeting_of(cluster)
+        self.groups = network_groups_of(cluster)
         self.even_shares = even_shares(cluster)
         self._known: dict[tuple[object, ...], Price] = {}
 
@@ -78,8 +78,8 @@ class Prices:
         # Models repeat shapes: equal facts are priced once.
         key = (*alike(fact), option_key(how), shares)
         if key not in self._known:
-            network = self.meeting.network
-            phases = synchronise(self.meeting, fact, how, shares)
+            network = self.groups.network
+            phases = synchronise(self.groups, fact, how, shares)
             latency_s = sum(phase.latency_s for phase in phases)
             self._known[key] = Price(seconds_of(network, phases), latency_s, lane_loads(network, phases))
         return self._known[key]

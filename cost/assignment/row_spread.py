@@ -46,9 +46,9 @@ def cut(spread: Spread, rows: int, shares: Sequence[float]) -> list[int]:
     pieces: list[int] = []
     left = sum(share > 0 for share in shares)
     for share, end in zip(shares, ends, strict=True):
-        placed = sum(pieces)
+        assigned = sum(pieces)
         left -= share > 0
-        pieces.append(min(max(end - placed, 1), rows - placed - left) if share > 0 else 0)
+        pieces.append(min(max(end - assigned, 1), rows - assigned - left) if share > 0 else 0)
     pieces[max(i for i, share in enumerate(shares) if share > 0)] += rows - sum(pieces)
     return pieces
 

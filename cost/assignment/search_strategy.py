@@ -57,8 +57,8 @@ def search_steps(
 
     Raises NoPlacement where none of those to begin from fits.
     """
-    seen = _Seen(batch, price)
-    distinct = seen.distinct(named)
+    priced = _PricedSteps(batch, price)
+    distinct = priced.distinct(named)
     if len(distinct) == 1 and not any(True for _ in candidates.moves(distinct[0])):
         return distinct[0], ()
     fitting: list[tuple[Candidate, float]] = []
@@ -66,19 +66,19 @@ def search_steps(
         least_s = min((step_s for _, step_s in fitting), default=inf)
         if candidate.certain_s * LEAST_SHARE > least_s:
             continue
-        if (step_s := seen.step_s(candidate)) is not None:
+        if (step_s := priced.step_s(candidate)) is not None:
             fitting.append((candidate, step_s))
     if not fitting:
-        assert seen.failure is not None
-        raise seen.failure
+        assert priced.failure is not None
+        raise priced.failure
     start = _cheapest_of(fitting)
-    best = _improve(candidates, start, seen, price.evaluations - seen.count)
+    best = _improve(candidates, start, priced, price.evaluations - priced.count)
     simple = _cheapest_of([pair for pair in fitting if pair[0].name != BUSIEST_LINK] or fitting)
-    if seen.told(best).step_s * (1 + price.doubt) >= seen.told(simple).step_s:
+    if priced.result(best).step_s * (1 + price.doubt) >= priced.result(simple).step_s:
         best = simple
-    told = [seen.told(candidate) for candidate, _ in fitting]
-    taken = seen.told(best)
-    return best, (taken, *(tried for tried in told if tried is not taken))
+    results = [priced.result(candidate) for candidate, _ in fitting]
+    taken = priced.result(best)
+    return best, (taken, *(tried for tried in results if tried is not taken))
 
 
 def _cheapest_of(priced: Sequence[tuple[Candidate, float]]) -> Candidate:
@@ -91,7 +91,7 @@ def cheapest(candidates: Sequence[Candidate], seconds: Sequence[float]) -> Candi
     return next(c for c, own_s in zip(candidates, seconds, strict=True) if own_s <= limit_s)
 
 
-def _improve(candidates: Candidates, start: Candidate, seen: "_Seen", moves: int) -> Candidate:
+def _improve(candidates: Candidates, start: Candidate, priced: "_PricedSteps", moves: int) -> Candidate:
     best, is_better = start, True
     while is_better:
         is_better = False
@@ -99,17 +99,17 @@ def _improve(candidates: Candidates, start: Candidate, seen: "_Seen", moves: int
             if moves <= 0:
                 return best
             neighbour = candidates.after(best, move)
-            if neighbour is None or seen.knows(neighbour):
+            if neighbour is None or priced.knows(neighbour):
                 continue
             moves -= 1
-            step_s = seen.step_s(neighbour, MOVED)
-            if step_s is not None and step_s * (1 + TIE) < seen.told(best).step_s:
+            step_s = priced.step_s(neighbour, MOVED)
+            if step_s is not None and step_s * (1 + TIE) < priced.result(best).step_s:
                 best, is_better = neighbour, True
                 break
     return best
 
 
-class _Seen:
+class _PricedSteps:
     """The strategies that were priced, each once."""
 
     def __init__(self, batch: Batch, price: StepPrice) -> None:
@@ -152,7 +152,7 @@ class _Seen:
         self._tried[key] = Tried(self._names.get(key, (name,)), strategy, step_s)
         return step_s
 
-    def told(self, candidate: Candidate) -> Tried:
+    def result(self, candidate: Candidate) -> Tried:
         """Return what is known of a candidate that was priced."""
         return self._tried[self._key(candidate)]
 

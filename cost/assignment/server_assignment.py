@@ -33,7 +33,8 @@ from ortools.sat.python import cp_model
 from partc.cost.assignment.greedy_assignment import Rows, place_longest_first
 from partc.cost.assignment.row_spread import cut, share_of_traffic
 from partc.cost.assignment.server_room import check_room, does_not_fit, server_room_bytes
-from partc.cost.cluster.cluster import Cluster, Host
+from partc.cost.cluster.cluster import Cluster
+from partc.cost.cluster.machines import Host
 from partc.cost.strategy import Shard, SyncFacts
 
 MIN_SPLIT_BYTES = 1024  # smaller variables are never split for balance's sake
@@ -77,7 +78,7 @@ class _Model:
 class _Answer:
     """Rows per [variable][server], and what the solver says of them."""
 
-    placed: list[list[int]]
+    rows_per_server: list[list[int]]
     bound: int
     status: str
     deterministic_time: float
@@ -101,20 +102,20 @@ def assign_to_servers(
     if even is None:
         raise does_not_fit(items, servers, rooms)
     final = _even_moved(items, rooms, even)
-    placed = _by_traffic(items, final.placed, rooms)
+    rows_per_server = _by_traffic(items, final.rows_per_server, rooms)
 
     names = [server.name for server in servers]
-    stored = _loads(placed, [item.stored_row_bytes for item in items])
-    moved = _moved(items, placed)
+    stored = _loads(rows_per_server, [item.stored_row_bytes for item in items])
+    moved = _moved_bytes(items, rows_per_server)
     assignment = ServerAssignment(
-        objective_bytes=max(_loads(final.placed, [item.stored_row_bytes for item in items])),
+        objective_bytes=max(_loads(final.rows_per_server, [item.stored_row_bytes for item in items])),
         bound_bytes=even.bound,
         status=even.status,
         deterministic_time=round(even.deterministic_time + final.deterministic_time, 6),
         bytes_per_server=dict(zip(names, stored, strict=True)),
         moved_bytes_per_server=dict(zip(names, moved, strict=True)),
     )
-    shards = {item.name: _shards(rows, servers) for item, rows in zip(items, placed, strict=True)}
+    shards = {item.name: _shards(rows, servers) for item, rows in zip(items, rows_per_server, strict=True)}
     return shards, assignment
 
 
@@ -137,8 +138,8 @@ def _hint_if_it_fits(items: Sequence[Rows], rooms: Sequence[int], hint: list[lis
 
 def _even_moved(items: Sequence[Rows], rooms: Sequence[int], even: _Answer) -> _Answer:
     """Minimise the greatest bytes moved, while nearly as even in bytes stored."""
-    most_stored = max(_loads(even.placed, [item.stored_row_bytes for item in items]))
-    model = _build(items, rooms, even.placed)
+    most_stored = max(_loads(even.rows_per_server, [item.stored_row_bytes for item in items]))
+    model = _build(items, rooms, even.rows_per_server)
     model.solver_model.add(model.stored <= int(most_stored * (1 + BALANCE_SLACK)))
     model.solver_model.minimize(model.moved)
     return _solve(model, MOVED_GAP) or even
@@ -230,10 +231,13 @@ def _own_every_row(
     return [is_owned * item.rows for is_owned in owned]
 
 
-def _loads(placed: Sequence[Sequence[int]], row_bytes: Sequence[int]) -> list[int]:
+def _loads(rows_per_server: Sequence[Sequence[int]], row_bytes: Sequence[int]) -> list[int]:
     """Return the bytes on each server."""
-    servers = range(len(placed[0]))
-    return [sum(rows[s] * weight for rows, weight in zip(placed, row_bytes, strict=True)) for s in servers]
+    servers = range(len(rows_per_server[0]))
+    return [
+        sum(rows[s] * weight for rows, weight in zip(rows_per_server, row_bytes, strict=True))
+        for s in servers
+    ]
 
 
 def _limit_loads(
@@ -265,7 +269,7 @@ def _solve(model: _Model, relative_gap: float) -> _Answer | None:
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     return _Answer(
-        placed=[[int(solver.value(count)) for count in counts] for counts in model.rows_of],
+        rows_per_server=[[int(solver.value(count)) for count in counts] for counts in model.rows_of],
         bound=math.ceil(solver.best_objective_bound),
         status=solver.status_name(status),
         deterministic_time=float(solver.response_proto.deterministic_time),
@@ -276,15 +280,15 @@ def _solve(model: _Model, relative_gap: float) -> _Answer | None:
 
 
 def _by_traffic(
-    items: Sequence[Rows], placed: Sequence[Sequence[int]], rooms: Sequence[int]
+    items: Sequence[Rows], rows_per_server: Sequence[Sequence[int]], rooms: Sequence[int]
 ) -> Sequence[Sequence[int]]:
     """Move the cuts of split items, all the way or as far as every server has room."""
     for way in CUT_WAYS:
-        moved = [_recut(item, rows, way) for item, rows in zip(items, placed, strict=True)]
-        stored = _loads(moved, [item.stored_row_bytes for item in items])
+        recut = [_recut(item, rows, way) for item, rows in zip(items, rows_per_server, strict=True)]
+        stored = _loads(recut, [item.stored_row_bytes for item in items])
         if all(load <= room for load, room in zip(stored, rooms, strict=True)):
-            return moved
-    return placed
+            return recut
+    return rows_per_server
 
 
 def _recut(item: Rows, rows: Sequence[int], way: float) -> Sequence[int]:
@@ -295,10 +299,10 @@ def _recut(item: Rows, rows: Sequence[int], way: float) -> Sequence[int]:
     return [stop - start for start, stop in pairwise([0, *ends])]
 
 
-def _moved(items: Sequence[Rows], placed: Sequence[Sequence[int]]) -> list[int]:
+def _moved_bytes(items: Sequence[Rows], rows_per_server: Sequence[Sequence[int]]) -> list[int]:
     """Return the bytes that each server's rows move in a step."""
-    moved = [0.0] * len(placed[0])
-    for item, rows in zip(items, placed, strict=True):
+    moved = [0.0] * len(rows_per_server[0])
+    for item, rows in zip(items, rows_per_server, strict=True):
         for s, (start, stop) in enumerate(pairwise([0, *accumulate(rows)])):
             share = share_of_traffic(item.spread, item.rows, start, stop)
             moved[s] += share * item.rows * item.moved_row_bytes

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from partc.cost.assignment.greedy_assignment import Rows
-from partc.cost.cluster.cluster import Host
+from partc.cost.cluster.machines import Host
 from partc.runtime.errors import NoPlacement
 
 

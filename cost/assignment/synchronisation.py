@@ -49,7 +49,7 @@ class Choice:
     seconds: dict[Method, float]  # of every possible method
     reason: str
     shards: tuple[Shard, ...]
-    asked: bool = False  # the user asked for it, by a mode or in a strategy file
+    by_user: bool = False  # the user asked for it, by a mode or in a strategy file
 
 
 @dataclass(frozen=True, slots=True)

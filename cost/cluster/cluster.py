@@ -36,22 +36,8 @@ from partc.cost.cluster.cluster_checks import check_machines
 from partc.cost.cluster.machines import Device, Host, Link
 from partc.runtime.asynchronous.session import SESSION_HOST
 from partc.runtime.errors import BadCluster
-from partc.runtime.plan.program import NOT_DECODED, Record, Site
-
-__all__ = [
-    "CLUSTER_FORMAT",
-    "Cluster",
-    "Device",
-    "Host",
-    "Link",
-    "Placement",
-    "encode_cluster",
-    "groups_of",
-    "ranks_of",
-    "read_any_cluster",
-    "read_cluster",
-    "read_resource_file",
-]
+from partc.runtime.plan.plan_json import NOT_DECODED
+from partc.runtime.plan.program import Record, Site
 
 CLUSTER_FORMAT = "partc-cluster/1"
 
@@ -147,7 +133,7 @@ def _resource_host(line: str, at: str) -> Host:
 # ---------------------------------------------------------------- ranks
 
 
-class Placement(Record, frozen=True):
+class ClusterRank(Record, frozen=True):
     """Where one rank runs and what it plays. `device` is the host's name for a server of its own."""
 
     rank: int
@@ -171,15 +157,15 @@ def threads_per_core(cluster: Cluster) -> dict[str, float]:
     }
 
 
-def ranks_of(cluster: Cluster) -> tuple[Placement, ...]:
+def ranks_of(cluster: Cluster) -> tuple[ClusterRank, ...]:
     """Number the ranks: workers over hosts then devices, then the servers that need their own process.
 
     A host's server shares the process of its first CPU worker where there is one.
     """
     workers = [(host, device) for host in cluster.hosts for device in host.devices]
     hosting = {host.name: _server_device(host) for host in cluster.hosts}
-    placements = [
-        Placement(
+    ranks = [
+        ClusterRank(
             rank=rank,
             host=host.name,
             device=device.name,
@@ -193,16 +179,16 @@ def ranks_of(cluster: Cluster) -> tuple[Placement, ...]:
     ]
     for host in cluster.hosts:
         if hosting[host.name] is None:
-            placements.append(_server_alone(len(placements), host))
-    return tuple(placements)
+            ranks.append(_server_alone(len(ranks), host))
+    return tuple(ranks)
 
 
 def _server_device(host: Host) -> Device | None:
     return next((device for device in host.devices if device.kind == "cpu"), None)
 
 
-def _server_alone(rank: int, host: Host) -> Placement:
-    return Placement(
+def _server_alone(rank: int, host: Host) -> ClusterRank:
+    return ClusterRank(
         rank=rank,
         host=host.name,
         device=host.name,
@@ -227,24 +213,24 @@ def groups_of(cluster: Cluster) -> dict[str, list[tuple[int, ...]]]:
     """
     workers, servers = _ranks_by_host(cluster, "worker"), _ranks_by_host(cluster, "server")
     every = tuple(rank for members in workers.values() for rank in members)
-    fed: dict[int, list[int]] = {}
+    servers_of: dict[int, list[int]] = {}
     for name, members in workers.items():
-        fed.setdefault((members or every)[0], []).extend(servers[name])
+        servers_of.setdefault((members or every)[0], []).extend(servers[name])
     return {
         "workers": [every],
         "host_workers": list(workers.values()),
         "leaders": [tuple(members[0] for members in workers.values() if members)],
         "servers": [tuple(members[0] for members in servers.values())],
         "host": [tuple(dict.fromkeys(servers[name] + workers[name])) for name in workers],
-        "feed": [tuple(dict.fromkeys((leader, *told))) for leader, told in fed.items()],
+        "feed": [tuple(dict.fromkeys((leader, *own_servers))) for leader, own_servers in servers_of.items()],
     }
 
 
 def _ranks_by_host(cluster: Cluster, site: Site) -> dict[str, tuple[int, ...]]:
     ranks: dict[str, list[int]] = {host.name: [] for host in cluster.hosts}
-    for placed in ranks_of(cluster):
-        if site in placed.sites:
-            ranks[placed.host].append(placed.rank)
+    for rank in ranks_of(cluster):
+        if site in rank.sites:
+            ranks[rank.host].append(rank.rank)
     return {host: tuple(members) for host, members in ranks.items()}
 
 

@@ -26,7 +26,7 @@ PER_ROWS_S = 150e-6
 
 # What a communication waits besides where its members have half a core each, and not all of them are
 # running: twelve more of them took 7 ms more on the same machine, 2 x 2 ranks on 2 cores.
-CROWDED_WAIT_S = 500e-6
+OVERSUBSCRIBED_WAIT_S = 500e-6
 
 # A process on the CPU learns that a GPU's copy is done: a launch and a stream synchronisation.
 STAGING_LATENCY_S = 10e-6  # order of magnitude of cudaMemcpy on small messages, not measured here

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from partc.cost.cluster.cluster import Cluster, Link
+from partc.cost.cluster.cluster import Cluster
+from partc.cost.cluster.machines import Link
 from partc.cost.cluster.profiles import MEMORY_LATENCY_S
 from partc.cost.network.topology import Network
 

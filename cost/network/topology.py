@@ -16,7 +16,8 @@ from itertools import combinations, pairwise
 import networkx as nx
 import numpy as np
 
-from partc.cost.cluster.cluster import Cluster, Host
+from partc.cost.cluster.cluster import Cluster
+from partc.cost.cluster.machines import Host
 from partc.cost.cluster.profiles import MEMORY_LATENCY_S, STAGING_LATENCY_S
 from partc.cost.network.ways import Array, Numbers, Ways
 

@@ -40,7 +40,7 @@ ID_BYTES = 8  # int64
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class NetworkGroups:
     """The network, and the ends that meet on it. Equal hosts are one family."""
 
     network: Network
@@ -54,11 +54,11 @@ class Meeting:
     feed: tuple[Family, ...]  # for each host with workers its first, then whom it tells
 
 
-def meeting_of(cluster: Cluster) -> Meeting:
+def network_groups_of(cluster: Cluster) -> NetworkGroups:
     """Return the ends of cluster's ranks by the groups in which they meet."""
     ranks = ranks_of(cluster)
-    ends = {placed.rank: placed.device for placed in ranks}
-    working = frozenset(placed.device for placed in ranks if placed.replica is not None)
+    ends = {rank.rank: rank.device for rank in ranks}
+    working = frozenset(rank.device for rank in ranks if rank.replica is not None)
     groups = {
         name: tuple(tuple(ends[rank] for rank in members) for members in instances)
         for name, instances in groups_of(cluster).items()
@@ -68,7 +68,7 @@ def meeting_of(cluster: Cluster) -> Meeting:
     def alike(name: str) -> tuple[Family, ...]:
         return families_of(network, groups[name], lambda end: end in working)
 
-    return Meeting(
+    return NetworkGroups(
         network=network,
         workers=groups["workers"][0],
         working=working,
@@ -93,46 +93,46 @@ def even_shares(cluster: Cluster) -> tuple[float, ...]:
 
 
 def synchronise(
-    meeting: Meeting, facts: SyncFacts, how: Synchronisation, shares: tuple[float, ...]
+    groups: NetworkGroups, facts: SyncFacts, how: Synchronisation, shares: tuple[float, ...]
 ) -> Phases:
     """Return what is sent for one parameter in a step.
 
     `shares`: of its rows, by host; they only matter to servers. The shards of `how` do not count.
     """
     if how.method == "all_reduce":
-        return _all_reduce(meeting, facts.bytes)
+        return _all_reduce(groups, facts.bytes)
     if how.method == "all_gather":
-        return _all_gather(meeting, facts)
-    after = _post_aggregation(meeting, facts, shares) if how.post_aggregation == "worker" else ()
+        return _all_gather(groups, facts)
+    after = _post_aggregation(groups, facts, shares) if how.post_aggregation == "worker" else ()
     if facts.sparse:
-        return _pull(meeting, facts, how, shares) + _push(meeting, facts, how, shares) + after
-    return _serve_dense(meeting, facts, how, shares) + after
+        return _pull(groups, facts, how, shares) + _push(groups, facts, how, shares) + after
+    return _serve_dense(groups, facts, how, shares) + after
 
 
-def _all_reduce(meeting: Meeting, message_bytes: float) -> Phases:
-    network = meeting.network
+def _all_reduce(groups: NetworkGroups, message_bytes: float) -> Phases:
+    network = groups.network
     return (
-        in_every(network, meeting.host_workers, lambda m: reduce(network, m, message_bytes))
-        + all_reduce(network, meeting.leaders, message_bytes)
-        + in_every(network, meeting.host_workers, lambda m: broadcast(network, m, message_bytes))
+        in_every(network, groups.host_workers, lambda m: reduce(network, m, message_bytes))
+        + all_reduce(network, groups.leaders, message_bytes)
+        + in_every(network, groups.host_workers, lambda m: broadcast(network, m, message_bytes))
     )
 
 
-def _all_gather(meeting: Meeting, facts: SyncFacts) -> Phases:
+def _all_gather(groups: NetworkGroups, facts: SyncFacts) -> Phases:
     part = facts.touched_rows * (facts.row_bytes + ID_BYTES)
-    return ring_all_gather_rows(meeting.network, meeting.workers, [part] * len(meeting.workers))
+    return ring_all_gather_rows(groups.network, groups.workers, [part] * len(groups.workers))
 
 
 def _serve_dense(
-    meeting: Meeting, facts: SyncFacts, how: Synchronisation, shares: tuple[float, ...]
+    groups: NetworkGroups, facts: SyncFacts, how: Synchronisation, shares: tuple[float, ...]
 ) -> Phases:
-    network = meeting.network
+    network = groups.network
     fetched = facts.bytes * _fetched_share(facts, how)
     return (
-        in_every(network, meeting.host, lambda m: reduce(network, m, facts.bytes))
-        + reduce_scatter(network, meeting.servers, [share * facts.bytes for share in shares])
-        + all_gather(network, meeting.servers, [share * fetched for share in shares])
-        + in_every(network, meeting.host, lambda m: broadcast(network, m, fetched))
+        in_every(network, groups.host, lambda m: reduce(network, m, facts.bytes))
+        + reduce_scatter(network, groups.servers, [share * facts.bytes for share in shares])
+        + all_gather(network, groups.servers, [share * fetched for share in shares])
+        + in_every(network, groups.host, lambda m: broadcast(network, m, fetched))
     )
 
 
@@ -140,49 +140,49 @@ def _fetched_share(facts: SyncFacts, how: Synchronisation) -> float:
     return facts.boundary_share if how.on_servers else 1.0
 
 
-def _post_aggregation(meeting: Meeting, facts: SyncFacts, shares: tuple[float, ...]) -> Phases:
+def _post_aggregation(groups: NetworkGroups, facts: SyncFacts, shares: tuple[float, ...]) -> Phases:
     """What the owners summed goes to every worker, and from one worker of each host to its server."""
-    network = meeting.network
-    rows = distinct_rows(facts, len(meeting.workers)) if facts.sparse else facts.rows
+    network = groups.network
+    rows = distinct_rows(facts, len(groups.workers)) if facts.sparse else facts.rows
     summed = rows * facts.row_bytes
     return (
-        ring_all_gather_rows(network, meeting.servers, [share * summed for share in shares])
-        + in_every(network, meeting.host, lambda m: broadcast(network, m, summed))
-        + in_every(network, meeting.feed, lambda m: broadcast(network, m, summed))
+        ring_all_gather_rows(network, groups.servers, [share * summed for share in shares])
+        + in_every(network, groups.host, lambda m: broadcast(network, m, summed))
+        + in_every(network, groups.feed, lambda m: broadcast(network, m, summed))
     )
 
 
-def _pull(meeting: Meeting, facts: SyncFacts, how: Synchronisation, shares: tuple[float, ...]) -> Phases:
-    network = meeting.network
+def _pull(groups: NetworkGroups, facts: SyncFacts, how: Synchronisation, shares: tuple[float, ...]) -> Phases:
+    network = groups.network
     row_bytes = facts.row_bytes * _fetched_share(facts, how)
-    per_host = _rows_per_host(meeting, facts, how)
-    asked, rows_back = [rows * ID_BYTES for rows in per_host], [rows * row_bytes for rows in per_host]
+    per_host = _rows_per_host(groups, facts, how)
+    requested, rows_back = [rows * ID_BYTES for rows in per_host], [rows * row_bytes for rows in per_host]
     ids, rows = facts.touched_rows * ID_BYTES, facts.touched_rows * row_bytes
     return (
-        in_every(network, meeting.host, lambda m: gather(network, m, _of_workers(meeting, m, ids)))
-        + all_to_all_rows(network, meeting.servers, asked, shares)
-        + all_to_all_rows(network, meeting.servers, shares, rows_back)
-        + in_every(network, meeting.host, lambda m: scatter(network, m, _of_workers(meeting, m, rows)))
+        in_every(network, groups.host, lambda m: gather(network, m, _of_workers(groups, m, ids)))
+        + all_to_all_rows(network, groups.servers, requested, shares)
+        + all_to_all_rows(network, groups.servers, shares, rows_back)
+        + in_every(network, groups.host, lambda m: scatter(network, m, _of_workers(groups, m, rows)))
     )
 
 
-def _push(meeting: Meeting, facts: SyncFacts, how: Synchronisation, shares: tuple[float, ...]) -> Phases:
-    network = meeting.network
+def _push(groups: NetworkGroups, facts: SyncFacts, how: Synchronisation, shares: tuple[float, ...]) -> Phases:
+    network = groups.network
     row = facts.row_bytes + ID_BYTES
     part = facts.touched_rows * row
-    sent = [rows * row for rows in _rows_per_host(meeting, facts, how)]
+    sent = [rows * row for rows in _rows_per_host(groups, facts, how)]
     return in_every(
-        network, meeting.host, lambda m: gather(network, m, _of_workers(meeting, m, part))
-    ) + all_to_all_rows(network, meeting.servers, sent, shares)
+        network, groups.host, lambda m: gather(network, m, _of_workers(groups, m, part))
+    ) + all_to_all_rows(network, groups.servers, sent, shares)
 
 
-def _of_workers(meeting: Meeting, members: Sequence[str], part: float) -> list[float]:
+def _of_workers(groups: NetworkGroups, members: Sequence[str], part: float) -> list[float]:
     """Return what each member contributes: nothing from a server that is no worker."""
-    return [part if member in meeting.working else 0.0 for member in members]
+    return [part if member in groups.working else 0.0 for member in members]
 
 
-def _rows_per_host(meeting: Meeting, facts: SyncFacts, how: Synchronisation) -> list[float]:
-    counts = meeting.workers_of_hosts
+def _rows_per_host(groups: NetworkGroups, facts: SyncFacts, how: Synchronisation) -> list[float]:
+    counts = groups.workers_of_hosts
     if not how.local_aggregation:
         return [facts.touched_rows * count for count in counts]
     rows = {count: distinct_rows(facts, count) for count in set(counts)}

@@ -12,7 +12,8 @@ from math import prod
 
 import numpy as np
 
-from partc.cost.cluster.cluster import Cluster, Host
+from partc.cost.cluster.cluster import Cluster
+from partc.cost.cluster.machines import Host
 from partc.cost.cluster.profiles import PROFILES
 from partc.runtime.errors import NoPlacement
 from partc.runtime.plan.program import Held, Plan, PlanVariable, Rank, Run

@@ -22,8 +22,8 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from partc.cost.cluster.cluster import Cluster, Placement
-from partc.cost.cluster.profiles import CROWDED_WAIT_S, PER_COMMUNICATION_S, PER_ROWS_S, PROFILES
+from partc.cost.cluster.cluster import Cluster, ClusterRank
+from partc.cost.cluster.profiles import OVERSUBSCRIBED_WAIT_S, PER_COMMUNICATION_S, PER_ROWS_S, PROFILES
 from partc.cost.network import collectives
 from partc.cost.network.collectives import COPY_TRAFFIC
 from partc.cost.network.families import Family, families_of, repeated
@@ -149,8 +149,8 @@ class _Play:
         self.rank_at = {rank.device: rank.rank for rank in plan.ranks}
         self.cores = _Cores(plan, cluster)
         self.kinds = _kinds_of(plan, cluster)
-        self.meetings: dict[str, list[tuple[Family, Numbers]]] = {}
-        self.clock = measured.beside_s * self.cores.crowding_of_all
+        self.families: dict[str, list[tuple[Family, Numbers]]] = {}
+        self.clock = measured.beside_s * self.cores.oversubscription_of_all
         self.computing = self.clock.copy()
         self.busy = np.zeros(len(plan.ranks))
         self.lanes = np.zeros(len(self.network.lanes))
@@ -162,11 +162,11 @@ class _Play:
         label = f"{run.site} {PurePosixPath(run.segment).stem[:8]}"
         kinds = [(kind, ranks) for kind, ranks in self.kinds if run.site in kind.sites]
         running = np.concatenate([ranks for _, ranks in kinds]) if kinds else np.zeros(0, np.int64)
-        crowding = self.cores.crowding(running, self._at_work(running))
+        oversubscription = self.cores.oversubscription(running, self._at_work(running))
         for kind, ranks in kinds:
             alone_s = self.measured.segments.get(run.segment, 0.0) or run_s(run, kind, self.cluster)
             begin = self.clock[ranks]
-            self.clock[ranks] = stop = begin + alone_s * crowding[ranks]
+            self.clock[ranks] = stop = begin + alone_s * oversubscription[ranks]
             self.computing[ranks] = stop
             self.bars.append(
                 Bars("compute", label, ranks, _compact(begin), _compact(stop), _compact(np.zeros_like(ranks)))
@@ -186,17 +186,17 @@ class _Play:
 
     def _families(self, group: str) -> list[tuple[Family, Numbers]]:
         """Return the alike groups that meet under a name, and their ranks, int64[groups, members]."""
-        if group not in self.meetings:
+        if group not in self.families:
             groups = self.plan.groups.get(group, ())
             devices = [tuple(self.ranks[member].device for member in members) for members in groups]
             rank_of = np.array([self.rank_at.get(name, -1) for name in self.network.nodes], np.int64)
             families = families_of(self.network, devices, self._traits_of)
-            self.meetings[group] = [(family, rank_of[family.ends]) for family in families]
-        return self.meetings[group]
+            self.families[group] = [(family, rank_of[family.ends]) for family in families]
+        return self.families[group]
 
     def _traits_of(self, device: str) -> Hashable:
         rank = self.ranks[self.rank_at[device]]
-        return rank.sites, float(self.cores.crowding_of_all[rank.rank])
+        return rank.sites, float(self.cores.oversubscription_of_all[rank.rank])
 
     def _own_s(self, start: Start, members: Sequence[Rank]) -> float:
         """Return what a member does itself to begin and end a communication."""
@@ -214,15 +214,15 @@ class _Play:
         phases = phases_of(start, first, self.network)
         for flows in (flows for phase in repeated(self.network, family, phases) for flows in phase.flows):
             flows.count(self.network, self.totals)
-        crowding = self.cores.crowding(ranks.ravel(), self._at_work(ranks.ravel()))
-        self.clock[ranks] += self._own_s(start, first) * crowding[ranks]
+        oversubscription = self.cores.oversubscription(ranks.ravel(), self._at_work(ranks.ravel()))
+        self.clock[ranks] += self._own_s(start, first) * oversubscription[ranks]
         carried = lane_loads(self.network, phases)
         used, occupied_s = self._occupied(family, carried)
         begin = np.maximum(self.clock[ranks], self.busy[ranks]).max(axis=1)
         begin = np.maximum(begin, self.lanes[used].max(axis=1, initial=0.0))
         # Who shares a core is not always awake when messages come.
-        crowded = self.cores.crowding_of_all[ranks].max(axis=1)
-        woken_s = (crowded - 1) * CROWDED_WAIT_S if len(first) > 1 else 0.0
+        oversubscribed = self.cores.oversubscription_of_all[ranks].max(axis=1)
+        woken_s = (oversubscribed - 1) * OVERSUBSCRIBED_WAIT_S if len(first) > 1 else 0.0
         stop = begin + seconds_of(self.network, phases) + woken_s
         self.lanes[used] = begin[:, np.newaxis] + occupied_s
         self.busy[ranks] = self.done[start.tag_id][ranks] = stop[:, np.newaxis]
@@ -286,7 +286,7 @@ def _compact(column: Column) -> Column:
 class _Cores:
     """The hosts' cores, and the threads of the ranks on them; ranks on GPUs need none.
 
-    `crowding_of_all`, float64[ranks], is the threads per core if all ranks are at work, at least 1.
+    `oversubscription_of_all`, float64[ranks], is the threads per core if all ranks are at work, at least 1.
     """
 
     def __init__(self, plan: Plan, cluster: Cluster) -> None:
@@ -296,14 +296,14 @@ class _Cores:
         self._host_of = np.array([number_of[rank.host] for rank in ranks], np.int64)
         self._threads = np.array([rank.threads if rank.kind == "cpu" else 0 for rank in ranks])
         everybody = np.arange(len(ranks))
-        self.crowding_of_all = self.crowding(everybody, np.ones(len(ranks), bool))
+        self.oversubscription_of_all = self.oversubscription(everybody, np.ones(len(ranks), bool))
 
-    def crowding(self, ranks: Numbers, at_work: Flags) -> Array:
+    def oversubscription(self, ranks: Numbers, at_work: Flags) -> Array:
         """Return the threads at work per core of the ranks' hosts, at least 1, float64[all ranks]."""
         on_host = self._per_core(at_work)[self._host_of[ranks]]
-        crowding = np.ones(len(self._host_of))
-        crowding[ranks] = np.where(self._threads[ranks] > 0, on_host, 1.0)
-        return crowding
+        oversubscription = np.ones(len(self._host_of))
+        oversubscription[ranks] = np.where(self._threads[ranks] > 0, on_host, 1.0)
+        return oversubscription
 
     def earliest(self, ranks: Numbers, times: Array) -> Array:
         """Return for every rank the first of the times on its host, float64[all ranks]."""
@@ -324,7 +324,7 @@ def run_s(run: Run, rank: Rank, cluster: Cluster) -> float:
 
 
 def work_s(
-    flops: int, touched_bytes: int, rank: Rank | Placement, cluster: Cluster, one_thread: bool = False
+    flops: int, touched_bytes: int, rank: Rank | ClusterRank, cluster: Cluster, one_thread: bool = False
 ) -> float:
     """Return how long work takes on a rank's device.
 

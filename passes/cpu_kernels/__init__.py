@@ -1,1 +1,1 @@
-"""Bodies that a segment gets for a CPU: tiles, blocks, turned products."""
+"""Bodies that a segment gets for a CPU: tiles, blocks, transposed products."""

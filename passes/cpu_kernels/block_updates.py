@@ -87,10 +87,10 @@ class _Blocking:
         outside = [node for node in self.graph.node if node.name not in inside]
         declared = [name for cluster in clusters for name in self._declared_in_blocks(cluster)]
         whole = {name: self.names.fresh(f"{name}/whole") for name in declared}
-        made = [node for cluster in clusters for node in self._scan(cluster, whole)]
+        scans = [node for cluster in clusters for node in self._scan(cluster, whole)]
         for node in outside:
             node.input[:] = [whole.get(name, name) for name in node.input]
-        ordered = _sorted([*outside, *made])
+        ordered = _sorted([*outside, *scans])
         del self.graph.node[:]
         self.graph.node.extend(ordered)
         return len(clusters)
@@ -148,16 +148,16 @@ class _Blocking:
     def _clusters_of(self, nodes: Sequence[onnx.NodeProto]) -> Iterator[_Cluster]:
         """Yield the group as a cluster if it is an update of some length."""
         names = {node.name for node in nodes}
-        made = [node.output[0] for node in nodes]
-        own = self.in_place & set(made)
+        results = [node.output[0] for node in nodes]
+        own = self.in_place & set(results)
         if len(nodes) < LEAST_NODES or not own or own & self.read_in_bodies:
             return
         read_outside = {
             name for node in self.graph.node if node.name not in names for name in _names_read(node)
         }
-        reads = dict.fromkeys(name for node in nodes for name in self._wholes(node) if name not in made)
-        writes = tuple(name for name in made if name in self.outputs or name in read_outside)
-        blocks = _blocks_of(self.shapes[made[0]])
+        reads = dict.fromkeys(name for node in nodes for name in self._wholes(node) if name not in results)
+        writes = tuple(name for name in results if name in self.outputs or name in read_outside)
+        blocks = _blocks_of(self.shapes[results[0]])
         assert blocks is not None
         yield _Cluster(tuple(nodes), tuple(reads), writes, blocks)
 
@@ -193,8 +193,8 @@ class _Blocking:
                 output.CopyFrom(described)
 
     def _body(self, cluster: _Cluster, label: str) -> onnx.GraphProto:
-        made = [node.output[0] for node in cluster.nodes]
-        block = {name: self.names.fresh(f"{name}/{label}/block") for name in (*cluster.reads, *made)}
+        results = [node.output[0] for node in cluster.nodes]
+        block = {name: self.names.fresh(f"{name}/{label}/block") for name in (*cluster.reads, *results)}
         nodes: list[onnx.NodeProto] = []
         for node in cluster.nodes:
             inner = onnx.NodeProto()

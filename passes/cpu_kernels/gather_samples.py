@@ -66,9 +66,9 @@ class _Gathering:
         o, c = (size or 0 for size in kernel[:2])
         pixels = int(np.prod([size or 0 for size in image[2:]]))
         samples = self.images.samples(node.input[0])
-        moved = PER_ELEMENT_MOVED * (o + c) * samples * pixels
+        copy_cost = PER_ELEMENT_MOVED * (o + c) * samples * pixels
         apart = 2 * o * c * samples * _in_vectors(pixels)
-        return apart > LEAST_GAIN * (2 * o * c * _in_vectors(samples * pixels) + moved)
+        return apart > LEAST_GAIN * (2 * o * c * _in_vectors(samples * pixels) + copy_cost)
 
     def _multiply(self, node: onnx.NodeProto, is_gradient: bool) -> None:
         image, weight = node.input
@@ -84,8 +84,8 @@ class _Gathering:
     def _columns(self, image: str) -> str:
         """Return [channels, n pixels] of an image [n, channels, ..]."""
         if image not in self.gathered:
-            turned = self._emit("Transpose", [image], f"{image}/by_channel", perm=[1, 0, 2, 3])
-            columns = self._reshape(turned, [self.images.shapes[image][1], -1], f"{image}/columns")
+            by_channel = self._emit("Transpose", [image], f"{image}/by_channel", perm=[1, 0, 2, 3])
+            columns = self._reshape(by_channel, [self.images.shapes[image][1], -1], f"{image}/columns")
             self.gathered[image] = columns
         return self.gathered[image]
 
@@ -95,9 +95,9 @@ class _Gathering:
         return self._emit("Reshape", [value, shape], name)
 
     def _emit(self, op_type: str, inputs: Sequence[str], name: str, perm: Sequence[int] | None = None) -> str:
-        made = self.names.fresh(name)
-        self.nodes.append(helper.make_node(op_type, inputs, [made], name=made, perm=perm))
-        return made
+        fresh_name = self.names.fresh(name)
+        self.nodes.append(helper.make_node(op_type, inputs, [fresh_name], name=fresh_name, perm=perm))
+        return fresh_name
 
 
 def _in_vectors(columns: float) -> float:

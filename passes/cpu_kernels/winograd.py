@@ -105,11 +105,11 @@ class _Tiling:
         """Read a convolution of 3x3 without strides, dilations and groups, if the node is one."""
         if node.op_type == "Conv" and not node.domain:
             return self._read("Conv", node, node.input[0], node.output[0], _padding_before(node))
-        spelled = _GRADIENT.fullmatch(node.op_type)
-        if spelled is None:
+        match = _GRADIENT.fullmatch(node.op_type)
+        if match is None:
             return None
-        before = int(spelled[2].replace("m", "-")), int(spelled[3].replace("m", "-"))
-        if spelled[1] == "ConvDataGrad":
+        before = int(match[2].replace("m", "-")), int(match[3].replace("m", "-"))
+        if match[1] == "ConvDataGrad":
             return self._read("ConvDataGrad", node, node.output[0], node.input[0], before)
         return self._read("ConvWeightGrad", node, node.input[0], node.input[1], before)
 
@@ -164,8 +164,8 @@ class _Tiling:
     def _weight_gradient(self, at: _Convolution) -> None:
         (x, dy), out = at.node.input, at.node.output[0]
         c, o = at.channels
-        turned = self._emit("Transpose", [self._target_factors(dy, at)], f"{out}/turned", perm=[0, 2, 1])
-        products = self._emit("MatMul", [turned, self._source_factors(x, at)], f"{out}/products")
+        transposed = self._emit("Transpose", [self._target_factors(dy, at)], f"{out}/turned", perm=[0, 2, 1])
+        products = self._emit("MatMul", [transposed, self._source_factors(x, at)], f"{out}/products")
         taps = self._transform(tiles.of_kernel().T, products, f"{out}/taps")
         by_tap = self._emit("Transpose", [taps], f"{out}/by_tap", perm=[1, 0])
         self._finish(by_tap, [o, c, KERNEL, KERNEL], at.node)
@@ -226,8 +226,8 @@ class _Tiling:
 
     def _channels_first(self, rows: str, channels: int, sizes: tuple[int, int], node: onnx.NodeProto) -> None:
         """Turn an image [pixels, n c] back to [n, c, ..], the node's result."""
-        turned = self._emit("Transpose", [rows], f"{node.output[0]}/turned", perm=[1, 0])
-        self._finish(turned, [-1, channels, *sizes], node)
+        transposed = self._emit("Transpose", [rows], f"{node.output[0]}/turned", perm=[1, 0])
+        self._finish(transposed, [-1, channels, *sizes], node)
 
     def _finish(self, value: str, sizes: Sequence[int], node: onnx.NodeProto) -> None:
         """Emit the last node of those that a node is replaced by: its name, its result."""
@@ -238,9 +238,9 @@ class _Tiling:
         return self._emit("Reshape", [value, self._constant(np.array(sizes))], name)
 
     def _emit(self, op_type: str, inputs: Sequence[str], name: str, perm: Sequence[int] | None = None) -> str:
-        made = self.names.fresh(name)
-        self.nodes.append(helper.make_node(op_type, inputs, [made], name=made, perm=perm))
-        return made
+        fresh_name = self.names.fresh(name)
+        self.nodes.append(helper.make_node(op_type, inputs, [fresh_name], name=fresh_name, perm=perm))
+        return fresh_name
 
     def _constant(self, value: np.ndarray) -> str:
         key = value.shape, value.tobytes()

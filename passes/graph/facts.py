@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from partc.passes.graph.infer_shapes import infer_shapes, run_constants
 from partc.passes.graph.training_graph import TrainingGraph
-from partc.passes.indexed_rows.indexed_slices import DOMAIN, SUM_ROWS
+from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN, SUM_ROWS
 from partc.passes.replicas.average_replicas import AVERAGE, REPLICA_DOMAIN, SUM
 from partc.passes.rules.sharding_rule import ShardingRule
 from partc.runtime.data.step_draws import evaluate_size
@@ -67,7 +67,7 @@ def infer_facts(training: TrainingGraph, sizes: Mapping[str, int], replicas: int
     `replicas`: how many replicas meet in the graph's Average, Sum and Stack nodes, if it has any.
     """
     model = _skeleton(training)
-    _spell_meetings(model, {AVERAGE: "Identity", SUM: "Sum"}, replicas)
+    _standardise_replica_ops(model, {AVERAGE: "Identity", SUM: "Sum"}, replicas)
     shapes, dtypes, values = _infer(model, sizes, replicas)
     known = {name: shape for name, shape in shapes.items() if UNKNOWN not in shape}
     if not sizes:
@@ -98,7 +98,7 @@ def _skeleton(training: TrainingGraph) -> onnx.ModelProto:
     return model
 
 
-def _spell_meetings(model: onnx.ModelProto, spelled: Mapping[str, str], replicas: int) -> None:
+def _standardise_replica_ops(model: onnx.ModelProto, spelled: Mapping[str, str], replicas: int) -> None:
     """Write nodes of all replicas as standard ones: op -> op, a Sum having one input for each replica."""
     for node in model.graph.node:
         if node.domain == REPLICA_DOMAIN and node.op_type in spelled:
@@ -108,7 +108,7 @@ def _spell_meetings(model: onnx.ModelProto, spelled: Mapping[str, str], replicas
                 node.input.extend([node.input[0]] * (replicas - 1))
 
 
-def _spell_stacks(model: onnx.ModelProto, shapes: Mapping[str, Shape], replicas: int) -> bool:
+def _standardise_stacks(model: onnx.ModelProto, shapes: Mapping[str, Shape], replicas: int) -> bool:
     """Write Stack nodes whose operands' ranks are known as Tile; tell whether there were any.
 
     Behind them nothing is propagated: inference would spell out every element of what thousands stack.
@@ -139,7 +139,7 @@ def _infer(
         value.type.tensor_type.ClearField("shape")
     values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if _is_small(t.dims)}
     shapes, dtypes = _settle(model, values, propagate=True)
-    while _spell_stacks(model, shapes, replicas):
+    while _standardise_stacks(model, shapes, replicas):
         shapes, dtypes = _settle(model, values, propagate=False)
     _check_all_known(skeleton, shapes)
     return shapes, dtypes, values
@@ -183,15 +183,15 @@ def _declare_sums(
     stated = {value.name: value for value in model.graph.value_info}
     is_new = False
     for node in model.graph.node:
-        sums = node.output[1] if node.op_type == SUM_ROWS and node.domain == DOMAIN else None
+        sums = node.output[1] if node.op_type == SUM_ROWS and node.domain == FUNCTION_DOMAIN else None
         if sums is None or UNKNOWN in shapes[sums][1:]:
             continue
         element = helper.np_dtype_to_tensor_dtype(dtypes[sums])
         info = helper.make_tensor_value_info(sums, element, [None, *shapes[sums][1:]])
         if stated.get(sums) != info:
-            kept = [value for value in model.graph.value_info if value.name != sums]
+            others = [value for value in model.graph.value_info if value.name != sums]
             del model.graph.value_info[:]
-            model.graph.value_info.extend([*kept, info])
+            model.graph.value_info.extend([*others, info])
             is_new = True
     return is_new
 
@@ -210,7 +210,7 @@ def _read_types(model: onnx.ModelProto) -> tuple[dict[str, Shape], dict[str, np.
         shapes[tensor.name] = tuple(tensor.dims)
         dtypes[tensor.name] = helper.tensor_dtype_to_np_dtype(tensor.data_type)
     for node in graph.node:  # a function body that Unique's dynamic size stops
-        if node.op_type == SUM_ROWS and node.domain == DOMAIN:
+        if node.op_type == SUM_ROWS and node.domain == FUNCTION_DOMAIN:
             rows = node.input[1]
             unique_ids, sums = node.output
             shapes[unique_ids] = (UNKNOWN,)
@@ -260,13 +260,13 @@ def _is_pure(node: onnx.NodeProto) -> bool:
 def _run(
     model: onnx.ModelProto, nodes: list[onnx.NodeProto], known: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    made = {name for node in nodes for name in node.output if name}
-    read = {name for node in nodes for name in node.input if name} - made
+    produced = {name for node in nodes for name in node.output if name}
+    read = {name for node in nodes for name in node.input if name} - produced
     graph = helper.make_graph(
         nodes,
         "constants",
         [],
-        [helper.make_empty_tensor_value_info(name) for name in sorted(made)],
+        [helper.make_empty_tensor_value_info(name) for name in sorted(produced)],
         [numpy_helper.from_array(np.asarray(known[name]), name) for name in sorted(read)],
     )
     small = helper.make_model(graph, opset_imports=model.opset_import, ir_version=10)
@@ -274,9 +274,9 @@ def _run(
 
 
 def _replace_by_constants(model: onnx.ModelProto, found: Mapping[str, np.ndarray]) -> None:
-    kept = [n for n in model.graph.node if not (n.output[0] in found and set(n.output) <= set(found))]
+    others = [n for n in model.graph.node if not (n.output[0] in found and set(n.output) <= set(found))]
     del model.graph.node[:]
-    model.graph.node.extend(kept)
+    model.graph.node.extend(others)
     model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in found.items())
 
 

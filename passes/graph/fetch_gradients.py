@@ -17,7 +17,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.graph.training_graph import Gradient, TrainingGraph
-from partc.passes.indexed_rows.indexed_slices import DOMAIN, SUM_ROWS, sum_rows_function
+from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN, SUM_ROWS, sum_rows_function
 from partc.passes.rules.sharding_rules import is_sum_rows
 from partc.runtime.errors import BadUsage
 
@@ -35,8 +35,8 @@ def fetch_gradients(training: TrainingGraph, parameters: Sequence[str]) -> Train
     if not parameters:
         return training
     fetching = _Fetching(training)
-    shown = [name for parameter in parameters for name in fetching.show(training.gradients[parameter])]
-    return replace(training, outputs=(*training.outputs, *shown), functions=fetching.functions)
+    fetched = [name for parameter in parameters for name in fetching.fetch(training.gradients[parameter])]
+    return replace(training, outputs=(*training.outputs, *fetched), functions=fetching.functions)
 
 
 class _Fetching:
@@ -46,7 +46,7 @@ class _Fetching:
         self.functions = list(training.functions)
         self.tensors = training.graph.tensors()
 
-    def show(self, gradient: Gradient) -> tuple[str, ...]:
+    def fetch(self, gradient: Gradient) -> tuple[str, ...]:
         """Append what makes a gradient's outputs, and return their names."""
         name = f"{gradient.parameter}.aggregated"
         if not gradient.is_sparse:
@@ -72,7 +72,7 @@ class _Fetching:
             gs.Variable(f"{name}.sum.rows", dtype=rows.dtype),
         )
         self.graph.nodes.append(
-            gs.Node(SUM_ROWS, f"{name}.sum", {}, [ids, rows], list(results), domain=DOMAIN)
+            gs.Node(SUM_ROWS, f"{name}.sum", {}, [ids, rows], list(results), domain=FUNCTION_DOMAIN)
         )
         return results
 

@@ -43,11 +43,11 @@ def descendants(graph: gs.Graph, tensors: Iterable[str], cut: frozenset[str] = f
 def drop_unread_nodes(graph: gs.Graph, named: Iterable[str] = ()) -> None:
     """Keep the nodes that lead to an output or to a named tensor. Needs: sorted nodes."""
     read = ancestors(graph, [*(tensor.name for tensor in graph.outputs), *named])
-    kept: list[gs.Node] = []
+    needed: list[gs.Node] = []
     dropped: list[gs.Node] = []
     for node in graph.nodes:
-        (kept if any(result.name in read for result in node.outputs) else dropped).append(node)
-    graph.nodes = kept
+        (needed if any(result.name in read for result in node.outputs) else dropped).append(node)
+    graph.nodes = needed
     for node in dropped:
         node.inputs.clear()
         node.outputs.clear()

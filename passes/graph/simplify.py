@@ -54,7 +54,7 @@ def _named_tensors(training: TrainingGraph) -> Set[str]:
     return names
 
 
-def _shown(node: gs.Node, named: Set[str]) -> bool:
+def _makes_named(node: gs.Node, named: Set[str]) -> bool:
     return any(output.name in named for output in node.outputs)
 
 
@@ -75,7 +75,7 @@ def _fold_constants(graph: gs.Graph, named: Set[str]) -> None:
     folded: list[gs.Node] = []
     known: set[int] = set()  # by identity: hashing a tensor compares its values
     for node in graph.nodes:
-        if not _shown(node, named) and _is_foldable(node, known):
+        if not _makes_named(node, named) and _is_foldable(node, known):
             folded.append(node)
             known.update(id(output) for output in node.outputs)
     if not folded:
@@ -85,12 +85,12 @@ def _fold_constants(graph: gs.Graph, named: Set[str]) -> None:
     model.ir_version = IR_VERSION
     values = run_constants(model)
     for node in folded:
-        made = list(node.outputs)
+        outputs = list(node.outputs)
         node.outputs.clear()
-        for output in made:
+        for output in outputs:
             output.to_constant(values[output.name])
-    gone = {id(node) for node in folded}
-    graph.nodes = [node for node in graph.nodes if id(node) not in gone]
+    folded_ids = {id(node) for node in folded}
+    graph.nodes = [node for node in graph.nodes if id(node) not in folded_ids]
 
 
 def _is_foldable(node: gs.Node, known: Set[int]) -> bool:
@@ -98,8 +98,8 @@ def _is_foldable(node: gs.Node, known: Set[int]) -> bool:
         return False
     if not all(isinstance(tensor, gs.Constant) or id(tensor) in known for tensor in node.inputs):
         return False
-    read, made = (sum(map(_elements, tensors)) for tensors in (node.inputs, node.outputs))
-    return made <= read <= SMALL and all(map(_is_number, node.outputs))
+    input_size, output_size = (sum(map(_elements, tensors)) for tensors in (node.inputs, node.outputs))
+    return output_size <= input_size <= SMALL and all(map(_is_number, node.outputs))
 
 
 def _elements(tensor: gs.Tensor) -> float:
@@ -124,19 +124,19 @@ def _skip_identities(graph: gs.Graph, named: Set[str]) -> None:
     """Let readers of a copy read the original, unless that is a gradient, which is averaged."""
     for node in graph.nodes:
         is_copy = node.op == "Identity" and node.domain in STANDARD
-        if is_copy and not _shown(node, named) and node.inputs[0].name not in named:
+        if is_copy and not _makes_named(node, named) and node.inputs[0].name not in named:
             _replace(node.outputs[0], node.inputs[0])
 
 
 def _merge_equal_nodes(nodes: Iterable[gs.Node], named: Set[str], data: Set[str]) -> None:
     """Let the first of equal nodes that depend on the data stand for all. Needs: sorted nodes."""
-    moved = set(data)
+    varying = set(data)
     first: dict[Hashable, gs.Node] = {}
     for node in nodes:
-        if node.op in SIZES or not any(tensor.name in moved for tensor in node.inputs):
+        if node.op in SIZES or not any(tensor.name in varying for tensor in node.inputs):
             continue
-        moved.update(output.name for output in node.outputs)
-        if _shown(node, named) or _has_body(node):
+        varying.update(output.name for output in node.outputs)
+        if _makes_named(node, named) or _has_body(node):
             continue
         twin = first.setdefault(_spelling(node), node)
         if twin is not node:

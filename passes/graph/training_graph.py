@@ -101,6 +101,7 @@ class TrainingGraph:
     source: bytes = b""  # the model file's own bytes where small, for the plan's folder
     shard_inputs: dict[str, ShardInput] = field(default_factory=dict)
     drawn_inputs: dict[str, DrawnInput] = field(default_factory=dict)
+    output_names: dict[str, str] = field(default_factory=dict)  # output -> what the user calls it
     unread_inputs: tuple[str, ...] = ()  # of the user's graph, that nothing reads which leads to an output
     are_gradients_found: bool = False  # by looking for them: the file does not record them
 

@@ -16,9 +16,10 @@ from partc.passes.indexed_rows.expected_rows import Level, rows_at
 from partc.passes.indexed_rows.indexed_slices import gradient_read_by, pairs_of
 from partc.passes.indexed_rows.route_rows import (
     INT64,
+    all_to_all_rows,
     count_by_owner,
     count_from_start,
-    exchange,
+    gather_rows,
     sort_rows,
     sum_rows,
 )
@@ -105,13 +106,13 @@ def push_slices(lowering: Lowering, owned: Owned) -> tuple[gs.Variable, gs.Varia
     ids = count_from_start(lowering, owned.parameter, ids, f"{name}.own")
     ids, rows = sum_rows(out, ids, rows, f"{name}.own", "worker")
     _expect(lowering, owned.parameter, "worker", ids, rows)
-    ids, rows, _ = exchange(out, "GatherRows", [ids, rows], f"{name}.host")
+    (ids, rows), _ = gather_rows(out, [ids, rows], f"{name}.host")
     _expect(lowering, owned.parameter, "host", ids, rows)
     merge = lowering.graph.synchronised.chosen[owned.parameter].local_aggregation
     ids, rows = sort_rows(out, ids, rows, f"{name}.host_sum", "server", merge=merge)
     counts = count_by_owner(out, ids, owned.parameter, f"{name}.by_owner")
     _expect(lowering, owned.parameter, "host", ids, rows)
-    ids, rows, _ = exchange(out, "AllToAllRows", [ids, rows, counts], f"{name}.all")
+    (ids, rows), _ = all_to_all_rows(out, [ids, rows], counts, f"{name}.all")
     _expect(lowering, owned.parameter, "host", ids, rows)
     ids, rows = sum_rows(out, ids, rows, f"{name}.sum", "server")
     _expect(lowering, owned.parameter, "owned", ids, rows)

@@ -13,7 +13,7 @@ from onnx import helper
 
 from partc.passes.graph.training_graph import Gradient
 
-DOMAIN = "partc"
+FUNCTION_DOMAIN = "partc"
 SUM_ROWS = "SumRows"
 
 
@@ -21,7 +21,7 @@ def sum_rows_function(opset: int) -> onnx.FunctionProto:
     """Return SumRows: the rows of equal ids summed, ids ascending."""
     body = onnx.parser.parse_function(
         f"""
-        <opset_import: ["" : {opset}], domain: "{DOMAIN}">
+        <opset_import: ["" : {opset}], domain: "{FUNCTION_DOMAIN}">
         {SUM_ROWS} (ids, rows) => (unique_ids, sums)
         {{
             unique_ids, first, inverse, count = Unique <sorted = 1> (ids)
@@ -43,7 +43,7 @@ def sum_rows_function(opset: int) -> onnx.FunctionProto:
 
 def sum_rows_node(ids: str, rows: str, unique_ids: str, sums: str, name: str) -> onnx.NodeProto:
     """Return the node that calls SumRows."""
-    return helper.make_node(SUM_ROWS, [ids, rows], [unique_ids, sums], name=name, domain=DOMAIN)
+    return helper.make_node(SUM_ROWS, [ids, rows], [unique_ids, sums], name=name, domain=FUNCTION_DOMAIN)
 
 
 def parts_of(tensor: gs.Tensor) -> list[gs.Tensor]:

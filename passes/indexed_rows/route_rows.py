@@ -7,7 +7,7 @@ owner is counting.
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from partc.passes.indexed_rows.indexed_slices import DOMAIN, SUM_ROWS
+from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN, SUM_ROWS
 from partc.passes.lowering.lowered_graph import LoweredGraph, constant
 from partc.passes.lowering.lowering import Lowering
 from partc.runtime.plan.program import Site
@@ -66,7 +66,7 @@ def sum_rows(
 ) -> tuple[gs.Variable, gs.Variable]:
     """Return slices with ascending ids, each once, and the sum of its rows."""
     outputs = gs.Variable(f"{name}.ids", dtype=INT64), gs.Variable(f"{name}.rows", dtype=rows.dtype)
-    node = gs.Node(SUM_ROWS, f"{name}.node", {}, [ids, rows], list(outputs), domain=DOMAIN)
+    node = gs.Node(SUM_ROWS, f"{name}.node", {}, [ids, rows], list(outputs), domain=FUNCTION_DOMAIN)
     out.append(node, site)
     return outputs
 
@@ -79,21 +79,43 @@ def unique(out: LoweredGraph, ids: gs.Tensor, name: str, site: Site) -> tuple[gs
     return once, inverse
 
 
-def exchange(out: LoweredGraph, op: str, inputs: list[gs.Tensor], name: str) -> tuple[gs.Variable, ...]:
-    """Append a row communication: one result per value, and the sizes unless rows are scattered."""
-    counted = op in ("AllToAllRows", "ScatterRows")
-    values = inputs[:-1] if counted else inputs
-    results = [gs.Variable(f"{name}.{index}", dtype=value.dtype) for index, value in enumerate(values)]
-    if op != "ScatterRows":
-        results.append(gs.Variable(f"{name}.counts", dtype=INT64))
-    out.communicate(op, inputs, results)
-    return tuple(results)
+def gather_rows(
+    out: LoweredGraph, values: list[gs.Tensor], name: str
+) -> tuple[list[gs.Variable], gs.Variable]:
+    """Bring rows to the host's server: one result per value, and how many came from each worker."""
+    return _exchange(out, "GatherRows", values, None, name)
+
+
+def all_to_all_rows(
+    out: LoweredGraph, values: list[gs.Tensor], counts: gs.Tensor, name: str
+) -> tuple[list[gs.Variable], gs.Variable]:
+    """Exchange rows among servers: one result per value, and how many came from each."""
+    return _exchange(out, "AllToAllRows", values, counts, name)
+
+
+def _exchange(
+    out: LoweredGraph, op: str, values: list[gs.Tensor], counts: gs.Tensor | None, name: str
+) -> tuple[list[gs.Variable], gs.Variable]:
+    results = _results(values, name)
+    received = gs.Variable(f"{name}.counts", dtype=INT64)
+    out.communicate(op, values, results, counts=counts, received_counts=received)
+    return results, received
+
+
+def scatter_rows(out: LoweredGraph, rows: gs.Tensor, counts: gs.Tensor, name: str) -> gs.Variable:
+    """Give the host's workers the rows that are theirs, in order."""
+    (result,) = _results([rows], name)
+    out.communicate("ScatterRows", [rows], [result], counts=counts)
+    return result
+
+
+def _results(values: list[gs.Tensor], name: str) -> list[gs.Variable]:
+    return [gs.Variable(f"{name}.{index}", dtype=value.dtype) for index, value in enumerate(values)]
 
 
 def count_by_owner(out: LoweredGraph, ids: gs.Tensor, parameter: str, name: str) -> gs.Tensor:
     """Count the ids below each owner's end, then take differences: int64[servers]."""
-    ends = out.place(f"{parameter}.ends")
-    out.shapes[ends.name] = (None,)
+    ends = out.row_ends(parameter)
     last = constant(f"{name}.last", [1], np.int64)
     column = out.emit("Unsqueeze", [ids, last], f"{name}.column", INT64, "server")
     below = out.emit("Less", [column, ends], f"{name}.below", np.dtype(bool), "server")

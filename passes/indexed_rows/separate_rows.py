@@ -30,21 +30,21 @@ class RowSeparation:
     main: set[str]
 
     def __post_init__(self) -> None:
-        self._taken = {node.name for node in self.graph.nodes} | self.graph.tensors().keys()
-        self._made: dict[tuple[str, str], str] = {}  # (ids, rows) -> the rows' copy
+        self._names = {node.name for node in self.graph.nodes} | self.graph.tensors().keys()
+        self._copies: dict[tuple[str, str], str] = {}  # (ids, rows) -> the rows' copy
 
     def separate(self, gradient: Gradient, contested: set[str]) -> Gradient:
         """Return the gradient with rows that are none of the tensors `contested`. Raises UnsupportedModel."""
         assert gradient.ids is not None and gradient.rows is not None
         key = (gradient.ids, gradient.rows)
-        if key not in self._made:
+        if key not in self._copies:
             tensors = self.graph.tensors()
             rows = tensors[gradient.rows]
             own = self._copy(rows, contested)
             if not self._reroute(rows, own, gradient.ids):
                 raise _inseparable(gradient)
-            self._made[key] = own.name
-        return replace(gradient, rows=self._made[key])
+            self._copies[key] = own.name
+        return replace(gradient, rows=self._copies[key])
 
     def _copy(self, rows: gs.Tensor, contested: set[str]) -> gs.Tensor:
         """Return rows of the same values, joined of parts of which none is contested."""
@@ -65,7 +65,8 @@ class RowSeparation:
     def _clone(self, node: gs.Node, operands: list[gs.Tensor]) -> list[gs.Tensor]:
         """Insert a copy of a node behind it, and return what it makes."""
         results = [
-            gs.Variable(self._fresh(f"{made.name}.own"), made.dtype, made.shape) for made in node.outputs
+            gs.Variable(self._fresh(f"{output.name}.own"), output.dtype, output.shape)
+            for output in node.outputs
         ]
         name = self._fresh(f"{node.name}.own")
         copy = gs.Node(node.op, name, dict(node.attrs), operands, results, domain=node.domain)
@@ -74,48 +75,48 @@ class RowSeparation:
 
     def _reroute(self, rows: gs.Tensor, own: gs.Tensor, ids: str) -> bool:
         """Let all that leads to where rows and ids meet read `own`. Tell whether they meet."""
-        carriers, meetings = self._follow(rows.name, ids)
+        carriers, joins = self._follow(rows.name, ids)
         copied = {rows.name: own}
-        for node in _leading_to(meetings, carriers):
+        for node in _nodes_before(joins, carriers):
             operands = [copied.get(read.name, read) for read in node.inputs]
             results = self._clone(node, operands)
-            copied |= {made.name: copy for made, copy in zip(node.outputs, results, strict=True)}
-        for node in meetings:
+            copied |= {output.name: copy for output, copy in zip(node.outputs, results, strict=True)}
+        for node in joins:
             node.inputs = [copied.get(read.name, read) for read in node.inputs]
-        return bool(meetings)
+        return bool(joins)
 
     def _follow(self, rows: str, ids: str) -> tuple[list[gs.Node], list[gs.Node]]:
         """Return the nodes that read what rows make but no ids, and those that read both."""
         of_rows, of_ids = {rows}, {ids}
         carriers: list[gs.Node] = []
-        meetings: list[gs.Node] = []
+        joins: list[gs.Node] = []
         for node in self.graph.nodes:
             if node.name in self.main:
                 continue
             reads = {read.name for read in reads_of(node)}
             if reads & of_rows and reads & of_ids:
-                meetings.append(node)
+                joins.append(node)
             elif reads & of_rows:
                 carriers.append(node)
-                of_rows.update(made.name for made in node.outputs)
+                of_rows.update(output.name for output in node.outputs)
             elif reads & of_ids:
-                of_ids.update(made.name for made in node.outputs)
-        return carriers, meetings
+                of_ids.update(output.name for output in node.outputs)
+        return carriers, joins
 
     def _fresh(self, hint: str) -> str:
         name, number = hint, 1
-        while name in self._taken:
+        while name in self._names:
             name, number = f"{hint}_{number}", number + 1
-        self._taken.add(name)
+        self._names.add(name)
         return name
 
 
-def _leading_to(meetings: Iterable[gs.Node], carriers: list[gs.Node]) -> list[gs.Node]:
+def _nodes_before(joins: Iterable[gs.Node], carriers: list[gs.Node]) -> list[gs.Node]:
     """Return the carriers that the meetings are computed from, in order."""
-    wanted = {read.name for node in meetings for read in node.inputs}
+    wanted = {read.name for node in joins for read in node.inputs}
     found: list[gs.Node] = []
     for node in reversed(carriers):
-        if any(made.name in wanted for made in node.outputs):
+        if any(output.name in wanted for output in node.outputs):
             found.append(node)
             wanted.update(read.name for read in reads_of(node))
     return found[::-1]

@@ -37,13 +37,13 @@ def aggregate_partials(graph: LaidOutGraph, message_bytes: int = MESSAGE_BYTES) 
 
 def _network(graph: LaidOutGraph, message_bytes: int) -> nx.DiGraph:
     network = nx.DiGraph()
-    kept = set(graph.training.outputs) | {v.next for v in graph.training.variables.values()}
+    results = set(graph.training.outputs) | {v.next for v in graph.training.variables.values()}
     for name, layout in graph.layouts.items():
         if isinstance(layout.placement, Partial):
             # A vertex becomes an edge, so that cutting it costs what sending it costs.
             price = graph.facts.nbytes(name) + message_bytes
             network.add_edge((name, "in"), (name, "out"), capacity=price)
-            if name in kept:
+            if name in results:
                 network.add_edge((name, "out"), "whole")
     for node in graph.training.graph.nodes:
         _connect(graph, network, node.name, [t.name for t in node.inputs], [t.name for t in node.outputs])

@@ -235,20 +235,20 @@ def slices_rows(node: gs.Node, facts: Facts) -> bool:
     return along == [0] and (steps is None or np.ravel(steps).tolist() == [1])
 
 
-def ask_owners(node: gs.Node, decision: Decision, parameter: str, facts: Facts) -> Decision:
-    """Let a Gather that was decided for the workers ask the owners of a table for its rows."""
+def decide_request(node: gs.Node, decision: Decision, parameter: str, facts: Facts) -> Decision:
+    """Let a Gather that was decided for the workers request its rows of the table's owners."""
     returned = decision.outputs[0]
     assert isinstance(returned, Replicate | Split | PerReplica)
-    asked = RequestedRows(parameter, node.name, len(facts.shape(node.inputs[1].name)), returned)
-    return Decision("server", (Owned(parameter), decision.inputs[1]), (asked,))
+    requested = RequestedRows(parameter, node.name, len(facts.shape(node.inputs[1].name)), returned)
+    return Decision("server", (Owned(parameter), decision.inputs[1]), (requested,))
 
 
-def run_where_requested(decision: Decision, asked: RequestedRows) -> Decision:
-    """Move a node that was decided for the workers to where its rows were asked for."""
+def run_where_requested(decision: Decision, requested: RequestedRows) -> Decision:
+    """Move a node that was decided for the workers to the owners that its rows are requested of."""
     returned = decision.outputs[0]
     assert isinstance(returned, Replicate | Split | PerReplica)
-    inputs: tuple[Placement, ...] = (asked, *(Replicate() for _ in decision.inputs[1:]))
-    return Decision("server", inputs, (replace(asked, returned=returned),))
+    inputs: tuple[Placement, ...] = (requested, *(Replicate() for _ in decision.inputs[1:]))
+    return Decision("server", inputs, (replace(requested, returned=returned),))
 
 
 def slice_on_servers(node: gs.Node, parameter: str) -> Decision:
@@ -260,7 +260,9 @@ def slice_on_servers(node: gs.Node, parameter: str) -> Decision:
 def run_on_workers(decision: Decision) -> Decision:
     """Move a node that was decided for the servers to the workers, which gather what servers own."""
 
-    def moved(placement: Placement) -> Placement:
+    def on_workers(placement: Placement) -> Placement:
         return Gathered(placement.parameter) if isinstance(placement, Owned) else Replicate()
 
-    return Decision("worker", tuple(map(moved, decision.inputs)), tuple(map(moved, decision.outputs)))
+    return Decision(
+        "worker", tuple(map(on_workers, decision.inputs)), tuple(map(on_workers, decision.outputs))
+    )

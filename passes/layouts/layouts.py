@@ -6,7 +6,7 @@ Partial          every rank has a term; the tensor is their sum (or maximum, or 
 PerReplica       every rank has a tensor of its own: replicas on different data, not pieces
 Owned            servers: each has some rows of axis 0 (or the slices whose ids fall in its rows)
 Gathered         workers: everyone has all that servers own, one server's behind the other's
-RequestedRows            servers: each has the rows that workers' ids ask of it, on their way to these
+RequestedRows    servers: each has the rows that workers' ids request of it, on their way to these
 """
 
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True)
 class RequestedRows:
-    """Every server has, on axis 0, the rows of `parameter` that one Gather's ids ask of it.
+    """Every server has, on axis 0, the rows of `parameter` that one Gather's ids request of it.
 
     The ids' axes, `ids_rank` of them, are one here. `returned`: where the tensor's pieces are once
     the rows are back on the workers.

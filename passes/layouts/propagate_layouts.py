@@ -21,9 +21,9 @@ from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.indexed_rows.indexed_slices import gradient_read_by
 from partc.passes.layouts.decide_layouts import (
     Decision,
-    ask_owners,
     decide_by_rule,
     decide_on_servers,
+    decide_request,
     keep_partial_on_servers,
     run_on_workers,
     run_where_requested,
@@ -89,7 +89,7 @@ def propagate_layouts(graph: LaidOutGraph, per_replica: bool) -> None:
     """Fill `layouts` and `decisions`. Raises NotServable if an update cannot run on servers."""
     _place_inputs(graph, per_replica)
     sparse = _sparse_readers(graph)
-    pushed = _dense_pushed(graph)
+    pushed = _pushed_gradients(graph)
     on_workers = _post_aggregation_on_workers(graph, sparse, pushed)
     for node in graph.training.graph.nodes:
         if all(graph.facts.fixed_value(tensor.name) is not None for tensor in node.outputs):
@@ -145,7 +145,7 @@ def _sparse_readers(graph: LaidOutGraph) -> dict[str, str]:
     return readers
 
 
-def _dense_pushed(graph: LaidOutGraph) -> dict[str, str]:
+def _pushed_gradients(graph: LaidOutGraph) -> dict[str, str]:
     """Map each dense gradient of a parameter on servers to the parameter."""
     return {
         gradient.dense: gradient.parameter
@@ -161,9 +161,9 @@ def _post_aggregation_on_workers(
 ) -> set[str]:
     """Return the nodes between a summed gradient and what owners keep, where workers are to run them."""
     chosen = graph.synchronised.chosen
-    moved = {p for p, how in chosen.items() if how.post_aggregation == "worker"}
-    summed = {dense: parameter for dense, parameter in pushed.items() if parameter in moved}
-    kept = set(graph.synchronised.owner)
+    on_workers = {p for p, how in chosen.items() if how.post_aggregation == "worker"}
+    summed = {dense: parameter for dense, parameter in pushed.items() if parameter in on_workers}
+    owned = set(graph.synchronised.owner)
     updates: set[str] = set()
     nodes: list[gs.Node] = []
     for node in graph.training.graph.nodes:
@@ -171,25 +171,25 @@ def _post_aggregation_on_workers(
         reads = {tensor.name for tensor in node.inputs}
         is_float = all(np.issubdtype(graph.facts.dtypes[name], np.floating) for name in results if name)
         if node.name in sparse:
-            is_moved = is_sum_rows(node) and sparse[node.name] in moved
-            summed.update(dict.fromkeys(results[1:] if is_moved else (), sparse[node.name]))
-            kept.update(() if is_sum_rows(node) else results)
+            is_on_workers = is_sum_rows(node) and sparse[node.name] in on_workers
+            summed.update(dict.fromkeys(results[1:] if is_on_workers else (), sparse[node.name]))
+            owned.update(() if is_sum_rows(node) else results)
             updates.add(node.name)
         elif node.name in graph.main:
             continue
-        elif reads & kept:
-            kept.update(results)
+        elif reads & owned:
+            owned.update(results)
             updates.add(node.name)
         elif is_float and len(parameters := {summed[name] for name in reads & summed.keys()}) == 1:
             nodes.append(node)
             summed.update(dict.fromkeys(results, parameters.pop()))
-    return _that_meet_others(graph, nodes, updates, summed)
+    return _up_to_last_shared(graph, nodes, updates, summed)
 
 
-def _that_meet_others(
+def _up_to_last_shared(
     graph: LaidOutGraph, nodes: Sequence[gs.Node], updates: set[str], summed: Mapping[str, str]
 ) -> set[str]:
-    """Leave out the nodes behind the last one that reads, or is read by, what other gradients make."""
+    """Keep the nodes up to the last that shares a value with another gradient's; servers run those behind."""
     result: set[str] = set()
     for node in reversed(nodes):
         readers = {reader.name for tensor in node.outputs for reader in tensor.outputs}
@@ -209,7 +209,7 @@ def _decide(
 ) -> Decision:
     layouts = [graph.layout(tensor.name) for tensor in node.inputs]
     if node.domain == average_replicas.REPLICA_DOMAIN:
-        return _decide_meeting(node, layouts[0])
+        return _decide_replica_op(node, layouts[0])
     if node.op in ("Shape", "Size"):
         if isinstance(layouts[0].placement, RequestedRows):
             return Decision("worker", (layouts[0].placement.returned,), (Replicate(),))
@@ -225,9 +225,9 @@ def _decide(
         owners = _owners_of(node, layouts, pushed)
         if owners:
             return decide_on_servers(node, rule, layouts, owners, pushed)
-        kept = keep_partial_on_servers(node, rule, layouts, graph.zeros)
-        if kept is not None:
-            return kept
+        decision = keep_partial_on_servers(node, rule, layouts, graph.zeros)
+        if decision is not None:
+            return decision
     placements = [_on_workers(layout) for layout in layouts]
     if any(isinstance(placement, PerReplica) for placement in placements):
         decision = _run_per_replica(node, placements)
@@ -251,7 +251,7 @@ def _move_to_servers(
     if not isinstance(source, Owned | RequestedRows):
         return None
     if isinstance(source, Owned) and node.op == "Gather" and node.attrs.get("axis", 0) == 0:
-        return ask_owners(node, decision, source.parameter, graph.facts)
+        return decide_request(node, decision, source.parameter, graph.facts)
     if node.name not in graph.synchronised.chosen[source.parameter].on_servers:
         return None
     if isinstance(source, RequestedRows):
@@ -269,12 +269,12 @@ def _owners_of(node: gs.Node, layouts: Sequence[Layout], pushed: Mapping[str, st
     return owned | {pushed[tensor.name] for tensor in node.inputs if tensor.name in pushed}
 
 
-def _decide_meeting(node: gs.Node, layout: Layout) -> Decision:
-    """Average, Sum and Stack: where replicas meet."""
+def _decide_replica_op(node: gs.Node, layout: Layout) -> Decision:
+    """Average, Sum and Stack take what each replica has of its own."""
     if not isinstance(layout.placement, PerReplica):
         return Decision("worker", (layout.placement,), (layout.placement,))
-    met = Split(0) if node.op == average_replicas.STACK else Partial("sum")
-    return Decision("worker", (PerReplica(),), (met,))
+    result = Split(0) if node.op == average_replicas.STACK else Partial("sum")
+    return Decision("worker", (PerReplica(),), (result,))
 
 
 def _run_per_replica(node: gs.Node, placements: Sequence[Placement]) -> Decision:

@@ -35,8 +35,9 @@ def gather_owned(lowering: Lowering, tensor: str, owned: Owned, wanted: Layout) 
     counts = gs.Variable(f"{result.name}.shared.counts", dtype=INT64)
     out.nbytes.setdefault(piece.name, lowering.facts.nbytes(tensor))
     out.nbytes[shared.name] = out.nbytes[piece.name]
-    out.communicate("ShareRows", [piece], [shared, counts])
-    out.communicate("SpreadRows", [shared], [result, gs.Variable(f"{result.name}.counts", dtype=INT64)])
+    out.communicate("ShareRows", [piece], [shared], received_counts=counts)
+    spread = gs.Variable(f"{result.name}.counts", dtype=INT64)
+    out.communicate("SpreadRows", [shared], [result], received_counts=spread)
     lowering.gathered.setdefault(owned.parameter, counts)
     return result
 
@@ -48,10 +49,10 @@ def take_owned_slices(lowering: Lowering, tensor: str, gathered: Gathered) -> gs
     owned = Owned(gathered.parameter)
     fed = gs.Variable(f"{tensor}.fed", dtype=whole.dtype)
     out.nbytes.setdefault(whole.name, lowering.facts.nbytes(tensor))
-    out.communicate("FeedRows", [whole], [fed, gs.Variable(f"{tensor}.fed.counts", dtype=INT64)])
+    counts = gs.Variable(f"{tensor}.fed.counts", dtype=INT64)
+    out.communicate("FeedRows", [whole], [fed], received_counts=counts)
     name = f"{tensor}.own.{gathered.parameter}"
-    ends, first = (out.place(f"{gathered.parameter}.{bound}") for bound in ("ends", "first"))
-    out.shapes[ends.name] = (None,)
+    ends, first = out.row_ends(gathered.parameter), out.first_row(gathered.parameter)
     is_before = out.emit("LessOrEqual", [ends, first], f"{name}.is_before", np.dtype(bool), "server")
     ones = out.emit("Cast", [is_before], f"{name}.ones", INT64, "server", to=7)
     before = out.emit("Mul", [lowering.gathered[gathered.parameter], ones], f"{name}.before", INT64, "server")
@@ -68,7 +69,7 @@ def slice_owned_rows(lowering: Lowering, node: gs.Node, owned: Owned) -> gs.Tens
     """Cut rows [start, end) of a variable where they are: every owner has those of its range."""
     out = lowering.out
     rows = lowering.need(node.inputs[0].name, Layout("server", owned))
-    first, count = (out.place(f"{owned.parameter}.{bound}") for bound in ("first", "rows"))
+    first, count = out.first_row(owned.parameter), out.row_count(owned.parameter)
     bounds = row_range(lowering, node)
     zero = constant(f"{node.name}.zero", [0], np.int64)
     local: list[gs.Tensor] = []

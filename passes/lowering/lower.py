@@ -53,7 +53,7 @@ class _Lowerer(Lowering):
 
     def __init__(self, graph: LaidOutGraph, expected: Mapping[str, ExpectedRows], sessions: bool) -> None:
         super().__init__(graph, expected, sessions)
-        self._made: dict[tuple[str, Layout], gs.Tensor] = {}
+        self._values: dict[tuple[str, Layout], gs.Tensor] = {}
         self._lowered: dict[str, list[Decision]] = defaultdict(list)
         self._on_every_rank = _tensors_on_every_rank(graph)
         self._held: list[tuple[str, Site]] = []
@@ -69,9 +69,10 @@ class _Lowerer(Lowering):
             stays = isinstance(placement, PerReplica) or (
                 isinstance(placement, Split) and placement.outer == 1
             )
-            kept = placement if stays else Replicate()
-            value = self.need(name, Layout("worker", kept))
-            self.out.outputs.append((name, value.name, Layout("worker", kept)))
+            wanted = placement if stays else Replicate()
+            value = self.need(name, Layout("worker", wanted))
+            public = training.output_names.get(name, name)
+            self.out.outputs.append((public, value.name, Layout("worker", wanted)))
         for name, home in homes.items():
             self.need(name, home)
         done = 0
@@ -119,14 +120,14 @@ class _Lowerer(Lowering):
         if isinstance(following, gs.Constant) or not following.inputs:
             copy = f"{name}.next.{site}"
             following = self.out.emit("Identity", [following], copy, variable.dtype, site)
-        value = self._made[(name, layout)].name
+        value = self._values[(name, layout)].name
         self.out.states.append(State(name, site, value, following.name))
 
     def need(self, tensor: str, layout: Layout) -> gs.Tensor:
         key = (tensor, layout)
-        if key not in self._made:
-            self._made[key] = self._make(tensor, layout)
-        return self._made[key]
+        if key not in self._values:
+            self._values[key] = self._make(tensor, layout)
+        return self._values[key]
 
     def _make(self, tensor: str, layout: Layout) -> gs.Tensor:
         source = self.source(tensor)
@@ -167,8 +168,8 @@ class _Lowerer(Lowering):
         keys = [(tensor.name, layout) for tensor, layout in zip(node.outputs, outputs, strict=True)]
         if decision not in self._lowered[node.name]:
             self._lowered[node.name].append(decision)
-            self._made.update(zip(keys, lower_node(self, node, decision), strict=True))
-        return [self._made[key] for key in keys]
+            self._values.update(zip(keys, lower_node(self, node, decision), strict=True))
+        return [self._values[key] for key in keys]
 
     def split_locally(self, tensor: str, placement: Split) -> gs.Tensor | None:
         source = self.source(tensor)

@@ -7,8 +7,8 @@ Sizes are always the single device's: `Shape` of a piece is scaled up, and an op
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from partc.passes.indexed_rows.ask_rows import ask_rows, run_on_requested_rows
 from partc.passes.indexed_rows.exchange_rows import needs_exchange, push_slices, reduce_slices
+from partc.passes.indexed_rows.request_rows import request_rows, run_on_requested_rows
 from partc.passes.layouts.decide_layouts import Decision, slices_rows
 from partc.passes.layouts.layouts import (
     Layout,
@@ -36,7 +36,7 @@ def lower_node(lowering: Lowering, node: gs.Node, decision: Decision) -> list[gs
         return reduce_slices(lowering, node)
     if isinstance(decision.outputs[0], RequestedRows):
         is_first = not isinstance(decision.inputs[0], RequestedRows)
-        return [(ask_rows if is_first else run_on_requested_rows)(lowering, node, decision)]
+        return [(request_rows if is_first else run_on_requested_rows)(lowering, node, decision)]
     if slices_rows(node, lowering.facts) and isinstance(decision.inputs[0], Owned):
         return [slice_owned_rows(lowering, node, decision.inputs[0])]
     if decision.site == "server" and _routes_slices(node, decision):
@@ -80,20 +80,25 @@ def _spelled_shapes(lowering: Lowering, node: gs.Node) -> dict[int, int]:
 def _emit(
     lowering: Lowering, node: gs.Node, decision: Decision, operands: list[gs.Tensor]
 ) -> list[gs.Tensor]:
+    values: list[str] = []  # that hold the results
     outputs: list[gs.Tensor] = []
     for tensor, placement in zip(node.outputs, decision.outputs, strict=True):
         if not tensor.name:
+            values.append("")
             outputs.append(gs.Variable.empty())
             continue
-        name = lowering.value_name(tensor.name, Layout(decision.site, placement))
-        name = f"{name}.of_part" if decision.is_mean else name
+        value = lowering.value_name(tensor.name, Layout(decision.site, placement))
+        values.append(value)
+        name = f"{value}.of_part" if decision.is_mean else value
         outputs.append(gs.Variable(name, dtype=lowering.facts.dtypes[tensor.name]))
     name = f"{node.name}@{outputs[0].name}"
     copy = gs.Node(node.op, name, dict(node.attrs), operands, outputs, domain=node.domain)
     lowering.out.append(copy, decision.site)
     _count_flops(lowering, node, copy, decision)
     if decision.is_mean:
-        return [_scale(lowering, output, decision) for output in outputs]
+        return [
+            _scale(lowering, output, value, decision) for output, value in zip(outputs, values, strict=True)
+        ]
     return outputs
 
 
@@ -105,11 +110,10 @@ def _count_flops(lowering: Lowering, node: gs.Node, copy: gs.Node, decision: Dec
         lowering.out.flops[copy.name] = rule.flops // share
 
 
-def _scale(lowering: Lowering, tensor: gs.Tensor, decision: Decision) -> gs.Tensor:
+def _scale(lowering: Lowering, mean: gs.Tensor, value: str, decision: Decision) -> gs.Tensor:
     """A mean over a replica's part counts for its share of the whole."""
-    share = constant(f"{tensor.name}.share", 1.0 / lowering.graph.replicas, tensor.dtype)
-    name = tensor.name.removesuffix(".of_part")
-    return lowering.out.emit("Mul", [tensor, share], name, tensor.dtype, decision.site)
+    share = constant(f"{mean.name}.share", 1.0 / lowering.graph.replicas, mean.dtype)
+    return lowering.out.emit("Mul", [mean, share], value, mean.dtype, decision.site)
 
 
 def _lower_replica_average(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:
@@ -187,7 +191,7 @@ def _local_sizes(
 def _owned_sizes(lowering: Lowering, whole: gs.Tensor, placement: Owned, name: str) -> gs.Tensor:
     """Put the number of owned rows in the place of axis 0."""
     int64 = np.dtype(np.int64)
-    rows = lowering.out.place(f"{placement.parameter}.rows")
+    rows = lowering.out.row_count(placement.parameter)
     rest = [
         constant(f"{name}.{bound}", [value], np.int64)
         for bound, value in (("start", 1), ("end", np.iinfo(np.int64).max), ("axis", 0))
@@ -224,5 +228,5 @@ def _lower_routed(lowering: Lowering, node: gs.Node, decision: Decision) -> list
 
 def _offset(lowering: Lowering, ids: gs.Tensor, owned: Owned) -> gs.Tensor:
     """Turn ids of the whole table into positions among the owned rows."""
-    first = lowering.out.place(f"{owned.parameter}.first")
+    first = lowering.out.first_row(owned.parameter)
     return lowering.out.emit("Sub", [ids, first], f"{ids.name}.local", np.dtype(np.int64), "server")

@@ -18,6 +18,7 @@ pieces. Communication nodes have domain `partc.communication`:
 """
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -40,6 +41,23 @@ class State:
     next: str
 
 
+@dataclass(frozen=True, slots=True)
+class RankConstant:
+    """What a value int64[n] tells each rank of its place.
+
+    replica      its position among the workers
+    first_row    the first row of a parameter that it owns, and how many: `row_count`
+    row_ends     of a parameter, the end of every server's rows: the same on all ranks
+    """
+
+    holds: Literal["replica", "first_row", "row_count", "row_ends"]
+    parameter: str | None = None
+
+
+# How values that hold a place are named; behind the parameter, where it is a parameter's.
+_PLACE_NAMES = {"replica": "replica", "first_row": "first", "row_count": "rows", "row_ends": "ends"}
+
+
 @dataclass
 class LoweredGraph:
     """Compute and communication nodes in a topological order."""
@@ -54,7 +72,7 @@ class LoweredGraph:
     nbytes: dict[str, int] = field(default_factory=dict)  # one rank's share, expected
     flops: dict[str, int] = field(default_factory=dict)  # compute node -> one rank's operations
     original: dict[str, str] = field(default_factory=dict)  # compute node -> the node it stands for
-    constants: set[str] = field(default_factory=set)  # values that each rank is given (its place)
+    constants: dict[str, RankConstant] = field(default_factory=dict)  # value -> what each rank is given
     _emitted: dict[str, gs.Variable] = field(default_factory=dict)
 
     def emit(
@@ -73,11 +91,27 @@ class LoweredGraph:
             self.append(node, site)
         return self._emitted[output]
 
-    def place(self, name: str) -> gs.Variable:
-        """Return a value int64[1] that every rank is given: its replica, or its first row of a
-        parameter and its number of rows."""
-        self.constants.add(name)
-        self.shapes[name] = (1,)
+    def replica(self) -> gs.Variable:
+        """Return the value int64[1] that holds a worker's position."""
+        return self._given(RankConstant("replica"), (1,))
+
+    def first_row(self, parameter: str) -> gs.Variable:
+        """Return the value int64[1] that holds the first row of a parameter that a server owns."""
+        return self._given(RankConstant("first_row", parameter), (1,))
+
+    def row_count(self, parameter: str) -> gs.Variable:
+        """Return the value int64[1] that holds how many rows of a parameter a server owns."""
+        return self._given(RankConstant("row_count", parameter), (1,))
+
+    def row_ends(self, parameter: str) -> gs.Variable:
+        """Return the value int64[servers] that holds where each server's rows of a parameter end."""
+        return self._given(RankConstant("row_ends", parameter), (None,))
+
+    def _given(self, constant: RankConstant, shape: tuple[int | None, ...]) -> gs.Variable:
+        name = _PLACE_NAMES[constant.holds]
+        name = name if constant.parameter is None else f"{constant.parameter}.{name}"
+        self.constants[name] = constant
+        self.shapes[name] = shape
         return gs.Variable(name, dtype=np.dtype(np.int64))
 
     def append(self, node: gs.Node, site: Site) -> None:
@@ -86,21 +120,31 @@ class LoweredGraph:
         self.site_of[node.name] = site
 
     def communicate(
-        self, op: str, inputs: list[gs.Tensor], outputs: list[gs.Variable], **attributes: object
+        self,
+        op: str,
+        values: list[gs.Tensor],
+        results: list[gs.Variable],
+        *,
+        counts: gs.Tensor | None = None,
+        received_counts: gs.Variable | None = None,
+        **attributes: object,
     ) -> None:
-        """Append a communication node."""
+        """Append a communication node: of `values`, and of how many rows go to and come from each member."""
+        inputs = values if counts is None else [*values, counts]
+        outputs = results if received_counts is None else [*results, received_counts]
+        attributes["values"] = len(values)
         name = f"{op}.{outputs[0].name}"
         self.nodes.append(gs.Node(op, name, attributes, inputs, outputs, domain=COMMUNICATION_DOMAIN))
 
     def prune(self) -> None:
         """Delete nodes whose results nobody reads."""
         wanted = {state.next for state in self.states} | {value for _, value, _ in self.outputs}
-        kept: list[gs.Node] = []
+        needed: list[gs.Node] = []
         for node in reversed(self.nodes):
             if any(tensor.name in wanted for tensor in node.outputs):
                 wanted.update(tensor.name for tensor in node.inputs)
-                kept.append(node)
-        self.nodes = kept[::-1]
+                needed.append(node)
+        self.nodes = needed[::-1]
 
 
 def is_communication(node: gs.Node) -> bool:

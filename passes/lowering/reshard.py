@@ -5,14 +5,14 @@ split -> whole       AllGatherRows, the split axis in front
 whole -> split       made in part, or cut locally
 worker partial -> rows owned by servers      Push
 rows owned by servers -> whole               Pull, or ShareRows and SpreadRows (gather_owned.py)
-rows asked of servers -> where they return   AllToAllRows, ScatterRows (ask_rows.py)
+rows requested of servers -> where they return   AllToAllRows, ScatterRows (request_rows.py)
 whole, from site to site                     ToServers, ToWorkers
 """
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from partc.passes.indexed_rows.ask_rows import return_rows
+from partc.passes.indexed_rows.request_rows import return_rows
 from partc.passes.layouts.layouts import Gathered, Layout, Owned, Partial, Replicate, RequestedRows, Split
 from partc.passes.lowering.gather_owned import gather_owned, has_parameter_rows, take_owned_slices
 from partc.passes.lowering.lowered_graph import constant
@@ -86,12 +86,12 @@ def _to_owners(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) 
         return result
     if isinstance(native.placement, Gathered) and not has_parameter_rows(lowering, tensor, owned.parameter):
         return take_owned_slices(lowering, tensor, native.placement)
-    made = _make_owned_constant(lowering, tensor, owned)
-    if made is not None:
-        return made
+    constant_rows = _make_owned_constant(lowering, tensor, owned)
+    if constant_rows is not None:
+        return constant_rows
     whole = lowering.need(tensor, SERVER_WHOLE)
-    first = lowering.out.place(f"{owned.parameter}.first")
-    rows = lowering.out.place(f"{owned.parameter}.rows")
+    first = lowering.out.first_row(owned.parameter)
+    rows = lowering.out.row_count(owned.parameter)
     end = lowering.out.emit("Add", [first, rows], f"{tensor}.end.{owned.parameter}", INT64, "server")
     axis = constant(f"{tensor}.axis.{owned.parameter}", [0], np.int64)
     name = lowering.value_name(tensor, wanted)
@@ -108,13 +108,13 @@ def _make_owned_constant(lowering: Lowering, tensor: str, owned: Owned) -> gs.Te
     if node.op == "Expand" and len(lowering.facts.shape(node.inputs[0].name)) >= len(shape):
         return None
     sizes = constant(f"{tensor}.row_shape.{owned.parameter}", list(shape[1:]), np.int64)
-    rows = lowering.out.place(f"{owned.parameter}.rows")
+    rows = lowering.out.row_count(owned.parameter)
     name = f"{tensor}.shape.{owned.parameter}"
-    spelled = lowering.out.emit("Concat", [rows, sizes], name, INT64, "server", axis=0)
+    row_shape = lowering.out.emit("Concat", [rows, sizes], name, INT64, "server", axis=0)
     value = lowering.value_name(tensor, Layout("server", owned))
     dtype = lowering.facts.dtypes[tensor]
     operands = [lowering.need(t.name, SERVER_WHOLE) for t in node.inputs[:-1]]
-    return lowering.out.emit(node.op, [*operands, spelled], value, dtype, "server", **node.attrs)
+    return lowering.out.emit(node.op, [*operands, row_shape], value, dtype, "server", **node.attrs)
 
 
 def _result(lowering: Lowering, tensor: str, layout: Layout) -> gs.Variable:
@@ -139,7 +139,7 @@ def _all_gather(lowering: Lowering, tensor: str, split: Split, wanted: Layout) -
 def _gather_rows(lowering: Lowering, piece: gs.Tensor, result: gs.Variable) -> None:
     counts = gs.Variable(f"{result.name}.counts", dtype=INT64)
     lowering.out.nbytes.setdefault(piece.name, 0)
-    lowering.out.communicate("AllGatherRows", [piece], [result, counts])
+    lowering.out.communicate("AllGatherRows", [piece], [result], received_counts=counts)
 
 
 def _cut(lowering: Lowering, tensor: str, whole: gs.Tensor, wanted: Layout) -> gs.Tensor:
@@ -167,7 +167,7 @@ def _slice_replica(
     lowering: Lowering, whole: gs.Tensor, axis: int, shape: tuple[int, ...], name: str
 ) -> gs.Tensor:
     out = lowering.out
-    replica = out.place("replica")
+    replica = out.replica()
     ranks = lowering.graph.replicas
     along = constant(f"{name}.axis", [axis], np.int64)
     if whole.name in lowering.facts.fixed_shapes or isinstance(whole, gs.Constant):
@@ -204,11 +204,11 @@ class _Fold:
     def back(self, tensor: gs.Tensor, name: str) -> gs.Tensor:
         inverse = [int(axis) for axis in np.argsort(self.order)]
         target = name if self.outer == 1 else f"{name}.apart"
-        turned = self.out.emit("Transpose", [tensor], target, tensor.dtype, "worker", perm=inverse)
+        transposed = self.out.emit("Transpose", [tensor], target, tensor.dtype, "worker", perm=inverse)
         if self.outer == 1:
-            return turned
+            return transposed
         sizes = [*self.shape[: self.axis], -1, *self.shape[self.axis + 1 :]]
-        return self._reshape(turned, sizes, name)
+        return self._reshape(transposed, sizes, name)
 
     def _reshape(self, tensor: gs.Tensor, sizes: list[int], name: str) -> gs.Tensor:
         spelled = constant(f"{name}.sizes", sizes, np.int64)

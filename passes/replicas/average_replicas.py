@@ -53,7 +53,7 @@ class _Averaging:
         self.graph = training.graph
         self.main = main
         self.tensors = self.graph.tensors()
-        self.shown = {tensor.name for tensor in self.graph.outputs}
+        self.inserted: dict[tuple[str, str], str] = {}  # (op, tensor) -> what its node makes
         self.varying = _descendants(self.graph, set(training.varying_inputs()))
 
     def run(self) -> TrainingGraph:
@@ -68,10 +68,16 @@ class _Averaging:
                 self._check_float(variable.next)
                 variable = replace(variable, next=self._average_output(variable.next))
             variables[name] = variable
-        outputs = tuple(self._average_scalar(name) for name in self.training.outputs)
+        outputs = {self._average_scalar(name): name for name in self.training.outputs}
         self._put_in_order()
         self._forget_shapes()
-        return replace(self.training, gradients=gradients, variables=variables, outputs=outputs)
+        return replace(
+            self.training,
+            gradients=gradients,
+            variables=variables,
+            outputs=tuple(outputs),
+            output_names={tensor: name for tensor, name in outputs.items() if tensor != name},
+        )
 
     def _put_in_order(self) -> None:
         """Move each inserted node behind what it reads; the others keep their order."""
@@ -84,7 +90,7 @@ class _Averaging:
         for node in self.graph.nodes:
             if node.domain != REPLICA_DOMAIN:
                 ordered.append(node)
-                ordered += [met for tensor in node.outputs for met in inserted.get(tensor.name, ())]
+                ordered += [new for tensor in node.outputs for new in inserted.get(tensor.name, ())]
         assert len(ordered) == len(self.graph.nodes)
         self.graph.nodes = ordered
 
@@ -144,8 +150,8 @@ class _Averaging:
     def _average_gradient(self, gradient: Gradient, pairs: list[tuple[str, str]]) -> Gradient:
         if not gradient.is_sparse:
             assert gradient.dense is not None
-            met = self._average_tensor(gradient.dense, self.aggregation.average_dense)
-            return replace(gradient, dense=met)
+            average = self._average_tensor(gradient.dense, self.aggregation.average_dense)
+            return replace(gradient, dense=average)
         averages = self.aggregation.average_sparse
         for ids, rows in pairs:
             if ids in self.varying:
@@ -169,28 +175,33 @@ class _Averaging:
             return gradient
         assert gradient.ids is not None and gradient.rows is not None
 
-        def met(tensor: str) -> str:
-            return next(
-                (name for end in _SUFFIX.values() if (name := f"{tensor}.{end}") in self.tensors), tensor
-            )
+        def joined(tensor: str) -> str:
+            found = (self.inserted[op, tensor] for op in _SUFFIX if (op, tensor) in self.inserted)
+            return next(found, tensor)
 
-        return replace(gradient, ids=met(gradient.ids), rows=met(gradient.rows))
+        return replace(gradient, ids=joined(gradient.ids), rows=joined(gradient.rows))
 
     def _insert(self, op: str, tensor: str, **attributes: int) -> str:
         """Put a node between the tensor and its readers outside the main computation."""
+        if (op, tensor) in self.inserted:
+            return self.inserted[op, tensor]
         source = self.tensors[tensor]
-        name = f"{tensor}.{_SUFFIX[op]}"
-        if name in self.tensors:
-            return name
+        name = self._fresh(f"{tensor}.{_SUFFIX[op]}")
         target = gs.Variable(name, dtype=source.dtype, shape=None if op == STACK else source.shape)
         for reader in list(source.outputs):
             if reader.name not in self.main:
                 reader.inputs = [target if operand is source else operand for operand in reader.inputs]
         node = gs.Node(op, f"{name}.node", attributes, [source], [target], domain=REPLICA_DOMAIN)
         self.graph.nodes.append(node)
-        if tensor in self.shown:
-            self.graph.outputs = [target if out is source else out for out in self.graph.outputs]
+        self.graph.outputs = [target if out is source else out for out in self.graph.outputs]
         self.tensors[name] = target
+        self.inserted[op, tensor] = name
+        return name
+
+    def _fresh(self, hint: str) -> str:
+        name, number = hint, 1
+        while name in self.tensors:
+            name, number = f"{hint}_{number}", number + 1
         return name
 
     def _average_output(self, tensor: str) -> str:

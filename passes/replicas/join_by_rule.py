@@ -61,10 +61,10 @@ def join_by_rule(operands: Operands) -> list[Joined]:
 
 
 def _join_beside(operands: Operands) -> list[Joined]:
-    placed = _factor_of_samples(operands)
-    if isinstance(placed, Joined):
-        return [placed for _ in operands.node.outputs]
-    rule, factor = placed
+    samples = _factor_of_samples(operands)
+    if isinstance(samples, Joined):
+        return [samples for _ in operands.node.outputs]
+    rule, factor = samples
     fits = _fit_all(operands, rule, factor)
     power = fits if isinstance(fits, Joined) else _power(operands, rule, _powers_beside(operands))
     if isinstance(power, Joined):
@@ -183,9 +183,9 @@ def _join_sums(operands: Operands) -> Joined:
     for term in rule.terms:
         if any(operands.is_zero(index) for index in term):
             continue
-        if len(met := sums.intersection(term)) > 1:
+        if len(factors := sums.intersection(term)) > 1:
             return operands.refuse("multiplies two sums over the samples")
-        if not met:
+        if not factors:
             powers[term[0]] += -1 if term[0] in rule.divides else 1
     power = _power(operands, rule, powers)
     return power if isinstance(power, Joined) else Joined("sum", power)

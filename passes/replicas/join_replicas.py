@@ -50,13 +50,13 @@ class _Walk:
     joined: dict[str, Joined] = field(default_factory=dict)
     sizes: dict[str, Sizes] = field(default_factory=dict)  # what follows from sizes
     uniform: dict[tuple[str, int, int, int], bool] = field(default_factory=dict)
-    met: frozenset[str] = frozenset()  # gradients, where replicas meet
+    gradients: frozenset[str] = frozenset()  # gradients, where replicas meet
     producers: Mapping[str, gs.Node] = field(default_factory=dict)
     tensors: Mapping[str, gs.Tensor] = field(default_factory=dict)
 
     def run(self) -> dict[str, Joined]:
         graph = self.training.graph
-        self.met = frozenset(t for g in self.training.gradients.values() for t in gradient_tensors(g))
+        self.gradients = frozenset(t for g in self.training.gradients.values() for t in gradient_tensors(g))
         self.producers = {tensor.name: node for node in graph.nodes for tensor in node.outputs}
         self.tensors = graph.tensors()
         self._place_inputs()
@@ -74,7 +74,7 @@ class _Walk:
             self.joined[name] = coupled(f"input {name!r} tells replicas apart")
 
     def _read(self, tensor: str, node: gs.Node) -> Joined:
-        if tensor in self.met and node.name not in self.main:
+        if tensor in self.gradients and node.name not in self.main:
             return ALIKE
         return self.joined.get(tensor, ALIKE)
 
@@ -128,31 +128,31 @@ class _Walk:
             why = f"node {node.name!r} ({node.op}) has no sharding rule: it may take samples together"
             return [coupled(why) for _ in node.outputs]
         joined = [self._read(tensor.name, node) if tensor.name else ALIKE for tensor in node.inputs]
-        spelled = [index for index in rule.shape_inputs if self._grows(node.inputs[index].name)]
+        spelled_shapes = [index for index in rule.shape_inputs if self._grows(node.inputs[index].name)]
         ignored = set(rule.shape_inputs) | {
             index
             for index, tensor in enumerate(node.inputs)
             if parts is not None and self._doubles(tensor.name)
         }
         joined = [ALIKE if index in ignored else entry for index, entry in enumerate(joined)]
-        grown = self._grown_axis(rule, node.inputs[spelled[0]].name) if spelled else None
+        grown = self._grown_axis(rule, node.inputs[spelled_shapes[0]].name) if spelled_shapes else None
         operands = Operands(node, rule, joined, self.zeros, self._is_uniform, grown)
-        told = [
+        sized = [
             index
             for index, tensor in enumerate(node.inputs)
             if rule.inputs[index] is None and index not in ignored and self._grows(tensor.name)
         ]
-        if told or any(entry.kind == "sizes" for entry in joined):
+        if sized or any(entry.kind == "sizes" for entry in joined):
             return [operands.refuse("is told the size of the batch") for _ in node.outputs]
-        if spelled and not any(entry.kind == "beside" for entry in joined):
+        if spelled_shapes and not any(entry.kind == "beside" for entry in joined):
             return [self._stretch(operands)]
         if rule.terms and all(any(operands.is_zero(index) for index in term) for term in rule.terms):
             self.zeros.update(tensor.name for tensor in node.outputs)
         return join_by_rule(operands)
 
-    def _grown_axis(self, rule: ShardingRule, spelled: str) -> int | None:
+    def _grown_axis(self, rule: ShardingRule, shape: str) -> int | None:
         """Return the output's one axis that is twice as long for twice the batch."""
-        once, twice = self.sizes[spelled].once, self.sizes[spelled].twice
+        once, twice = self.sizes[shape].once, self.sizes[shape].twice
         grown = np.flatnonzero(once != twice).tolist() if once.shape == twice.shape else []
         if len(grown) != 1 or 2 * once[grown[0]] != twice[grown[0]]:
             return None
@@ -173,10 +173,10 @@ class _Walk:
 
     def _is_uniform(self, tensor: str, axis: int, outer: int, size: int) -> bool:
         """Tell whether a tensor that holds no samples has equal entries for every place in the batch."""
-        asked = (tensor, axis, outer, size)
-        if asked not in self.uniform:
-            self.uniform[asked] = self._find_uniform(*asked)
-        return self.uniform[asked]
+        key = (tensor, axis, outer, size)
+        if key not in self.uniform:
+            self.uniform[key] = self._find_uniform(*key)
+        return self.uniform[key]
 
     def _find_uniform(self, tensor: str, axis: int, outer: int, size: int) -> bool:
         value = self.facts.value(tensor)

@@ -32,8 +32,8 @@ class BoundaryOps:
 def find_boundary_ops(training: TrainingGraph, facts: Facts, main: frozenset[str]) -> dict[str, BoundaryOps]:
     """Return the light ops behind every parameter that make what workers fetch smaller."""
     tensors = training.graph.tensors()
-    kept = {*training.outputs, *(variable.next for variable in training.variables.values())}
-    search = _Search(facts, main, frozenset(kept))
+    results = {*training.outputs, *(variable.next for variable in training.variables.values())}
+    search = _Search(facts, main, frozenset(results))
     return {parameter: search.behind(tensors[parameter]) for parameter in training.gradients}
 
 
@@ -41,7 +41,7 @@ def find_boundary_ops(training: TrainingGraph, facts: Facts, main: frozenset[str
 class _Search:
     facts: Facts
     main: frozenset[str]
-    kept: frozenset[str]  # tensors that the step returns
+    results: frozenset[str]  # tensors that the step returns
 
     def behind(self, parameter: gs.Tensor) -> BoundaryOps:
         readers = [node for node in parameter.outputs if node.name in self.main]
@@ -63,7 +63,7 @@ class _Search:
         best: tuple[tuple[str, ...], int] = ((), self.facts.nbytes(source.name))
         nodes: tuple[str, ...] = ()
         tensor = source
-        while tensor.name not in self.kept:
+        while tensor.name not in self.results:
             readers = [node for node in tensor.outputs if node.name in self.main]
             has_others = tensor is not source and len(readers) != len(tensor.outputs)
             if len(readers) != 1 or has_others or not _is_light(readers[0], tensor, self.facts, folded):

@@ -161,13 +161,13 @@ def _past_views(gradient: gs.Tensor) -> gs.Tensor:
 
 def _separates(tensor: gs.Tensor, nodes: list[gs.Node], walk: _Walk, dirty: set[str]) -> bool:
     """Tell whether the next value depends on the samples through `tensor` and clean tensors only."""
-    made = {node.outputs[0].name for node in nodes}
+    produced = {node.outputs[0].name for node in nodes}
     reached = set(walk.stops) - {tensor.name}
     for node in nodes:
         result = node.outputs[0].name
         if result == tensor.name:
             continue
-        spoiled = any(read.name in dirty and read.name not in made for read in node.inputs)
+        spoiled = any(read.name in dirty and read.name not in produced for read in node.inputs)
         if spoiled or any(read.name in reached for read in node.inputs):
             reached.add(result)
     return walk.variable.next not in reached

@@ -70,8 +70,8 @@ def _main_nodes(training: TrainingGraph) -> set[str]:
     behind = _descendants_behind(graph, before, training.gradients.values())
     sampled = descendants(graph, training.varying_inputs()) - behind
     averages = [v.next for v in training.variables.values() if v.next in sampled]
-    shown = [name for name in training.outputs if name not in behind]
-    return before | _makers(graph, ancestors(graph, [*averages, *shown]))
+    outputs = [name for name in training.outputs if name not in behind]
+    return before | _makers(graph, ancestors(graph, [*averages, *outputs]))
 
 
 def _makers(graph: gs.Graph, tensors: set[str]) -> set[str]:

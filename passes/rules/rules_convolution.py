@@ -10,51 +10,56 @@ from partc.passes.rules.rules_elementwise import Rule, named
 from partc.passes.rules.sharding_rule import Dims, ShardingRule
 
 
-class _Spelling:
-    """Names the factors of image-like tensors: sample n, group g, channels c and o, space."""
+class _ImageFactors:
+    """Names the factors of image-like tensors: sample n, group g, channels c and o, space.
+
+    `spatial`: the factors of the images' and the kernel's space, by its letter.
+    """
 
     def __init__(self, group: int) -> None:
         self.group = group
         self.sizes: dict[str, int] = {"g": group}
+        self.spatial: dict[str, tuple[str, ...]] = {}
 
     def image(self, shape: tuple[int, ...], channel: str, space: str) -> Dims:
         self.sizes |= {"n": shape[0], channel: shape[1] // self.group}
-        self.sizes |= {f"{space}{axis}": size for axis, size in enumerate(shape[2:])}
-        return (("n",), ("g", channel), *((f"{space}{axis}",) for axis in range(len(shape) - 2)))
+        return (("n",), ("g", channel), *self._space(space, shape[2:]))
 
     def kernel(self, shape: tuple[int, ...], first: str, second: str) -> Dims:
         self.sizes |= {first: shape[0] // self.group, second: shape[1]}
-        self.sizes |= {f"k{axis}": size for axis, size in enumerate(shape[2:])}
-        return (("g", first), (second,), *((f"k{axis}",) for axis in range(len(shape) - 2)))
+        return (("g", first), (second,), *self._space("k", shape[2:]))
+
+    def _space(self, letter: str, sizes: tuple[int, ...]) -> Dims:
+        self.spatial[letter] = tuple(f"{letter}{axis}" for axis in range(len(sizes)))
+        self.sizes |= zip(self.spatial[letter], sizes, strict=True)
+        return tuple((factor,) for factor in self.spatial[letter])
 
     def whole(self) -> frozenset[str]:
         """Space, for its windows, and the groups, whose number is an attribute."""
-        space = {name for name in self.sizes if name[0] in "xyk" and name[1:].isdigit()}
-        return frozenset(space | {"g"})
+        return frozenset({"g"}.union(*self.spatial.values()))
 
 
 def convolution(node: gs.Node, facts: Facts) -> ShardingRule:
     """Conv: n (g c) x.., (g o) c k.. -> n (g o) y.., sums c and k; terms (X W) + (B)."""
-    spelling = _Spelling(node.attrs.get("group", 1))
+    factors = _ImageFactors(node.attrs.get("group", 1))
     shapes = [facts.shape(tensor.name) for tensor in node.inputs]
-    inputs: list[Dims] = [spelling.image(shapes[0], "c", "x"), spelling.kernel(shapes[1], "o", "c")]
-    output = spelling.image(facts.shape(node.outputs[0].name), "o", "y")
-    return _contraction(spelling, inputs, output, len(shapes) > 2, ("c",))
+    inputs: list[Dims] = [factors.image(shapes[0], "c", "x"), factors.kernel(shapes[1], "o", "c")]
+    output = factors.image(facts.shape(node.outputs[0].name), "o", "y")
+    return _contraction(factors, inputs, output, len(shapes) > 2, ("c",))
 
 
 def transposed_convolution(node: gs.Node, facts: Facts) -> ShardingRule:
     """ConvTranspose: n (g c) x.., (g c) o k.. -> n (g o) y.., sums c and k."""
-    spelling = _Spelling(node.attrs.get("group", 1))
+    factors = _ImageFactors(node.attrs.get("group", 1))
     shapes = [facts.shape(tensor.name) for tensor in node.inputs]
-    inputs: list[Dims] = [spelling.image(shapes[0], "c", "x"), spelling.kernel(shapes[1], "c", "o")]
-    output = spelling.image(facts.shape(node.outputs[0].name), "o", "y")
-    return _contraction(spelling, inputs, output, len(shapes) > 2, ("c",))
+    inputs: list[Dims] = [factors.image(shapes[0], "c", "x"), factors.kernel(shapes[1], "c", "o")]
+    output = factors.image(facts.shape(node.outputs[0].name), "o", "y")
+    return _contraction(factors, inputs, output, len(shapes) > 2, ("c",))
 
 
 def _contraction(
-    spelling: _Spelling, inputs: list[Dims], output: Dims, bias: bool, sums: tuple[str, ...]
+    factors: _ImageFactors, inputs: list[Dims], output: Dims, bias: bool, sums: tuple[str, ...]
 ) -> ShardingRule:
-    kernel = tuple(name for name in spelling.sizes if name.startswith("k"))
     terms: list[tuple[int, ...]] = [(0, 1)]
     if bias:
         inputs.append((("g", "o"),))
@@ -62,11 +67,11 @@ def _contraction(
     return ShardingRule(
         tuple(inputs),
         (output,),
-        spelling.sizes,
+        factors.sizes,
         tuple(terms),
         frozenset(range(len(inputs))),
-        combine=dict.fromkeys((*sums, *kernel), "sum"),
-        whole=spelling.whole(),
+        combine=dict.fromkeys((*sums, *factors.spatial["k"]), "sum"),
+        whole=factors.whole(),
     )
 
 
@@ -74,22 +79,21 @@ def weight_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
     """ConvWeightGrad: n (g c) x.., n (g o) y.. -> (g o) c k.., sums n and y."""
     data, output_gradient = (facts.shape(tensor.name) for tensor in node.inputs[:2])
     result = facts.shape(node.outputs[0].name)
-    spelling = _Spelling(max(1, data[1] // result[1]))
+    factors = _ImageFactors(max(1, data[1] // result[1]))
     inputs: list[Dims | None] = [
-        spelling.image(data, "c", "x"),
-        spelling.image(output_gradient, "o", "y"),
+        factors.image(data, "c", "x"),
+        factors.image(output_gradient, "o", "y"),
         *(None for _ in node.inputs[2:]),
     ]
-    output = spelling.kernel(result, "o", "c")
-    space = tuple(name for name in spelling.sizes if name.startswith("y"))
+    output = factors.kernel(result, "o", "c")
     return ShardingRule(
         tuple(inputs),
         (output,),
-        spelling.sizes,
+        factors.sizes,
         ((0, 1),),
         frozenset({0, 1}),
-        combine=dict.fromkeys(("n", *space), "sum"),
-        whole=spelling.whole(),
+        combine=dict.fromkeys(("n", *factors.spatial["y"]), "sum"),
+        whole=factors.whole(),
     )
 
 
@@ -97,10 +101,10 @@ def data_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
     """ConvDataGrad: n (g o) y.., (g o) c k.. -> n (g c) x.., sums o and k."""
     output_gradient, kernel = (facts.shape(tensor.name) for tensor in node.inputs[:2])
     result = facts.shape(node.outputs[0].name)
-    spelling = _Spelling(max(1, result[1] // kernel[1]))
-    inputs: list[Dims] = [spelling.image(output_gradient, "o", "y"), spelling.kernel(kernel, "o", "c")]
-    output = spelling.image(result, "c", "x")
-    return _contraction(spelling, inputs, output, False, ("o",))
+    factors = _ImageFactors(max(1, result[1] // kernel[1]))
+    inputs: list[Dims] = [factors.image(output_gradient, "o", "y"), factors.kernel(kernel, "o", "c")]
+    output = factors.image(result, "c", "x")
+    return _contraction(factors, inputs, output, False, ("o",))
 
 
 def pool(linear: bool, combine_all: bool = False) -> Rule:
@@ -131,20 +135,20 @@ def pool_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
     """MaxPoolGrad, LRNGrad and their kin (image-like in, image-like out): space is whole, and the
     channels too where the op mixes them; linear in its last image, the output's gradient."""
     sizes: dict[str, int] = {}
-    mixes_channels = node.op.startswith("LRN")
+    whole = {"c"} if node.op.startswith("LRN") else set()  # channels, where the op mixes them
 
-    def spell(shape: tuple[int, ...], index: int) -> Dims:
+    def name_factors(shape: tuple[int, ...], index: int) -> Dims:
         sizes.update({"n": shape[0], "c": shape[1]})
         space = [f"x{index}.{axis}" for axis in range(len(shape) - 2)]
         sizes.update(zip(space, shape[2:], strict=True))
+        whole.update(space)
         return (("n",), ("c",), *((name,) for name in space))
 
     inputs: list[Dims | None] = []
     for index, tensor in enumerate(node.inputs):
         shape = facts.shape(tensor.name)
-        inputs.append(spell(shape, index) if len(shape) > 2 else None)
-    output = spell(facts.shape(node.outputs[0].name), len(inputs))
-    whole = {name for name in sizes if name.startswith("x")} | ({"c"} if mixes_channels else set())
+        inputs.append(name_factors(shape, index) if len(shape) > 2 else None)
+    output = name_factors(facts.shape(node.outputs[0].name), len(inputs))
     last = max(index for index, dims in enumerate(inputs) if dims is not None)
     return ShardingRule(
         tuple(inputs), (output,), sizes, ((last,),), frozenset({last}), whole=frozenset(whole)

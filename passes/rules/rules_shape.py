@@ -1,5 +1,7 @@
 """Sharding rules of ops that move elements about."""
 
+from itertools import chain
+
 import numpy as np
 import onnx_graphsurgeon as gs
 
@@ -65,12 +67,23 @@ def reshape(node: gs.Node, facts: Facts) -> ShardingRule:
     """Reshape, Flatten, Squeeze, Unsqueeze: the elements keep their order."""
     source, target = facts.shape(node.inputs[0].name), facts.shape(node.outputs[0].name)
     source_dims, target_dims, sizes = common_factors(source, target)
-    own = frozenset(factor for factor in sizes if factor[0] in "st")
-    spelled = {1: 0} if node.op == "Reshape" else {}
+    shape_inputs = {1: 0} if node.op == "Reshape" else {}
     inputs = (source_dims, *(None for _ in node.inputs[1:]))
     return ShardingRule(
-        inputs, (target_dims,), sizes, ((0,),), LINEAR, whole=own, shape_inputs=spelled, moves=True
+        inputs,
+        (target_dims,),
+        sizes,
+        ((0,),),
+        LINEAR,
+        whole=_unshared(source_dims, target_dims),
+        shape_inputs=shape_inputs,
+        moves=True,
     )
+
+
+def _unshared(source: Dims, target: Dims) -> frozenset[str]:
+    """Return the factors that only one of two shapes has."""
+    return frozenset(chain(*source)) ^ frozenset(chain(*target))
 
 
 def transpose(node: gs.Node, facts: Facts) -> ShardingRule:
@@ -178,8 +191,6 @@ def window(node: gs.Node, facts: Facts) -> ShardingRule:
             out.append((f"o{axis}",))
         else:
             out.append(dims[axis])
-    own = frozenset(f for axis in out for f in axis if f.startswith("o"))
-    whole = own | {f"d{axis}" for axis in range(len(source)) if (f"o{axis}",) == out[axis]}
     inputs = (dims, *(None for _ in node.inputs[1:]))
     linear = node.op != "Pad" or _pads_zeros(node, facts)
     terms: tuple[tuple[int, ...], ...] = ((0,),) if linear else ()
@@ -190,7 +201,7 @@ def window(node: gs.Node, facts: Facts) -> ShardingRule:
         sizes,
         terms,
         LINEAR if linear else frozenset(),
-        whole=frozenset(whole),
+        whole=_unshared(dims, tuple(out)),
         shape_inputs={3: 0} if spells_shape else {},
     )
 

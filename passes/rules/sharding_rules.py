@@ -9,7 +9,7 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.graph.facts import Facts, infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
-from partc.passes.indexed_rows.indexed_slices import DOMAIN, SUM_ROWS
+from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN, SUM_ROWS
 from partc.passes.rules import rules_along as along
 from partc.passes.rules import rules_convolution as convolution
 from partc.passes.rules import rules_elementwise as point
@@ -109,7 +109,7 @@ GRADIENT_RULES: dict[str, Rule] = {
 
 def is_sum_rows(node: gs.Node) -> bool:
     """Tell whether a node sums indexed slices."""
-    return bool(node.op == SUM_ROWS and node.domain == DOMAIN)
+    return bool(node.op == SUM_ROWS and node.domain == FUNCTION_DOMAIN)
 
 
 def rule_of(node: gs.Node, facts: Facts) -> ShardingRule | None:
@@ -120,7 +120,7 @@ def rule_of(node: gs.Node, facts: Facts) -> ShardingRule | None:
 
 
 def _find_rule(node: gs.Node, facts: Facts) -> ShardingRule | None:
-    if node.domain == DOMAIN:
+    if node.domain == FUNCTION_DOMAIN:
         for name, rule in GRADIENT_RULES.items():
             if node.op.startswith(name):
                 return rule(node, facts)

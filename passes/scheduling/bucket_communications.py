@@ -66,18 +66,18 @@ def copy_where_shared(lowered: LoweredGraph, sessions: bool = False) -> None:
     """
     readers: dict[str, int] = {}
     produced = {t.name for n in lowered.nodes if not is_communication(n) for t in n.outputs}
-    arrived = {t.name for n in lowered.nodes if is_communication(n) for t in n.outputs}
+    received = {t.name for n in lowered.nodes if is_communication(n) for t in n.outputs}
     for node in lowered.nodes:
         for tensor in node.inputs:
             readers[tensor.name] = readers.get(tensor.name, 0) + 1
-    kept = {state.next for state in lowered.states} | {value for _, value, _ in lowered.outputs}
+    outliving = {state.next for state in lowered.states} | {value for _, value, _ in lowered.outputs}
     nodes: list[gs.Node] = []
     for node in lowered.nodes:
         if is_communication(node) and node.op in BUCKETED:
             operand = node.inputs[0]
-            is_busy = readers[operand.name] > 1 or operand.name in kept or operand.name not in produced
+            is_busy = readers[operand.name] > 1 or operand.name in outliving or operand.name not in produced
             # Owners' rows are pulled from where they lie, unless that is a place in another bucket.
-            must_copy = (sessions or operand.name in arrived) if node.op == "Pull" else is_busy
+            must_copy = (sessions or operand.name in received) if node.op == "Pull" else is_busy
             if must_copy:
                 nodes.append(_copy_operand(lowered, node))
         nodes.append(node)

@@ -121,5 +121,5 @@ def _bucket_levels(bucket: Bucket, topology: HostGrid) -> list[Collective]:
 
 
 def _label(op: str, values: tuple[str, ...]) -> str:
-    named = values[0] if len(values) == 1 else f"{values[0]} and {len(values) - 1} more"
-    return f"{op} {named}"
+    names = values[0] if len(values) == 1 else f"{values[0]} and {len(values) - 1} more"
+    return f"{op} {names}"

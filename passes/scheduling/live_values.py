@@ -19,13 +19,13 @@ from partc.runtime.plan.program import Site
 class Life:
     """Where a value is made and read: positions in the sequence of a site's nodes, ascending."""
 
-    made: int
+    produced_at: int
     reads: tuple[int, ...]
 
     @property
     def last(self) -> int:
         """Return the position after which it is let go."""
-        return max(self.made, *self.reads) if self.reads else self.made
+        return max(self.produced_at, *self.reads) if self.reads else self.produced_at
 
 
 @dataclass(frozen=True)
@@ -62,29 +62,29 @@ def sizes_of_values(items: Sequence[Item], lowered: LoweredGraph, main: Abstract
     for item in items:
         if not isinstance(item, Chunk) and item.bucket is not None:
             lasting.update((*item.reads, *item.writes))
-    made = {t.name for n in lowered.nodes if lowered.original.get(n.name) in main for t in n.outputs}
+    results = {t.name for n in lowered.nodes if lowered.original.get(n.name) in main for t in n.outputs}
     return {
         value: lowered.nbytes[value]
-        for value in made - lasting
+        for value in results - lasting
         if value in lowered.nbytes and None not in lowered.shapes.get(value, (None,))
     }
 
 
 def lives_of(nodes: Sequence[gs.Node], sizes: Mapping[str, int]) -> Lives:
     """Return the lives of what the nodes make, in their order."""
-    made: dict[str, int] = {}
+    produced_at: dict[str, int] = {}
     reads: dict[str, list[int]] = {}
     for position, node in enumerate(nodes):
         for tensor in node.inputs:
-            if tensor.name in made:
+            if tensor.name in produced_at:
                 reads[tensor.name].append(position)
         for name in (tensor.name for tensor in node.outputs if tensor.name):
-            made[name] = position
+            produced_at[name] = position
             reads[name] = []
-    values = {value: Life(place, tuple(reads[value])) for value, place in made.items()}
+    values = {value: Life(place, tuple(reads[value])) for value, place in produced_at.items()}
     change = [0] * (len(nodes) + 1)
     for value, life in values.items():
-        change[life.made] += sizes.get(value, 0)
+        change[life.produced_at] += sizes.get(value, 0)
         change[life.last + 1] -= sizes.get(value, 0)
     bytes_at: list[int] = []
     for grown in change[:-1]:

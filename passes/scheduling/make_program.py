@@ -69,10 +69,10 @@ class ProgramMaker:
         self.program.renamed = {state.next: state.value for state in safe}
         self._lay_out_buffers()
         readers = _readers(self.items)
-        kept = {value for _, value, _ in self.lowered.outputs} | {s.next for s in self.lowered.states}
+        lasting = {value for _, value, _ in self.lowered.outputs} | {s.next for s in self.lowered.states}
         for item in self.items:
             if isinstance(item, Chunk):
-                self._run(item, kept, readers)
+                self._run(item, lasting, readers)
             else:
                 self._start(item)
         self._finish(self._in_flight)
@@ -102,9 +102,9 @@ class ProgramMaker:
             owner = bucket.members[index].attrs["owner"]
             self.program.owned_slices.append((owned, owner, bucket, index))
 
-    def _run(self, chunk: Chunk, kept: set[str], readers: Mapping[str, list[Item]]) -> None:
+    def _run(self, chunk: Chunk, lasting: set[str], readers: Mapping[str, list[Item]]) -> None:
         produced = [t.name for node in chunk.nodes for t in node.outputs if t.name]
-        wanted = {v for v in produced if v in kept or any(r is not chunk for r in readers.get(v, ()))}
+        wanted = {v for v in produced if v in lasting or any(r is not chunk for r in readers.get(v, ()))}
         touched = {self._name(t.name) for node in chunk.nodes for t in (*node.inputs, *node.outputs)}
         self._wait_for(touched)
         segment = self.writer.make(chunk, wanted, self.program.renamed.keys())
@@ -129,9 +129,9 @@ class ProgramMaker:
     def _touched_bytes(self, chunk: Chunk, wanted: AbstractSet[str]) -> int:
         """Return what nodes read and write; what one pointwise op hands to the next stays in the cache."""
         pointwise = [node for node in chunk.nodes if node.op in POINTWISE]
-        made = {tensor.name for node in pointwise for tensor in node.outputs} - wanted
+        intermediates = {tensor.name for node in pointwise for tensor in node.outputs} - wanted
         outward = {t.name for node in chunk.nodes if node.op not in POINTWISE for t in node.inputs}
-        return sum(_touched(node, self.lowered.nbytes, made - outward) for node in chunk.nodes)
+        return sum(_touched(node, self.lowered.nbytes, intermediates - outward) for node in chunk.nodes)
 
     def _start(self, message: Communication) -> None:
         self._wait_for(set(message.reads))

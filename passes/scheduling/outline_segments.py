@@ -28,18 +28,18 @@ class SegmentOutliner:
 
     def make(self, chunk: Chunk, wanted: set[str], in_place: AbstractSet[str]) -> Segment:
         """Return what the segment of a chunk would be, as SegmentWriter does."""
-        made: list[str] = []
+        results: list[str] = []
         reads: dict[str, None] = {}
         for node in chunk.nodes:
-            made += [tensor.name for tensor in node.outputs if tensor.name]
-        own = set(made)
+            results += [tensor.name for tensor in node.outputs if tensor.name]
+        own = set(results)
         for node in chunk.nodes:
             for tensor in node.inputs:
                 if tensor.name and tensor.name not in own and not isinstance(tensor, gs.Constant):
                     reads[tensor.name] = None
                     self.dtypes[tensor.name] = tensor.dtype
             self.dtypes.update((tensor.name, tensor.dtype) for tensor in node.outputs)
-        writes = tuple(name for name in made if name in wanted)
+        writes = tuple(name for name in results if name in wanted)
         return Segment("", tuple(reads), writes, any(self._races(node) for node in chunk.nodes))
 
     def _races(self, node: gs.Node) -> bool:

@@ -92,9 +92,9 @@ class _Proof:
         views, found = {value}, [value]
         while found:
             readers = [node for at, node in self.readers[found.pop()] if at == place and _may_be_view(node)]
-            made = {tensor.name for node in readers for tensor in node.outputs} - views
-            views |= made
-            found.extend(made)
+            aliases = {tensor.name for node in readers for tensor in node.outputs} - views
+            views |= aliases
+            found.extend(aliases)
         return views
 
 
@@ -104,22 +104,22 @@ def _behind_their_readers(nodes: Sequence[gs.Node], updates: Sequence[_Update]) 
     One walk over sorted nodes: each value carries the set of the readers that it waits for, as bits, until
     its last use.
     """
-    named = {name for update in updates for name in update.readers}
-    bits = {name: 1 << bit for bit, name in enumerate(sorted(named))}
+    readers = {name for update in updates for name in update.readers}
+    bits = {name: 1 << bit for bit, name in enumerate(sorted(readers))}
     last_use = {name: index for index, node in enumerate(nodes) for name in _names(node.inputs)}
     waits: dict[str, int] = {}  # value -> the readers that it waits for
     waiting: dict[str, int] = {}  # writer -> the same
     writers = {update.writer for update in updates}
     for index, node in enumerate(nodes):
-        found = bits.get(node.name, 0)
+        pending = bits.get(node.name, 0)
         for name in _names(node.inputs):
-            found |= waits.get(name, 0)
+            pending |= waits.get(name, 0)
         for name in _names(node.inputs):
             if last_use[name] == index:
                 waits.pop(name, None)
-        waits.update((name, found) for name in _names(node.outputs) if name in last_use)
+        waits.update((name, pending) for name in _names(node.outputs) if name in last_use)
         if node.name in writers:
-            waiting[node.name] = found
+            waiting[node.name] = pending
     return [u for u in updates if all(waiting[u.writer] & bits[reader] for reader in u.readers)]
 
 

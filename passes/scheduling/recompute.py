@@ -58,8 +58,8 @@ def recompute(
     if before.peak_bytes <= limit_bytes:
         return Recomputation(list(items), before.peak_bytes, before.peak_bytes)
     pieces = _cut(items, sizes, before.peak_bytes // PIECES)
-    shown = {value for _, value, _ in lowered.outputs}
-    search = _Search(pieces, lowered, sizes, limit_bytes, seconds, shown)
+    outputs = {value for _, value, _ in lowered.outputs}
+    search = _Search(pieces, lowered, sizes, limit_bytes, seconds, outputs)
     return search.run(before.peak_bytes)
 
 
@@ -70,20 +70,20 @@ def _cut(items: Sequence[Item], sizes: Mapping[str, int], most_bytes: int) -> li
         if not isinstance(item, Chunk) or item.site != "worker":
             result.append(item)
             continue
-        piece, made = Chunk("worker"), 0
+        piece, piece_bytes = Chunk("worker"), 0
         for node in item.nodes:
             piece.nodes.append(node)
-            made += sum(sizes.get(tensor.name, 0) for tensor in node.outputs)
-            if made >= most_bytes:
+            piece_bytes += sum(sizes.get(tensor.name, 0) for tensor in node.outputs)
+            if piece_bytes >= most_bytes:
                 result.append(piece)
-                piece, made = Chunk("worker"), 0
+                piece, piece_bytes = Chunk("worker"), 0
         if piece.nodes:
             result.append(piece)
     return result
 
 
 @dataclass(frozen=True, slots=True)
-class _Again:
+class _Option:
     """Nodes to compute again, in order, before a position of an item."""
 
     value: str
@@ -101,21 +101,21 @@ class _Search:
     seconds: Seconds
     settled: set[str]  # values that stay as they are now
     copies: dict[str, str] = field(default_factory=dict)  # copy -> the value that it stands for
-    again: list[gs.Node] = field(default_factory=list)
+    recomputed: list[gs.Node] = field(default_factory=list)
 
     def run(self, before_bytes: int) -> Recomputation:
-        self._look()
+        self._update_lives()
         while self.lives.peak_bytes > self.limit_bytes:
             self._apply(self._cheapest())
-            self._look()
-        flops = sum(self.lowered.flops.get(node.name, 0) for node in self.again)
-        return Recomputation(self.items, before_bytes, self.lives.peak_bytes, len(self.again), flops)
+            self._update_lives()
+        flops = sum(self.lowered.flops.get(node.name, 0) for node in self.recomputed)
+        return Recomputation(self.items, before_bytes, self.lives.peak_bytes, len(self.recomputed), flops)
 
-    def _look(self) -> None:
+    def _update_lives(self) -> None:
         """Work out who makes and reads what, now."""
-        placed = nodes_of(self.items, "worker")
-        self.item_at = [index for index, _ in placed]
-        self.nodes = [node for _, node in placed]
+        indexed_nodes = nodes_of(self.items, "worker")
+        self.item_at = [index for index, _ in indexed_nodes]
+        self.nodes = [node for _, node in indexed_nodes]
         self.lives: Lives = lives_of(self.nodes, self.sizes)
         self.versions: dict[str, list[str]] = {}
         for value in self.lives.values:
@@ -123,12 +123,12 @@ class _Search:
 
     # ------------------------------------------------------------ what may be given up
 
-    def _cheapest(self) -> _Again:
+    def _cheapest(self) -> _Option:
         """Return what frees bytes at the peak in the fewest seconds each. Raises NoPlacement."""
-        best: _Again | None = None
+        best: _Option | None = None
         for value, before in self._candidates():
             s_per_byte = inf if best is None else best.seconds / self.sizes[best.value]
-            found = self._again(value, before, s_per_byte * self.sizes[value])
+            found = self._option_for(value, before, s_per_byte * self.sizes[value])
             if found is not None:
                 best = found
         if best is None:
@@ -141,21 +141,25 @@ class _Search:
         for value, life in self.lives.values.items():
             if self.sizes.get(value, 0) < LEAST_SHARE * self.limit_bytes or value in self.settled:
                 continue
-            if not life.made < peak < life.last:
+            if not life.produced_at < peak < life.last:
                 continue
-            held = max((place for place in life.reads if place <= peak), default=life.made)
+            last_read = max((place for place in life.reads if place <= peak), default=life.produced_at)
             following = next(place for place in life.reads if place > peak)
             reader = self.items[self.item_at[following]]
-            if held == peak or self.item_at[held] == self.item_at[following] or not isinstance(reader, Chunk):
+            if (
+                last_read == peak
+                or self.item_at[last_read] == self.item_at[following]
+                or not isinstance(reader, Chunk)
+            ):
                 continue
             yield value, following
 
-    def _again(self, value: str, before: int, below_s: float) -> _Again | None:
+    def _option_for(self, value: str, before: int, below_s: float) -> _Option | None:
         """Return what computes a value again before a position; None if that cannot be, takes as long as
         `below_s`, or is in vain."""
         nodes: dict[str, gs.Node] = {}
         seconds = 0.0
-        pending = [self.nodes[self.lives.values[value].made]]
+        pending = [self.nodes[self.lives.values[value].produced_at]]
         while pending:
             node = pending.pop()
             if node.name in nodes:
@@ -172,16 +176,16 @@ class _Search:
         beside = lives_of(ordered, self.sizes).peak_bytes - self.sizes[value]
         if self.lives.bytes_at[before] + beside >= self.lives.peak_bytes:
             return None
-        return _Again(value, ordered, before, seconds)
+        return _Option(value, ordered, before, seconds)
 
     def _position_of(self, node: gs.Node) -> int:
-        return self.lives.values[_first_output(node)].made
+        return self.lives.values[_first_output(node)].produced_at
 
     def _missing(self, tensor: gs.Tensor, before: int) -> gs.Node | None:
         """Return the node that first made a tensor which does not exist before a position."""
         if self._version(tensor.name, before) is not None or tensor.name not in self.lives.values:
             return None
-        return self.nodes[self.lives.values[self._original(tensor.name)].made]
+        return self.nodes[self.lives.values[self._original(tensor.name)].produced_at]
 
     def _original(self, value: str) -> str:
         return self.copies.get(value, value)
@@ -190,8 +194,8 @@ class _Search:
         """Return the value, or a copy of it, that exists before a position, or is made in its segment."""
         for name in reversed(self.versions.get(self._original(value), [])):
             life = self.lives.values[name]
-            is_here = self.item_at[life.made] == self.item_at[before]
-            if life.made < before and (life.last >= before or is_here):
+            is_here = self.item_at[life.produced_at] == self.item_at[before]
+            if life.produced_at < before and (life.last >= before or is_here):
                 return name
         return None
 
@@ -203,14 +207,14 @@ class _Search:
 
     # ------------------------------------------------------------ giving it up
 
-    def _apply(self, found: _Again) -> None:
+    def _apply(self, found: _Option) -> None:
         item = self.items[self.item_at[found.before]]
         renamed: dict[str, gs.Variable] = {}
         copies = [self._copy(node, found.before, renamed) for node in found.nodes]
         place = next(i for i, node in enumerate(item.nodes) if node is self.nodes[found.before])
         assert isinstance(item, Chunk)
         item.nodes[place:place] = copies
-        self.again += copies
+        self.recomputed += copies
         self.settled |= {found.value, *(tensor.name for copy in copies for tensor in copy.outputs)}
         for reader in self.nodes[found.before :]:
             for index, tensor in enumerate(reader.inputs):

@@ -83,7 +83,7 @@ def _messages(lowered: LoweredGraph, buckets: Mapping[str, Bucket]) -> list[Comm
 
 def _late_where_free(lowered: LoweredGraph, depth: Mapping[str, int]) -> dict[str, int]:
     """Return each node's wave: its depth, but its first reader's if its inputs outlive the step anyway."""
-    lasting = {state.value for state in lowered.states} | lowered.constants
+    lasting = {state.value for state in lowered.states} | lowered.constants.keys()
     for node in lowered.nodes:
         if not is_communication(node) and _reads_only(node, lasting):
             lasting.update(tensor.name for tensor in node.outputs)

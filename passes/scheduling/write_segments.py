@@ -12,7 +12,7 @@ from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
 from partc.passes.cpu_kernels.align_scalars import align_scalars
 from partc.passes.cpu_kernels.block_updates import block_updates
-from partc.passes.cpu_kernels.turn_products import turn_products
+from partc.passes.cpu_kernels.transpose_products import transpose_products
 from partc.passes.cpu_kernels.winograd import choose_bodies
 from partc.passes.graph.infer_shapes import infer_shapes
 from partc.passes.graph.training_graph import IR_VERSION
@@ -104,7 +104,7 @@ class SegmentWriter:
         model.graph.output.extend(described)
         if self.on_cpu:
             block_updates(model, inferred, in_place)
-            turn_products(model, inferred)
+            transpose_products(model, inferred)
             choose_bodies(model, inferred)
         align_scalars(model, inferred)
         return model
@@ -136,9 +136,9 @@ def adds_in_place(node: onnx.NodeProto) -> bool:
 
 
 def row_shape(node: gs.Node, index: int, shapes: Mapping[str, PartialShape]) -> PartialShape:
-    """Return the shape of a row communication's result: as its operand's, any number of rows."""
+    """Return the shape of a row communication's result: as its value's, any number of rows."""
     assert is_communication(node)
-    if index >= len(node.inputs) or node.outputs[index].name.endswith(".counts"):
-        return (None,)
+    if index >= node.attrs["values"]:
+        return (None,)  # counts
     operand = shapes.get(node.inputs[index].name, (None,))
     return (None, *operand[1:])

@@ -84,9 +84,9 @@ def _report(folder: Path, name: str, kind: type[Report]) -> Report:
 
 def _outputs(plan: Plan, folder: Path, job: Job, workers: Sequence[int]) -> tuple[dict[str, Array], ...]:
     by_worker = [read_arrays(session_outputs_file(folder, worker_name(worker))) for worker in workers]
-    kept = [output.name for output in plan.outputs if job.outputs == "all" or output.name == plan.loss]
+    names = [output.name for output in plan.outputs if job.outputs == "all" or output.name == plan.loss]
     return tuple(
-        {name: np.stack([arrays[f"{step}/{name}"] for arrays in by_worker]) for name in kept}
+        {name: np.stack([arrays[f"{step}/{name}"] for arrays in by_worker]) for name in names}
         for step in range(1, job.steps + 1)
     )
 

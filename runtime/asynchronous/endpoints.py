@@ -75,10 +75,10 @@ def listen(router: "zmq.Socket[bytes]", name: str, endpoint: str, folder: Path) 
         return
     host = endpoint.removeprefix("tcp://").removesuffix(_ANY_PORT)
     router.bind(f"tcp://{socket.gethostbyname(host)}{_ANY_PORT}")
-    told = _told_in(folder, name)
-    part = told.with_name(told.name + ".part")
+    address_file = _told_in(folder, name)
+    part = address_file.with_name(address_file.name + ".part")
     part.write_text(router.get_string(zmq.LAST_ENDPOINT).rstrip("\0"))
-    part.replace(told)
+    part.replace(address_file)
 
 
 def find(name: str, endpoint: str, folder: Path, deadline_s: float) -> str:

@@ -137,6 +137,10 @@ class _Play:
             )
             for worker in self.living
         }
+        self._peers: dict[str, Server | Worker] = {
+            **self.servers,
+            **{worker_name(number): worker for number, worker in self.workers.items()},
+        }
         self.losses: dict[int, list[float | None]] = {worker: [] for worker in self.living}
 
     def run(self, rng: random.Random, dies: dict[int, int]) -> int:
@@ -175,7 +179,7 @@ class _Play:
 
     def _arrive(self, source: str, target: str) -> None:
         header, *frames = self._network.queues[source, target].popleft()
-        peer = self.servers.get(target) or self.workers[int(target.removeprefix(worker_name(0)[:-1]))]
+        peer = self._peers[target]
         peer.receive(decode_message(header), [memoryview(frame) for frame in frames])
         if isinstance(peer, Server):
             peer.advance()

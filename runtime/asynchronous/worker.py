@@ -51,12 +51,12 @@ class Worker:
         self._transports: dict[int, SessionTransport] = {}
         self._executors: dict[int, Executor] = {}
         for rank in own_ranks(plan):
-            placed = _placed(plan, rank, worker)
-            transport = SessionTransport(plan, placed, worker, self._send)
-            environment = Environment(plan, placed, device_of(placed), initial)
-            environment.feed(shard_values(plan_of_data(plan), rank_of_data(placed, worker)))
+            rank_here = _rank_on_device(plan, rank, worker)
+            transport = SessionTransport(plan, rank_here, worker, self._send)
+            environment = Environment(plan, rank_here, device_of(rank_here), initial)
+            environment.feed(shard_values(plan_of_data(plan), rank_of_data(rank_here, worker)))
             self._transports[rank.rank] = transport
-            self._executors[rank.rank] = Executor(plan, placed, environment, loaded, transport)
+            self._executors[rank.rank] = Executor(plan, rank_here, environment, loaded, transport)
 
     def receive(self, message: SessionMessage, frames: Sequence[memoryview] = ()) -> None:
         """Take in a message."""
@@ -134,7 +134,7 @@ class Worker:
             self._post(peer, piece, arrays)
 
 
-def _placed(plan: Plan, rank: Rank, worker: int) -> Rank:
+def _rank_on_device(plan: Plan, rank: Rank, worker: int) -> Rank:
     """Return a rank on this worker's own device instead of the plan's."""
     place = plan.asynchronous[worker]
     if rank.replica is None:

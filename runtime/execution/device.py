@@ -188,7 +188,7 @@ class BoundRun:
         self._binding = session.io_binding()
         self._placeholder = ort.OrtValue.ortvalue_from_numpy(_PLACEHOLDER)
         self._moving_reads = [pair for pair in run.reads if pair[1] not in values.fixed]
-        self._made = [pair for pair in run.writes if pair[1] not in values.fixed]
+        self._unplaced = [pair for pair in run.writes if pair[1] not in values.fixed]
         wanted = {info.name: info.shape for info in session.get_inputs()}
         for name, value in run.reads:
             if value in values.fixed:
@@ -198,7 +198,7 @@ class BoundRun:
         declared = {output.name: output.shape for output in session.get_outputs()}
         for name, value in fixed_writes:
             self._bind_fixed_output(name, values.fixed[value], declared[name])
-        self._first_made = len(fixed_writes)
+        self._first_unplaced = len(fixed_writes)
         self._release_outputs()
 
     def __call__(self) -> None:
@@ -207,9 +207,9 @@ class BoundRun:
         for name, value in self._moving_reads:
             self._binding.bind_ortvalue_input(name, tensors[value])
         self._session.run_with_iobinding(self._binding)
-        if self._made:
-            made = self._binding.get_outputs()[self._first_made :]
-            tensors.update(zip((value for _, value in self._made), made, strict=True))
+        if self._unplaced:
+            results = self._binding.get_outputs()[self._first_unplaced :]
+            tensors.update(zip((value for _, value in self._unplaced), results, strict=True))
             self._release_outputs()
         for name, _ in self._moving_reads:
             self._binding.bind_ortvalue_input(name, self._placeholder)
@@ -225,5 +225,5 @@ class BoundRun:
         self._binding.bind_output(name, memory, index, element, sizes, value.data_ptr())
 
     def _release_outputs(self) -> None:
-        for name, _ in self._made:
+        for name, _ in self._unplaced:
             self._binding.bind_output(name, self._device.memory, self._device.index)

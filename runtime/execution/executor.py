@@ -84,8 +84,8 @@ class Executor:
         self._transport = transport
         self._program = instructions_of(plan, rank)
         self._under_way: dict[int, tuple[Part, Handle]] = {}
-        kept = {output.value for output in plan.outputs} | environment.fixed.keys()
-        self._last_read_by = _last_readers(self._program, kept)
+        lasting = {output.value for output in plan.outputs} | environment.fixed.keys()
+        self._last_read_by = _last_readers(self._program, lasting)
         device = environment.device
         self._runs = {
             index: BoundRun(instruction, sessions.session(instruction, device), device, environment)
@@ -140,11 +140,11 @@ def _unplaced(part: Part, handle: Handle) -> Iterator[tuple[str, Array]]:
     if part.start.kind in ROW_KINDS:
         yield from zip(part.start.writes, handle.rows(), strict=True)
     for name, dense in zip(part.start.writes, part.dense, strict=False):
-        if not dense.placed:
+        if not dense.is_placed:
             yield name, dense.target
 
 
-def _last_readers(program: tuple[Instruction, ...], kept: set[str]) -> tuple[tuple[str, ...], ...]:
+def _last_readers(program: tuple[Instruction, ...], lasting: set[str]) -> tuple[tuple[str, ...], ...]:
     """Return, per instruction, the values that nobody reads after it.
 
     What a communication sends must stay until the Wait: it may still be on its way.
@@ -157,7 +157,7 @@ def _last_readers(program: tuple[Instruction, ...], kept: set[str]) -> tuple[tup
             last[name] = index
     dying: list[list[str]] = [[] for _ in program]
     for name, index in last.items():
-        if name not in kept:
+        if name not in lasting:
             dying[index].append(name)
     return tuple(tuple(names) for names in dying)
 

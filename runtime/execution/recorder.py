@@ -35,7 +35,7 @@ class Recorder:
     def __init__(self, steps: int, traffic: Traffic) -> None:
         self._traffic = traffic
         self._step = 0
-        self._kept: deque[StepTimes] = deque(maxlen=steps)
+        self._steps: deque[StepTimes] = deque(maxlen=steps)
 
     def watch(self, program: Iterable[Instruction]) -> Iterator[Instruction]:
         """Pass one step's program through; its end is when the last instruction is done."""
@@ -49,8 +49,8 @@ class Recorder:
             yield instruction
             end_s.append(time.perf_counter())
             sent.append(self._traffic.total_bytes() - before)
-        self._kept.append(StepTimes(self._step, tuple(begin_s), tuple(end_s), tuple(sent)))
+        self._steps.append(StepTimes(self._step, tuple(begin_s), tuple(end_s), tuple(sent)))
 
     def steps(self) -> tuple[StepTimes, ...]:
         """Return the last steps that are complete, in order."""
-        return tuple(self._kept)
+        return tuple(self._steps)

@@ -15,11 +15,11 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from partc.runtime.errors import RankFailed
-from partc.runtime.interactive.messages import Message, decode, encode
+from partc.runtime.interactive.messages import StepperMessage, decode, encode
 from partc.runtime.plan.program import Record
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Received = tuple[Message, dict[str, Array]]
+Received = tuple[StepperMessage, dict[str, Array]]
 
 CHANNEL_FILE = "channel.json"
 _HEARTBEAT_MS = 5_000
@@ -49,7 +49,7 @@ class StepperEnd:
         endpoints = {host: f"tcp://{address}:{ports[address]}" for host, address in own.items()}
         self.channel = Channel(secrets.token_hex(16), endpoints)
 
-    def send(self, rank: int, message: Message, arrays: Mapping[str, Array]) -> None:
+    def send(self, rank: int, message: StepperMessage, arrays: Mapping[str, Array]) -> None:
         """Send to a rank that has said that it is ready. Raises RankFailed if it is gone."""
         try:
             self._router.send_multipart([_identity(self.channel, rank), *encode(message, arrays)])
@@ -83,7 +83,7 @@ class RankEnd:
         self._monitor = self._dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._dealer.connect(channel.endpoints[host])
 
-    def send(self, message: Message, arrays: Mapping[str, Array]) -> None:
+    def send(self, message: StepperMessage, arrays: Mapping[str, Array]) -> None:
         """Send to the stepper."""
         self._dealer.send_multipart(encode(message, arrays))
 

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return play(InteractiveDaemon, argv)
 
 
-class Fed:
+class FedShares:
     """What the stepper feeds this rank: it sends every rank its own share."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class InteractiveDaemon(Daemon):
     """One rank of a job that is stepped from outside."""
 
     def __init__(self, folder: Path, world: MPI.Intracomm) -> None:
-        self._fed = Fed()
+        self._fed = FedShares()
         super().__init__(folder, world)
         # What this rank sends may need its help to leave while it waits to be asked again.
         self._help_messages = world.Iprobe
@@ -70,7 +70,7 @@ class InteractiveDaemon(Daemon):
             message, arrays = self._stepper.receive(self._help_messages)
             match message:
                 case Step():
-                    self._obey(message, arrays)
+                    self._train(message, arrays)
                 case Write(path=path):
                     self._variables.write(Path(path))
                     self._stepper.send(Written(), {})
@@ -87,13 +87,13 @@ class InteractiveDaemon(Daemon):
     def _open_source(self) -> Shares:
         return super()._open_source() if self._job.data else self._fed
 
-    def _obey(self, asked: Step, arrays: dict[str, Array]) -> None:
-        self.step = asked.step
+    def _train(self, step: Step, arrays: dict[str, Array]) -> None:
+        self.step = step.step
         self._fed.fed = arrays
         self._train_step()
         values = {output.name: output.value for output in self._plan.outputs}
-        fetched = {name: self._executor.environment.array(values[name]) for name in asked.fetches}
-        self._stepper.send(Done(asked.step, describe(fetched)), fetched)
+        fetched = {name: self._executor.environment.array(values[name]) for name in step.fetches}
+        self._stepper.send(Done(step.step, describe(fetched)), fetched)
 
     def _send_rows(self, value: str, places: dict[str, Array]) -> None:
         array = self._executor.environment.array(value)

@@ -86,10 +86,10 @@ class Close(Record, frozen=True, tag="close"):
     """End the job."""
 
 
-Message = Ready | Step | Done | Write | Written | Read | Hash | Found | Close
+StepperMessage = Ready | Step | Done | Write | Written | Read | Hash | Found | Close
 _WITH_TENSORS = Step | Done | Read | Found
 
-_DECODER = msgspec.msgpack.Decoder(Message)
+_DECODER = msgspec.msgpack.Decoder(StepperMessage)
 
 
 def describe(arrays: Mapping[str, Array]) -> tuple[Tensor, ...]:
@@ -97,15 +97,15 @@ def describe(arrays: Mapping[str, Array]) -> tuple[Tensor, ...]:
     return tuple(Tensor(name, array.dtype.name, array.shape) for name, array in arrays.items())
 
 
-def encode(message: Message, arrays: Mapping[str, Array]) -> list[bytes]:
+def encode(message: StepperMessage, arrays: Mapping[str, Array]) -> list[bytes]:
     """Return a message's frames."""
     return [msgspec.msgpack.encode(message), *(array.tobytes() for array in arrays.values())]
 
 
-def decode(frames: Sequence[Buffer]) -> tuple[Message, dict[str, Array]]:
+def decode(frames: Sequence[Buffer]) -> tuple[StepperMessage, dict[str, Array]]:
     """Parse a message's frames. Raises RankFailed."""
     try:
-        message: Message = _DECODER.decode(frames[0])
+        message: StepperMessage = _DECODER.decode(frames[0])
         tensors = message.tensors if isinstance(message, _WITH_TENSORS) else ()
         arrays = {
             tensor.name: np.frombuffer(frame, np.dtype(tensor.dtype)).reshape(tensor.shape)

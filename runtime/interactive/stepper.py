@@ -23,10 +23,10 @@ from partc.runtime.interactive.messages import (
     Done,
     Found,
     Hash,
-    Message,
     Read,
     Ready,
     Step,
+    StepperMessage,
     Write,
     Written,
     describe,
@@ -163,8 +163,8 @@ class Stepper:
 
     def read(self, owner: Owner, rows: Array | None = None) -> Array:
         """Return what a rank holds of a variable now: all of it, or the rows int64[k] of its piece."""
-        asked = {} if rows is None else {"rows": np.asarray(rows, np.int64)}
-        return self._ask(owner.rank, Read(owner.held.value, describe(asked)), asked)
+        places = {} if rows is None else {"rows": np.asarray(rows, np.int64)}
+        return self._ask(owner.rank, Read(owner.held.value, describe(places)), places)
 
     def row_hashes(self, owner: Owner) -> Array:
         """Return uint64[rows] of what a rank holds of a variable, see runtime/execution/row_hashes.py."""
@@ -220,10 +220,10 @@ class Stepper:
         thread.start()
         return thread
 
-    def _await_all(self, kind: type[Message]) -> dict[int, dict[str, Array]]:
+    def _await_all(self, kind: type[StepperMessage]) -> dict[int, dict[str, Array]]:
         return self._await(kind, [rank.rank for rank in self.plan.ranks])
 
-    def _await(self, kind: type[Message], ranks: Sequence[int]) -> dict[int, dict[str, Array]]:
+    def _await(self, kind: type[StepperMessage], ranks: Sequence[int]) -> dict[int, dict[str, Array]]:
         """Return what came with the ranks' answers."""
         answers: dict[int, dict[str, Array]] = {}
         deadline_s = time.monotonic() + self._timeout_s
@@ -255,7 +255,7 @@ class Stepper:
             )
         return {rank.rank: {} for rank in self.plan.ranks}
 
-    def _ask(self, rank: int, message: Message, arrays: Mapping[str, Array]) -> Array:
+    def _ask(self, rank: int, message: StepperMessage, arrays: Mapping[str, Array]) -> Array:
         self._check_open()
         self._ranks.send(rank, message, arrays)
         (found,) = self._await(Found, [rank])[rank].values()

@@ -29,7 +29,8 @@ from partc.runtime.jobs.results import (
     workers_of,
 )
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.plan.program import NOT_DECODED, Plan
+from partc.runtime.plan.plan_json import NOT_DECODED
+from partc.runtime.plan.program import Plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Batches = Iterable[Mapping[str, Array]]
@@ -77,17 +78,10 @@ class Runner:
         variables after `read_after`, as files (job.py), instead of the result. Raises the error of
         the rank that failed first, and CopiesDiffer if `save` is asked and replicas are not equal in the end.
         """
-        if steps < 1:
-            raise BadUsage(f"{steps} steps", at="--steps", fix="train at least one step")
-        if first_step < 0:
-            raise BadUsage(f"first step {first_step}", at="first_step", fix="count from 0")
-        if not timeout_s > 0:
-            raise BadUsage(f"a timeout of {timeout_s} s", at="--timeout", fix="give more than 0 seconds")
-        plan = self._folder.plan
-        check_sessions_request(plan, staleness, read_after, traced_steps)
+        _check_request(steps, first_step, timeout_s)
+        check_sessions_request(self._folder.plan, staleness, read_after, traced_steps)
         with _job_folder(self._folder.path) as folder:
-            total = plan_of_data(plan) if plan.asynchronous else plan
-            staged, data_sizes = stage_data(total, data, steps, folder)
+            staged, data_sizes = self._stage(data, steps, folder)
             job = Job(
                 plan_folder=str(self._folder.path.resolve()),
                 steps=steps,
@@ -105,28 +99,30 @@ class Runner:
             )
             write_job(folder, job, initial)
             result = self._play(folder, job, staleness, on_progress, timeout_s)
-            if keep_in is None:
-                after = {step: read_arrays(variables_file(folder, step)) for step in job.read_after}
-                result = replace(result, variables_after=after)
-            else:
+            if keep_in is not None:
                 assert not save, "the last of the files has one place only"
-                for step in job.read_after:
-                    shutil.move(variables_file(folder, step), variables_file(keep_in, step))
+                _move_variables(job.read_after, folder, keep_in)
+                return result
+            after = {step: read_arrays(variables_file(folder, step)) for step in job.read_after}
             if save:
                 self._save(variables_file(folder, steps), result)
-            return result
+            return replace(result, variables_after=after)
+
+    def _stage(self, data: str | Path | Batches, steps: int, folder: Path) -> tuple[str, dict[str, int]]:
+        plan = self._folder.plan
+        return stage_data(plan_of_data(plan) if plan.asynchronous else plan, data, steps, folder)
 
     def _save(self, variables: Path, result: TrainingResult) -> None:
         """Keep the trained variables: under another name, and with an error, where copies of them differ."""
-        kept = self._folder.path / (DISAGREEING_FILE if result.disagreeing else TRAINED_FILE)
-        variables.replace(kept)
+        saved = self._folder.path / (DISAGREEING_FILE if result.disagreeing else TRAINED_FILE)
+        variables.replace(saved)
         if result.disagreeing:
             names = ", ".join(result.disagreeing[:8]) + (", ..." if len(result.disagreeing) > 8 else "")
             raise CopiesDiffer(
                 f"ranks ended with different copies of {len(result.disagreeing)} variables: {names}",
                 at=str(self._folder.path),
                 fix="compile the model again: this plan does not keep replicas equal; "
-                f"the first rank's variables are in {kept}",
+                f"the first rank's variables are in {saved}",
             )
 
     def _play(
@@ -154,6 +150,20 @@ class Runner:
         )
 
 
+def _check_request(steps: int, first_step: int, timeout_s: float) -> None:
+    if steps < 1:
+        raise BadUsage(f"{steps} steps", at="--steps", fix="train at least one step")
+    if first_step < 0:
+        raise BadUsage(f"first step {first_step}", at="first_step", fix="count from 0")
+    if not timeout_s > 0:
+        raise BadUsage(f"a timeout of {timeout_s} s", at="--timeout", fix="give more than 0 seconds")
+
+
+def _move_variables(steps: Iterable[int], source: Path, target: Path) -> None:
+    for step in steps:
+        shutil.move(variables_file(source, step), variables_file(target, step))
+
+
 @contextmanager
 def _job_folder(plan_folder: Path) -> Iterator[Path]:
     """Make a folder that the hosts of the plan see, and remove it in the end."""
@@ -173,11 +183,11 @@ def _remove(folder: Path) -> None:
 
 def _outputs(plan: Plan, folder: Path, job: Job) -> tuple[dict[str, Array], ...]:
     by_rank = {rank.rank: read_arrays(outputs_file(folder, rank.rank)) for rank in workers_of(plan)}
-    kept = {output.name for output in plan.outputs if job.outputs == "all" or output.name == plan.loss}
+    names = {output.name for output in plan.outputs if job.outputs == "all" or output.name == plan.loss}
     return tuple(
         assemble_outputs(
             plan,
-            {rank: {name: arrays[f"{step}/{name}"] for name in kept} for rank, arrays in by_rank.items()},
+            {rank: {name: arrays[f"{step}/{name}"] for name in names} for rank, arrays in by_rank.items()},
         )
         for step in range(1, job.steps + 1)
     )

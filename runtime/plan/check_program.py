@@ -98,7 +98,7 @@ def check_rendezvous(programs: dict[int, Program]) -> None:
     """Run all ranks until none can go on; raise BadPlan if some are not at their end."""
     numbers = _Numbers()
     arrived: dict[tuple[int, int], set[int]] = defaultdict(set)  # (group, tag) -> ranks
-    met: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))  # group -> rank -> tags
+    orders: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))  # group -> rank -> tags
     position = dict.fromkeys(programs, 0)
     moved = True
     while moved:
@@ -109,7 +109,7 @@ def check_rendezvous(programs: dict[int, Program]) -> None:
                 group = numbers.of(members)
                 if isinstance(instruction, Start):
                     arrived[group, instruction.tag_id].add(rank)
-                    met[group][rank].append(instruction.tag_id)
+                    orders[group][rank].append(instruction.tag_id)
                 elif len(arrived[group, instruction.tag_id]) < len(members):
                     break
                 position[rank] += 1
@@ -126,7 +126,7 @@ def check_rendezvous(programs: dict[int, Program]) -> None:
             fix=_AGAIN,
         )
     for members, number in numbers.by_members.items():
-        _check_order(members, met[number])
+        _check_order(members, orders[number])
 
 
 class _Numbers:

@@ -258,11 +258,11 @@ def _made_outputs(plan: Plan) -> Iterator[Finding]:
     """Every worker has every output at the end of a step."""
     inputs = {entry.name for entry in plan.data_inputs} | {entry.name for entry in plan.drawn_inputs}
     inputs |= {given.name for given in plan.shard_inputs}
-    made = {value for i in plan.instructions if isinstance(i, Run) for _, value in i.writes}
-    made |= {value for i in plan.instructions if isinstance(i, Start) for value in i.writes}
+    written = {value for i in plan.instructions if isinstance(i, Run) for _, value in i.writes}
+    written |= {value for i in plan.instructions if isinstance(i, Start) for value in i.writes}
     for rank in plan.ranks:
         if rank.replica is not None:
             held = {held.value for held in rank.held} | {*rank.constants, *plan.constants}
-            known = made | held | inputs | {piece.value for piece in (*plan.slices, *rank.slices)}
+            known = written | held | inputs | {piece.value for piece in (*plan.slices, *rank.slices)}
             at = f"outputs, on rank {rank.rank}"
             yield from _unknown("value", [output.value for output in plan.outputs], known, at)

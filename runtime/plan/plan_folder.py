@@ -16,7 +16,8 @@ import msgspec
 from partc.runtime.errors import BadPlan, naming
 from partc.runtime.plan.check_program import check_program
 from partc.runtime.plan.check_references import check_references
-from partc.runtime.plan.program import Plan, decode_plan, encode_plan, sha256_of_plan
+from partc.runtime.plan.plan_json import decode_plan, encode_plan, sha256_of_plan
+from partc.runtime.plan.program import Plan
 
 PLAN_FILE = "plan.json"
 _AGAIN = "compile the model again"

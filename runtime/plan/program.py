@@ -14,18 +14,11 @@ The executor keeps an *environment*: value name -> tensor. Some values live insi
                    Store    copies a value into a variable (where in-place update is not proven safe)
 """
 
-import hashlib
-from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from partc.runtime.errors import BadPlan
-
 PLAN_FORMAT = "partc-plan/2"
-
-# What decoding a damaged JSON file raises: of strings that are no UTF-8, and of endless nesting, too.
-NOT_DECODED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError)
 
 Site = Literal["worker", "server"]
 
@@ -359,7 +352,7 @@ class Plan(Record, frozen=True):
     unread_inputs: tuple[str, ...] = ()  # data for them is accepted, and not looked at
     departures: tuple[str, ...] = ()
     constants: dict[str, tuple[int, ...]] = {}  # value -> int64 vector, the same on all ranks
-    sha256: str = ""  # of all the rest, as encode_plan writes it: a plan that was edited does not fit it
+    sha256: str = ""  # of all the rest, as plan_json.py writes it: a plan that was edited does not fit it
 
 
 def members_of(plan: Plan, group: str, rank: Rank) -> tuple[int, ...]:
@@ -377,30 +370,3 @@ def instructions_of(plan: Plan, rank: Rank) -> tuple[Instruction, ...]:
         return instruction.site in rank.sites
 
     return tuple(instruction for instruction in plan.instructions if concerns(instruction))
-
-
-def encode_plan(plan: Plan) -> bytes:
-    """Return plan.json with its own hash: equal plans give equal bytes."""
-    sealed = msgspec.structs.replace(plan, sha256=sha256_of_plan(plan))
-    return msgspec.json.format(msgspec.json.encode(sealed, order="deterministic"), indent=1) + b"\n"
-
-
-def sha256_of_plan(plan: Plan) -> str:
-    """Return the hash of all that a plan says but its hash; spaces and the order of keys do not count."""
-    bare = msgspec.structs.replace(plan, sha256="")
-    return hashlib.sha256(msgspec.json.encode(bare, order="deterministic")).hexdigest()
-
-
-def decode_plan(text: bytes, at: Path) -> Plan:
-    """Parse plan.json, whether or not its hash fits. Raises BadPlan."""
-    try:
-        plan = msgspec.json.decode(text, type=Plan)
-    except NOT_DECODED as error:
-        raise BadPlan(f"not a plan: {error}", at=str(at), fix="compile the model again") from error
-    if plan.format != PLAN_FORMAT:
-        raise BadPlan(
-            f"a plan of format {plan.format!r}",
-            at=f"{at}: format",
-            fix=f"this version of partc reads {PLAN_FORMAT!r}: compile the model again",
-        )
-    return plan

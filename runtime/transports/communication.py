@@ -33,7 +33,7 @@ class Dense:
 
     source: Array
     target: Array
-    placed: bool = True  # the target lies where the value lives
+    is_placed: bool = True  # the target lies where the value lives
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from partc.runtime.execution.environment import Environment
 from partc.runtime.execution.executor import Executor
 from partc.runtime.execution.in_process import drive_in_lockstep
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.plan.program import Instruction, Output, Plan, Run, Start, Store, encode_plan
+from partc.runtime.plan.plan_json import encode_plan
+from partc.runtime.plan.program import Instruction, Output, Plan, Run, Start, Store
 from partc.runtime.transports.in_memory import Board, InMemoryTransport
 
 Batch = dict[str, np.ndarray]

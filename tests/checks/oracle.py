@@ -23,11 +23,15 @@ from partc.compiler.model_files.cut_model import cut_model, leaves_of
 from partc.passes.graph.training_graph import Gradient, TrainingGraph
 from partc.passes.indexed_rows.indexed_slices import SUM_ROWS
 from partc.passes.layouts.layouts import Layout, Owned, Partial, PerReplica, Split
+from partc.passes.replicas.average_replicas import AVERAGE, REPLICA_DOMAIN, STACK
 from partc.runtime.data.batches import share_of
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.plan.program import Plan
 from tests.builders.plans.compiled_steps import Batch, Compiled
 from tests.checks.opened_plan import run_opened
+
+# What was inserted where replicas are averaged: tensor -> (op, what it averages or stacks)
+Inserted = Mapping[str, tuple[str, str]]
 
 COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
@@ -65,10 +69,11 @@ class Oracle:
         pieces = run_opened(compiled.folder, batch)
         reference = self._reference(compiled, batch)
         meanings = compiled.compilation.lowered.meanings
+        inserted = _inserted(compiled.compilation.training)
         found: list[tuple[int, Wrong]] = []
         self.compared = 0
         for value, (tensor, layout) in meanings.items():
-            root = tensor.removesuffix(".average").removesuffix(".stacked")
+            _, root = inserted.get(tensor, ("", tensor))
             at_site = {
                 r: a for r, a in pieces.get(value, {}).items() if layout.site in _sites(compiled.plan, r)
             }
@@ -85,7 +90,16 @@ class Oracle:
     def _reference(self, compiled: Compiled, batch: Batch) -> "_Reference":
         values = InitialValues(compiled.folder)
         start = {variable.name: values.rows(variable.name) for variable in compiled.plan.variables}
-        return _Reference(self._model, self._gradients, compiled.plan, start, batch)
+        inserted = _inserted(compiled.compilation.training)
+        return _Reference(self._model, self._gradients, compiled.plan, inserted, start, batch)
+
+
+def _inserted(training: TrainingGraph) -> Inserted:
+    return {
+        node.outputs[0].name: (node.op, node.inputs[0].name)
+        for node in training.graph.nodes
+        if node.domain == REPLICA_DOMAIN and node.op in (AVERAGE, STACK)
+    }
 
 
 # ---------------------------------------------------------------- the single device
@@ -99,9 +113,11 @@ class _Reference:
         model: onnx.ModelProto,
         gradients: Mapping[str, Gradient],
         plan: Plan,
+        inserted: Inserted,
         start: Mapping[str, np.ndarray],
         batch: Batch,
     ) -> None:
+        self._inserted = inserted
         everything = [name for node in model.graph.node for name in node.output if name]
         self._graph = model.graph
         self._behind: Batch = {}
@@ -163,10 +179,11 @@ class _Reference:
         """Return the tensor; one per replica for what replicas have of their own."""
         if isinstance(layout.placement, PerReplica):
             return [run[tensor] for run in self._runs]
-        if tensor.endswith(".average"):
-            return [self._average(tensor.removesuffix(".average"))]
-        if tensor.endswith(".stacked"):
-            return [self._stack(tensor.removesuffix(".stacked"))]
+        op, source = self._inserted.get(tensor, ("", tensor))
+        if op == AVERAGE:
+            return [self._average(source)]
+        if op == STACK:
+            return [self._stack(source)]
         return [self._behind[tensor] if tensor in self._behind else self._runs[0][tensor]]
 
     def only_touched(

@@ -12,7 +12,8 @@ import onnx
 
 from partc.runtime.errors import PartcError
 from partc.runtime.plan.plan_folder import PLAN_FILE
-from partc.runtime.plan.program import Plan, encode_plan
+from partc.runtime.plan.plan_json import encode_plan
+from partc.runtime.plan.program import Plan
 from tests.fuzz.bases import CLUSTER, Bases
 from tests.fuzz.damage import damage_bytes, damage_json, damage_model, damage_npz
 

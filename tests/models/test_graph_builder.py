@@ -2,7 +2,7 @@ import json
 
 import onnx
 
-from partc.models.graph_builder import IR_VERSION, METADATA_KEY, OPSET, GraphBuilder, ModelOptions
+from partc.models.graph_builder import METADATA_KEY, MODEL_IR_VERSION, OPSET, GraphBuilder, ModelOptions
 
 
 def scaled_input() -> GraphBuilder:
@@ -20,7 +20,7 @@ def test_a_model_is_valid_and_readable_by_stock_onnxruntime() -> None:
     model = scaled_input().model()
 
     onnx.checker.check_model(model, full_check=True)
-    assert (model.ir_version, model.opset_import[0].version) == (IR_VERSION, OPSET)
+    assert (model.ir_version, model.opset_import[0].version) == (MODEL_IR_VERSION, OPSET)
 
 
 def test_the_metadata_names_parameters_state_and_sample_axes() -> None:

@@ -11,7 +11,8 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import Adagrad
 from partc.compiler.importing.import_training import import_training_graph
 from partc.cost.assignment.synchronisation import choose_strategy
-from partc.cost.cluster.cluster import Cluster, Link
+from partc.cost.cluster.cluster import Cluster
+from partc.cost.cluster.machines import Link
 from partc.cost.strategy import STRATEGY_FORMAT, Strategy, SyncFacts, Synchronisation
 from tests.builders.graphs.foreign_steps import TABLE, import_step
 from tests.builders.plans.compiled_steps import (

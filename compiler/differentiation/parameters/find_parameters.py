@@ -10,7 +10,7 @@ import onnx
 from partc.compiler.differentiation.rules.table import CONSTANT_INPUTS, FLAT_OPS, MOVED_BY_CONSTANTS
 from partc.compiler.differentiation.tensor_types import Types
 from partc.runtime.errors import BadModel, UnsupportedModel
-from partc.runtime.plan.program import NOT_DECODED
+from partc.runtime.plan.plan_json import NOT_DECODED
 
 FORWARD_KEY = "partc.forward"
 MAKERS = frozenset(

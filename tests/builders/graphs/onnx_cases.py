@@ -25,7 +25,7 @@ from partc.compiler.differentiation.parameters.choose_parameters import Paramete
 from partc.compiler.differentiation.parameters.find_parameters import FORWARD_KEY
 from partc.compiler.differentiation.rules.table import CONSTANT_INPUTS, FLAT_OPS
 from partc.compiler.differentiation.tensor_types import FLOATS
-from partc.passes.indexed_rows.indexed_slices import DOMAIN
+from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN
 from tests.checks.training_steps import Arrays, session
 
 STEP = 1e-6
@@ -209,7 +209,7 @@ def gradients(
             [onnx.ValueInfoProto(name=name) for name in names],
             initializer=[*graph.initializer, *build.constants],
         ),
-        opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)],
+        opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(FUNCTION_DOMAIN, 1)],
         functions=list(build.functions.values()),
         ir_version=10,
     )

@@ -12,7 +12,8 @@ from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options
 from partc.compiler.pipeline import compile_graph
 from partc.compiler.report import units
-from partc.cost.cluster.cluster import Cluster, Device, Host, Link, read_cluster
+from partc.cost.cluster.cluster import Cluster, read_cluster
+from partc.cost.cluster.machines import Device, Host, Link
 from partc.cost.strategy import Mode
 from partc.models.catalogue import build_model
 

@@ -18,12 +18,14 @@ from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import GraphOptions, Options
 from partc.compiler.pipeline import compile_graph
 from partc.compiler.verification.verify import VerifyReport, launch_in_process, verify
-from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster, Device, Host, Link
+from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster
+from partc.cost.cluster.machines import Device, Host, Link
 from partc.cost.strategy import STRATEGY_FORMAT, Shard, Strategy, Synchronisation
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.runtime.plan.check_program import check_program
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.plan.program import Aggregation, Plan, encode_plan
+from partc.runtime.plan.plan_json import encode_plan
+from partc.runtime.plan.program import Aggregation, Plan
 from tests.builders.graphs.foreign_steps import parse
 
 Batch = dict[str, np.ndarray]

@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 from msgspec import structs
 
+from partc.runtime.plan.plan_json import encode_plan
 from partc.runtime.plan.program import (
     PLAN_FORMAT,
     Buffer,
@@ -20,7 +21,6 @@ from partc.runtime.plan.program import (
     Rank,
     Run,
     Slice,
-    encode_plan,
 )
 
 

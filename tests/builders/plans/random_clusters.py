@@ -6,7 +6,8 @@ from onnx import TensorProto, helper
 
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD, Adagrad, Adam, Momentum
-from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster, Device, Host, Link
+from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster
+from partc.cost.cluster.machines import Device, Host, Link
 
 OPTIMIZERS = (SGD(0.1), Momentum(0.1), Adam(0.1), Adagrad(0.1))
 

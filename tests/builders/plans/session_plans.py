@@ -18,7 +18,7 @@ from partc.runtime.asynchronous.session import plan_of_data
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.plan.check_program import check_program
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.plan.program import encode_plan
+from partc.runtime.plan.plan_json import encode_plan
 from tests.builders.graphs.foreign_steps import parse
 from tests.builders.graphs.training_models import training_model
 from tests.builders.plans.compiled_steps import Batch, check_segments, cluster_of, random_batches

@@ -13,7 +13,8 @@ from partc.compiler.importing.bindings import Bindings, GradientTensors, write_b
 from partc.compiler.verification.verify import launch_in_process, verify
 from partc.runtime.errors import BadData, BadPlan, BadUsage
 from partc.runtime.plan.plan_folder import read_plan_folder, seal_plan_folder
-from partc.runtime.plan.program import Instruction, Plan, Run, Start, Wait, encode_plan
+from partc.runtime.plan.plan_json import encode_plan
+from partc.runtime.plan.program import Instruction, Plan, Run, Start, Wait
 from tests.builders.graphs.foreign_steps import parse
 from tests.builders.plans.hand_made_plans import with_changes
 from tests.builders.plans.linear_plans import linear_all_reduce, linear_batches, linear_servers

@@ -46,13 +46,13 @@ def all_options(facts: tuple[SyncFacts, ...], cluster: Cluster) -> dict[str, Opt
 
 def objective_s(facts: tuple[SyncFacts, ...], chosen: dict[str, Synchronisation], prices: Prices) -> float:
     """Return what the ILP minimises, computed from the prices themselves."""
-    total = np.zeros(len(prices.meeting.network.lanes))
+    total = np.zeros(len(prices.groups.network.lanes))
     extra_s = 0.0
     for fact in facts:
         price = prices.price(fact, chosen[fact.name])
         extra_s += price.latency_s + price.seconds / ALONE_SHARE
         total += price.loads
-    return extra_s + prices.meeting.network.busiest_s(total)
+    return extra_s + prices.groups.network.busiest_s(total)
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -10,7 +10,8 @@ from partc.compiler.options import Partitioner
 from partc.compiler.planning.choose_partitions import measure_partitions, quickest
 from partc.cost.assignment.partitions import search_partitions
 from partc.cost.assignment.synchronisation import choose_strategy
-from partc.cost.cluster.cluster import Cluster, Link
+from partc.cost.cluster.cluster import Cluster
+from partc.cost.cluster.machines import Link
 from partc.cost.strategy import Shard, SyncFacts
 from partc.cost.strategy_check import check_strategy
 from partc.runtime.errors import BadUsage, NoPlacement

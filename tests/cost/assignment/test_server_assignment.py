@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from partc.cost.assignment.greedy_assignment import Rows, place_longest_first
 from partc.cost.assignment.row_spread import spread_of
 from partc.cost.assignment.server_assignment import assign_to_servers
-from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster, Device, Host, Link
+from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster
+from partc.cost.cluster.machines import Device, Host, Link
 from partc.cost.strategy import Shard, SyncFacts
 from partc.runtime.errors import NoPlacement
 from tests.builders.plans.compiled_steps import cluster_of

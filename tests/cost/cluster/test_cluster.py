@@ -9,14 +9,12 @@ import pytest
 from partc.cost.cluster.cluster import (
     CLUSTER_FORMAT,
     Cluster,
-    Device,
-    Host,
-    Link,
     groups_of,
     ranks_of,
     read_cluster,
     read_resource_file,
 )
+from partc.cost.cluster.machines import Device, Host, Link
 from partc.cost.network.topology import Lane, Network
 from partc.cost.network.traffic import Messages, Phase, lane_loads
 from partc.runtime.errors import BadCluster

@@ -3,11 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster, Device, Host, Link, read_cluster
+from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster, read_cluster
+from partc.cost.cluster.machines import Device, Host, Link
 from partc.cost.network import collectives
 from partc.cost.network.topology import Network
 from partc.cost.network.traffic import Phases, host_traffic, seconds_of, totals_of
-from partc.cost.network.two_level import ID_BYTES, distinct_rows, even_shares, meeting_of, synchronise
+from partc.cost.network.two_level import ID_BYTES, distinct_rows, even_shares, network_groups_of, synchronise
 from partc.cost.strategy import Method, SyncFacts, Synchronisation
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -134,26 +135,26 @@ def test_a_workers_traffic_is_parallax_table_3(
     n: int, facts: SyncFacts, method: Method, formula: Callable[[float, int], float]
 ) -> None:
     cluster = one_gpu_each(n)
-    meeting = meeting_of(cluster)
+    groups = network_groups_of(cluster)
 
-    phases = synchronise(meeting, facts, Synchronisation(method), even_shares(cluster))
+    phases = synchronise(groups, facts, Synchronisation(method), even_shares(cluster))
 
     # Ids travel with rows; the paper counts rows only. Servers are asked by id, too: two more.
     ids = 0.0
     if facts.sparse:
         ids = facts.touched_rows * ID_BYTES * (2 if method == "servers" else 2 * (n - 1))
     active = facts.touched_rows * facts.row_bytes
-    assert worker_bytes(meeting.network, phases, "h1/gpu") - ids == pytest.approx(formula(active, n))
+    assert worker_bytes(groups.network, phases, "h1/gpu") - ids == pytest.approx(formula(active, n))
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_a_dense_parameter_loads_a_hosts_border_alike_on_servers_and_all_reduced(n: int) -> None:
     cluster = one_gpu_each(n)
-    meeting = meeting_of(cluster)
+    groups = network_groups_of(cluster)
 
     both = [
         host_traffic(
-            meeting.network, synchronise(meeting, DENSE, Synchronisation(method), even_shares(cluster))
+            groups.network, synchronise(groups, DENSE, Synchronisation(method), even_shares(cluster))
         )["h0"]
         for method in ("all_reduce", "servers")
     ]
@@ -168,25 +169,25 @@ def test_a_dense_parameter_loads_a_hosts_border_alike_on_servers_and_all_reduced
 
 def test_local_aggregation_makes_a_row_cross_the_network_once_per_host() -> None:
     cluster = read_cluster(EXAMPLES / "cluster-8x6-titanxp.json")
-    meeting = meeting_of(cluster)
+    groups = network_groups_of(cluster)
 
-    phases = synchronise(meeting, SPARSE, Synchronisation("servers"), even_shares(cluster))
+    phases = synchronise(groups, SPARSE, Synchronisation("servers"), even_shares(cluster))
 
     rows = distinct_rows(SPARSE, 6)
     remote = rows * 7 / 8 * (2 * SPARSE.row_bytes + 2 * ID_BYTES)
-    ingress, egress = host_traffic(meeting.network, phases)["host3"]
+    ingress, egress = host_traffic(groups.network, phases)["host3"]
     assert ingress == pytest.approx(remote)
     assert egress == pytest.approx(remote)
 
 
 def test_workers_of_one_host_send_nothing_over_the_network() -> None:
     cluster = read_cluster(EXAMPLES / "cluster-1x4.json")
-    meeting = meeting_of(cluster)
+    groups = network_groups_of(cluster)
 
     for method in ("all_reduce", "servers"):
-        phases = synchronise(meeting, DENSE, Synchronisation(method), even_shares(cluster))
-        assert host_traffic(meeting.network, phases) == {"host0": (0.0, 0.0)}
-        assert seconds_of(meeting.network, phases) > 0
+        phases = synchronise(groups, DENSE, Synchronisation(method), even_shares(cluster))
+        assert host_traffic(groups.network, phases) == {"host0": (0.0, 0.0)}
+        assert seconds_of(groups.network, phases) > 0
 
 
 def test_replicas_together_touch_fewer_rows_than_their_sum_and_never_more_than_all() -> None:

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster, Device, Host, Link
+from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster
+from partc.cost.cluster.machines import Device, Host, Link
 from partc.cost.cluster.profiles import MEMORY_LATENCY_S
 from partc.cost.network.fit_links import Line, fit_cluster, fit_line
 from partc.cost.network.topology import Network

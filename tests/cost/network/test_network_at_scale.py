@@ -7,7 +7,8 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster, Device, Host, Link
+from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster
+from partc.cost.cluster.machines import Device, Host, Link
 from partc.cost.network import collectives
 from partc.cost.network.families import families_of, in_every
 from partc.cost.network.topology import Network

@@ -3,17 +3,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from partc.cost.cluster.cluster import (
-    CLUSTER_FORMAT,
-    Cluster,
-    Device,
-    Host,
-    Link,
-    groups_of,
-    ranks_of,
-    read_cluster,
-)
-from partc.cost.cluster.profiles import CROWDED_WAIT_S, PER_COMMUNICATION_S
+from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster, groups_of, ranks_of, read_cluster
+from partc.cost.cluster.machines import Device, Host, Link
+from partc.cost.cluster.profiles import OVERSUBSCRIBED_WAIT_S, PER_COMMUNICATION_S
 from partc.cost.simulation.memory import memory_of
 from partc.cost.simulation.timeline import Event, Measured, Timeline, simulate
 from partc.runtime.plan.program import (
@@ -229,7 +221,7 @@ def test_a_communication_of_crowded_ranks_waits_until_all_are_awake() -> None:
         cluster = msgspec.structs.replace(TWO_BY_TWO, hosts=hosts)
         return simulate(plan_of(cluster, start(0, 8, group="workers"), Wait(0)), cluster).step_s
 
-    assert took_s(1.0) == pytest.approx(took_s(2.0) + PER_COMMUNICATION_S + CROWDED_WAIT_S)
+    assert took_s(1.0) == pytest.approx(took_s(2.0) + PER_COMMUNICATION_S + OVERSUBSCRIBED_WAIT_S)
 
 
 def test_who_waits_leaves_its_core_to_others() -> None:

@@ -13,7 +13,7 @@ from partc.passes.cpu_kernels.align_scalars import align_scalars
 from partc.passes.cpu_kernels.block_updates import block_updates
 from partc.passes.cpu_kernels.gather_samples import gather_samples
 from partc.passes.cpu_kernels.segment_values import FreshNames, images_of
-from partc.passes.cpu_kernels.turn_products import turn_products
+from partc.passes.cpu_kernels.transpose_products import transpose_products
 from partc.passes.cpu_kernels.winograd import tile_convolutions
 from tests.builders.graphs.rewritten_models import named, run
 
@@ -47,8 +47,8 @@ CASES = [
             z = Conv <pads = [1,1,1,1]> (y2, W) }""",
     ),
     Case(
-        "turn_products",
-        turn_products,
+        "transpose_products",
+        transpose_products,
         """(float[16,1024] h, float[1024,1024] W) => (float[16,1024] z) {
             h1 = MatMul (h, W) h2 = MatMul (h1, W) h3 = MatMul (h2, W) h4 = MatMul (h3, W) z = MatMul (h4, W)
         }""",

@@ -44,6 +44,19 @@ def test_a_scalar_output_is_averaged_for_the_user() -> None:
 
     assert "loss.average = Average (loss)" in lines
     assert training.outputs == ("loss.average",)
+    assert training.output_names == {"loss.average": "loss"}
+
+
+def test_a_tensor_of_the_user_may_be_called_an_average() -> None:
+    training = training_of(DENSE, {"x": 0, "dy": 0})
+    training.graph.tensors()["squared"].name = "dW.average"
+
+    averaged = average_replicas(training, set(find_roles(training).main))
+
+    lines = [line_of(node) for node in averaged.graph.nodes]
+    assert "dW.average_1 = Average (dW)" in lines
+    assert "dW.average = Mul (dW.average_1, dW.average_1)" in lines
+    assert averaged.gradients["W"].dense == "dW.average_1"
 
 
 def test_what_all_replicas_have_alike_is_left_alone() -> None:

@@ -22,7 +22,8 @@ from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import GraphOptions, Options
 from partc.compiler.pipeline import compile_graph
 from partc.compiler.verification.verify import launch_in_process, verify
-from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster, Device, Host, Link
+from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster
+from partc.cost.cluster.machines import Device, Host, Link
 from partc.cost.strategy import STRATEGY_FORMAT, Strategy, Synchronisation, encode_strategy
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.runtime.errors import BadStrategy, PartcError

@@ -13,7 +13,7 @@ from partc.runtime.jobs.job import Progress
 from partc.runtime.jobs.results import DISAGREEING_FILE, TRAINED_FILE
 from partc.runtime.jobs.runner import Runner
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.plan.program import encode_plan
+from partc.runtime.plan.plan_json import encode_plan
 from tests.builders.plans.hand_made_plans import with_changes
 from tests.builders.plans.linear_plans import linear_all_reduce, linear_batches, linear_servers
 from tests.builders.plans.row_plans import (

@@ -16,7 +16,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 from partc.runtime.plan.plan_folder import read_plan_folder
-from partc.runtime.plan.program import Instruction, Plan, Run, Start, Store, Wait, encode_plan
+from partc.runtime.plan.plan_json import encode_plan
+from partc.runtime.plan.program import Instruction, Plan, Run, Start, Store, Wait
 from tests.builders.plans.compiled_steps import Compiled, compile_step, import_text, random_batches, verified
 
 STEP = """

@@ -12,7 +12,8 @@ from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.errors import BadPlan
 from partc.runtime.plan.check_references import check_references
 from partc.runtime.plan.plan_folder import read_plan_folder, seal_plan_folder
-from partc.runtime.plan.program import Plan, decode_plan, encode_plan
+from partc.runtime.plan.plan_json import decode_plan, encode_plan
+from partc.runtime.plan.program import Plan
 from tests.checks.command_line import CLUSTER, done, make_mlp, partc, refused
 
 Tree = dict[str, Any]  # plan.json

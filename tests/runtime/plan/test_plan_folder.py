@@ -4,7 +4,7 @@ import pytest
 
 from partc.runtime.errors import BadPlan
 from partc.runtime.plan.plan_folder import read_plan_folder
-from partc.runtime.plan.program import encode_plan
+from partc.runtime.plan.plan_json import encode_plan
 from tests.builders.plans.hand_made_plans import with_changes
 from tests.builders.plans.linear_plans import linear_all_reduce
 

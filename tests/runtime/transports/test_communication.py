@@ -54,7 +54,7 @@ def exchange(environments: list[Environment], start: Start) -> InMemoryTransport
     for environment, part, handle in zip(environments, parts, handles, strict=True):
         if part.lands:
             for name, dense in zip(start.writes, part.dense, strict=False):
-                if not dense.placed:
+                if not dense.is_placed:
                     environment.put(name, dense.target)
             for name, array in zip(start.writes, handle.rows(), strict=False):
                 environment.put(name, array)

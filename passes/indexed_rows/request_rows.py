@@ -1,6 +1,6 @@
 """Fetch rows of tables that servers own, in two halves, so that light ops can run in between.
 
-    ask      worker   ascending ids                    -> GatherRows -> host's server
+    request  worker   ascending ids                    -> GatherRows -> host's server
              server   ascending ids of its host        -> AllToAllRows, cut by owner
              owner    Gather of its rows, then the nodes that the strategy moved here
     return   owner    AllToAllRows back
@@ -19,9 +19,11 @@ from partc.passes.indexed_rows.exchange_rows import drawn_ids
 from partc.passes.indexed_rows.expected_rows import Level, rows_at
 from partc.passes.indexed_rows.route_rows import (
     INT64,
+    all_to_all_rows,
     count_by_owner,
     count_from_start,
-    exchange,
+    gather_rows,
+    scatter_rows,
     sort_ids,
     unique,
 )
@@ -31,49 +33,49 @@ from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering, RowRequest
 
 
-def ask_rows(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:
-    """Return, on each owner, the rows that a Gather of the main computation asks of it."""
+def request_rows(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:
+    """Return, on each owner, the rows that a Gather of the main computation requests of it."""
     out = lowering.out
     table, indices = node.inputs
-    asked = decision.outputs[0]
-    assert isinstance(asked, RequestedRows)
-    owned = Owned(asked.parameter)
-    merge = lowering.graph.synchronised.chosen[asked.parameter].local_aggregation
+    requested = decision.outputs[0]
+    assert isinstance(requested, RequestedRows)
+    owned = Owned(requested.parameter)
+    merge = lowering.graph.synchronised.chosen[requested.parameter].local_aggregation
     ids = lowering.need(indices.name, Layout("worker", decision.inputs[1]))
     name = f"{node.name}.pull"
     flat = _flatten(lowering, table.name, indices.name, ids, name)
     own, inverse = unique(out, flat, f"{name}.own", "worker")
     parts = lowering.graph.replicas if isinstance(decision.inputs[1], Split) else 1
     drawn = int(np.prod(lowering.facts.shape(indices.name), dtype=np.int64)) / parts
-    all_drawn = _all_drawn(lowering, asked.parameter, drawn)
+    all_drawn = _all_drawn(lowering, requested.parameter, drawn)
     share = drawn / all_drawn if all_drawn else 0.0  # how many there are only the data may tell
-    host_ids, host_counts = exchange(out, "GatherRows", [own], f"{name}.host")
+    (host_ids,), host_counts = gather_rows(out, [own], f"{name}.host")
     in_order, host_inverse = sort_ids(out, host_ids, f"{name}.host_unique", "server", merge=merge)
-    counts = count_by_owner(out, in_order, asked.parameter, f"{name}.by_owner")
-    wanted, wanted_counts = exchange(out, "AllToAllRows", [in_order, counts], f"{name}.wanted")
+    counts = count_by_owner(out, in_order, requested.parameter, f"{name}.by_owner")
+    (wanted,), wanted_counts = all_to_all_rows(out, [in_order], counts, f"{name}.wanted")
     request = RowRequest(ids, inverse, host_inverse, host_counts, wanted_counts, share, drawn)
     lowering.row_requests[node.name] = request
     levels: tuple[tuple[gs.Variable, Level], ...]
     levels = ((own, "worker"), (host_ids, "host"), (in_order, "host"), (wanted, "host"))
     for value, level in levels:
-        rows_of_ids = _expected(lowering, asked.parameter, request, level)
+        rows_of_ids = _expected(lowering, requested.parameter, request, level)
         out.nbytes[value.name] = round(rows_of_ids * INT64.itemsize)
-    first = out.place(f"{asked.parameter}.first")
+    first = out.first_row(requested.parameter)
     local = out.emit("Sub", [wanted, first], f"{name}.local", INT64, "server")
     dtype = lowering.facts.dtypes[table.name]
     rows = lowering.need(table.name, Layout("server", owned))
     found = out.emit("Gather", [rows, local], f"{name}.found", dtype, "server")
-    _expect_rows(lowering, node.outputs[0].name, asked, found)
+    _expect_rows(lowering, node.outputs[0].name, requested, found)
     return found
 
 
 def run_on_requested_rows(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:
     """Emit a node that can_run_on_rows where the rows are: the ids' axes have become axis 0."""
     out = lowering.out
-    asked = decision.inputs[0]
-    assert isinstance(asked, RequestedRows)
-    rows = lowering.need(node.inputs[0].name, Layout("server", asked))
-    folded = asked.ids_rank - 1
+    requested = decision.inputs[0]
+    assert isinstance(requested, RequestedRows)
+    rows = lowering.need(node.inputs[0].name, Layout("server", requested))
+    folded = requested.ids_rank - 1
     name = f"{node.outputs[0].name}.asked"
     operands: list[gs.Tensor] = [rows]
     attributes = dict(node.attrs)
@@ -90,24 +92,24 @@ def run_on_requested_rows(lowering: Lowering, node: gs.Node, decision: Decision)
         attributes["axis"] -= folded
     dtype = lowering.facts.dtypes[node.outputs[0].name]
     result = out.emit(node.op, operands, name, dtype, "server", **attributes)
-    _expect_rows(lowering, node.outputs[0].name, asked, result)
+    _expect_rows(lowering, node.outputs[0].name, requested, result)
     return result
 
 
-def return_rows(lowering: Lowering, tensor: str, asked: RequestedRows) -> gs.Tensor:
-    """Return the rows on the workers that asked, in the shape of the tensor."""
+def return_rows(lowering: Lowering, tensor: str, requested: RequestedRows) -> gs.Tensor:
+    """Return the rows on the workers that requested them, in the shape of the tensor."""
     out = lowering.out
-    rows = lowering.need(tensor, Layout("server", asked))
-    request = lowering.row_requests[asked.gather]
+    rows = lowering.need(tensor, Layout("server", requested))
+    request = lowering.row_requests[requested.gather]
     name = rows.name
-    back, _ = exchange(out, "AllToAllRows", [rows, request.wanted_counts], f"{name}.back")
+    (back,), _ = all_to_all_rows(out, [rows], request.wanted_counts, f"{name}.back")
     spread = out.emit("Gather", [back, request.host_inverse], f"{name}.spread", rows.dtype, "server")
-    host = _expected(lowering, asked.parameter, request, "host")
-    worker = _expected(lowering, asked.parameter, request, "worker")
+    host = _expected(lowering, requested.parameter, request, "host")
+    worker = _expected(lowering, requested.parameter, request, "worker")
     out.nbytes[spread.name] = round(out.nbytes[rows.name] * worker / max(host, 1.0))
-    (own,) = exchange(out, "ScatterRows", [spread, request.host_counts], f"{name}.scattered")
+    own = scatter_rows(out, spread, request.host_counts, f"{name}.scattered")
     ordered = out.emit("Gather", [own, request.inverse], f"{name}.ordered", rows.dtype, "worker")
-    return _unflatten(lowering, tensor, asked, request.ids, ordered)
+    return _unflatten(lowering, tensor, requested, request.ids, ordered)
 
 
 def _flatten(lowering: Lowering, table: str, indices: str, ids: gs.Tensor, name: str) -> gs.Tensor:
@@ -123,14 +125,14 @@ def _flatten(lowering: Lowering, table: str, indices: str, ids: gs.Tensor, name:
 
 
 def _unflatten(
-    lowering: Lowering, tensor: str, asked: RequestedRows, ids: gs.Tensor, rows: gs.Tensor
+    lowering: Lowering, tensor: str, requested: RequestedRows, ids: gs.Tensor, rows: gs.Tensor
 ) -> gs.Tensor:
     """Give the rows, one per id, the ids' axes."""
     out = lowering.out
-    name = lowering.value_name(tensor, Layout("worker", asked.returned))
-    if asked.ids_rank == 1:
+    name = lowering.value_name(tensor, Layout("worker", requested.returned))
+    if requested.ids_rank == 1:
         return out.emit("Identity", [rows], name, rows.dtype, "worker")
-    tail = constant(f"{name}.tail", list(lowering.facts.shape(tensor)[asked.ids_rank :]), np.int64)
+    tail = constant(f"{name}.tail", list(lowering.facts.shape(tensor)[requested.ids_rank :]), np.int64)
     sizes = out.emit("Shape", [ids], f"{name}.ids_shape", INT64, "worker")
     shape = out.emit("Concat", [sizes, tail], f"{name}.shape", INT64, "worker", axis=0)
     return out.emit("Reshape", [rows, shape], name, rows.dtype, "worker")
@@ -148,10 +150,10 @@ def _expected(lowering: Lowering, parameter: str, request: RowRequest, level: Le
     return request.share * rows_at(lowering.expected, parameter, level, request.drawn / request.share)
 
 
-def _expect_rows(lowering: Lowering, tensor: str, asked: RequestedRows, rows: gs.Variable) -> None:
+def _expect_rows(lowering: Lowering, tensor: str, requested: RequestedRows, rows: gs.Variable) -> None:
     """Tell the cost model how many bytes the rows take that one owner sends."""
-    width = lowering.facts.shape(tensor)[asked.ids_rank :]
+    width = lowering.facts.shape(tensor)[requested.ids_rank :]
     row_bytes = int(np.prod(width, dtype=np.int64)) * np.dtype(rows.dtype).itemsize
-    count = _expected(lowering, asked.parameter, lowering.row_requests[asked.gather], "host")
+    count = _expected(lowering, requested.parameter, lowering.row_requests[requested.gather], "host")
     lowering.out.nbytes[rows.name] = round(count * row_bytes)
     lowering.out.shapes[rows.name] = (None, *width)

@@ -47,33 +47,33 @@ class _Product:
         return PACKING_ROWS + self.rows - LANES * -(-self.rows // LANES)
 
 
-def turn_products(model: onnx.ModelProto, typed: onnx.ModelProto) -> int:
+def transpose_products(model: onnx.ModelProto, typed: onnx.ModelProto) -> int:
     """Turn products of a segment in place; `typed` is the same with shapes inferred. Return how many."""
-    return _Turning(model.graph, typed.graph).run()
+    return _Transposer(model.graph, typed.graph).run()
 
 
-class _Turning:
+class _Transposer:
     def __init__(self, graph: onnx.GraphProto, typed: onnx.GraphProto) -> None:
         self.graph = graph
         self.shapes = known_shapes(typed)
         self.singles = singles_of(typed)
         self.producers = {name: node for node in graph.node for name in node.output}
-        self.turned: dict[str, str] = {}  # matrix -> its transpose
+        self.transposes: dict[str, str] = {}  # matrix -> its transpose
         self.names = FreshNames(graph)
         self.sizes: dict[tuple[int, ...], str] = {}  # sizes -> the constant that holds them
 
     def run(self) -> int:
-        chosen = self._choose()
+        cheaper = self._choose()
         nodes: list[onnx.NodeProto] = []
         for node in self.graph.node:
-            product = chosen.get(node.name)
-            nodes += [node] if product is None else self._turn(product)
+            product = cheaper.get(node.name)
+            nodes += [node] if product is None else self._transpose(product)
         del self.graph.node[:]
         self.graph.node.extend(_without_unread_transposes(nodes, {o.name for o in self.graph.output}))
-        return len(chosen)
+        return len(cheaper)
 
     def _choose(self) -> Mapping[str, _Product]:
-        """Return node name -> product, of those that are cheaper turned."""
+        """Return node name -> product, of those that are cheaper transposed."""
         by_matrix: dict[str, list[_Product]] = {}
         for product in self._products():
             by_matrix.setdefault(product.matrix, []).append(product)
@@ -100,7 +100,7 @@ class _Turning:
         node = self.producers.get(matrix)
         return str(node.input[0]) if node is not None and _is_transpose(node) else None
 
-    def _turn(self, product: _Product) -> list[onnx.NodeProto]:
+    def _transpose(self, product: _Product) -> list[onnx.NodeProto]:
         result = product.node.output[0]
         nodes: list[onnx.NodeProto] = []
 
@@ -111,11 +111,11 @@ class _Turning:
             nodes[-1].attribute.extend(helper.make_attribute(key, attributes[key]) for key in attributes)
             return name
 
-        matrix = self.turned.get(product.matrix) or self._transposed(product.matrix)
+        matrix = self.transposes.get(product.matrix) or self._transposed(product.matrix)
         if matrix is None:
             # Not a Transpose: ONNX Runtime would fuse it back into every product.
             matrix = emit("Einsum", [product.matrix], "matrix", equation="ij->ji")
-        self.turned[product.matrix] = matrix
+        self.transposes[product.matrix] = matrix
         rows = str(product.node.input[0])
         if product.leading:
             rows = emit("Reshape", [rows, self._sizes(product.rows, product.depth)], "rows")
@@ -149,6 +149,6 @@ def _is_transpose(node: onnx.NodeProto) -> bool:
     return node.op_type == "Transpose" and [list(a.ints) for a in node.attribute] == [[1, 0]]
 
 
-def _without_unread_transposes(nodes: list[onnx.NodeProto], kept: set[str]) -> list[onnx.NodeProto]:
-    read = kept.union(*(node.input for node in nodes))
+def _without_unread_transposes(nodes: list[onnx.NodeProto], results: set[str]) -> list[onnx.NodeProto]:
+    read = results.union(*(node.input for node in nodes))
     return [node for node in nodes if not _is_transpose(node) or node.output[0] in read]

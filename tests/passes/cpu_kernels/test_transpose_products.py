@@ -4,7 +4,7 @@ import onnxruntime as ort
 import pytest
 from onnx import parser, shape_inference
 
-from partc.passes.cpu_kernels.turn_products import turn_products
+from partc.passes.cpu_kernels.transpose_products import transpose_products
 
 HEADER = '<ir_version: 10, opset_import: ["" : 21]>'
 RECURRENT = """
@@ -30,7 +30,7 @@ def turned(text: str) -> tuple[onnx.ModelProto, int]:
     model = parser.parse_model(HEADER + text)
     for node in model.graph.node:
         node.name = node.output[0]
-    changed = turn_products(model, shape_inference.infer_shapes(model))
+    changed = transpose_products(model, shape_inference.infer_shapes(model))
     onnx.checker.check_model(model, full_check=True)
     return model, changed
 
@@ -101,4 +101,4 @@ def test_an_initializer_is_left_to_be_packed_once() -> None:
     weight = onnx.numpy_helper.from_array(np.ones((512, 1024), np.float32), "Wt")
     model.graph.initializer.append(weight)
 
-    assert turn_products(model, shape_inference.infer_shapes(model)) == 0
+    assert transpose_products(model, shape_inference.infer_shapes(model)) == 0

@@ -1,0 +1,39 @@
+"""plan.json: a plan as bytes and back, sealed with its own hash."""
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from partc.runtime.errors import BadPlan
+from partc.runtime.plan.program import PLAN_FORMAT, Plan
+
+# What decoding a damaged JSON file raises: of strings that are no UTF-8, and of endless nesting, too.
+NOT_DECODED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError)
+
+
+def encode_plan(plan: Plan) -> bytes:
+    """Return plan.json with its own hash: equal plans give equal bytes."""
+    sealed = msgspec.structs.replace(plan, sha256=sha256_of_plan(plan))
+    return msgspec.json.format(msgspec.json.encode(sealed, order="deterministic"), indent=1) + b"\n"
+
+
+def sha256_of_plan(plan: Plan) -> str:
+    """Return the hash of all that a plan says but its hash; spaces and the order of keys do not count."""
+    bare = msgspec.structs.replace(plan, sha256="")
+    return hashlib.sha256(msgspec.json.encode(bare, order="deterministic")).hexdigest()
+
+
+def decode_plan(text: bytes, at: Path) -> Plan:
+    """Parse plan.json, whether or not its hash fits. Raises BadPlan."""
+    try:
+        plan = msgspec.json.decode(text, type=Plan)
+    except NOT_DECODED as error:
+        raise BadPlan(f"not a plan: {error}", at=str(at), fix="compile the model again") from error
+    if plan.format != PLAN_FORMAT:
+        raise BadPlan(
+            f"a plan of format {plan.format!r}",
+            at=f"{at}: format",
+            fix=f"this version of partc reads {PLAN_FORMAT!r}: compile the model again",
+        )
+    return plan
