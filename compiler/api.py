@@ -105,10 +105,10 @@ def inspect(
     graph = _read_graph(train, options or GraphOptions())
     with naming(train, *ABOUT_THE_MODEL):
         find_gradients(graph)
-        known = fill_sizes(sizes or {}, graph)
-        sparsity = measure_sparsity(graph, sample, known, "per-replica", {1}) if sample else None
-        departures = describe_departures(judge_step(graph, known))
-        return inspect_graph(graph, count_flops(graph, known), sparsity, departures)
+        all_sizes = fill_sizes(sizes or {}, graph)
+        sparsity = measure_sparsity(graph, sample, all_sizes, "per-replica", {1}) if sample else None
+        departures = describe_departures(judge_step(graph, all_sizes))
+        return inspect_graph(graph, count_flops(graph, all_sizes), sparsity, departures)
 
 
 def _read_graph(train: Train, options: GraphOptions) -> TrainingGraph:

@@ -54,14 +54,14 @@ class Inspection:
         """Return tables for a terminal."""
         notes = [Text(note) for note in self._notes()]
         total = sum(variable.nbytes for variable in self.variables)
-        shown = f"outputs: {', '.join(self.outputs) or 'none'}; loss: {self.loss or 'unknown'}"
+        outputs_line = f"outputs: {', '.join(self.outputs) or 'none'}; loss: {self.loss or 'unknown'}"
         size = f"{len(self.variables)} variables, {format_bytes(total)}"
         return Group(
             self._variable_table(),
             size,
             "",
             self._input_table(),
-            shown,
+            outputs_line,
             "",
             self._part_table(),
             *self.touched,

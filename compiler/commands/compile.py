@@ -113,12 +113,12 @@ def compile_command(
         force=force,
     )
     if decisions_only:
-        decided = decide_step(train, cluster, out, options)
-        tell(f"{len(decided.parameters)} parameters decided -> {out}")
+        decisions = decide_step(train, cluster, out, options)
+        tell(f"{len(decisions.parameters)} parameters decided -> {out}")
         return
     with working_on("compiling"):
-        made = compile_step(train, cluster, out, options)
-    _tell_what_was_made(made, out)
+        compilation = compile_step(train, cluster, out, options)
+    _tell_what_was_made(compilation, out)
 
 
 def _tell_what_was_made(made: Compilation, out: Path) -> None:

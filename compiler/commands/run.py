@@ -49,8 +49,8 @@ def run_command(
             traced_steps=trace_steps if trace else 0,
             staleness=staleness,
         )
-    for lost in result.lost_workers:
-        tell(f"{lost}; the others trained on")
+    for worker in result.lost_workers:
+        tell(f"{worker}; the others trained on")
     tell(f"{steps} steps, {result.steps_per_s:.1f} steps/s -> {out / TRAINED_FILE}")
     tell(f"forward model with the trained variables -> {write_trained_model(folder)}")
     if trace is not None:

@@ -56,8 +56,8 @@ def finish_step(
     if reinit is not None:
         random = {*objective.flow.parameters, *statistics(graph)}
         # A scale without axes starts where the model says: there is no spread to draw it from.
-        drawn = [name for name in names if name in random and types[name].shape != ()]
-        initial |= fresh_values(graph, types, drawn, reinit)
+        randomized = [name for name in names if name in random and types[name].shape != ()]
+        initial |= fresh_values(graph, types, randomized, reinit)
         constants |= _fresh_statistics(objective, names, reinit)
     initial |= {slot.name: slot.initial_value for slot in updates.slots}
     return Step(objective, updates, gradients, initial, constants)
@@ -104,14 +104,16 @@ def _graph(step: Step, nodes: Sequence[onnx.NodeProto], folder: Path | None) -> 
     if step.updates.feeds_learning_rate:
         inputs.append(learning_rate_input())
     inputs += [value_info(name, types[name]) for name in step.initial]
-    made = {name for node in nodes for name in node.output} & types.keys() - {*step.outputs}
+    node_outputs = {name for node in nodes for name in node.output} & types.keys() - {*step.outputs}
     return helper.make_graph(
         nodes,
         f"{forward.name or 'model'}_step",
         inputs,
         [value_info(name, types[name]) for name in step.outputs],
         _stored(step, nodes, folder),
-        value_info=[value_info(name, types[name]) for name in sorted(made) if types[name].shape is not None],
+        value_info=[
+            value_info(name, types[name]) for name in sorted(node_outputs) if types[name].shape is not None
+        ],
     )
 
 
@@ -129,15 +131,15 @@ def _live_nodes(step: Step) -> list[onnx.NodeProto]:
 
 def _stored(step: Step, nodes: Sequence[onnx.NodeProto], folder: Path | None) -> list[TensorProto]:
     """Return the stored initial values, and the constants that somebody reads."""
-    read = {name for node in nodes for name in node.input}.union(step.outputs)
-    stored = [value for value in step.initial.values() if isinstance(value, TensorProto)]
-    stored += [t for name, t in step.constants.items() if name in read and name not in step.initial]
-    for tensor in stored:
+    reads = {name for node in nodes for name in node.input}.union(step.outputs)
+    tensors = [value for value in step.initial.values() if isinstance(value, TensorProto)]
+    tensors += [t for name, t in step.constants.items() if name in reads and name not in step.initial]
+    for tensor in tensors:
         if folder is not None and external_data_helper.uses_external_data(tensor):
             external_data_helper.load_external_data_for_tensor(tensor, str(folder))
             tensor.data_location = TensorProto.DEFAULT
             del tensor.external_data[:]
-    return stored
+    return tensors
 
 
 def _facts(step: Step) -> dict[str, object]:

@@ -103,9 +103,9 @@ def _check_options(batch_size: Batch | None, reinit: int | None) -> None:
         ("--batch-size", batch_size, isinstance(batch_size, int) and batch_size < 1, "a size of at least 1"),
         ("--reinit", reinit, reinit is not None and not 0 <= reinit < 2**24, "a seed from 0 to 16777215"),
     ]
-    for option, value, is_wrong, wanted in wrong:
+    for option, value, is_wrong, expectation in wrong:
         if is_wrong:
-            raise BadUsage(f"{value!r} is not {wanted}", at=option, fix=f"give {wanted}")
+            raise BadUsage(f"{value!r} is not {expectation}", at=option, fix=f"give {expectation}")
 
 
 def _half_parameters(objective: Objective) -> dict[str, int]:

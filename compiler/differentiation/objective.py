@@ -107,10 +107,10 @@ def _prepare(
     fold_sizes(model)
     types = infer_types(model)
     state = find.carried_state(model.graph, types, facts)
-    carried = set(state.values())
-    results = tuple(value.name for value in model.graph.output if value.name not in carried)
+    next_values = set(state.values())
+    results = tuple(value.name for value in model.graph.output if value.name not in next_values)
     candidates = find.candidate_parameters(model.graph, types)
-    added = add_loss(
+    loss_output = add_loss(
         model.graph,
         types,
         loss,
@@ -120,11 +120,13 @@ def _prepare(
     )
     types = infer_types(model)
     exported = exporter_facts(forward)
-    moving = find.moving_the_loss(model.graph, types, added.name, exported.detached)
-    fixed = {*state, *find.read_as_constants(forward.graph)}
-    movable = [name for name in candidates if name in moving and name not in fixed]
+    loss_dependencies = find.moving_the_loss(model.graph, types, loss_output.name, exported.detached)
+    constants = {*state, *find.read_as_constants(forward.graph)}
+    movable = [name for name in candidates if name in loss_dependencies and name not in constants]
     decisions = decide_parameters(forward, model.graph, types, movable, folder)
-    return _Prepared(model, types, facts, added, state, results, sample_axes, candidates, decisions, exported)
+    return _Prepared(
+        model, types, facts, loss_output, state, results, sample_axes, candidates, decisions, exported
+    )
 
 
 def _trace(ready: _Prepared, parameters: Collection[str]) -> Objective:

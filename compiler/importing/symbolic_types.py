@@ -56,11 +56,11 @@ def _product(one: Size, other: Size, primes: Mapping[str, int], others: Mapping[
     """Return the product of symbols that gives both sizes."""
     if not isinstance(one, int) or not isinstance(other, int):
         return None
-    found = []
+    factors = []
     for symbol, prime in primes.items():
         while one % prime == 0 and other % others[symbol] == 0 and one:
             one, other = one // prime, other // others[symbol]
-            found.append(symbol)
+            factors.append(symbol)
     if one != other:
         return None
-    return "*".join(([str(one)] if one != 1 else []) + found) if found else one
+    return "*".join(([str(one)] if one != 1 else []) + factors) if factors else one

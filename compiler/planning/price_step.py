@@ -50,14 +50,14 @@ class StepPrice:
         if len(ranks_of(self._cluster)) >= MANY_RANKS:
             return 0
         nodes = max(1, len(self._analysis.training.graph.nodes))
-        allowed = min(MOST_EVALUATIONS, LEAST_EVALUATIONS + NODES_AGAIN // nodes)
-        return allowed - FOR_DOUBT * any(fact.rows_are_assumed for fact in self._facts)
+        evaluations = min(MOST_EVALUATIONS, LEAST_EVALUATIONS + NODES_AGAIN // nodes)
+        return evaluations - FOR_DOUBT * any(fact.rows_are_assumed for fact in self._facts)
 
     @property
     def doubt(self) -> float:
         """Return by how much a mix of methods must be predicted quicker than a simple way."""
-        crowded = max(threads_per_core(self._cluster).values()) > 1.0
-        return DOUBT_WHERE_CROWDED if crowded else DOUBT
+        is_oversubscribed = max(threads_per_core(self._cluster).values()) > 1.0
+        return DOUBT_WHERE_CROWDED if is_oversubscribed else DOUBT
 
     def __call__(self, strategy: Strategy) -> float:
         """Return the simulated seconds of a step. Raises NoPlacement where it does not fit."""

@@ -95,10 +95,10 @@ def _strategy(choices: tuple[Choice, ...]) -> str:
         ("all_reduce", "summed by AllReduce"),
         ("all_gather", "exchanged by AllGatherv"),
     ):
-        chosen = [choice for choice in choices if choice.method == method]
-        if chosen:
-            amount = size(sum(choice.bytes for choice in chosen))
-            kinds = listed(_kinds(chosen))
+        matching = [choice for choice in choices if choice.method == method]
+        if matching:
+            amount = size(sum(choice.bytes for choice in matching))
+            kinds = listed(_kinds(matching))
             parts.append(f"{kinds} ({amount}) {ending}")
     return f"{listed(parts)}." if parts else "No parameter is trained."
 

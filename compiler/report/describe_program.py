@@ -98,11 +98,11 @@ def _segment(name: str, run: Run, plan: Plan, folder: Path) -> Segment:
 
 def _updates(run: Run, plan: Plan) -> str:
     """Name the variables that a segment writes."""
-    variable_of = {held.value: held.variable for rank in plan.ranks for held in rank.held}
-    written = [variable_of[value] for _, value in run.writes if value in variable_of]
-    if len(written) > MOST_OPS:
-        return f"{', '.join(written[:MOST_OPS])} and {len(written) - MOST_OPS} more"
-    return listed(written) if written else ""
+    variable_of = {piece.value: piece.variable for rank in plan.ranks for piece in rank.held}
+    variables = [variable_of[value] for _, value in run.writes if value in variable_of]
+    if len(variables) > MOST_OPS:
+        return f"{', '.join(variables[:MOST_OPS])} and {len(variables) - MOST_OPS} more"
+    return listed(variables) if variables else ""
 
 
 def describe_listings(plan: Plan, segments: tuple[Segment, ...]) -> tuple[Listing, ...]:

@@ -87,8 +87,8 @@ def _describe(
 def _touched(fact: SyncFacts | None) -> str:
     if fact is None or not fact.sparse:
         return ""
-    known = "measured" if fact.distinct else "assumed"
-    return f"{count(fact.touched_rows)} rows, {percent(fact.touched_rows / max(1, fact.rows))}, {known}"
+    source = "measured" if fact.distinct else "assumed"
+    return f"{count(fact.touched_rows)} rows, {percent(fact.touched_rows / max(1, fact.rows))}, {source}"
 
 
 def _where(shards: tuple[Shard, ...]) -> str:

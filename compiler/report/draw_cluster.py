@@ -106,9 +106,9 @@ class Picture:
 
 def draw_cluster(plan: Plan, cluster: Cluster) -> Picture:
     """Return the picture of a cluster under a plan."""
-    drawn = cluster.hosts[:MOST_HOSTS]
-    grid = _lay_out(drawn, plan, cluster)
-    boxes = tuple(_box(host, plan, *grid.corner(index), grid) for index, host in enumerate(drawn))
+    hosts = cluster.hosts[:MOST_HOSTS]
+    grid = _lay_out(hosts, plan, cluster)
+    boxes = tuple(_box(host, plan, *grid.corner(index), grid) for index, host in enumerate(hosts))
     bars = tuple(
         Bar(grid.height + CABLE + index * (SWITCH_HEIGHT + GAP), shortened(name, 60))
         for index, name in enumerate(cluster.switches)
@@ -120,7 +120,7 @@ def draw_cluster(plan: Plan, cluster: Cluster) -> Picture:
         boxes=boxes,
         cables=_cables(cluster, boxes, dict(zip(cluster.switches, bars, strict=True))),
         bars=bars,
-        left_out=len(cluster.hosts) - len(drawn),
+        left_out=len(cluster.hosts) - len(hosts),
         links=_link_kinds(cluster),
         caption=describe_copies(plan),
     )
@@ -152,17 +152,17 @@ class _Grid:
         return int((self.width - 2 * PADDING - 8) / CHARACTER)
 
 
-def _lay_out(drawn: Sequence[Host], plan: Plan, cluster: Cluster) -> _Grid:
-    hosts = {host.name for host in cluster.hosts}
-    joined = any(hosts.issuperset(link.ends) for link in cluster.links)
-    columns = min(2 if joined else COLUMNS, len(drawn))
+def _lay_out(hosts: Sequence[Host], plan: Plan, cluster: Cluster) -> _Grid:
+    host_names = {host.name for host in cluster.hosts}
+    joined = any(host_names.issuperset(link.ends) for link in cluster.links)
+    columns = min(2 if joined else COLUMNS, len(hosts))
     gap = CABLE_GAP if joined else GAP
     width = min(WIDEST_HOST, (WIDTH - gap * (columns - 1)) / columns)
-    between = 3.0 * GAP
+    row_gap = 3.0 * GAP
     if cluster.switches:
-        between = 2 * CABLE + (SWITCH_HEIGHT + GAP) * len(cluster.switches) - GAP
-    unknown = _Grid(columns, width, 0.0, gap, between)
-    return replace(unknown, height=max(_box_height(host, plan, unknown) for host in drawn))
+        row_gap = 2 * CABLE + (SWITCH_HEIGHT + GAP) * len(cluster.switches) - GAP
+    unknown = _Grid(columns, width, 0.0, gap, row_gap)
+    return replace(unknown, height=max(_box_height(host, plan, unknown) for host in hosts))
 
 
 def _box_height(host: Host, plan: Plan, grid: _Grid) -> float:

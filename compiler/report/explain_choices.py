@@ -64,8 +64,8 @@ def worked_examples(
     costs: StrategyCosts, facts: Mapping[str, SyncFacts], cluster: Cluster
 ) -> tuple[Example, ...]:
     """Return the largest sparse and the largest dense parameter's stories, as far as there are any."""
-    ordered = sorted(costs.choices, key=lambda choice: (-choice.bytes, choice.variable))
-    largest = [next((c for c in ordered if c.sparse is sparse), None) for sparse in (True, False)]
+    largest_first = sorted(costs.choices, key=lambda choice: (-choice.bytes, choice.variable))
+    largest = [next((c for c in largest_first if c.sparse is sparse), None) for sparse in (True, False)]
     return tuple(_example(choice, facts[choice.variable], cluster) for choice in largest if choice)
 
 
@@ -76,16 +76,16 @@ def candidates(costs: StrategyCosts, step_s: float) -> tuple[Candidate, ...]:
     if not costs.tried:
         name = next(iter(costs.totals_s)) if len(costs.totals_s) == 1 else ALONE
         return (Candidate(name, CANDIDATES[name], seconds(step_s), 1.0 if step_s else 0.0, True),)
-    slowest = max(tried.step_s for tried in costs.tried)
+    slowest = max(candidate.step_s for candidate in costs.tried)
     return tuple(
         Candidate(
-            ", ".join(tried.names),
-            CANDIDATES[tried.names[0]],
-            seconds(tried.step_s),
-            _share(tried.step_s, slowest),
-            tried is costs.tried[0],
+            ", ".join(candidate.names),
+            CANDIDATES[candidate.names[0]],
+            seconds(candidate.step_s),
+            _share(candidate.step_s, slowest),
+            candidate is costs.tried[0],
         )
-        for tried in sorted(costs.tried, key=lambda tried: tried.step_s)
+        for candidate in sorted(costs.tried, key=lambda candidate: candidate.step_s)
     )
 
 
@@ -115,18 +115,18 @@ def describe_doubt(doubt: Doubt | None) -> str:
     """Return a sentence where an estimate decided, nothing elsewhere."""
     if doubt is None:
         return ""
-    told = doubt.sentence()
-    return f"{told[0].upper()}{told[1:]}."
+    sentence = doubt.sentence()
+    return f"{sentence[0].upper()}{sentence[1:]}."
 
 
 def _example(choice: Choice, fact: SyncFacts, cluster: Cluster) -> Example:
     slowest = max(choice.seconds.values())
-    told = _sparse_travel(fact, cluster) if fact.sparse else _dense_travel(fact, cluster)
+    traffic = _sparse_travel(fact, cluster) if fact.sparse else _dense_travel(fact, cluster)
     alternatives = tuple(
         Alternative(
             method,
             NAMES[method],
-            told[method],
+            traffic[method],
             seconds(time_s),
             _share(time_s, slowest),
             method == choice.method,

@@ -66,20 +66,20 @@ class Trained:
 
 
 def compare_changes(
-    trained: Mapping[str, Trained], step: int, rtol: float | None, measure: Callable[[], Rounding]
+    variables: Mapping[str, Trained], step: int, rtol: float | None, measure: Callable[[], Rounding]
 ) -> list[VariableCheck]:
     """Check every variable; `rtol` None means the default of its dtype.
 
     `measure` tells what rounding may make of the step; it is called if something is farther off without.
     """
-    checks = [_check(name, entry, step, rtol) for name, entry in trained.items()]
+    checks = [_check(name, entry, step, rtol) for name, entry in variables.items()]
     if all(check.verdict == "equal" for check in checks):
         return checks
     deviations = measure().variables
     return [
         check
         if check.verdict == "equal" or check.name not in deviations
-        else _check(check.name, trained[check.name], step, rtol, deviations[check.name])
+        else _check(check.name, variables[check.name], step, rtol, deviations[check.name])
         for check in checks
     ]
 
@@ -91,12 +91,12 @@ def worst_of_steps(checks: Iterable[VariableCheck]) -> tuple[VariableCheck, ...]
     """
     worst: dict[str, VariableCheck] = {}
     for check in checks:
-        known = worst.setdefault(check.name, check)
-        if known is check:
+        previous = worst.setdefault(check.name, check)
+        if previous is check:
             continue
-        excused, change = known.excused + check.excused, max(known.max_change, check.max_change)
-        is_worse = known.verdict == "equal" and (check.verdict != "equal" or check.share > known.share)
-        worst[check.name] = replace(check if is_worse else known, excused=excused, max_change=change)
+        excused, change = previous.excused + check.excused, max(previous.max_change, check.max_change)
+        is_worse = previous.verdict == "equal" and (check.verdict != "equal" or check.share > previous.share)
+        worst[check.name] = replace(check if is_worse else previous, excused=excused, max_change=change)
     return tuple(worst.values())
 
 
@@ -106,11 +106,13 @@ def default_rtol(dtype: np.dtype[Any]) -> float:
 
 
 def compare_losses(
-    step: int, found: Array, wanted: Array, rtol: float | None, measure: Callable[[], Rounding]
+    step: int, actual: Array, reference: Array, rtol: float | None, measure: Callable[[], Rounding]
 ) -> LossCheck:
     """Check the loss of a step, to rtol of itself; one that is no scalar counts with its mean."""
-    value, loss = (float(np.mean(array, dtype=np.float64)) for array in (wanted, found))
-    check = LossCheck(step, loss, value, (default_rtol(wanted.dtype) if rtol is None else rtol) * abs(value))
+    value, loss = (float(np.mean(array, dtype=np.float64)) for array in (reference, actual))
+    check = LossCheck(
+        step, loss, value, (default_rtol(reference.dtype) if rtol is None else rtol) * abs(value)
+    )
     if check.is_equal or not np.isfinite(loss):
         return check
     # One that comes near zero is a sum of terms that cancel, and no more precise than they are.
@@ -127,11 +129,11 @@ def _check(
         )
     base: Array = np.zeros(())
     if is_float(entry.start):
-        stored = np.maximum(sizes(entry.start), sizes(entry.reference))
-        allowed = default_rtol(entry.start.dtype) if rtol is None else rtol
+        magnitudes = np.maximum(sizes(entry.start), sizes(entry.reference))
+        tolerance = default_rtol(entry.start.dtype) if rtol is None else rtol
         base = (
-            allowed * max(change, least_of(entry.start.dtype))
-            + STORED_ROUNDINGS * eps_of(entry.start.dtype) * stored
+            tolerance * max(change, least_of(entry.start.dtype))
+            + STORED_ROUNDINGS * eps_of(entry.start.dtype) * magnitudes
         )
     limits = base + deviation
     excused = int(np.sum((errors > base) & (errors <= limits)))

@@ -80,10 +80,10 @@ class Reference:
         rows: Mapping[str, Array] | None = None,
     ) -> Stepped:
         """Train one step on a total batch. `rows`: which rows of the tables `variables` holds."""
-        given = self._given(variables, batch, rows)
+        inputs = self._given(variables, batch, rows)
         if self._whole is None:
-            return Stepped(*self._split.step(given))
-        results = self._whole.run(given)
+            return Stepped(*self._split.step(inputs))
+        results = self._whole.run(inputs)
         following = {name: results[output] for name, output in self._state.items()}
         return Stepped(following, {n: v for n, v in results.items() if n == self._plan.loss})
 
@@ -146,8 +146,8 @@ def _large(plan: Plan, large_bytes: int) -> list[str]:
 
 
 def _check_gradients(plan: Plan, bindings: Bindings, model_path: Path) -> None:
-    trained = {variable.name for variable in plan.variables if variable.role == "parameter"}
-    if plan.batch == "per-replica" and (missing := trained - bindings.gradients.keys()):
+    parameters = {variable.name for variable in plan.variables if variable.role == "parameter"}
+    if plan.batch == "per-replica" and (missing := parameters - bindings.gradients.keys()):
         raise BadPlan(
             f"the plan's model does not say where the gradient of {min(missing)!r} is",
             at=str(model_path),

@@ -64,10 +64,10 @@ def expand_grid_sample(at: ForwardNode) -> Sequence[str]:
     wide = at.op("Reshape", indices, at.build.ints(0, 1, taps * prod(pixels)))
     wide = at.op("Expand", wide, at.build.ints(1, channels, 1))
     image = at.op("Reshape", at.x(0), at.build.ints(0, 0, -1))
-    read = at.op("GatherElements", image, wide, axis=2)
-    read = at.op("Reshape", read, at.build.ints(0, 0, taps, prod(pixels)))
+    pixel_values = at.op("GatherElements", image, wide, axis=2)
+    pixel_values = at.op("Reshape", pixel_values, at.build.ints(0, 0, taps, prod(pixels)))
     weights = at.op("Reshape", weights, at.build.ints(0, 1, taps, prod(pixels)))
-    result = at.op("ReduceSum", at.op("Mul", read, weights), at.build.ints(2), keepdims=0)
+    result = at.op("ReduceSum", at.op("Mul", pixel_values, weights), at.build.ints(2), keepdims=0)
     return (at.op("Reshape", result, at.build.ints(0, 0, *pixels)),)
 
 

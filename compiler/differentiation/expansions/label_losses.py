@@ -48,11 +48,11 @@ def _labels(at: ForwardNode) -> _Labels:
 
 
 def _reduced(at: ForwardNode, log_probabilities: str) -> str:
-    counted = _labels(at)
-    index = at.op("Unsqueeze", counted.labels, at.build.ints(1))
-    picked = at.op("GatherElements", log_probabilities, index, axis=1)
-    losses = at.op("Neg", at.op("Squeeze", picked, at.build.ints(1)))
-    weights = counted.weights
+    class_labels = _labels(at)
+    index = at.op("Unsqueeze", class_labels.labels, at.build.ints(1))
+    label_log_probabilities = at.op("GatherElements", log_probabilities, index, axis=1)
+    losses = at.op("Neg", at.op("Squeeze", label_log_probabilities, at.build.ints(1)))
+    weights = class_labels.weights
     if weights is not None:
         losses = at.op("Mul", losses, weights)
     match at.attribute("reduction", "mean"):

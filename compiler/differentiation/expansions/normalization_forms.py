@@ -50,9 +50,9 @@ def _scaled(at: ForwardNode, normal: str) -> str:
 
 def expand_mean_variance_normalization(at: ForwardNode) -> Sequence[str]:
     """Emit MeanVarianceNormalization."""
-    given = at.attribute("axes", [0, 2, 3])
-    assert isinstance(given, list)
-    centred, variance = _moments(at, at.x(0), at.build.ints(*(int(axis) for axis in given)))
+    axes = at.attribute("axes", [0, 2, 3])
+    assert isinstance(axes, list)
+    centred, variance = _moments(at, at.x(0), at.build.ints(*(int(axis) for axis in axes)))
     deviation = at.op("Add", at.op("Sqrt", variance), at.scalar(MVN_EPSILON, like=at.x(0)))
     return (at.op("Div", centred, deviation),)
 

@@ -33,8 +33,8 @@ def unroll_control_flow(model: onnx.ModelProto, opset: int) -> None:
     graph = model.graph
     if not any(node.op_type in ("If", "Loop", "Scan") for node in graph.node):
         return
-    known = Knowledge(graph, opset, infer_types(model))
-    unrolling = _Unrolling(FunctionBuilder(names_in(graph)), known)
+    knowledge = Knowledge(graph, opset, infer_types(model))
+    unrolling = _Unrolling(FunctionBuilder(names_in(graph)), knowledge)
     for node in graph.node:
         if not _is_unrolled(node):
             unrolling.keep(node)
@@ -109,11 +109,11 @@ class _Unrolling:
         """Return the name that a body's weight has in the graph; equal names with equal values are one."""
         key = tensor.SerializeToString(deterministic=True)
         if key not in self.weight_names:
-            kept = TensorProto()
-            kept.CopyFrom(tensor)
-            kept.name = self.weight_names[key] = self.build.fresh(tensor.name)
-            self.weights.append(kept)
-            self.known.learn(kept.name, tensor)
+            copy = TensorProto()
+            copy.CopyFrom(tensor)
+            copy.name = self.weight_names[key] = self.build.fresh(tensor.name)
+            self.weights.append(copy)
+            self.known.learn(copy.name, tensor)
         return self.weight_names[key]
 
     def constant(self, value: np.ndarray) -> str:
@@ -157,23 +157,23 @@ class _Subgraphs:
 
     def integers(self, name: str, default: Sequence[int]) -> list[int]:
         """Return a list attribute."""
-        found = next((a for a in self.node.attribute if a.name == name), None)
-        return list(default) if found is None else list(found.ints)
+        attribute = next((a for a in self.node.attribute if a.name == name), None)
+        return list(default) if attribute is None else list(attribute.ints)
 
 
 # ---------------------------------------------------------------- the three
 
 
 def _unroll_if(to: _Unrolling, at: _Subgraphs) -> list[str]:
-    condition = to.known.value(at.input(0))
-    if condition is not None:
-        return to.inline(at.graph("then_branch" if _single(at, condition) else "else_branch"), (), at.names)
-    chosen = to.build.op("Reshape", at.input(0), to.constant(np.zeros(0, np.int64)))
+    constant = to.known.value(at.input(0))
+    if constant is not None:
+        return to.inline(at.graph("then_branch" if _single(at, constant) else "else_branch"), (), at.names)
+    condition = to.build.op("Reshape", at.input(0), to.constant(np.zeros(0, np.int64)))
     branches = []
     for name in ("then_branch", "else_branch"):
-        names = _guarded(to, at, (chosen, name == "then_branch"))
+        names = _guarded(to, at, (condition, name == "then_branch"))
         branches.append(to.inline(at.graph(name), (), names))
-    return [to.build.op("Where", chosen, *pair) for pair in zip(*branches, strict=True)]
+    return [to.build.op("Where", condition, *pair) for pair in zip(*branches, strict=True)]
 
 
 def _guarded(to: _Unrolling, at: _Subgraphs, taken: tuple[str, bool]) -> Names:
@@ -269,7 +269,7 @@ def _pieces(to: _Unrolling, at: _Subgraphs, first: int, scanned: int) -> list[li
     """Return the pieces of every scanned input, in the order in which the body meets them."""
     axes = at.integers("scan_input_axes", [0] * scanned)
     backwards = at.integers("scan_input_directions", [0] * scanned)
-    found = []
+    pieces_of_inputs = []
     for index, (axis, back) in enumerate(zip(axes, backwards, strict=True)):
         tensor = at.input(first + index)
         type_ = to.known.types.get(tensor)
@@ -282,8 +282,8 @@ def _pieces(to: _Unrolling, at: _Subgraphs, first: int, scanned: int) -> list[li
         sizes = to.constant(np.ones(length, np.int64))
         slices = to.build.call("Split", (tensor, sizes), length, axis=axis)
         pieces = [to.build.op("Squeeze", piece, to.constant(np.array([axis]))) for piece in slices]
-        found.append(pieces[::-1] if back else pieces)
-    return found
+        pieces_of_inputs.append(pieces[::-1] if back else pieces)
+    return pieces_of_inputs
 
 
 def _stack(to: _Unrolling, at: _Subgraphs, pieces: Sequence[str], axis: int) -> str:

@@ -133,9 +133,9 @@ def _free_target(
 
 def _let_zero_copy(node: onnx.NodeProto) -> None:
     """Clear allowzero, under which a 0 in the target is a size of zero; the exporter sets it always."""
-    kept = [attribute for attribute in node.attribute if attribute.name != "allowzero"]
+    attributes = [attribute for attribute in node.attribute if attribute.name != "allowzero"]
     del node.attribute[:]
-    node.attribute.extend(kept)
+    node.attribute.extend(attributes)
 
 
 def _adapts(target: np.ndarray, now: Shape, result: Shape, old: int) -> bool:

@@ -132,12 +132,12 @@ class _Unpacking:
             return None
         if len(node.input) < 2 or not node.input[1]:
             return [1] * size
-        asked = self.constants.get(node.input[1])
-        if asked is None:
+        lengths = self.constants.get(node.input[1])
+        if lengths is None:
             return None
-        if asked.ndim:
-            return [int(length) for length in asked]
-        step = int(asked)
+        if lengths.ndim:
+            return [int(length) for length in lengths]
+        step = int(lengths)
         if step < 1:
             return None
         return [min(step, size - start) for start in range(0, size, step)]

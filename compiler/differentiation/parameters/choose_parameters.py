@@ -42,17 +42,17 @@ class ParameterChoice:
         check_fit("--train", self.train or (), names)
         check_fit("--train", self.train or (), list(decisions), " that the loss depends on")
         self._check_patterns(decisions)
-        chosen = {name: self._chosen(name, decisions[name], declared) for name in decisions}
-        if waiting := {name: d for name, d in chosen.items() if d.verdict is Verdict.UNDECIDED}:
-            raise _refusal(waiting, chosen.keys() - waiting.keys())
+        choices = {name: self._chosen(name, decisions[name], declared) for name in decisions}
+        if undecided_names := {name: d for name, d in choices.items() if d.verdict is Verdict.UNDECIDED}:
+            raise _refusal(undecided_names, choices.keys() - undecided_names.keys())
         possible = [name for name, d in decisions.items() if d.verdict is not Verdict.CONSTANT]
-        if possible and not any(d.verdict is Verdict.TRAINED for d in chosen.values()):
+        if possible and not any(d.verdict is Verdict.TRAINED for d in choices.values()):
             raise BadUsage(
                 "every parameter is frozen",
                 at="--freeze",
                 fix=f"leave some of {sorted(possible)[:MOST_NAMES]} to train",
             )
-        return chosen
+        return choices
 
     def _chosen(self, name: str, decision: Decision, declared: Collection[str]) -> Decision:
         if fits(name, self.freeze):
@@ -72,9 +72,9 @@ class ParameterChoice:
     def _check_patterns(self, decisions: Mapping[str, Decision]) -> None:
         """Raise BadUsage for a pattern of `train` that fits nothing but constants."""
         for pattern in self.train or ():
-            fitting = [name for name in decisions if fits(name, (pattern,))]
-            constants = [name for name in fitting if decisions[name].verdict is Verdict.CONSTANT]
-            if pattern not in decisions and fitting == constants:
+            matching_names = [name for name in decisions if fits(name, (pattern,))]
+            constants = [name for name in matching_names if decisions[name].verdict is Verdict.CONSTANT]
+            if pattern not in decisions and matching_names == constants:
                 raise BadUsage(
                     f"{pattern!r} fits constants alone: {_listed(constants)}",
                     at=f"--train: {decisions[constants[0]].reason}",
@@ -130,8 +130,8 @@ def _refusal(waiting: Mapping[str, Decision], others: Collection[str]) -> BadUsa
     """Return the error that lists what is undecided, by reason, and the options that decide it."""
     by_reason: dict[str, list[str]] = {}
     for name, decision in waiting.items():
-        made = f" (of {decision.source})" if decision.source else ""
-        by_reason.setdefault(decision.reason, []).append(name + made)
+        origin = f" (of {decision.source})" if decision.source else ""
+        by_reason.setdefault(decision.reason, []).append(name + origin)
     groups = [f"{reason}: {_listed(names)}" for reason, names in by_reason.items()]
     frozen = quote(",".join(patterns_for(waiting, others)))
     fix = f"--freeze {frozen} keeps all as they are, --train '*' trains all, both together choose among them"

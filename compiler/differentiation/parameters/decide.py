@@ -51,12 +51,12 @@ def decide_parameters(
     facts = exporter_facts(forward)
     is_torchscript = forward.producer_name == "pytorch" and facts.is_silent
     evidence = _Evidence(facts, Places(graph, types, candidates), folder, is_torchscript)
-    stored = {tensor.name: tensor for tensor in graph.initializer}
-    wanted = frozenset(candidates)
-    makers = {name: node for node in graph.node for name in node.output if name in wanted}
+    initializers = {tensor.name: tensor for tensor in graph.initializer}
+    candidate_names = frozenset(candidates)
+    makers = {name: node for node in graph.node for name in node.output if name in candidate_names}
     return {
-        name: _stored(evidence, stored[name])
-        if name in stored
+        name: _stored(evidence, initializers[name])
+        if name in initializers
         else _made(evidence, makers[name], types[name], name)
         for name in candidates
     }
@@ -64,8 +64,8 @@ def decide_parameters(
 
 def _stored(evidence: _Evidence, tensor: onnx.TensorProto) -> Decision:
     """Decide an initializer."""
-    if (told := _told(evidence, tensor)) is not None:
-        return told
+    if (decision := _told(evidence, tensor)) is not None:
+        return decision
     values = values_of(tensor, evidence.folder)
     is_number = element_count(tensor.dims) == 1
     if evidence.is_torchscript and is_number and not tensor.name.startswith("onnx::"):

@@ -22,14 +22,14 @@ def describe_choice(forward: onnx.ModelProto, types: Types, decisions: Mapping[s
     """Return lines about the tensors that move the loss, and about parameters that the exporter changed."""
     lines = []
     for verdict, noun in ((Verdict.TRAINED, "parameter"), (Verdict.CONSTANT, "tensor")):
-        chosen = {name: d for name, d in decisions.items() if d.verdict is verdict}
-        if not chosen:
+        matching = {name: d for name, d in decisions.items() if d.verdict is verdict}
+        if not matching:
             continue
-        sizes = [_elements(types, name) for name in chosen]
-        stored = sum(n * types[name].dtype.itemsize for n, name in zip(sizes, chosen, strict=True))
-        total = f"{plural(len(chosen), noun)}, {plural(sum(sizes), 'element')}, {size(stored)}"
+        sizes = [_elements(types, name) for name in matching]
+        stored_bytes = sum(n * types[name].dtype.itemsize for n, name in zip(sizes, matching, strict=True))
+        total = f"{plural(len(matching), noun)}, {plural(sum(sizes), 'element')}, {size(stored_bytes)}"
         lines.append(f"{verdict.value}: {total}")
-        lines += [f"  {count(len(names))} {reason}: {_listed(names)}" for reason, names in _groups(chosen)]
+        lines += [f"  {count(len(names))} {reason}: {_listed(names)}" for reason, names in _groups(matching)]
     facts = exporter_facts(forward)
     lines += _merged(facts, forward.graph, decisions) + _copied(forward.graph, decisions)
     return [line.translate(PLAIN) for line in lines]
@@ -49,14 +49,16 @@ def _with_source(name: str, decision: Decision) -> str:
 def _merged(facts: ExporterFacts, graph: onnx.GraphProto, decisions: Mapping[str, Decision]) -> list[str]:
     """Tell of variables that stand for several parameters: they train as one."""
     merged = {n: others for n, others in merged_parameters(facts, graph).items() if n in decisions}
-    trained = {n: others for n, others in merged.items() if decisions[n].verdict is Verdict.TRAINED}
-    if not trained:
+    merged_into = {n: others for n, others in merged.items() if decisions[n].verdict is Verdict.TRAINED}
+    if not merged_into:
         return []
-    lost = sum(len(others) for others in trained.values())
-    names = [f"{name} for {_listed(others)}" for name, others in trained.items()]
-    told = f"{plural(lost, 'parameter')} {'train' if lost > 1 else 'trains'} as part of another"
+    merged_count = sum(len(others) for others in merged_into.values())
+    names = [f"{name} for {_listed(others)}" for name, others in merged_into.items()]
+    text = (
+        f"{plural(merged_count, 'parameter')} {'train' if merged_count > 1 else 'trains'} as part of another"
+    )
     return [
-        f"merged by the exporter, for their values were equal: {told}; optimize=False keeps them apart",
+        f"merged by the exporter, for their values were equal: {text}; optimize=False keeps them apart",
         *(f"  {line}" for line in names[:MOST_NAMES]),
     ]
 
@@ -77,8 +79,8 @@ def _copied(graph: onnx.GraphProto, decisions: Mapping[str, Decision]) -> list[s
     ]
     if not copies:
         return []
-    told = "stored twice by the exporter, so that both copies train apart"
-    return [f"{told}: {_listed(copies)}; optimize=False stores one"]
+    text = "stored twice by the exporter, so that both copies train apart"
+    return [f"{text}: {_listed(copies)}; optimize=False stores one"]
 
 
 def _is_transposed(tensor: onnx.TensorProto, other: onnx.TensorProto) -> bool:
@@ -92,6 +94,6 @@ def _elements(types: Types, name: str) -> int:
 
 
 def _listed(names: Iterable[str]) -> str:
-    listed: Sequence[str] = list(names)
-    rest = len(listed) - MOST_NAMES
-    return ", ".join(listed[:MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+    sequence: Sequence[str] = list(names)
+    rest = len(sequence) - MOST_NAMES
+    return ", ".join(sequence[:MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")

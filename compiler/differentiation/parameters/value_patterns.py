@@ -170,10 +170,10 @@ def _head(tensor: TensorProto, shape: tuple[int, ...], data: bytes) -> np.ndarra
     """Read the first rows of a tensor from the bytes at its start."""
     head = TensorProto(data_type=tensor.data_type, dims=shape)
     itemsize = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-    wanted = math.prod(shape) * itemsize
-    if len(data) < wanted:
+    size_bytes = math.prod(shape) * itemsize
+    if len(data) < size_bytes:
         return _NO_VALUES
-    head.raw_data = data[:wanted]
+    head.raw_data = data[:size_bytes]
     return _widened(numpy_helper.to_array(head))
 
 

@@ -34,7 +34,7 @@ def _readers(source: np.ndarray, size: int) -> list[np.ndarray]:
     for j, entry in enumerate(source.tolist()):
         readers[entry].append(j)
     count = max([1, *map(len, readers)])
-    padded = [found + [len(source)] * (count - len(found)) for found in readers]
+    padded = [positions + [len(source)] * (count - len(positions)) for positions in readers]
     return list(np.array(padded, np.int64).reshape(size, count).T)
 
 

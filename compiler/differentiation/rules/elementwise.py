@@ -167,8 +167,8 @@ def _dropout(at: ForwardNode, dy: str) -> Gradients:
 def _scale(at: ForwardNode) -> str:
     x, ratio = at.x(0), at.x(1)
     if ratio and ratio not in at.constants:
-        kept = at.op("Sub", at.scalar(1, like=ratio), ratio)
-        scale = at.op("Reciprocal", kept)
+        keep_ratio = at.op("Sub", at.scalar(1, like=ratio), ratio)
+        scale = at.op("Reciprocal", keep_ratio)
         same = at.types[ratio].element == at.types[x].element
         return scale if same else at.op("Cast", scale, to=at.types[x].element)
     kept_share = 1 - float(at.constants[ratio].item()) if ratio else 0.5

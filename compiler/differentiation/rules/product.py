@@ -146,8 +146,10 @@ def _det(at: ForwardNode, dy: str) -> Gradients:
         adjugate = at.op("Sub", product, at.op("Mul", share, unit))
     sign = at.scalar((-1) ** (size - 1), like=a)
     slope = at.op("Unsqueeze", at.op("Mul", dy, sign), at.build.ints(-2, -1))
-    turned = at.op("Transpose", adjugate, perm=[*range(rank - 2), rank - 1, rank - 2]) if size > 1 else unit
-    return {0: at.op("Expand", at.op("Mul", slope, turned), at.shape_of(a))}
+    cofactors = (
+        at.op("Transpose", adjugate, perm=[*range(rank - 2), rank - 1, rank - 2]) if size > 1 else unit
+    )
+    return {0: at.op("Expand", at.op("Mul", slope, cofactors), at.shape_of(a))}
 
 
 RULES: Mapping[str, Rule] = {

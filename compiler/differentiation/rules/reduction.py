@@ -11,10 +11,10 @@ from partc.compiler.differentiation.rules.along_axis import static_size
 def _axes(at: ForwardNode) -> tuple[int, ...]:
     """Return the reduced axes, ascending."""
     rank = at.rank(at.x(0))
-    given = at.constant_input(1)
-    if given is None or given.size == 0:
+    axes_input = at.constant_input(1)
+    if axes_input is None or axes_input.size == 0:
         return () if at.integer("noop_with_empty_axes", 0) else tuple(range(rank))
-    return tuple(sorted(axis % rank for axis in given.tolist()))
+    return tuple(sorted(axis % rank for axis in axes_input.tolist()))
 
 
 def _keep_axes(at: ForwardNode, tensor: str) -> str:
@@ -111,9 +111,9 @@ def expand_cum_prod(at: ForwardNode) -> tuple[str]:
     assert position is not None
     axis = int(position.ravel()[0]) % rank
     size = static_size(at, x, axis)
-    kept = np.tri(size, k=-at.integer("exclusive", 0), dtype=np.bool_)
-    kept = kept[::-1, ::-1] if at.integer("reverse", 0) else kept
-    shaped = kept.reshape((size, size) + (1,) * (rank - 1 - axis))
+    triangle = np.tri(size, k=-at.integer("exclusive", 0), dtype=np.bool_)
+    triangle = triangle[::-1, ::-1] if at.integer("reverse", 0) else triangle
+    shaped = triangle.reshape((size, size) + (1,) * (rank - 1 - axis))
     factors = at.op("Unsqueeze", x, at.build.ints(axis))
     row = at.op("Where", at.build.constant(shaped.copy()), factors, at.scalar(1, like=x))
     return (at.op("ReduceProd", row, at.build.ints(axis + 1), keepdims=0),)

@@ -68,10 +68,10 @@ def _scatter_products(scatter: _Scatter, dy: str) -> Gradients:
 def _scatter_extrema(scatter: _Scatter, dy: str) -> Gradients:
     """Values that tie share the gradient equally."""
     at = scatter.at
-    kept = scatter.flag(at.op("Equal", at.x(0), at.y()))
-    won = scatter.flag(at.op("Equal", at.x(2), scatter.take(at.y())))
-    share = at.op("Div", dy, scatter.put(kept, won, "add"))
-    return {0: at.op("Mul", kept, share), 2: at.op("Mul", won, scatter.take(share))}
+    is_data = scatter.flag(at.op("Equal", at.x(0), at.y()))
+    is_update = scatter.flag(at.op("Equal", at.x(2), scatter.take(at.y())))
+    share = at.op("Div", dy, scatter.put(is_data, is_update, "add"))
+    return {0: at.op("Mul", is_data, share), 2: at.op("Mul", is_update, scatter.take(share))}
 
 
 def _top_k(at: ForwardNode, dy: str) -> Gradients:

@@ -46,19 +46,19 @@ def make_updates(
     loss_scale: str = "",
 ) -> None:
     """Give all parameters and slots their next values; `loss_scale` is the tensor that scaled the loss."""
-    chosen = optimizers_of((gradient.parameter for gradient in gradients), optimizer, options.groups)
+    optimizer_of = optimizers_of((gradient.parameter for gradient in gradients), optimizer, options.groups)
     _check_lazy(gradients, optimizer, options)
-    _check_fed(chosen.values(), options)
+    _check_fed(optimizer_of.values(), options)
     ready = [_summed(updates.build, gradient) for gradient in gradients]
     ready = _counted(updates, ready, options, loss_scale)
     ready = clip(updates, ready, options.clipping)
     schedule_rates(updates, options.schedule, options.warmup)
     for gradient in ready:
         updates.build.scope = f"{gradient.parameter}/update/"
-        chosen[gradient.parameter].step(updates, gradient)
+        optimizer_of[gradient.parameter].step(updates, gradient)
     updates.build.scope = ""
     if options.ema is not None:
-        average_parameters(updates, chosen, options.ema)
+        average_parameters(updates, optimizer_of, options.ema)
 
 
 def _counted(
@@ -144,12 +144,12 @@ def average_parameters(updates: Updates, parameters: Iterable[str], decay: float
     build.scope = "average/"
     one = build.constant(np.array(1, np.int64))
     is_later = build.op("Cast", build.op("Min", updates.steps_done(), one), to=TensorProto.DOUBLE)
-    kept = build.op("Mul", is_later, build.constant(np.array(decay, np.float64)))
-    new = build.op("Sub", build.constant(np.array(1.0, np.float64)), kept)
+    old_weight = build.op("Mul", is_later, build.constant(np.array(decay, np.float64)))
+    new = build.op("Sub", build.constant(np.array(1.0, np.float64)), old_weight)
     for parameter in parameters:
         build.scope = f"{parameter}/average/"
         average = updates.slot(parameter, "average", 0.0)
-        old = build.op("Mul", updates.cast(kept, parameter), average)
-        moved = build.op("Mul", updates.cast(new, parameter), updates.next_values[parameter])
-        updates.finish(average, "Add", old, moved)
+        old = build.op("Mul", updates.cast(old_weight, parameter), average)
+        new_term = build.op("Mul", updates.cast(new, parameter), updates.next_values[parameter])
+        updates.finish(average, "Add", old, new_term)
     build.scope = ""

@@ -133,8 +133,8 @@ class Updates:
         """
         if not self.applies:
             return self.set_next(variable, op_type, *inputs, **attributes)
-        made = self.build.op(op_type, *inputs, **attributes)
-        return self.set_next(variable, "Where", self.applies, made, variable)
+        result = self.build.op(op_type, *inputs, **attributes)
+        return self.set_next(variable, "Where", self.applies, result, variable)
 
     def set_next(self, variable: str, op_type: str, *inputs: str, **attributes: str) -> str:
         """Emit the operation that makes a variable's next value, whether the step counts or not."""

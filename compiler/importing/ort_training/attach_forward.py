@@ -32,13 +32,13 @@ def _of_shapes(*positions: int) -> Callable[[onnx.NodeProto, _Makers], list[str]
     """Find the tensors whose shapes are inputs."""
 
     def find(node: onnx.NodeProto, makers: _Makers) -> list[str]:
-        found = []
+        nodes = []
         for position in positions:
             maker = makers.get(node.input[position])
             if maker is None or maker.op_type != "Shape":
                 raise _lost(node, "Shape")
-            found.append(maker.input[0])
-        return found
+            nodes.append(maker.input[0])
+        return nodes
 
     return find
 
@@ -62,10 +62,10 @@ def _of_average(node: onnx.NodeProto, makers: _Makers) -> list[str]:
         for maker in makers.values()
         if maker.op_type == "AveragePool" and _attributes(maker) == _attributes(node)
     ]
-    named = [maker for maker in alike if node.output[0].startswith(f"{maker.input[0]}_grad")]
-    if not named:
+    matching = [maker for maker in alike if node.output[0].startswith(f"{maker.input[0]}_grad")]
+    if not matching:
         raise _lost(node, "AveragePool")
-    return [max(named, key=lambda maker: len(maker.input[0])).input[0]]
+    return [max(matching, key=lambda maker: len(maker.input[0])).input[0]]
 
 
 def _of_lengths(node: onnx.NodeProto, makers: _Makers) -> list[str]:
@@ -80,8 +80,8 @@ def _copy_epsilon(node: onnx.NodeProto, makers: _Makers) -> None:
     maker = makers.get(node.input[_EPSILON[node.op_type]])
     if maker is None:
         raise _lost(node, node.op_type.removesuffix("Grad"))
-    known = {attribute.name for attribute in node.attribute}
-    node.attribute.extend(a for a in maker.attribute if a.name == "epsilon" and a.name not in known)
+    attribute_names = {attribute.name for attribute in node.attribute}
+    node.attribute.extend(a for a in maker.attribute if a.name == "epsilon" and a.name not in attribute_names)
 
 
 def _attributes(node: onnx.NodeProto) -> set[bytes]:
