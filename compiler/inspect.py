@@ -139,7 +139,7 @@ def inspect_graph(
             _part("updates", roles.updates, flops),
         ),
         departures=departures,
-        touched=_touched(training, sparsity),
+        touched=_touched_rows_lines(training, sparsity),
     )
 
 
@@ -174,7 +174,7 @@ def _spell(gradient: Gradient | None) -> str:
     return f"sparse ({gradient.ids}, {gradient.rows})" if gradient.is_sparse else f"dense {gradient.dense}"
 
 
-def _touched(training: TrainingGraph, sparsity: Sparsity | None) -> tuple[str, ...]:
+def _touched_rows_lines(training: TrainingGraph, sparsity: Sparsity | None) -> tuple[str, ...]:
     """Say of every table how many of its rows a step touches, and how that is known."""
     measured = sparsity.parameters if sparsity is not None else {}
     return tuple(

@@ -18,17 +18,17 @@ from partc.passes.graph.training_graph import TrainingGraph
 
 
 @dataclass(frozen=True)
-class Phase:
+class PipelinePhase:
     """Stages whose time is measured together."""
 
     name: str
     stages: tuple[Callable[[Compilation], None], ...]
 
 
-KERNELS = Phase("ask for kernels", (stages.ask_for_kernels,))
-GRADIENTS = Phase("find gradients", (stages.know_gradients,))
-BATCH = Phase("choose the batch", (stages.choose_batch, stages.measure_rows))
-ANALYSIS = Phase(
+KERNELS = PipelinePhase("ask for kernels", (stages.ask_for_kernels,))
+GRADIENTS = PipelinePhase("find gradients", (stages.know_gradients,))
+BATCH = PipelinePhase("choose the batch", (stages.choose_batch, stages.measure_rows))
+ANALYSIS = PipelinePhase(
     "analyse",
     (
         stages.assign_roles,
@@ -38,7 +38,7 @@ ANALYSIS = Phase(
         stages.know_what_servers_can_hold,
     ),
 )
-CHOICE = Phase(
+CHOICE = PipelinePhase(
     "choose a strategy",
     (
         stages.know_parameters,
@@ -47,21 +47,21 @@ CHOICE = Phase(
         stages.doubt_the_estimate,
     ),
 )
-LOWERING = Phase("lay out and lower", (stages.lower,))
-LOWERING_AS_DECIDED = Phase("lay out and lower", (stages.lower_as_decided,))
-SCHEDULE = Phase("schedule and write", (stages.schedule,))
+LOWERING = PipelinePhase("lay out and lower", (stages.lower,))
+LOWERING_AS_DECIDED = PipelinePhase("lay out and lower", (stages.lower_as_decided,))
+SCHEDULE = PipelinePhase("schedule and write", (stages.schedule,))
 CHECKS = (
-    Phase("load segments", (stages.open_segments,)),
-    Phase("check and simulate", (stages.check_and_simulate,)),
+    PipelinePhase("load segments", (stages.open_segments,)),
+    PipelinePhase("check and simulate", (stages.check_and_simulate,)),
 )
-REPORT = Phase("report", (stages.describe,))
+REPORT = PipelinePhase("report", (stages.describe,))
 
 DECIDE = (GRADIENTS, BATCH, ANALYSIS, CHOICE)
 COMPILE = (KERNELS, *DECIDE, LOWERING)  # and then, into a folder:
 WRITE = (SCHEDULE, *CHECKS, REPORT)
 
 
-def run(phases: Iterable[Phase], compilation: Compilation) -> None:
+def run(phases: Iterable[PipelinePhase], compilation: Compilation) -> None:
     """Run phases in order. Raises PartcError."""
     for phase in phases:
         with compilation.watch.phase(phase.name):

@@ -9,11 +9,11 @@ from partc.compiler.output.describe_plan import describe_plan
 from partc.compiler.planning.asynchronous import make_sessions
 from partc.compiler.planning.build_plan import build_plan
 from partc.compiler.planning.check_kernels import check_kernels
-from partc.compiler.planning.choose_reading import Reading, choose_reading
+from partc.compiler.planning.choose_reading import BatchReading, choose_reading
 from partc.compiler.planning.doubt_estimate import doubt_estimate
 from partc.compiler.planning.load_segments import load_segments
 from partc.compiler.planning.measure_sparsity import measure_sparsity
-from partc.compiler.planning.price_step import StepPrice
+from partc.compiler.planning.price_step import StepPricer
 from partc.cost.assignment.partitions import PartitionSearch, check_partitions, search_partitions
 from partc.cost.assignment.synchronisation import StrategyCosts, choose_strategy
 from partc.cost.simulation.memory import check_memory
@@ -53,7 +53,7 @@ def choose_batch(compilation: Compilation) -> None:
     """Settle what the graph's batch is. Raises UnsupportedModel."""
     options = compilation.options
     if options.asynchronous:  # not what one device trains, as it says
-        reading = Reading("per-replica")
+        reading = BatchReading("per-replica")
     else:
         aggregation = options.chosen_aggregation()
         reading = choose_reading(
@@ -159,7 +159,7 @@ def choose_partitions(compilation: Compilation) -> None:
 
 def choose_synchronisation(compilation: Compilation) -> None:
     """Choose a strategy by the simulated time of whole steps."""
-    compilation.price = StepPrice(
+    compilation.price = StepPricer(
         compilation.analysis, compilation.facts, compilation.machines, compilation.options
     )
     partitions = compilation.partitions.chosen if compilation.partitions else None
@@ -177,7 +177,7 @@ def doubt_the_estimate(compilation: Compilation) -> None:
 
 
 def _choose(
-    compilation: Compilation, partitions: int | None, price: StepPrice | None
+    compilation: Compilation, partitions: int | None, price: StepPricer | None
 ) -> tuple[Strategy, StrategyCosts]:
     options, mode_or_strategy = compilation.options, compilation.options.chosen_strategy()
     pins = mode_or_strategy.parameters if isinstance(mode_or_strategy, Strategy) else {}

@@ -27,7 +27,7 @@ from partc.runtime.plan.program import Plan
 
 EPILOG = "Example: partc compile train.onnx -c examples/cluster-2x2.json -o out"
 
-SHOWN = 4  # sentences on the terminal
+MAX_SENTENCES = 4  # sentences on the terminal
 
 
 def compile_command(
@@ -118,17 +118,17 @@ def compile_command(
         return
     with working_on("compiling"):
         compilation = compile_step(train, cluster, out, options)
-    _tell_what_was_made(compilation, out)
+    _print_summary(compilation, out)
 
 
-def _tell_what_was_made(made: Compilation, out: Path) -> None:
+def _print_summary(made: Compilation, out: Path) -> None:
     log = made.watch.write(out)
     methods = [choice.method for choice in made.strategy.parameters.values()]
     counted = ", ".join(f"{methods.count(m)} by {m}" for m in dict.fromkeys(methods))
     tell(f"parameters: {counted}")
     if made.partitions is not None:
         tell(f"partitions of large variables on servers: {made.partitions.chosen}")
-    _tell_reading(made.plan)
+    _print_departures(made.plan)
     for name, axis in ((d.name, d.sample_axis) for d in made.plan.data_inputs):
         tell(f"data input {name}: " + ("the same for all" if axis is None else f"samples on axis {axis}"))
     for name in made.plan.unread_inputs:
@@ -148,7 +148,7 @@ def _tell_what_was_made(made: Compilation, out: Path) -> None:
     tell(f"report: {out / 'report.html'}   wall times: {log}")
 
 
-def _tell_reading(plan: Plan) -> None:
+def _print_departures(plan: Plan) -> None:
     """Say how a batch per replica departs from one device, whether it is compiled or avoided."""
     if not plan.departures:
         return
@@ -156,9 +156,9 @@ def _tell_reading(plan: Plan) -> None:
         tell("batch: global, as one device has it. Batches per replica would train something else:")
     else:
         tell("warning: replicas on batches of their own do not make what one device makes of all of them:")
-    for sentence in plan.departures[:SHOWN]:
+    for sentence in plan.departures[:MAX_SENTENCES]:
         tell(f"  {sentence}")
-    if len(plan.departures) > SHOWN:
-        tell(f"  and {len(plan.departures) - SHOWN} more: see the report")
+    if len(plan.departures) > MAX_SENTENCES:
+        tell(f"  and {len(plan.departures) - MAX_SENTENCES} more: see the report")
     if plan.batch == "per-replica":
         tell("  exact are --batch global, and losses that are means over samples")

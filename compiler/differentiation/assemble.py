@@ -23,7 +23,7 @@ TRAINING_KEY = "partc.training"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrainingStep:
     """One training step: what the forward graph gave, and what was built onto it."""
 
     objective: Objective
@@ -47,7 +47,7 @@ class Step:
 
 def finish_step(
     objective: Objective, updates: Updates, gradients: Sequence[Gradient], reinit: int | None
-) -> Step:
+) -> TrainingStep:
     """Settle the initial values: the forward graph's, or fresh ones whose seeds count from `reinit`."""
     graph, types = objective.model.graph, objective.types
     names = tuple(dict.fromkeys((*objective.flow.parameters, *objective.state)))
@@ -60,7 +60,7 @@ def finish_step(
         initial |= fresh_values(graph, types, randomized, reinit)
         constants |= _fresh_statistics(objective, names, reinit)
     initial |= {slot.name: slot.initial_value for slot in updates.slots}
-    return Step(objective, updates, gradients, initial, constants)
+    return TrainingStep(objective, updates, gradients, initial, constants)
 
 
 def _fresh_statistics(objective: Objective, variables: Sequence[str], seed: int) -> dict[str, TensorProto]:
@@ -78,7 +78,7 @@ def _fresh_statistics(objective: Objective, variables: Sequence[str], seed: int)
 # ---------------------------------------------------------------- the model
 
 
-def assemble(step: Step, folder: Path | None) -> onnx.ModelProto:
+def assemble(step: TrainingStep, folder: Path | None) -> onnx.ModelProto:
     """Return the flat training graph. External data of `folder` is read into it."""
     nodes = _live_nodes(step)
     called = {node.op_type for node in nodes if node.domain == DOMAIN}
@@ -98,7 +98,7 @@ def assemble(step: Step, folder: Path | None) -> onnx.ModelProto:
     return model
 
 
-def _graph(step: Step, nodes: Sequence[onnx.NodeProto], folder: Path | None) -> onnx.GraphProto:
+def _graph(step: TrainingStep, nodes: Sequence[onnx.NodeProto], folder: Path | None) -> onnx.GraphProto:
     types, forward = step.types, step.objective.model.graph
     inputs = find.data_inputs(forward)
     if step.updates.feeds_learning_rate:
@@ -110,14 +110,14 @@ def _graph(step: Step, nodes: Sequence[onnx.NodeProto], folder: Path | None) -> 
         f"{forward.name or 'model'}_step",
         inputs,
         [value_info(name, types[name]) for name in step.outputs],
-        _stored(step, nodes, folder),
+        _initializers(step, nodes, folder),
         value_info=[
             value_info(name, types[name]) for name in sorted(node_outputs) if types[name].shape is not None
         ],
     )
 
 
-def _live_nodes(step: Step) -> list[onnx.NodeProto]:
+def _live_nodes(step: TrainingStep) -> list[onnx.NodeProto]:
     """Drop nodes that no output needs, and those whose output is now a variable or a constant."""
     replaced = {*step.initial, *step.constants}
     needed = set(step.outputs)
@@ -129,7 +129,9 @@ def _live_nodes(step: Step) -> list[onnx.NodeProto]:
     return live[::-1]
 
 
-def _stored(step: Step, nodes: Sequence[onnx.NodeProto], folder: Path | None) -> list[TensorProto]:
+def _initializers(
+    step: TrainingStep, nodes: Sequence[onnx.NodeProto], folder: Path | None
+) -> list[TensorProto]:
     """Return the stored initial values, and the constants that somebody reads."""
     reads = {name for node in nodes for name in node.input}.union(step.outputs)
     tensors = [value for value in step.initial.values() if isinstance(value, TensorProto)]
@@ -142,7 +144,7 @@ def _stored(step: Step, nodes: Sequence[onnx.NodeProto], folder: Path | None) ->
     return tensors
 
 
-def _facts(step: Step) -> dict[str, object]:
+def _facts(step: TrainingStep) -> dict[str, object]:
     """Return the metadata entry `partc.training`."""
     sample_axes = dict(step.objective.sample_axes)
     if step.updates.feeds_learning_rate:
@@ -150,13 +152,13 @@ def _facts(step: Step) -> dict[str, object]:
     return {
         "state": step.updates.next_values,
         "loss": step.objective.loss,
-        "gradients": {gradient.parameter: _spelled(gradient) for gradient in step.gradients},
+        "gradients": {gradient.parameter: _gradient_facts(gradient) for gradient in step.gradients},
         "sample_axes": sample_axes,
         "forward_outputs": step.objective.results,
     }
 
 
-def _spelled(gradient: Gradient) -> dict[str, str | None]:
+def _gradient_facts(gradient: Gradient) -> dict[str, str | None]:
     if gradient.is_sparse:
         return {"ids": gradient.ids, "rows": gradient.rows}
     return {"dense": gradient.dense}

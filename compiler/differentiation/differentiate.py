@@ -126,7 +126,7 @@ def _differentiate_node(backward: _Backward, node: onnx.NodeProto) -> None:
         backward.slices.setdefault(node.input[0], []).append(indexed_slices(view, gradients[0]))
         return
     for index, gradient in sorted(_apply_rule(backward, view, gradients).items()):
-        if index in view.wanted:
+        if index in view.gradient_inputs:
             backward.contributions.setdefault(node.input[index], []).append(gradient)
 
 

@@ -21,7 +21,7 @@ class ForwardNode:
     types: Types
     constants: Mapping[str, np.ndarray]
     parameters: frozenset[str]
-    wanted: frozenset[int]  # inputs whose gradient is needed
+    gradient_inputs: frozenset[int]  # inputs whose gradient is needed
     opset: int
 
     def x(self, index: int) -> str:
@@ -194,7 +194,7 @@ def broadcasting(rule: SingleOutputRule) -> Rule:
         return {
             index: at.unbroadcast(gradient, at.y(), at.x(index))
             for index, gradient in rule(at, dy).items()
-            if index in at.wanted
+            if index in at.gradient_inputs
         }
 
     return of_first_output(summed)

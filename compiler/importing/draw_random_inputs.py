@@ -39,7 +39,7 @@ def draw_random_inputs(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[D
         _check_bodies(node)
     if not any(_draws(node, constants) for node in model.graph.node):
         return model, ()
-    return _Replacing.of(model, constants).replaced(model)
+    return _Replacing.of(model, constants).replace_in(model)
 
 
 def _draws(node: onnx.NodeProto, constants: Mapping[str, np.ndarray]) -> bool:
@@ -79,7 +79,7 @@ class _Replacing:
         build = NodeBuilder([*names, *(info.name for info in graph.input)])
         return cls(build, symbolic_types(model), constants, [])
 
-    def replaced(self, model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[DrawnInput, ...]]:
+    def replace_in(self, model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[DrawnInput, ...]]:
         for node in model.graph.node:
             if _draws(node, self.constants):
                 REPLACEMENTS[node.op_type](self, node)
@@ -93,13 +93,13 @@ class _Replacing:
         result.graph.input.extend(_info(drawn) for drawn in self.drawn)
         return result, tuple(self.drawn)
 
-    def draw(self, node: onnx.NodeProto, shape: Shape, element: int, how: "Seeded") -> str:
+    def draw(self, node: onnx.NodeProto, shape: Shape, element: int, how: "SeededOp") -> str:
         """Add an input for a node's draw, and return its name."""
         name = self.build.fresh(f"{node.output[0]}.drawn")
         seed = _number(node, "seed")
         place = len(self.drawn) + 1
         own = place if seed is None else _whole(seed)
-        sizes = _known(shape, node)
+        sizes = _static_sizes(shape, node)
         like = node.input[0] if node.input else None
         dtype = _dtype(element).name
         self.drawn.append(DrawnInput(name, dtype, sizes, how(own), seed is None, like))
@@ -126,7 +126,7 @@ def _dtype(element: int) -> np.dtype:
     return np.dtype(helper.tensor_dtype_to_np_dtype(element))
 
 
-def _known(shape: Shape, node: onnx.NodeProto) -> tuple[int | str, ...]:
+def _static_sizes(shape: Shape, node: onnx.NodeProto) -> tuple[int | str, ...]:
     sizes = tuple(size for size in shape if size is not None)
     if len(sizes) < len(shape):
         raise _unknown_shape(node)
@@ -174,7 +174,7 @@ def _uniform(at: _Replacing, node: onnx.NodeProto) -> None:
     _draw_itself(at, node, partial(Uniform, low or 0.0, 1.0 if high is None else high))
 
 
-def _draw_itself(at: _Replacing, node: onnx.NodeProto, how: "Seeded") -> None:
+def _draw_itself(at: _Replacing, node: onnx.NodeProto, how: "SeededOp") -> None:
     """RandomNormal, RandomUniform and their Like forms: the draw takes the output's place."""
     if node.input:
         shape, element = at.type_of(node.input[0], node)
@@ -242,7 +242,7 @@ def _ratio_and_scale(at: _Replacing, node: onnx.NodeProto, element: int) -> tupl
     return ratio_name, build.constant(np.array(scale_value, _dtype(element)))
 
 
-Seeded = Callable[[int], Normal | Uniform]  # from a seed
+SeededOp = Callable[[int], Normal | Uniform]  # from a seed
 Replacement = Callable[[_Replacing, onnx.NodeProto], None]
 
 REPLACEMENTS: Mapping[str, Replacement] = {

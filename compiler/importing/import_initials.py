@@ -27,7 +27,7 @@ def read_initial_values(
     `variables` and nothing else. Raises BadModel.
     """
     values: dict[str, InitialValue] = {
-        tensor.name: _stored(tensor, folder) for tensor in model.graph.initializer
+        tensor.name: _read_initializer(tensor, folder) for tensor in model.graph.initializer
     }
     for training in model.training_info:
         values |= _made_values(training, model)
@@ -43,7 +43,7 @@ def read_initial_values(
     return values
 
 
-def _stored(tensor: TensorProto, folder: Path) -> InitialValue:
+def _read_initializer(tensor: TensorProto, folder: Path) -> InitialValue:
     value = repeated_value(tensor, folder)
     if value is not None and np.isfinite(value):
         return Constant(float(value))
@@ -61,7 +61,7 @@ def _made_values(training: onnx.TrainingInfoProto, model: onnx.ModelProto) -> di
     for binding in training.initialization_binding:
         node = makers.get(binding.value)
         if node is not None:
-            values[binding.key] = _made(node, binding.value, graph, model)
+            values[binding.key] = _run_maker(node, binding.value, graph, model)
         elif binding.value in initializers:
             values[binding.key] = StoredTensor(initializers[binding.value], Path())
         else:
@@ -73,7 +73,9 @@ def _made_values(training: onnx.TrainingInfoProto, model: onnx.ModelProto) -> di
     return values
 
 
-def _made(node: onnx.NodeProto, output: str, graph: onnx.GraphProto, model: onnx.ModelProto) -> InitialValue:
+def _run_maker(
+    node: onnx.NodeProto, output: str, graph: onnx.GraphProto, model: onnx.ModelProto
+) -> InitialValue:
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     if node.op_type in ("RandomNormal", "RandomUniform"):
         seed = _seed(attributes, node)

@@ -44,13 +44,13 @@ def check_bindings(graph: onnx.GraphProto, bindings: Bindings) -> None:
             raise BadModel(
                 f"an update without a variable: {following!r} updates {variable!r}, which is no input",
                 at="state",
-                fix=f"bind {following!r} to one of the inputs {listed(inputs)}, or drop the binding",
+                fix=f"bind {following!r} to one of the inputs {join_names(inputs)}, or drop the binding",
             )
         if following not in outputs:
             raise BadModel(
                 f"a variable without an update: {variable!r} expects {following!r}, which is no output",
                 at="state",
-                fix=f"make {following!r} an output, or bind {variable!r} to one of {listed(outputs)}",
+                fix=f"make {following!r} an output, or bind {variable!r} to one of {join_names(outputs)}",
             )
         if (
             other := variable_of_output.setdefault(following, variable) != variable
@@ -64,7 +64,7 @@ def check_bindings(graph: onnx.GraphProto, bindings: Bindings) -> None:
     for what, name in (("loss", bindings.loss), *(("sample_axes", name) for name in bindings.sample_axes)):
         if name is not None and name not in (outputs if what == "loss" else inputs):
             valid_names = outputs if what == "loss" else inputs
-            raise BadModel(f"unknown tensor {name!r}", at=what, fix=f"use one of {listed(valid_names)}")
+            raise BadModel(f"unknown tensor {name!r}", at=what, fix=f"use one of {join_names(valid_names)}")
     _check_gradients(graph, bindings)
 
 
@@ -76,7 +76,7 @@ def _check_gradients(graph: onnx.GraphProto, bindings: Bindings) -> None:
             raise BadModel(
                 f"a gradient of {parameter!r}, which is no variable",
                 at="gradients",
-                fix=f"name one of {listed(set(bindings.state))}, or drop the entry",
+                fix=f"name one of {join_names(set(bindings.state))}, or drop the entry",
             )
         tensors = [name for name in (gradient.dense, gradient.ids, gradient.rows) if name is not None]
         if not tensors or (gradient.ids is None) != (gradient.rows is None):
@@ -104,7 +104,7 @@ def separate_outputs(graph: onnx.GraphProto, bindings: Bindings) -> Bindings:
     return msgspec.structs.replace(bindings, state=state)
 
 
-def listed(names: set[str]) -> str:
+def join_names(names: set[str]) -> str:
     """Return the first names, for a message."""
     first = ", ".join(sorted(names)[:8])
     return first + (", ..." if len(names) > 8 else "")

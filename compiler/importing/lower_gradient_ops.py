@@ -57,7 +57,7 @@ def _lower(model: onnx.ModelProto, gradient: onnx.NodeProto, opset: int) -> dict
         )
     types = infer_types(model)
     forward = helper.make_graph(forward_nodes, "forward", graph.input, [], graph.initializer)
-    build = NodeBuilder(_taken(graph))
+    build = NodeBuilder(_used_names(graph))
     flow = trace(forward, types, loss, xs)
     gradients = differentiate(build, forward, types, flow, loss=loss, opset=opset)
     bound_gradients = _bind(build, gradients, dict(zip(xs, gradient.output, strict=False)), types)
@@ -85,7 +85,7 @@ def _check_inputs(gradient: onnx.NodeProto, xs: Sequence[str]) -> None:
             )
 
 
-def _taken(graph: onnx.GraphProto) -> set[str]:
+def _used_names(graph: onnx.GraphProto) -> set[str]:
     names = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
     for node in graph.node:
         names.update(node.output)

@@ -10,7 +10,7 @@ from partc.compiler.model_files.model_file import subgraphs_of
 
 def leaves_of(graph: onnx.GraphProto, outputs: Iterable[str], boundary: Collection[str]) -> set[str]:
     """Return the graph inputs and the tensors of `cut` that the outputs are computed from."""
-    names, _ = _needed(graph, outputs, boundary)
+    names, _ = _needed_part(graph, outputs, boundary)
     return names & ({info.name for info in graph.input} | set(boundary))
 
 
@@ -25,7 +25,7 @@ def reached_from(graph: onnx.GraphProto, tensors: Iterable[str], boundary: Colle
 
 def needed_for(graph: onnx.GraphProto, outputs: Iterable[str]) -> list[onnx.NodeProto]:
     """Return the nodes that the outputs are computed by, in the graph's order."""
-    return _needed(graph, outputs, ())[1]
+    return _needed_part(graph, outputs, ())[1]
 
 
 def reads_of(node: onnx.NodeProto) -> set[str]:
@@ -46,7 +46,7 @@ def cut_model(
     `given` maps a tensor to its element type; its shape is left open, as are all inner shapes.
     """
     graph = model.graph
-    names, nodes = _needed(graph, outputs, boundary_types)
+    names, nodes = _needed_part(graph, outputs, boundary_types)
     inputs = [info for info in graph.input if info.name in names and info.name not in boundary_types]
     inputs += [
         helper.make_tensor_value_info(name, kind, None)
@@ -62,7 +62,7 @@ def cut_model(
     return result
 
 
-def _needed(
+def _needed_part(
     graph: onnx.GraphProto, outputs: Iterable[str], boundary: Collection[str]
 ) -> tuple[set[str], list[onnx.NodeProto]]:
     needed, boundary_names = set(outputs), set(boundary)

@@ -83,13 +83,13 @@ class PlanFiles:
         """Write the first values of all variables that store them."""
         if self._initial:
             entries = [
-                TensorFile(name, tensor.dtype.name, tensor.shape, _loaded(tensor))
+                TensorFile(name, tensor.dtype.name, tensor.shape, _load_tensor(tensor))
                 for name, tensor in sorted(self._initial.items())
             ]
             write_tensors(self.folder / INITIAL, entries)
 
 
-def _loaded(tensor: StoredTensor) -> Iterator[np.ndarray]:
+def _load_tensor(tensor: StoredTensor) -> Iterator[np.ndarray]:
     """Read a tensor when its turn has come, so that one is in memory at a time."""
     yield tensor.load()
 

@@ -58,7 +58,7 @@ def make_sessions(plan: Plan, lowered: LoweredGraph, cluster: Cluster, folder: P
         for device in host.devices
     )
     plan = msgspec.structs.replace(plan, instructions=_settle_stores(plan.instructions), asynchronous=workers)
-    _check_owned(plan)
+    _check_server_variables(plan)
     _check_counters(lowered)
     for rank in servers_of(plan):
         _check_updates(plan, rank, folder)
@@ -87,7 +87,7 @@ def _values(instruction: Instruction) -> Iterator[str]:
             yield from (*names, *results)
 
 
-def _check_owned(plan: Plan) -> None:
+def _check_server_variables(plan: Plan) -> None:
     """Refuse parameters, and slots of theirs, that workers hold; and a step that has no others."""
     replicated = {h.variable for rank in plan.ranks for h in rank.held if h.start is None}
     if not any(h.start is not None for rank in plan.ranks for h in rank.held):
@@ -138,7 +138,7 @@ def _check_updates(plan: Plan, rank: Rank, folder: Path) -> None:
         turns.append(turns[-1] + isinstance(instruction, Wait) if turns else 0)
     variables = {owned_piece.value: owned_piece.variable for owned_piece in rank.held}
     for at, new_value, value in _updates(program, variables):
-        made_at = next((i for i in range(at, -1, -1) if new_value in _written(program[i])), None)
+        made_at = next((i for i in range(at, -1, -1) if new_value in _outputs_of(program[i])), None)
         if made_at is None:
             continue
         run = program[made_at]
@@ -166,7 +166,7 @@ def _updates(program: Sequence[Instruction], variables: dict[str, str]) -> Itera
                 yield at, source, target
 
 
-def _written(instruction: Instruction) -> tuple[str, ...]:
+def _outputs_of(instruction: Instruction) -> tuple[str, ...]:
     return tuple(value for _, value in instruction.writes) if isinstance(instruction, Run) else ()
 
 
@@ -178,7 +178,7 @@ def _reads_early(program: Sequence[Instruction], turns: Sequence[int], made_at: 
         if isinstance(instruction, Run):
             reads = {name for _, name in instruction.reads}
             if reads & stale or (value in reads and turns[at] < turns[made_at]):
-                stale.update(_written(instruction))
+                stale.update(_outputs_of(instruction))
     stale.discard(value)
     last = program[made_at]
     return isinstance(last, Run) and any(name in stale for _, name in last.reads)

@@ -49,7 +49,8 @@ def is_slope_of_loss(training: TrainingGraph) -> bool:
         size = _norm({name: feeds[name] for name in gradient}) * STEP / max(_norm(gradient), 1e-30)
         ahead, behind = (
             _run(
-                session, feeds | {name: _moved(feeds[name], sign * size * g) for name, g in gradient.items()}
+                session,
+                feeds | {name: _displace(feeds[name], sign * size * g) for name, g in gradient.items()},
             )
             for sign in (1, -1)
         )
@@ -124,7 +125,7 @@ def _dense(
     return dense
 
 
-def _moved(value: np.ndarray, by: np.ndarray) -> np.ndarray:
+def _displace(value: np.ndarray, by: np.ndarray) -> np.ndarray:
     return np.asarray(value + by, dtype=value.dtype)
 
 

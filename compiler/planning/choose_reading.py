@@ -19,11 +19,11 @@ from partc.passes.replicas.judge_replicas import Departure, judge_replicas
 from partc.runtime.errors import BadModel, UnsupportedModel
 from partc.runtime.plan.program import Aggregation
 
-SHOWN = 3  # names of one sentence
+MAX_NAMES = 3  # names of one sentence
 
 
 @dataclass(frozen=True)
-class Reading:
+class BatchReading:
     """What the graph's batch is, and how a batch per replica departs from one device: in sentences."""
 
     batch: Batch
@@ -36,13 +36,13 @@ def choose_reading(
     requested: Batch | None,
     sizes: Mapping[str, int],
     aggregation: Aggregation = Aggregation(),  # noqa: B008  # frozen
-) -> Reading:
+) -> BatchReading:
     """Return the reading of the batch for so many replicas. Raises UnsupportedModel.
 
     Needs: gradients are known.
     """
     if requested == "global" or replicas == 1:
-        return Reading(requested or "per-replica")
+        return BatchReading(requested or "per-replica")
     departures = judge_step(training, sizes, aggregation)
     sentences = describe_departures(departures)
     extreme = next((departure for departure in departures if departure.is_extreme), None)
@@ -50,9 +50,9 @@ def choose_reading(
         raise _no_average(extreme)
     needs_replicas = training.shard_inputs or not (aggregation.average_dense and aggregation.average_sparse)
     if requested is not None or needs_replicas or all(departure.of == "output" for departure in departures):
-        return Reading("per-replica", sentences)
+        return BatchReading("per-replica", sentences)
     if all(size % replicas == 0 for size in _batch_sizes(training, sizes).values()):
-        return Reading("global", sentences)
+        return BatchReading("global", sentences)
     raise _refuse(training, sizes, replicas, sentences)
 
 
@@ -119,8 +119,8 @@ def _spell(departures: list[Departure]) -> str:
     for of in ("gradient", "variable", "output"):
         names = [departure.name for departure in departures if departure.of == of]
         what, plural = nouns.get(of, ("the output", "outputs"))
-        if len(names) > SHOWN:
-            parts.append(f"{what} {len(names)} {plural} ({', '.join(names[:SHOWN])}, ...)")
+        if len(names) > MAX_NAMES:
+            parts.append(f"{what} {len(names)} {plural} ({', '.join(names[:MAX_NAMES])}, ...)")
         elif names:
             parts.append(f"{what} {', '.join(names)}")
     return " and ".join(parts)

@@ -9,7 +9,7 @@ rows were touched.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from partc.compiler.planning.price_step import StepPrice
+from partc.compiler.planning.price_step import StepPricer
 from partc.cost.assignment.search_strategy import TIE, Tried
 from partc.cost.strategy import SyncFacts
 
@@ -36,7 +36,7 @@ class Doubt:
         )
 
 
-def doubt_estimate(compared: Sequence[Tried], facts: Sequence[SyncFacts], price: StepPrice) -> Doubt | None:
+def doubt_estimate(compared: Sequence[Tried], facts: Sequence[SyncFacts], price: StepPricer) -> Doubt | None:
     """Return what fewer rows would change, None if nothing. `compared`: the plan's strategy, then rivals."""
     estimated_tables = [fact.name for fact in facts if fact.rows_are_assumed]
     if not compared or not estimated_tables:

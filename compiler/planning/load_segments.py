@@ -48,13 +48,13 @@ def _load(path: Path, segment: str, disabled: tuple[str, ...], on_cpu: bool) -> 
         open_session(path, CPU, disabled)
     except NoKernel as error:
         if on_cpu:
-            raise _refused(path, segment, error) from error
+            raise _refusal(path, segment, error) from error
         onnx.checker.check_model(str(path), full_check=True)
     except Exception as error:  # onnxruntime's errors share no narrower class
-        raise _refused(path, segment, error) from error
+        raise _refusal(path, segment, error) from error
 
 
-def _refused(path: Path, segment: str, error: Exception) -> UnsupportedModel:
+def _refusal(path: Path, segment: str, error: Exception) -> UnsupportedModel:
     message = str(error).split(" : ", 3)[-1]  # behind "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : "
     match = _NODE.search(message)
     name = next(filter(None, match.groups()), None) if match else None
@@ -64,12 +64,12 @@ def _refused(path: Path, segment: str, error: Exception) -> UnsupportedModel:
         fix = "this is a mistake of partc's own: report it with the model; another --strategy may avoid it"
     return UnsupportedModel(
         f"ONNX Runtime {onnxruntime.__version__} cannot run a segment: {message.strip()}",
-        at=f"{segment}" if name is None else f"node {name!r}{_described(path, name)} in {segment}",
+        at=f"{segment}" if name is None else f"node {name!r}{_describe_node(path, name)} in {segment}",
         fix=fix,
     )
 
 
-def _described(path: Path, name: str) -> str:
+def _describe_node(path: Path, name: str) -> str:
     """Return the op of a segment's node and the element types that it reads, as far as they are known."""
     model = shape_inference.infer_shapes(onnx.load(path))
     graph = model.graph

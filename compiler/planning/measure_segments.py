@@ -57,7 +57,7 @@ def measure_segments(folder: PlanFolder) -> Measured:
     batch = _batch_key(plan)
     seconds_by_key = _read_cache()
     if not {*keys.values(), batch} <= seconds_by_key.keys():
-        measurement = _measured(folder)
+        measurement = _measure(folder)
         seconds_by_key |= {keys[segment]: seconds for segment, seconds in measurement.segments.items()}
         seconds_by_key[batch] = measurement.beside_s
         _write_cache(seconds_by_key)
@@ -86,7 +86,7 @@ def _cpu() -> str:
     return names[0] if names else platform.processor()
 
 
-def _measured(folder: PlanFolder) -> Measured:
+def _measure(folder: PlanFolder) -> Measured:
     plan = folder.plan
     ranks = RanksInProcess(folder, traced_steps=STEPS - 1)
     source = open_source("synthetic", plan)

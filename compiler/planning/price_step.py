@@ -32,7 +32,7 @@ DOUBT = 0.03
 DOUBT_WHERE_CROWDED = 0.25
 
 
-class StepPrice:
+class StepPricer:
     """Prices strategies for one graph on one cluster; keeps the quickest one's step, to be compiled next."""
 
     def __init__(

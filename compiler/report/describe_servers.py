@@ -3,14 +3,14 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from partc.compiler.report.units import percent, plural, shortened, size
+from partc.compiler.report.units import percent, plural, shorten, size
 from partc.cost.assignment.server_assignment import ServerAssignment
 from partc.cost.simulation.memory import held_bytes
 from partc.runtime.plan.program import Plan, Rank
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerRow:
     """A server's load: shares are of the fullest server's."""
 
     host: str
@@ -31,7 +31,7 @@ class Assignment:
     bound: str
     gap: str
     deterministic_time: str
-    servers: tuple[Server, ...]
+    servers: tuple[ServerRow, ...]
 
 
 def describe_servers(assignment: ServerAssignment | None) -> Assignment | None:
@@ -50,7 +50,7 @@ def describe_servers(assignment: ServerAssignment | None) -> Assignment | None:
         gap=percent((objective - bound) / objective if objective else 0.0),
         deterministic_time=f"{assignment.deterministic_time:.4f}",
         servers=tuple(
-            Server(
+            ServerRow(
                 host,
                 size(server_bytes),
                 server_bytes / most_stored,
@@ -66,36 +66,36 @@ SHARD_LINES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class ServerContents:
     """What one server owns: a headline, a few lines of it, and all of it."""
 
     headline: str
     lines: tuple[str, ...]
-    everything: str
+    full_list: str
 
 
-def holding_of(host: str, plan: Plan, characters: int) -> Holding:
+def describe_contents(host: str, plan: Plan, characters: int) -> ServerContents:
     """Return what the host's server owns, in lines of at most `characters`."""
     rank = next((rank for rank in plan.ranks if rank.host == host and "server" in rank.sites), None)
-    pieces = [] if rank is None else _owned(rank, plan)
+    pieces = [] if rank is None else _owned_bytes(rank, plan)
     if rank is None or not pieces:
-        return Holding("server: owns nothing", (), "")
+        return ServerContents("server: owns nothing", (), "")
     first_pieces = pieces if len(pieces) <= SHARD_LINES else pieces[: SHARD_LINES - 1]
     lines = [_line(parameter, size(piece_bytes), characters) for parameter, piece_bytes in first_pieces]
     if rest := pieces[len(first_pieces) :]:
         lines.append(f"{len(rest)} more: {size(sum(piece_bytes for _, piece_bytes in rest))}")
-    return Holding(
+    return ServerContents(
         headline=f"server (rank {rank.rank}): {size(sum(piece_bytes for _, piece_bytes in pieces))}",
         lines=tuple(lines),
-        everything="; ".join(f"{parameter}: {size(piece_bytes)}" for parameter, piece_bytes in pieces),
+        full_list="; ".join(f"{parameter}: {size(piece_bytes)}" for parameter, piece_bytes in pieces),
     )
 
 
 def _line(parameter: str, amount: str, characters: int) -> str:
-    return f"{shortened(parameter, characters - len(amount) - 2)}: {amount}"
+    return f"{shorten(parameter, characters - len(amount) - 2)}: {amount}"
 
 
-def _owned(rank: Rank, plan: Plan) -> list[tuple[str, int]]:
+def _owned_bytes(rank: Rank, plan: Plan) -> list[tuple[str, int]]:
     """Return the bytes that a server owns of each parameter, slots included, the largest first."""
     variables = {variable.name: variable for variable in plan.variables}
     sizes: Counter[str] = Counter()

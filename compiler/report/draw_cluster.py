@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from math import ceil
 
-from partc.compiler.report.describe_servers import Holding, describe_copies, holding_of
-from partc.compiler.report.units import plural, rate, seconds, shortened, size
+from partc.compiler.report.describe_servers import ServerContents, describe_contents, describe_copies
+from partc.compiler.report.units import plural, rate, seconds, shorten, size
 from partc.cost.cluster.cluster import Cluster, Host
 from partc.runtime.plan.program import Plan
 
@@ -55,7 +55,7 @@ class Box:
     height: float
     name: str
     memory: str
-    holding: Holding
+    contents: ServerContents
     chips: tuple[Chip, ...]
     inner_link: str
 
@@ -110,7 +110,7 @@ def draw_cluster(plan: Plan, cluster: Cluster) -> Picture:
     grid = _lay_out(hosts, plan, cluster)
     boxes = tuple(_box(host, plan, *grid.corner(index), grid) for index, host in enumerate(hosts))
     bars = tuple(
-        Bar(grid.height + CABLE + index * (SWITCH_HEIGHT + GAP), shortened(name, 60))
+        Bar(grid.height + CABLE + index * (SWITCH_HEIGHT + GAP), shorten(name, 60))
         for index, name in enumerate(cluster.switches)
     )
     bottoms = [box.y + box.height for box in boxes] + [bar.y + SWITCH_HEIGHT for bar in bars]
@@ -167,27 +167,27 @@ def _lay_out(hosts: Sequence[Host], plan: Plan, cluster: Cluster) -> _Grid:
 
 def _box_height(host: Host, plan: Plan, grid: _Grid) -> float:
     chip_rows = ceil(len(host.devices) / grid.chips_in_a_row)
-    holding = holding_of(host.name, plan, grid.characters)
-    return _chips_top(holding) + chip_rows * (CHIP_HEIGHT + CHIP_GAP) + LINE + PADDING
+    contents = describe_contents(host.name, plan, grid.characters)
+    return _chips_top(contents) + chip_rows * (CHIP_HEIGHT + CHIP_GAP) + LINE + PADDING
 
 
-def _chips_top(holding: Holding) -> float:
-    return 3 * PADDING + LINE * (2 + len(holding.lines)) + 4
+def _chips_top(contents: ServerContents) -> float:
+    return 3 * PADDING + LINE * (2 + len(contents.lines)) + 4
 
 
 def _box(host: Host, plan: Plan, x: float, y: float, grid: _Grid) -> Box:
-    holding = holding_of(host.name, plan, grid.characters)
+    contents = describe_contents(host.name, plan, grid.characters)
     memory = size(host.memory_bytes)
     return Box(
         x=x,
         y=y,
         width=grid.width,
         height=grid.height,
-        name=shortened(host.name, int((grid.characters - len(memory) - 2) * CHARACTER / BOLD_CHARACTER)),
+        name=shorten(host.name, int((grid.characters - len(memory) - 2) * CHARACTER / BOLD_CHARACTER)),
         memory=memory,
-        holding=holding,
-        chips=_chips(host, plan, x + PADDING, y + _chips_top(holding), grid),
-        inner_link=shortened(_profiles(host), grid.characters),
+        contents=contents,
+        chips=_chips(host, plan, x + PADDING, y + _chips_top(contents), grid),
+        inner_link=shorten(_profiles(host), grid.characters),
     )
 
 
@@ -201,7 +201,7 @@ def _chips(host: Host, plan: Plan, left: float, top: float, grid: _Grid) -> tupl
             Chip(
                 x=left + column * (CHIP_WIDTH + CHIP_GAP),
                 y=top + row * (CHIP_HEIGHT + CHIP_GAP),
-                name=shortened(device.name.removeprefix(f"{host.name}/"), int(CHIP_WIDTH / BOLD_CHARACTER)),
+                name=shorten(device.name.removeprefix(f"{host.name}/"), int(CHIP_WIDTH / BOLD_CHARACTER)),
                 rank=f"rank {rank_of[device.name]}",
                 title=f"{device.name}: {device.profile}{threads}",
             )
@@ -224,7 +224,7 @@ def _cables(cluster: Cluster, boxes: Sequence[Box], bar_of: Mapping[str, Bar]) -
         if ends[0] in box_of and ends[1] in bar_of:
             cables.append(_to_switch(box_of[ends[0]], bar_of[ends[1]], label, title))
         elif ends[0] in box_of and ends[1] in box_of:
-            cables.append(_between(box_of[ends[0]], box_of[ends[1]], label, title))
+            cables.append(_cable_between(box_of[ends[0]], box_of[ends[1]], label, title))
     return tuple(cables)
 
 
@@ -235,7 +235,7 @@ def _to_switch(box: Box, bar: Bar, label: str, title: str) -> Cable:
     return Cable(x, bar.y + SWITCH_HEIGHT, x, box.y, label, title)
 
 
-def _between(one: Box, other: Box, label: str, title: str) -> Cable:
+def _cable_between(one: Box, other: Box, label: str, title: str) -> Cable:
     """Join facing edges of two boxes."""
     if one.y == other.y:
         left, right = sorted((one, other), key=lambda box: box.x)

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from partc.compiler.report.methods import method_of_label
-from partc.compiler.report.units import plural, seconds, shortened, size, some_ranges
+from partc.compiler.report.units import plural, seconds, shorten, size, some_ranges
 from partc.cost.simulation.timeline import Bars, Event, Timeline
 from partc.runtime.plan.program import Plan, Rank
 
@@ -175,7 +175,7 @@ def _row(
     return Row(
         y=y,
         name=f"{'rank' if len(members) == 1 else 'ranks'} {some_ranges(members, 2)}",
-        remark=shortened(rank.device, REMARK_CHARACTERS) if len(members) == 1 else _who(members, rank, plan),
+        remark=shorten(rank.device, REMARK_CHARACTERS) if len(members) == 1 else _who(members, rank, plan),
         plays=" + ".join(rank.sites),
         bars=tuple(bars),
         compute=seconds(compute_s),

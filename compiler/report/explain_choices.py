@@ -50,7 +50,7 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ComparedStrategy:
     """A strategy for all parameters together."""
 
     name: str
@@ -69,16 +69,16 @@ def worked_examples(
     return tuple(_example(choice, facts[choice.variable], cluster) for choice in largest if choice)
 
 
-def candidates(costs: StrategyCosts, step_s: float) -> tuple[Candidate, ...]:
+def candidates(costs: StrategyCosts, step_s: float) -> tuple[ComparedStrategy, ...]:
     """Return the strategies whose whole steps were compared, quickest first; `step_s` is the plan's own."""
     if not costs.choices:
         return ()
     if not costs.tried:
         name = next(iter(costs.totals_s)) if len(costs.totals_s) == 1 else ALONE
-        return (Candidate(name, CANDIDATES[name], seconds(step_s), 1.0 if step_s else 0.0, True),)
+        return (ComparedStrategy(name, CANDIDATES[name], seconds(step_s), 1.0 if step_s else 0.0, True),)
     slowest = max(candidate.step_s for candidate in costs.tried)
     return tuple(
-        Candidate(
+        ComparedStrategy(
             ", ".join(candidate.names),
             CANDIDATES[candidate.names[0]],
             seconds(candidate.step_s),

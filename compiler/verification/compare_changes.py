@@ -15,7 +15,7 @@ import numpy as np
 from partc.compiler.verification.rounding import Rounding
 from partc.compiler.verification.sessions import Array, eps_of, is_float, least_of, max_abs, sizes, wide
 
-Verdict = Literal["equal", "differs", "did not change", "not finite", "other rows changed"]
+VariableVerdict = Literal["equal", "differs", "did not change", "not finite", "other rows changed"]
 
 STORED_ROUNDINGS = 2
 
@@ -29,8 +29,8 @@ class VariableCheck:
     max_change: float  # of the reference, in any step
     max_error: float  # of the element that comes nearest to what is allowed, or is farthest beyond
     limit: float  # of the same element
-    verdict: Verdict
-    excused: int = 0  # elements that only what rounding may make of them makes equal
+    verdict: VariableVerdict
+    within_rounding: int = 0  # elements that only what rounding may make of them makes equal
 
     @property
     def share(self) -> float:
@@ -56,7 +56,7 @@ class LossCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class VariableStates:
     """A variable, or the rows of a table that a step touches: before the step, after it, as it should be."""
 
     start: Array
@@ -66,7 +66,7 @@ class Trained:
 
 
 def compare_changes(
-    variables: Mapping[str, Trained], step: int, rtol: float | None, measure: Callable[[], Rounding]
+    variables: Mapping[str, VariableStates], step: int, rtol: float | None, measure: Callable[[], Rounding]
 ) -> list[VariableCheck]:
     """Check every variable; `rtol` None means the default of its dtype.
 
@@ -94,9 +94,14 @@ def worst_of_steps(checks: Iterable[VariableCheck]) -> tuple[VariableCheck, ...]
         previous = worst.setdefault(check.name, check)
         if previous is check:
             continue
-        excused, change = previous.excused + check.excused, max(previous.max_change, check.max_change)
+        within_rounding, change = (
+            previous.within_rounding + check.within_rounding,
+            max(previous.max_change, check.max_change),
+        )
         is_worse = previous.verdict == "equal" and (check.verdict != "equal" or check.share > previous.share)
-        worst[check.name] = replace(check if is_worse else previous, excused=excused, max_change=change)
+        worst[check.name] = replace(
+            check if is_worse else previous, within_rounding=within_rounding, max_change=change
+        )
     return tuple(worst.values())
 
 
@@ -120,7 +125,7 @@ def compare_losses(
 
 
 def _check(
-    name: str, entry: Trained, step: int, rtol: float | None, deviation: Array | float = 0.0
+    name: str, entry: VariableStates, step: int, rtol: float | None, deviation: Array | float = 0.0
 ) -> VariableCheck:
     with np.errstate(invalid="ignore"):  # infinite values, which are told
         errors, change = (
@@ -136,9 +141,9 @@ def _check(
             + STORED_ROUNDINGS * eps_of(entry.start.dtype) * magnitudes
         )
     limits = base + deviation
-    excused = int(np.sum((errors > base) & (errors <= limits)))
+    within_rounding = int(np.sum((errors > base) & (errors <= limits)))
     error, limit = _nearest(errors, limits)
-    return VariableCheck(name, step, change, error, limit, _verdict(entry, error, limit), excused)
+    return VariableCheck(name, step, change, error, limit, _verdict(entry, error, limit), within_rounding)
 
 
 def _nearest(errors: Array, limits: Array) -> tuple[float, float]:
@@ -151,7 +156,7 @@ def _nearest(errors: Array, limits: Array) -> tuple[float, float]:
     return float(errors.flat[worst]), float(limits.flat[worst])
 
 
-def _verdict(entry: Trained, error: float, limit: float) -> Verdict:
+def _verdict(entry: VariableStates, error: float, limit: float) -> VariableVerdict:
     if not (np.isfinite(error) and np.isfinite(limit)):
         return "not finite"
     if error <= limit:

@@ -35,12 +35,12 @@ OF_ONE_TERM = REARRANGING | frozenset(
 )
 
 
-def nudge_last_bits(model: onnx.ModelProto, gradients: Collection[str]) -> onnx.ModelProto:
+def perturb_last_bits(model: onnx.ModelProto, gradients: Collection[str]) -> onnx.ModelProto:
     """Return a model whose gradients' terms are multiplied by 1 - eps to 1 + eps, drawn at every run."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     made_by = {name: node for node in result.graph.node for name in node.output if name}
-    last = [node for name in gradients if (node := _summing(name, made_by)) is not None]
+    last = [node for name in gradients if (node := _summing_node(name, made_by)) is not None]
     _multiply_operands(result.graph, last, _element_types(result), None)
     return result
 
@@ -49,7 +49,7 @@ def scatter_terms(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model whose sums' terms are multiplied by 1 - 2 SCATTER to 1, drawn at every run."""
     result = inline_local_functions(model)
     graph, types = result.graph, _element_types(result)
-    discrete = _deciding(graph, types)
+    discrete = _discrete_tensors(graph, types)
     constants = {name for node in graph.node if node.op_type == "Constant" for name in node.output}
     constants |= {tensor.name for tensor in graph.initializer}
     sums = [
@@ -65,7 +65,7 @@ def scatter_terms(model: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def _summing(gradient: str, made_by: dict[str, onnx.NodeProto]) -> onnx.NodeProto | None:
+def _summing_node(gradient: str, made_by: dict[str, onnx.NodeProto]) -> onnx.NodeProto | None:
     """Return the node whose result, but for its order, is the gradient."""
     node = made_by.get(gradient)
     while node is not None and node.op_type in REARRANGING:
@@ -73,7 +73,7 @@ def _summing(gradient: str, made_by: dict[str, onnx.NodeProto]) -> onnx.NodeProt
     return node
 
 
-def _deciding(graph: onnx.GraphProto, types: dict[str, int]) -> set[str]:
+def _discrete_tensors(graph: onnx.GraphProto, types: dict[str, int]) -> set[str]:
     """Return what is no float, a condition or an index, and the tensors that such follow from."""
     names: set[str] = set()
     for node in reversed(graph.node):
@@ -96,11 +96,13 @@ def _multiply_operands(
     for node in sums:
         for index, name in enumerate(node.input):
             if types.get(name) in DRAWN:
-                perturbed.setdefault(name, _fresh(f"{name}.nudged", used_names))
+                perturbed.setdefault(name, _unused_name(f"{name}.nudged", used_names))
                 node.input[index] = perturbed[name]
     random = np.random.default_rng(0)
     new = {
-        name: _multiplying(name, result, bounds or _last_bits(types[name]), int(random.integers(1, 2**31)))
+        name: _multiply_by_random(
+            name, result, bounds or _last_bits(types[name]), int(random.integers(1, 2**31))
+        )
         for name, result in perturbed.items()
     }
     node_outputs = {name for node in graph.node for name in node.output}
@@ -116,7 +118,9 @@ def _last_bits(element: int) -> tuple[float, float]:
     return 1 - eps, 1 + eps
 
 
-def _multiplying(name: str, result: str, bounds: tuple[float, float], seed: int) -> list[onnx.NodeProto]:
+def _multiply_by_random(
+    name: str, result: str, bounds: tuple[float, float], seed: int
+) -> list[onnx.NodeProto]:
     """Return what multiplies a tensor. Seeds lie far apart: of near ones, the first numbers are near."""
     factors = f"{result}.factors"
     random_factors = helper.make_node("RandomUniformLike", [name], [factors], f"{factors}.node")
@@ -132,7 +136,7 @@ def _element_types(model: onnx.ModelProto) -> dict[str, int]:
     return types | {tensor.name: tensor.data_type for tensor in graph.initializer}
 
 
-def _fresh(name: str, used_names: set[str]) -> str:
+def _unused_name(name: str, used_names: set[str]) -> str:
     while name in used_names:
         name += "_"
     used_names.add(name)

@@ -47,19 +47,21 @@ def measure_rounding(split: SplitStep, inputs: Mapping[str, Array], variables: C
     """Measure on one step's inputs; gradients on the first replica's samples."""
     random = np.random.default_rng(0)
     parts = split.parts(inputs)
-    redrawn_parts = [split.part_rounded_otherwise(nudged(inputs, variables, random), 0) for _ in range(DRAWS)]
+    redrawn_parts = [
+        split.part_with_other_rounding(perturb_variables(inputs, variables, random), 0) for _ in range(DRAWS)
+    ]
     errors = {name: ROUNDINGS * max(_difference(parts[0][name], draw[name]) for draw in redrawn_parts)
               for name, value in parts[0].items() if is_float(value)}  # fmt: skip
     scattered_part = split.part_without_cancelling(inputs, 0)
     shift = {
-        tensor: _shift(kind == "rows", errors[tensor], scattered_part[tensor],
+        tensor: _gradient_errors(kind == "rows", errors[tensor], scattered_part[tensor],
                        [part[tensor] for part in parts], [draw[tensor] for draw in redrawn_parts])
         * split.share_of_sum(tensor)
         for tensor, kind in split.halves.gradients.items()
         if kind != "ids"
     }  # fmt: skip
-    gradients = split.meet(parts)
-    ends = [split.update(inputs, _shifted(gradients, shift, sign)) for sign in (0, 1, -1)]
+    gradients = split.combine_gradients(parts)
+    ends = [split.update(inputs, _shift_gradients(gradients, shift, sign)) for sign in (0, 1, -1)]
     deviations = {}
     for variable, output in split.state.items():
         if output in ends[0]:
@@ -70,24 +72,26 @@ def measure_rounding(split: SplitStep, inputs: Mapping[str, Array], variables: C
     return Rounding(deviations, max((errors[name] for name in split.halves.loss), default=0.0))
 
 
-def nudged(
+def perturb_variables(
     inputs: Mapping[str, Array], variables: Collection[str], random: np.random.Generator
 ) -> dict[str, Array]:
     """Return what is given with the variables' last bits changed at random; integers as they are."""
     return {
-        name: _nudge(value, random) if name in variables and is_float(value) else value
+        name: _perturb(value, random) if name in variables and is_float(value) else value
         for name, value in inputs.items()
     }
 
 
-def _nudge(value: Array, random: np.random.Generator) -> Array:
+def _perturb(value: Array, random: np.random.Generator) -> Array:
     exact = wide(value)
     signs = random.integers(-1, 2, value.shape, np.int8)
     result: Array = np.asarray(exact * (1 + exact.dtype.type(eps_of(value.dtype)) * signs), value.dtype)
     return result
 
 
-def _shift(are_rows: bool, error: float, scattered: Array, parts: list[Array], draws: list[Array]) -> Array:
+def _gradient_errors(
+    are_rows: bool, error: float, scattered: Array, parts: list[Array], draws: list[Array]
+) -> Array:
     """Return e of each element; what is a sum of zeros has none."""
     magnitude = np.abs(np.nan_to_num(wide(scattered), nan=0.0, posinf=0.0, neginf=0.0))
     if are_rows:
@@ -102,7 +106,7 @@ def _shift(are_rows: bool, error: float, scattered: Array, parts: list[Array], d
     return np.where(is_known, error, np.where(magnitude > 0, max(error, cancelled_error), 0.0))
 
 
-def _shifted(gradients: Tensors, shift: Mapping[str, Array], sign: int) -> Tensors:
+def _shift_gradients(gradients: Tensors, shift: Mapping[str, Array], sign: int) -> Tensors:
     return {
         name: np.asarray(wide(value) + sign * shift[name], value.dtype) if name in shift and sign else value
         for name, value in gradients.items()

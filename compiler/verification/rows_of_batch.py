@@ -8,7 +8,7 @@ import onnx
 from partc.compiler.model_files.cut_model import cut_model, leaves_of, reached_from
 from partc.compiler.verification.sessions import Array, Session
 from partc.compiler.verification.split_step import SplitStep
-from partc.compiler.verification.touched_rows import Uses, rows_named
+from partc.compiler.verification.touched_rows import Uses, distinct_rows
 from partc.runtime.plan.program import Plan
 
 
@@ -49,6 +49,6 @@ class RowsOfBatch:
         ids = {name: np.concatenate([part[name] for part in parts], axis=0) for name in self._ids}
         index_values |= self._rest.run({**inputs, **ids})
         return {
-            table: rows_named([index_values[index] for index in indices], self._sizes[table])
+            table: distinct_rows([index_values[index] for index in indices], self._sizes[table])
             for table, indices in self._tables.items()
         }

@@ -10,20 +10,20 @@ import onnx
 
 from partc.compiler.importing.bindings import Bindings
 from partc.compiler.model_files.cut_model import cut_model, leaves_of, reached_from
-from partc.compiler.verification.nudge_terms import nudge_last_bits, scatter_terms
+from partc.compiler.verification.nudge_terms import perturb_last_bits, scatter_terms
 from partc.compiler.verification.sessions import Array, Session, convolving, is_float
 from partc.runtime.errors import BadPlan, UnsupportedModel
 from partc.runtime.plan.program import Aggregation, DataInput, DrawnInput, Plan
 
 Tensors = dict[str, Array]
-Kind = Literal["dense", "ids", "rows"]
+TensorKind = Literal["dense", "ids", "rows"]
 
 
 @dataclass(frozen=True)
 class Halves:
     """Which tensors each half of the graph makes."""
 
-    gradients: Mapping[str, Kind]
+    gradients: Mapping[str, TensorKind]
     statistics: tuple[str, ...]  # next values that depend on samples but on no gradient
     updates: tuple[str, ...]  # all other next values
     loss: tuple[str, ...]  # if it depends on no gradient
@@ -51,7 +51,7 @@ class SplitStep:
     def step(self, inputs: Mapping[str, Array]) -> tuple[Tensors, Tensors]:
         """Return the variables' next values, and the loss: the mean of the replicas'."""
         parts = self.parts(inputs)
-        results = self.update(inputs, self.meet(parts))
+        results = self.update(inputs, self.combine_gradients(parts))
         results |= {name: _mean(name, [part[name] for part in parts]) for name in self.halves.statistics}
         following = {name: results[output] for name, output in self.state.items()}
         return following, {n: _mean_of_scalars([part[n] for part in parts]) for n in self.halves.loss}
@@ -64,18 +64,18 @@ class SplitStep:
         """Return what the first half makes of one replica's samples."""
         return self._run(self._first, self.share(inputs, replica))
 
-    def part_rounded_otherwise(self, inputs: Mapping[str, Array], replica: int) -> Tensors:
+    def part_with_other_rounding(self, inputs: Mapping[str, Array], replica: int) -> Tensors:
         """Return a part whose gradients are sums of terms with other last bits."""
-        return self._run(self._nudged, self.share(inputs, replica))
+        return self._run(self._perturbed, self.share(inputs, replica))
 
     def part_without_cancelling(self, inputs: Mapping[str, Array], replica: int) -> Tensors:
         """Return a part whose gradients are sums of terms that are up to 2 SCATTER off, each by itself."""
         return self._run(self._scattered, self.share(inputs, replica))
 
-    def meet(self, parts: Sequence[Tensors]) -> Tensors:
+    def combine_gradients(self, parts: Sequence[Tensors]) -> Tensors:
         """Return the gradients of all replicas, put together."""
         return {
-            tensor: self._meet(tensor, kind, [part[tensor] for part in parts])
+            tensor: self._combine(tensor, kind, [part[tensor] for part in parts])
             for tensor, kind in self.halves.gradients.items()
         }
 
@@ -112,9 +112,9 @@ class SplitStep:
         return self._session(self.model_of_gradients)
 
     @cached_property
-    def _nudged(self) -> Session:
+    def _perturbed(self) -> Session:
         dense = [name for name, kind in self.halves.gradients.items() if kind == "dense"]
-        return self._session(nudge_last_bits(self.model_of_gradients, dense))
+        return self._session(perturb_last_bits(self.model_of_gradients, dense))
 
     @cached_property
     def _scattered(self) -> Session:
@@ -146,7 +146,7 @@ class SplitStep:
         share = np.split(apart, self.replicas, axis=axis + 1)[replica]
         return np.ascontiguousarray(share).reshape(*before, array.shape[axis] // self.replicas, *behind)
 
-    def _meet(self, tensor: str, kind: Kind, pieces: Sequence[Array]) -> Array:
+    def _combine(self, tensor: str, kind: TensorKind, pieces: Sequence[Array]) -> Array:
         divisor = 1 if tensor in self._summed else self.replicas
         if kind == "dense":
             return np.asarray(np.sum(pieces, axis=0) / divisor, dtype=pieces[0].dtype)
@@ -186,12 +186,12 @@ def _halves(
     return Halves(gradients, tuple(statistics), tuple(updates), loss)
 
 
-def _gradient_tensors(model: onnx.ModelProto, bindings: Bindings, is_whole: bool) -> dict[str, Kind]:
+def _gradient_tensors(model: onnx.ModelProto, bindings: Bindings, is_whole: bool) -> dict[str, TensorKind]:
     """Return where the user's graph is cut: at the dense gradient if it has one, else at the slices."""
     tensor_names = {name for node in model.graph.node for name in node.output} | {
         i.name for i in model.graph.input
     }
-    kinds: dict[str, Kind] = {}
+    kinds: dict[str, TensorKind] = {}
     for variable, gradient in bindings.gradients.items():
         if gradient.dense in tensor_names:
             kinds[str(gradient.dense)] = "dense"

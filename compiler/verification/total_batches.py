@@ -63,10 +63,10 @@ def _entries(plan: Plan, entry: DataInput, array: Array, step: int) -> Array:
 
 def _synthetic(plan: Plan, seed: int) -> Iterator[Batch]:
     for step in count():
-        yield {entry.name: _drawn(plan, entry, seed, step) for entry in plan.data_inputs}
+        yield {entry.name: _draw_entry(plan, entry, seed, step) for entry in plan.data_inputs}
 
 
-def _drawn(plan: Plan, entry: DataInput, seed: int, step: int) -> Array:
+def _draw_entry(plan: Plan, entry: DataInput, seed: int, step: int) -> Array:
     shape = tuple(int(size) for size in total_shape(plan, entry))
     dtype = np.dtype(entry.dtype)
     if not shape:

@@ -43,7 +43,7 @@ def find_tables(model: onnx.ModelProto, state: Mapping[str, str], candidates: It
     return uses
 
 
-def by_places(model: onnx.ModelProto, tables: Uses, state: Mapping[str, str]) -> onnx.ModelProto:
+def read_by_places(model: onnx.ModelProto, tables: Uses, state: Mapping[str, str]) -> onnx.ModelProto:
     """Return the model with tables of touched rows, and an input `PLACES + table` more for each."""
     if not tables:
         return model
@@ -89,7 +89,7 @@ def places(rows: Mapping[str, Array], sizes: Mapping[str, int]) -> dict[str, Arr
     return arrays
 
 
-def rows_named(indices: Iterable[Array], rows: int) -> Array:
+def distinct_rows(indices: Iterable[Array], rows: int) -> Array:
     """Return the rows that indices name, int64[k] ascending; negative ones count from the end."""
     row_lists = [index.reshape(-1) % rows for index in indices]
     return np.unique(np.concatenate(row_lists)).astype(np.int64)

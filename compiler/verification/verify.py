@@ -21,8 +21,8 @@ from rich.table import Table
 
 from partc.compiler.verification.compare_changes import (
     LossCheck,
-    Trained,
     VariableCheck,
+    VariableStates,
     compare_changes,
     compare_losses,
     default_rtol,
@@ -116,11 +116,10 @@ class VerifyReport:
         outcome = "; ".join(filter(None, failures)) or equal
         alone = f" ({self.left_out} asynchronous workers left out)" if self.left_out else ""
         compared = f"{self.ranks} ranks{alone} against one device, {self.steps} steps, {self.batch} batch"
-        return (
-            f"{compared}: {outcome}{self._told_of_bodies()}{self._told_of_tables()}{self._told_of_rounding()}"
-        )
+        remarks = f"{self._bodies_sentence()}{self._tables_sentence()}{self._rounding_sentence()}"
+        return f"{compared}: {outcome}{remarks}"
 
-    def _told_of_bodies(self) -> str:
+    def _bodies_sentence(self) -> str:
         if not self.bodies or self.wrong_bodies:
             return ""
         largest = max(self.bodies.values())
@@ -128,16 +127,16 @@ class VerifyReport:
             f"; {len(self.bodies)} convolutions computed partc's way, within {largest:.1g} of ONNX Runtime's"
         )
 
-    def _told_of_tables(self) -> str:
+    def _tables_sentence(self) -> str:
         if not self.tables:
             return ""
         count = len(self.tables)
         return f"; {count} large table{'s' * (count > 1)} by the rows that steps touch, all others by a hash"
 
-    def _told_of_rounding(self) -> str:
-        excused = sum(check.excused for check in self.variables)
-        elements = f"{excused} element{'s' * (excused > 1)}"
-        return f"; {elements} off by what their gradients' rounding makes" if excused else ""
+    def _rounding_sentence(self) -> str:
+        within_rounding = sum(check.within_rounding for check in self.variables)
+        elements = f"{within_rounding} element{'s' * (within_rounding > 1)}"
+        return f"; {elements} off by what their gradients' rounding makes" if within_rounding else ""
 
 
 def verify(
@@ -229,9 +228,11 @@ class _Comparison:
         expected = self._reference.step(before, batch, rows)
         self._before = {name: self._ranks.read(name) for name in self._whole}
         after = self._before | {name: self._ranks.read(name, row_ids) for name, row_ids in rows.items()}
-        others = self._others_changed(rows)
+        others = self._count_other_changes(rows)
         checked = {
-            v.name: Trained(before[v.name], after[v.name], expected.variables[v.name], others.get(v.name, 0))
+            v.name: VariableStates(
+                before[v.name], after[v.name], expected.variables[v.name], others.get(v.name, 0)
+            )
             for v in self._plan.variables
         }
 
@@ -256,7 +257,7 @@ class _Comparison:
             tables[name], self._hashes[name] = _initial_rows(self._plan, self._initial, name, row_ids)
         return tables
 
-    def _others_changed(self, rows: Mapping[str, Array]) -> dict[str, int]:
+    def _count_other_changes(self, rows: Mapping[str, Array]) -> dict[str, int]:
         """Count the rows of each table that the step does not touch, and that are not as before."""
         counts = {}
         for name, row_ids in rows.items():

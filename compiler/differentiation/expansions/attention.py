@@ -141,7 +141,7 @@ def _mask(at: ForwardNode, heads: _Heads) -> str | None:
     parts = []
     if at.x(3):
         parts.append(_given_mask(at, heads))
-    parts += [_bias(at, condition) for condition in _seen(at, heads)]
+    parts += [_bias(at, condition) for condition in _visibility_conditions(at, heads)]
     if at.x(LENGTHS):
         keys = at.op("Range", *_bounds(at, heads.keys))
         parts.append(_bias(at, at.op("Less", keys, _per_sample(at, at.x(LENGTHS)))))
@@ -171,7 +171,7 @@ def _bias(at: ForwardNode, visible: str) -> str:
     return at.op("Where", visible, at.scalar(0, like=at.x(0)), at.scalar(-np.inf, like=at.x(0)))
 
 
-def _seen(at: ForwardNode, heads: _Heads) -> list[str]:
+def _visibility_conditions(at: ForwardNode, heads: _Heads) -> list[str]:
     """Return bools [q, k] or [b, 1, q, k]: true where the key's position lies in the query's window."""
     before, after = (at.integer(f"{side}_window_size", -1) for side in ("left", "right"))
     if at.integer("is_causal", 0):
@@ -233,7 +233,7 @@ def expand_rotary_embedding(at: ForwardNode) -> Sequence[str]:
         rest = tuple(last)
     # Samples, positions and heads: [b, s, heads, e] if flat, else [b, heads, s, e].
     cos, sin = (_angles(at, at.x(index), 2 if flat else 1) for index in (1, 2))
-    result = _turn(at, x, (cos, sin), rotary_size)
+    result = _rotate(at, x, (cos, sin), rotary_size)
     if rest:
         result = at.op("Concat", result, *rest, axis=-1)
     return (at.op("Reshape", result, at.build.ints(0, 0, -1)) if flat else result,)
@@ -246,7 +246,7 @@ def _angles(at: ForwardNode, cache: str, heads_axis: int) -> str:
     return at.op("Unsqueeze", cache, at.build.ints(heads_axis))
 
 
-def _turn(at: ForwardNode, x: str, angles: tuple[str, str], rotary_size: int) -> str:
+def _rotate(at: ForwardNode, x: str, angles: tuple[str, str], rotary_size: int) -> str:
     cos, sin = angles
     interleaved = at.integer("interleaved", 0)
     if interleaved:

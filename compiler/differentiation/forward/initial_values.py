@@ -20,12 +20,12 @@ def initial_values(graph: onnx.GraphProto, types: Types, names: Sequence[str]) -
     initializers = {tensor.name: tensor for tensor in graph.initializer}
     makers = {node.output[0]: node for node in graph.node}
     return {
-        name: initializers[name] if name in initializers else _made(makers[name], seed)
+        name: initializers[name] if name in initializers else _read_maker(makers[name], seed)
         for seed, name in enumerate(names, start=1)
     }
 
 
-def _made(maker: onnx.NodeProto, default_seed: int) -> InitialValue:
+def _read_maker(maker: onnx.NodeProto, default_seed: int) -> InitialValue:
     attributes: Mapping[str, float | TensorProto] = {
         attribute.name: helper.get_attribute_value(attribute) for attribute in maker.attribute
     }

@@ -30,11 +30,11 @@ from partc.runtime.errors import BadModel, BadUsage, UnsupportedModel
 
 BATCH = "batch"
 PROBE = 9973  # a prime that no model has as a size: the batch at which shapes are compared
-Batch = int | Literal["dynamic"]
+BatchSize = int | Literal["dynamic"]
 SYMBOLIC = "export the model with a symbolic batch"
 
 
-def rebatch(model: onnx.ModelProto, batch: Batch, sample_axes: Mapping[str, int | None]) -> None:
+def rebatch(model: onnx.ModelProto, batch: BatchSize, sample_axes: Mapping[str, int | None]) -> None:
     """Rewrite the model in place. Raises BadUsage, UnsupportedModel."""
     old = _current_batch(model, sample_axes)
     if isinstance(old, int):

@@ -75,7 +75,7 @@ def exporter_facts(model: onnx.ModelProto) -> ExporterFacts:
         for name in initializers.intersection(node.input):
             operations[name] = (*operations.get(name, ()), *_reads(node))
             readers[name] = readers.get(name, frozenset()) | {node.op_type}
-    detached, merged = _detached(graph)
+    detached, merged = _find_detached(graph)
     return ExporterFacts(kinds, folded, targets, operations, readers, detached, merged)
 
 
@@ -104,7 +104,7 @@ def merged_parameters(facts: ExporterFacts, graph: onnx.GraphProto) -> dict[str,
     return {name: tuple(sorted(others)) for name, others in merged.items()}
 
 
-def _detached(graph: onnx.GraphProto) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
+def _find_detached(graph: onnx.GraphProto) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
     """Return what PyTorch's detach made, and where it is gone: the optimiser drops its Identity."""
     node_outputs = {name for node in graph.node for name in node.output}
     detached: set[str] = set()

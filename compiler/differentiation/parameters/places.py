@@ -66,11 +66,11 @@ class Places:
             for index, name in enumerate(node.input):
                 self._readers.setdefault(name, []).append(_Reading(node, index))
         initializers = {tensor.name for tensor in graph.initializer}
-        self._data = _reached(graph, {value.name for value in graph.input} - initializers)
+        self._data = _reachable_from(graph, {value.name for value in graph.input} - initializers)
         weights = [
             r.node for name in candidates for r in self._readings(name) if r.index in _weight_inputs(r.node)
         ]
-        self._learned = _reached(graph, {name for node in weights for name in node.output})
+        self._learned = _reachable_from(graph, {name for node in weights for name in node.output})
 
     def of(self, name: str) -> frozenset[Place]:
         """Return the places where a tensor meets data."""
@@ -129,7 +129,7 @@ def _spans_first_axis(own: Shape, other_shape: Shape) -> bool:
     return len(own) >= len(other_shape) and own[len(own) - len(other_shape)] != 1
 
 
-def _reached(graph: onnx.GraphProto, sources: Iterable[str]) -> set[str]:
+def _reachable_from(graph: onnx.GraphProto, sources: Iterable[str]) -> set[str]:
     """Return the sources and what is computed from them; nodes are in topological order."""
     reachable = set(sources)
     for node in graph.node:

@@ -31,7 +31,7 @@ _NO_VALUES = np.zeros(0)
 
 
 @dataclass(frozen=True)
-class Values:
+class TensorValues:
     """The values of a tensor of that shape as far as they are known; `array` is empty where nothing is."""
 
     array: np.ndarray
@@ -138,7 +138,7 @@ def _are_lines(columns: np.ndarray) -> bool:
     return bool(np.abs(np.diff(columns, 2, axis=0)).max() <= FIT * np.abs(columns).max())
 
 
-def values_of(tensor: TensorProto, folder: Path | None) -> Values:
+def values_of(tensor: TensorProto, folder: Path | None) -> TensorValues:
     """Return the values of a tensor, or of its first rows where it is large, in float64.
 
     External data is read from `folder` alone; nothing is known of what is not there.
@@ -148,10 +148,10 @@ def values_of(tensor: TensorProto, folder: Path | None) -> Values:
     rows = min(tensor.dims[0], max(8, MOST_ELEMENTS // width)) if tensor.dims else 1
     shape = (rows, *tensor.dims[1:]) if tensor.dims else ()
     if tensor.data_location == TensorProto.EXTERNAL:
-        return Values(_external(tensor, shape, folder), whole)
+        return TensorValues(_external(tensor, shape, folder), whole)
     if tensor.HasField("raw_data") and math.prod(shape) < element_count(tensor.dims):
-        return Values(_head(tensor, shape, tensor.raw_data), whole)
-    return Values(_widened(numpy_helper.to_array(tensor)), whole)
+        return TensorValues(_head(tensor, shape, tensor.raw_data), whole)
+    return TensorValues(_widen(numpy_helper.to_array(tensor)), whole)
 
 
 def _external(tensor: TensorProto, shape: tuple[int, ...], folder: Path | None) -> np.ndarray:
@@ -174,8 +174,8 @@ def _head(tensor: TensorProto, shape: tuple[int, ...], data: bytes) -> np.ndarra
     if len(data) < size_bytes:
         return _NO_VALUES
     head.raw_data = data[:size_bytes]
-    return _widened(numpy_helper.to_array(head))
+    return _widen(numpy_helper.to_array(head))
 
 
-def _widened(array: np.ndarray) -> np.ndarray:
+def _widen(array: np.ndarray) -> np.ndarray:
     return np.asarray(array).astype(np.float64)

@@ -55,7 +55,7 @@ def _einsum(at: ForwardNode, dy: str) -> Gradients:
     text = at.attribute("equation")
     assert isinstance(text, str)
     equation = _spell_out(text, [at.rank(x) for x in at.node.input])
-    return {index: _operand_gradient(at, dy, equation, index) for index in sorted(at.wanted)}
+    return {index: _operand_gradient(at, dy, equation, index) for index in sorted(at.gradient_inputs)}
 
 
 def _operand_gradient(at: ForwardNode, dy: str, equation: _Equation, index: int) -> str:

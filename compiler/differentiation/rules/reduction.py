@@ -24,7 +24,7 @@ def _keep_axes(at: ForwardNode, tensor: str) -> str:
     return at.op("Unsqueeze", tensor, at.build.ints(*_axes(at)))
 
 
-def _spread(at: ForwardNode, tensor: str) -> str:
+def _expand_reduced(at: ForwardNode, tensor: str) -> str:
     return at.op("Expand", tensor, at.shape_of(at.x(0)))
 
 
@@ -42,12 +42,12 @@ def count_along(at: ForwardNode, tensor: str, axes: tuple[int, ...]) -> str:
 
 
 def _reduce_sum(at: ForwardNode, dy: str) -> Gradients:
-    return {0: _spread(at, _keep_axes(at, dy))}
+    return {0: _expand_reduced(at, _keep_axes(at, dy))}
 
 
 def _reduce_mean(at: ForwardNode, dy: str) -> Gradients:
     share = at.op("Div", _keep_axes(at, dy), count_along(at, at.x(0), _axes(at)))
-    return {0: _spread(at, share)}
+    return {0: _expand_reduced(at, share)}
 
 
 def _reduce_extremum(at: ForwardNode, dy: str) -> Gradients:
@@ -82,7 +82,7 @@ def _reduce_log_sum_exp(at: ForwardNode, dy: str) -> Gradients:
 
 def _reduce_log_sum(at: ForwardNode, dy: str) -> Gradients:
     slope = at.op("Div", _keep_axes(at, dy), at.op("Exp", _keep_axes(at, at.y())))
-    return {0: _spread(at, slope)}
+    return {0: _expand_reduced(at, slope)}
 
 
 def _reduce_prod(at: ForwardNode, dy: str) -> Gradients:

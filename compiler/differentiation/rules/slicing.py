@@ -30,7 +30,7 @@ def _slice(at: ForwardNode, dy: str) -> Gradients:
         if padding is not None:
             before[axis], after[axis] = padding
         elif isinstance(size, int):
-            dy = gather_readers(at, dy, _taken(size, start, end, step), size, axis)
+            dy = gather_readers(at, dy, _slice_indices(size, start, end, step), size, axis)
         else:
             dy = _computed_slice(at, dy, axis, entry)
     if any(before) or any(after):
@@ -60,7 +60,7 @@ def _padding(size: Size, start: int, end: int) -> tuple[int, int] | None:
     return None
 
 
-def _taken(size: int, start: int, end: int, step: int) -> np.ndarray:
+def _slice_indices(size: int, start: int, end: int, step: int) -> np.ndarray:
     # numpy and ONNX agree on [start:end:step] but for a negative end that means "before the first".
     stop = None if step < 0 and end < -size else end
     start = -size if step > 0 and start < -size else start

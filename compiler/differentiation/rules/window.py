@@ -18,13 +18,13 @@ def _conv(at: ForwardNode, dy: str) -> Gradients:
     sizes = at.static_shape(weight)
     windows, group = windows_of(at, sizes[2:]), at.integer("group", 1)
     gradients = {}
-    if 0 in at.wanted:
+    if 0 in at.gradient_inputs:
         function = functions.conv_data_gradient(windows, group, at.opset)
         gradients[0] = at.call_function(function, (dy, weight), like=x)
-    if 1 in at.wanted:
+    if 1 in at.gradient_inputs:
         function = functions.conv_weight_gradient(windows, sizes, group, at.opset)
         gradients[1] = at.call_function(function, (x, dy), like=weight)
-    if 2 in at.wanted:
+    if 2 in at.gradient_inputs:
         gradients[2] = at.op("ReduceSum", dy, at.build.ints(0, *range(2, at.rank(x))), keepdims=0)
     return gradients
 
@@ -35,13 +35,13 @@ def _transposed_conv(at: ForwardNode, dy: str) -> Gradients:
     sizes = at.static_shape(weight)
     windows, group = transposed_windows_of(at, sizes[2:]), at.integer("group", 1)
     gradients = {}
-    if 0 in at.wanted:
+    if 0 in at.gradient_inputs:
         dy_read = _without_unread_end(at, dy, windows)
         gradients[0] = at.op("Conv", dy_read, weight, group=group, **windows.forward())
-    if 1 in at.wanted:
+    if 1 in at.gradient_inputs:
         function = functions.conv_weight_gradient(windows, sizes, group, at.opset)
         gradients[1] = at.call_function(function, (dy, x), like=weight)
-    if 2 in at.wanted:
+    if 2 in at.gradient_inputs:
         gradients[2] = at.op("ReduceSum", dy, at.build.ints(0, *range(2, at.rank(x))), keepdims=0)
     return gradients
 

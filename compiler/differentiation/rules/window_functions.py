@@ -84,7 +84,7 @@ def _cut_unused_ends(b: FunctionBuilder, image: str, windows: Windows) -> str:
 def _multiply_per_tap(b: FunctionBuilder, windows: Windows, weight: tuple[int, ...], group: int) -> None:
     """dW[:, :, t] = sum over samples and positions of dy times x shifted by tap t, transposed."""
     o, c = weight[0] // group, weight[1]
-    padded = _padded(b, windows)
+    padded = _pad(b, windows)
     # Gathering all samples into one product moves pixels (o + c); summing theirs moves o c.
     gathers = group == 1 and element_count(windows.target) * (o + c) <= o * c
     products = []
@@ -116,7 +116,7 @@ def _sum_of_products(b: FunctionBuilder, shifted: str, sizes: tuple[int, int, in
     return b.op("ReduceSum", of_samples, b.ints(0), keepdims=0)
 
 
-def _padded(b: FunctionBuilder, windows: Windows) -> str:
+def _pad(b: FunctionBuilder, windows: Windows) -> str:
     after = [max(0, a) for a in windows.after]
     if not any(windows.before) and not any(after):
         return "x"

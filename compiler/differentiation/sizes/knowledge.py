@@ -88,7 +88,7 @@ class Knowledge:
     # ------------------------------------------------------------ types
 
     def _infer(self, node: onnx.NodeProto, inputs: Sequence[Values | None]) -> None:
-        for name, proto in self._inferred(node).items():
+        for name, proto in self._infer_node(node).items():
             self._learn_type(name, proto)
         for name in filter(None, node.output):
             expected = self._expected.get(name)
@@ -99,7 +99,7 @@ class Knowledge:
         for name in filter(None, node.output):
             self._name_unknown_sizes(name)
 
-    def _inferred(self, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]:
+    def _infer_node(self, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]:
         """Return what ONNX infers of one node; nothing where it cannot."""
         names = [name for name in node.input if name]
         if node.domain not in STANDARD or not all(

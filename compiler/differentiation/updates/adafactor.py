@@ -44,7 +44,7 @@ class Adafactor:
         """Give the parameter and its means of squares their next values."""
         update = ParameterUpdate(updates, gradient)
         shape = static_shape(updates.types, gradient.parameter, needed_by="Adafactor")
-        variance = self._factored(update, shape) if len(shape) > 1 else self._whole(update)
+        variance = self._factored_moment(update, shape) if len(shape) > 1 else self._whole(update)
         root = update.op("Sqrt", update.op("Max", variance, self.epsilon1**2))
         direction = update.op("Div", gradient.values, root)
         length = update.op("Div", update.norm(direction), sqrt(prod(shape)) * self.d)
@@ -70,7 +70,7 @@ class Adafactor:
         new = update.op("Mul", share, update.op("Mul", values, values))
         return update.at_gradient(update.renew(slot, update.op("Sub", 1.0, share), new))
 
-    def _factored(self, update: ParameterUpdate, shape: tuple[int, ...]) -> str:
+    def _factored_moment(self, update: ParameterUpdate, shape: tuple[int, ...]) -> str:
         """Return the product of the running row and column means, where there is a gradient."""
         *lead, rows, columns = shape
         last = len(lead) + 1

@@ -48,9 +48,9 @@ def make_updates(
     """Give all parameters and slots their next values; `loss_scale` is the tensor that scaled the loss."""
     optimizer_of = optimizers_of((gradient.parameter for gradient in gradients), optimizer, options.groups)
     _check_lazy(gradients, optimizer, options)
-    _check_fed(optimizer_of.values(), options)
-    ready = [_summed(updates.build, gradient) for gradient in gradients]
-    ready = _counted(updates, ready, options, loss_scale)
+    _check_rate_input(optimizer_of.values(), options)
+    ready = [_sum_rows(updates.build, gradient) for gradient in gradients]
+    ready = _count_updates(updates, ready, options, loss_scale)
     ready = clip(updates, ready, options.clipping)
     schedule_rates(updates, options.schedule, options.warmup)
     for gradient in ready:
@@ -61,7 +61,7 @@ def make_updates(
         average_parameters(updates, optimizer_of, options.ema)
 
 
-def _counted(
+def _count_updates(
     updates: Updates, gradients: list[ReadyGradient], options: UpdateOptions, loss_scale: str
 ) -> list[ReadyGradient]:
     """Accumulate and unscale, and say in `updates.applies` whether the step's update counts."""
@@ -79,7 +79,7 @@ def _counted(
     return gradients
 
 
-def _summed(build: NodeBuilder, gradient: Gradient) -> ReadyGradient:
+def _sum_rows(build: NodeBuilder, gradient: Gradient) -> ReadyGradient:
     if gradient.ids is None or gradient.rows is None:
         return ReadyGradient(gradient.parameter, dense=gradient.dense)
     unique_ids = build.fresh(f"{gradient.parameter}/unique_ids")
@@ -101,7 +101,7 @@ def _check_lazy(gradients: Sequence[Gradient], optimizer: Optimizer, options: Up
         )
 
 
-def _check_fed(optimizers: Iterable[Optimizer], options: UpdateOptions) -> None:
+def _check_rate_input(optimizers: Iterable[Optimizer], options: UpdateOptions) -> None:
     has_schedule = options.schedule is not None or options.warmup is not None
     if has_schedule and any(optimizer.lr == "fed" for optimizer in optimizers):
         raise BadUsage(
@@ -121,12 +121,12 @@ def accumulate(
     one, limit, zero = (build.constant(np.array(value, np.int64)) for value in (1, count, 0))
     following = updates.set_next(micro_step, "Mod", build.op("Add", micro_step, one), limit)
     ends = build.op("Equal", following, zero)
-    means = [_accumulated(updates, gradient, count, ends) for gradient in gradients]
+    means = [_accumulate(updates, gradient, count, ends) for gradient in gradients]
     build.scope = ""
     return means, ends
 
 
-def _accumulated(updates: Updates, gradient: ReadyGradient, count: int, ends: str) -> ReadyGradient:
+def _accumulate(updates: Updates, gradient: ReadyGradient, count: int, ends: str) -> ReadyGradient:
     build, parameter = updates.build, gradient.parameter
     accumulated = updates.slot(parameter, "accumulated", 0.0)
     if gradient.dense is not None:

@@ -85,13 +85,13 @@ class Updates:
     def learning_rate(self, rate: LearningRate, parameter: str) -> str:
         """Return the learning rate in the parameter's element type."""
         if rate != "fed":
-            return self._scheduled(rate, parameter)
+            return self._scheduled_rate(rate, parameter)
         self.feeds_learning_rate = True
         if self.types[parameter].element == TensorProto.FLOAT:
             return LEARNING_RATE
         return self.build.op("Cast", LEARNING_RATE, to=self.types[parameter].element)
 
-    def _scheduled(self, rate: float, parameter: str) -> str:
+    def _scheduled_rate(self, rate: float, parameter: str) -> str:
         if not self.rate_factor:
             return self.scalar(rate, parameter)
         base = self.build.constant(np.array(rate, np.float64))

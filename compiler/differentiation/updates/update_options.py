@@ -31,7 +31,7 @@ class ParameterGroup:
         """Tell whether a parameter is in the group, if no earlier group has it."""
         return any(fnmatchcase(parameter, pattern) for pattern in self.patterns)
 
-    def settled(self, optimizer: Optimizer) -> Optimizer:
+    def apply_to(self, optimizer: Optimizer) -> Optimizer:
         """Return the optimizer with the group's settings."""
         settings = {"lr": self.lr, "weight_decay": self.weight_decay}
         values = {name: value for name, value in settings.items() if value is not None}
@@ -50,7 +50,7 @@ def optimizers_of(
                 at="--no-decay or --group",
                 fix=f"use patterns for some of {sorted(names)[:8]}",
             )
-    group_optimizers = [group.settled(optimizer) for group in groups]
+    group_optimizers = [group.apply_to(optimizer) for group in groups]
     optimizer_of = {}
     for name in names:
         matching = (own for group, own in zip(groups, group_optimizers, strict=True) if group.fits(name))

@@ -47,7 +47,7 @@ class _ByRule:
         node.attribute.extend(at.node.attribute)
         node.attribute.extend(helper.make_attribute(k, v) for k, v in (self.attributes or {}).items())
         input_indices = frozenset(index for index, name in enumerate(at.node.output) if name)
-        gradients = RULES[self.forward](replace(at, node=node, wanted=input_indices), [dy])
+        gradients = RULES[self.forward](replace(at, node=node, gradient_inputs=input_indices), [dy])
         return [gradients.get(index, "") for index in range(len(at.node.output))]
 
 
@@ -111,7 +111,7 @@ def _cross_entropy(at: ForwardNode) -> Sequence[str]:
     classes = at.shape(log_probabilities)[1]
     if not isinstance(classes, int):
         raise UnsupportedModel("the number of classes is unknown", at=at.place, fix="export it fixed")
-    counts = _counted(at, labels)
+    counts = _label_mask(at, labels)
     zero_one = at.build.constant(np.array([0, 1], at.types[log_probabilities].dtype))
     depth = at.build.constant(np.array(classes, np.int64))
     is_label = at.op("OneHot", labels, depth, zero_one, axis=1)
@@ -130,7 +130,7 @@ def _total(at: ForwardNode, labels: str, counts: str) -> str:
     return at.op("ReduceSum", counts, keepdims=0)
 
 
-def _counted(at: ForwardNode, labels: str) -> str:
+def _label_mask(at: ForwardNode, labels: str) -> str:
     """Return what each label counts: its weight, or 1; 0 where it is ignored."""
     like, dtype = at.x(1), at.types[labels].dtype
     index = at.build.constant(np.array(at.integer("ignore_index", -1), dtype))  # -1 is no label

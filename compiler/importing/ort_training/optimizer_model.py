@@ -103,7 +103,7 @@ def _adamw(step: OptimizerStep, attributes: _Attributes) -> None:
     step.finish(STEP, "Add", STEP, step.build.ints(1))
     for parameter, gradient in step.gradients.items():
         step.build.scope = f"{parameter}/update/"
-        _adamw_of(step, parameter, gradient, _Adam(**_known(attributes)))
+        _adamw_of(step, parameter, gradient, _Adam(**_attribute_values(attributes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class _Adam:
     correct_bias: float = 1
 
 
-def _known(attributes: _Attributes) -> dict[str, float]:
+def _attribute_values(attributes: _Attributes) -> dict[str, float]:
     return {name: attributes[name] for name in _Adam.__dataclass_fields__ if name in attributes}
 
 

@@ -10,7 +10,7 @@ import torch
 
 from partc.compiler.importing.draw_random_inputs import draw_random_inputs
 from partc.compiler.importing.torch_step.record_draws import RecordedDraws
-from partc.compiler.importing.torch_step.trace_step import Loss, TracedStep
+from partc.compiler.importing.torch_step.trace_step import LossFunction, TracedStep
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.plan.program import DrawnInput
 
@@ -26,7 +26,7 @@ def compare_steps(
     traced: TracedStep,
     names: Sequence[str],
     module: torch.nn.Module,
-    loss: Loss,
+    loss: LossFunction,
     optimizer: torch.optim.Optimizer,
 ) -> None:
     """Refuse a model whose steps are not PyTorch's. Raises UnsupportedModel.
@@ -69,7 +69,7 @@ class _Expected:
 
 
 def _step(
-    module: torch.nn.Module, loss: Loss, optimizer: torch.optim.Optimizer, traced: TracedStep
+    module: torch.nn.Module, loss: LossFunction, optimizer: torch.optim.Optimizer, traced: TracedStep
 ) -> _Expected:
     optimizer.zero_grad()
     with RecordedDraws() as recorded:

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from partc.compiler.importing.torch_step.decompositions import WRITTEN_OUT
 from partc.runtime.errors import UnsupportedModel
 
-Loss = Callable[..., torch.Tensor]
+LossFunction = Callable[..., torch.Tensor]
 Slots = dict[str, dict[str, torch.Tensor]]  # by parameter, then by the optimizer's name for it
 
 # The exporter writes training BatchNorm as inference; LayerNorm keeps float32 statistics of float64.
@@ -49,7 +49,10 @@ class TracedStep:
 
 
 def trace_step(
-    module: torch.nn.Module, loss: Loss, optimizer: torch.optim.Optimizer, inputs: Sequence[torch.Tensor]
+    module: torch.nn.Module,
+    loss: LossFunction,
+    optimizer: torch.optim.Optimizer,
+    inputs: Sequence[torch.Tensor],
 ) -> TracedStep:
     """Trace one step in training mode; the module and the optimizer stay as they are."""
     trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
@@ -79,7 +82,7 @@ def trace_step(
         slot_values = {
             name: {key: arguments_by_name[_slot(name, key)] for key in slots[name]} for name in start
         }
-        after, slot_values = _updated(optimizer, trained, parameters, gradients, slot_values)
+        after, slot_values = _run_update(optimizer, trained, parameters, gradients, slot_values)
         following = after | renewed | {_slot(p, k): v for p, s in slot_values.items() for k, v in s.items()}
         return (value, *(following[name] for name in variables))
 
@@ -147,7 +150,7 @@ def _first_slots(
     return slots
 
 
-def _updated(
+def _run_update(
     optimizer: torch.optim.Optimizer,
     trained: Mapping[str, torch.Tensor],
     parameters: Mapping[str, torch.Tensor],
