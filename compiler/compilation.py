@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from partc.compiler.options import Options
 from partc.compiler.output.plan_files import PlanFiles
-from partc.compiler.planning.doubt_estimate import Doubt
+from partc.compiler.planning.check_estimate import EstimateSensitivity
 from partc.compiler.planning.price_step import StepPricer
 from partc.compiler.planning.stopwatch import Stopwatch
 from partc.cost.assignment.partitions import PartitionSearch
@@ -47,7 +47,7 @@ class Compilation:
     price: StepPricer = field(init=False)
     strategy: Strategy = field(init=False)
     costs: StrategyCosts = field(init=False)
-    doubt: Doubt | None = None  # where an estimate of rows touched decided
+    sensitivity: EstimateSensitivity | None = None  # where an estimate of rows touched decided
     expected: Mapping[str, ExpectedRows] = field(default_factory=dict)
 
     # the plan

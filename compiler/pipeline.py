@@ -25,26 +25,26 @@ class PipelinePhase:
     stages: tuple[Callable[[Compilation], None], ...]
 
 
-KERNELS = PipelinePhase("ask for kernels", (stages.ask_for_kernels,))
-GRADIENTS = PipelinePhase("find gradients", (stages.know_gradients,))
+KERNELS = PipelinePhase("ask for kernels", (stages.refuse_missing_kernels,))
+GRADIENTS = PipelinePhase("find gradients", (stages.find_unrecorded_gradients,))
 BATCH = PipelinePhase("choose the batch", (stages.choose_batch, stages.measure_rows))
 ANALYSIS = PipelinePhase(
     "analyse",
     (
         stages.assign_roles,
         stages.average_over_replicas,
-        stages.show_gradients,
-        stages.know_tensors,
-        stages.know_what_servers_can_hold,
+        stages.add_gradient_outputs,
+        stages.infer_tensors,
+        stages.find_servable_variables,
     ),
 )
 CHOICE = PipelinePhase(
     "choose a strategy",
     (
-        stages.know_parameters,
+        stages.describe_choices,
         stages.choose_partitions,
         stages.choose_synchronisation,
-        stages.doubt_the_estimate,
+        stages.check_row_estimate,
     ),
 )
 LOWERING = PipelinePhase("lay out and lower", (stages.lower,))

@@ -8,9 +8,9 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.output.describe_plan import describe_plan
 from partc.compiler.planning.asynchronous import make_sessions
 from partc.compiler.planning.build_plan import build_plan
+from partc.compiler.planning.check_estimate import check_estimate
 from partc.compiler.planning.check_kernels import check_kernels
 from partc.compiler.planning.choose_reading import BatchReading, choose_reading
-from partc.compiler.planning.doubt_estimate import doubt_estimate
 from partc.compiler.planning.load_segments import load_segments
 from partc.compiler.planning.measure_sparsity import measure_sparsity
 from partc.compiler.planning.price_step import StepPricer
@@ -39,12 +39,12 @@ from partc.runtime.plan.check_program import check_program
 # ---------------------------------------------------------------- the step
 
 
-def ask_for_kernels(compilation: Compilation) -> None:
+def refuse_missing_kernels(compilation: Compilation) -> None:
     """Refuse what the machines have no kernels for. Raises UnsupportedModel."""
     check_kernels(compilation.training, compilation.machines)
 
 
-def know_gradients(compilation: Compilation) -> None:
+def find_unrecorded_gradients(compilation: Compilation) -> None:
     """Find the gradients that the graph's file does not tell."""
     find_gradients(compilation.training)
 
@@ -93,20 +93,20 @@ def average_over_replicas(compilation: Compilation) -> None:
     compilation.training = average_replicas(compilation.training, compilation.main, aggregation)
 
 
-def show_gradients(compilation: Compilation) -> None:
+def add_gradient_outputs(compilation: Compilation) -> None:
     """Make the gradients that the user wants to see outputs of the step."""
     compilation.training = fetch_gradients(
         compilation.training, compilation.options.chosen_aggregation().fetched
     )
 
 
-def know_tensors(compilation: Compilation) -> None:
+def infer_tensors(compilation: Compilation) -> None:
     """Infer shapes, dtypes and values."""
     compilation.tensors = infer_facts(compilation.training, compilation.options.sizes, _replicas(compilation))
     expand_casts(compilation.training, compilation.tensors)
 
 
-def know_what_servers_can_hold(compilation: Compilation) -> None:
+def find_servable_variables(compilation: Compilation) -> None:
     """Find out whose rows may live on servers: what cannot is found by trying."""
     training, tensors, main = compilation.training, compilation.tensors, compilation.main
     followers = find_followers(training, tensors, main)
@@ -131,7 +131,7 @@ def _replicas(compilation: Compilation) -> int:
 # ---------------------------------------------------------------- the decisions
 
 
-def know_parameters(compilation: Compilation) -> None:
+def describe_choices(compilation: Compilation) -> None:
     """Describe what the choice of a strategy depends on."""
     facts = describe_parameters(compilation.analysis)
     compilation.facts = (
@@ -169,11 +169,11 @@ def choose_synchronisation(compilation: Compilation) -> None:
         log.info("%s: %s. %s", choice.variable, choice.method, choice.reason)
 
 
-def doubt_the_estimate(compilation: Compilation) -> None:
+def check_row_estimate(compilation: Compilation) -> None:
     """Say where an estimate of the rows touched decided."""
-    compilation.doubt = doubt_estimate(compilation.costs.tried, compilation.facts, compilation.price)
-    if compilation.doubt is not None:
-        log.info("%s", compilation.doubt.sentence())
+    compilation.sensitivity = check_estimate(compilation.costs.tried, compilation.facts, compilation.price)
+    if compilation.sensitivity is not None:
+        log.info("%s", compilation.sensitivity.sentence())
 
 
 def _choose(

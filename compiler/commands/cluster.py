@@ -23,7 +23,7 @@ from partc.runtime.jobs.measure import Probe, Sample, measure
 MESSAGE_BYTES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 22, 1 << 23)
 TOGETHER_BYTES = (1 << 16, 1 << 22)
 REPEATS = 20
-MOST_HOSTS = 8  # beyond, only neighbours in the file's order are paired
+MAX_HOSTS = 8  # beyond, only neighbours in the file's order are paired
 
 EPILOG = "Example: partc cluster measure cluster.json -o measured.json"
 
@@ -112,7 +112,7 @@ def _rounds(hosts: Sequence[str], addresses: Mapping[str, str]) -> tuple[tuple[t
             on_machine.setdefault(addresses[hosts[rank]], []).append((rank, rank + 1))
     inside = [tuple(filter(None, pairs)) for pairs in zip_longest(*on_machine.values())]
     ranks = sorted(first.values())
-    across = combinations(ranks, 2) if len(ranks) <= MOST_HOSTS else pairwise(ranks)
+    across = combinations(ranks, 2) if len(ranks) <= MAX_HOSTS else pairwise(ranks)
     return (*inside, *((pair,) for pair in across))
 
 

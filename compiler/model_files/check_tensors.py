@@ -21,7 +21,7 @@ from onnx import AttributeProto, TensorProto, helper
 from partc.runtime.errors import BadModel
 from partc.runtime.plan.plan_folder import outside
 
-MOST_BYTES = 1 << 44  # of one tensor: more than any machine has memory
+MAX_BYTES = 1 << 44  # of one tensor: more than any machine has memory
 _EXPORT_AGAIN = "export the model again, or mend the file"
 _BITS = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
 _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
@@ -200,7 +200,7 @@ def _check_type(type_: onnx.TypeProto.Tensor, owner: str) -> None:
         return
     bits = _bits_of(type_.elem_type, owner)
     sizes = [dim.dim_value for dim in type_.shape.dim if dim.HasField("dim_value")]
-    if _elements(tuple(sizes), owner) * bits > 8 * MOST_BYTES:
+    if _elements(tuple(sizes), owner) * bits > 8 * MAX_BYTES:
         raise BadModel(
             f"shape {sizes}: no machine holds a tensor of so many elements",
             at=owner,

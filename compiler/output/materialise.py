@@ -74,7 +74,9 @@ def materialise(decisions: Decisions, rank: int, out: Path, central: Plan | None
     """
     check_output_folder(out)
     strategy, batch = decisions.strategy, decisions.strategy.batch
-    options = Options(strategy, batch, decisions.sizes, asynchronous=decisions.asynchronous)
+    options = Options(
+        strategy=strategy, batch=batch, sizes=decisions.sizes, asynchronous=decisions.asynchronous
+    )
     compilation = Compilation(decisions.training, decisions.cluster, options)
     compilation.strategy = strategy
     run((GRADIENTS, ANALYSIS), compilation)

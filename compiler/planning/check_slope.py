@@ -19,7 +19,7 @@ from partc.passes.graph.training_graph import IR_VERSION, TrainingGraph
 from partc.passes.roles.find_roles import gradient_tensors
 
 Arrays = dict[str, np.ndarray]
-MOST_ELEMENTS = 30_000_000  # of all variables: larger models are not run while compiling
+MAX_ELEMENTS = 30_000_000  # of all variables: larger models are not run while compiling
 STEP = 1e-3  # as a part of the variables' norm
 TOLERANCE = 0.25
 _STATE = ort.capi.onnxruntime_pybind11_state
@@ -39,7 +39,7 @@ def is_slope_of_loss(training: TrainingGraph) -> bool:
     Needs: gradients and the loss are known, and all sizes are fixed.
     """
     elements = sum(int(np.prod(v.shape, dtype=np.int64)) for v in training.variables.values())
-    if training.loss is None or elements > MOST_ELEMENTS:
+    if training.loss is None or elements > MAX_ELEMENTS:
         return False
     feeds = _draw(training)
     try:

@@ -11,7 +11,7 @@ from partc.compiler.report.methods import method_of_label
 from partc.compiler.report.units import join_words, operations, plural, size
 from partc.runtime.plan.program import Instruction, Plan, Rank, Run, Start, Wait, instructions_of, members_of
 
-MOST_OPS = 3
+MAX_OPS = 3
 
 ACTS = {
     "all_reduce": "sum, everywhere",
@@ -81,7 +81,7 @@ def _first_runs(plan: Plan) -> tuple[Run, ...]:
 def _segment(name: str, run: Run, plan: Plan, folder: Path) -> SegmentRow:
     path = folder / run.segment
     graph = onnx.load(path, load_external_data=False).graph
-    ops = Counter(node.op_type for node in graph.node).most_common(MOST_OPS)
+    ops = Counter(node.op_type for node in graph.node).most_common(MAX_OPS)
     return SegmentRow(
         name=name,
         path=run.segment,
@@ -100,8 +100,8 @@ def _updates(run: Run, plan: Plan) -> str:
     """Name the variables that a segment writes."""
     variable_of = {piece.value: piece.variable for rank in plan.ranks for piece in rank.held}
     variables = [variable_of[value] for _, value in run.writes if value in variable_of]
-    if len(variables) > MOST_OPS:
-        return f"{', '.join(variables[:MOST_OPS])} and {len(variables) - MOST_OPS} more"
+    if len(variables) > MAX_OPS:
+        return f"{', '.join(variables[:MAX_OPS])} and {len(variables) - MAX_OPS} more"
     return join_words(variables) if variables else ""
 
 

@@ -23,7 +23,7 @@ from partc.runtime.plan.program import Plan
 WIDTH = 1080
 GAP = 20
 CABLE_GAP = 104  # between hosts that a link joins directly, so that its label fits
-MOST_HOSTS = 8
+MAX_HOSTS = 8
 COLUMNS = 4
 WIDEST_HOST = 520
 LINE = 19
@@ -106,7 +106,7 @@ class Picture:
 
 def draw_cluster(plan: Plan, cluster: Cluster) -> Picture:
     """Return the picture of a cluster under a plan."""
-    hosts = cluster.hosts[:MOST_HOSTS]
+    hosts = cluster.hosts[:MAX_HOSTS]
     grid = _lay_out(hosts, plan, cluster)
     boxes = tuple(_box(host, plan, *grid.corner(index), grid) for index, host in enumerate(hosts))
     bars = tuple(

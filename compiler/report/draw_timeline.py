@@ -21,7 +21,7 @@ WIDTH = 1080
 LABEL_WIDTH = 190
 ROW, COMPUTE, COMMUNICATE, TOP = 62, 26, 18, 26
 FEW_RANKS = 6
-MOST_ROWS = 12
+MAX_ROWS = 12
 CHARACTER = 7.4  # width of a character of a bar's label
 REMARK_CHARACTERS = 25  # fit left of the bars
 THINNEST = 1.0
@@ -145,7 +145,7 @@ def _draw(
     plan: Plan,
     segment_names: dict[str, str],
 ) -> Gantt:
-    visible_groups = groups[:MOST_ROWS]
+    visible_groups = groups[:MAX_ROWS]
     rows = tuple(
         _row(members, TOP + index * ROW, span, timeline, plan, segment_names)
         for index, members in enumerate(visible_groups)
@@ -240,7 +240,7 @@ def _total_s(events: Sequence[Event], lane: Literal["compute", "communication"])
     return sum(_length_s(event) for event in events if event.lane == lane)
 
 
-MOST = 8
+MAX_LISTED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ def list_longest(timeline: Timeline, segment_names: dict[str, str]) -> tuple[Lon
         bars_by_name.setdefault((bars.lane, bars.label), []).append(bars)
     longest = [(max(map(_longest_of, same), key=_length_s), same) for same in bars_by_name.values()]
     longest.sort(key=lambda group: (-_length_s(group[0]), group[0].start_s, group[0].label))
-    return tuple(_describe(event, same, segment_names) for event, same in longest[:MOST])
+    return tuple(_describe(event, same, segment_names) for event, same in longest[:MAX_LISTED])
 
 
 def _longest_of(bars: Bars) -> Event:

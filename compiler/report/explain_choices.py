@@ -7,7 +7,7 @@ cost/network/two_level.py, told per host or per worker.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from partc.compiler.planning.doubt_estimate import Doubt
+from partc.compiler.planning.check_estimate import EstimateSensitivity
 from partc.compiler.report.methods import (
     ALONE,
     CANDIDATES,
@@ -111,11 +111,11 @@ def describe_solution(solution: OptionSolution | None) -> Solution | None:
     )
 
 
-def describe_doubt(doubt: Doubt | None) -> str:
+def describe_sensitivity(sensitivity: EstimateSensitivity | None) -> str:
     """Return a sentence where an estimate decided, nothing elsewhere."""
-    if doubt is None:
+    if sensitivity is None:
         return ""
-    sentence = doubt.sentence()
+    sentence = sensitivity.sentence()
     return f"{sentence[0].upper()}{sentence[1:]}."
 
 

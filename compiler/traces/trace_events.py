@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 NANOSECONDS = 1e9  # times are rounded to these, as integers, so that ends meet exactly
-_MOST_THREADS = 1000  # of one process: process 2, thread 3 has tid 2003
+_MAX_THREADS = 1000  # of one process: process 2, thread 3 has tid 2003
 
 Detail = str | int | float
 
@@ -80,7 +80,7 @@ def trace_of(bars: Iterable[Bar], processes: Sequence[str]) -> Trace:
         for bar, lane in _without_overlap(of_thread):
             name = thread if lane == 1 else f"{thread} {lane}"
             used = sum(other == pid for other, _ in threads)
-            tid = threads.setdefault((pid, name), pid * _MOST_THREADS + used)
+            tid = threads.setdefault((pid, name), pid * _MAX_THREADS + used)
             events.append(_complete(bar, pid, tid))
     events.sort(key=lambda event: (event.ts, event.pid, event.tid, event.dur))
     return Trace([*_names(pids, threads), *events])

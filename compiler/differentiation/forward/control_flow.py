@@ -22,7 +22,7 @@ from partc.compiler.differentiation.sizes.knowledge import Knowledge
 from partc.compiler.differentiation.tensor_types import FLOATS, infer_types
 from partc.runtime.errors import BadModel, UnsupportedModel
 
-MOST_STEPS = 4096  # an unrolled graph beyond this is no graph that anybody wants
+MAX_STEPS = 4096  # an unrolled graph beyond this is no graph that anybody wants
 
 # What a tensor of a subgraph is called in the graph that is built.
 Names = Mapping[str, str]
@@ -221,8 +221,8 @@ def _goes_on(to: _Unrolling, at: _Subgraphs, condition: str, iteration: int) -> 
     goes_on = to.knowledge.value(condition)
     if goes_on is None:
         raise _unknown(at, f"whether iteration {iteration} happens is computed while training")
-    if _single(at, goes_on) and iteration >= MOST_STEPS:
-        raise _unknown(at, f"it has more than {MOST_STEPS} iterations")
+    if _single(at, goes_on) and iteration >= MAX_STEPS:
+        raise _unknown(at, f"it has more than {MAX_STEPS} iterations")
     return bool(_single(at, goes_on))
 
 
@@ -275,7 +275,7 @@ def _pieces(to: _Unrolling, at: _Subgraphs, first: int, scanned: int) -> list[li
         type_ = to.knowledge.types.get(tensor)
         shape = () if type_ is None or type_.shape is None else type_.shape
         length = shape[axis] if -len(shape) <= axis < len(shape) else None
-        if not isinstance(length, int) or not 0 < length <= MOST_STEPS:
+        if not isinstance(length, int) or not 0 < length <= MAX_STEPS:
             raise _unknown(
                 at, f"the length {length!r} of {tensor!r} along axis {axis} is not known, or too large"
             )

@@ -19,7 +19,7 @@ from partc.compiler.differentiation.node_builder import FunctionBuilder
 from partc.compiler.differentiation.tensor_types import Types, infer_types, small_constants
 from partc.runtime.errors import BadModel
 
-MOST_PIECES = 4096  # of one split, written out
+MAX_PIECES = 4096  # of one split, written out
 
 # Ops that are written out.
 UNPACKED = frozenset(
@@ -128,7 +128,7 @@ class _Unpacking:
         type_ = self.types.get(node.input[0])
         shape = () if type_ is None or type_.shape is None else type_.shape
         size = shape[axis] if -len(shape) <= axis < len(shape) else None
-        if not isinstance(size, int) or size > MOST_PIECES:
+        if not isinstance(size, int) or size > MAX_PIECES:
             return None
         if len(node.input) < 2 or not node.input[1]:
             return [1] * size

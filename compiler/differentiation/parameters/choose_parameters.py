@@ -16,7 +16,7 @@ from partc.compiler.differentiation.node_builder import RANDOM_OPS
 from partc.compiler.differentiation.parameters.decision import ParameterDecision, Verdict, constant, trained
 from partc.runtime.errors import BadUsage
 
-MOST_NAMES = 8  # of a group that a message lists
+MAX_NAMES = 8  # of a group that a message lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class ParameterChoice:
             raise BadUsage(
                 "every parameter is frozen",
                 at="--freeze",
-                fix=f"leave some of {sorted(possible)[:MOST_NAMES]} to train",
+                fix=f"leave some of {sorted(possible)[:MAX_NAMES]} to train",
             )
         return choices
 
@@ -96,7 +96,7 @@ def check_fit(option: str, patterns: Iterable[str], names: Sequence[str], which:
             raise BadUsage(
                 f"no parameter{which} has a name that fits {pattern!r}",
                 at=option,
-                fix=f"use patterns for some of {sorted(names)[:MOST_NAMES]}",
+                fix=f"use patterns for some of {sorted(names)[:MAX_NAMES]}",
             )
 
 
@@ -148,5 +148,5 @@ def _refusal(waiting: Mapping[str, ParameterDecision], others: Collection[str]) 
 
 
 def _join_names(names: Sequence[str]) -> str:
-    rest = len(names) - MOST_NAMES
-    return ", ".join(names[:MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")

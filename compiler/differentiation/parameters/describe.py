@@ -14,7 +14,7 @@ from partc.compiler.differentiation.parameters.exporter_facts import (
 from partc.compiler.differentiation.tensor_types import Types, element_count
 from partc.compiler.report.units import count, plural, size
 
-MOST_NAMES = 4  # that a line lists
+MAX_NAMES = 4  # that a line lists
 PLAIN = str.maketrans({"\u00a0": " "})  # a terminal breaks no line here
 
 
@@ -65,7 +65,7 @@ def _describe_merged(
     )
     return [
         f"merged by the exporter, for their values were equal: {text}; optimize=False keeps them apart",
-        *(f"  {line}" for line in names[:MOST_NAMES]),
+        *(f"  {line}" for line in names[:MAX_NAMES]),
     ]
 
 
@@ -101,5 +101,5 @@ def _elements(types: Types, name: str) -> int:
 
 def _join_names(names: Iterable[str]) -> str:
     sequence: Sequence[str] = list(names)
-    rest = len(sequence) - MOST_NAMES
-    return ", ".join(sequence[:MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(sequence) - MAX_NAMES
+    return ", ".join(sequence[:MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")

@@ -22,10 +22,10 @@ from onnx.external_data_helper import ExternalDataInfo
 
 from partc.compiler.differentiation.tensor_types import element_count
 
-MOST_ELEMENTS = 2**18  # of a tensor that are looked at: its first rows
-MOST_ROWS = 64  # along each axis, in which sinusoids are looked for
+MAX_ELEMENTS = 2**18  # of a tensor that are looked at: its first rows
+MAX_ROWS = 64  # along each axis, in which sinusoids are looked for
 HUGE = 1e4  # attention masks add -1e4, -1e9 or a float's least number; weights start near 1
-FEWEST_CHECKS = 8  # equations that must hold beyond those that a fit can always satisfy
+MIN_CHECKS = 8  # equations that must hold beyond those that a fit can always satisfy
 FIT = 1e-3  # of the largest value: what float32 sines of large angles, and float16, are off
 _NO_VALUES = np.zeros(0)
 
@@ -74,7 +74,7 @@ class TensorValues:
 
     def _columns(self) -> Iterator[np.ndarray]:
         """Yield the values as columns along each axis, where they may follow positions at all."""
-        head = self.array[(slice(MOST_ROWS),) * self.array.ndim]
+        head = self.array[(slice(MAX_ROWS),) * self.array.ndim]
         if head.ndim < 2 or not head.size or not np.ptp(head) < 2 * HUGE:
             return
         for axis, length in enumerate(head.shape):
@@ -123,7 +123,7 @@ def _follow_positions(columns: np.ndarray) -> bool:
     Most must vary: a row that is repeated follows no position.
     """
     length, count = columns.shape
-    if length < 4 or (length - 3) * count < FEWEST_CHECKS:
+    if length < 4 or (length - 3) * count < MIN_CHECKS:
         return False
     if np.count_nonzero(np.ptp(columns, axis=0)) * 2 <= count:
         return False
@@ -145,7 +145,7 @@ def values_of(tensor: TensorProto, folder: Path | None) -> TensorValues:
     """
     width = max(1, element_count(tensor.dims[1:]))
     whole = tuple(tensor.dims)
-    rows = min(tensor.dims[0], max(8, MOST_ELEMENTS // width)) if tensor.dims else 1
+    rows = min(tensor.dims[0], max(8, MAX_ELEMENTS // width)) if tensor.dims else 1
     shape = (rows, *tensor.dims[1:]) if tensor.dims else ()
     if tensor.data_location == TensorProto.EXTERNAL:
         return TensorValues(_external(tensor, shape, folder), whole)

@@ -34,7 +34,7 @@ from partc.compiler.differentiation.tensor_types import (
 
 INTEGERS = frozenset({TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL})
 GROWING = frozenset({"Add", "Mul", "Div", "Max", "Min", "Mod"})  # make sizes of sizes, none negative
-MOST_FLOATS = 64  # of a value that is known: scales and bounds, not weights
+MAX_FLOATS = 64  # of a value that is known: scales and bounds, not weights
 STANDARD = ("", "ai.onnx")
 UNINFERABLE = (onnx.shape_inference.InferenceError, onnx.defs.SchemaError, onnx.checker.ValidationError)
 
@@ -271,7 +271,7 @@ class Knowledge:
         shape, element = self._static_shape(name), self.types[name].element
         if shape is None:
             return False
-        return element_count(shape) <= (SMALL_ELEMENTS if element in INTEGERS else MOST_FLOATS)
+        return element_count(shape) <= (SMALL_ELEMENTS if element in INTEGERS else MAX_FLOATS)
 
     def _is_small_float(self, name: str) -> bool:
         return self.types[name].is_float and self._is_small(name)
