@@ -11,6 +11,7 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice
 from partc.compiler.differentiation.updates.optimizers import SGD, Adam
 from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.options import GraphOptions
 from partc.compiler.verification.ranks import Data, Ranks
 from partc.compiler.verification.reference import make_reference
 from partc.compiler.verification.rounding import perturb_variables
@@ -142,7 +143,7 @@ CENTRED = CENTRED.replace("WEIGHTS", ", ".join(str(0.5 + i / 64) for i in range(
 
 def centred(tmp_path: Path, cluster: str, steps: int) -> tuple[Compiled, list[Batch]]:
     step = build_training_graph(parse(CENTRED), loss="loss", optimizer=Adam(0.01), parameters=EVERYTHING)
-    training = import_training_graph(step, sample_axes={"x": 0, "t": None})
+    training = import_training_graph(step, GraphOptions(sample_axes={"x": 0, "t": None}))
     compiled = compile_step(training, tmp_path / "out", cluster, "allreduce", "global")
     batches = random_batches(compiled.plan, steps)
     for batch in batches:
