@@ -140,7 +140,7 @@ def _options_of(work: str) -> GraphOptions:
 
 def _write_sample(work: str, train: onnx.ModelProto, cluster: Cluster, folder: Path) -> Sample:
     """Write a few batches, from which sparsity is measured."""
-    made = compile_step(train, cluster, folder / "sampled", Options("ps", options=_options_of(work)))
+    made = compile_step(train, cluster, folder / "sampled", Options(strategy="ps", options=_options_of(work)))
     batches = list(_batches(made, SAMPLE_STEPS, SAMPLE_SEED))
     arrays = {
         entry.name: np.stack([batch[entry.name] for batch in batches])
@@ -167,7 +167,7 @@ def _measure(
         train,
         cluster,
         folder / "out",
-        Options(strategy, without=without, sample=sample, options=_options_of(work)),
+        Options(strategy=strategy, without=without, sample=sample, options=_options_of(work)),
     )
     replicas = made.plan.replicas
     words = _words_of(work) * replicas

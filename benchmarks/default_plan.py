@@ -113,7 +113,7 @@ def _measure(
     train = WORKS[work]()
     plans: dict[str, str] = {}  # strategy -> the first mode that has it
     for mode in MODES:
-        made = compile_step(train, cluster, folder / mode, Options(mode, batch="per-replica"))
+        made = compile_step(train, cluster, folder / mode, Options(strategy=mode, batch="per-replica"))
         same = plans.setdefault((folder / mode / "strategy.json").read_text(), mode)
         known = entry.setdefault(mode, {"rounds_ms": []})
         known |= {"plan": same, "predicted_ms": made.timeline.step_s * 1e3}

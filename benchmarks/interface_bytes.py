@@ -99,7 +99,7 @@ def _training_step(work: str) -> onnx.ModelProto:
 
 def _measure(train: onnx.ModelProto, cluster: Cluster, strategy: str, folder: Path) -> list[Sent]:
     """Return what each host sends in a step."""
-    compile_step(train, cluster, folder, Options(strategy))
+    compile_step(train, cluster, folder, Options(strategy=strategy))
     hosts = len(cluster.hosts)
     few, many = (dict(_train(folder, steps, hosts)) for steps in (FEW, MANY))
     steps = MANY - FEW

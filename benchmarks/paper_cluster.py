@@ -107,9 +107,9 @@ def _compiled(
         cluster,
         folder / "out",
         Options(
-            strategy,
-            "per-replica",  # as in the paper: every worker normalises by its own statistics
-            sizes,
+            strategy=strategy,
+            batch="per-replica",  # as in the paper: every worker normalises by its own statistics
+            sizes=sizes,
             sample=sample,
             without=without,  # type: ignore[arg-type]
         ),

@@ -43,7 +43,7 @@ def sweep(train: object, cluster: Cluster, folder: Path, rounds: int, steps: int
     """Print and return a row per number of partitions."""
 
     def compile_with(partitions: Partitioner | int, out: Path) -> PlanFolder:
-        made = compile_step(train, cluster, out, Options("ps", partitions=partitions))
+        made = compile_step(train, cluster, out, Options(strategy="ps", partitions=partitions))
         searches.append(made.partitions)
         return read_plan_folder(out)
 

@@ -118,7 +118,7 @@ def _compare(
     work: str, train: onnx.ModelProto, cluster: Cluster, strategy: str, steps: int, folder: Path
 ) -> Row:
     out = folder / f"{work}, {cluster.name}, {strategy}"
-    made = compile_step(train, cluster, out, Options(strategy))
+    made = compile_step(train, cluster, out, Options(strategy=strategy))
     plan = read_plan_folder(out)
     predicted_s = simulate(plan.plan, cluster, measure_segments(plan)).step_s
     took_s = statistics.median(_step_s(plan, steps) for _ in range(3))

@@ -1,10 +1,10 @@
 """What the command line does, as functions of Python."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Concatenate, ParamSpec, get_args
 
 import onnx
 
@@ -40,22 +40,35 @@ from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 
 ABOUT_THE_MODEL = (BadModel, UnsupportedModel, BadUsage)
 Train = str | Path | onnx.ModelProto
+Fields = ParamSpec("Fields")
 
 __all__ = ["build_training_graph", "compile", "get_partitioner", "inspect", "verify"]
 
 
-def compile(
-    train: Train,
-    cluster: str | Path | Cluster,
-    out: str | Path,
-    **asked: Any,  # the fields of Options, which checks them
-) -> PlanFolder:
-    """Compile a training step for a cluster, and return the plan and its folder, as Runner takes it.
+def _compiler_for(
+    make_options: Callable[Fields, Options],
+) -> Callable[Concatenate[Train, str | Path | Cluster, str | Path, Fields], PlanFolder]:
+    """Return `compile` with the options as keywords: their names and types are those of the one record."""
 
-    `asked`: see Options. Raises PartcError.
-    """
-    compile_step(train, cluster, out, Options(**asked))
-    return read_plan_folder(out)
+    def compile(
+        train: Train,
+        cluster: str | Path | Cluster,
+        out: str | Path,
+        /,
+        *positional: Fields.args,
+        **fields: Fields.kwargs,
+    ) -> PlanFolder:
+        """Compile a training step for a cluster, and return the plan and its folder, as Runner takes it.
+
+        Keywords: the fields of Options. Raises PartcError.
+        """
+        compile_step(train, cluster, out, make_options(*positional, **fields))
+        return read_plan_folder(out)
+
+    return compile
+
+
+compile = _compiler_for(Options)
 
 
 def compile_step(
@@ -105,10 +118,10 @@ def inspect(
     graph = _read_graph(train, options or GraphOptions())
     with naming(train, *ABOUT_THE_MODEL):
         find_gradients(graph)
-        known = fill_sizes(sizes or {}, graph)
-        sparsity = measure_sparsity(graph, sample, known, "per-replica", {1}) if sample else None
-        departures = describe_departures(judge_step(graph, known))
-        return inspect_graph(graph, count_flops(graph, known), sparsity, departures)
+        all_sizes = fill_sizes(sizes or {}, graph)
+        sparsity = measure_sparsity(graph, sample, all_sizes, "per-replica", {1}) if sample else None
+        departures = describe_departures(judge_step(graph, all_sizes))
+        return inspect_graph(graph, count_flops(graph, all_sizes), sparsity, departures)
 
 
 def _read_graph(train: Train, options: GraphOptions) -> TrainingGraph:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from partc.compiler.options import Options
 from partc.compiler.output.plan_files import PlanFiles
-from partc.compiler.planning.doubt_estimate import Doubt
-from partc.compiler.planning.price_step import StepPrice
+from partc.compiler.planning.check_estimate import EstimateSensitivity
+from partc.compiler.planning.price_step import StepPricer
 from partc.compiler.planning.stopwatch import Stopwatch
 from partc.cost.assignment.partitions import PartitionSearch
 from partc.cost.assignment.synchronisation import StrategyCosts
@@ -44,10 +44,10 @@ class Compilation:
     # the decisions
     facts: tuple[SyncFacts, ...] = field(init=False)
     partitions: PartitionSearch | None = None  # if it was asked for
-    price: StepPrice = field(init=False)
+    price: StepPricer = field(init=False)
     strategy: Strategy = field(init=False)
     costs: StrategyCosts = field(init=False)
-    doubt: Doubt | None = None  # where an estimate of rows touched decided
+    sensitivity: EstimateSensitivity | None = None  # where an estimate of rows touched decided
     expected: Mapping[str, ExpectedRows] = field(default_factory=dict)
 
     # the plan

@@ -32,19 +32,19 @@ MODEL_OPTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DemoStep:
     """One command of `partc`, and what it is for."""
 
     narration: str
     arguments: tuple[str, ...]
 
     @property
-    def shown(self) -> str:
+    def command_line(self) -> str:
         """Return the command as a reader would type it."""
         return " ".join(["partc", *self.arguments])
 
 
-def steps(folder: Path) -> tuple[Step, ...]:
+def steps(folder: Path) -> tuple[DemoStep, ...]:
     """List the demonstration's commands, which write below `folder`."""
     forward, train, out = (str(folder / name) for name in ("forward.onnx", "train.onnx", "out"))
     options = [part for key, value in MODEL_OPTIONS.items() for part in ("--set", f"{key}={value}")]
@@ -53,34 +53,34 @@ def steps(folder: Path) -> tuple[Step, ...]:
     again = ("--force",) if (folder / "out" / TRAINED_FILE).exists() else ()
     update += ("--lr", "0.01", "--clip-global-norm", "10")
     return (
-        Step(
+        DemoStep(
             "A language model's forward pass, as an ONNX graph: two big tables and an LSTM.",
             ("model", "lm", *options, "-o", forward),
         ),
-        Step(
+        DemoStep(
             "One training step on one device: the forward pass, its gradients, clipping, the update.",
             ("grad", forward, "--loss", "loss", *update, "-o", train),
         ),
-        Step(
+        DemoStep(
             "What is in it: a step touches few rows of the tables, so their gradients are sparse.",
             ("inspect", train),
         ),
-        Step(
+        DemoStep(
             "Spread it over 2 hosts of 2 workers: each variable's way such that the whole step is quickest.",
             ("compile", train, "-c", str(CLUSTER), "-o", out, *again),
         ),
-        Step(
+        DemoStep(
             "Train on random words: mpiexec starts a daemon per device, each runs its own ONNX segments.",
             ("run", out, "--data", "synthetic", "--steps", "20"),
         ),
-        Step(
+        DemoStep(
             "The proof: each step on one device, in plain ONNX Runtime, ends in the same variables.",
             ("verify", out, "--steps", "5"),
         ),
     )
 
 
-def demonstrate(execute: Callable[[Step], int], folder: Path = FOLDER) -> int:
+def demonstrate(execute: Callable[[DemoStep], int], folder: Path = FOLDER) -> int:
     """Narrate and execute every step; stop at the first that fails, and return its exit code."""
     console = Console(highlight=False, soft_wrap=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def demonstrate(execute: Callable[[Step], int], folder: Path = FOLDER) -> int:
     todo = steps(folder)
     for number, step in enumerate(todo, start=1):
         console.print(f"\n[bold]{number}/{len(todo)}[/bold]  {step.narration}")
-        console.print(f"[dim]$ {step.shown}[/dim]")
+        console.print(f"[dim]$ {step.command_line}[/dim]")
         if code := execute(step):
             console.print(f"The demonstration stopped: `partc {step.arguments[0]}` ended with code {code}.")
             return code
@@ -97,7 +97,7 @@ def demonstrate(execute: Callable[[Step], int], folder: Path = FOLDER) -> int:
     return 0
 
 
-def execute_command(step: Step) -> int:
+def execute_command(step: DemoStep) -> int:
     """Run a step's command with the `partc` of this Python environment, and return its exit code."""
     program = Path(sys.executable).with_name("partc")
     return subprocess.run([program, *step.arguments], check=False).returncode

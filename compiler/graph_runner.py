@@ -15,13 +15,13 @@ from partc.runtime.jobs.runner import Runner
 from partc.runtime.plan.plan_folder import PlanFolder
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Fetched = list[Array] | list[list[Array]]
+FetchedValues = list[Array] | list[list[Array]]
 
 
 class Training(Protocol):
     """A job that trains."""
 
-    def run(self, fetches: str | Sequence[str], feeds: ReplicaFeeds | None) -> Fetched:
+    def run(self, fetches: str | Sequence[str], feeds: ReplicaFeeds | None) -> FetchedValues:
         """Train one step, and return what is fetched."""
 
     def train(self, steps: int) -> None:
@@ -49,7 +49,7 @@ class GraphRunner(NamedTuple):
     worker_id: int
     num_replicas_per_worker: int
 
-    def run(self, fetches: str | Sequence[str] = (), feeds: ReplicaFeeds | None = None) -> Fetched:
+    def run(self, fetches: str | Sequence[str] = (), feeds: ReplicaFeeds | None = None) -> FetchedValues:
         """Train one step; return for every fetch a list of each replica's value.
 
         `feeds`: data input -> a list of one array for each replica; nothing where `data` was given.
@@ -90,7 +90,7 @@ class SteppedTraining:
             self._rows = zip(*data.streams(plan.plan.replicas), strict=False)
         self._stepper = Stepper(plan, data=read_by_ranks, timeout_s=timeout_s)
 
-    def run(self, fetches: str | Sequence[str], feeds: ReplicaFeeds | None) -> Fetched:
+    def run(self, fetches: str | Sequence[str], feeds: ReplicaFeeds | None) -> FetchedValues:
         """Train one step on the feeds, or on the next batches of the data."""
         if self._rows is None:
             return self._stepper.run(fetches, feeds)
@@ -135,7 +135,7 @@ class AsynchronousTraining:
         self._timeout_s = timeout_s
         self._trained: dict[str, Array] | None = None
 
-    def run(self, fetches: str | Sequence[str], feeds: ReplicaFeeds | None) -> Fetched:
+    def run(self, fetches: str | Sequence[str], feeds: ReplicaFeeds | None) -> FetchedValues:
         """Refuse: there is no step of all replicas. Raises BadUsage."""
         raise BadUsage(
             "a step of all replicas, which do not wait for each other",

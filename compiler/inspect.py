@@ -54,14 +54,14 @@ class Inspection:
         """Return tables for a terminal."""
         notes = [Text(note) for note in self._notes()]
         total = sum(variable.nbytes for variable in self.variables)
-        shown = f"outputs: {', '.join(self.outputs) or 'none'}; loss: {self.loss or 'unknown'}"
+        outputs_line = f"outputs: {', '.join(self.outputs) or 'none'}; loss: {self.loss or 'unknown'}"
         size = f"{len(self.variables)} variables, {format_bytes(total)}"
         return Group(
             self._variable_table(),
             size,
             "",
             self._input_table(),
-            shown,
+            outputs_line,
             "",
             self._part_table(),
             *self.touched,
@@ -139,7 +139,7 @@ def inspect_graph(
             _part("updates", roles.updates, flops),
         ),
         departures=departures,
-        touched=_touched(training, sparsity),
+        touched=_touched_rows_lines(training, sparsity),
     )
 
 
@@ -174,7 +174,7 @@ def _spell(gradient: Gradient | None) -> str:
     return f"sparse ({gradient.ids}, {gradient.rows})" if gradient.is_sparse else f"dense {gradient.dense}"
 
 
-def _touched(training: TrainingGraph, sparsity: Sparsity | None) -> tuple[str, ...]:
+def _touched_rows_lines(training: TrainingGraph, sparsity: Sparsity | None) -> tuple[str, ...]:
     """Say of every table how many of its rows a step touches, and how that is known."""
     measured = sparsity.parameters if sparsity is not None else {}
     return tuple(

@@ -57,7 +57,7 @@ class Partitioner:
             )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """How a training step is compiled.
 

@@ -65,8 +65,8 @@ class ParallaxConfig:
     @property
     def aggregation(self) -> Aggregation | None:
         """Return how gradients become one; None where nothing was asked: as a strategy file says."""
-        asked = Aggregation(self.average_dense, self.average_sparse, tuple(self.fetch_gradients))
-        return None if asked == Aggregation() else asked
+        aggregation = Aggregation(self.average_dense, self.average_sparse, tuple(self.fetch_gradients))
+        return None if aggregation == Aggregation() else aggregation
 
     def partitions(self) -> Partitioner | None:
         """Return how large variables are cut."""
@@ -112,23 +112,23 @@ def get_runner(
     worker_id, num_replicas_per_worker. Raises PartcError.
     """
     configure_log()
-    chosen = config or ParallaxConfig()
+    settings = config or ParallaxConfig()
     machines = resource_info if isinstance(resource_info, Cluster) else read_any_cluster(Path(resource_info))
     plan = compile(
         graph,
         machines,
-        _folder_of(chosen, machines),
-        strategy=chosen.strategy,
-        sizes=chosen.sizes or {},
-        options=chosen.options or GraphOptions(),
-        partitions=chosen.partitions(),
-        asynchronous=not chosen.sync,
-        aggregation=chosen.aggregation,
-        force=chosen.force,
+        _folder_of(settings, machines),
+        strategy=settings.strategy,
+        sizes=settings.sizes or {},
+        options=settings.options or GraphOptions(),
+        partitions=settings.partitions(),
+        asynchronous=not settings.sync,
+        aggregation=settings.aggregation,
+        force=settings.force,
     )
-    start = SteppedTraining if chosen.sync else AsynchronousTraining
-    replicas = plan.plan.replicas if chosen.sync else len(plan.plan.asynchronous)
-    return GraphRunner(start(plan, data, chosen.timeout_s), 1, 0, replicas)
+    start = SteppedTraining if settings.sync else AsynchronousTraining
+    replicas = plan.plan.replicas if settings.sync else len(plan.plan.asynchronous)
+    return GraphRunner(start(plan, data, settings.timeout_s), 1, 0, replicas)
 
 
 def parallel_run(

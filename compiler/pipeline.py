@@ -18,50 +18,50 @@ from partc.passes.graph.training_graph import TrainingGraph
 
 
 @dataclass(frozen=True)
-class Phase:
+class PipelinePhase:
     """Stages whose time is measured together."""
 
     name: str
     stages: tuple[Callable[[Compilation], None], ...]
 
 
-KERNELS = Phase("ask for kernels", (stages.ask_for_kernels,))
-GRADIENTS = Phase("find gradients", (stages.know_gradients,))
-BATCH = Phase("choose the batch", (stages.choose_batch, stages.measure_rows))
-ANALYSIS = Phase(
+KERNELS = PipelinePhase("ask for kernels", (stages.refuse_missing_kernels,))
+GRADIENTS = PipelinePhase("find gradients", (stages.find_unrecorded_gradients,))
+BATCH = PipelinePhase("choose the batch", (stages.choose_batch, stages.measure_rows))
+ANALYSIS = PipelinePhase(
     "analyse",
     (
         stages.assign_roles,
         stages.average_over_replicas,
-        stages.show_gradients,
-        stages.know_tensors,
-        stages.know_what_servers_can_hold,
+        stages.add_gradient_outputs,
+        stages.infer_tensors,
+        stages.find_servable_variables,
     ),
 )
-CHOICE = Phase(
+CHOICE = PipelinePhase(
     "choose a strategy",
     (
-        stages.know_parameters,
+        stages.describe_choices,
         stages.choose_partitions,
         stages.choose_synchronisation,
-        stages.doubt_the_estimate,
+        stages.check_row_estimate,
     ),
 )
-LOWERING = Phase("lay out and lower", (stages.lower,))
-LOWERING_AS_DECIDED = Phase("lay out and lower", (stages.lower_as_decided,))
-SCHEDULE = Phase("schedule and write", (stages.schedule,))
+LOWERING = PipelinePhase("lay out and lower", (stages.lower,))
+LOWERING_AS_DECIDED = PipelinePhase("lay out and lower", (stages.lower_as_decided,))
+SCHEDULE = PipelinePhase("schedule and write", (stages.schedule,))
 CHECKS = (
-    Phase("load segments", (stages.open_segments,)),
-    Phase("check and simulate", (stages.check_and_simulate,)),
+    PipelinePhase("load segments", (stages.open_segments,)),
+    PipelinePhase("check and simulate", (stages.check_and_simulate,)),
 )
-REPORT = Phase("report", (stages.describe,))
+REPORT = PipelinePhase("report", (stages.describe,))
 
 DECIDE = (GRADIENTS, BATCH, ANALYSIS, CHOICE)
 COMPILE = (KERNELS, *DECIDE, LOWERING)  # and then, into a folder:
 WRITE = (SCHEDULE, *CHECKS, REPORT)
 
 
-def run(phases: Iterable[Phase], compilation: Compilation) -> None:
+def run(phases: Iterable[PipelinePhase], compilation: Compilation) -> None:
     """Run phases in order. Raises PartcError."""
     for phase in phases:
         with compilation.watch.phase(phase.name):

@@ -21,23 +21,23 @@ def settle_options(options: Options, graph: TrainingGraph) -> Options:
     return replace(options, strategy=strategy, batch=batch, sizes=fill_sizes(options.sizes, graph))
 
 
-def fill_sizes(given: Mapping[str, int], graph: TrainingGraph) -> dict[str, int]:
+def fill_sizes(values: Mapping[str, int], graph: TrainingGraph) -> dict[str, int]:
     """Return a value for every symbolic size of the graph. Raises BadUsage for one it does not have."""
-    known = {size for data in graph.data_inputs.values() for size in data.shape if isinstance(size, str)}
-    if stray := sorted(set(given) - known):
-        fix = f"use one of {sorted(known)}" if known else "leave it out: the graph has no symbolic size"
+    names = {size for data in graph.data_inputs.values() for size in data.shape if isinstance(size, str)}
+    if stray := sorted(set(values) - names):
+        fix = f"use one of {sorted(names)}" if names else "leave it out: the graph has no symbolic size"
         raise BadUsage(f"the graph has no symbolic size {stray[0]!r}", at="--size", fix=fix)
-    return {name: given.get(name, DEFAULT_BATCH) for name in sorted(known)}
+    return {name: values.get(name, DEFAULT_BATCH) for name in sorted(names)}
 
 
-def choose_batch(asked: Batch | None, strategy: Mode | Strategy) -> Batch | None:
+def choose_batch(requested: Batch | None, strategy: Mode | Strategy) -> Batch | None:
     """Return the batch reading that the user or the strategy file asks for, if any. Raises BadStrategy."""
     if not isinstance(strategy, Strategy):
-        return asked
-    if asked not in (None, strategy.batch):
+        return requested
+    if requested not in (None, strategy.batch):
         raise BadStrategy(
-            f"the strategy is for a {strategy.batch} batch, not {asked}",
+            f"the strategy is for a {strategy.batch} batch, not {requested}",
             at="--batch and the strategy file",
-            fix=f"leave --batch out, or change the file's batch to {asked!r}",
+            fix=f"leave --batch out, or change the file's batch to {requested!r}",
         )
     return strategy.batch

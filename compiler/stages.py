@@ -8,12 +8,12 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.output.describe_plan import describe_plan
 from partc.compiler.planning.asynchronous import make_sessions
 from partc.compiler.planning.build_plan import build_plan
+from partc.compiler.planning.check_estimate import check_estimate
 from partc.compiler.planning.check_kernels import check_kernels
-from partc.compiler.planning.choose_reading import Reading, choose_reading
-from partc.compiler.planning.doubt_estimate import doubt_estimate
+from partc.compiler.planning.choose_reading import BatchReading, choose_reading
 from partc.compiler.planning.load_segments import load_segments
 from partc.compiler.planning.measure_sparsity import measure_sparsity
-from partc.compiler.planning.price_step import StepPrice
+from partc.compiler.planning.price_step import StepPricer
 from partc.cost.assignment.partitions import PartitionSearch, check_partitions, search_partitions
 from partc.cost.assignment.synchronisation import StrategyCosts, choose_strategy
 from partc.cost.simulation.memory import check_memory
@@ -39,187 +39,208 @@ from partc.runtime.plan.check_program import check_program
 # ---------------------------------------------------------------- the step
 
 
-def ask_for_kernels(done: Compilation) -> None:
+def refuse_missing_kernels(compilation: Compilation) -> None:
     """Refuse what the machines have no kernels for. Raises UnsupportedModel."""
-    check_kernels(done.training, done.machines)
+    check_kernels(compilation.training, compilation.machines)
 
 
-def know_gradients(done: Compilation) -> None:
+def find_unrecorded_gradients(compilation: Compilation) -> None:
     """Find the gradients that the graph's file does not tell."""
-    find_gradients(done.training)
+    find_gradients(compilation.training)
 
 
-def choose_batch(done: Compilation) -> None:
+def choose_batch(compilation: Compilation) -> None:
     """Settle what the graph's batch is. Raises UnsupportedModel."""
-    options = done.options
+    options = compilation.options
     if options.asynchronous:  # not what one device trains, as it says
-        reading = Reading("per-replica")
+        reading = BatchReading("per-replica")
     else:
         aggregation = options.chosen_aggregation()
-        reading = choose_reading(done.training, done.workers, options.batch, options.sizes, aggregation)
-    done.options = replace(options, batch=reading.batch)
-    done.departures = reading.departures
+        reading = choose_reading(
+            compilation.training, compilation.workers, options.batch, options.sizes, aggregation
+        )
+    compilation.options = replace(options, batch=reading.batch)
+    compilation.departures = reading.departures
 
 
-def measure_rows(done: Compilation) -> None:
+def measure_rows(compilation: Compilation) -> None:
     """Measure the rows touched by one replica, by those of each host, and by all, where there is data."""
-    options, hosts = done.options, done.machines.hosts
+    options, hosts = compilation.options, compilation.machines.hosts
     if options.sample is None:
         return
     together = {len(host.devices) for host in hosts if host.devices} | {sum(len(h.devices) for h in hosts)}
     batch = options.chosen_batch()
-    done.sparsity = measure_sparsity(done.training, options.sample, options.sizes, batch, together)
+    compilation.sparsity = measure_sparsity(
+        compilation.training, options.sample, options.sizes, batch, together
+    )
 
 
-def assign_roles(done: Compilation) -> None:
+def assign_roles(compilation: Compilation) -> None:
     """Tell the main computation from updates, and what each variable is for."""
-    done.roles = find_roles(done.training)
-    done.main = set(done.roles.main)
-    declare_gradients(done.training)
+    compilation.roles = find_roles(compilation.training)
+    compilation.main = set(compilation.roles.main)
+    declare_gradients(compilation.training)
 
 
-def average_over_replicas(done: Compilation) -> None:
+def average_over_replicas(compilation: Compilation) -> None:
     """Say in the graph where replicas are averaged. Raises BadUsage for what only a batch per replica has."""
-    aggregation = done.options.chosen_aggregation()
-    if done.options.chosen_batch() == "global":
-        check_one_batch(done.training, aggregation)
+    aggregation = compilation.options.chosen_aggregation()
+    if compilation.options.chosen_batch() == "global":
+        check_one_batch(compilation.training, aggregation)
         return
-    if _replicas(done) > 1:
-        check_draws(done.training)
-    done.training = average_replicas(done.training, done.main, aggregation)
+    if _replicas(compilation) > 1:
+        check_draws(compilation.training)
+    compilation.training = average_replicas(compilation.training, compilation.main, aggregation)
 
 
-def show_gradients(done: Compilation) -> None:
+def add_gradient_outputs(compilation: Compilation) -> None:
     """Make the gradients that the user wants to see outputs of the step."""
-    done.training = fetch_gradients(done.training, done.options.chosen_aggregation().fetched)
+    compilation.training = fetch_gradients(
+        compilation.training, compilation.options.chosen_aggregation().fetched
+    )
 
 
-def know_tensors(done: Compilation) -> None:
+def infer_tensors(compilation: Compilation) -> None:
     """Infer shapes, dtypes and values."""
-    done.tensors = infer_facts(done.training, done.options.sizes, _replicas(done))
-    expand_casts(done.training, done.tensors)
+    compilation.tensors = infer_facts(compilation.training, compilation.options.sizes, _replicas(compilation))
+    expand_casts(compilation.training, compilation.tensors)
 
 
-def know_what_servers_can_hold(done: Compilation) -> None:
+def find_servable_variables(compilation: Compilation) -> None:
     """Find out whose rows may live on servers: what cannot is found by trying."""
-    training, tensors, main = done.training, done.tensors, done.main
+    training, tensors, main = compilation.training, compilation.tensors, compilation.main
     followers = find_followers(training, tensors, main)
     analysis = Analysis(
         training,
         tensors,
-        done.roles,
+        compilation.roles,
         frozenset(main),
         find_zeros(training.graph, tensors),
         followers,
         frozenset(name for name in training.gradients if followers[name] == name),
-        _replicas(done),
-        done.options.chosen_batch() == "per-replica",
+        _replicas(compilation),
+        compilation.options.chosen_batch() == "per-replica",
     )
-    done.analysis = drop_unservable(analysis)
+    compilation.analysis = drop_unservable(analysis)
 
 
-def _replicas(done: Compilation) -> int:
-    return 1 if done.options.asynchronous else done.workers
+def _replicas(compilation: Compilation) -> int:
+    return 1 if compilation.options.asynchronous else compilation.workers
 
 
 # ---------------------------------------------------------------- the decisions
 
 
-def know_parameters(done: Compilation) -> None:
+def describe_choices(compilation: Compilation) -> None:
     """Describe what the choice of a strategy depends on."""
-    facts = describe_parameters(done.analysis)
-    done.facts = facts if done.sparsity is None else with_measured_rows(facts, done.sparsity)
+    facts = describe_parameters(compilation.analysis)
+    compilation.facts = (
+        facts if compilation.sparsity is None else with_measured_rows(facts, compilation.sparsity)
+    )
 
 
-def choose_partitions(done: Compilation) -> None:
+def choose_partitions(compilation: Compilation) -> None:
     """Price the strategy for every number of partitions that is allowed, where the user wants it."""
-    asked = done.options.partitions
-    if asked is None or isinstance(done.options.chosen_strategy(), Strategy):
+    request = compilation.options.partitions
+    if request is None or isinstance(compilation.options.chosen_strategy(), Strategy):
         return
-    least = asked if isinstance(asked, int) else asked.min_partitions
-    check_partitions(done.machines, least)
+    least = request if isinstance(request, int) else request.min_partitions
+    check_partitions(compilation.machines, least)
 
     def price_s(partitions: int) -> float:
-        _, costs = _choose(done, partitions, None)
+        _, costs = _choose(compilation, partitions, None)
         return min(costs.totals_s.values())
 
-    if isinstance(asked, int) or asked.search == "off":
-        done.partitions = PartitionSearch({least: price_s(least)}, least)
+    if isinstance(request, int) or request.search == "off":
+        compilation.partitions = PartitionSearch({least: price_s(least)}, least)
     else:
-        done.partitions = search_partitions(price_s, done.machines, least)
+        compilation.partitions = search_partitions(price_s, compilation.machines, least)
 
 
-def choose_synchronisation(done: Compilation) -> None:
+def choose_synchronisation(compilation: Compilation) -> None:
     """Choose a strategy by the simulated time of whole steps."""
-    done.price = StepPrice(done.analysis, done.facts, done.machines, done.options)
-    partitions = done.partitions.chosen if done.partitions else None
-    strategy, done.costs = _choose(done, partitions, done.price)
-    done.strategy = done.options.complete(strategy)
-    for choice in done.costs.choices:
+    compilation.price = StepPricer(
+        compilation.analysis, compilation.facts, compilation.machines, compilation.options
+    )
+    partitions = compilation.partitions.chosen if compilation.partitions else None
+    strategy, compilation.costs = _choose(compilation, partitions, compilation.price)
+    compilation.strategy = compilation.options.complete(strategy)
+    for choice in compilation.costs.choices:
         log.info("%s: %s. %s", choice.variable, choice.method, choice.reason)
 
 
-def doubt_the_estimate(done: Compilation) -> None:
+def check_row_estimate(compilation: Compilation) -> None:
     """Say where an estimate of the rows touched decided."""
-    done.doubt = doubt_estimate(done.costs.tried, done.facts, done.price)
-    if done.doubt is not None:
-        log.info("%s", done.doubt.sentence())
+    compilation.sensitivity = check_estimate(compilation.costs.tried, compilation.facts, compilation.price)
+    if compilation.sensitivity is not None:
+        log.info("%s", compilation.sensitivity.sentence())
 
 
 def _choose(
-    done: Compilation, partitions: int | None, price: StepPrice | None
+    compilation: Compilation, partitions: int | None, price: StepPricer | None
 ) -> tuple[Strategy, StrategyCosts]:
-    options, given = done.options, done.options.chosen_strategy()
-    pins = given.parameters if isinstance(given, Strategy) else {}
-    if isinstance(given, Strategy):
-        check_strategy(given, done.facts, done.machines)
+    options, mode_or_strategy = compilation.options, compilation.options.chosen_strategy()
+    pins = mode_or_strategy.parameters if isinstance(mode_or_strategy, Strategy) else {}
+    if isinstance(mode_or_strategy, Strategy):
+        check_strategy(mode_or_strategy, compilation.facts, compilation.machines)
         # What a user's strategy leaves open, servers keep where workers do not wait for each other.
         mode: Mode = "ps" if options.asynchronous else "auto"
     else:
-        mode = given
+        mode = mode_or_strategy
     batch = options.chosen_batch()
-    return choose_strategy(done.facts, done.machines, mode, batch, pins, options.without, partitions, price)
+    return choose_strategy(
+        compilation.facts, compilation.machines, mode, batch, pins, options.without, partitions, price
+    )
 
 
 # ---------------------------------------------------------------- the plan
 
 
-def lower(done: Compilation) -> None:
+def lower(compilation: Compilation) -> None:
     """Make the distributed step, unless pricing has made it."""
-    lowered = done.price.lowered(done.strategy)
+    lowered = compilation.price.lowered(compilation.strategy)
     if lowered is None:
-        done.expected = expect_rows(done.facts, done.strategy, done.machines)
-        lower_as_decided(done)
+        compilation.expected = expect_rows(compilation.facts, compilation.strategy, compilation.machines)
+        lower_as_decided(compilation)
     else:
-        done.lowered = lowered
+        compilation.lowered = lowered
 
 
-def lower_as_decided(done: Compilation) -> None:
+def lower_as_decided(compilation: Compilation) -> None:
     """Make the distributed step of the strategy."""
-    done.lowered = lower_step(done.analysis, done.strategy, done.expected, done.options.asynchronous)
+    compilation.lowered = lower_step(
+        compilation.analysis, compilation.strategy, compilation.expected, compilation.options.asynchronous
+    )
 
 
-def schedule(done: Compilation) -> None:
+def schedule(compilation: Compilation) -> None:
     """Schedule the distributed step, and write its segments."""
-    sizes = done.options.sizes
-    plan = build_plan(done.analysis, done.lowered, done.strategy, done.machines, sizes, done.files)
-    if done.options.asynchronous:
-        plan = make_sessions(plan, done.lowered, done.cluster, done.files.folder)
-    done.plan = msgspec.structs.replace(plan, departures=done.departures)
+    sizes = compilation.options.sizes
+    plan = build_plan(
+        compilation.analysis,
+        compilation.lowered,
+        compilation.strategy,
+        compilation.machines,
+        sizes,
+        compilation.files,
+    )
+    if compilation.options.asynchronous:
+        plan = make_sessions(plan, compilation.lowered, compilation.cluster, compilation.files.folder)
+    compilation.plan = msgspec.structs.replace(plan, departures=compilation.departures)
 
 
-def open_segments(done: Compilation) -> None:
+def open_segments(compilation: Compilation) -> None:
     """Open every segment in onnxruntime."""
-    load_segments(done.files.folder, done.plan)
+    load_segments(compilation.files.folder, compilation.plan)
 
 
-def check_and_simulate(done: Compilation) -> None:
+def check_and_simulate(compilation: Compilation) -> None:
     """Prove that the program ends, that it fits in memory, and predict its time."""
-    check_program(done.plan)
-    done.timeline = simulate(done.plan, done.machines)
-    done.memory = check_memory(done.plan, done.machines)
+    check_program(compilation.plan)
+    compilation.timeline = simulate(compilation.plan, compilation.machines)
+    compilation.memory = check_memory(compilation.plan, compilation.machines)
 
 
-def describe(done: Compilation) -> None:
+def describe(compilation: Compilation) -> None:
     """Write what describes the whole: strategy, cluster, report and plan."""
-    describe_plan(done)
+    describe_plan(compilation)

@@ -2,11 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from partc.compiler.demo import MODEL_OPTIONS, Step, demonstrate, steps
+from partc.compiler.demo import MODEL_OPTIONS, DemoStep, demonstrate, steps
 from partc.models.catalogue import build_model, parse_options
 
 
-def files_of(step: Step) -> tuple[set[str], set[str]]:
+def files_of(step: DemoStep) -> tuple[set[str], set[str]]:
     """Return the files a command reads and those it writes, among those below the folder."""
     arguments = list(step.arguments)
     written = {arguments[arguments.index("-o") + 1]} if "-o" in arguments else set()

@@ -54,8 +54,8 @@ def parse_bytes(text: str, option: str) -> int | None:
     """Parse `2.5GB`, `800MB`, `64kB` or a number of bytes; empty text is None. Raises BadUsage."""
     if not text:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMG]?)B?", text)
-    size = int(float(found[1]) * 1000 ** " kMG".index(found[2] or " ")) if found else 0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMG]?)B?", text)
+    size = int(float(match[1]) * 1000 ** " kMG".index(match[2] or " ")) if match else 0
     if size < 1:
         raise BadUsage(f"{text!r} is no size", at=option, fix="write 2.5GB, 800MB, or a number of bytes")
     return size
@@ -95,7 +95,9 @@ def choose_aggregation(sum_dense: bool, sum_sparse: bool, fetched: str) -> Aggre
 
 def parse_mechanisms(names: Sequence[str]) -> tuple[Mechanism, ...]:
     """Return the mechanisms of those names. Raises BadUsage."""
-    known: tuple[Mechanism, ...] = get_args(Mechanism)
-    if unknown := set(names) - set(known):
-        raise BadUsage(f"no mechanism {min(unknown)!r}", at="--without", fix=f"use one of {', '.join(known)}")
-    return tuple(mechanism for mechanism in known if mechanism in names)
+    mechanisms: tuple[Mechanism, ...] = get_args(Mechanism)
+    if unknown := set(names) - set(mechanisms):
+        raise BadUsage(
+            f"no mechanism {min(unknown)!r}", at="--without", fix=f"use one of {', '.join(mechanisms)}"
+        )
+    return tuple(mechanism for mechanism in mechanisms if mechanism in names)

@@ -37,7 +37,7 @@ COMMANDS = {
 }
 
 
-def app_for(wanted: str) -> typer.Typer:
+def app_for(selected: str) -> typer.Typer:
     """Return the command line with one command that can be run; of the others it has the names alone."""
     app = typer.Typer(
         name="partc",
@@ -50,7 +50,7 @@ def app_for(wanted: str) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     for name, line in COMMANDS.items():
-        if name != wanted:
+        if name != selected:
             app.command(name, help=line)(_not_imported)
             continue
         module = import_module(f"partc.compiler.commands.{name}")
@@ -66,8 +66,8 @@ def _not_imported() -> None:
     raise AssertionError("only the command that was asked for is run")
 
 
-def _bad_command(error: typer.TyperException, given: Sequence[str]) -> BadUsage:
-    command = f"partc {given[0]}" if given[:1] and given[0] in COMMANDS else "partc"
+def _bad_command(error: typer.TyperException, arguments: Sequence[str]) -> BadUsage:
+    command = f"partc {arguments[0]}" if arguments[:1] and arguments[0] in COMMANDS else "partc"
     what = error.format_message().removesuffix(".")
     what = what.replace("Value error, ", "")
     return BadUsage(what[0].lower() + what[1:], at=f"`{command}`", fix=f"see `{command} --help`")
@@ -98,10 +98,10 @@ def _own_frame(error: Exception) -> str:
 
 def _internal(error: Exception) -> str:
     """Return what to say of an exception that nobody foresaw: a mistake of partc's, not of the user's."""
-    told = "".join(traceback.format_exception_only(error)).strip()
+    message = "".join(traceback.format_exception_only(error)).strip()
     return str(
         PartcError(
-            f"internal error: {told}",
+            f"internal error: {message}",
             at=_own_frame(error),
             fix="this is a mistake of partc: report it with the command and its files "
             "(PARTC_LOG_LEVEL=DEBUG shows more)",
@@ -109,7 +109,7 @@ def _internal(error: Exception) -> str:
     )
 
 
-def exit_code_of(command: Callable[[], object], given: Sequence[str] = ()) -> int:
+def exit_code_of(command: Callable[[], object], arguments: Sequence[str] = ()) -> int:
     """Run a command; tell what went wrong on stderr, and return the exit code."""
     try:
         code = command()
@@ -117,7 +117,7 @@ def exit_code_of(command: Callable[[], object], given: Sequence[str] = ()) -> in
         print(f"partc: {error}", file=sys.stderr)
         return 1 if isinstance(error, RankFailed) else 2
     except typer.TyperException as error:
-        print(f"partc: {_bad_command(error, given)}", file=sys.stderr)
+        print(f"partc: {_bad_command(error, arguments)}", file=sys.stderr)
         return 2
     except OSError as error:
         print(f"partc: {_bad_file(error)}", file=sys.stderr)

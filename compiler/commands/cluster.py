@@ -23,7 +23,7 @@ from partc.runtime.jobs.measure import Probe, Sample, measure
 MESSAGE_BYTES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 22, 1 << 23)
 TOGETHER_BYTES = (1 << 16, 1 << 22)
 REPEATS = 20
-MOST_HOSTS = 8  # beyond, only neighbours in the file's order are paired
+MAX_HOSTS = 8  # beyond, only neighbours in the file's order are paired
 
 EPILOG = "Example: partc cluster measure cluster.json -o measured.json"
 
@@ -31,7 +31,7 @@ cluster_command = typer.Typer(no_args_is_help=True, help="Look at a cluster as i
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCluster:
     """The lines of all pairs, the cluster that they make, and how it prices what was measured besides."""
 
     cluster: Cluster
@@ -74,7 +74,7 @@ def measure_command(
     tell(f"{len(found.lines)} pairs measured -> {out}; links to single devices keep the file's values")
 
 
-def measure_cluster(cluster: Cluster, shared: Path) -> Measured:
+def measure_cluster(cluster: Cluster, shared: Path) -> MeasuredCluster:
     """Measure with up to two processes a host. `shared`: a folder that all hosts see.
 
     Raises BadUsage, RankFailed.
@@ -98,7 +98,9 @@ def measure_cluster(cluster: Cluster, shared: Path) -> Measured:
     }
     fitted = fit_cluster(cluster, lines)
     together = [sample for sample in samples if sample.kind != "message"]
-    return Measured(fitted, lines, tuple((s, _predicted_s(s, Network(fitted), ends)) for s in together))
+    return MeasuredCluster(
+        fitted, lines, tuple((s, _predicted_s(s, Network(fitted), ends)) for s in together)
+    )
 
 
 def _rounds(hosts: Sequence[str], addresses: Mapping[str, str]) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -110,7 +112,7 @@ def _rounds(hosts: Sequence[str], addresses: Mapping[str, str]) -> tuple[tuple[t
             on_machine.setdefault(addresses[hosts[rank]], []).append((rank, rank + 1))
     inside = [tuple(filter(None, pairs)) for pairs in zip_longest(*on_machine.values())]
     ranks = sorted(first.values())
-    across = combinations(ranks, 2) if len(ranks) <= MOST_HOSTS else pairwise(ranks)
+    across = combinations(ranks, 2) if len(ranks) <= MAX_HOSTS else pairwise(ranks)
     return (*inside, *((pair,) for pair in across))
 
 

@@ -1,102 +1,56 @@
 """`partc compile`: spread a training step over a cluster."""
 
 from pathlib import Path
-from typing import Annotated, Literal
-
-import typer
 
 from partc.compiler.api import compile_step, decide_step
+from partc.compiler.commands import compile_arguments as arguments
 from partc.compiler.commands.arguments import choose_aggregation, parse_bytes, parse_mechanisms, parse_sizes
 from partc.compiler.commands.console import tell, working_on
 from partc.compiler.commands.graph_arguments import (
-    Axes,
-    Initial,
-    Loss,
-    Out,
-    SampleData,
-    SampleSteps,
-    Sizes,
-    State,
-    TrainFile,
+    AxesArgument,
+    InitialArgument,
+    LossArgument,
+    OutArgument,
+    SampleDataArgument,
+    SampleStepsArgument,
+    SizesArgument,
+    StateArgument,
+    TrainArgument,
     graph_options,
     sample_of,
 )
 from partc.compiler.compilation import Compilation
-from partc.compiler.options import SAMPLE_STEPS, Options, Partitioner, SearchMode
+from partc.compiler.options import SAMPLE_STEPS, Options, Partitioner
 from partc.runtime.plan.program import Plan
 
 EPILOG = "Example: partc compile train.onnx -c examples/cluster-2x2.json -o out"
 
-SHOWN = 4  # sentences on the terminal
+MAX_SENTENCES = 4  # sentences on the terminal
 
 
 def compile_command(
-    train: TrainFile,
-    cluster: Annotated[Path, typer.Option("-c", "--cluster", help="cluster.json, or a resource file.")],
-    out: Out,
-    strategy: Annotated[str, typer.Option(help="auto, hybrid, allreduce, ps, or a strategy.json.")] = "auto",
-    batch: Annotated[
-        Literal["per-replica", "global"] | None,
-        typer.Option(
-            help="What the graph's batch is: one replica's, or the whole. Left out: one replica's where that "
-            "is proven to train what one device trains, else the whole."
-        ),
-    ] = None,
-    state: State = "",
-    sample_axis: Axes = [],
-    loss: Loss = "",
-    initial: Initial = None,
-    size: Sizes = [],
-    sample_data: SampleData = "",
-    sample_steps: SampleSteps = SAMPLE_STEPS,
-    search_partitions: Annotated[
-        SearchMode | None,
-        typer.Option(
-            help="Choose the partitions of large variables on servers: by the cost model, or by short runs; "
-            "off takes the minimum."
-        ),
-    ] = None,
-    min_partitions: Annotated[int, typer.Option(help="The fewest partitions to consider.")] = 1,
-    without: Annotated[
-        list[str],
-        typer.Option(
-            help="Switch a mechanism off: local-aggregation, post-aggregation or boundary-ops; repeatable."
-        ),
-    ] = [],
-    asynchronous: Annotated[
-        bool,
-        typer.Option(
-            "--asynchronous",
-            help="Workers push and pull without waiting for each other: not what one device trains.",
-        ),
-    ] = False,
-    sum_dense: Annotated[
-        bool, typer.Option("--sum-dense", help="Sum dense gradients over replicas: no average.")
-    ] = False,
-    sum_sparse: Annotated[
-        bool, typer.Option("--sum-sparse", help="Sum sparse gradients over replicas: no average.")
-    ] = False,
-    fetch_gradients: Annotated[
-        str,
-        typer.Option(help="Parameters NAME,... whose aggregated gradients are outputs: NAME.aggregated."),
-    ] = "",
-    recompute: Annotated[
-        str,
-        typer.Option(
-            help="SIZE, such as 800MB, that a step's values may take at once: others are computed again.",
-            metavar="SIZE",
-        ),
-    ] = "",
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace trained variables that lie in the output folder.")
-    ] = False,
-    decisions_only: Annotated[
-        bool,
-        typer.Option(
-            "--decisions-only",
-            help="Write train.onnx, strategy.json and cluster.json, from which ranks make their segments.",
-        ),
-    ] = False,
+    train: TrainArgument,
+    cluster: arguments.ClusterFile,
+    out: OutArgument,
+    strategy: arguments.StrategyName = "auto",
+    batch: arguments.BatchReadingName = None,
+    state: StateArgument = "",
+    sample_axis: AxesArgument = [],
+    loss: LossArgument = "",
+    initial: InitialArgument = None,
+    size: SizesArgument = [],
+    sample_data: SampleDataArgument = "",
+    sample_steps: SampleStepsArgument = SAMPLE_STEPS,
+    search_partitions: arguments.PartitionSearchMode = None,
+    min_partitions: arguments.MinPartitions = 1,
+    without: arguments.DisabledMechanisms = [],
+    asynchronous: arguments.Asynchronous = False,
+    sum_dense: arguments.SumDense = False,
+    sum_sparse: arguments.SumSparse = False,
+    fetch_gradients: arguments.FetchGradients = "",
+    recompute: arguments.RecomputeSize = "",
+    force: arguments.Force = False,
+    decisions_only: arguments.DecisionsOnly = False,
 ) -> None:
     """Spread a training step over a cluster: segments, plan, report."""
     options = Options(
@@ -113,42 +67,44 @@ def compile_command(
         force=force,
     )
     if decisions_only:
-        decided = decide_step(train, cluster, out, options)
-        tell(f"{len(decided.parameters)} parameters decided -> {out}")
+        decisions = decide_step(train, cluster, out, options)
+        tell(f"{len(decisions.parameters)} parameters decided -> {out}")
         return
     with working_on("compiling"):
-        made = compile_step(train, cluster, out, options)
-    _tell_what_was_made(made, out)
+        compilation = compile_step(train, cluster, out, options)
+    _print_summary(compilation, out)
 
 
-def _tell_what_was_made(made: Compilation, out: Path) -> None:
-    log = made.watch.write(out)
-    methods = [choice.method for choice in made.strategy.parameters.values()]
-    counted = ", ".join(f"{methods.count(m)} by {m}" for m in dict.fromkeys(methods))
-    tell(f"parameters: {counted}")
-    if made.partitions is not None:
-        tell(f"partitions of large variables on servers: {made.partitions.chosen}")
-    _tell_reading(made.plan)
-    for name, axis in ((d.name, d.sample_axis) for d in made.plan.data_inputs):
+def _print_summary(compilation: Compilation, out: Path) -> None:
+    log = compilation.watch.write(out)
+    methods = [choice.method for choice in compilation.strategy.parameters.values()]
+    method_counts = ", ".join(f"{methods.count(m)} by {m}" for m in dict.fromkeys(methods))
+    tell(f"parameters: {method_counts}")
+    if compilation.partitions is not None:
+        tell(f"partitions of large variables on servers: {compilation.partitions.chosen}")
+    _print_departures(compilation.plan)
+    for name, axis in ((d.name, d.sample_axis) for d in compilation.plan.data_inputs):
         tell(f"data input {name}: " + ("the same for all" if axis is None else f"samples on axis {axis}"))
-    for name in made.plan.unread_inputs:
+    for name in compilation.plan.unread_inputs:
         tell(f"data input {name}: not read; no data is needed for it")
-    if draws := made.plan.drawn_inputs:
-        shared = sum(drawn.sample_axis is None for drawn in draws)
+    if draws := compilation.plan.drawn_inputs:
+        shared = sum(entry.sample_axis is None for entry in draws)
         tell(f"drawn in every step: {len(draws)} inputs, {shared} of them the same for all")
-    if again := made.plan.recomputed:
-        was, now = (f"{peak / 1e6:,.1f} MB" for peak in (again.before_bytes, again.after_bytes))
-        tell(f"computed again: {again.values} values; at most {now} at once instead of {was}")
-    if made.doubt is not None:
-        tell(made.doubt.sentence())
-    step_ms = made.timeline.step_s * 1e3
-    if workers := len(made.plan.asynchronous):
+    if recomputed := compilation.plan.recomputed:
+        before, after = (
+            f"{peak / 1e6:,.1f} MB" for peak in (recomputed.before_bytes, recomputed.after_bytes)
+        )
+        tell(f"computed again: {recomputed.values} values; at most {after} at once instead of {before}")
+    if compilation.sensitivity is not None:
+        tell(compilation.sensitivity.sentence())
+    step_ms = compilation.timeline.step_s * 1e3
+    if workers := len(compilation.plan.asynchronous):
         tell(f"asynchronous: {workers} workers, each in a session of its own with all servers")
-    tell(f"{len(made.plan.ranks)} ranks, {step_ms:.1f} ms/step predicted -> {out}")
+    tell(f"{len(compilation.plan.ranks)} ranks, {step_ms:.1f} ms/step predicted -> {out}")
     tell(f"report: {out / 'report.html'}   wall times: {log}")
 
 
-def _tell_reading(plan: Plan) -> None:
+def _print_departures(plan: Plan) -> None:
     """Say how a batch per replica departs from one device, whether it is compiled or avoided."""
     if not plan.departures:
         return
@@ -156,9 +112,9 @@ def _tell_reading(plan: Plan) -> None:
         tell("batch: global, as one device has it. Batches per replica would train something else:")
     else:
         tell("warning: replicas on batches of their own do not make what one device makes of all of them:")
-    for sentence in plan.departures[:SHOWN]:
+    for sentence in plan.departures[:MAX_SENTENCES]:
         tell(f"  {sentence}")
-    if len(plan.departures) > SHOWN:
-        tell(f"  and {len(plan.departures) - SHOWN} more: see the report")
+    if len(plan.departures) > MAX_SENTENCES:
+        tell(f"  and {len(plan.departures) - MAX_SENTENCES} more: see the report")
     if plan.batch == "per-replica":
         tell("  exact are --batch global, and losses that are means over samples")

@@ -26,7 +26,7 @@ def tell(line: str) -> None:
 class Advance(Protocol):
     """Tells how far the work is."""
 
-    def __call__(self, done: int, note: str = "") -> None:
+    def __call__(self, steps_done: int, note: str = "") -> None:
         """Show that `done` of all steps are done."""
 
 
@@ -46,8 +46,8 @@ def progress_of(what: str, total: int) -> Iterator[Advance]:
     with Progress(*columns, console=console, transient=True) as bars:
         task = bars.add_task(what, total=total, note="")
 
-        def advance(done: int, note: str = "") -> None:
-            bars.update(task, completed=done, note=note)
+        def advance(steps_done: int, note: str = "") -> None:
+            bars.update(task, completed=steps_done, note=note)
 
         yield advance
 
@@ -56,12 +56,12 @@ def _lines(what: str, total: int) -> Advance:
     """A line at the start of long work, at most every few seconds, and at its end."""
     shown_s = time.monotonic()
 
-    def advance(done: int, note: str = "") -> None:
+    def advance(steps_done: int, note: str = "") -> None:
         nonlocal shown_s
         now_s = time.monotonic()
-        if now_s - shown_s >= LINE_EVERY_S or done == total:
+        if now_s - shown_s >= LINE_EVERY_S or steps_done == total:
             shown_s = now_s
-            tell(f"{what}: {done}/{total}  {note}".rstrip())
+            tell(f"{what}: {steps_done}/{total}  {note}".rstrip())
 
     return advance
 

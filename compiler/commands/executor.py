@@ -42,9 +42,9 @@ def executor_command(
             )
         central = read_central_plan(plan) if plan is not None else None
         decisions = read_decisions(model, strategy, cluster, parse_sizes(size), central)
-        made = materialise(decisions, rank, out, central)
+        result = materialise(decisions, rank, out, central)
         compared = "" if central is None else ", equal to those of the plan"
-        tell(f"rank {rank}: {len(made)} files -> {out}{compared}")
+        tell(f"rank {rank}: {len(result)} files -> {out}{compared}")
         return
     if job is None or not (job / JOB_FILE).is_file():
         raise BadUsage(

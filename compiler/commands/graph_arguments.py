@@ -8,33 +8,37 @@ import typer
 from partc.compiler.commands.arguments import parse_axes, parse_pairs
 from partc.compiler.options import GraphOptions, Sample
 
-PlanPath = Annotated[Path, typer.Argument(help="A plan's folder, as compile wrote it.", metavar="OUT")]
-Data = Annotated[str, typer.Option(help="FILE.npz, synthetic, or MODULE:FUNC.")]
-TraceFile = Annotated[
+PlanArgument = Annotated[Path, typer.Argument(help="A plan's folder, as compile wrote it.", metavar="OUT")]
+DataArgument = Annotated[str, typer.Option(help="FILE.npz, synthetic, or MODULE:FUNC.")]
+TraceArgument = Annotated[
     Path | None,
     typer.Option("--trace", help="A timeline to write, in Chrome's trace event format.", metavar="FILE.json"),
 ]
-Out = Annotated[Path, typer.Option("-o", "--output", help="File or folder to write.")]
-TrainFile = Annotated[Path, typer.Argument(help="A training graph.", metavar="TRAIN.onnx")]
-State = Annotated[str, typer.Option(help="Bindings of a foreign graph: IN=OUT,... (variable=next value).")]
-Axes = Annotated[
+OutArgument = Annotated[Path, typer.Option("-o", "--output", help="File or folder to write.")]
+TrainArgument = Annotated[Path, typer.Argument(help="A training graph.", metavar="TRAIN.onnx")]
+StateArgument = Annotated[
+    str, typer.Option(help="Bindings of a foreign graph: IN=OUT,... (variable=next value).")
+]
+AxesArgument = Annotated[
     list[str], typer.Option("--sample-axis", help="NAME=AXIS of a data input, NAME=none: the same for all.")
 ]
-Loss = Annotated[str, typer.Option("--loss", help="The output of a foreign graph that is the loss.")]
-Initial = Annotated[
+LossArgument = Annotated[str, typer.Option("--loss", help="The output of a foreign graph that is the loss.")]
+InitialArgument = Annotated[
     Path | None, typer.Option(help="A .npz or .safetensors file of the variables' first values.")
 ]
-Sizes = Annotated[
+SizesArgument = Annotated[
     list[str], typer.Option("--size", help="NAME=N: the value of a symbolic size, for pricing and data.")
 ]
-SampleData = Annotated[
+SampleDataArgument = Annotated[
     str,
     typer.Option(
         help="FILE.npz or MODULE:FUNC: training data, from which the rows that a step touches are measured.",
         metavar="DATA",
     ),
 ]
-SampleSteps = Annotated[int, typer.Option(min=1, help="How many steps of the sample data are looked at.")]
+SampleStepsArgument = Annotated[
+    int, typer.Option(min=1, help="How many steps of the sample data are looked at.")
+]
 
 
 def graph_options(state: str, axes: list[str], loss: str, initial: Path | None) -> GraphOptions:

@@ -4,14 +4,14 @@ from partc.compiler.api import inspect
 from partc.compiler.commands.arguments import parse_sizes
 from partc.compiler.commands.console import console, working_on
 from partc.compiler.commands.graph_arguments import (
-    Axes,
-    Initial,
-    Loss,
-    SampleData,
-    SampleSteps,
-    Sizes,
-    State,
-    TrainFile,
+    AxesArgument,
+    InitialArgument,
+    LossArgument,
+    SampleDataArgument,
+    SampleStepsArgument,
+    SizesArgument,
+    StateArgument,
+    TrainArgument,
     graph_options,
     sample_of,
 )
@@ -21,14 +21,14 @@ EPILOG = "Example: partc inspect train.onnx"
 
 
 def inspect_command(
-    train: TrainFile,
-    state: State = "",
-    sample_axis: Axes = [],
-    loss: Loss = "",
-    initial: Initial = None,
-    size: Sizes = [],
-    sample_data: SampleData = "",
-    sample_steps: SampleSteps = SAMPLE_STEPS,
+    train: TrainArgument,
+    state: StateArgument = "",
+    sample_axis: AxesArgument = [],
+    loss: LossArgument = "",
+    initial: InitialArgument = None,
+    size: SizesArgument = [],
+    sample_data: SampleDataArgument = "",
+    sample_steps: SampleStepsArgument = SAMPLE_STEPS,
 ) -> None:
     """Show variables, gradients, data inputs, and the work of one step."""
     options = graph_options(state, sample_axis, loss, initial)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import typer
 
 from partc.compiler.commands.console import Advance, progress_of, tell
-from partc.compiler.commands.graph_arguments import Data, PlanPath, TraceFile
+from partc.compiler.commands.graph_arguments import DataArgument, PlanArgument, TraceArgument
 from partc.compiler.output.deploy import write_trained_model
 from partc.compiler.output.output_paths import check_output_file
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_run_trace
@@ -19,15 +19,15 @@ EPILOG = f"Example: partc run out --data synthetic --steps 100\n\n{HOW_TO_OPEN}"
 
 
 def run_command(
-    out: PlanPath,
+    out: PlanArgument,
     steps: Annotated[int, typer.Option(help="How many steps to train.")],
-    data: Data = "synthetic",
+    data: DataArgument = "synthetic",
     seed: Annotated[int, typer.Option(help="The seed of synthetic data and of what a step draws.")] = 0,
     on_nan: Annotated[
         Literal["stop", "continue"], typer.Option(help="What to do when the loss is not finite.")
     ] = "stop",
     timeout: Annotated[float, typer.Option(help="Seconds without progress that end the run.")] = 600.0,
-    trace: TraceFile = None,
+    trace: TraceArgument = None,
     trace_steps: Annotated[int, typer.Option(min=1, help="How many of the last steps a trace shows.")] = 3,
     staleness: Annotated[
         int | None,
@@ -49,8 +49,8 @@ def run_command(
             traced_steps=trace_steps if trace else 0,
             staleness=staleness,
         )
-    for lost in result.lost_workers:
-        tell(f"{lost}; the others trained on")
+    for worker in result.lost_workers:
+        tell(f"{worker}; the others trained on")
     tell(f"{steps} steps, {result.steps_per_s:.1f} steps/s -> {out / TRAINED_FILE}")
     tell(f"forward model with the trained variables -> {write_trained_model(folder)}")
     if trace is not None:

@@ -1,13 +1,13 @@
 """`partc seal`: accept a plan that was edited by hand."""
 
 from partc.compiler.commands.console import tell
-from partc.compiler.commands.graph_arguments import PlanPath
+from partc.compiler.commands.graph_arguments import PlanArgument
 from partc.runtime.plan.plan_folder import seal_plan_folder
 
 EPILOG = "Example: partc seal out"
 
 
-def seal_command(out: PlanPath) -> None:
+def seal_command(out: PlanArgument) -> None:
     """Accept a plan that you edited by hand: check its program, and write its hashes anew."""
     changed = seal_plan_folder(out)
     tell(f"accepted: {', '.join(changed)}" if changed else "nothing was changed: every hash is right")

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 
 from partc.compiler.commands.console import console, tell, working_on
-from partc.compiler.commands.graph_arguments import PlanPath, TraceFile
+from partc.compiler.commands.graph_arguments import PlanArgument, TraceArgument
 from partc.compiler.output.output_paths import check_output_file
 from partc.compiler.planning.measure_segments import cache_file, measure_segments
 from partc.compiler.report.measure_traffic import LaneLoad, host_traffic, lane_loads
@@ -75,12 +75,12 @@ def simulate_plan(plan: Plan, cluster: Cluster, measured: Measured = NOTHING_MEA
 
 
 def simulate_command(
-    out: PlanPath,
+    out: PlanArgument,
     cluster: Annotated[
         Path | None,
         typer.Option("-c", "--cluster", help="Other rates and links for the same hosts and devices."),
     ] = None,
-    trace: TraceFile = None,
+    trace: TraceArgument = None,
     measure: Annotated[
         bool,
         typer.Option(

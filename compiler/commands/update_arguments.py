@@ -34,13 +34,13 @@ Value = float | bool
 
 def parse_optimizer(name: str, lr: str, settings: Sequence[str], weight_decay: float | None) -> Optimizer:
     """Return an optimizer; what is not given stays as it is by default. Raises BadUsage."""
-    chosen = OPTIMIZERS[name]
-    given: dict[str, object] = dict(_parse_settings(",".join(settings), type(chosen), "--set-optimizer"))
+    defaults = OPTIMIZERS[name]
+    values: dict[str, object] = dict(_parse_settings(",".join(settings), type(defaults), "--set-optimizer"))
     if lr:
-        given["lr"] = parse_learning_rate(lr)
+        values["lr"] = parse_learning_rate(lr)
     if weight_decay is not None:
-        given["weight_decay"] = weight_decay
-    return replace(chosen, **given)  # type: ignore[type-var]  # every optimizer is a dataclass
+        values["weight_decay"] = weight_decay
+    return replace(defaults, **values)  # type: ignore[type-var]  # every optimizer is a dataclass
 
 
 def parse_schedule(text: str) -> Schedule | None:
@@ -50,13 +50,13 @@ def parse_schedule(text: str) -> Schedule | None:
     name, _, settings = text.partition(":")
     if name not in SCHEDULES:
         raise BadUsage(f"no schedule {name!r}", at="--schedule", fix=f"use one of {', '.join(SCHEDULES)}")
-    made = SCHEDULES[name]
-    given = _parse_settings(settings, made, "--schedule")
-    required = [field.name for field in fields(made) if field.default is MISSING]  # type: ignore[arg-type]
-    if missing := [key for key in required if key not in given]:
+    kind = SCHEDULES[name]
+    values = _parse_settings(settings, kind, "--schedule")
+    required = [field.name for field in fields(kind) if field.default is MISSING]  # type: ignore[arg-type]
+    if missing := [key for key in required if key not in values]:
         fix = f"write --schedule {name}:{','.join(f'{key}=...' for key in required)}"
         raise BadUsage(f"schedule {name!r} needs {missing[0]}", at="--schedule", fix=fix)
-    return made(**given)
+    return kind(**values)
 
 
 def parse_groups(no_decay: str, groups: Sequence[str]) -> tuple[ParameterGroup, ...]:
@@ -88,25 +88,25 @@ def _parse_group(text: str) -> ParameterGroup:
     if not (patterns and colon and settings):
         fix = "write --group '*.bias,*norm*:lr=0.1,weight_decay=0'"
         raise BadUsage(f"{text!r} is not PATTERNS:KEY=VALUE,...", at="--group", fix=fix)
-    given = _parse_pairs(settings, ("lr", "weight_decay"), "--group")
-    rate = parse_learning_rate(given["lr"]) if "lr" in given else None
-    decay = _number(given["weight_decay"], float, "--group") if "weight_decay" in given else None
+    values = _parse_pairs(settings, ("lr", "weight_decay"), "--group")
+    rate = parse_learning_rate(values["lr"]) if "lr" in values else None
+    decay = _number(values["weight_decay"], float, "--group") if "weight_decay" in values else None
     return ParameterGroup(tuple(patterns.split(",")), rate, decay)
 
 
 def _parse_settings(text: str, kind: type, at: str) -> dict[str, Value]:
     """Parse `key=value,...` into values of the fields that a dataclass has."""
     hints = get_type_hints(kind)
-    known = [field.name for field in fields(kind) if field.name not in ("lr", "weight_decay")]
-    return {key: _number(value, hints[key], at) for key, value in _parse_pairs(text, known, at).items()}
+    names = [field.name for field in fields(kind) if field.name not in ("lr", "weight_decay")]
+    return {key: _number(value, hints[key], at) for key, value in _parse_pairs(text, names, at).items()}
 
 
-def _parse_pairs(text: str, known: Sequence[str], at: str) -> dict[str, str]:
+def _parse_pairs(text: str, keys: Sequence[str], at: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for part in filter(None, text.split(",")):
         key, equals, value = part.partition("=")
-        if not equals or key not in known:
-            fix = f"use KEY=VALUE with one of {', '.join(known)}" if known else "leave settings out"
+        if not equals or key not in keys:
+            fix = f"use KEY=VALUE with one of {', '.join(keys)}" if keys else "leave settings out"
             raise BadUsage(f"{part!r} is no setting here", at=at, fix=fix)
         pairs[key] = value
     return pairs
@@ -121,5 +121,5 @@ def _number(text: str, kind: type, at: str) -> Value:
             return int(text) if kind is int else float(text)
     except ValueError:
         pass
-    wanted = {bool: "'true' or 'false'", int: "a whole number"}.get(kind, "a number")
-    raise BadUsage(f"{text!r} is not {wanted}", at=at, fix=f"give {wanted}")
+    expectation = {bool: "'true' or 'false'", int: "a whole number"}.get(kind, "a number")
+    raise BadUsage(f"{text!r} is not {expectation}", at=at, fix=f"give {expectation}")

@@ -5,17 +5,17 @@ from typing import Annotated
 import typer
 
 from partc.compiler.commands.console import console, progress_of, tell
-from partc.compiler.commands.graph_arguments import Data, PlanPath
+from partc.compiler.commands.graph_arguments import DataArgument, PlanArgument
 from partc.compiler.verification.verify import verify
 
 EPILOG = "Example: partc verify out --steps 4"
 
 
 def verify_command(
-    out: PlanPath,
+    out: PlanArgument,
     steps: Annotated[int, typer.Option(help="How many steps to compare.")] = 4,
     rtol: Annotated[float | None, typer.Option(help="Allowed relative error of a variable's change.")] = None,
-    data: Data = "synthetic",
+    data: DataArgument = "synthetic",
     seed: Annotated[int, typer.Option(help="The seed of synthetic data and of what a step draws.")] = 0,
 ) -> None:
     """Train on all ranks, and compare every step with one device on the same total batch."""

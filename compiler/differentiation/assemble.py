@@ -23,7 +23,7 @@ TRAINING_KEY = "partc.training"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrainingStep:
     """One training step: what the forward graph gave, and what was built onto it."""
 
     objective: Objective
@@ -47,7 +47,7 @@ class Step:
 
 def finish_step(
     objective: Objective, updates: Updates, gradients: Sequence[Gradient], reinit: int | None
-) -> Step:
+) -> TrainingStep:
     """Settle the initial values: the forward graph's, or fresh ones whose seeds count from `reinit`."""
     graph, types = objective.model.graph, objective.types
     names = tuple(dict.fromkeys((*objective.flow.parameters, *objective.state)))
@@ -56,11 +56,11 @@ def finish_step(
     if reinit is not None:
         random = {*objective.flow.parameters, *statistics(graph)}
         # A scale without axes starts where the model says: there is no spread to draw it from.
-        drawn = [name for name in names if name in random and types[name].shape != ()]
-        initial |= fresh_values(graph, types, drawn, reinit)
+        randomized = [name for name in names if name in random and types[name].shape != ()]
+        initial |= fresh_values(graph, types, randomized, reinit)
         constants |= _fresh_statistics(objective, names, reinit)
     initial |= {slot.name: slot.initial_value for slot in updates.slots}
-    return Step(objective, updates, gradients, initial, constants)
+    return TrainingStep(objective, updates, gradients, initial, constants)
 
 
 def _fresh_statistics(objective: Objective, variables: Sequence[str], seed: int) -> dict[str, TensorProto]:
@@ -78,7 +78,7 @@ def _fresh_statistics(objective: Objective, variables: Sequence[str], seed: int)
 # ---------------------------------------------------------------- the model
 
 
-def assemble(step: Step, folder: Path | None) -> onnx.ModelProto:
+def assemble(step: TrainingStep, folder: Path | None) -> onnx.ModelProto:
     """Return the flat training graph. External data of `folder` is read into it."""
     nodes = _live_nodes(step)
     called = {node.op_type for node in nodes if node.domain == FUNCTION_DOMAIN}
@@ -100,24 +100,26 @@ def assemble(step: Step, folder: Path | None) -> onnx.ModelProto:
     return model
 
 
-def _graph(step: Step, nodes: Sequence[onnx.NodeProto], folder: Path | None) -> onnx.GraphProto:
+def _graph(step: TrainingStep, nodes: Sequence[onnx.NodeProto], folder: Path | None) -> onnx.GraphProto:
     types, forward = step.types, step.objective.model.graph
     inputs = find.data_inputs(forward)
     if step.updates.feeds_learning_rate:
         inputs.append(learning_rate_input())
     inputs += [value_info(name, types[name]) for name in step.initial]
-    made = {name for node in nodes for name in node.output} & types.keys() - {*step.outputs}
+    node_outputs = {name for node in nodes for name in node.output} & types.keys() - {*step.outputs}
     return helper.make_graph(
         nodes,
         f"{forward.name or 'model'}_step",
         inputs,
         [value_info(name, types[name]) for name in step.outputs],
-        _stored(step, nodes, folder),
-        value_info=[value_info(name, types[name]) for name in sorted(made) if types[name].shape is not None],
+        _initializers(step, nodes, folder),
+        value_info=[
+            value_info(name, types[name]) for name in sorted(node_outputs) if types[name].shape is not None
+        ],
     )
 
 
-def _live_nodes(step: Step) -> list[onnx.NodeProto]:
+def _live_nodes(step: TrainingStep) -> list[onnx.NodeProto]:
     """Drop nodes that no output needs, and those whose output is now a variable or a constant."""
     replaced = {*step.initial, *step.constants}
     needed = set(step.outputs)
@@ -129,20 +131,22 @@ def _live_nodes(step: Step) -> list[onnx.NodeProto]:
     return live[::-1]
 
 
-def _stored(step: Step, nodes: Sequence[onnx.NodeProto], folder: Path | None) -> list[TensorProto]:
+def _initializers(
+    step: TrainingStep, nodes: Sequence[onnx.NodeProto], folder: Path | None
+) -> list[TensorProto]:
     """Return the stored initial values, and the constants that somebody reads."""
-    read = {name for node in nodes for name in node.input}.union(step.outputs)
-    stored = [value for value in step.initial.values() if isinstance(value, TensorProto)]
-    stored += [t for name, t in step.constants.items() if name in read and name not in step.initial]
-    for tensor in stored:
+    reads = {name for node in nodes for name in node.input}.union(step.outputs)
+    tensors = [value for value in step.initial.values() if isinstance(value, TensorProto)]
+    tensors += [t for name, t in step.constants.items() if name in reads and name not in step.initial]
+    for tensor in tensors:
         if folder is not None and external_data_helper.uses_external_data(tensor):
             external_data_helper.load_external_data_for_tensor(tensor, str(folder))
             tensor.data_location = TensorProto.DEFAULT
             del tensor.external_data[:]
-    return stored
+    return tensors
 
 
-def _facts(step: Step) -> dict[str, object]:
+def _facts(step: TrainingStep) -> dict[str, object]:
     """Return the metadata entry `partc.training`."""
     sample_axes = dict(step.objective.sample_axes)
     if step.updates.feeds_learning_rate:
@@ -150,13 +154,13 @@ def _facts(step: Step) -> dict[str, object]:
     return {
         "state": step.updates.next_values,
         "loss": step.objective.loss,
-        "gradients": {gradient.parameter: _spelled(gradient) for gradient in step.gradients},
+        "gradients": {gradient.parameter: _gradient_facts(gradient) for gradient in step.gradients},
         "sample_axes": sample_axes,
         "forward_outputs": step.objective.results,
     }
 
 
-def _spelled(gradient: Gradient) -> dict[str, str | None]:
+def _gradient_facts(gradient: Gradient) -> dict[str, str | None]:
     if gradient.is_sparse:
         return {"ids": gradient.ids, "rows": gradient.rows}
     return {"dense": gradient.dense}

@@ -13,7 +13,7 @@ import onnx
 from partc.compiler.differentiation.assemble import assemble, finish_step
 from partc.compiler.differentiation.differentiate import differentiate
 from partc.compiler.differentiation.forward.bring_forward import OPSET
-from partc.compiler.differentiation.forward.rebatch import Batch
+from partc.compiler.differentiation.forward.rebatch import BatchSize
 from partc.compiler.differentiation.node_builder import NodeBuilder
 from partc.compiler.differentiation.objective import Objective, state_objective
 from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice
@@ -38,7 +38,7 @@ def build_training_graph(
     *,
     loss: str,
     optimizer: Optimizer,
-    batch_size: Batch | None = None,
+    batch_size: BatchSize | None = None,
     reinit: int | None = None,
     clip_global_norm: float | None = None,
     ignore_index: int | None = None,
@@ -98,14 +98,14 @@ def _of_reasonable_size(forward: onnx.ModelProto) -> Iterator[None]:
         ) from error
 
 
-def _check_options(batch_size: Batch | None, reinit: int | None) -> None:
+def _check_options(batch_size: BatchSize | None, reinit: int | None) -> None:
     wrong = [
         ("--batch-size", batch_size, isinstance(batch_size, int) and batch_size < 1, "a size of at least 1"),
         ("--reinit", reinit, reinit is not None and not 0 <= reinit < 2**24, "a seed from 0 to 16777215"),
     ]
-    for option, value, is_wrong, wanted in wrong:
+    for option, value, is_wrong, expectation in wrong:
         if is_wrong:
-            raise BadUsage(f"{value!r} is not {wanted}", at=option, fix=f"give {wanted}")
+            raise BadUsage(f"{value!r} is not {expectation}", at=option, fix=f"give {expectation}")
 
 
 def _half_parameters(objective: Objective) -> dict[str, int]:

@@ -81,8 +81,8 @@ def _schema(op_type: str, opset: int) -> OpSchema:
 def _passes_floats(schema: OpSchema) -> bool:
     """Tell whether a gradient could arrive and go on."""
     constant = CONSTANT_INPUTS.get(schema.name, frozenset())
-    moving = [value for index, value in enumerate(schema.inputs) if index not in constant]
-    return _some_float(moving) and _some_float(schema.outputs)
+    differentiable = [value for index, value in enumerate(schema.inputs) if index not in constant]
+    return _some_float(differentiable) and _some_float(schema.outputs)
 
 
 def _some_float(values: Sequence[OpSchema.FormalParameter]) -> bool:

@@ -44,12 +44,14 @@ class _Backward:
     slices: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
 
     def view(self, node: onnx.NodeProto) -> ForwardNode:
-        wanted = frozenset(
+        input_indices = frozenset(
             index
             for index in differentiable_inputs(node, self.types)
             if node.input[index] in self.flow.active
         )
-        return ForwardNode(self.build, node, self.types, self.constants, self.parameters, wanted, self.opset)
+        return ForwardNode(
+            self.build, node, self.types, self.constants, self.parameters, input_indices, self.opset
+        )
 
     def total(self, tensor: str) -> str | None:
         """Return the sum of a tensor's contributions."""
@@ -124,7 +126,7 @@ def _differentiate_node(backward: _Backward, node: onnx.NodeProto) -> None:
         backward.slices.setdefault(node.input[0], []).append(indexed_slices(view, gradients[0]))
         return
     for index, gradient in sorted(_apply_rule(backward, view, gradients).items()):
-        if index in view.wanted:
+        if index in view.gradient_inputs:
             backward.contributions.setdefault(node.input[index], []).append(gradient)
 
 

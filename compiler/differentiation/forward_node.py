@@ -21,7 +21,7 @@ class ForwardNode:
     types: Types
     constants: Mapping[str, np.ndarray]
     parameters: frozenset[str]
-    wanted: frozenset[int]  # inputs whose gradient is needed
+    gradient_inputs: frozenset[int]  # inputs whose gradient is needed
     opset: int
 
     def x(self, index: int) -> str:
@@ -129,10 +129,10 @@ class ForwardNode:
         inferred sizes leave open whether an axis of `target` was stretched, the step decides as it runs.
         """
         wide, narrow = self.shape(source)[axes], self.shape(target)[axes]
-        added = len(wide) - len(narrow)
-        if added:
-            gradient = self.op("ReduceSum", gradient, self.build.ints(*range(added)), keepdims=0)
-        pairs = list(enumerate(zip(narrow, wide[added:], strict=True)))
+        new_axes = len(wide) - len(narrow)
+        if new_axes:
+            gradient = self.op("ReduceSum", gradient, self.build.ints(*range(new_axes)), keepdims=0)
+        pairs = list(enumerate(zip(narrow, wide[new_axes:], strict=True)))
         stretched = [axis for axis, (size, of) in pairs if size == 1 and of != 1]
         if stretched:
             gradient = self.op("ReduceSum", gradient, self.build.ints(*stretched), keepdims=1)
@@ -150,9 +150,9 @@ class ForwardNode:
         for axis in range(axes[-1] + 1):
             size = self.op("Slice", own, self.build.ints(axis), self.build.ints(axis + 1))
             if axis in axes:
-                kept = self.op("Gather", self.shape_of(target), self.build.ints(axis))
+                length = self.op("Gather", self.shape_of(target), self.build.ints(axis))
                 copies.append(len(sizes))
-                sizes += [self.op("Div", size, self.op("Max", kept, self.build.ints(1))), kept]
+                sizes += [self.op("Div", size, self.op("Max", length, self.build.ints(1))), length]
             else:
                 sizes.append(size)
         rest = self.op("Slice", own, self.build.ints(axes[-1] + 1), self.build.ints(np.iinfo(np.int64).max))
@@ -194,7 +194,7 @@ def broadcasting(rule: SingleOutputRule) -> Rule:
         return {
             index: at.unbroadcast(gradient, at.y(), at.x(index))
             for index, gradient in rule(at, dy).items()
-            if index in at.wanted
+            if index in at.gradient_inputs
         }
 
     return of_first_output(summed)

@@ -120,8 +120,8 @@ def _add_cross_entropy(head: Head, ignore_index: int | None) -> Loss:
     head.graph.input.append(value_info(labels, TensorType(TensorProto.INT64, shape)))
     if ignore_index is None:
         index = build.op("Unsqueeze", labels, build.ints(-1))
-        picked = build.op("GatherElements", scores.tensor, index, axis=-1)
-        mean = build.op("ReduceMean", picked, keepdims=0)
+        label_log_probability = build.op("GatherElements", scores.tensor, index, axis=-1)
+        mean = build.op("ReduceMean", label_log_probability, keepdims=0)
     else:
         mean = _mean_over_counted(build, scores, labels, ignore_index)
     build.call("Neg", (mean,), (name,))
@@ -134,11 +134,13 @@ def _mean_over_counted(build: NodeBuilder, scores: _Scores, labels: str, ignore_
     ignored = build.op("Equal", labels, build.constant(np.array(ignore_index, np.int64)))
     safe = build.op("Where", ignored, build.constant(np.array(0, np.int64)), labels)
     index = build.op("Unsqueeze", safe, build.ints(-1))
-    picked = build.op("Squeeze", build.op("GatherElements", scores.tensor, index, axis=-1), build.ints(-1))
-    counted = build.op("Cast", build.op("Not", ignored), to=scores.type_.element)
-    total = build.op("ReduceSum", build.op("Mul", picked, counted), keepdims=0)
+    label_scores = build.op(
+        "Squeeze", build.op("GatherElements", scores.tensor, index, axis=-1), build.ints(-1)
+    )
+    weights = build.op("Cast", build.op("Not", ignored), to=scores.type_.element)
+    total = build.op("ReduceSum", build.op("Mul", label_scores, weights), keepdims=0)
     one = build.constant(np.array(1, scores.type_.dtype))
-    return build.op("Div", total, build.op("Max", build.op("ReduceSum", counted, keepdims=0), one))
+    return build.op("Div", total, build.op("Max", build.op("ReduceSum", weights, keepdims=0), one))
 
 
 def _scores(head: Head, build: NodeBuilder) -> _Scores:
@@ -205,9 +207,9 @@ def _sample_axis(head: Head, shape: Shape) -> int | None:
 
 
 def _builder(graph: onnx.GraphProto) -> NodeBuilder:
-    taken = [name for node in graph.node for name in (node.name, *node.input, *node.output)]
+    used_names = [name for node in graph.node for name in (node.name, *node.input, *node.output)]
     values = (*graph.input, *graph.output, *graph.initializer)
-    build = NodeBuilder((*taken, *(value.name for value in values)))
+    build = NodeBuilder((*used_names, *(value.name for value in values)))
     build.scope = "loss/"
     return build
 

@@ -56,13 +56,13 @@ class Operation:
 class NodeBuilder:
     """Nodes in topological order, and the small constants that they read."""
 
-    def __init__(self, taken: Iterable[str] = ()) -> None:
+    def __init__(self, used_names: Iterable[str] = ()) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
         self.functions: dict[str, onnx.FunctionProto] = {}
         self.declared: dict[str, TensorType] = {}  # outputs of functions: inference may not look inside
         self.scope = ""
-        self._taken = set(taken)
+        self._taken = set(used_names)
         self._counts: dict[str, count[int]] = {}
         self._made: dict[Key, tuple[str, ...]] = {}
         self._producers: dict[str, onnx.NodeProto] = {}
@@ -83,8 +83,8 @@ class NodeBuilder:
         **attributes: AttributeValue,
     ) -> tuple[str, ...]:
         """Emit an operation with several outputs, or with outputs whose names are given."""
-        made = [helper.make_attribute(name, attributes[name]) for name in sorted(attributes)]
-        return self._emit(Operation(op_type, "", tuple(inputs), made), outputs)
+        attribute_protos = [helper.make_attribute(name, attributes[name]) for name in sorted(attributes)]
+        return self._emit(Operation(op_type, "", tuple(inputs), attribute_protos), outputs)
 
     def emit(self, node: onnx.NodeProto) -> tuple[str, ...]:
         """Emit a node of another graph under fresh names; it reads this graph's tensors."""
@@ -126,8 +126,8 @@ class NodeBuilder:
 
     def call_function(self, function: onnx.FunctionProto, inputs: Sequence[str]) -> tuple[str, ...]:
         """Emit a call of a model-local function, and keep the function."""
-        known = self.functions.setdefault(function.name, function)
-        assert known == function, f"two bodies for function {function.name}"
+        function_of_name = self.functions.setdefault(function.name, function)
+        assert function_of_name == function, f"two bodies for function {function.name}"
         called = Operation(function.name, function.domain, tuple(inputs), ())
         return self._emit(called, len(function.output))
 

@@ -13,12 +13,12 @@ from partc.compiler.differentiation.forward.bring_forward import (
     normalise_forward,
 )
 from partc.compiler.differentiation.forward.expand_ops import is_expandable
-from partc.compiler.differentiation.forward.rebatch import Batch, check_batch_is_free, rebatch
+from partc.compiler.differentiation.forward.rebatch import BatchSize, check_batch_is_free, rebatch
 from partc.compiler.differentiation.losses import Loss, add_loss
 from partc.compiler.differentiation.parameters import find_parameters as find
 from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice, check_kept
 from partc.compiler.differentiation.parameters.decide import decide_parameters
-from partc.compiler.differentiation.parameters.decision import Decision, Verdict
+from partc.compiler.differentiation.parameters.decision import ParameterDecision, Verdict
 from partc.compiler.differentiation.parameters.exporter_facts import ExporterFacts, exporter_facts
 from partc.compiler.differentiation.sizes.fold_sizes import fold_sizes
 from partc.compiler.differentiation.tensor_types import Size, Types, check_shapes, infer_types, type_of
@@ -36,7 +36,9 @@ class Objective:
     state: Mapping[str, str]  # variables that the forward pass renews
     results: tuple[str, ...]
     sample_axes: Mapping[str, int | None]
-    decisions: Mapping[str, Decision]  # what is trained and what is constant, of all that moves the loss
+    decisions: Mapping[
+        str, ParameterDecision
+    ]  # what is trained and what is constant, of all that moves the loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +53,14 @@ class _Prepared:
     results: tuple[str, ...]
     sample_axes: Mapping[str, int | None]
     candidates: tuple[str, ...]
-    decisions: Mapping[str, Decision]  # of the candidates that move the loss
+    decisions: Mapping[str, ParameterDecision]  # of the candidates that move the loss
     exported: ExporterFacts
 
 
 def state_objective(
     forward: onnx.ModelProto,
     loss: str,
-    batch_size: Batch | None = None,
+    batch_size: BatchSize | None = None,
     ignore_index: int | None = None,
     choice: ParameterChoice = ParameterChoice(),  # noqa: B008  # frozen
     folder: Path | None = None,
@@ -85,7 +87,7 @@ def state_objective(
 
 def weigh_parameters(
     forward: onnx.ModelProto, loss: str, folder: Path | None = None
-) -> Mapping[str, Decision]:
+) -> Mapping[str, ParameterDecision]:
     """Return what the file alone tells of the float tensors that move the loss. Raises as state_objective."""
     return _prepare(forward, loss, None, None, folder).decisions
 
@@ -93,7 +95,7 @@ def weigh_parameters(
 def _prepare(
     forward: onnx.ModelProto,
     loss: str,
-    batch_size: Batch | None,
+    batch_size: BatchSize | None,
     ignore_index: int | None,
     folder: Path | None,
 ) -> _Prepared:
@@ -107,10 +109,10 @@ def _prepare(
     fold_sizes(model)
     types = infer_types(model)
     state = find.carried_state(model.graph, types, facts)
-    carried = set(state.values())
-    results = tuple(value.name for value in model.graph.output if value.name not in carried)
+    next_values = set(state.values())
+    results = tuple(value.name for value in model.graph.output if value.name not in next_values)
     candidates = find.candidate_parameters(model.graph, types)
-    added = add_loss(
+    loss_output = add_loss(
         model.graph,
         types,
         loss,
@@ -120,11 +122,13 @@ def _prepare(
     )
     types = infer_types(model)
     exported = exporter_facts(forward)
-    moving = find.moving_the_loss(model.graph, types, added.name, exported.detached)
-    fixed = {*state, *find.read_as_constants(forward.graph)}
-    movable = [name for name in candidates if name in moving and name not in fixed]
+    loss_dependencies = find.moving_the_loss(model.graph, types, loss_output.name, exported.detached)
+    constants = {*state, *find.read_as_constants(forward.graph)}
+    movable = [name for name in candidates if name in loss_dependencies and name not in constants]
     decisions = decide_parameters(forward, model.graph, types, movable, folder)
-    return _Prepared(model, types, facts, added, state, results, sample_axes, candidates, decisions, exported)
+    return _Prepared(
+        model, types, facts, loss_output, state, results, sample_axes, candidates, decisions, exported
+    )
 
 
 def _trace(ready: _Prepared, parameters: Collection[str]) -> Objective:

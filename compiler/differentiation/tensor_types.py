@@ -80,14 +80,14 @@ def value_info(name: str, type_: TensorType) -> onnx.ValueInfoProto:
 
 def known_shape(types: Types, tensor: str, *, needed_by: str) -> Shape:
     """Return a tensor's shape. Raises UnsupportedModel when its rank is unknown."""
-    known = types.get(tensor)
-    if known is None or known.shape is None:
+    type_ = types.get(tensor)
+    if type_ is None or type_.shape is None:
         raise UnsupportedModel(
             f"the rank of tensor {tensor!r} is unknown",
             at=needed_by,
             fix="give the graph's inputs shapes, or add value_info for this tensor",
         )
-    return known.shape
+    return type_.shape
 
 
 def static_shape(types: Types, tensor: str, *, needed_by: str) -> tuple[int, ...]:

@@ -86,7 +86,7 @@ def bindings_of(graph: TrainingGraph) -> Bindings:
         gradients={name: _tensors(gradient) for name, gradient in graph.gradients.items()},
         sample_axes={name: entry.sample_axis for name, entry in graph.data_inputs.items()},
         forward_outputs=graph.forward_outputs,
-        shards={name: given.holds for name, given in graph.shard_inputs.items()},
+        shards={name: shard_input.holds for name, shard_input in graph.shard_inputs.items()},
         found=graph.are_gradients_found,
     )
 
@@ -97,9 +97,9 @@ def _tensors(gradient: Gradient) -> GradientTensors:
 
 def write_bindings(model: onnx.ModelProto, bindings: Bindings) -> None:
     """Put the bindings into the model's metadata, in place of those it has."""
-    kept = [entry for entry in model.metadata_props if entry.key != METADATA_KEY]
+    other_entries = [entry for entry in model.metadata_props if entry.key != METADATA_KEY]
     del model.metadata_props[:]
-    model.metadata_props.extend(kept)
+    model.metadata_props.extend(other_entries)
     text = msgspec.json.encode(bindings, order="deterministic").decode()
     model.metadata_props.add(key=METADATA_KEY, value=text)
 

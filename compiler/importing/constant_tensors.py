@@ -46,9 +46,9 @@ def _chunks(tensor: TensorProto, folder: Path) -> Iterator[bytes]:
 def _file_chunks(info: ExternalDataInfo, folder: Path) -> Iterator[bytes]:
     with (folder / info.location).open("rb") as file:
         file.seek(info.offset or 0)
-        left = info.length if info.length is not None else (folder / info.location).stat().st_size
-        while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
-            left -= len(chunk)
+        remaining_bytes = info.length if info.length is not None else (folder / info.location).stat().st_size
+        while remaining_bytes and (chunk := file.read(min(remaining_bytes, _CHUNK_BYTES))):
+            remaining_bytes -= len(chunk)
             yield chunk
 
 
@@ -56,17 +56,17 @@ def make_repeated_constants(model: onnx.ModelProto, folder: Path) -> int:
     """Replace large initializers of one repeated value by ConstantOfShape; return how many."""
     graph = model.graph
     inputs = {info.name for info in graph.input}
-    made: list[onnx.NodeProto] = []
+    constant_nodes: list[onnx.NodeProto] = []
     for index, tensor in reversed([*enumerate(graph.initializer)]):
         value = None if tensor.name in inputs else repeated_value(tensor, folder)
         if value is not None:
-            made = _constant_of_shape(tensor.name, tuple(tensor.dims), value) + made
+            constant_nodes = _constant_of_shape(tensor.name, tuple(tensor.dims), value) + constant_nodes
             del graph.initializer[index]
-    if made:
-        nodes = made + list(graph.node)
+    if constant_nodes:
+        nodes = constant_nodes + list(graph.node)
         del graph.node[:]
         graph.node.extend(nodes)
-    return len(made) // 2
+    return len(constant_nodes) // 2
 
 
 def _constant_of_shape(name: str, shape: tuple[int, ...], value: np.ndarray) -> list[onnx.NodeProto]:

@@ -39,7 +39,7 @@ def draw_random_inputs(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[D
         _check_bodies(node)
     if not any(_draws(node, constants) for node in model.graph.node):
         return model, ()
-    return _Replacing.of(model, constants).replaced(model)
+    return _Replacing.of(model, constants).replace_in(model)
 
 
 def _draws(node: onnx.NodeProto, constants: Mapping[str, np.ndarray]) -> bool:
@@ -79,7 +79,7 @@ class _Replacing:
         build = NodeBuilder([*names, *(info.name for info in graph.input)])
         return cls(build, symbolic_types(model), constants, [])
 
-    def replaced(self, model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[DrawnInput, ...]]:
+    def replace_in(self, model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[DrawnInput, ...]]:
         for node in model.graph.node:
             if _draws(node, self.constants):
                 REPLACEMENTS[node.op_type](self, node)
@@ -93,13 +93,13 @@ class _Replacing:
         result.graph.input.extend(_info(drawn) for drawn in self.drawn)
         return result, tuple(self.drawn)
 
-    def draw(self, node: onnx.NodeProto, shape: Shape, element: int, how: "Seeded") -> str:
+    def draw(self, node: onnx.NodeProto, shape: Shape, element: int, how: "SeededOp") -> str:
         """Add an input for a node's draw, and return its name."""
         name = self.build.fresh(f"{node.output[0]}.drawn")
         seed = _number(node, "seed")
         place = len(self.drawn) + 1
         own = place if seed is None else _whole(seed)
-        sizes = _known(shape, node)
+        sizes = _static_sizes(shape, node)
         like = node.input[0] if node.input else None
         dtype = _dtype(element).name
         self.drawn.append(DrawnInput(name, dtype, sizes, how(own), seed is None, like))
@@ -126,7 +126,7 @@ def _dtype(element: int) -> np.dtype:
     return np.dtype(helper.tensor_dtype_to_np_dtype(element))
 
 
-def _known(shape: Shape, node: onnx.NodeProto) -> tuple[int | str, ...]:
+def _static_sizes(shape: Shape, node: onnx.NodeProto) -> tuple[int | str, ...]:
     sizes = tuple(size for size in shape if size is not None)
     if len(sizes) < len(shape):
         raise _unknown_shape(node)
@@ -174,7 +174,7 @@ def _uniform(at: _Replacing, node: onnx.NodeProto) -> None:
     _draw_itself(at, node, partial(Uniform, low or 0.0, 1.0 if high is None else high))
 
 
-def _draw_itself(at: _Replacing, node: onnx.NodeProto, how: "Seeded") -> None:
+def _draw_itself(at: _Replacing, node: onnx.NodeProto, how: "SeededOp") -> None:
     """RandomNormal, RandomUniform and their Like forms: the draw takes the output's place."""
     if node.input:
         shape, element = at.type_of(node.input[0], node)
@@ -186,9 +186,9 @@ def _draw_itself(at: _Replacing, node: onnx.NodeProto, how: "Seeded") -> None:
 def _bernoulli(at: _Replacing, node: onnx.NodeProto) -> None:
     """1 where a uniform draw is below the probability."""
     shape, element = at.type_of(node.input[0], node)
-    drawn = at.draw(node, shape, TensorProto.FLOAT, UNIT)
+    uniform = at.draw(node, shape, TensorProto.FLOAT, UNIT)
     chance = at.build.op("Cast", node.input[0], to=TensorProto.FLOAT)
-    below = at.build.op("Less", drawn, chance)
+    below = at.build.op("Less", uniform, chance)
     at.build.call("Cast", [below], [node.output[0]], to=_element(node, element))
 
 
@@ -198,32 +198,34 @@ def _multinomial(at: _Replacing, node: onnx.NodeProto) -> None:
     if not isinstance(classes, int):
         raise _unknown_shape(node)
     samples = int(_number(node, "sample_size") or 1)
-    drawn = at.draw(node, (rows, samples, 1), TensorProto.FLOAT, UNIT)
+    samples_drawn = at.draw(node, (rows, samples, 1), TensorProto.FLOAT, UNIT)
     chances = build.op("Softmax", build.op("Cast", node.input[0], to=TensorProto.FLOAT), axis=1)
     cumulated = build.op("CumSum", chances, build.constant(np.array(1, np.int64)))
     # The last is 1 but for rounding: it is never passed.
     inner = build.op("Slice", cumulated, build.ints(0), build.ints(classes - 1), build.ints(1))
-    passed = build.op("GreaterOrEqual", drawn, build.op("Unsqueeze", inner, build.ints(1)))
-    counted = build.op("ReduceSum", build.op("Cast", passed, to=TensorProto.INT64), build.ints(2), keepdims=0)
-    build.call("Cast", [counted], [node.output[0]], to=_element(node, TensorProto.INT32))
+    is_past = build.op("GreaterOrEqual", samples_drawn, build.op("Unsqueeze", inner, build.ints(1)))
+    indices = build.op(
+        "ReduceSum", build.op("Cast", is_past, to=TensorProto.INT64), build.ints(2), keepdims=0
+    )
+    build.call("Cast", [indices], [node.output[0]], to=_element(node, TensorProto.INT32))
 
 
 def _dropout(at: _Replacing, node: onnx.NodeProto) -> None:
     """y = x / (1 - ratio) where a uniform draw is not below the ratio, else 0; x if not training."""
     x, training = node.input[0], node.input[2]
     shape, element = at.type_of(x, node)
-    drawn = at.draw(node, shape, TensorProto.FLOAT, UNIT)
+    uniform = at.draw(node, shape, TensorProto.FLOAT, UNIT)
     ratio, scale = _ratio_and_scale(at, node, element)
     build, is_told = at.build, training not in at.constants
-    mask = node.output[1] if len(node.output) > 1 and node.output[1] else build.fresh(f"{drawn}.mask")
+    mask = node.output[1] if len(node.output) > 1 and node.output[1] else build.fresh(f"{uniform}.mask")
     zero = build.constant(np.zeros((), _dtype(element)))
     if not is_told:
-        build.call("GreaterOrEqual", [drawn, ratio], [mask])
+        build.call("GreaterOrEqual", [uniform, ratio], [mask])
         build.call("Where", [mask, build.op("Mul", x, scale), zero], [node.output[0]])
         return
-    kept = build.op("GreaterOrEqual", drawn, ratio)
-    build.call("Or", [kept, build.op("Not", training)], [mask])
-    dropped = build.op("Where", kept, build.op("Mul", x, scale), zero)
+    is_kept = build.op("GreaterOrEqual", uniform, ratio)
+    build.call("Or", [is_kept, build.op("Not", training)], [mask])
+    dropped = build.op("Where", is_kept, build.op("Mul", x, scale), zero)
     build.call("Where", [training, dropped, x], [node.output[0]])
 
 
@@ -231,8 +233,8 @@ def _ratio_and_scale(at: _Replacing, node: onnx.NodeProto, element: int) -> tupl
     """Return the ratio as float and 1 / (1 - ratio), which is 0 where all is dropped, as `x` is."""
     name, build = node.input[1], at.build
     if name and name not in at.constants:
-        kept = build.op("Sub", build.constant(np.ones((), _dtype(at.type_of(name, node)[1]))), name)
-        scale = build.op("Cast", build.op("Reciprocal", kept), to=element)
+        keep_ratio = build.op("Sub", build.constant(np.ones((), _dtype(at.type_of(name, node)[1]))), name)
+        scale = build.op("Cast", build.op("Reciprocal", keep_ratio), to=element)
         return build.op("Cast", name, to=TensorProto.FLOAT), scale
     ratio = float(at.constants[name].item()) if name else 0.5
     scale_value = 1 / (1 - ratio) if ratio < 1 else 0.0
@@ -240,7 +242,7 @@ def _ratio_and_scale(at: _Replacing, node: onnx.NodeProto, element: int) -> tupl
     return ratio_name, build.constant(np.array(scale_value, _dtype(element)))
 
 
-Seeded = Callable[[int], Normal | Uniform]  # from a seed
+SeededOp = Callable[[int], Normal | Uniform]  # from a seed
 Replacement = Callable[[_Replacing, onnx.NodeProto], None]
 
 REPLACEMENTS: Mapping[str, Replacement] = {

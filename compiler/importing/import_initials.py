@@ -28,23 +28,23 @@ def read_initial_values(
     `variables` and nothing else. Raises BadModel.
     """
     values: dict[str, InitialValue] = {
-        tensor.name: _stored(tensor, folder) for tensor in model.graph.initializer
+        tensor.name: _read_initializer(tensor, folder) for tensor in model.graph.initializer
     }
     for training in model.training_info:
         values |= _made_values(training, model)
     if file is not None:
-        given = _file_values(file)
-        if stray := sorted(given.keys() - variables):
+        file_values = _file_values(file)
+        if stray := sorted(file_values.keys() - variables):
             raise BadModel(
                 f"an initial value for {stray[0]!r}, which is no variable",
                 at=str(file),
                 fix=f"name the tensors as the variables are: {', '.join(sorted(variables)[:8])}",
             )
-        values |= given
+        values |= file_values
     return values
 
 
-def _stored(tensor: TensorProto, folder: Path) -> InitialValue:
+def _read_initializer(tensor: TensorProto, folder: Path) -> InitialValue:
     value = repeated_value(tensor, folder)
     if value is not None and np.isfinite(value):
         return Constant(float(value))
@@ -57,14 +57,14 @@ def _stored(tensor: TensorProto, folder: Path) -> InitialValue:
 def _made_values(training: onnx.TrainingInfoProto, model: onnx.ModelProto) -> dict[str, InitialValue]:
     graph = training.initialization
     makers = {name: node for node in graph.node for name in node.output}
-    stored = {tensor.name: tensor for tensor in graph.initializer}
+    initializers = {tensor.name: tensor for tensor in graph.initializer}
     values: dict[str, InitialValue] = {}
     for binding in training.initialization_binding:
         node = makers.get(binding.value)
         if node is not None:
-            values[binding.key] = _made(node, binding.value, graph, model)
-        elif binding.value in stored:
-            values[binding.key] = StoredTensor(stored[binding.value], Path())
+            values[binding.key] = _run_maker(node, binding.value, graph, model)
+        elif binding.value in initializers:
+            values[binding.key] = StoredTensor(initializers[binding.value], Path())
         else:
             raise BadModel(
                 f"initialization output {binding.value!r} is made by no node",
@@ -74,7 +74,9 @@ def _made_values(training: onnx.TrainingInfoProto, model: onnx.ModelProto) -> di
     return values
 
 
-def _made(node: onnx.NodeProto, output: str, graph: onnx.GraphProto, model: onnx.ModelProto) -> InitialValue:
+def _run_maker(
+    node: onnx.NodeProto, output: str, graph: onnx.GraphProto, model: onnx.ModelProto
+) -> InitialValue:
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     if node.op_type in ("RandomNormal", "RandomUniform"):
         seed = _seed(attributes, node)
@@ -101,21 +103,21 @@ def _seed(attributes: dict[str, float], node: onnx.NodeProto) -> int:
 
 
 def _model_of(graph: onnx.GraphProto, output: str, model: onnx.ModelProto) -> onnx.ModelProto:
-    needed, nodes = {output}, []
+    needed_names, nodes = {output}, []
     for node in reversed(graph.node):
-        if needed.intersection(node.output):
+        if needed_names.intersection(node.output):
             nodes.append(node)
-            needed.update(node.input)
+            needed_names.update(node.input)
     for node in nodes:
         if node.op_type.startswith(("Random", "Multinomial", "Bernoulli")):
             _seed({a.name: a.f for a in node.attribute}, node)
     result = helper.make_empty_tensor_value_info(output)
     inner = helper.make_graph(
-        nodes[::-1], "initial", [], [result], [t for t in graph.initializer if t.name in needed]
+        nodes[::-1], "initial", [], [result], [t for t in graph.initializer if t.name in needed_names]
     )
-    made = helper.make_model(inner, opset_imports=list(model.opset_import), ir_version=10)
-    made.functions.extend(model.functions)
-    return infer_shapes(made)
+    model_proto = helper.make_model(inner, opset_imports=list(model.opset_import), ir_version=10)
+    model_proto.functions.extend(model.functions)
+    return infer_shapes(model_proto)
 
 
 # ---------------------------------------------------------------- files
@@ -177,8 +179,8 @@ def _safetensors_values(file: Path) -> dict[str, InitialValue]:
         entry = msgspec.json.decode(text, type=_Entry)
         start, stop = entry.data_offsets
         tensor = TensorProto(name=name, data_type=_SAFETENSORS_TYPES[entry.dtype], dims=entry.shape)
-        wanted = prod(entry.shape) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-        if min(entry.shape, default=0) < 0 or start < 0 or stop - start != wanted:
+        size_bytes = prod(entry.shape) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        if min(entry.shape, default=0) < 0 or start < 0 or stop - start != size_bytes:
             raise ValueError(f"{name!r} takes bytes {start} to {stop}, its shape is {list(entry.shape)}")
         if 8 + header_bytes + stop > file.stat().st_size:
             raise ValueError(f"{name!r} ends behind the file")

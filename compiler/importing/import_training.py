@@ -154,12 +154,12 @@ def _read(source: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, Path |
 
 
 def _bindings(model: onnx.ModelProto, path: Path | None, options: GraphOptions) -> Bindings:
-    found = read_bindings(model, path)
+    file_bindings = read_bindings(model, path)
     bindings = msgspec.structs.replace(
-        found,
-        state=dict(options.state or found.state),
-        loss=options.loss or found.loss,
-        sample_axes={**found.sample_axes, **(options.sample_axes or {})},
+        file_bindings,
+        state=dict(options.state or file_bindings.state),
+        loss=options.loss or file_bindings.loss,
+        sample_axes={**file_bindings.sample_axes, **(options.sample_axes or {})},
     )
     if not bindings.state and not has_algorithm(model):
         raise _unbound(model.graph, str(path or model.graph.name))
@@ -174,8 +174,11 @@ def _unbound(graph: onnx.GraphProto, at: str) -> BadModel:
         fix = "give --state input=output,..., or a sidecar .onnx.json file, or start from partc grad"
         return BadModel(what, at=at, fix=fix)
     option = ",".join(f"{name}={following}" for name, following in proposed.items())
-    left = [info.name for info in graph.output if info.name not in proposed.values()]
-    others = f"; by their names no next values: {', '.join(left[:8])}{', ...' * (len(left) > 8)}" * bool(left)
+    unbound = [info.name for info in graph.output if info.name not in proposed.values()]
+    others = (
+        f"; by their names no next values: {', '.join(unbound[:8])}{', ...' * (len(unbound) > 8)}"
+        * bool(unbound)
+    )
     return BadModel(what, at=at, fix=f"if the names mean it, add --state '{option}'{others}")
 
 
@@ -196,24 +199,24 @@ def _initial_file(bindings: Bindings, folder: Path, options: GraphOptions) -> Pa
 def _drop_initials(model: onnx.ModelProto, bindings: Bindings) -> None:
     """Leave variables without initializers, and initializers without inputs (IR version 3)."""
     graph = model.graph
-    kept = [tensor for tensor in graph.initializer if tensor.name not in bindings.state]
-    constants = {tensor.name for tensor in kept}
+    initializers = [tensor for tensor in graph.initializer if tensor.name not in bindings.state]
+    constants = {tensor.name for tensor in initializers}
     inputs = [info for info in graph.input if info.name not in constants]
     model.ir_version = max(model.ir_version, 4)  # IR version 3 lists initializers as inputs
     del graph.initializer[:], graph.input[:], model.training_info[:]
-    graph.initializer.extend(kept)
+    graph.initializer.extend(initializers)
     graph.input.extend(inputs)
 
 
 def _name_nodes(graph: onnx.GraphProto) -> None:
     """Give every node a name of its own."""
-    taken: set[str] = set()
+    used_names: set[str] = set()
     for index, node in enumerate(graph.node):
-        if not node.name or node.name in taken:
+        if not node.name or node.name in used_names:
             node.name = f"{node.op_type}_{index}"
-        while node.name in taken:
+        while node.name in used_names:
             node.name += "_"
-        taken.add(node.name)
+        used_names.add(node.name)
 
 
 def _set_own_ops_apart(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -228,9 +231,9 @@ def _lower_own_ops(model: onnx.ModelProto, bindings: Bindings) -> tuple[onnx.Mod
     """Write out onnxruntime's own ops, gradients among them, as an artifact folder's are."""
     model = convert_standard_ops(model, OPSET, at="opset_import")
     renamed = lower_training_nodes(model, _standard_version(model), bindings.state)
-    kept = [opset for opset in model.opset_import if opset.domain != MICROSOFT]
+    opsets = [opset for opset in model.opset_import if opset.domain != MICROSOFT]
     del model.opset_import[:]
-    model.opset_import.extend(kept)
+    model.opset_import.extend(opsets)
     gradients = {
         name: GradientTensors(*(renamed.get(t, t) if t else t for t in (entry.dense, entry.ids, entry.rows)))
         for name, entry in bindings.gradients.items()
@@ -247,12 +250,12 @@ def _lower_training_ops(model: onnx.ModelProto, bindings: Bindings) -> tuple[onn
     if not any(node.domain == PREVIEW_DOMAIN for node in model.graph.node):
         return model, bindings
     model = _upgrade(model)
-    found = lower_gradient_ops(model, OPSET)
+    gradient_tensors = lower_gradient_ops(model, OPSET)
     lower_optimizer_ops(model.graph)
-    gradients = {name: tensors for name, tensors in found.items() if name in bindings.state}
-    kept = [opset for opset in model.opset_import if opset.domain != PREVIEW_DOMAIN]
+    gradients = {name: tensors for name, tensors in gradient_tensors.items() if name in bindings.state}
+    opsets = [opset for opset in model.opset_import if opset.domain != PREVIEW_DOMAIN]
     del model.opset_import[:]
-    model.opset_import.extend(kept)
+    model.opset_import.extend(opsets)
     return model, msgspec.structs.replace(bindings, gradients=gradients | bindings.gradients)
 
 
@@ -296,10 +299,10 @@ def _name_element_types(graph: gs.Graph) -> None:
 
 def _lift_constants(graph: gs.Graph) -> None:
     """Turn Constant nodes into constants."""
-    shown = {tensor.name for tensor in graph.outputs}
+    output_names = {tensor.name for tensor in graph.outputs}
     for node in [node for node in graph.nodes if node.op == "Constant"]:
         (kind, value), (result,) = next(iter(node.attrs.items())), node.outputs
-        if result.name in shown or not kind.startswith("value"):
+        if result.name in output_names or not kind.startswith("value"):
             continue
         node.outputs.clear()
         if isinstance(value, gs.Constant):
@@ -324,13 +327,13 @@ def _training_graph(
     for variable in variables.values():
         inputs[variable.name].shape = list(variable.shape)  # as its initial value tells, where it was a name
     following = set(bindings.state.values())
-    shown = tuple(name for name in outputs if name not in following)
+    results = tuple(name for name in outputs if name not in following)
     training = TrainingGraph(
         graph=graph,
         variables=variables,
         data_inputs={},
-        outputs=shown,
-        loss=bindings.loss or _loss(outputs, shown),
+        outputs=results,
+        loss=bindings.loss or _loss(outputs, results),
         gradients={
             name: Gradient(name, t.dense, t.ids, t.rows)
             for name, t in bindings.gradients.items()
@@ -341,33 +344,35 @@ def _training_graph(
         shard_inputs=read_shard_inputs(graph, bindings),
         drawn_inputs={entry.name: entry for entry in drawn},
     )
-    given = variables.keys() | training.shard_inputs.keys() | training.drawn_inputs.keys()
-    data = [tensor for tensor in graph.inputs if tensor.name not in given]
-    ranges, taken = find_input_ranges(graph), find_taken_values(graph)
+    bound_inputs = variables.keys() | training.shard_inputs.keys() | training.drawn_inputs.keys()
+    data = [tensor for tensor in graph.inputs if tensor.name not in bound_inputs]
+    ranges, one_values = find_input_ranges(graph), find_taken_values(graph)
     for tensor in data:
         name, axis = tensor.name, bindings.sample_axes.get(tensor.name)
-        training.data_inputs[name] = read_data_input(tensor, axis, ranges.get(name), taken.get(name))
+        training.data_inputs[name] = read_data_input(tensor, axis, ranges.get(name), one_values.get(name))
     return training
 
 
 def _find_sample_axes(training: TrainingGraph, declared: Mapping[str, int | None]) -> None:
     if training.data_inputs.keys() <= declared.keys() and not training.drawn_inputs:
         return
-    named = {size for data in training.data_inputs.values() for size in data.shape if isinstance(size, str)}
-    facts = infer_facts(training, dict.fromkeys(sorted(named), ASSUMED_SIZE))
+    size_names = {
+        size for data in training.data_inputs.values() for size in data.shape if isinstance(size, str)
+    }
+    facts = infer_facts(training, dict.fromkeys(sorted(size_names), ASSUMED_SIZE))
     expand_casts(training, facts)
     for name, axis in find_sample_axes(training, declared, facts).items():
         data = training.data_inputs[name]
         training.data_inputs[name] = msgspec.structs.replace(data, sample_axis=axis)
     for name, split in find_drawn_splits(training, facts).items():
         entry = training.drawn_inputs[name]
-        placed = msgspec.structs.replace(entry, sample_axis=split.axis, outer=split.outer)
-        training.drawn_inputs[name] = placed
+        split_entry = msgspec.structs.replace(entry, sample_axis=split.axis, outer=split.outer)
+        training.drawn_inputs[name] = split_entry
 
 
-def _loss(outputs: dict[str, gs.Tensor], shown: tuple[str, ...]) -> str | None:
+def _loss(outputs: dict[str, gs.Tensor], results: tuple[str, ...]) -> str | None:
     """Return the first output that is one floating-point number."""
-    for name in shown:
+    for name in results:
         tensor = outputs[name]
         is_scalar = tensor.shape is not None and all(size == 1 for size in tensor.shape)
         if is_scalar and np.issubdtype(tensor.dtype, np.floating):

@@ -38,21 +38,24 @@ def check_bindings(graph: onnx.GraphProto, bindings: Bindings) -> None:
     """Raise BadModel where a binding names a tensor that is not there."""
     inputs = {info.name for info in graph.input}
     outputs = {info.name for info in graph.output}
-    taken: dict[str, str] = {}
+    variable_of_output: dict[str, str] = {}
     for variable, following in bindings.state.items():
         if variable not in inputs:
             raise BadModel(
                 f"an update without a variable: {following!r} updates {variable!r}, which is no input",
                 at="state",
-                fix=f"bind {following!r} to one of the inputs {listed(inputs)}, or drop the binding",
+                fix=f"bind {following!r} to one of the inputs {join_names(inputs)}, or drop the binding",
             )
         if following not in outputs:
             raise BadModel(
                 f"a variable without an update: {variable!r} expects {following!r}, which is no output",
                 at="state",
-                fix=f"make {following!r} an output, or bind {variable!r} to one of {listed(outputs)}",
+                fix=f"make {following!r} an output, or bind {variable!r} to one of {join_names(outputs)}",
             )
-        if other := taken.setdefault(following, variable) != variable and taken[following]:
+        if (
+            other := variable_of_output.setdefault(following, variable) != variable
+            and variable_of_output[following]
+        ):
             raise BadModel(
                 f"output {following!r} is the next value of both {other!r} and {variable!r}",
                 at="state",
@@ -60,27 +63,27 @@ def check_bindings(graph: onnx.GraphProto, bindings: Bindings) -> None:
             )
     for what, name in (("loss", bindings.loss), *(("sample_axes", name) for name in bindings.sample_axes)):
         if name is not None and name not in (outputs if what == "loss" else inputs):
-            known = outputs if what == "loss" else inputs
-            raise BadModel(f"unknown tensor {name!r}", at=what, fix=f"use one of {listed(known)}")
+            valid_names = outputs if what == "loss" else inputs
+            raise BadModel(f"unknown tensor {name!r}", at=what, fix=f"use one of {join_names(valid_names)}")
     _check_gradients(graph, bindings)
 
 
 def _check_gradients(graph: onnx.GraphProto, bindings: Bindings) -> None:
-    known = {info.name for info in (*graph.input, *graph.initializer)}
-    known.update(name for node in graph.node for name in node.output)
+    input_names = {info.name for info in (*graph.input, *graph.initializer)}
+    input_names.update(name for node in graph.node for name in node.output)
     for parameter, gradient in bindings.gradients.items():
         if parameter not in bindings.state:
             raise BadModel(
                 f"a gradient of {parameter!r}, which is no variable",
                 at="gradients",
-                fix=f"name one of {listed(set(bindings.state))}, or drop the entry",
+                fix=f"name one of {join_names(set(bindings.state))}, or drop the entry",
             )
-        named = [name for name in (gradient.dense, gradient.ids, gradient.rows) if name is not None]
-        if not named or (gradient.ids is None) != (gradient.rows is None):
+        tensors = [name for name in (gradient.dense, gradient.ids, gradient.rows) if name is not None]
+        if not tensors or (gradient.ids is None) != (gradient.rows is None):
             raise BadModel(
                 "neither a dense tensor nor ids and rows", at=f"gradients: {parameter}", fix="name them"
             )
-        if unknown := [name for name in named if name not in known]:
+        if unknown := [name for name in tensors if name not in input_names]:
             raise BadModel(
                 f"unknown tensor {unknown[0]!r}",
                 at=f"gradients: {parameter}",
@@ -101,7 +104,7 @@ def separate_outputs(graph: onnx.GraphProto, bindings: Bindings) -> Bindings:
     return msgspec.structs.replace(bindings, state=state)
 
 
-def listed(names: set[str]) -> str:
+def join_names(names: set[str]) -> str:
     """Return the first names, for a message."""
     first = ", ".join(sorted(names)[:8])
     return first + (", ..." if len(names) > 8 else "")
@@ -175,7 +178,7 @@ def _check_like(
 
 
 def read_data_input(
-    tensor: gs.Tensor, axis: int | None, high: int | None, taken: TakenValues | None = None
+    tensor: gs.Tensor, axis: int | None, high: int | None, taken_values: TakenValues | None = None
 ) -> DataInput:
     """Return the facts of an input that the user feeds. Raises BadModel, UnsupportedModel."""
     if np.dtype(tensor.dtype).kind in "OSU":
@@ -202,19 +205,19 @@ def read_data_input(
         for index, size in enumerate(tensor.shape)
     )
     dtype = np.dtype(tensor.dtype).name
-    return DataInput(tensor.name, dtype, shape, axis % rank if axis is not None else None, high, taken)
+    return DataInput(tensor.name, dtype, shape, axis % rank if axis is not None else None, high, taken_values)
 
 
 def drop_unread_inputs(graph: onnx.GraphProto, bindings: Bindings) -> tuple[tuple[str, ...], Bindings]:
     """Drop unread data inputs in place, and the nodes that read them; return their names."""
     outputs = [info.name for info in graph.output]
-    kept = leaves_of(graph, outputs, ()) | bindings.state.keys() | bindings.shards.keys()
-    unread = tuple(info.name for info in graph.input if info.name not in kept)
+    used_inputs = leaves_of(graph, outputs, ()) | bindings.state.keys() | bindings.shards.keys()
+    unread = tuple(info.name for info in graph.input if info.name not in used_inputs)
     if not unread:
         return (), bindings
-    needed = needed_for(graph, outputs)
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in needed]
-    inputs = [info for info in graph.input if info.name in kept]
+    live_nodes = needed_for(graph, outputs)
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in live_nodes]
+    inputs = [info for info in graph.input if info.name in used_inputs]
     del graph.node[:], graph.input[:]
     graph.node.extend(nodes)
     graph.input.extend(inputs)

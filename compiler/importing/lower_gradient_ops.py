@@ -24,16 +24,16 @@ from partc.runtime.errors import BadModel, UnsupportedModel
 
 def lower_gradient_ops(model: onnx.ModelProto, opset: int) -> dict[str, GradientTensors]:
     """Replace every Gradient op by standard ops; return the gradients by differentiated tensor."""
-    found: dict[str, GradientTensors] = {}
+    gradient_tensors: dict[str, GradientTensors] = {}
     while node := next(filter(_is_gradient, model.graph.node), None):
-        if repeated := found.keys() & set(_names(node, "xs")):
+        if repeated := gradient_tensors.keys() & set(_names(node, "xs")):
             raise UnsupportedModel(
                 f"{min(repeated)!r} is differentiated by two Gradient ops",
                 at=f"node {node.name or node.output[0]!r}",
                 fix="add the losses first, and differentiate their sum once",
             )
-        found |= _lower(model, node, opset)
-    return found
+        gradient_tensors |= _lower(model, node, opset)
+    return gradient_tensors
 
 
 def _is_gradient(node: onnx.NodeProto) -> bool:
@@ -57,10 +57,10 @@ def _lower(model: onnx.ModelProto, gradient: onnx.NodeProto, opset: int) -> dict
         )
     types = infer_types(model)
     forward = helper.make_graph(forward_nodes, "forward", graph.input, [], graph.initializer)
-    build = NodeBuilder(_taken(graph))
+    build = NodeBuilder(_used_names(graph))
     flow = trace(forward, types, loss, xs)
     gradients = differentiate(build, forward, types, flow, loss=loss, opset=opset)
-    found = _bind(build, gradients, dict(zip(xs, gradient.output, strict=False)), types)
+    bound_gradients = _bind(build, gradients, dict(zip(xs, gradient.output, strict=False)), types)
     in_forward = {id(node) for node in forward_nodes}
     rest = [node for node in graph.node if id(node) not in in_forward and node is not gradient]
     nodes = [*build.nodes, *rest]
@@ -72,20 +72,20 @@ def _lower(model: onnx.ModelProto, gradient: onnx.NodeProto, opset: int) -> dict
     del graph.node[:]
     graph.node.extend(copies)
     graph.initializer.extend(build.constants)
-    return found
+    return bound_gradients
 
 
 def _check_inputs(gradient: onnx.NodeProto, xs: Sequence[str]) -> None:
-    for name, given in zip([*xs, *_names(gradient, "zs")], gradient.input, strict=False):
-        if name != given:
+    for name, actual in zip([*xs, *_names(gradient, "zs")], gradient.input, strict=False):
+        if name != actual:
             raise UnsupportedModel(
-                f"the gradient with respect to {name!r} is asked for at another value, {given!r}",
+                f"the gradient with respect to {name!r} is asked for at another value, {actual!r}",
                 at=f"node {gradient.name or gradient.output[0]!r} (Gradient)",
                 fix=f"give the node {name!r} itself as its input",
             )
 
 
-def _taken(graph: onnx.GraphProto) -> set[str]:
+def _used_names(graph: onnx.GraphProto) -> set[str]:
     names = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
     for node in graph.node:
         names.update(node.output)
@@ -97,24 +97,24 @@ def _bind(
     build: NodeBuilder, gradients: Sequence[Gradient], outputs: dict[str, str], types: Types
 ) -> dict[str, GradientTensors]:
     """Give every gradient the name that the Gradient op's output had."""
-    made = {gradient.parameter: gradient for gradient in gradients}
-    found: dict[str, GradientTensors] = {}
+    gradient_of = {gradient.parameter: gradient for gradient in gradients}
+    tensors_of: dict[str, GradientTensors] = {}
     for name, output in outputs.items():
         if not output:
             continue
-        if name not in made:
+        if name not in gradient_of:
             raise UnsupportedModel(
                 f"the loss does not depend on {name!r}",
                 at=f"gradient {output!r}",
                 fix=f"drop {name!r} from the Gradient op's xs",
             )
-        gradient = made[name]
+        gradient = gradient_of[name]
         if gradient.dense is not None:
             build.call("Identity", [gradient.dense], [output])
         else:
             _scatter(build, gradient, output, types)
-        found[name] = GradientTensors(dense=output, ids=gradient.ids, rows=gradient.rows)
-    return found
+        tensors_of[name] = GradientTensors(dense=output, ids=gradient.ids, rows=gradient.rows)
+    return tensors_of
 
 
 def _scatter(build: NodeBuilder, gradient: Gradient, output: str, types: Types) -> None:

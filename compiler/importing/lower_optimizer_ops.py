@@ -101,16 +101,16 @@ _DEFAULTS = {
 def lower_optimizer_ops(graph: onnx.GraphProto) -> int:
     """Replace Momentum, Adagrad and Adam by standard ops; return how many there were."""
     nodes: list[onnx.NodeProto] = []
-    lowered = 0
+    count = 0
     for node in graph.node:
         if node.domain == PREVIEW_DOMAIN and node.op_type in _OPTIMIZERS:
-            lowered += 1
+            count += 1
             nodes += _lower(node)
         else:
             nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
-    return lowered
+    return count
 
 
 def _lower(node: onnx.NodeProto) -> Iterable[onnx.NodeProto]:

@@ -29,15 +29,15 @@ def _merge(imports: "list[onnx.OperatorSetIdProto]", nodes: Iterable[onnx.NodePr
         versions.setdefault("" if opset.domain in STANDARD else opset.domain, []).append(opset.version)
     if len(versions) == len(imports):
         return
-    everything = list(_with_bodies(nodes))
-    merged = {domain: _choose(domain, given, everything) for domain, given in versions.items()}
+    all_nodes = list(_with_bodies(nodes))
+    merged = {domain: _choose(domain, imported, all_nodes) for domain, imported in versions.items()}
     del imports[:]
     imports.extend(onnx.helper.make_opsetid(domain, version) for domain, version in merged.items())
 
 
-def _choose(domain: str, given: list[int], nodes: Iterable[onnx.NodeProto]) -> int:
+def _choose(domain: str, imported: list[int], nodes: Iterable[onnx.NodeProto]) -> int:
     """Return the version that is meant: the highest, by the standard, unless only the last can be."""
-    highest, last = max(given), given[-1]
+    highest, last = max(imported), imported[-1]
     if highest == last:
         return highest
     own = [node for node in nodes if ("" if node.domain in STANDARD else node.domain) == domain]
@@ -46,8 +46,9 @@ def _choose(domain: str, given: list[int], nodes: Iterable[onnx.NodeProto]) -> i
         return possible[0]
     for node in own:
         if not possible or not _means_the_same(node, highest, last):
+            versions = " and ".join(map(str, imported))
             raise BadModel(
-                f"operator set {domain or 'ai.onnx'!r} is imported as {' and '.join(map(str, given))}, and "
+                f"operator set {domain or 'ai.onnx'!r} is imported as {versions}, and "
                 f"the model {'is valid in neither' if not possible else 'means different things in them'}",
                 at=f"opset_import; node {node.name or next(iter(node.output), '')!r} ({node.op_type})",
                 fix=f"keep one: the standard takes the highest, {highest}, onnxruntime the last, {last}",
@@ -60,8 +61,8 @@ def _fits(node: onnx.NodeProto, version: int) -> bool:
     schema = _schema(node, version)
     if schema is None:
         return False
-    known = {attribute.name for attribute in node.attribute} <= schema.attributes.keys()
-    return known and schema.min_input <= len(node.input) <= schema.max_input
+    attributes_exist = {attribute.name for attribute in node.attribute} <= schema.attributes.keys()
+    return attributes_exist and schema.min_input <= len(node.input) <= schema.max_input
 
 
 def _means_the_same(node: onnx.NodeProto, one: int, other: int) -> bool:

@@ -39,13 +39,13 @@ def declare_loop_outputs(graph: onnx.GraphProto) -> None:
 
     It may not rely on them where they change from one iteration to the next; a declared shape does not.
     """
-    known = {value.name for value in (*graph.value_info, *graph.output)}
+    declared = {value.name for value in (*graph.value_info, *graph.output)}
     for node in graph.node:
         if node.op_type != "Loop" or node.domain not in ("", "ai.onnx"):
             continue
         (body,) = subgraphs_of(node)
         for name, value in zip(node.output, body.output[1 : len(node.input) - 1], strict=False):
-            if name and name not in known and value.type.tensor_type.HasField("shape"):
+            if name and name not in declared and value.type.tensor_type.HasField("shape"):
                 graph.value_info.add(name=name, type=value.type)
 
 
@@ -59,12 +59,12 @@ def _outline(
     """Turn a node into the call of a function that holds it."""
     inner = onnx.NodeProto()
     inner.CopyFrom(node)
-    given = list(dict.fromkeys(filter(None, node.input)))
-    known = [name for name in captured if name in constants and name not in given]
-    operands = given + [name for name in captured if name not in given and name not in known]
+    inputs = list(dict.fromkeys(filter(None, node.input)))
+    constant_names = [name for name in captured if name in constants and name not in inputs]
+    operands = inputs + [name for name in captured if name not in inputs and name not in constant_names]
     values = [
         helper.make_node("Constant", [], [name], value=numpy_helper.from_array(constants[name]))
-        for name in known
+        for name in constant_names
     ]
     results = [name for name in node.output if name]
     name = f"{node.op_type}_{number}"
@@ -78,10 +78,10 @@ def _outline(
 
 def _free_names(graph: onnx.GraphProto) -> Iterator[str]:
     """Yield what a body reads of the graphs around it."""
-    made = {value.name for value in (*graph.input, *graph.initializer)}
-    made.update(name for node in graph.node for name in node.output)
+    bound_names = {value.name for value in (*graph.input, *graph.initializer)}
+    bound_names.update(name for node in graph.node for name in node.output)
     for node in graph.node:
-        yield from (name for name in node.input if name and name not in made)
+        yield from (name for name in node.input if name and name not in bound_names)
         for body in subgraphs_of(node):
-            yield from (name for name in _free_names(body) if name not in made)
-    yield from (value.name for value in graph.output if value.name not in made)
+            yield from (name for name in _free_names(body) if name not in bound_names)
+    yield from (value.name for value in graph.output if value.name not in bound_names)

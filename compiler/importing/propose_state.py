@@ -41,7 +41,7 @@ def propose_state(graph: onnx.GraphProto) -> dict[str, str]:
 
 def _inputs_of(following: str, inputs: list[str]) -> Iterator[tuple[int, str]]:
     """Yield the inputs that an output's name is made from, and how little was taken for it."""
-    bases = {found[1].casefold() for form in (_ENDS, _BEGINS) if (found := form.fullmatch(following))}
+    bases = {match[1].casefold() for form in (_ENDS, _BEGINS) if (match := form.fullmatch(following))}
     for name in inputs:
         if name.casefold() in bases:
             yield 0, name

@@ -42,7 +42,7 @@ def declare_shards(graph: onnx.GraphProto, bindings: Bindings) -> Bindings:
 
 def read_shard_inputs(graph: gs.Graph, bindings: Bindings) -> dict[str, ShardInput]:
     """Return the graph's shard inputs. Raises BadModel."""
-    found: dict[str, ShardInput] = {}
+    shard_inputs: dict[str, ShardInput] = {}
     for tensor in graph.inputs:
         if tensor.name not in bindings.shards:
             continue
@@ -53,5 +53,5 @@ def read_shard_inputs(graph: gs.Graph, bindings: Bindings) -> dict[str, ShardInp
                 fix="declare it as int64[]: one whole number",
             )
         dtype = np.dtype(tensor.dtype).name
-        found[tensor.name] = ShardInput(tensor.name, dtype, bindings.shards[tensor.name])
-    return found
+        shard_inputs[tensor.name] = ShardInput(tensor.name, dtype, bindings.shards[tensor.name])
+    return shard_inputs

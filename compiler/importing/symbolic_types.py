@@ -22,7 +22,7 @@ def symbolic_types(model: onnx.ModelProto) -> dict[str, TensorType]:
     if len(symbols) > len(_PRIMES):
         return infer_types(model)
     first, second = infer_types(_with_sizes(model, primes)), infer_types(_with_sizes(model, others))
-    return {name: _spelled(type_, second[name], primes, others) for name, type_ in first.items()}
+    return {name: _spell_out(type_, second[name], primes, others) for name, type_ in first.items()}
 
 
 def _symbols(graph: onnx.GraphProto) -> list[str]:
@@ -43,7 +43,7 @@ def _with_sizes(model: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelP
     return probe
 
 
-def _spelled(
+def _spell_out(
     first: TensorType, second: TensorType, primes: Mapping[str, int], others: Mapping[str, int]
 ) -> TensorType:
     if first.shape is None or second.shape is None or len(first.shape) != len(second.shape):
@@ -56,11 +56,11 @@ def _product(one: Size, other: Size, primes: Mapping[str, int], others: Mapping[
     """Return the product of symbols that gives both sizes."""
     if not isinstance(one, int) or not isinstance(other, int):
         return None
-    found = []
+    factors = []
     for symbol, prime in primes.items():
         while one % prime == 0 and other % others[symbol] == 0 and one:
             one, other = one // prime, other // others[symbol]
-            found.append(symbol)
+            factors.append(symbol)
     if one != other:
         return None
-    return "*".join(([str(one)] if one != 1 else []) + found) if found else one
+    return "*".join(([str(one)] if one != 1 else []) + factors) if factors else one

@@ -64,8 +64,8 @@ def join_training_info(model: onnx.ModelProto, bindings: Bindings) -> Bindings:
 
 
 def _extend_by_name(mine: "list[onnx.ValueInfoProto]", more: "list[onnx.ValueInfoProto]") -> None:
-    known = {info.name for info in mine}
-    mine.extend([info for info in more if info.name not in known])
+    names = {info.name for info in mine}
+    mine.extend([info for info in more if info.name not in names])
 
 
 def _list_variables(graph: onnx.GraphProto, state: dict[str, str]) -> None:
@@ -99,18 +99,20 @@ def export_training_info(train: onnx.ModelProto) -> onnx.ModelProto:
             fix="export a model that `partc grad` wrote",
         )
     results = bindings.forward_outputs or _only_loss(bindings)
-    needed = {name for node in needed_for(train.graph, results) for name in node.output if name}
+    needed_names = {name for node in needed_for(train.graph, results) for name in node.output if name}
     model = onnx.ModelProto()
     model.CopyFrom(train)
-    forward = [node for node in train.graph.node if needed.intersection(node.output)]
-    rest = [node for node in train.graph.node if not needed.intersection(node.output)]
+    forward = [node for node in train.graph.node if needed_names.intersection(node.output)]
+    rest = [node for node in train.graph.node if not needed_names.intersection(node.output)]
     _keep(model.graph, forward, set(results))
     training = model.training_info[0] if model.training_info else model.training_info.add()
     _fill_algorithm(training.algorithm, train.graph, rest, model.graph)
     for variable, following in bindings.state.items():
         training.update_binding.add(key=variable, value=following)
-    kept = Bindings(loss=bindings.loss, gradients=bindings.gradients, sample_axes=bindings.sample_axes)
-    write_bindings(model, kept)
+    own_bindings = Bindings(
+        loss=bindings.loss, gradients=bindings.gradients, sample_axes=bindings.sample_axes
+    )
+    write_bindings(model, own_bindings)
     return model
 
 
@@ -122,18 +124,18 @@ def _only_loss(bindings: Bindings) -> tuple[str, ...]:
 
 def _keep(graph: onnx.GraphProto, nodes: list[onnx.NodeProto], results: set[str]) -> None:
     """Leave the forward pass in the graph: its nodes, and the inputs and constants that they read."""
-    read = {name for node in nodes for name in node.input} | results
+    read_names = {name for node in nodes for name in node.input} | results
     outputs = [info for info in graph.output if info.name in results]
-    initializers = [tensor for tensor in graph.initializer if tensor.name in read]
-    stored = {tensor.name for tensor in initializers}
-    inputs = [info for info in graph.input if info.name in read and info.name not in stored]
-    for target, kept in (
+    initializers = [tensor for tensor in graph.initializer if tensor.name in read_names]
+    initializer_names = {tensor.name for tensor in initializers}
+    inputs = [info for info in graph.input if info.name in read_names and info.name not in initializer_names]
+    for target, remaining in (
         (graph.node, nodes),
         (graph.input, inputs),
         (graph.output, outputs),
         (graph.initializer, initializers),
     ):
-        copies = [type(entry).FromString(entry.SerializeToString()) for entry in kept]
+        copies = [type(entry).FromString(entry.SerializeToString()) for entry in remaining]
         del target[:]
         target.extend(copies)
 
@@ -142,13 +144,13 @@ def _fill_algorithm(
     algorithm: onnx.GraphProto, flat: onnx.GraphProto, nodes: list[onnx.NodeProto], forward: onnx.GraphProto
 ) -> None:
     """Put everything that is not in the forward graph into the algorithm."""
-    stored = {tensor.name for tensor in flat.initializer}
+    initializer_names = {tensor.name for tensor in flat.initializer}
     elsewhere = {entry.name for entry in (*forward.input, *forward.output, *forward.initializer)}
     algorithm.name = "training_step"
     algorithm.node.extend(nodes)
     algorithm.initializer.extend(_others(flat.initializer, elsewhere))
     algorithm.input.extend(
-        info for info in flat.input if info.name not in elsewhere and info.name not in stored
+        info for info in flat.input if info.name not in elsewhere and info.name not in initializer_names
     )
     algorithm.output.extend(info for info in flat.output if info.name not in elsewhere)
 

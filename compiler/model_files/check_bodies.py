@@ -25,10 +25,10 @@ def check_bodies(node: onnx.NodeProto, version: int, at: str) -> None:
     if missing := [name for name in names if name not in bodies]:
         raise BadModel(f"no {missing[0]}", at=at, fix=f"give the {node.op_type} its {missing[0]}")
     for name in names:
-        for what, found, wanted in _RULES[node.op_type](node, bodies[name], version):
-            if found != wanted:
+        for what, actual, expected in _RULES[node.op_type](node, bodies[name], version):
+            if actual != expected:
                 raise BadModel(
-                    f"{found} {what}, where its {name} makes it {wanted}",
+                    f"{actual} {what}, where its {name} makes it {expected}",
                     at=at,
                     fix=f"let the {node.op_type} and its {name} agree, or export the model again",
                 )
@@ -39,28 +39,28 @@ def _if(node: onnx.NodeProto, branch: onnx.GraphProto, version: int) -> _Wanted:
 
 
 def _loop(node: onnx.NodeProto, body: onnx.GraphProto, version: int) -> _Wanted:
-    carried = max(0, len(node.input) - 2)
+    states = max(0, len(node.input) - 2)
     return [
         ("inputs", max(2, len(node.input)), len(body.input)),
         ("outputs", len(node.output), len(body.output) - 1),
-        ("carried values with a next value", min(carried, len(body.output) - 1), carried),
+        ("carried values with a next value", min(states, len(body.output) - 1), states),
     ]
 
 
 def _scan(node: onnx.NodeProto, body: onnx.GraphProto, version: int) -> _Wanted:
     lists = {attribute.name: len(attribute.ints) for attribute in node.attribute}
     scanned = next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 0)
-    read = len(node.input) - (1 if version < 9 else 0)
-    carried = read - scanned
-    wanted = {"input": scanned, "output": len(body.output) - carried}
+    inputs = len(node.input) - (1 if version < 9 else 0)
+    states = inputs - scanned
+    expected = {"input": scanned, "output": len(body.output) - states}
     return [
-        ("inputs", read, len(body.input)),
+        ("inputs", inputs, len(body.input)),
         ("outputs", len(node.output), len(body.output)),
-        ("scanned inputs", min(max(scanned, 1), read), scanned),
-        ("carried values with a next value", min(carried, len(body.output)), carried),
+        ("scanned inputs", min(max(scanned, 1), inputs), scanned),
+        ("carried values with a next value", min(states, len(body.output)), states),
         *(
             (name, lists.get(name, count), count)
-            for way, count in wanted.items()
+            for way, count in expected.items()
             for name in (f"scan_{way}_axes", f"scan_{way}_directions", "directions" if way == "input" else "")
         ),
     ]

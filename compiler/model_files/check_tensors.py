@@ -21,7 +21,7 @@ from onnx import AttributeProto, TensorProto, helper
 from partc.runtime.errors import BadModel
 from partc.runtime.plan.plan_folder import outside
 
-MOST_BYTES = 1 << 44  # of one tensor: more than any machine has memory
+MAX_BYTES = 1 << 44  # of one tensor: more than any machine has memory
 _EXPORT_AGAIN = "export the model again, or mend the file"
 _BITS = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
 _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
@@ -38,13 +38,13 @@ def check_tensors(model: onnx.ModelProto, folder: Path | None) -> None:
     `folder`: where external data must lie; None: files are not looked at.
     """
     initializers = list(model.graph.initializer)  # as long as it lives, so do its entries' identities
-    stored = {id(tensor) for tensor in initializers}
+    initializer_ids = {id(tensor) for tensor in initializers}
     for message, owner, is_of_function in _messages(model, "the model"):
         match message:
             case TensorProto():
                 _check_tensor(message, owner)
                 if message.data_location == TensorProto.EXTERNAL:
-                    _check_external(message, owner, id(message) in stored, folder)
+                    _check_external(message, owner, id(message) in initializer_ids, folder)
             case onnx.TypeProto.Tensor():
                 _check_type(message, owner)
             case AttributeProto():
@@ -63,16 +63,16 @@ def _messages(root: Message, owner: str) -> Iterator[tuple[Message, str, bool]]:
 
     Checks texts on the way.
     """
-    waiting: list[tuple[Message, str, bool]] = [(root, owner, False)]
-    while waiting:
-        message, owner, is_of_function = waiting.pop()
+    stack: list[tuple[Message, str, bool]] = [(root, owner, False)]
+    while stack:
+        message, owner, is_of_function = stack.pop()
         yield message, owner, is_of_function
         inner = _name_of(message) or owner
         is_of_function = is_of_function or isinstance(message, onnx.FunctionProto)
         for field, value in message.ListFields():
             if field.type == _MESSAGE:
                 children = value if _is_many(value) else [value]
-                waiting += [(child, inner, is_of_function) for child in children]
+                stack += [(child, inner, is_of_function) for child in children]
             elif field.type == _STRING:
                 _check_texts(value, field.name, owner)
             elif field.type == _BYTES and isinstance(message, AttributeProto):
@@ -117,22 +117,22 @@ def _check_tensor(tensor: TensorProto, owner: str) -> None:
     bits = _bits_of(tensor.data_type, at)
     elements = _elements(tensor.dims, at)
     if tensor.data_type == TensorProto.STRING:
-        held, wanted = len(tensor.string_data), elements
+        actual, expected = len(tensor.string_data), elements
     elif tensor.data_location == TensorProto.EXTERNAL:
         return
     elif tensor.HasField("raw_data"):
-        held, wanted = len(tensor.raw_data), (elements * bits + 7) // 8
+        actual, expected = len(tensor.raw_data), (elements * bits + 7) // 8
     else:
-        held = sum(len(getattr(tensor, field)) for field in _TYPED_FIELDS)
+        actual = sum(len(getattr(tensor, field)) for field in _TYPED_FIELDS)
         field = helper.tensor_dtype_to_field(tensor.data_type)
         packed = 8 // bits if bits < 8 else 1
-        wanted = -(-elements // packed) * (2 if tensor.data_type in _COMPLEX else 1)
-        if held and held != len(getattr(tensor, field)):
+        expected = -(-elements // packed) * (2 if tensor.data_type in _COMPLEX else 1)
+        if actual and actual != len(getattr(tensor, field)):
             raise BadModel(f"values that are not in {field}", at=at, fix=_EXPORT_AGAIN)
-    if held != wanted:
+    if actual != expected:
         raise BadModel(
-            f"{held} values or bytes, where shape {list(tensor.dims)} of element type "
-            f"{TensorProto.DataType.Name(tensor.data_type)} takes {wanted}",
+            f"{actual} values or bytes, where shape {list(tensor.dims)} of element type "
+            f"{TensorProto.DataType.Name(tensor.data_type)} takes {expected}",
             at=at,
             fix=_EXPORT_AGAIN,
         )
@@ -185,8 +185,8 @@ def _check_external(tensor: TensorProto, owner: str, is_initializer: bool, folde
     found_bytes = file.stat().st_size if file.is_file() else -1
     if found_bytes < offset + wanted_bytes or (numbers["length"] and int(numbers["length"]) != wanted_bytes):
         claimed = f", its length is said to be {numbers['length']}" if numbers["length"] else ""
-        needed = f"{offset + wanted_bytes} are needed{claimed}"
-        what = "is missing" if found_bytes < 0 else f"has {found_bytes} bytes, {needed}"
+        requirement = f"{offset + wanted_bytes} are needed{claimed}"
+        what = "is missing" if found_bytes < 0 else f"has {found_bytes} bytes, {requirement}"
         raise BadModel(
             f"external data file {location!r} {what}", at=at, fix="put the whole file beside the model"
         )
@@ -200,7 +200,7 @@ def _check_type(type_: onnx.TypeProto.Tensor, owner: str) -> None:
         return
     bits = _bits_of(type_.elem_type, owner)
     sizes = [dim.dim_value for dim in type_.shape.dim if dim.HasField("dim_value")]
-    if _elements(tuple(sizes), owner) * bits > 8 * MOST_BYTES:
+    if _elements(tuple(sizes), owner) * bits > 8 * MAX_BYTES:
         raise BadModel(
             f"shape {sizes}: no machine holds a tensor of so many elements",
             at=owner,
@@ -215,10 +215,10 @@ def _check_attribute(attribute: AttributeProto, owner: str, is_of_function: bool
         what = f"attribute {attribute.name!r} refers to {attribute.ref_attr_name!r}, outside of any function"
         raise BadModel(what, at=owner, fix=_EXPORT_AGAIN)
     field = _ATTRIBUTE_FIELDS.get(attribute.type)
-    held = {field.name for field, _ in attribute.ListFields()} - {"name", "type", "doc_string"}
-    if field is None or held - {field}:
+    value_fields = {field.name for field, _ in attribute.ListFields()} - {"name", "type", "doc_string"}
+    if field is None or value_fields - {field}:
         raise BadModel(
-            f"attribute {attribute.name!r} holds {sorted(held)}, which is not its type",
+            f"attribute {attribute.name!r} holds {sorted(value_fields)}, which is not its type",
             at=owner,
             fix=_EXPORT_AGAIN,
         )
@@ -252,22 +252,22 @@ def _check_functions(functions: "list[onnx.FunctionProto]") -> None:
         }
         for function in functions
     }
-    done: set[tuple[str, str]] = set()
+    finished: set[tuple[str, str]] = set()
     for function in calls:
-        _follow(function, calls, [], done)
+        _follow(function, calls, [], finished)
 
 
 def _follow(
     function: tuple[str, str],
     calls: Mapping[tuple[str, str], set[tuple[str, str]]],
     way: list[tuple[str, str]],
-    done: set[tuple[str, str]],
+    finished: set[tuple[str, str]],
 ) -> None:
     if function in way:
         names = " -> ".join(name for _, name in [*way[way.index(function) :], function])
         raise BadModel(f"a function that calls itself: {names}", at="functions", fix=_EXPORT_AGAIN)
-    if function in done or function not in calls:
+    if function in finished or function not in calls:
         return
-    done.add(function)
+    finished.add(function)
     for called in sorted(calls[function]):
-        _follow(called, calls, [*way, function], done)
+        _follow(called, calls, [*way, function], finished)

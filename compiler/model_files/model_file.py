@@ -73,8 +73,8 @@ def write_model(model: onnx.ModelProto, path: str | Path) -> None:
     """Write a model file at once or not at all; initializers go beside it above 1.5 GB."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as temporary:
+        folder = Path(temporary)
         if model.ByteSize() > EXTERNAL_DATA_FROM_BYTES:
             onnx.save(model, folder / path.name, save_as_external_data=True, location=f"{path.name}.data")
         else:
@@ -153,13 +153,13 @@ def _check_graph(
     functions: set[tuple[str, str]],
 ) -> None:
     """`outer` are the tensors that a subgraph sees of the graphs around it."""
-    given = _given_names(graph) | outer
-    makers = _makers(graph, given)
+    known_names = _given_names(graph) | outer
+    makers = _makers(graph, known_names)
     for node in graph.node:
         _check_op(node, versions, functions)
         check_bodies(node, versions.get("", versions.get("ai.onnx", 1)), _place(node))
         for name in node.input:
-            if name and name not in given and name not in makers:
+            if name and name not in known_names and name not in makers:
                 raise BadModel(
                     f"input {name!r} is made by no node, and is no graph input and no initializer",
                     at=_place(node),
@@ -167,24 +167,24 @@ def _check_graph(
                 )
     _check_order(graph, makers)
     for info in graph.output:
-        if info.name not in makers and info.name not in given:
+        if info.name not in makers and info.name not in known_names:
             raise BadModel(
                 f"output {info.name!r} is made by no node",
                 at=f"outputs of graph {graph.name!r}",
                 fix=f"add the node that makes {info.name!r}, or drop the output",
             )
-    seen = frozenset(given | makers.keys())
+    visible_names = frozenset(known_names | makers.keys())
     for node in graph.node:
         for subgraph in subgraphs_of(node):
-            _check_graph(subgraph, outer=seen, versions=versions, functions=functions)
+            _check_graph(subgraph, outer=visible_names, versions=versions, functions=functions)
 
 
 def subgraphs_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     """Return the bodies of an If, Loop or Scan; nothing for other ops."""
-    found = [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
+    subgraphs = [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
     for attribute in node.attribute:
-        found += list(attribute.graphs)
-    return found
+        subgraphs += list(attribute.graphs)
+    return subgraphs
 
 
 def _given_names(graph: onnx.GraphProto) -> set[str]:
@@ -204,12 +204,12 @@ def _given_names(graph: onnx.GraphProto) -> set[str]:
     return given | {tensor.values.name for tensor in graph.sparse_initializer}
 
 
-def _makers(graph: onnx.GraphProto, given: set[str]) -> dict[str, onnx.NodeProto]:
+def _makers(graph: onnx.GraphProto, known_names: set[str]) -> dict[str, onnx.NodeProto]:
     """Return the node that makes each tensor."""
     makers: dict[str, onnx.NodeProto] = {}
     for node in graph.node:
         for name in filter(None, node.output):
-            if name in makers or name in given:
+            if name in makers or name in known_names:
                 other = _place(makers[name]) if name in makers else "the graph's inputs or initializers"
                 raise BadModel(
                     f"tensor {name!r} is made twice",

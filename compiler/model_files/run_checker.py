@@ -40,10 +40,10 @@ def run_checker(model: onnx.ModelProto) -> None:
 
 
 def _make_external_inputs(graph: onnx.GraphProto) -> None:
-    listed = {info.name for info in graph.input}
+    input_names = {info.name for info in graph.input}
     for tensor in [t for t in graph.initializer if t.data_location == TensorProto.EXTERNAL]:
         graph.initializer.remove(tensor)
-        if tensor.name not in listed:
+        if tensor.name not in input_names:
             info = helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
             graph.input.append(info)
 

@@ -23,19 +23,19 @@ def write_trained_model(folder: PlanFolder) -> Path:
     model = read_model(folder.path / folder.plan.model)
     bindings = read_bindings(model, None)
     following = set(bindings.state.values())
-    shown = [output.name for output in model.graph.output if output.name not in following]
-    outputs = list(bindings.forward_outputs) or [name for name in shown if name != bindings.loss] or shown
+    results = [output.name for output in model.graph.output if output.name not in following]
+    outputs = list(bindings.forward_outputs) or [name for name in results if name != bindings.loss] or results
     _stop_dropping(model)
     forward = cut_model(model, {}, outputs)
-    trained = read_arrays(folder.path / TRAINED_FILE)
-    kept = [value for value in forward.graph.input if value.name not in trained]
+    parameters = read_arrays(folder.path / TRAINED_FILE)
+    inputs = [value for value in forward.graph.input if value.name not in parameters]
     weights = [
-        numpy_helper.from_array(trained[value.name], value.name)
+        numpy_helper.from_array(parameters[value.name], value.name)
         for value in forward.graph.input
-        if value.name in trained
+        if value.name in parameters
     ]
     del forward.graph.input[:]
-    forward.graph.input.extend(kept)
+    forward.graph.input.extend(inputs)
     forward.graph.initializer.extend(weights)
     del forward.metadata_props[:], forward.training_info[:]
     path = folder.path / DEPLOYED

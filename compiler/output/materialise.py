@@ -48,9 +48,9 @@ def read_decisions(
 ) -> Decisions:
     """Read what was decided; sizes and the way to train from `central`, the plan, if there is one."""
     training = import_training_graph(model, needs_initial=False)
-    known = dict(central.sizes) if central is not None else fill_sizes(sizes, training)
+    all_sizes = dict(central.sizes) if central is not None else fill_sizes(sizes, training)
     is_asynchronous = central is not None and bool(central.asynchronous)
-    return Decisions(training, read_strategy(strategy), read_any_cluster(cluster), known, is_asynchronous)
+    return Decisions(training, read_strategy(strategy), read_any_cluster(cluster), all_sizes, is_asynchronous)
 
 
 def write_decisions(training: TrainingGraph, cluster: Cluster, out: Path, options: Options) -> Strategy:
@@ -75,7 +75,9 @@ def materialise(decisions: Decisions, rank: int, out: Path, central: Plan | None
     """
     check_output_folder(out)
     strategy, batch = decisions.strategy, decisions.strategy.batch
-    options = Options(strategy, batch, decisions.sizes, asynchronous=decisions.asynchronous)
+    options = Options(
+        strategy=strategy, batch=batch, sizes=decisions.sizes, asynchronous=decisions.asynchronous
+    )
     compilation = Compilation(decisions.training, decisions.cluster, options)
     compilation.strategy = strategy
     run((GRADIENTS, ANALYSIS), compilation)
@@ -122,8 +124,8 @@ def _files_of(plan: Plan, rank: int) -> tuple[str, ...]:
     if not 0 <= rank < len(plan.ranks):
         last = len(plan.ranks) - 1
         raise BadUsage(f"no rank {rank}", at="--rank", fix=f"give a number from 0 to {last}")
-    described = next(r for r in plan.ranks if r.rank == rank)
-    return tuple(sorted({i.segment for i in instructions_of(plan, described) if isinstance(i, Run)}))
+    rank_entry = next(r for r in plan.ranks if r.rank == rank)
+    return tuple(sorted({i.segment for i in instructions_of(plan, rank_entry) if isinstance(i, Run)}))
 
 
 def _compare(folder: Path, own: tuple[str, ...], central: Plan) -> None:

@@ -36,9 +36,9 @@ def check_output_folder(path: Path, force: bool = False) -> None:
             at=str(path),
             fix="give an empty or new folder with -o, or remove this one",
         )
-    if not force and (trained := [name for name in TRAINED_FILES if (path / name).exists()]):
+    if not force and (trained_files := [name for name in TRAINED_FILES if (path / name).exists()]):
         raise BadUsage(
-            f"the output folder holds trained variables: {', '.join(trained)}",
+            f"the output folder holds trained variables: {', '.join(trained_files)}",
             at=str(path),
             fix="give another folder with -o, move them away, or replace them with --force",
         )

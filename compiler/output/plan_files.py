@@ -82,14 +82,14 @@ class PlanFiles:
     def write_initial_values(self) -> None:
         """Write the first values of all variables that store them."""
         if self._initial:
-            stored = [
-                TensorFile(name, tensor.dtype.name, tensor.shape, _loaded(tensor))
+            entries = [
+                TensorFile(name, tensor.dtype.name, tensor.shape, _load_tensor(tensor))
                 for name, tensor in sorted(self._initial.items())
             ]
-            write_tensors(self.folder / INITIAL, stored)
+            write_tensors(self.folder / INITIAL, entries)
 
 
-def _loaded(tensor: StoredTensor) -> Iterator[np.ndarray]:
+def _load_tensor(tensor: StoredTensor) -> Iterator[np.ndarray]:
     """Read a tensor when its turn has come, so that one is in memory at a time."""
     yield tensor.load()
 
@@ -99,11 +99,11 @@ def _swap(folder: Path, out: Path) -> None:
     if not out.exists():
         folder.rename(out)
         return
-    kept = _files_of_others(out)
-    if taken := [name for name in kept if (folder / name).exists()]:
+    foreign_files = _files_of_others(out)
+    if conflicts := [name for name in foreign_files if (folder / name).exists()]:
         raise BadUsage(
-            f"a file that no plan of partc's wrote has the name of one: {taken[0]}",
-            at=str(out / taken[0]),
+            f"a file that no plan of partc's wrote has the name of one: {conflicts[0]}",
+            at=str(out / conflicts[0]),
             fix="move it away, or give another folder with -o",
         )
     old = folder.with_name(f"{folder.name}.old")
@@ -113,7 +113,7 @@ def _swap(folder: Path, out: Path) -> None:
     except OSError:
         old.rename(out)
         raise
-    for name in kept:
+    for name in foreign_files:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (old / name).rename(out / name)
     shutil.rmtree(old)
@@ -121,9 +121,9 @@ def _swap(folder: Path, out: Path) -> None:
 
 def _files_of_others(out: Path) -> list[str]:
     """Return the files, links and empty folders that neither the earlier plan nor its training made."""
-    written = files_of_earlier_plan(out) or frozenset()
-    found = [
+    own_files = files_of_earlier_plan(out) or frozenset()
+    foreign_files = [
         path for path in out.rglob("*") if path.is_symlink() or not path.is_dir() or not any(path.iterdir())
     ]
-    names = [str(path.relative_to(out)) for path in found]
-    return [name for name in names if name not in written and name not in TRAINED_FILES]
+    names = [str(path.relative_to(out)) for path in foreign_files]
+    return [name for name in names if name not in own_files and name not in TRAINED_FILES]

@@ -58,7 +58,7 @@ def make_sessions(plan: Plan, lowered: LoweredGraph, cluster: Cluster, folder: P
         for device in host.devices
     )
     plan = msgspec.structs.replace(plan, instructions=_settle_stores(plan.instructions), asynchronous=workers)
-    _check_owned(plan)
+    _check_server_variables(plan)
     _check_counters(lowered)
     for rank in servers_of(plan):
         _check_updates(plan, rank, folder)
@@ -67,16 +67,16 @@ def make_sessions(plan: Plan, lowered: LoweredGraph, cluster: Cluster, folder: P
 
 def _settle_stores(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
     """Move what servers store to where it is made, or behind the last reader of what it replaces."""
-    settled = [i for i in instructions if not (isinstance(i, Store) and i.site == "server")]
+    program = [i for i in instructions if not (isinstance(i, Store) and i.site == "server")]
     for store in instructions:
         if isinstance(store, Store) and store.site == "server":
-            touching = [at for at, i in enumerate(settled) if {store.source, store.target} & set(_values(i))]
-            last = max(touching, default=len(settled) - 1)
-            begun = settled[last]
-            if isinstance(begun, Start):
-                last = settled.index(Wait(begun.tag_id))
-            settled.insert(last + 1, store)
-    return tuple(settled)
+            touching = [at for at, i in enumerate(program) if {store.source, store.target} & set(_values(i))]
+            last = max(touching, default=len(program) - 1)
+            previous = program[last]
+            if isinstance(previous, Start):
+                last = program.index(Wait(previous.tag_id))
+            program.insert(last + 1, store)
+    return tuple(program)
 
 
 def _values(instruction: Instruction) -> Iterator[str]:
@@ -87,9 +87,9 @@ def _values(instruction: Instruction) -> Iterator[str]:
             yield from (*names, *results)
 
 
-def _check_owned(plan: Plan) -> None:
+def _check_server_variables(plan: Plan) -> None:
     """Refuse parameters, and slots of theirs, that workers hold; and a step that has no others."""
-    held = {h.variable for rank in plan.ranks for h in rank.held if h.start is None}
+    replicated = {h.variable for rank in plan.ranks for h in rank.held if h.start is None}
     if not any(h.start is not None for rank in plan.ranks for h in rank.held):
         raise UnsupportedModel(
             "no variable is updated by a gradient that could be pushed to a server",
@@ -97,7 +97,7 @@ def _check_owned(plan: Plan) -> None:
             fix=f"see what `partc inspect` takes for parameters, or {_SYNCHRONOUS}",
         )
     for variable in plan.variables:
-        if variable.name in held and variable.role != "other":
+        if variable.name in replicated and variable.role != "other":
             raise UnsupportedModel(
                 f"{variable.name!r} cannot live on servers, where asynchronous training keeps what it trains",
                 at=f"variable {variable.name!r} ({variable.role})",
@@ -111,18 +111,18 @@ def _check_counters(lowered: LoweredGraph) -> None:
     Such a variable, a counter of steps, counts all pushes on servers but a worker's own steps there.
     """
     whole = {s.variable for s in lowered.states if s.site == "server" and not _is_owned(lowered, s.value)}
-    reached = {state.value: state.variable for state in lowered.states if state.variable in whole}
+    dependents = {state.value: state.variable for state in lowered.states if state.variable in whole}
     for node in lowered.nodes:
-        found = [reached[tensor.name] for tensor in node.inputs if tensor.name in reached]
-        if found and is_communication(node) and node.op != "AllReduce":
+        variables = [dependents[tensor.name] for tensor in node.inputs if tensor.name in dependents]
+        if variables and is_communication(node) and node.op != "AllReduce":
             raise UnsupportedModel(
-                f"{found[0]!r} changes with every push, and a worker computes with it",
-                at=f"variable {found[0]!r}, read before {node.op}",
+                f"{variables[0]!r} changes with every push, and a worker computes with it",
+                at=f"variable {variables[0]!r}, read before {node.op}",
                 fix=_SYNCHRONOUS,
             )
-        if found:
-            made = (tensor.name for tensor in node.outputs if not _is_owned(lowered, tensor.name))
-            reached.update(dict.fromkeys(made, found[0]))
+        if variables:
+            outputs = (tensor.name for tensor in node.outputs if not _is_owned(lowered, tensor.name))
+            dependents.update(dict.fromkeys(outputs, variables[0]))
 
 
 def _is_owned(lowered: LoweredGraph, value: str) -> bool:
@@ -136,16 +136,16 @@ def _check_updates(plan: Plan, rank: Rank, folder: Path) -> None:
     turns: list[int] = []  # instruction -> how many waits came before
     for instruction in program:
         turns.append(turns[-1] + isinstance(instruction, Wait) if turns else 0)
-    variables = {held.value: held.variable for held in rank.held}
-    for at, written, value in _updates(program, variables):
-        made_at = next((i for i in range(at, -1, -1) if written in _written(program[i])), None)
+    variables = {owned_piece.value: owned_piece.variable for owned_piece in rank.held}
+    for at, new_value, value in _updates(program, variables):
+        made_at = next((i for i in range(at, -1, -1) if new_value in _outputs_of(program[i])), None)
         if made_at is None:
             continue
         run = program[made_at]
         assert isinstance(run, Run)
         in_one_turn = turns[made_at] == turns[at]
         if in_one_turn and (
-            not _reads_early(program, turns, made_at, value) or _reads_now(run, value, written, folder)
+            not _reads_early(program, turns, made_at, value) or _reads_now(run, value, new_value, folder)
         ):
             continue
         raise UnsupportedModel(
@@ -166,7 +166,7 @@ def _updates(program: Sequence[Instruction], variables: dict[str, str]) -> Itera
                 yield at, source, target
 
 
-def _written(instruction: Instruction) -> tuple[str, ...]:
+def _outputs_of(instruction: Instruction) -> tuple[str, ...]:
     return tuple(value for _, value in instruction.writes) if isinstance(instruction, Run) else ()
 
 
@@ -178,16 +178,16 @@ def _reads_early(program: Sequence[Instruction], turns: Sequence[int], made_at: 
         if isinstance(instruction, Run):
             reads = {name for _, name in instruction.reads}
             if reads & stale or (value in reads and turns[at] < turns[made_at]):
-                stale.update(_written(instruction))
+                stale.update(_outputs_of(instruction))
     stale.discard(value)
     last = program[made_at]
     return isinstance(last, Run) and any(name in stale for _, name in last.reads)
 
 
-def _reads_now(run: Run, value: str, written: str, folder: Path) -> bool:
+def _reads_now(run: Run, value: str, new_value: str, folder: Path) -> bool:
     """Tell whether a segment computes what is written from the variable as it is."""
-    reached = {name for name, source in run.reads if source == value}
+    dependents = {name for name, source in run.reads if source == value}
     for node in onnx.load(folder / run.segment).graph.node:
-        if reached.intersection(node.input):
-            reached.update(node.output)
-    return any(name in reached for name, target in run.writes if target == written)
+        if dependents.intersection(node.input):
+            dependents.update(node.output)
+    return any(name in dependents for name, target in run.writes if target == new_value)

@@ -50,7 +50,7 @@ def build_plan(
     simulated alone.
     """
     rows = owned_rows(strategy, cluster)
-    groups = {name: tuple(filter(None, found)) for name, found in groups_of(cluster).items()}
+    groups = {name: tuple(filter(None, members)) for name, members in groups_of(cluster).items()}
     program, recomputed = _make_program(analysis, lowered, strategy, rows, cluster, files)
     training = analysis.training
     return Plan(
@@ -144,18 +144,18 @@ def _recompute(
     def seconds(flops: int, touched_bytes: int) -> float:
         return work_s(flops, touched_bytes, worker, cluster)
 
-    found = recompute(items, lowered, analysis.main, limit_bytes, seconds)
-    told = Recomputed(limit_bytes, found.before_bytes, found.after_bytes, found.values, found.flops)
-    return found.items, told
+    choice = recompute(items, lowered, analysis.main, limit_bytes, seconds)
+    summary = Recomputed(limit_bytes, choice.before_bytes, choice.after_bytes, choice.values, choice.flops)
+    return choice.items, summary
 
 
 def _whole_shapes(analysis: Analysis, lowered: LoweredGraph) -> dict[str, tuple[int, ...]]:
     """Return the whole shape of every value whose tensor has one that data cannot change."""
-    fixed = analysis.facts.fixed_shapes
+    fixed_shapes = analysis.facts.fixed_shapes
     shapes = {
         value: analysis.facts.shape(tensor)
         for value, (tensor, _) in lowered.meanings.items()
-        if tensor in fixed and all(analysis.facts.shape(tensor))
+        if tensor in fixed_shapes and all(analysis.facts.shape(tensor))
     }
     for value, shape in lowered.shapes.items():
         if value not in lowered.meanings and None not in shape:
@@ -202,7 +202,9 @@ def _describe_rank(
         groups=groups,
         constants=_constants_of(placed, lowered, rows, server),
         slices=() if server is None else _owned_slices(program, rows, server),
-        held=tuple(held for state in lowered.states for held in _hold(state, placed, lowered, rows, server)),
+        held=tuple(
+            piece for state in lowered.states for piece in _hold(state, placed, lowered, rows, server)
+        ),
     )
 
 
@@ -249,14 +251,14 @@ def _hold(
 def _describe_variables(
     analysis: Analysis, strategy: Strategy, files: PlanFiles | None
 ) -> tuple[PlanVariable, ...]:
-    described: list[PlanVariable] = []
+    variables: list[PlanVariable] = []
     for name, variable in analysis.training.variables.items():
         role = analysis.roles.variables[name]
         parameter = analysis.followers[name] or role.parameter
         gradient = analysis.training.gradients.get(name)
         own = strategy.parameters.get(parameter or name)
-        followed = analysis.followers[name] is not None or name in strategy.parameters
-        described.append(
+        has_method = analysis.followers[name] is not None or name in strategy.parameters
+        variables.append(
             PlanVariable(
                 name,
                 variable.dtype.name,
@@ -265,10 +267,10 @@ def _describe_variables(
                 role.role,
                 parameter if parameter != name else None,
                 gradient is not None and gradient.is_sparse,
-                own.method if own is not None and followed else "replicated",
+                own.method if own is not None and has_method else "replicated",
             )
         )
-    return tuple(described)
+    return tuple(variables)
 
 
 def _describe_outputs(lowered: LoweredGraph, program: Program) -> tuple[Output, ...]:

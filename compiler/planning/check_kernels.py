@@ -39,11 +39,11 @@ def check_kernels(training: TrainingGraph, cluster: Cluster) -> None:
 
 def _check_stored(training: TrainingGraph) -> None:
     parameters = [name for name in training.variables if name in training.gradients]
-    stored = [
+    tensors = [
         ("variable", name, training.variables[name].dtype) for name in (*parameters, *training.variables)
     ]
-    stored += [("data input", name, np.dtype(d.dtype)) for name, d in training.data_inputs.items()]
-    for what, name, dtype in stored:
+    tensors += [("data input", name, np.dtype(d.dtype)) for name, d in training.data_inputs.items()]
+    for what, name, dtype in tensors:
         if dtype == BFLOAT16:
             raise UnsupportedModel(
                 f"{what} {name!r} is in bfloat16: MPI does not sum it, and ONNX Runtime computes with it "
@@ -107,8 +107,8 @@ def _has_kernel(node: gs.Node, opset: int) -> bool:
 
 def _dtype(tensor: gs.Tensor) -> np.dtype | None:
     """Return an element type; ONNX's own number stands where numpy has none."""
-    known = tensor.dtype
-    return helper.tensor_dtype_to_np_dtype(known) if isinstance(known, int) else known and np.dtype(known)
+    dtype = tensor.dtype
+    return helper.tensor_dtype_to_np_dtype(dtype) if isinstance(dtype, int) else dtype and np.dtype(dtype)
 
 
 def _is_short(dtype: np.dtype) -> bool:

@@ -19,7 +19,7 @@ from partc.passes.graph.training_graph import IR_VERSION, TrainingGraph
 from partc.passes.roles.find_roles import gradient_tensors
 
 Arrays = dict[str, np.ndarray]
-MOST_ELEMENTS = 30_000_000  # of all variables: larger models are not run while compiling
+MAX_ELEMENTS = 30_000_000  # of all variables: larger models are not run while compiling
 STEP = 1e-3  # as a part of the variables' norm
 TOLERANCE = 0.25
 _STATE = ort.capi.onnxruntime_pybind11_state
@@ -39,7 +39,7 @@ def is_slope_of_loss(training: TrainingGraph) -> bool:
     Needs: gradients and the loss are known, and all sizes are fixed.
     """
     elements = sum(int(np.prod(v.shape, dtype=np.int64)) for v in training.variables.values())
-    if training.loss is None or elements > MOST_ELEMENTS:
+    if training.loss is None or elements > MAX_ELEMENTS:
         return False
     feeds = _draw(training)
     try:
@@ -49,7 +49,8 @@ def is_slope_of_loss(training: TrainingGraph) -> bool:
         size = _norm({name: feeds[name] for name in gradient}) * STEP / max(_norm(gradient), 1e-30)
         ahead, behind = (
             _run(
-                session, feeds | {name: _moved(feeds[name], sign * size * g) for name, g in gradient.items()}
+                session,
+                feeds | {name: _displace(feeds[name], sign * size * g) for name, g in gradient.items()},
             )
             for sign in (1, -1)
         )
@@ -61,13 +62,16 @@ def is_slope_of_loss(training: TrainingGraph) -> bool:
 
 
 def _session(training: TrainingGraph) -> ort.InferenceSession:
-    wanted = [training.loss or "", *(t for g in training.gradients.values() for t in gradient_tensors(g))]
+    output_names = [
+        training.loss or "",
+        *(t for g in training.gradients.values() for t in gradient_tensors(g)),
+    ]
     graph, tensors = training.graph, training.graph.tensors()
-    needed = ancestors(graph, wanted)
-    nodes = [node for node in graph.nodes if any(t.name in needed for t in node.outputs)]
-    inputs = [tensor for tensor in graph.inputs if tensor.name in needed]
-    made = {t.name for node in nodes for t in node.outputs}
-    outputs = [tensors[name] for name in dict.fromkeys(wanted) if name in made]
+    needed_names = ancestors(graph, output_names)
+    nodes = [node for node in graph.nodes if any(t.name in needed_names for t in node.outputs)]
+    inputs = [tensor for tensor in graph.inputs if tensor.name in needed_names]
+    node_outputs = {t.name for node in nodes for t in node.outputs}
+    outputs = [tensors[name] for name in dict.fromkeys(output_names) if name in node_outputs]
     part = gs.Graph(nodes, inputs, outputs, opset=graph.opset, import_domains=graph.import_domains)
     model: onnx.ModelProto = gs.export_onnx(part, do_type_check=False)
     model.ir_version = IR_VERSION
@@ -81,8 +85,8 @@ def _session(training: TrainingGraph) -> ort.InferenceSession:
 
 def _run(session: ort.InferenceSession, feeds: Mapping[str, np.ndarray]) -> Arrays:
     names = [output.name for output in session.get_outputs()]
-    read = {info.name: feeds[info.name] for info in session.get_inputs()}
-    return dict(zip(names, session.run(names, read), strict=True))
+    inputs = {info.name: feeds[info.name] for info in session.get_inputs()}
+    return dict(zip(names, session.run(names, inputs), strict=True))
 
 
 def _draw(training: TrainingGraph) -> Arrays:
@@ -97,9 +101,9 @@ def _draw(training: TrainingGraph) -> Arrays:
             feeds[name] = rng.integers(0, data.high or 2, shape).astype(dtype)
         else:
             feeds[name] = _numbers(rng, shape, dtype, -1.0, 1.0)
-    for name, drawn in training.drawn_inputs.items():
-        shape = [size for size in drawn.shape if isinstance(size, int)]
-        feeds[name] = _numbers(rng, shape, np.dtype(drawn.dtype), 0.0, 1.0)
+    for name, entry in training.drawn_inputs.items():
+        shape = [size for size in entry.shape if isinstance(size, int)]
+        feeds[name] = _numbers(rng, shape, np.dtype(entry.dtype), 0.0, 1.0)
     return feeds
 
 
@@ -112,16 +116,16 @@ def _numbers(
 def _dense(
     training: TrainingGraph, name: str, results: Mapping[str, np.ndarray], feeds: Arrays
 ) -> np.ndarray:
-    found = {**feeds, **results}
+    tensors = {**feeds, **results}
     gradient = training.gradients[name]
     if gradient.ids is None or gradient.rows is None:
-        return np.asarray(found[gradient.dense or ""], np.float64)
+        return np.asarray(tensors[gradient.dense or ""], np.float64)
     dense = np.zeros(training.variables[name].shape)
-    np.add.at(dense, found[gradient.ids].reshape(-1), found[gradient.rows].reshape(-1, *dense.shape[1:]))
+    np.add.at(dense, tensors[gradient.ids].reshape(-1), tensors[gradient.rows].reshape(-1, *dense.shape[1:]))
     return dense
 
 
-def _moved(value: np.ndarray, by: np.ndarray) -> np.ndarray:
+def _displace(value: np.ndarray, by: np.ndarray) -> np.ndarray:
     return np.asarray(value + by, dtype=value.dtype)
 
 

@@ -19,11 +19,11 @@ from partc.passes.replicas.judge_replicas import Departure, judge_replicas
 from partc.runtime.errors import BadModel, UnsupportedModel
 from partc.runtime.plan.program import Aggregation
 
-SHOWN = 3  # names of one sentence
+MAX_NAMES = 3  # names of one sentence
 
 
 @dataclass(frozen=True)
-class Reading:
+class BatchReading:
     """What the graph's batch is, and how a batch per replica departs from one device: in sentences."""
 
     batch: Batch
@@ -33,27 +33,27 @@ class Reading:
 def choose_reading(
     training: TrainingGraph,
     replicas: int,
-    asked: Batch | None,
+    requested: Batch | None,
     sizes: Mapping[str, int],
     aggregation: Aggregation = Aggregation(),  # noqa: B008  # frozen
-) -> Reading:
+) -> BatchReading:
     """Return the reading of the batch for so many replicas. Raises UnsupportedModel.
 
     Needs: gradients are known.
     """
-    if asked == "global" or replicas == 1:
-        return Reading(asked or "per-replica")
+    if requested == "global" or replicas == 1:
+        return BatchReading(requested or "per-replica")
     departures = judge_step(training, sizes, aggregation)
-    told = describe_departures(departures)
+    sentences = describe_departures(departures)
     extreme = next((departure for departure in departures if departure.is_extreme), None)
-    if asked == "per-replica" and extreme is not None:
+    if requested == "per-replica" and extreme is not None:
         raise _no_average(extreme)
     needs_replicas = training.shard_inputs or not (aggregation.average_dense and aggregation.average_sparse)
-    if asked is not None or needs_replicas or all(departure.of == "output" for departure in departures):
-        return Reading("per-replica", told)
+    if requested is not None or needs_replicas or all(departure.of == "output" for departure in departures):
+        return BatchReading("per-replica", sentences)
     if all(size % replicas == 0 for size in _batch_sizes(training, sizes).values()):
-        return Reading("global", told)
-    raise _refuse(training, sizes, replicas, told)
+        return BatchReading("global", sentences)
+    raise _refuse(training, sizes, replicas, sentences)
 
 
 def _no_average(departure: Departure) -> UnsupportedModel:
@@ -74,17 +74,17 @@ def judge_step(
 
     Needs: gradients are known. `sizes`: a value for every symbolic size.
     """
-    fixed = _batch_sizes(training, {name: max(size, 2) for name, size in sizes.items()})
-    seen = _of_two_samples(training) if 1 in fixed.values() else training
+    batch_sizes = _batch_sizes(training, {name: max(size, 2) for name, size in sizes.items()})
+    judged = _of_two_samples(training) if 1 in batch_sizes.values() else training
     try:
-        facts = infer_facts(seen, {name: max(size, 2) for name, size in sizes.items()})
+        facts = infer_facts(judged, {name: max(size, 2) for name, size in sizes.items()})
     except (BadModel, UnsupportedModel):
-        if seen is training:
+        if judged is training:
             raise
         why = "a batch of one does not show what becomes of a larger one"
         return tuple(Departure("gradient", name, why) for name in training.gradients)
-    expand_casts(seen, facts)
-    departures = judge_replicas(seen, facts, aggregation)
+    expand_casts(judged, facts)
+    departures = judge_replicas(judged, facts, aggregation)
     gradients = [departure for departure in departures if departure.of == "gradient"]
     if gradients and all(departure.by_constant for departure in gradients) and is_slope_of_loss(training):
         return tuple(departure for departure in departures if departure.of != "gradient")
@@ -94,8 +94,8 @@ def judge_step(
 def _of_two_samples(training: TrainingGraph) -> TrainingGraph:
     """Return the step with a batch of two instead of one: an axis of length one may be any axis."""
     graph = training.graph.copy()
-    made = {tensor.name: tensor for node in graph.nodes for tensor in node.outputs}
-    for tensor in made.values():
+    node_outputs = {tensor.name: tensor for node in graph.nodes for tensor in node.outputs}
+    for tensor in node_outputs.values():
         tensor.shape = None if tensor.shape is None else [None for _ in tensor.shape]
     for tensor in graph.inputs:
         data = training.data_inputs.get(tensor.name)
@@ -109,7 +109,7 @@ def describe_departures(departures: Iterable[Departure]) -> tuple[str, ...]:
     reasons: dict[str, list[Departure]] = {}
     for departure in departures:
         reasons.setdefault(departure.why, []).append(departure)
-    return tuple(f"{_spell(met)}: {why}" for why, met in reasons.items())
+    return tuple(f"{_spell(group)}: {why}" for why, group in reasons.items())
 
 
 def _spell(departures: list[Departure]) -> str:
@@ -119,8 +119,8 @@ def _spell(departures: list[Departure]) -> str:
     for of in ("gradient", "variable", "output"):
         names = [departure.name for departure in departures if departure.of == of]
         what, plural = nouns.get(of, ("the output", "outputs"))
-        if len(names) > SHOWN:
-            parts.append(f"{what} {len(names)} {plural} ({', '.join(names[:SHOWN])}, ...)")
+        if len(names) > MAX_NAMES:
+            parts.append(f"{what} {len(names)} {plural} ({', '.join(names[:MAX_NAMES])}, ...)")
         elif names:
             parts.append(f"{what} {', '.join(names)}")
     return " and ".join(parts)
@@ -128,12 +128,14 @@ def _spell(departures: list[Departure]) -> str:
 
 def _batch_sizes(training: TrainingGraph, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return how many samples every data input has."""
-    held = {n: d.shape[d.sample_axis] for n, d in training.data_inputs.items() if d.sample_axis is not None}
-    return {name: sizes[size] if isinstance(size, str) else size for name, size in held.items()}
+    lengths = {
+        n: d.shape[d.sample_axis] for n, d in training.data_inputs.items() if d.sample_axis is not None
+    }
+    return {name: sizes[size] if isinstance(size, str) else size for name, size in lengths.items()}
 
 
 def _refuse(
-    training: TrainingGraph, sizes: Mapping[str, int], replicas: int, told: tuple[str, ...]
+    training: TrainingGraph, sizes: Mapping[str, int], replicas: int, sentences: tuple[str, ...]
 ) -> UnsupportedModel:
     name, samples = next((n, s) for n, s in _batch_sizes(training, sizes).items() if s % replicas)
     data = training.data_inputs[name]
@@ -143,7 +145,7 @@ def _refuse(
     return UnsupportedModel(
         f"{replicas} replicas on batches of their own would not train what one device trains on all of them, "
         f"and a batch of {samples} cannot be divided among them",
-        at=told[0],
+        at=sentences[0],
         fix=f"give --batch global with {enlarge}, which is exact; or --batch per-replica, which averages "
         "the replicas all the same; or a loss that is a mean over samples",
     )

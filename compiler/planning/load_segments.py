@@ -25,10 +25,10 @@ _NODE = re.compile(
 
 def load_segments(folder: Path, plan: Plan, only: Iterable[str] | None = None) -> None:
     """Open each distinct segment of a plan once; `only`: of these paths. Raises UnsupportedModel."""
-    wanted = None if only is None else set(only)
+    segments_to_load = None if only is None else set(only)
     disabled = disabled_optimizers(plan)
     for segment, kinds in sorted(_kinds(plan).items()):
-        if wanted is None or segment in wanted:
+        if segments_to_load is None or segment in segments_to_load:
             _load(folder / segment, segment, disabled, on_cpu="cpu" in kinds)
 
 
@@ -37,9 +37,9 @@ def _kinds(plan: Plan) -> dict[str, set[str]]:
     kinds: dict[str, set[str]] = {}
     for run in plan.instructions:
         if isinstance(run, Run):
-            found = kinds.setdefault(run.segment, set())
-            found.update(rank.kind for rank in plan.ranks if run.site in rank.sites)
-            found.update(worker.kind for worker in plan.asynchronous)
+            kinds_of_segment = kinds.setdefault(run.segment, set())
+            kinds_of_segment.update(rank.kind for rank in plan.ranks if run.site in rank.sites)
+            kinds_of_segment.update(worker.kind for worker in plan.asynchronous)
     return kinds
 
 
@@ -48,28 +48,28 @@ def _load(path: Path, segment: str, disabled: tuple[str, ...], on_cpu: bool) -> 
         open_session(path, CPU, disabled)
     except NoKernel as error:
         if on_cpu:
-            raise _refused(path, segment, error) from error
+            raise _refusal(path, segment, error) from error
         onnx.checker.check_model(str(path), full_check=True)
     except Exception as error:  # onnxruntime's errors share no narrower class
-        raise _refused(path, segment, error) from error
+        raise _refusal(path, segment, error) from error
 
 
-def _refused(path: Path, segment: str, error: Exception) -> UnsupportedModel:
+def _refusal(path: Path, segment: str, error: Exception) -> UnsupportedModel:
     message = str(error).split(" : ", 3)[-1]  # behind "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : "
-    found = _NODE.search(message)
-    name = next(filter(None, found.groups()), None) if found else None
+    match = _NODE.search(message)
+    name = next(filter(None, match.groups()), None) if match else None
     if isinstance(error, NoKernel):
         fix = "convert the model to an element type that the op has a kernel for, such as float32"
     else:
         fix = "this is a mistake of partc's own: report it with the model; another --strategy may avoid it"
     return UnsupportedModel(
         f"ONNX Runtime {onnxruntime.__version__} cannot run a segment: {message.strip()}",
-        at=f"{segment}" if name is None else f"node {name!r}{_described(path, name)} in {segment}",
+        at=f"{segment}" if name is None else f"node {name!r}{_describe_node(path, name)} in {segment}",
         fix=fix,
     )
 
 
-def _described(path: Path, name: str) -> str:
+def _describe_node(path: Path, name: str) -> str:
     """Return the op of a segment's node and the element types that it reads, as far as they are known."""
     model = shape_inference.infer_shapes(onnx.load(path))
     graph = model.graph
@@ -78,6 +78,6 @@ def _described(path: Path, name: str) -> str:
     elements |= {tensor.name: tensor.data_type for tensor in graph.initializer}
     for node in graph.node:
         if node.name == name:
-            read = [onnx.TensorProto.DataType.Name(elements.get(x, 0)).lower() for x in node.input]
-            return f" ({node.op_type} of {', '.join(read)})"
+            input_types = [onnx.TensorProto.DataType.Name(elements.get(x, 0)).lower() for x in node.input]
+            return f" ({node.op_type} of {', '.join(input_types)})"
     return ""

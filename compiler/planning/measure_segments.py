@@ -55,13 +55,13 @@ def measure_segments(folder: PlanFolder) -> Measured:
         )
     keys = {run.segment: _key(plan, rank, run) for rank in plan.ranks for run in _runs(plan, rank)}
     batch = _batch_key(plan)
-    known = _read_cache()
-    if not {*keys.values(), batch} <= known.keys():
-        found = _measured(folder)
-        known |= {keys[segment]: seconds for segment, seconds in found.segments.items()}
-        known[batch] = found.beside_s
-        _write_cache(known)
-    return Measured({segment: known[key] for segment, key in keys.items()}, known[batch])
+    seconds_by_key = _read_cache()
+    if not {*keys.values(), batch} <= seconds_by_key.keys():
+        measurement = _measure(folder)
+        seconds_by_key |= {keys[segment]: seconds for segment, seconds in measurement.segments.items()}
+        seconds_by_key[batch] = measurement.beside_s
+        _write_cache(seconds_by_key)
+    return Measured({segment: seconds_by_key[key] for segment, key in keys.items()}, seconds_by_key[batch])
 
 
 def _runs(plan: Plan, rank: Rank) -> list[Run]:
@@ -75,8 +75,8 @@ def _key(plan: Plan, rank: Rank, run: Run) -> str:
 
 def _batch_key(plan: Plan) -> str:
     inputs = (plan.data_inputs, plan.drawn_inputs)
-    described = repr((inputs, sorted(plan.sizes.items()), plan.batch, plan.replicas))
-    return "/".join(["batch", hashlib.sha256(described.encode()).hexdigest(), np.__version__, _cpu()])
+    text = repr((inputs, sorted(plan.sizes.items()), plan.batch, plan.replicas))
+    return "/".join(["batch", hashlib.sha256(text.encode()).hexdigest(), np.__version__, _cpu()])
 
 
 def _cpu() -> str:
@@ -86,21 +86,23 @@ def _cpu() -> str:
     return names[0] if names else platform.processor()
 
 
-def _measured(folder: PlanFolder) -> Measured:
+def _measure(folder: PlanFolder) -> Measured:
     plan = folder.plan
     ranks = RanksInProcess(folder, traced_steps=STEPS - 1)
     source = open_source("synthetic", plan)
     for step in range(STEPS):
         ranks.step(source.total(step))
-    drawn = [_draw_s(plan, source, step) for step in range(STEPS)]
-    found: dict[str, list[float]] = {}
+    draw_times_s = [_draw_s(plan, source, step) for step in range(STEPS)]
+    times_s: dict[str, list[float]] = {}
     for rank in plan.ranks:
         program, steps = instructions_of(plan, rank), ranks.recorders[rank.rank].steps()
         for index, instruction in enumerate(program):
             if isinstance(instruction, Run):
                 took_s = median(step.end_s[index] - step.begin_s[index] for step in steps)
-                found.setdefault(instruction.segment, []).append(took_s)
-    return Measured({segment: sum(times) / len(times) for segment, times in found.items()}, median(drawn))
+                times_s.setdefault(instruction.segment, []).append(took_s)
+    return Measured(
+        {segment: sum(times) / len(times) for segment, times in times_s.items()}, median(draw_times_s)
+    )
 
 
 def _draw_s(plan: Plan, source: Source, step: int) -> float:

@@ -185,13 +185,13 @@ def _touched_rows(
         ids = [[np.where(i < 0, i + rows, i) for i in map(graph.ids, step)] for step in shares]
     except _DOES_NOT_RUN:
         return None
-    drawn = float(np.mean([len(of_replica) for step in ids for of_replica in step]))
+    mean_ids = float(np.mean([len(of_replica) for step in ids for of_replica in step]))
     unique = [[np.unique(of_replica) for of_replica in step] for step in ids]
     groups = {k: [group for step in unique for group in _distinct(step, k)] for k in together}
     distinct = tuple((k, round(float(np.mean(list(map(len, groups[k])))), 6)) for k in together)
     of_host = groups[together[max(0, len(together) - 2)]]  # the last is all replicas'
     return TouchedRows(
-        rows, round(drawn, 6), distinct, spread_of(np.bincount(np.concatenate(of_host), minlength=rows))
+        rows, round(mean_ids, 6), distinct, spread_of(np.bincount(np.concatenate(of_host), minlength=rows))
     )
 
 

@@ -20,19 +20,19 @@ from partc.passes.lowering.lowered_graph import LoweredGraph
 
 # Pricing takes a seventh of compiling a large graph, and less of a small one's, since a compilation writes
 # and reports as well: all of it is to take as long again at most (docs/decisions/020-whole-steps.md).
-LEAST_EVALUATIONS = 6
-MOST_EVALUATIONS = 12
-NODES_AGAIN = 500  # for a small graph, so many more nodes are lowered
-FOR_DOUBT = 2  # of them are kept for asking what fewer rows would change (doubt_estimate.py)
+MIN_EVALUATIONS = 6
+MAX_EVALUATIONS = 12
+NODES_PER_EVALUATION = 500  # for a small graph, so many more nodes are lowered
+SENSITIVITY_EVALUATIONS = 2  # of them are kept for asking what fewer rows would change (check_estimate.py)
 MANY_RANKS = 128  # from here on simulating dominates, and moves are left out
 
 # By how much a mix of methods must be quicker. A few percent are not worth a plan that is harder to read;
 # where ranks share cores, a prediction may be off by a quarter: mixes that were to save 14 % took 12 % more.
-DOUBT = 0.03
-DOUBT_WHERE_CROWDED = 0.25
+REQUIRED_GAIN = 0.03
+REQUIRED_GAIN_OVERSUBSCRIBED = 0.25
 
 
-class StepPrice:
+class StepPricer:
     """Prices strategies for one graph on one cluster; keeps the quickest one's step, to be compiled next."""
 
     def __init__(
@@ -50,14 +50,14 @@ class StepPrice:
         if len(ranks_of(self._cluster)) >= MANY_RANKS:
             return 0
         nodes = max(1, len(self._analysis.training.graph.nodes))
-        allowed = min(MOST_EVALUATIONS, LEAST_EVALUATIONS + NODES_AGAIN // nodes)
-        return allowed - FOR_DOUBT * any(fact.rows_are_assumed for fact in self._facts)
+        evaluations = min(MAX_EVALUATIONS, MIN_EVALUATIONS + NODES_PER_EVALUATION // nodes)
+        return evaluations - SENSITIVITY_EVALUATIONS * any(fact.rows_are_assumed for fact in self._facts)
 
     @property
     def doubt(self) -> float:
         """Return by how much a mix of methods must be predicted quicker than a simple way."""
-        crowded = max(threads_per_core(self._cluster).values()) > 1.0
-        return DOUBT_WHERE_CROWDED if crowded else DOUBT
+        is_oversubscribed = max(threads_per_core(self._cluster).values()) > 1.0
+        return REQUIRED_GAIN_OVERSUBSCRIBED if is_oversubscribed else REQUIRED_GAIN
 
     def __call__(self, strategy: Strategy) -> float:
         """Return the simulated seconds of a step. Raises NoPlacement where it does not fit."""

@@ -52,13 +52,13 @@ def _samples(item: DataInput, plan: Plan) -> str:
 def describe_draws(plan: Plan) -> tuple[str, ...]:
     """Return a sentence per tensor that the runtime draws in every step."""
     return tuple(
-        f"{drawn.name} ({'normal' if isinstance(drawn.distribution, Normal) else 'uniform'}): "
+        f"{entry.name} ({'normal' if isinstance(entry.distribution, Normal) else 'uniform'}): "
         + (
             "the same for all replicas."
-            if drawn.sample_axis is None
-            else f"each replica draws for its own samples, on axis {drawn.sample_axis}."
+            if entry.sample_axis is None
+            else f"each replica draws for its own samples, on axis {entry.sample_axis}."
         )
-        for drawn in plan.drawn_inputs
+        for entry in plan.drawn_inputs
     )
 
 
@@ -76,22 +76,22 @@ def describe_sparsity(sparsity: Sparsity | None, facts: Sequence[SyncFacts]) -> 
     )
 
 
-def measured_sentence(name: str, touched: TouchedRows, sparsity: Sparsity) -> str:
+def measured_sentence(name: str, table: TouchedRows, sparsity: Sparsity) -> str:
     """Say what a step touches of one table."""
     steps = plural(sparsity.steps, "step")
     together = ", ".join(
-        f"{count(rows)} by {plural(replicas, 'replica')} together" for replicas, rows in touched.distinct[1:]
+        f"{count(rows)} by {plural(replicas, 'replica')} together" for replicas, rows in table.distinct[1:]
     )
     rest = f", {together}" if together else ""
     return (
-        f"{name}: {count(touched.distinct[0][1])} of {count(touched.rows)} rows touched by a replica in a "
+        f"{name}: {count(table.distinct[0][1])} of {count(table.rows)} rows touched by a replica in a "
         f"step{rest}, measured from {sparsity.sample} over {steps}."
     )
 
 
 def whole_ops(lowered: LoweredGraph) -> tuple[tuple[str, int], ...]:
     """Return the op types that every rank runs whole because no sharding rule divides them."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for node in lowered.nodes:
         if is_communication(node) or node.name not in lowered.original or node.op in TRIVIAL:
             continue
@@ -99,5 +99,5 @@ def whole_ops(lowered: LoweredGraph) -> tuple[tuple[str, int], ...]:
             continue
         layouts = [lowered.meanings[out.name][1] for out in node.outputs if out.name in lowered.meanings]
         if layouts and all(isinstance(layout.placement, Replicate) for layout in layouts):
-            found[node.op] += 1
-    return tuple(sorted(found.items()))
+            counts[node.op] += 1
+    return tuple(sorted(counts.items()))

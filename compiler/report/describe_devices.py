@@ -9,7 +9,7 @@ from partc.runtime.plan.program import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MemoryPart:
     """A piece of a stacked bar: a share of the bar's whole length."""
 
     kind: str
@@ -18,13 +18,13 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceRow:
     """A line of the table."""
 
     ranks: str
     where: str
     plays: str
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     variables: str
     buffers: str
     activations: str
@@ -38,7 +38,9 @@ class Device:
     received_share: float
 
 
-def describe_devices(memory: tuple[DeviceMemory, ...], timeline: Timeline, plan: Plan) -> tuple[Device, ...]:
+def describe_devices(
+    memory: tuple[DeviceMemory, ...], timeline: Timeline, plan: Plan
+) -> tuple[DeviceRow, ...]:
     """Return a line per kind of rank."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for needs, rank in zip(memory, plan.ranks, strict=True):
@@ -53,10 +55,10 @@ def describe_devices(memory: tuple[DeviceMemory, ...], timeline: Timeline, plan:
 
 def _describe(
     ranks: list[int], needs: DeviceMemory, timeline: Timeline, plan: Plan, busiest_bytes: int
-) -> Device:
+) -> DeviceRow:
     first = plan.ranks[ranks[0]]
     sent, received = timeline.sent_bytes[first.rank], timeline.received_bytes[first.rank]
-    return Device(
+    return DeviceRow(
         ranks=some_ranges(ranks, 2),
         where=first.device if len(ranks) == 1 else plural(len(ranks), "rank"),
         plays=" + ".join(first.sites),
@@ -75,11 +77,11 @@ def _describe(
     )
 
 
-def _memory_parts(needs: DeviceMemory) -> tuple[Part, ...]:
+def _memory_parts(needs: DeviceMemory) -> tuple[MemoryPart, ...]:
     whole = max(needs.limit_bytes, needs.needed_bytes, 1)
     sizes = (
         ("variables", needs.variables_bytes),
         ("buffers", needs.buffers_bytes),
         ("activations", needs.activations_bytes),
     )
-    return tuple(Part(kind, part / whole, f"{kind}: {size(part)}") for kind, part in sizes)
+    return tuple(MemoryPart(kind, part / whole, f"{kind}: {size(part)}") for kind, part in sizes)

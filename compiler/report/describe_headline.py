@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.report.measure_traffic import host_traffic
-from partc.compiler.report.units import count, listed, plural, seconds, size
+from partc.compiler.report.units import count, join_words, plural, seconds, size
 from partc.cost.assignment.synchronisation import Choice
 from partc.cost.cluster.cluster import Cluster
 from partc.runtime.plan.program import Aggregation, DataInput, Plan
@@ -46,7 +46,7 @@ def describe_headline(compilation: Compilation, cluster: Cluster, model: str) ->
 
 def _machines(cluster: Cluster) -> str:
     profiles = Counter(device.profile for host in cluster.hosts for device in host.devices)
-    devices = listed([f"{number}\u00a0×\u00a0{profile}" for profile, number in sorted(profiles.items())])
+    devices = join_words([f"{number}\u00a0×\u00a0{profile}" for profile, number in sorted(profiles.items())])
     return f"{plural(len(cluster.hosts), 'host')}, {devices}"
 
 
@@ -95,12 +95,12 @@ def _strategy(choices: tuple[Choice, ...]) -> str:
         ("all_reduce", "summed by AllReduce"),
         ("all_gather", "exchanged by AllGatherv"),
     ):
-        chosen = [choice for choice in choices if choice.method == method]
-        if chosen:
-            amount = size(sum(choice.bytes for choice in chosen))
-            kinds = listed(_kinds(chosen))
+        matching = [choice for choice in choices if choice.method == method]
+        if matching:
+            amount = size(sum(choice.bytes for choice in matching))
+            kinds = join_words(_kinds(matching))
             parts.append(f"{kinds} ({amount}) {ending}")
-    return f"{listed(parts)}." if parts else "No parameter is trained."
+    return f"{join_words(parts)}." if parts else "No parameter is trained."
 
 
 def _kinds(choices: list[Choice]) -> list[str]:

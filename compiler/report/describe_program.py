@@ -8,10 +8,10 @@ from pathlib import Path
 import onnx
 
 from partc.compiler.report.methods import method_of_label
-from partc.compiler.report.units import listed, operations, plural, size
+from partc.compiler.report.units import join_words, operations, plural, size
 from partc.runtime.plan.program import Instruction, Plan, Rank, Run, Start, Wait, instructions_of, members_of
 
-MOST_OPS = 3
+MAX_OPS = 3
 
 ACTS = {
     "all_reduce": "sum, everywhere",
@@ -27,7 +27,7 @@ ACTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class SegmentRow:
     """One ONNX file."""
 
     name: str  # what the page calls it: S3
@@ -43,7 +43,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ProgramStep:
     """One instruction."""
 
     kind: str  # run, start, wait, store: the class of its line
@@ -53,14 +53,14 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class ProgramListing:
     """The instructions of one rank."""
 
     title: str
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
 
 
-def describe_segments(plan: Plan, folder: Path) -> tuple[Segment, ...]:
+def describe_segments(plan: Plan, folder: Path) -> tuple[SegmentRow, ...]:
     """Return the distinct segments in the order in which they first run. Reads their files."""
     return tuple(_segment(f"S{i}", run, plan, folder) for i, run in enumerate(_first_runs(plan), 1))
 
@@ -78,11 +78,11 @@ def _first_runs(plan: Plan) -> tuple[Run, ...]:
     return tuple(runs.values())
 
 
-def _segment(name: str, run: Run, plan: Plan, folder: Path) -> Segment:
+def _segment(name: str, run: Run, plan: Plan, folder: Path) -> SegmentRow:
     path = folder / run.segment
     graph = onnx.load(path, load_external_data=False).graph
-    ops = Counter(node.op_type for node in graph.node).most_common(MOST_OPS)
-    return Segment(
+    ops = Counter(node.op_type for node in graph.node).most_common(MAX_OPS)
+    return SegmentRow(
         name=name,
         path=run.segment,
         site=run.site,
@@ -98,14 +98,14 @@ def _segment(name: str, run: Run, plan: Plan, folder: Path) -> Segment:
 
 def _updates(run: Run, plan: Plan) -> str:
     """Name the variables that a segment writes."""
-    variable_of = {held.value: held.variable for rank in plan.ranks for held in rank.held}
-    written = [variable_of[value] for _, value in run.writes if value in variable_of]
-    if len(written) > MOST_OPS:
-        return f"{', '.join(written[:MOST_OPS])} and {len(written) - MOST_OPS} more"
-    return listed(written) if written else ""
+    variable_of = {piece.value: piece.variable for rank in plan.ranks for piece in rank.held}
+    variables = [variable_of[value] for _, value in run.writes if value in variable_of]
+    if len(variables) > MAX_OPS:
+        return f"{', '.join(variables[:MAX_OPS])} and {len(variables) - MAX_OPS} more"
+    return join_words(variables) if variables else ""
 
 
-def describe_listings(plan: Plan, segments: tuple[Segment, ...]) -> tuple[Listing, ...]:
+def describe_listings(plan: Plan, segments: tuple[SegmentRow, ...]) -> tuple[ProgramListing, ...]:
     """Return the program of one rank of every kind, the first of its kind."""
     kinds: dict[tuple[object, ...], Rank] = {}
     for rank in plan.ranks:
@@ -114,30 +114,34 @@ def describe_listings(plan: Plan, segments: tuple[Segment, ...]) -> tuple[Listin
     return tuple(_listing(plan, rank, by_path) for rank in kinds.values())
 
 
-def _listing(plan: Plan, rank: Rank, segments: Mapping[str, Segment]) -> Listing:
+def _listing(plan: Plan, rank: Rank, segments: Mapping[str, SegmentRow]) -> ProgramListing:
     steps = tuple(_step(i, plan, rank, segments) for i in instructions_of(plan, rank))
     plays = " and ".join(rank.sites)
-    return Listing(f"Rank {rank.rank}, {rank.device}, {plays}: {plural(len(steps), 'instruction')}", steps)
+    return ProgramListing(
+        f"Rank {rank.rank}, {rank.device}, {plays}: {plural(len(steps), 'instruction')}", steps
+    )
 
 
-def _step(instruction: Instruction, plan: Plan, rank: Rank, segments: Mapping[str, Segment]) -> Step:
+def _step(
+    instruction: Instruction, plan: Plan, rank: Rank, segments: Mapping[str, SegmentRow]
+) -> ProgramStep:
     match instruction:
         case Run():
             segment = segments[instruction.segment]
             remark = f"{plural(segment.nodes, 'node')}, {segment.touched} touched"
             updates = f"; updates {segment.updates}" if segment.updates else ""
-            return Step("run", "run", f"{segment.name} ({instruction.site})", remark + updates)
+            return ProgramStep("run", "run", f"{segment.name} ({instruction.site})", remark + updates)
         case Start():
             return _start_step(instruction, members_of(plan, instruction.group, rank))
         case Wait():
-            return Step("wait", "wait", f"#{instruction.tag_id}", "")
-    return Step("store", "store", f"{instruction.source} → {instruction.target}", "")
+            return ProgramStep("wait", "wait", f"#{instruction.tag_id}", "")
+    return ProgramStep("store", "store", f"{instruction.source} → {instruction.target}", "")
 
 
-def _start_step(start: Start, group: tuple[int, ...]) -> Step:
+def _start_step(start: Start, group: tuple[int, ...]) -> ProgramStep:
     members = plural(len(group), "rank")
     amount = f", {size(start.payload_bytes)}" if start.payload_bytes else ""
     what = f"#{start.tag_id} {ACTS[start.kind]}"
-    return Step(
+    return ProgramStep(
         method_of_label(start.label), "start", what, f"among {members}{amount}: {start.label}".rstrip(": ")
     )

@@ -3,14 +3,14 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from partc.compiler.report.units import percent, plural, shortened, size
+from partc.compiler.report.units import percent, plural, shorten, size
 from partc.cost.assignment.server_assignment import ServerAssignment
 from partc.cost.simulation.memory import held_bytes
 from partc.runtime.plan.program import Plan, Rank
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerRow:
     """A server's load: shares are of the fullest server's."""
 
     host: str
@@ -31,7 +31,7 @@ class Assignment:
     bound: str
     gap: str
     deterministic_time: str
-    servers: tuple[Server, ...]
+    servers: tuple[ServerRow, ...]
 
 
 def describe_servers(assignment: ServerAssignment | None) -> Assignment | None:
@@ -50,8 +50,14 @@ def describe_servers(assignment: ServerAssignment | None) -> Assignment | None:
         gap=percent((objective - bound) / objective if objective else 0.0),
         deterministic_time=f"{assignment.deterministic_time:.4f}",
         servers=tuple(
-            Server(host, size(held), held / most_stored, size(moved[host]), moved[host] / most_moved)
-            for host, held in stored.items()
+            ServerRow(
+                host,
+                size(server_bytes),
+                server_bytes / most_stored,
+                size(moved[host]),
+                moved[host] / most_moved,
+            )
+            for host, server_bytes in stored.items()
         ),
     )
 
@@ -60,45 +66,45 @@ SHARD_LINES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class ServerContents:
     """What one server owns: a headline, a few lines of it, and all of it."""
 
     headline: str
     lines: tuple[str, ...]
-    everything: str
+    full_list: str
 
 
-def holding_of(host: str, plan: Plan, characters: int) -> Holding:
+def describe_contents(host: str, plan: Plan, characters: int) -> ServerContents:
     """Return what the host's server owns, in lines of at most `characters`."""
     rank = next((rank for rank in plan.ranks if rank.host == host and "server" in rank.sites), None)
-    owned = [] if rank is None else _owned(rank, plan)
-    if rank is None or not owned:
-        return Holding("server: owns nothing", (), "")
-    shown = owned if len(owned) <= SHARD_LINES else owned[: SHARD_LINES - 1]
-    lines = [_line(parameter, size(held), characters) for parameter, held in shown]
-    if rest := owned[len(shown) :]:
-        lines.append(f"{len(rest)} more: {size(sum(held for _, held in rest))}")
-    return Holding(
-        headline=f"server (rank {rank.rank}): {size(sum(held for _, held in owned))}",
+    pieces = [] if rank is None else _owned_bytes(rank, plan)
+    if rank is None or not pieces:
+        return ServerContents("server: owns nothing", (), "")
+    first_pieces = pieces if len(pieces) <= SHARD_LINES else pieces[: SHARD_LINES - 1]
+    lines = [_line(parameter, size(piece_bytes), characters) for parameter, piece_bytes in first_pieces]
+    if rest := pieces[len(first_pieces) :]:
+        lines.append(f"{len(rest)} more: {size(sum(piece_bytes for _, piece_bytes in rest))}")
+    return ServerContents(
+        headline=f"server (rank {rank.rank}): {size(sum(piece_bytes for _, piece_bytes in pieces))}",
         lines=tuple(lines),
-        everything="; ".join(f"{parameter}: {size(held)}" for parameter, held in owned),
+        full_list="; ".join(f"{parameter}: {size(piece_bytes)}" for parameter, piece_bytes in pieces),
     )
 
 
-def _line(parameter: str, held: str, characters: int) -> str:
-    return f"{shortened(parameter, characters - len(held) - 2)}: {held}"
+def _line(parameter: str, amount: str, characters: int) -> str:
+    return f"{shorten(parameter, characters - len(amount) - 2)}: {amount}"
 
 
-def _owned(rank: Rank, plan: Plan) -> list[tuple[str, int]]:
+def _owned_bytes(rank: Rank, plan: Plan) -> list[tuple[str, int]]:
     """Return the bytes that a server owns of each parameter, slots included, the largest first."""
     variables = {variable.name: variable for variable in plan.variables}
     sizes: Counter[str] = Counter()
-    for held in rank.held:
-        if held.start is not None:
-            variable = variables[held.variable]
-            sizes[variable.parameter or variable.name] += held_bytes(held, variable)
+    for piece in rank.held:
+        if piece.start is not None:
+            variable = variables[piece.variable]
+            sizes[variable.parameter or variable.name] += held_bytes(piece, variable)
     return [
-        (name, held) for name, held in sorted(sizes.items(), key=lambda item: (-item[1], item[0])) if held
+        (name, piece) for name, piece in sorted(sizes.items(), key=lambda item: (-item[1], item[0])) if piece
     ]
 
 
@@ -106,6 +112,8 @@ def describe_copies(plan: Plan) -> str:
     """Say what every worker keeps a copy of."""
     variables = {variable.name: variable for variable in plan.variables}
     worker = next(rank for rank in plan.ranks if rank.replica is not None)
-    copies = [held for held in worker.held if held.start is None]
-    copied = sum(held_bytes(held, variables[held.variable]) for held in copies)
-    return f"Every worker keeps its own copy of {plural(len(copies), 'variable')}, {size(copied)} together."
+    copies = [piece for piece in worker.held if piece.start is None]
+    copy_bytes = sum(held_bytes(piece, variables[piece.variable]) for piece in copies)
+    return (
+        f"Every worker keeps its own copy of {plural(len(copies), 'variable')}, {size(copy_bytes)} together."
+    )

@@ -16,7 +16,7 @@ TIMED = ("all_reduce", "all_gather", "servers")
 
 
 @dataclass(frozen=True, slots=True)
-class Time:
+class MethodTime:
     """A method's predicted time for one variable, empty where it does not apply."""
 
     method: str
@@ -25,7 +25,7 @@ class Time:
 
 
 @dataclass(frozen=True, slots=True)
-class Variable:
+class VariableRow:
     """A line of the table."""
 
     name: str
@@ -39,13 +39,13 @@ class Variable:
     method_name: str
     where: str
     where_title: str
-    times: tuple[Time, ...]
+    times: tuple[MethodTime, ...]
     reason: str
 
 
 def describe_variables(
     plan: Plan, choices: tuple[Choice, ...], facts: Mapping[str, SyncFacts]
-) -> tuple[Variable, ...]:
+) -> tuple[VariableRow, ...]:
     """Return all variables, the largest first."""
     choice_of = {choice.variable: choice for choice in choices}
     ordered = sorted(plan.variables, key=lambda variable: (-_nbytes(variable), variable.name))
@@ -60,35 +60,35 @@ def _nbytes(variable: PlanVariable) -> int:
 
 def _describe(
     variable: PlanVariable, choice_of: Mapping[str, Choice], fact: SyncFacts | None, ranks: int
-) -> Variable:
+) -> VariableRow:
     choice = choice_of.get(variable.name)
     owner = choice_of.get(variable.parameter or variable.name)
     shards = owner.shards if owner is not None and variable.method == "servers" else ()
-    return Variable(
+    return VariableRow(
         name=variable.name,
         role=variable.role if variable.parameter is None else f"{variable.role} of {variable.parameter}",
         dtype=variable.dtype,
         shape=" × ".join(count(length) for length in variable.shape) or "scalar",
         size=size(_nbytes(variable)),
         gradient="" if choice is None else "sparse" if choice.sparse else "dense",
-        touched=_touched(fact),
+        touched=_touched_rows_text(fact),
         method=variable.method,
         method_name=NAMES[variable.method],
         where=_where(shards),
         where_title="; ".join(f"{s.host}: rows {s.start:,} to {s.stop:,}" for s in shards),
         times=tuple(
-            Time(method, _time(choice, method), choice is not None and choice.method == method)
+            MethodTime(method, _time(choice, method), choice is not None and choice.method == method)
             for method in TIMED
         ),
         reason=choice.reason if choice is not None else "",
     )
 
 
-def _touched(fact: SyncFacts | None) -> str:
+def _touched_rows_text(fact: SyncFacts | None) -> str:
     if fact is None or not fact.sparse:
         return ""
-    known = "measured" if fact.distinct else "assumed"
-    return f"{count(fact.touched_rows)} rows, {percent(fact.touched_rows / max(1, fact.rows))}, {known}"
+    source = "measured" if fact.distinct else "assumed"
+    return f"{count(fact.touched_rows)} rows, {percent(fact.touched_rows / max(1, fact.rows))}, {source}"
 
 
 def _where(shards: tuple[Shard, ...]) -> str:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from math import ceil
 
-from partc.compiler.report.describe_servers import Holding, describe_copies, holding_of
-from partc.compiler.report.units import plural, rate, seconds, shortened, size
+from partc.compiler.report.describe_servers import ServerContents, describe_contents, describe_copies
+from partc.compiler.report.units import plural, rate, seconds, shorten, size
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.cluster.machines import Host
 from partc.runtime.plan.program import Plan
@@ -24,7 +24,7 @@ from partc.runtime.plan.program import Plan
 WIDTH = 1080
 GAP = 20
 CABLE_GAP = 104  # between hosts that a link joins directly, so that its label fits
-MOST_HOSTS = 8
+MAX_HOSTS = 8
 COLUMNS = 4
 WIDEST_HOST = 520
 LINE = 19
@@ -56,7 +56,7 @@ class Box:
     height: float
     name: str
     memory: str
-    holding: Holding
+    contents: ServerContents
     chips: tuple[Chip, ...]
     inner_link: str
 
@@ -107,11 +107,11 @@ class Picture:
 
 def draw_cluster(plan: Plan, cluster: Cluster) -> Picture:
     """Return the picture of a cluster under a plan."""
-    drawn = cluster.hosts[:MOST_HOSTS]
-    grid = _lay_out(drawn, plan, cluster)
-    boxes = tuple(_box(host, plan, *grid.corner(index), grid) for index, host in enumerate(drawn))
+    hosts = cluster.hosts[:MAX_HOSTS]
+    grid = _lay_out(hosts, plan, cluster)
+    boxes = tuple(_box(host, plan, *grid.corner(index), grid) for index, host in enumerate(hosts))
     bars = tuple(
-        Bar(grid.height + CABLE + index * (SWITCH_HEIGHT + GAP), shortened(name, 60))
+        Bar(grid.height + CABLE + index * (SWITCH_HEIGHT + GAP), shorten(name, 60))
         for index, name in enumerate(cluster.switches)
     )
     bottoms = [box.y + box.height for box in boxes] + [bar.y + SWITCH_HEIGHT for bar in bars]
@@ -121,7 +121,7 @@ def draw_cluster(plan: Plan, cluster: Cluster) -> Picture:
         boxes=boxes,
         cables=_cables(cluster, boxes, dict(zip(cluster.switches, bars, strict=True))),
         bars=bars,
-        left_out=len(cluster.hosts) - len(drawn),
+        left_out=len(cluster.hosts) - len(hosts),
         links=_link_kinds(cluster),
         caption=describe_copies(plan),
     )
@@ -153,42 +153,42 @@ class _Grid:
         return int((self.width - 2 * PADDING - 8) / CHARACTER)
 
 
-def _lay_out(drawn: Sequence[Host], plan: Plan, cluster: Cluster) -> _Grid:
-    hosts = {host.name for host in cluster.hosts}
-    joined = any(hosts.issuperset(link.ends) for link in cluster.links)
-    columns = min(2 if joined else COLUMNS, len(drawn))
+def _lay_out(hosts: Sequence[Host], plan: Plan, cluster: Cluster) -> _Grid:
+    host_names = {host.name for host in cluster.hosts}
+    joined = any(host_names.issuperset(link.ends) for link in cluster.links)
+    columns = min(2 if joined else COLUMNS, len(hosts))
     gap = CABLE_GAP if joined else GAP
     width = min(WIDEST_HOST, (WIDTH - gap * (columns - 1)) / columns)
-    between = 3.0 * GAP
+    row_gap = 3.0 * GAP
     if cluster.switches:
-        between = 2 * CABLE + (SWITCH_HEIGHT + GAP) * len(cluster.switches) - GAP
-    unknown = _Grid(columns, width, 0.0, gap, between)
-    return replace(unknown, height=max(_box_height(host, plan, unknown) for host in drawn))
+        row_gap = 2 * CABLE + (SWITCH_HEIGHT + GAP) * len(cluster.switches) - GAP
+    unknown = _Grid(columns, width, 0.0, gap, row_gap)
+    return replace(unknown, height=max(_box_height(host, plan, unknown) for host in hosts))
 
 
 def _box_height(host: Host, plan: Plan, grid: _Grid) -> float:
     chip_rows = ceil(len(host.devices) / grid.chips_in_a_row)
-    holding = holding_of(host.name, plan, grid.characters)
-    return _chips_top(holding) + chip_rows * (CHIP_HEIGHT + CHIP_GAP) + LINE + PADDING
+    contents = describe_contents(host.name, plan, grid.characters)
+    return _chips_top(contents) + chip_rows * (CHIP_HEIGHT + CHIP_GAP) + LINE + PADDING
 
 
-def _chips_top(holding: Holding) -> float:
-    return 3 * PADDING + LINE * (2 + len(holding.lines)) + 4
+def _chips_top(contents: ServerContents) -> float:
+    return 3 * PADDING + LINE * (2 + len(contents.lines)) + 4
 
 
 def _box(host: Host, plan: Plan, x: float, y: float, grid: _Grid) -> Box:
-    holding = holding_of(host.name, plan, grid.characters)
+    contents = describe_contents(host.name, plan, grid.characters)
     memory = size(host.memory_bytes)
     return Box(
         x=x,
         y=y,
         width=grid.width,
         height=grid.height,
-        name=shortened(host.name, int((grid.characters - len(memory) - 2) * CHARACTER / BOLD_CHARACTER)),
+        name=shorten(host.name, int((grid.characters - len(memory) - 2) * CHARACTER / BOLD_CHARACTER)),
         memory=memory,
-        holding=holding,
-        chips=_chips(host, plan, x + PADDING, y + _chips_top(holding), grid),
-        inner_link=shortened(_profiles(host), grid.characters),
+        contents=contents,
+        chips=_chips(host, plan, x + PADDING, y + _chips_top(contents), grid),
+        inner_link=shorten(_profiles(host), grid.characters),
     )
 
 
@@ -202,7 +202,7 @@ def _chips(host: Host, plan: Plan, left: float, top: float, grid: _Grid) -> tupl
             Chip(
                 x=left + column * (CHIP_WIDTH + CHIP_GAP),
                 y=top + row * (CHIP_HEIGHT + CHIP_GAP),
-                name=shortened(device.name.removeprefix(f"{host.name}/"), int(CHIP_WIDTH / BOLD_CHARACTER)),
+                name=shorten(device.name.removeprefix(f"{host.name}/"), int(CHIP_WIDTH / BOLD_CHARACTER)),
                 rank=f"rank {rank_of[device.name]}",
                 title=f"{device.name}: {device.profile}{threads}",
             )
@@ -225,7 +225,7 @@ def _cables(cluster: Cluster, boxes: Sequence[Box], bar_of: Mapping[str, Bar]) -
         if ends[0] in box_of and ends[1] in bar_of:
             cables.append(_to_switch(box_of[ends[0]], bar_of[ends[1]], label, title))
         elif ends[0] in box_of and ends[1] in box_of:
-            cables.append(_between(box_of[ends[0]], box_of[ends[1]], label, title))
+            cables.append(_cable_between(box_of[ends[0]], box_of[ends[1]], label, title))
     return tuple(cables)
 
 
@@ -236,7 +236,7 @@ def _to_switch(box: Box, bar: Bar, label: str, title: str) -> Cable:
     return Cable(x, bar.y + SWITCH_HEIGHT, x, box.y, label, title)
 
 
-def _between(one: Box, other: Box, label: str, title: str) -> Cable:
+def _cable_between(one: Box, other: Box, label: str, title: str) -> Cable:
     """Join facing edges of two boxes."""
     if one.y == other.y:
         left, right = sorted((one, other), key=lambda box: box.x)

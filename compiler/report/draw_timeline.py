@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from partc.compiler.report.methods import method_of_label
-from partc.compiler.report.units import plural, seconds, shortened, size, some_ranges
+from partc.compiler.report.units import plural, seconds, shorten, size, some_ranges
 from partc.cost.simulation.timeline import Bars, Event, Timeline
 from partc.runtime.plan.program import Plan, Rank
 
@@ -21,7 +21,7 @@ WIDTH = 1080
 LABEL_WIDTH = 190
 ROW, COMPUTE, COMMUNICATE, TOP = 62, 26, 18, 26
 FEW_RANKS = 6
-MOST_ROWS = 12
+MAX_ROWS = 12
 CHARACTER = 7.4  # width of a character of a bar's label
 REMARK_CHARACTERS = 25  # fit left of the bars
 THINNEST = 1.0
@@ -127,10 +127,10 @@ def _group_ranks(timeline: Timeline, plan: Plan) -> list[list[int]]:
     for bars in timeline.bars:
         # To a billionth of the step: the simulator's sums differ in the last bits from rank to rank.
         times = np.rint(np.stack([bars.start_s, bars.stop_s]) / (timeline.step_s or 1.0) * 1e9)
-        told = np.full((3, len(plan.ranks)), -1.0)
-        told[0] = kinds
-        told[1:, bars.ranks] = times
-        kinds = np.unique(told, axis=1, return_inverse=True)[1].reshape(-1)
+        event_table = np.full((3, len(plan.ranks)), -1.0)
+        event_table[0] = kinds
+        event_table[1:, bars.ranks] = times
+        kinds = np.unique(event_table, axis=1, return_inverse=True)[1].reshape(-1)
     groups: dict[int, list[int]] = {}
     for rank, kind in enumerate(kinds.tolist()):
         groups.setdefault(kind, []).append(rank)
@@ -145,19 +145,19 @@ def _draw(
     plan: Plan,
     segment_names: dict[str, str],
 ) -> Gantt:
-    shown = groups[:MOST_ROWS]
+    visible_groups = groups[:MAX_ROWS]
     rows = tuple(
         _row(members, TOP + index * ROW, span, timeline, plan, segment_names)
-        for index, members in enumerate(shown)
+        for index, members in enumerate(visible_groups)
     )
     return Gantt(
         title=title,
         width=WIDTH,
-        height=TOP + ROW * len(shown),
+        height=TOP + ROW * len(visible_groups),
         left=LABEL_WIDTH,
         rows=rows,
         ticks=_ticks(span),
-        left_out=len(groups) - len(shown),
+        left_out=len(groups) - len(visible_groups),
     )
 
 
@@ -175,7 +175,7 @@ def _row(
     return Row(
         y=y,
         name=f"{'rank' if len(members) == 1 else 'ranks'} {some_ranges(members, 2)}",
-        remark=shortened(rank.device, REMARK_CHARACTERS) if len(members) == 1 else _who(members, rank, plan),
+        remark=shorten(rank.device, REMARK_CHARACTERS) if len(members) == 1 else _who(members, rank, plan),
         plays=" + ".join(rank.sites),
         bars=tuple(bars),
         compute=seconds(compute_s),
@@ -240,7 +240,7 @@ def _total_s(events: Sequence[Event], lane: Literal["compute", "communication"])
     return sum(_length_s(event) for event in events if event.lane == lane)
 
 
-MOST = 8
+MAX_LISTED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,12 +256,12 @@ class LongEvent:
 
 def list_longest(timeline: Timeline, segment_names: dict[str, str]) -> tuple[LongEvent, ...]:
     """Return the longest events, those of the same name counted once: where it takes longest."""
-    named: dict[tuple[str, str], list[Bars]] = {}
+    bars_by_name: dict[tuple[str, str], list[Bars]] = {}
     for bars in timeline.bars:
-        named.setdefault((bars.lane, bars.label), []).append(bars)
-    longest = [(max(map(_longest_of, same), key=_length_s), same) for same in named.values()]
-    longest.sort(key=lambda found: (-_length_s(found[0]), found[0].start_s, found[0].label))
-    return tuple(_describe(event, same, segment_names) for event, same in longest[:MOST])
+        bars_by_name.setdefault((bars.lane, bars.label), []).append(bars)
+    longest = [(max(map(_longest_of, same), key=_length_s), same) for same in bars_by_name.values()]
+    longest.sort(key=lambda group: (-_length_s(group[0]), group[0].start_s, group[0].label))
+    return tuple(_describe(event, same, segment_names) for event, same in longest[:MAX_LISTED])
 
 
 def _longest_of(bars: Bars) -> Event:

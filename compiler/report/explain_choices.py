@@ -7,7 +7,7 @@ cost/network/two_level.py, told per host or per worker.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from partc.compiler.planning.doubt_estimate import Doubt
+from partc.compiler.planning.check_estimate import EstimateSensitivity
 from partc.compiler.report.methods import (
     ALONE,
     CANDIDATES,
@@ -50,7 +50,7 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ComparedStrategy:
     """A strategy for all parameters together."""
 
     name: str
@@ -64,28 +64,28 @@ def worked_examples(
     costs: StrategyCosts, facts: Mapping[str, SyncFacts], cluster: Cluster
 ) -> tuple[Example, ...]:
     """Return the largest sparse and the largest dense parameter's stories, as far as there are any."""
-    ordered = sorted(costs.choices, key=lambda choice: (-choice.bytes, choice.variable))
-    largest = [next((c for c in ordered if c.sparse is sparse), None) for sparse in (True, False)]
+    largest_first = sorted(costs.choices, key=lambda choice: (-choice.bytes, choice.variable))
+    largest = [next((c for c in largest_first if c.sparse is sparse), None) for sparse in (True, False)]
     return tuple(_example(choice, facts[choice.variable], cluster) for choice in largest if choice)
 
 
-def candidates(costs: StrategyCosts, step_s: float) -> tuple[Candidate, ...]:
+def candidates(costs: StrategyCosts, step_s: float) -> tuple[ComparedStrategy, ...]:
     """Return the strategies whose whole steps were compared, quickest first; `step_s` is the plan's own."""
     if not costs.choices:
         return ()
     if not costs.tried:
         name = next(iter(costs.totals_s)) if len(costs.totals_s) == 1 else ALONE
-        return (Candidate(name, CANDIDATES[name], seconds(step_s), 1.0 if step_s else 0.0, True),)
-    slowest = max(tried.step_s for tried in costs.tried)
+        return (ComparedStrategy(name, CANDIDATES[name], seconds(step_s), 1.0 if step_s else 0.0, True),)
+    slowest = max(candidate.step_s for candidate in costs.tried)
     return tuple(
-        Candidate(
-            ", ".join(tried.names),
-            CANDIDATES[tried.names[0]],
-            seconds(tried.step_s),
-            _share(tried.step_s, slowest),
-            tried is costs.tried[0],
+        ComparedStrategy(
+            ", ".join(candidate.names),
+            CANDIDATES[candidate.names[0]],
+            seconds(candidate.step_s),
+            _share(candidate.step_s, slowest),
+            candidate is costs.tried[0],
         )
-        for tried in sorted(costs.tried, key=lambda tried: tried.step_s)
+        for candidate in sorted(costs.tried, key=lambda candidate: candidate.step_s)
     )
 
 
@@ -111,22 +111,22 @@ def describe_solution(solution: OptionSolution | None) -> Solution | None:
     )
 
 
-def describe_doubt(doubt: Doubt | None) -> str:
+def describe_sensitivity(sensitivity: EstimateSensitivity | None) -> str:
     """Return a sentence where an estimate decided, nothing elsewhere."""
-    if doubt is None:
+    if sensitivity is None:
         return ""
-    told = doubt.sentence()
-    return f"{told[0].upper()}{told[1:]}."
+    sentence = sensitivity.sentence()
+    return f"{sentence[0].upper()}{sentence[1:]}."
 
 
 def _example(choice: Choice, fact: SyncFacts, cluster: Cluster) -> Example:
     slowest = max(choice.seconds.values())
-    told = _sparse_travel(fact, cluster) if fact.sparse else _dense_travel(fact, cluster)
+    traffic = _sparse_travel(fact, cluster) if fact.sparse else _dense_travel(fact, cluster)
     alternatives = tuple(
         Alternative(
             method,
             NAMES[method],
-            told[method],
+            traffic[method],
             seconds(time_s),
             _share(time_s, slowest),
             method == choice.method,

@@ -31,11 +31,11 @@ def host_traffic(plan: Plan, cluster: Cluster) -> dict[str, tuple[float, float]]
 def lane_loads(plan: Plan, cluster: Cluster) -> tuple[LaneLoad, ...]:
     """Return the lanes that carry anything in a step, the one that is occupied longest first."""
     network = Network(cluster)
-    carried = traffic.lane_loads(network, _phases(plan, network))
+    lane_bytes = traffic.lane_loads(network, _phases(plan, network))
     loads = [
         LaneLoad(lane, amount, amount / rate)
         for lane, amount, rate in zip(
-            network.lanes, carried.tolist(), network.bytes_per_s.tolist(), strict=True
+            network.lanes, lane_bytes.tolist(), network.bytes_per_s.tolist(), strict=True
         )
         if amount > 0
     ]
@@ -45,13 +45,13 @@ def lane_loads(plan: Plan, cluster: Cluster) -> tuple[LaneLoad, ...]:
 def _phases(plan: Plan, network: Network) -> Iterator[Phase]:
     """Yield what all groups of ranks send in each of a step's communications."""
     ranks = {rank.device: rank for rank in plan.ranks}
-    known: dict[str, tuple[Family, ...]] = {}
+    families_of_group: dict[str, tuple[Family, ...]] = {}
     for start in plan.instructions:
         if isinstance(start, Start):
-            if start.group not in known:
-                known[start.group] = _families(start.group, plan, network)
+            if start.group not in families_of_group:
+                families_of_group[start.group] = _families(start.group, plan, network)
             collective = partial(_collective, start, ranks, network)
-            yield from in_every(network, known[start.group], collective)
+            yield from in_every(network, families_of_group[start.group], collective)
 
 
 def _collective(start: Start, ranks: Mapping[str, Rank], network: Network, members: Sequence[str]) -> Phases:

@@ -21,7 +21,7 @@ from partc.compiler.report.draw_cluster import draw_cluster
 from partc.compiler.report.draw_timeline import draw_timelines, list_longest
 from partc.compiler.report.explain_choices import (
     candidates,
-    describe_doubt,
+    describe_sensitivity,
     describe_solution,
     worked_examples,
 )
@@ -45,7 +45,7 @@ def render_report(compilation: Compilation, cluster: Cluster, folder: Path) -> s
             explanations=EXPLANATIONS,
             examples=worked_examples(costs, facts, cluster),
             candidates=candidates(costs, compilation.timeline.step_s),
-            doubt=describe_doubt(compilation.doubt),
+            sensitivity=describe_sensitivity(compilation.sensitivity),
             solution=describe_solution(costs.solution),
             cluster=draw_cluster(plan, cluster),
             devices=describe_devices(compilation.memory, compilation.timeline, plan),

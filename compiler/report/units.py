@@ -18,17 +18,17 @@ def seconds(value_s: float) -> str:
 
 def size(value_bytes: float) -> str:
     """Print an amount of data: 1.64 GB."""
-    return _scaled(value_bytes, "B")
+    return _with_prefix(value_bytes, "B")
 
 
 def rate(bytes_per_s: float) -> str:
     """Print a link's bandwidth in bits, as networks are sold: 90.0 Gbit/s."""
-    return _scaled(bytes_per_s * 8, "bit/s")
+    return _with_prefix(bytes_per_s * 8, "bit/s")
 
 
 def operations(flops: float) -> str:
     """Print an amount of arithmetic: 42.0 GFLOP."""
-    return _scaled(flops, "FLOP")
+    return _with_prefix(flops, "FLOP")
 
 
 def count(value: float) -> str:
@@ -66,17 +66,17 @@ def some_ranges(numbers: Sequence[int], most: int = 4) -> str:
     return ", ".join(runs[:most]) + (", …" if len(runs) > most else "")
 
 
-def shortened(name: str, most: int) -> str:
+def shorten(name: str, most: int) -> str:
     """Cut a name's beginning off, so that at most `most` characters are left: …fc.weight."""
     return name if len(name) <= most else f"…{name[len(name) - max(most, 2) + 1 :]}"
 
 
-def listed(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """Join words as in a sentence: a, b and c."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def _scaled(value: float, unit: str) -> str:
+def _with_prefix(value: float, unit: str) -> str:
     for factor, prefix in _PREFIXES:
         if value >= factor * 0.9995:
             return f"{_three_digits(value / factor)}{NO_BREAK}{prefix}{unit}"

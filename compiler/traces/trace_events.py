@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 NANOSECONDS = 1e9  # times are rounded to these, as integers, so that ends meet exactly
-_MOST_THREADS = 1000  # of one process: process 2, thread 3 has tid 2003
+_MAX_THREADS = 1000  # of one process: process 2, thread 3 has tid 2003
 
 Detail = str | int | float
 
@@ -80,29 +80,29 @@ def trace_of(bars: Iterable[Bar], processes: Sequence[str]) -> Trace:
         for bar, lane in _without_overlap(of_thread):
             name = thread if lane == 1 else f"{thread} {lane}"
             used = sum(other == pid for other, _ in threads)
-            tid = threads.setdefault((pid, name), pid * _MOST_THREADS + used)
+            tid = threads.setdefault((pid, name), pid * _MAX_THREADS + used)
             events.append(_complete(bar, pid, tid))
     events.sort(key=lambda event: (event.ts, event.pid, event.tid, event.dur))
     return Trace([*_names(pids, threads), *events])
 
 
 def _by_thread(bars: Iterable[Bar]) -> dict[tuple[str, str], list[Bar]]:
-    found: dict[tuple[str, str], list[Bar]] = {}
+    threads: dict[tuple[str, str], list[Bar]] = {}
     for bar in bars:
-        found.setdefault((bar.process, bar.thread), []).append(bar)
-    return found
+        threads.setdefault((bar.process, bar.thread), []).append(bar)
+    return threads
 
 
 def _without_overlap(bars: Iterable[Bar]) -> list[tuple[Bar, int]]:
     """Give every bar the first lane, counted from 1, that is free when it begins."""
     free_ns: list[int] = []
-    placed: list[tuple[Bar, int]] = []
+    bars_on_lanes: list[tuple[Bar, int]] = []
     for bar in sorted(bars, key=lambda bar: (bar.begin_s, bar.end_s)):
         begin_ns, end_ns = _ns(bar.begin_s), _ns(bar.end_s)
         lane = next((lane for lane, until_ns in enumerate(free_ns) if until_ns <= begin_ns), len(free_ns))
         free_ns[lane : lane + 1] = [end_ns]
-        placed.append((bar, lane + 1))
-    return placed
+        bars_on_lanes.append((bar, lane + 1))
+    return bars_on_lanes
 
 
 def _complete(bar: Bar, pid: int, tid: int) -> Complete:
@@ -117,11 +117,11 @@ def _ns(time_s: float) -> int:
 
 
 def _names(pids: dict[str, int], threads: dict[tuple[int, str], int]) -> list[Metadata]:
-    named: list[Metadata] = []
+    metadata: list[Metadata] = []
     for process, pid in pids.items():
-        named.append(Metadata("process_name", pid, 0, {"name": process}))
-        named.append(Metadata("process_sort_index", pid, 0, {"sort_index": pid}))
+        metadata.append(Metadata("process_name", pid, 0, {"name": process}))
+        metadata.append(Metadata("process_sort_index", pid, 0, {"sort_index": pid}))
     for (pid, thread), tid in threads.items():
-        named.append(Metadata("thread_name", pid, tid, {"name": thread}))
-        named.append(Metadata("thread_sort_index", pid, tid, {"sort_index": tid}))
-    return named
+        metadata.append(Metadata("thread_name", pid, tid, {"name": thread}))
+        metadata.append(Metadata("thread_sort_index", pid, tid, {"sort_index": tid}))
+    return metadata

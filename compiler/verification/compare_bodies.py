@@ -22,10 +22,10 @@ Tensors = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
 
 def with_chosen_bodies(model: onnx.ModelProto, replicas: int) -> onnx.ModelProto:
     """Return a model as ranks on CPUs compute it, which share its batch."""
-    chosen = onnx.ModelProto()
-    chosen.CopyFrom(model)
-    choose_bodies(chosen, infer_shapes(model, data_prop=True), replicas=replicas)
-    return chosen
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    choose_bodies(result, infer_shapes(model, data_prop=True), replicas=replicas)
+    return result
 
 
 def probe_of(model: onnx.ModelProto, replicas: int) -> tuple[onnx.ModelProto, list[str]]:
@@ -70,9 +70,9 @@ def _twice(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
 
 def differences(results: list[str], measured: Tensors) -> dict[str, float]:
     """Return for each result the largest difference, as a part of the largest element."""
-    told = {}
+    relative_differences = {}
     for result in results:
         difference = float(measured[f"{result}{SUFFIX}/difference"])
         largest = float(measured[f"{result}{SUFFIX}/largest"])
-        told[result] = difference / largest if largest else difference
-    return told
+        relative_differences[result] = difference / largest if largest else difference
+    return relative_differences

@@ -15,7 +15,7 @@ import numpy as np
 from partc.compiler.verification.rounding import Rounding
 from partc.compiler.verification.sessions import Array, eps_of, is_float, least_of, max_abs, sizes, wide
 
-Verdict = Literal["equal", "differs", "did not change", "not finite", "other rows changed"]
+VariableVerdict = Literal["equal", "differs", "did not change", "not finite", "other rows changed"]
 
 STORED_ROUNDINGS = 2
 
@@ -29,8 +29,8 @@ class VariableCheck:
     max_change: float  # of the reference, in any step
     max_error: float  # of the element that comes nearest to what is allowed, or is farthest beyond
     limit: float  # of the same element
-    verdict: Verdict
-    excused: int = 0  # elements that only what rounding may make of them makes equal
+    verdict: VariableVerdict
+    within_rounding: int = 0  # elements that only what rounding may make of them makes equal
 
     @property
     def share(self) -> float:
@@ -56,7 +56,7 @@ class LossCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class VariableStates:
     """A variable, or the rows of a table that a step touches: before the step, after it, as it should be."""
 
     start: Array
@@ -66,20 +66,20 @@ class Trained:
 
 
 def compare_changes(
-    trained: Mapping[str, Trained], step: int, rtol: float | None, measure: Callable[[], Rounding]
+    variables: Mapping[str, VariableStates], step: int, rtol: float | None, measure: Callable[[], Rounding]
 ) -> list[VariableCheck]:
     """Check every variable; `rtol` None means the default of its dtype.
 
     `measure` tells what rounding may make of the step; it is called if something is farther off without.
     """
-    checks = [_check(name, entry, step, rtol) for name, entry in trained.items()]
+    checks = [_check(name, entry, step, rtol) for name, entry in variables.items()]
     if all(check.verdict == "equal" for check in checks):
         return checks
     deviations = measure().variables
     return [
         check
         if check.verdict == "equal" or check.name not in deviations
-        else _check(check.name, trained[check.name], step, rtol, deviations[check.name])
+        else _check(check.name, variables[check.name], step, rtol, deviations[check.name])
         for check in checks
     ]
 
@@ -91,12 +91,17 @@ def worst_of_steps(checks: Iterable[VariableCheck]) -> tuple[VariableCheck, ...]
     """
     worst: dict[str, VariableCheck] = {}
     for check in checks:
-        known = worst.setdefault(check.name, check)
-        if known is check:
+        previous = worst.setdefault(check.name, check)
+        if previous is check:
             continue
-        excused, change = known.excused + check.excused, max(known.max_change, check.max_change)
-        is_worse = known.verdict == "equal" and (check.verdict != "equal" or check.share > known.share)
-        worst[check.name] = replace(check if is_worse else known, excused=excused, max_change=change)
+        within_rounding, change = (
+            previous.within_rounding + check.within_rounding,
+            max(previous.max_change, check.max_change),
+        )
+        is_worse = previous.verdict == "equal" and (check.verdict != "equal" or check.share > previous.share)
+        worst[check.name] = replace(
+            check if is_worse else previous, within_rounding=within_rounding, max_change=change
+        )
     return tuple(worst.values())
 
 
@@ -106,11 +111,13 @@ def default_rtol(dtype: np.dtype[Any]) -> float:
 
 
 def compare_losses(
-    step: int, found: Array, wanted: Array, rtol: float | None, measure: Callable[[], Rounding]
+    step: int, actual: Array, reference: Array, rtol: float | None, measure: Callable[[], Rounding]
 ) -> LossCheck:
     """Check the loss of a step, to rtol of itself; one that is no scalar counts with its mean."""
-    value, loss = (float(np.mean(array, dtype=np.float64)) for array in (wanted, found))
-    check = LossCheck(step, loss, value, (default_rtol(wanted.dtype) if rtol is None else rtol) * abs(value))
+    value, loss = (float(np.mean(array, dtype=np.float64)) for array in (reference, actual))
+    check = LossCheck(
+        step, loss, value, (default_rtol(reference.dtype) if rtol is None else rtol) * abs(value)
+    )
     if check.is_equal or not np.isfinite(loss):
         return check
     # One that comes near zero is a sum of terms that cancel, and no more precise than they are.
@@ -118,7 +125,7 @@ def compare_losses(
 
 
 def _check(
-    name: str, entry: Trained, step: int, rtol: float | None, deviation: Array | float = 0.0
+    name: str, entry: VariableStates, step: int, rtol: float | None, deviation: Array | float = 0.0
 ) -> VariableCheck:
     with np.errstate(invalid="ignore"):  # infinite values, which are told
         errors, change = (
@@ -127,16 +134,16 @@ def _check(
         )
     base: Array = np.zeros(())
     if is_float(entry.start):
-        stored = np.maximum(sizes(entry.start), sizes(entry.reference))
-        allowed = default_rtol(entry.start.dtype) if rtol is None else rtol
+        magnitudes = np.maximum(sizes(entry.start), sizes(entry.reference))
+        tolerance = default_rtol(entry.start.dtype) if rtol is None else rtol
         base = (
-            allowed * max(change, least_of(entry.start.dtype))
-            + STORED_ROUNDINGS * eps_of(entry.start.dtype) * stored
+            tolerance * max(change, least_of(entry.start.dtype))
+            + STORED_ROUNDINGS * eps_of(entry.start.dtype) * magnitudes
         )
     limits = base + deviation
-    excused = int(np.sum((errors > base) & (errors <= limits)))
+    within_rounding = int(np.sum((errors > base) & (errors <= limits)))
     error, limit = _nearest(errors, limits)
-    return VariableCheck(name, step, change, error, limit, _verdict(entry, error, limit), excused)
+    return VariableCheck(name, step, change, error, limit, _verdict(entry, error, limit), within_rounding)
 
 
 def _nearest(errors: Array, limits: Array) -> tuple[float, float]:
@@ -149,7 +156,7 @@ def _nearest(errors: Array, limits: Array) -> tuple[float, float]:
     return float(errors.flat[worst]), float(limits.flat[worst])
 
 
-def _verdict(entry: Trained, error: float, limit: float) -> Verdict:
+def _verdict(entry: VariableStates, error: float, limit: float) -> VariableVerdict:
     if not (np.isfinite(error) and np.isfinite(limit)):
         return "not finite"
     if error <= limit:

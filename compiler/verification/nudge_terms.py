@@ -35,12 +35,12 @@ OF_ONE_TERM = REARRANGING | frozenset(
 )
 
 
-def nudge_last_bits(model: onnx.ModelProto, gradients: Collection[str]) -> onnx.ModelProto:
+def perturb_last_bits(model: onnx.ModelProto, gradients: Collection[str]) -> onnx.ModelProto:
     """Return a model whose gradients' terms are multiplied by 1 - eps to 1 + eps, drawn at every run."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     made_by = {name: node for node in result.graph.node for name in node.output if name}
-    last = [node for name in gradients if (node := _summing(name, made_by)) is not None]
+    last = [node for name in gradients if (node := _summing_node(name, made_by)) is not None]
     _multiply_operands(result.graph, last, _element_types(result), None)
     return result
 
@@ -49,14 +49,14 @@ def scatter_terms(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model whose sums' terms are multiplied by 1 - 2 SCATTER to 1, drawn at every run."""
     result = inline_local_functions(model)
     graph, types = result.graph, _element_types(result)
-    deciding = _deciding(graph, types)
+    discrete = _discrete_tensors(graph, types)
     constants = {name for node in graph.node if node.op_type == "Constant" for name in node.output}
     constants |= {tensor.name for tensor in graph.initializer}
     sums = [
         node
         for node in graph.node
         if node.op_type not in OF_ONE_TERM
-        and deciding.isdisjoint(node.output)
+        and discrete.isdisjoint(node.output)
         and not any(subgraphs_of(node))
     ]
     exact = {name: kind for name, kind in types.items() if name not in constants}
@@ -65,7 +65,7 @@ def scatter_terms(model: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def _summing(gradient: str, made_by: dict[str, onnx.NodeProto]) -> onnx.NodeProto | None:
+def _summing_node(gradient: str, made_by: dict[str, onnx.NodeProto]) -> onnx.NodeProto | None:
     """Return the node whose result, but for its order, is the gradient."""
     node = made_by.get(gradient)
     while node is not None and node.op_type in REARRANGING:
@@ -73,16 +73,16 @@ def _summing(gradient: str, made_by: dict[str, onnx.NodeProto]) -> onnx.NodeProt
     return node
 
 
-def _deciding(graph: onnx.GraphProto, types: dict[str, int]) -> set[str]:
+def _discrete_tensors(graph: onnx.GraphProto, types: dict[str, int]) -> set[str]:
     """Return what is no float, a condition or an index, and the tensors that such follow from."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in reversed(graph.node):
         if node.op_type in OF_SHAPES:
             continue
         decides = node.op_type in STEPWISE or any(subgraphs_of(node))
-        if decides or any(types.get(name) not in FLOATS or name in found for name in node.output if name):
-            found |= reads_of(node) | set(node.output)
-    return found
+        if decides or any(types.get(name) not in FLOATS or name in names for name in node.output if name):
+            names |= reads_of(node) | set(node.output)
+    return names
 
 
 def _multiply_operands(
@@ -91,22 +91,24 @@ def _multiply_operands(
     types: dict[str, int],
     bounds: tuple[float, float] | None,
 ) -> None:
-    known = {name for node in graph.node for name in (*node.input, *node.output)}
-    nudged: dict[str, str] = {}
+    used_names = {name for node in graph.node for name in (*node.input, *node.output)}
+    perturbed: dict[str, str] = {}
     for node in sums:
         for index, name in enumerate(node.input):
             if types.get(name) in DRAWN:
-                nudged.setdefault(name, _fresh(f"{name}.nudged", known))
-                node.input[index] = nudged[name]
+                perturbed.setdefault(name, _unused_name(f"{name}.nudged", used_names))
+                node.input[index] = perturbed[name]
     random = np.random.default_rng(0)
     new = {
-        name: _multiplying(name, result, bounds or _last_bits(types[name]), int(random.integers(1, 2**31)))
-        for name, result in nudged.items()
+        name: _multiply_by_random(
+            name, result, bounds or _last_bits(types[name]), int(random.integers(1, 2**31))
+        )
+        for name, result in perturbed.items()
     }
-    made = {name for node in graph.node for name in node.output}
-    nodes = [node for name in nudged if name not in made for node in new[name]]
+    node_outputs = {name for node in graph.node for name in node.output}
+    nodes = [node for name in perturbed if name not in node_outputs for node in new[name]]
     for node in graph.node:
-        nodes += [node, *(multiplying for name in node.output for multiplying in new.get(name, ()))]
+        nodes += [node, *(factor_node for name in node.output for factor_node in new.get(name, ()))]
     del graph.node[:]
     graph.node.extend(nodes)
 
@@ -116,13 +118,15 @@ def _last_bits(element: int) -> tuple[float, float]:
     return 1 - eps, 1 + eps
 
 
-def _multiplying(name: str, result: str, bounds: tuple[float, float], seed: int) -> list[onnx.NodeProto]:
+def _multiply_by_random(
+    name: str, result: str, bounds: tuple[float, float], seed: int
+) -> list[onnx.NodeProto]:
     """Return what multiplies a tensor. Seeds lie far apart: of near ones, the first numbers are near."""
     factors = f"{result}.factors"
-    drawn = helper.make_node("RandomUniformLike", [name], [factors], f"{factors}.node")
+    random_factors = helper.make_node("RandomUniformLike", [name], [factors], f"{factors}.node")
     attributes = {"low": bounds[0], "high": bounds[1], "seed": float(seed)}
-    drawn.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
-    return [drawn, helper.make_node("Mul", [name, factors], [result], f"{result}.node")]
+    random_factors.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
+    return [random_factors, helper.make_node("Mul", [name, factors], [result], f"{result}.node")]
 
 
 def _element_types(model: onnx.ModelProto) -> dict[str, int]:
@@ -132,8 +136,8 @@ def _element_types(model: onnx.ModelProto) -> dict[str, int]:
     return types | {tensor.name: tensor.data_type for tensor in graph.initializer}
 
 
-def _fresh(name: str, known: set[str]) -> str:
-    while name in known:
+def _unused_name(name: str, used_names: set[str]) -> str:
+    while name in used_names:
         name += "_"
-    known.add(name)
+    used_names.add(name)
     return name

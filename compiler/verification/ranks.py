@@ -68,14 +68,14 @@ class _Pieces:
 
     def read(self, name: str, rows: Array | None = None) -> Array:
         """Return a variable, whole, or its rows."""
-        found = []
+        pieces = []
         for owner in pieces_among(self._owners[name]):
             start, stop = owner.held.start, owner.held.stop
             if rows is None or start is None or stop is None:
-                found.append(self._read(owner, rows))
+                pieces.append(self._read(owner, rows))
             else:
-                found.append(self._read(owner, rows[(rows >= start) & (rows < stop)] - start))
-        return np.concatenate(found) if len(found) > 1 else found[0].copy()
+                pieces.append(self._read(owner, rows[(rows >= start) & (rows < stop)] - start))
+        return np.concatenate(pieces) if len(pieces) > 1 else pieces[0].copy()
 
     def row_hashes(self, name: str) -> Array:
         """Return uint64[rows] of a variable."""
@@ -110,7 +110,7 @@ class _InProcess(_Pieces):
         self._ranks = RanksInProcess(folder, seed=seed)
         super().__init__(
             folder.plan,
-            lambda owner, rows: (held := self._ranks.held(owner))[... if rows is None else rows],
+            lambda owner, rows: (piece := self._ranks.held(owner))[... if rows is None else rows],
             lambda owner: row_hashes(self._ranks.held(owner)),
         )
         self._loss = folder.plan.loss
@@ -137,12 +137,12 @@ def _shares(plan: Plan, data: Data, seed: int) -> Callable[[Rank, int], Mapping[
 @contextmanager
 def launch_daemons(folder: PlanFolder, data: Data, steps: int, seed: int) -> Iterator[Ranks]:
     """Start one daemon per rank, as `partc run` does; trained.safetensors is left alone."""
-    with tempfile.TemporaryDirectory(prefix=".run-", dir=folder.path) as kept:
+    with tempfile.TemporaryDirectory(prefix=".run-", dir=folder.path) as temporary:
         if folder.plan.asynchronous:
-            yield _Recorded(folder, data, steps, seed, Path(kept))
+            yield _Recorded(folder, data, steps, seed, Path(temporary))
             return
-        staged, sizes = stage_data(folder.plan, data, steps, Path(kept))
-        with Stepper(folder, data=staged, stop_when_diverged=False, seed=seed, sizes=sizes) as stepper:
+        data_files, sizes = stage_data(folder.plan, data, steps, Path(temporary))
+        with Stepper(folder, data=data_files, stop_when_diverged=False, seed=seed, sizes=sizes) as stepper:
             yield _Daemons(stepper)
 
 
@@ -165,7 +165,7 @@ class _Daemons(_Pieces):
 class _Recorded:
     """The one worker of an asynchronous plan, and its servers: what they left after each step."""
 
-    def __init__(self, folder: PlanFolder, data: Data, steps: int, seed: int, kept: Path) -> None:
+    def __init__(self, folder: PlanFolder, data: Data, steps: int, seed: int, folder_of_data: Path) -> None:
         self._result = Runner(folder).train(
             data,
             steps,
@@ -173,9 +173,9 @@ class _Recorded:
             stop_when_diverged=False,
             save=False,
             read_after=range(1, steps + 1),
-            keep_in=kept,
+            keep_in=folder_of_data,
         )
-        self._kept = kept
+        self._kept = folder_of_data
         self._step = 0
 
     def step(self) -> dict[str, Array]:

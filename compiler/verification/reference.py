@@ -28,7 +28,7 @@ from partc.compiler.verification.rounding import Rounding, measure_rounding
 from partc.compiler.verification.rows_of_batch import RowsOfBatch
 from partc.compiler.verification.sessions import Array, Session, convolving
 from partc.compiler.verification.split_step import SplitStep, Tensors
-from partc.compiler.verification.touched_rows import by_places, find_tables, places
+from partc.compiler.verification.touched_rows import find_tables, places, read_by_places
 from partc.passes.graph.training_graph import IR_VERSION
 from partc.runtime.errors import BadPlan
 from partc.runtime.plan.program import Plan
@@ -36,7 +36,7 @@ from partc.runtime.plan.program import Plan
 TABLE_LIMIT_BYTES = 1 << 26  # a table that is larger is given by the rows that a step touches
 
 
-class Stepped(NamedTuple):
+class StepResult(NamedTuple):
     """What a step makes."""
 
     variables: Tensors  # their next values; of tables, the rows that were given
@@ -58,7 +58,7 @@ class Reference:
         if large := _large(plan, large_bytes):
             model = inline_local_functions(model)  # ids and rows of one call are computed apart
         self.tables = find_tables(model, bindings.state, large)
-        whole, model = model, by_places(model, self.tables, bindings.state)
+        whole, model = model, read_by_places(model, self.tables, bindings.state)
         self._split = SplitStep(model, bindings, plan, self._sharing, is_whole=is_global)
         self._rows = RowsOfBatch(whole, self.tables, self._split, plan)
         self._probed = model if is_global else self._split.model_of_gradients
@@ -78,14 +78,14 @@ class Reference:
         variables: Mapping[str, Array],
         batch: Mapping[str, Array],
         rows: Mapping[str, Array] | None = None,
-    ) -> Stepped:
+    ) -> StepResult:
         """Train one step on a total batch. `rows`: which rows of the tables `variables` holds."""
-        given = self._given(variables, batch, rows)
+        inputs = self._step_inputs(variables, batch, rows)
         if self._whole is None:
-            return Stepped(*self._split.step(given))
-        results = self._whole.run(given)
+            return StepResult(*self._split.step(inputs))
+        results = self._whole.run(inputs)
         following = {name: results[output] for name, output in self._state.items()}
-        return Stepped(following, {n: v for n, v in results.items() if n == self._plan.loss})
+        return StepResult(following, {n: v for n, v in results.items() if n == self._plan.loss})
 
     def rounding(
         self,
@@ -94,7 +94,7 @@ class Reference:
         rows: Mapping[str, Array] | None = None,
     ) -> Rounding:
         """Measure what rounding may make of a step (rounding.py)."""
-        return measure_rounding(self._split, self._given(variables, batch, rows), set(variables))
+        return measure_rounding(self._split, self._step_inputs(variables, batch, rows), set(variables))
 
     def compare_bodies(
         self,
@@ -111,10 +111,10 @@ class Reference:
         probe, results = probe_of(self._probed, self._sharing)
         if not results:
             return {}
-        share = self._split.share(self._given(variables, batch, rows), 0)
+        share = self._split.share(self._step_inputs(variables, batch, rows), 0)
         return differences(results, Session(probe, [info.name for info in probe.graph.output]).run(share))
 
-    def _given(
+    def _step_inputs(
         self, variables: Mapping[str, Array], batch: Mapping[str, Array], rows: Mapping[str, Array] | None
     ) -> Tensors:
         return {**variables, **batch, **places(rows or {}, self._sizes)}
@@ -146,8 +146,8 @@ def _large(plan: Plan, large_bytes: int) -> list[str]:
 
 
 def _check_gradients(plan: Plan, bindings: Bindings, model_path: Path) -> None:
-    trained = {variable.name for variable in plan.variables if variable.role == "parameter"}
-    if plan.batch == "per-replica" and (missing := trained - bindings.gradients.keys()):
+    parameters = {variable.name for variable in plan.variables if variable.role == "parameter"}
+    if plan.batch == "per-replica" and (missing := parameters - bindings.gradients.keys()):
         raise BadPlan(
             f"the plan's model does not say where the gradient of {min(missing)!r} is",
             at=str(model_path),

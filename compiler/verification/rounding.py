@@ -43,67 +43,73 @@ class Rounding:
     loss: float = 0.0
 
 
-def measure_rounding(split: SplitStep, given: Mapping[str, Array], variables: Collection[str]) -> Rounding:
+def measure_rounding(split: SplitStep, inputs: Mapping[str, Array], variables: Collection[str]) -> Rounding:
     """Measure on one step's inputs; gradients on the first replica's samples."""
     random = np.random.default_rng(0)
-    parts = split.parts(given)
-    again = [split.part_rounded_otherwise(nudged(given, variables, random), 0) for _ in range(DRAWS)]
-    errors = {name: ROUNDINGS * max(_difference(parts[0][name], draw[name]) for draw in again)
+    parts = split.parts(inputs)
+    redrawn_parts = [
+        split.part_with_other_rounding(perturb_variables(inputs, variables, random), 0) for _ in range(DRAWS)
+    ]
+    errors = {name: ROUNDINGS * max(_difference(parts[0][name], draw[name]) for draw in redrawn_parts)
               for name, value in parts[0].items() if is_float(value)}  # fmt: skip
-    scattered = split.part_without_cancelling(given, 0)
+    scattered_part = split.part_without_cancelling(inputs, 0)
     shift = {
-        tensor: _shift(kind == "rows", errors[tensor], scattered[tensor],
-                       [part[tensor] for part in parts], [draw[tensor] for draw in again])
+        tensor: _gradient_errors(kind == "rows", errors[tensor], scattered_part[tensor],
+                       [part[tensor] for part in parts], [draw[tensor] for draw in redrawn_parts])
         * split.share_of_sum(tensor)
         for tensor, kind in split.halves.gradients.items()
         if kind != "ids"
     }  # fmt: skip
-    met = split.meet(parts)
-    ends = [split.update(given, _shifted(met, shift, sign)) for sign in (0, 1, -1)]
-    found = {}
+    gradients = split.combine_gradients(parts)
+    ends = [split.update(inputs, _shift_gradients(gradients, shift, sign)) for sign in (0, 1, -1)]
+    deviations = {}
     for variable, output in split.state.items():
         if output in ends[0]:
-            exact, *others = (made[output] for made in ends)
-            found[variable] = _deviation(exact, others)
+            exact, *others = (results[output] for results in ends)
+            deviations[variable] = _deviation(exact, others)
         elif output in errors:
-            found[variable] = np.asarray(errors[output])
-    return Rounding(found, max((errors[name] for name in split.halves.loss), default=0.0))
+            deviations[variable] = np.asarray(errors[output])
+    return Rounding(deviations, max((errors[name] for name in split.halves.loss), default=0.0))
 
 
-def nudged(
-    given: Mapping[str, Array], variables: Collection[str], random: np.random.Generator
+def perturb_variables(
+    inputs: Mapping[str, Array], variables: Collection[str], random: np.random.Generator
 ) -> dict[str, Array]:
     """Return what is given with the variables' last bits changed at random; integers as they are."""
     return {
-        name: _nudge(value, random) if name in variables and is_float(value) else value
-        for name, value in given.items()
+        name: _perturb(value, random) if name in variables and is_float(value) else value
+        for name, value in inputs.items()
     }
 
 
-def _nudge(value: Array, random: np.random.Generator) -> Array:
+def _perturb(value: Array, random: np.random.Generator) -> Array:
     exact = wide(value)
     signs = random.integers(-1, 2, value.shape, np.int8)
     result: Array = np.asarray(exact * (1 + exact.dtype.type(eps_of(value.dtype)) * signs), value.dtype)
     return result
 
 
-def _shift(are_rows: bool, error: float, scattered: Array, parts: list[Array], draws: list[Array]) -> Array:
+def _gradient_errors(
+    are_rows: bool, error: float, scattered: Array, parts: list[Array], draws: list[Array]
+) -> Array:
     """Return e of each element; what is a sum of zeros has none."""
-    left = np.abs(np.nan_to_num(wide(scattered), nan=0.0, posinf=0.0, neginf=0.0))
+    magnitude = np.abs(np.nan_to_num(wide(scattered), nan=0.0, posinf=0.0, neginf=0.0))
     if are_rows:
         is_known = np.concatenate([part != 0 for part in parts])
-        left = np.concatenate([left, *(np.zeros_like(part) for part in parts[1:])])
+        magnitude = np.concatenate([magnitude, *(np.zeros_like(part) for part in parts[1:])])
     else:
         is_known = np.any([gradient != 0 for gradient in (*parts, *draws)], axis=0)
     # Of terms that cancel in all draws, e follows from what is left if they are farther off.
-    cancelled = ROUNDINGS * eps_of(scattered.dtype) / SCATTER * np.max(left, initial=0.0, where=~is_known)
-    return np.where(is_known, error, np.where(left > 0, max(error, cancelled), 0.0))
+    cancelled_error = (
+        ROUNDINGS * eps_of(scattered.dtype) / SCATTER * np.max(magnitude, initial=0.0, where=~is_known)
+    )
+    return np.where(is_known, error, np.where(magnitude > 0, max(error, cancelled_error), 0.0))
 
 
-def _shifted(met: Tensors, shift: Mapping[str, Array], sign: int) -> Tensors:
+def _shift_gradients(gradients: Tensors, shift: Mapping[str, Array], sign: int) -> Tensors:
     return {
         name: np.asarray(wide(value) + sign * shift[name], value.dtype) if name in shift and sign else value
-        for name, value in met.items()
+        for name, value in gradients.items()
     }
 
 

@@ -10,20 +10,20 @@ import onnx
 
 from partc.compiler.importing.bindings import Bindings
 from partc.compiler.model_files.cut_model import cut_model, leaves_of, reached_from
-from partc.compiler.verification.nudge_terms import nudge_last_bits, scatter_terms
+from partc.compiler.verification.nudge_terms import perturb_last_bits, scatter_terms
 from partc.compiler.verification.sessions import Array, Session, convolving, is_float
 from partc.runtime.errors import BadPlan, UnsupportedModel
 from partc.runtime.plan.program import Aggregation, DataInput, DrawnInput, Plan
 
 Tensors = dict[str, Array]
-Kind = Literal["dense", "ids", "rows"]
+TensorKind = Literal["dense", "ids", "rows"]
 
 
 @dataclass(frozen=True)
 class Halves:
     """Which tensors each half of the graph makes."""
 
-    gradients: Mapping[str, Kind]
+    gradients: Mapping[str, TensorKind]
     statistics: tuple[str, ...]  # next values that depend on samples but on no gradient
     updates: tuple[str, ...]  # all other next values
     loss: tuple[str, ...]  # if it depends on no gradient
@@ -41,41 +41,41 @@ class SplitStep:
         entries: tuple[DataInput | DrawnInput, ...] = (*plan.data_inputs, *plan.drawn_inputs)
         self._axes: dict[str, int | None] = {entry.name: entry.sample_axis for entry in entries}
         self._outer = {entry.name: entry.outer for entry in plan.drawn_inputs}
-        self._shards = {} if is_whole else {given.name: given for given in plan.shard_inputs}
+        self._shards = {} if is_whole else {inputs.name: inputs for inputs in plan.shard_inputs}
         self._summed = _summed_tensors(bindings, plan.aggregation)
-        own = [name for name, given in self._shards.items() if given.holds == "shard_id"]
+        own = [name for name, inputs in self._shards.items() if inputs.holds == "shard_id"]
         samples = [name for name, axis in self._axes.items() if axis is not None] + own
         self.halves = _halves(model, bindings, plan, samples, is_whole)
         self.state = bindings.state
 
-    def step(self, given: Mapping[str, Array]) -> tuple[Tensors, Tensors]:
+    def step(self, inputs: Mapping[str, Array]) -> tuple[Tensors, Tensors]:
         """Return the variables' next values, and the loss: the mean of the replicas'."""
-        parts = self.parts(given)
-        results = self.update(given, self.meet(parts))
+        parts = self.parts(inputs)
+        results = self.update(inputs, self.combine_gradients(parts))
         results |= {name: _mean(name, [part[name] for part in parts]) for name in self.halves.statistics}
         following = {name: results[output] for name, output in self.state.items()}
         return following, {n: _mean_of_scalars([part[n] for part in parts]) for n in self.halves.loss}
 
-    def parts(self, given: Mapping[str, Array]) -> list[Tensors]:
+    def parts(self, inputs: Mapping[str, Array]) -> list[Tensors]:
         """Return what the first half makes, by replica."""
-        return [self.part(given, replica) for replica in range(self.replicas)]
+        return [self.part(inputs, replica) for replica in range(self.replicas)]
 
-    def part(self, given: Mapping[str, Array], replica: int) -> Tensors:
+    def part(self, inputs: Mapping[str, Array], replica: int) -> Tensors:
         """Return what the first half makes of one replica's samples."""
-        return self._run(self._first, self.share(given, replica))
+        return self._run(self._first, self.share(inputs, replica))
 
-    def part_rounded_otherwise(self, given: Mapping[str, Array], replica: int) -> Tensors:
+    def part_with_other_rounding(self, inputs: Mapping[str, Array], replica: int) -> Tensors:
         """Return a part whose gradients are sums of terms with other last bits."""
-        return self._run(self._nudged, self.share(given, replica))
+        return self._run(self._perturbed, self.share(inputs, replica))
 
-    def part_without_cancelling(self, given: Mapping[str, Array], replica: int) -> Tensors:
+    def part_without_cancelling(self, inputs: Mapping[str, Array], replica: int) -> Tensors:
         """Return a part whose gradients are sums of terms that are up to 2 SCATTER off, each by itself."""
-        return self._run(self._scattered, self.share(given, replica))
+        return self._run(self._scattered, self.share(inputs, replica))
 
-    def meet(self, parts: Sequence[Tensors]) -> Tensors:
+    def combine_gradients(self, parts: Sequence[Tensors]) -> Tensors:
         """Return the gradients of all replicas, put together."""
         return {
-            tensor: self._meet(tensor, kind, [part[tensor] for part in parts])
+            tensor: self._combine(tensor, kind, [part[tensor] for part in parts])
             for tensor, kind in self.halves.gradients.items()
         }
 
@@ -86,15 +86,15 @@ class SplitStep:
             return 1.0 if tensor in self._summed else 1.0 / self.replicas
         return float(self.replicas) if tensor in self._summed else 1.0
 
-    def update(self, given: Mapping[str, Array], met: Mapping[str, Array]) -> Tensors:
+    def update(self, inputs: Mapping[str, Array], gradients: Mapping[str, Array]) -> Tensors:
         """Return what the second half makes of gradients that have met."""
-        return self._rest.run({**given, **self._shard_values(0), **met})
+        return self._rest.run({**inputs, **self._shard_values(0), **gradients})
 
-    def share(self, given: Mapping[str, Array], replica: int) -> Tensors:
+    def share(self, inputs: Mapping[str, Array], replica: int) -> Tensors:
         """Return what one replica reads: its samples, and all that replicas share."""
         if self.replicas == 1:
-            return {**given, **self._shard_values(replica)}
-        shares = {name: self._share(name, array, replica) for name, array in given.items()}
+            return {**inputs, **self._shard_values(replica)}
+        shares = {name: self._share(name, array, replica) for name, array in inputs.items()}
         return shares | self._shard_values(replica)
 
     @cached_property
@@ -112,9 +112,9 @@ class SplitStep:
         return self._session(self.model_of_gradients)
 
     @cached_property
-    def _nudged(self) -> Session:
+    def _perturbed(self) -> Session:
         dense = [name for name, kind in self.halves.gradients.items() if kind == "dense"]
-        return self._session(nudge_last_bits(self.model_of_gradients, dense))
+        return self._session(perturb_last_bits(self.model_of_gradients, dense))
 
     @cached_property
     def _scattered(self) -> Session:
@@ -125,8 +125,8 @@ class SplitStep:
         return Session(convolving(model, self._sharing), outputs)
 
     def _run(self, session: Session, share: Tensors) -> Tensors:
-        made = session.run(share)
-        return {name: made[name] if name in made else share[name] for name in self._of_first_half}
+        results = session.run(share)
+        return {name: results[name] if name in results else share[name] for name in self._of_first_half}
 
     @cached_property
     def _rest(self) -> Session:
@@ -146,7 +146,7 @@ class SplitStep:
         share = np.split(apart, self.replicas, axis=axis + 1)[replica]
         return np.ascontiguousarray(share).reshape(*before, array.shape[axis] // self.replicas, *behind)
 
-    def _meet(self, tensor: str, kind: Kind, pieces: Sequence[Array]) -> Array:
+    def _combine(self, tensor: str, kind: TensorKind, pieces: Sequence[Array]) -> Array:
         divisor = 1 if tensor in self._summed else self.replicas
         if kind == "dense":
             return np.asarray(np.sum(pieces, axis=0) / divisor, dtype=pieces[0].dtype)
@@ -161,47 +161,49 @@ def _halves(
     model: onnx.ModelProto, bindings: Bindings, plan: Plan, samples: Sequence[str], is_whole: bool
 ) -> Halves:
     gradients = _gradient_tensors(model, bindings, is_whole)
-    cut = set(gradients)
-    sampled = reached_from(model.graph, set(samples) - cut, cut)
-    behind = reached_from(model.graph, cut, cut)
+    boundary = set(gradients)
+    sample_dependents = reached_from(model.graph, set(samples) - boundary, boundary)
+    behind = reached_from(model.graph, boundary, boundary)
     roles = {variable.name: variable.role for variable in plan.variables}
     statistics, updates = [], []
     for variable, output in bindings.state.items():
-        if output not in sampled or (is_whole and output in behind):
+        if output not in sample_dependents or (is_whole and output in behind):
             updates.append(output)
         elif is_whole and roles.get(variable) != "other":
             continue  # its gradient is not known
         elif output in behind:
-            read = min(leaves_of(model.graph, [output], cut) & (set(samples) - cut))
+            sample_input = min(leaves_of(model.graph, [output], boundary) & (set(samples) - boundary))
             raise UnsupportedModel(
-                f"the update of {variable!r} reads {read!r} besides its gradient",
+                f"the update of {variable!r} reads {sample_input!r} besides its gradient",
                 at=f"next value {output!r}",
                 fix="compile with --batch global, or record the gradient behind which no sample is read",
             )
         else:
             statistics.append(output)
     inputs = {info.name for info in model.graph.input}
-    unfit = set(bindings.state.values()) | reached_from(model.graph, cut - inputs, cut)
+    unfit = set(bindings.state.values()) | reached_from(model.graph, boundary - inputs, boundary)
     loss = tuple(i.name for i in model.graph.output if i.name == plan.loss and i.name not in unfit)
     return Halves(gradients, tuple(statistics), tuple(updates), loss)
 
 
-def _gradient_tensors(model: onnx.ModelProto, bindings: Bindings, is_whole: bool) -> dict[str, Kind]:
+def _gradient_tensors(model: onnx.ModelProto, bindings: Bindings, is_whole: bool) -> dict[str, TensorKind]:
     """Return where the user's graph is cut: at the dense gradient if it has one, else at the slices."""
-    known = {name for node in model.graph.node for name in node.output} | {i.name for i in model.graph.input}
-    found: dict[str, Kind] = {}
+    tensor_names = {name for node in model.graph.node for name in node.output} | {
+        i.name for i in model.graph.input
+    }
+    kinds: dict[str, TensorKind] = {}
     for variable, gradient in bindings.gradients.items():
-        if gradient.dense in known:
-            found[str(gradient.dense)] = "dense"
-        elif gradient.ids in known and gradient.rows in known:
-            found |= {str(gradient.ids): "ids", str(gradient.rows): "rows"}
+        if gradient.dense in tensor_names:
+            kinds[str(gradient.dense)] = "dense"
+        elif gradient.ids in tensor_names and gradient.rows in tensor_names:
+            kinds |= {str(gradient.ids): "ids", str(gradient.rows): "rows"}
         elif not is_whole:
             raise BadPlan(
                 f"the plan's model does not hold the gradient of {variable!r}",
                 at=f"gradients: {variable}",
                 fix="compile the model again",
             )
-    return found
+    return kinds
 
 
 def _element_type(tensor: str, model: onnx.ModelProto, bindings: Bindings) -> int:

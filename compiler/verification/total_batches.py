@@ -46,9 +46,9 @@ def total_batches(plan: Plan, data: Data, steps: int, seed: int) -> Iterator[Bat
 
 def _of_file(plan: Plan, path: Path) -> Iterator[Batch]:
     with np.load(path, allow_pickle=False) as arrays:
-        held = {entry.name: arrays[entry.name] for entry in plan.data_inputs}
+        file_arrays = {entry.name: arrays[entry.name] for entry in plan.data_inputs}
     for step in count():
-        yield {entry.name: _entries(plan, entry, held[entry.name], step) for entry in plan.data_inputs}
+        yield {entry.name: _entries(plan, entry, file_arrays[entry.name], step) for entry in plan.data_inputs}
 
 
 def _entries(plan: Plan, entry: DataInput, array: Array, step: int) -> Array:
@@ -56,17 +56,17 @@ def _entries(plan: Plan, entry: DataInput, array: Array, step: int) -> Array:
     if axis is None:
         return array if array.ndim == len(entry.shape) else array[step % len(array)]
     samples = total_shape(plan, entry)[axis]
-    wanted = samples if isinstance(samples, int) else array.shape[axis]
-    places = [(step * wanted + sample) % array.shape[axis] for sample in range(wanted)]
+    expected = samples if isinstance(samples, int) else array.shape[axis]
+    places = [(step * expected + sample) % array.shape[axis] for sample in range(expected)]
     return np.ascontiguousarray(np.moveaxis(np.moveaxis(array, axis, 0)[places], 0, axis))
 
 
 def _synthetic(plan: Plan, seed: int) -> Iterator[Batch]:
     for step in count():
-        yield {entry.name: _drawn(plan, entry, seed, step) for entry in plan.data_inputs}
+        yield {entry.name: _draw_entry(plan, entry, seed, step) for entry in plan.data_inputs}
 
 
-def _drawn(plan: Plan, entry: DataInput, seed: int, step: int) -> Array:
+def _draw_entry(plan: Plan, entry: DataInput, seed: int, step: int) -> Array:
     shape = tuple(int(size) for size in total_shape(plan, entry))
     dtype = np.dtype(entry.dtype)
     if not shape:

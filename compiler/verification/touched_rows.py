@@ -32,18 +32,18 @@ def find_tables(model: onnx.ModelProto, state: Mapping[str, str], candidates: It
     candidates = tuple(candidates)
     graph = model.graph
     one_index = _tensors_of_one_index(model) if candidates else set()
-    found: Uses = {}
+    uses: Uses = {}
     for table in candidates:
         indices = _indices_of(graph, table, state[table], one_index)
         if indices is not None:
-            found[table] = indices
-    while stray := [table for table in found if _depends_on_tables(graph, found[table], found)]:
+            uses[table] = indices
+    while stray := [table for table in uses if _depends_on_tables(graph, uses[table], uses)]:
         for table in stray:
-            del found[table]
-    return found
+            del uses[table]
+    return uses
 
 
-def by_places(model: onnx.ModelProto, tables: Uses, state: Mapping[str, str]) -> onnx.ModelProto:
+def read_by_places(model: onnx.ModelProto, tables: Uses, state: Mapping[str, str]) -> onnx.ModelProto:
     """Return the model with tables of touched rows, and an input `PLACES + table` more for each."""
     if not tables:
         return model
@@ -51,21 +51,23 @@ def by_places(model: onnx.ModelProto, tables: Uses, state: Mapping[str, str]) ->
     changed.CopyFrom(model)
     graph = changed.graph
     del graph.node[:], graph.value_info[:]
-    held = {table: table for table in tables}  # tensor that is a table, before or behind an update -> which
-    done: set[str] = set()
+    table_of = {
+        table: table for table in tables
+    }  # tensor that is a table, before or behind an update -> which
+    finished: set[str] = set()
     for node in model.graph.node:
-        kept = onnx.NodeProto()
-        kept.CopyFrom(node)
-        if node.input and (table := held.get(node.input[0])) is not None:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        if node.input and (table := table_of.get(node.input[0])) is not None:
             if node.op_type != "Gather":
-                held[node.output[0]] = table
+                table_of[node.output[0]] = table
             if len(node.input) > 1:
-                kept.input[1] = f"{node.input[1]}/places.{table}"
-                if kept.input[1] not in done:
-                    done.add(kept.input[1])
+                copy.input[1] = f"{node.input[1]}/places.{table}"
+                if copy.input[1] not in finished:
+                    finished.add(copy.input[1])
                     operands = [PLACES + table, node.input[1]]
-                    graph.node.append(helper.make_node("Gather", operands, [kept.input[1]], kept.input[1]))
-        graph.node.append(kept)
+                    graph.node.append(helper.make_node("Gather", operands, [copy.input[1]], copy.input[1]))
+        graph.node.append(copy)
     for info in (*graph.input, *graph.output):
         if info.name in tables or info.name in {state[table] for table in tables}:
             info.type.tensor_type.ClearField("shape")
@@ -77,39 +79,41 @@ def by_places(model: onnx.ModelProto, tables: Uses, state: Mapping[str, str]) ->
 
 def places(rows: Mapping[str, Array], sizes: Mapping[str, int]) -> dict[str, Array]:
     """Return the further inputs. `rows`: of each table those that are given, ascending; `sizes`: of all."""
-    made = {}
-    for table, given in rows.items():
-        where = np.full(sizes[table], len(given), np.int64)  # out of bounds: no other row is to be asked for
-        where[given] = np.arange(len(given))
-        made[PLACES + table] = where
-    return made
+    arrays = {}
+    for table, table_rows in rows.items():
+        where = np.full(
+            sizes[table], len(table_rows), np.int64
+        )  # out of bounds: no other row is to be asked for
+        where[table_rows] = np.arange(len(table_rows))
+        arrays[PLACES + table] = where
+    return arrays
 
 
-def rows_named(indices: Iterable[Array], rows: int) -> Array:
+def distinct_rows(indices: Iterable[Array], rows: int) -> Array:
     """Return the rows that indices name, int64[k] ascending; negative ones count from the end."""
-    named = [index.reshape(-1) % rows for index in indices]
-    return np.unique(np.concatenate(named)).astype(np.int64)
+    row_lists = [index.reshape(-1) % rows for index in indices]
+    return np.unique(np.concatenate(row_lists)).astype(np.int64)
 
 
 def _indices_of(
     graph: onnx.GraphProto, table: str, following: str, one_index: Collection[str]
 ) -> tuple[str, ...] | None:
     """Return the indices by which a table is read and written; None if it is read in another way."""
-    held, indices = {table}, dict[str, None]()
+    aliases, indices = {table}, dict[str, None]()
     for node in graph.node:
-        if any(held & names for names in _inner_reads(node)):
+        if any(aliases & names for names in _inner_reads(node)):
             return None
-        if not held.intersection(node.input):
+        if not aliases.intersection(node.input):
             continue
-        if node.input[0] not in held or held.intersection(node.input[1:]):
+        if node.input[0] not in aliases or aliases.intersection(node.input[1:]):
             return None
         if not _is_by_rows(node, one_index):
             return None
         if node.op_type != "Gather":
-            held.add(node.output[0])
+            aliases.add(node.output[0])
         indices |= dict.fromkeys(node.input[1:2])
-    shown = {info.name for info in graph.output} & held
-    return tuple(indices) if shown == {following} and indices else None
+    aliases_in_outputs = {info.name for info in graph.output} & aliases
+    return tuple(indices) if aliases_in_outputs == {following} and indices else None
 
 
 def _is_by_rows(node: onnx.NodeProto, one_index: Collection[str]) -> bool:

@@ -21,8 +21,8 @@ from rich.table import Table
 
 from partc.compiler.verification.compare_changes import (
     LossCheck,
-    Trained,
     VariableCheck,
+    VariableStates,
     compare_changes,
     compare_losses,
     default_rtol,
@@ -99,7 +99,7 @@ class VerifyReport:
         """Return one line: what was compared, and the outcome."""
         wrong = [check for check in self.variables if check.verdict != "equal"]
         losses = [loss.step for loss in self.losses if not loss.is_equal]
-        told = [
+        failures = [
             f"{len(wrong)} of {len(self.variables)} variables differ"
             f" ({', '.join(check.name for check in wrong[:3])}), first in step"
             f" {min(check.step for check in wrong)}"
@@ -113,14 +113,13 @@ class VerifyReport:
         ]
         worst = max((check.share for check in self.variables), default=0.0)
         equal = f"all {len(self.variables)} variables equal, worst error {worst:.2g} of what is allowed"
-        outcome = "; ".join(filter(None, told)) or equal
+        outcome = "; ".join(filter(None, failures)) or equal
         alone = f" ({self.left_out} asynchronous workers left out)" if self.left_out else ""
         compared = f"{self.ranks} ranks{alone} against one device, {self.steps} steps, {self.batch} batch"
-        return (
-            f"{compared}: {outcome}{self._told_of_bodies()}{self._told_of_tables()}{self._told_of_rounding()}"
-        )
+        remarks = f"{self._bodies_sentence()}{self._tables_sentence()}{self._rounding_sentence()}"
+        return f"{compared}: {outcome}{remarks}"
 
-    def _told_of_bodies(self) -> str:
+    def _bodies_sentence(self) -> str:
         if not self.bodies or self.wrong_bodies:
             return ""
         largest = max(self.bodies.values())
@@ -128,16 +127,16 @@ class VerifyReport:
             f"; {len(self.bodies)} convolutions computed partc's way, within {largest:.1g} of ONNX Runtime's"
         )
 
-    def _told_of_tables(self) -> str:
+    def _tables_sentence(self) -> str:
         if not self.tables:
             return ""
         count = len(self.tables)
         return f"; {count} large table{'s' * (count > 1)} by the rows that steps touch, all others by a hash"
 
-    def _told_of_rounding(self) -> str:
-        excused = sum(check.excused for check in self.variables)
-        elements = f"{excused} element{'s' * (excused > 1)}"
-        return f"; {elements} off by what their gradients' rounding makes" if excused else ""
+    def _rounding_sentence(self) -> str:
+        within_rounding = sum(check.within_rounding for check in self.variables)
+        elements = f"{within_rounding} element{'s' * (within_rounding > 1)}"
+        return f"; {elements} off by what their gradients' rounding makes" if within_rounding else ""
 
 
 def verify(
@@ -225,13 +224,15 @@ class _Comparison:
         before = self._before | self._tables_before(step, rows)
         if step == 1:
             self.bodies = self._reference.compare_bodies(before, batch, rows)
-        shown = self._ranks.step()
-        made = self._reference.step(before, batch, rows)
+        rank_outputs = self._ranks.step()
+        expected = self._reference.step(before, batch, rows)
         self._before = {name: self._ranks.read(name) for name in self._whole}
-        after = self._before | {name: self._ranks.read(name, touched) for name, touched in rows.items()}
-        others = self._others_changed(rows)
-        trained = {
-            v.name: Trained(before[v.name], after[v.name], made.variables[v.name], others.get(v.name, 0))
+        after = self._before | {name: self._ranks.read(name, row_ids) for name, row_ids in rows.items()}
+        others = self._count_other_changes(rows)
+        checked = {
+            v.name: VariableStates(
+                before[v.name], after[v.name], expected.variables[v.name], others.get(v.name, 0)
+            )
             for v in self._plan.variables
         }
 
@@ -241,41 +242,41 @@ class _Comparison:
 
         self.disagreeing = self._ranks.disagreeing()
         return _ComparedStep(
-            compare_changes(trained, step, self._rtol, measure),
+            compare_changes(checked, step, self._rtol, measure),
             [
-                compare_losses(step, shown[name], wanted, self._rtol, measure)
-                for name, wanted in made.outputs.items()
+                compare_losses(step, rank_outputs[name], reference_loss, self._rtol, measure)
+                for name, reference_loss in expected.outputs.items()
             ],
         )
 
     def _tables_before(self, step: int, rows: Mapping[str, Array]) -> dict[str, Array]:
         if step > 1:
-            return {name: self._ranks.read(name, touched) for name, touched in rows.items()}
-        found = {}
-        for name, touched in rows.items():
-            found[name], self._hashes[name] = _initial_rows(self._plan, self._initial, name, touched)
-        return found
+            return {name: self._ranks.read(name, row_ids) for name, row_ids in rows.items()}
+        tables = {}
+        for name, row_ids in rows.items():
+            tables[name], self._hashes[name] = _initial_rows(self._plan, self._initial, name, row_ids)
+        return tables
 
-    def _others_changed(self, rows: Mapping[str, Array]) -> dict[str, int]:
+    def _count_other_changes(self, rows: Mapping[str, Array]) -> dict[str, int]:
         """Count the rows of each table that the step does not touch, and that are not as before."""
-        found = {}
-        for name, touched in rows.items():
+        counts = {}
+        for name, row_ids in rows.items():
             hashes = self._ranks.row_hashes(name)
             is_changed = hashes != self._hashes[name]
-            is_changed[touched] = False
-            found[name], self._hashes[name] = int(is_changed.sum()), hashes
-        return found
+            is_changed[row_ids] = False
+            counts[name], self._hashes[name] = int(is_changed.sum()), hashes
+        return counts
 
 
-def _initial_rows(plan: Plan, initial: InitialValues, name: str, touched: Array) -> tuple[Array, Array]:
+def _initial_rows(plan: Plan, initial: InitialValues, name: str, row_ids: Array) -> tuple[Array, Array]:
     """Return some rows of a table's first value, and the hashes of all, a block in memory at a time."""
     (variable,) = (v for v in plan.variables if v.name == name)
     row_bytes = int(np.prod(variable.shape[1:], dtype=np.int64)) * np.dtype(variable.dtype).itemsize
     block = max(1, _INITIAL_BLOCK_BYTES // max(row_bytes, 1))
-    picked, hashes = [], []
+    blocks, hashes = [], []
     for start in range(0, variable.shape[0], block):
         stop = min(start + block, variable.shape[0])
         rows = initial.rows(name, start, stop)
-        picked.append(rows[touched[(touched >= start) & (touched < stop)] - start])
+        blocks.append(rows[row_ids[(row_ids >= start) & (row_ids < stop)] - start])
         hashes.append(row_hashes(rows))
-    return np.concatenate(picked), np.concatenate(hashes)
+    return np.concatenate(blocks), np.concatenate(hashes)

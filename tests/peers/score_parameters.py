@@ -17,7 +17,7 @@ import onnx
 from onnx import numpy_helper
 
 from partc.compiler.differentiation.objective import weigh_parameters
-from partc.compiler.differentiation.parameters.decision import Decision, Verdict
+from partc.compiler.differentiation.parameters.decision import ParameterDecision, Verdict
 
 Stored = tuple[str, tuple[int, ...], str]  # a tensor of the module: name, shape, sha256 of its float32 bytes
 
@@ -106,7 +106,7 @@ def _judge(
     name: str,
     array: np.ndarray,
     sources: frozenset[str],
-    decision: Decision,
+    decision: ParameterDecision,
 ) -> None:
     if decision.verdict is Verdict.UNDECIDED:
         score.undecided[name] = decision.reason

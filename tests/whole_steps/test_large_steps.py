@@ -80,7 +80,7 @@ def test_compiling_grows_with_the_parameters(tmp_path: Path, strategy: str) -> N
     lines = []
     for count in (40, 160):
         training = import_text(many_parameters(count), loss="loss")
-        options, folder = Options(strategy), tmp_path / str(count)
+        options, folder = Options(strategy=strategy), tmp_path / str(count)
         lines.append(lines_run(lambda: compile_graph(training, cluster_of("1x2"), folder, options)))  # noqa: B023  # called at once
 
     assert lines[1] < 5 * lines[0]

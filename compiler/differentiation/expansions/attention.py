@@ -38,17 +38,17 @@ def expand_attention(at: ForwardNode) -> Sequence[str]:
     heads = _heads(at)
     product = at.op("MatMul", heads.queries, at.op("Transpose", heads.keys, perm=[0, 1, 3, 2]))
     scale = at.number("scale", 0.0) or 1 / math.sqrt(heads.head_size)
-    shown = {0: (scores := at.op("Mul", product, at.scalar(scale, like=at.x(0))))}
+    qk_outputs = {0: (scores := at.op("Mul", product, at.scalar(scale, like=at.x(0))))}
     if cap := at.number("softcap", 0.0):
-        bound = at.scalar(cap, like=at.x(0))
-        scores = at.op("Mul", at.op("Tanh", at.op("Div", scores, bound)), bound)
-    shown[WITH_CAP] = scores
-    probabilities, shown[WITH_MASK] = _probabilities(at, scores, heads)
-    shown[PROBABILITIES] = probabilities
+        softcap = at.scalar(cap, like=at.x(0))
+        scores = at.op("Mul", at.op("Tanh", at.op("Div", scores, softcap)), softcap)
+    qk_outputs[WITH_CAP] = scores
+    probabilities, qk_outputs[WITH_MASK] = _probabilities(at, scores, heads)
+    qk_outputs[PROBABILITIES] = probabilities
     result = at.op("MatMul", probabilities, heads.values)
     if at.rank(at.x(0)) == 3:
         result = at.op("Reshape", at.op("Transpose", result, perm=[0, 2, 1, 3]), at.build.ints(0, 0, -1))
-    return result, *heads.present, shown[at.integer("qk_matmul_output_mode", 0)]
+    return result, *heads.present, qk_outputs[at.integer("qk_matmul_output_mode", 0)]
 
 
 # ---------------------------------------------------------------- heads
@@ -113,7 +113,7 @@ def _probabilities(at: ForwardNode, scores: str, heads: _Heads) -> tuple[str, st
     """Return the softmax of the masked scores, and the masked scores."""
     mask = _mask(at, heads)
     masked = scores if mask is None else at.op("Add", scores, mask)
-    shown, hidden = masked, None
+    scores_to_normalize, hidden = masked, None
     if mask is not None and _may_hide_all(at):
         # Nothing may become NaN, for 0 times NaN is no gradient.
         most = at.op("ReduceMax", mask, at.build.ints(-1), keepdims=1)
@@ -128,7 +128,7 @@ def _probabilities(at: ForwardNode, scores: str, heads: _Heads) -> tuple[str, st
         probabilities = at.op("Cast", probabilities, to=element)
     if hidden is not None:
         probabilities = at.op("Where", hidden, at.scalar(0, like=at.x(0)), probabilities)
-    return probabilities, shown
+    return probabilities, scores_to_normalize
 
 
 def _may_hide_all(at: ForwardNode) -> bool:
@@ -141,7 +141,7 @@ def _mask(at: ForwardNode, heads: _Heads) -> str | None:
     parts = []
     if at.x(3):
         parts.append(_given_mask(at, heads))
-    parts += [_bias(at, seen) for seen in _seen(at, heads)]
+    parts += [_bias(at, condition) for condition in _visibility_conditions(at, heads)]
     if at.x(LENGTHS):
         keys = at.op("Range", *_bounds(at, heads.keys))
         parts.append(_bias(at, at.op("Less", keys, _per_sample(at, at.x(LENGTHS)))))
@@ -155,11 +155,11 @@ def _given_mask(at: ForwardNode, heads: _Heads) -> str:
     is_bool = at.types[mask].element == TensorProto.BOOL
     if is_bool:
         mask = _bias(at, mask)
-    given, keys = at.shape(at.x(3))[-1], at.shape(at.x(1))[-2]
+    mask_length, keys = at.shape(at.x(3))[-1], at.shape(at.x(1))[-2]
     past = at.shape(at.x(PAST_KEY))[2] if at.x(PAST_KEY) else 0
-    if isinstance(given, int) and isinstance(keys, int) and isinstance(past, int):
-        missing = keys + past - given
-        if given == 1 or missing <= 0:
+    if isinstance(mask_length, int) and isinstance(keys, int) and isinstance(past, int):
+        missing = keys + past - mask_length
+        if mask_length == 1 or missing <= 0:
             return mask
         rank = at.rank(at.x(3))
         amounts = at.build.ints(*(0,) * (2 * rank - 1), missing)
@@ -171,21 +171,21 @@ def _bias(at: ForwardNode, visible: str) -> str:
     return at.op("Where", visible, at.scalar(0, like=at.x(0)), at.scalar(-np.inf, like=at.x(0)))
 
 
-def _seen(at: ForwardNode, heads: _Heads) -> list[str]:
+def _visibility_conditions(at: ForwardNode, heads: _Heads) -> list[str]:
     """Return bools [q, k] or [b, 1, q, k]: true where the key's position lies in the query's window."""
     before, after = (at.integer(f"{side}_window_size", -1) for side in ("left", "right"))
     if at.integer("is_causal", 0):
         after = 0
-    seen = []
+    conditions = []
     if after >= 0:
         last = _positions(at, heads)
         if after:
             last = at.op("Add", last, at.build.constant(np.array(after, np.int64)))
-        seen.append(at.op("LessOrEqual", at.op("Range", *_bounds(at, heads.keys)), last))
+        conditions.append(at.op("LessOrEqual", at.op("Range", *_bounds(at, heads.keys)), last))
     if before >= 0:
         first = at.op("Sub", _positions(at, heads), at.build.constant(np.array(before, np.int64)))
-        seen.append(at.op("GreaterOrEqual", at.op("Range", *_bounds(at, heads.keys)), first))
-    return seen
+        conditions.append(at.op("GreaterOrEqual", at.op("Range", *_bounds(at, heads.keys)), first))
+    return conditions
 
 
 def _positions(at: ForwardNode, heads: _Heads) -> str:
@@ -225,15 +225,15 @@ def expand_rotary_embedding(at: ForwardNode) -> Sequence[str]:
         head_size = at.static_sizes(at.x(0), 2)[0] // heads
     else:
         head_size = _size(at, 0, 3)
-    turned = at.integer("rotary_embedding_dim", 0) or head_size
+    rotary_size = at.integer("rotary_embedding_dim", 0) or head_size
     rest: tuple[str, ...] = ()
-    if turned < head_size:
-        sizes = at.build.ints(turned, head_size - turned)
+    if rotary_size < head_size:
+        sizes = at.build.ints(rotary_size, head_size - rotary_size)
         x, *last = at.build.call("Split", (x, sizes), 2, axis=-1)
         rest = tuple(last)
     # Samples, positions and heads: [b, s, heads, e] if flat, else [b, heads, s, e].
     cos, sin = (_angles(at, at.x(index), 2 if flat else 1) for index in (1, 2))
-    result = _turn(at, x, (cos, sin), turned)
+    result = _rotate(at, x, (cos, sin), rotary_size)
     if rest:
         result = at.op("Concat", result, *rest, axis=-1)
     return (at.op("Reshape", result, at.build.ints(0, 0, -1)) if flat else result,)
@@ -246,11 +246,11 @@ def _angles(at: ForwardNode, cache: str, heads_axis: int) -> str:
     return at.op("Unsqueeze", cache, at.build.ints(heads_axis))
 
 
-def _turn(at: ForwardNode, x: str, angles: tuple[str, str], turned: int) -> str:
+def _rotate(at: ForwardNode, x: str, angles: tuple[str, str], rotary_size: int) -> str:
     cos, sin = angles
     interleaved = at.integer("interleaved", 0)
     if interleaved:
-        pairs = at.op("Reshape", x, at.build.ints(0, 0, 0, turned // 2, 2))
+        pairs = at.op("Reshape", x, at.build.ints(0, 0, 0, rotary_size // 2, 2))
         columns = at.build.call("Split", (pairs,), 2, axis=-1, num_outputs=2)
         x1, x2 = (at.op("Squeeze", column, at.build.ints(-1)) for column in columns)
     else:
@@ -260,4 +260,4 @@ def _turn(at: ForwardNode, x: str, angles: tuple[str, str], turned: int) -> str:
     if not interleaved:
         return at.op("Concat", first, second, axis=-1)
     columns = tuple(at.op("Unsqueeze", half, at.build.ints(-1)) for half in (first, second))
-    return at.op("Reshape", at.op("Concat", *columns, axis=-1), at.build.ints(0, 0, 0, turned))
+    return at.op("Reshape", at.op("Concat", *columns, axis=-1), at.build.ints(0, 0, 0, rotary_size))

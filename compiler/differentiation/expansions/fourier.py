@@ -23,14 +23,14 @@ def expand_dft(at: ForwardNode) -> Sequence[str]:
     points = (2 * (sizes[0] - 1) if halved else sizes[0]) if length is None else int(length)
     perm = [other for other in range(rank - 1) if other != place] + [place]
     parts = [at.op("Transpose", part, perm=perm) for part in _parts(at, x, sizes[-1])]
-    read = min(sizes[0], points // 2 + 1 if halved else points)
-    if read < sizes[0]:
+    samples = min(sizes[0], points // 2 + 1 if halved else points)
+    if samples < sizes[0]:
         build = at.build
-        parts = [at.op("Slice", part, build.ints(0), build.ints(read), build.ints(-1)) for part in parts]
+        parts = [at.op("Slice", part, build.ints(0), build.ints(samples), build.ints(-1)) for part in parts]
     bins = points // 2 + 1 if onesided and not inverse else points
-    spectrum = _transform(at, parts, read, bins, points, inverse, halved)
+    spectrum = _transform(at, parts, samples, bins, points, inverse, halved)
     back = [int(position) for position in np.argsort(perm)]
-    return (_joined(at, [at.op("Transpose", part, perm=back) for part in spectrum]),)
+    return (_join(at, [at.op("Transpose", part, perm=back) for part in spectrum]),)
 
 
 def expand_stft(at: ForwardNode) -> Sequence[str]:
@@ -45,7 +45,7 @@ def expand_stft(at: ForwardNode) -> Sequence[str]:
     if at.x(2):
         parts = [at.op("Mul", part, at.x(2)) for part in parts]
     bins = points // 2 + 1 if at.integer("onesided", 1) else points
-    return (_joined(at, _transform(at, parts, points, bins, points)),)
+    return (_join(at, _transform(at, parts, points, bins, points)),)
 
 
 def _parts(at: ForwardNode, x: str, count: int) -> list[str]:
@@ -85,5 +85,5 @@ def _transform(
     return [real, imaginary]
 
 
-def _joined(at: ForwardNode, parts: Sequence[str]) -> str:
+def _join(at: ForwardNode, parts: Sequence[str]) -> str:
     return at.op("Concat", *(at.op("Unsqueeze", part, at.build.ints(-1)) for part in parts), axis=-1)

@@ -64,10 +64,10 @@ def expand_grid_sample(at: ForwardNode) -> Sequence[str]:
     wide = at.op("Reshape", indices, at.build.ints(0, 1, taps * prod(pixels)))
     wide = at.op("Expand", wide, at.build.ints(1, channels, 1))
     image = at.op("Reshape", at.x(0), at.build.ints(0, 0, -1))
-    read = at.op("GatherElements", image, wide, axis=2)
-    read = at.op("Reshape", read, at.build.ints(0, 0, taps, prod(pixels)))
+    pixel_values = at.op("GatherElements", image, wide, axis=2)
+    pixel_values = at.op("Reshape", pixel_values, at.build.ints(0, 0, taps, prod(pixels)))
     weights = at.op("Reshape", weights, at.build.ints(0, 1, taps, prod(pixels)))
-    result = at.op("ReduceSum", at.op("Mul", read, weights), at.build.ints(2), keepdims=0)
+    result = at.op("ReduceSum", at.op("Mul", pixel_values, weights), at.build.ints(2), keepdims=0)
     return (at.op("Reshape", result, at.build.ints(0, 0, *pixels)),)
 
 
@@ -103,7 +103,7 @@ def _axis(at: ForwardNode, grid: str, size: int) -> _Axis:
         inside = at.op("And", at.op("GreaterOrEqual", indices, zero), at.op("LessOrEqual", indices, last))
         weights = at.op("Where", inside, weights, zero)
     elif padding == "reflection" and size > 1:
-        indices = _reflected(at, indices, size)
+        indices = _reflect(at, indices, size)
     return _Axis(at.op("Cast", at.op("Clip", indices, zero, last), to=TensorProto.INT64), weights)
 
 
@@ -126,7 +126,7 @@ def _weights(at: ForwardNode, rest: str, interpolation: _Interpolation) -> str:
     return weights
 
 
-def _reflected(at: ForwardNode, indices: str, size: int) -> str:
+def _reflect(at: ForwardNode, indices: str, size: int) -> str:
     """Reflect positions at the image's borders until they lie within."""
     low, high = (0.0, size - 1.0) if at.integer("align_corners", 0) else (-0.5, size - 0.5)
     lower, span, period = (at.scalar(value, like=at.x(0)) for value in (low, high - low, 2 * (high - low)))

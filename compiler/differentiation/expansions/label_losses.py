@@ -16,12 +16,12 @@ from partc.compiler.differentiation.forward_node import ForwardNode
 def expand_softmax_cross_entropy(at: ForwardNode) -> Sequence[str]:
     """Emit SoftmaxCrossEntropyLoss and its second output, the log probabilities."""
     log_probabilities = at.op("LogSoftmax", at.x(0), axis=1)
-    return _reduced(at, log_probabilities), log_probabilities
+    return _reduce_loss(at, log_probabilities), log_probabilities
 
 
 def expand_negative_log_likelihood(at: ForwardNode) -> Sequence[str]:
     """Emit NegativeLogLikelihoodLoss."""
-    return (_reduced(at, at.x(0)),)
+    return (_reduce_loss(at, at.x(0)),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ def _labels(at: ForwardNode) -> _Labels:
     return _Labels(labels, weights)
 
 
-def _reduced(at: ForwardNode, log_probabilities: str) -> str:
-    counted = _labels(at)
-    index = at.op("Unsqueeze", counted.labels, at.build.ints(1))
-    picked = at.op("GatherElements", log_probabilities, index, axis=1)
-    losses = at.op("Neg", at.op("Squeeze", picked, at.build.ints(1)))
-    weights = counted.weights
+def _reduce_loss(at: ForwardNode, log_probabilities: str) -> str:
+    class_labels = _labels(at)
+    index = at.op("Unsqueeze", class_labels.labels, at.build.ints(1))
+    label_log_probabilities = at.op("GatherElements", log_probabilities, index, axis=1)
+    losses = at.op("Neg", at.op("Squeeze", label_log_probabilities, at.build.ints(1)))
+    weights = class_labels.weights
     if weights is not None:
         losses = at.op("Mul", losses, weights)
     match at.attribute("reduction", "mean"):

@@ -28,7 +28,7 @@ def expand_group_normalization(at: ForwardNode) -> Sequence[str]:
     normal = at.op("Div", centred, at.op("Sqrt", at.op("Add", variance, epsilon)))
     shape = at.op("Shape", at.x(0))
     if at.opset >= PER_CHANNEL:
-        return (_scaled(at, at.op("Reshape", normal, shape)),)
+        return (_apply_scale(at, at.op("Reshape", normal, shape)),)
     scale, bias = (at.op("Unsqueeze", at.x(index), at.build.ints(1)) for index in (1, 2))
     return (at.op("Reshape", at.op("Add", at.op("Mul", normal, scale), bias), shape),)
 
@@ -37,10 +37,10 @@ def expand_instance_normalization(at: ForwardNode) -> Sequence[str]:
     """Emit InstanceNormalization."""
     centred, variance = _moments(at, at.x(0), at.build.ints(*range(2, at.rank(at.x(0)))))
     epsilon = at.scalar(at.number("epsilon", 1e-5), like=at.x(0))
-    return (_scaled(at, at.op("Div", centred, at.op("Sqrt", at.op("Add", variance, epsilon)))),)
+    return (_apply_scale(at, at.op("Div", centred, at.op("Sqrt", at.op("Add", variance, epsilon)))),)
 
 
-def _scaled(at: ForwardNode, normal: str) -> str:
+def _apply_scale(at: ForwardNode, normal: str) -> str:
     """Apply scale and bias [c] to [n, c, ..]."""
     axes = at.build.ints(*range(1, at.rank(at.x(0)) - 1))
     flat = at.rank(at.x(0)) == 2
@@ -50,9 +50,9 @@ def _scaled(at: ForwardNode, normal: str) -> str:
 
 def expand_mean_variance_normalization(at: ForwardNode) -> Sequence[str]:
     """Emit MeanVarianceNormalization."""
-    given = at.attribute("axes", [0, 2, 3])
-    assert isinstance(given, list)
-    centred, variance = _moments(at, at.x(0), at.build.ints(*(int(axis) for axis in given)))
+    axes = at.attribute("axes", [0, 2, 3])
+    assert isinstance(axes, list)
+    centred, variance = _moments(at, at.x(0), at.build.ints(*(int(axis) for axis in axes)))
     deviation = at.op("Add", at.op("Sqrt", variance), at.scalar(MVN_EPSILON, like=at.x(0)))
     return (at.op("Div", centred, deviation),)
 

@@ -101,10 +101,10 @@ def _mask(at: ForwardNode, step: int, following: State, state: State) -> tuple[s
     lengths = at.op("Unsqueeze", at.x(4), at.build.ints(1))  # [b, 1]
     within = at.op("Greater", lengths, at.build.constant(np.array(step, np.int32)))
     zero = at.scalar(0, like=at.x(0))
-    kept = tuple(
+    steps_mask = tuple(
         at.op("Where", within, new, old or zero) for new, old in zip(following, state, strict=True) if new
     )
-    return at.op("Where", within, following[0], zero), kept
+    return at.op("Where", within, following[0], zero), steps_mask
 
 
 def _outputs(at: ForwardNode, ways: Sequence[_Way], batch_first: bool) -> list[str]:
@@ -176,8 +176,12 @@ def _initial_state(at: ForwardNode, kind: _Kind, way: int) -> State:
 
 def _activations(at: ForwardNode, kind: _Kind, way: int) -> tuple[Activation, ...]:
     """Read the activations of one direction; alphas and betas are dealt out in order."""
-    given = at.attribute("activations")
-    names = [n.decode() if isinstance(n, bytes) else str(n) for n in given] if isinstance(given, list) else []
+    attribute = at.attribute("activations")
+    names = (
+        [n.decode() if isinstance(n, bytes) else str(n) for n in attribute]
+        if isinstance(attribute, list)
+        else []
+    )
     names = [name.lower() for name in names or kind.activations * _way_count(at)]
     alphas, betas = _numbers(at, "activation_alpha"), _numbers(at, "activation_beta")
     activations = []

@@ -48,8 +48,8 @@ class Activation:
         """Return the activation of x, clipped first where the node says so."""
         clip = at.attribute("clip")
         if clip is not None:
-            bound = at.number("clip", 0.0)
-            x = at.op("Clip", x, at.scalar(-bound, like=at.x(0)), at.scalar(bound, like=at.x(0)))
+            clip_bound = at.number("clip", 0.0)
+            x = at.op("Clip", x, at.scalar(-clip_bound, like=at.x(0)), at.scalar(clip_bound, like=at.x(0)))
         if self.kind in OPS:
             names = ("alpha", "beta")[: len(self.constants)]
             return at.op(OPS[self.kind], x, **dict(zip(names, self.constants, strict=True)))

@@ -21,7 +21,7 @@ def expand_col2im(at: ForwardNode) -> Sequence[str]:
     padded = [size + int(pads[i]) + int(pads[i + axes]) for i, size in enumerate(image)]
     spans = [(k - 1) * int(d) + 1 for k, d in zip(block, dilations, strict=True)]
     counts = [(p - s) // int(t) + 1 for p, s, t in zip(padded, spans, strides, strict=True)]
-    left = [p - s - (n - 1) * int(t) for p, s, n, t in zip(padded, spans, counts, strides, strict=True)]
+    remainders = [p - s - (n - 1) * int(t) for p, s, n, t in zip(padded, spans, counts, strides, strict=True)]
     taps, columns = prod(block), at.static_sizes(at.x(0), 1)[0]
     filters = np.tile(np.eye(taps), (columns // taps, 1)).reshape(columns, 1, *block)
     weight = at.build.constant(filters.astype(at.types[at.x(0)].dtype))
@@ -36,7 +36,7 @@ def expand_col2im(at: ForwardNode) -> Sequence[str]:
             strides=list(strides),
             dilations=list(dilations),
             pads=list(pads),
-            output_padding=left,
+            output_padding=remainders,
         ),
     )
 
@@ -54,8 +54,8 @@ def expand_max_unpool(at: ForwardNode) -> Sequence[str]:
     zero = numpy_helper.from_array(np.zeros(1, like.dtype))
     zeros = at.op("ConstantOfShape", at.build.ints(prod(shape)), value=zero)
     flat = [at.op("Reshape", at.x(index), at.build.ints(-1)) for index in (0, 1)]
-    placed = at.op("ScatterElements", zeros, flat[1], flat[0], axis=0)
-    return (at.op("Reshape", placed, at.build.ints(*shape)),)
+    flat_output = at.op("ScatterElements", zeros, flat[1], flat[0], axis=0)
+    return (at.op("Reshape", flat_output, at.build.ints(*shape)),)
 
 
 def expand_affine_grid(at: ForwardNode) -> Sequence[str]:
@@ -67,8 +67,8 @@ def expand_affine_grid(at: ForwardNode) -> Sequence[str]:
     places = [axis.ravel() for axis in np.meshgrid(*lines, indexing="ij")][::-1]
     base = np.stack([*places, np.ones(prod(space))], axis=1)
     pixels = at.build.constant(base.astype(at.types[at.x(0)].dtype))
-    moved = at.op("MatMul", pixels, at.op("Transpose", at.x(0), perm=[0, 2, 1]))
-    return (at.op("Reshape", moved, at.build.ints(0, *space, len(space))),)
+    grid = at.op("MatMul", pixels, at.op("Transpose", at.x(0), perm=[0, 2, 1]))
+    return (at.op("Reshape", grid, at.build.ints(0, *space, len(space))),)
 
 
 def expand_dequantize(at: ForwardNode) -> Sequence[str]:

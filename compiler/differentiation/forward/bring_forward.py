@@ -38,9 +38,9 @@ def normalise_forward(model: onnx.ModelProto) -> onnx.ModelProto:
     normal = _transform(model, _to_our_opset)
     normal.ir_version = IR_VERSION
     graph = normal.graph
-    kept = data_inputs(graph)
+    inputs = data_inputs(graph)
     del graph.input[:]
-    graph.input.extend(kept)
+    graph.input.extend(inputs)
     del graph.value_info[:]
     _settle_dropouts(graph)
     name_nodes(graph)
@@ -67,14 +67,14 @@ def _transform(
 ) -> onnx.ModelProto:
     """Apply a transformation of ONNX's own, large initializers set aside: it would copy or lose them."""
     light = without_initializers(model)
-    listed = {value.name for value in light.graph.input}
+    input_names = {value.name for value in light.graph.input}
     aside = []
     for tensor in model.graph.initializer:
         if element_count(tensor.dims) <= SMALL_ELEMENTS and not tensor.external_data:
             light.graph.initializer.append(tensor)
             continue
         aside.append(tensor)
-        if tensor.name not in listed:
+        if tensor.name not in input_names:
             light.graph.input.append(
                 value_info(tensor.name, TensorType(tensor.data_type, tuple(tensor.dims)))
             )
@@ -156,10 +156,10 @@ def _lower_node(node: onnx.NodeProto, version: int) -> None:
             at=f"node {node.name or node.output[0]!r}",
             fix=f"export the model with opset {OPSET}",
         )
-    known = onnx.defs.get_schema(node.op_type, OPSET).attributes
-    kept = [attribute for attribute in node.attribute if attribute.name in known]
+    schema_attributes = onnx.defs.get_schema(node.op_type, OPSET).attributes
+    attributes = [attribute for attribute in node.attribute if attribute.name in schema_attributes]
     del node.attribute[:]
-    node.attribute.extend(kept)
+    node.attribute.extend(attributes)
 
 
 # ---------------------------------------------------------------- dropout and names
@@ -171,24 +171,24 @@ def _settle_dropouts(graph: onnx.GraphProto) -> None:
     names = NodeBuilder(name for node in graph.node for name in node.output)
     outputs = {value.name for value in graph.output}
     renamed: dict[str, str] = {}
-    kept = []
+    nodes = []
     for node in graph.node:
         for index, name in enumerate(node.input):
             node.input[index] = renamed.get(name, name)
         if node.op_type != "Dropout":
-            kept.append(node)
+            nodes.append(node)
         elif len(node.input) > 2 and bool(constants.get(node.input[2], True)):
             if len(node.output) == 1:
                 node.output.append(names.fresh(f"{node.output[0]}.mask"))
-            kept.append(node)
+            nodes.append(node)
         elif node.output[0] in outputs:
-            kept.append(helper.make_node("Identity", [node.input[0]], [node.output[0]], name=node.name))
+            nodes.append(helper.make_node("Identity", [node.input[0]], [node.output[0]], name=node.name))
         else:
             renamed[node.output[0]] = node.input[0]
-        if node.op_type == "Dropout" and node.output[1:] and (not kept or kept[-1] is not node):
-            kept += _full_mask(node)
+        if node.op_type == "Dropout" and node.output[1:] and (not nodes or nodes[-1] is not node):
+            nodes += _full_mask(node)
     del graph.node[:]
-    graph.node.extend(kept)
+    graph.node.extend(nodes)
 
 
 def _full_mask(dropout: onnx.NodeProto) -> list[onnx.NodeProto]:

@@ -22,7 +22,7 @@ from partc.compiler.differentiation.sizes.knowledge import Knowledge
 from partc.compiler.differentiation.tensor_types import FLOATS, infer_types
 from partc.runtime.errors import BadModel, UnsupportedModel
 
-MOST_STEPS = 4096  # an unrolled graph beyond this is no graph that anybody wants
+MAX_STEPS = 4096  # an unrolled graph beyond this is no graph that anybody wants
 
 # What a tensor of a subgraph is called in the graph that is built.
 Names = Mapping[str, str]
@@ -33,8 +33,8 @@ def unroll_control_flow(model: onnx.ModelProto, opset: int) -> None:
     graph = model.graph
     if not any(node.op_type in ("If", "Loop", "Scan") for node in graph.node):
         return
-    known = Knowledge(graph, opset, infer_types(model))
-    unrolling = _Unrolling(FunctionBuilder(names_in(graph)), known)
+    knowledge = Knowledge(graph, opset, infer_types(model))
+    unrolling = _Unrolling(FunctionBuilder(names_in(graph)), knowledge)
     for node in graph.node:
         if not _is_unrolled(node):
             unrolling.keep(node)
@@ -66,14 +66,14 @@ class _Unrolling:
     """The graph that is built."""
 
     build: FunctionBuilder
-    known: Knowledge
+    knowledge: Knowledge
     weights: list[TensorProto] = field(default_factory=list)
     weight_names: dict[bytes, str] = field(default_factory=dict)
 
     def keep(self, node: onnx.NodeProto) -> None:
         """Emit a node of the outer graph."""
         self.build.copy(node)
-        self.known.saw(node)
+        self.knowledge.saw(node)
 
     def results_of(self, node: onnx.NodeProto, names: Names) -> Sequence[str]:
         """Emit a node of a subgraph; return its outputs' names."""
@@ -89,7 +89,7 @@ class _Unrolling:
         before = len(self.build.nodes)
         emitted_names = self.build.emit(renamed)
         for emitted in self.build.nodes[before:]:
-            self.known.saw(emitted)
+            self.knowledge.saw(emitted)
         return emitted_names
 
     def inline(self, graph: onnx.GraphProto, inputs: Sequence[str], names: Names) -> list[str]:
@@ -109,17 +109,17 @@ class _Unrolling:
         """Return the name that a body's weight has in the graph; equal names with equal values are one."""
         key = tensor.SerializeToString(deterministic=True)
         if key not in self.weight_names:
-            kept = TensorProto()
-            kept.CopyFrom(tensor)
-            kept.name = self.weight_names[key] = self.build.fresh(tensor.name)
-            self.weights.append(kept)
-            self.known.learn(kept.name, tensor)
+            copy = TensorProto()
+            copy.CopyFrom(tensor)
+            copy.name = self.weight_names[key] = self.build.fresh(tensor.name)
+            self.weights.append(copy)
+            self.knowledge.learn(copy.name, tensor)
         return self.weight_names[key]
 
     def constant(self, value: np.ndarray) -> str:
         """Emit a constant."""
         name = self.build.constant(value)
-        self.known.learn(name, numpy_helper.from_array(value))
+        self.knowledge.learn(name, numpy_helper.from_array(value))
         return name
 
 
@@ -157,32 +157,32 @@ class _Subgraphs:
 
     def integers(self, name: str, default: Sequence[int]) -> list[int]:
         """Return a list attribute."""
-        found = next((a for a in self.node.attribute if a.name == name), None)
-        return list(default) if found is None else list(found.ints)
+        attribute = next((a for a in self.node.attribute if a.name == name), None)
+        return list(default) if attribute is None else list(attribute.ints)
 
 
 # ---------------------------------------------------------------- the three
 
 
 def _unroll_if(to: _Unrolling, at: _Subgraphs) -> list[str]:
-    condition = to.known.value(at.input(0))
-    if condition is not None:
-        return to.inline(at.graph("then_branch" if _single(at, condition) else "else_branch"), (), at.names)
-    chosen = to.build.op("Reshape", at.input(0), to.constant(np.zeros(0, np.int64)))
+    constant = to.knowledge.value(at.input(0))
+    if constant is not None:
+        return to.inline(at.graph("then_branch" if _single(at, constant) else "else_branch"), (), at.names)
+    condition = to.build.op("Reshape", at.input(0), to.constant(np.zeros(0, np.int64)))
     branches = []
     for name in ("then_branch", "else_branch"):
-        names = _guarded(to, at, (chosen, name == "then_branch"))
+        names = _guard_branch(to, at, (condition, name == "then_branch"))
         branches.append(to.inline(at.graph(name), (), names))
-    return [to.build.op("Where", chosen, *pair) for pair in zip(*branches, strict=True)]
+    return [to.build.op("Where", condition, *pair) for pair in zip(*branches, strict=True)]
 
 
-def _guarded(to: _Unrolling, at: _Subgraphs, taken: tuple[str, bool]) -> Names:
+def _guard_branch(to: _Unrolling, at: _Subgraphs, taken: tuple[str, bool]) -> Names:
     """Let a branch that is not taken read ones: its gradient, which is 0, then meets no NaN on its way."""
     condition, when = taken
     names = dict(at.names)
     for name in sorted(reads_of_subgraphs(at.node)):
         outer = at.names.get(name, name)
-        type_ = to.known.types.get(outer)
+        type_ = to.knowledge.types.get(outer)
         if type_ is not None and type_.is_float:
             one = to.constant(np.array(1, type_.dtype))
             names[name] = to.build.op("Where", condition, *((outer, one) if when else (one, outer)))
@@ -211,18 +211,18 @@ def _unroll_loop(to: _Unrolling, at: _Subgraphs) -> list[str]:
 def _trip_count(to: _Unrolling, at: _Subgraphs) -> int | None:
     if not at.input(0):
         return None
-    count = to.known.value(at.input(0))
+    count = to.knowledge.value(at.input(0))
     if count is None:
         raise _unknown(at, f"its trip count {at.input(0)!r} is computed while training")
     return int(_single(at, count))
 
 
 def _goes_on(to: _Unrolling, at: _Subgraphs, condition: str, iteration: int) -> bool:
-    goes_on = to.known.value(condition)
+    goes_on = to.knowledge.value(condition)
     if goes_on is None:
         raise _unknown(at, f"whether iteration {iteration} happens is computed while training")
-    if _single(at, goes_on) and iteration >= MOST_STEPS:
-        raise _unknown(at, f"it has more than {MOST_STEPS} iterations")
+    if _single(at, goes_on) and iteration >= MAX_STEPS:
+        raise _unknown(at, f"it has more than {MAX_STEPS} iterations")
     return bool(_single(at, goes_on))
 
 
@@ -269,21 +269,21 @@ def _pieces(to: _Unrolling, at: _Subgraphs, first: int, scanned: int) -> list[li
     """Return the pieces of every scanned input, in the order in which the body meets them."""
     axes = at.integers("scan_input_axes", [0] * scanned)
     backwards = at.integers("scan_input_directions", [0] * scanned)
-    found = []
+    pieces_of_inputs = []
     for index, (axis, back) in enumerate(zip(axes, backwards, strict=True)):
         tensor = at.input(first + index)
-        type_ = to.known.types.get(tensor)
+        type_ = to.knowledge.types.get(tensor)
         shape = () if type_ is None or type_.shape is None else type_.shape
         length = shape[axis] if -len(shape) <= axis < len(shape) else None
-        if not isinstance(length, int) or not 0 < length <= MOST_STEPS:
+        if not isinstance(length, int) or not 0 < length <= MAX_STEPS:
             raise _unknown(
                 at, f"the length {length!r} of {tensor!r} along axis {axis} is not known, or too large"
             )
         sizes = to.constant(np.ones(length, np.int64))
         slices = to.build.call("Split", (tensor, sizes), length, axis=axis)
         pieces = [to.build.op("Squeeze", piece, to.constant(np.array([axis]))) for piece in slices]
-        found.append(pieces[::-1] if back else pieces)
-    return found
+        pieces_of_inputs.append(pieces[::-1] if back else pieces)
+    return pieces_of_inputs
 
 
 def _stack(to: _Unrolling, at: _Subgraphs, pieces: Sequence[str], axis: int) -> str:

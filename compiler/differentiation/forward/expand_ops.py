@@ -67,10 +67,16 @@ def _expand(view: ForwardNode, types: Types) -> dict[str, str]:
     """
     view.build.scope = f"{view.node.name or view.y()}/"
     results = EXPANSIONS[view.node.op_type](view)
-    known = dict(zip(view.node.output, results, strict=False))
+    results_by_output = dict(zip(view.node.output, results, strict=False))
     assert isinstance(types, dict)
-    types.update({known[name]: types[name] for name in known if name in types and known[name]})
-    return {name: result for name, result in known.items() if name}
+    types.update(
+        {
+            results_by_output[name]: types[name]
+            for name in results_by_output
+            if name in types and results_by_output[name]
+        }
+    )
+    return {name: result for name, result in results_by_output.items() if name}
 
 
 def reads_of_subgraphs(node: onnx.NodeProto) -> set[str]:
@@ -81,10 +87,10 @@ def reads_of_subgraphs(node: onnx.NodeProto) -> set[str]:
 def _reads_of_graph(graph: onnx.GraphProto) -> set[str]:
     own = {value.name for value in (*graph.input, *graph.initializer)}
     own |= {name for node in graph.node for name in node.output}
-    read = {value.name for value in graph.output}
+    names = {value.name for value in graph.output}
     for node in graph.node:
-        read |= {name for name in node.input if name} | reads_of_subgraphs(node)
-    return read - own
+        names |= {name for name in node.input if name} | reads_of_subgraphs(node)
+    return names - own
 
 
 def names_in(graph: onnx.GraphProto) -> set[str]:
@@ -111,10 +117,10 @@ def _spell_out_defaults(graph: onnx.GraphProto, op_types: Collection[str], opset
     for node in graph.node:
         if node.op_type not in op_types or not has_function(node.op_type, opset):
             continue
-        given = {attribute.name for attribute in node.attribute}
+        attribute_names = {attribute.name for attribute in node.attribute}
         schema = onnx.defs.get_schema(node.op_type, opset)
         node.attribute.extend(
             attribute.default_value
             for name, attribute in sorted(schema.attributes.items())
-            if name not in given and attribute.default_value.name
+            if name not in attribute_names and attribute.default_value.name
         )

@@ -17,15 +17,15 @@ def initial_values(graph: onnx.GraphProto, types: Types, names: Sequence[str]) -
 
     A random node without a whole seed gets one: its position in `names`, counted from 1.
     """
-    stored = {tensor.name: tensor for tensor in graph.initializer}
+    initializers = {tensor.name: tensor for tensor in graph.initializer}
     makers = {node.output[0]: node for node in graph.node}
     return {
-        name: stored[name] if name in stored else _made(makers[name], seed)
+        name: initializers[name] if name in initializers else _read_maker(makers[name], seed)
         for seed, name in enumerate(names, start=1)
     }
 
 
-def _made(maker: onnx.NodeProto, default_seed: int) -> InitialValue:
+def _read_maker(maker: onnx.NodeProto, default_seed: int) -> InitialValue:
     attributes: Mapping[str, float | TensorProto] = {
         attribute.name: helper.get_attribute_value(attribute) for attribute in maker.attribute
     }
@@ -66,11 +66,17 @@ def _nodes(value: Constant | Normal | Uniform, type_: TensorType, output: str) -
     match value:
         case Constant(fill):
             # A list attribute cannot be empty: the shape of a scalar is a tensor of no elements.
-            stored = {"value_ints": shape} if shape else {"value": helper.make_tensor("s", INT64, [0], [])}
-            sizes = helper.make_node("Constant", [], [f"{output}.shape"], f"{output}.shape", **stored)
+            shape_attribute = (
+                {"value_ints": shape} if shape else {"value": helper.make_tensor("s", INT64, [0], [])}
+            )
+            sizes = helper.make_node(
+                "Constant", [], [f"{output}.shape"], f"{output}.shape", **shape_attribute
+            )
             tensor = helper.make_tensor("value", type_.element, [1], [fill])
-            made = helper.make_node("ConstantOfShape", [f"{output}.shape"], [output], output, value=tensor)
-            return [sizes, made]
+            constant = helper.make_node(
+                "ConstantOfShape", [f"{output}.shape"], [output], output, value=tensor
+            )
+            return [sizes, constant]
         case Normal(mean, scale, seed):
             draw = {"mean": mean, "scale": scale}
         case Uniform(low, high, seed):

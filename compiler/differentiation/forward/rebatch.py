@@ -30,11 +30,11 @@ from partc.runtime.errors import BadModel, BadUsage, UnsupportedModel
 
 BATCH = "batch"
 PROBE = 9973  # a prime that no model has as a size: the batch at which shapes are compared
-Batch = int | Literal["dynamic"]
+BatchSize = int | Literal["dynamic"]
 SYMBOLIC = "export the model with a symbolic batch"
 
 
-def rebatch(model: onnx.ModelProto, batch: Batch, sample_axes: Mapping[str, int | None]) -> None:
+def rebatch(model: onnx.ModelProto, batch: BatchSize, sample_axes: Mapping[str, int | None]) -> None:
     """Rewrite the model in place. Raises BadUsage, UnsupportedModel."""
     old = _current_batch(model, sample_axes)
     if isinstance(old, int):
@@ -133,9 +133,9 @@ def _free_target(
 
 def _let_zero_copy(node: onnx.NodeProto) -> None:
     """Clear allowzero, under which a 0 in the target is a size of zero; the exporter sets it always."""
-    kept = [attribute for attribute in node.attribute if attribute.name != "allowzero"]
+    attributes = [attribute for attribute in node.attribute if attribute.name != "allowzero"]
     del node.attribute[:]
-    node.attribute.extend(kept)
+    node.attribute.extend(attributes)
 
 
 def _adapts(target: np.ndarray, now: Shape, result: Shape, old: int) -> bool:

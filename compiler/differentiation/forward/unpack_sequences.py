@@ -19,7 +19,7 @@ from partc.compiler.differentiation.node_builder import FunctionBuilder
 from partc.compiler.differentiation.tensor_types import Types, infer_types, small_constants
 from partc.runtime.errors import BadModel
 
-MOST_PIECES = 4096  # of one split, written out
+MAX_PIECES = 4096  # of one split, written out
 
 # Ops that are written out.
 UNPACKED = frozenset(
@@ -56,8 +56,8 @@ class _Unpacking:
     build: FunctionBuilder
     types: Types
     constants: Mapping[str, np.ndarray]
-    held: dict[str, list[str]] = field(default_factory=dict)  # sequence -> its tensors
-    given: dict[str, str] = field(default_factory=dict)  # optional -> its tensor
+    tensors_of_sequence: dict[str, list[str]] = field(default_factory=dict)  # sequence -> its tensors
+    tensor_of_optional: dict[str, str] = field(default_factory=dict)  # optional -> its tensor
 
     def take(self, node: onnx.NodeProto) -> bool:
         """Write a node out, or tell that it stays."""
@@ -66,19 +66,19 @@ class _Unpacking:
         first, output = (node.input[0] if node.input else ""), node.output[0]
         match node.op_type:
             case "SequenceConstruct" | "SequenceEmpty":
-                self.held[output] = list(node.input)
+                self.tensors_of_sequence[output] = list(node.input)
             case "SplitToSequence":
                 return self._split(node)
-            case "Optional" | "OptionalGetElement" | "Identity" if first in self.held:
-                self.held[output] = self.held[first]
+            case "Optional" | "OptionalGetElement" | "Identity" if first in self.tensors_of_sequence:
+                self.tensors_of_sequence[output] = self.tensors_of_sequence[first]
             case "Optional" if first:
-                self.given[output] = first
-            case "OptionalGetElement" if first in self.given:
-                self._emit("Identity", [self.given[first]], output)
-            case _ if first not in self.held:
+                self.tensor_of_optional[output] = first
+            case "OptionalGetElement" if first in self.tensor_of_optional:
+                self._emit("Identity", [self.tensor_of_optional[first]], output)
+            case _ if first not in self.tensors_of_sequence:
                 return False
             case "SequenceLength":
-                self._emit("Constant", [], output, value_int=len(self.held[first]))
+                self._emit("Constant", [], output, value_int=len(self.tensors_of_sequence[first]))
             case "ConcatFromSequence":
                 self._concat(node)
             case _:
@@ -87,7 +87,7 @@ class _Unpacking:
 
     def _at_position(self, node: onnx.NodeProto) -> bool:
         """SequenceAt, SequenceErase and SequenceInsert, whose position may be left out: the end."""
-        tensors, output = list(self.held[node.input[0]]), node.output[0]
+        tensors, output = list(self.tensors_of_sequence[node.input[0]]), node.output[0]
         operands = [*node.input[1:], ""]
         tensor = operands.pop(0) if node.op_type == "SequenceInsert" else ""
         name = operands[0]
@@ -105,10 +105,10 @@ class _Unpacking:
                 self._emit("Identity", [tensors[place]], output)
             case "SequenceErase":
                 del tensors[place]
-                self.held[output] = tensors
+                self.tensors_of_sequence[output] = tensors
             case _:
                 tensors.insert(place, tensor)
-                self.held[output] = tensors
+                self.tensors_of_sequence[output] = tensors
         return True
 
     def _split(self, node: onnx.NodeProto) -> bool:
@@ -121,30 +121,30 @@ class _Unpacking:
         is_apart = len(node.input) < 2 and not attributes.get("keepdims", 1)
         if is_apart:
             parts = [self.build.op("Squeeze", part, self.build.ints(axis)) for part in parts]
-        self.held[node.output[0]] = parts
+        self.tensors_of_sequence[node.output[0]] = parts
         return True
 
     def _lengths(self, node: onnx.NodeProto, axis: int) -> Sequence[int] | None:
         type_ = self.types.get(node.input[0])
         shape = () if type_ is None or type_.shape is None else type_.shape
         size = shape[axis] if -len(shape) <= axis < len(shape) else None
-        if not isinstance(size, int) or size > MOST_PIECES:
+        if not isinstance(size, int) or size > MAX_PIECES:
             return None
         if len(node.input) < 2 or not node.input[1]:
             return [1] * size
-        asked = self.constants.get(node.input[1])
-        if asked is None:
+        lengths = self.constants.get(node.input[1])
+        if lengths is None:
             return None
-        if asked.ndim:
-            return [int(length) for length in asked]
-        step = int(asked)
+        if lengths.ndim:
+            return [int(length) for length in lengths]
+        step = int(lengths)
         if step < 1:
             return None
         return [min(step, size - start) for start in range(0, size, step)]
 
     def _concat(self, node: onnx.NodeProto) -> None:
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        axis, tensors = int(attributes["axis"]), self.held[node.input[0]]
+        axis, tensors = int(attributes["axis"]), self.tensors_of_sequence[node.input[0]]
         if attributes.get("new_axis", 0):
             tensors = [self.build.op("Unsqueeze", tensor, self.build.ints(axis)) for tensor in tensors]
         self._emit("Concat", tensors, node.output[0], axis=axis)

@@ -13,10 +13,10 @@ from shlex import quote
 import onnx
 
 from partc.compiler.differentiation.node_builder import RANDOM_OPS
-from partc.compiler.differentiation.parameters.decision import Decision, Verdict, constant, trained
+from partc.compiler.differentiation.parameters.decision import ParameterDecision, Verdict, constant, trained
 from partc.runtime.errors import BadUsage
 
-MOST_NAMES = 8  # of a group that a message lists
+MAX_NAMES = 8  # of a group that a message lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class ParameterChoice:
     freeze: tuple[str, ...] = ()
 
     def choose(
-        self, decisions: Mapping[str, Decision], names: Sequence[str], declared: Collection[str]
-    ) -> dict[str, Decision]:
+        self, decisions: Mapping[str, ParameterDecision], names: Sequence[str], declared: Collection[str]
+    ) -> dict[str, ParameterDecision]:
         """Return what is trained and what is constant, and why. Raises BadUsage where something is neither.
 
         `decisions`: what the file tells of the tensors that move the loss. `names` are of all that could be
@@ -42,19 +42,21 @@ class ParameterChoice:
         check_fit("--train", self.train or (), names)
         check_fit("--train", self.train or (), list(decisions), " that the loss depends on")
         self._check_patterns(decisions)
-        chosen = {name: self._chosen(name, decisions[name], declared) for name in decisions}
-        if waiting := {name: d for name, d in chosen.items() if d.verdict is Verdict.UNDECIDED}:
-            raise _refusal(waiting, chosen.keys() - waiting.keys())
+        choices = {name: self._choose_one(name, decisions[name], declared) for name in decisions}
+        if undecided_names := {name: d for name, d in choices.items() if d.verdict is Verdict.UNDECIDED}:
+            raise _refusal(undecided_names, choices.keys() - undecided_names.keys())
         possible = [name for name, d in decisions.items() if d.verdict is not Verdict.CONSTANT]
-        if possible and not any(d.verdict is Verdict.TRAINED for d in chosen.values()):
+        if possible and not any(d.verdict is Verdict.TRAINED for d in choices.values()):
             raise BadUsage(
                 "every parameter is frozen",
                 at="--freeze",
-                fix=f"leave some of {sorted(possible)[:MOST_NAMES]} to train",
+                fix=f"leave some of {sorted(possible)[:MAX_NAMES]} to train",
             )
-        return chosen
+        return choices
 
-    def _chosen(self, name: str, decision: Decision, declared: Collection[str]) -> Decision:
+    def _choose_one(
+        self, name: str, decision: ParameterDecision, declared: Collection[str]
+    ) -> ParameterDecision:
         if fits(name, self.freeze):
             return constant("frozen by --freeze")
         if self.train is None and declared:
@@ -69,16 +71,16 @@ class ParameterChoice:
             return decision if is_told else trained("chosen by --train", decision.source)
         return decision if is_constant else constant("not among what --train names")
 
-    def _check_patterns(self, decisions: Mapping[str, Decision]) -> None:
+    def _check_patterns(self, decisions: Mapping[str, ParameterDecision]) -> None:
         """Raise BadUsage for a pattern of `train` that fits nothing but constants."""
         for pattern in self.train or ():
-            fitting = [name for name in decisions if fits(name, (pattern,))]
-            constants = [name for name in fitting if decisions[name].verdict is Verdict.CONSTANT]
-            if pattern not in decisions and fitting == constants:
+            matching_names = [name for name in decisions if fits(name, (pattern,))]
+            constants = [name for name in matching_names if decisions[name].verdict is Verdict.CONSTANT]
+            if pattern not in decisions and matching_names == constants:
                 raise BadUsage(
-                    f"{pattern!r} fits constants alone: {_listed(constants)}",
+                    f"{pattern!r} fits constants alone: {_join_names(constants)}",
                     at=f"--train: {decisions[constants[0]].reason}",
-                    fix=f"train one by its full name, as --train {quote(spelled(constants[0]))}",
+                    fix=f"train one by its full name, as --train {quote(pattern_of(constants[0]))}",
                 )
 
 
@@ -94,7 +96,7 @@ def check_fit(option: str, patterns: Iterable[str], names: Sequence[str], which:
             raise BadUsage(
                 f"no parameter{which} has a name that fits {pattern!r}",
                 at=option,
-                fix=f"use patterns for some of {sorted(names)[:MOST_NAMES]}",
+                fix=f"use patterns for some of {sorted(names)[:MAX_NAMES]}",
             )
 
 
@@ -109,7 +111,7 @@ def check_kept(graph: onnx.GraphProto, constants: Collection[str]) -> None:
             )
 
 
-def spelled(name: str) -> str:
+def pattern_of(name: str) -> str:
     """Return a pattern that fits this name, where commas separate patterns."""
     return re.sub(r"[*?\[]", r"[\g<0>]", name).replace(",", "?")
 
@@ -120,19 +122,19 @@ def patterns_for(names: Collection[str], others: Collection[str]) -> list[str]:
     for name in names:
         if fits(name, patterns):
             continue
-        wide = re.sub(r"\d+", "*", spelled(name))
+        wide = re.sub(r"\d+", "*", pattern_of(name))
         is_safe = not any(fits(other, (wide,)) for other in others)
-        patterns.append(wide if is_safe else spelled(name))
+        patterns.append(wide if is_safe else pattern_of(name))
     return patterns
 
 
-def _refusal(waiting: Mapping[str, Decision], others: Collection[str]) -> BadUsage:
+def _refusal(waiting: Mapping[str, ParameterDecision], others: Collection[str]) -> BadUsage:
     """Return the error that lists what is undecided, by reason, and the options that decide it."""
     by_reason: dict[str, list[str]] = {}
     for name, decision in waiting.items():
-        made = f" (of {decision.source})" if decision.source else ""
-        by_reason.setdefault(decision.reason, []).append(name + made)
-    groups = [f"{reason}: {_listed(names)}" for reason, names in by_reason.items()]
+        origin = f" (of {decision.source})" if decision.source else ""
+        by_reason.setdefault(decision.reason, []).append(name + origin)
+    groups = [f"{reason}: {_join_names(names)}" for reason, names in by_reason.items()]
     frozen = quote(",".join(patterns_for(waiting, others)))
     fix = f"--freeze {frozen} keeps all as they are, --train '*' trains all, both together choose among them"
     if any(decision.source for decision in waiting.values()):
@@ -145,6 +147,6 @@ def _refusal(waiting: Mapping[str, Decision], others: Collection[str]) -> BadUsa
     )
 
 
-def _listed(names: Sequence[str]) -> str:
-    rest = len(names) - MOST_NAMES
-    return ", ".join(names[:MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+def _join_names(names: Sequence[str]) -> str:
+    rest = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")

@@ -2,10 +2,10 @@
 
 The first line that knows something decides. What none knows is undecided: whoever made the file must say.
 
-    exporter       its signature: PARAMETER, BUFFER; what an initializer was folded from        _told
-    kind of file   TorchScript stores parameters and buffers by name, and numbers as nodes      _stored
-    values         infinite or huge: a mask                                                     _stored
-    structure      where it meets data: as a layer's weight, or merely beside it                _placed
+    exporter       its signature: PARAMETER, BUFFER; what an initializer was folded from
+    kind of file   TorchScript stores parameters and buffers by name, and numbers as nodes
+    values         infinite or huge: a mask
+    structure      where it meets data: as a layer's weight, or merely beside it
                    - unless its values look like none that a weight starts from
 """
 
@@ -17,12 +17,12 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from partc.compiler.differentiation.parameters.decision import Decision, constant, trained, undecided
+from partc.compiler.differentiation.parameters.decision import ParameterDecision, constant, trained, undecided
 from partc.compiler.differentiation.parameters.exporter_facts import ExporterFacts, exporter_facts
 from partc.compiler.differentiation.parameters.find_parameters import MAKERS
 from partc.compiler.differentiation.parameters.folded import SINUSOIDS, decide_folded
 from partc.compiler.differentiation.parameters.places import Place, Places
-from partc.compiler.differentiation.parameters.value_patterns import Values, values_of
+from partc.compiler.differentiation.parameters.value_patterns import TensorValues, values_of
 from partc.compiler.differentiation.tensor_types import TensorType, Types, element_count
 
 
@@ -42,7 +42,7 @@ def decide_parameters(
     types: Types,
     candidates: Collection[str],
     folder: Path | None = None,
-) -> dict[str, Decision]:
+) -> dict[str, ParameterDecision]:
     """Decide each candidate, a float tensor that comes from no input.
 
     `forward` is the model as the exporter wrote it, `graph` its normalised graph, with `types`; external
@@ -51,21 +51,21 @@ def decide_parameters(
     facts = exporter_facts(forward)
     is_torchscript = forward.producer_name == "pytorch" and facts.is_silent
     evidence = _Evidence(facts, Places(graph, types, candidates), folder, is_torchscript)
-    stored = {tensor.name: tensor for tensor in graph.initializer}
-    wanted = frozenset(candidates)
-    makers = {name: node for node in graph.node for name in node.output if name in wanted}
+    initializers = {tensor.name: tensor for tensor in graph.initializer}
+    candidate_names = frozenset(candidates)
+    makers = {name: node for node in graph.node for name in node.output if name in candidate_names}
     return {
-        name: _stored(evidence, stored[name])
-        if name in stored
-        else _made(evidence, makers[name], types[name], name)
+        name: _decide_initializer(evidence, initializers[name])
+        if name in initializers
+        else _decide_generated(evidence, makers[name], types[name], name)
         for name in candidates
     }
 
 
-def _stored(evidence: _Evidence, tensor: onnx.TensorProto) -> Decision:
+def _decide_initializer(evidence: _Evidence, tensor: onnx.TensorProto) -> ParameterDecision:
     """Decide an initializer."""
-    if (told := _told(evidence, tensor)) is not None:
-        return told
+    if (decision := _by_exporter(evidence, tensor)) is not None:
+        return decision
     values = values_of(tensor, evidence.folder)
     is_number = element_count(tensor.dims) == 1
     if evidence.is_torchscript and is_number and not tensor.name.startswith("onnx::"):
@@ -75,10 +75,10 @@ def _stored(evidence: _Evidence, tensor: onnx.TensorProto) -> Decision:
         return constant("numbers without axes")
     if values.is_mask:
         return constant("masks: infinite or huge values")
-    return _placed(evidence.places.of(tensor.name), values)
+    return _decide_by_place(evidence.places.of(tensor.name), values)
 
 
-def _told(evidence: _Evidence, tensor: onnx.TensorProto) -> Decision | None:
+def _by_exporter(evidence: _Evidence, tensor: onnx.TensorProto) -> ParameterDecision | None:
     """Return what the exporter's metadata says; None if nothing."""
     facts, name = evidence.facts, tensor.name
     kind = facts.kinds.get(name, "")
@@ -92,7 +92,9 @@ def _told(evidence: _Evidence, tensor: onnx.TensorProto) -> Decision | None:
     return None
 
 
-def _made(evidence: _Evidence, maker: onnx.NodeProto, type_: TensorType, name: str) -> Decision:
+def _decide_generated(
+    evidence: _Evidence, maker: onnx.NodeProto, type_: TensorType, name: str
+) -> ParameterDecision:
     """Decide what a node makes of nothing: partc's models and old ones draw their parameters so."""
     assert maker.op_type in MAKERS
     if not evidence.facts.is_silent or evidence.is_torchscript:
@@ -102,13 +104,13 @@ def _made(evidence: _Evidence, maker: onnx.NodeProto, type_: TensorType, name: s
     fill = next((attribute.t for attribute in maker.attribute if attribute.name == "value"), None)
     value = 0.0 if fill is None else float(numpy_helper.to_array(fill).item())
     shape = tuple(size if isinstance(size, int) else 0 for size in type_.shape or ())
-    values = Values(np.full(1, value), shape)
+    values = TensorValues(np.full(1, value), shape)
     if values.is_mask:
         return constant("masks: infinite or huge values")
-    return _placed(evidence.places.of(name), values)
+    return _decide_by_place(evidence.places.of(name), values)
 
 
-def _placed(places: frozenset[Place], values: Values) -> Decision:
+def _decide_by_place(places: frozenset[Place], values: TensorValues) -> ParameterDecision:
     """Decide by where a tensor meets data, and by what its values look like."""
     is_weight = not places.isdisjoint((Place.WEIGHT, Place.BIAS))
     is_bias = Place.BIAS in places and len(values.shape) == 1

@@ -13,7 +13,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ParameterDecision:
     """A verdict. Tensors of one `reason` are told together; `source` is what this one was made from."""
 
     verdict: Verdict
@@ -21,16 +21,16 @@ class Decision:
     source: str = ""
 
 
-def trained(reason: str, source: str = "") -> Decision:
+def trained(reason: str, source: str = "") -> ParameterDecision:
     """Return the decision to train."""
-    return Decision(Verdict.TRAINED, reason, source)
+    return ParameterDecision(Verdict.TRAINED, reason, source)
 
 
-def constant(reason: str, source: str = "") -> Decision:
+def constant(reason: str, source: str = "") -> ParameterDecision:
     """Return the decision to leave a tensor as it is."""
-    return Decision(Verdict.CONSTANT, reason, source)
+    return ParameterDecision(Verdict.CONSTANT, reason, source)
 
 
-def undecided(reason: str, source: str = "") -> Decision:
+def undecided(reason: str, source: str = "") -> ParameterDecision:
     """Return that nothing in the file tells: whoever made it must."""
-    return Decision(Verdict.UNDECIDED, reason, source)
+    return ParameterDecision(Verdict.UNDECIDED, reason, source)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import onnx
 from onnx import numpy_helper
 
-from partc.compiler.differentiation.parameters.decision import Decision, Verdict
+from partc.compiler.differentiation.parameters.decision import ParameterDecision, Verdict
 from partc.compiler.differentiation.parameters.exporter_facts import (
     ExporterFacts,
     exporter_facts,
@@ -14,54 +14,62 @@ from partc.compiler.differentiation.parameters.exporter_facts import (
 from partc.compiler.differentiation.tensor_types import Types, element_count
 from partc.compiler.report.units import count, plural, size
 
-MOST_NAMES = 4  # that a line lists
+MAX_NAMES = 4  # that a line lists
 PLAIN = str.maketrans({"\u00a0": " "})  # a terminal breaks no line here
 
 
-def describe_choice(forward: onnx.ModelProto, types: Types, decisions: Mapping[str, Decision]) -> list[str]:
+def describe_choice(
+    forward: onnx.ModelProto, types: Types, decisions: Mapping[str, ParameterDecision]
+) -> list[str]:
     """Return lines about the tensors that move the loss, and about parameters that the exporter changed."""
     lines = []
     for verdict, noun in ((Verdict.TRAINED, "parameter"), (Verdict.CONSTANT, "tensor")):
-        chosen = {name: d for name, d in decisions.items() if d.verdict is verdict}
-        if not chosen:
+        matching = {name: d for name, d in decisions.items() if d.verdict is verdict}
+        if not matching:
             continue
-        sizes = [_elements(types, name) for name in chosen]
-        stored = sum(n * types[name].dtype.itemsize for n, name in zip(sizes, chosen, strict=True))
-        total = f"{plural(len(chosen), noun)}, {plural(sum(sizes), 'element')}, {size(stored)}"
+        sizes = [_elements(types, name) for name in matching]
+        stored_bytes = sum(n * types[name].dtype.itemsize for n, name in zip(sizes, matching, strict=True))
+        total = f"{plural(len(matching), noun)}, {plural(sum(sizes), 'element')}, {size(stored_bytes)}"
         lines.append(f"{verdict.value}: {total}")
-        lines += [f"  {count(len(names))} {reason}: {_listed(names)}" for reason, names in _groups(chosen)]
+        lines += [
+            f"  {count(len(names))} {reason}: {_join_names(names)}" for reason, names in _groups(matching)
+        ]
     facts = exporter_facts(forward)
-    lines += _merged(facts, forward.graph, decisions) + _copied(forward.graph, decisions)
+    lines += _describe_merged(facts, forward.graph, decisions) + _describe_copies(forward.graph, decisions)
     return [line.translate(PLAIN) for line in lines]
 
 
-def _groups(decisions: Mapping[str, Decision]) -> list[tuple[str, list[str]]]:
+def _groups(decisions: Mapping[str, ParameterDecision]) -> list[tuple[str, list[str]]]:
     groups: dict[str, list[str]] = {}
     for name, decision in decisions.items():
         groups.setdefault(decision.reason, []).append(_with_source(name, decision))
     return list(groups.items())
 
 
-def _with_source(name: str, decision: Decision) -> str:
+def _with_source(name: str, decision: ParameterDecision) -> str:
     return f"{name} (of {decision.source})" if decision.source else name
 
 
-def _merged(facts: ExporterFacts, graph: onnx.GraphProto, decisions: Mapping[str, Decision]) -> list[str]:
+def _describe_merged(
+    facts: ExporterFacts, graph: onnx.GraphProto, decisions: Mapping[str, ParameterDecision]
+) -> list[str]:
     """Tell of variables that stand for several parameters: they train as one."""
     merged = {n: others for n, others in merged_parameters(facts, graph).items() if n in decisions}
-    trained = {n: others for n, others in merged.items() if decisions[n].verdict is Verdict.TRAINED}
-    if not trained:
+    merged_into = {n: others for n, others in merged.items() if decisions[n].verdict is Verdict.TRAINED}
+    if not merged_into:
         return []
-    lost = sum(len(others) for others in trained.values())
-    names = [f"{name} for {_listed(others)}" for name, others in trained.items()]
-    told = f"{plural(lost, 'parameter')} {'train' if lost > 1 else 'trains'} as part of another"
+    merged_count = sum(len(others) for others in merged_into.values())
+    names = [f"{name} for {_join_names(others)}" for name, others in merged_into.items()]
+    text = (
+        f"{plural(merged_count, 'parameter')} {'train' if merged_count > 1 else 'trains'} as part of another"
+    )
     return [
-        f"merged by the exporter, for their values were equal: {told}; optimize=False keeps them apart",
-        *(f"  {line}" for line in names[:MOST_NAMES]),
+        f"merged by the exporter, for their values were equal: {text}; optimize=False keeps them apart",
+        *(f"  {line}" for line in names[:MAX_NAMES]),
     ]
 
 
-def _copied(graph: onnx.GraphProto, decisions: Mapping[str, Decision]) -> list[str]:
+def _describe_copies(graph: onnx.GraphProto, decisions: Mapping[str, ParameterDecision]) -> list[str]:
     """Tell of a parameter that is stored twice, once transposed: its copies train apart."""
     matrices = {
         t.name: t
@@ -77,8 +85,8 @@ def _copied(graph: onnx.GraphProto, decisions: Mapping[str, Decision]) -> list[s
     ]
     if not copies:
         return []
-    told = "stored twice by the exporter, so that both copies train apart"
-    return [f"{told}: {_listed(copies)}; optimize=False stores one"]
+    text = "stored twice by the exporter, so that both copies train apart"
+    return [f"{text}: {_join_names(copies)}; optimize=False stores one"]
 
 
 def _is_transposed(tensor: onnx.TensorProto, other: onnx.TensorProto) -> bool:
@@ -91,7 +99,7 @@ def _elements(types: Types, name: str) -> int:
     return element_count(n if isinstance(n, int) else 0 for n in types[name].shape or ())
 
 
-def _listed(names: Iterable[str]) -> str:
-    listed: Sequence[str] = list(names)
-    rest = len(listed) - MOST_NAMES
-    return ", ".join(listed[:MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+def _join_names(names: Iterable[str]) -> str:
+    sequence: Sequence[str] = list(names)
+    rest = len(sequence) - MAX_NAMES
+    return ", ".join(sequence[:MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")

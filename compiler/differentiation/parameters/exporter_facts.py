@@ -46,8 +46,8 @@ class ExporterFacts:
 
     def parameters_in(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return those of the names that are parameters of the module."""
-        known = set(self.targets.values()) | {n for n, kind in self.kinds.items() if kind == "PARAMETER"}
-        return tuple(sorted(known.intersection(names)))
+        parameters = set(self.targets.values()) | {n for n, kind in self.kinds.items() if kind == "PARAMETER"}
+        return tuple(sorted(parameters.intersection(names)))
 
     def read_beside(self, name: str) -> frozenset[str]:
         """Return the parameters that the operations read which read this initializer now."""
@@ -59,10 +59,10 @@ def exporter_facts(model: onnx.ModelProto) -> ExporterFacts:
     graph = model.graph
     signature = _entry(graph.metadata_props, _SIGNATURE)
     inputs = _INPUT.findall(signature)
-    stored = {tensor.name for tensor in graph.initializer}
+    initializers = {tensor.name for tensor in graph.initializer}
     kinds, folded = {}, {}
     for value in graph.value_info:
-        if value.name not in stored:
+        if value.name not in initializers:
             continue
         if kind := _entry(value.metadata_props, _KIND):
             kinds[value.name] = kind
@@ -72,11 +72,11 @@ def exporter_facts(model: onnx.ModelProto) -> ExporterFacts:
     operations: dict[str, tuple[str, ...]] = {}
     readers: dict[str, frozenset[str]] = {}
     for node in graph.node:
-        for name in stored.intersection(node.input):
+        for name in initializers.intersection(node.input):
             operations[name] = (*operations.get(name, ()), *_reads(node))
             readers[name] = readers.get(name, frozenset()) | {node.op_type}
-    detached, lost = _detached(graph)
-    return ExporterFacts(kinds, folded, targets, operations, readers, detached, lost)
+    detached, merged = _find_detached(graph)
+    return ExporterFacts(kinds, folded, targets, operations, readers, detached, merged)
 
 
 def merged_parameters(facts: ExporterFacts, graph: onnx.GraphProto) -> dict[str, tuple[str, ...]]:
@@ -85,35 +85,37 @@ def merged_parameters(facts: ExporterFacts, graph: onnx.GraphProto) -> dict[str,
     The exporter makes one initializer of equal values (of all LayerNorm scales, at first). A node that reads
     it came from an operation which read another parameter at that place, and this one is nowhere else.
     """
-    stored = {tensor.name for tensor in graph.initializer}
+    initializers = {tensor.name for tensor in graph.initializer}
     folded = frozenset().union(*facts.folded_from.values())
-    lost = set(facts.targets.values()) - stored - folded
+    missing_targets = set(facts.targets.values()) - initializers - folded
     merged: dict[str, set[str]] = {}
-    for node in graph.node if lost else ():
-        wanted = [
-            facts.targets[name] for name in _reads(node) if facts.targets.get(name, "") in lost | stored
+    for node in graph.node if missing_targets else ():
+        candidates = [
+            facts.targets[name]
+            for name in _reads(node)
+            if facts.targets.get(name, "") in missing_targets | initializers
         ]
-        found = [name for name in node.input if facts.kinds.get(name) == "PARAMETER"]
-        if len(wanted) != len(found):
+        parameters = [name for name in node.input if facts.kinds.get(name) == "PARAMETER"]
+        if len(candidates) != len(parameters):
             continue
-        for name, original in zip(found, wanted, strict=True):
-            if original in lost:
+        for name, original in zip(parameters, candidates, strict=True):
+            if original in missing_targets:
                 merged.setdefault(name, set()).add(original)
     return {name: tuple(sorted(others)) for name, others in merged.items()}
 
 
-def _detached(graph: onnx.GraphProto) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
+def _find_detached(graph: onnx.GraphProto) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
     """Return what PyTorch's detach made, and where it is gone: the optimiser drops its Identity."""
-    made = {name for node in graph.node for name in node.output}
-    found: set[str] = set()
-    lost: dict[str, tuple[str, ...]] = {}
+    node_outputs = {name for node in graph.node for name in node.output}
+    detached: set[str] = set()
+    merged: dict[str, tuple[str, ...]] = {}
     for node in graph.node:
         if node.op_type == "Identity" and _DETACH in _entry(node.metadata_props, _OPERATION):
-            found.add(node.output[0])
+            detached.add(node.output[0])
         for name in _reads(node):
-            if _DETACHED.match(name) and name not in made:
-                lost[name] = (*lost.get(name, ()), node.output[0])
-    return frozenset(found), lost
+            if _DETACHED.match(name) and name not in node_outputs:
+                merged[name] = (*merged.get(name, ()), node.output[0])
+    return frozenset(detached), merged
 
 
 def _reads(node: onnx.NodeProto) -> list[str]:

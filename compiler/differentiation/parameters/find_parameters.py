@@ -54,15 +54,15 @@ def candidate_parameters(graph: onnx.GraphProto, types: Types) -> tuple[str, ...
 
     Constant nodes are constants of the model.
     """
-    stored = [t.name for t in graph.initializer if types[t.name].is_float]
+    initializers = [t.name for t in graph.initializer if types[t.name].is_float]
     dependent = {value.name for value in graph.input} - {t.name for t in graph.initializer}
-    made = []
+    generated = []
     for node in graph.node:
         if dependent.intersection(node.input):
             dependent.update(node.output)
         elif node.op_type in MAKERS and types[node.output[0]].is_float and types[node.output[0]].shape != ():
-            made.append(node.output[0])
-    return (*stored, *made)
+            generated.append(node.output[0])
+    return (*initializers, *generated)
 
 
 def read_as_constants(graph: onnx.GraphProto) -> frozenset[str]:
@@ -93,11 +93,11 @@ def moving_the_loss(
     graph: onnx.GraphProto, types: Types, loss: str, detached: Collection[str] = ()
 ) -> set[str]:
     """Return the tensors that a gradient of the loss may flow to; it ends at those that are detached."""
-    moving = {loss}
+    dependencies = {loss}
     for node in reversed(graph.node):
-        if moving.intersection(node.output) and not set(node.output).intersection(detached):
-            moving.update(node.input[index] for index in differentiable_inputs(node, types))
-    return moving
+        if dependencies.intersection(node.output) and not set(node.output).intersection(detached):
+            dependencies.update(node.input[index] for index in differentiable_inputs(node, types))
+    return dependencies
 
 
 def trace(
@@ -109,30 +109,30 @@ def trace(
 ) -> Dataflow:
     """Follow the gradient's possible ways. Raises UnsupportedModel if it reaches no parameter."""
     candidates = tuple(candidates)
-    moved = set(candidates)
+    dependents = set(candidates)
     for node in graph.node:
-        if any(node.input[index] in moved for index in differentiable_inputs(node, types)):
-            moved.update(name for name in node.output if name in types and types[name].is_float)
-            moved.difference_update(set(node.output).intersection(detached))
-    moving = moving_the_loss(graph, types, loss, detached)
-    parameters = tuple(name for name in candidates if name in moving)
+        if any(node.input[index] in dependents for index in differentiable_inputs(node, types)):
+            dependents.update(name for name in node.output if name in types and types[name].is_float)
+            dependents.difference_update(set(node.output).intersection(detached))
+    loss_dependencies = moving_the_loss(graph, types, loss, detached)
+    parameters = tuple(name for name in candidates if name in loss_dependencies)
     if not parameters:
         raise UnsupportedModel(
             f"the loss {loss!r} depends on no parameter",
             at="parameters: float initializers with axes, and outputs of nodes that read no input",
             fix="keep weights as initializers rather than Constant nodes, or choose another loss",
         )
-    _check_constant_inputs(graph, moved, moving)
-    return Dataflow(parameters, frozenset(moved & moving))
+    _check_constant_inputs(graph, dependents, loss_dependencies)
+    return Dataflow(parameters, frozenset(dependents & loss_dependencies))
 
 
-def _check_constant_inputs(graph: onnx.GraphProto, moved: set[str], moving: set[str]) -> None:
+def _check_constant_inputs(graph: onnx.GraphProto, dependents: set[str], loss_dependencies: set[str]) -> None:
     """Refuse a bound, weight or angle that parameters move: its gradient would be left out."""
     for node in graph.node:
-        if node.op_type not in MOVED_BY_CONSTANTS or not moving.intersection(node.output):
+        if node.op_type not in MOVED_BY_CONSTANTS or not loss_dependencies.intersection(node.output):
             continue
         for index in sorted(CONSTANT_INPUTS[node.op_type]):
-            if index < len(node.input) and node.input[index] in moved:
+            if index < len(node.input) and node.input[index] in dependents:
                 raise UnsupportedModel(
                     f"input {index} ({node.input[index]!r}) depends on a parameter; its gradient has no rule",
                     at=f"node {node.name!r} ({node.op_type})",
@@ -195,5 +195,5 @@ def _is_training(node: onnx.NodeProto) -> bool:
 
 def data_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
     """Return the graph's inputs that have no initializer."""
-    stored = {tensor.name for tensor in graph.initializer}
-    return [value for value in graph.input if value.name not in stored]
+    initializers = {tensor.name for tensor in graph.initializer}
+    return [value for value in graph.input if value.name not in initializers]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import onnx
 
-from partc.compiler.differentiation.parameters.decision import Decision, constant, trained, undecided
+from partc.compiler.differentiation.parameters.decision import ParameterDecision, constant, trained, undecided
 from partc.compiler.differentiation.parameters.exporter_facts import ExporterFacts
 from partc.compiler.differentiation.parameters.value_patterns import values_of
 
@@ -32,26 +32,26 @@ MOVING = frozenset(
 )
 RECURRENT = frozenset({"GRU", "LSTM", "RNN"})  # their inputs stack the parameters of directions and gates
 SINUSOIDS = "parameters to the exporter, but with a sinusoid's values, as frozen position tables have"
-MOVED = "parameters, as the exporter stored them: transposed, reordered or in part"
+REARRANGED = "parameters, as the exporter stored them: transposed, reordered or in part"
 
 
-def decide_folded(facts: ExporterFacts, tensor: onnx.TensorProto, folder: Path | None) -> Decision:
+def decide_folded(facts: ExporterFacts, tensor: onnx.TensorProto, folder: Path | None) -> ParameterDecision:
     """Decide a tensor that was folded from others, all of which are known by name."""
     sources = facts.folded_from[tensor.name]
     parameters = facts.parameters_in(sources)
     if not parameters:
         return constant("folded by the exporter from constants alone")
     source = ", ".join(parameters)
-    if not _is_moved(facts, tensor, parameters, folder):
+    if not _is_rearranged(facts, tensor, parameters, folder):
         return undecided(
             "computed by the exporter from parameters: training these is not training those", source
         )
     if values_of(tensor, folder).is_sinusoids:
         return undecided(SINUSOIDS, source)
-    return trained(MOVED, source)
+    return trained(REARRANGED, source)
 
 
-def _is_moved(
+def _is_rearranged(
     facts: ExporterFacts, tensor: onnx.TensorProto, parameters: Collection[str], folder: Path | None
 ) -> bool:
     """Tell whether each element is one of a parameter's, and no element of those is there twice."""

@@ -65,12 +65,12 @@ class Places:
         for node in graph.node:
             for index, name in enumerate(node.input):
                 self._readers.setdefault(name, []).append(_Reading(node, index))
-        stored = {tensor.name for tensor in graph.initializer}
-        self._data = _reached(graph, {value.name for value in graph.input} - stored)
+        initializers = {tensor.name for tensor in graph.initializer}
+        self._data = _reachable_from(graph, {value.name for value in graph.input} - initializers)
         weights = [
             r.node for name in candidates for r in self._readings(name) if r.index in _weight_inputs(r.node)
         ]
-        self._learned = _reached(graph, {name for node in weights for name in node.output})
+        self._learned = _reachable_from(graph, {name for node in weights for name in node.output})
 
     def of(self, name: str) -> frozenset[Place]:
         """Return the places where a tensor meets data."""
@@ -78,16 +78,16 @@ class Places:
 
     def _readings(self, name: str) -> list[_Reading]:
         """Follow a tensor through what is computed without data, to where data is read beside it."""
-        found, waiting, seen = [], [name], {name}
-        while waiting:
-            for reading in self._readers.get(waiting.pop(), []):
+        readings, queue, visited = [], [name], {name}
+        while queue:
+            for reading in self._readers.get(queue.pop(), []):
                 outputs = set(reading.node.output)
                 if outputs & self._data:
-                    found.append(reading)
+                    readings.append(reading)
                 else:
-                    waiting += outputs - seen
-                    seen |= outputs
-        return found
+                    queue += outputs - visited
+                    visited |= outputs
+        return readings
 
     def _place(self, reading: _Reading) -> Place:
         node, index = reading.node, reading.index
@@ -98,17 +98,17 @@ class Places:
             return Place.OTHER
         if not self._learned.intersection(others):
             return Place.RAW
-        own, met = self._shape(node.input[index]), self._shape(others[0])
-        if own is None or met is None:
+        own, other_shape = self._shape(node.input[index]), self._shape(others[0])
+        if own is None or other_shape is None:
             return Place.OTHER
         if node.op_type == "Concat":
-            return Place.PER_SAMPLE if _spans_first_axis(own, met) else Place.JOINED
-        return self._broadcast_place(own, met, others[0])
+            return Place.PER_SAMPLE if _spans_first_axis(own, other_shape) else Place.JOINED
+        return self._broadcast_place(own, other_shape, others[0])
 
-    def _broadcast_place(self, own: Shape, met: Shape, other: str) -> Place:
+    def _broadcast_place(self, own: Shape, other_shape: Shape, other: str) -> Place:
         wide = [size for size in own if size != 1]
         maker = self._makers.get(other)
-        if len(met) > 1 and _spans_first_axis(own, met):
+        if len(other_shape) > 1 and _spans_first_axis(own, other_shape):
             return Place.PER_SAMPLE
         if len(wide) <= 1 and own and maker is not None and maker.op_type in WEIGHT_INPUTS:
             return Place.BIAS
@@ -124,15 +124,15 @@ def _weight_inputs(node: onnx.NodeProto) -> frozenset[int]:
     return WEIGHT_INPUTS.get(node.op_type, frozenset())
 
 
-def _spans_first_axis(own: Shape, met: Shape) -> bool:
+def _spans_first_axis(own: Shape, other_shape: Shape) -> bool:
     """Tell whether a tensor has an entry for each of the first axis of what it meets."""
-    return len(own) >= len(met) and own[len(own) - len(met)] != 1
+    return len(own) >= len(other_shape) and own[len(own) - len(other_shape)] != 1
 
 
-def _reached(graph: onnx.GraphProto, sources: Iterable[str]) -> set[str]:
+def _reachable_from(graph: onnx.GraphProto, sources: Iterable[str]) -> set[str]:
     """Return the sources and what is computed from them; nodes are in topological order."""
-    reached = set(sources)
+    reachable = set(sources)
     for node in graph.node:
-        if reached.intersection(node.input):
-            reached.update(name for name in node.output if name)
-    return reached
+        if reachable.intersection(node.input):
+            reachable.update(name for name in node.output if name)
+    return reachable

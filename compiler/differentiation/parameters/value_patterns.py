@@ -22,16 +22,16 @@ from onnx.external_data_helper import ExternalDataInfo
 
 from partc.compiler.differentiation.tensor_types import element_count
 
-MOST_ELEMENTS = 2**18  # of a tensor that are looked at: its first rows
-MOST_ROWS = 64  # along each axis, in which sinusoids are looked for
+MAX_ELEMENTS = 2**18  # of a tensor that are looked at: its first rows
+MAX_ROWS = 64  # along each axis, in which sinusoids are looked for
 HUGE = 1e4  # attention masks add -1e4, -1e9 or a float's least number; weights start near 1
-FEWEST_CHECKS = 8  # equations that must hold beyond those that a fit can always satisfy
+MIN_CHECKS = 8  # equations that must hold beyond those that a fit can always satisfy
 FIT = 1e-3  # of the largest value: what float32 sines of large angles, and float16, are off
 _NO_VALUES = np.zeros(0)
 
 
 @dataclass(frozen=True)
-class Values:
+class TensorValues:
     """The values of a tensor of that shape as far as they are known; `array` is empty where nothing is."""
 
     array: np.ndarray
@@ -74,7 +74,7 @@ class Values:
 
     def _columns(self) -> Iterator[np.ndarray]:
         """Yield the values as columns along each axis, where they may follow positions at all."""
-        head = self.array[(slice(MOST_ROWS),) * self.array.ndim]
+        head = self.array[(slice(MAX_ROWS),) * self.array.ndim]
         if head.ndim < 2 or not head.size or not np.ptp(head) < 2 * HUGE:
             return
         for axis, length in enumerate(head.shape):
@@ -123,7 +123,7 @@ def _follow_positions(columns: np.ndarray) -> bool:
     Most must vary: a row that is repeated follows no position.
     """
     length, count = columns.shape
-    if length < 4 or (length - 3) * count < FEWEST_CHECKS:
+    if length < 4 or (length - 3) * count < MIN_CHECKS:
         return False
     if np.count_nonzero(np.ptp(columns, axis=0)) * 2 <= count:
         return False
@@ -138,20 +138,20 @@ def _are_lines(columns: np.ndarray) -> bool:
     return bool(np.abs(np.diff(columns, 2, axis=0)).max() <= FIT * np.abs(columns).max())
 
 
-def values_of(tensor: TensorProto, folder: Path | None) -> Values:
+def values_of(tensor: TensorProto, folder: Path | None) -> TensorValues:
     """Return the values of a tensor, or of its first rows where it is large, in float64.
 
     External data is read from `folder` alone; nothing is known of what is not there.
     """
     width = max(1, element_count(tensor.dims[1:]))
     whole = tuple(tensor.dims)
-    rows = min(tensor.dims[0], max(8, MOST_ELEMENTS // width)) if tensor.dims else 1
+    rows = min(tensor.dims[0], max(8, MAX_ELEMENTS // width)) if tensor.dims else 1
     shape = (rows, *tensor.dims[1:]) if tensor.dims else ()
     if tensor.data_location == TensorProto.EXTERNAL:
-        return Values(_external(tensor, shape, folder), whole)
+        return TensorValues(_external(tensor, shape, folder), whole)
     if tensor.HasField("raw_data") and math.prod(shape) < element_count(tensor.dims):
-        return Values(_head(tensor, shape, tensor.raw_data), whole)
-    return Values(_widened(numpy_helper.to_array(tensor)), whole)
+        return TensorValues(_head(tensor, shape, tensor.raw_data), whole)
+    return TensorValues(_widen(numpy_helper.to_array(tensor)), whole)
 
 
 def _external(tensor: TensorProto, shape: tuple[int, ...], folder: Path | None) -> np.ndarray:
@@ -170,12 +170,12 @@ def _head(tensor: TensorProto, shape: tuple[int, ...], data: bytes) -> np.ndarra
     """Read the first rows of a tensor from the bytes at its start."""
     head = TensorProto(data_type=tensor.data_type, dims=shape)
     itemsize = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-    wanted = math.prod(shape) * itemsize
-    if len(data) < wanted:
+    size_bytes = math.prod(shape) * itemsize
+    if len(data) < size_bytes:
         return _NO_VALUES
-    head.raw_data = data[:wanted]
-    return _widened(numpy_helper.to_array(head))
+    head.raw_data = data[:size_bytes]
+    return _widen(numpy_helper.to_array(head))
 
 
-def _widened(array: np.ndarray) -> np.ndarray:
+def _widen(array: np.ndarray) -> np.ndarray:
     return np.asarray(array).astype(np.float64)

@@ -12,7 +12,7 @@ import numpy as np
 from partc.compiler.differentiation.forward_node import ForwardNode
 from partc.runtime.errors import UnsupportedModel
 
-MOST_READERS = 6  # of one entry, before a product is cheaper than so many Gathers
+MAX_READERS = 6  # of one entry, before a product is cheaper than so many Gathers
 
 
 def gather_readers(at: ForwardNode, dy: str, source: np.ndarray, size: int, axis: int) -> str:
@@ -20,7 +20,7 @@ def gather_readers(at: ForwardNode, dy: str, source: np.ndarray, size: int, axis
     vectors = _readers(source, size)
     if np.array_equal(source, np.arange(size)):
         return dy
-    if len(vectors) > MOST_READERS:
+    if len(vectors) > MAX_READERS:
         weights = (np.arange(size) == source[:, None]).astype(at.types[at.x(0)].dtype)
         return multiply_along(at, dy, weights, axis)
     widened = with_zeros_behind(at, dy, axis)
@@ -34,7 +34,7 @@ def _readers(source: np.ndarray, size: int) -> list[np.ndarray]:
     for j, entry in enumerate(source.tolist()):
         readers[entry].append(j)
     count = max([1, *map(len, readers)])
-    padded = [found + [len(source)] * (count - len(found)) for found in readers]
+    padded = [positions + [len(source)] * (count - len(positions)) for positions in readers]
     return list(np.array(padded, np.int64).reshape(size, count).T)
 
 

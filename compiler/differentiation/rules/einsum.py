@@ -32,8 +32,8 @@ class _Equation:
 
 
 def _spell_out(text: str, ranks: Sequence[int]) -> _Equation:
-    left, arrow, output = text.replace(" ", "").partition("->")
-    operands = left.split(",")
+    inputs, arrow, output = text.replace(" ", "").partition("->")
+    operands = inputs.split(",")
     free = [letter for letter in string.ascii_letters if letter not in text]
     # An ellipsis stands for axes counted from its end, as in broadcasting.
     lengths = [
@@ -41,21 +41,21 @@ def _spell_out(text: str, ranks: Sequence[int]) -> _Equation:
     ]
     longest = max(lengths, default=0)
     letters = "".join(free[:longest])
-    spelled = [
+    explicit_operands = [
         word.replace("...", letters[longest - length :])
         for word, length in zip(operands, lengths, strict=True)
     ]
     if not arrow:
-        once = sorted(letter for letter in set(left) - set(",.") if left.count(letter) == 1)
+        once = sorted(letter for letter in set(inputs) - set(",.") if inputs.count(letter) == 1)
         output = "..." + "".join(once)
-    return _Equation(tuple(spelled), output.replace("...", letters))
+    return _Equation(tuple(explicit_operands), output.replace("...", letters))
 
 
 def _einsum(at: ForwardNode, dy: str) -> Gradients:
     text = at.attribute("equation")
     assert isinstance(text, str)
     equation = _spell_out(text, [at.rank(x) for x in at.node.input])
-    return {index: _operand_gradient(at, dy, equation, index) for index in sorted(at.wanted)}
+    return {index: _operand_gradient(at, dy, equation, index) for index in sorted(at.gradient_inputs)}
 
 
 def _operand_gradient(at: ForwardNode, dy: str, equation: _Equation, index: int) -> str:
@@ -65,10 +65,12 @@ def _operand_gradient(at: ForwardNode, dy: str, equation: _Equation, index: int)
     elsewhere = set(equation.output).union(*others)
     letters = "".join(dict.fromkeys(word))
     # An axis of size 1 was perhaps broadcast: its gradient is summed, then spread over 1 entry.
-    found = "".join(letter for letter in letters if letter in elsewhere and shape[word.index(letter)] != 1)
+    common_letters = "".join(
+        letter for letter in letters if letter in elsewhere and shape[word.index(letter)] != 1
+    )
     terms = ",".join([equation.output, *others])
-    gradient = at.op("Einsum", dy, *inputs, equation=f"{terms}->{found}")
-    missing = [axis for axis, letter in enumerate(letters) if letter not in found]
+    gradient = at.op("Einsum", dy, *inputs, equation=f"{terms}->{common_letters}")
+    missing = [axis for axis, letter in enumerate(letters) if letter not in common_letters]
     if missing:
         gradient = at.op("Unsqueeze", gradient, at.build.ints(*missing))
     if unsure := _perhaps_stretched(at, equation, index):
@@ -119,17 +121,17 @@ def _may_be_narrow(at: ForwardNode, equation: _Equation, index: int) -> bool:
 
 def _on_diagonal(at: ForwardNode, gradient: str, word: str, x: str) -> str:
     """Give each repeated letter its axes back: zero but where the positions along them are equal."""
-    done = list(dict.fromkeys(word))
-    order = done + [letter for letter in done for _ in range(word.count(letter) - 1)]
-    added = list(range(len(done), len(order)))
-    gradient = at.op("Unsqueeze", gradient, at.build.ints(*added))
-    for axis in added:
+    letters = list(dict.fromkeys(word))
+    order = letters + [letter for letter in letters for _ in range(word.count(letter) - 1)]
+    new_axes = list(range(len(letters), len(order)))
+    gradient = at.op("Unsqueeze", gradient, at.build.ints(*new_axes))
+    for axis in new_axes:
         first = order.index(order[axis])
         size = static_size(at, x, word.index(order[axis]))
-        between = [size if a in (first, axis) else 1 for a in range(len(order))]
-        mask = np.eye(size, dtype=at.types[x].dtype).reshape(between)
+        mask_shape = [size if a in (first, axis) else 1 for a in range(len(order))]
+        mask = np.eye(size, dtype=at.types[x].dtype).reshape(mask_shape)
         gradient = at.op("Mul", gradient, at.build.constant(mask))
-    places = {letter: [a for a, other in enumerate(order) if other == letter] for letter in done}
+    places = {letter: [a for a, other in enumerate(order) if other == letter] for letter in letters}
     perm = [places[letter].pop(0) for letter in word]
     gradient = at.op("Transpose", gradient, perm=perm)
     return at.op("Expand", gradient, at.shape_of(x))

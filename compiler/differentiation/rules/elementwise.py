@@ -78,25 +78,27 @@ def _mean(at: ForwardNode, dy: str) -> Gradients:
 
 
 def _sub(at: ForwardNode, dy: str) -> Gradients:
-    return {0: dy} | ({1: at.op("Neg", dy)} if 1 in at.wanted else {})
+    return {0: dy} | ({1: at.op("Neg", dy)} if 1 in at.gradient_inputs else {})
 
 
 def _mul(at: ForwardNode, dy: str) -> Gradients:
-    return {index: at.op("Mul", dy, at.x(1 - index)) for index in sorted(at.wanted)}
+    return {index: at.op("Mul", dy, at.x(1 - index)) for index in sorted(at.gradient_inputs)}
 
 
 def _div(at: ForwardNode, dy: str) -> Gradients:
     quotient = at.op("Div", dy, at.x(1))
-    return {0: quotient} | ({1: at.op("Neg", at.op("Mul", quotient, at.y()))} if 1 in at.wanted else {})
+    return {0: quotient} | (
+        {1: at.op("Neg", at.op("Mul", quotient, at.y()))} if 1 in at.gradient_inputs else {}
+    )
 
 
 def _pow(at: ForwardNode, dy: str) -> Gradients:
     """d x^p = p x^(p-1) dx + x^p log(x) dp; log(x) is taken as 0 where x is not positive."""
     x = at.x(0)
     gradients = {}
-    if 0 in at.wanted:
+    if 0 in at.gradient_inputs:
         gradients[0] = _power_gradient(at, dy)
-    if 1 in at.wanted:
+    if 1 in at.gradient_inputs:
         one = at.scalar(1, like=x)
         logarithm = at.op("Log", at.op("Where", at.op("Greater", x, at.scalar(0, like=x)), x, one))
         slope = at.op("Mul", at.op("Mul", dy, at.y()), logarithm)
@@ -131,7 +133,7 @@ def _same_element(at: ForwardNode) -> bool:
 
 def _mod(at: ForwardNode, dy: str) -> Gradients:
     """a mod b = a - q b, for a whole number q that stays between two jumps."""
-    if 1 not in at.wanted:
+    if 1 not in at.gradient_inputs:
         return {0: dy}
     # The quotient is rounded: (a - y) / b misses the whole number by an ulp.
     quotient = at.op("Round", at.op("Div", at.op("Sub", at.x(0), at.y()), at.x(1)))
@@ -147,12 +149,12 @@ def _extremum(at: ForwardNode, dy: str) -> Gradients:
     """Max and Min: inputs that tie share the gradient equally, but none with constants: those are bounds."""
     zero = at.scalar(0, like=at.x(0))
     wins = [at.op("Equal", x, at.y()) for x in at.node.input]
-    if len(at.wanted) == 1:
-        (index,) = at.wanted
+    if len(at.gradient_inputs) == 1:
+        (index,) = at.gradient_inputs
         return {index: at.op("Where", wins[index], dy, zero)}
-    flags = [at.op("Cast", wins[index], to=at.types[at.x(0)].element) for index in sorted(at.wanted)]
+    flags = [at.op("Cast", wins[index], to=at.types[at.x(0)].element) for index in sorted(at.gradient_inputs)]
     share = at.op("Div", dy, at.op("Max", at.op("Sum", *flags), at.scalar(1, like=at.x(0))))
-    return {index: at.op("Where", wins[index], share, zero) for index in sorted(at.wanted)}
+    return {index: at.op("Where", wins[index], share, zero) for index in sorted(at.gradient_inputs)}
 
 
 def _dropout(at: ForwardNode, dy: str) -> Gradients:
@@ -167,8 +169,8 @@ def _dropout(at: ForwardNode, dy: str) -> Gradients:
 def _scale(at: ForwardNode) -> str:
     x, ratio = at.x(0), at.x(1)
     if ratio and ratio not in at.constants:
-        kept = at.op("Sub", at.scalar(1, like=ratio), ratio)
-        scale = at.op("Reciprocal", kept)
+        keep_ratio = at.op("Sub", at.scalar(1, like=ratio), ratio)
+        scale = at.op("Reciprocal", keep_ratio)
         same = at.types[ratio].element == at.types[x].element
         return scale if same else at.op("Cast", scale, to=at.types[x].element)
     kept_share = 1 - float(at.constants[ratio].item()) if ratio else 0.5

@@ -129,8 +129,8 @@ def _is_index(at: ForwardNode, axis: int, size: int) -> str:
     if at.types[index].element != TensorProto.INT64:
         index = at.op("Cast", index, to=TensorProto.INT64)
     # Mod with the divisor's sign: a negative index counts from the end.
-    counted = at.op("Mod", index, at.build.constant(np.array(size, np.int64)))
-    return at.op("Equal", positions, counted)
+    positive_index = at.op("Mod", index, at.build.constant(np.array(size, np.int64)))
+    return at.op("Equal", positions, positive_index)
 
 
 RULES: Mapping[str, Rule] = {

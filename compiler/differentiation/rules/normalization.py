@@ -49,17 +49,17 @@ def _inference_gradient(at: ForwardNode, dy: str) -> Gradients:
     x, scale, mean, variance = (at.x(index) for index in (0, 1, 3, 4))
     inverse = _inverse_deviation(at, variance)
     gradients = {}
-    if 0 in at.wanted:
+    if 0 in at.gradient_inputs:
         gradients[0] = at.op("Mul", dy, _per_channel(at, at.op("Mul", scale, inverse)))
-    if {1, 4} & at.wanted:
+    if {1, 4} & at.gradient_inputs:
         centred = at.op("Sub", x, _per_channel(at, mean))
         gradients[1] = at.op("Mul", _sum_per_channel(at, at.op("Mul", dy, centred)), inverse)
-    if {2, 3} & at.wanted:
+    if {2, 3} & at.gradient_inputs:
         gradients[2] = _sum_per_channel(at, dy)
-    slope = at.op("Mul", scale, inverse) if {3, 4} & at.wanted else ""
-    if 3 in at.wanted:
+    slope = at.op("Mul", scale, inverse) if {3, 4} & at.gradient_inputs else ""
+    if 3 in at.gradient_inputs:
         gradients[3] = at.op("Neg", at.op("Mul", slope, gradients[2]))
-    if 4 in at.wanted:
+    if 4 in at.gradient_inputs:
         half = at.op("Mul", at.scalar(-0.5, like=x), inverse)
         gradients[4] = at.op("Mul", at.op("Mul", slope, half), gradients[1])
     return gradients
@@ -156,11 +156,11 @@ def _layer_normalization(at: ForwardNode, gradients: Sequence[str | None]) -> Gr
     normalized = _Normalized(at.op("Mul", centred, inverse), inverse)
     results = {}
     dy, *of_statistics = gradients
-    if dy and 0 in at.wanted:
+    if dy and 0 in at.gradient_inputs:
         results[0] = _whitened_gradient(at, at.op("Mul", dy, at.x(1)), normalized, at.build.ints(*axes))
-    if dy and 1 in at.wanted:
+    if dy and 1 in at.gradient_inputs:
         results[1] = at.unbroadcast(at.op("Mul", dy, normalized.normal), at.x(0), at.x(1))
-    if dy and 2 in at.wanted:
+    if dy and 2 in at.gradient_inputs:
         results[2] = at.unbroadcast(dy, at.x(0), at.x(2))
     if any(of_statistics):
         parts = _through_statistics(at, of_statistics, normalized, axes)

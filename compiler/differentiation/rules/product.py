@@ -17,9 +17,9 @@ def _matmul(at: ForwardNode, dy: str) -> Gradients:
     if at.rank(b) == 2:
         return _product_with_matrix(at, dy)
     gradients = {}
-    if 0 in at.wanted:
+    if 0 in at.gradient_inputs:
         gradients[0] = _sum_batch(at, at.op("MatMul", dy, _swap(at, b, at.rank(b))), a)
-    if 1 in at.wanted:
+    if 1 in at.gradient_inputs:
         gradients[1] = _sum_batch(at, at.op("MatMul", _swap(at, a, at.rank(a)), dy), b)
     return gradients
 
@@ -28,13 +28,13 @@ def _product_with_matrix(at: ForwardNode, dy: str) -> Gradients:
     """[..., k] x [k, n]: all leading axes are merged for the matrix's gradient, one product sums them."""
     a, b = at.x(0), at.x(1)
     gradients = {}
-    if 0 in at.wanted:
-        gradients[0] = at.op("MatMul", dy, turned(at.build, b))
-    if 1 in at.wanted:
+    if 0 in at.gradient_inputs:
+        gradients[0] = at.op("MatMul", dy, transpose_matrix(at.build, b))
+    if 1 in at.gradient_inputs:
         rows, row_gradients = a, dy
         if at.rank(a) > 2:
             rows, row_gradients = _as_rows(at, a, a), _as_rows(at, dy, at.y())
-        gradients[1] = at.op("MatMul", turned(at.build, rows), row_gradients)
+        gradients[1] = at.op("MatMul", transpose_matrix(at.build, rows), row_gradients)
     return gradients
 
 
@@ -47,7 +47,7 @@ def _as_rows(at: ForwardNode, tensor: str, like: str) -> str:
     return at.op("Reshape", tensor, at.op("Concat", at.build.ints(-1), last, axis=0))
 
 
-def turned(build: NodeBuilder, matrix: str) -> str:
+def transpose_matrix(build: NodeBuilder, matrix: str) -> str:
     """Return the transpose of a matrix; of a transpose, what was transposed."""
     node = build.producer(matrix)
     if node is not None and is_transpose(node):
@@ -58,8 +58,8 @@ def turned(build: NodeBuilder, matrix: str) -> str:
 def turned_gradient(build: NodeBuilder, gradient: str) -> str:
     """Return the transpose of a gradient that nothing else reads: of A' B it is B' A."""
     if factors := transposed_product(build, gradient):
-        return build.op("MatMul", turned(build, factors[1]), factors[0])
-    return turned(build, gradient)
+        return build.op("MatMul", transpose_matrix(build, factors[1]), factors[0])
+    return transpose_matrix(build, gradient)
 
 
 def is_transpose(node: onnx.NodeProto) -> bool:
@@ -113,15 +113,15 @@ def _gemm(at: ForwardNode, dy: str) -> Gradients:
     flip_a, flip_b = at.integer("transA", 0), at.integer("transB", 0)
     alpha = at.number("alpha", 1.0)
     gradients = {}
-    if 0 in at.wanted and not flip_a:
+    if 0 in at.gradient_inputs and not flip_a:
         gradients[0] = at.op("Gemm", dy, b, transB=1 - flip_b, alpha=alpha)
-    elif 0 in at.wanted:
+    elif 0 in at.gradient_inputs:
         gradients[0] = at.op("Gemm", b, dy, transA=flip_b, transB=1, alpha=alpha)
-    if 1 in at.wanted and not flip_b:
+    if 1 in at.gradient_inputs and not flip_b:
         gradients[1] = at.op("Gemm", a, dy, transA=1 - flip_a, alpha=alpha)
-    elif 1 in at.wanted:
+    elif 1 in at.gradient_inputs:
         gradients[1] = at.op("Gemm", dy, a, transA=1, transB=flip_a, alpha=alpha)
-    if 2 in at.wanted:
+    if 2 in at.gradient_inputs:
         beta = at.number("beta", 1.0)
         scaled = dy if beta == 1.0 else at.op("Mul", dy, at.scalar(beta, like=at.x(2)))
         gradients[2] = at.unbroadcast(scaled, at.y(), at.x(2))
@@ -146,8 +146,10 @@ def _det(at: ForwardNode, dy: str) -> Gradients:
         adjugate = at.op("Sub", product, at.op("Mul", share, unit))
     sign = at.scalar((-1) ** (size - 1), like=a)
     slope = at.op("Unsqueeze", at.op("Mul", dy, sign), at.build.ints(-2, -1))
-    turned = at.op("Transpose", adjugate, perm=[*range(rank - 2), rank - 1, rank - 2]) if size > 1 else unit
-    return {0: at.op("Expand", at.op("Mul", slope, turned), at.shape_of(a))}
+    cofactors = (
+        at.op("Transpose", adjugate, perm=[*range(rank - 2), rank - 1, rank - 2]) if size > 1 else unit
+    )
+    return {0: at.op("Expand", at.op("Mul", slope, cofactors), at.shape_of(a))}
 
 
 RULES: Mapping[str, Rule] = {

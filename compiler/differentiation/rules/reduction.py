@@ -11,10 +11,10 @@ from partc.compiler.differentiation.rules.along_axis import static_size
 def _axes(at: ForwardNode) -> tuple[int, ...]:
     """Return the reduced axes, ascending."""
     rank = at.rank(at.x(0))
-    given = at.constant_input(1)
-    if given is None or given.size == 0:
+    axes_input = at.constant_input(1)
+    if axes_input is None or axes_input.size == 0:
         return () if at.integer("noop_with_empty_axes", 0) else tuple(range(rank))
-    return tuple(sorted(axis % rank for axis in given.tolist()))
+    return tuple(sorted(axis % rank for axis in axes_input.tolist()))
 
 
 def _keep_axes(at: ForwardNode, tensor: str) -> str:
@@ -24,7 +24,7 @@ def _keep_axes(at: ForwardNode, tensor: str) -> str:
     return at.op("Unsqueeze", tensor, at.build.ints(*_axes(at)))
 
 
-def _spread(at: ForwardNode, tensor: str) -> str:
+def _expand_reduced(at: ForwardNode, tensor: str) -> str:
     return at.op("Expand", tensor, at.shape_of(at.x(0)))
 
 
@@ -42,12 +42,12 @@ def count_along(at: ForwardNode, tensor: str, axes: tuple[int, ...]) -> str:
 
 
 def _reduce_sum(at: ForwardNode, dy: str) -> Gradients:
-    return {0: _spread(at, _keep_axes(at, dy))}
+    return {0: _expand_reduced(at, _keep_axes(at, dy))}
 
 
 def _reduce_mean(at: ForwardNode, dy: str) -> Gradients:
     share = at.op("Div", _keep_axes(at, dy), count_along(at, at.x(0), _axes(at)))
-    return {0: _spread(at, share)}
+    return {0: _expand_reduced(at, share)}
 
 
 def _reduce_extremum(at: ForwardNode, dy: str) -> Gradients:
@@ -82,7 +82,7 @@ def _reduce_log_sum_exp(at: ForwardNode, dy: str) -> Gradients:
 
 def _reduce_log_sum(at: ForwardNode, dy: str) -> Gradients:
     slope = at.op("Div", _keep_axes(at, dy), at.op("Exp", _keep_axes(at, at.y())))
-    return {0: _spread(at, slope)}
+    return {0: _expand_reduced(at, slope)}
 
 
 def _reduce_prod(at: ForwardNode, dy: str) -> Gradients:
@@ -111,9 +111,9 @@ def expand_cum_prod(at: ForwardNode) -> tuple[str]:
     assert position is not None
     axis = int(position.ravel()[0]) % rank
     size = static_size(at, x, axis)
-    kept = np.tri(size, k=-at.integer("exclusive", 0), dtype=np.bool_)
-    kept = kept[::-1, ::-1] if at.integer("reverse", 0) else kept
-    shaped = kept.reshape((size, size) + (1,) * (rank - 1 - axis))
+    triangle = np.tri(size, k=-at.integer("exclusive", 0), dtype=np.bool_)
+    triangle = triangle[::-1, ::-1] if at.integer("reverse", 0) else triangle
+    shaped = triangle.reshape((size, size) + (1,) * (rank - 1 - axis))
     factors = at.op("Unsqueeze", x, at.build.ints(axis))
     row = at.op("Where", at.build.constant(shaped.copy()), factors, at.scalar(1, like=x))
     return (at.op("ReduceProd", row, at.build.ints(axis + 1), keepdims=0),)

@@ -60,20 +60,20 @@ def _turn_round(at: ForwardNode, dy: str, weights: np.ndarray, axis: int) -> str
 
 def _weights(at: ForwardNode, axis: int, scale: float | None, corner: np.ndarray | None) -> np.ndarray:
     """Return W along an axis, float32[entries of y, entries of x]."""
-    size, wanted = static_size(at, at.x(0), axis), static_size(at, at.y(), axis)
+    size, output_size = static_size(at, at.x(0), axis), static_size(at, at.y(), axis)
     inputs = {}
     if corner is not None:
         inputs["roi"] = np.array([0, corner[0], 1, corner[1]], np.float32)
     if scale is None:
-        inputs["sizes"] = np.array([size, wanted], np.int64)
+        inputs["sizes"] = np.array([size, output_size], np.int64)
     else:
         inputs["scales"] = np.array([1, scale], np.float32)
     attributes = [attribute for attribute in at.node.attribute if attribute.name not in SHAPING]
     rows = _resize_identity(size, inputs, attributes)
-    if rows.shape[1] == wanted:
+    if rows.shape[1] == output_size:
         return np.ascontiguousarray(rows.T)
     raise UnsupportedModel(
-        f"axis {axis} is resized to {wanted} entries, but its scale gives {rows.shape[1]}",
+        f"axis {axis} is resized to {output_size} entries, but its scale gives {rows.shape[1]}",
         at=at.place,
         fix="state the sizes, and no policy for the aspect ratio",
     )

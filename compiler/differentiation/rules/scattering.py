@@ -24,7 +24,7 @@ class _Scatter:
             return self.at.op("GatherND", tensor, self.at.x(1))
         return self.at.op("GatherElements", tensor, self.at.x(1), axis=self.at.integer("axis", 0))
 
-    def put(self, tensor: str, updates: str, reduction: str) -> str:
+    def apply(self, tensor: str, updates: str, reduction: str) -> str:
         """Scatter updates into a tensor as the node does, but reduced otherwise."""
         at = self.at
         if at.node.op_type == "ScatterND":
@@ -43,7 +43,7 @@ def _scatter(at: ForwardNode, dy: str) -> Gradients:
         return _scatter_products(scatter, dy)
     if reduction in ("max", "min"):
         return _scatter_extrema(scatter, dy)
-    overwritten = dy if reduction == "add" else scatter.put(dy, at.zeros(at.x(2)), "none")
+    overwritten = dy if reduction == "add" else scatter.apply(dy, at.zeros(at.x(2)), "none")
     return {0: overwritten, 2: scatter.take(dy)}
 
 
@@ -55,12 +55,12 @@ def _scatter_products(scatter: _Scatter, dy: str) -> Gradients:
     ones = at.op("Expand", one, at.shape_of(x))
     is_zero = at.op("Equal", u, zero)
     safe = at.op("Where", is_zero, one, u)
-    nonzero = at.op("Mul", dy, at.op("Mul", x, scatter.put(ones, safe, "mul")))
-    zeros = scatter.take(scatter.put(at.zeros(x), scatter.flag(is_zero), "add"))
+    nonzero = at.op("Mul", dy, at.op("Mul", x, scatter.apply(ones, safe, "mul")))
+    zeros = scatter.take(scatter.apply(at.zeros(x), scatter.flag(is_zero), "add"))
     others = at.op("Sub", zeros, scatter.flag(is_zero))
     rest = at.op("Div", scatter.take(nonzero), safe)
     return {
-        0: at.op("Mul", dy, scatter.put(ones, u, "mul")),
+        0: at.op("Mul", dy, scatter.apply(ones, u, "mul")),
         2: at.op("Where", at.op("Equal", others, zero), rest, zero),
     }
 
@@ -68,10 +68,10 @@ def _scatter_products(scatter: _Scatter, dy: str) -> Gradients:
 def _scatter_extrema(scatter: _Scatter, dy: str) -> Gradients:
     """Values that tie share the gradient equally."""
     at = scatter.at
-    kept = scatter.flag(at.op("Equal", at.x(0), at.y()))
-    won = scatter.flag(at.op("Equal", at.x(2), scatter.take(at.y())))
-    share = at.op("Div", dy, scatter.put(kept, won, "add"))
-    return {0: at.op("Mul", kept, share), 2: at.op("Mul", won, scatter.take(share))}
+    is_data = scatter.flag(at.op("Equal", at.x(0), at.y()))
+    is_update = scatter.flag(at.op("Equal", at.x(2), scatter.take(at.y())))
+    share = at.op("Div", dy, scatter.apply(is_data, is_update, "add"))
+    return {0: at.op("Mul", is_data, share), 2: at.op("Mul", is_update, scatter.take(share))}
 
 
 def _top_k(at: ForwardNode, dy: str) -> Gradients:

@@ -30,7 +30,7 @@ def _slice(at: ForwardNode, dy: str) -> Gradients:
         if padding is not None:
             before[axis], after[axis] = padding
         elif isinstance(size, int):
-            dy = gather_readers(at, dy, _taken(size, start, end, step), size, axis)
+            dy = gather_readers(at, dy, _slice_indices(size, start, end, step), size, axis)
         else:
             dy = _computed_slice(at, dy, axis, entry)
     if any(before) or any(after):
@@ -60,7 +60,7 @@ def _padding(size: Size, start: int, end: int) -> tuple[int, int] | None:
     return None
 
 
-def _taken(size: int, start: int, end: int, step: int) -> np.ndarray:
+def _slice_indices(size: int, start: int, end: int, step: int) -> np.ndarray:
     # numpy and ONNX agree on [start:end:step] but for a negative end that means "before the first".
     stop = None if step < 0 and end < -size else end
     start = -size if step > 0 and start < -size else start
@@ -75,10 +75,10 @@ def _computed_slice(at: ForwardNode, dy: str, axis: int, entry: int) -> str:
     start, end = (at.op("Gather", _as_int64(at, at.x(index)), here) for index in (1, 2))
     step = at.op("Gather", _as_int64(at, at.x(4)), here) if at.x(4) else at.build.ints(1)
     positions = at.op("Range", zero, at.op("Squeeze", size), one)
-    taken = at.op("Slice", positions, start, end, at.build.ints(0), step)
-    count = at.op("Squeeze", at.op("Shape", taken))
+    indices = at.op("Slice", positions, start, end, at.build.ints(0), step)
+    count = at.op("Squeeze", at.op("Shape", indices))
     nobody = at.op("Expand", count, size)
-    readers = at.op("ScatterElements", nobody, taken, at.op("Range", zero, count, one), axis=0)
+    readers = at.op("ScatterElements", nobody, indices, at.op("Range", zero, count, one), axis=0)
     return at.op("Gather", with_zeros_behind(at, dy, axis), readers, axis=axis)
 
 
@@ -107,9 +107,9 @@ def _unpad_entries(at: ForwardNode, dy: str, mode: str) -> str:
     for axis, before, after in zip(padded, *amounts.reshape(2, -1).tolist(), strict=True):
         if before or after:
             size = static_size(at, at.x(0), axis)
-            kept = np.arange(max(0, -before), size - max(0, -after))
+            indices = np.arange(max(0, -before), size - max(0, -after))
             widths = (max(0, before), max(0, after))
-            source = np.pad(kept, widths, mode=mode)  # type: ignore[call-overload]  # mode is text
+            source = np.pad(indices, widths, mode=mode)  # type: ignore[call-overload]  # mode is text
             dy = gather_readers(at, dy, source, size, axis)
     return dy
 
@@ -119,8 +119,8 @@ def _center_crop_pad(at: ForwardNode, dy: str) -> Gradients:
     rank = at.rank(at.x(0))
     before, after = [0] * rank, [0] * rank
     for axis in range(rank):
-        size, wanted = at.shape(at.x(0))[axis], at.shape(at.y())[axis]
-        if size != wanted:
+        size, output_size = at.shape(at.x(0))[axis], at.shape(at.y())[axis]
+        if size != output_size:
             missing = static_size(at, at.x(0), axis) - static_size(at, at.y(), axis)
             before[axis] = abs(missing) // 2 * (1 if missing > 0 else -1)
             after[axis] = missing - before[axis]
@@ -131,13 +131,13 @@ def _center_crop_pad(at: ForwardNode, dy: str) -> Gradients:
 
 
 def _compress(at: ForwardNode, dy: str) -> Gradients:
-    taken = at.op("Reshape", at.op("NonZero", at.x(1)), at.build.ints(-1))
+    indices = at.op("Reshape", at.op("NonZero", at.x(1)), at.build.ints(-1))
     axis = at.attribute("axis")
     if isinstance(axis, int):
-        return {0: scatter_along_axis(at, dy, taken, axis % at.rank(at.x(0)))}
+        return {0: scatter_along_axis(at, dy, indices, axis % at.rank(at.x(0)))}
     flat = at.op("Reshape", at.zeros(at.x(0)), at.build.ints(-1))
-    put = at.op("ScatterElements", flat, taken, dy, axis=0)
-    return {0: at.op("Reshape", put, at.shape_of(at.x(0)))}
+    flat_gradient = at.op("ScatterElements", flat, indices, dy, axis=0)
+    return {0: at.op("Reshape", flat_gradient, at.shape_of(at.x(0)))}
 
 
 RULES: Mapping[str, Rule] = {

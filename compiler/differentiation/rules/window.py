@@ -18,13 +18,13 @@ def _conv(at: ForwardNode, dy: str) -> Gradients:
     sizes = at.static_shape(weight)
     windows, group = windows_of(at, sizes[2:]), at.integer("group", 1)
     gradients = {}
-    if 0 in at.wanted:
+    if 0 in at.gradient_inputs:
         function = functions.conv_data_gradient(windows, group, at.opset)
         gradients[0] = at.call_function(function, (dy, weight), like=x)
-    if 1 in at.wanted:
+    if 1 in at.gradient_inputs:
         function = functions.conv_weight_gradient(windows, sizes, group, at.opset)
         gradients[1] = at.call_function(function, (x, dy), like=weight)
-    if 2 in at.wanted:
+    if 2 in at.gradient_inputs:
         gradients[2] = at.op("ReduceSum", dy, at.build.ints(0, *range(2, at.rank(x))), keepdims=0)
     return gradients
 
@@ -35,13 +35,13 @@ def _transposed_conv(at: ForwardNode, dy: str) -> Gradients:
     sizes = at.static_shape(weight)
     windows, group = transposed_windows_of(at, sizes[2:]), at.integer("group", 1)
     gradients = {}
-    if 0 in at.wanted:
-        read = _without_unread_end(at, dy, windows)
-        gradients[0] = at.op("Conv", read, weight, group=group, **windows.forward())
-    if 1 in at.wanted:
+    if 0 in at.gradient_inputs:
+        dy_read = _without_unread_end(at, dy, windows)
+        gradients[0] = at.op("Conv", dy_read, weight, group=group, **windows.forward())
+    if 1 in at.gradient_inputs:
         function = functions.conv_weight_gradient(windows, sizes, group, at.opset)
         gradients[1] = at.call_function(function, (dy, x), like=weight)
-    if 2 in at.wanted:
+    if 2 in at.gradient_inputs:
         gradients[2] = at.op("ReduceSum", dy, at.build.ints(0, *range(2, at.rank(x))), keepdims=0)
     return gradients
 
@@ -69,12 +69,12 @@ def _max_pool(at: ForwardNode, dy: str) -> Gradients:
 def _average_pool(at: ForwardNode, dy: str) -> Gradients:
     windows = windows_of(at, _kernel(at))
     channels = at.static_sizes(at.x(0), 1)[0]
-    counted = None
+    counted_padding = None
     if at.integer("count_include_pad", 0):
         # What ceil_mode adds behind the declared padding does not count.
-        counted = windows.before, declared_after(at, windows)
+        counted_padding = windows.before, declared_after(at, windows)
     dtype = at.types[at.x(0)].dtype
-    function = functions.average_pool_gradient(windows, channels, counted, dtype, at.opset)
+    function = functions.average_pool_gradient(windows, channels, counted_padding, dtype, at.opset)
     return {0: at.call_function(function, (dy,), like=at.x(0))}
 
 

@@ -84,7 +84,7 @@ def _cut_unused_ends(b: FunctionBuilder, image: str, windows: Windows) -> str:
 def _multiply_per_tap(b: FunctionBuilder, windows: Windows, weight: tuple[int, ...], group: int) -> None:
     """dW[:, :, t] = sum over samples and positions of dy times x shifted by tap t, transposed."""
     o, c = weight[0] // group, weight[1]
-    padded = _padded(b, windows)
+    padded = _pad(b, windows)
     # Gathering all samples into one product moves pixels (o + c); summing theirs moves o c.
     gathers = group == 1 and element_count(windows.target) * (o + c) <= o * c
     products = []
@@ -116,7 +116,7 @@ def _sum_of_products(b: FunctionBuilder, shifted: str, sizes: tuple[int, int, in
     return b.op("ReduceSum", of_samples, b.ints(0), keepdims=0)
 
 
-def _padded(b: FunctionBuilder, windows: Windows) -> str:
+def _pad(b: FunctionBuilder, windows: Windows) -> str:
     after = [max(0, a) for a in windows.after]
     if not any(windows.before) and not any(after):
         return "x"
@@ -162,17 +162,17 @@ def max_pool_gradient(windows: Windows, dtype: np.dtype, opset: int) -> onnx.Fun
 
 
 def average_pool_gradient(
-    windows: Windows, channels: int, counted: CountedPadding, dtype: np.dtype, opset: int
+    windows: Windows, channels: int, counted_padding: CountedPadding, dtype: np.dtype, opset: int
 ) -> onnx.FunctionProto:
     """Return AveragePoolGrad(dy) -> dx: each window's gradient in equal shares to its entries."""
     b = FunctionBuilder(("dy", "dx"))
-    share = b.constant((1 / _entries(windows, counted)).astype(dtype))
+    share = b.constant((1 / _entries(windows, counted_padding)).astype(dtype))
     images = b.op("Reshape", b.op("Mul", "dy", share), b.ints(-1, 1, *windows.target))
     ones = b.constant(np.ones((1, 1, *windows.kernel), dtype))
-    carried = b.op("ConvTranspose", images, ones, **windows.transposed())
-    b.call("Reshape", (carried, b.ints(-1, channels, *windows.source)), ("dx",))
-    spelled = "" if counted is None else "_counting" + "x".join(map(str, sum(counted, ())))
-    kind = f"AveragePoolGrad{spelled}_c{channels}"
+    dx = b.op("ConvTranspose", images, ones, **windows.transposed())
+    b.call("Reshape", (dx, b.ints(-1, channels, *windows.source)), ("dx",))
+    suffix = "" if counted_padding is None else "_counting" + "x".join(map(str, sum(counted_padding, ())))
+    kind = f"AveragePoolGrad{suffix}_c{channels}"
     return b.finish(_pool_name(kind, windows, dtype), ("dy",), ("dx",), opset)
 
 
@@ -189,10 +189,10 @@ def lp_pool_gradient(
     steepness = b.op("Div", "dy", b.op("Pow", norm, lower))
     images = b.op("Reshape", steepness, b.ints(-1, 1, *windows.target))
     ones = b.constant(np.ones((1, 1, *windows.kernel), dtype))
-    carried = b.op("ConvTranspose", images, ones, **windows.transposed())
-    carried = b.op("Reshape", carried, b.ints(-1, channels, *windows.source))
+    dx = b.op("ConvTranspose", images, ones, **windows.transposed())
+    dx = b.op("Reshape", dx, b.ints(-1, channels, *windows.source))
     slope = b.op("Mul", b.op("Sign", "x"), b.op("Pow", b.op("Abs", "x"), lower))
-    b.call("Mul", (slope, carried), ("dx",))
+    b.call("Mul", (slope, dx), ("dx",))
     name = _pool_name(f"LpPoolGrad_p{power}_c{channels}", windows, dtype)
     return b.finish(name, ("x", "y", "dy"), ("dx",), opset)
 
@@ -201,7 +201,7 @@ def _pool_name(kind: str, windows: Windows, dtype: np.dtype) -> str:
     return f"{kind}_{windows.spelling()}_{'x'.join(map(str, windows.source))}_{dtype}"
 
 
-def _entries(windows: Windows, counted: CountedPadding) -> np.ndarray:
+def _entries(windows: Windows, counted_padding: CountedPadding) -> np.ndarray:
     """Entries that each window averages over, float64[target..]."""
     counts = np.ones((1,) * len(windows.kernel))
     for axis, (y, s, d, k) in enumerate(
@@ -209,8 +209,8 @@ def _entries(windows: Windows, counted: CountedPadding) -> np.ndarray:
     ):
         reads = np.arange(y)[:, None] * s - windows.before[axis] + np.arange(k) * d
         low, high = 0, windows.source[axis]
-        if counted is not None:
-            low, high = -counted[0][axis], high + counted[1][axis]
+        if counted_padding is not None:
+            low, high = -counted_padding[0][axis], high + counted_padding[1][axis]
         shape = [1] * len(windows.kernel)
         shape[axis] = y
         counts = counts * ((reads >= low) & (reads < high)).sum(axis=1).reshape(shape)
@@ -241,8 +241,8 @@ def lrn_gradient(
     mean = _mean_over_channels(b, b.op("Mul", x, x), size, (below, above))
     s = b.op("Add", b.op("Mul", mean, constant(alpha)), constant(bias))
     direct = b.op("Mul", dy, b.op("Pow", s, constant(-beta)))
-    seen = _mean_over_channels(b, b.op("Div", b.op("Mul", direct, x), s), size, (above, below))
-    indirect = b.op("Mul", b.op("Mul", x, seen), constant(2 * alpha * beta))
+    window_sum = _mean_over_channels(b, b.op("Div", b.op("Mul", direct, x), s), size, (above, below))
+    indirect = b.op("Mul", b.op("Mul", x, window_sum), constant(2 * alpha * beta))
     b.call("Reshape", (b.op("Sub", direct, indirect), b.op("Shape", "x")), ("dx",))
     values = "_".join(f"{value:.9g}" for value in (alpha, beta, bias)).replace(".", "d").replace("-", "m")
     return b.finish(f"LRNGrad_{size}_{values}_c{image[0]}_{dtype}", ("x", "dy"), ("dx",), opset)

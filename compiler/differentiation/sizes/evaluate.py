@@ -54,13 +54,13 @@ def evaluate_sizes(at: SizeNode) -> Values | None:
 # ---------------------------------------------------------------- elements are moved
 
 
-def _reshaped(at: SizeNode) -> Values | None:
+def _reshape(at: SizeNode) -> Values | None:
     """Identity, Reshape, Squeeze, Unsqueeze, Flatten: the inferred shape says it all."""
     data = at.inputs[0]
     return None if data is None else data.reshape(at.shape)
 
 
-def _expanded(at: SizeNode) -> Values | None:
+def _expand(at: SizeNode) -> Values | None:
     data = at.inputs[0]
     return None if data is None else np.broadcast_to(data, at.shape)
 
@@ -74,7 +74,7 @@ def _cast(at: SizeNode) -> Values | None:
     return as_values(elements).reshape(at.shape)
 
 
-def _gathered(at: SizeNode) -> Values | None:
+def _gather(at: SizeNode) -> Values | None:
     data, places = at.inputs[0], at.inputs[1]
     if data is None or places is None or at.numbers(1) is None:
         return None
@@ -84,7 +84,7 @@ def _gathered(at: SizeNode) -> Values | None:
     return np.array(np.take(data, places.astype(np.int64), axis=axis), object)
 
 
-def _sliced(at: SizeNode) -> Values | None:
+def _slice(at: SizeNode) -> Values | None:
     data = at.inputs[0]
     starts, ends = at.numbers(1), at.numbers(2)
     if data is None or data.ndim != 1 or starts is None or ends is None:
@@ -95,7 +95,7 @@ def _sliced(at: SizeNode) -> Values | None:
     return data[starts[0] : ends[0]]
 
 
-def _concatenated(at: SizeNode) -> Values | None:
+def _concat(at: SizeNode) -> Values | None:
     parts = [part for part in at.inputs if part is not None]
     if len(parts) < len(at.inputs):
         return None
@@ -121,13 +121,13 @@ def as_values(elements: Sequence[Element]) -> Values:
     return values
 
 
-def _chosen(condition: Element, yes: Element, no: Element) -> Element:
+def _choose(condition: Element, yes: Element, no: Element) -> Element:
     if isinstance(condition, bool):
         return yes if condition else no
     return yes if yes == no else None
 
 
-def _negated(value: Element) -> Element:
+def _negate(value: Element) -> Element:
     return -value if isinstance(value, int) else None
 
 
@@ -147,29 +147,29 @@ _ARITHMETIC: Mapping[str, Callable[..., Element]] = {
     "Sub": symbolic.subtract,
     "Mul": symbolic.multiply,
     "Div": symbolic.divide,
-    "Max": lambda *sizes: _folded(symbolic.largest, sizes),
-    "Min": lambda *sizes: _folded(symbolic.smallest, sizes),
-    "Neg": _negated,
+    "Max": lambda *sizes: _fold(symbolic.largest, sizes),
+    "Min": lambda *sizes: _fold(symbolic.smallest, sizes),
+    "Neg": _negate,
     "Equal": symbolic.is_equal,
     "Less": symbolic.is_less,
     "Greater": lambda a, b: symbolic.is_less(b, a),
     "LessOrEqual": lambda a, b: _inverse(symbolic.is_less(b, a)),
     "GreaterOrEqual": lambda a, b: _inverse(symbolic.is_less(a, b)),
     "Not": lambda value: _inverse(value),
-    "Where": _chosen,
+    "Where": _choose,
 }
 _RULES: Mapping[str, Callable[[SizeNode], Values | None]] = {
-    **dict.fromkeys(("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"), _reshaped),
+    **dict.fromkeys(("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"), _reshape),
     **dict.fromkeys(("Cast", "CastLike"), _cast),
-    "Expand": _expanded,
-    "Gather": _gathered,
-    "Slice": _sliced,
-    "Concat": _concatenated,
+    "Expand": _expand,
+    "Gather": _gather,
+    "Slice": _slice,
+    "Concat": _concat,
     "ReduceProd": _product,
 }
 
 
-def _folded(operation: Callable[[Size, Size], Size], sizes: Sequence[Size]) -> Size:
+def _fold(operation: Callable[[Size, Size], Size], sizes: Sequence[Size]) -> Size:
     total = sizes[0]
     for size in sizes[1:]:
         total = operation(total, size)

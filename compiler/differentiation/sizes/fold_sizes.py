@@ -22,21 +22,21 @@ from partc.compiler.differentiation.tensor_types import infer_types, value_info
 def fold_sizes(model: onnx.ModelProto, *, shapes: bool = True) -> None:
     """Fold in place. With `shapes` False what depends on a tensor's shape stays: it may yet change."""
     graph = model.graph
-    known = Knowledge(graph, _opset(model), infer_types(model), shapes=shapes)
+    knowledge = Knowledge(graph, _opset(model), infer_types(model), shapes=shapes)
     outputs = {value.name for value in graph.output}
     for node in graph.node:
-        known.saw(node)
-    read = _read_names(graph, known) | outputs
+        knowledge.saw(node)
+    read_names = _read_names(graph, knowledge) | outputs
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        if _is_folded(node, known):
-            nodes += [_constant(node, name, known) for name in node.output if name in read]
+        if _is_folded(node, knowledge):
+            nodes += [_constant(node, name, knowledge) for name in node.output if name in read_names]
         else:
             nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
     if shapes:
-        _note_shapes(graph, known)
+        _note_shapes(graph, knowledge)
 
 
 def _opset(model: onnx.ModelProto) -> int:
@@ -44,29 +44,29 @@ def _opset(model: onnx.ModelProto) -> int:
     return versions["ai.onnx"]
 
 
-def _is_folded(node: onnx.NodeProto, known: Knowledge) -> bool:
-    return node.op_type != "Constant" and all(name in known.values for name in node.output if name)
+def _is_folded(node: onnx.NodeProto, knowledge: Knowledge) -> bool:
+    return node.op_type != "Constant" and all(name in knowledge.values for name in node.output if name)
 
 
-def _read_names(graph: onnx.GraphProto, known: Knowledge) -> set[str]:
+def _read_names(graph: onnx.GraphProto, knowledge: Knowledge) -> set[str]:
     """Return what is read when values stand for the nodes that make them."""
-    read: set[str] = set()
+    names: set[str] = set()
     for node in graph.node:
-        if not _is_folded(node, known):
-            read |= {*node.input} | reads_of_subgraphs(node)
-    return read
+        if not _is_folded(node, knowledge):
+            names |= {*node.input} | reads_of_subgraphs(node)
+    return names
 
 
-def _constant(node: onnx.NodeProto, name: str, known: Knowledge) -> onnx.NodeProto:
-    value = numpy_helper.from_array(known.values[name])
+def _constant(node: onnx.NodeProto, name: str, knowledge: Knowledge) -> onnx.NodeProto:
+    value = numpy_helper.from_array(knowledge.values[name])
     return helper.make_node("Constant", [], [name], name=node.name or name, value=value)
 
 
-def _note_shapes(graph: onnx.GraphProto, known: Knowledge) -> None:
+def _note_shapes(graph: onnx.GraphProto, knowledge: Knowledge) -> None:
     """Write down the shapes of what nodes make; the graph's outputs declare their own."""
-    listed = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
-    made = {name for node in graph.node for name in node.output if name} - listed
+    declared_names = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
+    node_outputs = {name for node in graph.node for name in node.output if name} - declared_names
     del graph.value_info[:]
-    for name in sorted(made & known.types.keys()):
-        if known.types[name].shape is not None:
-            graph.value_info.append(value_info(name, known.types[name]))
+    for name in sorted(node_outputs & knowledge.types.keys()):
+        if knowledge.types[name].shape is not None:
+            graph.value_info.append(value_info(name, knowledge.types[name]))

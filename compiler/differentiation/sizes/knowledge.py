@@ -34,7 +34,7 @@ from partc.compiler.differentiation.tensor_types import (
 
 INTEGERS = frozenset({TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL})
 GROWING = frozenset({"Add", "Mul", "Div", "Max", "Min", "Mod"})  # make sizes of sizes, none negative
-MOST_FLOATS = 64  # of a value that is known: scales and bounds, not weights
+MAX_FLOATS = 64  # of a value that is known: scales and bounds, not weights
 STANDARD = ("", "ai.onnx")
 UNINFERABLE = (onnx.shape_inference.InferenceError, onnx.defs.SchemaError, onnx.checker.ValidationError)
 
@@ -88,7 +88,7 @@ class Knowledge:
     # ------------------------------------------------------------ types
 
     def _infer(self, node: onnx.NodeProto, inputs: Sequence[Values | None]) -> None:
-        for name, proto in self._inferred(node).items():
+        for name, proto in self._infer_node(node).items():
             self._learn_type(name, proto)
         for name in filter(None, node.output):
             expected = self._expected.get(name)
@@ -99,21 +99,21 @@ class Knowledge:
         for name in filter(None, node.output):
             self._name_unknown_sizes(name)
 
-    def _inferred(self, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]:
+    def _infer_node(self, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]:
         """Return what ONNX infers of one node; nothing where it cannot."""
-        given = [name for name in node.input if name]
+        names = [name for name in node.input if name]
         if node.domain not in STANDARD or not all(
-            name in self.types or name in self._protos for name in given
+            name in self.types or name in self._protos for name in names
         ):
             return {}
-        values = {name: numpy_helper.from_array(self.values[name]) for name in given if name in self.values}
+        values = {name: numpy_helper.from_array(self.values[name]) for name in names if name in self.values}
         try:
             schema = onnx.defs.get_schema(node.op_type, self.opset)
             return dict(
                 onnx.shape_inference.infer_node_outputs(
                     schema,
                     node,
-                    {name: self._proto(name) for name in given},
+                    {name: self._proto(name) for name in names},
                     values,
                     opset_imports=self._opsets,
                     ir_version=10,
@@ -125,31 +125,31 @@ class Knowledge:
     def _infer_from_values(self, node: onnx.NodeProto, inputs: Sequence[Values | None]) -> None:
         name = node.output[0]
         shapes = [self.types[x].shape if x in self.types else None for x in node.input]
-        found = output_shape(SizeNode(node, inputs, ()), shapes)
-        if found is None or name not in self.types:
+        shape = output_shape(SizeNode(node, inputs, ()), shapes)
+        if shape is None or name not in self.types:
             return
         type_ = self.types[name]
-        if type_.shape is None or len(type_.shape) == len(found):
-            known = type_.shape or (None,) * len(found)
+        if type_.shape is None or len(type_.shape) == len(shape):
+            old_shape = type_.shape or (None,) * len(shape)
             merged = tuple(
                 size if isinstance(size, int) or other is None else other
-                for size, other in zip(known, found, strict=True)
+                for size, other in zip(old_shape, shape, strict=True)
             )
             self._set_type(name, TensorType(type_.element, merged))
 
     def _is_vaguer(self, name: str, expected: TensorType) -> bool:
-        known = self.types.get(name)
-        return known is None or (known.shape is None and expected.shape is not None)
+        type_ = self.types.get(name)
+        return type_ is None or (type_.shape is None and expected.shape is not None)
 
     def _name_unknown_sizes(self, name: str) -> None:
         type_ = self.types.get(name)
         if type_ is None or type_.shape is None or None not in type_.shape:
             return
-        named = tuple(
+        sizes = tuple(
             self._symbol((name, axis), f"{name}_axis{axis}") if size is None else size
             for axis, size in enumerate(type_.shape)
         )
-        self._set_type(name, TensorType(type_.element, named))
+        self._set_type(name, TensorType(type_.element, sizes))
 
     def _symbol(self, key: object, name: str) -> str:
         """Return the symbol of what a key says; a product is spelled with *."""
@@ -205,8 +205,8 @@ class Knowledge:
             self._set_sizes(node.output[0], as_values([product(shape)]).reshape(()))
             return
         bounds = {attribute.name: attribute.i for attribute in node.attribute}
-        taken = shape[slice(bounds.get("start", 0), bounds.get("end"))]
-        self._set_sizes(node.output[0], as_values(taken))
+        selected = shape[slice(bounds.get("start", 0), bounds.get("end"))]
+        self._set_sizes(node.output[0], as_values(selected))
 
     def _name_unknown_results(
         self, node: onnx.NodeProto, inputs: Sequence[Values | None], sizes: Values
@@ -214,13 +214,15 @@ class Knowledge:
         """Give symbols to sizes that were computed from sizes: equal computations are equal."""
         if node.op_type not in GROWING:
             return sizes
-        given = [values for values in inputs if values is not None]  # all of them, or nothing came of it
-        operands = [array.ravel() for array in np.broadcast_arrays(*given)]
-        named = [
+        known_inputs = [
+            values for values in inputs if values is not None
+        ]  # all of them, or nothing came of it
+        operands = [array.ravel() for array in np.broadcast_arrays(*known_inputs)]
+        results = [
             size if size is not None else self._symbol_of(node, index, tuple(elements))
             for index, (size, *elements) in enumerate(zip(sizes.ravel(), *operands, strict=True))
         ]
-        return as_values(named).reshape(sizes.shape)
+        return as_values(results).reshape(sizes.shape)
 
     def _symbol_of(self, node: onnx.NodeProto, index: int, operands: tuple[Size, ...]) -> str | None:
         """Return a symbol for what an operation makes of sizes; it must not be negative."""
@@ -269,7 +271,7 @@ class Knowledge:
         shape, element = self._static_shape(name), self.types[name].element
         if shape is None:
             return False
-        return element_count(shape) <= (SMALL_ELEMENTS if element in INTEGERS else MOST_FLOATS)
+        return element_count(shape) <= (SMALL_ELEMENTS if element in INTEGERS else MAX_FLOATS)
 
     def _is_small_float(self, name: str) -> bool:
         return self.types[name].is_float and self._is_small(name)

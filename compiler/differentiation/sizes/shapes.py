@@ -34,7 +34,7 @@ def product(shape: Sequence[Size]) -> Size:
 def broadcast(left: Shape, right: Shape) -> Shape:
     """Return the shape of two broadcast tensors, sizes that cannot be told unknown."""
     rank = max(len(left), len(right))
-    pairs = zip(_widened(left, rank), _widened(right, rank), strict=True)
+    pairs = zip(_pad_rank(left, rank), _pad_rank(right, rank), strict=True)
     return tuple(_meet(a, b) for a, b in pairs)
 
 
@@ -47,7 +47,7 @@ def _meet(a: Size, b: Size) -> Size:
     return next((size for size in (a, b) if isinstance(size, int)), None)
 
 
-def _widened(shape: Shape, rank: int) -> Shape:
+def _pad_rank(shape: Shape, rank: int) -> Shape:
     return (1,) * (rank - len(shape)) + shape
 
 

@@ -44,13 +44,13 @@ class Adafactor:
         """Give the parameter and its means of squares their next values."""
         update = ParameterUpdate(updates, gradient)
         shape = static_shape(updates.types, gradient.parameter, needed_by="Adafactor")
-        variance = self._factored(update, shape) if len(shape) > 1 else self._whole(update)
+        variance = self._factored_moment(update, shape) if len(shape) > 1 else self._whole(update)
         root = update.op("Sqrt", update.op("Max", variance, self.epsilon1**2))
         direction = update.op("Div", gradient.values, root)
         length = update.op("Div", update.norm(direction), sqrt(prod(shape)) * self.d)
         rate = update.op("Div", self._step_size(update, shape), update.op("Max", length, 1.0))
-        kept = update.shrunk(self.lr, self.weight_decay)
-        update.subtract_at_gradient(update.op("Mul", rate, direction), kept)
+        decayed = update.shrunk(self.lr, self.weight_decay)
+        update.subtract_at_gradient(update.op("Mul", rate, direction), decayed)
 
     def _new_share(self, update: ParameterUpdate) -> str:
         power = update.updates.build.constant(np.array(-self.decay, np.float64))
@@ -70,23 +70,23 @@ class Adafactor:
         new = update.op("Mul", share, update.op("Mul", values, values))
         return update.at_gradient(update.renew(slot, update.op("Sub", 1.0, share), new))
 
-    def _factored(self, update: ParameterUpdate, shape: tuple[int, ...]) -> str:
+    def _factored_moment(self, update: ParameterUpdate, shape: tuple[int, ...]) -> str:
         """Return the product of the running row and column means, where there is a gradient."""
         *lead, rows, columns = shape
         last = len(lead) + 1
         share, values = self._new_share(update), update.gradient.values
-        kept = update.op("Sub", 1.0, share)
+        complement = update.op("Sub", 1.0, share)
         squares = update.op("Mul", values, values)
         row_slot = update.updates.slot(update.parameter, "row_means", 0.0, (*lead, rows, 1))
         column_slot = update.updates.slot(update.parameter, "column_means", 0.0, (*lead, 1, columns))
         of_rows = update.op("Mul", share, update.op("Div", update.sum(squares, last), columns))
         of_columns = update.op("Mul", share, update.op("Div", update.sum(squares, last - 1), rows))
-        row_means = update.renew(row_slot, kept, of_rows)
+        row_means = update.renew(row_slot, complement, of_rows)
         if lead:  # every entry of axis 0 has rows and columns of its own
             row_means = update.at_gradient(row_means)
-            column_means = update.at_gradient(update.renew(column_slot, kept, of_columns))
+            column_means = update.at_gradient(update.renew(column_slot, complement, of_columns))
         else:
-            old = update.op("Mul", kept, column_slot)
+            old = update.op("Mul", complement, column_slot)
             column_means = update.updates.finish(column_slot, "Add", old, of_columns)
         mean = update.op("Max", update.op("Div", update.sum(row_means, last - 1), rows), self.epsilon1)
         row_means = row_means if lead else update.at_gradient(row_means)

@@ -5,7 +5,7 @@ from typing import Literal
 
 from partc.runtime.errors import BadUsage
 
-Wanted = Literal[
+Requirement = Literal[
     "a positive number",
     "a number of at least 0",
     "a number from 0 to below 1",
@@ -13,14 +13,14 @@ Wanted = Literal[
     "a number above 1",
     "a whole number of at least 1",
 ]
-POSITIVE: Wanted = "a positive number"
-NOT_NEGATIVE: Wanted = "a number of at least 0"
-FRACTION: Wanted = "a number from 0 to below 1"
-BETWEEN_0_AND_1: Wanted = "a number between 0 and 1"
-ABOVE_1: Wanted = "a number above 1"
-COUNT: Wanted = "a whole number of at least 1"
+POSITIVE: Requirement = "a positive number"
+NOT_NEGATIVE: Requirement = "a number of at least 0"
+FRACTION: Requirement = "a number from 0 to below 1"
+BETWEEN_0_AND_1: Requirement = "a number between 0 and 1"
+ABOVE_1: Requirement = "a number above 1"
+COUNT: Requirement = "a whole number of at least 1"
 # Lowest and highest value, and whether the lowest is allowed.
-_RANGES: dict[Wanted, tuple[float, float, bool]] = {
+_RANGES: dict[Requirement, tuple[float, float, bool]] = {
     POSITIVE: (0.0, inf, False),
     NOT_NEGATIVE: (0.0, inf, True),
     FRACTION: (0.0, 1.0, True),
@@ -30,7 +30,7 @@ _RANGES: dict[Wanted, tuple[float, float, bool]] = {
 }
 
 
-def check_setting(at: str, value: object, wanted: Wanted) -> None:
+def check_setting(at: str, value: object, wanted: Requirement) -> None:
     """Raise BadUsage unless the value is what is wanted."""
     low, high, is_low_allowed = _RANGES[wanted]
     kinds = (int,) if "whole" in wanted else (int, float)
@@ -39,7 +39,7 @@ def check_setting(at: str, value: object, wanted: Wanted) -> None:
         raise BadUsage(f"{value!r} is not {wanted}", at=at, fix=f"give {wanted}")
 
 
-def check_optimizer(optimizer: object, **wanted: Wanted) -> None:
+def check_optimizer(optimizer: object, **wanted: Requirement) -> None:
     """Raise BadUsage unless the optimizer's settings, rate and weight decay mean something."""
     name = type(optimizer).__name__
     rate = getattr(optimizer, "lr")  # noqa: B009  # every optimizer has one

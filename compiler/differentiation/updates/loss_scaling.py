@@ -110,8 +110,8 @@ def renew_scale(updates: Updates, variable: str, scale: DynamicScale, finite: st
     grown = build.op("Mul", variable, _float(updates, scale.growth))
     grown = build.op("Where", build.op("IsInf", grown), variable, grown)
     grown = build.op("Where", grows, grown, variable)
-    lowered = build.op("Mul", variable, _float(updates, scale.backoff))
-    keep_until_end(variable, build.op("Where", finite, grown, lowered))
+    reduced_scale = build.op("Mul", variable, _float(updates, scale.backoff))
+    keep_until_end(variable, build.op("Where", finite, grown, reduced_scale))
     build.scope = ""
 
 

@@ -46,22 +46,22 @@ def make_updates(
     loss_scale: str = "",
 ) -> None:
     """Give all parameters and slots their next values; `loss_scale` is the tensor that scaled the loss."""
-    chosen = optimizers_of((gradient.parameter for gradient in gradients), optimizer, options.groups)
+    optimizer_of = optimizers_of((gradient.parameter for gradient in gradients), optimizer, options.groups)
     _check_lazy(gradients, optimizer, options)
-    _check_fed(chosen.values(), options)
-    ready = [_summed(updates.build, gradient) for gradient in gradients]
-    ready = _counted(updates, ready, options, loss_scale)
+    _check_rate_input(optimizer_of.values(), options)
+    ready = [_sum_rows(updates.build, gradient) for gradient in gradients]
+    ready = _count_updates(updates, ready, options, loss_scale)
     ready = clip(updates, ready, options.clipping)
     schedule_rates(updates, options.schedule, options.warmup)
     for gradient in ready:
         updates.build.scope = f"{gradient.parameter}/update/"
-        chosen[gradient.parameter].step(updates, gradient)
+        optimizer_of[gradient.parameter].step(updates, gradient)
     updates.build.scope = ""
     if options.ema is not None:
-        average_parameters(updates, chosen, options.ema)
+        average_parameters(updates, optimizer_of, options.ema)
 
 
-def _counted(
+def _count_updates(
     updates: Updates, gradients: list[ReadyGradient], options: UpdateOptions, loss_scale: str
 ) -> list[ReadyGradient]:
     """Accumulate and unscale, and say in `updates.applies` whether the step's update counts."""
@@ -79,7 +79,7 @@ def _counted(
     return gradients
 
 
-def _summed(build: NodeBuilder, gradient: Gradient) -> ReadyGradient:
+def _sum_rows(build: NodeBuilder, gradient: Gradient) -> ReadyGradient:
     if gradient.ids is None or gradient.rows is None:
         return ReadyGradient(gradient.parameter, dense=gradient.dense)
     unique_ids = build.fresh(f"{gradient.parameter}/unique_ids")
@@ -101,7 +101,7 @@ def _check_lazy(gradients: Sequence[Gradient], optimizer: Optimizer, options: Up
         )
 
 
-def _check_fed(optimizers: Iterable[Optimizer], options: UpdateOptions) -> None:
+def _check_rate_input(optimizers: Iterable[Optimizer], options: UpdateOptions) -> None:
     has_schedule = options.schedule is not None or options.warmup is not None
     if has_schedule and any(optimizer.lr == "fed" for optimizer in optimizers):
         raise BadUsage(
@@ -121,12 +121,12 @@ def accumulate(
     one, limit, zero = (build.constant(np.array(value, np.int64)) for value in (1, count, 0))
     following = updates.set_next(micro_step, "Mod", build.op("Add", micro_step, one), limit)
     ends = build.op("Equal", following, zero)
-    means = [_accumulated(updates, gradient, count, ends) for gradient in gradients]
+    means = [_accumulate(updates, gradient, count, ends) for gradient in gradients]
     build.scope = ""
     return means, ends
 
 
-def _accumulated(updates: Updates, gradient: ReadyGradient, count: int, ends: str) -> ReadyGradient:
+def _accumulate(updates: Updates, gradient: ReadyGradient, count: int, ends: str) -> ReadyGradient:
     build, parameter = updates.build, gradient.parameter
     accumulated = updates.slot(parameter, "accumulated", 0.0)
     if gradient.dense is not None:
@@ -144,12 +144,12 @@ def average_parameters(updates: Updates, parameters: Iterable[str], decay: float
     build.scope = "average/"
     one = build.constant(np.array(1, np.int64))
     is_later = build.op("Cast", build.op("Min", updates.steps_done(), one), to=TensorProto.DOUBLE)
-    kept = build.op("Mul", is_later, build.constant(np.array(decay, np.float64)))
-    new = build.op("Sub", build.constant(np.array(1.0, np.float64)), kept)
+    old_weight = build.op("Mul", is_later, build.constant(np.array(decay, np.float64)))
+    new = build.op("Sub", build.constant(np.array(1.0, np.float64)), old_weight)
     for parameter in parameters:
         build.scope = f"{parameter}/average/"
         average = updates.slot(parameter, "average", 0.0)
-        old = build.op("Mul", updates.cast(kept, parameter), average)
-        moved = build.op("Mul", updates.cast(new, parameter), updates.next_values[parameter])
-        updates.finish(average, "Add", old, moved)
+        old = build.op("Mul", updates.cast(old_weight, parameter), average)
+        new_term = build.op("Mul", updates.cast(new, parameter), updates.next_values[parameter])
+        updates.finish(average, "Add", old, new_term)
     build.scope = ""

@@ -38,15 +38,15 @@ def keep_masters(
     nodes = [_widen_made(node, elements) for node in graph.node]
     casts = [_cast(name, f"{name}.rounded", elements[name]) for name in elements if name not in tables]
     rounded = {name: f"{name}.rounded" for name in elements if name not in tables}
-    read: list[onnx.NodeProto] = []
+    readers: list[onnx.NodeProto] = []
     for node in nodes:
-        read += _reading(node, rounded, elements, tables)
-    made = {name for node in nodes for name in node.output}
-    early = [cast for cast in casts if cast.input[0] not in made]
-    late = {cast.input[0]: cast for cast in casts if cast.input[0] in made}
+        readers += _reading(node, rounded, elements, tables)
+    node_outputs = {name for node in nodes for name in node.output}
+    early = [cast for cast in casts if cast.input[0] not in node_outputs]
+    late = {cast.input[0]: cast for cast in casts if cast.input[0] in node_outputs}
     del graph.node[:]
     graph.node.extend(early)
-    for node in read:
+    for node in readers:
         graph.node.append(node)
         graph.node.extend(late[name] for name in node.output if name in late)
     return model

@@ -120,8 +120,10 @@ class Adagrad:
         rate = update.rate(self.lr)
         if not self.lr_decay:
             return rate
-        done = update.op("Sub", update.updates.cast(update.updates.step_number(), update.parameter), 1.0)
-        return update.op("Div", rate, update.op("Add", 1.0, update.op("Mul", done, self.lr_decay)))
+        updates_done = update.op(
+            "Sub", update.updates.cast(update.updates.step_number(), update.parameter), 1.0
+        )
+        return update.op("Div", rate, update.op("Add", 1.0, update.op("Mul", updates_done, self.lr_decay)))
 
 
 OPTIMIZERS: Mapping[str, Optimizer] = {  # with the settings that they have unless told

@@ -106,18 +106,18 @@ class ParameterUpdate:
         old = self.read(self.parameter)
         if not weight_decay:
             return old
-        kept = self.op("Sub", 1.0, self.op("Mul", self.rate(rate), weight_decay))
-        return self.op("Mul", old, kept)
+        factor = self.op("Sub", 1.0, self.op("Mul", self.rate(rate), weight_decay))
+        return self.op("Mul", old, factor)
 
     # ------------------------------------------------------------ next values
 
     def renew(self, slot: str, keep: str | float, values: str) -> str:
         """Let a slot's next value be keep * slot + values, these laid out like the gradient; return it."""
         old = self.read(slot)
-        kept = self.op("Mul", keep, old)
+        old_part = self.op("Mul", keep, old)
         if self._is_scattered:
-            return self.updates.add_rows(slot, self.gradient, values, into=kept)
-        return self.write(slot, old, "Add", kept, values)
+            return self.updates.add_rows(slot, self.gradient, values, into=old_part)
+        return self.write(slot, old, "Add", old_part, values)
 
     def add(self, slot: str, values: str) -> str:
         """Let a slot's next value be itself plus values laid out like the gradient; return it."""

@@ -25,7 +25,7 @@ from partc.compiler.differentiation.updates.update_builder import Updates
 class Schedule(Protocol):
     """Emits the factor of the learning rates."""
 
-    def emit(self, build: NodeBuilder, done: str) -> str:
+    def emit(self, build: NodeBuilder, updates_done: str) -> str:
         """Return the factor after `done` updates; both are double scalars."""
 
 
@@ -33,7 +33,7 @@ class Schedule(Protocol):
 class ConstantRate:
     """Leave the learning rates as they are."""
 
-    def emit(self, build: NodeBuilder, done: str) -> str:
+    def emit(self, build: NodeBuilder, updates_done: str) -> str:
         """Return 1."""
         return _number(build, 1.0)
 
@@ -49,9 +49,9 @@ class StepDecay:
         check_setting("schedule step, every", self.every, COUNT)
         check_setting("schedule step, factor", self.factor, POSITIVE)
 
-    def emit(self, build: NodeBuilder, done: str) -> str:
+    def emit(self, build: NodeBuilder, updates_done: str) -> str:
         """Return factor ** floor(done / every)."""
-        times = build.op("Floor", build.op("Div", done, _number(build, self.every)))
+        times = build.op("Floor", build.op("Div", updates_done, _number(build, self.every)))
         return build.op("Pow", _number(build, self.factor), times)
 
 
@@ -64,9 +64,9 @@ class ExponentialDecay:
     def __post_init__(self) -> None:
         check_setting("schedule exponential, factor", self.factor, POSITIVE)
 
-    def emit(self, build: NodeBuilder, done: str) -> str:
+    def emit(self, build: NodeBuilder, updates_done: str) -> str:
         """Return factor ** done."""
-        return build.op("Pow", _number(build, self.factor), done)
+        return build.op("Pow", _number(build, self.factor), updates_done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,9 @@ class CosineDecay:
         check_setting("schedule cosine, steps", self.steps, COUNT)
         check_setting("schedule cosine, floor", self.floor, FRACTION)
 
-    def emit(self, build: NodeBuilder, done: str) -> str:
+    def emit(self, build: NodeBuilder, updates_done: str) -> str:
         """Return floor + (1 - floor) (1 + cos(pi done / steps)) / 2."""
-        age = build.op("Min", done, _number(build, self.steps))
+        age = build.op("Min", updates_done, _number(build, self.steps))
         wave = build.op("Cos", build.op("Mul", age, _number(build, pi / self.steps)))
         half = (1 - self.floor) / 2
         middle, swing = _number(build, self.floor + half), _number(build, half)
@@ -100,9 +100,11 @@ class Warmup:
         check_setting("--warmup, steps", self.steps, COUNT)
         check_setting("--warmup, start", self.start, FRACTION)
 
-    def emit(self, build: NodeBuilder, done: str) -> str:
+    def emit(self, build: NodeBuilder, updates_done: str) -> str:
         """Return start + (1 - start) min(done / steps, 1)."""
-        share = build.op("Min", build.op("Div", done, _number(build, self.steps)), _number(build, 1.0))
+        share = build.op(
+            "Min", build.op("Div", updates_done, _number(build, self.steps)), _number(build, 1.0)
+        )
         raised = build.op("Mul", share, _number(build, 1 - self.start))
         return build.op("Add", _number(build, self.start), raised)
 
@@ -113,14 +115,14 @@ def schedule_rates(updates: Updates, schedule: Schedule | None, warmup: Warmup |
     if warmup is None and (schedule is None or isinstance(schedule, ConstantRate)):
         return
     build.scope = "schedule/"
-    done = build.op("Cast", updates.steps_done(), to=TensorProto.DOUBLE)
+    updates_done = build.op("Cast", updates.steps_done(), to=TensorProto.DOUBLE)
     factors = []
     if warmup is not None:
-        factors.append(warmup.emit(build, done))
-        late = build.op("Sub", done, _number(build, warmup.steps))
-        done = build.op("Max", late, _number(build, 0.0))
+        factors.append(warmup.emit(build, updates_done))
+        late = build.op("Sub", updates_done, _number(build, warmup.steps))
+        updates_done = build.op("Max", late, _number(build, 0.0))
     if schedule is not None:
-        factors.append(schedule.emit(build, done))
+        factors.append(schedule.emit(build, updates_done))
     updates.rate_factor = factors[0] if len(factors) == 1 else build.op("Mul", *factors)
     build.scope = ""
 

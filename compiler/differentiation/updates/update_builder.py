@@ -85,13 +85,13 @@ class Updates:
     def learning_rate(self, rate: LearningRate, parameter: str) -> str:
         """Return the learning rate in the parameter's element type."""
         if rate != "fed":
-            return self._scheduled(rate, parameter)
+            return self._scheduled_rate(rate, parameter)
         self.feeds_learning_rate = True
         if self.types[parameter].element == TensorProto.FLOAT:
             return LEARNING_RATE
         return self.build.op("Cast", LEARNING_RATE, to=self.types[parameter].element)
 
-    def _scheduled(self, rate: float, parameter: str) -> str:
+    def _scheduled_rate(self, rate: float, parameter: str) -> str:
         if not self.rate_factor:
             return self.scalar(rate, parameter)
         base = self.build.constant(np.array(rate, np.float64))
@@ -133,8 +133,8 @@ class Updates:
         """
         if not self.applies:
             return self.set_next(variable, op_type, *inputs, **attributes)
-        made = self.build.op(op_type, *inputs, **attributes)
-        return self.set_next(variable, "Where", self.applies, made, variable)
+        result = self.build.op(op_type, *inputs, **attributes)
+        return self.set_next(variable, "Where", self.applies, result, variable)
 
     def set_next(self, variable: str, op_type: str, *inputs: str, **attributes: str) -> str:
         """Emit the operation that makes a variable's next value, whether the step counts or not."""

@@ -31,11 +31,11 @@ class ParameterGroup:
         """Tell whether a parameter is in the group, if no earlier group has it."""
         return any(fnmatchcase(parameter, pattern) for pattern in self.patterns)
 
-    def settled(self, optimizer: Optimizer) -> Optimizer:
+    def apply_to(self, optimizer: Optimizer) -> Optimizer:
         """Return the optimizer with the group's settings."""
         settings = {"lr": self.lr, "weight_decay": self.weight_decay}
-        given = {name: value for name, value in settings.items() if value is not None}
-        return replace(optimizer, **given)  # type: ignore[type-var]  # every optimizer is a dataclass
+        values = {name: value for name, value in settings.items() if value is not None}
+        return replace(optimizer, **values)  # type: ignore[type-var]  # every optimizer is a dataclass
 
 
 def optimizers_of(
@@ -50,12 +50,12 @@ def optimizers_of(
                 at="--no-decay or --group",
                 fix=f"use patterns for some of {sorted(names)[:8]}",
             )
-    settled = [group.settled(optimizer) for group in groups]
-    chosen = {}
+    group_optimizers = [group.apply_to(optimizer) for group in groups]
+    optimizer_of = {}
     for name in names:
-        fitting = (own for group, own in zip(groups, settled, strict=True) if group.fits(name))
-        chosen[name] = next(fitting, optimizer)
-    return chosen
+        matching = (own for group, own in zip(groups, group_optimizers, strict=True) if group.fits(name))
+        optimizer_of[name] = next(matching, optimizer)
+    return optimizer_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,13 +32,13 @@ def _of_shapes(*positions: int) -> Callable[[onnx.NodeProto, _Makers], list[str]
     """Find the tensors whose shapes are inputs."""
 
     def find(node: onnx.NodeProto, makers: _Makers) -> list[str]:
-        found = []
+        nodes = []
         for position in positions:
             maker = makers.get(node.input[position])
             if maker is None or maker.op_type != "Shape":
-                raise _lost(node, "Shape")
-            found.append(maker.input[0])
-        return found
+                raise _missing_forward(node, "Shape")
+            nodes.append(maker.input[0])
+        return nodes
 
     return find
 
@@ -51,7 +51,7 @@ def _of_slice(node: onnx.NodeProto, makers: _Makers) -> list[str]:
 def _of_mask(node: onnx.NodeProto, makers: _Makers) -> list[str]:
     maker = makers.get(node.input[1])
     if maker is None or maker.op_type != "MaxPool":
-        raise _lost(node, "MaxPool")
+        raise _missing_forward(node, "MaxPool")
     return [maker.input[0]]
 
 
@@ -62,16 +62,16 @@ def _of_average(node: onnx.NodeProto, makers: _Makers) -> list[str]:
         for maker in makers.values()
         if maker.op_type == "AveragePool" and _attributes(maker) == _attributes(node)
     ]
-    named = [maker for maker in alike if node.output[0].startswith(f"{maker.input[0]}_grad")]
-    if not named:
-        raise _lost(node, "AveragePool")
-    return [max(named, key=lambda maker: len(maker.input[0])).input[0]]
+    matching = [maker for maker in alike if node.output[0].startswith(f"{maker.input[0]}_grad")]
+    if not matching:
+        raise _missing_forward(node, "AveragePool")
+    return [max(matching, key=lambda maker: len(maker.input[0])).input[0]]
 
 
 def _of_lengths(node: onnx.NodeProto, makers: _Makers) -> list[str]:
     maker = makers.get(node.input[1])
     if maker is None or maker.op_type != "ConcatTraining":
-        raise _lost(node, "ConcatTraining")
+        raise _missing_forward(node, "ConcatTraining")
     return list(maker.input)
 
 
@@ -79,16 +79,16 @@ def _copy_epsilon(node: onnx.NodeProto, makers: _Makers) -> None:
     """Give a normalisation's gradient the epsilon that its forward op, which made the statistics, has."""
     maker = makers.get(node.input[_EPSILON[node.op_type]])
     if maker is None:
-        raise _lost(node, node.op_type.removesuffix("Grad"))
-    known = {attribute.name for attribute in node.attribute}
-    node.attribute.extend(a for a in maker.attribute if a.name == "epsilon" and a.name not in known)
+        raise _missing_forward(node, node.op_type.removesuffix("Grad"))
+    attribute_names = {attribute.name for attribute in node.attribute}
+    node.attribute.extend(a for a in maker.attribute if a.name == "epsilon" and a.name not in attribute_names)
 
 
 def _attributes(node: onnx.NodeProto) -> set[bytes]:
     return {attribute.SerializeToString(deterministic=True) for attribute in node.attribute}
 
 
-def _lost(node: onnx.NodeProto, forward: str) -> UnsupportedModel:
+def _missing_forward(node: onnx.NodeProto, forward: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"the {forward} that this {node.op_type} belongs to is not found",
         at=f"node {node.name or node.output[0]!r}",

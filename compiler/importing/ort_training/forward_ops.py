@@ -16,14 +16,14 @@ from partc.runtime.errors import UnsupportedModel
 
 
 def _gelu(at: ForwardNode) -> Sequence[str]:
-    return (at.op("Gelu", _biased(at)),)
+    return (at.op("Gelu", _add_bias(at)),)
 
 
 def _fast_gelu(at: ForwardNode) -> Sequence[str]:
-    return (at.op("Gelu", _biased(at), approximate="tanh"),)
+    return (at.op("Gelu", _add_bias(at), approximate="tanh"),)
 
 
-def _biased(at: ForwardNode) -> str:
+def _add_bias(at: ForwardNode) -> str:
     return at.op("Add", at.x(0), at.x(1)) if at.x(1) else at.x(0)
 
 
@@ -87,7 +87,7 @@ def _fused_matmul(at: ForwardNode) -> Sequence[str]:
             fix="generate the artifacts without MatMul-Transpose fusion",
         )
     operands = [
-        _transposed(at, at.x(index)) if at.integer(name, 0) else at.x(index)
+        _transpose(at, at.x(index)) if at.integer(name, 0) else at.x(index)
         for index, name in enumerate(("transA", "transB"))
     ]
     product = at.op("MatMul", *operands)
@@ -95,7 +95,7 @@ def _fused_matmul(at: ForwardNode) -> Sequence[str]:
     return (product if alpha == 1.0 else at.op("Mul", product, at.scalar(alpha, like=at.x(0))),)
 
 
-def _transposed(at: ForwardNode, tensor: str) -> str:
+def _transpose(at: ForwardNode, tensor: str) -> str:
     rank = at.rank(tensor)
     if rank < 2:
         return tensor

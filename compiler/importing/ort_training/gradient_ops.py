@@ -46,8 +46,8 @@ class _ByRule:
         node.output.append(dy if self.output is None else at.x(self.output))
         node.attribute.extend(at.node.attribute)
         node.attribute.extend(helper.make_attribute(k, v) for k, v in (self.attributes or {}).items())
-        wanted = frozenset(index for index, name in enumerate(at.node.output) if name)
-        gradients = RULES[self.forward](replace(at, node=node, wanted=wanted), [dy])
+        input_indices = frozenset(index for index, name in enumerate(at.node.output) if name)
+        gradients = RULES[self.forward](replace(at, node=node, gradient_inputs=input_indices), [dy])
         return [gradients.get(index, "") for index in range(len(at.node.output))]
 
 
@@ -89,8 +89,8 @@ def _dropout(at: ForwardNode) -> Sequence[str]:
     ratio, training = at.constant_input(2), at.constant_input(3)
     if training is not None and not training:
         return (at.x(0),)
-    kept = 1 - (0.5 if ratio is None else float(ratio))
-    zero, factor = at.scalar(0, like=at.x(0)), at.scalar(1 / kept if kept else 0, like=at.x(0))
+    keep_ratio = 1 - (0.5 if ratio is None else float(ratio))
+    zero, factor = at.scalar(0, like=at.x(0)), at.scalar(1 / keep_ratio if keep_ratio else 0, like=at.x(0))
     return (at.op("Where", at.x(1), at.op("Mul", at.x(0), factor), zero),)
 
 
@@ -111,7 +111,7 @@ def _cross_entropy(at: ForwardNode) -> Sequence[str]:
     classes = at.shape(log_probabilities)[1]
     if not isinstance(classes, int):
         raise UnsupportedModel("the number of classes is unknown", at=at.place, fix="export it fixed")
-    counts = _counted(at, labels)
+    counts = _label_mask(at, labels)
     zero_one = at.build.constant(np.array([0, 1], at.types[log_probabilities].dtype))
     depth = at.build.constant(np.array(classes, np.int64))
     is_label = at.op("OneHot", labels, depth, zero_one, axis=1)
@@ -130,15 +130,15 @@ def _total(at: ForwardNode, labels: str, counts: str) -> str:
     return at.op("ReduceSum", counts, keepdims=0)
 
 
-def _counted(at: ForwardNode, labels: str) -> str:
+def _label_mask(at: ForwardNode, labels: str) -> str:
     """Return what each label counts: its weight, or 1; 0 where it is ignored."""
     like, dtype = at.x(1), at.types[labels].dtype
     index = at.build.constant(np.array(at.integer("ignore_index", -1), dtype))  # -1 is no label
-    counted = at.op("Not", at.op("Equal", labels, index))
-    ones = at.op("Cast", counted, to=at.types[like].element)
+    mask = at.op("Not", at.op("Equal", labels, index))
+    ones = at.op("Cast", mask, to=at.types[like].element)
     if not at.x(3):
         return ones
-    safe = at.op("Where", counted, labels, at.build.constant(np.array(0, dtype)))
+    safe = at.op("Where", mask, labels, at.build.constant(np.array(0, dtype)))
     return at.op("Mul", ones, at.op("Gather", at.x(3), safe, axis=0))
 
 
@@ -179,9 +179,9 @@ def _broadcast_axes(at: ForwardNode) -> Sequence[str]:
     return [
         # Where both sizes are 1 there is nothing to sum, unless the axis has to go.
         at.build.ints(
-            *(axis for axis in range(rank) if shape[axis] == 1 and (other[axis] != 1 or axis < lost))
+            *(axis for axis in range(rank) if shape[axis] == 1 and (other[axis] != 1 or axis < axes_output))
         )
-        for shape, other, lost in (
+        for shape, other, axes_output in (
             (padded[0], padded[1], rank - len(shapes[0])),
             (padded[1], padded[0], rank - len(shapes[1])),
         )

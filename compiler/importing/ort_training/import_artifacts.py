@@ -46,15 +46,15 @@ def is_artifacts(path: Path) -> bool:
 def read_artifacts(folder: Path) -> onnx.ModelProto:
     """Return the flat step, its bindings in the metadata. Raises BadModel, UnsupportedModel."""
     model, optimizer = read_model(folder / TRAINING_MODEL), read_model(folder / OPTIMIZER_MODEL)
-    for name, read in ((TRAINING_MODEL, model), (OPTIMIZER_MODEL, optimizer)):
+    for name, artifact in ((TRAINING_MODEL, model), (OPTIMIZER_MODEL, optimizer)):
         with naming(folder / name, BadModel):
-            check_tensors(read, folder)
+            check_tensors(artifact, folder)
     checkpoint = read_checkpoint(folder / CHECKPOINT)
     gradients, statistics = _take_gradients(model.graph, checkpoint), _running_statistics(model.graph)
     move_misplaced(model)
-    kept = [opset for opset in model.opset_import if opset.domain in ("", "com.microsoft")]
+    opsets = [opset for opset in model.opset_import if opset.domain in ("", "com.microsoft")]
     del model.opset_import[:]
-    model.opset_import.extend(kept)
+    model.opset_import.extend(opsets)
     model = convert_standard_ops(model, OPSET, at=TRAINING_MODEL)
     _add_parameters(model.graph, checkpoint, statistics)
     renamed = lower_training_nodes(model, OPSET)
@@ -92,8 +92,8 @@ def _take_gradients(graph: onnx.GraphProto, checkpoint: Checkpoint) -> dict[str,
     left_out = buffers | dropped
     inputs = [info for info in graph.input if info.name not in left_out]
     outputs = [info for info in graph.output if info.name not in dropped]
-    for target, kept in ((graph.node, nodes), (graph.input, inputs), (graph.output, outputs)):
-        copies = [type(entry).FromString(entry.SerializeToString()) for entry in kept]
+    for target, remaining in ((graph.node, nodes), (graph.input, inputs), (graph.output, outputs)):
+        copies = [type(entry).FromString(entry.SerializeToString()) for entry in remaining]
         del target[:]
         target.extend(copies)
     return gradients
@@ -119,9 +119,9 @@ def _add_parameters(graph: onnx.GraphProto, checkpoint: Checkpoint, variables: C
     inputs = [info for info in graph.input if info.name not in constants]
     del graph.input[:]
     graph.input.extend(inputs)
-    known = {tensor.name for tensor in graph.initializer}
+    initializer_names = {tensor.name for tensor in graph.initializer}
     tensors = [*checkpoint.trained.values(), *checkpoint.frozen.values()]
-    graph.initializer.extend(tensor for tensor in tensors if tensor.name not in known)
+    graph.initializer.extend(tensor for tensor in tensors if tensor.name not in initializer_names)
 
 
 def _join(model: onnx.ModelProto, step: OptimizerStep) -> None:
@@ -139,9 +139,9 @@ def _join(model: onnx.ModelProto, step: OptimizerStep) -> None:
         output.CopyFrom(infos[variable])
         output.name = following
         graph.output.append(output)
-    kept = [opset for opset in model.opset_import if opset.domain != "com.microsoft"]
+    opsets = [opset for opset in model.opset_import if opset.domain != "com.microsoft"]
     del model.opset_import[:]
-    model.opset_import.extend(kept)
+    model.opset_import.extend(opsets)
     model.ir_version = 10
 
 
@@ -156,8 +156,8 @@ def _add_slot(model: onnx.ModelProto, slot: Slot, types: "dict[str, onnx.TypePro
     training, output = model.training_info[0], f"{slot.name}.initial"
     sizes = helper.make_node("Constant", [], [f"{output}.shape"], f"{output}.shape", value_ints=shape)
     zero = helper.make_tensor("value", element, [1], [0])
-    made = helper.make_node("ConstantOfShape", [f"{output}.shape"], [output], output, value=zero)
-    training.initialization.node.extend([sizes, made])
+    fill = helper.make_node("ConstantOfShape", [f"{output}.shape"], [output], output, value=zero)
+    training.initialization.node.extend([sizes, fill])
     training.initialization.output.append(helper.make_tensor_value_info(output, element, shape))
     training.initialization_binding.add(key=slot.name, value=output)
 

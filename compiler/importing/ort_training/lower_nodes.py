@@ -96,10 +96,12 @@ def lower_training_nodes(
     attach_forward(model.graph)
     _drop_unread_outputs(model.graph)
     renamed: dict[str, str] = {}
-    left, before = _count(model.graph), None
-    while left and left != before:  # what one round writes out gives the next one's inputs their types
+    remaining, before = _count(model.graph), None
+    while (
+        remaining and remaining != before
+    ):  # what one round writes out gives the next one's inputs their types
         renamed |= _lower(model, opset, variables)
-        left, before = _count(model.graph), left
+        remaining, before = _count(model.graph), remaining
     for node in model.graph.node:
         if node.domain == MICROSOFT:
             raise UnsupportedModel(
@@ -154,9 +156,9 @@ def _lower(model: onnx.ModelProto, opset: int, variables: Collection[str]) -> di
 
 def _drop_unread_outputs(graph: onnx.GraphProto) -> None:
     """Drop the trailing outputs that only a gradient op read: statistics, positions of maxima."""
-    read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    read_names = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
     for node in graph.node:
-        while node.domain != MICROSOFT and len(node.output) > 1 and node.output[-1] not in read:
+        while node.domain != MICROSOFT and len(node.output) > 1 and node.output[-1] not in read_names:
             node.output.pop()
 
 

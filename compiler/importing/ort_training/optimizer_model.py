@@ -73,14 +73,14 @@ def add_optimizer(model: onnx.ModelProto, step: OptimizerStep) -> None:
 
 
 def _clip(step: OptimizerStep, attributes: _Attributes) -> None:
-    build, bound = step.build, step.scalar(attributes.get("max_norm", 1.0))
+    build, max_norm = step.build, step.scalar(attributes.get("max_norm", 1.0))
     build.scope = "clip/"
     squares = [
         build.op("ReduceSum", build.op("Mul", gradient, gradient), keepdims=0)
         for gradient in step.gradients.values()
     ]
     norm = build.op("Sqrt", build.op("Sum", *squares))
-    shrunk = build.op("Div", bound, build.op("Add", norm, step.scalar(_CLIP_EPSILON)))
+    shrunk = build.op("Div", max_norm, build.op("Add", norm, step.scalar(_CLIP_EPSILON)))
     scale = build.op("Min", shrunk, step.scalar(1.0))
     for parameter, gradient in step.gradients.items():
         step.gradients[parameter] = build.op("Mul", gradient, scale)
@@ -103,7 +103,7 @@ def _adamw(step: OptimizerStep, attributes: _Attributes) -> None:
     step.finish(STEP, "Add", STEP, step.build.ints(1))
     for parameter, gradient in step.gradients.items():
         step.build.scope = f"{parameter}/update/"
-        _adamw_of(step, parameter, gradient, _Adam(**_known(attributes)))
+        _adamw_of(step, parameter, gradient, _Adam(**_attribute_values(attributes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class _Adam:
     correct_bias: float = 1
 
 
-def _known(attributes: _Attributes) -> dict[str, float]:
+def _attribute_values(attributes: _Attributes) -> dict[str, float]:
     return {name: attributes[name] for name in _Adam.__dataclass_fields__ if name in attributes}
 
 
@@ -128,22 +128,22 @@ def _adamw_of(step: OptimizerStep, parameter: str, gradient: str, adam: _Adam) -
     squares = op("Mul", gradient, gradient)
     second = _moment(step, step.slot(parameter, "second_moment"), adam.beta, squares)
     rate, epsilon = _rate(step), step.scalar(adam.epsilon)
-    left = op("Sub", step.scalar(1.0), op("Mul", rate, step.scalar(adam.weight_decay)))
+    decay_factor = op("Sub", step.scalar(1.0), op("Mul", rate, step.scalar(adam.weight_decay)))
     one_a, one_b = _correction(step, adam, adam.alpha), _correction(step, adam, adam.beta)
     if adam.adam_mode == 0:
         divisor = op("Add", op("Div", op("Sqrt", second), op("Sqrt", one_b)), epsilon)
         change = op("Div", op("Mul", op("Div", rate, one_a), first), divisor)
-        step.finish(parameter, "Sub", op("Mul", parameter, left), change)
+        step.finish(parameter, "Sub", op("Mul", parameter, decay_factor), change)
         return
     pace = op("Div", op("Mul", rate, op("Sqrt", one_b)), one_a)
     change = op("Div", op("Mul", pace, first), op("Add", op("Sqrt", second), epsilon))
-    step.finish(parameter, "Mul", op("Sub", parameter, change), left)
+    step.finish(parameter, "Mul", op("Sub", parameter, change), decay_factor)
 
 
-def _moment(step: OptimizerStep, slot: str, decay: float, added: str) -> str:
+def _moment(step: OptimizerStep, slot: str, decay: float, increment: str) -> str:
     op = step.build.op
-    kept = op("Mul", slot, step.scalar(decay))
-    step.finish(slot, "Add", kept, op("Mul", added, step.scalar(1 - decay)))
+    old_part = op("Mul", slot, step.scalar(decay))
+    step.finish(slot, "Add", old_part, op("Mul", increment, step.scalar(1 - decay)))
     return step.next_values[slot]
 
 

@@ -39,7 +39,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise BadModel("no checkpoint", at=str(path), fix="give the folder that generate_artifacts wrote")
     data = path.read_bytes()
     if data[4:8] != _IDENTIFIER:
-        raise _damaged(path, "not a checkpoint of onnxruntime-training 1.19")
+        raise _damage_error(path, "not a checkpoint of onnxruntime-training 1.19")
     try:
         root = _Table(data, _follow(data, 0))
         state = root.table(_MODULE_STATE)
@@ -47,11 +47,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
             {tensor.name: tensor for tensor in _tensors(state, field, path)} for field in (_TRAINED, _FROZEN)
         )
     except (struct.error, UnicodeDecodeError, ValueError, KeyError) as error:
-        raise _damaged(path, f"a damaged checkpoint: {error}") from error
+        raise _damage_error(path, f"a damaged checkpoint: {error}") from error
     return Checkpoint(trained, frozen)
 
 
-def _damaged(path: Path, what: str) -> BadModel:
+def _damage_error(path: Path, what: str) -> BadModel:
     return BadModel(what, at=str(path), fix="save it again with CheckpointState.save_checkpoint")
 
 
@@ -82,13 +82,13 @@ def _refer(tensor: onnx.TensorProto, location: str, offset: int, length: int) ->
 # ---------------------------------------------------------------- FlatBuffers
 
 
-def _unsigned(data: bytes, at: int) -> int:
+def _read_unsigned(data: bytes, at: int) -> int:
     (value,) = struct.unpack_from("<I", data, at)
     return int(value)
 
 
 def _follow(data: bytes, at: int) -> int:
-    return at + _unsigned(data, at)
+    return at + _read_unsigned(data, at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class _Table:
         if where is None:
             return 0, 0
         start = _follow(self.data, where)
-        count = _unsigned(self.data, start)
+        count = _read_unsigned(self.data, start)
         if start + 4 + count > len(self.data):
             raise ValueError("a vector reaches beyond the file")
         return start + 4, count

@@ -10,7 +10,7 @@ import torch
 
 from partc.compiler.importing.draw_random_inputs import draw_random_inputs
 from partc.compiler.importing.torch_step.record_draws import RecordedDraws
-from partc.compiler.importing.torch_step.trace_step import Loss, TracedStep
+from partc.compiler.importing.torch_step.trace_step import LossFunction, TracedStep
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.plan.program import DrawnInput
 
@@ -26,7 +26,7 @@ def compare_steps(
     traced: TracedStep,
     names: Sequence[str],
     module: torch.nn.Module,
-    loss: Loss,
+    loss: LossFunction,
     optimizer: torch.optim.Optimizer,
 ) -> None:
     """Refuse a model whose steps are not PyTorch's. Raises UnsupportedModel.
@@ -51,11 +51,11 @@ def compare_steps(
         value, *renewed = session.run(outputs, {**data, **draws, **values})
         values = dict(zip(traced.variables, renewed, strict=True))
         _compare("loss", value, expected.loss, step)
-        for name, wanted in expected.values.items():
+        for name, reference in expected.values.items():
             noise = expected.noise.get(name)
-            _compare(name, values[name], wanted, step, noise)
+            _compare(name, values[name], reference, step, noise)
             if noise is not None:  # else the next step would start from different values
-                values[name] = np.where(noise, wanted.numpy(), values[name])
+                values[name] = np.where(noise, reference.numpy(), values[name])
 
 
 class _Expected:
@@ -69,26 +69,26 @@ class _Expected:
 
 
 def _step(
-    module: torch.nn.Module, loss: Loss, optimizer: torch.optim.Optimizer, traced: TracedStep
+    module: torch.nn.Module, loss: LossFunction, optimizer: torch.optim.Optimizer, traced: TracedStep
 ) -> _Expected:
     optimizer.zero_grad()
     with RecordedDraws() as recorded:
         value = loss(module, *traced.inputs)
     value.backward()
     optimizer.step()
-    found = _Expected(value, recorded.draws)
+    expected_step = _Expected(value, recorded.draws)
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     gradients = {name: parameters[name].grad for name in traced.parameters}
     largest = max(float(g.abs().max()) for g in gradients.values() if g is not None and g.numel())
     for name, buffer in buffers.items():
-        found.values[name] = buffer.detach()
+        expected_step.values[name] = buffer.detach()
     for name in traced.parameters:
         gradient = gradients[name]
-        found.values[name] = parameters[name].detach()
+        expected_step.values[name] = parameters[name].detach()
         if gradient is not None:
             size = gradient.abs().numpy()
-            found.noise[name] = (size <= NOISE * largest) & ~_untouched_rows(size)
-    return found
+            expected_step.noise[name] = (size <= NOISE * largest) & ~_untouched_rows(size)
+    return expected_step
 
 
 def _untouched_rows(size: np.ndarray) -> np.ndarray:
@@ -111,16 +111,16 @@ def _draws_by_input(drawn: Sequence[DrawnInput], draws: Sequence[torch.Tensor]) 
 
 
 def _compare(
-    name: str, found: np.ndarray, wanted: torch.Tensor, step: int, noise: np.ndarray | None = None
+    name: str, actual: np.ndarray, reference: torch.Tensor, step: int, noise: np.ndarray | None = None
 ) -> None:
-    expected = wanted.numpy()
-    error = np.abs(np.asarray(found, np.float64) - expected)
+    expected = reference.numpy()
+    error = np.abs(np.asarray(actual, np.float64) - expected)
     if noise is not None:
         error = np.where(noise & np.isfinite(error), 0.0, error)
-    allowed = RTOL.get(wanted.dtype, DEFAULT_RTOL) * max(float(np.abs(expected).max(initial=0.0)), 1e-3)
-    if not np.all(error <= allowed):
+    tolerance = RTOL.get(reference.dtype, DEFAULT_RTOL) * max(float(np.abs(expected).max(initial=0.0)), 1e-3)
+    if not np.all(error <= tolerance):
         raise UnsupportedModel(
-            f"after step {step}, {name!r} is {np.max(error):.3g} from PyTorch's ({allowed:.3g} allowed)",
+            f"after step {step}, {name!r} is {np.max(error):.3g} from PyTorch's ({tolerance:.3g} allowed)",
             at="partc.torch.export_step, the exported step in onnxruntime",
             fix="the exporter mistranslates an op: replace modules until the step agrees",
         )

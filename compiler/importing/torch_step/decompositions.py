@@ -28,24 +28,24 @@ def _convolution_backward(
     transposed: bool,
     output_padding: Ints,
     groups: int,
-    wanted: Sequence[bool],
+    output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     dx = dw = db = None
     geometry = (stride, padding, dilation)
-    if wanted[0] and transposed:
+    if output_mask[0] and transposed:
         dx = torch.ops.aten.convolution(dy, weight, None, *geometry, False, [0] * len(stride), groups)
-    elif wanted[0]:
-        cut = [
+    elif output_mask[0]:
+        unread_ends = [
             size + 2 * p - d * (k - 1) - 1 - s * (target - 1)
             for size, target, k, s, p, d in zip(
                 x.shape[2:], dy.shape[2:], weight.shape[2:], *geometry, strict=True
             )
         ]
-        dx = torch.ops.aten.convolution(dy, weight, None, *geometry, True, cut, groups)
-    if wanted[1]:
+        dx = torch.ops.aten.convolution(dy, weight, None, *geometry, True, unread_ends, groups)
+    if output_mask[1]:
         wide, narrow = (dy, x) if transposed else (x, dy)
         dw = _weight_gradient(wide, narrow, weight.shape[2:], geometry, groups)
-    if wanted[2]:
+    if output_mask[2]:
         db = dy.sum([0, *range(2, dy.dim())])
     return dx, dw, db
 
@@ -59,13 +59,13 @@ def _weight_gradient(
     rows = narrow.reshape(narrow.shape[0], groups, narrow.shape[1] // groups, -1)
     taps = []
     for tap in product(*map(range, kernel)):
-        seen = padded
+        window = padded
         for axis, (at, s, d) in enumerate(zip(tap, stride, dilation, strict=True), start=2):
             start = at * d
-            missing = start + (narrow.shape[axis] - 1) * s + 1 - seen.shape[axis]
+            missing = start + (narrow.shape[axis] - 1) * s + 1 - window.shape[axis]
             assert missing <= 0, "windows lie within the padded input"
-            seen = torch.ops.aten.slice(seen, axis, start, start + (narrow.shape[axis] - 1) * s + 1, s)
-        columns = seen.reshape(seen.shape[0], groups, seen.shape[1] // groups, -1)
+            window = torch.ops.aten.slice(window, axis, start, start + (narrow.shape[axis] - 1) * s + 1, s)
+        columns = window.reshape(window.shape[0], groups, window.shape[1] // groups, -1)
         taps.append(torch.matmul(rows, columns.transpose(2, 3)).sum(0))
     stacked = torch.stack(taps, -1)
     return stacked.reshape(narrow.shape[1], wide.shape[1] // groups, *kernel)
@@ -107,8 +107,8 @@ def _average_pool_backward(
     ones = dy.new_ones((channels, 1, *kernel)) / window
     ones_axes = [1] * len(kernel)
     sizes = zip(x.shape[2:], dy.shape[2:], kernel, stride, padding, strict=True)
-    cut = [size + 2 * p - k - s * (target - 1) for size, target, k, s, p in sizes]
-    return torch.ops.aten.convolution(dy, ones, None, stride, padding, ones_axes, True, cut, channels)
+    unread_ends = [size + 2 * p - k - s * (target - 1) for size, target, k, s, p in sizes]
+    return torch.ops.aten.convolution(dy, ones, None, stride, padding, ones_axes, True, unread_ends, channels)
 
 
 def _empty(size: Ints, physical_layout: Ints, **options: torch.dtype) -> Tensor:

@@ -14,14 +14,14 @@ from partc.runtime.errors import BadUsage, UnsupportedModel
 if TYPE_CHECKING:
     import torch
 
-    from partc.compiler.importing.torch_step.trace_step import Loss, TracedStep
+    from partc.compiler.importing.torch_step.trace_step import LossFunction, TracedStep
 
 EXPORTED_OPSET = 20  # the newest whose ops partc's converter leaves as they are
 
 
 def export_step(
     module: "torch.nn.Module",
-    loss: "Loss",
+    loss: "LossFunction",
     optimizer: "torch.optim.Optimizer",
     example_inputs: "Sequence[torch.Tensor]",
     path: str | Path,
@@ -41,7 +41,7 @@ def export_step(
 
     names = _input_names(loss, len(example_inputs))
     traced = trace_step(module, loss, optimizer, example_inputs)
-    model = _exported(traced, names)
+    model = _export(traced, names)
     compare_steps(model, traced, names, module, loss, optimizer)
     state = {name: _next(name) for name in traced.variables}
     bindings = Bindings(state=state, loss="loss", sample_axes=dict(sample_axes or {}))
@@ -62,7 +62,7 @@ def _require_torch() -> None:
         ) from error
 
 
-def _input_names(loss: "Loss", count: int) -> list[str]:
+def _input_names(loss: "LossFunction", count: int) -> list[str]:
     names = list(inspect.signature(loss).parameters)[1:]
     if len(names) != count:
         raise BadUsage(
@@ -77,7 +77,7 @@ def _next(variable: str) -> str:
     return f"{variable}.next"
 
 
-def _exported(traced: "TracedStep", names: Sequence[str]) -> onnx.ModelProto:
+def _export(traced: "TracedStep", names: Sequence[str]) -> onnx.ModelProto:
     import torch
 
     try:

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from partc.compiler.importing.torch_step.decompositions import WRITTEN_OUT
 from partc.runtime.errors import UnsupportedModel
 
-Loss = Callable[..., torch.Tensor]
+LossFunction = Callable[..., torch.Tensor]
 Slots = dict[str, dict[str, torch.Tensor]]  # by parameter, then by the optimizer's name for it
 
 # The exporter writes training BatchNorm as inference; LayerNorm keeps float32 statistics of float64.
@@ -49,7 +49,10 @@ class TracedStep:
 
 
 def trace_step(
-    module: torch.nn.Module, loss: Loss, optimizer: torch.optim.Optimizer, inputs: Sequence[torch.Tensor]
+    module: torch.nn.Module,
+    loss: LossFunction,
+    optimizer: torch.optim.Optimizer,
+    inputs: Sequence[torch.Tensor],
 ) -> TracedStep:
     """Trace one step in training mode; the module and the optimizer stay as they are."""
     trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
@@ -57,16 +60,18 @@ def trace_step(
     buffers = {name: value.detach().clone() for name, value in module.named_buffers()}
     slots = _first_slots(module, optimizer, trained)
     start = {name: value.detach().clone() for name, value in trained.items()}
-    variables = start | buffers | {_slot(p, k): v for p, kept in slots.items() for k, v in kept.items()}
+    variables = (
+        start | buffers | {_slot(p, k): v for p, slot_values in slots.items() for k, v in slot_values.items()}
+    )
 
     def step(*arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        given = dict(zip(variables, arguments[len(inputs) :], strict=True))
-        parameters = {name: given[name] for name in start}
+        arguments_by_name = dict(zip(variables, arguments[len(inputs) :], strict=True))
+        parameters = {name: arguments_by_name[name] for name in start}
 
         def loss_of(
             parameters: Mapping[str, torch.Tensor],
         ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-            renewed = {name: given[name].clone() for name in buffers}
+            renewed = {name: arguments_by_name[name].clone() for name in buffers}
 
             def model(*args: object, **options: object) -> Any:  # whatever the module returns
                 return functional_call(module, {**frozen, **parameters, **renewed}, args, options)
@@ -74,9 +79,11 @@ def trace_step(
             return loss(model, *arguments[: len(inputs)]), renewed
 
         gradients, (value, renewed) = grad_and_value(loss_of, has_aux=True)(parameters)
-        kept = {name: {key: given[_slot(name, key)] for key in slots[name]} for name in start}
-        after, kept = _updated(optimizer, trained, parameters, gradients, kept)
-        following = after | renewed | {_slot(p, k): v for p, s in kept.items() for k, v in s.items()}
+        slot_values = {
+            name: {key: arguments_by_name[_slot(name, key)] for key in slots[name]} for name in start
+        }
+        after, slot_values = _run_update(optimizer, trained, parameters, gradients, slot_values)
+        following = after | renewed | {_slot(p, k): v for p, s in slot_values.items() for k, v in s.items()}
         return (value, *(following[name] for name in variables))
 
     is_float64 = any(value.dtype == torch.float64 for value in trained.values())
@@ -135,15 +142,15 @@ def _first_slots(
     for name in trained:
         after = trial_optimizer.state[values[name]]
         tensors = {key: value for key, value in after.items() if isinstance(value, torch.Tensor)}
-        given = optimizer.state[trained[name]] if before[name] else {}
+        state = optimizer.state[trained[name]] if before[name] else {}
         slots[name] = {
-            key: (given[key] if key in given else torch.zeros_like(value)).detach().clone()
+            key: (state[key] if key in state else torch.zeros_like(value)).detach().clone()
             for key, value in tensors.items()
         }
     return slots
 
 
-def _updated(
+def _run_update(
     optimizer: torch.optim.Optimizer,
     trained: Mapping[str, torch.Tensor],
     parameters: Mapping[str, torch.Tensor],
@@ -153,7 +160,7 @@ def _updated(
     """Let the optimizer take its step on clones; return the parameters and what it keeps of them."""
     names = {id(value): name for name, value in trained.items()}
     after = {name: value.clone() for name, value in parameters.items()}
-    kept = {name: {key: value.clone() for key, value in slots[name].items()} for name in after}
+    new_slots = {name: {key: value.clone() for key, value in slots[name].items()} for name in after}
     stand_in = copy.copy(optimizer)
     stand_in.param_groups = [
         {**group, "params": [after[names[id(value)]] for value in group["params"] if id(value) in names]}
@@ -164,26 +171,26 @@ def _updated(
     state = type(optimizer.state)(dict)
     for name, value in after.items():
         value.grad = gradients[name]
-        state[value] = kept[name]
+        state[value] = new_slots[name]
     stand_in.state = state
     if isinstance(optimizer, torch.optim.Adagrad):
         _adagrad_step(stand_in)
     else:
         with _steps_as_tensors():
             type(optimizer).step.__wrapped__(stand_in)  # without its hooks
-    return after, {name: {key: state[value][key] for key in kept[name]} for name, value in after.items()}
+    return after, {name: {key: state[value][key] for key in new_slots[name]} for name, value in after.items()}
 
 
 def _adagrad_step(optimizer: torch.optim.Optimizer) -> None:
     """Step as torch.optim.Adagrad does; its own step reads the step count as a number."""
     for group in optimizer.param_groups:
         for value in group["params"]:
-            kept, gradient = optimizer.state[value], value.grad
+            state, gradient = optimizer.state[value], value.grad
             gradient = gradient + group["weight_decay"] * value if group["weight_decay"] else gradient
-            kept["step"] = kept["step"] + 1
-            rate = group["lr"] / (1 + (kept["step"] - 1) * group["lr_decay"])
-            kept["sum"] = kept["sum"] + gradient * gradient
-            value.sub_(rate * gradient / (kept["sum"].sqrt() + group["eps"]))
+            state["step"] = state["step"] + 1
+            rate = group["lr"] / (1 + (state["step"] - 1) * group["lr_decay"])
+            state["sum"] = state["sum"] + gradient * gradient
+            value.sub_(rate * gradient / (state["sum"].sqrt() + group["eps"]))
 
 
 @contextmanager

@@ -93,7 +93,7 @@ def compile_lm(cluster: str, out: Path, strategy: Mode = "auto") -> Compiled:
     forward = build_model("lm", **options, batch=8)
     step = build_training_graph(forward, loss="loss", optimizer=Adagrad(0.1), clip_global_norm=10.0)
     hosts = ten_hosts() if cluster == "ten hosts" else read_cluster(EXAMPLES / f"{cluster}.json")
-    compilation = compile_graph(import_training_graph(step), hosts, out, Options(strategy))
+    compilation = compile_graph(import_training_graph(step), hosts, out, Options(strategy=strategy))
     return Compiled(compilation, hosts, out)
 
 

@@ -97,9 +97,9 @@ def compile_step(
 ) -> Compiled:
     """Compile, and check all that is written."""
     options = Options(
-        strategy,
-        batch,  # type: ignore[arg-type]
-        sizes or {},
+        strategy=strategy,
+        batch=batch,  # type: ignore[arg-type]
+        sizes=sizes or {},
         without=frozenset(without),  # type: ignore[arg-type]
         aggregation=aggregation,
         recompute_bytes=recompute_bytes,

@@ -50,7 +50,7 @@ def compile_sessions(
     if isinstance(model, str):
         model = onnx.load_from_string(training_model(model))
     training = model if isinstance(model, TrainingGraph) else import_training_graph(model)
-    compile_graph(training, cluster_of(cluster), out, Options("ps", asynchronous=True))
+    compile_graph(training, cluster_of(cluster), out, Options(strategy="ps", asynchronous=True))
     _on_cpus(out)
     folder = read_plan_folder(out)
     check_segments(folder)

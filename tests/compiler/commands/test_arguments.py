@@ -69,10 +69,10 @@ def test_symbolic_sizes_without_a_value_get_the_default() -> None:
 def test_a_strategy_is_a_mode_or_a_file(tmp_path: Path) -> None:
     (tmp_path / "s.json").write_bytes(encode_strategy(GLOBAL))
 
-    assert Options("ps").chosen_strategy() == "ps"
-    assert Options(str(tmp_path / "s.json")).chosen_strategy() == GLOBAL
+    assert Options(strategy="ps").chosen_strategy() == "ps"
+    assert Options(strategy=str(tmp_path / "s.json")).chosen_strategy() == GLOBAL
     with pytest.raises(BadUsage, match="use one of auto, hybrid, allreduce, ps, or the path"):
-        Options("fast").chosen_strategy()
+        Options(strategy="fast").chosen_strategy()
 
 
 def test_the_batch_reading_comes_from_the_option_or_the_file_and_they_must_agree() -> None:

@@ -3,34 +3,14 @@
 Models, clusters and strategies: test_cli_refused_files.py.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.checks.command_line import CLUSTER, hashes_of, make_wrong_files, refused
+from tests.checks.command_line import CLUSTER, refused
 
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_wrong_files(tmp_path_factory.mktemp("refusals"))
-
-
-@pytest.fixture
-def folder(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The files above, in the current folder; whatever a test does, they must stay as they are."""
-    monkeypatch.chdir(made)
-    return made
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_harmed(made: Path) -> Iterator[None]:
-    before = hashes_of(made)
-    yield
-    (made / "out" / "run.log").unlink(missing_ok=True)
-    assert hashes_of(made) == before
-    assert not [path for path in made.iterdir() if path.name.startswith(".")]
+pytestmark = pytest.mark.usefixtures("_nothing_is_harmed")
 
 
 @pytest.mark.parametrize(

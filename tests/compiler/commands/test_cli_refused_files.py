@@ -1,37 +1,19 @@
 """Models, clusters and strategies that the command line refuses, and how it says so."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
 import pytest
 
 from tests.builders.graphs.foreign_steps import SGD, parse, with_zeros
-from tests.checks.command_line import CLUSTER, done, hashes_of, make_wrong_files, refused
+from tests.checks.command_line import CLUSTER, done, refused
 
 Change = Callable[[dict], object]
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_wrong_files(tmp_path_factory.mktemp("refusals"))
-
-
-@pytest.fixture
-def folder(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The files above, in the current folder; whatever a test does, they must stay as they are."""
-    monkeypatch.chdir(made)
-    return made
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_harmed(made: Path) -> Iterator[None]:
-    before = hashes_of(made)
-    yield
-    (made / "out" / "run.log").unlink(missing_ok=True)
-    assert hashes_of(made) == before
-    assert not [path for path in made.iterdir() if path.name.startswith(".")]
+pytestmark = pytest.mark.usefixtures("_nothing_is_harmed")
 
 
 COMPILE = ("compile", "train.onnx", "-c", CLUSTER, "-o", "new")

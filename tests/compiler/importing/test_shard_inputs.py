@@ -133,7 +133,7 @@ def test_a_shard_that_is_no_input_is_refused() -> None:
 def test_asynchronous_workers_read_shards_of_their_own(tmp_path: Path) -> None:
     """Each is alone in its session, and still one of several; at a rate of zero the order does not matter."""
     still = import_training_graph(sharded_model(text=SHARDED.replace("rate = {0.1}", "rate = {0.0}")))
-    options = Options("ps", asynchronous=True)
+    options = Options(strategy="ps", asynchronous=True)
     compile_graph(still, cluster_of("1x3"), tmp_path / "out", options)
 
     losses = train_sessions_in_process(read_plan_folder(tmp_path / "out"), [{}]).losses

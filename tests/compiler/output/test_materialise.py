@@ -123,7 +123,7 @@ def test_missing_decisions_and_ranks_are_refused(compiled: Path, tmp_path: Path)
 
 
 def test_an_asynchronous_session_is_made_alike(tmp_path: Path) -> None:
-    options = Options("ps", asynchronous=True)
+    options = Options(strategy="ps", asynchronous=True)
     compile_graph(imported("lm, sgd"), cluster_of("2x2"), tmp_path / "out", options)
     plan = read_central_plan(tmp_path / "out" / "plan.json")
     files = [tmp_path / "out" / name for name in ("train.onnx", "strategy.json", "cluster.json")]

@@ -35,7 +35,7 @@ def test_every_segment_has_a_time_and_it_is_kept(compiled: Compiled, monkeypatch
     def measured_again(folder: PlanFolder) -> Measured:
         raise AssertionError("it was measured before")
 
-    monkeypatch.setattr(measuring, "_measured", measured_again)
+    monkeypatch.setattr(measuring, "_measure", measured_again)
     assert measure_segments(compiled.folder) == found
 
 
@@ -46,7 +46,7 @@ def test_another_number_of_threads_is_another_time(
     ranks = tuple(msgspec.structs.replace(rank, threads=2) for rank in compiled.plan.ranks)
     plan = msgspec.structs.replace(compiled.plan, ranks=ranks)
     segments = [i.segment for i in plan.instructions if isinstance(i, Run)]
-    monkeypatch.setattr(measuring, "_measured", lambda folder: Measured(dict.fromkeys(segments, 1.0), 2.0))
+    monkeypatch.setattr(measuring, "_measure", lambda folder: Measured(dict.fromkeys(segments, 1.0), 2.0))
 
     assert set(measure_segments(PlanFolder(plan, compiled.folder.path)).segments.values()) == {1.0}
 

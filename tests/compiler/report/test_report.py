@@ -16,30 +16,13 @@ from partc.compiler.report.page import render_report
 from partc.cost.simulation.timeline import Bars, Timeline
 from partc.runtime.plan.program import Run
 from tests.builders.plans.compiled_reports import (
-    CLUSTERS,
     Compiled,
     TextReader,
-    compile_everywhere,
     compile_lm,
     plain,
 )
 
 CSS = Path(__file__).parents[3] / "compiler" / "report" / "templates" / "report.css"
-
-
-@pytest.fixture(scope="module")
-def all_compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Compiled]:
-    return compile_everywhere(tmp_path_factory.mktemp("reports"))
-
-
-@pytest.fixture(params=CLUSTERS)
-def compiled(request: pytest.FixtureRequest, all_compiled: dict[str, Compiled]) -> Compiled:
-    return all_compiled[request.param]
-
-
-@pytest.fixture
-def on_2x2(all_compiled: dict[str, Compiled]) -> Compiled:
-    return all_compiled["cluster-2x2"]
 
 
 def test_page_is_well_formed_and_needs_no_network(compiled: Compiled) -> None:

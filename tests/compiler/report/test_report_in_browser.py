@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.plans.compiled_reports import CLUSTERS, Compiled, compile_everywhere
+from tests.builders.plans.compiled_reports import Compiled
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIETLY = (
@@ -41,21 +41,6 @@ const small = [...document.querySelectorAll("svg text")]
 page.dataset.probe = JSON.stringify({overflow: page.scrollWidth - page.clientWidth, spills, wide, small});
 </script>
 """
-
-
-@pytest.fixture(scope="module")
-def all_compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Compiled]:
-    return compile_everywhere(tmp_path_factory.mktemp("reports"))
-
-
-@pytest.fixture(params=CLUSTERS)
-def compiled(request: pytest.FixtureRequest, all_compiled: dict[str, Compiled]) -> Compiled:
-    return all_compiled[request.param]
-
-
-@pytest.fixture
-def on_2x2(all_compiled: dict[str, Compiled]) -> Compiled:
-    return all_compiled["cluster-2x2"]
 
 
 @pytest.fixture(scope="module")

@@ -42,9 +42,9 @@ def test_small_shares_keep_two_digits() -> None:
 
 
 def test_long_names_lose_their_beginning() -> None:
-    assert units.shortened("transformer.h.0.weight", 10) == "….0.weight"
-    assert units.shortened("W", 10) == "W"
+    assert units.shorten("transformer.h.0.weight", 10) == "….0.weight"
+    assert units.shorten("W", 10) == "W"
 
 
 def test_words_are_joined_as_in_a_sentence() -> None:
-    assert units.listed(["a", "b", "c"]) == "a, b and c"
+    assert units.join_words(["a", "b", "c"]) == "a, b and c"

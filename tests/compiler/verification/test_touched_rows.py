@@ -8,7 +8,7 @@ import pytest
 
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.verification.ranks import launch_daemons, launch_in_process
-from partc.compiler.verification.touched_rows import by_places, find_tables, places, rows_named
+from partc.compiler.verification.touched_rows import distinct_rows, find_tables, places, read_by_places
 from partc.compiler.verification.verify import verify
 from partc.runtime.execution.in_process import RanksInProcess
 from partc.runtime.execution.row_hashes import row_hashes
@@ -50,8 +50,8 @@ def test_a_step_on_its_rows_computes_what_it_computes_on_all() -> None:
     ids = np.array([3, -4, 3])
     e, following = session(model).run(None, {"ids": ids, "E": table})
 
-    rows = rows_named([ids], 5)
-    small = by_places(model, find_tables(model, {"E": "E_next"}, ["E"]), {"E": "E_next"})
+    rows = distinct_rows([ids], 5)
+    small = read_by_places(model, find_tables(model, {"E": "E_next"}, ["E"]), {"E": "E_next"})
     feeds = {"ids": ids, "E": table[rows], **places({"E": rows}, {"E": 5})}
     e_small, following_small = session(small).run(None, feeds)
 

@@ -26,7 +26,7 @@ def compiled(
     recompute = 10**9 if seed % 7 == 0 else None
     batch = "global" if seed % 3 == 0 and cluster_workers(cluster) in (1, 2, 4) else "per-replica"
     without = frozenset({"local-aggregation"}) if seed % 5 == 0 else frozenset()
-    options = Options(strategy, batch, without=without, recompute_bytes=recompute)
+    options = Options(strategy=strategy, batch=batch, without=without, recompute_bytes=recompute)
     return compile_graph(import_training_graph(model), cluster, out, options)
 
 

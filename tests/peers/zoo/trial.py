@@ -230,7 +230,7 @@ class Attempt:
             training = import_training_graph(train, GraphOptions(sample_axes=axes))
             if isinstance(strategy, Strategy):
                 (self.scratch / "asked.json").write_bytes(encode_strategy(strategy))
-            options = Options(strategy, self.trial.batch)  # type: ignore[arg-type]
+            options = Options(strategy=strategy, batch=self.trial.batch)  # type: ignore[arg-type]
             try:
                 compile_graph(training, cluster_of(self.trial.cluster), out, options)
                 return read_plan_folder(out)

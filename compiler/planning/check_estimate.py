@@ -9,15 +9,15 @@ rows were touched.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from partc.compiler.planning.price_step import StepPrice
+from partc.compiler.planning.price_step import StepPricer
 from partc.cost.assignment.search_strategy import TIE, Tried
 from partc.cost.strategy import SyncFacts
 
-FEWEST_SHARE = 0.4
+MIN_SHARE = 0.4
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class EstimateSensitivity:
     """A strategy that would be quicker than the one taken, if fewer rows were touched. Whole steps."""
 
     parameters: tuple[str, ...]  # whose rows are assumed, and which the two treat differently
@@ -30,43 +30,48 @@ class Doubt:
         tables = " and ".join(repr(name) for name in self.parameters[:2])
         tables += f" and {len(self.parameters) - 2} more" if len(self.parameters) > 2 else ""
         return (
-            f"the estimate of rows touched decides: if a step touched {FEWEST_SHARE:.0%} of those assumed of "
+            f"the estimate of rows touched decides: if a step touched {MIN_SHARE:.0%} of those assumed of "
             f"{tables}, {self.rival!r} would take {self.rival_s * 1e3:.3g} ms and this plan "
             f"{self.own_s * 1e3:.3g} ms; measure them with --sample-data"
         )
 
 
-def doubt_estimate(tried: Sequence[Tried], facts: Sequence[SyncFacts], price: StepPrice) -> Doubt | None:
-    """Return what fewer rows would change, None if nothing. `tried`: the strategy taken, then its rivals."""
-    assumed = [fact.name for fact in facts if fact.rows_are_assumed]
-    if not tried or not assumed:
+def check_estimate(
+    compared: Sequence[Tried], facts: Sequence[SyncFacts], price: StepPricer
+) -> EstimateSensitivity | None:
+    """Return what fewer rows would change, None if nothing. `compared`: the plan's strategy, then rivals."""
+    estimated_tables = [fact.name for fact in facts if fact.rows_are_assumed]
+    if not compared or not estimated_tables:
         return None
-    taken, *rivals = tried
-    differing = {id(rival): tuple(n for n in assumed if _way(rival, n) != _way(taken, n)) for rival in rivals}
+    selected, *rivals = compared
+    differing = {
+        id(rival): tuple(n for n in estimated_tables if _way(rival, n) != _way(selected, n))
+        for rival in rivals
+    }
     # Fewer rows make a step shorter by their share at most: whoever is slower than that cannot overtake.
     rivals = [
         rival
         for rival in rivals
         if any(_moves_rows(rival, name) for name in differing[id(rival)])
-        and rival.step_s * FEWEST_SHARE < taken.step_s
+        and rival.step_s * MIN_SHARE < selected.step_s
     ]
     if not rivals:
         return None
     rival = min(rivals, key=lambda one: one.step_s)
-    rival_s = price.with_fewer_rows(rival.strategy, FEWEST_SHARE)
-    if rival_s * (1 + TIE) >= taken.step_s:
-        own_s = taken.step_s
+    rival_s = price.with_fewer_rows(rival.strategy, MIN_SHARE)
+    if rival_s * (1 + TIE) >= selected.step_s:
+        own_s = selected.step_s
     else:
-        own_s = price.with_fewer_rows(taken.strategy, FEWEST_SHARE)
+        own_s = price.with_fewer_rows(selected.strategy, MIN_SHARE)
     if own_s <= rival_s * (1 + TIE):
         return None
-    return Doubt(differing[id(rival)], rival.names[0], own_s, rival_s)
+    return EstimateSensitivity(differing[id(rival)], rival.names[0], own_s, rival_s)
 
 
-def _way(tried: Tried, parameter: str) -> object:
-    how = tried.strategy.parameters[parameter]
+def _way(candidate: Tried, parameter: str) -> object:
+    how = candidate.strategy.parameters[parameter]
     return how.method, how.local_aggregation
 
 
-def _moves_rows(tried: Tried, parameter: str) -> bool:
-    return tried.strategy.parameters[parameter].method != "all_reduce"
+def _moves_rows(candidate: Tried, parameter: str) -> bool:
+    return candidate.strategy.parameters[parameter].method != "all_reduce"

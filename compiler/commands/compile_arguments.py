@@ -1,0 +1,64 @@
+"""The arguments that `partc compile` alone has."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from partc.compiler.options import SearchMode
+from partc.cost.strategy import Batch
+
+ClusterFile = Annotated[Path, typer.Option("-c", "--cluster", help="cluster.json, or a resource file.")]
+StrategyName = Annotated[str, typer.Option(help="auto, hybrid, allreduce, ps, or a strategy.json.")]
+BatchReadingName = Annotated[
+    Batch | None,
+    typer.Option(
+        help="What the graph's batch is: one replica's, or the whole. Left out: one replica's where that "
+        "is proven to train what one device trains, else the whole."
+    ),
+]
+PartitionSearchMode = Annotated[
+    SearchMode | None,
+    typer.Option(
+        help="Choose the partitions of large variables on servers: by the cost model, or by short runs; "
+        "off takes the minimum."
+    ),
+]
+MinPartitions = Annotated[int, typer.Option(help="The fewest partitions to consider.")]
+DisabledMechanisms = Annotated[
+    list[str],
+    typer.Option(
+        help="Switch a mechanism off: local-aggregation, post-aggregation or boundary-ops; repeatable."
+    ),
+]
+Asynchronous = Annotated[
+    bool,
+    typer.Option(
+        "--asynchronous",
+        help="Workers push and pull without waiting for each other: not what one device trains.",
+    ),
+]
+SumDense = Annotated[bool, typer.Option("--sum-dense", help="Sum dense gradients over replicas: no average.")]
+SumSparse = Annotated[
+    bool, typer.Option("--sum-sparse", help="Sum sparse gradients over replicas: no average.")
+]
+FetchGradients = Annotated[
+    str, typer.Option(help="Parameters NAME,... whose aggregated gradients are outputs: NAME.aggregated.")
+]
+RecomputeSize = Annotated[
+    str,
+    typer.Option(
+        help="SIZE, such as 800MB, that a step's values may take at once: others are computed again.",
+        metavar="SIZE",
+    ),
+]
+Force = Annotated[
+    bool, typer.Option("--force", help="Replace trained variables that lie in the output folder.")
+]
+DecisionsOnly = Annotated[
+    bool,
+    typer.Option(
+        "--decisions-only",
+        help="Write train.onnx, strategy.json and cluster.json, from which ranks make their segments.",
+    ),
+]

@@ -1,0 +1,20 @@
+"""Reports of one model on several clusters, compiled once for all tests of this folder."""
+
+import pytest
+
+from tests.builders.plans.compiled_reports import CLUSTERS, Compiled, compile_everywhere
+
+
+@pytest.fixture(scope="package")
+def all_compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Compiled]:
+    return compile_everywhere(tmp_path_factory.mktemp("reports"))
+
+
+@pytest.fixture(params=CLUSTERS)
+def compiled(request: pytest.FixtureRequest, all_compiled: dict[str, Compiled]) -> Compiled:
+    return all_compiled[request.param]
+
+
+@pytest.fixture
+def on_2x2(all_compiled: dict[str, Compiled]) -> Compiled:
+    return all_compiled["cluster-2x2"]
