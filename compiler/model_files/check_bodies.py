@@ -4,7 +4,8 @@
     Loop   inputs M, condition, N values; body (iteration, condition, N) -> (condition, N, K); outputs N + K
     Scan   inputs N + M, M of them scanned; body (N + M) -> (N + K); outputs N + K
 
-ONNX's checker compares none of them. Opset 8's Scan reads the sequences' lengths before all else.
+ONNX's checker compares none of them, and lets a Constant have no value. Opset 8's Scan reads the sequences'
+lengths before all else.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,11 @@ _Wanted = list[tuple[str, int, int]]  # what, how many there are, how many there
 
 def check_bodies(node: onnx.NodeProto, version: int, at: str) -> None:
     """Raise BadModel where a node and its bodies do not fit. `version`: of the standard ops."""
-    if node.op_type not in _RULES or node.domain not in ("", "ai.onnx"):
+    if node.domain not in ("", "ai.onnx"):
+        return
+    if node.op_type == "Constant" and len(node.attribute) != 1:
+        raise BadModel(f"{len(node.attribute)} values", at=at, fix="give the Constant one value")
+    if node.op_type not in _RULES:
         return
     bodies = {attribute.name: attribute.g for attribute in node.attribute if attribute.HasField("g")}
     names = ("then_branch", "else_branch") if node.op_type == "If" else ("body",)

@@ -182,6 +182,12 @@ def _check_external(tensor: TensorProto, owner: str, is_initializer: bool, folde
         if text and not (text.isascii() and text.isdigit() and len(text) < 20):
             raise BadModel(f"external data {key} {text!r} is no size", at=at, fix=_EXPORT_AGAIN)
     file, offset = folder / location, int(numbers["offset"] or 0)
+    if file.is_file() and file.stat().st_nlink > 1:
+        raise BadModel(
+            f"external data file {location!r} has other names too (hard links), and ONNX does not read it",
+            at=at,
+            fix="put a copy of the file in its place",
+        )
     found_bytes = file.stat().st_size if file.is_file() else -1
     if found_bytes < offset + wanted_bytes or (numbers["length"] and int(numbers["length"]) != wanted_bytes):
         claimed = f", its length is said to be {numbers['length']}" if numbers["length"] else ""
@@ -243,7 +249,13 @@ _ATTRIBUTE_FIELDS = {
 
 
 def _check_functions(functions: "list[onnx.FunctionProto]") -> None:
-    """Refuse functions that call themselves, however far round: no inlining would end."""
+    """Refuse functions that call themselves, however far round, and those that do not make their outputs."""
+    for function in functions:
+        inside = {*function.input, *(name for node in function.node for name in node.output)}
+        if missing := [name for name in function.output if name not in inside]:
+            raise BadModel(
+                f"no node makes output {missing[0]!r}", at=f"function {function.name!r}", fix=_EXPORT_AGAIN
+            )
     calls = {
         (function.domain, function.name): {
             (node.domain, node.op_type)

@@ -23,6 +23,7 @@ from partc.compiler.model_files.check_bodies import check_bodies
 from partc.compiler.model_files.check_tensors import check_tensors
 from partc.compiler.model_files.run_checker import newest_opset, run_checker
 from partc.passes.graph.infer_shapes import limited_memory, try_inference
+from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN, SUM_ROWS
 from partc.runtime.errors import BadModel, PartcError, UnsupportedModel
 
 PROTOBUF_LIMIT_BYTES = 2**31 - 1  # one protobuf message, by the protobuf specification
@@ -223,6 +224,13 @@ def _makers(graph: onnx.GraphProto, known_names: set[str]) -> dict[str, onnx.Nod
 def _check_op(node: onnx.NodeProto, versions: dict[str, int], functions: set[tuple[str, str]]) -> None:
     domain = "" if node.domain == "ai.onnx" else node.domain
     if (node.domain, node.op_type) in functions:
+        is_sum = (node.domain, node.op_type) == (FUNCTION_DOMAIN, SUM_ROWS)
+        if is_sum and (len(node.input), len(node.output)) != (2, 2):
+            raise BadModel(
+                f"{len(node.input)} inputs and {len(node.output)} outputs of {SUM_ROWS}, which has 2 of each",
+                at=_place(node),
+                fix="differentiate the forward model again",
+            )
         return
     version = versions.get(domain)
     if version is not None and not 0 < version < 2**31:

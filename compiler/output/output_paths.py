@@ -14,8 +14,10 @@ TRAINED_FILES = (TRAINED_FILE, DISAGREEING_FILE, "trained.onnx")
 _ANY_FORMAT = PLAN_FORMAT.split("/")[0] + "/"
 
 
-def check_output_file(path: Path) -> None:
-    """Refuse a file's path that is a folder, or that lies in a file. Raises BadUsage."""
+def check_output_file(path: Path, source: Path | None = None) -> None:
+    """Refuse a path that is a folder, that lies in a file, or that is what is read. Raises BadUsage."""
+    if source is not None and path.resolve() == source.resolve():
+        raise BadUsage("the output is the input", at=str(path), fix="give another file with -o")
     if path.is_dir():
         raise BadUsage("the output is a folder", at=str(path), fix=f"name a file, as {path / 'model.onnx'}")
     _check_parents(path)

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime as ort
 
 from partc.compiler.verification.compare_bodies import with_chosen_bodies
-from partc.runtime.execution.device import INEXACT_IN_DOUBLE
+from partc.runtime.execution.device import EXACT, INEXACT_IN_DOUBLE
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -55,6 +55,7 @@ class Session:
         options = ort.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3
+        options.add_session_config_entry(*EXACT)
         self._outputs = list(outputs)
         if not outputs:
             return  # onnxruntime takes no graph without nodes

@@ -20,8 +20,10 @@ from partc.runtime.plan.program import (
     Start,
     Store,
     Stored,
+    Wait,
 )
 
+MOST_THREADS = 1 << 12  # of one rank
 MOST_BYTES = 1 << 44  # of one value: more than any machine has memory
 _ROW_KINDS = ("gather_rows", "scatter_rows", "all_gather_rows", "all_to_all_rows")
 _AGAIN = "compile the model again, or name what is there"
@@ -76,7 +78,7 @@ def _ranks(plan: Plan) -> Iterator[Finding]:
         at = f"ranks: {rank.rank}"
         if (rank.replica is not None) != ("worker" in rank.sites) or not rank.sites:
             yield f"sites {list(rank.sites)} of replica {rank.replica}", at
-        if rank.threads < 1 or rank.device_index < 0:
+        if not 1 <= rank.threads <= MOST_THREADS or rank.device_index < 0:
             yield f"{rank.threads} threads on device {rank.device_index}", at
         yield from _constants(rank.constants, at)
     yield from _constants(plan.constants, "constants")
@@ -181,12 +183,15 @@ def _instructions(plan: Plan) -> Iterator[Finding]:
     held = {held.value for rank in plan.ranks for held in rank.held}
     starts = [i for i in plan.instructions if isinstance(i, Start)]
     yield from _twice("communication", [start.tag_id for start in starts], "instructions")
+    started = {start.tag_id for start in starts}
     for index, instruction in enumerate(plan.instructions):
         at = f"instructions[{index}]"
         match instruction:
             case Start():
                 yield from _unknown("group", [instruction.group], plan.groups, at)
                 yield from _start(instruction, plan.groups.get(instruction.group, ()), at)
+            case Wait() if instruction.tag_id not in started:
+                yield f"a wait for communication {instruction.tag_id}, which nobody starts", at
             case Run():
                 names = [name for name, _ in (*instruction.reads, *instruction.writes)]
                 yield from _twice("the segment's tensor", names, at)

@@ -46,6 +46,8 @@ def _gather(at: ForwardNode, dy: str) -> Gradients:
 def _scatter_rows(at: ForwardNode, dy: str) -> str:
     row_axes = at.shape(at.x(0))[1:]
     ids = at.op("Reshape", at.x(1), at.build.ints(-1, 1))
+    if at.types[at.x(1)].element != TensorProto.INT64:  # ScatterND reads no other
+        ids = at.op("Cast", ids, to=TensorProto.INT64)
     if at.rank(at.x(1)) != 1:
         dy = at.op("Reshape", dy, _row_shape(at, row_axes))
     return add_to_zeros(at, "ScatterND", ids, dy)

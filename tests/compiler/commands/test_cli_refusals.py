@@ -42,6 +42,7 @@ pytestmark = pytest.mark.usefixtures("_nothing_is_harmed")
         ("grad forward.onnx --loss mse --clip-global-norm -3 -o n.onnx", "-3.0", "positive number"),
         ("grad forward.onnx --loss mse --reinit --seed -1 -o n.onnx", "-1", "seed from 0"),
         ("grad forward.onnx --loss mse -o folder", "the output is a folder", "name a file"),
+        ("grad forward.onnx --loss mse -o ./forward.onnx", "the output is the input", "another file"),
         ("inspect nowhere.onnx", "no such file", "path of an ONNX model"),
         ("inspect forward.onnx", "nothing says which outputs", "partc grad"),
         ("inspect train.onnx --state W", "'W' is not NAME=NAME", "W=W_next"),

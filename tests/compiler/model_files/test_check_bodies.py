@@ -39,3 +39,35 @@ def test_a_body_that_does_not_fit_is_refused(tmp_path: Path, text: str, what: st
         at="m.onnx",
         fix="e",
     )
+
+
+def test_a_constant_without_a_value_is_refused(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float total) {
+            c = Constant <value_float = 2.0> () y = Mul (x, c) total = ReduceSum <keepdims = 0> (y) }"""
+    )
+    del model.graph.node[0].attribute[:]
+    onnx.save(model, tmp_path / "m.onnx")
+
+    grad = ("grad", tmp_path / "m.onnx", "--loss", "total", "-o", tmp_path / "t.onnx")
+    refused(*grad, what="0 values", at="m.onnx", fix="one value")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "call", "what"),
+    [
+        ("unique_ids, gone", "u, s", "no node makes output 'gone'"),
+        ("unique_ids, sums", "u, s, v", "3 outputs"),
+    ],
+)
+def test_damaged_functions_and_their_calls_are_refused(
+    tmp_path: Path, outputs: str, call: str, what: str
+) -> None:
+    text = f"""<ir_version: 10, opset_import: ["": 21, "partc": 1]>
+        g (int64[2] ids, float[2,3] rows) => (float[n,3] s) {{ {call} = partc.SumRows (ids, rows) }}
+        <domain: "partc", opset_import: ["": 21]>
+        SumRows (ids, rows) => ({outputs}) {{ unique_ids = Identity (ids) sums = Identity (rows) }}"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+
+    grad = ("grad", tmp_path / "m.onnx", "--loss", "s", "-o", tmp_path / "t.onnx")
+    refused(*grad, what=what, at="m.onnx", fix="again")

@@ -161,6 +161,16 @@ def test_external_data_outside_the_models_folder_is_refused(folder: Path, locati
     assert not (folder / "out").exists() and not (folder / "t.onnx").exists()
 
 
+def test_external_data_of_several_names_is_refused(folder: Path) -> None:
+    """ONNX does not read it."""
+    (folder / "again").hardlink_to(folder / "values")
+    external(folder, "again")
+
+    refused(
+        "inspect", folder / "m.onnx", "--state", "W=W_next", what="hard links", at="tensor 'W'", fix="a copy"
+    )
+
+
 @pytest.mark.parametrize(
     ("numbers", "what"),
     [

@@ -7,15 +7,20 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import onnx
 import pytest
 
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.bindings import Bindings, GradientTensors, write_bindings
+from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.verification.verify import launch_in_process, verify
 from partc.runtime.errors import BadData, BadPlan, BadUsage
 from partc.runtime.plan.plan_folder import read_plan_folder, seal_plan_folder
 from partc.runtime.plan.plan_json import encode_plan
 from partc.runtime.plan.program import Instruction, Plan, Run, Start, Wait
 from tests.builders.graphs.foreign_steps import parse
+from tests.builders.plans.compiled_steps import compile_step
 from tests.builders.plans.hand_made_plans import with_changes
 from tests.builders.plans.linear_plans import linear_all_reduce, linear_batches, linear_servers
 
@@ -182,3 +187,18 @@ def test_a_plan_whose_model_lacks_the_gradient_is_refused(folder: Path) -> None:
 
     with pytest.raises(BadPlan, match="fix: compile the model again"):
         verify(folder, steps=1, launcher=launch_in_process)
+
+
+def test_weights_of_8_bits_are_not_multiplied_in_8_bits(tmp_path: Path) -> None:
+    """ONNX Runtime would make one op of both, a thousandth off, and another one where a batch is cut."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 18]> g (float[8,6] x, float[8,3] y) => (float loss)
+        <int8[6,3] w = {1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7,8,9}, float scale = {0.1}, float[3] b = {0, 0, 0}> {
+            wide = DequantizeLinear (w, scale) product = MatMul (x, wide) made = Add (product, b)
+            d = Sub (made, y) q = Mul (d, d) loss = ReduceMean <keepdims = 0> (q) }"""
+    )
+    train = build_training_graph(model, loss="loss", optimizer=SGD(0.1))
+    compiled = compile_step(import_training_graph(train), tmp_path / "out", "2x2", "allreduce")
+
+    assert verify(tmp_path / "out", steps=2, launcher=launch_in_process).passed
+    assert compiled.plan.replicas == 4

@@ -63,6 +63,8 @@ def set_in(entry: Callable[[Tree], Tree], key: str, value: object) -> Callable[[
         (set_in(lambda t: t["outputs"][0], "value", "nothing"), "value 'nothing'"),
         (lambda t: t["data_inputs"].append(t["data_inputs"][0]), "twice"),
         (lambda t: t["instructions"].remove(first(t, "wait")), "nobody waits"),
+        (lambda t: t["instructions"].remove(first(t, "start")), "which nobody starts"),
+        (set_in(lambda t: t["ranks"][0], "threads", 1_000_000), "1000000 threads"),
     ],
 )  # fmt: skip
 def test_a_plan_that_does_not_fit_itself_is_refused_edited_or_accepted(

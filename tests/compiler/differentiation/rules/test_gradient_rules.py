@@ -63,6 +63,7 @@ DOUBLE = {
     "Slice": "d[3,5] a | s = [1,1] e = [3,-1] y = Slice (a, s, e)",
     "Slice_stepped": "d[3,5] a | s = [4] x = [-1] e = [0] t = [-2] y = Slice (a, s, e, x, t)",
     "Gather_of_activation": "d[4,5] a, long[2,3] i | b = Neg (a) y = Gather (b, i)",
+    "Gather_by_int32": "d[4,5] a, long[2,3] i | j = Cast <to = 6> (i) b = Neg (a) y = Gather (b, j)",
     "Gather_inner_axis": "d[2,4,5] a, long[2,3] i | b = Neg (a) y = Gather <axis = -2> (b, i)",
     "Gather_constant": "d[2,4] a | n = Constant <value_int = -2> () y = Gather <axis = 1> (a, n)",
     "GatherElements_one": "d[3,4] a, long[3,1] i | y = GatherElements <axis = 1> (a, i)",
