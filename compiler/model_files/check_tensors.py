@@ -250,11 +250,11 @@ _ATTRIBUTE_FIELDS = {
 
 def _check_functions(functions: "list[onnx.FunctionProto]") -> None:
     """Refuse functions that call themselves, however far round, and those that do not make their outputs."""
-    for function in functions:
-        inside = {*function.input, *(name for node in function.node for name in node.output)}
-        if missing := [name for name in function.output if name not in inside]:
+    for body in functions:
+        inside = {*body.input, *(name for node in body.node for name in node.output)}
+        if missing := [name for name in body.output if name not in inside]:
             raise BadModel(
-                f"no node makes output {missing[0]!r}", at=f"function {function.name!r}", fix=_EXPORT_AGAIN
+                f"no node makes output {missing[0]!r}", at=f"function {body.name!r}", fix=_EXPORT_AGAIN
             )
     calls = {
         (function.domain, function.name): {
