@@ -48,10 +48,10 @@ def find_sample_axes(
         return _complete(inputs, found.axes, declared)
     shapes = {name: search.facts.shape(name) for name in inputs if name not in declared}
     candidates = [(n, axis) for n, shape in shapes.items() for axis, size in enumerate(shape) if size > 1]
-    if not candidates:  # a batch of one leaves no trace: it is in front, as everybody's
-        leading = {name: 0 for name, shape in shapes.items() if shape}
-        return _complete(inputs, leading, declared)
     trials = [search.spread({name: axis}) for name, axis in candidates]
+    leading = {name: 0 for name, shape in shapes.items() if shape}
+    if all(trial.obstacles for trial in trials) and all(shapes[name][0] == 1 for name in leading):
+        return _complete(inputs, leading, declared)  # a batch of one leaves no trace: it is in front
     return _complete(inputs, _choose(search, trials, declared).axes, declared)
 
 

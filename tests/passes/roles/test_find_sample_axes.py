@@ -127,3 +127,17 @@ def test_the_two_sides_of_all_pairs_may_both_be_samples() -> None:
         import_text(ALL_PAIRS)
 
     assert offered(refusal.value.fix) == [{"x": 0, "z": 0}, {"x": 0, "z": None}]
+
+
+def test_a_batch_of_one_is_in_front(tmp_path: Path) -> None:
+    training = import_text(
+        """step (float[1,6] x, float[1,3] y, float[6,3] w) => (float loss, float[6,3] w_next) {
+            h = MatMul (x, w) d = Sub (h, y) q = Mul (d, d) loss = ReduceMean <keepdims = 0> (q)
+            xt = Transpose (x) two = Constant <value_float = 0.6666667> () e = Mul (d, two)
+            dw = MatMul (xt, e) w_next = Sub (w, dw) }""",
+        loss="loss",
+    )
+
+    assert axes_of(training) == {"x": 0, "y": 0}
+    compiled = compile_step(training, tmp_path / "out", "2x2")
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2))
