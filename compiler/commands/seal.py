@@ -10,4 +10,8 @@ EPILOG = "Example: partc seal out"
 def seal_command(out: PlanArgument) -> None:
     """Accept a plan that you edited by hand: check its program, and write its hashes anew."""
     changed = seal_plan_folder(out)
-    tell(f"accepted: {', '.join(changed)}" if changed else "nothing was changed: every hash is right")
+    if not changed:
+        tell("nothing was changed: every hash is right")
+        return
+    tell(f"accepted: {', '.join(changed)}")
+    tell("that it ends is checked, not that it trains what the model says: partc verify tells")
