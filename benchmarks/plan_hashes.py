@@ -1,73 +1,28 @@
 """Did a change of the compiler change any plan? Compiles some sixty small ones and hashes every file.
 
-    python benchmarks/plan_hashes.py CHECKOUT OUT.json       about a minute, with the checkout's own .venv
+    python benchmarks/plan_hashes.py OUT.json                about a minute
     python benchmarks/plan_hashes.py --diff A.json B.json    what differs; exit code 1 if anything does
 
-run.log is left out, for it holds wall times. A command that fails counts with its exit code and first line.
+run.log is left out, for it holds wall times. A command that fails counts with what it says.
 """
 
 import contextlib
 import hashlib
-import importlib.metadata
 import io
 import json
-import os
 import shutil
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-LOGS = {"run.log"}
+import numpy as np
+import onnx
 
+from partc.compiler.commands.cli import main as partc
 
-# ---------------------------------------------------------------- inputs
-
-
-def cluster(name, hosts, servers=(), link=(125e6, 25e-6)):
-    """hosts: for every host its devices' profiles."""
-
-    def device(h, d, profile):
-        kind = "cpu" if profile == "cpu-core" else "gpu"
-        extra = {"threads": 1} if kind == "cpu" else {"index": d}
-        return {"name": f"host{h}/{kind}{d}", "kind": kind, "profile": profile, **extra}
-
-    listed = [
-        {
-            "name": f"host{h}",
-            "address": "localhost",
-            "memory_bytes": 2**36,
-            "memory_bytes_per_s": 25e9,
-            "devices": [device(h, d, p) for d, p in enumerate(profiles)],
-            **({"server": True} if h in servers else {}),
-        }
-        for h, profiles in enumerate(hosts)
-    ]
-    links = [
-        {"ends": [host["name"], "switch"], "bytes_per_s": link[0], "latency_s": link[1]} for host in listed
-    ]
-    made = {
-        "format": "partc-cluster/1",
-        "name": name,
-        "hosts": listed,
-        "switches": ["switch"],
-        "links": links,
-    }
-    Path(f"{name}.json").write_text(json.dumps(made))
-
-
+FIXTURES = Path(__file__).parent.parent / "tests" / "fixtures"
+LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 CPU = "cpu-core"
-
-
-def write_clusters():
-    cluster("c1x1", [[CPU]])
-    cluster("c2x2", [[CPU] * 2] * 2)
-    cluster("c1x3", [[CPU] * 3])
-    cluster("c3x1", [[CPU]] * 3)
-    cluster("gpus", [["titan-xp"] * 2] * 2)
-    cluster("mixed", [["titan-xp", "v100"], ["k80", "h100"], ["p100"]], link=(1.25e9, 5e-6))
-    cluster("c8x8", [["titan-xp"] * 8] * 8, link=(12.5e9, 2e-6))
-
 
 TRANSFORMER = """
 <ir_version: 10, opset_import: ["" : 21]>
@@ -141,53 +96,21 @@ step (float[8,4] x, int64[8] ids, float[20,4] E, float[4] W, int64 count)
 }
 """
 
-
-def parameters_for(model, seed=0):
-    import numpy as np
-    import onnx
-    from onnx import numpy_helper
-
-    rng = np.random.default_rng(seed)
-    inits = list(model.graph.initializer)
-    del model.graph.initializer[:]
-    declared = {v.name: v for v in model.graph.value_info}
-    for value in declared.values():
-        shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
-        array = (rng.normal(size=shape) * 0.1).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(array, value.name))
-    model.graph.initializer.extend(inits)
-    del model.graph.value_info[:]
-    onnx.checker.check_model(model)
-    return model
-
-
-def write_texts():
-    import numpy as np
-    import onnx
-
-    onnx.save(parameters_for(onnx.parser.parse_model(TRANSFORMER)), "transformer.forward.onnx")
-    onnx.save(onnx.parser.parse_model(FOREIGN), "foreign.onnx")
-    rng = np.random.default_rng(1)
-    np.savez(
-        "foreign.npz",
-        E=rng.normal(size=(20, 4)).astype(np.float32),
-        W=rng.normal(size=4).astype(np.float32),
-        count=np.int64(0),
-    )
-    light = Path(onnx.__file__).parent / "backend/test/data/light"
-    for name in ("shufflenet", "squeezenet", "bvlc_alexnet"):
-        shutil.copy(light / f"light_{name}.onnx", f"{name}.forward.onnx")
-
-
-def write_strategies():
-    def write(name, parameters, **more):
-        made = {"format": "partc-strategy/1", "batch": "per-replica", "parameters": parameters} | more
-        Path(f"{name}.json").write_text(json.dumps(made))
-
-    write("open_global", {}, batch="global")
-    write(
-        "foreign_user",
-        {
+# name -> the devices' profiles by host, bytes a second and seconds of latency of each host's link
+CLUSTERS: dict[str, tuple[list[list[str]], float, float]] = {
+    "c1x1": ([[CPU]], 125e6, 25e-6),
+    "c2x2": ([[CPU] * 2] * 2, 125e6, 25e-6),
+    "c1x3": ([[CPU] * 3], 125e6, 25e-6),
+    "c3x1": ([[CPU]] * 3, 125e6, 25e-6),
+    "gpus": ([["titan-xp"] * 2] * 2, 125e6, 25e-6),
+    "mixed": ([["titan-xp", "v100"], ["k80", "h100"], ["p100"]], 1.25e9, 5e-6),
+    "c8x8": ([["titan-xp"] * 8] * 8, 12.5e9, 2e-6),
+}
+STRATEGIES: dict[str, dict[str, object]] = {
+    "open_global": {"batch": "global", "parameters": {}},
+    "foreign_user": {
+        "batch": "per-replica",
+        "parameters": {
             "E": {
                 "method": "servers",
                 "shards": [
@@ -197,282 +120,216 @@ def write_strategies():
             },
             "W": {"method": "all_reduce"},
         },
-    )
-
-
-def fixture(checkout, name):
-    found = sorted(p for p in checkout.glob(f"tests/**/{name}") if ".venv" not in p.parts)
-    assert found, name
-    return found[0]
-
-
-SCE = ["--loss", "softmax_cross_entropy"]
-LM = (
-    "lm --set vocab=500 --set embedding=8 --set cells=16 --set projection=8 --set steps=3 "
-    "--set samples=32 --set batch=12"
-)
-NMT = (
-    "nmt --set source_vocab=200 --set target_vocab=160 --set embedding=8 --set cells=8 --set source_steps=4 "
-    "--set target_steps=4 --set batch=12"
-)
-MLP = "mlp --set sizes=6,8,3 --set batch=12"
-MODELS = {
-    "mlp": MLP,
-    "lm": LM,
-    "nmt": NMT,
-    "resnet50": "resnet50 --set width=4 --set image=32 --set classes=10 --set batch=8",
+    },
 }
-# name: (forward graph, options of `partc grad`)
-GRADS = {
-    "mlp": ("mlp", [*SCE]),
-    "mlp-momentum": (
-        "mlp",
-        [
-            *SCE,
-            "--optimizer",
-            "momentum",
-            "--clip-global-norm",
-            "1",
-            "--schedule",
-            "cosine:steps=50,floor=0.1",
-            "--warmup",
-            "5",
-        ],
-    ),
-    "mlp-adamw": (
-        "mlp",
-        [*SCE, "--optimizer", "adamw", "--weight-decay", "0.01", "--no-decay", "*bias*", "--ema", "0.9"],
-    ),
-    "mlp-lamb": ("mlp", [*SCE, "--optimizer", "lamb", "--accumulate", "2"]),
-    "mlp-scaled": ("mlp", [*SCE, "--optimizer", "adafactor", "--clip-norm", "1", "--lr", "fed"]),
-    "mlp-info": ("mlp", [*SCE, "--optimizer", "momentum", "--format", "training-info"]),
-    "lm-adagrad": ("lm", ["--loss", "loss", "--optimizer", "adagrad"]),
-    "lm-clipped": ("lm", ["--loss", "loss", "--optimizer", "adagrad", "--clip-global-norm", "5"]),
-    "lm-adam": ("lm", ["--loss", "loss", "--optimizer", "adam", "--set-optimizer", "lazy=true"]),
-    "nmt-sgd": ("nmt", ["--loss", "loss"]),
-    "nmt-adam": ("nmt", ["--loss", "loss", "--optimizer", "adam", "--clip-value", "1"]),
-    "resnet50-momentum": ("resnet50", [*SCE, "--optimizer", "momentum"]),
-    "transformer-adamw": ("transformer", [*SCE, "--optimizer", "adamw", "--batch-size", "8"]),
-    "transformer-dynamic": ("transformer", [*SCE, "--optimizer", "rmsprop", "--clip-global-norm", "1"]),
-    "shufflenet": ("shufflenet", [*SCE, "--batch-size", "4", "--reinit"]),
-    "squeezenet": ("squeezenet", [*SCE, "--batch-size", "4", "--reinit", "--optimizer", "nesterov"]),
-}
+FOREIGN_IS = "--initial foreign.npz --state E=E_next,W=W_next,count=count_next --loss loss"
+
+# partc model ... -o NAME.forward.onnx
+MODELS = """
+mlp: mlp --set sizes=6,8,3 --set batch=12
+lm: lm --set vocab=500 --set embedding=8 --set cells=16 --set projection=8 --set steps=3 --set samples=32 --set batch=12
+nmt: nmt --set source_vocab=200 --set target_vocab=160 --set embedding=8 --set cells=8 --set source_steps=4 \
+    --set target_steps=4 --set batch=12
+resnet50: resnet50 --set width=4 --set image=32 --set classes=10 --set batch=8
+"""  # noqa: E501
+
+# partc grad FORWARD.forward.onnx ... -o NAME.onnx
+STEPS = """
+mlp: mlp --loss softmax_cross_entropy
+mlp-momentum: mlp --loss softmax_cross_entropy --optimizer momentum --clip-global-norm 1 \
+    --schedule cosine:steps=50,floor=0.1 --warmup 5
+mlp-adamw: mlp --loss softmax_cross_entropy --optimizer adamw --weight-decay 0.01 --no-decay *bias* --ema 0.9
+mlp-lamb: mlp --loss softmax_cross_entropy --optimizer lamb --accumulate 2
+mlp-scaled: mlp --loss softmax_cross_entropy --optimizer adafactor --clip-norm 1 --lr fed
+mlp-info: mlp --loss softmax_cross_entropy --optimizer momentum --format training-info
+lm-adagrad: lm --loss loss --optimizer adagrad
+lm-clipped: lm --loss loss --optimizer adagrad --clip-global-norm 5
+lm-adam: lm --loss loss --optimizer adam --set-optimizer lazy=true
+nmt-sgd: nmt --loss loss
+nmt-adam: nmt --loss loss --optimizer adam --clip-value 1
+resnet50-momentum: resnet50 --loss softmax_cross_entropy --optimizer momentum
+transformer-adamw: transformer --loss softmax_cross_entropy --optimizer adamw --batch-size 8
+transformer-dynamic: transformer --loss softmax_cross_entropy --optimizer rmsprop --clip-global-norm 1
+shufflenet: shufflenet --loss softmax_cross_entropy --batch-size 4 --reinit
+squeezenet: squeezenet --loss softmax_cross_entropy --batch-size 4 --reinit --optimizer nesterov
+"""
+
+# partc compile STEP -c CLUSTER ...
+PLANS = f"""
+mlp.onnx c1x1
+mlp.onnx c2x2
+mlp.onnx c1x3
+mlp.onnx c1x3 --asynchronous --batch per-replica
+mlp-momentum.onnx c2x2 --strategy auto --batch global
+mlp-momentum.onnx c2x2 --strategy hybrid --batch global
+mlp-momentum.onnx c2x2 --strategy allreduce --batch global
+mlp-momentum.onnx c2x2 --strategy ps --batch global
+mlp-momentum.onnx c2x2 --strategy open_global.json
+mlp-momentum.onnx c2x2 --recompute 1008
+mlp-momentum.onnx c2x2 --decisions-only --batch global
+mlp-momentum.onnx c2x2 --fetch-gradients layer0.weight,layer1.bias --batch global
+mlp-adamw.onnx c1x3 --batch global
+mlp-adamw.onnx mixed
+mlp-adamw.onnx c8x8 --batch per-replica
+mlp-lamb.onnx c2x2
+mlp-scaled.onnx c2x2 --strategy allreduce
+mlp-info.onnx c2x2 --strategy ps
+lm-adagrad.onnx c1x1
+lm-adagrad.onnx c2x2 --strategy auto
+lm-adagrad.onnx c2x2 --strategy hybrid
+lm-adagrad.onnx c2x2 --strategy allreduce
+lm-adagrad.onnx c2x2 --strategy ps
+lm-adagrad.onnx c2x2 --strategy hybrid --without boundary-ops
+lm-adagrad.onnx c2x2 --search-partitions model --strategy ps
+lm-adagrad.onnx c2x2 --min-partitions 2 --search-partitions off --strategy hybrid
+lm-adagrad.onnx c2x2 --asynchronous --batch per-replica
+lm-adagrad.onnx c2x2 --decisions-only
+lm-adagrad.onnx c2x2 --sum-sparse --batch per-replica
+lm-adagrad.onnx gpus --asynchronous --batch per-replica --strategy ps
+lm-adagrad.onnx mixed
+lm-adagrad.onnx c8x8 --strategy hybrid
+lm-clipped.onnx c3x1 --strategy hybrid --batch global
+lm-clipped.onnx c3x1 --strategy ps --batch global
+lm-clipped.onnx gpus --strategy hybrid
+lm-clipped.onnx gpus --strategy ps
+lm-adam.onnx c2x2 --strategy hybrid
+lm-adam.onnx c2x2 --strategy ps --without local-aggregation --without post-aggregation
+nmt-sgd.onnx c2x2
+nmt-sgd.onnx c1x3 --recompute 1MB --strategy allreduce --batch per-replica
+nmt-adam.onnx c2x2 --strategy hybrid --batch global
+nmt-adam.onnx c2x2 --strategy ps --batch global
+resnet50-momentum.onnx c2x2 --batch per-replica
+resnet50-momentum.onnx c1x3 --strategy hybrid --batch per-replica --recompute 1MB
+resnet50-momentum.onnx c2x2 --batch global --strategy allreduce
+transformer-adamw.onnx c2x2 --batch per-replica
+transformer-adamw.onnx c2x2 --batch global
+transformer-adamw.onnx c2x2 --asynchronous --batch per-replica
+transformer-adamw.onnx c1x3 --strategy ps --recompute 80000
+transformer-dynamic.onnx c2x2 --size B=8
+transformer-dynamic.onnx gpus --strategy hybrid --size B=8 --batch global
+shufflenet.onnx c2x2 --strategy allreduce
+squeezenet.onnx c1x3 --strategy hybrid
+foreign.onnx c2x2 {FOREIGN_IS}
+foreign.onnx c2x2 {FOREIGN_IS} --batch global --strategy ps
+foreign.onnx c2x2 {FOREIGN_IS} --strategy foreign_user.json
+jax_step.onnx c2x2
+pytorch_step_float32.onnx c2x2
+pytorch_step_float64.onnx c1x3 --strategy hybrid --batch per-replica
+ort_training/cnn c2x2 --strategy hybrid
+ort_training/embedding c2x2 --strategy hybrid
+ort_training/transformer c2x2 --strategy hybrid
+"""
+
+Hashes = dict[str, dict[str, str]]
 
 
-def compilations(checkout):
-    """name -> arguments of `partc compile`, the output left out."""
-    both = ("per-replica", "global")
-    made = {}
+def hash_plans() -> Hashes:
+    """Return command -> the SHA-256 of every file that it writes, or what it says where it fails."""
+    found: Hashes = {}
+    with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
+        _write_inputs()
+        for made, command in _named(MODELS):
+            found |= _hashed(f"model {command}", Path(f"{made}.forward.onnx"))
+        for made, command in _named(STEPS):
+            forward, options = command.split(" ", 1)
+            found |= _hashed(f"grad {forward}.forward.onnx {options}", Path(f"{made}.onnx"))
+        for number, line in enumerate(PLANS.split("\n")[1:-1]):
+            step, cluster, *options = line.split(" ")
+            command = f"compile {step} -c {cluster}.json {' '.join(options)}"
+            found |= _hashed(command.rstrip(), Path(f"plan{number}"))
+    return found
 
-    def add(graph, where, *options, file=None):
-        name = "_".join(
-            [
-                graph,
-                where,
-                *(
-                    str(o).strip("-").replace("/", "-").replace("=", "-")
-                    for o in options
-                    if "/" not in str(o)
-                ),
-            ]
-        )
-        assert name not in made, name
-        made[name] = [file or f"{graph}.onnx", "-c", f"{where}.json", *map(str, options)]
 
-    for where in ("c1x1", "c2x2", "c1x3"):
-        add("mlp", where)
-    for mode in ("auto", "hybrid", "allreduce", "ps"):
-        add("mlp-momentum", "c2x2", "--strategy", mode, "--batch", "global")
-        add("lm-adagrad", "c2x2", "--strategy", mode)
-    for mode in ("hybrid", "ps"):
-        add("lm-clipped", "c3x1", "--strategy", mode, "--batch", "global")
-        add("lm-clipped", "gpus", "--strategy", mode)
-        add("nmt-adam", "c2x2", "--strategy", mode, "--batch", "global")
-    add("lm-adagrad", "c1x1")
-    add("lm-adam", "c2x2", "--strategy", "hybrid")
-    add(
-        "lm-adam",
-        "c2x2",
-        "--strategy",
-        "ps",
-        "--without",
-        "local-aggregation",
-        "--without",
-        "post-aggregation",
-    )
-    add("lm-adagrad", "c2x2", "--strategy", "hybrid", "--without", "boundary-ops")
-    add("lm-adagrad", "mixed")
-    add("lm-adagrad", "c2x2", "--search-partitions", "model", "--strategy", "ps")
-    add("lm-adagrad", "c2x2", "--min-partitions", 2, "--search-partitions", "off", "--strategy", "hybrid")
-    add("lm-adagrad", "c8x8", "--strategy", "hybrid")
-    add("lm-adagrad", "c2x2", "--asynchronous", "--batch", "per-replica")
-    add("lm-adagrad", "gpus", "--asynchronous", "--batch", "per-replica", "--strategy", "ps")
-    add("lm-adagrad", "c2x2", "--decisions-only")
-    add("lm-adagrad", "c2x2", "--sum-sparse", "--batch", "per-replica")
-    add("nmt-sgd", "c2x2")
-    add("nmt-sgd", "c1x3", "--recompute", "1MB", "--strategy", "allreduce", "--batch", "per-replica")
-    add("mlp-adamw", "c1x3", "--batch", "global")
-    add("mlp-adamw", "mixed")
-    add("mlp-adamw", "c8x8", "--batch", "per-replica")
-    add("mlp-lamb", "c2x2")
-    add("mlp-scaled", "c2x2", "--strategy", "allreduce")
-    add("mlp-info", "c2x2", "--strategy", "ps")
-    add("mlp", "c1x3", "--asynchronous", "--batch", "per-replica")
-    add("mlp-momentum", "c2x2", "--recompute", "1008")
-    add("mlp-momentum", "c2x2", "--decisions-only", "--batch", "global")
-    add("mlp-momentum", "c2x2", "--fetch-gradients", "layer0.weight,layer1.bias", "--batch", "global")
-    add("resnet50-momentum", "c2x2", "--batch", "per-replica")
-    add("resnet50-momentum", "c1x3", "--strategy", "hybrid", "--batch", "per-replica", "--recompute", "1MB")
-    add("resnet50-momentum", "c2x2", "--batch", "global", "--strategy", "allreduce")
-    for batch in both:
-        add("transformer-adamw", "c2x2", "--batch", batch)
-    add("transformer-adamw", "c1x3", "--strategy", "ps", "--recompute", "80000")
-    add("transformer-dynamic", "c2x2", "--size", "B=8")
-    add("transformer-dynamic", "gpus", "--strategy", "hybrid", "--size", "B=8", "--batch", "global")
-    add("transformer-adamw", "c2x2", "--asynchronous", "--batch", "per-replica")
-    add("shufflenet", "c2x2", "--strategy", "allreduce")
-    add("squeezenet", "c1x3", "--strategy", "hybrid")
-    first = ["--initial", "foreign.npz", "--state", "E=E_next,W=W_next,count=count_next", "--loss", "loss"]
-    made["foreign_c2x2"] = ["foreign.onnx", "-c", "c2x2.json", *first]
-    made["foreign_c2x2_global"] = [
-        "foreign.onnx",
-        "-c",
-        "c2x2.json",
-        *first,
-        "--batch",
-        "global",
-        "--strategy",
-        "ps",
+def _hashed(command: str, made: Path) -> Hashes:
+    complaint = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(complaint):
+        code = partc([*command.split(" "), "-o", str(made)])
+    if code:
+        return {command: {f"exit code {code}": complaint.getvalue()}}
+    files = [path for path in sorted(made.rglob("*")) if path.is_file()] if made.is_dir() else [made]
+    hashes = {str(path): path.read_bytes() for path in files if path.name != "run.log"}
+    return {command: {path: hashlib.sha256(content).hexdigest() for path, content in hashes.items()}}
+
+
+def _named(table: str) -> list[tuple[str, str]]:
+    lines = (line.partition(": ") for line in table.strip().split("\n"))
+    return [(name, " ".join(command.split())) for name, _, command in lines]
+
+
+# ---------------------------------------------------------------- what is compiled
+
+
+def _write_inputs() -> None:
+    for name, (hosts, bytes_per_s, latency_s) in CLUSTERS.items():
+        Path(f"{name}.json").write_text(json.dumps(_cluster(name, hosts, bytes_per_s, latency_s)))
+    for name, strategy in STRATEGIES.items():
+        Path(f"{name}.json").write_text(json.dumps({"format": "partc-strategy/1", **strategy}))
+    rng = np.random.default_rng(0)
+    onnx.save(_with_values(onnx.parser.parse_model(TRANSFORMER), rng), "transformer.forward.onnx")
+    onnx.save(onnx.parser.parse_model(FOREIGN), "foreign.onnx")
+    values = {"E": (20, 4), "W": (4,)}
+    drawn = {name: rng.normal(size=shape).astype(np.float32) for name, shape in values.items()}
+    np.savez("foreign.npz", **drawn, count=np.int64(0))
+    for name in ("shufflenet", "squeezenet"):
+        shutil.copy(LIGHT / f"light_{name}.onnx", f"{name}.forward.onnx")
+    for step in ("jax_step", "pytorch_step_float32", "pytorch_step_float64"):
+        for path in FIXTURES.glob(f"{step}.*"):
+            shutil.copy(path, path.name)
+    shutil.copytree(FIXTURES / "ort_training", "ort_training")
+
+
+def _cluster(name: str, hosts: list[list[str]], bytes_per_s: float, latency_s: float) -> dict[str, object]:
+    def device(host: int, number: int, profile: str) -> dict[str, object]:
+        kind = "cpu" if profile == CPU else "gpu"
+        where = {"threads": 1} if kind == "cpu" else {"index": number}
+        return {"name": f"host{host}/{kind}{number}", "kind": kind, "profile": profile, **where}
+
+    listed = [
+        {
+            "name": f"host{host}",
+            "memory_bytes": 2**36,
+            "devices": [device(host, number, profile) for number, profile in enumerate(profiles)],
+        }
+        for host, profiles in enumerate(hosts)
     ]
-    made["foreign_c2x2_user"] = ["foreign.onnx", "-c", "c2x2.json", *first, "--strategy", "foreign_user.json"]
-    made["mlp-momentum_open_global"] = [
-        "mlp-momentum.onnx",
-        "-c",
-        "c2x2.json",
-        "--strategy",
-        "open_global.json",
-    ]
-    made["jax_c2x2"] = ["jax_step.onnx", "-c", "c2x2.json"]
-    made["pytorch_c2x2"] = ["pytorch_step_float32.onnx", "-c", "c2x2.json"]
-    made["pytorch64_c1x3_hybrid"] = [
-        "pytorch_step_float64.onnx",
-        "-c",
-        "c1x3.json",
-        "--strategy",
-        "hybrid",
-        "--batch",
-        "per-replica",
-    ]
-    for name in ("cnn", "embedding", "transformer"):
-        made[f"ort_{name}"] = [f"ort_{name}", "-c", "c2x2.json", "--strategy", "hybrid"]
-    return made
+    rates = {"bytes_per_s": bytes_per_s, "latency_s": latency_s}
+    links = [{"ends": [f"host{host}", "switch"], **rates} for host in range(len(hosts))]
+    made: dict[str, object] = {"format": "partc-cluster/1", "name": name, "hosts": listed}
+    return made | ({"switches": ["switch"], "links": links} if len(hosts) > 1 else {})
 
 
-def gather_fixtures(checkout):
-    for name in ("jax_step.onnx", "pytorch_step_float32.onnx", "pytorch_step_float64.onnx"):
-        for suffix in ("", ".json"):
-            shutil.copy(fixture(checkout, name + suffix), name + suffix)
-    for name in ("cnn", "embedding", "transformer"):
-        shutil.copytree(fixture(checkout, f"ort_training/{name}"), f"ort_{name}")
+def _with_values(model: onnx.ModelProto, rng: np.random.Generator) -> onnx.ModelProto:
+    """Draw values for the parameters, which the text declares without any."""
+    for declared in model.graph.value_info:
+        shape = [size.dim_value for size in declared.type.tensor_type.shape.dim]
+        values = (0.1 * rng.normal(size=shape)).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, declared.name))
+    del model.graph.value_info[:]
+    return model
 
 
-# ---------------------------------------------------------------- the work
+def differing(one: Hashes, other: Hashes) -> list[str]:
+    """Return a line for every command whose files are not the same."""
+    lines = []
+    for command in sorted({*one, *other}):
+        here, there = one.get(command, {}), other.get(command, {})
+        if files := [file for file in sorted({*here, *there}) if here.get(file) != there.get(file)]:
+            lines.append(f"{command}: {', '.join(files[:8])}")
+    return lines
 
 
-def hashes(folder):
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in LOGS
-    }
-
-
-def work(checkout, out, only):
-    (entry,) = [e for e in importlib.metadata.entry_points(group="console_scripts") if e.name == "partc"]
-    main = entry.load()
-    where = Path(sys.modules[main.__module__].__file__)
-    assert where.is_relative_to(checkout), f"{where} is not of {checkout}"
-
-    def partc(*arguments):
-        said, complained = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complained):
-            code = main([str(a) for a in arguments])
-        return code, complained.getvalue().strip()
-
-    folder = Path(tempfile.mkdtemp(prefix="hash-plans-"))
-    os.chdir(folder)
-    try:
-        write_clusters()
-        write_texts()
-        write_strategies()
-        gather_fixtures(checkout)
-        result = {}
-
-        def record(name, code, complaint, made):
-            if code != 0:
-                result[name] = {"exit": code, "complaint": complaint.splitlines()[:3]}
-            elif made.is_dir():
-                result[name] = hashes(made)
-            else:
-                result[name] = {made.name: hashlib.sha256(made.read_bytes()).hexdigest()}
-
-        for name, text in MODELS.items():
-            code, complaint = partc("model", *text.split(), "-o", f"{name}.forward.onnx")
-            assert code == 0, complaint
-        for name, (forward, options) in GRADS.items():
-            record(
-                f"grad {name}",
-                *partc("grad", f"{forward}.forward.onnx", *options, "-o", f"{name}.onnx"),
-                Path(f"{name}.onnx"),
-            )
-        for name, arguments in compilations(checkout).items():
-            if only and not any(word in name for word in only):
-                continue
-            start = time.monotonic()
-            target = Path("plans") / name
-            code, complaint = partc("compile", *arguments, "-o", target)
-            record(f"compile {name}", code, complaint, target)
-            spent = time.monotonic() - start
-            print(
-                f"{spent:6.1f} s  {name}" + (f"  EXIT {code}: {complaint}" if code else ""),
-                file=sys.stderr,
-                flush=True,
-            )
-    finally:
-        os.chdir("/")
-        if not os.environ.get("KEEP"):
-            shutil.rmtree(folder, ignore_errors=True)
-        else:
-            print(folder, file=sys.stderr)
-    out.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
-    plans = sum(1 for name, r in result.items() if name.startswith("compile") and "exit" not in r)
-    files = sum(len(r) for r in result.values() if "exit" not in r)
-    print(f"{plans} plans, {files} files -> {out}", file=sys.stderr)
-
-
-def diff(a, b):
-    first, second = (json.loads(Path(p).read_text()) for p in (a, b))
-    different = 0
-    for name in sorted({*first, *second}):
-        one, other = first.get(name), second.get(name)
-        if one != other:
-            different += 1
-            files = (
-                []
-                if one is None or other is None
-                else [f for f in sorted({*one, *other}) if one.get(f) != other.get(f)]
-            )
-            print(name, "missing" if not files else files[:8])
-    print(f"{different} of {len({*first, *second})} differ")
-    return 1 if different else 0
+def main() -> int:
+    if sys.argv[1] == "--diff":
+        one, other = (json.loads(Path(path).read_text()) for path in sys.argv[2:4])
+        lines = differing(one, other)
+        print(*lines, f"{len(lines)} of {len({*one, *other})} differ", sep="\n")
+        return 1 if lines else 0
+    out = Path(sys.argv[1]).absolute()
+    found = hash_plans()
+    out.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"{len(found)} commands, {sum(map(len, found.values()))} files -> {out}")
+    return 0
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--diff":
-        sys.exit(diff(*sys.argv[2:4]))
-    checkout, out = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).absolute()
-    only = sys.argv[3:]
-    python = checkout / ".venv/bin/python"
-    if Path(sys.prefix).resolve() != (checkout / ".venv").resolve():
-        os.execv(python, [str(python), os.path.abspath(__file__), str(checkout), str(out), *only])
-    work(checkout, out, only)
+    sys.exit(main())
