@@ -48,7 +48,10 @@ def read_bindings(model: onnx.ModelProto, path: Path | None) -> Bindings:
         return _decode(sidecar.read_bytes(), at=str(sidecar))
     for entry in model.metadata_props:
         if entry.key == METADATA_KEY:
-            return _decode(entry.value.encode(), at=f"metadata_props {METADATA_KEY!r}")
+            # protobuf returns bytes where a string is no text
+            text: str | bytes = entry.value
+            raw = text if isinstance(text, bytes) else text.encode()
+            return _decode(raw, at=f"metadata_props {METADATA_KEY!r}")
     return Bindings()
 
 

@@ -9,6 +9,7 @@ from onnx import numpy_helper
 from safetensors.numpy import save_file
 
 from partc.compiler.importing.bindings import (
+    METADATA_KEY,
     Bindings,
     annotated_source,
     parse_state,
@@ -277,3 +278,12 @@ def test_a_data_input_of_text_is_refused() -> None:
 
     with pytest.raises(UnsupportedModel, match="turn text into ids"):
         import_training_graph(with_zeros(step, "W"), GraphOptions(state=STATE))
+
+
+def test_bindings_that_are_no_text_are_refused() -> None:
+    model = onnx.ModelProto()
+    model.metadata_props.add(key=METADATA_KEY, value="{}#")
+    damaged = onnx.ModelProto.FromString(model.SerializeToString().replace(b"{}#", b"{\xff#"))
+
+    with pytest.raises(BadModel, match="bindings that cannot be read"):
+        read_bindings(damaged, None)
