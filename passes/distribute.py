@@ -12,6 +12,7 @@ from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.indexed_rows.expected_rows import ExpectedRows
 from partc.passes.layouts.aggregate_partials import aggregate_partials
 from partc.passes.layouts.decide_layouts import NotServable
+from partc.passes.layouts.layouts import Mesh
 from partc.passes.layouts.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
 from partc.passes.lowering.lower import lower
 from partc.passes.lowering.lowered_graph import LoweredGraph
@@ -80,7 +81,7 @@ def lay_out(analysis: Analysis, chosen: Mapping[str, Synchronisation]) -> LaidOu
         analysis.training,
         analysis.facts,
         analysis.zeros,
-        analysis.replicas,
+        Mesh("worker", (("data", analysis.replicas),)),
         Synchronised(chosen, {v: p for v, p in owner.items() if p is not None}),
         analysis.main,
     )

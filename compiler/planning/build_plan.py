@@ -12,7 +12,7 @@ from partc.cost.simulation.timeline import work_s
 from partc.cost.strategy import Strategy
 from partc.passes.distribute import Analysis
 from partc.passes.indexed_rows.indexed_slices import sum_rows_function
-from partc.passes.layouts.layouts import Owned, PerReplica, Split
+from partc.passes.layouts.layouts import REPLICAS, Owned, PerReplica, Split
 from partc.passes.lowering.lowered_graph import LoweredGraph, State
 from partc.passes.scheduling.bucket_communications import BUCKET_BYTES, bucket_communications
 from partc.passes.scheduling.levels import HostGrid
@@ -213,7 +213,7 @@ def _constants_of(
 ) -> dict[str, tuple[int, ...]]:
     values: dict[str, tuple[int, ...]] = {}
     for value, constant in lowered.constants.items():
-        if constant.holds == "replica" and placed.replica is not None:
+        if constant.holds == "coordinate" and placed.replica is not None:
             values[value] = (placed.replica,)
         elif constant.parameter is not None and server is not None:
             start, stop = rows[constant.parameter][server]
@@ -241,7 +241,7 @@ def _hold(
 ) -> list[Held]:
     if state.site not in placed.sites:
         return []
-    placement = lowered.meanings[state.value][1].placement
+    placement = lowered.meanings[state.value][1].along(REPLICAS)
     if not isinstance(placement, Owned) or server is None:
         return [Held(state.variable, state.value)]
     start, stop = rows[placement.parameter][server]
@@ -277,9 +277,10 @@ def _describe_outputs(lowered: LoweredGraph, program: Program) -> tuple[Output, 
     outputs: list[Output] = []
     for name, value, layout in lowered.outputs:
         value = program.renamed.get(value, value)
-        if isinstance(layout.placement, Split):
-            outputs.append(Output(name, value, "split", layout.placement.axis))
-        elif isinstance(layout.placement, PerReplica):
+        placement = layout.along(REPLICAS)
+        if isinstance(placement, Split):
+            outputs.append(Output(name, value, "split", placement.axis))
+        elif isinstance(placement, PerReplica):
             outputs.append(Output(name, value, "per_replica"))
         else:
             outputs.append(Output(name, value, "whole"))

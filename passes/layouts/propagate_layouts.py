@@ -20,9 +20,12 @@ from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.indexed_rows.indexed_slices import gradient_read_by
 from partc.passes.layouts.decide_layouts import (
+    AxisDecision,
     Decision,
+    decide_axes,
     decide_by_rule,
     decide_on_servers,
+    decide_one_axis,
     decide_request,
     keep_partial_on_servers,
     run_on_workers,
@@ -30,10 +33,13 @@ from partc.passes.layouts.decide_layouts import (
     run_whole,
     slice_on_servers,
     slices_rows,
+    whole_axis,
 )
 from partc.passes.layouts.layouts import (
+    REPLICAS,
     Gathered,
     Layout,
+    Mesh,
     Owned,
     Partial,
     PerReplica,
@@ -43,11 +49,12 @@ from partc.passes.layouts.layouts import (
     Split,
 )
 from partc.passes.replicas import average_replicas
+from partc.passes.rules.sharding_rule import ShardingRule
 from partc.passes.rules.sharding_rules import is_sum_rows, rule_of
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.plan.program import DrawnInput
 
-WHOLE_ON_WORKERS = Layout("worker", Replicate())
+WHOLE_ON_WORKERS = Layout("worker")
 
 
 @dataclass(frozen=True)
@@ -73,12 +80,23 @@ class LaidOutGraph:
     training: TrainingGraph
     facts: Facts
     zeros: frozenset[str]
-    replicas: int
+    mesh: Mesh  # of the workers
     synchronised: Synchronised
     main: frozenset[str]  # names of the main computation's nodes
     layouts: dict[str, Layout] = field(default_factory=dict)
     decisions: dict[str, Decision] = field(default_factory=dict)
-    made_whole: frozenset[str] = frozenset()  # partial tensors that are summed over the ranks
+    # partial tensors that are summed over the ranks along a mesh axis: (tensor, axis)
+    made_whole: frozenset[tuple[str, int]] = frozenset()
+
+    @property
+    def replicas(self) -> int:
+        """Return how many replicas there are."""
+        return self.mesh.size(REPLICAS)
+
+    def divides(self, node: gs.Node, decision: Decision) -> bool:
+        """Tell whether the axes of the mesh together cut what a node reads and writes into equal parts."""
+        pairs = zip((*node.inputs, *node.outputs), (*decision.inputs, *decision.outputs), strict=True)
+        return all(self.mesh.divides(layout, self.facts.shape(tensor.name)) for tensor, layout in pairs)
 
     def layout(self, tensor: str) -> Layout:
         """Return a tensor's native layout; constants are whole everywhere."""
@@ -99,8 +117,8 @@ def propagate_layouts(graph: LaidOutGraph, per_replica: bool) -> None:
         if node.name in on_workers and decision.site == "server":
             decision = run_on_workers(decision)
         graph.decisions[node.name] = decision
-        for tensor, placement in zip(node.outputs, decision.outputs, strict=True):
-            graph.layouts[tensor.name] = Layout(decision.site, placement)
+        for tensor, layout in zip(node.outputs, decision.outputs, strict=True):
+            graph.layouts[tensor.name] = layout
 
 
 def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
@@ -108,7 +126,7 @@ def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
     for name, entry in fed.items():
         outer = entry.outer if isinstance(entry, DrawnInput) else 1
         if entry.sample_axis is None:
-            graph.layouts[name] = Layout("worker", Replicate())
+            graph.layouts[name] = Layout("worker")
         elif per_replica:
             graph.layouts[name] = Layout("worker", PerReplica())
         else:
@@ -119,7 +137,7 @@ def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
         graph.layouts[name] = Layout("worker", PerReplica() if is_own else Replicate())
     for name in graph.training.variables:
         owner = graph.synchronised.owner.get(name)
-        graph.layouts[name] = Layout("server", Owned(owner)) if owner else Layout("worker", Replicate())
+        graph.layouts[name] = Layout("server", Owned(owner)) if owner else Layout("worker")
 
 
 def _check_divides(graph: LaidOutGraph, name: str, axis: int, outer: int) -> None:
@@ -211,14 +229,12 @@ def _decide(
     if node.domain == average_replicas.REPLICA_DOMAIN:
         return _decide_replica_op(node, layouts[0])
     if node.op in ("Shape", "Size"):
-        if isinstance(layouts[0].placement, RequestedRows):
-            return Decision("worker", (layouts[0].placement.returned,), (Replicate(),))
-        return Decision(layouts[0].site, (layouts[0].placement,), (Replicate(),))
+        return _decide_shape(graph, layouts[0])
     if node.name in sparse:
         method = graph.synchronised.method(sparse[node.name])
         if method == "servers":
             owned = Owned(sparse[node.name])
-            return Decision("server", tuple(owned for _ in node.inputs), tuple(owned for _ in node.outputs))
+            return decide_one_axis("server", [owned for _ in node.inputs], [owned for _ in node.outputs])
         return run_whole(node, "worker")
     rule = rule_of(node, graph.facts)
     if node.name not in graph.main:
@@ -228,26 +244,52 @@ def _decide(
         decision = keep_partial_on_servers(node, rule, layouts, graph.zeros)
         if decision is not None:
             return decision
-    placements = [_on_workers(layout) for layout in layouts]
-    if any(isinstance(placement, PerReplica) for placement in placements):
-        decision = _run_per_replica(node, placements)
-    else:
-        decision = decide_by_rule(node, rule, placements, graph.replicas, graph.zeros, graph.facts)
+    decision = _decide_on_workers(graph, node, rule, layouts)
     return _move_to_servers(graph, node, layouts, decision) or decision
 
 
-def _on_workers(layout: Layout) -> Placement:
-    """Return where the workers have a tensor, once they have fetched it."""
-    if isinstance(layout.placement, RequestedRows):
-        return layout.placement.returned
-    return layout.placement if layout.site == "worker" else Replicate()
+def _decide_on_workers(
+    graph: LaidOutGraph, node: gs.Node, rule: ShardingRule | None, layouts: Sequence[Layout]
+) -> Decision:
+    """Decide axis by axis; one that would cut too small what others cut already keeps the node whole."""
+    axes: list[AxisDecision] = []
+    for axis in range(len(graph.mesh.axes)):
+        axes.append(_decide_along(graph, node, rule, layouts, axis))
+        if axis > 0 and not graph.divides(node, decide_axes("worker", axes)):
+            axes[axis] = whole_axis(node)
+    return decide_axes("worker", axes)
+
+
+def _decide_along(
+    graph: LaidOutGraph, node: gs.Node, rule: ShardingRule | None, layouts: Sequence[Layout], axis: int
+) -> AxisDecision:
+    """Decide how the workers run a node along one axis of their mesh."""
+    placements = [_on_workers(layout, axis) for layout in layouts]
+    if any(isinstance(placement, PerReplica) for placement in placements):
+        return _run_per_replica(node, placements)
+    return decide_by_rule(node, rule, placements, graph.mesh.size(axis), graph.zeros, graph.facts)
+
+
+def _decide_shape(graph: LaidOutGraph, layout: Layout) -> Decision:
+    """Shape and Size of the whole are had from any piece."""
+    if isinstance(requested := layout.along(REPLICAS), RequestedRows):
+        return decide_one_axis("worker", [requested.returned], [Replicate()])
+    axes = range(max(1, len(layout.placements)))
+    return Decision(layout.site, tuple(AxisDecision((layout.along(a),), (Replicate(),)) for a in axes))
+
+
+def _on_workers(layout: Layout, axis: int) -> Placement:
+    """Return how the workers have a tensor along an axis, once they have fetched it."""
+    if isinstance(requested := layout.along(REPLICAS), RequestedRows):
+        return requested.returned if axis == REPLICAS else Replicate()
+    return layout.along(axis) if layout.site == "worker" else Replicate()
 
 
 def _move_to_servers(
     graph: LaidOutGraph, node: gs.Node, layouts: Sequence[Layout], decision: Decision
 ) -> Decision | None:
     """Return how servers run a node of the main computation that reads what they own, if they do."""
-    source = layouts[0].placement if layouts else None
+    source = layouts[0].along(REPLICAS) if layouts else None
     if not isinstance(source, Owned | RequestedRows):
         return None
     if isinstance(source, Owned) and node.op == "Gather" and node.attrs.get("axis", 0) == 0:
@@ -263,20 +305,21 @@ def _move_to_servers(
 
 def _owners_of(node: gs.Node, layouts: Sequence[Layout], pushed: Mapping[str, str]) -> set[str]:
     """Return the parameters whose owned rows the node reads."""
-    owned = {
-        layout.placement.parameter for layout in layouts if isinstance(layout.placement, Owned | Gathered)
-    }
+    placements = [layout.along(REPLICAS) for layout in layouts]
+    owned = {placement.parameter for placement in placements if isinstance(placement, Owned | Gathered)}
     return owned | {pushed[tensor.name] for tensor in node.inputs if tensor.name in pushed}
 
 
 def _decide_replica_op(node: gs.Node, layout: Layout) -> Decision:
     """Average, Sum and Stack take what each replica has of its own."""
-    if not isinstance(layout.placement, PerReplica):
-        return Decision("worker", (layout.placement,), (layout.placement,))
     result = Split(0) if node.op == average_replicas.STACK else Partial("sum")
-    return Decision("worker", (PerReplica(),), (result,))
+    axes = [
+        AxisDecision((placement,), (result if isinstance(placement, PerReplica) else placement,))
+        for placement in map(layout.along, range(max(1, len(layout.placements))))
+    ]
+    return Decision("worker", tuple(axes))
 
 
-def _run_per_replica(node: gs.Node, placements: Sequence[Placement]) -> Decision:
+def _run_per_replica(node: gs.Node, placements: Sequence[Placement]) -> AxisDecision:
     inputs = tuple(p if isinstance(p, PerReplica) else Replicate() for p in placements)
-    return Decision("worker", inputs, tuple(PerReplica() for _ in node.outputs))
+    return AxisDecision(inputs, tuple(PerReplica() for _ in node.outputs))

@@ -45,17 +45,18 @@ class State:
 class RankConstant:
     """What a value int64[n] tells each rank of its place.
 
-    replica      its position among the workers
+    coordinate   its position along an axis of the workers' mesh
     first_row    the first row of a parameter that it owns, and how many: `row_count`
     row_ends     of a parameter, the end of every server's rows: the same on all ranks
     """
 
-    holds: Literal["replica", "first_row", "row_count", "row_ends"]
+    holds: Literal["coordinate", "first_row", "row_count", "row_ends"]
     parameter: str | None = None
+    axis: int = 0
 
 
 # How values that hold a place are named; behind the parameter, where it is a parameter's.
-_PLACE_NAMES = {"replica": "replica", "first_row": "first", "row_count": "rows", "row_ends": "ends"}
+_PLACE_NAMES = {"first_row": "first", "row_count": "rows", "row_ends": "ends"}
 
 
 @dataclass
@@ -91,25 +92,28 @@ class LoweredGraph:
             self.append(node, site)
         return self._emitted[output]
 
-    def replica(self) -> gs.Variable:
-        """Return the value int64[1] that holds a worker's position."""
-        return self._given(RankConstant("replica"), (1,))
+    def coordinate(self, axis: int, name: str) -> gs.Variable:
+        """Return the value int64[1], named so, that holds a worker's position along an axis of its mesh."""
+        return self._given(name, RankConstant("coordinate", axis=axis), (1,))
 
     def first_row(self, parameter: str) -> gs.Variable:
         """Return the value int64[1] that holds the first row of a parameter that a server owns."""
-        return self._given(RankConstant("first_row", parameter), (1,))
+        return self._given_rows(RankConstant("first_row", parameter), parameter, (1,))
 
     def row_count(self, parameter: str) -> gs.Variable:
         """Return the value int64[1] that holds how many rows of a parameter a server owns."""
-        return self._given(RankConstant("row_count", parameter), (1,))
+        return self._given_rows(RankConstant("row_count", parameter), parameter, (1,))
 
     def row_ends(self, parameter: str) -> gs.Variable:
         """Return the value int64[servers] that holds where each server's rows of a parameter end."""
-        return self._given(RankConstant("row_ends", parameter), (None,))
+        return self._given_rows(RankConstant("row_ends", parameter), parameter, (None,))
 
-    def _given(self, constant: RankConstant, shape: tuple[int | None, ...]) -> gs.Variable:
-        name = _PLACE_NAMES[constant.holds]
-        name = name if constant.parameter is None else f"{constant.parameter}.{name}"
+    def _given_rows(
+        self, constant: RankConstant, parameter: str, shape: tuple[int | None, ...]
+    ) -> gs.Variable:
+        return self._given(f"{parameter}.{_PLACE_NAMES[constant.holds]}", constant, shape)
+
+    def _given(self, name: str, constant: RankConstant, shape: tuple[int | None, ...]) -> gs.Variable:
         self.constants[name] = constant
         self.shapes[name] = shape
         return gs.Variable(name, dtype=np.dtype(np.int64))

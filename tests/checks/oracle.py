@@ -22,7 +22,7 @@ from onnx import helper
 from partc.compiler.model_files.cut_model import cut_model, leaves_of
 from partc.passes.graph.training_graph import Gradient, TrainingGraph
 from partc.passes.indexed_rows.indexed_slices import SUM_ROWS
-from partc.passes.layouts.layouts import Layout, Owned, Partial, PerReplica, Split
+from partc.passes.layouts.layouts import REPLICAS, Layout, Owned, Partial, PerReplica, Split
 from partc.passes.replicas.average_replicas import AVERAGE, REPLICA_DOMAIN, STACK
 from partc.runtime.data.batches import share_of
 from partc.runtime.data.initial import InitialValues
@@ -177,7 +177,7 @@ class _Reference:
 
     def __call__(self, tensor: str, layout: Layout) -> list[np.ndarray]:
         """Return the tensor; one per replica for what replicas have of their own."""
-        if isinstance(layout.placement, PerReplica):
+        if isinstance(layout.along(REPLICAS), PerReplica):
             return [run[tensor] for run in self._runs]
         op, source = self._inserted.get(tensor, ("", tensor))
         if op == AVERAGE:
@@ -225,7 +225,7 @@ def _difference(
 ) -> str | None:
     """Say how the pieces differ from what they should make; None if they do not."""
     parts = [pieces[rank] for rank in sorted(pieces)]
-    placement = layout.placement
+    placement = layout.along(REPLICAS)
     wholes = parts
     if isinstance(placement, Split):
         wholes = [_join(parts, placement)]

@@ -10,6 +10,7 @@ from partc.cost.strategy import Synchronisation
 from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.aggregate_partials import aggregate_partials
+from partc.passes.layouts.layouts import Mesh
 from partc.passes.layouts.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
 from partc.passes.lowering.lower import lower
 from partc.passes.lowering.lowered_graph import LoweredGraph
@@ -50,7 +51,7 @@ def lay_out(
         training,
         facts,
         find_zeros(training.graph, facts),
-        ranks,
+        Mesh("worker", (("data", ranks),)),
         Synchronised(synchronisations, owner),
         find_roles(training).main,
     )
