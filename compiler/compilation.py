@@ -68,6 +68,11 @@ class Compilation:
         return sum(rank.replica is not None for rank in ranks_of(self.cluster))
 
     @property
+    def replicas(self) -> int:
+        """Return how many replicas there are: of one worker each, if the strategy has no mesh of them."""
+        return next(iter(self.options.chosen_mesh().values()), self.workers)
+
+    @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the shapes of the original graph's tensors, under the assumed sizes."""
         return self.analysis.facts.shapes

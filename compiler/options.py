@@ -100,6 +100,11 @@ class Options:
             raise BadUsage(f"no strategy {self.strategy!r}", at="--strategy", fix=fix)
         return read_strategy(Path(self.strategy))
 
+    def chosen_mesh(self) -> Mapping[str, int]:
+        """Return the workers' grid, axis -> parts; empty where every worker is a replica."""
+        strategy = self.chosen_strategy()
+        return strategy.mesh if isinstance(strategy, Strategy) else {}
+
     def chosen_batch(self) -> Batch:
         """Return what the graph's batch is. Needs: it is chosen."""
         assert self.batch is not None, "the batch is chosen first"
@@ -119,8 +124,11 @@ class Options:
 
     def complete(self, strategy: Strategy) -> Strategy:
         """Return a strategy with the decisions that are the user's alone."""
+        asked = self.chosen_strategy()
+        meshes = {"mesh": asked.mesh, "variables": asked.variables} if isinstance(asked, Strategy) else {}
         return msgspec.structs.replace(
             strategy,
+            **meshes,
             aggregation=self.chosen_aggregation(),
             recompute_bytes=self.chosen_recompute_bytes(),
         )

@@ -57,7 +57,7 @@ def choose_batch(compilation: Compilation) -> None:
     else:
         aggregation = options.chosen_aggregation()
         reading = choose_reading(
-            compilation.training, compilation.workers, options.batch, options.sizes, aggregation
+            compilation.training, compilation.replicas, options.batch, options.sizes, aggregation
         )
     compilation.options = replace(options, batch=reading.batch)
     compilation.departures = reading.departures
@@ -125,7 +125,7 @@ def find_servable_variables(compilation: Compilation) -> None:
 
 
 def _replicas(compilation: Compilation) -> int:
-    return 1 if compilation.options.asynchronous else compilation.workers
+    return 1 if compilation.options.asynchronous else compilation.replicas
 
 
 # ---------------------------------------------------------------- the decisions
@@ -184,7 +184,8 @@ def _choose(
     if isinstance(mode_or_strategy, Strategy):
         check_strategy(mode_or_strategy, compilation.facts, compilation.machines)
         # What a user's strategy leaves open, servers keep where workers do not wait for each other.
-        mode: Mode = "ps" if options.asynchronous else "auto"
+        # In a mesh of several axes, replicas have no servers.
+        mode: Mode = "ps" if options.asynchronous else "allreduce" if options.chosen_mesh() else "auto"
     else:
         mode = mode_or_strategy
     batch = options.chosen_batch()

@@ -47,10 +47,21 @@ class Synchronisation(Record, frozen=True, omit_defaults=True):
     on_servers: tuple[str, ...] = ()
 
 
+class AxisSplit(Record, frozen=True, omit_defaults=True):
+    """A dimension that is split: an axis of a tensor, or its inner factor behind `outer` blocks."""
+
+    axis: int
+    outer: Annotated[int, msgspec.Meta(ge=1)] = 1
+
+
 class Strategy(Record, frozen=True, omit_defaults=True):
     """A synchronisation per trained parameter, and how the replicas' gradients become one.
 
-    `recompute_bytes`: what a step's values may take at once on a worker; others are computed again.
+    recompute_bytes  what a step's values may take at once on a worker; others are computed again
+    mesh             axis -> parts: the workers in their order as a grid, whose first axis tells replicas
+                     apart. Empty: every worker is a replica
+    variables        variable -> mesh axis -> the dimension that is split there, where not whole on every
+                     worker. What follows a parameter is split alike
     """
 
     format: str
@@ -58,6 +69,8 @@ class Strategy(Record, frozen=True, omit_defaults=True):
     parameters: dict[str, Synchronisation]
     aggregation: Aggregation = Aggregation()
     recompute_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    mesh: dict[str, int] = msgspec.field(default_factory=dict)
+    variables: dict[str, dict[str, AxisSplit]] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.indexed_rows.expected_rows import ExpectedRows
 from partc.passes.layouts.aggregate_partials import aggregate_partials
+from partc.passes.layouts.configuration import Configuration, data_parallel
 from partc.passes.layouts.decide_layouts import NotServable
-from partc.passes.layouts.layouts import Mesh
+from partc.passes.layouts.layouts import Layout, Mesh, Replicate, Split
 from partc.passes.layouts.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
 from partc.passes.lowering.lower import lower
 from partc.passes.lowering.lowered_graph import LoweredGraph
@@ -73,7 +74,9 @@ def drop_unservable(analysis: Analysis) -> Analysis:
     return analysis
 
 
-def lay_out(analysis: Analysis, chosen: Mapping[str, Synchronisation]) -> LaidOutGraph:
+def lay_out(
+    analysis: Analysis, chosen: Mapping[str, Synchronisation], configuration: Configuration | None = None
+) -> LaidOutGraph:
     """Give every tensor a layout. `chosen`: parameter -> how it is synchronised."""
     on_servers = {p for p, how in chosen.items() if how.method == "servers" and p in analysis.servable}
     owner = {v: p for v, p in analysis.followers.items() if p in on_servers}
@@ -81,12 +84,26 @@ def lay_out(analysis: Analysis, chosen: Mapping[str, Synchronisation]) -> LaidOu
         analysis.training,
         analysis.facts,
         analysis.zeros,
-        Mesh("worker", (("data", analysis.replicas),)),
+        configuration or data_parallel(analysis.replicas),
         Synchronised(chosen, {v: p for v, p in owner.items() if p is not None}),
         analysis.main,
     )
     propagate_layouts(graph, analysis.per_replica)
     return graph
+
+
+def configure(analysis: Analysis, strategy: Strategy) -> Configuration:
+    """Return what a strategy asks of the workers' mesh."""
+    if not strategy.mesh:
+        return data_parallel(analysis.replicas)
+    mesh = Mesh("worker", tuple(strategy.mesh.items()))
+    homes: dict[str, Layout] = {}
+    for variable, parameter in analysis.followers.items():
+        splits = strategy.variables.get(variable) or strategy.variables.get(parameter or "", {})
+        asked = (splits.get(axis) for axis in strategy.mesh)
+        placements = (Replicate() if split is None else Split(split.axis, split.outer) for split in asked)
+        homes[variable] = Layout("worker", *placements)
+    return Configuration(mesh, {name: home for name, home in homes.items() if not home.is_whole})
 
 
 def lower_step(
@@ -100,7 +117,7 @@ def lower_step(
     `expected`: rows on their way, by sparse parameter, for prices alone. `sessions`: counters live on
     servers, which several sessions share.
     """
-    graph = lay_out(analysis, strategy.parameters)
+    graph = lay_out(analysis, strategy.parameters, configure(analysis, strategy))
     aggregate_partials(graph)
     lowered = lower(graph, expected, sessions)
     lowered.native = dict(graph.layouts)

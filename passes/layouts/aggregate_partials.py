@@ -11,7 +11,7 @@ is its bytes and a constant per message.
 import networkx as nx
 
 from partc.passes.layouts.decide_layouts import Decision
-from partc.passes.layouts.layouts import Gathered, Layout, Owned, Partial
+from partc.passes.layouts.layouts import Gathered, Layout, Owned, Partial, Split
 from partc.passes.layouts.propagate_layouts import LaidOutGraph
 
 MESSAGE_BYTES = 4096  # one more message is worth this many bytes
@@ -74,7 +74,8 @@ def _connect(
         if isinstance(graph.layout(name).along(axis), Partial)
     ]
     for name, wanted in partials:
-        if _wants_whole(graph.layout(name), wanted, axis):
+        is_scattered = axis in graph.homes.get(name, {}) and isinstance(wanted.along(axis), Split)
+        if not is_scattered and _wants_whole(graph.layout(name), wanted, axis):
             network.add_edge((name, "out"), "whole")
     flows = [name for name, wanted in partials if isinstance(wanted.along(axis), Partial)]
     for result in (name for name in outputs if isinstance(graph.layout(name).along(axis), Partial)):

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.graph.facts import Facts
+from partc.passes.layouts.configuration import Wish
 from partc.passes.layouts.layouts import (
     REPLICAS,
     Gathered,
@@ -111,32 +112,61 @@ def decide_by_rule(
     ranks: int,
     zeros: frozenset[str],
     facts: Facts,
+    stored: Sequence[bool] = (),
 ) -> AxisDecision:
-    """Split the node along an axis if a split operand allows it, else keep partials, else run whole."""
+    """Split the node along an axis if a split operand allows it, else keep partials, else run whole.
+
+    `stored`: operands that come from variables alone, which give way to those that come from data.
+    """
     if rule is None:
         return whole_axis(node)
-    for refined, factor in _split_factors(node, rule, placements, ranks, facts):
+    gives_way = stored or [False] * len(placements)
+    for refined, factor in _split_factors(node, rule, placements, ranks, facts, gives_way):
         decision = split_on(node, refined, factor, zeros)
         if decision is not None:
             return decision
     return _keep_partial(node, rule, placements, zeros) or whole_axis(node)
 
 
+def decide_by_wish(
+    node: gs.Node, rule: ShardingRule | None, wish: Wish, ranks: int, zeros: frozenset[str]
+) -> AxisDecision | None:
+    """Split the dimension that is asked for along an axis; None where that cannot be done."""
+    if wish.split is None:
+        return whole_axis(node)
+    if rule is None:
+        return None
+    dims = rule.outputs[0] if wish.operand is None else rule.inputs[wish.operand]
+    found = None if dims is None else rule.factor_at(dims, wish.split.axis, wish.split.outer)
+    if found is None or found[1] in rule.whole or found[0].sizes[found[1]] % ranks:
+        return None
+    return split_on(node, *found, zeros)
+
+
 def _split_factors(
-    node: gs.Node, rule: ShardingRule, placements: Sequence[Placement], ranks: int, facts: Facts
+    node: gs.Node,
+    rule: ShardingRule,
+    placements: Sequence[Placement],
+    ranks: int,
+    facts: Facts,
+    gives_way: Sequence[bool],
 ) -> list[tuple[ShardingRule, str]]:
     """Return the factors that operands are split on, those of most bytes first, each with the rule
     that names it."""
     weights: dict[str, int] = {}
     rules: dict[str, ShardingRule] = {}
-    for tensor, dims, placement in zip(node.inputs, rule.inputs, placements, strict=True):
+    firm: set[str] = set()
+    operands = zip(node.inputs, rule.inputs, placements, gives_way, strict=True)
+    for tensor, dims, placement, yields in operands:
         if not isinstance(placement, Split) or dims is None:
             continue
         found = rule.factor_at(dims, placement.axis, placement.outer)
         if found is not None and found[1] not in rule.whole and found[0].sizes[found[1]] % ranks == 0:
             rules[found[1]] = found[0]
             weights[found[1]] = weights.get(found[1], 0) + facts.nbytes(tensor.name)
-    return [(rules[factor], factor) for factor in sorted(weights, key=lambda factor: -weights[factor])]
+            firm.update(() if yields else (found[1],))
+    order = sorted(weights, key=lambda factor: (factor not in firm, -weights[factor]))
+    return [(rules[factor], factor) for factor in order]
 
 
 def split_on(node: gs.Node, rule: ShardingRule, factor: str, zeros: frozenset[str]) -> AxisDecision | None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
+import numpy as np
+
 from partc.runtime.plan.program import Site
 
 Reduction = Literal["sum", "max", "min"]
@@ -92,6 +94,20 @@ class Mesh:
     def size(self, axis: int) -> int:
         """Return the number of parts along an axis."""
         return self.axes[axis][1]
+
+    def coordinates(self, position: int) -> tuple[int, ...]:
+        """Return the place along every axis of the rank at a position."""
+        return tuple(int(place) for place in np.unravel_index(position, [size for _, size in self.axes]))
+
+    def lines(self, axis: int) -> tuple[tuple[int, ...], ...]:
+        """Return the positions of the ranks that differ along an axis alone."""
+        sizes = [size for _, size in self.axes]
+        grid = np.moveaxis(np.arange(prod(sizes)).reshape(sizes), axis, -1).reshape(-1, sizes[axis])
+        return tuple(tuple(int(position) for position in line) for line in grid)
+
+    def group(self, axis: int) -> str:
+        """Return the name of the groups of ranks that differ along an axis alone."""
+        return f"{self.name}s" if len(self.axes) == 1 else f"{self.name}.{self.axes[axis][0]}"
 
     def parts(self, layout: "Layout", tensor_axis: int) -> int:
         """Return into how many parts a layout divides an axis of a tensor."""

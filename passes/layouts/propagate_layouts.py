@@ -11,6 +11,7 @@ the servers. Nothing is rewritten here: the result says, node by node, what its 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -19,11 +20,13 @@ from partc.cost.strategy import Synchronisation
 from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.indexed_rows.indexed_slices import gradient_read_by
+from partc.passes.layouts.configuration import Configuration
 from partc.passes.layouts.decide_layouts import (
     AxisDecision,
     Decision,
     decide_axes,
     decide_by_rule,
+    decide_by_wish,
     decide_on_servers,
     decide_one_axis,
     decide_request,
@@ -80,13 +83,45 @@ class LaidOutGraph:
     training: TrainingGraph
     facts: Facts
     zeros: frozenset[str]
-    mesh: Mesh  # of the workers
+    configuration: Configuration
     synchronised: Synchronised
     main: frozenset[str]  # names of the main computation's nodes
     layouts: dict[str, Layout] = field(default_factory=dict)
     decisions: dict[str, Decision] = field(default_factory=dict)
     # partial tensors that are summed over the ranks along a mesh axis: (tensor, axis)
     made_whole: frozenset[tuple[str, int]] = frozenset()
+
+    @cached_property
+    def homes(self) -> dict[str, dict[int, Split]]:
+        """Return how dense gradients are split where their variables are kept: tensor -> mesh axis."""
+        return {
+            gradient.dense: dict(self.configuration.homes[name].splits())
+            for name, gradient in self.training.gradients.items()
+            if gradient.dense is not None and name in self.configuration.homes
+        }
+
+    @cached_property
+    def stored(self) -> set[str]:
+        """Return the tensors that come from variables and constants alone."""
+        found = set(self.training.variables)
+        for node in self.training.graph.nodes:
+            reads = [t.name for t in node.inputs if t.inputs or not isinstance(t, gs.Constant)]
+            if reads and found.issuperset(filter(None, reads)):
+                found.update(tensor.name for tensor in node.outputs)
+        return found
+
+    def sums_before(self, tensor: str, axis: int) -> bool:
+        """Tell whether a tensor that is partial along a mesh axis is whole once its operands are summed."""
+        return isinstance(self.layout(tensor).along(axis), Partial) and (tensor, axis) not in self.made_whole
+
+    def has_fixed_pieces(self, tensor: str) -> bool:
+        """Tell whether the sizes of a tensor's pieces are known, whatever the data."""
+        return tensor in self.facts.fixed_shapes and all(self.facts.shape(tensor))
+
+    @property
+    def mesh(self) -> Mesh:
+        """Return the workers' mesh."""
+        return self.configuration.mesh
 
     @property
     def replicas(self) -> int:
@@ -137,7 +172,8 @@ def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
         graph.layouts[name] = Layout("worker", PerReplica() if is_own else Replicate())
     for name in graph.training.variables:
         owner = graph.synchronised.owner.get(name)
-        graph.layouts[name] = Layout("server", Owned(owner)) if owner else Layout("worker")
+        home = graph.configuration.homes.get(name, WHOLE_ON_WORKERS)
+        graph.layouts[name] = Layout("server", Owned(owner)) if owner else home
 
 
 def _check_divides(graph: LaidOutGraph, name: str, axis: int, outer: int) -> None:
@@ -264,10 +300,19 @@ def _decide_along(
     graph: LaidOutGraph, node: gs.Node, rule: ShardingRule | None, layouts: Sequence[Layout], axis: int
 ) -> AxisDecision:
     """Decide how the workers run a node along one axis of their mesh."""
+    names = [tensor.name for tensor in node.inputs]
     placements = [_on_workers(layout, axis) for layout in layouts]
     if any(isinstance(placement, PerReplica) for placement in placements):
         return _run_per_replica(node, placements)
-    return decide_by_rule(node, rule, placements, graph.mesh.size(axis), graph.zeros, graph.facts)
+    if node.name not in graph.main:  # an update takes a gradient as its variable is kept
+        homes = [graph.homes.get(name, {}).get(axis) for name in names]
+        placements = [home or native for home, native in zip(homes, placements, strict=True)]
+    ranks = graph.mesh.size(axis)
+    wish = graph.configuration.wishes.get(node.name, {}).get(axis)
+    if wish is not None and (asked := decide_by_wish(node, rule, wish, ranks, graph.zeros)):
+        return asked
+    stored = [name in graph.stored for name in names]
+    return decide_by_rule(node, rule, placements, ranks, graph.zeros, graph.facts, stored)
 
 
 def _decide_shape(graph: LaidOutGraph, layout: Layout) -> Decision:

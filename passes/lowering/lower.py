@@ -19,7 +19,6 @@ from partc.passes.layouts.decide_layouts import Decision, decide_axes, run_whole
 from partc.passes.layouts.layouts import (
     REPLICAS,
     Layout,
-    Partial,
     PerReplica,
     Replicate,
     Split,
@@ -167,11 +166,7 @@ class _Lowerer(Lowering):
             return layout.is_whole and tensor in self._on_every_rank
         return all(
             layout.along(axis) == native.along(axis)
-            or (
-                isinstance(native.along(axis), Partial)
-                and isinstance(layout.along(axis), Replicate)
-                and (tensor, axis) not in self.graph.made_whole
-            )
+            or (isinstance(layout.along(axis), Replicate) and self.graph.sums_before(tensor, axis))
             for axis in range(max(len(native.placements), len(layout.placements)))
         )
 

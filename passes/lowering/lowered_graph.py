@@ -3,12 +3,14 @@
 Compute nodes are standard ONNX and belong to one site, whose ranks all run them on their own
 pieces. Communication nodes have domain `partc.communication`:
 
-    AllReduce        partial -> whole, among the ranks of one site        (two levels: host, global)
+    AllReduce        partial -> whole, along an axis of a mesh            (two levels: host, global)
+    ReduceScatter    partial -> equal pieces of axis 0, along an axis of the workers' mesh
+    AllGather        equal pieces of axis 0 -> whole, likewise
     Push             worker partials -> the rows that each server owns, summed
     Pull             the rows that each server owns -> whole on all workers
     ToServers        whole on workers -> whole on servers
     ToWorkers        whole on servers -> whole on workers
-    AllGatherRows    pieces along axis 0 -> whole on all workers, and their sizes
+    AllGatherRows    pieces along axis 0 -> whole along an axis of the workers' mesh, and their sizes
     GatherRows       what a host's workers have -> one behind the other on the host's server, and sizes
     ScatterRows      the reverse, by sizes
     AllToAllRows     servers exchange rows by owner, and sizes
@@ -23,7 +25,7 @@ from typing import Literal
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from partc.passes.layouts.layouts import Layout
+from partc.passes.layouts.layouts import Layout, Mesh
 from partc.runtime.plan.program import Site
 
 COMMUNICATION_DOMAIN = "partc.communication"
@@ -61,8 +63,9 @@ _PLACE_NAMES = {"first_row": "first", "row_count": "rows", "row_ends": "ends"}
 
 @dataclass
 class LoweredGraph:
-    """Compute and communication nodes in a topological order."""
+    """Compute and communication nodes in a topological order. `mesh`: of the workers."""
 
+    mesh: Mesh
     nodes: list[gs.Node] = field(default_factory=list)
     site_of: dict[str, Site] = field(default_factory=dict)  # compute node -> site
     native: dict[str, Layout] = field(default_factory=dict)  # original tensor -> layout

@@ -55,7 +55,7 @@ class Lowering(ABC):
         self.sessions = sessions
         self.expected = expected
         self.facts = graph.facts
-        self.out = LoweredGraph()
+        self.out = LoweredGraph(graph.mesh)
         self.exchanged: dict[str, tuple[gs.Variable, gs.Variable]] = {}
         self.reduced: dict[str, gs.Variable] = {}
         self.row_requests: dict[str, RowRequest] = {}  # Gather -> its ids on their way

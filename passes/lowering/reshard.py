@@ -10,6 +10,7 @@ whole, from site to site                     ToServers, ToWorkers
 """
 
 from dataclasses import dataclass
+from itertools import takewhile
 from math import prod
 
 import numpy as np
@@ -22,7 +23,6 @@ from partc.passes.layouts.layouts import (
     Layout,
     Owned,
     Partial,
-    Placement,
     Replicate,
     RequestedRows,
     Split,
@@ -54,6 +54,9 @@ def reshard(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> 
         return _to_other_site(lowering, tensor, native, wanted)
     if isinstance(source, Gathered) and isinstance(target, Replicate):
         return lowering.need(tensor, native)
+    for axis in range(len(native.placements)):
+        if lowering.graph.sums_before(tensor, axis) and isinstance(wanted.along(axis), Replicate):
+            native = native.with_along(axis, Replicate())
     return _change_axis(lowering, tensor, wanted, last_change(native, wanted))
 
 
@@ -68,31 +71,35 @@ class Change:
 def last_change(native: Layout, wanted: Layout) -> Change:
     """Return the last step from a layout to another on the same mesh.
 
-    Local cuts come first, since they make what is sent smaller, and gathering last. Axes that cut at one
-    place lie within each other: the outer one changes while the inner ones are whole.
+    Local cuts come first, since they make what is sent smaller, and gathering last. Mesh axes that cut at
+    one place lie within each other: only the innermost may be undone, or another be cut within it.
     """
     count = max(len(native.placements), len(wanted.placements))
-    axes = [axis for axis in range(count) if native.along(axis) != wanted.along(axis)]
-    places = {p for axis in axes for p in (native.along(axis), wanted.along(axis)) if isinstance(p, Split)}
-    inner = [a for a, split in wanted.splits() if a not in axes and a > axes[0] and split in places]
-    moved = [axis for axis in axes if _is_move(native.along(axis), wanted.along(axis))]
-    if inner or moved:
-        axis = max(inner or moved)
-        return Change(wanted.with_along(axis, Replicate()), axis)
-    gathered = [axis for axis in axes if isinstance(native.along(axis), Split)]
-    reduced = [axis for axis in axes if isinstance(native.along(axis), Partial)]
-    axis = min(gathered or reduced or axes[-1:])
+    undone: list[int] = []
+    cut: list[int] = []
+    for place in {split for _, split in (*native.splits(), *wanted.splits())}:
+        has, wants = ([a for a, split in layout.splits() if split == place] for layout in (native, wanted))
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(has, wants, strict=False)))
+        if wants[shared:]:
+            cut.append(wants[-1])
+        elif has[shared:] and isinstance(wanted.along(has[shared]), Replicate):
+            undone.append(has[shared])
+    changing = [axis for axis in range(count) if native.along(axis) != wanted.along(axis)]
+    pairs = {axis: (native.along(axis), wanted.along(axis)) for axis in changing}
+    reduced = [axis for axis, pair in pairs.items() if not any(isinstance(p, Split) for p in pair)]
+    if cut and not (undone or reduced):
+        axis = max(cut, key=lambda a: (isinstance(native.along(a), Partial), a))
+        source = native.along(axis)
+        return Change(wanted.with_along(axis, source if isinstance(source, Partial) else Replicate()), axis)
+    axis = min(undone or reduced)
     return Change(wanted.with_along(axis, native.along(axis)), axis)
-
-
-def _is_move(source: Placement, target: Placement) -> bool:
-    return not isinstance(source, Replicate) and not isinstance(target, Replicate)
 
 
 def _change_axis(lowering: Lowering, tensor: str, wanted: Layout, change: Change) -> gs.Tensor:
     source, target = change.before.along(change.axis), wanted.along(change.axis)
     if isinstance(source, Partial):
-        return _all_reduce(lowering, tensor, wanted, change)
+        reduces = _all_reduce if isinstance(target, Replicate) else _reduce_scatter
+        return reduces(lowering, tensor, wanted, change)
     if isinstance(source, Split):
         return _all_gather(lowering, tensor, wanted, change)
     whole = lowering.need(tensor, change.before)
@@ -100,6 +107,28 @@ def _change_axis(lowering: Lowering, tensor: str, wanted: Layout, change: Change
         part = lowering.split_locally(tensor, wanted, change.axis)
         return part if part is not None else _cut(lowering, tensor, whole, wanted, change)
     return whole  # a replica's own value, or the one term of a zero, is the whole
+
+
+def _reduce_scatter(lowering: Lowering, tensor: str, wanted: Layout, change: Change) -> gs.Tensor:
+    """Sum a partial tensor and keep a part: along axis 0, bringing the split factor there and back."""
+    split, partial = wanted.along(change.axis), change.before.along(change.axis)
+    assert isinstance(split, Split)
+    assert isinstance(partial, Partial)
+    whole = wanted.with_along(change.axis, Replicate())
+    if (tensor, change.axis) in lowering.graph.made_whole or not lowering.graph.has_fixed_pieces(tensor):
+        return _cut(lowering, tensor, lowering.need(tensor, whole), wanted, change)
+    operand = lowering.need(tensor, change.before)
+    name, fold = lowering.value_name(tensor, wanted), None
+    if split.axis or split.outer > 1:
+        fold = _Fold(lowering, tensor, whole, split)
+        operand, name = fold.to_front(operand), f"{name}.front"
+        lowering.out.shapes[operand.name] = fold.front_shape(1)
+        lowering.out.shapes[name] = fold.front_shape(lowering.graph.mesh.size(change.axis))
+    result = gs.Variable(name, dtype=operand.dtype)
+    lowering.out.communicate(
+        "ReduceScatter", [operand], [result], site="worker", axis=change.axis, reduction=partial.reduction
+    )
+    return result if fold is None else fold.back(result, lowering.value_name(tensor, wanted))
 
 
 def _all_reduce(lowering: Lowering, tensor: str, wanted: Layout, change: Change) -> gs.Tensor:
@@ -179,15 +208,25 @@ def _all_gather(lowering: Lowering, tensor: str, wanted: Layout, change: Change)
     split = change.before.along(change.axis)
     assert isinstance(split, Split)
     piece = lowering.need(tensor, change.before)
+    graph = lowering.graph
+    is_plain = len(graph.mesh.axes) == 1 and tensor not in graph.stored
+    gather = _gather_rows if is_plain or not graph.has_fixed_pieces(tensor) else _gather_pieces
     if split.axis == 0 and split.outer == 1:
         result = _result(lowering, tensor, wanted)
-        _gather_rows(lowering, piece, result, change.axis)
+        gather(lowering, piece, result, change.axis)
         return result
     fold = _Fold(lowering, tensor, wanted, split)
     front = fold.to_front(piece)
     gathered = gs.Variable(f"{fold.tensor}.gathered", dtype=front.dtype)
-    _gather_rows(lowering, front, gathered, change.axis)
+    if tensor in lowering.facts.fixed_shapes:
+        lowering.out.shapes[front.name] = fold.front_shape(lowering.graph.mesh.size(change.axis))
+        lowering.out.shapes[gathered.name] = fold.front_shape(1)
+    gather(lowering, front, gathered, change.axis)
     return fold.back(gathered, lowering.value_name(tensor, wanted))
+
+
+def _gather_pieces(lowering: Lowering, piece: gs.Tensor, result: gs.Variable, axis: int) -> None:
+    lowering.out.communicate("AllGather", [piece], [result], site="worker", axis=axis)
 
 
 def _gather_rows(lowering: Lowering, piece: gs.Tensor, result: gs.Variable, axis: int) -> None:
@@ -263,6 +302,15 @@ class _Fold:
             sizes = [*self.shape[: self.axis], self.outer, -1, *self.shape[self.axis + 1 :]]
             tensor = self._reshape(tensor, sizes, f"{name}.apart")
         return self.out.emit("Transpose", [tensor], f"{name}.front", tensor.dtype, "worker", perm=self.order)
+
+    def front_shape(self, parts: int) -> tuple[int, ...]:
+        """Return the shape with the factor in front, or of one of equal parts of it."""
+        apart = [*self.shape]
+        apart[self.axis : self.axis + 1] = [self.outer, apart[self.axis] // self.outer]
+        if self.outer == 1:
+            del apart[self.axis]
+        first, *rest = [apart[axis] for axis in self.order]
+        return (first // parts, *rest)
 
     def back(self, tensor: gs.Tensor, name: str) -> gs.Tensor:
         inverse = [int(axis) for axis in np.argsort(self.order)]

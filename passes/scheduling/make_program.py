@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.cpu_kernels.block_updates import POINTWISE
 from partc.passes.lowering.lowered_graph import LoweredGraph
-from partc.passes.scheduling.bucket_communications import Bucket
+from partc.passes.scheduling.bucket_communications import IN_PIECES, Bucket
 from partc.passes.scheduling.levels import Collective, HostGrid, levels_of
 from partc.passes.scheduling.outline_segments import SegmentOutliner
 from partc.passes.scheduling.prove_in_place import SCATTERS, prove_in_place
@@ -32,7 +32,8 @@ class Program:
     instructions: list[Instruction] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     slices: list[Slice] = field(default_factory=list)
-    owned_slices: list[tuple[str, str, Bucket, int]] = field(default_factory=list)  # value, parameter
+    # (value, the parameter whose rows it holds, its bucket, its place there); None: a part along a mesh axis
+    owned_slices: list[tuple[str, str | None, Bucket, int]] = field(default_factory=list)
     renamed: dict[str, str] = field(default_factory=dict)  # value -> the variable written in place
 
 
@@ -85,7 +86,7 @@ class ProgramMaker:
         buckets = [item.bucket for item in self.items if isinstance(item, Communication) and item.bucket]
         for bucket in buckets:
             both: tuple[Site, ...] = ("worker", "server")
-            sites = (bucket.site,) if bucket.op == "AllReduce" else both
+            sites = (bucket.site,) if bucket.op in ("AllReduce", *IN_PIECES) else both
             name = np.dtype(bucket.dtype).name
             self.program.buffers.append(Buffer(bucket.name, name, bucket.elements, sites))
             for index, node in enumerate(bucket.members):
@@ -93,13 +94,17 @@ class ProgramMaker:
 
     def _place_member(self, bucket: Bucket, index: int, source: str, target: str) -> None:
         """Both ends of an in-place communication share a place; servers' owned rows have their own."""
-        whole = {"Push": (source,), "Pull": (target,)}.get(bucket.op, (source, target))
-        owned = {"Push": target, "Pull": source}.get(bucket.op)
-        for value in whole:
+        parts = {"Push": (source, target), "ReduceScatter": (source, target)}
+        parts |= {"Pull": (target, source), "AllGather": (target, source)}
+        wholes, owned = (source, target), None
+        if bucket.op in parts:
+            whole, owned = parts[bucket.op]
+            wholes = (whole,)
+        for value in wholes:
             place = Slice(value, bucket.name, bucket.offsets[index], bucket.shapes[index])
             self.program.slices.append(place)
         if owned is not None:
-            owner = bucket.members[index].attrs["owner"]
+            owner = bucket.members[index].attrs.get("owner")
             self.program.owned_slices.append((owned, owner, bucket, index))
 
     def _run(self, chunk: Chunk, lasting: set[str], readers: Mapping[str, list[Item]]) -> None:

@@ -71,7 +71,7 @@ def _files(plan: Plan) -> Iterator[Finding]:
 def _ranks(plan: Plan) -> Iterator[Finding]:
     if [rank.rank for rank in plan.ranks] != list(range(len(plan.ranks))) or not plan.ranks:
         yield f"ranks {[rank.rank for rank in plan.ranks][:8]} do not count from 0", "ranks"
-    replicas = sorted(rank.replica for rank in plan.ranks if rank.replica is not None)
+    replicas = sorted({rank.replica for rank in plan.ranks if rank.replica is not None})
     if replicas != list(range(plan.replicas)) or not replicas:
         yield f"ranks have replicas {replicas[:8]}, the plan has {plan.replicas}", "ranks"
     for rank in plan.ranks:
