@@ -81,7 +81,7 @@ def _all_reduced(lowering: Lowering, gradient: Gradient) -> gs.Variable:
     for value in (term, total):
         out.shapes[value.name] = parameter.shape
         out.nbytes[value.name] = int(np.prod(parameter.shape)) * parameter.dtype.itemsize
-    out.communicate("AllReduce", [term], [total], site="worker", reduction="sum")
+    out.communicate("AllReduce", [term], [total], site="worker", axis=REPLICAS, reduction="sum")
     lowering.reduced[gradient.parameter] = total
     return total
 

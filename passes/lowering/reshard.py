@@ -218,7 +218,7 @@ def _all_gather(lowering: Lowering, tensor: str, wanted: Layout, change: Change)
     fold = _Fold(lowering, tensor, wanted, split)
     front = fold.to_front(piece)
     gathered = gs.Variable(f"{fold.tensor}.gathered", dtype=front.dtype)
-    if tensor in lowering.facts.fixed_shapes:
+    if gather is _gather_pieces:
         lowering.out.shapes[front.name] = fold.front_shape(lowering.graph.mesh.size(change.axis))
         lowering.out.shapes[gathered.name] = fold.front_shape(1)
     gather(lowering, front, gathered, change.axis)
