@@ -21,6 +21,7 @@ from partc.passes.scheduling.outline_segments import SegmentOutliner
 from partc.passes.scheduling.recompute import recompute
 from partc.passes.scheduling.schedule import Item, schedule
 from partc.passes.scheduling.write_segments import SegmentWriter
+from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.program import (
     PLAN_FORMAT,
     Held,
@@ -60,7 +61,7 @@ def build_plan(
         replicas=analysis.replicas,
         sizes=dict(sizes),
         loss=training.loss,
-        ranks=_describe_ranks(lowered, program, rows, cluster, groups),
+        ranks=_describe_ranks(analysis, lowered, program, rows, cluster, groups),
         groups=groups,
         instructions=tuple(program.instructions),
         buffers=tuple(program.buffers),
@@ -164,6 +165,7 @@ def _whole_shapes(analysis: Analysis, lowered: LoweredGraph) -> dict[str, tuple[
 
 
 def _describe_ranks(
+    analysis: Analysis,
     lowered: LoweredGraph,
     program: Program,
     rows: OwnedRows,
@@ -177,13 +179,16 @@ def _describe_ranks(
                 numbers.setdefault(rank, {})[name] = number
     servers = {rank: position for position, rank in enumerate(groups["servers"][0])}
     return tuple(
-        _describe_rank(placed, lowered, program, rows, numbers[placed.rank], servers.get(placed.rank))
+        _describe_rank(
+            placed, analysis, lowered, program, rows, numbers[placed.rank], servers.get(placed.rank)
+        )
         for placed in ranks_of(cluster)
     )
 
 
 def _describe_rank(
     placed: ClusterRank,
+    analysis: Analysis,
     lowered: LoweredGraph,
     program: Program,
     rows: OwnedRows,
@@ -203,7 +208,9 @@ def _describe_rank(
         constants=_constants_of(placed, lowered, rows, server),
         slices=() if server is None else _owned_slices(program, rows, server),
         held=tuple(
-            piece for state in lowered.states for piece in _hold(state, placed, lowered, rows, server)
+            piece
+            for state in lowered.states
+            for piece in _hold(state, placed, analysis, lowered, rows, server)
         ),
     )
 
@@ -237,15 +244,20 @@ def _owned_slices(program: Program, rows: OwnedRows, server: int) -> tuple[Slice
 
 
 def _hold(
-    state: State, placed: ClusterRank, lowered: LoweredGraph, rows: OwnedRows, server: int | None
+    state: State,
+    placed: ClusterRank,
+    analysis: Analysis,
+    lowered: LoweredGraph,
+    rows: OwnedRows,
+    server: int | None,
 ) -> list[Held]:
     if state.site not in placed.sites:
         return []
     placement = lowered.meanings[state.value][1].placement
     if not isinstance(placement, Owned) or server is None:
         return [Held(state.variable, state.value)]
-    start, stop = rows[placement.parameter][server]
-    return [Held(state.variable, state.value, start, stop)]
+    shape = analysis.training.variables[state.variable].shape
+    return [Held(state.variable, state.value, rows_box(shape, *rows[placement.parameter][server]))]
 
 
 def _describe_variables(
