@@ -89,8 +89,8 @@ def _values(instruction: Instruction) -> Iterator[str]:
 
 def _check_server_variables(plan: Plan) -> None:
     """Refuse parameters, and slots of theirs, that workers hold; and a step that has no others."""
-    replicated = {h.variable for rank in plan.ranks for h in rank.held if h.start is None}
-    if not any(h.start is not None for rank in plan.ranks for h in rank.held):
+    replicated = {h.variable for rank in plan.ranks for h in rank.held if h.box is None}
+    if not any(h.box is not None for rank in plan.ranks for h in rank.held):
         raise UnsupportedModel(
             "no variable is updated by a gradient that could be pushed to a server",
             at=plan.model,

@@ -10,6 +10,7 @@ from partc.passes.layouts.boxes import box_of
 from partc.passes.layouts.layouts import REPLICAS, Mesh, Owned
 from partc.passes.lowering.lowered_graph import LoweredGraph, State
 from partc.passes.scheduling.make_program import Program
+from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.program import Held, Rank, Slice
 
 OwnedRows = Mapping[str, tuple[tuple[int, int], ...]]  # parameter -> rows [start, stop) per server
@@ -127,10 +128,10 @@ class _Describer:
     def _hold(self, state: State) -> Held:
         layout = self._lowered.meanings[state.value][1]
         owned = layout.along(REPLICAS)
+        shape = self._training.variables[state.variable].shape
+        box = None
         if isinstance(owned, Owned) and self._server is not None:
-            return Held(state.variable, state.value, *self._rows[owned.parameter][self._server])
-        if layout.splits() and self._place is not None:
-            shape = self._training.variables[state.variable].shape
+            box = rows_box(shape, *self._rows[owned.parameter][self._server])
+        elif layout.splits() and self._place is not None:
             box = box_of(self._lowered.mesh, layout, shape, self._place)
-            return Held(state.variable, state.value, *box[0][0])
-        return Held(state.variable, state.value)
+        return Held(state.variable, state.value, box)

@@ -100,7 +100,7 @@ def _owned_bytes(rank: Rank, plan: Plan) -> list[tuple[str, int]]:
     variables = {variable.name: variable for variable in plan.variables}
     sizes: Counter[str] = Counter()
     for piece in rank.held:
-        if piece.start is not None:
+        if piece.box is not None:
             variable = variables[piece.variable]
             sizes[variable.parameter or variable.name] += held_bytes(piece, variable)
     return [
@@ -112,7 +112,7 @@ def describe_copies(plan: Plan) -> str:
     """Say what every worker keeps a copy of."""
     variables = {variable.name: variable for variable in plan.variables}
     worker = next(rank for rank in plan.ranks if rank.replica is not None)
-    copies = [piece for piece in worker.held if piece.start is None]
+    copies = [piece for piece in worker.held if piece.box is None]
     copy_bytes = sum(held_bytes(piece, variables[piece.variable]) for piece in copies)
     return (
         f"Every worker keeps its own copy of {plural(len(copies), 'variable')}, {size(copy_bytes)} together."

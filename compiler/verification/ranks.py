@@ -21,8 +21,9 @@ from partc.runtime.execution.in_process import RanksInProcess
 from partc.runtime.execution.row_hashes import row_hashes
 from partc.runtime.interactive.stepper import Stepper
 from partc.runtime.jobs.job import variables_file
-from partc.runtime.jobs.results import Owner, assemble_output, owners_of, pieces_among
+from partc.runtime.jobs.results import Owner, assemble_output, copies_of, owners_of, pieces_among
 from partc.runtime.jobs.runner import Runner, stage_data
+from partc.runtime.plan.boxes import assemble, columns_of, find_rows, view, with_rows
 from partc.runtime.plan.plan_folder import PlanFolder
 from partc.runtime.plan.program import Plan, Rank
 
@@ -62,38 +63,49 @@ class _Pieces:
         read: Callable[[Owner, Array | None], Array],
         hashes: Callable[[Owner], Array],
     ) -> None:
+        """`read`: what an owner holds, or some rows of it. `hashes`: of its rows, as far as it has them."""
+        self._variables = {variable.name: variable for variable in plan.variables}
         self._owners = owners_of(plan)
         self._read = read
         self._hashes = hashes
 
     def read(self, name: str, rows: Array | None = None) -> Array:
         """Return a variable, whole, or its rows."""
-        pieces = []
-        for owner in pieces_among(self._owners[name]):
-            start, stop = owner.held.start, owner.held.stop
-            if rows is None or start is None or stop is None:
-                pieces.append(self._read(owner, rows))
-            else:
-                pieces.append(self._read(owner, rows[(rows >= start) & (rows < stop)] - start))
-        return np.concatenate(pieces) if len(pieces) > 1 else pieces[0].copy()
+        variable, pieces = self._variables[name], pieces_among(self._owners[name])
+        dtype = np.dtype(variable.dtype)
+        if rows is None:
+            return assemble(variable.shape, dtype, ((p.held.box, self._read(p, None)) for p in pieces))
+        found = np.empty((len(rows), *variable.shape[1:]), dtype)
+        for piece in pieces:
+            places, own_rows = find_rows(piece.held.box, rows)
+            columns = with_rows(len(rows), columns_of(piece.held.box))
+            target = view(found, columns)
+            target[places] = self._read(piece, own_rows).reshape(len(places), *target.shape[1:])
+        return found
 
     def row_hashes(self, name: str) -> Array:
         """Return uint64[rows] of a variable."""
-        return np.concatenate([self._hashes(owner) for owner in pieces_among(self._owners[name])])
+        shape = self._variables[name].shape
+        hashes = np.zeros(shape[0] if shape else 1, np.uint64)
+        for piece in pieces_among(self._owners[name]):
+            places, own_rows = find_rows(piece.held.box, np.arange(len(hashes)))
+            hashes[places] += self._hashes(piece)[own_rows]
+        return hashes
 
     def disagreeing(self) -> tuple[str, ...]:
         """Return the variables whose copies have other rows."""
-        return tuple(name for name, owners in self._owners.items() if self._differ(owners))
+        return tuple(
+            name
+            for name, owners in self._owners.items()
+            if any(self._differ(copies) for copies in copies_of(owners))
+        )
 
-    def _differ(self, owners: Sequence[Owner]) -> bool:
-        first: dict[tuple[int | None, int | None], Array] = {}
-        if len(owners) == len(pieces_among(owners)):
+    def _differ(self, copies: Sequence[Owner]) -> bool:
+        first, *others = copies
+        if not others:
             return False
-        for owner in owners:
-            hashes = self._hashes(owner)
-            if not np.array_equal(first.setdefault((owner.held.start, owner.held.stop), hashes), hashes):
-                return True
-        return False
+        hashes = self._hashes(first)
+        return any(not np.array_equal(hashes, self._hashes(other)) for other in others)
 
 
 # ---------------------------------------------------------------- in this process
@@ -111,7 +123,7 @@ class _InProcess(_Pieces):
         super().__init__(
             folder.plan,
             lambda owner, rows: (piece := self._ranks.held(owner))[... if rows is None else rows],
-            lambda owner: row_hashes(self._ranks.held(owner)),
+            lambda owner: row_hashes(self._ranks.held(owner), columns_of(owner.held.box)),
         )
         self._loss = folder.plan.loss
         self._share = _shares(folder.plan, data, seed)

@@ -37,6 +37,7 @@ from partc.runtime.data.initial import InitialValues
 from partc.runtime.data.step_draws import draw_total
 from partc.runtime.errors import BadUsage
 from partc.runtime.execution.row_hashes import row_hashes
+from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.plan.program import Plan
 
@@ -213,7 +214,7 @@ class _Comparison:
         self._reference, self._ranks, self._rtol = reference, ranks, rtol
         self._initial = InitialValues(folder)
         self._whole = [v.name for v in self._plan.variables if v.name not in reference.tables]
-        self._before = {name: self._initial.rows(name) for name in self._whole}
+        self._before = {name: self._initial.part(name) for name in self._whole}
         self._hashes: dict[str, Array] = {}  # of the tables, before the step
         self.bodies: Mapping[str, float] = {}
         self.disagreeing: tuple[str, ...] = ()
@@ -276,7 +277,7 @@ def _initial_rows(plan: Plan, initial: InitialValues, name: str, row_ids: Array)
     blocks, hashes = [], []
     for start in range(0, variable.shape[0], block):
         stop = min(start + block, variable.shape[0])
-        rows = initial.rows(name, start, stop)
+        rows = initial.part(name, rows_box(variable.shape, start, stop))
         blocks.append(rows[row_ids[(row_ids >= start) & (row_ids < stop)] - start])
         hashes.append(row_hashes(rows))
     return np.concatenate(blocks), np.concatenate(hashes)

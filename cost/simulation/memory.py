@@ -16,6 +16,7 @@ from partc.cost.cluster.cluster import Cluster
 from partc.cost.cluster.machines import Host
 from partc.cost.cluster.profiles import PROFILES
 from partc.runtime.errors import NoPlacement
+from partc.runtime.plan.boxes import local_shape
 from partc.runtime.plan.program import Held, Plan, PlanVariable, Rank, Run
 
 
@@ -84,11 +85,8 @@ def _rank_memory(plan: Plan, rank: Rank, host: Host, variables: dict[str, PlanVa
 
 
 def held_bytes(held: Held, variable: PlanVariable) -> int:
-    """Return the size of a variable, or of the rows of it that a rank holds."""
-    whole = prod(variable.shape) * np.dtype(variable.dtype).itemsize
-    if held.start is None or held.stop is None:
-        return whole
-    return whole // max(1, variable.shape[0]) * (held.stop - held.start)
+    """Return the size of a variable, or of the part of it that a rank holds."""
+    return prod(local_shape(variable.shape, held.box)) * np.dtype(variable.dtype).itemsize
 
 
 def limit_bytes(rank: Rank, host: Host) -> int:

@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from partc.passes.layouts.layouts import Layout, Mesh
-
-Factored = tuple[tuple[int, ...], ...]  # axis -> sizes of its factors, outermost first
-Box = tuple[tuple[tuple[int, int], ...], ...]  # axis -> [start, stop) of every factor
+from partc.runtime.plan.program import Box
 
 
-def factored_shape(layout: Layout, shape: Sequence[int]) -> Factored:
+def factored_shape(layout: Layout, shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Return a shape with its axes taken apart where the layout splits them."""
     factored: list[tuple[int, ...]] = []
     for axis, size in enumerate(shape):
@@ -26,7 +24,8 @@ def factored_shape(layout: Layout, shape: Sequence[int]) -> Factored:
 
 def box_of(mesh: Mesh, layout: Layout, shape: Sequence[int], place: Sequence[int]) -> Box:
     """Return the box of the factored shape that the rank at a place of the mesh holds."""
-    ranges = [[(0, size) for size in sizes] for sizes in factored_shape(layout, shape)]
+    factored = factored_shape(layout, shape)
+    ranges = [[(0, size) for size in sizes] for sizes in factored]
     places = [sorted({1, *(s.outer for _, s in layout.splits() if s.axis == a)}) for a in range(len(shape))]
     for axis, split in layout.splits():
         factor = places[split.axis].index(split.outer)
@@ -34,4 +33,4 @@ def box_of(mesh: Mesh, layout: Layout, shape: Sequence[int], place: Sequence[int
         length = (stop - start) // mesh.size(axis)
         start += place[axis] * length
         ranges[split.axis][factor] = (start, start + length)
-    return tuple(tuple(sizes) for sizes in ranges)
+    return Box(factored, tuple(tuple(sizes) for sizes in ranges))

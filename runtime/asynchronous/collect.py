@@ -24,6 +24,7 @@ from partc.runtime.data.checkpoint import TensorFile, read_array, read_arrays, w
 from partc.runtime.errors import BadUsage
 from partc.runtime.jobs.job import Job, variables_file
 from partc.runtime.jobs.results import Owner, TrainingResult, owners_of, pieces_among
+from partc.runtime.plan.boxes import assemble
 from partc.runtime.plan.program import Plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -96,17 +97,18 @@ def _write_after(plan: Plan, folder: Path, step: int) -> None:
     servers = {rank.rank for rank in servers_of(plan)}
     variables = {variable.name: variable for variable in plan.variables}
 
-    def pieces(name: str, owners: Sequence[Owner]) -> Iterator[Array]:
-        shared = [owner for owner in owners if owner.rank in servers]
-        for owner in pieces_among(shared):
+    def pieces(name: str, shared: Sequence[Owner]) -> Iterator[Array]:
+        for owner in shared:
             yield read_array(pieces_file(folder, server_name(owner.rank), step), owner.held.value)
         if not shared:
             yield read_array(pieces_file(folder, worker_name(0), step), name)
 
-    tensors = [
-        TensorFile(name, variables[name].dtype, variables[name].shape, pieces(name, owners))
-        for name, owners in owners_of(plan).items()
-    ]
+    def tensor_of(name: str, owners: Sequence[Owner]) -> TensorFile:
+        shared = pieces_among([owner for owner in owners if owner.rank in servers])
+        boxes = [owner.held.box for owner in shared] or [None]
+        return TensorFile(name, variables[name].dtype, variables[name].shape, pieces(name, shared), boxes)
+
+    tensors = [tensor_of(name, owners) for name, owners in owners_of(plan).items()]
     write_tensors(variables_file(folder, step), tensors)
 
 
@@ -115,12 +117,15 @@ def merge_variables(
 ) -> dict[str, Array]:
     """Return every variable, whole. `of_servers`: rank -> value name -> what it owns."""
     servers = {rank.rank for rank in servers_of(plan)}
+    variables = {variable.name: variable for variable in plan.variables}
     merged: dict[str, Array] = {}
     for name, owners in owners_of(plan).items():
         shared = [owner for owner in owners if owner.rank in servers]
         if shared:
-            pieces = [of_servers[owner.rank][owner.held.value] for owner in pieces_among(shared)]
-            merged[name] = np.concatenate(pieces) if len(pieces) > 1 else pieces[0].copy()
+            pieces = [
+                (owner.held.box, of_servers[owner.rank][owner.held.value]) for owner in pieces_among(shared)
+            ]
+            merged[name] = assemble(variables[name].shape, np.dtype(variables[name].dtype), pieces)
         else:
             merged[name] = _mean([worker[name] for worker in of_workers])
     return merged

@@ -37,7 +37,7 @@ from partc.runtime.asynchronous.session import (
 )
 from partc.runtime.asynchronous.worker import Worker
 from partc.runtime.data.batches import inputs_of
-from partc.runtime.data.checkpoint import read_arrays, write_arrays
+from partc.runtime.data.checkpoint import map_arrays, write_arrays
 from partc.runtime.data.feeds import Source, open_source
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.data.step_draws import draw_share, draws_of
@@ -85,7 +85,7 @@ class _Process:
         folder_read = read_plan_folder(self.job.plan_folder, is_checked=True)
         self.plan = with_workers(folder_read.plan, self.sessions.workers)
         self.plan_folder = PlanFolder(self.plan, folder_read.path)
-        self.given = read_arrays(folder / INITIAL_FILE) if self.job.has_initial else None
+        self.given = map_arrays(folder / INITIAL_FILE) if self.job.has_initial else None
         self.mesh = Mesh(name, self.sessions, folder, self.job.deadline_s)
         self._launcher = os.getppid()
 

@@ -40,7 +40,7 @@ from partc.runtime.execution.environment import Environment
 from partc.runtime.execution.executor import Executor
 from partc.runtime.plan.members import shard_values
 from partc.runtime.plan.plan_folder import PlanFolder
-from partc.runtime.plan.program import Plan, Rank, Start
+from partc.runtime.plan.program import Box, Plan, Rank, Start
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -53,13 +53,13 @@ class SharedValues(InitialValues):
 
     def __init__(self, folder: PlanFolder, given: Mapping[str, Array] | None = None) -> None:
         super().__init__(folder, given)
-        self._shared: dict[tuple[str, int | None, int | None], Array] = {}
+        self._shared: dict[tuple[str, Box | None], Array] = {}
 
-    def rows(self, name: str, start: int | None = None, stop: int | None = None) -> Array:
-        """Return rows [start, stop) of variable `name`, whole if start is None: the memory itself."""
-        key = (name, start, stop)
+    def part(self, name: str, box: Box | None = None) -> Array:
+        """Return a part of variable `name`: the memory itself."""
+        key = (name, box)
         if key not in self._shared:
-            self._shared[key] = np.require(super().rows(name, start, stop), requirements=["C", "W"])
+            self._shared[key] = np.require(super().part(name, box), requirements=["C", "W"])
         return self._shared[key]
 
 
@@ -143,7 +143,7 @@ class Server:
 
     def variables(self) -> dict[str, Array]:
         """Return what this server owns: value name -> the memory itself."""
-        return {h.value: self._values.rows(h.variable, h.start, h.stop) for h in self.rank.held}
+        return {h.value: self._values.part(h.variable, h.box) for h in self.rank.held}
 
     def payload_bytes(self) -> dict[str, int]:
         """Return the bytes of values that it sent so far, by kind of communication."""

@@ -114,7 +114,7 @@ class Worker:
             held.variable: self._executors[rank.rank].environment.array(held.value)
             for rank in own_ranks(self._plan)
             for held in rank.held
-            if held.start is None
+            if held.box is None
         }
 
     def payload_bytes(self) -> dict[str, int]:

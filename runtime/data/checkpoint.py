@@ -8,15 +8,17 @@ Source: https://huggingface.co/docs/safetensors, "Format".
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from partc.runtime.errors import BadData
+from partc.runtime.plan.boxes import contiguous_rows, is_whole, place
+from partc.runtime.plan.program import Box
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -25,16 +27,21 @@ _DTYPES = {
     "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
     "float16": "F16", "float32": "F32", "float64": "F64",
 }  # fmt: skip
+_DTYPE_OF = {written: dtype for dtype, written in _DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class TensorFile:
-    """A tensor to be written: its pieces follow each other along axis 0."""
+    """A tensor to be written, piece by piece.
+
+    `boxes`: where the pieces lie, in any order; None: they follow each other along axis 0.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     pieces: Iterable[Array]
+    boxes: Sequence[Box | None] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -45,16 +52,47 @@ class TensorFile:
 def write_tensors(path: Path, tensors: Sequence[TensorFile]) -> None:
     """Write a safetensors file, replacing an earlier one only when complete."""
     part = path.with_name(path.name + ".part")
-    with part.open("wb") as stream:
+    with part.open("w+b") as stream:
         header = _header(tensors)
         stream.write(len(header).to_bytes(8, "little"))
         stream.write(header)
         for tensor in tensors:
-            written = sum(stream.write(_bytes_of(piece)) for piece in tensor.pieces)
+            written = _write_pieces(stream, tensor)
             assert written == tensor.nbytes, f"{tensor.name}: {written} of {tensor.nbytes} bytes"
         stream.flush()
         os.fsync(stream.fileno())
     part.replace(path)
+
+
+def _write_pieces(stream: BinaryIO, tensor: TensorFile) -> int:
+    """Write a tensor at the stream's place and go behind it; return how many bytes its pieces have."""
+    if tensor.boxes is None:
+        return sum(stream.write(_bytes_of(piece)) for piece in tensor.pieces)
+    begin, written = stream.tell(), 0
+    for box, piece in zip(tensor.boxes, tensor.pieces, strict=True):
+        rows = (0, 0) if is_whole(box) else contiguous_rows(box)
+        if rows is None:
+            _write_scattered(stream, begin, tensor, box, piece)
+        else:
+            stream.seek(begin + rows[0] * (tensor.nbytes // max(1, tensor.shape[0]) if tensor.shape else 0))
+            stream.write(_bytes_of(piece))
+        written += piece.nbytes
+    stream.seek(begin + tensor.nbytes)
+    return written
+
+
+def _write_scattered(stream: BinaryIO, begin: int, tensor: TensorFile, box: Box | None, piece: Array) -> None:
+    # The system writes what was placed, when it likes: a table need not fit into memory.
+    if not piece.size:
+        return
+    stream.flush()
+    if hasattr(os, "posix_fallocate"):  # on a full disk an error here, not a signal later
+        os.posix_fallocate(stream.fileno(), begin, tensor.nbytes)
+    else:
+        stream.truncate(max(os.fstat(stream.fileno()).st_size, begin + tensor.nbytes))
+    whole = np.memmap(stream, tensor.dtype, "r+", begin, tensor.shape)
+    place(whole, box, piece)
+    whole.flush()
 
 
 def write_arrays(path: Path, arrays: dict[str, Array]) -> None:
@@ -90,14 +128,23 @@ def read_array(path: Path, name: str) -> Array:
 
 def map_array(path: Path, name: str) -> Array:
     """Return one tensor of a safetensors file without reading it: the system reads what is looked at."""
+    return map_arrays(path, (name,))[name]
+
+
+def map_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, Array]:
+    """Return tensors of a safetensors file, all if none are named, without reading them. Raises BadData."""
     with path.open("rb") as stream:
         header_bytes = int.from_bytes(stream.read(8), "little")
-        entry = json.loads(stream.read(header_bytes))[name]
-    dtypes = {written: dtype for dtype, written in _DTYPES.items()}
-    dtype, shape = np.dtype(dtypes[entry["dtype"]]), tuple(entry["shape"])
-    if not np.prod(shape, dtype=np.int64):
-        return np.zeros(shape, dtype)
-    return np.memmap(path, dtype, "r", 8 + header_bytes + entry["data_offsets"][0], shape)
+        entries = json.loads(stream.read(header_bytes))
+    arrays: dict[str, Array] = {}
+    for name in (entries.keys() - {"__metadata__"}) if names is None else names:
+        if name not in entries:
+            raise BadData(f"no tensor {name!r}", at=str(path), fix=f"name one of {sorted(entries)[:8]}")
+        dtype, shape = np.dtype(_DTYPE_OF[entries[name]["dtype"]]), tuple(entries[name]["shape"])
+        begin = 8 + header_bytes + entries[name]["data_offsets"][0]
+        is_stored = np.prod(shape, dtype=np.int64) > 0
+        arrays[name] = np.memmap(path, dtype, "r", begin, shape) if is_stored else np.zeros(shape, dtype)
+    return arrays
 
 
 def _header(tensors: Sequence[TensorFile]) -> bytes:

@@ -1,24 +1,36 @@
-"""The variables' first values, made by their owners, only the rows that they own."""
+"""The variables' first values, made by their owners, only the parts that they own."""
 
 from collections.abc import Mapping
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-from safetensors import safe_open
 
+from partc.runtime.data.checkpoint import map_array
 from partc.runtime.data.draws import normal_rows, uniform_rows
 from partc.runtime.errors import BadData, BadPlan
+from partc.runtime.plan.boxes import (
+    columns_of,
+    contiguous_rows,
+    find_rows,
+    is_whole,
+    local_shape,
+    take,
+    with_rows,
+)
 from partc.runtime.plan.plan_folder import PlanFolder
-from partc.runtime.plan.program import Constant, Initial, Made, Normal, PlanVariable, Stored, Uniform
+from partc.runtime.plan.program import Box, Constant, Initial, Made, Normal, PlanVariable, Stored, Uniform
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+BLOCK_BYTES = 1 << 22  # of rows that are drawn whole, where only columns of them are kept
+
 
 class InitialValues:
-    """First values by variable and rows, from the plan or from `given` whole tensors."""
+    """First values by variable and box, from the plan or from `given` whole tensors."""
 
     def __init__(self, folder: PlanFolder, given: Mapping[str, Array] | None = None) -> None:
         self._folder = folder.path
@@ -28,57 +40,52 @@ class InitialValues:
         for name, array in self._given.items():
             _check_given(name, array, self._variables)
 
-    def rows(self, name: str, start: int | None = None, stop: int | None = None) -> Array:
-        """Return a fresh copy of rows [start, stop) of variable `name`, whole if start is None."""
+    def part(self, name: str, box: Box | None = None) -> Array:
+        """Return a fresh local tensor of a part of variable `name`, in C order."""
         variable = self._variables[name]
         if name in self._given:
-            return np.array(
-                self._given[name][start:stop] if start is not None else self._given[name], order="C"
-            )
-        values = self._draw(variable, start, stop)
-        return _checked(variable, values, start, stop)
-
-    def _draw(self, variable: PlanVariable, start: int | None, stop: int | None) -> Array:
+            return take(self._given[name], box)
         match variable.initial:
             case Stored(file=file, key=key):
-                return _stored_rows(self._folder / file, key, start, stop)
+                return take(_checked(variable, map_array(self._folder / file, key)), box)
             case Made(file=file, output=output):
-                return _rows_of(self._make(self._folder / file, output), start, stop)
+                return take(_checked(variable, self._make(self._folder / file, output)), box)
             case formula:
-                return _formula_rows(formula, variable, start, stop)
+                return _formula_part(formula, variable, box)
 
 
-def _rows_of(whole: Array, start: int | None, stop: int | None) -> Array:
-    return np.array(whole if start is None else whole[start:stop], order="C")
-
-
-def _formula_rows(formula: Initial, variable: PlanVariable, start: int | None, stop: int | None) -> Array:
+def _formula_part(formula: Initial, variable: PlanVariable, box: Box | None) -> Array:
+    """Make a part, and no more than a block of whole rows beside it."""
     dtype = np.dtype(variable.dtype)
+    result_shape = local_shape(variable.shape, box)
+    if isinstance(formula, Constant):
+        return np.full(result_shape, formula.value, dtype)
     shape = variable.shape or (1,)
-    first, last = (0, shape[0]) if start is None or stop is None else (start, stop)
-    result_shape = (last - first, *shape[1:]) if variable.shape else ()
+    rows = (0, shape[0]) if is_whole(box) else contiguous_rows(box)
+    if rows is not None:
+        return _formula_rows(formula, shape, *rows, dtype).reshape(result_shape)
+    assert box is not None, "a part is left out"
+    result = np.empty(result_shape, dtype)
+    block = max(1, BLOCK_BYTES // max(1, prod(shape[1:]) * dtype.itemsize))
+    for first in range(0, shape[0] if result.size else 0, block):
+        stop = min(first + block, shape[0])
+        held, local = find_rows(box, np.arange(first, stop))
+        if len(held):
+            drawn = _formula_rows(formula, shape, first, stop, dtype)[held]
+            result[local] = take(drawn, with_rows(len(held), columns_of(box)))
+    return result
+
+
+def _formula_rows(
+    formula: Initial, shape: tuple[int, ...], first: int, stop: int, dtype: np.dtype[Any]
+) -> Array:
     match formula:
-        case Constant(value=value):
-            return np.full(result_shape, value, dtype)
         case Normal(mean=mean, scale=scale, seed=seed):
-            drawn = normal_rows(seed, shape, first, last, dtype, mean=mean, scale=scale)
+            return normal_rows(seed, shape, first, stop, dtype, mean=mean, scale=scale)
         case Uniform(low=low, high=high, seed=seed):
-            drawn = uniform_rows(seed, shape, first, last, dtype, low=low, high=high)
+            return uniform_rows(seed, shape, first, stop, dtype, low=low, high=high)
         case _:
             raise AssertionError(f"no formula: {formula}")
-    return drawn.reshape(result_shape)
-
-
-def _stored_rows(path: Path, key: str, start: int | None, stop: int | None) -> Array:
-    with safe_open(path, framework="numpy") as tensors:
-        if start is None:
-            whole: Array = tensors.get_tensor(key)
-            return whole
-        rows = tensors.get_slice(key)
-        if start == stop:  # safetensors refuses an empty slice at the end
-            return np.asarray(rows[0:1])[:0]
-        owned: Array = rows[start:stop]
-        return owned
 
 
 def _make_whole(path: Path, output: str) -> Array:
@@ -89,13 +96,11 @@ def _make_whole(path: Path, output: str) -> Array:
     return np.asarray(whole)
 
 
-def _checked(variable: PlanVariable, values: Array, start: int | None, stop: int | None) -> Array:
-    rows = variable.shape[:1] if start is None or stop is None else (stop - start,)
-    expected = (*rows, *variable.shape[1:])
-    if values.shape == expected and values.dtype == np.dtype(variable.dtype):
+def _checked(variable: PlanVariable, values: Array) -> Array:
+    if values.shape == variable.shape and values.dtype == np.dtype(variable.dtype):
         return values
     raise BadPlan(
-        f"an initial value is {values.dtype}{list(values.shape)}, not {variable.dtype}{list(expected)}",
+        f"an initial value is {values.dtype}{list(values.shape)}, not {variable.dtype}{list(variable.shape)}",
         at=f"variable {variable.name!r}",
         fix="compile the model again",
     )

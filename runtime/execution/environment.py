@@ -36,7 +36,7 @@ class Environment:
         for name, value in shard_values(plan, rank).items():
             self._fix(name, value)
         for held in rank.held:
-            self._hold(held.value, initial.rows(held.variable, held.start, held.stop))
+            self._hold(held.value, initial.part(held.variable, held.box))
         self.tensors = dict(self.fixed)
 
     def array(self, name: str) -> Array:

@@ -4,7 +4,7 @@ Every rank computes on the CPU, so a plan for GPUs can be verified where there a
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,15 @@ from partc.runtime.execution.environment import Environment
 from partc.runtime.execution.executor import Executor, diverged, is_finite, spoils_loss
 from partc.runtime.execution.recorder import Recorder
 from partc.runtime.execution.variable_watch import VariableWatch
-from partc.runtime.jobs.results import Owner, TrainingResult, assemble_outputs, owners_of, pieces_among
+from partc.runtime.jobs.results import (
+    Owner,
+    TrainingResult,
+    assemble_outputs,
+    copies_of,
+    owners_of,
+    pieces_among,
+)
+from partc.runtime.plan.boxes import assemble
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.plan.program import Rank, Start
 from partc.runtime.transports.exchanged import Exchanged
@@ -127,9 +135,13 @@ class RanksInProcess:
     def variables(self) -> dict[str, Array]:
         """Return every variable, whole."""
         return {
-            name: np.concatenate(pieces) if len(pieces) > 1 else pieces[0].copy()
-            for name, owners in self._owners.items()
-            if (pieces := [self.held(owner) for owner in pieces_among(owners)])
+            variable.name: assemble(
+                variable.shape,
+                np.dtype(variable.dtype),
+                [(owner.held.box, self.held(owner)) for owner in pieces_among(self._owners[variable.name])],
+            )
+            for variable in self._plan.variables
+            if variable.name in self._owners
         }
 
     def disagreeing(self) -> tuple[str, ...]:
@@ -137,7 +149,7 @@ class RanksInProcess:
         return tuple(
             name
             for name, owners in self._owners.items()
-            if _differ([((owner.held.start, owner.held.stop), self.held(owner)) for owner in owners])
+            if any(self._differ(copies) for copies in copies_of(owners))
         )
 
     def payload_bytes(self) -> dict[int, dict[str, int]]:
@@ -167,6 +179,10 @@ class RanksInProcess:
         """Return the memory of what a rank holds of a variable."""
         return self._executors[owner.rank].environment.array(owner.held.value)
 
+    def _differ(self, copies: Sequence[Owner]) -> bool:
+        first, *others = (self.held(owner) for owner in copies)
+        return any(not _same_bits(first, other) for other in others)
+
     def _outputs(self, rank: Rank) -> dict[str, Array]:
         environment = self._executors[rank.rank].environment
         return {output.name: environment.array(output.value).copy() for output in self._plan.outputs}
@@ -188,11 +204,6 @@ def drive_in_lockstep(steps: Mapping[int, Iterator[Start]]) -> None:
                 rank: start.label or start.tag_id for rank, start in waiting.items() if start is not None
             }
             raise AssertionError(f"deadlock: rank -> the communication it waits for: {stuck}")
-
-
-def _differ(copies: list[tuple[tuple[int | None, int | None], Array]]) -> bool:
-    first: dict[tuple[int | None, int | None], Array] = {}
-    return any(not _same_bits(first.setdefault(start, array), array) for start, array in copies)
 
 
 def _same_bits(one: Array, other: Array) -> bool:

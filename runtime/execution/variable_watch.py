@@ -1,7 +1,7 @@
 """Stop training when a parameter is no longer finite, with its name and step.
 
 A loss may stay finite while a parameter is lost: a row that few samples read, a scale behind a clip. After
-each step a rank looks at its share of the parameters; of those that all hold, each rank looks at some. Of a
+each step a rank looks at its share of the parameters; of copies that several hold, one of them looks. Of a
 table with a sparse gradient it looks at a few rows a step, on a device with memory of its own at one
 parameter a step, and after the last step at everything. A step that loss scaling skips changes nothing, and
 so stops nothing.
@@ -15,7 +15,7 @@ import numpy as np
 
 from partc.runtime.errors import Diverged
 from partc.runtime.execution.environment import Environment
-from partc.runtime.jobs.results import Owner, owners_of
+from partc.runtime.jobs.results import copies_of, owners_of
 from partc.runtime.plan.program import Plan, Rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -25,7 +25,7 @@ PART_BYTES = 2**20  # of a table, looked at in one step: 0.2 ms (numpy 2.4, Xeon
 
 @dataclass
 class _Watched:
-    """A parameter, or the rows of it that a rank holds."""
+    """A parameter, or the part of it that a rank holds."""
 
     name: str
     value: str
@@ -71,16 +71,10 @@ def _share_of(plan: Plan, rank: Rank) -> Iterator[_Watched]:
     owners = owners_of(plan)
     parameters = [v for v in plan.variables if v.role == "parameter" and v.name in owners]
     for number, variable in enumerate(parameters):
-        for owner in _lookers(owners[variable.name], number):
+        for copies in copies_of(owners[variable.name]):
+            owner = copies[number % len(copies)]
             if owner.rank == rank.rank:
                 yield _Watched(variable.name, owner.held.value, variable.sparse)
-
-
-def _lookers(owners: tuple[Owner, ...], number: int) -> tuple[Owner, ...]:
-    """Return who looks at a variable: every owner of rows, or one of the owners of whole copies."""
-    if any(owner.held.start is not None for owner in owners):
-        return owners
-    return (owners[number % len(owners)],)
 
 
 def _next_rows(table: Array, parameter: _Watched) -> Array:

@@ -30,6 +30,7 @@ from partc.runtime.interactive.messages import (
     describe,
 )
 from partc.runtime.jobs.daemon import Daemon, play
+from partc.runtime.plan.boxes import columns_of
 from partc.runtime.plan.program import Rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -57,6 +58,7 @@ class InteractiveDaemon(Daemon):
     def __init__(self, folder: Path, world: MPI.Intracomm) -> None:
         self._fed = FedShares()
         super().__init__(folder, world)
+        self._boxes = {held.value: held.box for held in self._rank.held}
         # What this rank sends may need its help to leave while it waits to be asked again.
         self._help_messages = world.Iprobe
         channel = msgspec.json.decode((folder / CHANNEL_FILE).read_bytes(), type=Channel)
@@ -77,7 +79,8 @@ class InteractiveDaemon(Daemon):
                 case Read(value=value):
                     self._send_rows(value, arrays)
                 case Hash(value=value):
-                    found = {value: row_hashes(self._executor.environment.array(value))}
+                    columns = columns_of(self._boxes[value])
+                    found = {value: row_hashes(self._executor.environment.array(value), columns)}
                     self._stepper.send(Found(describe(found)), found)
                 case Close():
                     break

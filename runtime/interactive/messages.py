@@ -71,7 +71,7 @@ class Read(Record, frozen=True, tag="read"):
 
 
 class Hash(Record, frozen=True, tag="hash"):
-    """Send a number for every row of value `value` (runtime/execution/row_hashes.py)."""
+    """Send a number for every row of a variable's value, which may hold a part of it (row_hashes.py)."""
 
     value: str
 

@@ -167,7 +167,7 @@ class Stepper:
         return self._ask(owner.rank, Read(owner.held.value, describe(places)), places)
 
     def row_hashes(self, owner: Owner) -> Array:
-        """Return uint64[rows] of what a rank holds of a variable, see runtime/execution/row_hashes.py."""
+        """Return uint64[rows] of what a rank holds of a variable's rows (execution/row_hashes.py)."""
         return self._ask(owner.rank, Hash(owner.held.value), {})
 
     def save(self) -> Path:

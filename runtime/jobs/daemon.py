@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from mpi4py import MPI
 
-from partc.runtime.data.checkpoint import read_arrays, write_arrays
+from partc.runtime.data.checkpoint import map_arrays, write_arrays
 from partc.runtime.data.feeds import Shares, open_source
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.data.step_draws import draw_share
@@ -153,7 +153,7 @@ class Daemon:
         raise diverged(self._plan, self._rank, self._executor, self.step)
 
     def _make_executor(self, folder: PlanFolder) -> Executor:
-        given = read_arrays(self._folder / INITIAL_FILE) if self._job.has_initial else None
+        given = map_arrays(self._folder / INITIAL_FILE) if self._job.has_initial else None
         environment = Environment(self._plan, self._rank, device_of(self._rank), InitialValues(folder, given))
         observe = self._recorder.watch if self._recorder is not None else iter
         return Executor(self._plan, self._rank, environment, Sessions(folder), self._transport, observe)

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from partc.runtime.data.checkpoint import TensorFile, read_array, write_arrays, write_tensors
 from partc.runtime.execution.environment import Environment
-from partc.runtime.jobs.results import owners_of, pieces_among
+from partc.runtime.jobs.results import copies_of, owners_of, pieces_among
 from partc.runtime.plan.program import Plan, Rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -27,7 +27,9 @@ class VariablesOfRank:
         self._environment = environment
         self._world = world
         self._variables = {variable.name: variable for variable in plan.variables}
-        self._pieces = {name: pieces_among(owners) for name, owners in owners_of(plan).items()}
+        owners = owners_of(plan)
+        self._pieces = {name: pieces_among(owners[name]) for name in owners}
+        self._copies = [(name, same) for name in owners for same in copies_of(owners[name]) if len(same) > 1]
 
     def barrier(self) -> None:
         """Wait for all ranks, asleep."""
@@ -43,18 +45,19 @@ class VariablesOfRank:
                 _part_file(path, rank.rank).unlink()
 
     def disagreeing(self) -> tuple[str, ...]:
-        """Return the replicated variables whose copies are not bitwise equal. All ranks must call it."""
-        names = [variable.name for variable in self._plan.variables]
+        """Return the variables of which copies are not bitwise equal. All ranks must call it."""
         limits = np.iinfo(np.int64)
-        lowest = np.full(len(names), limits.max, np.int64)
-        highest = np.full(len(names), limits.min, np.int64)
-        for held in self._rank.held:
-            if held.start is None:
-                digest = _digest(self._environment.array(held.value))
-                lowest[names.index(held.variable)] = highest[names.index(held.variable)] = digest
+        lowest = np.full(len(self._copies), limits.max, np.int64)
+        highest = np.full(len(self._copies), limits.min, np.int64)
+        for number, (_, copies) in enumerate(self._copies):
+            for owner in copies:
+                if owner.rank == self._rank.rank:
+                    digest = _digest(self._environment.array(owner.held.value))
+                    lowest[number] = highest[number] = digest
         _complete(self._world.Iallreduce(MPI.IN_PLACE, lowest, MPI.MIN))
         _complete(self._world.Iallreduce(MPI.IN_PLACE, highest, MPI.MAX))
-        return tuple(name for name, low, high in zip(names, lowest, highest, strict=True) if low < high)
+        differing = zip(self._copies, lowest, highest, strict=True)
+        return tuple(dict.fromkeys(name for (name, _), low, high in differing if low < high))
 
     def _own_pieces(self) -> dict[str, Array]:
         return {
@@ -67,7 +70,8 @@ class VariablesOfRank:
     def _merged(self, path: Path, name: str) -> TensorFile:
         variable = self._variables[name]
         pieces = (read_array(_part_file(path, owner.rank), name) for owner in self._pieces[name])
-        return TensorFile(name, variable.dtype, variable.shape, pieces)
+        boxes = [owner.held.box for owner in self._pieces[name]]
+        return TensorFile(name, variable.dtype, variable.shape, pieces, boxes)
 
 
 def _part_file(path: Path, rank: int) -> Path:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from partc.runtime.execution.recorder import RankTimes
-from partc.runtime.plan.program import Held, Output, Plan, Rank
+from partc.runtime.plan.boxes import first_index, is_empty, normalised
+from partc.runtime.plan.program import Box, Held, Output, Plan, Rank
 from partc.runtime.transports.exchanged import Exchanged
 
 TRAINED_FILE = "trained.safetensors"
@@ -41,38 +42,40 @@ class TrainingResult:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A rank and the piece of a variable that it holds."""
+    """A rank and the part of a variable that it holds."""
 
     rank: int
     held: Held
 
 
 def owners_of(plan: Plan) -> dict[str, tuple[Owner, ...]]:
-    """Return who holds each variable: pieces in row order (no empty ones), whole copies in rank order."""
+    """Return who holds each variable: in the order of their first elements, then of ranks; no empty parts."""
     owners: dict[str, list[Owner]] = {}
     for rank in plan.ranks:
         for held in rank.held:
-            if held.start is None or held.start != held.stop:
+            if not is_empty(held.box):
                 owners.setdefault(held.variable, []).append(Owner(rank.rank, held))
     return {
         variable.name: tuple(
-            sorted(owners[variable.name], key=lambda owner: (owner.held.start or 0, owner.rank))
+            sorted(owners[variable.name], key=lambda owner: (first_index(owner.held.box), owner.rank))
         )
         for variable in plan.variables
         if variable.name in owners
     }
 
 
-def pieces_among(owners: Sequence[Owner]) -> tuple[Owner, ...]:
-    """Return one owner for every row: the first whole copy, else the shards."""
-    whole = [owner for owner in owners if owner.held.start is None]
-    if whole:
-        return (whole[0],)
-    pieces: list[Owner] = []
+def copies_of(owners: Sequence[Owner]) -> list[tuple[Owner, ...]]:
+    """Return the owners of each part: those who hold the same one must hold the same bits."""
+    copies: dict[Box | None, list[Owner]] = {}
     for owner in owners:
-        if not pieces or owner.held.start == pieces[-1].held.stop:
-            pieces.append(owner)
-    return tuple(pieces)
+        box = owner.held.box
+        copies.setdefault(None if box is None else normalised(box), []).append(owner)
+    return [tuple(same) for same in copies.values()]
+
+
+def pieces_among(owners: Sequence[Owner]) -> tuple[Owner, ...]:
+    """Return one owner of each part; together they hold the variable once."""
+    return tuple(same[0] for same in copies_of(owners))
 
 
 def assemble_outputs(plan: Plan, by_rank: Mapping[int, Mapping[str, Array]]) -> dict[str, Array]:

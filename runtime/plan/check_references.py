@@ -9,10 +9,11 @@ from math import prod
 import numpy as np
 
 from partc.runtime.errors import BadPlan
+from partc.runtime.plan.boxes import cover_fault, fault_of
 from partc.runtime.plan.program import (
+    Box,
     DataInput,
     DrawnInput,
-    Held,
     Made,
     Plan,
     Run,
@@ -148,32 +149,28 @@ def _variables(plan: Plan) -> Iterator[Finding]:
     yield from _unknown("parameter", parameters, variables, "variables")
     for variable in plan.variables:
         yield from _size(variable.dtype, variable.shape, f"variables: {variable.name}")
+    misfits = False
     for rank in plan.ranks:
         at = f"ranks: {rank.rank}: held"
         yield from _unknown("variable", [held.variable for held in rank.held], variables, at)
         for held in rank.held:
             shape = variables[held.variable].shape if held.variable in variables else ()
-            if (held.start is None) != (held.stop is None):
-                yield f"rows [{held.start}, {held.stop}) of {held.variable!r}", at
-            elif held.start is not None and not 0 <= held.start <= (held.stop or 0) <= (*shape, 0)[0]:
-                yield f"rows [{held.start}, {held.stop}) of {held.variable!r}, shaped {list(shape)}", at
-    yield from _owners(plan)
+            if fault := fault_of(shape, held.box):
+                misfits = True
+                yield f"a box of {held.variable!r} has {fault}", at
+    if not misfits:
+        yield from _owners(plan)
 
 
 def _owners(plan: Plan) -> Iterator[Finding]:
-    """Every row of every variable is held by somebody."""
-    held_of: dict[str, list[Held]] = {}
-    for piece in (piece for rank in plan.ranks for piece in rank.held):
-        held_of.setdefault(piece.variable, []).append(piece)
+    """Every element of every variable is held by somebody; by several only if their boxes are equal."""
+    boxes_of: dict[str, dict[Box | None, str]] = {}
+    for rank in plan.ranks:
+        for held in rank.held:
+            boxes_of.setdefault(held.variable, {}).setdefault(held.box, f"rank {rank.rank}")
     for variable in plan.variables:
-        held = held_of.get(variable.name, [])
-        if any(piece.start is None for piece in held):
-            continue
-        end = 0
-        for start, stop in sorted((piece.start or 0, piece.stop or 0) for piece in held):
-            end = max(end, stop) if start <= end else end
-        if not held or end < (variable.shape[0] if variable.shape else 1):
-            yield f"nobody holds rows from {end} on", f"variables: {variable.name}"
+        if fault := cover_fault(variable.shape, boxes_of.get(variable.name, {})):
+            yield fault, f"variables: {variable.name}"
 
 
 # ---------------------------------------------------------------- instructions

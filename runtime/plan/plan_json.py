@@ -27,13 +27,21 @@ def sha256_of_plan(plan: Plan) -> str:
 def decode_plan(text: bytes, at: Path) -> Plan:
     """Parse plan.json, whether or not its hash fits. Raises BadPlan."""
     try:
-        plan = msgspec.json.decode(text, type=Plan)
+        # First the format alone: a plan of another one may have other keys.
+        _check_format(msgspec.json.decode(text, type=_Format).format, at)
+        return msgspec.json.decode(text, type=Plan)
     except NOT_DECODED as error:
         raise BadPlan(f"not a plan: {error}", at=str(at), fix="compile the model again") from error
-    if plan.format != PLAN_FORMAT:
+
+
+class _Format(msgspec.Struct):
+    format: str
+
+
+def _check_format(found: str, at: Path) -> None:
+    if found != PLAN_FORMAT:
         raise BadPlan(
-            f"a plan of format {plan.format!r}",
+            f"a plan of format {found!r}",
             at=f"{at}: format",
             fix=f"this version of partc reads {PLAN_FORMAT!r}: compile the model again",
         )
-    return plan

@@ -18,7 +18,7 @@ from typing import Literal
 
 import msgspec
 
-PLAN_FORMAT = "partc-plan/2"
+PLAN_FORMAT = "partc-plan/3"
 
 Site = Literal["worker", "server"]
 
@@ -193,13 +193,29 @@ class PlanVariable(Record, frozen=True):
     method: Literal["all_reduce", "all_gather", "servers", "replicated"] = "replicated"
 
 
-class Held(Record, frozen=True):
-    """A variable, or its rows [start, stop), kept by one rank as value `value`."""
+Range = tuple[int, int]  # [start, stop)
+
+
+class Box(Record, frozen=True):
+    """A part of a tensor: for every axis the index ranges of its factors (see runtime/plan/boxes.py).
+
+    An axis is the ordered product of its factors, outermost first: fused QKV weights [H, 3 H] are
+    ((H,), (3, H)), and ranges (((0, H),), ((0, 3), (0, H // 2))) the first half of each of the three.
+    """
+
+    factored: tuple[tuple[int, ...], ...]  # axis -> sizes of its factors
+    ranges: tuple[tuple[Range, ...], ...]  # axis -> a range of every factor
+
+
+class Held(Record, frozen=True, omit_defaults=True):
+    """A variable, or a part of it, kept by one rank as value `value`.
+
+    The value is the local tensor of the box: the ranges of an axis multiplied.
+    """
 
     variable: str
     value: str
-    start: int | None = None  # None: the whole variable
-    stop: int | None = None
+    box: Box | None = None  # None: the whole variable
 
 
 class TakenValues(Record, frozen=True, omit_defaults=True):
@@ -291,7 +307,7 @@ class Rank(Record, frozen=True):
     device_index: int  # GPU ordinal on its host, or 0
     threads: int
     sites: tuple[Site, ...]
-    replica: int | None  # position among the workers
+    replica: int | None  # the copy of the main computation that it works on, maybe with others
     groups: dict[str, int]  # which one of Plan.groups it is a member of
     constants: dict[str, tuple[int, ...]]  # value -> int64 vector; Plan.constants are every rank's
     slices: tuple[Slice, ...]

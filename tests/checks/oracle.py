@@ -91,7 +91,7 @@ class Oracle:
 
     def _reference(self, compiled: Compiled, batch: Batch) -> "_Reference":
         values = InitialValues(compiled.folder)
-        start = {variable.name: values.rows(variable.name) for variable in compiled.plan.variables}
+        start = {variable.name: values.part(variable.name) for variable in compiled.plan.variables}
         inserted = _inserted(compiled.compilation.training)
         return _Reference(self._model, self._gradients, compiled.plan, inserted, start, batch)
 

@@ -149,7 +149,7 @@ def test_both_readings_match_numpy(batch: str, cluster: str, tmp_path: Path) -> 
     compiled = compile_step(import_text(LINEAR, loss="loss"), tmp_path / "out", cluster, "auto", batch)
     batches = random_batches(compiled.plan, STEPS)
     first = InitialValues(compiled.folder)
-    W, v = first.rows("W"), np.abs(first.rows("v"))
+    W, v = first.part("W"), np.abs(first.part("v"))
 
     result = train_in_process(compiled.folder, batches, {"W": W, "v": v})
 

@@ -86,7 +86,7 @@ def check(name: str, cluster: str, strategy: str, folder: Path, monkeypatch: pyt
 
 def assert_owned_once(pieces: list[Held], shape: tuple[int, ...]) -> None:
     """Rows on servers are cut without gap or overlap; what is not cut is whole wherever it is."""
-    rows = sorted((held.start, held.stop) for held in pieces if held.start is not None)
+    rows = sorted(held.box.ranges[0][0] for held in pieces if held.box is not None)
     if rows:
         assert len(rows) == len(pieces), "on servers, and somewhere else too"
         assert [start for start, _ in rows] == [0, *(stop for _, stop in rows[:-1])]

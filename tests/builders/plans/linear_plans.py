@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.program import (
     Buffer,
     DataInput,
@@ -105,8 +106,8 @@ def linear_servers(folder: Path, *, merged: bool, scattered: bool) -> Path:
 
 def _sharded_ranks(merged: bool) -> list[Member]:
     shards = (
-        ((Held("W", "W_owned", 0, 2),), (Slice("dW_owned", "gradients", 0, (2, 2)),)),
-        ((Held("W", "W_owned", 2, 3),), (Slice("dW_owned", "gradients", 4, (1, 2)),)),
+        ((Held("W", "W_owned", rows_box((3, 2), 0, 2)),), (Slice("dW_owned", "gradients", 0, (2, 2)),)),
+        ((Held("W", "W_owned", rows_box((3, 2), 2, 3)),), (Slice("dW_owned", "gradients", 4, (1, 2)),)),
     )
     if merged:
         groups = {"all": (0, 1), "workers": (0, 1)}

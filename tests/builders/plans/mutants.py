@@ -19,7 +19,7 @@ from partc.compiler.verification.ranks import Data, Ranks, launch_in_process
 from partc.runtime.data import initial
 from partc.runtime.execution import in_process
 from partc.runtime.plan.plan_folder import PlanFolder
-from partc.runtime.plan.program import Instruction, Plan, Run, Slice, Start, Store, Wait
+from partc.runtime.plan.program import Box, Instruction, Plan, Run, Slice, Start, Store, Wait
 
 Random = np.random.Generator
 Feeds = dict[str, np.ndarray]
@@ -557,22 +557,22 @@ MUTATIONS: tuple[Mutate, ...] = (
 @contextmanager
 def launch_mutant(mutant: Mutant, data: Data, seed: int) -> Iterator[Ranks]:
     """Open the broken plan's ranks in this process."""
-    rows, feeds = initial.InitialValues.rows, in_process.RanksInProcess._feeds
+    part, feeds = initial.InitialValues.part, in_process.RanksInProcess._feeds
 
-    def started(values: Any, name: str, start: int | None = None, stop: int | None = None) -> np.ndarray:
-        made = rows(values, name, start, stop)
+    def started(values: Any, name: str, box: Box | None = None) -> np.ndarray:
+        made = part(values, name, box)
         return made if mutant.start is None else mutant.start(name, made)
 
     def fed(ranks: Any, rank: Any, share: Mapping[str, np.ndarray]) -> Feeds:
         given = feeds(ranks, rank, share)
         return given if mutant.feeds is None else mutant.feeds(rank.rank, ranks._step, given)
 
-    initial.InitialValues.rows = started  # type: ignore[method-assign]
+    initial.InitialValues.part = started  # type: ignore[method-assign]
     in_process.RanksInProcess._feeds = fed  # type: ignore[method-assign]
     try:
         with launch_in_process(mutant.folder, data, 0, seed) as ranks:
-            initial.InitialValues.rows = rows  # type: ignore[method-assign]
+            initial.InitialValues.part = part  # type: ignore[method-assign]
             yield ranks
     finally:
-        initial.InitialValues.rows = rows  # type: ignore[method-assign]
+        initial.InitialValues.part = part  # type: ignore[method-assign]
         in_process.RanksInProcess._feeds = feeds  # type: ignore[method-assign]

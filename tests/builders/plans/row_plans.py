@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.program import (
     DataInput,
     Held,
@@ -80,7 +81,7 @@ def table_on_servers(folder: Path, *, merged: bool) -> Path:
         constants = limits if "worker" in sites else {}
         held: tuple[Held, ...] = ()
         if "server" in sites:
-            held = (Held("E", "E_owned", *bounds[number]),)
+            held = (Held("E", "E_owned", rows_box((8, 2), *bounds[number])),)
             constants = constants | {"first": bounds[number][:1]}
         replica = number if number < 2 else None
         groups = {"all": everybody} | ({"workers": (0, 1)} if number < 2 else {})

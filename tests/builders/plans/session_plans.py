@@ -89,7 +89,7 @@ def whole_batches(folder: PlanFolder, steps: int, seed: int = 0) -> list[Batch]:
 def start_of(folder: PlanFolder) -> dict[str, np.ndarray]:
     """Return the variables' first values."""
     values = InitialValues(folder)
-    return {variable.name: values.rows(variable.name) for variable in folder.plan.variables}
+    return {variable.name: values.part(variable.name) for variable in folder.plan.variables}
 
 
 def train_in_turn(folder: PlanFolder, batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -261,7 +261,7 @@ def test_a_dropout_told_not_to_train_passes_everything(tmp_path: Path) -> None:
     done = compile_step(import_training_graph(built), tmp_path / "out", "1x2")
     plan, x = done.plan, np.ones((8, 16))
     reference = make_reference(plan, done.folder.path / plan.model)
-    start = {"W": InitialValues(done.folder).rows("W")}
+    start = {"W": InitialValues(done.folder).part("W")}
 
     for training, is_dropped in ((False, False), (True, True)):
         batch = {"x": x, "t": np.array(training)}

@@ -9,6 +9,7 @@ from partc.cost.cluster.cluster import view_of_session
 from partc.cost.strategy import STRATEGY_FORMAT, Strategy
 from partc.runtime.asynchronous.session import own_ranks, servers_of
 from partc.runtime.errors import BadUsage, UnsupportedModel
+from partc.runtime.plan.boxes import is_empty
 from partc.runtime.plan.program import Run, Start, Store, Wait
 from tests.builders.plans.compiled_steps import cluster_of, import_text
 from tests.builders.plans.session_plans import compile_sessions
@@ -50,7 +51,7 @@ def test_everything_that_is_trained_is_on_servers(tmp_path: Path, cluster: str) 
         ("host0", f"host0/{'gpu' if cluster.endswith('s') else 'cpu'}1"),
     ]
     assert len(own_ranks(plan)) == (2 if cluster.endswith("s") else 1)
-    assert all(held.start == held.stop == 0 for rank in own_ranks(plan) for held in rank.held)
+    assert all(is_empty(held.box) for rank in own_ranks(plan) for held in rank.held)
     owned = {held.variable for rank in servers_of(plan) for held in rank.held}
     assert owned == {variable.name for variable in plan.variables}
 

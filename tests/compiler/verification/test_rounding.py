@@ -157,7 +157,7 @@ def test_a_gradient_that_is_exactly_zero_may_be_rounding(tmp_path: Path) -> None
     compiled, (data,) = centred(tmp_path, "1x2", steps=1)
     reference = make_reference(compiled.plan, compiled.folder.path / "train.onnx")
     initial = InitialValues(compiled.folder)
-    start = {variable.name: initial.rows(variable.name) for variable in compiled.plan.variables}
+    start = {variable.name: initial.part(variable.name) for variable in compiled.plan.variables}
 
     found = reference.rounding(start, data).variables["b"]
 
@@ -206,7 +206,7 @@ def test_what_is_not_read_or_shut_off_may_not_move(tmp_path: Path, batch: str) -
     reference = make_reference(compiled.plan, compiled.folder.path / "train.onnx")
     (data,) = random_batches(compiled.plan, 1, high=4)
     initial = InitialValues(compiled.folder)
-    start = {variable.name: initial.rows(variable.name) for variable in compiled.plan.variables}
+    start = {variable.name: initial.part(variable.name) for variable in compiled.plan.variables}
 
     found = reference.rounding(start, data).variables
 

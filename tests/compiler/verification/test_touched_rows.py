@@ -12,6 +12,7 @@ from partc.compiler.verification.touched_rows import distinct_rows, find_tables,
 from partc.compiler.verification.verify import verify
 from partc.runtime.execution.in_process import RanksInProcess
 from partc.runtime.execution.row_hashes import row_hashes
+from partc.runtime.plan.boxes import find_rows
 from tests.builders.graphs.foreign_steps import parse
 from tests.builders.graphs.training_models import training_model
 from tests.builders.plans.compiled_steps import Compiled, compile_step, random_batches
@@ -113,8 +114,8 @@ def test_a_row_that_no_sample_names_may_not_change(tmp_path: Path, monkeypatch: 
     def train_and_touch(ranks: RanksInProcess, share: object) -> dict[str, np.ndarray]:
         outputs = train(ranks, share)  # type: ignore[arg-type]
         for owner in ranks._owners["embedding"]:
-            if owner.held.start is None or owner.held.start <= 30 < (owner.held.stop or 0):
-                ranks.held(owner)[30 - (owner.held.start or 0)] += 1
+            _, held = find_rows(owner.held.box, np.array([30]))
+            ranks.held(owner)[held] += 1
         return outputs
 
     monkeypatch.setattr(RanksInProcess, "step_on", train_and_touch)

@@ -7,6 +7,7 @@ import pytest
 from partc.cost.cluster.cluster import read_cluster
 from partc.cost.simulation.memory import check_memory, held_bytes
 from partc.runtime.errors import NoPlacement
+from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.program import Constant, Held, PlanVariable
 from tests.builders.plans.hand_made_plans import Member, plan_of, rank
 
@@ -44,4 +45,4 @@ def test_what_fits_exactly_is_accepted() -> None:
 
 
 def test_a_shard_takes_its_rows_only() -> None:
-    assert held_bytes(Held("E", "E", 10, 30), TABLE) == 20 * 8 * 4
+    assert held_bytes(Held("E", "E", rows_box(TABLE.shape, 10, 30)), TABLE) == 20 * 8 * 4

@@ -8,6 +8,7 @@ from partc.cost.cluster.machines import Device, Host, Link
 from partc.cost.cluster.profiles import OVERSUBSCRIBED_WAIT_S, PER_COMMUNICATION_S
 from partc.cost.simulation.memory import memory_of
 from partc.cost.simulation.timeline import Event, Measured, Timeline, simulate
+from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.program import (
     PLAN_FORMAT,
     Buffer,
@@ -269,7 +270,7 @@ def test_labels_name_communications_and_shorten_segments() -> None:
 
 def test_memory_counts_shards_buffers_once_and_activations() -> None:
     plan = plan_of(TWO_BY_TWO, Run("worker", "segments/s.onnx", (), (), touched_bytes=1000))
-    held = (Held("E", "E", start=0, stop=25), Held("W", "W"))
+    held = (Held("E", "E", rows_box((100, 4), 0, 25)), Held("W", "W"))
     first = msgspec.structs.replace(plan.ranks[0], held=held)
     plan = msgspec.structs.replace(
         plan,

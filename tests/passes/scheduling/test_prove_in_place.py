@@ -200,7 +200,7 @@ def test_an_output_may_be_the_next_value(tmp_path: Path) -> None:
 
 def assert_shows(done: Compiled, output: str, wanted: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
     batches = random_batches(done.plan, 1)
-    before = InitialValues(done.folder).rows("W")
+    before = InitialValues(done.folder).part("W")
     result = train_in_process(done.folder, batches)
     assert not np.array_equal(before, result.variables["W"])
     np.testing.assert_allclose(result.outputs[0][output], wanted(before, result.variables["W"]), rtol=1e-12)

@@ -8,6 +8,7 @@ from safetensors.numpy import save_file
 
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.errors import BadData, BadPlan
+from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.plan_folder import PlanFolder
 from partc.runtime.plan.program import Constant, Initial, Made, Normal, PlanVariable, Stored, Uniform
 from tests.builders.plans.hand_made_plans import plan_of
@@ -37,34 +38,34 @@ def test_shards_equal_the_rows_of_the_whole(tmp_path: Path, initial: Initial) ->
     save_file({"w": np.arange(24, dtype=np.float32).reshape(6, 4)}, tmp_path / "w.safetensors")
     values = values_of(tmp_path, initial, (6, 4))
 
-    whole = values.rows("W")
+    whole = values.part("W")
 
     assert whole.shape == (6, 4)
     for start, stop in ((0, 2), (2, 6), (3, 3)):
-        assert values.rows("W", start, stop).tobytes() == whole[start:stop].tobytes()
+        assert values.part("W", rows_box((6, 4), start, stop)).tobytes() == whole[start:stop].tobytes()
 
 
 def test_a_made_value_is_run_and_cut(tmp_path: Path) -> None:
     (tmp_path / "made.onnx").write_bytes(onnx.parser.parse_model(RANGE).SerializeToString())
     values = values_of(tmp_path, Made("made.onnx", "values"), (6,))
 
-    np.testing.assert_array_equal(values.rows("W", 2, 4), [2, 3])
-    np.testing.assert_array_equal(values.rows("W"), np.arange(6))
+    np.testing.assert_array_equal(values.part("W", rows_box((6,), 2, 4)), [2, 3])
+    np.testing.assert_array_equal(values.part("W"), np.arange(6))
 
 
 def test_scalars_and_counters_have_their_shape_and_type(tmp_path: Path) -> None:
-    counter = values_of(tmp_path, Constant(3), (), "int64").rows("W")
+    counter = values_of(tmp_path, Constant(3), (), "int64").part("W")
 
     assert counter.shape == ()
     assert counter.dtype == np.int64
-    assert values_of(tmp_path, Normal(0.0, 1.0, 5), ()).rows("W").shape == ()
+    assert values_of(tmp_path, Normal(0.0, 1.0, 5), ()).part("W").shape == ()
 
 
 def test_a_stored_value_of_another_shape_is_refused(tmp_path: Path) -> None:
     save_file({"w": np.zeros((2, 2), np.float32)}, tmp_path / "w.safetensors")
 
     with pytest.raises(BadPlan, match=r"float32\[2, 2\], not float32\[6, 4\]"):
-        values_of(tmp_path, Stored("w.safetensors", "w"), (6, 4)).rows("W")
+        values_of(tmp_path, Stored("w.safetensors", "w"), (6, 4)).part("W")
 
 
 def test_a_given_value_for_nothing_is_refused(tmp_path: Path) -> None:
@@ -77,7 +78,9 @@ def test_a_given_value_for_nothing_is_refused(tmp_path: Path) -> None:
 def test_a_large_table_is_made_shard_by_shard(tmp_path: Path) -> None:
     values = values_of(tmp_path, Normal(0.0, 1.0, 5), (800_000, 512))
 
-    shard = values.rows("W", 799_000, 799_010)
+    shard = values.part("W", rows_box((800_000, 512), 799_000, 799_010))
 
-    assert hashlib.sha256(shard.tobytes()) != hashlib.sha256(values.rows("W", 0, 10).tobytes())
+    assert hashlib.sha256(shard.tobytes()) != hashlib.sha256(
+        values.part("W", rows_box((800_000, 512), 0, 10)).tobytes()
+    )
     assert shard.shape == (10, 512)

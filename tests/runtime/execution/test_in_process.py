@@ -17,7 +17,7 @@ from tests.builders.plans.row_plans import rows_there_and_back, table_batches, t
 
 
 def initial(folder: Path, name: str) -> np.ndarray:
-    return InitialValues(read_plan_folder(folder)).rows(name)
+    return InitialValues(read_plan_folder(folder)).part(name)
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4])

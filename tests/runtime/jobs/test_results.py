@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from partc.runtime.jobs.results import assemble_outputs, owners_of, pieces_among
+from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.program import Held, Output, PlanVariable, Uniform
 from tests.builders.plans.hand_made_plans import plan_of, rank
 
@@ -10,9 +11,15 @@ TABLE = PlanVariable("E", "float32", (8, 2), Uniform(0.0, 1.0, 0), "parameter")
 
 def test_shards_are_put_in_row_order_once() -> None:
     ranks = [
-        rank(0, ("server",), None, {}, held=(Held("E", "a", 5, 8),)),
-        rank(1, ("server",), None, {}, held=(Held("E", "b", 0, 5),)),
-        rank(2, ("server",), None, {}, held=(Held("E", "c", 0, 5), Held("E", "d", 8, 8))),
+        rank(0, ("server",), None, {}, held=(Held("E", "a", rows_box((8, 2), 5, 8)),)),
+        rank(1, ("server",), None, {}, held=(Held("E", "b", rows_box((8, 2), 0, 5)),)),
+        rank(
+            2,
+            ("server",),
+            None,
+            {},
+            held=(Held("E", "c", rows_box((8, 2), 0, 5)), Held("E", "d", rows_box((8, 2), 8, 8))),
+        ),
     ]
 
     owners = owners_of(plan_of(ranks, [], variables=(TABLE,)))["E"]

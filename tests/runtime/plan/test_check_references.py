@@ -37,6 +37,10 @@ def set_in(entry: Callable[[Tree], Tree], key: str, value: object) -> Callable[[
     return lambda tree: entry(tree).__setitem__(key, value)
 
 
+def hold(box: Tree) -> Callable[[Tree], object]:
+    return lambda tree: tree["ranks"][0]["held"][0].update(box=box)
+
+
 @pytest.mark.parametrize(
     ("damage", "what"),
     [
@@ -57,7 +61,12 @@ def set_in(entry: Callable[[Tree], Tree], key: str, value: object) -> Callable[[
         (lambda t: t["ranks"].pop(0), "do not count from 0"),
         (lambda t: t["variables"].pop(0), "which the plan does not have"),
         (set_in(lambda t: t["variables"][0], "shape", [1 << 62, 8]), "no machine holds"),
-        (set_in(lambda t: t["ranks"][0]["held"][0], "start", 5), "rows [5, None)"),
+        (hold({"factored": [[6], [4, 2]], "ranges": [[[0, 6]], [[0, 4], [0, 3]]]}), "[0, 3) of 2 on axis 1"),
+        (hold({"factored": [[6], [4, 2]], "ranges": [[[0, 6]], [[3, 2], [0, 2]]]}), "[3, 2) of 4 on axis 1"),
+        (hold({"factored": [[6], [3, 2]], "ranges": [[[0, 6]], [[0, 3], [0, 2]]]}), "factors [3, 2] of"),
+        (hold({"factored": [[6], [8]], "ranges": [[[0, 6]], [[0, 4], [0, 1]]]}), "2 axes of factors"),
+        (hold({"factored": [[6]], "ranges": [[[0, 6]]]}), "1 axes of factors"),
+        (hold({"factored": [[6], [8]], "ranges": [[[0, 6]], [[0, 4]]]}), "rank 0 a part of it"),
         (set_in(lambda t: t, "loss", "gain"), "the loss is output 'gain'"),
         (set_in(lambda t: t["data_inputs"][0], "sample_axis", 9), "sample axis 9"),
         (set_in(lambda t: t["outputs"][0], "value", "nothing"), "value 'nothing'"),
