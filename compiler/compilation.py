@@ -15,7 +15,7 @@ from partc.cost.simulation.memory import DeviceMemory
 from partc.cost.simulation.timeline import Timeline
 from partc.cost.sparsity import Sparsity
 from partc.cost.strategy import Strategy, SyncFacts
-from partc.passes.distribute import Analysis
+from partc.passes.analysis import Analysis
 from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.indexed_rows.expected_rows import ExpectedRows

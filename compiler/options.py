@@ -124,11 +124,12 @@ class Options:
 
     def complete(self, strategy: Strategy) -> Strategy:
         """Return a strategy with the decisions that are the user's alone."""
-        asked = self.chosen_strategy()
-        meshes = {"mesh": asked.mesh, "variables": asked.variables} if isinstance(asked, Strategy) else {}
+        asked = self.strategy if isinstance(self.strategy, Strategy) else strategy
         return msgspec.structs.replace(
             strategy,
-            **meshes,
+            mesh=asked.mesh,
+            variables=asked.variables,
+            ops=asked.ops,
             aggregation=self.chosen_aggregation(),
             recompute_bytes=self.chosen_recompute_bytes(),
         )

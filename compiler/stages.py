@@ -21,7 +21,8 @@ from partc.cost.simulation.timeline import simulate
 from partc.cost.sparsity import with_measured_rows
 from partc.cost.strategy import Mode, Strategy
 from partc.cost.strategy_check import check_strategy
-from partc.passes.distribute import Analysis, check_one_batch, declare_gradients, drop_unservable, lower_step
+from partc.passes.analysis import Analysis
+from partc.passes.distribute import check_one_batch, declare_gradients, drop_unservable, lower_step
 from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.fetch_gradients import fetch_gradients
 from partc.passes.graph.simplify import expand_casts

@@ -54,6 +54,16 @@ class AxisSplit(Record, frozen=True, omit_defaults=True):
     outer: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
+class OpConfig(Record, frozen=True, omit_defaults=True):
+    """What ops split: dimension -> mesh axes, `data*tensor` for several, or the number of parts.
+
+    `op`: a name of nodes, in which `*` and `?` stand for anything (passes/configure.py has the dimensions).
+    """
+
+    op: str
+    split: dict[str, int | str]
+
+
 class Strategy(Record, frozen=True, omit_defaults=True):
     """A synchronisation per trained parameter, and how the replicas' gradients become one.
 
@@ -62,6 +72,7 @@ class Strategy(Record, frozen=True, omit_defaults=True):
                      apart. Empty: every worker is a replica
     variables        variable -> mesh axis -> the dimension that is split there, where not whole on every
                      worker. What follows a parameter is split alike
+    ops              what ops split, where not what follows from their operands; the last that fits an op
     """
 
     format: str
@@ -71,6 +82,7 @@ class Strategy(Record, frozen=True, omit_defaults=True):
     recompute_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
     mesh: dict[str, int] = msgspec.field(default_factory=dict)
     variables: dict[str, dict[str, AxisSplit]] = msgspec.field(default_factory=dict)
+    ops: tuple[OpConfig, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

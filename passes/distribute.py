@@ -1,41 +1,24 @@
 """From what is known of a step and a strategy to the distributed step."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import onnx_graphsurgeon as gs
 
 from partc.cost.strategy import Strategy, Synchronisation
-from partc.passes.graph.facts import Facts
+from partc.passes.analysis import Analysis
+from partc.passes.configure import configure
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.indexed_rows.expected_rows import ExpectedRows
 from partc.passes.layouts.aggregate_partials import aggregate_partials
 from partc.passes.layouts.configuration import Configuration, data_parallel
 from partc.passes.layouts.decide_layouts import NotServable
-from partc.passes.layouts.layouts import Layout, Mesh, Replicate, Split
 from partc.passes.layouts.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
 from partc.passes.lowering.lower import lower
 from partc.passes.lowering.lowered_graph import LoweredGraph
-from partc.passes.roles.find_roles import Roles
 from partc.passes.scheduling.bucket_communications import copy_where_shared
 from partc.runtime.errors import BadUsage
 from partc.runtime.plan.program import Aggregation
-
-
-@dataclass(frozen=True)
-class Analysis:
-    """A training graph whose replicas meet where they must, and what is known about it."""
-
-    training: TrainingGraph
-    facts: Facts
-    roles: Roles
-    main: frozenset[str]
-    zeros: frozenset[str]
-    followers: Mapping[str, str | None]  # variable -> the parameter whose rows it shares
-    servable: frozenset[str]  # parameters whose update can run on a part of their rows
-    replicas: int
-    per_replica: bool
 
 
 def declare_gradients(training: TrainingGraph) -> None:
@@ -90,20 +73,6 @@ def lay_out(
     )
     propagate_layouts(graph, analysis.per_replica)
     return graph
-
-
-def configure(analysis: Analysis, strategy: Strategy) -> Configuration:
-    """Return what a strategy asks of the workers' mesh."""
-    if not strategy.mesh:
-        return data_parallel(analysis.replicas)
-    mesh = Mesh("worker", tuple(strategy.mesh.items()))
-    homes: dict[str, Layout] = {}
-    for variable, parameter in analysis.followers.items():
-        splits = strategy.variables.get(variable) or strategy.variables.get(parameter or "", {})
-        asked = (splits.get(axis) for axis in strategy.mesh)
-        placements = (Replicate() if split is None else Split(split.axis, split.outer) for split in asked)
-        homes[variable] = Layout("worker", *placements)
-    return Configuration(mesh, {name: home for name, home in homes.items() if not home.is_whole})
 
 
 def lower_step(

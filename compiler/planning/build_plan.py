@@ -9,7 +9,7 @@ from partc.cost.cluster.cluster import Cluster, ranks_of
 from partc.cost.cluster.profiles import profiles_sha256
 from partc.cost.simulation.timeline import work_s
 from partc.cost.strategy import Strategy
-from partc.passes.distribute import Analysis
+from partc.passes.analysis import Analysis
 from partc.passes.indexed_rows.indexed_slices import sum_rows_function
 from partc.passes.layouts.layouts import REPLICAS, PerReplica, Split
 from partc.passes.lowering.lowered_graph import LoweredGraph

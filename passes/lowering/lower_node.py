@@ -22,7 +22,7 @@ from partc.passes.layouts.layouts import (
 )
 from partc.passes.lowering.gather_owned import slice_owned_rows
 from partc.passes.lowering.lowered_graph import constant
-from partc.passes.lowering.lowering import Lowering
+from partc.passes.lowering.lowering import Lowering, tag
 from partc.passes.replicas import average_replicas
 from partc.passes.rules.sharding_rules import is_sum_rows, rule_of
 
@@ -174,6 +174,8 @@ def _local_sizes(
     spelled = lowering.facts.value(tensor.name)
     offset = len(sizes) - (len(spelled) if spelled is not None else len(sizes))
     name = f"{whole.name}.of.{node.name}.{decision.site}"
+    if len(layout.placements) > 1:  # a node may run in several ways
+        name = f"{name}.{tag(layout)}"
     if isinstance(owned, Owned):
         is_found = spelled is not None and (offset or spelled[0] != sizes[0])
         return whole if is_found else _owned_sizes(lowering, whole, owned, name)

@@ -83,7 +83,7 @@ class Lowering(ABC):
     def value_name(self, tensor: str, layout: Layout) -> str:
         """Name the value that holds a tensor in a layout, and remember what it means."""
         native = self.graph.layout(tensor)
-        name = tensor if layout == native else f"{tensor}@{layout.site}.{_tag(layout)}"
+        name = tensor if layout == native else f"{tensor}@{layout.site}.{tag(layout)}"
         self.describe(name, tensor, layout)
         return name
 
@@ -111,7 +111,8 @@ class Lowering(ABC):
         return tuple(size // self.graph.mesh.parts(layout, axis) for axis, size in enumerate(sizes))
 
 
-def _tag(layout: Layout) -> str:
+def tag(layout: Layout) -> str:
+    """Return what distinguishes the name of a value in a layout."""
     return "-".join(_tag_along(placement) for placement in layout.placements or (Replicate(),))
 
 

@@ -9,6 +9,7 @@ rows requested of servers -> where they return   AllToAllRows, ScatterRows (requ
 whole, from site to site                     ToServers, ToWorkers
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
 from math import prod
@@ -57,7 +58,9 @@ def reshard(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> 
     for axis in range(len(native.placements)):
         if lowering.graph.sums_before(tensor, axis) and isinstance(wanted.along(axis), Replicate):
             native = native.with_along(axis, Replicate())
-    return _change_axis(lowering, tensor, wanted, last_change(native, wanted))
+    shape = lowering.facts.shape(tensor)
+    change = last_change(native, wanted, lambda layout: lowering.graph.mesh.divides(layout, shape))
+    return _change_axis(lowering, tensor, wanted, change)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +71,12 @@ class Change:
     axis: int
 
 
-def last_change(native: Layout, wanted: Layout) -> Change:
+def last_change(native: Layout, wanted: Layout, divides: Callable[[Layout], bool]) -> Change:
     """Return the last step from a layout to another on the same mesh.
 
     Local cuts come first, since they make what is sent smaller, and gathering last. Mesh axes that cut at
     one place lie within each other: only the innermost may be undone, or another be cut within it.
+    `divides` tells whether a layout makes parts of equal size: those on the way do as well.
     """
     count = max(len(native.placements), len(wanted.placements))
     undone: list[int] = []
@@ -83,7 +87,7 @@ def last_change(native: Layout, wanted: Layout) -> Change:
         if wants[shared:]:
             cut.append(wants[-1])
         elif has[shared:] and isinstance(wanted.along(has[shared]), Replicate):
-            undone.append(has[shared])
+            undone += [has[shared]] if divides(wanted.with_along(has[shared], place)) else []
     changing = [axis for axis in range(count) if native.along(axis) != wanted.along(axis)]
     pairs = {axis: (native.along(axis), wanted.along(axis)) for axis in changing}
     reduced = [axis for axis, pair in pairs.items() if not any(isinstance(p, Split) for p in pair)]

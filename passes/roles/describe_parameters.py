@@ -6,7 +6,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from partc.cost.strategy import SyncFacts, Synchronisation
-from partc.passes.distribute import Analysis, lay_out
+from partc.passes.analysis import Analysis
+from partc.passes.distribute import lay_out
 from partc.passes.graph.training_graph import Gradient
 from partc.passes.indexed_rows.indexed_slices import pairs_of
 from partc.passes.layouts.layouts import REPLICAS, Gathered, Layout, Split

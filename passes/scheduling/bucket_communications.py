@@ -88,7 +88,10 @@ def copy_where_shared(lowered: LoweredGraph, sessions: bool = False) -> None:
 
 def _copy_operand(lowered: LoweredGraph, node: gs.Node) -> gs.Node:
     operand = node.inputs[0]
-    copy = gs.Variable(f"{operand.name}.sent.{node.op}", dtype=operand.dtype)
+    name = f"{operand.name}.sent.{node.op}"
+    if f"{name}.node" in lowered.site_of:  # along another axis of the mesh
+        name = f"{node.outputs[0].name}.sent"
+    copy = gs.Variable(name, dtype=operand.dtype)
     node.inputs = [copy]
     identity = gs.Node("Identity", f"{copy.name}.node", {}, [operand], [copy])
     lowered.site_of[identity.name] = _sender_site(node)
