@@ -126,10 +126,17 @@ def _figures(compilation: Compilation, cluster: Cluster) -> tuple[Figure, ...]:
         Figure(
             "Ranks",
             count(len(plan.ranks)),
-            f"{plural(plan.replicas, 'worker')}, {plural(servers, 'server')}"
+            f"{_workers(plan)}, {plural(servers, 'server')}"
             + (" in one session" if plan.asynchronous else ""),
         ),
     )
+
+
+def _workers(plan: Plan) -> str:
+    workers = sum(rank.replica is not None for rank in plan.ranks)
+    if workers == plan.replicas:
+        return plural(workers, "worker")
+    return f"{plural(plan.replicas, 'replica')} on {plural(workers, 'worker')}"
 
 
 def samples_per_step(plan: Plan) -> int | None:

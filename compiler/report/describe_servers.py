@@ -100,8 +100,8 @@ def _owned_bytes(rank: Rank, plan: Plan) -> list[tuple[str, int]]:
     variables = {variable.name: variable for variable in plan.variables}
     sizes: Counter[str] = Counter()
     for piece in rank.held:
-        if piece.box is not None:
-            variable = variables[piece.variable]
+        variable = variables[piece.variable]
+        if piece.box is not None and variable.method == "servers":
             sizes[variable.parameter or variable.name] += held_bytes(piece, variable)
     return [
         (name, piece) for name, piece in sorted(sizes.items(), key=lambda item: (-item[1], item[0])) if piece
@@ -109,11 +109,15 @@ def _owned_bytes(rank: Rank, plan: Plan) -> list[tuple[str, int]]:
 
 
 def describe_copies(plan: Plan) -> str:
-    """Say what every worker keeps a copy of."""
+    """Say what every worker keeps a copy of, and how much it keeps parts of."""
     variables = {variable.name: variable for variable in plan.variables}
     worker = next(rank for rank in plan.ranks if rank.replica is not None)
     copies = [piece for piece in worker.held if piece.box is None]
-    copy_bytes = sum(held_bytes(piece, variables[piece.variable]) for piece in copies)
-    return (
-        f"Every worker keeps its own copy of {plural(len(copies), 'variable')}, {size(copy_bytes)} together."
+    parts = [p for p in worker.held if p.box is not None and variables[p.variable].method != "servers"]
+    copy_bytes, part_bytes = (
+        sum(held_bytes(piece, variables[piece.variable]) for piece in pieces) for pieces in (copies, parts)
     )
+    told = f"Every worker keeps its own copy of {plural(len(copies), 'variable')}, {size(copy_bytes)} together"
+    if parts:
+        told += f", and a part of {plural(len(parts), 'other')}, {size(part_bytes)} together on rank {worker.rank}"
+    return f"{told}."

@@ -27,6 +27,7 @@ from partc.runtime.jobs.results import (
     pieces_among,
 )
 from partc.runtime.plan.boxes import assemble
+from partc.runtime.plan.members import leaders_of
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.plan.program import Rank, Start
 from partc.runtime.transports.exchanged import Exchanged
@@ -129,7 +130,7 @@ class RanksInProcess:
             }
         )
         self._step += 1
-        by_rank = {rank.rank: self._outputs(rank) for rank in self._plan.ranks if rank.replica is not None}
+        by_rank = {rank.rank: self._outputs(rank) for rank in leaders_of(self._plan)}
         return assemble_outputs(self._plan, by_rank)
 
     def variables(self) -> dict[str, Array]:

@@ -28,9 +28,10 @@ def row_hashes(array: Array, columns: Box | None = None) -> Array:
 
     `columns`: which ones of its rows the array has, None: all.
     """
-    rows = array.reshape(array.shape[0] if array.ndim else 1, -1)
-    if not rows.size:
-        return np.zeros(len(rows), np.uint64)
+    count = array.shape[0] if array.ndim else 1
+    if not array.size:
+        return np.zeros(count, np.uint64)
+    rows = array.reshape(count, -1)
     row_bytes = rows.shape[1] * rows.itemsize
     word = np.dtype(f"u{min(4, rows.itemsize)}")
     factors = _odd_numbers(rows.shape[1], rows.itemsize // word.itemsize, columns)

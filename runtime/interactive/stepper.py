@@ -33,8 +33,9 @@ from partc.runtime.interactive.messages import (
 )
 from partc.runtime.jobs.job import Job, write_job, write_record
 from partc.runtime.jobs.launcher import launch
-from partc.runtime.jobs.results import TRAINED_FILE, Owner, workers_of
+from partc.runtime.jobs.results import TRAINED_FILE, Owner
 from partc.runtime.jobs.runner import LOG_FILE, addresses_of
+from partc.runtime.plan.members import leaders_of
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.plan.program import DataInput, Plan
 
@@ -149,12 +150,13 @@ class Stepper:
         self._check_fetches(names)
         shares = self._shares(feeds)
         self.steps += 1
+        leaders = leaders_of(self.plan)
         for rank in self.plan.ranks:
-            wanted = tuple(names) if rank.replica is not None else ()
+            wanted = tuple(names) if rank in leaders else ()
             fed = shares[rank.rank]
             self._ranks.send(rank.rank, Step(self.steps, wanted, describe(fed)), fed)
         fetched = self._await_all(Done)
-        lists = [[fetched[worker.rank][name] for worker in workers_of(self.plan)] for name in names]
+        lists = [[fetched[leader.rank][name] for leader in leaders] for name in names]
         return lists[0] if isinstance(fetches, str) else lists
 
     def variables(self) -> dict[str, Array]:

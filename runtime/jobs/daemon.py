@@ -40,6 +40,7 @@ from partc.runtime.jobs.job import (
     write_record,
 )
 from partc.runtime.log import configure_log
+from partc.runtime.plan.members import leaders_of
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.plan.program import Plan, Rank
 from partc.runtime.transports.mpi import MPITransport
@@ -86,6 +87,7 @@ class Daemon:
         plan_folder = read_plan_folder(self._job.plan_folder, is_checked=True)
         self._plan = msgspec.structs.replace(plan_folder.plan, sizes=plan_folder.plan.sizes | self._job.sizes)
         self._rank = _rank_of(self._plan, world)
+        self._leads_replica = self._rank in leaders_of(self._plan)
         self._source = self._open_source()
         self._transport = MPITransport(self._plan, world)
         traced = self._job.traced_steps
@@ -111,7 +113,7 @@ class Daemon:
         steps_per_s = self._reporter.steps_per_s(self._job.steps)
         if self._job.steps not in self._job.read_after:
             self._variables.write(variables_file(self._folder, self._job.steps))
-        if self._rank.replica is not None:
+        if self._leads_replica:
             write_arrays(outputs_file(self._folder, self._rank.rank), self._outputs)
         if self._recorder is not None:
             self._write_times(self._recorder)
@@ -136,7 +138,7 @@ class Daemon:
             self._watch.check(self.step, is_last=self.step == self._job.steps)
 
     def _keep_outputs(self) -> None:
-        if self._rank.replica is None:
+        if not self._leads_replica:
             return
         environment = self._executor.environment
         for output in self._plan.outputs:

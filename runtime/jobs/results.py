@@ -1,4 +1,4 @@
-"""What training returns: variables put together from their owners, outputs from the workers."""
+"""What training returns: variables put together from their owners, outputs from the replicas."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,8 @@ import numpy as np
 
 from partc.runtime.execution.recorder import RankTimes
 from partc.runtime.plan.boxes import first_index, is_empty, normalised
-from partc.runtime.plan.program import Box, Held, Output, Plan, Rank
+from partc.runtime.plan.members import leaders_of
+from partc.runtime.plan.program import Box, Held, Output, Plan
 from partc.runtime.transports.exchanged import Exchanged
 
 TRAINED_FILE = "trained.safetensors"
@@ -79,23 +80,17 @@ def pieces_among(owners: Sequence[Owner]) -> tuple[Owner, ...]:
 
 
 def assemble_outputs(plan: Plan, by_rank: Mapping[int, Mapping[str, Array]]) -> dict[str, Array]:
-    """Put the workers' outputs of one step together: output name -> value of the total batch."""
-    workers = workers_of(plan)
+    """Put the outputs of one step together, each replica's from its first rank: name -> the total batch's."""
+    leaders = leaders_of(plan)
     return {
-        output.name: assemble_output(output, [by_rank[rank.rank][output.name] for rank in workers])
+        output.name: assemble_output(output, [by_rank[rank.rank][output.name] for rank in leaders])
         for output in plan.outputs
-        if all(output.name in by_rank[rank.rank] for rank in workers)
+        if all(output.name in by_rank[rank.rank] for rank in leaders)
     }
 
 
-def workers_of(plan: Plan) -> list[Rank]:
-    """Return the ranks that compute, by replica."""
-    workers = [rank for rank in plan.ranks if rank.replica is not None]
-    return sorted(workers, key=lambda rank: rank.replica or 0)
-
-
 def assemble_output(output: Output, values: Sequence[Array]) -> Array:
-    """Put one output's values of all workers, by replica, together."""
+    """Put one output's values of all replicas, in their order, together."""
     match output.layout:
         case "whole":
             return values[0]

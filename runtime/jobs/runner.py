@@ -26,8 +26,8 @@ from partc.runtime.jobs.results import (
     TRAINED_FILE,
     TrainingResult,
     assemble_outputs,
-    workers_of,
 )
+from partc.runtime.plan.members import leaders_of
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.plan.plan_json import NOT_DECODED
 from partc.runtime.plan.program import Plan
@@ -182,7 +182,7 @@ def _remove(folder: Path) -> None:
 
 
 def _outputs(plan: Plan, folder: Path, job: Job) -> tuple[dict[str, Array], ...]:
-    by_rank = {rank.rank: read_arrays(outputs_file(folder, rank.rank)) for rank in workers_of(plan)}
+    by_rank = {rank.rank: read_arrays(outputs_file(folder, rank.rank)) for rank in leaders_of(plan)}
     names = {output.name for output in plan.outputs if job.outputs == "all" or output.name == plan.loss}
     return tuple(
         assemble_outputs(

@@ -56,11 +56,11 @@ def first_index(box: Box | None) -> Shape:
 
 
 def is_empty(box: Box | None) -> bool:
-    """Tell whether a box holds nothing of a tensor; the whole of a tensor without elements is not empty."""
-    return (
-        box is not None
-        and any(start == stop for start, stop in chain.from_iterable(box.ranges))
-        and not is_whole(box)
+    """Tell whether a box holds no index of an axis that has some."""
+    return box is not None and any(
+        start == stop and size > 0
+        for sizes, ranges in zip(box.factored, box.ranges, strict=True)
+        for size, (start, stop) in zip(sizes, ranges, strict=True)
     )
 
 
@@ -191,6 +191,8 @@ def cover_fault(shape: Shape, held: Mapping[Box | None, str]) -> str | None:
             distinct.setdefault(None if box is None else normalised(box), (owner, box))
     if not distinct:
         return "nobody holds it"
+    if not prod(shape):
+        return None
     if None in distinct:
         others = [owner for part, (owner, _) in distinct.items() if part is not None]
         return f"{distinct[None][0]} holds it whole, {others[0]} a part of it" if others else None
@@ -236,7 +238,7 @@ def _sweep(factors: tuple[tuple[int, int], ...], boxes: Sequence[Owned], depth: 
     if depth == len(factors):
         owners = [owner for owner, _ in boxes]
         return f"{owners[0]} and {owners[1]} hold the same part of it" if len(owners) > 1 else None
-    axis, size = factors[depth]
+    _, size = factors[depth]
     begin: dict[int, list[int]] = {}
     end: dict[int, list[int]] = {}
     for number, (_, ranges) in enumerate(boxes):
@@ -249,11 +251,18 @@ def _sweep(factors: tuple[tuple[int, int], ...], boxes: Sequence[Owned], depth: 
             del active[number]
         active.update(dict.fromkeys(begin.get(start, ())))
         if not active:
-            what = "rows" if axis == 0 and len([a for a, _ in factors if a == 0]) == 1 else f"axis {axis}:"
-            return f"nobody holds {what} [{start}, {stop})"
+            return f"nobody holds {_describe(factors, depth, start, stop)}"
         if fault := _sweep(factors, [boxes[number] for number in active], depth + 1):
             return fault
     return None
+
+
+def _describe(factors: tuple[tuple[int, int], ...], depth: int, start: int, stop: int) -> str:
+    axis, _ = factors[depth]
+    among = [place for place, (other, _) in enumerate(factors) if other == axis]
+    if len(among) > 1:
+        return f"axis {axis}: [{start}, {stop}) of factor {among.index(depth) + 1}"
+    return f"rows [{start}, {stop})" if axis == 0 else f"axis {axis}: [{start}, {stop})"
 
 
 def _text(factored: tuple[tuple[int, ...], ...]) -> str:

@@ -72,8 +72,9 @@ def _files(plan: Plan) -> Iterator[Finding]:
 def _ranks(plan: Plan) -> Iterator[Finding]:
     if [rank.rank for rank in plan.ranks] != list(range(len(plan.ranks))) or not plan.ranks:
         yield f"ranks {[rank.rank for rank in plan.ranks][:8]} do not count from 0", "ranks"
-    replicas = sorted({rank.replica for rank in plan.ranks if rank.replica is not None})
-    if replicas != list(range(plan.replicas)) or not replicas:
+    workers = [rank.replica for rank in plan.ranks if rank.replica is not None]
+    replicas = sorted(set(workers))  # of one replica there may be several ranks
+    if len(replicas) != plan.replicas or replicas != list(range(len(replicas))) or not replicas:
         yield f"ranks have replicas {replicas[:8]}, the plan has {plan.replicas}", "ranks"
     for rank in plan.ranks:
         at = f"ranks: {rank.rank}"
@@ -87,8 +88,8 @@ def _ranks(plan: Plan) -> Iterator[Finding]:
         strays = [r for members in groups for r in members if not 0 <= r < len(plan.ranks)]
         if strays or not all(groups):
             yield f"a group with rank {strays[0]}" if strays else "a group without ranks", f"groups: {name}"
-    if plan.asynchronous and (plan.replicas != 1 or any(w.threads < 1 for w in plan.asynchronous)):
-        yield f"asynchronous workers beside {plan.replicas} replicas", "asynchronous"
+    if plan.asynchronous and (len(workers) != 1 or any(w.threads < 1 for w in plan.asynchronous)):
+        yield f"asynchronous workers beside {len(workers)} ranks that compute", "asynchronous"
 
 
 def _constants(constants: Mapping[str, tuple[int, ...]], at: str) -> Iterator[Finding]:

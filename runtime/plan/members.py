@@ -1,4 +1,4 @@
-"""Who takes part: the members of a communication that supply and receive, and the shards of the data.
+"""Who takes part: a communication's members that supply and receive, replicas, and the shards of the data.
 
 Shards tell replicas apart: how many the data has, and which of them is a replica's own.
 
@@ -25,6 +25,20 @@ def lands_at(start: Start, rank: Rank, root: int) -> bool:
     """Tell whether a member ends with the writes: at some kinds' roots alone anything arrives."""
     is_root = root == rank.rank
     return start.receivers in rank.sites and (is_root or start.kind not in _ROOTED_RESULTS)
+
+
+def leaders_of(plan: Plan) -> tuple[Rank, ...]:
+    """Return the first rank of every replica, by replica: it tells the replica's outputs.
+
+    The other ranks of a replica have the same outputs, but for rounding: what each computes for itself may be
+    summed by other kernels, on other devices and numbers of threads. Nobody reads theirs. What goes on from
+    step to step are variables, and copies of those must be equal bit for bit.
+    """
+    leaders: dict[int, Rank] = {}
+    for rank in plan.ranks:
+        if rank.replica is not None:
+            leaders.setdefault(rank.replica, rank)
+    return tuple(leaders[replica] for replica in sorted(leaders))
 
 
 Array = np.ndarray[Any, np.dtype[Any]]

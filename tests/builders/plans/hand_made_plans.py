@@ -24,11 +24,11 @@ from partc.runtime.plan.program import (
 )
 
 
-def write_plan(plan: Plan, folder: Path, segments: dict[str, str]) -> Path:
-    """Write the plan and its segments (name -> ONNX text) as a plan folder."""
+def write_plan(plan: Plan, folder: Path, segments: dict[str, str], source: bytes = b"") -> Path:
+    """Write the plan, its model and its segments (name -> ONNX text) as a plan folder."""
     (folder / "segments").mkdir(parents=True)
-    (folder / plan.model).touch()
-    files = {plan.model: hashlib.sha256(b"").hexdigest()}
+    (folder / plan.model).write_bytes(source)
+    files = {plan.model: hashlib.sha256(source).hexdigest()}
     for name, text in segments.items():
         model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}')
         content = model.SerializeToString()
@@ -108,7 +108,7 @@ def plan_of(
         format=PLAN_FORMAT,
         model="train.onnx",
         batch="per-replica",
-        replicas=sum(rank.replica is not None for rank in ranks),
+        replicas=len({rank.replica for rank in ranks} - {None}),
         sizes={"n": 5},
         loss="loss" if any(output.name == "loss" for output in outputs) else None,
         ranks=ranks,

@@ -4,8 +4,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from partc.runtime.data.checkpoint import TensorFile, read_arrays, write_arrays, write_tensors
+from partc.runtime.data.checkpoint import (
+    TensorFile,
+    map_array,
+    map_arrays,
+    read_arrays,
+    write_arrays,
+    write_tensors,
+)
 from partc.runtime.errors import BadData
+from partc.runtime.plan.boxes import take
+from partc.runtime.plan.program import Box
+from tests.builders.plans.random_boxes import cut, random_shape
 
 
 def test_the_library_reads_what_is_written(tmp_path: Path) -> None:
@@ -32,6 +42,36 @@ def test_pieces_follow_each_other(tmp_path: Path) -> None:
     write_tensors(tmp_path / "t.safetensors", [TensorFile("E", "float64", (10, 2), pieces)])
 
     np.testing.assert_array_equal(load_file(tmp_path / "t.safetensors")["E"], table)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_pieces_that_are_boxes_lie_where_they_belong(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    arrays, tensors = {}, []
+    for name in ("E", "W", "b"):
+        shape, factored = random_shape(rng)
+        whole = Box(factored, tuple(tuple((0, size) for size in sizes) for sizes in factored))
+        boxes = cut(rng, whole, int(rng.integers(1, 6)))
+        arrays[name] = rng.normal(size=shape)
+        pieces = [take(arrays[name], box) for box in boxes]
+        tensors.append(TensorFile(name, "float64", shape, pieces, boxes))
+    tensors.append(TensorFile("count", "int64", (), (np.array(seed),), (None,)))
+
+    write_tensors(tmp_path / "t.safetensors", tensors)
+
+    read = load_file(tmp_path / "t.safetensors")
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(read[name], array)
+        np.testing.assert_array_equal(map_arrays(tmp_path / "t.safetensors")[name], array)
+    assert read["count"] == seed
+    assert map_arrays(tmp_path / "t.safetensors").keys() == read.keys()
+
+
+def test_a_tensor_that_a_file_does_not_hold_is_named(tmp_path: Path) -> None:
+    write_arrays(tmp_path / "a.safetensors", {"W": np.ones(3)})
+
+    with pytest.raises(BadData, match=r"no tensor 'V'\n.*a.safetensors\n.*\['W'\]"):
+        map_array(tmp_path / "a.safetensors", "V")
 
 
 def test_a_failed_write_keeps_the_earlier_file(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.errors import BadData, BadUsage, Diverged, RankFailed
 from partc.runtime.execution.in_process import train_in_process
 from partc.runtime.interactive.stepper import Stepper
-from partc.runtime.jobs.results import TRAINED_FILE, workers_of
+from partc.runtime.jobs.results import TRAINED_FILE
 from tests.builders.plans.linear_plans import linear_all_reduce, linear_batches, linear_servers
 from tests.builders.plans.row_plans import table_batches, table_on_servers
 
@@ -50,7 +50,7 @@ def test_steps_compute_what_one_process_computes(tmp_path: Path, name: str) -> N
         for step, batch in enumerate(batches, 1):
             fetched = stepper.run([o.name for o in stepper.plan.outputs], per_replica(stepper, batch))
             for output, values in zip(stepper.plan.outputs, fetched, strict=True):
-                assert len(values) == len(workers_of(stepper.plan))
+                assert len(values) == stepper.plan.replicas
                 if output.layout == "whole":
                     for value in values:
                         np.testing.assert_allclose(value, expected.outputs[step - 1][output.name], rtol=1e-12)
