@@ -24,6 +24,7 @@ Statistics of the samples (running means) and the loss may be off by 8 times wha
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -43,12 +44,21 @@ class Rounding:
     loss: float = 0.0
 
 
-def measure_rounding(split: SplitStep, inputs: Mapping[str, Array], variables: Collection[str]) -> Rounding:
-    """Measure on one step's inputs; gradients on the first replica's samples."""
+def measure_rounding(
+    split: SplitStep,
+    inputs: Mapping[str, Array],
+    variables: Collection[str],
+    passed_types: Mapping[str, np.dtype[Any]],
+) -> Rounding:
+    """Measure on one step's inputs; gradients on the first replica's samples.
+
+    `passed_types`: variable -> the narrowest float type that its change passes through (passed_types.py).
+    """
     random = np.random.default_rng(0)
     parts = split.parts(inputs)
     redrawn_parts = [
-        split.part_with_other_rounding(perturb_variables(inputs, variables, random), 0) for _ in range(DRAWS)
+        split.part_with_other_rounding(perturb_variables(inputs, variables, random, passed_types), 0)
+        for _ in range(DRAWS)
     ]
     errors = {name: ROUNDINGS * max(_difference(parts[0][name], draw[name]) for draw in redrawn_parts)
               for name, value in parts[0].items() if is_float(value)}  # fmt: skip
@@ -73,19 +83,28 @@ def measure_rounding(split: SplitStep, inputs: Mapping[str, Array], variables: C
 
 
 def perturb_variables(
-    inputs: Mapping[str, Array], variables: Collection[str], random: np.random.Generator
+    inputs: Mapping[str, Array],
+    variables: Collection[str],
+    random: np.random.Generator,
+    passed_types: Mapping[str, np.dtype[Any]],
 ) -> dict[str, Array]:
-    """Return what is given with the variables' last bits changed at random; integers as they are."""
+    """Return what is given with the variables' last bits changed at random; integers as they are.
+
+    The last bits are those that are left of a variable on its way through the step.
+    """
     return {
-        name: _perturb(value, random) if name in variables and is_float(value) else value
+        name: _perturb(value, random, passed_types.get(name, value.dtype))
+        if name in variables and is_float(value)
+        else value
         for name, value in inputs.items()
     }
 
 
-def _perturb(value: Array, random: np.random.Generator) -> Array:
+def _perturb(value: Array, random: np.random.Generator, passed: np.dtype[Any]) -> Array:
     exact = wide(value)
     signs = random.integers(-1, 2, value.shape, np.int8)
-    result: Array = np.asarray(exact * (1 + exact.dtype.type(eps_of(value.dtype)) * signs), value.dtype)
+    eps = max(eps_of(value.dtype), eps_of(passed))
+    result: Array = np.asarray(exact * (1 + exact.dtype.type(eps) * signs), value.dtype)
     return result
 
 

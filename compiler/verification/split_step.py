@@ -45,6 +45,7 @@ class SplitStep:
         self._summed = _summed_tensors(bindings, plan.aggregation)
         own = [name for name, inputs in self._shards.items() if inputs.holds == "shard_id"]
         samples = [name for name, axis in self._axes.items() if axis is not None] + own
+        self.samples = tuple(samples)
         self.halves = _halves(model, bindings, plan, samples, is_whole)
         self.state = bindings.state
 

@@ -154,9 +154,10 @@ def verify(
 
     Of an asynchronous plan, the first worker trains alone: only then is one device its measure.
 
-    `rtol` None means 1e-9 for float64 variables and 1e-4 for float32. `data` is what `partc run` reads,
-    or total batches. `on_step` is told every step (from 1) that the reference has done. Of a table of more
-    than `table_limit_bytes` that is read and written by rows, these are compared, and a hash of the others.
+    `rtol` None means 1e-9, 1e-4 or 1e-2, where the narrowest float type that a change passes through is
+    float64, float32 or another. `data` is what `partc run` reads, or total batches. `on_step` is told every
+    step (from 1) that the reference has done. Of a table of more than `table_limit_bytes` that is read and
+    written by rows, these are compared, and a hash of the others.
     """
     if steps < 1:
         raise BadUsage(f"{steps} steps", at="--steps", fix="compare at least one step")
@@ -231,7 +232,11 @@ class _Comparison:
         others = self._count_other_changes(rows)
         checked = {
             v.name: VariableStates(
-                before[v.name], after[v.name], expected.variables[v.name], others.get(v.name, 0)
+                before[v.name],
+                after[v.name],
+                expected.variables[v.name],
+                others.get(v.name, 0),
+                self._reference.passed_types.get(v.name),
             )
             for v in self._plan.variables
         }
@@ -244,8 +249,15 @@ class _Comparison:
         return _ComparedStep(
             compare_changes(checked, step, self._rtol, measure),
             [
-                compare_losses(step, rank_outputs[name], reference_loss, self._rtol, measure)
-                for name, reference_loss in expected.outputs.items()
+                compare_losses(
+                    step,
+                    rank_outputs[name],
+                    loss,
+                    self._rtol,
+                    measure,
+                    self._reference.passed_types.get(name),
+                )
+                for name, loss in expected.outputs.items()
             ],
         )
 
