@@ -19,6 +19,7 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 
 from partc.compiler.importing.bindings import Bindings
+from partc.compiler.model_files.check_tensors import refuse_empty_batch
 from partc.compiler.model_files.cut_model import leaves_of, needed_for
 from partc.passes.graph.reachability import drop_unread_nodes
 from partc.passes.graph.training_graph import (
@@ -210,6 +211,7 @@ def read_data_input(
             fix="declare its shape; sizes that vary may be names",
         )
     rank = len(tensor.shape)
+    refuse_empty_batch(tensor.name, tensor.shape, axis or 0)
     if axis is not None and not -rank <= axis < rank:
         raise BadModel(
             f"sample axis {axis} of an input with {rank} axes",

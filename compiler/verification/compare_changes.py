@@ -53,8 +53,15 @@ class LossCheck:
 
     @property
     def is_equal(self) -> bool:
-        """Tell whether the losses agree."""
-        return bool(abs(self.loss - self.reference) <= self.limit)
+        """Tell whether the losses agree: as numbers, or in being none."""
+        difference = abs(self.loss - self.reference)
+        return self.is_lost or bool(np.isfinite(difference) and difference <= self.limit)
+
+    @property
+    def is_lost(self) -> bool:
+        """Tell whether neither is a finite number, and both are the same kind of none."""
+        pair = (self.loss, self.reference)
+        return np.array_equal(*pair, equal_nan=True) and not np.isfinite(self.loss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,17 @@ def compare_changes(
         else _check(check.name, variables[check.name], step, rtol, deviations[check.name])
         for check in checks
     ]
+
+
+def lost_variables(checks: Iterable[VariableCheck], variables: Mapping[str, VariableStates]) -> list[str]:
+    """Return the variables that are not finite after the step, in the same elements on both sides."""
+    lost = [check.name for check in checks if check.verdict == "not finite"]
+    return [name for name in lost if _lost_alike(variables[name].end, variables[name].reference)]
+
+
+def _lost_alike(one: Array, other: Array) -> bool:
+    finite = np.isfinite(one)
+    return not finite.all() and np.array_equal(finite, np.isfinite(other))
 
 
 def worst_of_steps(checks: Iterable[VariableCheck]) -> tuple[VariableCheck, ...]:
