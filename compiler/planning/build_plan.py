@@ -7,7 +7,7 @@ from partc.compiler.output.plan_files import PlanFiles
 from partc.compiler.planning.describe_ranks import OwnedRows, describe_groups, describe_ranks
 from partc.cost.cluster.cluster import Cluster, ranks_of
 from partc.cost.cluster.profiles import profiles_sha256
-from partc.cost.simulation.timeline import work_s
+from partc.cost.simulation.roofline import node_s
 from partc.cost.strategy import Strategy
 from partc.passes.analysis import Analysis
 from partc.passes.indexed_rows.indexed_slices import sum_rows_function
@@ -136,7 +136,7 @@ def _recompute(
     worker = next(placed for placed in ranks_of(cluster) if placed.replica is not None)
 
     def seconds(flops: int, touched_bytes: int) -> float:
-        return work_s(flops, touched_bytes, worker, cluster)
+        return node_s(flops, touched_bytes, worker, cluster)
 
     choice = recompute(items, lowered, analysis.main, limit_bytes, seconds)
     summary = Recomputed(limit_bytes, choice.before_bytes, choice.after_bytes, choice.values, choice.flops)
