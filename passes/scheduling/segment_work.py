@@ -19,7 +19,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from partc.passes.cpu_kernels.block_updates import POINTWISE
-from partc.passes.layouts.layouts import Owned
+from partc.passes.layouts.layouts import REPLICAS, Owned
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.prove_in_place import SCATTERS
 
@@ -88,7 +88,7 @@ class WorkCounter:
         if not known:
             return self._assumed.get(tensor.name, 0)
         meaning = self._lowered.meanings.get(tensor.name)
-        is_owned = meaning is not None and isinstance(meaning[1].placement, Owned)
+        is_owned = meaning is not None and isinstance(meaning[1].along(REPLICAS), Owned)
         return known // self._servers if is_owned else known
 
     def _assume(self, node: gs.Node) -> None:
