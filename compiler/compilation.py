@@ -70,7 +70,7 @@ class Compilation:
     @property
     def replicas(self) -> int:
         """Return how many replicas there are: of one worker each, if the strategy has no mesh of them."""
-        return next(iter(self.options.chosen_mesh().values()), self.workers)
+        return next(iter(self.options.chosen_mesh(self.workers).values()), self.workers)
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

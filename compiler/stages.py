@@ -13,9 +13,11 @@ from partc.compiler.planning.check_kernels import check_kernels
 from partc.compiler.planning.choose_reading import BatchReading, choose_reading
 from partc.compiler.planning.load_segments import load_segments
 from partc.compiler.planning.measure_sparsity import measure_sparsity
+from partc.compiler.planning.name_strategy import name_strategy
 from partc.compiler.planning.price_step import StepPricer
 from partc.cost.assignment.partitions import PartitionSearch, check_partitions, search_partitions
 from partc.cost.assignment.synchronisation import StrategyCosts, choose_strategy
+from partc.cost.named_strategy import NamedStrategy
 from partc.cost.simulation.memory import check_memory
 from partc.cost.simulation.timeline import simulate
 from partc.cost.sparsity import with_measured_rows
@@ -132,6 +134,14 @@ def _replicas(compilation: Compilation) -> int:
 # ---------------------------------------------------------------- the decisions
 
 
+def write_named_strategy(compilation: Compilation) -> None:
+    """Write a strategy that was asked for by name out, as a file could say it. Raises BadUsage."""
+    options = compilation.options
+    if isinstance(named := options.chosen_strategy(), NamedStrategy):
+        strategy = name_strategy(compilation.analysis, named, compilation.workers, options.chosen_batch())
+        compilation.options = replace(options, strategy=strategy)
+
+
 def describe_choices(compilation: Compilation) -> None:
     """Describe what the choice of a strategy depends on."""
     facts = describe_parameters(compilation.analysis)
@@ -186,7 +196,13 @@ def _choose(
         check_strategy(mode_or_strategy, compilation.facts, compilation.machines)
         # What a user's strategy leaves open, servers keep where workers do not wait for each other.
         # In a mesh of several axes, replicas have no servers.
-        mode: Mode = "ps" if options.asynchronous else "allreduce" if options.chosen_mesh() else "auto"
+        mode: Mode = (
+            "ps"
+            if options.asynchronous
+            else "allreduce"
+            if compilation.replicas < compilation.workers
+            else "auto"
+        )
     else:
         mode = mode_or_strategy
     batch = options.chosen_batch()

@@ -10,7 +10,8 @@ from partc.runtime.errors import BadStrategy
 from partc.runtime.plan.plan_json import NOT_DECODED
 from partc.runtime.plan.program import Aggregation, Record, Site
 
-STRATEGY_FORMAT = "partc-strategy/1"
+STRATEGY_FORMAT = "partc-strategy/1"  # every worker is a replica
+MESH_STRATEGY_FORMAT = "partc-strategy/2"  # workers are a mesh of several axes
 
 Method = Literal["all_reduce", "all_gather", "servers"]
 Mechanism = Literal["local-aggregation", "post-aggregation", "boundary-ops"]
@@ -140,10 +141,17 @@ def read_strategy(path: Path) -> Strategy:
             at=f"{path}: {where.strip('`') or 'the file as a whole'}",
             fix="compare with a strategy.json that compile wrote, and with cost/strategy.schema.json",
         ) from error
-    if strategy.format != STRATEGY_FORMAT:
+    if strategy.format not in (STRATEGY_FORMAT, MESH_STRATEGY_FORMAT):
         raise BadStrategy(
             f"a strategy of format {strategy.format!r}",
             at=f"{path}: format",
-            fix=f"this version of partc reads {STRATEGY_FORMAT!r}: compile again with --strategy auto",
+            fix=f"this version of partc reads {STRATEGY_FORMAT!r} and {MESH_STRATEGY_FORMAT!r}: compile "
+            "again with --strategy auto",
+        )
+    if strategy.format == STRATEGY_FORMAT and (strategy.mesh or strategy.variables or strategy.ops):
+        raise BadStrategy(
+            f"a mesh in a strategy of format {STRATEGY_FORMAT!r}",
+            at=f"{path}: format",
+            fix=f"write {MESH_STRATEGY_FORMAT!r}",
         )
     return strategy
