@@ -158,9 +158,10 @@ def propagate_layouts(graph: LaidOutGraph, per_replica: bool) -> None:
 
 def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
     fed = graph.training.data_inputs | graph.training.drawn_inputs
+    is_alone = graph.replicas == 1 and len(graph.mesh.axes) > 1  # one replica of several workers
     for name, entry in fed.items():
         outer = entry.outer if isinstance(entry, DrawnInput) else 1
-        if entry.sample_axis is None:
+        if entry.sample_axis is None or is_alone:
             graph.layouts[name] = Layout("worker")
         elif per_replica:
             graph.layouts[name] = Layout("worker", PerReplica())
@@ -168,7 +169,7 @@ def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
             _check_divides(graph, name, entry.sample_axis, outer)
             graph.layouts[name] = Layout("worker", Split(entry.sample_axis, outer))
     for name, given in graph.training.shard_inputs.items():
-        is_own = given.holds == "shard_id"
+        is_own = given.holds == "shard_id" and not is_alone
         graph.layouts[name] = Layout("worker", PerReplica() if is_own else Replicate())
     for name in graph.training.variables:
         owner = graph.synchronised.owner.get(name)
