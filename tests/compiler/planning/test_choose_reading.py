@@ -106,3 +106,11 @@ def test_a_table_s_slices_are_judged_too() -> None:
 
 def test_one_replica_alone_is_one_device() -> None:
     assert choose_reading(import_text(COUNTED), 1, None, {}).departures == ()
+
+
+def test_departures_of_outputs_alone_leave_the_training_exact() -> None:
+    outputs = [Departure("output", "n", "it depends on the size of the batch")]
+    both = [*outputs, Departure("gradient", "W", "it depends on the size of the batch")]
+
+    assert are_of_outputs(describe_departures(outputs))
+    assert not are_of_outputs(describe_departures(both))
