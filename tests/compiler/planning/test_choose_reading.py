@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from partc.compiler.planning.choose_reading import choose_reading, judge_step
+from partc.compiler.planning.choose_reading import (
+    are_of_outputs,
+    choose_reading,
+    describe_departures,
+    judge_step,
+)
+from partc.passes.replicas.judge_replicas import Departure
 from partc.passes.roles.find_gradients import find_gradients
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.plan.program import Aggregation
