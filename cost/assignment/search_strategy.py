@@ -38,6 +38,10 @@ class StepPrice(Protocol):
     def doubt(self) -> float:
         """Return the relative difference of two predictions below which nothing is known of the order."""
 
+    @property
+    def doubt_of_simple(self) -> float:
+        """Return the same for strategies that treat all parameters of a kind alike."""
+
     def __call__(self, strategy: Strategy) -> float:
         """Return the seconds of a step. Raises NoPlacement where it does not fit."""
 
@@ -76,7 +80,7 @@ def search_steps(
     best = _improve(candidates, start, priced, price.evaluations - priced.count)
     simple = [pair for pair in fitting if pair[0].name != BUSIEST_LINK] or fitting
     if priced.result(best).step_s * (1 + price.doubt) >= min(step_s for _, step_s in simple):
-        best = _simplest_of(simple, price.doubt)
+        best = _simplest_of(simple, price.doubt_of_simple)
     results = [priced.result(candidate) for candidate, _ in fitting]
     taken = priced.result(best)
     return best, (taken, *(tried for tried in results if tried is not taken))

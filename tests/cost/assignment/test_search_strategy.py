@@ -18,7 +18,7 @@ class Price:
     evaluations = 12
 
     def __init__(self, mixed_s: float, doubt: float) -> None:
-        self.mixed_s, self.doubt = mixed_s, doubt
+        self.mixed_s, self.doubt, self.doubt_of_simple = mixed_s, doubt, 0.0
 
     def __call__(self, strategy: Strategy) -> float:
         methods = [how.method for how in strategy.parameters.values()]
@@ -47,7 +47,7 @@ class ServersPrice:
     evaluations = 0
 
     def __init__(self, servers_s: float, doubt: float) -> None:
-        self.servers_s, self.doubt = servers_s, doubt
+        self.servers_s, self.doubt, self.doubt_of_simple = servers_s, doubt, doubt
 
     def __call__(self, strategy: Strategy) -> float:
         return self.servers_s if all(h.method == "servers" for h in strategy.parameters.values()) else 1.0

@@ -4,10 +4,12 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN, SUM_ROWS, sum_rows_function
+from partc.passes.layouts.configuration import data_parallel
 from partc.passes.layouts.layouts import Layout, Owned
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.segment_work import WorkCounter
 
+WORKERS = data_parallel(1).mesh
 FLOAT, INT64 = np.dtype(np.float32), np.dtype(np.int64)
 
 
@@ -24,7 +26,7 @@ def counter(lowered: LoweredGraph, servers: int = 1) -> WorkCounter:
 
 
 def test_a_product_of_many_flops_a_byte_is_not_streamed() -> None:
-    lowered = LoweredGraph(nbytes={"x": 400, "w": 400, "h": 400, "y": 400})
+    lowered = LoweredGraph(WORKERS, nbytes={"x": 400, "w": 400, "h": 400, "y": 400})
     product = node("MatMul", [value("x"), value("w")], value("h"))
     added = node("Add", [value("h"), value("x")], value("y"))
     lowered.flops = {product.name: 4 * 1200, added.name: 100}
@@ -37,7 +39,7 @@ def test_a_product_of_many_flops_a_byte_is_not_streamed() -> None:
 
 
 def test_functions_count_as_their_bodies_and_the_ids_that_they_sort() -> None:
-    lowered = LoweredGraph(nbytes={"ids": 100 * 8, "rows": 100 * 32})
+    lowered = LoweredGraph(WORKERS, nbytes={"ids": 100 * 8, "rows": 100 * 32})
     summed = node(
         SUM_ROWS,
         [value("ids", INT64), value("rows")],
@@ -54,7 +56,7 @@ def test_functions_count_as_their_bodies_and_the_ids_that_they_sort() -> None:
 
 
 def test_rows_that_follow_the_data_are_as_large_as_what_they_are_made_of() -> None:
-    lowered = LoweredGraph(nbytes={"ids": 100 * 8}, shapes={"table": (None, 8)})
+    lowered = LoweredGraph(WORKERS, nbytes={"ids": 100 * 8}, shapes={"table": (None, 8)})
     found = node("Gather", [value("table"), value("ids", INT64)], value("rows"))
     count = counter(lowered)
 
@@ -68,7 +70,7 @@ def test_rows_that_follow_the_data_are_as_large_as_what_they_are_made_of() -> No
 
 
 def test_each_server_touches_its_part_of_what_servers_own() -> None:
-    lowered = LoweredGraph(nbytes={"w": 900, "g": 900, "w_next": 900})
+    lowered = LoweredGraph(WORKERS, nbytes={"w": 900, "g": 900, "w_next": 900})
     lowered.meanings = {name: (name, Layout("server", Owned("w"))) for name in lowered.nbytes}
     update = [node("Sub", [value("w"), value("g")], value("w_next"))]
 
