@@ -30,6 +30,7 @@ from partc.passes.layouts.decide_layouts import (
     decide_on_servers,
     decide_one_axis,
     decide_request,
+    divides,
     keep_partial_on_servers,
     run_on_workers,
     run_where_requested,
@@ -130,8 +131,7 @@ class LaidOutGraph:
 
     def divides(self, node: gs.Node, decision: Decision) -> bool:
         """Tell whether the axes of the mesh together cut what a node reads and writes into equal parts."""
-        pairs = zip((*node.inputs, *node.outputs), (*decision.inputs, *decision.outputs), strict=True)
-        return all(self.mesh.divides(layout, self.facts.shape(tensor.name)) for tensor, layout in pairs)
+        return divides(self.mesh, node, decision, self.facts)
 
     def layout(self, tensor: str) -> Layout:
         """Return a tensor's native layout; constants are whole everywhere."""
