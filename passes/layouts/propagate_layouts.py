@@ -288,11 +288,16 @@ def _decide(
 def _decide_on_workers(
     graph: LaidOutGraph, node: gs.Node, rule: ShardingRule | None, layouts: Sequence[Layout]
 ) -> Decision:
-    """Decide axis by axis; one that would cut too small what others cut already keeps the node whole."""
-    axes: list[AxisDecision] = []
-    for axis in range(len(graph.mesh.axes)):
-        axes.append(_decide_along(graph, node, rule, layouts, axis))
-        if axis > 0 and not graph.divides(node, decide_axes("worker", axes)):
+    """Decide axis by axis, those with a wish first; one that would cut too small what others cut already
+    keeps the node whole."""
+    count = len(graph.mesh.axes)
+    if count == 1:
+        return decide_axes("worker", [_decide_along(graph, node, rule, layouts, 0)])
+    wishes = graph.configuration.wishes.get(node.name, {})
+    axes = [whole_axis(node) for _ in range(count)]
+    for axis in sorted(range(count), key=lambda axis: axis not in wishes):
+        axes[axis] = _decide_along(graph, node, rule, layouts, axis)
+        if not graph.divides(node, decide_axes("worker", axes)):
             axes[axis] = whole_axis(node)
     return decide_axes("worker", axes)
 
