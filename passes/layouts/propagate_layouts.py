@@ -318,6 +318,8 @@ def _decide_along(
     if wish is not None and (asked := decide_by_wish(node, rule, wish, ranks, graph.zeros)):
         return asked
     stored = [name in graph.stored for name in names]
+    if axis == REPLICAS and node.name in graph.main and all(stored) and rule is not None and rule.moves:
+        return whole_axis(node)  # replicas gather what they share as it is kept, and turn it then
     return decide_by_rule(node, rule, placements, ranks, graph.zeros, graph.facts, stored)
 
 
