@@ -67,11 +67,8 @@ def main() -> None:
                     times[name].append(_step_s(plan))
             rows += _rows(work, times, predicted)
     for row in rows:
-        print(
-            "{work:10} {strategy:16} {ms:8.1f} ms measured {predicted_ms:8.1f} predicted {ratio:5.2f}x".format(
-                **row
-            )
-        )
+        line = "{work:10} {strategy:16} {ms:8.1f} ms measured {predicted_ms:8.1f} predicted {ratio:5.2f}x"
+        print(line.format(**row))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
 
