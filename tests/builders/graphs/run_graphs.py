@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import numpy as np
+import onnx
 import onnx_graphsurgeon as gs
 import onnxruntime as ort
 
@@ -20,6 +21,8 @@ def run_graph(training: TrainingGraph, feeds: Mapping[str, np.ndarray]) -> dict[
     model = gs.export_onnx(training.graph)
     model.ir_version = 10
     model.functions.extend(training.functions)
+    domains = {function.domain for function in training.functions}
+    model.opset_import.extend(onnx.helper.make_opsetid(domain, 1) for domain in domains)
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL

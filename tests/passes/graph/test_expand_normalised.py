@@ -216,8 +216,13 @@ def test_a_label_that_is_no_class_makes_its_row_nan(line: str, label: int) -> No
 def test_16_bit_numbers_are_summed_in_32() -> None:
     training, feeds = one_node("float16[1,70000] x -> y = Softmax (x)", "float16")
     feeds["x"] = np.zeros((1, 70000), np.float16)  # 65504 is the largest
+    training = expanded(training)
 
-    np.testing.assert_array_equal(run_graph(expanded(training), feeds)["y"], np.float16(1 / 70000))
+    np.testing.assert_array_equal(run_graph(training, feeds)["y"], np.float16(1 / 70000))
+    facts = infer_facts(training, {})
+    assert {str(facts.dtypes[n.inputs[0].name]) for n in training.graph.nodes if "Reduce" in n.op} == {
+        "float32"
+    }
 
 
 def test_what_has_no_form_is_refused_and_the_graph_left_alone() -> None:
