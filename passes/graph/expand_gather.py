@@ -31,7 +31,7 @@ BOOL = np.dtype(np.bool_)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The rows of a table that a rank has: the first, their number (both int64[1]), and the whole's number."""
+    """A rank's rows of a table: the first and their number, both int64[1], and how many the whole has."""
 
     first_row: gs.Tensor
     row_count: gs.Tensor
@@ -90,7 +90,7 @@ def write_gather(
 ) -> gs.Tensor:
     """Write the rows of a part, at their ids' places, and zeros at other ids: [.., ids.., ..], partial(sum).
 
-    `axis`: the indexed one of the table, from the front. `ranks`: how many axes the table and the ids have. An
+    `axis`: the indexed one of the table, from the front. `ranks`: how many axes table and ids have. An
     id that is of no row, which ONNX Runtime refuses, gives NaN in floats on every rank (zero in integers).
     """
     table_rank, ids_rank = ranks
