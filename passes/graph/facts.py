@@ -36,6 +36,7 @@ class Facts:
     values: Mapping[str, np.ndarray]
     fixed_shapes: frozenset[str]  # tensors whose shape does not follow a symbolic size
     fixed_values: frozenset[str]
+    doubled_shapes: Mapping[str, Shape] = field(default_factory=dict)  # under twice the symbolic sizes
     # Remembered, because several strategies are lowered from the same facts:
     _nbytes: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
     rules: dict[int, tuple[gs.Node, ShardingRule | None]] = field(
@@ -45,6 +46,12 @@ class Facts:
     def shape(self, tensor: str) -> Shape:
         """Return the concrete shape; UNKNOWN where only the data tells."""
         return self.shapes.get(tensor, ())
+
+    def fixed_size(self, tensor: str, axis: int) -> int | None:
+        """Return the size of one axis if it is the same whatever the symbolic sizes are, else None."""
+        size, doubled = self.shape(tensor)[axis], self.doubled_shapes.get(tensor, ())
+        is_fixed = axis < len(doubled) and doubled[axis] == size != UNKNOWN
+        return size if is_fixed else None
 
     def value(self, tensor: str) -> np.ndarray | None:
         """Return the known value under the assumed sizes, or None."""
@@ -71,7 +78,7 @@ def infer_facts(training: TrainingGraph, sizes: Mapping[str, int], replicas: int
     shapes, dtypes, values = _infer(model, sizes, replicas)
     known = {name: shape for name, shape in shapes.items() if UNKNOWN not in shape}
     if not sizes:
-        return Facts(shapes, dtypes, values, frozenset(known), frozenset(values))
+        return Facts(shapes, dtypes, values, frozenset(known), frozenset(values), shapes)
     other_shapes, _, other_values = _infer(model, {name: 2 * size for name, size in sizes.items()}, replicas)
     return Facts(
         shapes,
@@ -83,6 +90,7 @@ def infer_facts(training: TrainingGraph, sizes: Mapping[str, int], replicas: int
             for name, value in values.items()
             if name in other_values and np.array_equal(other_values[name], value)
         ),
+        other_shapes,
     )
 
 

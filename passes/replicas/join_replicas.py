@@ -26,7 +26,7 @@ from partc.passes.replicas.join_sizes import (
 from partc.passes.replicas.joined import ALIKE, Joined, coupled
 from partc.passes.roles.find_roles import gradient_tensors
 from partc.passes.roles.find_zeros import find_zeros
-from partc.passes.rules.rules_shape import equal_parts
+from partc.passes.rules.rules_parts import equal_parts
 from partc.passes.rules.sharding_rule import ShardingRule
 from partc.passes.rules.sharding_rules import rule_of
 from partc.runtime.plan.program import DrawnInput

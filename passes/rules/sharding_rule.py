@@ -39,6 +39,11 @@ class ShardingRule:
     indexed       factors reached by index: not every entry is visited
     divides       inputs of a term that divide it
     picks         the op picks the largest, or the smallest, of its operands, point by point
+    bounds        input index -> its numbers, each with the axis of input 0 that it counts entries of, or None
+
+    Bounds are an op's lengths, starts or pads: known, counted from the front and within the axis. They are
+    those of the whole. A rank whose input 0 has one n-th of an axis needs an n-th of each number that counts
+    its entries (passes/lowering/local_bounds.py); where the parts of the axis allow no split, n is 1.
     """
 
     inputs: tuple[Dims | None, ...]
@@ -53,6 +58,7 @@ class ShardingRule:
     indexed: frozenset[str] = frozenset()
     divides: frozenset[int] = frozenset()
     picks: Literal["max", "min"] | None = None
+    bounds: Mapping[int, tuple[tuple[int, int | None], ...]] = field(default_factory=dict)
 
     @cached_property
     def flops(self) -> int:

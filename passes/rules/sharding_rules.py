@@ -14,6 +14,7 @@ from partc.passes.rules import rules_along as along
 from partc.passes.rules import rules_convolution as convolution
 from partc.passes.rules import rules_elementwise as point
 from partc.passes.rules import rules_indexing as indexing
+from partc.passes.rules import rules_parts as parts
 from partc.passes.rules import rules_shape as shape
 from partc.passes.rules.rules_elementwise import Rule, elementwise
 from partc.passes.rules.sharding_rule import ShardingRule
@@ -64,8 +65,8 @@ RULES: dict[str, Rule] = {
     "Transpose": shape.transpose,
     "Expand": shape.expand,
     "ConstantOfShape": shape.constant_of_shape,
-    "Concat": shape.concat,
-    "Split": shape.split,
+    "Concat": parts.concat,
+    "Split": parts.split,
     "Slice": shape.window,
     "Pad": shape.window,
     "Tile": shape.window,

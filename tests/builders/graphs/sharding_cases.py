@@ -4,6 +4,8 @@ Operands are random; names in braces are constants. `id` draws integers that rep
 do not. Sizes are even, so that they split in two; 1 is there to be broadcast.
 """
 
+import numpy as np
+
 from partc.passes.rules.sharding_rules import NONLINEAR
 
 MANY = """
@@ -93,7 +95,11 @@ double[4,6] x, axes{6} -> Expand(x, axes)
 axes{4, 6} -> ConstantOfShape(axes)
 double[4,6] x, double[4,2] y -> Concat <axis = 1> (x, y)
 double[4,6] x, double[2,6] y, double[2,6] z -> Concat <axis = -2> (x, y, z)
-double[4,6] x -> Split <axis = 1, num_outputs = 2> (x)
+double[4,6] x, double[4,6] y -> Concat <axis = 1> (x, y)
+double[4,6] x, double[4,6] y, double[4,6] z -> Concat <axis = 0> (x, y, z)
+double[4,8] x -> Split <axis = 1, num_outputs = 2> (x)
+double[24,6] x -> Split <num_outputs = 2> (x)
+double[4,5] x -> Split <axis = 1, num_outputs = 2> (x)
 double[4,6] x, starts{1}, ends{3}, axes{1} -> Slice(x, starts, ends, axes)
 double[4,6] x, starts{0}, ends{9223372036854775807}, axes{-1} -> Slice(x, starts, ends, axes)
 double[4,6] x, starts{-1}, ends{-99}, axes{1}, steps{-1} -> Slice(x, starts, ends, axes, steps)
@@ -140,8 +146,27 @@ double[4,2,6] x, double[6] s, double[6] b -> LayerNormalization(x, s, b)
 double[4,2,6] x, double[2,6] s -> LayerNormalization <axis = 1> (x, s)
 """
 
+
+def equal_parts(rng: np.random.Generator, count: int) -> list[str]:
+    """Return cases of random shapes: a tensor of two to four axes, one of which consists of equal parts."""
+    cases = []
+    for _ in range(count):
+        sizes = [int(size) for size in rng.choice([1, 2, 3, 4, 6], size=rng.integers(2, 5))]
+        axis, parts = int(rng.integers(len(sizes))), int(rng.integers(2, 5))
+        length = int(rng.choice([2, 4, 6, 12]))
+        part = f"double{[*sizes[:axis], length, *sizes[axis + 1 :]]}".replace(" ", "")
+        names = "wxyz"[:parts]
+        cases.append(
+            f"{', '.join(f'{part} {name}' for name in names)} -> "
+            f"Concat <axis = {axis - len(sizes)}> ({', '.join(names)})"
+        )
+        joined = f"double{[*sizes[:axis], 2 * length, *sizes[axis + 1 :]]}".replace(" ", "")
+        cases.append(f"{joined} x -> Split <axis = {axis}, num_outputs = 2> (x)")
+    return cases
+
+
 _IN_MANY = {
     line.split(" -> ", 1)[1].split("(")[0].split("<")[0].strip() for line in MANY.strip().splitlines()
 }
 UNARY = [f"double[4,6] x -> {op}(x)" for op in sorted(set(NONLINEAR.split()) - _IN_MANY)]
-CASES = [*MANY.strip().splitlines(), *UNARY]
+CASES = [*MANY.strip().splitlines(), *UNARY, *equal_parts(np.random.default_rng(0), count=8)]

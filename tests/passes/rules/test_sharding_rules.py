@@ -26,7 +26,7 @@ from partc.passes.rules.sharding_rules import RULES, rule_of
 from tests.builders.graphs.foreign_steps import parse
 from tests.builders.graphs.sharding_cases import CASES
 
-RANKS = 2
+DEGREES = (2, 3, 4)
 OPERAND = re.compile(r"\w+\{[^}]*\}|\w+(?:\[[^]]*\])? \w+")
 
 
@@ -117,13 +117,14 @@ def _draw(element: str, shape: list[int], rng: np.random.Generator) -> np.ndarra
 # ---------------------------------------------------------------- properties
 
 
+@pytest.mark.parametrize("ranks", DEGREES)
 @pytest.mark.parametrize("text", CASES)
-def test_an_op_in_parts_gives_the_whole(text: str) -> None:
+def test_an_op_in_parts_gives_the_whole(text: str, ranks: int) -> None:
     case = case_of(text)
     whole = case.run(case.feeds)
 
-    for decision in splits_of(case):
-        parts = [case.run(pieces_for(case, decision, whole, rank)) for rank in range(RANKS)]
+    for decision in splits_of(case, ranks):
+        parts = [case.run(pieces_for(case, decision, whole, rank, ranks)) for rank in range(ranks)]
         for index, placement in enumerate(decision.outputs):
             together = combine([part[index] for part in parts], placement, decision.is_mean)
             assert together.shape == whole[index].shape, decision
@@ -175,7 +176,7 @@ def test_every_rule_has_a_case() -> None:
 
 
 def test_cases_do_split() -> None:
-    tried = {text: len(list(splits_of(case_of(text)))) for text in CASES}
+    tried = {text: len(list(splits_of(case_of(text), 2))) for text in CASES}
 
     assert {text for text, count in tried.items() if not count} == {
         "double[1,1] x, double[1] y -> Add(x, y)",
@@ -188,7 +189,7 @@ def test_cases_do_split() -> None:
 # ---------------------------------------------------------------- pieces
 
 
-def splits_of(case: Case) -> Iterator[AxisDecision]:
+def splits_of(case: Case, ranks: int) -> Iterator[AxisDecision]:
     """Yield what the rule makes of every place where an input or an output may be split."""
     rule, seen = case.rule, set()
     shapes = [array.shape for array in case.run(case.feeds)]
@@ -198,7 +199,7 @@ def splits_of(case: Case) -> Iterator[AxisDecision]:
         for axis, size in enumerate(shape):
             for outer in [divisor for divisor in range(1, size + 1) if size % divisor == 0]:
                 found = rule.factor_at(dims, axis, outer)
-                if found is None or found[1] in found[0].whole or found[0].sizes[found[1]] % RANKS:
+                if found is None or found[1] in found[0].whole or found[0].sizes[found[1]] % ranks:
                     continue
                 decision = split_on(case.node, found[0], found[1], frozenset())
                 if decision is not None and decision not in seen:
@@ -206,32 +207,36 @@ def splits_of(case: Case) -> Iterator[AxisDecision]:
                     yield decision
 
 
-def pieces_for(case: Case, decision: AxisDecision, whole: list[np.ndarray], rank: int) -> list[np.ndarray]:
+def pieces_for(
+    case: Case, decision: AxisDecision, whole: list[np.ndarray], rank: int, ranks: int
+) -> list[np.ndarray]:
     """Cut the operands as the decision says, and spell a part's shape where a shape is spelled."""
-    pieces = [cut(array, place, rank) for array, place in zip(case.feeds, decision.inputs, strict=True)]
+    pieces = [
+        cut(array, place, rank, ranks) for array, place in zip(case.feeds, decision.inputs, strict=True)
+    ]
     for index, output in case.rule.shape_inputs.items():
         place = decision.outputs[output]
         if isinstance(place, Split):
             axis = place.axis - whole[output].ndim + len(pieces[index])
             if axis >= 0 and pieces[index][axis] == whole[output].shape[place.axis]:
                 pieces[index] = pieces[index].copy()
-                pieces[index][axis] //= RANKS
+                pieces[index][axis] //= ranks
     return pieces
 
 
-def cut(array: np.ndarray, placement: Placement, rank: int) -> np.ndarray:
+def cut(array: np.ndarray, placement: Placement, rank: int, ranks: int) -> np.ndarray:
     if not isinstance(placement, Split):
         return array
     axis, outer = placement.axis, placement.outer
     apart = array.reshape(*array.shape[:axis], outer, -1, *array.shape[axis + 1 :])
-    piece = np.split(apart, RANKS, axis=axis + 1)[rank]
+    piece = np.split(apart, ranks, axis=axis + 1)[rank]
     return piece.reshape(*array.shape[:axis], -1, *array.shape[axis + 1 :])
 
 
 def combine(parts: list[np.ndarray], placement: Placement, is_mean: bool) -> np.ndarray:
     if isinstance(placement, Partial):
         how = {"sum": np.add, "max": np.maximum, "min": np.minimum}[placement.reduction]
-        return np.asarray(reduce(how, parts) / (RANKS if is_mean else 1))
+        return np.asarray(reduce(how, parts) / (len(parts) if is_mean else 1))
     assert isinstance(placement, Split)
     axis, outer = placement.axis, placement.outer
     apart = [part.reshape(*part.shape[:axis], outer, -1, *part.shape[axis + 1 :]) for part in parts]

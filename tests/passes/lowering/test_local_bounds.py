@@ -1,0 +1,33 @@
+import pytest
+
+from partc.passes.lowering.local_bounds import local_bounds
+from partc.passes.rules.sharding_rule import ShardingRule
+
+
+def rule_with(bounds: dict[int, tuple[tuple[int, int | None], ...]]) -> ShardingRule:
+    return ShardingRule(((("d0",), ("part", "in")),), (), {"d0": 4, "part": 3, "in": 8}, bounds=bounds)
+
+
+def test_numbers_that_count_entries_of_a_split_axis_are_divided() -> None:
+    rule = rule_with({1: ((1, 0), (8, 1)), 2: ((3, 0), (16, 1))})
+
+    assert {index: list(numbers) for index, numbers in local_bounds(rule, [1, 4]).items()} == {
+        1: [1, 2],
+        2: [3, 4],
+    }
+
+
+def test_inputs_whose_numbers_stay_are_left_out() -> None:
+    rule = rule_with({1: ((0, None), (5, None)), 2: ((7, None), (8, 1))})
+
+    assert list(local_bounds(rule, [2, 4])) == [2]
+    assert local_bounds(rule, [2, 1]) == {}
+
+
+def test_pads_that_take_away_are_divided_alike() -> None:
+    assert local_bounds(rule_with({1: ((-8, 1), (16, 1))}), [1, 2])[1].tolist() == [-4, 8]
+
+
+def test_bounds_inside_a_part_are_no_rank_s() -> None:
+    with pytest.raises(AssertionError):
+        local_bounds(rule_with({1: ((5, 1),)}), [1, 2])
