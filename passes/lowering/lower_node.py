@@ -21,6 +21,7 @@ from partc.passes.layouts.layouts import (
     RequestedRows,
 )
 from partc.passes.lowering.gather_owned import slice_owned_rows
+from partc.passes.lowering.local_bounds import local_bounds
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering, tag
 from partc.passes.replicas import average_replicas
@@ -48,9 +49,12 @@ def lower_node(lowering: Lowering, node: gs.Node, decision: Decision) -> list[gs
 def _operands(lowering: Lowering, node: gs.Node, decision: Decision) -> list[gs.Tensor]:
     operands: list[gs.Tensor] = []
     spelled = _spelled_shapes(lowering, node)
+    bounds = _local_bounds(lowering, node, decision)
     for index, (tensor, layout) in enumerate(zip(node.inputs, decision.inputs, strict=True)):
         if not tensor.name:
             operands.append(gs.Variable.empty())
+        elif index in bounds:
+            operands.append(bounds[index])
         elif index in spelled:
             output = spelled[index]
             whole = lowering.need(tensor.name, _whole(layout))
@@ -59,6 +63,23 @@ def _operands(lowering: Lowering, node: gs.Node, decision: Decision) -> list[gs.
         else:
             operands.append(lowering.need(tensor.name, layout))
     return operands + _squeezed_axes(lowering, node)
+
+
+def _local_bounds(lowering: Lowering, node: gs.Node, decision: Decision) -> dict[int, gs.Constant]:
+    """Return the operands that count entries of what a rank has a part of."""
+    rule = rule_of(node, lowering.facts)
+    if rule is None or not rule.bounds or not decision.inputs[0].splits():
+        return {}
+    mesh, layout = lowering.graph.mesh, decision.inputs[0]
+    parts = [mesh.parts(layout, axis) for axis in range(len(lowering.facts.shape(node.inputs[0].name)))]
+    return {
+        index: constant(
+            f"{node.inputs[index].name}.of.{node.name}.{tag(layout)}",
+            [int(number) for number in numbers],
+            lowering.facts.dtypes[node.inputs[index].name],
+        )
+        for index, numbers in local_bounds(rule, parts).items()
+    }
 
 
 def _squeezed_axes(lowering: Lowering, node: gs.Node) -> list[gs.Tensor]:
