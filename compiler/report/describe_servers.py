@@ -117,7 +117,10 @@ def describe_copies(plan: Plan) -> str:
     copy_bytes, part_bytes = (
         sum(held_bytes(piece, variables[piece.variable]) for piece in pieces) for pieces in (copies, parts)
     )
-    told = f"Every worker keeps its own copy of {plural(len(copies), 'variable')}, {size(copy_bytes)} together"
+    told = (
+        f"Every worker keeps its own copy of {plural(len(copies), 'variable')}, {size(copy_bytes)} together"
+    )
     if parts:
-        told += f", and a part of {plural(len(parts), 'other')}, {size(part_bytes)} together on rank {worker.rank}"
+        others = plural(len(parts), "other")
+        told += f", and a part of {others}, {size(part_bytes)} together on rank {worker.rank}"
     return f"{told}."
