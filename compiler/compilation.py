@@ -15,7 +15,7 @@ from partc.cost.simulation.memory import DeviceMemory
 from partc.cost.simulation.timeline import Timeline
 from partc.cost.sparsity import Sparsity
 from partc.cost.strategy import Strategy, SyncFacts
-from partc.passes.distribute import Analysis
+from partc.passes.analysis import Analysis
 from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.indexed_rows.expected_rows import ExpectedRows
@@ -66,6 +66,11 @@ class Compilation:
     def workers(self) -> int:
         """Return the replicas of all ranks together, whether they wait for each other or not."""
         return sum(rank.replica is not None for rank in ranks_of(self.cluster))
+
+    @property
+    def replicas(self) -> int:
+        """Return how many replicas there are: of one worker each, if the strategy has no mesh of them."""
+        return next(iter(self.options.chosen_mesh(self.workers).values()), self.workers)
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from partc.cost.named_strategy import NAMES, NamedStrategy, parse_named
 from partc.cost.strategy import Batch, Mechanism, Mode, Strategy, read_strategy
 from partc.runtime.errors import BadUsage
 from partc.runtime.plan.program import Aggregation
@@ -61,7 +62,8 @@ class Partitioner:
 class Options:
     """How a training step is compiled.
 
-    strategy     how parameters are synchronised: a mode, the path of a strategy.json, or a strategy
+    strategy     how the step is spread: a mode, a name such as tensor=2, the path of a strategy.json, or a
+                 strategy
     batch        what the graph's batch is: one replica's, or the whole; None: as choose_reading.py does
     sizes        symbolic size -> value, for pricing and synthetic data
     options      what the training graph's file does not say
@@ -76,7 +78,7 @@ class Options:
     force        trained variables of an earlier plan in the output folder may go
     """
 
-    strategy: str | Strategy = "auto"
+    strategy: str | NamedStrategy | Strategy = "auto"
     batch: Batch | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     options: GraphOptions = GraphOptions()
@@ -88,17 +90,26 @@ class Options:
     recompute_bytes: int | None = None
     force: bool = False
 
-    def chosen_strategy(self) -> Mode | Strategy:
+    def chosen_strategy(self) -> Mode | NamedStrategy | Strategy:
         """Return the mode, or the strategy, which may lie in a file. Raises BadUsage, BadStrategy."""
-        if isinstance(self.strategy, Strategy):
+        if isinstance(self.strategy, NamedStrategy | Strategy):
             return self.strategy
         modes: dict[str, Mode] = {mode: mode for mode in get_args(Mode)}
         if self.strategy in modes:
             return modes[self.strategy]
+        if (named := parse_named(self.strategy)) is not None:
+            return named
         if not self.strategy.endswith(".json"):
-            fix = f"use one of {', '.join(modes)}, or the path of a strategy.json"
+            fix = f"use one of {', '.join((*modes, *NAMES))}, or the path of a strategy.json"
             raise BadUsage(f"no strategy {self.strategy!r}", at="--strategy", fix=fix)
         return read_strategy(Path(self.strategy))
+
+    def chosen_mesh(self, workers: int) -> Mapping[str, int]:
+        """Return the workers' grid, axis -> parts; empty where every worker is a replica. Raises BadUsage."""
+        strategy = self.chosen_strategy()
+        if isinstance(strategy, NamedStrategy):
+            return strategy.mesh(workers)
+        return strategy.mesh if isinstance(strategy, Strategy) else {}
 
     def chosen_batch(self) -> Batch:
         """Return what the graph's batch is. Needs: it is chosen."""
@@ -119,8 +130,12 @@ class Options:
 
     def complete(self, strategy: Strategy) -> Strategy:
         """Return a strategy with the decisions that are the user's alone."""
+        asked = self.strategy if isinstance(self.strategy, Strategy) else strategy
         return msgspec.structs.replace(
             strategy,
+            mesh=asked.mesh,
+            variables=asked.variables,
+            ops=asked.ops,
             aggregation=self.chosen_aggregation(),
             recompute_bytes=self.chosen_recompute_bytes(),
         )

@@ -41,6 +41,7 @@ ANALYSIS = PipelinePhase(
 CHOICE = PipelinePhase(
     "choose a strategy",
     (
+        stages.write_named_strategy,
         stages.describe_choices,
         stages.choose_partitions,
         stages.choose_synchronisation,

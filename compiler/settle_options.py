@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from partc.compiler.options import Options
 from partc.compiler.planning.asynchronous import strategy_of_sessions
+from partc.cost.named_strategy import NamedStrategy
 from partc.cost.strategy import Batch, Mode, Strategy
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.runtime.errors import BadStrategy, BadUsage
@@ -30,7 +31,7 @@ def fill_sizes(values: Mapping[str, int], graph: TrainingGraph) -> dict[str, int
     return {name: values.get(name, DEFAULT_BATCH) for name in sorted(names)}
 
 
-def choose_batch(requested: Batch | None, strategy: Mode | Strategy) -> Batch | None:
+def choose_batch(requested: Batch | None, strategy: Mode | NamedStrategy | Strategy) -> Batch | None:
     """Return the batch reading that the user or the strategy file asks for, if any. Raises BadStrategy."""
     if not isinstance(strategy, Strategy):
         return requested

@@ -13,15 +13,18 @@ from partc.compiler.planning.check_kernels import check_kernels
 from partc.compiler.planning.choose_reading import BatchReading, choose_reading
 from partc.compiler.planning.load_segments import load_segments
 from partc.compiler.planning.measure_sparsity import measure_sparsity
+from partc.compiler.planning.name_strategy import name_strategy
 from partc.compiler.planning.price_step import StepPricer
 from partc.cost.assignment.partitions import PartitionSearch, check_partitions, search_partitions
 from partc.cost.assignment.synchronisation import StrategyCosts, choose_strategy
+from partc.cost.named_strategy import NamedStrategy
 from partc.cost.simulation.memory import check_memory
 from partc.cost.simulation.timeline import simulate
 from partc.cost.sparsity import with_measured_rows
 from partc.cost.strategy import Mode, Strategy
 from partc.cost.strategy_check import check_strategy
-from partc.passes.distribute import Analysis, check_one_batch, declare_gradients, drop_unservable, lower_step
+from partc.passes.analysis import Analysis
+from partc.passes.distribute import check_one_batch, declare_gradients, drop_unservable, lower_step
 from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.fetch_gradients import fetch_gradients
 from partc.passes.graph.simplify import expand_casts
@@ -57,7 +60,7 @@ def choose_batch(compilation: Compilation) -> None:
     else:
         aggregation = options.chosen_aggregation()
         reading = choose_reading(
-            compilation.training, compilation.workers, options.batch, options.sizes, aggregation
+            compilation.training, compilation.replicas, options.batch, options.sizes, aggregation
         )
     compilation.options = replace(options, batch=reading.batch)
     compilation.departures = reading.departures
@@ -125,10 +128,18 @@ def find_servable_variables(compilation: Compilation) -> None:
 
 
 def _replicas(compilation: Compilation) -> int:
-    return 1 if compilation.options.asynchronous else compilation.workers
+    return 1 if compilation.options.asynchronous else compilation.replicas
 
 
 # ---------------------------------------------------------------- the decisions
+
+
+def write_named_strategy(compilation: Compilation) -> None:
+    """Write a strategy that was asked for by name out, as a file could say it. Raises BadUsage."""
+    options = compilation.options
+    if isinstance(named := options.chosen_strategy(), NamedStrategy):
+        strategy = name_strategy(compilation.analysis, named, compilation.workers, options.chosen_batch())
+        compilation.options = replace(options, strategy=strategy)
 
 
 def describe_choices(compilation: Compilation) -> None:
@@ -184,7 +195,14 @@ def _choose(
     if isinstance(mode_or_strategy, Strategy):
         check_strategy(mode_or_strategy, compilation.facts, compilation.machines)
         # What a user's strategy leaves open, servers keep where workers do not wait for each other.
-        mode: Mode = "ps" if options.asynchronous else "auto"
+        # In a mesh of several axes, replicas have no servers.
+        mode: Mode = (
+            "ps"
+            if options.asynchronous
+            else "allreduce"
+            if compilation.replicas < compilation.workers
+            else "auto"
+        )
     else:
         mode = mode_or_strategy
     batch = options.chosen_batch()

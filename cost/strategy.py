@@ -10,7 +10,8 @@ from partc.runtime.errors import BadStrategy
 from partc.runtime.plan.plan_json import NOT_DECODED
 from partc.runtime.plan.program import Aggregation, Record, Site
 
-STRATEGY_FORMAT = "partc-strategy/1"
+STRATEGY_FORMAT = "partc-strategy/1"  # every worker is a replica
+MESH_STRATEGY_FORMAT = "partc-strategy/2"  # workers are a mesh of several axes
 
 Method = Literal["all_reduce", "all_gather", "servers"]
 Mechanism = Literal["local-aggregation", "post-aggregation", "boundary-ops"]
@@ -47,10 +48,32 @@ class Synchronisation(Record, frozen=True, omit_defaults=True):
     on_servers: tuple[str, ...] = ()
 
 
+class AxisSplit(Record, frozen=True, omit_defaults=True):
+    """A dimension that is split: an axis of a tensor, or its inner factor behind `outer` blocks."""
+
+    axis: int
+    outer: Annotated[int, msgspec.Meta(ge=1)] = 1
+
+
+class OpConfig(Record, frozen=True, omit_defaults=True):
+    """What ops split: dimension -> mesh axes, `data*tensor` for several, or the number of parts.
+
+    `op`: a name of nodes, in which `*` and `?` stand for anything (passes/configure.py has the dimensions).
+    """
+
+    op: str
+    split: dict[str, int | str]
+
+
 class Strategy(Record, frozen=True, omit_defaults=True):
     """A synchronisation per trained parameter, and how the replicas' gradients become one.
 
-    `recompute_bytes`: what a step's values may take at once on a worker; others are computed again.
+    recompute_bytes  what a step's values may take at once on a worker; others are computed again
+    mesh             axis -> parts: the workers in their order as a grid, whose first axis tells replicas
+                     apart. Empty: every worker is a replica
+    variables        variable -> mesh axis -> the dimension that is split there, where not whole on every
+                     worker. What follows a parameter is split alike
+    ops              what ops split, where not what follows from their operands; the last that fits an op
     """
 
     format: str
@@ -58,6 +81,9 @@ class Strategy(Record, frozen=True, omit_defaults=True):
     parameters: dict[str, Synchronisation]
     aggregation: Aggregation = Aggregation()
     recompute_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    mesh: dict[str, int] = msgspec.field(default_factory=dict)
+    variables: dict[str, dict[str, AxisSplit]] = msgspec.field(default_factory=dict)
+    ops: tuple[OpConfig, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +141,17 @@ def read_strategy(path: Path) -> Strategy:
             at=f"{path}: {where.strip('`') or 'the file as a whole'}",
             fix="compare with a strategy.json that compile wrote, and with cost/strategy.schema.json",
         ) from error
-    if strategy.format != STRATEGY_FORMAT:
+    if strategy.format not in (STRATEGY_FORMAT, MESH_STRATEGY_FORMAT):
         raise BadStrategy(
             f"a strategy of format {strategy.format!r}",
             at=f"{path}: format",
-            fix=f"this version of partc reads {STRATEGY_FORMAT!r}: compile again with --strategy auto",
+            fix=f"this version of partc reads {STRATEGY_FORMAT!r} and {MESH_STRATEGY_FORMAT!r}: compile "
+            "again with --strategy auto",
+        )
+    if strategy.format == STRATEGY_FORMAT and (strategy.mesh or strategy.variables or strategy.ops):
+        raise BadStrategy(
+            f"a mesh in a strategy of format {STRATEGY_FORMAT!r}",
+            at=f"{path}: format",
+            fix=f"write {MESH_STRATEGY_FORMAT!r}",
         )
     return strategy

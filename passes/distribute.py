@@ -1,39 +1,24 @@
 """From what is known of a step and a strategy to the distributed step."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import onnx_graphsurgeon as gs
 
 from partc.cost.strategy import Strategy, Synchronisation
-from partc.passes.graph.facts import Facts
+from partc.passes.analysis import Analysis
+from partc.passes.configure import configure
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.indexed_rows.expected_rows import ExpectedRows
 from partc.passes.layouts.aggregate_partials import aggregate_partials
+from partc.passes.layouts.configuration import Configuration, data_parallel
 from partc.passes.layouts.decide_layouts import NotServable
 from partc.passes.layouts.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
 from partc.passes.lowering.lower import lower
 from partc.passes.lowering.lowered_graph import LoweredGraph
-from partc.passes.roles.find_roles import Roles
 from partc.passes.scheduling.bucket_communications import copy_where_shared
 from partc.runtime.errors import BadUsage
 from partc.runtime.plan.program import Aggregation
-
-
-@dataclass(frozen=True)
-class Analysis:
-    """A training graph whose replicas meet where they must, and what is known about it."""
-
-    training: TrainingGraph
-    facts: Facts
-    roles: Roles
-    main: frozenset[str]
-    zeros: frozenset[str]
-    followers: Mapping[str, str | None]  # variable -> the parameter whose rows it shares
-    servable: frozenset[str]  # parameters whose update can run on a part of their rows
-    replicas: int
-    per_replica: bool
 
 
 def declare_gradients(training: TrainingGraph) -> None:
@@ -72,7 +57,9 @@ def drop_unservable(analysis: Analysis) -> Analysis:
     return analysis
 
 
-def lay_out(analysis: Analysis, chosen: Mapping[str, Synchronisation]) -> LaidOutGraph:
+def lay_out(
+    analysis: Analysis, chosen: Mapping[str, Synchronisation], configuration: Configuration | None = None
+) -> LaidOutGraph:
     """Give every tensor a layout. `chosen`: parameter -> how it is synchronised."""
     on_servers = {p for p, how in chosen.items() if how.method == "servers" and p in analysis.servable}
     owner = {v: p for v, p in analysis.followers.items() if p in on_servers}
@@ -80,7 +67,7 @@ def lay_out(analysis: Analysis, chosen: Mapping[str, Synchronisation]) -> LaidOu
         analysis.training,
         analysis.facts,
         analysis.zeros,
-        analysis.replicas,
+        configuration or data_parallel(analysis.replicas),
         Synchronised(chosen, {v: p for v, p in owner.items() if p is not None}),
         analysis.main,
     )
@@ -99,7 +86,7 @@ def lower_step(
     `expected`: rows on their way, by sparse parameter, for prices alone. `sessions`: counters live on
     servers, which several sessions share.
     """
-    graph = lay_out(analysis, strategy.parameters)
+    graph = lay_out(analysis, strategy.parameters, configure(analysis, strategy))
     aggregate_partials(graph)
     lowered = lower(graph, expected, sessions)
     lowered.native = dict(graph.layouts)

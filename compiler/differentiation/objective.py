@@ -22,6 +22,7 @@ from partc.compiler.differentiation.parameters.decision import ParameterDecision
 from partc.compiler.differentiation.parameters.exporter_facts import ExporterFacts, exporter_facts
 from partc.compiler.differentiation.sizes.fold_sizes import fold_sizes
 from partc.compiler.differentiation.tensor_types import Size, Types, check_shapes, infer_types, type_of
+from partc.compiler.model_files.check_tensors import refuse_empty_batch
 from partc.runtime.errors import UnsupportedModel
 
 
@@ -106,6 +107,8 @@ def _prepare(
     if batch_size is not None:
         fold_sizes(model, shapes=False)
         rebatch(model, batch_size, sample_axes)
+    for value in find.data_inputs(model.graph):
+        refuse_empty_batch(value.name, type_of(value).shape or (), sample_axes.get(value.name) or 0)
     fold_sizes(model)
     types = infer_types(model)
     state = find.carried_state(model.graph, types, facts)

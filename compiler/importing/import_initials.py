@@ -5,6 +5,7 @@ from collections.abc import Callable, Set
 from math import prod
 from pathlib import Path
 
+import ml_dtypes
 import msgspec
 import numpy as np
 import onnx
@@ -18,6 +19,8 @@ from partc.runtime.errors import BadData, BadModel
 from partc.runtime.plan.plan_json import NOT_DECODED
 from partc.runtime.plan.program import Constant, Normal, Uniform
 
+_CHECKED_ELEMENTS = 1 << 22  # at a time
+
 
 def read_initial_values(
     model: onnx.ModelProto, folder: Path, file: Path | None = None, variables: Set[str] = frozenset()
@@ -25,7 +28,7 @@ def read_initial_values(
     """Return every initial value that the model or `file` gives, by variable.
 
     `file` (.npz or .safetensors) wins over training_info, and that over initializers; it may name
-    `variables` and nothing else. Raises BadModel.
+    `variables` and nothing else, and holds finite numbers. Raises BadModel.
     """
     values: dict[str, InitialValue] = {
         tensor.name: _read_initializer(tensor, folder) for tensor in model.graph.initializer
@@ -40,6 +43,8 @@ def read_initial_values(
                 at=str(file),
                 fix=f"name the tensors as the variables are: {', '.join(sorted(variables)[:8])}",
             )
+        for name, value in file_values.items():
+            _check_finite(name, value, file)
         values |= file_values
     return values
 
@@ -140,6 +145,23 @@ def _file_values(file: Path) -> dict[str, InitialValue]:
         raise BadModel(
             f"initial values that cannot be read: {error}", at=str(file), fix="write the file again"
         ) from error
+
+
+def _check_finite(name: str, value: InitialValue, file: Path) -> None:
+    """Refuse a state that is none, as a training that diverged leaves it; read a block at a time."""
+    assert isinstance(value, StoredTensor)
+    if not prod(value.shape) or not (value.dtype.kind == "f" or value.dtype == ml_dtypes.bfloat16):
+        return
+    elements = value.load().reshape(-1)
+    blocks = range(0, elements.size, _CHECKED_ELEMENTS)
+    finite = sum(int(np.isfinite(elements[i : i + _CHECKED_ELEMENTS]).sum()) for i in blocks)
+    if finite < elements.size:
+        raise BadModel(
+            f"the initial value of {name!r} is not finite:"
+            f" {elements.size - finite} of {elements.size} elements are NaN or infinite",
+            at=str(file),
+            fix="give the variables of a training that did not diverge, or leave this one to the model",
+        )
 
 
 def _npz_values(file: Path) -> dict[str, InitialValue]:

@@ -19,6 +19,7 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 
 from partc.compiler.importing.bindings import Bindings
+from partc.compiler.model_files.check_tensors import refuse_empty_batch
 from partc.compiler.model_files.cut_model import leaves_of, needed_for
 from partc.passes.graph.reachability import drop_unread_nodes
 from partc.passes.graph.training_graph import (
@@ -92,7 +93,11 @@ def _check_gradients(graph: onnx.GraphProto, bindings: Bindings) -> None:
 
 
 def separate_outputs(graph: onnx.GraphProto, bindings: Bindings) -> Bindings:
-    """Give every next value that is a graph input (a variable that never changes) a node of its own."""
+    """Give every output that is a variable or a constant itself a node of its own, in place.
+
+    A next value: the variable never changes. Any other: it is the value before the update, which is made in
+    place, so a copy `W/value` of it is what the step returns.
+    """
     inputs = {info.name for info in graph.input}
     state = dict(bindings.state)
     for variable, following in bindings.state.items():
@@ -101,7 +106,19 @@ def separate_outputs(graph: onnx.GraphProto, bindings: Bindings) -> Bindings:
         info = next(info for info in graph.output if info.name == following)
         info.name = state[variable] = f"{following}/kept"
         graph.node.append(helper.make_node("Identity", [following], [info.name], name=info.name))
-    return msgspec.structs.replace(bindings, state=state)
+    given = {tensor.name for tensor in graph.initializer} | bindings.state.keys()
+    copied: dict[str, str] = {}
+    for info in graph.output:
+        if info.name in given:
+            variable, info.name = info.name, f"{info.name}/value"
+            copied[variable] = info.name
+            graph.node.append(helper.make_node("Identity", [variable], [info.name], name=info.name))
+    return msgspec.structs.replace(
+        bindings,
+        state=state,
+        loss=copied.get(bindings.loss or "", bindings.loss),
+        forward_outputs=tuple(copied.get(name, name) for name in bindings.forward_outputs),
+    )
 
 
 def join_names(names: set[str]) -> str:
@@ -194,6 +211,7 @@ def read_data_input(
             fix="declare its shape; sizes that vary may be names",
         )
     rank = len(tensor.shape)
+    refuse_empty_batch(tensor.name, tensor.shape, axis or 0)
     if axis is not None and not -rank <= axis < rank:
         raise BadModel(
             f"sample axis {axis} of an input with {rank} axes",

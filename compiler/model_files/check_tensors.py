@@ -9,7 +9,7 @@ Every message of the file is looked at once, bodies and functions included:
     function   calls no function that calls it
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 
@@ -283,3 +283,13 @@ def _follow(
     finished.add(function)
     for called in sorted(calls[function]):
         _follow(called, calls, [*way, function], finished)
+
+
+def refuse_empty_batch(name: str, shape: Sequence[object], axis: int = 0) -> None:
+    """Refuse a data input that declares no samples. Raises BadModel."""
+    if -len(shape) <= axis < len(shape) and shape[axis] == 0:
+        raise BadModel(
+            f"the batch is empty: data input {name!r} has shape {list(shape)}, no samples on axis {axis}",
+            at=f"input {name!r}",
+            fix="export the model with a batch of at least one sample, or give `partc grad` a --batch-size",
+        )

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import onnx
 
 from partc.cost.cluster.cluster import Cluster, groups_of, ranks_of
-from partc.passes.layouts.layouts import Layout, Owned, Split
+from partc.passes.layouts.layouts import REPLICAS, Layout, Owned, Split
 
 CONFIGURATION = "partc"
 ANNOTATED_IR_VERSION = 11
@@ -38,7 +38,7 @@ def annotate(
         specs = [
             _spec(name, layouts[name], shapes[name], workers, servers)
             for name in node.output
-            if name in layouts and isinstance(layouts[name].placement, Split | Owned)
+            if name in layouts and isinstance(layouts[name].along(REPLICAS), Split | Owned)
         ]
         if specs:
             place = node.device_configurations.add(configuration_id=CONFIGURATION)
@@ -49,7 +49,7 @@ def annotate(
 def _spec(
     tensor: str, layout: Layout, shape: tuple[int, ...], workers: Sequence[int], servers: Sequence[int]
 ) -> onnx.ShardingSpecProto:
-    placement = layout.placement
+    placement = layout.along(REPLICAS)
     devices = servers if isinstance(placement, Owned) else workers
     axis, outer = (placement.axis, placement.outer) if isinstance(placement, Split) else (0, 1)
     spec = onnx.ShardingSpecProto(tensor_name=tensor, device=devices)

@@ -21,7 +21,7 @@ from partc.compiler.settle_options import fill_sizes
 from partc.cost.cluster.cluster import Cluster, encode_cluster, read_any_cluster
 from partc.cost.strategy import Strategy, encode_strategy, read_strategy
 from partc.cost.strategy_check import check_strategy
-from partc.passes.distribute import Analysis
+from partc.passes.analysis import Analysis
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.roles.describe_parameters import describe_parameters
 from partc.runtime.errors import BadPlan, BadStrategy, BadUsage

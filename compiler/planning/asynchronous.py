@@ -14,7 +14,7 @@ import onnx
 
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.strategy import Batch, Mode, Strategy
-from partc.passes.layouts.layouts import Owned
+from partc.passes.layouts.layouts import REPLICAS, Owned
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 from partc.runtime.asynchronous.session import servers_of
 from partc.runtime.errors import BadUsage, UnsupportedModel
@@ -127,7 +127,7 @@ def _check_counters(lowered: LoweredGraph) -> None:
 
 def _is_owned(lowered: LoweredGraph, value: str) -> bool:
     meaning = lowered.meanings.get(value)
-    return meaning is not None and isinstance(meaning[1].placement, Owned)
+    return meaning is not None and isinstance(meaning[1].along(REPLICAS), Owned)
 
 
 def _check_updates(plan: Plan, rank: Rank, folder: Path) -> None:

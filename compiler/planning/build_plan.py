@@ -3,17 +3,16 @@
 import sys
 from collections.abc import Mapping
 
-import numpy as np
-
 from partc.compiler.output.plan_files import PlanFiles
-from partc.cost.cluster.cluster import Cluster, ClusterRank, groups_of, ranks_of
+from partc.compiler.planning.describe_ranks import OwnedRows, describe_groups, describe_ranks
+from partc.cost.cluster.cluster import Cluster, ranks_of
 from partc.cost.cluster.profiles import profiles_sha256
-from partc.cost.simulation.timeline import work_s
+from partc.cost.simulation.roofline import node_s
 from partc.cost.strategy import Strategy
-from partc.passes.distribute import Analysis
+from partc.passes.analysis import Analysis
 from partc.passes.indexed_rows.indexed_slices import sum_rows_function
-from partc.passes.layouts.layouts import Owned, PerReplica, Split
-from partc.passes.lowering.lowered_graph import LoweredGraph, State
+from partc.passes.layouts.layouts import REPLICAS, PerReplica, Split
+from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.bucket_communications import BUCKET_BYTES, bucket_communications
 from partc.passes.scheduling.levels import HostGrid
 from partc.passes.scheduling.make_program import Program, ProgramMaker
@@ -21,20 +20,14 @@ from partc.passes.scheduling.outline_segments import SegmentOutliner
 from partc.passes.scheduling.recompute import recompute
 from partc.passes.scheduling.schedule import Item, schedule
 from partc.passes.scheduling.write_segments import SegmentWriter
-from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.program import (
     PLAN_FORMAT,
-    Held,
     Output,
     Plan,
     PlanVariable,
-    Rank,
     Recomputed,
-    Slice,
     Stored,
 )
-
-OwnedRows = Mapping[str, tuple[tuple[int, int], ...]]  # parameter -> rows [start, stop) per server
 
 
 def build_plan(
@@ -51,7 +44,7 @@ def build_plan(
     simulated alone.
     """
     rows = owned_rows(strategy, cluster)
-    groups = {name: tuple(filter(None, members)) for name, members in groups_of(cluster).items()}
+    groups = describe_groups(cluster, lowered.mesh)
     program, recomputed = _make_program(analysis, lowered, strategy, rows, cluster, files)
     training = analysis.training
     return Plan(
@@ -61,7 +54,7 @@ def build_plan(
         replicas=analysis.replicas,
         sizes=dict(sizes),
         loss=training.loss,
-        ranks=_describe_ranks(analysis, lowered, program, rows, cluster, groups),
+        ranks=describe_ranks(training, lowered, program, rows, cluster, groups),
         groups=groups,
         instructions=tuple(program.instructions),
         buffers=tuple(program.buffers),
@@ -143,7 +136,7 @@ def _recompute(
     worker = next(placed for placed in ranks_of(cluster) if placed.replica is not None)
 
     def seconds(flops: int, touched_bytes: int) -> float:
-        return work_s(flops, touched_bytes, worker, cluster)
+        return node_s(flops, touched_bytes, worker, cluster)
 
     choice = recompute(items, lowered, analysis.main, limit_bytes, seconds)
     summary = Recomputed(limit_bytes, choice.before_bytes, choice.after_bytes, choice.values, choice.flops)
@@ -151,7 +144,7 @@ def _recompute(
 
 
 def _whole_shapes(analysis: Analysis, lowered: LoweredGraph) -> dict[str, tuple[int, ...]]:
-    """Return the whole shape of every value whose tensor has one that data cannot change."""
+    """Return the shape, of owned rows the whole's, of every value whose shape data cannot change."""
     fixed_shapes = analysis.facts.fixed_shapes
     shapes = {
         value: analysis.facts.shape(tensor)
@@ -159,105 +152,10 @@ def _whole_shapes(analysis: Analysis, lowered: LoweredGraph) -> dict[str, tuple[
         if tensor in fixed_shapes and all(analysis.facts.shape(tensor))
     }
     for value, shape in lowered.shapes.items():
-        if value not in lowered.meanings and None not in shape:
+        is_piece = value in lowered.meanings and lowered.meanings[value][1].splits()
+        if (value not in lowered.meanings or is_piece) and None not in shape:
             shapes[value] = tuple(size or 0 for size in shape)
     return shapes
-
-
-def _describe_ranks(
-    analysis: Analysis,
-    lowered: LoweredGraph,
-    program: Program,
-    rows: OwnedRows,
-    cluster: Cluster,
-    groups: Mapping[str, tuple[tuple[int, ...], ...]],
-) -> tuple[Rank, ...]:
-    numbers: dict[int, dict[str, int]] = {}
-    for name, instances in groups.items():
-        for number, members in enumerate(instances):
-            for rank in members:
-                numbers.setdefault(rank, {})[name] = number
-    servers = {rank: position for position, rank in enumerate(groups["servers"][0])}
-    return tuple(
-        _describe_rank(
-            placed, analysis, lowered, program, rows, numbers[placed.rank], servers.get(placed.rank)
-        )
-        for placed in ranks_of(cluster)
-    )
-
-
-def _describe_rank(
-    placed: ClusterRank,
-    analysis: Analysis,
-    lowered: LoweredGraph,
-    program: Program,
-    rows: OwnedRows,
-    groups: dict[str, int],
-    server: int | None,
-) -> Rank:
-    return Rank(
-        rank=placed.rank,
-        host=placed.host,
-        device=placed.device,
-        kind=placed.kind,
-        device_index=placed.device_index,
-        threads=placed.threads,
-        sites=placed.sites,
-        replica=placed.replica,
-        groups=groups,
-        constants=_constants_of(placed, lowered, rows, server),
-        slices=() if server is None else _owned_slices(program, rows, server),
-        held=tuple(
-            piece
-            for state in lowered.states
-            for piece in _hold(state, placed, analysis, lowered, rows, server)
-        ),
-    )
-
-
-def _constants_of(
-    placed: ClusterRank, lowered: LoweredGraph, rows: OwnedRows, server: int | None
-) -> dict[str, tuple[int, ...]]:
-    values: dict[str, tuple[int, ...]] = {}
-    for value, constant in lowered.constants.items():
-        if constant.holds == "replica" and placed.replica is not None:
-            values[value] = (placed.replica,)
-        elif constant.parameter is not None and server is not None:
-            start, stop = rows[constant.parameter][server]
-            if constant.holds == "first_row":
-                values[value] = (start,)
-            elif constant.holds == "row_count":
-                values[value] = (stop - start,)
-    return values
-
-
-def _owned_slices(program: Program, rows: OwnedRows, server: int) -> tuple[Slice, ...]:
-    """Return where a server's own rows lie in the buckets that carry them."""
-    slices: list[Slice] = []
-    for value, parameter, bucket, index in program.owned_slices:
-        start, stop = rows[parameter][server]
-        shape = bucket.shapes[index]
-        row = int(np.prod(shape[1:], dtype=np.int64))
-        offset = bucket.offsets[index] + start * row
-        slices.append(Slice(value, bucket.name, offset, (stop - start, *shape[1:])))
-    return tuple(slices)
-
-
-def _hold(
-    state: State,
-    placed: ClusterRank,
-    analysis: Analysis,
-    lowered: LoweredGraph,
-    rows: OwnedRows,
-    server: int | None,
-) -> list[Held]:
-    if state.site not in placed.sites:
-        return []
-    placement = lowered.meanings[state.value][1].placement
-    if not isinstance(placement, Owned) or server is None:
-        return [Held(state.variable, state.value)]
-    shape = analysis.training.variables[state.variable].shape
-    return [Held(state.variable, state.value, rows_box(shape, *rows[placement.parameter][server]))]
 
 
 def _describe_variables(
@@ -289,9 +187,10 @@ def _describe_outputs(lowered: LoweredGraph, program: Program) -> tuple[Output, 
     outputs: list[Output] = []
     for name, value, layout in lowered.outputs:
         value = program.renamed.get(value, value)
-        if isinstance(layout.placement, Split):
-            outputs.append(Output(name, value, "split", layout.placement.axis))
-        elif isinstance(layout.placement, PerReplica):
+        placement = layout.along(REPLICAS)
+        if isinstance(placement, Split):
+            outputs.append(Output(name, value, "split", placement.axis))
+        elif isinstance(placement, PerReplica):
             outputs.append(Output(name, value, "per_replica"))
         else:
             outputs.append(Output(name, value, "whole"))

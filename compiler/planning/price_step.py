@@ -14,7 +14,8 @@ from partc.cost.cluster.cluster import Cluster, ranks_of, threads_per_core
 from partc.cost.simulation.memory import check_memory
 from partc.cost.simulation.timeline import simulate
 from partc.cost.strategy import Strategy, SyncFacts
-from partc.passes.distribute import Analysis, lower_step
+from partc.passes.analysis import Analysis
+from partc.passes.distribute import lower_step
 from partc.passes.indexed_rows.expected_rows import expect_rows
 from partc.passes.lowering.lowered_graph import LoweredGraph
 

@@ -8,7 +8,6 @@ from partc.compiler.report.units import count, plural
 from partc.cost.sparsity import Sparsity, TouchedRows
 from partc.cost.strategy import SyncFacts
 from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN
-from partc.passes.layouts.layouts import Replicate
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 from partc.passes.rules.sharding_rules import GRADIENT_RULES, RULES
 from partc.runtime.plan.program import DataInput, Normal, Plan
@@ -98,6 +97,6 @@ def whole_ops(lowered: LoweredGraph) -> tuple[tuple[str, int], ...]:
         if node.domain == FUNCTION_DOMAIN or node.op in RULES or node.op.startswith(tuple(GRADIENT_RULES)):
             continue
         layouts = [lowered.meanings[out.name][1] for out in node.outputs if out.name in lowered.meanings]
-        if layouts and all(isinstance(layout.placement, Replicate) for layout in layouts):
+        if layouts and all(layout.is_whole for layout in layouts):
             counts[node.op] += 1
     return tuple(sorted(counts.items()))

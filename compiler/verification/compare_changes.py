@@ -2,8 +2,10 @@
 
     |change - reference change| <= rtol max|reference change| + 2 eps |value| + deviation    of every element
 
-eps is the dtype's: each side rounds the stored value once. The deviation is what rounding may make of the
-element (rounding.py); it is measured only if some element is farther off without. Integers must be equal.
+rtol is that of the narrowest float type that the change passes through: a float32 variable of float16
+gradients has float16's rounding in its change. eps is the variable's: each side rounds the stored value
+once. The deviation is what rounding may make of the element (rounding.py); it is measured only if some
+element is farther off without. Integers must be equal.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -51,8 +53,15 @@ class LossCheck:
 
     @property
     def is_equal(self) -> bool:
-        """Tell whether the losses agree."""
-        return bool(abs(self.loss - self.reference) <= self.limit)
+        """Tell whether the losses agree: as numbers, or in being none."""
+        difference = abs(self.loss - self.reference)
+        return self.is_lost or bool(np.isfinite(difference) and difference <= self.limit)
+
+    @property
+    def is_lost(self) -> bool:
+        """Tell whether neither is a finite number, and both are the same kind of none."""
+        pair = (self.loss, self.reference)
+        return np.array_equal(*pair, equal_nan=True) and not np.isfinite(self.loss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,7 @@ class VariableStates:
     end: Array
     reference: Array
     others_changed: int = 0  # rows of the table that the step does not touch, and that are not as before
+    passed: np.dtype[Any] | None = None  # the narrowest float type on the change's way (passed_types.py)
 
 
 def compare_changes(
@@ -82,6 +92,17 @@ def compare_changes(
         else _check(check.name, variables[check.name], step, rtol, deviations[check.name])
         for check in checks
     ]
+
+
+def lost_variables(checks: Iterable[VariableCheck], variables: Mapping[str, VariableStates]) -> list[str]:
+    """Return the variables that are not finite after the step, in the same elements on both sides."""
+    lost = [check.name for check in checks if check.verdict == "not finite"]
+    return [name for name in lost if _lost_alike(variables[name].end, variables[name].reference)]
+
+
+def _lost_alike(one: Array, other: Array) -> bool:
+    finite = np.isfinite(one)
+    return not finite.all() and np.array_equal(finite, np.isfinite(other))
 
 
 def worst_of_steps(checks: Iterable[VariableCheck]) -> tuple[VariableCheck, ...]:
@@ -110,14 +131,26 @@ def default_rtol(dtype: np.dtype[Any]) -> float:
     return {"float64": 1e-9, "float32": 1e-4}.get(dtype.name, 1e-2)
 
 
+def _tolerance(dtype: np.dtype[Any], passed: np.dtype[Any] | None, rtol: float | None) -> float:
+    if rtol is not None:
+        return rtol
+    return default_rtol(dtype) if passed is None else max(default_rtol(dtype), default_rtol(passed))
+
+
 def compare_losses(
-    step: int, actual: Array, reference: Array, rtol: float | None, measure: Callable[[], Rounding]
+    step: int,
+    actual: Array,
+    reference: Array,
+    rtol: float | None,
+    measure: Callable[[], Rounding],
+    passed: np.dtype[Any] | None = None,
 ) -> LossCheck:
-    """Check the loss of a step, to rtol of itself; one that is no scalar counts with its mean."""
+    """Check the loss of a step, to rtol of itself; one that is no scalar counts with its mean.
+
+    `passed`: the narrowest float type on its way.
+    """
     value, loss = (float(np.mean(array, dtype=np.float64)) for array in (reference, actual))
-    check = LossCheck(
-        step, loss, value, (default_rtol(reference.dtype) if rtol is None else rtol) * abs(value)
-    )
+    check = LossCheck(step, loss, value, _tolerance(reference.dtype, passed, rtol) * abs(value))
     if check.is_equal or not np.isfinite(loss):
         return check
     # One that comes near zero is a sum of terms that cancel, and no more precise than they are.
@@ -135,7 +168,7 @@ def _check(
     base: Array = np.zeros(())
     if is_float(entry.start):
         magnitudes = np.maximum(sizes(entry.start), sizes(entry.reference))
-        tolerance = default_rtol(entry.start.dtype) if rtol is None else rtol
+        tolerance = _tolerance(entry.start.dtype, entry.passed, rtol)
         base = (
             tolerance * max(change, least_of(entry.start.dtype))
             + STORED_ROUNDINGS * eps_of(entry.start.dtype) * magnitudes

@@ -12,10 +12,11 @@ comparison, an index, a sign) is left as it is, and so is all that it follows fr
 """
 
 from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.inliner import inline_local_functions
 
 from partc.compiler.model_files.cut_model import reads_of
@@ -24,7 +25,7 @@ from partc.compiler.verification.sessions import eps_of
 
 SCATTER = 2.0**-10  # far more than eps, and too little for another step
 REARRANGING = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-DRAWN = (TensorProto.FLOAT, TensorProto.DOUBLE)  # what ONNX Runtime draws
+DRAWN = (TensorProto.FLOAT, TensorProto.DOUBLE)  # what ONNX Runtime draws; it casts to the others
 FLOATS = (*DRAWN, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 STEPWISE = frozenset({"Ceil", "Floor", "Round", "Sign"})  # floats that decide
 OF_SHAPES = frozenset({"Shape", "Size"})
@@ -35,20 +36,28 @@ OF_ONE_TERM = REARRANGING | frozenset(
 )
 
 
+class Nudge(NamedTuple):
+    """Factors 1 + width x, x drawn from `low` to `high`."""
+
+    low: float
+    high: float
+    width: float
+
+
 def perturb_last_bits(model: onnx.ModelProto, gradients: Collection[str]) -> onnx.ModelProto:
     """Return a model whose gradients' terms are multiplied by 1 - eps to 1 + eps, drawn at every run."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     made_by = {name: node for node in result.graph.node for name in node.output if name}
     last = [node for name in gradients if (node := _summing_node(name, made_by)) is not None]
-    _multiply_operands(result.graph, last, _element_types(result), None)
+    _multiply_operands(result.graph, last, element_types(result), None)
     return result
 
 
 def scatter_terms(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model whose sums' terms are multiplied by 1 - 2 SCATTER to 1, drawn at every run."""
     result = inline_local_functions(model)
-    graph, types = result.graph, _element_types(result)
+    graph, types = result.graph, element_types(result)
     discrete = _discrete_tensors(graph, types)
     constants = {name for node in graph.node if node.op_type == "Constant" for name in node.output}
     constants |= {tensor.name for tensor in graph.initializer}
@@ -61,7 +70,7 @@ def scatter_terms(model: onnx.ModelProto) -> onnx.ModelProto:
     ]
     exact = {name: kind for name, kind in types.items() if name not in constants}
     # Downwards, or the largest number, which masks scores, becomes infinite.
-    _multiply_operands(graph, sums, exact, (1 - 2 * SCATTER, 1.0))
+    _multiply_operands(graph, sums, exact, Nudge(-2.0, 0.0, SCATTER))
     return result
 
 
@@ -89,19 +98,20 @@ def _multiply_operands(
     graph: onnx.GraphProto,
     sums: Iterable[onnx.NodeProto],
     types: dict[str, int],
-    bounds: tuple[float, float] | None,
+    nudge: Nudge | None,
 ) -> None:
+    """Multiply what `sums` read by 1 + width x; `nudge` None: by what changes the last bits of their type."""
     used_names = {name for node in graph.node for name in (*node.input, *node.output)}
     perturbed: dict[str, str] = {}
     for node in sums:
         for index, name in enumerate(node.input):
-            if types.get(name) in DRAWN:
+            if types.get(name) in FLOATS:
                 perturbed.setdefault(name, _unused_name(f"{name}.nudged", used_names))
                 node.input[index] = perturbed[name]
     random = np.random.default_rng(0)
     new = {
         name: _multiply_by_random(
-            name, result, bounds or _last_bits(types[name]), int(random.integers(1, 2**31))
+            name, result, types[name], nudge or _last_bits(types[name]), int(random.integers(1, 2**31))
         )
         for name, result in perturbed.items()
     }
@@ -113,23 +123,42 @@ def _multiply_operands(
     graph.node.extend(nodes)
 
 
-def _last_bits(element: int) -> tuple[float, float]:
-    eps = eps_of(np.dtype(helper.tensor_dtype_to_np_dtype(element)))
-    return 1 - eps, 1 + eps
+def _last_bits(element: int) -> Nudge:
+    return Nudge(-1.0, 1.0, eps_of(np.dtype(helper.tensor_dtype_to_np_dtype(element))))
 
 
 def _multiply_by_random(
-    name: str, result: str, bounds: tuple[float, float], seed: int
+    name: str, result: str, element: int, nudge: Nudge, seed: int
 ) -> list[onnx.NodeProto]:
-    """Return what multiplies a tensor. Seeds lie far apart: of near ones, the first numbers are near."""
-    factors = f"{result}.factors"
-    random_factors = helper.make_node("RandomUniformLike", [name], [factors], f"{factors}.node")
-    attributes = {"low": bounds[0], "high": bounds[1], "seed": float(seed)}
-    random_factors.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
-    return [random_factors, helper.make_node("Mul", [name, factors], [result], f"{result}.node")]
+    """Return what multiplies a tensor. Seeds lie far apart: of near ones, the first numbers are near.
+
+    The attributes of a random op are float32, which has no number between 1 and 1 + eps of float64.
+    """
+    drawn, numbers, width, one, offsets, factors = (
+        f"{result}.{part}" for part in ("drawn", "numbers", "width", "one", "offsets", "factors")
+    )
+    drawn_type = element if element in DRAWN else TensorProto.FLOAT
+    attributes = {"low": nudge.low, "high": nudge.high, "seed": float(seed), "dtype": drawn_type}
+    random_numbers = helper.make_node("RandomUniformLike", [name], [drawn], f"{drawn}.node")
+    random_numbers.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
+    return [
+        random_numbers,
+        helper.make_node("Cast", [drawn], [numbers], f"{numbers}.node", to=element),
+        _scalar(width, nudge.width, element),
+        _scalar(one, 1.0, element),
+        helper.make_node("Mul", [numbers, width], [offsets], f"{offsets}.node"),
+        helper.make_node("Add", [offsets, one], [factors], f"{factors}.node"),
+        helper.make_node("Mul", [name, factors], [result], f"{result}.node"),
+    ]
 
 
-def _element_types(model: onnx.ModelProto) -> dict[str, int]:
+def _scalar(name: str, value: float, element: int) -> onnx.NodeProto:
+    array = np.array(value, helper.tensor_dtype_to_np_dtype(element))
+    return helper.make_node("Constant", [], [name], f"{name}.node", value=numpy_helper.from_array(array))
+
+
+def element_types(model: onnx.ModelProto) -> dict[str, int]:
+    """Return the element types of all tensors of a graph that shape inference knows."""
     graph = onnx.shape_inference.infer_shapes(model).graph
     infos = (*graph.input, *graph.value_info, *graph.output)
     types = {info.name: info.type.tensor_type.elem_type for info in infos}

@@ -24,6 +24,7 @@ from onnx.inliner import inline_local_functions
 from partc.compiler.importing.bindings import Bindings, read_bindings
 from partc.compiler.importing.draw_random_inputs import draw_random_inputs
 from partc.compiler.verification.compare_bodies import differences, probe_of
+from partc.compiler.verification.passed_types import passed_types
 from partc.compiler.verification.rounding import Rounding, measure_rounding
 from partc.compiler.verification.rows_of_batch import RowsOfBatch
 from partc.compiler.verification.sessions import Array, Session, convolving
@@ -47,6 +48,8 @@ class Reference:
     """One training step on one device.
 
     `tables`: the variables of which a step is given some rows, those that `rows` names.
+    `passed_types`: variable, or loss -> the narrowest float type that its change passes through; no entry:
+    none does.
     """
 
     def __init__(self, plan: Plan, model: onnx.ModelProto, bindings: Bindings, large_bytes: int) -> None:
@@ -68,6 +71,9 @@ class Reference:
             results = [*dict.fromkeys([*bindings.state.values(), *loss])]
             self._whole = Session(convolving(model, self._sharing), results)
         self._state = bindings.state
+        of_results = passed_types(model, [*bindings.state.values(), plan.loss or ""], self._split.samples)
+        names = {output: name for name, output in bindings.state.items()}
+        self.passed_types = {names.get(result, result): dtype for result, dtype in of_results.items()}
 
     def rows(self, variables: Mapping[str, Array], batch: Mapping[str, Array]) -> dict[str, Array]:
         """Return the rows of the tables that a step on a total batch touches, int64[k] ascending."""
@@ -94,7 +100,8 @@ class Reference:
         rows: Mapping[str, Array] | None = None,
     ) -> Rounding:
         """Measure what rounding may make of a step (rounding.py)."""
-        return measure_rounding(self._split, self._step_inputs(variables, batch, rows), set(variables))
+        inputs = self._step_inputs(variables, batch, rows)
+        return measure_rounding(self._split, inputs, set(variables), self.passed_types)
 
     def compare_bodies(
         self,

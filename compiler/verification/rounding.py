@@ -19,11 +19,18 @@ A gradient that is exactly zero is either a sum of zeros (a row that is not read
 one of terms that happen to cancel. Such terms cancel no longer where each is a little off (nudge_terms.py).
 If they cancel in both draws too, e is at least 8 eps of what is left of them for each 1 they were off.
 
+Two more ends tell what elements do to each other: the gradient with every second element's e added, and
+the gradient e nearer to zero. LAMB divides by the length of a whole vector. If all of it is rounding, and an
+element moves otherwise where only others' gradients do, the step has a length and no direction: it may fall
+upon one element. What all elements may be off by together (the length of the vector of deviations), each may
+be off by alone.
+
 Statistics of the samples (running means) and the loss may be off by 8 times what the draws make of them.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -43,12 +50,21 @@ class Rounding:
     loss: float = 0.0
 
 
-def measure_rounding(split: SplitStep, inputs: Mapping[str, Array], variables: Collection[str]) -> Rounding:
-    """Measure on one step's inputs; gradients on the first replica's samples."""
+def measure_rounding(
+    split: SplitStep,
+    inputs: Mapping[str, Array],
+    variables: Collection[str],
+    passed_types: Mapping[str, np.dtype[Any]],
+) -> Rounding:
+    """Measure on one step's inputs; gradients on the first replica's samples.
+
+    `passed_types`: variable -> the narrowest float type that its change passes through (passed_types.py).
+    """
     random = np.random.default_rng(0)
     parts = split.parts(inputs)
     redrawn_parts = [
-        split.part_with_other_rounding(perturb_variables(inputs, variables, random), 0) for _ in range(DRAWS)
+        split.part_with_other_rounding(perturb_variables(inputs, variables, random, passed_types), 0)
+        for _ in range(DRAWS)
     ]
     errors = {name: ROUNDINGS * max(_difference(parts[0][name], draw[name]) for draw in redrawn_parts)
               for name, value in parts[0].items() if is_float(value)}  # fmt: skip
@@ -60,32 +76,38 @@ def measure_rounding(split: SplitStep, inputs: Mapping[str, Array], variables: C
         for tensor, kind in split.halves.gradients.items()
         if kind != "ids"
     }  # fmt: skip
-    gradients = split.combine_gradients(parts)
-    ends = [split.update(inputs, _shift_gradients(gradients, shift, sign)) for sign in (0, 1, -1)]
-    deviations = {}
-    for variable, output in split.state.items():
-        if output in ends[0]:
-            exact, *others = (results[output] for results in ends)
-            deviations[variable] = _deviation(exact, others)
-        elif output in errors:
-            deviations[variable] = np.asarray(errors[output])
+    deviations = _deviations_of_updates(split, inputs, split.combine_gradients(parts), shift)
+    deviations |= {
+        variable: np.asarray(errors[output])
+        for variable, output in split.state.items()
+        if variable not in deviations and output in errors
+    }
     return Rounding(deviations, max((errors[name] for name in split.halves.loss), default=0.0))
 
 
 def perturb_variables(
-    inputs: Mapping[str, Array], variables: Collection[str], random: np.random.Generator
+    inputs: Mapping[str, Array],
+    variables: Collection[str],
+    random: np.random.Generator,
+    passed_types: Mapping[str, np.dtype[Any]],
 ) -> dict[str, Array]:
-    """Return what is given with the variables' last bits changed at random; integers as they are."""
+    """Return what is given with the variables' last bits changed at random; integers as they are.
+
+    The last bits are those that are left of a variable on its way through the step.
+    """
     return {
-        name: _perturb(value, random) if name in variables and is_float(value) else value
+        name: _perturb(value, random, passed_types.get(name, value.dtype))
+        if name in variables and is_float(value)
+        else value
         for name, value in inputs.items()
     }
 
 
-def _perturb(value: Array, random: np.random.Generator) -> Array:
+def _perturb(value: Array, random: np.random.Generator, passed: np.dtype[Any]) -> Array:
     exact = wide(value)
     signs = random.integers(-1, 2, value.shape, np.int8)
-    result: Array = np.asarray(exact * (1 + exact.dtype.type(eps_of(value.dtype)) * signs), value.dtype)
+    eps = max(eps_of(value.dtype), eps_of(passed))
+    result: Array = np.asarray(exact * (1 + exact.dtype.type(eps) * signs), value.dtype)
     return result
 
 
@@ -106,9 +128,45 @@ def _gradient_errors(
     return np.where(is_known, error, np.where(magnitude > 0, max(error, cancelled_error), 0.0))
 
 
-def _shift_gradients(gradients: Tensors, shift: Mapping[str, Array], sign: int) -> Tensors:
+def _deviations_of_updates(
+    split: SplitStep, inputs: Mapping[str, Array], gradients: Tensors, shift: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Return what updates may be off by, if each gradient is off by up to `shift`."""
+    ups = {name: shift[name] for name in gradients if name in shift}
+    alternate = {name: np.where(_every_second(up), up, 0.0) for name, up in ups.items()}
+    nearer = {name: -np.clip(wide(gradients[name]), -up, up) for name, up in ups.items()}
+    downs = {name: -up for name, up in ups.items()}
+    exact, *ends = (
+        split.update(inputs, _shifted(gradients, by)) for by in ({}, ups, alternate, downs, nearer)
+    )
+    are_noise = {name for name, up in ups.items() if np.all(np.abs(wide(gradients[name])) <= up)}
+    deviations = {}
+    for variable, output in split.state.items():
+        if output not in exact:
+            continue
+        deviation = _deviation(exact[output], [end[output] for end in ends])
+        noise = split.gradients_of(variable) & are_noise
+        if noise and _move_each_other(ends[0][output], ends[1][output]):
+            up = ups[min(noise)]
+            may_move = (up if up.shape == deviation.shape else deviation) > 0  # rows have another shape
+            deviation = np.where(may_move, np.linalg.norm(deviation), deviation)
+        deviations[variable] = deviation
+    return deviations
+
+
+def _every_second(array: Array) -> Array:
+    return (np.arange(array.size) % 2 == 1).reshape(array.shape)
+
+
+def _move_each_other(all_shifted: Array, every_second_shifted: Array) -> bool:
+    """Tell whether elements whose gradient is shifted in both ends are not moved alike."""
+    alike = _every_second(all_shifted)
+    return not np.array_equal(all_shifted[alike], every_second_shifted[alike])
+
+
+def _shifted(gradients: Tensors, by: Mapping[str, Array]) -> Tensors:
     return {
-        name: np.asarray(wide(value) + sign * shift[name], value.dtype) if name in shift and sign else value
+        name: np.asarray(wide(value) + by[name], value.dtype) if name in by else value
         for name, value in gradients.items()
     }
 
@@ -116,7 +174,8 @@ def _shift_gradients(gradients: Tensors, shift: Mapping[str, Array], sign: int) 
 def _deviation(exact: Array, others: list[Array]) -> Array:
     if not is_float(exact):
         return np.zeros(exact.shape)
-    farthest: Array = np.max([np.abs(wide(other) - wide(exact)) for other in others], axis=0)
+    with np.errstate(invalid="ignore"):  # an overflow in both, which is told
+        farthest: Array = np.max([np.abs(wide(other) - wide(exact)) for other in others], axis=0)
     return 2 * farthest
 
 

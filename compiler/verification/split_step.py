@@ -45,6 +45,7 @@ class SplitStep:
         self._summed = _summed_tensors(bindings, plan.aggregation)
         own = [name for name, inputs in self._shards.items() if inputs.holds == "shard_id"]
         samples = [name for name, axis in self._axes.items() if axis is not None] + own
+        self.samples = tuple(samples)
         self.halves = _halves(model, bindings, plan, samples, is_whole)
         self.state = bindings.state
 
@@ -85,6 +86,12 @@ class SplitStep:
         if kind == "rows":
             return 1.0 if tensor in self._summed else 1.0 / self.replicas
         return float(self.replicas) if tensor in self._summed else 1.0
+
+    def gradients_of(self, variable: str) -> set[str]:
+        """Return the gradients of a parameter, or of the parameter that a slot belongs to, but for ids."""
+        owners = {entry.name: entry.parameter or entry.name for entry in self._plan.variables}
+        gradient = self._bindings.gradients.get(owners.get(variable, variable))
+        return {name for name in (gradient.dense, gradient.rows) if name} if gradient else set()
 
     def update(self, inputs: Mapping[str, Array], gradients: Mapping[str, Array]) -> Tensors:
         """Return what the second half makes of gradients that have met."""

@@ -12,7 +12,7 @@ and drawn here (total_batches.py), not taken from the ranks.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from partc.compiler.verification.compare_changes import (
     compare_changes,
     compare_losses,
     default_rtol,
+    lost_variables,
     worst_of_steps,
 )
 from partc.compiler.verification.ranks import Data, Launcher, Ranks, launch_daemons, launch_in_process
@@ -33,13 +34,15 @@ from partc.compiler.verification.reference import TABLE_LIMIT_BYTES, Reference, 
 from partc.compiler.verification.rounding import Rounding
 from partc.compiler.verification.total_batches import total_batches
 from partc.runtime.asynchronous.session import with_one_worker
+from partc.runtime.data.feeds import open_source
 from partc.runtime.data.initial import InitialValues
+from partc.runtime.data.not_finite import Index, element, with_cause
 from partc.runtime.data.step_draws import draw_total
-from partc.runtime.errors import BadUsage
+from partc.runtime.errors import BadUsage, Diverged
 from partc.runtime.execution.row_hashes import row_hashes
 from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.plan.program import Plan
+from partc.runtime.plan.program import DataInput, Plan
 
 __all__ = ["VerifyReport", "launch_daemons", "launch_in_process", "verify"]
 
@@ -117,7 +120,12 @@ class VerifyReport:
         outcome = "; ".join(filter(None, failures)) or equal
         alone = f" ({self.left_out} asynchronous workers left out)" if self.left_out else ""
         compared = f"{self.ranks} ranks{alone} against one device, {self.steps} steps, {self.batch} batch"
-        remarks = f"{self._bodies_sentence()}{self._tables_sentence()}{self._rounding_sentence()}"
+        remarks = (
+            self._bodies_sentence()
+            + self._tables_sentence()
+            + self._rounding_sentence()
+            + self._lost_losses_sentence()
+        )
         return f"{compared}: {outcome}{remarks}"
 
     def _bodies_sentence(self) -> str:
@@ -133,6 +141,11 @@ class VerifyReport:
             return ""
         count = len(self.tables)
         return f"; {count} large table{'s' * (count > 1)} by the rows that steps touch, all others by a hash"
+
+    def _lost_losses_sentence(self) -> str:
+        lost = [str(loss.step) for loss in self.losses if loss.is_lost]
+        steps = f"step{'s' * (len(lost) > 1)} {', '.join(lost[:8])}{', ...' * (len(lost) > 8)}"
+        return f"; the loss is no finite number on both sides in {steps}" if lost else ""
 
     def _rounding_sentence(self) -> str:
         within_rounding = sum(check.within_rounding for check in self.variables)
@@ -155,9 +168,10 @@ def verify(
 
     Of an asynchronous plan, the first worker trains alone: only then is one device its measure.
 
-    `rtol` None means 1e-9 for float64 variables and 1e-4 for float32. `data` is what `partc run` reads,
-    or total batches. `on_step` is told every step (from 1) that the reference has done. Of a table of more
-    than `table_limit_bytes` that is read and written by rows, these are compared, and a hash of the others.
+    `rtol` None means 1e-9, 1e-4 or 1e-2, where the narrowest float type that a change passes through is
+    float64, float32 or another. `data` is what `partc run` reads, or total batches. `on_step` is told every
+    step (from 1) that the reference has done. Of a table of more than `table_limit_bytes` that is read and
+    written by rows, these are compared, and a hash of the others.
     """
     if steps < 1:
         raise BadUsage(f"{steps} steps", at="--steps", fix="compare at least one step")
@@ -180,6 +194,10 @@ def verify(
         comparison = _Comparison(folder, reference, ranks, rtol)
         for step, batch in enumerate(batches, 1):
             of_step = comparison.step(step, {**batch, **draw_total(plan, batch, step - 1, seed)})
+            if of_step.lost and all(check.verdict == "equal" for check in variables):
+                raise with_cause(
+                    _both_diverged(of_step, step), plan, batch, partial(_place, plan, data, seed, step - 1)
+                )
             variables += of_step.variables
             losses += of_step.losses
             on_step(step)
@@ -204,6 +222,26 @@ def verify(
 class _ComparedStep:
     variables: list[VariableCheck]
     losses: list[LossCheck]
+    lost: list[str]  # variables that are not finite on both sides, and no other differs
+
+
+def _both_diverged(of_step: _ComparedStep, step: int) -> Diverged:
+    losses = "".join(f"the loss is {loss.loss}, and " for loss in of_step.losses if loss.is_lost)
+    return Diverged(
+        f"training diverges on all ranks and on one device alike: {losses}{of_step.lost[0]!r} is not finite"
+        f" after step {step}",
+        at=f"step {step}: up to it, all variables were equal",
+        fix=f"lower the learning rate or check the data; to verify the steps before, give --steps {step - 1}"
+        if step > 1
+        else "lower the learning rate, or check the data and the initial values",
+    )
+
+
+def _place(plan: Plan, data: Data, seed: int, step: int, data_input: DataInput, index: Index) -> str:
+    """Say where the user finds an element of a step's total batch. Steps count from 0."""
+    if isinstance(data, str | Path):
+        return open_source(str(data), plan, seed).place(None, step, data_input, index)
+    return f"batch of step {step + 1}: {element(data_input.name, index)}"
 
 
 class _Comparison:
@@ -232,7 +270,11 @@ class _Comparison:
         others = self._count_other_changes(rows)
         checked = {
             v.name: VariableStates(
-                before[v.name], after[v.name], expected.variables[v.name], others.get(v.name, 0)
+                before[v.name],
+                after[v.name],
+                expected.variables[v.name],
+                others.get(v.name, 0),
+                self._reference.passed_types.get(v.name),
             )
             for v in self._plan.variables
         }
@@ -242,12 +284,23 @@ class _Comparison:
             return self._reference.rounding(before, batch, rows)
 
         self.disagreeing = self._ranks.disagreeing()
+        compared = compare_changes(checked, step, self._rtol, measure)
+        lost = lost_variables(compared, checked)
+        is_alike = all(check.verdict == "equal" or check.name in lost for check in compared)
         return _ComparedStep(
-            compare_changes(checked, step, self._rtol, measure),
+            compared,
             [
-                compare_losses(step, rank_outputs[name], reference_loss, self._rtol, measure)
-                for name, reference_loss in expected.outputs.items()
+                compare_losses(
+                    step,
+                    rank_outputs[name],
+                    loss,
+                    self._rtol,
+                    measure,
+                    self._reference.passed_types.get(name),
+                )
+                for name, loss in expected.outputs.items()
             ],
+            lost if is_alike and not self.disagreeing else [],
         )
 
     def _tables_before(self, step: int, rows: Mapping[str, Array]) -> dict[str, Array]:

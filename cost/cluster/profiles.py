@@ -2,8 +2,8 @@
 
 Rates of GPUs are the vendor's peaks times SUSTAINED_SHARE: large matrix products and streaming
 kernels reach three quarters of peak and more (NVIDIA's cuBLAS and stream figures); small ones less.
-`start_s` is what starting a segment costs before it does anything: the launches of its further operators
-overlap with their kernels.
+`start_s` is what starting a segment costs before it does anything, `node_s` what each of its nodes costs besides
+its arithmetic and its bytes: on a GPU a launch, which overlaps with the kernels before it.
 """
 
 import hashlib
@@ -28,6 +28,17 @@ PER_ROWS_S = 150e-6
 # running: twelve more of them took 7 ms more on the same machine, 2 x 2 ranks on 2 cores.
 OVERSUBSCRIBED_WAIT_S = 500e-6
 
+# onnxruntime 1.31 with the options of device.py, one thread, same machine, 2026-11-22. Steps of models so small that
+# they compute nothing (docs/prediction.md): their segments' times over nodes and values. A chain of one tiny op takes
+# 0.3 microseconds a node, for its code and its tensors stay in the first cache; what a step meets is the other.
+CPU_START_S = 30e-6
+CPU_NODE_S = 1e-6
+PER_VALUE_S = 0.5e-6  # binding what a segment reads or writes
+
+# Unique, which is a std::map in onnxruntime and runs on the CPU alone: 280e-9 for 128 to 65,536 int64 in any order,
+# 130e-9 where ranks' sorted ids follow each other.
+PER_SORTED_ID_S = 200e-9
+
 # A process on the CPU learns that a GPU's copy is done: a launch and a stream synchronisation.
 STAGING_LATENCY_S = 10e-6  # order of magnitude of cudaMemcpy on small messages, not measured here
 
@@ -41,6 +52,7 @@ class DeviceProfile:
     memory_bytes_per_s: float
     memory_bytes: int
     start_s: float
+    node_s: float
 
 
 def _gpu(name: str, peak_flops_per_s: float, peak_bytes_per_s: float, memory_bytes: int) -> DeviceProfile:
@@ -50,6 +62,7 @@ def _gpu(name: str, peak_flops_per_s: float, peak_bytes_per_s: float, memory_byt
         memory_bytes_per_s=SUSTAINED_SHARE * peak_bytes_per_s,
         memory_bytes=memory_bytes,
         start_s=GPU_START_S,
+        node_s=GPU_START_S,
     )
 
 
@@ -57,8 +70,8 @@ PROFILES = {
     profile.name: profile
     for profile in (
         # numpy, 1024 x 1024 float32 matrix product, OPENBLAS_NUM_THREADS=1: 97e9 flops/s; rate of
-        # memory as above. onnxruntime: 2 to 3 microseconds a tiny graph. Same machine and day.
-        DeviceProfile("cpu-core", 90e9, 20e9, 4 * 2**30, 3e-6),
+        # memory as above. Same machine and day.
+        DeviceProfile("cpu-core", 90e9, 20e9, 4 * 2**30, CPU_START_S, CPU_NODE_S),
         # Peaks in float32 outside tensor cores, from each product's NVIDIA data sheet.
         _gpu("titan-xp", 12.15e12, 547.7e9, 12 * 2**30),
         _gpu("p100", 9.3e12, 732e9, 16 * 2**30),  # PCIe card

@@ -6,8 +6,8 @@
             communication      [ sum ]               a Wait stops the rank until it is complete
 
 Ranks meet their communications in the plan's one order, so one pass over the instructions plays
-them all: first issued, first served. A Run lasts the greater of arithmetic and memory time
-(roofline: Williams, Waterman and Patterson, CACM 52 (2009) 65-76), or what its segment was measured to take.
+them all: first issued, first served. A Run lasts what its work is priced at (roofline.py), or what
+its segment was measured to take.
 A communication takes a little of each member's own time; what one server alone gives its host is copied.
 Where a host has fewer cores than its ranks at work have threads, each computes in proportion longer; who
 waits leaves its core to others. Left out: ranks that compete for caches; Store, which copies what is in
@@ -22,14 +22,15 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from partc.cost.cluster.cluster import Cluster, ClusterRank
-from partc.cost.cluster.profiles import OVERSUBSCRIBED_WAIT_S, PER_COMMUNICATION_S, PER_ROWS_S, PROFILES
+from partc.cost.cluster.cluster import Cluster
+from partc.cost.cluster.profiles import OVERSUBSCRIBED_WAIT_S, PER_COMMUNICATION_S, PER_ROWS_S
 from partc.cost.network import collectives
 from partc.cost.network.collectives import COPY_TRAFFIC
 from partc.cost.network.families import Family, families_of, repeated
 from partc.cost.network.topology import Network, memory_of
 from partc.cost.network.traffic import Phases, Totals, lane_loads, seconds_of
 from partc.cost.network.ways import Array, Numbers
+from partc.cost.simulation.roofline import run_s
 from partc.runtime.plan.program import Plan, Rank, Run, Start, Wait
 from partc.runtime.transports.communication import ROW_KINDS
 
@@ -316,32 +317,6 @@ class _Cores:
         threads = np.bincount(self._host_of[at_work], self._threads[at_work], len(self._cores))
         result: Array = np.maximum(1.0, threads / self._cores)
         return result
-
-
-def run_s(run: Run, rank: Rank, cluster: Cluster) -> float:
-    """Return how long a segment takes on a rank's device."""
-    return work_s(run.flops, run.touched_bytes, rank, cluster, run.one_thread)
-
-
-def work_s(
-    flops: int, touched_bytes: int, rank: Rank | ClusterRank, cluster: Cluster, one_thread: bool = False
-) -> float:
-    """Return how long work takes on a rank's device.
-
-        t = o + max(F / f, B / b)
-
-    F flops, B touched_bytes, o the cost of starting anything, f and b the device's rates: of its
-    threads together for a CPU, whose b its host's memory also limits.
-    """
-    host = next(host for host in cluster.hosts if host.name == rank.host)
-    device = next((device for device in host.devices if device.name == rank.device), None)
-    profile = PROFILES[device.profile if device else "cpu-core"]
-    threads = (1 if one_thread else rank.threads) if rank.kind == "cpu" else 1
-    bytes_per_s = profile.memory_bytes_per_s * threads
-    if rank.kind == "cpu":
-        bytes_per_s = min(bytes_per_s, host.memory_bytes_per_s)
-    arithmetic_s = flops / (profile.matmul_flops_per_s * threads)
-    return profile.start_s + max(arithmetic_s, touched_bytes / bytes_per_s)
 
 
 def phases_of(start: Start, members: Sequence[Rank], network: Network) -> Phases:

@@ -135,8 +135,7 @@ def _infer(
                 dim.dim_value = evaluate_size(dim.dim_param, sizes)
     for value in model.graph.value_info:
         _give_sizes(value, sizes)
-    for value in model.graph.output:
-        value.type.tensor_type.ClearField("shape")
+    _forget_outputs(model.graph)
     values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if _is_small(t.dims)}
     shapes, dtypes = _settle(model, values, propagate=True)
     while _standardise_stacks(model, shapes, replicas):
@@ -170,6 +169,16 @@ def _give_sizes(value: onnx.ValueInfoProto, sizes: Mapping[str, int]) -> None:
             dim.dim_value = evaluate_size(dim.dim_param, sizes)
         else:
             dim.ClearField("dim_param")
+
+
+def _forget_outputs(graph: onnx.GraphProto) -> None:
+    """Drop what outputs declare, whose sizes may be symbolic. Of what is given, that would hide the shape."""
+    given = {value.name for value in (*graph.input, *graph.initializer)}
+    made = [value for value in graph.output if value.name not in given]
+    del graph.output[:]
+    graph.output.extend(made)
+    for value in graph.output:
+        value.type.tensor_type.ClearField("shape")
 
 
 def _is_small(dims: "tuple[int, ...]") -> bool:

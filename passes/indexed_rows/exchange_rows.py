@@ -23,12 +23,12 @@ from partc.passes.indexed_rows.route_rows import (
     sort_rows,
     sum_rows,
 )
-from partc.passes.layouts.layouts import Layout, Owned, Partial, Replicate, Split
+from partc.passes.layouts.layouts import REPLICAS, Layout, Owned, Partial, Split
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering
 from partc.passes.rules.sharding_rules import is_sum_rows
 
-WORKER_WHOLE = Layout("worker", Replicate())
+WORKER_WHOLE = Layout("worker")
 
 
 def needs_exchange(lowering: Lowering, node: gs.Node) -> bool:
@@ -81,7 +81,7 @@ def _all_reduced(lowering: Lowering, gradient: Gradient) -> gs.Variable:
     for value in (term, total):
         out.shapes[value.name] = parameter.shape
         out.nbytes[value.name] = int(np.prod(parameter.shape)) * parameter.dtype.itemsize
-    out.communicate("AllReduce", [term], [total], site="worker", reduction="sum")
+    out.communicate("AllReduce", [term], [total], site="worker", axis=REPLICAS, reduction="sum")
     lowering.reduced[gradient.parameter] = total
     return total
 
@@ -135,7 +135,7 @@ def drawn_ids(lowering: Lowering, parameter: str) -> float:
 
 
 def _own_bytes(lowering: Lowering, tensor: str) -> int:
-    is_split = isinstance(lowering.graph.layout(tensor).placement, Split)
+    is_split = isinstance(lowering.graph.layout(tensor).along(REPLICAS), Split)
     return lowering.facts.nbytes(tensor) // (lowering.graph.replicas if is_split else 1)
 
 
@@ -160,8 +160,8 @@ def _own_slices(lowering: Lowering, gradient: Gradient) -> tuple[gs.Tensor, gs.T
 
 def _own_pair(lowering: Lowering, ids: str, rows: str) -> tuple[gs.Tensor, gs.Tensor]:
     id_layout, row_layout = lowering.graph.layout(ids), lowering.graph.layout(rows)
-    are_alike = id_layout == row_layout and isinstance(row_layout.placement, Split)
-    are_terms = id_layout == WORKER_WHOLE and isinstance(row_layout.placement, Partial)
+    are_alike = id_layout == row_layout and isinstance(row_layout.along(REPLICAS), Split)
+    are_terms = id_layout == WORKER_WHOLE and isinstance(row_layout.along(REPLICAS), Partial)
     if are_alike or are_terms:
         return lowering.need(ids, id_layout), lowering.need(rows, row_layout)
     # Every replica has all the slices: each contributes its share of every row.

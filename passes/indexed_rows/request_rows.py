@@ -28,7 +28,7 @@ from partc.passes.indexed_rows.route_rows import (
     unique,
 )
 from partc.passes.layouts.decide_layouts import Decision
-from partc.passes.layouts.layouts import Layout, Owned, RequestedRows, Split
+from partc.passes.layouts.layouts import REPLICAS, Layout, Owned, RequestedRows, Split
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering, RowRequest
 
@@ -37,15 +37,15 @@ def request_rows(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Te
     """Return, on each owner, the rows that a Gather of the main computation requests of it."""
     out = lowering.out
     table, indices = node.inputs
-    requested = decision.outputs[0]
+    requested = decision.outputs[0].along(REPLICAS)
     assert isinstance(requested, RequestedRows)
     owned = Owned(requested.parameter)
     merge = lowering.graph.synchronised.chosen[requested.parameter].local_aggregation
-    ids = lowering.need(indices.name, Layout("worker", decision.inputs[1]))
+    ids = lowering.need(indices.name, Layout("worker", *decision.inputs[1].placements))
     name = f"{node.name}.pull"
     flat = _flatten(lowering, table.name, indices.name, ids, name)
     own, inverse = unique(out, flat, f"{name}.own", "worker")
-    parts = lowering.graph.replicas if isinstance(decision.inputs[1], Split) else 1
+    parts = lowering.graph.replicas if isinstance(decision.inputs[1].along(REPLICAS), Split) else 1
     drawn = int(np.prod(lowering.facts.shape(indices.name), dtype=np.int64)) / parts
     all_drawn = _all_drawn(lowering, requested.parameter, drawn)
     share = drawn / all_drawn if all_drawn else 0.0  # how many there are only the data may tell
@@ -72,7 +72,7 @@ def request_rows(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Te
 def run_on_requested_rows(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:
     """Emit a node that can_run_on_rows where the rows are: the ids' axes have become axis 0."""
     out = lowering.out
-    requested = decision.inputs[0]
+    requested = decision.inputs[0].along(REPLICAS)
     assert isinstance(requested, RequestedRows)
     rows = lowering.need(node.inputs[0].name, Layout("server", requested))
     folded = requested.ids_rank - 1

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.graph.facts import Facts
+from partc.passes.layouts.configuration import Wish
 from partc.passes.layouts.layouts import (
+    REPLICAS,
     Gathered,
     Layout,
     Owned,
@@ -36,24 +39,70 @@ class NotServable(UnsupportedModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """How one node runs: where, what its operands must be, what its outputs are.
+class AxisDecision:
+    """How one node runs along one mesh axis: what its operands must be there, what its outputs are.
 
     `factor` is the split factor if one is; `is_mean` tells that outputs are means over a part and
-    count for a replica's share only; `offset_ids`, that ids index the owner's rows.
+    count for a part's share only.
     """
 
-    site: Site
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
     factor: str | None = None
     is_mean: bool = False
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How one node runs: on which mesh, and how along each of its axes.
+
+    `offset_ids` tells that ids index the owner's rows.
+    """
+
+    site: Site
+    axes: tuple[AxisDecision, ...]
     offset_ids: bool = False
+
+    @cached_property
+    def inputs(self) -> tuple[Layout, ...]:
+        """What the operands must be."""
+        return tuple(Layout(self.site, *along) for along in zip(*(a.inputs for a in self.axes), strict=True))
+
+    @cached_property
+    def outputs(self) -> tuple[Layout, ...]:
+        """What the outputs are."""
+        return tuple(Layout(self.site, *along) for along in zip(*(a.outputs for a in self.axes), strict=True))
+
+
+def decide_one_axis(
+    site: Site,
+    inputs: Sequence[Placement],
+    outputs: Sequence[Placement],
+    factor: str | None = None,
+    offset_ids: bool = False,
+) -> Decision:
+    """Return the decision of a node that only the first mesh axis divides."""
+    return Decision(site, (AxisDecision(tuple(inputs), tuple(outputs), factor),), offset_ids)
+
+
+def decide_axes(site: Site, axes: Sequence[AxisDecision]) -> Decision:
+    """Return the decision that runs a node along every mesh axis as decided there."""
+    divided = [number for number, axis in enumerate(axes) if axis != _whole_like(axis)]
+    return Decision(site, tuple(axes[: max(divided, default=0) + 1]))
+
+
+def _whole_like(axis: AxisDecision) -> AxisDecision:
+    return AxisDecision(tuple(Replicate() for _ in axis.inputs), tuple(Replicate() for _ in axis.outputs))
+
+
+def whole_axis(node: gs.Node) -> AxisDecision:
+    """Run the node on tensors that are whole along an axis."""
+    return AxisDecision(tuple(Replicate() for _ in node.inputs), tuple(Replicate() for _ in node.outputs))
 
 
 def run_whole(node: gs.Node, site: Site) -> Decision:
     """Run the node on whole tensors."""
-    return Decision(site, tuple(Replicate() for _ in node.inputs), tuple(Replicate() for _ in node.outputs))
+    return Decision(site, (whole_axis(node),))
 
 
 def decide_by_rule(
@@ -63,35 +112,64 @@ def decide_by_rule(
     ranks: int,
     zeros: frozenset[str],
     facts: Facts,
-) -> Decision:
-    """Split the node if a split operand allows it, else keep partials, else run whole."""
+    stored: Sequence[bool] = (),
+) -> AxisDecision:
+    """Split the node along an axis if a split operand allows it, else keep partials, else run whole.
+
+    `stored`: operands that come from variables alone, which give way to those that come from data.
+    """
     if rule is None:
-        return run_whole(node, "worker")
-    for refined, factor in _split_factors(node, rule, placements, ranks, facts):
+        return whole_axis(node)
+    gives_way = stored or [False] * len(placements)
+    for refined, factor in _split_factors(node, rule, placements, ranks, facts, gives_way):
         decision = split_on(node, refined, factor, zeros)
         if decision is not None:
             return decision
-    return _keep_partial(node, rule, placements, zeros, "worker") or run_whole(node, "worker")
+    return _keep_partial(node, rule, placements, zeros) or whole_axis(node)
+
+
+def decide_by_wish(
+    node: gs.Node, rule: ShardingRule | None, wish: Wish, ranks: int, zeros: frozenset[str]
+) -> AxisDecision | None:
+    """Split the dimension that is asked for along an axis; None where that cannot be done."""
+    if wish.split is None:
+        return whole_axis(node)
+    if rule is None:
+        return None
+    dims = rule.outputs[0] if wish.operand is None else rule.inputs[wish.operand]
+    found = None if dims is None else rule.factor_at(dims, wish.split.axis, wish.split.outer)
+    if found is None or found[1] in rule.whole or found[0].sizes[found[1]] % ranks:
+        return None
+    return split_on(node, *found, zeros)
 
 
 def _split_factors(
-    node: gs.Node, rule: ShardingRule, placements: Sequence[Placement], ranks: int, facts: Facts
+    node: gs.Node,
+    rule: ShardingRule,
+    placements: Sequence[Placement],
+    ranks: int,
+    facts: Facts,
+    gives_way: Sequence[bool],
 ) -> list[tuple[ShardingRule, str]]:
     """Return the factors that operands are split on, those of most bytes first, each with the rule
     that names it."""
     weights: dict[str, int] = {}
     rules: dict[str, ShardingRule] = {}
-    for tensor, dims, placement in zip(node.inputs, rule.inputs, placements, strict=True):
+    firm: set[str] = set()
+    operands = zip(node.inputs, rule.inputs, placements, gives_way, strict=True)
+    for tensor, dims, placement, yields in operands:
         if not isinstance(placement, Split) or dims is None:
             continue
         found = rule.factor_at(dims, placement.axis, placement.outer)
         if found is not None and found[1] not in rule.whole and found[0].sizes[found[1]] % ranks == 0:
             rules[found[1]] = found[0]
             weights[found[1]] = weights.get(found[1], 0) + facts.nbytes(tensor.name)
-    return [(rules[factor], factor) for factor in sorted(weights, key=lambda factor: -weights[factor])]
+            firm.update(() if yields else (found[1],))
+    order = sorted(weights, key=lambda factor: (factor not in firm, -weights[factor]))
+    return [(rules[factor], factor) for factor in order]
 
 
-def split_on(node: gs.Node, rule: ShardingRule, factor: str, zeros: frozenset[str]) -> Decision | None:
+def split_on(node: gs.Node, rule: ShardingRule, factor: str, zeros: frozenset[str]) -> AxisDecision | None:
     """Return the decision that splits `factor`, or None where an output could not be described."""
     outputs: list[Placement] = []
     for dims in rule.outputs:
@@ -104,7 +182,7 @@ def split_on(node: gs.Node, rule: ShardingRule, factor: str, zeros: frozenset[st
         else:
             return None
     inputs = tuple(_placement_of(rule, dims, factor) for dims in rule.inputs)
-    return Decision("worker", inputs, tuple(outputs), factor, rule.combine.get(factor) == "mean")
+    return AxisDecision(inputs, tuple(outputs), factor, rule.combine.get(factor) == "mean")
 
 
 def _placement_of(rule: ShardingRule, dims: Dims | None, factor: str) -> Placement:
@@ -127,8 +205,7 @@ def _keep_partial(
     rule: ShardingRule,
     placements: Sequence[Placement],
     zeros: frozenset[str],
-    site: Site,
-) -> Decision | None:
+) -> AxisDecision | None:
     """Leave the outputs partial where the op is linear in its partial operands."""
     partial = {index: p for index, p in enumerate(placements) if isinstance(p, Partial)}
     if not partial or any(isinstance(p, Split | Owned) for p in placements):
@@ -143,7 +220,7 @@ def _keep_partial(
         if not is_zero and sum(index in partial for index in term) != 1:
             return None
     inputs = tuple(partial.get(index, Replicate()) for index in range(len(placements)))
-    return Decision(site, inputs, tuple(Partial(min(kinds)) for _ in node.outputs))
+    return AxisDecision(inputs, tuple(Partial(min(kinds)) for _ in node.outputs))
 
 
 def keep_partial_on_servers(
@@ -152,8 +229,9 @@ def keep_partial_on_servers(
     """Leave a sum over servers partial where the op is linear in it."""
     if rule is None or not any(layout.site == "server" for layout in layouts):
         return None
-    placements = [layout.placement if layout.site == "server" else Replicate() for layout in layouts]
-    return _keep_partial(node, rule, placements, zeros, "server")
+    placements = [layout.along(REPLICAS) if layout.site == "server" else Replicate() for layout in layouts]
+    decision = _keep_partial(node, rule, placements, zeros)
+    return None if decision is None else Decision("server", (decision,))
 
 
 def decide_on_servers(
@@ -168,7 +246,7 @@ def decide_on_servers(
     if len(owners) > 1 or rule is None:
         raise NotServable(parameter, node)
     owned = [
-        isinstance(layout.placement, Owned | Gathered) or tensor.name in pushed
+        isinstance(layout.along(REPLICAS), Owned | Gathered) or tensor.name in pushed
         for layout, tensor in zip(layouts, node.inputs, strict=True)
     ]
     if _indexes_rows(node, owned):
@@ -187,7 +265,7 @@ def _index_owned_rows(node: gs.Node, owned: Sequence[bool], parameter: str) -> D
     if not all(owned):
         raise NotServable(parameter, node)
     placement = Owned(parameter)
-    return Decision("server", tuple(placement for _ in owned), (placement,), offset_ids=True)
+    return decide_one_axis("server", [placement for _ in owned], [placement], offset_ids=True)
 
 
 def _split_owned(node: gs.Node, rule: ShardingRule, owned: Sequence[bool], parameter: str) -> Decision:
@@ -206,7 +284,7 @@ def _split_owned(node: gs.Node, rule: ShardingRule, owned: Sequence[bool], param
         if position not in (None, (0, 1)) or (position and dims and len(dims[0]) != 1):
             raise NotServable(parameter, node)
         inputs.append(Owned(parameter) if position else Replicate())
-    return Decision("server", tuple(inputs), _owned_outputs(node, rule, factor, parameter), factor)
+    return decide_one_axis("server", inputs, _owned_outputs(node, rule, factor, parameter), factor)
 
 
 def _owned_outputs(node: gs.Node, rule: ShardingRule, factor: str, parameter: str) -> tuple[Placement, ...]:
@@ -237,32 +315,38 @@ def slices_rows(node: gs.Node, facts: Facts) -> bool:
 
 def decide_request(node: gs.Node, decision: Decision, parameter: str, facts: Facts) -> Decision:
     """Let a Gather that was decided for the workers request its rows of the table's owners."""
-    returned = decision.outputs[0]
-    assert isinstance(returned, Replicate | Split | PerReplica)
-    requested = RequestedRows(parameter, node.name, len(facts.shape(node.inputs[1].name)), returned)
-    return Decision("server", (Owned(parameter), decision.inputs[1]), (requested,))
+    requested = RequestedRows(
+        parameter, node.name, len(facts.shape(node.inputs[1].name)), _returned(decision)
+    )
+    ids = decision.inputs[1].along(REPLICAS)
+    return decide_one_axis("server", [Owned(parameter), ids], [requested])
 
 
 def run_where_requested(decision: Decision, requested: RequestedRows) -> Decision:
     """Move a node that was decided for the workers to the owners that its rows are requested of."""
-    returned = decision.outputs[0]
-    assert isinstance(returned, Replicate | Split | PerReplica)
-    inputs: tuple[Placement, ...] = (requested, *(Replicate() for _ in decision.inputs[1:]))
-    return Decision("server", inputs, (replace(requested, returned=returned),))
+    rest = [Replicate() for _ in decision.inputs[1:]]
+    moved = replace(requested, returned=_returned(decision))
+    return decide_one_axis("server", [requested, *rest], [moved])
+
+
+def _returned(decision: Decision) -> Replicate | Split | PerReplica:
+    placement = decision.outputs[0].along(REPLICAS)
+    assert isinstance(placement, Replicate | Split | PerReplica)
+    return placement
 
 
 def slice_on_servers(node: gs.Node, parameter: str) -> Decision:
     """Cut rows out of a variable where its rows are."""
-    rest = tuple(Replicate() for _ in node.inputs[1:])
-    return Decision("server", (Owned(parameter), *rest), (Owned(parameter),))
+    rest = [Replicate() for _ in node.inputs[1:]]
+    return decide_one_axis("server", [Owned(parameter), *rest], [Owned(parameter)])
 
 
 def run_on_workers(decision: Decision) -> Decision:
     """Move a node that was decided for the servers to the workers, which gather what servers own."""
 
-    def on_workers(placement: Placement) -> Placement:
-        return Gathered(placement.parameter) if isinstance(placement, Owned) else Replicate()
+    def on_workers(layout: Layout) -> Placement:
+        owned = layout.along(REPLICAS)
+        return Gathered(owned.parameter) if isinstance(owned, Owned) else Replicate()
 
-    return Decision(
-        "worker", tuple(map(on_workers, decision.inputs)), tuple(map(on_workers, decision.outputs))
-    )
+    inputs, outputs = (map(on_workers, layouts) for layouts in (decision.inputs, decision.outputs))
+    return decide_one_axis("worker", tuple(inputs), tuple(outputs))

@@ -9,8 +9,12 @@ Gathered         workers: everyone has all that servers own, one server's behind
 RequestedRows    servers: each has the rows that workers' ids request of it, on their way to these
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
+
+import numpy as np
 
 from partc.runtime.plan.program import Site
 
@@ -77,13 +81,81 @@ class RequestedRows:
 Placement = Replicate | Split | Partial | PerReplica | Owned | Gathered | RequestedRows
 
 
+REPLICAS = 0  # the axis of a mesh that tells replicas apart, or a parameter's servers
+
+
 @dataclass(frozen=True, slots=True)
+class Mesh:
+    """An ordered grid of ranks with named axes: the last axis is the one whose neighbours are adjacent."""
+
+    name: Site
+    axes: tuple[tuple[str, int], ...]
+
+    def size(self, axis: int) -> int:
+        """Return the number of parts along an axis."""
+        return self.axes[axis][1]
+
+    def coordinates(self, position: int) -> tuple[int, ...]:
+        """Return the place along every axis of the rank at a position."""
+        return tuple(int(place) for place in np.unravel_index(position, [size for _, size in self.axes]))
+
+    def lines(self, axis: int) -> tuple[tuple[int, ...], ...]:
+        """Return the positions of the ranks that differ along an axis alone."""
+        sizes = [size for _, size in self.axes]
+        grid = np.moveaxis(np.arange(prod(sizes)).reshape(sizes), axis, -1).reshape(-1, sizes[axis])
+        return tuple(tuple(int(position) for position in line) for line in grid)
+
+    def group(self, axis: int) -> str:
+        """Return the name of the groups of ranks that differ along an axis alone."""
+        return f"{self.name}s" if len(self.axes) == 1 else f"{self.name}.{self.axes[axis][0]}"
+
+    def parts(self, layout: "Layout", tensor_axis: int) -> int:
+        """Return into how many parts a layout divides an axis of a tensor."""
+        return prod(self.size(axis) for axis, split in layout.splits() if split.axis == tensor_axis)
+
+    def divides(self, layout: "Layout", shape: Sequence[int]) -> bool:
+        """Tell whether all parts of a tensor are of equal size; one of UNKNOWN size (0) is taken to be."""
+        ends: dict[int, int] = {}
+        for place in sorted({split for _, split in layout.splits()}, key=lambda s: (s.axis, -s.outer)):
+            parts = prod(self.size(axis) for axis, split in layout.splits() if split == place)
+            end = ends.get(place.axis, shape[place.axis])
+            if end % (place.outer * parts):
+                return False
+            ends[place.axis] = place.outer
+        return True
+
+
+@dataclass(frozen=True, slots=True, init=False)
 class Layout:
-    """A placement over the ranks of one site."""
+    """Where a tensor's pieces are: a mesh, and a placement along each of its axes.
+
+    Along axes behind the last placement the tensor is whole: `Layout("worker")` is whole on any mesh.
+    Axes that split one tensor axis at one place apply in mesh order.
+    """
 
     site: Site
-    placement: Placement
+    placements: tuple[Placement, ...]
 
+    def __init__(self, site: Site, *placements: Placement) -> None:
+        while placements and isinstance(placements[-1], Replicate):
+            placements = placements[:-1]
+        object.__setattr__(self, "site", site)
+        object.__setattr__(self, "placements", placements)
 
-WHOLE = Layout("worker", Replicate())
-REPLICATE = Replicate()
+    def along(self, axis: int) -> Placement:
+        """Return the placement along a mesh axis."""
+        return self.placements[axis] if axis < len(self.placements) else Replicate()
+
+    def with_along(self, axis: int, placement: Placement) -> "Layout":
+        """Return the layout that differs along one mesh axis."""
+        count = max(len(self.placements), axis + 1)
+        return Layout(self.site, *(placement if a == axis else self.along(a) for a in range(count)))
+
+    def splits(self) -> list[tuple[int, Split]]:
+        """Return the mesh axes that split the tensor, and where."""
+        return [(axis, split) for axis, split in enumerate(self.placements) if isinstance(split, Split)]
+
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether every rank of the mesh has the whole tensor."""
+        return not self.placements

@@ -11,6 +11,7 @@ the servers. Nothing is rewritten here: the result says, node by node, what its 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -19,10 +20,15 @@ from partc.cost.strategy import Synchronisation
 from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.indexed_rows.indexed_slices import gradient_read_by
+from partc.passes.layouts.configuration import Configuration
 from partc.passes.layouts.decide_layouts import (
+    AxisDecision,
     Decision,
+    decide_axes,
     decide_by_rule,
+    decide_by_wish,
     decide_on_servers,
+    decide_one_axis,
     decide_request,
     keep_partial_on_servers,
     run_on_workers,
@@ -30,10 +36,13 @@ from partc.passes.layouts.decide_layouts import (
     run_whole,
     slice_on_servers,
     slices_rows,
+    whole_axis,
 )
 from partc.passes.layouts.layouts import (
+    REPLICAS,
     Gathered,
     Layout,
+    Mesh,
     Owned,
     Partial,
     PerReplica,
@@ -43,11 +52,12 @@ from partc.passes.layouts.layouts import (
     Split,
 )
 from partc.passes.replicas import average_replicas
+from partc.passes.rules.sharding_rule import ShardingRule
 from partc.passes.rules.sharding_rules import is_sum_rows, rule_of
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.plan.program import DrawnInput
 
-WHOLE_ON_WORKERS = Layout("worker", Replicate())
+WHOLE_ON_WORKERS = Layout("worker")
 
 
 @dataclass(frozen=True)
@@ -73,12 +83,55 @@ class LaidOutGraph:
     training: TrainingGraph
     facts: Facts
     zeros: frozenset[str]
-    replicas: int
+    configuration: Configuration
     synchronised: Synchronised
     main: frozenset[str]  # names of the main computation's nodes
     layouts: dict[str, Layout] = field(default_factory=dict)
     decisions: dict[str, Decision] = field(default_factory=dict)
-    made_whole: frozenset[str] = frozenset()  # partial tensors that are summed over the ranks
+    # partial tensors that are summed over the ranks along a mesh axis: (tensor, axis)
+    made_whole: frozenset[tuple[str, int]] = frozenset()
+
+    @cached_property
+    def homes(self) -> dict[str, dict[int, Split]]:
+        """Return how dense gradients are split where their variables are kept: tensor -> mesh axis."""
+        return {
+            gradient.dense: dict(self.configuration.homes[name].splits())
+            for name, gradient in self.training.gradients.items()
+            if gradient.dense is not None and name in self.configuration.homes
+        }
+
+    @cached_property
+    def stored(self) -> set[str]:
+        """Return the tensors that come from variables and constants alone."""
+        found = set(self.training.variables)
+        for node in self.training.graph.nodes:
+            reads = [t.name for t in node.inputs if t.inputs or not isinstance(t, gs.Constant)]
+            if reads and found.issuperset(filter(None, reads)):
+                found.update(tensor.name for tensor in node.outputs)
+        return found
+
+    def sums_before(self, tensor: str, axis: int) -> bool:
+        """Tell whether a tensor that is partial along a mesh axis is whole once its operands are summed."""
+        return isinstance(self.layout(tensor).along(axis), Partial) and (tensor, axis) not in self.made_whole
+
+    def has_fixed_pieces(self, tensor: str) -> bool:
+        """Tell whether the sizes of a tensor's pieces are known, whatever the data."""
+        return tensor in self.facts.fixed_shapes and all(self.facts.shape(tensor))
+
+    @property
+    def mesh(self) -> Mesh:
+        """Return the workers' mesh."""
+        return self.configuration.mesh
+
+    @property
+    def replicas(self) -> int:
+        """Return how many replicas there are."""
+        return self.mesh.size(REPLICAS)
+
+    def divides(self, node: gs.Node, decision: Decision) -> bool:
+        """Tell whether the axes of the mesh together cut what a node reads and writes into equal parts."""
+        pairs = zip((*node.inputs, *node.outputs), (*decision.inputs, *decision.outputs), strict=True)
+        return all(self.mesh.divides(layout, self.facts.shape(tensor.name)) for tensor, layout in pairs)
 
     def layout(self, tensor: str) -> Layout:
         """Return a tensor's native layout; constants are whole everywhere."""
@@ -99,27 +152,29 @@ def propagate_layouts(graph: LaidOutGraph, per_replica: bool) -> None:
         if node.name in on_workers and decision.site == "server":
             decision = run_on_workers(decision)
         graph.decisions[node.name] = decision
-        for tensor, placement in zip(node.outputs, decision.outputs, strict=True):
-            graph.layouts[tensor.name] = Layout(decision.site, placement)
+        for tensor, layout in zip(node.outputs, decision.outputs, strict=True):
+            graph.layouts[tensor.name] = layout
 
 
 def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
     fed = graph.training.data_inputs | graph.training.drawn_inputs
+    is_alone = graph.replicas == 1 and len(graph.mesh.axes) > 1  # one replica of several workers
     for name, entry in fed.items():
         outer = entry.outer if isinstance(entry, DrawnInput) else 1
-        if entry.sample_axis is None:
-            graph.layouts[name] = Layout("worker", Replicate())
+        if entry.sample_axis is None or is_alone:
+            graph.layouts[name] = Layout("worker")
         elif per_replica:
             graph.layouts[name] = Layout("worker", PerReplica())
         else:
             _check_divides(graph, name, entry.sample_axis, outer)
             graph.layouts[name] = Layout("worker", Split(entry.sample_axis, outer))
     for name, given in graph.training.shard_inputs.items():
-        is_own = given.holds == "shard_id"
+        is_own = given.holds == "shard_id" and not is_alone
         graph.layouts[name] = Layout("worker", PerReplica() if is_own else Replicate())
     for name in graph.training.variables:
         owner = graph.synchronised.owner.get(name)
-        graph.layouts[name] = Layout("server", Owned(owner)) if owner else Layout("worker", Replicate())
+        home = graph.configuration.homes.get(name, WHOLE_ON_WORKERS)
+        graph.layouts[name] = Layout("server", Owned(owner)) if owner else home
 
 
 def _check_divides(graph: LaidOutGraph, name: str, axis: int, outer: int) -> None:
@@ -211,14 +266,12 @@ def _decide(
     if node.domain == average_replicas.REPLICA_DOMAIN:
         return _decide_replica_op(node, layouts[0])
     if node.op in ("Shape", "Size"):
-        if isinstance(layouts[0].placement, RequestedRows):
-            return Decision("worker", (layouts[0].placement.returned,), (Replicate(),))
-        return Decision(layouts[0].site, (layouts[0].placement,), (Replicate(),))
+        return _decide_shape(graph, layouts[0])
     if node.name in sparse:
         method = graph.synchronised.method(sparse[node.name])
         if method == "servers":
             owned = Owned(sparse[node.name])
-            return Decision("server", tuple(owned for _ in node.inputs), tuple(owned for _ in node.outputs))
+            return decide_one_axis("server", [owned for _ in node.inputs], [owned for _ in node.outputs])
         return run_whole(node, "worker")
     rule = rule_of(node, graph.facts)
     if node.name not in graph.main:
@@ -228,26 +281,61 @@ def _decide(
         decision = keep_partial_on_servers(node, rule, layouts, graph.zeros)
         if decision is not None:
             return decision
-    placements = [_on_workers(layout) for layout in layouts]
-    if any(isinstance(placement, PerReplica) for placement in placements):
-        decision = _run_per_replica(node, placements)
-    else:
-        decision = decide_by_rule(node, rule, placements, graph.replicas, graph.zeros, graph.facts)
+    decision = _decide_on_workers(graph, node, rule, layouts)
     return _move_to_servers(graph, node, layouts, decision) or decision
 
 
-def _on_workers(layout: Layout) -> Placement:
-    """Return where the workers have a tensor, once they have fetched it."""
-    if isinstance(layout.placement, RequestedRows):
-        return layout.placement.returned
-    return layout.placement if layout.site == "worker" else Replicate()
+def _decide_on_workers(
+    graph: LaidOutGraph, node: gs.Node, rule: ShardingRule | None, layouts: Sequence[Layout]
+) -> Decision:
+    """Decide axis by axis; one that would cut too small what others cut already keeps the node whole."""
+    axes: list[AxisDecision] = []
+    for axis in range(len(graph.mesh.axes)):
+        axes.append(_decide_along(graph, node, rule, layouts, axis))
+        if axis > 0 and not graph.divides(node, decide_axes("worker", axes)):
+            axes[axis] = whole_axis(node)
+    return decide_axes("worker", axes)
+
+
+def _decide_along(
+    graph: LaidOutGraph, node: gs.Node, rule: ShardingRule | None, layouts: Sequence[Layout], axis: int
+) -> AxisDecision:
+    """Decide how the workers run a node along one axis of their mesh."""
+    names = [tensor.name for tensor in node.inputs]
+    placements = [_on_workers(layout, axis) for layout in layouts]
+    if any(isinstance(placement, PerReplica) for placement in placements):
+        return _run_per_replica(node, placements)
+    if node.name not in graph.main:  # an update takes a gradient as its variable is kept
+        homes = [graph.homes.get(name, {}).get(axis) for name in names]
+        placements = [home or native for home, native in zip(homes, placements, strict=True)]
+    ranks = graph.mesh.size(axis)
+    wish = graph.configuration.wishes.get(node.name, {}).get(axis)
+    if wish is not None and (asked := decide_by_wish(node, rule, wish, ranks, graph.zeros)):
+        return asked
+    stored = [name in graph.stored for name in names]
+    return decide_by_rule(node, rule, placements, ranks, graph.zeros, graph.facts, stored)
+
+
+def _decide_shape(graph: LaidOutGraph, layout: Layout) -> Decision:
+    """Shape and Size of the whole are had from any piece."""
+    if isinstance(requested := layout.along(REPLICAS), RequestedRows):
+        return decide_one_axis("worker", [requested.returned], [Replicate()])
+    axes = range(max(1, len(layout.placements)))
+    return Decision(layout.site, tuple(AxisDecision((layout.along(a),), (Replicate(),)) for a in axes))
+
+
+def _on_workers(layout: Layout, axis: int) -> Placement:
+    """Return how the workers have a tensor along an axis, once they have fetched it."""
+    if isinstance(requested := layout.along(REPLICAS), RequestedRows):
+        return requested.returned if axis == REPLICAS else Replicate()
+    return layout.along(axis) if layout.site == "worker" else Replicate()
 
 
 def _move_to_servers(
     graph: LaidOutGraph, node: gs.Node, layouts: Sequence[Layout], decision: Decision
 ) -> Decision | None:
     """Return how servers run a node of the main computation that reads what they own, if they do."""
-    source = layouts[0].placement if layouts else None
+    source = layouts[0].along(REPLICAS) if layouts else None
     if not isinstance(source, Owned | RequestedRows):
         return None
     if isinstance(source, Owned) and node.op == "Gather" and node.attrs.get("axis", 0) == 0:
@@ -263,20 +351,21 @@ def _move_to_servers(
 
 def _owners_of(node: gs.Node, layouts: Sequence[Layout], pushed: Mapping[str, str]) -> set[str]:
     """Return the parameters whose owned rows the node reads."""
-    owned = {
-        layout.placement.parameter for layout in layouts if isinstance(layout.placement, Owned | Gathered)
-    }
+    placements = [layout.along(REPLICAS) for layout in layouts]
+    owned = {placement.parameter for placement in placements if isinstance(placement, Owned | Gathered)}
     return owned | {pushed[tensor.name] for tensor in node.inputs if tensor.name in pushed}
 
 
 def _decide_replica_op(node: gs.Node, layout: Layout) -> Decision:
     """Average, Sum and Stack take what each replica has of its own."""
-    if not isinstance(layout.placement, PerReplica):
-        return Decision("worker", (layout.placement,), (layout.placement,))
     result = Split(0) if node.op == average_replicas.STACK else Partial("sum")
-    return Decision("worker", (PerReplica(),), (result,))
+    axes = [
+        AxisDecision((placement,), (result if isinstance(placement, PerReplica) else placement,))
+        for placement in map(layout.along, range(max(1, len(layout.placements))))
+    ]
+    return Decision("worker", tuple(axes))
 
 
-def _run_per_replica(node: gs.Node, placements: Sequence[Placement]) -> Decision:
+def _run_per_replica(node: gs.Node, placements: Sequence[Placement]) -> AxisDecision:
     inputs = tuple(p if isinstance(p, PerReplica) else Replicate() for p in placements)
-    return Decision("worker", inputs, tuple(PerReplica() for _ in node.outputs))
+    return AxisDecision(inputs, tuple(PerReplica() for _ in node.outputs))

@@ -10,11 +10,11 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.indexed_rows.exchange_rows import push_slices
 from partc.passes.indexed_rows.route_rows import INT64
-from partc.passes.layouts.layouts import Gathered, Layout, Owned, Replicate
+from partc.passes.layouts.layouts import Gathered, Layout, Owned
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering
 
-SERVER_WHOLE = Layout("server", Replicate())
+SERVER_WHOLE = Layout("server")
 
 
 def has_parameter_rows(lowering: Lowering, tensor: str, parameter: str) -> bool:

@@ -10,16 +10,15 @@ Everything is made once per layout. What nobody needs is never communicated.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
 import onnx_graphsurgeon as gs
 
 from partc.passes.indexed_rows.expected_rows import ExpectedRows
-from partc.passes.layouts.decide_layouts import Decision, run_whole, split_on
+from partc.passes.layouts.decide_layouts import Decision, decide_axes, run_whole, split_on, whole_axis
 from partc.passes.layouts.layouts import (
+    REPLICAS,
     Layout,
-    Partial,
     PerReplica,
     Replicate,
     Split,
@@ -65,14 +64,10 @@ class _Lowerer(Lowering):
         native = [v.next for v in training.variables.values() if homes[v.name] == self.graph.layout(v.name)]
         self._lower_in_order([*training.outputs, *native])
         for name in training.outputs:
-            placement = self.graph.layout(name).placement
-            stays = isinstance(placement, PerReplica) or (
-                isinstance(placement, Split) and placement.outer == 1
-            )
-            wanted = placement if stays else Replicate()
-            value = self.need(name, Layout("worker", wanted))
+            wanted = _as_fetched(self.graph.layout(name))
+            value = self.need(name, wanted)
             public = training.output_names.get(name, name)
-            self.out.outputs.append((public, value.name, Layout("worker", wanted)))
+            self.out.outputs.append((public, value.name, wanted))
         for name, home in homes.items():
             self.need(name, home)
         done = 0
@@ -86,7 +81,7 @@ class _Lowerer(Lowering):
         """Return where a variable is kept even if nobody asks for it there."""
         native = self.graph.layout(variable)
         counts = self.sessions and self.graph.training.variables[variable].next in self._on_every_rank
-        return Layout("server", Replicate()) if counts else native
+        return Layout("server") if counts else native
 
     def _lower_in_order(self, tensors: Iterable[str]) -> None:
         """Lower from first to last what these tensors come from, so that need() recurses little."""
@@ -99,23 +94,31 @@ class _Lowerer(Lowering):
             found = [self._decision_for(*result) for result in results]
             for decision in found if len(found) == 1 else dict.fromkeys(found):
                 needed.append((node, decision))
-                for operand, placement in zip(node.inputs, decision.inputs, strict=True):
+                for operand, layout in zip(node.inputs, decision.inputs, strict=True):
                     if self.facts.fixed_value(operand.name) is None:
-                        wanted[operand.name].append(Layout(decision.site, placement))
+                        wanted[operand.name].append(layout)
         for node, decision in reversed(needed):
             self.lower(node, decision)
 
     def _decision_for(self, tensor: gs.Tensor, layout: Layout) -> Decision:
         """Return how the node that makes a tensor runs for it to be had in a layout, moved or not."""
         (node,) = tensor.inputs
-        makes_whole = layout != self.graph.layout(tensor.name) and isinstance(layout.placement, Replicate)
-        if makes_whole and self._can_make_whole_at(tensor.name, layout.site):
+        native, decision = self.graph.layout(tensor.name), self.graph.decisions[node.name]
+        if layout == native or not self._can_make(tensor.name, layout):
+            return decision
+        if layout.site != native.site:
             return run_whole(node, layout.site)
-        return self.graph.decisions[node.name]
+        return decide_axes(
+            layout.site,
+            [
+                whole_axis(node) if layout.along(axis) != native.along(axis) else along
+                for axis, along in enumerate(decision.axes)
+            ],
+        )
 
     def _keep_state(self, name: str, site: Site) -> None:
         variable = self.graph.training.variables[name]
-        layout = Layout(site, self.graph.layout(name).placement)
+        layout = Layout(site, *self.graph.layout(name).placements)
         following = self.need(variable.next, layout)
         if isinstance(following, gs.Constant) or not following.inputs:
             copy = f"{name}.next.{site}"
@@ -132,14 +135,13 @@ class _Lowerer(Lowering):
     def _make(self, tensor: str, layout: Layout) -> gs.Tensor:
         source = self.source(tensor)
         known = self.facts.fixed_value(tensor)
-        if isinstance(layout.placement, Replicate):
+        if layout.is_whole:
             if isinstance(source, gs.Constant):
                 return source.copy()  # so that the original does not list this step's nodes as readers
             if known is not None and source.inputs:
                 return gs.Constant(f"{tensor}.value", known)
         native = self.graph.layout(tensor)
-        is_whole = isinstance(layout.placement, Replicate) and self._can_make_whole_at(tensor, layout.site)
-        if layout != native and not is_whole:
+        if layout != native and not self._can_make(tensor, layout):
             return reshard(self, tensor, native, layout)
         if not source.inputs:
             return self._leaf(source, layout)
@@ -155,25 +157,33 @@ class _Lowerer(Lowering):
         self.describe(name, source.name, layout)
         return gs.Variable(name, dtype=source.dtype)
 
-    def _can_make_whole_at(self, tensor: str, site: Site) -> bool:
-        """Tell whether a site can compute a whole tensor without a message."""
+    def _can_make(self, tensor: str, layout: Layout) -> bool:
+        """Tell whether a tensor, whole along axes where it natively is not, is made so without a message."""
         native = self.graph.layout(tensor)
-        if isinstance(native.placement, Partial):
-            return native.site == site and tensor not in self.graph.made_whole
-        return isinstance(native.placement, Replicate) and tensor in self._on_every_rank
+        if native.site != layout.site:
+            return native.is_whole and layout.is_whole and tensor in self._on_every_rank
+        if native.is_whole:
+            return layout.is_whole and tensor in self._on_every_rank
+        return all(
+            layout.along(axis) == native.along(axis)
+            or (isinstance(layout.along(axis), Replicate) and self.graph.sums_before(tensor, axis))
+            for axis in range(max(len(native.placements), len(layout.placements)))
+        )
 
     def lower(self, node: gs.Node, decision: Decision) -> list[gs.Tensor]:
         """Lower a node as decided, once, and return its outputs."""
-        outputs = [Layout(decision.site, placement) for placement in decision.outputs]
-        keys = [(tensor.name, layout) for tensor, layout in zip(node.outputs, outputs, strict=True)]
+        keys = [(tensor.name, layout) for tensor, layout in zip(node.outputs, decision.outputs, strict=True)]
         if decision not in self._lowered[node.name]:
             self._lowered[node.name].append(decision)
             self._values.update(zip(keys, lower_node(self, node, decision), strict=True))
         return [self._values[key] for key in keys]
 
-    def split_locally(self, tensor: str, placement: Split) -> gs.Tensor | None:
+    def split_locally(self, tensor: str, layout: Layout, axis: int) -> gs.Tensor | None:
         source = self.source(tensor)
-        if not source.inputs or (tensor not in self._on_every_rank and tensor in self.graph.made_whole):
+        before, placement = layout.with_along(axis, Replicate()), layout.along(axis)
+        if not source.inputs or not isinstance(placement, Split):
+            return None
+        if before != self.graph.layout(tensor) and not self._can_make(tensor, before):
             return None
         node = source.inputs[0]
         rule = rule_of(node, self.facts)
@@ -184,10 +194,21 @@ class _Lowerer(Lowering):
         if found is None or found[1] in rule.whole or found[1] in rule.combine:
             return None
         rule, factor = found
-        decision = split_on(node, rule, factor, self.graph.zeros)
-        if decision is None or rule.sizes[factor] % self.graph.replicas:
+        along = split_on(node, rule, factor, self.graph.zeros)
+        if along is None or rule.sizes[factor] % self.graph.mesh.size(axis):
             return None
-        return self.lower(node, replace(decision, site="worker"))[index]
+        decision = self._decision_for(source, before)
+        axes = [*decision.axes, *(whole_axis(node) for _ in range(axis + 1 - len(decision.axes)))]
+        axes[axis] = along
+        divided = decide_axes("worker", axes)
+        return self.lower(node, divided)[index] if self.graph.divides(node, divided) else None
+
+
+def _as_fetched(layout: Layout) -> Layout:
+    """Return how an output is handed out: as replicas have it, and whole along other axes."""
+    placement = layout.along(REPLICAS)
+    stays = isinstance(placement, PerReplica) or (isinstance(placement, Split) and placement.outer == 1)
+    return Layout("worker", placement if stays else Replicate())
 
 
 def _tensors_on_every_rank(graph: LaidOutGraph) -> set[str]:
@@ -200,7 +221,7 @@ def _tensors_on_every_rank(graph: LaidOutGraph) -> set[str]:
     }
 
     def is_whole(tensor: gs.Tensor) -> bool:
-        return isinstance(graph.layout(tensor.name).placement, Replicate)
+        return graph.layout(tensor.name).is_whole
 
     at_hand.update(name for name, tensor in tensors.items() if not tensor.inputs and is_whole(tensor))
     for node in graph.training.graph.nodes:

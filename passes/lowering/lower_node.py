@@ -4,6 +4,8 @@ Sizes are always the single device's: `Shape` of a piece is scaled up, and an op
 (Reshape, Expand, ConstantOfShape) gets it divided, factor by factor, on a copy of its own.
 """
 
+from math import prod
+
 import numpy as np
 import onnx_graphsurgeon as gs
 
@@ -11,17 +13,16 @@ from partc.passes.indexed_rows.exchange_rows import needs_exchange, push_slices,
 from partc.passes.indexed_rows.request_rows import request_rows, run_on_requested_rows
 from partc.passes.layouts.decide_layouts import Decision, slices_rows
 from partc.passes.layouts.layouts import (
+    REPLICAS,
     Layout,
     Owned,
     PerReplica,
-    Placement,
     Replicate,
     RequestedRows,
-    Split,
 )
 from partc.passes.lowering.gather_owned import slice_owned_rows
 from partc.passes.lowering.lowered_graph import constant
-from partc.passes.lowering.lowering import Lowering
+from partc.passes.lowering.lowering import Lowering, tag
 from partc.passes.replicas import average_replicas
 from partc.passes.rules.sharding_rules import is_sum_rows, rule_of
 
@@ -34,11 +35,11 @@ def lower_node(lowering: Lowering, node: gs.Node, decision: Decision) -> list[gs
         return [_lower_shape(lowering, node, decision)]
     if decision.site == "worker" and needs_exchange(lowering, node):
         return reduce_slices(lowering, node)
-    if isinstance(decision.outputs[0], RequestedRows):
-        is_first = not isinstance(decision.inputs[0], RequestedRows)
+    if isinstance(decision.outputs[0].along(REPLICAS), RequestedRows):
+        is_first = not isinstance(decision.inputs[0].along(REPLICAS), RequestedRows)
         return [(request_rows if is_first else run_on_requested_rows)(lowering, node, decision)]
-    if slices_rows(node, lowering.facts) and isinstance(decision.inputs[0], Owned):
-        return [slice_owned_rows(lowering, node, decision.inputs[0])]
+    if slices_rows(node, lowering.facts) and isinstance(owned := decision.inputs[0].along(REPLICAS), Owned):
+        return [slice_owned_rows(lowering, node, owned)]
     if decision.site == "server" and _routes_slices(node, decision):
         return _lower_routed(lowering, node, decision)
     return _emit(lowering, node, decision, _operands(lowering, node, decision))
@@ -47,16 +48,16 @@ def lower_node(lowering: Lowering, node: gs.Node, decision: Decision) -> list[gs
 def _operands(lowering: Lowering, node: gs.Node, decision: Decision) -> list[gs.Tensor]:
     operands: list[gs.Tensor] = []
     spelled = _spelled_shapes(lowering, node)
-    for index, (tensor, placement) in enumerate(zip(node.inputs, decision.inputs, strict=True)):
+    for index, (tensor, layout) in enumerate(zip(node.inputs, decision.inputs, strict=True)):
         if not tensor.name:
             operands.append(gs.Variable.empty())
         elif index in spelled:
             output = spelled[index]
-            whole = lowering.need(tensor.name, Layout(decision.site, _whole(placement)))
+            whole = lowering.need(tensor.name, _whole(layout))
             shape = _local_sizes(lowering, node, tensor, whole, output, decision)
             operands.append(shape)
         else:
-            operands.append(lowering.need(tensor.name, Layout(decision.site, placement)))
+            operands.append(lowering.need(tensor.name, layout))
     return operands + _squeezed_axes(lowering, node)
 
 
@@ -68,8 +69,9 @@ def _squeezed_axes(lowering: Lowering, node: gs.Node) -> list[gs.Tensor]:
     return [constant(f"{node.name}.axes", [a for a, size in enumerate(shape) if size == 1], np.int64)]
 
 
-def _whole(placement: Placement) -> Placement:
-    return placement if isinstance(placement, PerReplica) else Replicate()
+def _whole(layout: Layout) -> Layout:
+    own = [p if isinstance(p, PerReplica) else Replicate() for p in layout.placements]
+    return Layout(layout.site, *own)
 
 
 def _spelled_shapes(lowering: Lowering, node: gs.Node) -> dict[int, int]:
@@ -81,24 +83,25 @@ def _emit(
     lowering: Lowering, node: gs.Node, decision: Decision, operands: list[gs.Tensor]
 ) -> list[gs.Tensor]:
     values: list[str] = []  # that hold the results
+    mesh = lowering.graph.mesh
+    means = [number for number, axis in enumerate(decision.axes) if axis.is_mean]
     outputs: list[gs.Tensor] = []
-    for tensor, placement in zip(node.outputs, decision.outputs, strict=True):
+    for tensor, layout in zip(node.outputs, decision.outputs, strict=True):
         if not tensor.name:
             values.append("")
             outputs.append(gs.Variable.empty())
             continue
-        value = lowering.value_name(tensor.name, Layout(decision.site, placement))
+        value = lowering.value_name(tensor.name, layout)
         values.append(value)
-        name = f"{value}.of_part" if decision.is_mean else value
+        name = f"{value}.of_part" if means else value
         outputs.append(gs.Variable(name, dtype=lowering.facts.dtypes[tensor.name]))
     name = f"{node.name}@{outputs[0].name}"
     copy = gs.Node(node.op, name, dict(node.attrs), operands, outputs, domain=node.domain)
     lowering.out.append(copy, decision.site)
     _count_flops(lowering, node, copy, decision)
-    if decision.is_mean:
-        return [
-            _scale(lowering, output, value, decision) for output, value in zip(outputs, values, strict=True)
-        ]
+    if means:
+        parts = prod(map(mesh.size, means))
+        return [_scale(lowering, *pair, parts, decision) for pair in zip(outputs, values, strict=True)]
     return outputs
 
 
@@ -106,25 +109,27 @@ def _count_flops(lowering: Lowering, node: gs.Node, copy: gs.Node, decision: Dec
     rule = rule_of(node, lowering.facts)
     lowering.out.original[copy.name] = node.name
     if rule is not None:
-        share = lowering.graph.replicas if decision.factor is not None else 1
-        lowering.out.flops[copy.name] = rule.flops // share
+        mesh = lowering.graph.mesh
+        divided = [number for number, axis in enumerate(decision.axes) if axis.factor is not None]
+        lowering.out.flops[copy.name] = rule.flops // prod(map(mesh.size, divided))
 
 
-def _scale(lowering: Lowering, mean: gs.Tensor, value: str, decision: Decision) -> gs.Tensor:
-    """A mean over a replica's part counts for its share of the whole."""
-    share = constant(f"{mean.name}.share", 1.0 / lowering.graph.replicas, mean.dtype)
+def _scale(lowering: Lowering, mean: gs.Tensor, value: str, parts: int, decision: Decision) -> gs.Tensor:
+    """A mean over one of equal parts counts for its share of the whole."""
+    share = constant(f"{mean.name}.share", 1.0 / parts, mean.dtype)
     return lowering.out.emit("Mul", [mean, share], value, mean.dtype, decision.site)
 
 
 def _lower_replica_average(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:
-    source = node.inputs[0]
-    tensor = lowering.need(source.name, Layout("worker", decision.inputs[0]))
-    factor = _factor_of_average(node, isinstance(decision.inputs[0], PerReplica), lowering.graph.replicas)
+    source, layout = node.inputs[0], decision.inputs[0]
+    tensor = lowering.need(source.name, layout)
+    varies = isinstance(layout.along(REPLICAS), PerReplica)
+    factor = _factor_of_average(node, varies, lowering.graph.replicas)
     if factor == 1:
         return tensor
     dtype = lowering.facts.dtypes[source.name]
     share = constant(f"{tensor.name}.share", factor, dtype)
-    name = lowering.value_name(node.outputs[0].name, Layout("worker", decision.outputs[0]))
+    name = lowering.value_name(node.outputs[0].name, decision.outputs[0])
     return lowering.out.emit("Mul", [tensor, share], name, dtype, "worker")
 
 
@@ -138,18 +143,17 @@ def _factor_of_average(node: gs.Node, varies: bool, replicas: int) -> float:
 
 def _lower_shape(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:
     """Shape or Size of the whole, from a piece's."""
-    source = node.inputs[0]
-    placement = decision.inputs[0]
-    operand = lowering.need(source.name, Layout("worker", placement))
-    name = lowering.value_name(node.outputs[0].name, Layout("worker", Replicate()))
+    source, layout = node.inputs[0], decision.inputs[0]
+    operand = lowering.need(source.name, layout)
+    name = lowering.value_name(node.outputs[0].name, Layout("worker"))
     out = lowering.out
     int64 = np.dtype(np.int64)
-    if not isinstance(placement, Split):
+    if not layout.splits():
         return out.emit(node.op, [operand], name, int64, "worker", **node.attrs)
-    factors: list[int] | int = lowering.graph.replicas
+    rank = len(lowering.facts.shape(source.name))
+    sizes = [lowering.graph.mesh.parts(layout, axis) for axis in range(rank)]
+    factors: list[int] | int = prod(sizes)
     if node.op == "Shape":
-        rank = len(lowering.facts.shape(source.name))
-        sizes = [lowering.graph.replicas if axis == placement.axis else 1 for axis in range(rank)]
         factors = sizes[node.attrs.get("start", 0) : node.attrs.get("end", rank)]
     piece = out.emit(node.op, [operand], f"{name}.piece", int64, "worker", **node.attrs)
     return out.emit("Mul", [piece, constant(f"{name}.ranks", factors, np.int64)], name, int64, "worker")
@@ -164,26 +168,27 @@ def _local_sizes(
     decision: Decision,
 ) -> gs.Tensor:
     """Return the shape argument for one rank's piece of the output."""
-    placement = decision.outputs[output]
-    if not isinstance(placement, Split | Owned):
-        return whole
+    layout = decision.outputs[output]
+    owned = layout.along(REPLICAS)
     sizes = lowering.facts.shape(node.outputs[output].name)
     spelled = lowering.facts.value(tensor.name)
-    axis = placement.axis if isinstance(placement, Split) else 0
-    if spelled is not None and len(spelled) == len(sizes) and spelled[axis] != sizes[axis]:
-        return whole  # -1 or 0: the op finds the size itself
-    axis -= len(sizes) - (len(spelled) if spelled is not None else len(sizes))
-    if axis < 0:
-        return whole  # Expand to fewer axes than the operand has
+    offset = len(sizes) - (len(spelled) if spelled is not None else len(sizes))
     name = f"{whole.name}.of.{node.name}.{decision.site}"
-    if isinstance(placement, Owned):
-        return _owned_sizes(lowering, whole, placement, name)
-    ranks = lowering.graph.replicas
+    if len(layout.placements) > 1:  # a node may run in several ways
+        name = f"{name}.{tag(layout)}"
+    if isinstance(owned, Owned):
+        is_found = spelled is not None and (offset or spelled[0] != sizes[0])
+        return whole if is_found else _owned_sizes(lowering, whole, owned, name)
+    # -1 or 0: the op finds the size itself. Expand may spell fewer axes than the operand has.
+    divisors = [
+        1 if spelled is not None and spelled[axis - offset] != sizes[axis] else parts
+        for axis, parts in enumerate(lowering.graph.mesh.parts(layout, axis) for axis in range(len(sizes)))
+        if axis >= offset
+    ]
+    if all(parts == 1 for parts in divisors):
+        return whole
     if isinstance(whole, gs.Constant):
-        values = np.array(whole.values)
-        values[axis] //= ranks
-        return gs.Constant(name, values)
-    divisors = [ranks if index == axis else 1 for index in range(len(sizes))]
+        return gs.Constant(name, np.array(whole.values) // np.array(divisors))
     parts = constant(f"{name}.ranks", divisors, np.int64)
     return lowering.out.emit("Div", [whole, parts], name, np.dtype(np.int64), decision.site)
 
@@ -201,13 +206,13 @@ def _owned_sizes(lowering: Lowering, whole: gs.Tensor, placement: Owned, name: s
 
 
 def _routes_slices(node: gs.Node, decision: Decision) -> bool:
-    is_owned = all(isinstance(placement, Owned) for placement in decision.inputs)
+    is_owned = all(isinstance(layout.along(REPLICAS), Owned) for layout in decision.inputs)
     return is_owned and (is_sum_rows(node) or decision.offset_ids or node.op == "ScatterND")
 
 
 def _lower_routed(lowering: Lowering, node: gs.Node, decision: Decision) -> list[gs.Tensor]:
     """Lower an op on indexed slices where they were routed to: on the server that owns the rows."""
-    owned = decision.inputs[0]
+    owned = decision.inputs[0].along(REPLICAS)
     assert isinstance(owned, Owned)
     gradient = lowering.graph.training.gradients[owned.parameter]
     if is_sum_rows(node):

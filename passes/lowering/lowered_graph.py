@@ -3,12 +3,14 @@
 Compute nodes are standard ONNX and belong to one site, whose ranks all run them on their own
 pieces. Communication nodes have domain `partc.communication`:
 
-    AllReduce        partial -> whole, among the ranks of one site        (two levels: host, global)
+    AllReduce        partial -> whole, along an axis of a mesh            (two levels: host, global)
+    ReduceScatter    partial -> equal pieces of axis 0, along an axis of the workers' mesh
+    AllGather        equal pieces of axis 0 -> whole, likewise
     Push             worker partials -> the rows that each server owns, summed
     Pull             the rows that each server owns -> whole on all workers
     ToServers        whole on workers -> whole on servers
     ToWorkers        whole on servers -> whole on workers
-    AllGatherRows    pieces along axis 0 -> whole on all workers, and their sizes
+    AllGatherRows    pieces along axis 0 -> whole along an axis of the workers' mesh, and their sizes
     GatherRows       what a host's workers have -> one behind the other on the host's server, and sizes
     ScatterRows      the reverse, by sizes
     AllToAllRows     servers exchange rows by owner, and sizes
@@ -23,7 +25,7 @@ from typing import Literal
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from partc.passes.layouts.layouts import Layout
+from partc.passes.layouts.layouts import Layout, Mesh
 from partc.runtime.plan.program import Site
 
 COMMUNICATION_DOMAIN = "partc.communication"
@@ -45,23 +47,25 @@ class State:
 class RankConstant:
     """What a value int64[n] tells each rank of its place.
 
-    replica      its position among the workers
+    coordinate   its position along an axis of the workers' mesh
     first_row    the first row of a parameter that it owns, and how many: `row_count`
     row_ends     of a parameter, the end of every server's rows: the same on all ranks
     """
 
-    holds: Literal["replica", "first_row", "row_count", "row_ends"]
+    holds: Literal["coordinate", "first_row", "row_count", "row_ends"]
     parameter: str | None = None
+    axis: int = 0
 
 
 # How values that hold a place are named; behind the parameter, where it is a parameter's.
-_PLACE_NAMES = {"replica": "replica", "first_row": "first", "row_count": "rows", "row_ends": "ends"}
+_PLACE_NAMES = {"first_row": "first", "row_count": "rows", "row_ends": "ends"}
 
 
 @dataclass
 class LoweredGraph:
-    """Compute and communication nodes in a topological order."""
+    """Compute and communication nodes in a topological order. `mesh`: of the workers."""
 
+    mesh: Mesh
     nodes: list[gs.Node] = field(default_factory=list)
     site_of: dict[str, Site] = field(default_factory=dict)  # compute node -> site
     native: dict[str, Layout] = field(default_factory=dict)  # original tensor -> layout
@@ -91,25 +95,28 @@ class LoweredGraph:
             self.append(node, site)
         return self._emitted[output]
 
-    def replica(self) -> gs.Variable:
-        """Return the value int64[1] that holds a worker's position."""
-        return self._given(RankConstant("replica"), (1,))
+    def coordinate(self, axis: int, name: str) -> gs.Variable:
+        """Return the value int64[1], named so, that holds a worker's position along an axis of its mesh."""
+        return self._given(name, RankConstant("coordinate", axis=axis), (1,))
 
     def first_row(self, parameter: str) -> gs.Variable:
         """Return the value int64[1] that holds the first row of a parameter that a server owns."""
-        return self._given(RankConstant("first_row", parameter), (1,))
+        return self._given_rows(RankConstant("first_row", parameter), parameter, (1,))
 
     def row_count(self, parameter: str) -> gs.Variable:
         """Return the value int64[1] that holds how many rows of a parameter a server owns."""
-        return self._given(RankConstant("row_count", parameter), (1,))
+        return self._given_rows(RankConstant("row_count", parameter), parameter, (1,))
 
     def row_ends(self, parameter: str) -> gs.Variable:
         """Return the value int64[servers] that holds where each server's rows of a parameter end."""
-        return self._given(RankConstant("row_ends", parameter), (None,))
+        return self._given_rows(RankConstant("row_ends", parameter), parameter, (None,))
 
-    def _given(self, constant: RankConstant, shape: tuple[int | None, ...]) -> gs.Variable:
-        name = _PLACE_NAMES[constant.holds]
-        name = name if constant.parameter is None else f"{constant.parameter}.{name}"
+    def _given_rows(
+        self, constant: RankConstant, parameter: str, shape: tuple[int | None, ...]
+    ) -> gs.Variable:
+        return self._given(f"{parameter}.{_PLACE_NAMES[constant.holds]}", constant, shape)
+
+    def _given(self, name: str, constant: RankConstant, shape: tuple[int | None, ...]) -> gs.Variable:
         self.constants[name] = constant
         self.shapes[name] = shape
         return gs.Variable(name, dtype=np.dtype(np.int64))

@@ -3,11 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 import onnx_graphsurgeon as gs
 
 from partc.passes.indexed_rows.expected_rows import ExpectedRows
 from partc.passes.layouts.layouts import (
+    REPLICAS,
     Gathered,
     Layout,
     Owned,
@@ -53,7 +55,7 @@ class Lowering(ABC):
         self.sessions = sessions
         self.expected = expected
         self.facts = graph.facts
-        self.out = LoweredGraph()
+        self.out = LoweredGraph(graph.mesh)
         self.exchanged: dict[str, tuple[gs.Variable, gs.Variable]] = {}
         self.reduced: dict[str, gs.Variable] = {}
         self.row_requests: dict[str, RowRequest] = {}  # Gather -> its ids on their way
@@ -65,43 +67,55 @@ class Lowering(ABC):
         """Return the value that holds `tensor` in `layout`, making it if it was not made yet."""
 
     @abstractmethod
-    def split_locally(self, tensor: str, placement: Split) -> gs.Tensor | None:
-        """Make a replica's part of a whole tensor by making its operands' parts, if a rule allows."""
+    def split_locally(self, tensor: str, layout: Layout, axis: int) -> gs.Tensor | None:
+        """Make a part along a mesh axis of a tensor that is whole there by making its operands' parts,
+        if a rule allows."""
 
     def source(self, tensor: str) -> gs.Tensor:
         """Return the original tensor."""
         return self._tensors[tensor]
 
+    def coordinate(self, axis: int) -> gs.Variable:
+        """Return the value int64[1] that holds a worker's position along an axis of the mesh."""
+        name = "replica" if axis == REPLICAS else f"worker.{self.graph.mesh.axes[axis][0]}"
+        return self.out.coordinate(axis, name)
+
     def value_name(self, tensor: str, layout: Layout) -> str:
         """Name the value that holds a tensor in a layout, and remember what it means."""
         native = self.graph.layout(tensor)
-        name = tensor if layout == native else f"{tensor}@{layout.site}.{_tag(layout.placement)}"
+        name = tensor if layout == native else f"{tensor}@{layout.site}.{tag(layout)}"
         self.describe(name, tensor, layout)
         return name
 
     def describe(self, value: str, tensor: str, layout: Layout) -> None:
         """Remember what a value means, and how large it is."""
         self.out.meanings[value] = (tensor, layout)
-        shape = self.local_shape(tensor, layout.placement)
+        shape = self.local_shape(tensor, layout)
         self.out.shapes[value] = shape
-        sizes = [size or 1 for size in (shape or ())]
         whole = self.facts.nbytes(tensor)
-        share = self.graph.replicas if isinstance(layout.placement, Split) else 1
-        self.out.nbytes[value] = whole // share if sizes else whole
+        share = prod(self.graph.mesh.size(axis) for axis, _ in layout.splits())
+        self.out.nbytes[value] = whole // share if shape else whole
 
-    def local_shape(self, tensor: str, placement: Placement) -> tuple[int | None, ...]:
+    def local_shape(self, tensor: str, layout: Layout) -> tuple[int | None, ...]:
         """Return the shape of one rank's piece; None where it follows the data or the rank."""
         if tensor not in self.facts.fixed_shapes:
             return tuple(None for _ in self.facts.shape(tensor))
-        shape: list[int | None] = [size or None for size in self.facts.shape(tensor)]
-        if isinstance(placement, Split):
-            size = shape[placement.axis]
-            shape[placement.axis] = None if size is None else size // self.graph.replicas
-        if isinstance(placement, Owned):
+        shape: list[int | None] = [size or None for size in self.local_sizes(tensor, layout)]
+        if isinstance(layout.along(REPLICAS), Owned):
             shape[0] = None
         return tuple(shape)
 
+    def local_sizes(self, tensor: str, layout: Layout) -> tuple[int, ...]:
+        """Return the sizes of one rank's piece under the assumed sizes, UNKNOWN where only data tells."""
+        sizes = self.facts.shape(tensor)
+        return tuple(size // self.graph.mesh.parts(layout, axis) for axis, size in enumerate(sizes))
 
-def _tag(placement: Placement) -> str:
+
+def tag(layout: Layout) -> str:
+    """Return what distinguishes the name of a value in a layout."""
+    return "-".join(_tag_along(placement) for placement in layout.placements or (Replicate(),))
+
+
+def _tag_along(placement: Placement) -> str:
     tag = TAGS[type(placement)]
     return f"{tag}{placement.axis}.{placement.outer}" if isinstance(placement, Split) else tag

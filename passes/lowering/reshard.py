@@ -9,23 +9,37 @@ rows requested of servers -> where they return   AllToAllRows, ScatterRows (requ
 whole, from site to site                     ToServers, ToWorkers
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import takewhile
+from math import prod
+
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.indexed_rows.request_rows import return_rows
-from partc.passes.layouts.layouts import Gathered, Layout, Owned, Partial, Replicate, RequestedRows, Split
+from partc.passes.layouts.layouts import (
+    REPLICAS,
+    Gathered,
+    Layout,
+    Owned,
+    Partial,
+    Replicate,
+    RequestedRows,
+    Split,
+)
 from partc.passes.lowering.gather_owned import gather_owned, has_parameter_rows, take_owned_slices
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering
 
-WORKER_WHOLE = Layout("worker", Replicate())
-SERVER_WHOLE = Layout("server", Replicate())
+WORKER_WHOLE = Layout("worker")
+SERVER_WHOLE = Layout("server")
 INT64 = np.dtype(np.int64)
 
 
 def reshard(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> gs.Tensor:
     """Return the value that holds `tensor` as wanted, communicating as little as is known."""
-    source, target = native.placement, wanted.placement
+    source, target = native.along(REPLICAS), wanted.along(REPLICAS)
     if isinstance(source, RequestedRows):
         back = Layout("worker", source.returned)
         return (
@@ -39,37 +53,108 @@ def reshard(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> 
         return _to_owners(lowering, tensor, native, wanted)
     if native.site != wanted.site:
         return _to_other_site(lowering, tensor, native, wanted)
-    if isinstance(target, Replicate):
-        if isinstance(source, Partial):
-            return _all_reduce(lowering, tensor, native, wanted)
-        if isinstance(source, Gathered):
-            return lowering.need(tensor, native)
-        assert isinstance(source, Split), f"{tensor}: {native} cannot become {wanted}"
-        return _all_gather(lowering, tensor, source, wanted)
-    whole = lowering.need(tensor, Layout(wanted.site, Replicate()))
+    if isinstance(source, Gathered) and isinstance(target, Replicate):
+        return lowering.need(tensor, native)
+    for axis in range(len(native.placements)):
+        if lowering.graph.sums_before(tensor, axis) and isinstance(wanted.along(axis), Replicate):
+            native = native.with_along(axis, Replicate())
+    shape = lowering.facts.shape(tensor)
+    change = last_change(native, wanted, lambda layout: lowering.graph.mesh.divides(layout, shape))
+    return _change_axis(lowering, tensor, wanted, change)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A tensor's way into a layout: its layout before the last step, and the mesh axis that changes then."""
+
+    before: Layout
+    axis: int
+
+
+def last_change(native: Layout, wanted: Layout, divides: Callable[[Layout], bool]) -> Change:
+    """Return the last step from a layout to another on the same mesh.
+
+    Local cuts come first, since they make what is sent smaller, and gathering last. Mesh axes that cut at
+    one place lie within each other: only the innermost may be undone, or another be cut within it.
+    `divides` tells whether a layout makes parts of equal size: those on the way do as well.
+    """
+    count = max(len(native.placements), len(wanted.placements))
+    undone: list[int] = []
+    cut: list[int] = []
+    for place in {split for _, split in (*native.splits(), *wanted.splits())}:
+        has, wants = ([a for a, split in layout.splits() if split == place] for layout in (native, wanted))
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(has, wants, strict=False)))
+        if wants[shared:]:
+            cut.append(wants[-1])
+        elif has[shared:] and isinstance(wanted.along(has[shared]), Replicate):
+            undone += [has[shared]] if divides(wanted.with_along(has[shared], place)) else []
+    changing = [axis for axis in range(count) if native.along(axis) != wanted.along(axis)]
+    pairs = {axis: (native.along(axis), wanted.along(axis)) for axis in changing}
+    reduced = [axis for axis, pair in pairs.items() if not any(isinstance(p, Split) for p in pair)]
+    if cut and not (undone or reduced):
+        axis = max(cut, key=lambda a: (isinstance(native.along(a), Partial), a))
+        source = native.along(axis)
+        return Change(wanted.with_along(axis, source if isinstance(source, Partial) else Replicate()), axis)
+    axis = min(undone or reduced)
+    return Change(wanted.with_along(axis, native.along(axis)), axis)
+
+
+def _change_axis(lowering: Lowering, tensor: str, wanted: Layout, change: Change) -> gs.Tensor:
+    source, target = change.before.along(change.axis), wanted.along(change.axis)
+    if isinstance(source, Partial):
+        reduces = _all_reduce if isinstance(target, Replicate) else _reduce_scatter
+        return reduces(lowering, tensor, wanted, change)
+    if isinstance(source, Split):
+        return _all_gather(lowering, tensor, wanted, change)
+    whole = lowering.need(tensor, change.before)
     if isinstance(target, Split):
-        part = lowering.split_locally(tensor, target) if isinstance(source, Replicate) else None
-        return part if part is not None else _cut(lowering, tensor, whole, wanted)
+        part = lowering.split_locally(tensor, wanted, change.axis)
+        return part if part is not None else _cut(lowering, tensor, whole, wanted, change)
     return whole  # a replica's own value, or the one term of a zero, is the whole
 
 
-def _all_reduce(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> gs.Tensor:
-    assert tensor in lowering.graph.made_whole, f"{tensor} is wanted whole behind its aggregation"
-    assert isinstance(native.placement, Partial)
-    operand = lowering.need(tensor, native)
+def _reduce_scatter(lowering: Lowering, tensor: str, wanted: Layout, change: Change) -> gs.Tensor:
+    """Sum a partial tensor and keep a part: along axis 0, bringing the split factor there and back."""
+    split, partial = wanted.along(change.axis), change.before.along(change.axis)
+    assert isinstance(split, Split)
+    assert isinstance(partial, Partial)
+    whole = wanted.with_along(change.axis, Replicate())
+    if (tensor, change.axis) in lowering.graph.made_whole or not lowering.graph.has_fixed_pieces(tensor):
+        return _cut(lowering, tensor, lowering.need(tensor, whole), wanted, change)
+    operand = lowering.need(tensor, change.before)
+    name, fold = lowering.value_name(tensor, wanted), None
+    if split.axis or split.outer > 1:
+        fold = _Fold(lowering, tensor, whole, split)
+        operand, name = fold.to_front(operand), f"{name}.front"
+        lowering.out.shapes[operand.name] = fold.front_shape(1)
+        lowering.out.shapes[name] = fold.front_shape(lowering.graph.mesh.size(change.axis))
+    result = gs.Variable(name, dtype=operand.dtype)
+    lowering.out.communicate(
+        "ReduceScatter", [operand], [result], site="worker", axis=change.axis, reduction=partial.reduction
+    )
+    return result if fold is None else fold.back(result, lowering.value_name(tensor, wanted))
+
+
+def _all_reduce(lowering: Lowering, tensor: str, wanted: Layout, change: Change) -> gs.Tensor:
+    assert (tensor, change.axis) in lowering.graph.made_whole, (
+        f"{tensor} is wanted whole behind its aggregation"
+    )
+    placement = change.before.along(change.axis)
+    assert isinstance(placement, Partial)
+    operand = lowering.need(tensor, change.before)
     result = _result(lowering, tensor, wanted)
     lowering.out.communicate(
-        "AllReduce", [operand], [result], site=wanted.site, reduction=native.placement.reduction
+        "AllReduce", [operand], [result], site=wanted.site, axis=change.axis, reduction=placement.reduction
     )
     return result
 
 
 def _to_other_site(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> gs.Tensor:
-    if not isinstance(wanted.placement, Replicate):
+    if not wanted.is_whole:
         return reshard(lowering, tensor, WORKER_WHOLE, wanted)
-    if isinstance(native.placement, Owned):
-        return gather_owned(lowering, tensor, native.placement, wanted)
-    operand = lowering.need(tensor, Layout(native.site, Replicate()))
+    if isinstance(owned := native.along(REPLICAS), Owned):
+        return gather_owned(lowering, tensor, owned, wanted)
+    operand = lowering.need(tensor, Layout(native.site))
     result = _result(lowering, tensor, wanted)
     op = "ToServers" if wanted.site == "server" else "ToWorkers"
     lowering.out.communicate(op, [operand], [result])
@@ -77,15 +162,15 @@ def _to_other_site(lowering: Lowering, tensor: str, native: Layout, wanted: Layo
 
 
 def _to_owners(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> gs.Tensor:
-    owned = wanted.placement
+    owned, source = wanted.along(REPLICAS), native.along(REPLICAS)
     assert isinstance(owned, Owned)
-    if native.site == "worker" and isinstance(native.placement, Partial):
+    if native.site == "worker" and isinstance(source, Partial):
         operand = lowering.need(tensor, native)
         result = _result(lowering, tensor, wanted)
         lowering.out.communicate("Push", [operand], [result], owner=owned.parameter)
         return result
-    if isinstance(native.placement, Gathered) and not has_parameter_rows(lowering, tensor, owned.parameter):
-        return take_owned_slices(lowering, tensor, native.placement)
+    if isinstance(source, Gathered) and not has_parameter_rows(lowering, tensor, owned.parameter):
+        return take_owned_slices(lowering, tensor, source)
     constant_rows = _make_owned_constant(lowering, tensor, owned)
     if constant_rows is not None:
         return constant_rows
@@ -122,40 +207,53 @@ def _result(lowering: Lowering, tensor: str, layout: Layout) -> gs.Variable:
     return gs.Variable(name, dtype=lowering.facts.dtypes[tensor])
 
 
-def _all_gather(lowering: Lowering, tensor: str, split: Split, wanted: Layout) -> gs.Tensor:
+def _all_gather(lowering: Lowering, tensor: str, wanted: Layout, change: Change) -> gs.Tensor:
     """Gather along axis 0, bringing the split factor there and back."""
-    piece = lowering.need(tensor, Layout("worker", split))
+    split = change.before.along(change.axis)
+    assert isinstance(split, Split)
+    piece = lowering.need(tensor, change.before)
+    graph = lowering.graph
+    is_plain = len(graph.mesh.axes) == 1 and tensor not in graph.stored
+    gather = _gather_rows if is_plain or not graph.has_fixed_pieces(tensor) else _gather_pieces
     if split.axis == 0 and split.outer == 1:
         result = _result(lowering, tensor, wanted)
-        _gather_rows(lowering, piece, result)
+        gather(lowering, piece, result, change.axis)
         return result
-    fold = _Fold(lowering, tensor, split)
+    fold = _Fold(lowering, tensor, wanted, split)
     front = fold.to_front(piece)
-    gathered = gs.Variable(f"{tensor}.gathered", dtype=front.dtype)
-    _gather_rows(lowering, front, gathered)
+    gathered = gs.Variable(f"{fold.tensor}.gathered", dtype=front.dtype)
+    if gather is _gather_pieces:
+        lowering.out.shapes[front.name] = fold.front_shape(lowering.graph.mesh.size(change.axis))
+        lowering.out.shapes[gathered.name] = fold.front_shape(1)
+    gather(lowering, front, gathered, change.axis)
     return fold.back(gathered, lowering.value_name(tensor, wanted))
 
 
-def _gather_rows(lowering: Lowering, piece: gs.Tensor, result: gs.Variable) -> None:
+def _gather_pieces(lowering: Lowering, piece: gs.Tensor, result: gs.Variable, axis: int) -> None:
+    lowering.out.communicate("AllGather", [piece], [result], site="worker", axis=axis)
+
+
+def _gather_rows(lowering: Lowering, piece: gs.Tensor, result: gs.Variable, axis: int) -> None:
     counts = gs.Variable(f"{result.name}.counts", dtype=INT64)
     lowering.out.nbytes.setdefault(piece.name, 0)
-    lowering.out.communicate("AllGatherRows", [piece], [result], received_counts=counts)
+    lowering.out.communicate("AllGatherRows", [piece], [result], received_counts=counts, axis=axis)
 
 
-def _cut(lowering: Lowering, tensor: str, whole: gs.Tensor, wanted: Layout) -> gs.Tensor:
-    """Cut a replica's part out of a whole tensor."""
-    split = wanted.placement
+def _cut(lowering: Lowering, tensor: str, whole: gs.Tensor, wanted: Layout, change: Change) -> gs.Tensor:
+    """Cut a part along a mesh axis out of a tensor that is whole there."""
+    split = wanted.along(change.axis)
     assert isinstance(split, Split)
     name = lowering.value_name(tensor, wanted)
     if isinstance(whole, gs.Constant) and _is_uniform(whole, split.axis):
-        length = whole.values.shape[split.axis] // lowering.graph.replicas
+        length = whole.values.shape[split.axis] // lowering.graph.mesh.size(change.axis)
         return gs.Constant(name, whole.values.take(range(length), axis=split.axis))
+    sizes = lowering.local_sizes(tensor, change.before)
     if split.outer == 1:
-        return _slice_replica(lowering, whole, split.axis, lowering.facts.shape(tensor), name)
-    fold = _Fold(lowering, tensor, split)
+        return _slice_part(lowering, whole, split.axis, sizes, name, change.axis)
+    fold = _Fold(lowering, tensor, change.before, split)
     front = fold.to_front(whole)
-    sizes = (lowering.facts.shape(tensor)[split.axis] // split.outer,)
-    return fold.back(_slice_replica(lowering, front, 0, sizes, f"{name}.front"), name)
+    factor = (sizes[split.axis] // fold.outer,)
+    return fold.back(_slice_part(lowering, front, 0, factor, f"{name}.front", change.axis), name)
 
 
 def _is_uniform(tensor: gs.Constant, axis: int) -> bool:
@@ -163,12 +261,12 @@ def _is_uniform(tensor: gs.Constant, axis: int) -> bool:
     return bool(np.array_equal(tensor.values, np.broadcast_to(first, tensor.values.shape)))
 
 
-def _slice_replica(
-    lowering: Lowering, whole: gs.Tensor, axis: int, shape: tuple[int, ...], name: str
+def _slice_part(
+    lowering: Lowering, whole: gs.Tensor, axis: int, shape: tuple[int, ...], name: str, mesh_axis: int
 ) -> gs.Tensor:
     out = lowering.out
-    replica = out.replica()
-    ranks = lowering.graph.replicas
+    position = lowering.coordinate(mesh_axis)
+    ranks = lowering.graph.mesh.size(mesh_axis)
     along = constant(f"{name}.axis", [axis], np.int64)
     if whole.name in lowering.facts.fixed_shapes or isinstance(whole, gs.Constant):
         size: gs.Tensor = constant(f"{name}.size", [shape[axis] // ranks], np.int64)
@@ -177,19 +275,27 @@ def _slice_replica(
         length = out.emit("Gather", [sizes, along], f"{name}.length", INT64, "worker")
         parts = constant(f"{name}.ranks", [ranks], np.int64)
         size = out.emit("Div", [length, parts], f"{name}.size", INT64, "worker")
-    start = out.emit("Mul", [replica, size], f"{name}.start", INT64, "worker")
+    start = out.emit("Mul", [position, size], f"{name}.start", INT64, "worker")
     end = out.emit("Add", [start, size], f"{name}.end", INT64, "worker")
     return out.emit("Slice", [whole, start, end, along], name, whole.dtype, "worker")
 
 
 class _Fold:
-    """Brings the split factor of an axis (outer x factor x inner) to the front, and back."""
+    """Brings a factor of an axis (outer x factor x inner) to the front, and back.
 
-    def __init__(self, lowering: Lowering, tensor: str, split: Split) -> None:
+    `layout` is whole along the mesh axis that divides the factor.
+    """
+
+    def __init__(self, lowering: Lowering, tensor: str, layout: Layout, split: Split) -> None:
         self.out = lowering.out
-        self.shape = lowering.facts.shape(tensor)
-        self.axis, self.outer = split.axis, split.outer
-        self.name = f"{tensor}.fold{split.axis}.{split.outer}"
+        self.shape = lowering.local_sizes(tensor, layout)
+        self.axis = split.axis
+        within = [p for _, p in layout.splits() if p.axis == split.axis and p.outer < split.outer]
+        parts = (lowering.graph.mesh.size(a) for a, p in layout.splits() if p in within)
+        self.outer = split.outer // prod(parts)
+        others = [p for p in layout.placements if not isinstance(p, Replicate)]
+        self.tensor = lowering.value_name(tensor, layout) if others else tensor
+        self.name = f"{self.tensor}.fold{split.axis}.{split.outer}"
         rank = len(self.shape) + (self.outer > 1)
         moved = self.axis + (self.outer > 1)
         self.order = [moved, *(axis for axis in range(rank) if axis != moved)]
@@ -200,6 +306,15 @@ class _Fold:
             sizes = [*self.shape[: self.axis], self.outer, -1, *self.shape[self.axis + 1 :]]
             tensor = self._reshape(tensor, sizes, f"{name}.apart")
         return self.out.emit("Transpose", [tensor], f"{name}.front", tensor.dtype, "worker", perm=self.order)
+
+    def front_shape(self, parts: int) -> tuple[int, ...]:
+        """Return the shape with the factor in front, or of one of equal parts of it."""
+        apart = [*self.shape]
+        apart[self.axis : self.axis + 1] = [self.outer, apart[self.axis] // self.outer]
+        if self.outer == 1:
+            del apart[self.axis]
+        first, *rest = [apart[axis] for axis in self.order]
+        return (first // parts, *rest)
 
     def back(self, tensor: gs.Tensor, name: str) -> gs.Tensor:
         inverse = [int(axis) for axis in np.argsort(self.order)]

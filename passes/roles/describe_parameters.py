@@ -6,10 +6,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from partc.cost.strategy import SyncFacts, Synchronisation
-from partc.passes.distribute import Analysis, lay_out
+from partc.passes.analysis import Analysis
+from partc.passes.distribute import lay_out
 from partc.passes.graph.training_graph import Gradient
 from partc.passes.indexed_rows.indexed_slices import pairs_of
-from partc.passes.layouts.layouts import Gathered, Layout, Split
+from partc.passes.layouts.layouts import REPLICAS, Gathered, Layout, Split
 from partc.passes.roles.find_boundary_ops import BoundaryOps, find_boundary_ops
 from partc.passes.roles.prove_zero_rows import ignores_zero_rows
 
@@ -30,7 +31,7 @@ def _with_post_aggregation(analysis: Analysis) -> set[str]:
     """Return the parameters whose summed gradients are changed before anything reads what owners keep."""
     served = {name: Synchronisation("servers", post_aggregation="worker") for name in analysis.servable}
     decisions = lay_out(analysis, served).decisions.values()
-    placements = [placement for decision in decisions for placement in decision.inputs]
+    placements = [layout.along(REPLICAS) for decision in decisions for layout in decision.inputs]
     return {placement.parameter for placement in placements if isinstance(placement, Gathered)}
 
 
@@ -81,7 +82,7 @@ def _drawn(analysis: Analysis, gradient: Gradient, layouts: Mapping[str, Layout]
     tensors = analysis.training.graph.tensors()
     drawn = 0.0
     for ids, _ in pairs_of(tensors[gradient.ids], tensors[gradient.rows]):
-        is_split = ids in layouts and isinstance(layouts[ids].placement, Split)
+        is_split = ids in layouts and isinstance(layouts[ids].along(REPLICAS), Split)
         drawn += analysis.facts.shape(ids)[0] / (analysis.replicas if is_split else 1)
     return drawn
 

@@ -59,8 +59,12 @@ class ShardingRule:
         """Operations of one execution: a multiply-add counts 2, a point of another op 1, a move 0."""
         if self.moves:
             return 0
-        is_product = bool(self.combine) and any(len(term) > 1 for term in self.terms)
-        return max(map(self._points, self.outputs), default=0) * (2 if is_product else 1)
+        return max(map(self._points, self.outputs), default=0) * (2 if self.is_contraction else 1)
+
+    @property
+    def is_contraction(self) -> bool:
+        """Tell whether the op sums products of its operands."""
+        return bool(self.combine) and any(len(term) > 1 for term in self.terms)
 
     def _points(self, output: Dims) -> int:
         factors = {factor for axis in output for factor in axis} | set(self.combine)

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from partc.passes.layouts.layouts import Reduction
+from partc.passes.layouts.layouts import Mesh, Reduction
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 from partc.runtime.plan.program import Site
 
 BUCKET_BYTES = 25_000_000  # DESIGN: 25 MB is where an AllReduce nears the line rate
-BUCKETED = ("AllReduce", "Push", "Pull", "ToServers", "ToWorkers")
+IN_PIECES = ("ReduceScatter", "AllGather")  # along an axis of the workers' mesh
+BUCKETED = ("AllReduce", "Push", "Pull", "ToServers", "ToWorkers", *IN_PIECES)
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class Bucket:
     shapes: tuple[tuple[int, ...], ...]
     offsets: tuple[int, ...]
     elements: int
-    counts: tuple[int, ...] = ()  # elements per server
+    counts: tuple[int, ...] = ()  # elements per server, or per part of a mesh axis
+    axis: int = 0  # of the workers' mesh
 
     @property
     def nbytes(self) -> int:
@@ -86,7 +88,10 @@ def copy_where_shared(lowered: LoweredGraph, sessions: bool = False) -> None:
 
 def _copy_operand(lowered: LoweredGraph, node: gs.Node) -> gs.Node:
     operand = node.inputs[0]
-    copy = gs.Variable(f"{operand.name}.sent.{node.op}", dtype=operand.dtype)
+    name = f"{operand.name}.sent.{node.op}"
+    if f"{name}.node" in lowered.site_of:  # along another axis of the mesh
+        name = f"{node.outputs[0].name}.sent"
+    copy = gs.Variable(name, dtype=operand.dtype)
     node.inputs = [copy]
     identity = gs.Node("Identity", f"{copy.name}.node", {}, [operand], [copy])
     lowered.site_of[identity.name] = _sender_site(node)
@@ -97,7 +102,7 @@ def _copy_operand(lowered: LoweredGraph, node: gs.Node) -> gs.Node:
 
 
 def _sender_site(node: gs.Node) -> Site:
-    if node.op == "AllReduce":
+    if "site" in node.attrs:
         site: Site = node.attrs["site"]
         return site
     return "server" if node.op in ("ToWorkers", "Pull") else "worker"
@@ -118,19 +123,33 @@ def bucket_communications(
     for node in lowered.nodes:
         if not is_communication(node) or node.op not in BUCKETED:
             continue
-        if node.outputs[0].name not in whole_shapes:
+        if whole_value(node) not in whole_shapes:
             continue
-        owner = node.attrs.get("owner")
-        alone = owner if owner is not None and _is_spread(owned_rows[owner]) else None
         dtype = np.dtype(node.inputs[0].dtype).name
-        key = (node.op, _sender_site(node), node.attrs.get("reduction"), dtype, depth[node.name], alone)
+        way = (node.op, _sender_site(node), node.attrs.get("axis"), node.attrs.get("reduction"))
+        key = (*way, dtype, depth[node.name], _alone(node, owned_rows))
         groups.setdefault(key, []).append(node)
     buckets: dict[str, Bucket] = {}
     for nodes in groups.values():
         for chunk in _chunks(nodes, whole_shapes, limit_bytes):
-            bucket = _lay_out(f"bucket{len(set(map(id, buckets.values())))}", chunk, whole_shapes, owned_rows)
+            name = f"bucket{len(set(map(id, buckets.values())))}"
+            bucket = _lay_out(name, chunk, whole_shapes, owned_rows, lowered.mesh)
             buckets.update((node.name, bucket) for node in chunk)
     return buckets
+
+
+def whole_value(node: gs.Node) -> str:
+    """Return which of the values that a communication reads and writes has the shape of the whole."""
+    (value,) = node.inputs[:1] if node.op == "ReduceScatter" else node.outputs[:1]
+    return str(value.name)
+
+
+def _alone(node: gs.Node, owned_rows: Mapping[str, tuple[tuple[int, int], ...]]) -> str | None:
+    """Return what a communication shares its bucket with nobody for: pieces on several ranks."""
+    if node.op in IN_PIECES:
+        return str(node.name)
+    owner: str | None = node.attrs.get("owner")
+    return owner if owner is not None and _is_spread(owned_rows[owner]) else None
 
 
 def _is_spread(rows: tuple[tuple[int, int], ...]) -> bool:
@@ -143,7 +162,7 @@ def _chunks(
     chunks: list[list[gs.Node]] = [[]]
     filled = 0
     for node in nodes:
-        nbytes = _elements(shapes[node.outputs[0].name]) * np.dtype(node.inputs[0].dtype).itemsize
+        nbytes = _elements(shapes[whole_value(node)]) * np.dtype(node.inputs[0].dtype).itemsize
         if chunks[-1] and filled + nbytes > limit_bytes:
             chunks.append([])
             filled = 0
@@ -161,15 +180,19 @@ def _lay_out(
     nodes: list[gs.Node],
     whole_shapes: Mapping[str, tuple[int, ...]],
     owned_rows: Mapping[str, tuple[tuple[int, int], ...]],
+    mesh: Mesh,
 ) -> Bucket:
     first = nodes[0]
+    axis: int = first.attrs.get("axis", 0)
     owned = "owner" in first.attrs
     if owned:
         nodes = sorted(nodes, key=lambda node: _first_owner(owned_rows[node.attrs["owner"]]))
-    shapes = tuple(whole_shapes[node.outputs[0].name] for node in nodes)
+    shapes = tuple(whole_shapes[whole_value(node)] for node in nodes)
     sizes = [_elements(shape) for shape in shapes]
     offsets = tuple(int(offset) for offset in np.cumsum([0, *sizes[:-1]]))
     counts: tuple[int, ...] = ()
+    if first.op in IN_PIECES:
+        counts = (sum(sizes) // mesh.size(axis),) * mesh.size(axis)
     if owned:
         per_member = [
             [(stop - start) * _elements(shape[1:]) for start, stop in owned_rows[node.attrs["owner"]]]
@@ -187,6 +210,7 @@ def _lay_out(
         offsets,
         sum(sizes),
         counts,
+        axis,
     )
 
 

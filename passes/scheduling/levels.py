@@ -9,9 +9,9 @@ rows        gathered on the host's server, exchanged among servers, scattered in
 
 from dataclasses import dataclass
 
-from partc.passes.layouts.layouts import Reduction
+from partc.passes.layouts.layouts import Mesh, Reduction
 from partc.passes.lowering.lowered_graph import LoweredGraph
-from partc.passes.scheduling.bucket_communications import Bucket
+from partc.passes.scheduling.bucket_communications import IN_PIECES, Bucket
 from partc.passes.scheduling.schedule import Communication
 from partc.runtime.plan.program import Kind, Site
 
@@ -53,11 +53,11 @@ class Collective:
 def levels_of(message: Communication, topology: HostGrid, lowered: LoweredGraph) -> list[Collective]:
     """Return the collectives that carry out a message, in order."""
     if message.bucket is not None:
-        return _bucket_levels(message.bucket, topology)
+        return _bucket_levels(message.bucket, topology, lowered.mesh)
     node = message.nodes[0]
     sizes = sum(lowered.nbytes.get(value, 0) for value in message.reads)
     if node.op == "AllReduce":
-        group = f"{node.attrs['site']}s"
+        group = _group(node.attrs["site"], node.attrs.get("axis", 0), lowered.mesh)
         site: Site = node.attrs["site"]
         reduction: Reduction = node.attrs["reduction"]
         return [
@@ -74,6 +74,8 @@ def levels_of(message: Communication, topology: HostGrid, lowered: LoweredGraph)
             )
         ]
     kind, group, senders, receivers = ROWS[node.op]
+    if "axis" in node.attrs:
+        group = _group(senders, node.attrs["axis"], lowered.mesh)
     label = _label(node.op, (message.reads[0],))
     return [
         Collective(
@@ -82,13 +84,18 @@ def levels_of(message: Communication, topology: HostGrid, lowered: LoweredGraph)
     ]
 
 
-def _bucket_levels(bucket: Bucket, topology: HostGrid) -> list[Collective]:
+def _group(site: Site, axis: int, mesh: Mesh) -> str:
+    return mesh.group(axis) if site == "worker" else f"{site}s"
+
+
+def _bucket_levels(bucket: Bucket, topology: HostGrid, mesh: Mesh) -> list[Collective]:
     place = (bucket.name,)
     label = _label(bucket.op, tuple(node.inputs[0].name for node in bucket.members))
 
     def level(kind: Kind, group: str, senders: Site, receivers: Site) -> Collective:
         counts = bucket.counts if kind in ("reduce_scatter", "all_gather") else ()
-        reduction: Reduction = bucket.reduction if kind in ("reduce", "all_reduce") else "sum"
+        adds = kind in ("reduce", "all_reduce", "reduce_scatter")
+        reduction: Reduction = bucket.reduction if adds else "sum"
         return Collective(
             kind, group, senders, receivers, place, place, reduction, counts, bucket.nbytes, label
         )
@@ -97,9 +104,12 @@ def _bucket_levels(bucket: Bucket, topology: HostGrid) -> list[Collective]:
     server: Site = "server"
     if bucket.op == "AllReduce" and bucket.site == "server":
         return [level("all_reduce", "servers", server, server)]
+    if bucket.op in IN_PIECES:
+        kind: Kind = "reduce_scatter" if bucket.op == "ReduceScatter" else "all_gather"
+        return [level(kind, mesh.group(bucket.axis), worker, worker)]
     if bucket.op == "AllReduce":
-        if topology.hosts == 1 or topology.workers_per_host == 1:
-            return [level("all_reduce", "workers", worker, worker)]
+        if topology.hosts == 1 or topology.workers_per_host == 1 or len(mesh.axes) > 1:
+            return [level("all_reduce", mesh.group(bucket.axis), worker, worker)]
         return [
             level("reduce", "host_workers", worker, worker),
             level("all_reduce", "leaders", worker, worker),

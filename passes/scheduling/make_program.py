@@ -7,19 +7,17 @@ Waits come as late as they may: before the first reader, or before the next leve
 """
 
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import numpy as np
-import onnx_graphsurgeon as gs
 
-from partc.passes.cpu_kernels.block_updates import POINTWISE
 from partc.passes.lowering.lowered_graph import LoweredGraph
-from partc.passes.scheduling.bucket_communications import Bucket
+from partc.passes.scheduling.bucket_communications import IN_PIECES, Bucket
 from partc.passes.scheduling.levels import Collective, HostGrid, levels_of
 from partc.passes.scheduling.outline_segments import SegmentOutliner
-from partc.passes.scheduling.prove_in_place import SCATTERS, prove_in_place
+from partc.passes.scheduling.prove_in_place import prove_in_place
 from partc.passes.scheduling.schedule import Chunk, Communication, Item
+from partc.passes.scheduling.segment_work import WorkCounter
 from partc.passes.scheduling.write_segments import SegmentWriter, row_shape
 from partc.runtime.plan.program import Buffer, Instruction, RowShape, Run, Site, Slice, Start, Store, Wait
 from partc.runtime.transports.communication import ROW_KINDS
@@ -32,7 +30,8 @@ class Program:
     instructions: list[Instruction] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     slices: list[Slice] = field(default_factory=list)
-    owned_slices: list[tuple[str, str, Bucket, int]] = field(default_factory=list)  # value, parameter
+    # (value, the parameter whose rows it holds, its bucket, its place there); None: a part along a mesh axis
+    owned_slices: list[tuple[str, str | None, Bucket, int]] = field(default_factory=list)
     renamed: dict[str, str] = field(default_factory=dict)  # value -> the variable written in place
 
 
@@ -60,6 +59,7 @@ class ProgramMaker:
         self.topology = topology
         self.writer = writer
         self.program = Program()
+        self._work = WorkCounter(lowered, writer.functions, topology.hosts)
         self._in_flight: list[_Flight] = []
         self._next_tag = 0
 
@@ -85,7 +85,7 @@ class ProgramMaker:
         buckets = [item.bucket for item in self.items if isinstance(item, Communication) and item.bucket]
         for bucket in buckets:
             both: tuple[Site, ...] = ("worker", "server")
-            sites = (bucket.site,) if bucket.op == "AllReduce" else both
+            sites = (bucket.site,) if bucket.op in ("AllReduce", *IN_PIECES) else both
             name = np.dtype(bucket.dtype).name
             self.program.buffers.append(Buffer(bucket.name, name, bucket.elements, sites))
             for index, node in enumerate(bucket.members):
@@ -93,13 +93,17 @@ class ProgramMaker:
 
     def _place_member(self, bucket: Bucket, index: int, source: str, target: str) -> None:
         """Both ends of an in-place communication share a place; servers' owned rows have their own."""
-        whole = {"Push": (source,), "Pull": (target,)}.get(bucket.op, (source, target))
-        owned = {"Push": target, "Pull": source}.get(bucket.op)
-        for value in whole:
+        parts = {"Push": (source, target), "ReduceScatter": (source, target)}
+        parts |= {"Pull": (target, source), "AllGather": (target, source)}
+        wholes, owned = (source, target), None
+        if bucket.op in parts:
+            whole, owned = parts[bucket.op]
+            wholes = (whole,)
+        for value in wholes:
             place = Slice(value, bucket.name, bucket.offsets[index], bucket.shapes[index])
             self.program.slices.append(place)
         if owned is not None:
-            owner = bucket.members[index].attrs["owner"]
+            owner = bucket.members[index].attrs.get("owner")
             self.program.owned_slices.append((owned, owner, bucket, index))
 
     def _run(self, chunk: Chunk, lasting: set[str], readers: Mapping[str, list[Item]]) -> None:
@@ -108,6 +112,7 @@ class ProgramMaker:
         touched = {self._name(t.name) for node in chunk.nodes for t in (*node.inputs, *node.outputs)}
         self._wait_for(touched)
         segment = self.writer.make(chunk, wanted, self.program.renamed.keys())
+        work = self._work.count(chunk.nodes, wanted)
         if not segment.writes:
             return
         self.program.instructions.append(
@@ -117,8 +122,11 @@ class ProgramMaker:
                 tuple((name, self._name(name)) for name in segment.reads),
                 tuple((name, self._name(name)) for name in segment.writes),
                 segment.races,
-                sum(self.lowered.flops.get(node.name, 0) for node in chunk.nodes),
-                self._touched_bytes(chunk, wanted),
+                work.flops,
+                work.touched_bytes,
+                work.streamed_bytes,
+                work.nodes,
+                work.sorted_ids,
             )
         )
         self._advance()
@@ -126,15 +134,9 @@ class ProgramMaker:
     def _name(self, value: str) -> str:
         return self.program.renamed.get(value, value)
 
-    def _touched_bytes(self, chunk: Chunk, wanted: AbstractSet[str]) -> int:
-        """Return what nodes read and write; what one pointwise op hands to the next stays in the cache."""
-        pointwise = [node for node in chunk.nodes if node.op in POINTWISE]
-        intermediates = {tensor.name for node in pointwise for tensor in node.outputs} - wanted
-        outward = {t.name for node in chunk.nodes if node.op not in POINTWISE for t in node.inputs}
-        return sum(_touched(node, self.lowered.nbytes, intermediates - outward) for node in chunk.nodes)
-
     def _start(self, message: Communication) -> None:
         self._wait_for(set(message.reads))
+        self._work.pass_on(message.nodes)
         for node in message.nodes:
             if message.bucket is None:
                 for index, tensor in enumerate(node.outputs):
@@ -199,17 +201,6 @@ class ProgramMaker:
         for flight in list(flights):
             while flight in self._in_flight:
                 self._next_level(flight)
-
-
-def _touched(node: gs.Node, nbytes: Mapping[str, int], cached: AbstractSet[str]) -> int:
-    """Bytes that a node reads and writes; of a table that it indexes, only the rows it visits."""
-    reads = [0 if t.name in cached else nbytes.get(t.name, 0) for t in node.inputs]
-    writes = [0 if t.name in cached else nbytes.get(t.name, 0) for t in node.outputs]
-    if node.op == "Gather":
-        return reads[1] + 2 * sum(writes)
-    if node.op in SCATTERS:
-        return reads[1] + 3 * reads[2]
-    return sum(reads) + sum(writes)
 
 
 def _readers(items: Sequence[Item]) -> dict[str, list[Item]]:

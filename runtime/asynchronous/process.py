@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from partc.runtime.data.batches import inputs_of
 from partc.runtime.data.checkpoint import map_arrays, write_arrays
 from partc.runtime.data.feeds import Source, open_source
 from partc.runtime.data.initial import InitialValues
+from partc.runtime.data.not_finite import with_cause
 from partc.runtime.data.step_draws import draw_share, draws_of
 from partc.runtime.errors import Diverged, RankFailed
 from partc.runtime.execution.device import Sessions
@@ -174,13 +176,14 @@ class WorkerProcess(_Process):
         self._reporter.begin()
         while self.step < self.job.steps:
             self.step += 1
-            self._listen_through(self._worker.step(self.step, self._feeds()))
+            feeds = self._feeds()
+            self._listen_through(self._worker.step(self.step, feeds))
             self._keep_outputs()
             if self.step in self.job.read_after:
                 write_arrays(pieces_file(self.folder, self.name, self.step), self._worker.variables())
             loss = self._worker.loss()
             if self.job.stop_when_diverged and loss is not None and not np.isfinite(loss):
-                raise self._diverged(loss)
+                raise self._diverged(loss, feeds)
             self._reporter.report(self.step, loss)
         self._listen_through(self._worker.applied(self.job.steps))
         write_arrays(pieces_file(self.folder, self.name), self._worker.variables())
@@ -218,12 +221,18 @@ class WorkerProcess(_Process):
             if self.job.outputs == "all" or name == self.plan.loss:
                 self._outputs[f"{self.step}/{name}"] = value
 
-    def _diverged(self, loss: float) -> Diverged:
-        return Diverged(
+    def _diverged(self, loss: float, feeds: Mapping[int, Mapping[str, Array]]) -> Diverged:
+        error = Diverged(
             f"the loss is {loss} in step {self.step}",
             at=describe_worker(self.plan, self._worker.number),
             fix="lower the learning rate or check the data; `--on-nan continue` goes on regardless",
         )
+        for rank in own_ranks(self.plan):
+            place = partial(self._source.place, self._seen(rank), self.step - 1 + self.job.first_batch)
+            caused = with_cause(error, self.plan, feeds[rank.rank], place)
+            if caused is not error:
+                return caused
+        return error
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def check_total_batch(plan: Plan, batch: Mapping[str, Array], place: str = "") -
             fix=f"supply {sorted(known)} and nothing else",
         )
     for name, data_input in known.items():
-        check_input(plan, data_input, batch[name])
+        check_input(plan, data_input, batch[name], place)
         check_values_taken(data_input, batch[name], None, place)
     _check_same_sizes(plan, batch, place)
 
@@ -100,13 +100,14 @@ def check_values_taken(
     )
 
 
-def check_input(plan: Plan, data_input: DataInput, array: Array) -> None:
+def check_input(plan: Plan, data_input: DataInput, array: Array, place: str = "") -> None:
     """Check one input's total batch. Raises BadData."""
+    refuse_empty(data_input, array, place)
     expected = total_shape(plan, data_input)
     if array.dtype != np.dtype(data_input.dtype):
         raise BadData(
             f"the data is {array.dtype}, the model reads {data_input.dtype}",
-            at=f"data input {data_input.name!r}",
+            at=f"{place}data input {data_input.name!r}",
             fix=f"convert it: array.astype('{data_input.dtype}')",
         )
     fits = array.ndim == len(expected) and all(
@@ -116,15 +117,26 @@ def check_input(plan: Plan, data_input: DataInput, array: Array) -> None:
     if not fits:
         raise BadData(
             f"a batch has shape {list(array.shape)}, the model reads {list(expected)}",
-            at=f"data input {data_input.name!r}",
+            at=f"{place}data input {data_input.name!r}",
             fix=f"supply the samples of all {plan.replicas} replicas together, shaped {list(expected)}",
         )
     axis = data_input.sample_axis
     if axis is not None and array.shape[axis] % plan.replicas:
         raise BadData(
             f"{array.shape[axis]} samples do not divide among {plan.replicas} replicas",
-            at=f"data input {data_input.name!r}, axis {axis}",
+            at=f"{place}data input {data_input.name!r}, axis {axis}",
             fix=f"use a batch that is a multiple of {plan.replicas}",
+        )
+
+
+def refuse_empty(data_input: DataInput, array: Array, place: str = "") -> None:
+    """Refuse data without samples: a mean over none is no number. Raises BadData."""
+    axis = data_input.sample_axis
+    if axis is not None and axis < array.ndim and not array.shape[axis]:
+        raise BadData(
+            f"the batch is empty: no samples on axis {axis} of {array.dtype}{list(array.shape)}",
+            at=f"{place}data input {data_input.name!r}",
+            fix="supply at least one sample for every replica, and leave out batches that are empty",
         )
 
 
@@ -142,6 +154,7 @@ def check_share(plan: Plan, share: Mapping[str, Array], at: str) -> None:
 
 
 def _check_part(plan: Plan, data_input: DataInput, array: Array, at: str) -> None:
+    refuse_empty(data_input, array, f"{at}, ")
     declared = list(data_input.shape)
     axis = data_input.sample_axis
     if axis is not None and plan.batch == "global" and isinstance(whole := declared[axis], int):
@@ -183,6 +196,17 @@ def share_of(plan: Plan, rank: Rank, batch: Mapping[str, Array]) -> dict[str, Ar
         data_input.name: share_of_input(plan, rank, data_input, batch[data_input.name])
         for data_input in inputs_of(plan, rank)
     }
+
+
+def index_in_total(
+    plan: Plan, rank: Rank | None, data_input: DataInput, index: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Return where an element of a rank's share lies in the total batch; `rank` None: it is that already."""
+    axis = data_input.sample_axis
+    declared = None if axis is None else total_shape(plan, data_input)[axis]
+    if axis is None or rank is None or rank.replica is None or not isinstance(declared, int):
+        return index
+    return (*index[:axis], index[axis] + rank.replica * (declared // plan.replicas), *index[axis + 1 :])
 
 
 def share_of_input(plan: Plan, rank: Rank, data_input: DataInput, array: Array) -> Array:

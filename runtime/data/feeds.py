@@ -1,8 +1,8 @@
 """Where training data comes from: an npz file, a seed, or a Python function.
 
 FILE.npz       one array per input. With a sample axis, the array's sample axis has M samples and step s
-               takes samples [s B, (s+1) B) modulo M of the total batch B. Without: an array of the
-               input's rank is read every step, one with a further leading axis has one entry per step.
+               takes samples [s B, (s+1) B) modulo M of the total batch B, at most M. Without: an array of
+               the input's rank is read every step, one with a further leading axis has one entry per step.
 synthetic      random values addressed by (seed, input, step): normal, or integers on [0, high)
 MODULE:FUNC    a function that returns an iterator of total batches (input name -> array), or one of
                (num_shards, shard_id) that returns one replica's batches: every rank reads its own
@@ -23,12 +23,15 @@ from partc.runtime.data.batches import (
     check_input,
     check_total_batch,
     check_values_taken,
+    index_in_total,
     inputs_of,
+    refuse_empty,
     share_of,
     share_of_input,
     total_shape,
 )
 from partc.runtime.data.draws import integer_rows, normal_rows
+from partc.runtime.data.not_finite import Index, element
 from partc.runtime.data.npz import read_npz
 from partc.runtime.data.sharded import ShardedSource, is_read_by_shard
 from partc.runtime.errors import BadData, naming
@@ -38,6 +41,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 # What synthetic data feeds a scalar that all samples share: a learning rate, a temperature.
 SYNTHETIC_SCALAR = 0.01
+STAGED_FILE = "staged-batches.npz"  # of batches that were handed over, in a job's folder
 
 
 _FUNCTION = (
@@ -51,6 +55,9 @@ class Shares(Protocol):
 
     def share(self, rank: Rank, step: int) -> dict[str, Array]:
         """Return what one rank is fed."""
+
+    def place(self, rank: Rank | None, step: int, data_input: DataInput, index: Index) -> str:
+        """Say where the user finds an element of a rank's share, or of the total batch, for messages."""
 
 
 class Source(Shares, Protocol):
@@ -67,7 +74,7 @@ def open_source(data: str, plan: Plan, seed: int = 0) -> Source:
     if data.endswith(".npz"):
         path = Path(data)
         with naming(path, BadData):
-            return ArraySource(plan, read_npz(path))
+            return ArraySource(plan, read_npz(path), "" if path.name == STAGED_FILE else str(path))
     if ":" in data:
         function = find_function(data)
         sharded = is_read_by_shard(function)
@@ -80,8 +87,10 @@ def open_source(data: str, plan: Plan, seed: int = 0) -> Source:
 class ArraySource:
     """Arrays that hold all samples."""
 
-    def __init__(self, plan: Plan, arrays: Mapping[str, Array]) -> None:
+    def __init__(self, plan: Plan, arrays: Mapping[str, Array], name: str = "") -> None:
+        """`name`: the file that the user gave, if it is one."""
         self._plan = plan
+        self._name = name
         self._arrays = dict(arrays)
         first = {
             data_input.name: self._rows(data_input, 0, 0, 1)
@@ -102,6 +111,7 @@ class ArraySource:
             check_values_taken(data_input, array, batch)
             if axis is not None:
                 count = array.shape[axis]
+                _refuse_short(data_input, count, batch)
                 batches[data_input.name] = (Fraction(count, batch) if batch else Fraction(count), count)
         for (one, (first, count)), (other, (second, others)) in pairwise(batches.items()):
             if first != second:
@@ -121,6 +131,21 @@ class ArraySource:
             data_input.name: self._rows(data_input, step, rank.replica or 0, self._plan.replicas)
             for data_input in inputs_of(self._plan, rank)
         }
+
+    def place(self, rank: Rank | None, step: int, data_input: DataInput, index: Index) -> str:
+        """Say where the user finds an element: in the file, or in a batch."""
+        if not self._name:
+            return _place_in_batch("data", self._plan, rank, step, data_input, index)
+        array, axis = self._arrays[data_input.name], data_input.sample_axis
+        if axis is None:
+            in_file = index if array.ndim == len(index) else (step % len(array), *index)
+        else:
+            in_total = index_in_total(self._plan, rank, data_input, index)
+            declared = total_shape(self._plan, data_input)[axis]
+            batch = declared if isinstance(declared, int) else array.shape[axis]
+            sample = (step * batch + in_total[axis]) % array.shape[axis]
+            in_file = (*index[:axis], sample, *index[axis + 1 :])
+        return f"{self._name}: {element(data_input.name, in_file)}"
 
     def _rows(self, data_input: DataInput, step: int, part: int, parts: int) -> Array:
         """Return part `part` of `parts` of one step's samples."""
@@ -158,6 +183,10 @@ class SyntheticSource:
         return {
             data_input.name: self._share(rank, data_input, step) for data_input in inputs_of(self._plan, rank)
         }
+
+    def place(self, rank: Rank | None, step: int, data_input: DataInput, index: Index) -> str:
+        """Say which element of a batch it is."""
+        return _place_in_batch("synthetic data", self._plan, rank, step, data_input, index)
 
     def _share(self, rank: Rank, data_input: DataInput, step: int) -> Array:
         if data_input.sample_axis == 0:
@@ -213,6 +242,10 @@ class FunctionSource:
         """Return what one rank is fed."""
         return share_of(self._plan, rank, self.total(step))
 
+    def place(self, rank: Rank | None, step: int, data_input: DataInput, index: Index) -> str:
+        """Say which element of a batch it is."""
+        return _place_in_batch(self._name, self._plan, rank, step, data_input, index)
+
 
 def find_function(name: str) -> Any:  # whatever the user's module has under that name
     """Import what MODULE:FUNC names. Raises BadData."""
@@ -237,7 +270,25 @@ def _uncallable(name: str, error: Exception) -> BadData:
     return BadData(f"{name} cannot be called: {error}", at="--data", fix=_FUNCTION)
 
 
+def _place_in_batch(
+    name: str, plan: Plan, rank: Rank | None, step: int, data_input: DataInput, index: Index
+) -> str:
+    in_total = index_in_total(plan, rank, data_input, index)
+    return f"{name}, batch of step {step + 1}: {element(data_input.name, in_total)}"
+
+
+def _refuse_short(data_input: DataInput, samples: int, batch: int | None) -> None:
+    """Refuse a file that does not fill one step: some of its samples would count twice in it."""
+    if batch is not None and samples < batch:
+        raise BadData(
+            f"{samples} samples, where a step takes {batch}: some would count twice in it",
+            at=f"data input {data_input.name!r}",
+            fix=f"supply {batch} samples at least, or compile for a smaller batch or fewer replicas",
+        )
+
+
 def _has_rank(data_input: DataInput, array: Array) -> bool:
+    refuse_empty(data_input, array)
     further = 1 if data_input.sample_axis is None else 0
     ranks = (len(data_input.shape), len(data_input.shape) + further)
     if array.ndim in ranks and (array.ndim == 0 or len(array)):

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from partc.runtime.data.batches import check_share, inputs_of, join_shares
+from partc.runtime.data.not_finite import Index, element
 from partc.runtime.errors import BadData
-from partc.runtime.plan.program import Plan, Rank
+from partc.runtime.plan.program import DataInput, Plan, Rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Batch = Mapping[str, Array]
@@ -86,6 +87,11 @@ class ShardedSource:
             first = self._share_of(0, step)
             share = {e.name: (first if e.sample_axis is None else share)[e.name] for e in fed}
         return {entry.name: share[entry.name] for entry in fed}
+
+    def place(self, rank: Rank | None, step: int, data_input: DataInput, index: Index) -> str:
+        """Say which element of a shard's batch it is; of no rank: of all shards' batches, joined."""
+        whose = "all shards" if rank is None else f"shard {rank.replica or 0}"
+        return f"{self._name}, {whose}, batch of step {step + 1}: {element(data_input.name, index)}"
 
     def _share_of(self, shard: int, step: int) -> dict[str, Array]:
         share = self._shards[shard].batch(step)

@@ -15,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from partc.runtime.data.feeds import Shares
+from partc.runtime.data.not_finite import Index, element
 from partc.runtime.execution.row_hashes import row_hashes
 from partc.runtime.interactive.channel import CHANNEL_FILE, Channel, RankEnd
 from partc.runtime.interactive.messages import (
@@ -31,7 +32,7 @@ from partc.runtime.interactive.messages import (
 )
 from partc.runtime.jobs.daemon import Daemon, play
 from partc.runtime.plan.boxes import columns_of
-from partc.runtime.plan.program import Rank
+from partc.runtime.plan.program import DataInput, Rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -50,6 +51,11 @@ class FedShares:
     def share(self, rank: Rank, step: int) -> dict[str, Array]:
         """Return what came with the step."""
         return self.fed
+
+    def place(self, rank: Rank | None, step: int, data_input: DataInput, index: Index) -> str:
+        """Say which element of what was fed it is."""
+        replica = 0 if rank is None else rank.replica
+        return f"what replica {replica} was fed in step {step + 1}: {element(data_input.name, index)}"
 
 
 class InteractiveDaemon(Daemon):

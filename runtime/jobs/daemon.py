@@ -8,6 +8,7 @@ It loads its part of the plan, owns its variables, steps, reports, and writes wh
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from mpi4py import MPI
 from partc.runtime.data.checkpoint import map_arrays, write_arrays
 from partc.runtime.data.feeds import Shares, open_source
 from partc.runtime.data.initial import InitialValues
+from partc.runtime.data.not_finite import with_cause
 from partc.runtime.data.step_draws import draw_share
 from partc.runtime.errors import BadPlan
 from partc.runtime.execution.device import Sessions, device_of
@@ -97,6 +99,7 @@ class Daemon:
         self._watch = VariableWatch(self._plan, self._rank, self._executor.environment)
         self._patience = Patience(spin_s_for(_threads_on_machine(self._rank, world)), self._job.deadline_s)
         self._outputs: dict[str, Array] = {}
+        self._feeds: dict[str, Array] = {}  # of the step
         self._reporter = Reporter(self._job)
         self.step = 0
 
@@ -128,14 +131,18 @@ class Daemon:
         return open_source(self._job.data, self._plan, self._job.seed)
 
     def _train_step(self) -> None:
-        feeds = self._source.share(self._rank, self.step - 1 + self._job.first_batch)
+        self._feeds = self._source.share(self._rank, self._batch)
         step = self.step - 1 + self._job.first_step
-        drawn = draw_share(self._plan, self._rank, feeds, step, self._job.seed)
-        for awaited in self._executor.step({**feeds, **drawn}):
+        drawn = draw_share(self._plan, self._rank, self._feeds, step, self._job.seed)
+        for awaited in self._executor.step({**self._feeds, **drawn}):
             self._patience.wait(awaited, self._rank.rank)
         if self._job.stop_when_diverged:
             self._check_loss()
             self._watch.check(self.step, is_last=self.step == self._job.steps)
+
+    @property
+    def _batch(self) -> int:
+        return self.step - 1 + self._job.first_batch
 
     def _keep_outputs(self) -> None:
         if not self._leads_replica:
@@ -152,7 +159,8 @@ class Daemon:
             return
         if not spoils_loss(self._executor):
             time.sleep(_LEAVE_TO_SPEAK_S)
-        raise diverged(self._plan, self._rank, self._executor, self.step)
+        error = diverged(self._plan, self._rank, self._executor, self.step)
+        raise with_cause(error, self._plan, self._feeds, partial(self._source.place, self._rank, self._batch))
 
     def _make_executor(self, folder: PlanFolder) -> Executor:
         given = map_arrays(self._folder / INITIAL_FILE) if self._job.has_initial else None

@@ -18,6 +18,7 @@ from partc.runtime.asynchronous.launcher import launch_sessions
 from partc.runtime.asynchronous.session import plan_of_data
 from partc.runtime.data.batches import check_total_batch, sizes_of
 from partc.runtime.data.checkpoint import read_arrays
+from partc.runtime.data.feeds import STAGED_FILE
 from partc.runtime.errors import BadData, BadPlan, BadUsage, CopiesDiffer
 from partc.runtime.jobs.job import Job, outputs_file, read_report, read_times, variables_file, write_job
 from partc.runtime.jobs.launcher import OnProgress, launch
@@ -214,8 +215,8 @@ def stage_data(
         else np.concatenate([batch[name] for batch in batches], axis=axis)
         for name, axis in axes.items()
     }
-    np.savez(folder / "batches.npz", allow_pickle=False, **arrays)
-    return str(folder / "batches.npz"), sizes_of(plan, batches[0])
+    np.savez(folder / STAGED_FILE, allow_pickle=False, **arrays)
+    return str(folder / STAGED_FILE), sizes_of(plan, batches[0])
 
 
 def _check_same_shapes(first: Mapping[str, Array], batch: Mapping[str, Array]) -> None:

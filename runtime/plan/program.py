@@ -44,6 +44,9 @@ class Run(Record, frozen=True, tag="run"):
     one_thread: bool = False  # ScatterND with duplicate indices races on two threads
     flops: int = 0  # floating-point operations, for the cost model
     touched_bytes: int = 0  # bytes read and written by its nodes, for the cost model
+    streamed_bytes: int = 0  # of these, those of nodes that do little with them
+    nodes: int = 0  # functions taken apart
+    sorted_ids: int = 0  # ids that are put in order
 
 
 Kind = Literal[

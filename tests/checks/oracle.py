@@ -12,6 +12,7 @@ run on its samples alone, and what lies behind the averages against the graph wi
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
+from math import prod
 
 import numpy as np
 import onnx
@@ -22,7 +23,7 @@ from onnx import helper
 from partc.compiler.model_files.cut_model import cut_model, leaves_of
 from partc.passes.graph.training_graph import Gradient, TrainingGraph
 from partc.passes.indexed_rows.indexed_slices import SUM_ROWS
-from partc.passes.layouts.layouts import Layout, Owned, Partial, PerReplica, Split
+from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh, Owned, Partial, PerReplica, Split
 from partc.passes.replicas.average_replicas import AVERAGE, REPLICA_DOMAIN, STACK
 from partc.runtime.data.batches import share_of
 from partc.runtime.data.initial import InitialValues
@@ -81,7 +82,8 @@ class Oracle:
                 continue
             self.compared += 1
             expected = reference(tensor, layout)
-            why = _difference(reference.only_touched(at_site, expected), layout, expected, rtol)
+            mesh = compiled.compilation.lowered.mesh
+            why = _difference(reference.only_touched(at_site, expected), layout, mesh, expected, rtol)
             if why is not None:
                 node, op = self._makers[root]
                 found.append((self._order.index(root), Wrong(node, op, tensor, layout, why)))
@@ -143,8 +145,10 @@ class _Reference:
         batch: Batch,
     ) -> None:
         self._samples = {entry.name for entry in plan.data_inputs if entry.sample_axis is not None}
-        shares = [share_of(plan, rank, batch) for rank in plan.ranks if rank.replica is not None]
-        self._runs = [share | _run(model, everything, {**start, **share}) for share in shares]
+        shares = {
+            rank.replica: share_of(plan, rank, batch) for rank in plan.ranks if rank.replica is not None
+        }
+        self._runs = [share | _run(model, everything, {**start, **share}) for share in shares.values()]
         met = self._meet(gradients)
         rest = [name for name in everything if self._lies_behind(name, met)]
         types = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in met.items()}
@@ -177,7 +181,7 @@ class _Reference:
 
     def __call__(self, tensor: str, layout: Layout) -> list[np.ndarray]:
         """Return the tensor; one per replica for what replicas have of their own."""
-        if isinstance(layout.placement, PerReplica):
+        if isinstance(layout.along(REPLICAS), PerReplica):
             return [run[tensor] for run in self._runs]
         op, source = self._inserted.get(tensor, ("", tensor))
         if op == AVERAGE:
@@ -221,29 +225,42 @@ def _run(model: onnx.ModelProto, outputs: list[str], feeds: Mapping[str, np.ndar
 
 
 def _difference(
-    pieces: Mapping[int, np.ndarray], layout: Layout, expected: list[np.ndarray], rtol: float
+    pieces: Mapping[int, np.ndarray], layout: Layout, mesh: Mesh, expected: list[np.ndarray], rtol: float
 ) -> str | None:
     """Say how the pieces differ from what they should make; None if they do not."""
     parts = [pieces[rank] for rank in sorted(pieces)]
-    placement = layout.placement
-    wholes = parts
-    if isinstance(placement, Split):
-        wholes = [_join(parts, placement)]
-    elif isinstance(placement, Partial):
-        wholes = [reduce(COMBINE[placement.reduction], parts)]
-    elif isinstance(placement, Owned):
-        wholes = [np.concatenate(parts)]
-    if isinstance(placement, PerReplica):
-        pairs = list(zip(parts, expected, strict=True))
-    else:
-        pairs = [(whole, expected[0]) for whole in wholes]
-    for actual, wanted in pairs:
+    if layout.site == "server":
+        mesh = Mesh("server", (("owner", len(parts)),))
+    for axis in reversed(range(len(mesh.axes))):
+        size = mesh.size(axis)
+        groups = [parts[start : start + size] for start in range(0, len(parts), size)]
+        parts = [made for group in groups for made in _combine(group, layout, mesh, axis)]
+    one_each = expected if len(expected) == len(parts) else expected * len(parts)
+    for actual, wanted in zip(parts, one_each, strict=True):
         if actual.shape != wanted.shape:
             return f"shape {list(actual.shape)} instead of {list(wanted.shape)}"
         limit = rtol * max(1.0, float(np.max(np.abs(wanted), initial=0.0)))
         if not np.allclose(actual, wanted, rtol=rtol, atol=limit, equal_nan=True):
             return f"off by {np.max(np.abs(actual.astype(float) - wanted.astype(float))):.3g}"
     return None
+
+
+def _combine(group: list[np.ndarray], layout: Layout, mesh: Mesh, axis: int) -> list[np.ndarray]:
+    """Put together what the ranks along a mesh axis have; copies are all kept, to be compared."""
+    placement = layout.along(axis)
+    if isinstance(placement, Split):
+        before = [
+            mesh.size(other)
+            for other, split in layout.splits()
+            if other < axis and split.axis == placement.axis and split.outer < placement.outer
+        ]
+        return [_join(group, Split(placement.axis, placement.outer // prod(before)))]
+    if isinstance(placement, Partial):
+        return [reduce(COMBINE[placement.reduction], group)]
+    if isinstance(placement, Owned):
+        return [np.concatenate(group)]
+    are_copies = axis > 0 and all(np.array_equal(copy, group[0], equal_nan=True) for copy in group)
+    return group[:1] if are_copies else group
 
 
 def _join(parts: list[np.ndarray], split: Split) -> np.ndarray:

@@ -10,6 +10,7 @@ from partc.cost.strategy import Synchronisation
 from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.aggregate_partials import aggregate_partials
+from partc.passes.layouts.configuration import Configuration, data_parallel
 from partc.passes.layouts.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
 from partc.passes.lowering.lower import lower
 from partc.passes.lowering.lowered_graph import LoweredGraph
@@ -39,6 +40,7 @@ def lay_out(
     ranks: int = 2,
     methods: Mapping[str, str] | None = None,
     gradients: Mapping[str, GradientTensors] | None = None,
+    configuration: Configuration | None = None,
 ) -> LaidOutGraph:
     """Give every tensor of a step a layout, under the global reading."""
     training = training_of(text, split, gradients)
@@ -50,7 +52,7 @@ def lay_out(
         training,
         facts,
         find_zeros(training.graph, facts),
-        ranks,
+        configuration or data_parallel(ranks),
         Synchronised(synchronisations, owner),
         find_roles(training).main,
     )

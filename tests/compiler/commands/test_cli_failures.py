@@ -79,8 +79,10 @@ def test_a_nan_loss_stops_and_names_the_step_and_the_rank(poisoned: Path, option
     answer = partc("run", "out", "--steps", "4", "--data", "nan.npz")
 
     assert answer.code == 2
-    assert "the loss is nan in step 3\n  at:  rank 1 (replica 1 on host0/host0/cpu1)" in answer.error
-    assert "fix: lower the learning rate or check the data; `--on-nan continue`" in answer.error
+    assert "the loss is nan in step 3: the data holds nan" in answer.error
+    assert "at:  rank 1 (replica 1 on host0/host0/cpu1); " in answer.error
+    assert f"nan.npz: array 'x', element [{(2 * 4 + 1) * share}, 0]" in answer.error
+    assert "fix: correct that data" in answer.error
     assert not (poisoned / "out" / "trained.safetensors").exists()
 
 

@@ -98,7 +98,7 @@ def test_wrong_data_is_refused(folder: Path, command: str, data: str, what: str,
         ({"labels": np.zeros(16)}, "float64", "'labels'", "astype('int64')"),
         ({"labels": np.zeros((16, 2), np.int64)}, "[16, 2], the model reads [4]", "'labels'", "rank 1"),
         ({"labels": np.zeros(16, np.int64), "z": np.zeros(16)}, "'z'", "data", "nothing else"),
-        ({"labels": np.zeros(0, np.int64)}, "[0]", "'labels'", "not empty"),
+        ({"labels": np.zeros(0, np.int64)}, "[0]", "'labels'", "at least one sample"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(

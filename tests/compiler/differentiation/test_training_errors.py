@@ -23,6 +23,16 @@ def grad(text: str, loss: str = "mse", **options: Any) -> onnx.ModelProto:
 DENSE = "(float[batch,3] x) => (float[batch,2] y) { y = MatMul (x, W) }"
 
 
+def test_a_batch_without_samples_is_refused_as_such_unless_it_is_rewritten() -> None:
+    empty = DENSE.replace("batch", "0")
+
+    with pytest.raises(BadModel, match="the batch is empty: data input 'x'") as error:
+        grad(empty)
+
+    assert "--batch-size" in error.value.fix
+    assert grad(empty, batch_size=4).graph.input[0].type.tensor_type.shape.dim[0].dim_value == 4
+
+
 def test_an_op_without_rule_is_named_with_the_way_to_it() -> None:
     text = """(float[batch,2,4,3] x, float[boxes,5] rois) => (float[boxes,2,1,1] y) {
         [first] a = MatMul (x, W) [second] b = Relu (a)

@@ -132,6 +132,29 @@ def test_initial_values_come_from_a_file(tmp_path: Path, suffix: str) -> None:
     np.testing.assert_array_equal(initial.load(), values["W"])
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+@pytest.mark.parametrize("lost", [np.nan, -np.inf])
+def test_initial_values_that_are_not_finite_are_refused_and_counted(
+    tmp_path: Path, suffix: str, lost: float
+) -> None:
+    values = {"W": np.arange(12, dtype=np.float32).reshape(4, 3)}
+    values["W"][1, 1:] = lost
+    file = tmp_path / f"start{suffix}"
+    np.savez(file, **values) if suffix == ".npz" else save_file(values, file)
+
+    with pytest.raises(BadModel, match="initial value of 'W' is not finite: 2 of 12 elements") as error:
+        import_training_graph(parse(SGD), GraphOptions(state=STATE, initial=file))
+
+    assert str(file) in error.value.at
+
+
+def test_a_batch_without_samples_is_refused_as_such() -> None:
+    model = with_zeros(parse(SGD.replace("[8,", "[0,")), "W")
+
+    with pytest.raises(BadModel, match="the batch is empty: data input 'x'"):
+        import_training_graph(model, GraphOptions(state=STATE))
+
+
 def test_initial_values_of_another_shape_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "start.npz", W=np.zeros((3, 4), np.float32))
 

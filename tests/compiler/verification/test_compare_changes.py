@@ -106,6 +106,11 @@ def test_a_loss_is_compared_to_itself_and_to_what_rounding_makes_of_it() -> None
     assert is_equal(2e-5, 1e-5, noise=1e-4)
 
 
-def test_a_loss_that_is_no_number_differs() -> None:
+def test_a_loss_that_is_no_number_differs_unless_both_are_none() -> None:
     assert not is_equal(np.nan, 1)
-    assert not is_equal(np.nan, np.nan)
+    assert not is_equal(1, np.nan)
+    assert not is_equal(1, np.inf)
+    assert not is_equal(np.inf, np.nan)
+    assert not is_equal(np.inf, -np.inf)
+    assert is_equal(np.nan, np.nan)
+    assert is_equal(np.inf, np.inf)

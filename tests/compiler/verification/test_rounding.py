@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from partc.compiler.differentiation.build import build_training_graph
@@ -12,9 +13,11 @@ from partc.compiler.differentiation.parameters.choose_parameters import Paramete
 from partc.compiler.differentiation.updates.optimizers import SGD, Adam
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import GraphOptions
+from partc.compiler.verification.nudge_terms import SCATTER, perturb_last_bits, scatter_terms
 from partc.compiler.verification.ranks import Data, Ranks
 from partc.compiler.verification.reference import make_reference
 from partc.compiler.verification.rounding import perturb_variables
+from partc.compiler.verification.sessions import Session
 from partc.compiler.verification.verify import VerifyReport, launch_in_process, verify
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.plan.plan_folder import PlanFolder
@@ -65,13 +68,37 @@ step (float[4,3] x, float[3] W, float[3] b) => (float[3] W_next, float[3] b_next
 def test_the_last_bits_are_nudged() -> None:
     values = {"W": np.linspace(1, 2, 64, dtype=np.float32), "n": np.arange(3), "scale": np.array(8.0)}
 
-    changed = perturb_variables({**values, "x": np.ones(2)}, values, np.random.default_rng(0))
+    changed = perturb_variables({**values, "x": np.ones(2)}, values, np.random.default_rng(0), {})
 
     moved = changed["W"] - values["W"]
     assert 0 < np.abs(moved).max() <= 2 * np.finfo(np.float32).eps * 2
     assert changed["W"].dtype == np.float32
     np.testing.assert_array_equal(changed["n"], values["n"])
     np.testing.assert_array_equal(changed["x"], np.ones(2))
+
+
+def test_the_last_bits_of_what_is_computed_in_16_bits_are_those_of_16_bits() -> None:
+    values = {"W": np.linspace(1, 2, 64, dtype=np.float32)}
+    half = {"W": np.dtype(np.float16)}
+
+    changed = perturb_variables(values, values, np.random.default_rng(0), half)["W"]
+
+    assert np.count_nonzero(changed.astype(np.float16) != values["W"].astype(np.float16)) > 32
+    np.testing.assert_allclose(changed, values["W"], rtol=1.1 * np.finfo(np.float16).eps)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_the_terms_of_sums_are_nudged_in_their_own_type(dtype: type) -> None:
+    kind = {np.float16: "float16", np.float32: "float", np.float64: "double"}[dtype]
+    model = parse(f"sums ({kind}[64] x) => ({kind} total) {{ total = ReduceSum <keepdims = 0> (x) }}")
+    inputs = {"x": np.random.default_rng(0).permutation(np.repeat([-1, 1], 32)).astype(dtype)}
+
+    def farthest(nudged: onnx.ModelProto) -> float:
+        session = Session(nudged, ["total"])
+        return max(abs(float(session.run(inputs)["total"])) for _ in range(4))
+
+    assert 0 < farthest(perturb_last_bits(model, ["total"])) < 64 * np.finfo(dtype).eps
+    assert 0 < farthest(scatter_terms(model)) < 64 * 2 * SCATTER
 
 
 @pytest.mark.parametrize("batch", ["per-replica", "global"])

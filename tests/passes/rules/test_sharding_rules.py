@@ -19,7 +19,7 @@ from onnx.reference import ReferenceEvaluator
 
 from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
-from partc.passes.layouts.decide_layouts import Decision, split_on
+from partc.passes.layouts.decide_layouts import AxisDecision, split_on
 from partc.passes.layouts.layouts import Partial, Placement, Split
 from partc.passes.rules.sharding_rule import Dims, ShardingRule
 from partc.passes.rules.sharding_rules import RULES, rule_of
@@ -188,7 +188,7 @@ def test_cases_do_split() -> None:
 # ---------------------------------------------------------------- pieces
 
 
-def splits_of(case: Case) -> Iterator[Decision]:
+def splits_of(case: Case) -> Iterator[AxisDecision]:
     """Yield what the rule makes of every place where an input or an output may be split."""
     rule, seen = case.rule, set()
     shapes = [array.shape for array in case.run(case.feeds)]
@@ -206,7 +206,7 @@ def splits_of(case: Case) -> Iterator[Decision]:
                     yield decision
 
 
-def pieces_for(case: Case, decision: Decision, whole: list[np.ndarray], rank: int) -> list[np.ndarray]:
+def pieces_for(case: Case, decision: AxisDecision, whole: list[np.ndarray], rank: int) -> list[np.ndarray]:
     """Cut the operands as the decision says, and spell a part's shape where a shape is spelled."""
     pieces = [cut(array, place, rank) for array, place in zip(case.feeds, decision.inputs, strict=True)]
     for index, output in case.rule.shape_inputs.items():

@@ -116,6 +116,8 @@ def test_a_function_supplies_total_batches(tmp_path: Path, monkeypatch: pytest.M
         ({"x": np.zeros((20, 3))}, "convert it: array.astype"),
         ({"x": np.zeros(20, np.float32)}, "rank 2"),
         ({"z": np.zeros(3)}, "'z', which is no input"),
+        ({"x": np.zeros((0, 3), np.float32)}, r"the batch is empty: no samples on axis 0 of float32\[0, 3\]"),
+        ({"steps": np.zeros((7, 0), np.int64)}, "the batch is empty: no samples on axis 1"),
     ],
 )
 def test_data_that_does_not_fit_is_refused(
@@ -123,6 +125,32 @@ def test_data_that_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(BadData, match=message):
         open_source(save(tmp_path / "data.npz", **changes), two_replicas())
+
+
+def test_a_file_that_does_not_fill_a_step_is_refused(tmp_path: Path) -> None:
+    assert open_source(save(tmp_path / "one-step.npz", samples=8), two_replicas()).total(3)["x"][0, 0] == 0
+    with pytest.raises(BadData, match="7 samples, where a step takes 8: some would count twice"):
+        open_source(save(tmp_path / "data.npz", samples=7), two_replicas())
+
+
+@pytest.mark.parametrize("function", ["whole", "shard"])
+def test_an_empty_batch_of_a_function_is_refused(
+    function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty_batches.py").write_text(
+        "import numpy as np\n"
+        "EMPTY = {'x': np.zeros((0, 3), np.float32), 'steps': np.zeros((7, 0), np.int64),\n"
+        "         'lr': np.float32(1), 'negatives': np.arange(4)}\n"
+        "def whole():\n"
+        "    yield EMPTY\n"
+        "def shard(num_shards, shard_id):\n"
+        "    yield EMPTY\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    plan = two_replicas()
+
+    with pytest.raises(BadData, match=f"the batch is empty[^\n]*\n  at:  empty_batches:{function}, "):
+        open_source(f"empty_batches:{function}", plan).share(plan.ranks[0], 0)
 
 
 def test_a_missing_input_is_named(tmp_path: Path) -> None:

@@ -153,12 +153,11 @@ def test_updates_too_small_for_16_bits_add_up() -> None:
 
 @pytest.mark.parametrize("strategy", ["allreduce", "ps"])
 def test_mixed_precision_trains_on_four_ranks_as_on_one_device(strategy: str, tmp_path: Path) -> None:
-    """Sums of 16-bit products in another order differ by about 1e-3."""
     training = import_training_graph(half_step(0.1, DYNAMIC, HALF.replace("batch", "8")))
     compiled = compile_step(training, tmp_path / "out", "2x2", strategy, "global")
     batches = random_batches(compiled.plan, 4, high=4)
 
-    report = verify(compiled.folder, steps=4, rtol=1e-2, data=batches, launcher=launch_in_process)
+    report = verify(compiled.folder, steps=4, data=batches, launcher=launch_in_process)
 
     assert report.passed, report.variables
     assert report.variables

@@ -1,0 +1,137 @@
+"""What every rank of a plan has of its own: where it runs, whom it meets, and what it holds."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from partc.cost.cluster.cluster import Cluster, ClusterRank, groups_of, ranks_of
+from partc.passes.graph.training_graph import TrainingGraph
+from partc.passes.layouts.boxes import box_of
+from partc.passes.layouts.layouts import REPLICAS, Mesh, Owned
+from partc.passes.lowering.lowered_graph import LoweredGraph, State
+from partc.passes.scheduling.make_program import Program
+from partc.runtime.plan.boxes import rows_box
+from partc.runtime.plan.program import Held, Rank, Slice
+
+OwnedRows = Mapping[str, tuple[tuple[int, int], ...]]  # parameter -> rows [start, stop) per server
+Groups = Mapping[str, tuple[tuple[int, ...], ...]]
+
+
+def describe_groups(cluster: Cluster, mesh: Mesh) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Return the ranks that meet under each name."""
+    groups = {name: tuple(filter(None, members)) for name, members in groups_of(cluster).items()}
+    return groups | _mesh_groups(mesh, groups["workers"][0])
+
+
+def _mesh_groups(mesh: Mesh, workers: Sequence[int]) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Return the workers that meet along each axis of a mesh of several."""
+    if len(mesh.axes) == 1:
+        return {}
+    return {
+        mesh.group(axis): tuple(tuple(workers[at] for at in line) for line in mesh.lines(axis))
+        for axis in range(len(mesh.axes))
+    }
+
+
+def describe_ranks(
+    training: TrainingGraph,
+    lowered: LoweredGraph,
+    program: Program,
+    rows: OwnedRows,
+    cluster: Cluster,
+    groups: Groups,
+) -> tuple[Rank, ...]:
+    """Return all ranks. `rows`: what each server owns of each parameter there."""
+    numbers: dict[int, dict[str, int]] = {}
+    for name, instances in groups.items():
+        for number, members in enumerate(instances):
+            for rank in members:
+                numbers.setdefault(rank, {})[name] = number
+    servers = {rank: position for position, rank in enumerate(groups["servers"][0])}
+    return tuple(
+        _Describer(training, lowered, program, rows, placed, servers.get(placed.rank)).describe(
+            numbers[placed.rank]
+        )
+        for placed in ranks_of(cluster)
+    )
+
+
+class _Describer:
+    """Describes one rank: its place among the servers, and along every axis of the workers' mesh."""
+
+    def __init__(
+        self,
+        training: TrainingGraph,
+        lowered: LoweredGraph,
+        program: Program,
+        rows: OwnedRows,
+        placed: ClusterRank,
+        server: int | None,
+    ) -> None:
+        self._training = training
+        self._lowered = lowered
+        self._program = program
+        self._rows = rows
+        self._placed = placed
+        self._server = server
+        self._place = None if placed.replica is None else lowered.mesh.coordinates(placed.replica)
+
+    def describe(self, groups: dict[str, int]) -> Rank:
+        placed = self._placed
+        return Rank(
+            rank=placed.rank,
+            host=placed.host,
+            device=placed.device,
+            kind=placed.kind,
+            device_index=placed.device_index,
+            threads=placed.threads,
+            sites=placed.sites,
+            replica=None if self._place is None else self._place[REPLICAS],
+            groups=groups,
+            constants=self._constants(),
+            slices=self._slices(),
+            held=tuple(self._hold(state) for state in self._lowered.states if state.site in placed.sites),
+        )
+
+    def _constants(self) -> dict[str, tuple[int, ...]]:
+        values: dict[str, tuple[int, ...]] = {}
+        for value, constant in self._lowered.constants.items():
+            if constant.holds == "coordinate" and self._place is not None:
+                values[value] = (self._place[constant.axis],)
+            elif constant.parameter is not None and self._server is not None:
+                start, stop = self._rows[constant.parameter][self._server]
+                if constant.holds == "first_row":
+                    values[value] = (start,)
+                elif constant.holds == "row_count":
+                    values[value] = (stop - start,)
+        return values
+
+    def _slices(self) -> tuple[Slice, ...]:
+        """Return where the rank's pieces lie in the buckets of the whole: equal parts, or a server's rows."""
+        slices: list[Slice] = []
+        for value, parameter, bucket, index in self._program.owned_slices:
+            shape = bucket.shapes[index]
+            if parameter is None and self._place is not None:
+                length = shape[0] // len(bucket.counts)
+                start, stop = (
+                    end * length for end in (self._place[bucket.axis], self._place[bucket.axis] + 1)
+                )
+            elif parameter is not None and self._server is not None:
+                start, stop = self._rows[parameter][self._server]
+            else:
+                continue
+            row = int(np.prod(shape[1:], dtype=np.int64))
+            offset = bucket.offsets[index] + start * row
+            slices.append(Slice(value, bucket.name, offset, (stop - start, *shape[1:])))
+        return tuple(slices)
+
+    def _hold(self, state: State) -> Held:
+        layout = self._lowered.meanings[state.value][1]
+        owned = layout.along(REPLICAS)
+        shape = self._training.variables[state.variable].shape
+        box = None
+        if isinstance(owned, Owned) and self._server is not None:
+            box = rows_box(shape, *self._rows[owned.parameter][self._server])
+        elif layout.splits() and self._place is not None:
+            box = box_of(self._lowered.mesh, layout, shape, self._place)
+        return Held(state.variable, state.value, box)

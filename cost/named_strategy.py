@@ -1,0 +1,60 @@
+"""Strategies that have a name, and products of them: `data=2,tensor=4`, `fsdp`.
+
+data=N     N replicas; left out: as many as the workers allow
+tensor=K   the K workers of a replica share its weights, and the ops that read them
+fsdp[=N]   N replicas share the variables: each keeps a part, and gathers what it reads
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from partc.runtime.errors import BadUsage
+
+AXES = ("data", "tensor")  # of the mesh, outermost first
+NAMES = ("data", "tensor", "fsdp")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedStrategy:
+    """What a name says: mesh axis -> its size, where it is said; and whether replicas share variables."""
+
+    text: str
+    sizes: Mapping[str, int]
+    shards_variables: bool
+
+    def mesh(self, workers: int) -> dict[str, int]:
+        """Return the workers' mesh. Raises BadUsage where they do not make one."""
+        inner = prod(size for name, size in self.sizes.items() if name != "data")
+        data = self.sizes.get("data", workers // inner)
+        if data * inner != workers:
+            known = " x ".join(f"{name}={size}" for name, size in self.sizes.items())
+            raise BadUsage(
+                f"{self.text!r} does not make a grid of {workers} workers",
+                at="--strategy",
+                fix=f"the product of {known or 'its axes'} and of the replicas is to be {workers}",
+            )
+        return {name: size for name in AXES if (size := {**self.sizes, "data": data}.get(name))}
+
+
+def parse_named(text: str) -> NamedStrategy | None:
+    """Return the named strategy that a text spells, None if it starts like none. Raises BadUsage."""
+    sizes: dict[str, int] = {}
+    words = [word.strip().partition("=") for word in text.split(",")]
+    if words[0][0] not in NAMES:
+        return None
+    for name, equals, value in words:
+        axis = "data" if name == "fsdp" else name
+        if name not in NAMES or (not equals and name != "fsdp") or (equals and not _is_size(value)):
+            raise BadUsage(
+                f"no strategy {text!r}",
+                at=f"--strategy: {name}{equals}{value}",
+                fix="write words such as data=2, tensor=4 and fsdp, with commas between them",
+            )
+        if equals and sizes.setdefault(axis, int(value)) != int(value):
+            raise BadUsage(f"two sizes of {axis}", at=f"--strategy {text}", fix="name each axis once")
+    return NamedStrategy(text, sizes, any(name == "fsdp" for name, _, _ in words))
+
+
+def _is_size(value: str) -> bool:
+    return value.isdigit() and int(value) > 0

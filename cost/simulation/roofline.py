@@ -1,0 +1,60 @@
+"""What a segment takes on a device, from its work and the device's rates.
+
+    t = o + v V + s S + k N + max((B - M) / b, F / f) + M / b      a CPU
+    t = o + v V + s S + max(k N, max((B - M) / b, F / f) + M / b)  a GPU, whose launches overlap with kernels
+
+o  starting a segment          V  values that it reads and writes
+k  starting a node             N  nodes                                S  ids that are put in order
+f  flops a second              F  flops
+b  bytes of memory a second    B  bytes that nodes read and write, M of them by nodes that memory holds up
+
+The last two terms are the roofline (Williams, Waterman and Patterson, CACM 52 (2009) 65-76) of products, and of
+all that only streams through memory: one does not hide the other, for nodes run one after the other.
+"""
+
+from dataclasses import dataclass
+
+from partc.cost.cluster.cluster import Cluster, ClusterRank
+from partc.cost.cluster.profiles import PER_SORTED_ID_S, PER_VALUE_S, PROFILES, DeviceProfile
+from partc.runtime.plan.program import Rank, Run
+
+
+@dataclass(frozen=True, slots=True)
+class _Rates:
+    """What a rank's device does in a second: of its threads together for a CPU."""
+
+    profile: DeviceProfile
+    flops_per_s: float
+    bytes_per_s: float
+
+
+def run_s(run: Run, rank: Rank, cluster: Cluster) -> float:
+    """Return how long a segment takes on a rank's device."""
+    rates = _rates(rank, cluster, run.one_thread)
+    products_s = max(
+        run.flops / rates.flops_per_s, (run.touched_bytes - run.streamed_bytes) / rates.bytes_per_s
+    )
+    kernels_s = products_s + run.streamed_bytes / rates.bytes_per_s
+    nodes_s = run.nodes * rates.profile.node_s
+    values_s = (len(run.reads) + len(run.writes)) * PER_VALUE_S
+    sorting_s = run.sorted_ids * PER_SORTED_ID_S
+    both_s = max(nodes_s, kernels_s) if rank.kind == "gpu" else nodes_s + kernels_s
+    return rates.profile.start_s + values_s + sorting_s + both_s
+
+
+def node_s(flops: int, touched_bytes: int, rank: Rank | ClusterRank, cluster: Cluster) -> float:
+    """Return how long a single node takes on a rank's device."""
+    rates = _rates(rank, cluster)
+    return rates.profile.node_s + max(flops / rates.flops_per_s, touched_bytes / rates.bytes_per_s)
+
+
+def _rates(rank: Rank | ClusterRank, cluster: Cluster, one_thread: bool = False) -> _Rates:
+    """Return the rates of a rank's device; its host's memory limits a CPU's."""
+    host = next(host for host in cluster.hosts if host.name == rank.host)
+    device = next((device for device in host.devices if device.name == rank.device), None)
+    profile = PROFILES[device.profile if device else "cpu-core"]
+    threads = (1 if one_thread else rank.threads) if rank.kind == "cpu" else 1
+    bytes_per_s = profile.memory_bytes_per_s * threads
+    if rank.kind == "cpu":
+        bytes_per_s = min(bytes_per_s, host.memory_bytes_per_s)
+    return _Rates(profile, profile.matmul_flops_per_s * threads, bytes_per_s)

@@ -1,0 +1,23 @@
+"""What is known of a step before its strategy: the record that choosing, laying out and lowering share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from partc.passes.graph.facts import Facts
+from partc.passes.graph.training_graph import TrainingGraph
+from partc.passes.roles.find_roles import Roles
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A training graph whose replicas meet where they must, and what is known about it."""
+
+    training: TrainingGraph
+    facts: Facts
+    roles: Roles
+    main: frozenset[str]
+    zeros: frozenset[str]
+    followers: Mapping[str, str | None]  # variable -> the parameter whose rows it shares
+    servable: frozenset[str]  # parameters whose update can run on a part of their rows
+    replicas: int
+    per_replica: bool

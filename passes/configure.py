@@ -1,0 +1,147 @@
+"""Turn what a strategy says in words into layouts of variables and wishes of ops.
+
+    "variables": {"layer0.weight": {"tensor": {"axis": 1}}}         kept by columns along axis tensor
+    "ops": [{"op": "layer*/MatMul", "split": {"out:1": "tensor"}}]   what nodes of these names split
+
+A dimension is `batch` (the samples), `out:A` (axis A of the output) or `in:I:A` (axis A of operand I,
+which is summed); `/N` behind it means the inner factor behind N blocks. It is split along a mesh axis,
+by its name, or by the number of its parts: then along the first axis of as many that is free.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+
+import onnx_graphsurgeon as gs
+
+from partc.cost.strategy import AxisSplit, OpConfig, Strategy
+from partc.passes.analysis import Analysis
+from partc.passes.layouts.configuration import Configuration, Wish, data_parallel
+from partc.passes.layouts.decide_layouts import decide_by_wish
+from partc.passes.layouts.layouts import Layout, Mesh, Placement, Replicate, Split
+from partc.passes.rules.sharding_rules import rule_of
+from partc.runtime.errors import BadStrategy
+
+DIMENSION = re.compile(
+    r"(?:batch|out:(?P<out>\d+)|in:(?P<operand>\d+):(?P<axis>\d+))(?:/(?P<outer>[1-9]\d*))?"
+)
+
+
+def configure(analysis: Analysis, strategy: Strategy) -> Configuration:
+    """Return what a strategy asks of the workers' mesh. Raises BadStrategy where that cannot be."""
+    if not strategy.mesh:
+        return data_parallel(analysis.replicas)
+    mesh = Mesh("worker", tuple(strategy.mesh.items()))
+    homes = dict(_homes(analysis, strategy, mesh))
+    wishes: dict[str, dict[int, Wish]] = {}
+    for number, config in enumerate(strategy.ops):
+        for node in _matching(analysis, config, f"ops[{number}]"):
+            wishes[node.name] = _wishes_of(analysis, node, config, mesh, f"ops[{number}]")
+    return Configuration(mesh, {name: home for name, home in homes.items() if not home.is_whole}, wishes)
+
+
+def _homes(analysis: Analysis, strategy: Strategy, mesh: Mesh) -> Iterable[tuple[str, Layout]]:
+    axes = [name for name, _ in mesh.axes]
+    variables = analysis.training.variables
+    for name, splits in strategy.variables.items():
+        if name not in variables:
+            fix = f"use one of {_some(variables)}, or remove the entry"
+            raise BadStrategy(f"unknown variable {name!r}", at=f"variables: {name}", fix=fix)
+        if unknown := splits.keys() - set(axes):
+            fix = f"use one of {_some(axes)}"
+            raise BadStrategy(f"unknown mesh axis {min(unknown)!r}", at=f"variables: {name}", fix=fix)
+        shape = variables[name].shape
+        for axis, split in splits.items():
+            if split.axis >= len(shape) or shape[split.axis] % split.outer:
+                raise BadStrategy(
+                    f"{_dimension(split)} of a variable shaped {list(shape)}",
+                    at=f"variables: {name}: {axis}",
+                    fix="name an axis that it has, and blocks that divide it",
+                )
+        if not mesh.divides(_home(splits, axes), shape):
+            raise BadStrategy(
+                f"a variable shaped {list(shape)} does not divide into parts of equal size",
+                at=f"variables: {name}",
+                fix="split another axis, or along a mesh axis of another size",
+            )
+    for variable, parameter in analysis.followers.items():
+        splits = strategy.variables.get(variable) or strategy.variables.get(parameter or "", {})
+        yield variable, _home(splits, axes)
+
+
+def _home(splits: Mapping[str, AxisSplit], axes: Iterable[str]) -> Layout:
+    asked = (splits.get(axis) for axis in axes)
+    placements: list[Placement] = [Replicate() if s is None else Split(s.axis, s.outer) for s in asked]
+    return Layout("worker", *placements)
+
+
+def _dimension(split: AxisSplit) -> str:
+    return f"axis {split.axis}" + (f" behind {split.outer} blocks" if split.outer > 1 else "")
+
+
+def _matching(analysis: Analysis, config: OpConfig, at: str) -> list[gs.Node]:
+    nodes = [node for node in analysis.training.graph.nodes if fnmatchcase(node.name, config.op)]
+    if not nodes:
+        fix = "`partc inspect --groups` lists the names; `*` stands for any part of one"
+        raise BadStrategy(f"no op is called {config.op!r}", at=f"{at}: op", fix=fix)
+    return nodes
+
+
+def _wishes_of(analysis: Analysis, node: gs.Node, config: OpConfig, mesh: Mesh, at: str) -> dict[int, Wish]:
+    """Return what a node splits along every mesh axis: nothing along those that are not named."""
+    wishes = {axis: Wish(None) for axis in range(len(mesh.axes))}
+    for dimension, parts in config.split.items():
+        where = f"{at}: split: {dimension}"
+        wish = _wish(node, dimension, where)
+        for axis in _mesh_axes(mesh, parts, wishes, where):
+            if wish is None:
+                del wishes[axis]
+                continue
+            wishes[axis] = wish
+            rule = rule_of(node, analysis.facts)
+            if decide_by_wish(node, rule, wish, mesh.size(axis), analysis.zeros) is None:
+                raise BadStrategy(
+                    f"{node.op} {node.name!r} cannot split {dimension} into {mesh.size(axis)} parts",
+                    at=where,
+                    fix="`partc inspect --groups` lists what each op may split",
+                )
+    return wishes
+
+
+def _wish(node: gs.Node, dimension: str, at: str) -> Wish | None:
+    """Return what a dimension means for a node; None for the samples, which data parallelism splits."""
+    found = DIMENSION.fullmatch(dimension)
+    if found is None:
+        fix = "write batch, out:A or in:I:A, with /N behind it for the factor behind N blocks"
+        raise BadStrategy(f"no dimension {dimension!r}", at=at, fix=fix)
+    if dimension == "batch":
+        return None
+    outer = int(found["outer"] or 1)
+    if found["out"] is not None:
+        return Wish(Split(int(found["out"]), outer))
+    if int(found["operand"]) >= len(node.inputs):
+        fix = f"it has operands 0 to {len(node.inputs) - 1}"
+        raise BadStrategy(f"{node.name!r} has no operand {found['operand']}", at=at, fix=fix)
+    return Wish(Split(int(found["axis"]), outer), int(found["operand"]))
+
+
+def _mesh_axes(mesh: Mesh, parts: int | str, used: Mapping[int, Wish], at: str) -> list[int]:
+    """Return the mesh axes that a dimension is split along."""
+    names = [name for name, _ in mesh.axes]
+    if isinstance(parts, str):
+        if unknown := [name for name in parts.split("*") if name not in names]:
+            raise BadStrategy(f"unknown mesh axis {unknown[0]!r}", at=at, fix=f"use one of {_some(names)}")
+        return [names.index(name) for name in parts.split("*")]
+    free = [a for a, wish in used.items() if wish.split is None and mesh.size(a) == parts]
+    if not free and parts != 1:
+        sizes = ", ".join(f"{name} has {size}" for name, size in mesh.axes)
+        raise BadStrategy(
+            f"no mesh axis of {parts} parts is left", at=at, fix=f"use those there are: {sizes}"
+        )
+    return free[:1]
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - 10} more" if len(listed) > 10 else ""
+    return f"{', '.join(repr(name) for name in listed[:10])}{more}"

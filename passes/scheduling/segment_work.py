@@ -1,0 +1,132 @@
+"""Count the work of a segment, for the cost model: what its nodes compute, and what they read and write.
+
+    flops, touched_bytes   of all nodes; of a variable's rows that servers own, one server's part
+    streamed_bytes         of those nodes that memory holds up on every device
+    nodes                  with those in the bodies of functions, for each costs something to start
+    sorted_ids             that a Unique or a SumRows puts in order
+
+What follows the data has no size when it is lowered. It is taken to be as large as what it is made of: the
+rows of a table that ids ask for, their update, their sums.
+"""
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from partc.passes.cpu_kernels.block_updates import POINTWISE
+from partc.passes.layouts.layouts import REPLICAS, Owned
+from partc.passes.lowering.lowered_graph import LoweredGraph
+from partc.passes.scheduling.prove_in_place import SCATTERS
+
+# Flops per byte, below those at which any device of profiles.py computes as fast as it reads (4.5, a CPU).
+LEAST_RIDGE = 4
+
+SIZED_ALIKE = POINTWISE | {"Identity", "Reshape", "Unsqueeze", "Where"}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a segment does: see Run, whose fields these are."""
+
+    flops: int
+    touched_bytes: int
+    streamed_bytes: int
+    nodes: int
+    sorted_ids: int
+
+
+class WorkCounter:
+    """Counts the work of chunks, given in the order of the program."""
+
+    def __init__(
+        self, lowered: LoweredGraph, functions: Mapping[str, onnx.FunctionProto], servers: int
+    ) -> None:
+        self._lowered = lowered
+        self._functions = functions
+        self._servers = max(1, servers)
+        self._assumed: dict[str, int] = {}  # value -> bytes, where they follow the data
+        self._bodies: dict[str, tuple[int, bool]] = {}  # function -> its nodes, whether one sorts
+
+    def count(self, nodes: Sequence[gs.Node], wanted: AbstractSet[str]) -> Work:
+        """Return the work of a chunk, of whose values some are `wanted` by others."""
+        cached = _cached(nodes, wanted)
+        flops = touched = streamed = number = sorted_ids = 0
+        for node in nodes:
+            own_flops, own_bytes = self._lowered.flops.get(node.name, 0), self._touched(node, cached)
+            flops += own_flops
+            touched += own_bytes
+            streamed += own_bytes if own_flops < LEAST_RIDGE * own_bytes else 0
+            body_nodes, sorts = self._body_of(node.op)
+            number += body_nodes
+            sorted_ids += self._elements(node.inputs[0]) if sorts else 0
+        return Work(flops, touched, streamed, number, sorted_ids)
+
+    def pass_on(self, nodes: Sequence[gs.Node]) -> None:
+        """Take what communications bring for as large as what they are given, where nothing else is known."""
+        for node in nodes:
+            for given, brought in zip(node.inputs, node.outputs, strict=False):  # counts have no size
+                self._assumed.setdefault(brought.name, self._nbytes(given))
+
+    def _touched(self, node: gs.Node, cached: AbstractSet[str]) -> int:
+        """Bytes that a node reads and writes; of a table that it indexes, only the rows it visits."""
+        self._assume(node)
+        reads = [0 if t.name in cached else self._nbytes(t) for t in node.inputs]
+        writes = [0 if t.name in cached else self._nbytes(t) for t in node.outputs]
+        if node.op == "Gather":
+            return reads[1] + 2 * sum(writes)
+        if node.op in SCATTERS:
+            return reads[1] + 3 * reads[2]
+        return sum(reads) + sum(writes)
+
+    def _nbytes(self, tensor: gs.Tensor) -> int:
+        known = self._lowered.nbytes.get(tensor.name, 0)
+        if not known:
+            return self._assumed.get(tensor.name, 0)
+        meaning = self._lowered.meanings.get(tensor.name)
+        is_owned = meaning is not None and isinstance(meaning[1].along(REPLICAS), Owned)
+        return known // self._servers if is_owned else known
+
+    def _assume(self, node: gs.Node) -> None:
+        """Give results that have no size one."""
+        sizes = [self._nbytes(tensor) for tensor in node.inputs]
+        for index, tensor in enumerate(node.outputs):
+            if node.op == "Gather":
+                assumed = self._elements(node.inputs[1]) * self._row_bytes(node.inputs[0])
+            elif node.op == "Unique":
+                assumed = sizes[0]
+            elif node.op in SIZED_ALIKE:
+                assumed = max(sizes, default=0)
+            elif node.op in self._functions:
+                assumed = sizes[index] if index < len(sizes) else 0
+            else:
+                continue
+            self._assumed.setdefault(tensor.name, assumed)
+
+    def _row_bytes(self, table: gs.Tensor) -> int:
+        shape = self._lowered.shapes.get(table.name, ())
+        return prod(size or 0 for size in shape[1:]) * np.dtype(table.dtype).itemsize if shape else 0
+
+    def _elements(self, tensor: gs.Tensor) -> int:
+        return self._nbytes(tensor) // np.dtype(tensor.dtype).itemsize
+
+    def _body_of(self, op: str) -> tuple[int, bool]:
+        """Return the nodes that an op is, functions taken apart, and whether one of them is a Unique."""
+        if op not in self._functions:
+            return 1, op == "Unique"
+        if op not in self._bodies:
+            parts = [self._body_of(node.op_type) for node in self._functions[op].node]
+            self._bodies[op] = sum(number for number, _ in parts), any(sorts for _, sorts in parts)
+        return self._bodies[op]
+
+
+def _cached(nodes: Sequence[gs.Node], wanted: AbstractSet[str]) -> set[str]:
+    """Return what stays in the cache: what one pointwise op hands to the next."""
+    pointwise = [node for node in nodes if node.op in POINTWISE]
+    intermediates = {tensor.name for node in pointwise for tensor in node.outputs} - wanted
+    outward = {t.name for node in nodes if node.op not in POINTWISE for t in node.inputs}
+    return intermediates - outward

@@ -1,0 +1,1 @@
+"""Find what a strategy leaves open."""

@@ -1,0 +1,219 @@
+"""Split the weights of a model along a mesh axis, so that little is sent between its ranks.
+
+Weights are taken in the order of the graph. For each, every dimension is tried: what its split makes of the
+ops that follow, up to the next weight, is found by the sharding rules, and what they would send is counted.
+Columns of one layer and rows of the next, heads of an attention and cells of a recurrence come out of this by
+themselves, as in Megatron-LM (Shoeybi et al. 2019, section 3); biases follow the ops that read them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx_graphsurgeon as gs
+
+from partc.passes.analysis import Analysis
+from partc.passes.layouts.aggregate_partials import aggregate_partials
+from partc.passes.layouts.configuration import Configuration
+from partc.passes.layouts.decide_layouts import AxisDecision, decide_by_rule
+from partc.passes.layouts.layouts import Layout, Mesh, Partial, Placement, Replicate, Split
+from partc.passes.layouts.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
+from partc.passes.rules.sharding_rules import rule_of
+
+LOOKAHEAD = 120  # ops behind a weight that are looked at
+LIGHT = 0.05  # of all weights' bytes: what may stay whole
+MAX_BLOCKS = 8  # before a factor: gates of an LSTM, query, key and value
+
+Placements = Mapping[str, Placement]
+
+
+def split_weights(analysis: Analysis, mesh: Mesh, axis: int) -> dict[str, Split]:
+    """Return where each variable is split along a mesh axis; those that stay whole are left out."""
+    search = _WeightSearch(analysis, mesh.size(axis))
+    search.run()
+    weights = _improve(analysis, mesh, axis, search)
+    return weights | _followers(analysis, mesh, axis, weights)
+
+
+def _improve(analysis: Analysis, mesh: Mesh, axis: int, search: "_WeightSearch") -> dict[str, Split]:
+    """Try every other split of each kind of weight in the whole step, the way back included."""
+    nbytes = {name: analysis.facts.nbytes(name) for name in search.chosen}
+    kinds: dict[tuple[object, ...], list[str]] = {}
+    for name, split in search.chosen.items():
+        kinds.setdefault((analysis.facts.shape(name), split), []).append(name)
+    chosen = dict(search.chosen)
+    least = _sent_bytes(_lay_out(analysis, mesh, axis, chosen), axis)
+    for names in kinds.values():
+        is_light = sum(map(nbytes.__getitem__, names)) <= LIGHT * sum(nbytes.values())
+        for split in (*search.candidates(names[0]), *([None] if is_light else [])):
+            others = {name: place for name, place in chosen.items() if name not in names}
+            tried = others | ({} if split is None else dict.fromkeys(names, split))
+            sent = _sent_bytes(_lay_out(analysis, mesh, axis, tried), axis)
+            if sent < least:
+                least, chosen = sent, tried
+    return chosen
+
+
+def _sent_bytes(graph: LaidOutGraph, axis: int) -> int:
+    """Return what the layouts of a step make its ranks send along a mesh axis."""
+    aggregate_partials(graph)
+    wanted = {
+        (tensor.name, layout.along(axis))
+        for node in graph.training.graph.nodes
+        for tensor, layout in zip(node.inputs, graph.decisions[node.name].inputs, strict=True)
+    }
+    gathered = {n for n, p in wanted if isinstance(has := graph.layout(n).along(axis), Split) and p != has}
+    scattered = {
+        n for n, p in wanted if isinstance(graph.layout(n).along(axis), Partial) and isinstance(p, Split)
+    }
+    summed = {tensor for tensor, number in graph.made_whole if number == axis}
+    once = sum(map(graph.facts.nbytes, (*gathered, *(scattered - summed))))
+    return once + 2 * sum(map(graph.facts.nbytes, summed))  # an AllReduce is a scatter and a gather
+
+
+def _lay_out(analysis: Analysis, mesh: Mesh, axis: int, weights: Mapping[str, Split]) -> LaidOutGraph:
+    homes = {name: Layout("worker").with_along(axis, split) for name, split in weights.items()}
+    for variable, parameter in analysis.followers.items():
+        if parameter in homes:
+            homes[variable] = homes[parameter]
+    graph = LaidOutGraph(
+        analysis.training,
+        analysis.facts,
+        analysis.zeros,
+        Configuration(mesh, homes),
+        Synchronised({}, {}),
+        analysis.main,
+    )
+    propagate_layouts(graph, analysis.per_replica)
+    return graph
+
+
+@dataclass
+class _Outcome:
+    """What a split of one weight makes of the ops that follow."""
+
+    sent: int = 0  # bytes
+    placements: dict[str, Placement] = field(default_factory=dict)
+
+
+class _WeightSearch:
+    """Walks along the main computation, choosing weights as they are met."""
+
+    def __init__(self, analysis: Analysis, ranks: int) -> None:
+        self._analysis = analysis
+        self._ranks = ranks
+        self._nodes = [node for node in analysis.training.graph.nodes if node.name in analysis.main]
+        self._readers: dict[str, list[int]] = {}
+        for place, node in enumerate(self._nodes):
+            for tensor in node.inputs:
+                self._readers.setdefault(tensor.name, []).append(place)
+        contracted = self._contracted()
+        self._weights = {
+            name: variable
+            for name, variable in analysis.training.variables.items()
+            if name in contracted and name in analysis.training.gradients
+        }
+        self._placements: dict[str, Placement] = {}
+        self._untried = set(self._weights)
+        self.chosen: dict[str, Split] = {}
+
+    def _contracted(self) -> set[str]:
+        """Return the variables that an op multiplies and sums, perhaps transposed or cast before."""
+        from_variable = {name: {name} for name in self._analysis.training.variables}
+        found: set[str] = set()
+        for node in self._nodes:
+            rule = rule_of(node, self._analysis.facts)
+            reads = [from_variable.get(tensor.name, set()) for tensor in node.inputs]
+            if rule is not None and rule.is_contraction:
+                found.update(*reads)
+            elif len(node.inputs) == 1 or (rule is not None and rule.moves):
+                from_variable.update((tensor.name, reads[0]) for tensor in node.outputs)
+        return found
+
+    def run(self) -> None:
+        for place, node in enumerate(self._nodes):
+            for tensor in node.inputs:
+                if tensor.name in self._untried:
+                    self._choose(tensor.name)
+            for name, placement in self._step(place, self._placements)[1].items():
+                self._placements[name] = placement
+
+    def _choose(self, weight: str) -> None:
+        self._untried.discard(weight)
+        found = [(self._try(weight, split), split) for split in self.candidates(weight)]
+        contracted = [(outcome, split) for outcome, split in found if outcome is not None]
+        if contracted:
+            _, split = min(contracted, key=lambda pair: pair[0].sent)
+            self.chosen[weight] = split
+            self._placements[weight] = split
+
+    def candidates(self, weight: str) -> Iterator[Split]:
+        """Yield the dimensions of a weight that make equal parts."""
+        for axis, size in enumerate(self._weights[weight].shape):
+            for outer in range(1, MAX_BLOCKS + 1):
+                if size % (outer * self._ranks) == 0:
+                    yield Split(axis, outer)
+
+    def _try(self, weight: str, split: Split) -> _Outcome | None:
+        """Return what follows from a split; None where no op is divided by it."""
+        outcome = _Outcome(placements={weight: split})
+        pending = set(self._readers.get(weight, ()))
+        is_divided = False
+        for _ in range(LOOKAHEAD):
+            if not pending:
+                break
+            place = min(pending)
+            pending.discard(place)
+            node = self._nodes[place]
+            known = {**self._placements, **outcome.placements}
+            decision, made = self._step(place, known)
+            outcome.sent += self._sent(node, decision, known)
+            is_divided |= decision.factor is not None
+            if self._meets_another(node, weight):
+                continue
+            changed = {n: p for n, p in made.items() if p != self._placements.get(n, Replicate())}
+            outcome.placements |= changed
+            pending.update(reader for name in changed for reader in self._readers.get(name, ()))
+        return outcome if is_divided else None
+
+    def _meets_another(self, node: gs.Node, weight: str) -> bool:
+        return any(tensor.name in self._untried and tensor.name != weight for tensor in node.inputs)
+
+    def _step(self, place: int, known: Placements) -> tuple[AxisDecision, dict[str, Placement]]:
+        node = self._nodes[place]
+        analysis = self._analysis
+        placements = [known.get(tensor.name, Replicate()) for tensor in node.inputs]
+        rule = rule_of(node, analysis.facts)
+        decision = decide_by_rule(node, rule, placements, self._ranks, analysis.zeros, analysis.facts)
+        names = [tensor.name for tensor in node.outputs]
+        return decision, dict(zip(names, decision.outputs, strict=True))
+
+    def _sent(self, node: gs.Node, decision: AxisDecision, known: Placements) -> int:
+        """Return the bytes that a node's operands must be sent for."""
+        sent = 0
+        for tensor, wanted in zip(node.inputs, decision.inputs, strict=True):
+            has = known.get(tensor.name, Replicate())
+            if has != wanted and isinstance(has, Split | Partial):
+                passes = 2 if isinstance(has, Partial) else 1  # an AllReduce is a scatter and a gather
+                sent += passes * self._analysis.facts.nbytes(tensor.name)
+        return sent
+
+
+def _followers(analysis: Analysis, mesh: Mesh, axis: int, weights: Mapping[str, Split]) -> dict[str, Split]:
+    """Return where variables that no op contracts are split: as all their readers want them."""
+    graph = _lay_out(analysis, mesh, axis, weights)
+    wanted: dict[str, set[Placement]] = {}
+    for node in analysis.training.graph.nodes:
+        if node.name in analysis.main:
+            for tensor, layout in zip(node.inputs, graph.decisions[node.name].inputs, strict=True):
+                wanted.setdefault(tensor.name, set()).add(layout.along(axis))
+    return {
+        name: split
+        for name in analysis.training.gradients
+        if name not in weights and len(wanted.get(name, ())) == 1
+        for split in wanted[name]
+        if isinstance(split, Split) and _divides(analysis.facts.shape(name), split, mesh.size(axis))
+    }
+
+
+def _divides(shape: Sequence[int], split: Split, parts: int) -> bool:
+    return shape[split.axis] % (split.outer * parts) == 0
