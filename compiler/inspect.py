@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from partc.compiler.planning.choose_reading import are_of_outputs
 from partc.compiler.report.describe_assumptions import measured_sentence
 from partc.cost.sparsity import Sparsity
 from partc.passes.graph.training_graph import Gradient, TrainingGraph
@@ -70,8 +71,12 @@ class Inspection:
 
     def _notes(self) -> tuple[str, ...]:
         """Say how replicas on batches of their own would depart from one device."""
+        proven = "Replicas on batches of their own train what one device trains on all of them: proven."
         if not self.departures:
-            return ("Replicas on batches of their own train what one device trains on all of them: proven.",)
+            return (proven,)
+        if are_of_outputs(self.departures):
+            opening = "What they return is of each replica's own batch:"
+            return (proven, opening, *(f"  {line}" for line in self.departures))
         opening = "Replicas on batches of their own would not make what one device makes of all of them:"
         return (opening, *(f"  {line}" for line in self.departures), "Only --batch global is exact.")
 

@@ -133,6 +133,7 @@ class Options:
         asked = self.strategy if isinstance(self.strategy, Strategy) else strategy
         return msgspec.structs.replace(
             strategy,
+            format=asked.format,
             mesh=asked.mesh,
             variables=asked.variables,
             ops=asked.ops,

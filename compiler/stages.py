@@ -196,13 +196,8 @@ def _choose(
         check_strategy(mode_or_strategy, compilation.facts, compilation.machines)
         # What a user's strategy leaves open, servers keep where workers do not wait for each other.
         # In a mesh of several axes, replicas have no servers.
-        mode: Mode = (
-            "ps"
-            if options.asynchronous
-            else "allreduce"
-            if compilation.replicas < compilation.workers
-            else "auto"
-        )
+        otherwise: Mode = "allreduce" if mode_or_strategy.mesh else "auto"
+        mode: Mode = "ps" if options.asynchronous else otherwise
     else:
         mode = mode_or_strategy
     batch = options.chosen_batch()

@@ -17,7 +17,7 @@ import onnx_graphsurgeon as gs
 from partc.cost.strategy import AxisSplit, OpConfig, Strategy
 from partc.passes.analysis import Analysis
 from partc.passes.layouts.configuration import Configuration, Wish, data_parallel
-from partc.passes.layouts.decide_layouts import decide_by_wish
+from partc.passes.layouts.decide_layouts import decide_axes, decide_by_wish, divides, whole_axis
 from partc.passes.layouts.layouts import Layout, Mesh, Placement, Replicate, Split
 from partc.passes.rules.sharding_rules import rule_of
 from partc.runtime.errors import BadStrategy
@@ -90,6 +90,8 @@ def _matching(analysis: Analysis, config: OpConfig, at: str) -> list[gs.Node]:
 def _wishes_of(analysis: Analysis, node: gs.Node, config: OpConfig, mesh: Mesh, at: str) -> dict[int, Wish]:
     """Return what a node splits along every mesh axis: nothing along those that are not named."""
     wishes = {axis: Wish(None) for axis in range(len(mesh.axes))}
+    rule = rule_of(node, analysis.facts)
+    asked = [whole_axis(node) for _ in mesh.axes]
     for dimension, parts in config.split.items():
         where = f"{at}: split: {dimension}"
         wish = _wish(node, dimension, where)
@@ -98,8 +100,9 @@ def _wishes_of(analysis: Analysis, node: gs.Node, config: OpConfig, mesh: Mesh, 
                 del wishes[axis]
                 continue
             wishes[axis] = wish
-            rule = rule_of(node, analysis.facts)
-            if decide_by_wish(node, rule, wish, mesh.size(axis), analysis.zeros) is None:
+            decision = decide_by_wish(node, rule, wish, mesh.size(axis), analysis.zeros)
+            asked[axis] = decision or whole_axis(node)
+            if decision is None or not divides(mesh, node, decide_axes("worker", asked), analysis.facts):
                 raise BadStrategy(
                     f"{node.op} {node.name!r} cannot split {dimension} into {mesh.size(axis)} parts",
                     at=where,

@@ -21,6 +21,7 @@ from partc.compiler.commands.graph_arguments import (
 )
 from partc.compiler.compilation import Compilation
 from partc.compiler.options import SAMPLE_STEPS, Options, Partitioner
+from partc.compiler.planning.choose_reading import are_of_outputs
 from partc.runtime.plan.program import Plan
 
 EPILOG = "Example: partc compile train.onnx -c examples/cluster-2x2.json -o out"
@@ -110,11 +111,13 @@ def _print_departures(plan: Plan) -> None:
         return
     if plan.batch == "global":
         tell("batch: global, as one device has it. Batches per replica would train something else:")
+    elif are_of_outputs(plan.departures):
+        tell("note: the training is what one device trains; these outputs are of each replica's own batch:")
     else:
         tell("warning: replicas on batches of their own do not make what one device makes of all of them:")
     for sentence in plan.departures[:MAX_SENTENCES]:
         tell(f"  {sentence}")
     if len(plan.departures) > MAX_SENTENCES:
         tell(f"  and {len(plan.departures) - MAX_SENTENCES} more: see the report")
-    if plan.batch == "per-replica":
+    if plan.batch == "per-replica" and not are_of_outputs(plan.departures):
         tell("  exact are --batch global, and losses that are means over samples")

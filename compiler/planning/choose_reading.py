@@ -112,6 +112,11 @@ def describe_departures(departures: Iterable[Departure]) -> tuple[str, ...]:
     return tuple(f"{_spell(group)}: {why}" for why, group in reasons.items())
 
 
+def are_of_outputs(sentences: Iterable[str]) -> bool:
+    """Tell whether sentences of describe_departures name outputs alone: what is trained is exact."""
+    return all(sentence.startswith("the output") for sentence in sentences)
+
+
 def _spell(departures: list[Departure]) -> str:
     """Name what departs: the gradients of 12 parameters (W, b, ..), the next value of m."""
     nouns = {"gradient": ("the gradient of", "parameters"), "variable": ("the next value of", "variables")}

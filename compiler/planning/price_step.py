@@ -57,8 +57,16 @@ class StepPricer:
     @property
     def doubt(self) -> float:
         """Return by how much a mix of methods must be predicted quicker than a simple way."""
-        is_oversubscribed = max(threads_per_core(self._cluster).values()) > 1.0
-        return REQUIRED_GAIN_OVERSUBSCRIBED if is_oversubscribed else REQUIRED_GAIN
+        return REQUIRED_GAIN_OVERSUBSCRIBED if self._is_oversubscribed else REQUIRED_GAIN
+
+    @property
+    def doubt_of_simple(self) -> float:
+        """Return by how much one simple way must be predicted quicker than a simpler one."""
+        return REQUIRED_GAIN_OVERSUBSCRIBED if self._is_oversubscribed else 0.0
+
+    @property
+    def _is_oversubscribed(self) -> bool:
+        return max(threads_per_core(self._cluster).values()) > 1.0
 
     def __call__(self, strategy: Strategy) -> float:
         """Return the simulated seconds of a step. Raises NoPlacement where it does not fit."""

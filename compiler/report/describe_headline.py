@@ -114,7 +114,10 @@ def _figures(compilation: Compilation, cluster: Cluster) -> tuple[Figure, ...]:
     step_s = compilation.timeline.step_s
     sent = [sent for _, sent in host_traffic(plan, cluster).values()]
     parameters = sum(choice.bytes for choice in compilation.costs.choices)
-    servers = sum("server" in rank.sites for rank in plan.ranks)
+    served = {variable.name for variable in plan.variables if variable.method == "servers"}
+    servers = sum(
+        "server" in rank.sites and any(held.variable in served for held in rank.held) for rank in plan.ranks
+    )
     samples = samples_per_step(plan)
     speed = f"{count(samples / step_s)} samples/s" if samples and step_s else "samples per step unknown"
     return (
@@ -126,7 +129,7 @@ def _figures(compilation: Compilation, cluster: Cluster) -> tuple[Figure, ...]:
         Figure(
             "Ranks",
             count(len(plan.ranks)),
-            f"{_workers(plan)}, {plural(servers, 'server')}"
+            f"{_workers(plan)}, {plural(servers, 'server') if servers else 'no server'}"
             + (" in one session" if plan.asynchronous else ""),
         ),
     )

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from partc.compiler.report.units import percent, plural, shorten, size
+from partc.compiler.report.units import percent, plural, shorten, size, solver_time
 from partc.cost.assignment.server_assignment import ServerAssignment
 from partc.cost.simulation.memory import held_bytes
 from partc.runtime.plan.program import Plan, Rank
@@ -48,7 +48,7 @@ def describe_servers(assignment: ServerAssignment | None) -> Assignment | None:
         objective=size(objective),
         bound=size(bound),
         gap=percent((objective - bound) / objective if objective else 0.0),
-        deterministic_time=f"{assignment.deterministic_time:.4f}",
+        deterministic_time=solver_time(assignment.deterministic_time),
         servers=tuple(
             ServerRow(
                 host,

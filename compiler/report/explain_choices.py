@@ -15,7 +15,7 @@ from partc.compiler.report.methods import (
     OUTCOMES,
     SPOKEN,
 )
-from partc.compiler.report.units import count, percent, plural, seconds, size
+from partc.compiler.report.units import count, percent, plural, seconds, size, solver_time
 from partc.cost.assignment.choose_options import OptionSolution
 from partc.cost.assignment.search_strategy import TIE
 from partc.cost.assignment.synchronisation import Choice, StrategyCosts
@@ -107,7 +107,7 @@ def describe_solution(solution: OptionSolution | None) -> Solution | None:
         solution.status.lower(),
         seconds(solution.objective_s),
         seconds(solution.bound_s),
-        f"{solution.deterministic_time:.4f}",
+        solver_time(solution.deterministic_time),
     )
 
 

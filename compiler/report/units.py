@@ -87,3 +87,8 @@ def _three_digits(value: float) -> str:
     if value >= 99.95:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def solver_time(deterministic_time: float) -> str:
+    """Print a solver's deterministic time; nothing where presolving answered, and nothing was searched."""
+    return f"{deterministic_time:.4f}" if deterministic_time >= 5e-5 else ""

@@ -6,7 +6,6 @@ launch_daemons       a daemon per rank, as `partc run` starts them; they stay in
                      variables after each in a file
 """
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from partc.runtime.execution.in_process import RanksInProcess
 from partc.runtime.execution.row_hashes import row_hashes
 from partc.runtime.interactive.stepper import Stepper
 from partc.runtime.jobs.job import variables_file
+from partc.runtime.jobs.job_folder import job_folder
 from partc.runtime.jobs.results import Owner, assemble_output, copies_of, owners_of, pieces_among
 from partc.runtime.jobs.runner import Runner, stage_data
 from partc.runtime.plan.boxes import assemble, columns_of, find_rows, view, with_rows
@@ -149,11 +149,11 @@ def _shares(plan: Plan, data: Data, seed: int) -> Callable[[Rank, int], Mapping[
 @contextmanager
 def launch_daemons(folder: PlanFolder, data: Data, steps: int, seed: int) -> Iterator[Ranks]:
     """Start one daemon per rank, as `partc run` does; trained.safetensors is left alone."""
-    with tempfile.TemporaryDirectory(prefix=".run-", dir=folder.path) as temporary:
+    with job_folder(folder.path) as temporary:
         if folder.plan.asynchronous:
-            yield _Recorded(folder, data, steps, seed, Path(temporary))
+            yield _Recorded(folder, data, steps, seed, temporary)
             return
-        data_files, sizes = stage_data(folder.plan, data, steps, Path(temporary))
+        data_files, sizes = stage_data(folder.plan, data, steps, temporary)
         with Stepper(folder, data=data_files, stop_when_diverged=False, seed=seed, sizes=sizes) as stepper:
             yield _Daemons(stepper)
 

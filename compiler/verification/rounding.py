@@ -155,7 +155,7 @@ def _deviations_of_updates(
 
 
 def _every_second(array: Array) -> Array:
-    return (np.arange(array.size) % 2 == 1).reshape(array.shape)
+    return np.asarray(np.arange(array.size) % 2 == 1).reshape(array.shape)
 
 
 def _move_each_other(all_shifted: Array, every_second_shifted: Array) -> bool:

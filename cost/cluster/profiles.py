@@ -2,8 +2,8 @@
 
 Rates of GPUs are the vendor's peaks times SUSTAINED_SHARE: large matrix products and streaming
 kernels reach three quarters of peak and more (NVIDIA's cuBLAS and stream figures); small ones less.
-`start_s` is what starting a segment costs before it does anything, `node_s` what each of its nodes costs besides
-its arithmetic and its bytes: on a GPU a launch, which overlaps with the kernels before it.
+`start_s` is what starting a segment costs before it does anything, `node_s` what each of its nodes costs
+besides its arithmetic and its bytes: on a GPU a launch, which overlaps with the kernels before it.
 """
 
 import hashlib
@@ -28,15 +28,15 @@ PER_ROWS_S = 150e-6
 # running: twelve more of them took 7 ms more on the same machine, 2 x 2 ranks on 2 cores.
 OVERSUBSCRIBED_WAIT_S = 500e-6
 
-# onnxruntime 1.31 with the options of device.py, one thread, same machine, 2026-11-22. Steps of models so small that
-# they compute nothing (docs/prediction.md): their segments' times over nodes and values. A chain of one tiny op takes
-# 0.3 microseconds a node, for its code and its tensors stay in the first cache; what a step meets is the other.
+# onnxruntime 1.31 with the options of device.py, one thread, same machine, 2026-11-22. Steps of models so
+# small that they compute nothing: 0.8 to 1.5 microseconds a node. In a chain of one tiny op it is 0.3, for
+# its code and its tensors stay in the first cache (docs/decisions/025-what-a-node-costs.md).
 CPU_START_S = 30e-6
 CPU_NODE_S = 1e-6
 PER_VALUE_S = 0.5e-6  # binding what a segment reads or writes
 
-# Unique, which is a std::map in onnxruntime and runs on the CPU alone: 280e-9 for 128 to 65,536 int64 in any order,
-# 130e-9 where ranks' sorted ids follow each other.
+# Unique, which sorts on the CPU: 280e-9 for 128 to 65,536 int64 in any order, 130e-9 where ranks' sorted ids
+# follow each other.
 PER_SORTED_ID_S = 200e-9
 
 # A process on the CPU learns that a GPU's copy is done: a launch and a stream synchronisation.

@@ -13,6 +13,7 @@ from partc.passes.layouts.layouts import (
     REPLICAS,
     Gathered,
     Layout,
+    Mesh,
     Owned,
     Partial,
     PerReplica,
@@ -103,6 +104,12 @@ def whole_axis(node: gs.Node) -> AxisDecision:
 def run_whole(node: gs.Node, site: Site) -> Decision:
     """Run the node on whole tensors."""
     return Decision(site, (whole_axis(node),))
+
+
+def divides(mesh: Mesh, node: gs.Node, decision: Decision, facts: Facts) -> bool:
+    """Tell whether the axes of the mesh together cut what a node reads and writes into equal parts."""
+    pairs = zip((*node.inputs, *node.outputs), (*decision.inputs, *decision.outputs), strict=True)
+    return all(mesh.divides(layout, facts.shape(tensor.name)) for tensor, layout in pairs)
 
 
 def decide_by_rule(

@@ -30,6 +30,7 @@ from partc.passes.layouts.decide_layouts import (
     decide_on_servers,
     decide_one_axis,
     decide_request,
+    divides,
     keep_partial_on_servers,
     run_on_workers,
     run_where_requested,
@@ -130,8 +131,7 @@ class LaidOutGraph:
 
     def divides(self, node: gs.Node, decision: Decision) -> bool:
         """Tell whether the axes of the mesh together cut what a node reads and writes into equal parts."""
-        pairs = zip((*node.inputs, *node.outputs), (*decision.inputs, *decision.outputs), strict=True)
-        return all(self.mesh.divides(layout, self.facts.shape(tensor.name)) for tensor, layout in pairs)
+        return divides(self.mesh, node, decision, self.facts)
 
     def layout(self, tensor: str) -> Layout:
         """Return a tensor's native layout; constants are whole everywhere."""
@@ -288,11 +288,16 @@ def _decide(
 def _decide_on_workers(
     graph: LaidOutGraph, node: gs.Node, rule: ShardingRule | None, layouts: Sequence[Layout]
 ) -> Decision:
-    """Decide axis by axis; one that would cut too small what others cut already keeps the node whole."""
-    axes: list[AxisDecision] = []
-    for axis in range(len(graph.mesh.axes)):
-        axes.append(_decide_along(graph, node, rule, layouts, axis))
-        if axis > 0 and not graph.divides(node, decide_axes("worker", axes)):
+    """Decide axis by axis, those with a wish first; one that would cut too small what others cut already
+    keeps the node whole."""
+    count = len(graph.mesh.axes)
+    if count == 1:
+        return decide_axes("worker", [_decide_along(graph, node, rule, layouts, 0)])
+    wishes = graph.configuration.wishes.get(node.name, {})
+    axes = [whole_axis(node) for _ in range(count)]
+    for axis in sorted(range(count), key=lambda axis: axis not in wishes):
+        axes[axis] = _decide_along(graph, node, rule, layouts, axis)
+        if not graph.divides(node, decide_axes("worker", axes)):
             axes[axis] = whole_axis(node)
     return decide_axes("worker", axes)
 
@@ -313,6 +318,8 @@ def _decide_along(
     if wish is not None and (asked := decide_by_wish(node, rule, wish, ranks, graph.zeros)):
         return asked
     stored = [name in graph.stored for name in names]
+    if axis == REPLICAS and node.name in graph.main and all(stored) and rule is not None and rule.moves:
+        return whole_axis(node)  # replicas gather what they share as it is kept, and turn it then
     return decide_by_rule(node, rule, placements, ranks, graph.zeros, graph.facts, stored)
 
 

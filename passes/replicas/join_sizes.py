@@ -13,7 +13,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import helper, numpy_helper
 
-from partc.passes.graph.facts import SMALL, UNKNOWN, Facts
+from partc.passes.graph.facts import NUMBERS, SMALL, UNKNOWN, Facts
 from partc.passes.graph.infer_shapes import run_constants
 from partc.passes.graph.training_graph import IR_VERSION
 from partc.passes.replicas.joined import ALIKE, Joined, coupled
@@ -65,6 +65,8 @@ def compute_sizes(
         if operand is None:
             return None
         operands[tensor.name] = operand
+    if any(facts.dtypes[t.name].kind not in NUMBERS for t in node.outputs if t.name in facts.dtypes):
+        return None  # bfloat16 follows from a size, but numpy has none
     shapes = [facts.shape(tensor.name) for tensor in node.outputs if tensor.name]
     is_small = all(UNKNOWN not in shape and 2 * np.prod(shape) <= SMALL for shape in shapes)
     if not is_small or node.domain not in (None, "", "ai.onnx"):

@@ -6,7 +6,7 @@ Columns of one layer and rows of the next, heads of an attention and cells of a 
 themselves, as in Megatron-LM (Shoeybi et al. 2019, section 3); biases follow the ops that read them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_graphsurgeon as gs
@@ -21,6 +21,7 @@ from partc.passes.rules.sharding_rules import rule_of
 
 LOOKAHEAD = 120  # ops behind a weight that are looked at
 LIGHT = 0.05  # of all weights' bytes: what may stay whole
+NODES_EVALUATED = 50_000  # in whole steps, for a weight's splits to be compared
 MAX_BLOCKS = 8  # before a factor: gates of an LSTM, query, key and value
 
 Placements = Mapping[str, Placement]
@@ -42,11 +43,16 @@ def _improve(analysis: Analysis, mesh: Mesh, axis: int, search: "_WeightSearch")
         kinds.setdefault((analysis.facts.shape(name), split), []).append(name)
     chosen = dict(search.chosen)
     least = _sent_bytes(_lay_out(analysis, mesh, axis, chosen), axis)
-    for names in kinds.values():
+    evaluations = NODES_EVALUATED // len(analysis.training.graph.nodes)
+    for names in reversed(kinds.values()):  # what the last layers split comes back to all others
         is_light = sum(map(nbytes.__getitem__, names)) <= LIGHT * sum(nbytes.values())
-        for split in (*search.candidates(names[0]), *([None] if is_light else [])):
-            others = {name: place for name, place in chosen.items() if name not in names}
-            tried = others | ({} if split is None else dict.fromkeys(names, split))
+        others = [split for split in search.candidates(names[0], {1}) if split != chosen[names[0]]]
+        for split in (*others, *([None] if is_light else [])):
+            evaluations -= 1
+            if evaluations < 0:
+                return chosen
+            kept = {name: place for name, place in chosen.items() if name not in names}
+            tried = kept | ({} if split is None else dict.fromkeys(names, split))
             sent = _sent_bytes(_lay_out(analysis, mesh, axis, tried), axis)
             if sent < least:
                 least, chosen = sent, tried
@@ -139,17 +145,23 @@ class _WeightSearch:
 
     def _choose(self, weight: str) -> None:
         self._untried.discard(weight)
-        found = [(self._try(weight, split), split) for split in self.candidates(weight)]
-        contracted = [(outcome, split) for outcome, split in found if outcome is not None]
-        if contracted:
-            _, split = min(contracted, key=lambda pair: pair[0].sent)
+        found = self._outcomes(weight, {1})
+        if not found or min(sent for sent, _ in found):
+            found += self._outcomes(weight, range(2, MAX_BLOCKS + 1))
+        if found:
+            _, split = min(found, key=lambda pair: pair[0])
             self.chosen[weight] = split
             self._placements[weight] = split
 
-    def candidates(self, weight: str) -> Iterator[Split]:
+    def _outcomes(self, weight: str, blocks: Collection[int]) -> list[tuple[int, Split]]:
+        """Return what is sent under each split that divides an op."""
+        tried = [(self._try(weight, split), split) for split in self.candidates(weight, blocks)]
+        return [(outcome.sent, split) for outcome, split in tried if outcome is not None]
+
+    def candidates(self, weight: str, blocks: Collection[int]) -> Iterator[Split]:
         """Yield the dimensions of a weight that make equal parts."""
         for axis, size in enumerate(self._weights[weight].shape):
-            for outer in range(1, MAX_BLOCKS + 1):
+            for outer in blocks:
                 if size % (outer * self._ranks) == 0:
                     yield Split(axis, outer)
 

@@ -147,12 +147,13 @@ def write_process(folder: Path, rank: int) -> None:
     (folder / f"process.rank-{rank}").write_text(str(os.getpid()))
 
 
-def rank_of_process(folder: Path, process: int) -> int | None:
-    """Return the rank that noted this process."""
-    for path in folder.glob("process.rank-*"):
-        if path.read_text() == str(process):
-            return int(path.suffix.removeprefix(".rank-"))
-    return None
+def ranks_of_process(folder: Path, process: int) -> list[int]:
+    """Return the ranks that noted a process of this number: several, where hosts number theirs alike."""
+    return sorted(
+        int(path.suffix.removeprefix(".rank-"))
+        for path in folder.glob("process.rank-*")
+        if path.read_text() == str(process)
+    )
 
 
 def variables_file(folder: Path, step: int) -> Path:

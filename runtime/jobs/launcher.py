@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from partc.runtime.errors import BadUsage, RankFailed
-from partc.runtime.jobs.job import Progress, first_failure, rank_of_process
+from partc.runtime.jobs.job import Progress, first_failure, ranks_of_process
 from partc.runtime.log import log as records
 
 RANK_VARIABLES = {
@@ -132,10 +132,10 @@ def _unexplained(job_folder: Path, log: Path, code: int) -> RankFailed:
     text = log.read_text()
     reason = re.search(r"EXIT STRING: (.*)", text)
     process = re.search(r"PID (\d+)", text)
-    rank = rank_of_process(job_folder, int(process[1])) if process else None
+    ranks = ranks_of_process(job_folder, int(process[1])) if process else []
     return RankFailed(
         f"an executor died: {reason[1] if reason else f'mpiexec ended with code {code}'}",
-        at="an unknown rank" if rank is None else f"rank {rank}",
+        at=f"rank {' or '.join(map(str, ranks))}" if ranks else "an unknown rank",
         fix=f"read {log}; a kill without a word is often a lack of memory",
     )
 

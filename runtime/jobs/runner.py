@@ -1,10 +1,7 @@
 """Train a plan on its cluster: the public way to run."""
 
 import shutil
-import tempfile
-import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -21,6 +18,7 @@ from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.data.feeds import STAGED_FILE
 from partc.runtime.errors import BadData, BadPlan, BadUsage, CopiesDiffer
 from partc.runtime.jobs.job import Job, outputs_file, read_report, read_times, variables_file, write_job
+from partc.runtime.jobs.job_folder import job_folder
 from partc.runtime.jobs.launcher import OnProgress, launch
 from partc.runtime.jobs.results import (
     DISAGREEING_FILE,
@@ -39,7 +37,6 @@ Batches = Iterable[Mapping[str, Array]]
 LOG_FILE = "run.log"
 # Ranks lose patience before the launcher does: they can say what they waited for.
 _RANKS_SHARE = 0.8
-_LAST_WORDS_S = 2.0
 
 
 class Runner:
@@ -81,7 +78,7 @@ class Runner:
         """
         _check_request(steps, first_step, timeout_s)
         check_sessions_request(self._folder.plan, staleness, read_after, traced_steps)
-        with _job_folder(self._folder.path) as folder:
+        with job_folder(self._folder.path) as folder:
             staged, data_sizes = self._stage(data, steps, folder)
             job = Job(
                 plan_folder=str(self._folder.path.resolve()),
@@ -163,23 +160,6 @@ def _check_request(steps: int, first_step: int, timeout_s: float) -> None:
 def _move_variables(steps: Iterable[int], source: Path, target: Path) -> None:
     for step in steps:
         shutil.move(variables_file(source, step), variables_file(target, step))
-
-
-@contextmanager
-def _job_folder(plan_folder: Path) -> Iterator[Path]:
-    """Make a folder that the hosts of the plan see, and remove it in the end."""
-    folder = Path(tempfile.mkdtemp(prefix=".run-", dir=plan_folder))
-    try:
-        yield folder
-    finally:
-        _remove(folder)
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder into which a rank that is being ended may still write why."""
-    deadline_s = time.monotonic() + _LAST_WORDS_S
-    while folder.exists() and time.monotonic() < deadline_s:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _outputs(plan: Plan, folder: Path, job: Job) -> tuple[dict[str, Array], ...]:

@@ -91,19 +91,21 @@ def _multiply_per_tap(b: FunctionBuilder, windows: Windows, weight: tuple[int, .
     for tap in product(*(range(k) for k in windows.kernel)):
         shifted = _shift(b, padded, windows, tap)
         if gathers:
-            products.append(b.op("Gemm", _by_channel(b, "dy", o), _by_channel(b, shifted, c), transB=1))
+            products.append(b.op("Gemm", _by_channel(b, "dy"), _by_channel(b, shifted), transB=1))
         else:
             products.append(_sum_of_products(b, shifted, (group, o, c)))
     if len(products) > 1:
         columns = [b.op("Unsqueeze", tap_product, b.ints(-1)) for tap_product in products]
         products = [b.op("Concat", *columns, axis=-1)]
-    b.call("Reshape", (products[0], b.ints(*weight)), ("dW",))
+    # Channels of a single group may be a part of them all: what the op has been given.
+    sizes = weight if group > 1 else (0, 0, *weight[2:])
+    b.call("Reshape", (products[0], b.ints(*sizes)), ("dW",))
 
 
-def _by_channel(b: FunctionBuilder, image: str, channels: int) -> str:
+def _by_channel(b: FunctionBuilder, image: str) -> str:
     """Return [channels, samples and positions] of an image [n, channels, ..]."""
     rows = b.op("Reshape", image, b.ints(0, 0, -1))
-    return b.op("Reshape", b.op("Transpose", rows, perm=[1, 0, 2]), b.ints(channels, -1))
+    return b.op("Reshape", b.op("Transpose", rows, perm=[1, 0, 2]), b.ints(0, -1))
 
 
 def _sum_of_products(b: FunctionBuilder, shifted: str, sizes: tuple[int, int, int]) -> str:

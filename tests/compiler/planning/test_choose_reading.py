@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from partc.compiler.planning.choose_reading import choose_reading, judge_step
+from partc.compiler.planning.choose_reading import (
+    are_of_outputs,
+    choose_reading,
+    describe_departures,
+    judge_step,
+)
+from partc.passes.replicas.judge_replicas import Departure
 from partc.passes.roles.find_gradients import find_gradients
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.plan.program import Aggregation
@@ -106,3 +112,11 @@ def test_a_table_s_slices_are_judged_too() -> None:
 
 def test_one_replica_alone_is_one_device() -> None:
     assert choose_reading(import_text(COUNTED), 1, None, {}).departures == ()
+
+
+def test_departures_of_outputs_alone_leave_the_training_exact() -> None:
+    outputs = [Departure("output", "n", "it depends on the size of the batch")]
+    both = [*outputs, Departure("gradient", "W", "it depends on the size of the batch")]
+
+    assert are_of_outputs(describe_departures(outputs))
+    assert not are_of_outputs(describe_departures(both))

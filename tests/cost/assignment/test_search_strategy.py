@@ -18,7 +18,7 @@ class Price:
     evaluations = 12
 
     def __init__(self, mixed_s: float, doubt: float) -> None:
-        self.mixed_s, self.doubt = mixed_s, doubt
+        self.mixed_s, self.doubt, self.doubt_of_simple = mixed_s, doubt, 0.0
 
     def __call__(self, strategy: Strategy) -> float:
         methods = [how.method for how in strategy.parameters.values()]
@@ -39,3 +39,37 @@ def test_a_mix_must_be_quicker_by_more_than_the_price_may_be_off(
 
     assert (chosen.chosen["dense"].method == "servers") == is_taken
     assert tried[0].step_s == (mixed_s if is_taken else 1.0)
+
+
+class ServersPrice:
+    """A step takes `servers_s` where servers own all, and a second otherwise."""
+
+    evaluations = 0
+
+    def __init__(self, servers_s: float, doubt: float) -> None:
+        self.servers_s, self.doubt, self.doubt_of_simple = servers_s, doubt, doubt
+
+    def __call__(self, strategy: Strategy) -> float:
+        return self.servers_s if all(h.method == "servers" for h in strategy.parameters.values()) else 1.0
+
+
+@pytest.mark.parametrize(
+    ("servers_s", "doubt", "method"),
+    [
+        (0.98, 0.0, "servers"),
+        (0.98, 0.03, "all_reduce"),
+        (0.9, 0.03, "servers"),
+        (0.9, 0.25, "all_reduce"),
+        (0.7, 0.25, "servers"),
+    ],
+)
+def test_of_ways_that_the_price_cannot_tell_apart_the_simplest_is_taken(
+    servers_s: float, doubt: float, method: str
+) -> None:
+    candidates = Candidates((DENSE, TABLE), cluster_of("2x2"))
+
+    chosen, _ = search_steps(
+        candidates, candidates.named(AUTO), "per-replica", ServersPrice(servers_s, doubt)
+    )
+
+    assert chosen.chosen["dense"].method == method

@@ -1,0 +1,65 @@
+"""The folder of a running job, inside the plan's: held by a lock, which ends with its process.
+
+A process that is killed leaves its folder behind; the next job in the plan's folder removes it.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PREFIX = ".run-"
+LOCK_FILE = "held"
+_LAST_WORDS_S = 2.0
+
+
+@contextmanager
+def job_folder(plan_folder: Path) -> Iterator[Path]:
+    """Make a folder that the hosts of the plan see, and remove it in the end."""
+    remove_stale(plan_folder)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=plan_folder))
+    lock = _hold(folder)
+    try:
+        yield folder
+    finally:
+        _remove(folder)
+        os.close(lock)
+
+
+def remove_stale(plan_folder: Path) -> None:
+    """Remove the folders of jobs whose process is gone."""
+    for lock_file in plan_folder.glob(f"{PREFIX}*/{LOCK_FILE}"):
+        try:
+            lock = os.open(lock_file, os.O_RDWR)
+        except OSError:  # another job removes it
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock_file.parent, ignore_errors=True)
+        except OSError:  # held by a job that runs; or a file system without locks, where nobody can tell
+            pass
+        finally:
+            os.close(lock)
+
+
+def _hold(folder: Path) -> int:
+    """Lock the folder for this process; the file gets its name once it is locked."""
+    unnamed = folder / f"{LOCK_FILE}.new"
+    lock = os.open(unnamed, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # a file system without locks: the folder is nobody's to remove
+        return lock
+    unnamed.rename(folder / LOCK_FILE)
+    return lock
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder into which a rank that is being ended may still write why."""
+    deadline_s = time.monotonic() + _LAST_WORDS_S
+    while folder.exists() and time.monotonic() < deadline_s:
+        shutil.rmtree(folder, ignore_errors=True)

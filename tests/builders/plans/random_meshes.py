@@ -1,0 +1,100 @@
+"""Random strategies on meshes: any split of any variable and any op that the rules allow."""
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from partc.cost.strategy import MESH_STRATEGY_FORMAT, AxisSplit, OpConfig, Strategy
+from partc.passes.graph.facts import Facts, infer_facts
+from partc.passes.graph.training_graph import TrainingGraph
+from partc.passes.layouts.configuration import Wish
+from partc.passes.layouts.decide_layouts import (
+    AxisDecision,
+    decide_axes,
+    decide_by_wish,
+    divides,
+    whole_axis,
+)
+from partc.passes.layouts.layouts import Layout, Mesh, Split
+from partc.passes.roles.find_zeros import find_zeros
+from partc.passes.rules.sharding_rules import rule_of
+
+MESHES: tuple[tuple[str, dict[str, int]], ...] = (
+    ("1x2", {"data": 2}),
+    ("1x2", {"data": 1, "tensor": 2}),
+    ("2x2", {"data": 2, "tensor": 2}),
+    ("2x2", {"data": 4, "tensor": 1}),
+    ("2x2", {"data": 1, "tensor": 4}),
+    ("1x3", {"data": 1, "tensor": 3}),
+    ("2x4", {"data": 2, "tensor": 2, "sequence": 2}),
+    ("2x4", {"data": 1, "tensor": 2, "sequence": 4}),
+)
+
+
+def random_mesh_strategy(training: TrainingGraph, batch: str, seed: int) -> tuple[str, Strategy]:
+    """Return a cluster, and a strategy for it that splits what may be split at random."""
+    rng = np.random.default_rng(seed)
+    cluster, sizes = MESHES[int(rng.integers(len(MESHES)))]
+    mesh = Mesh("worker", tuple(sizes.items()))
+    variables = {name: _random_home(mesh, v.shape, rng) for name, v in training.variables.items()}
+    facts = infer_facts(training, {}, sizes["data"])
+    zeros = find_zeros(training.graph, facts)
+    asked = rng.random() < 0.7
+    ops = [
+        OpConfig(node.name, _random_split(node, facts, zeros, sizes, batch, rng))
+        for node in training.graph.nodes
+        if asked and rng.random() < 0.6
+    ]
+    homes = {name: splits for name, splits in variables.items() if splits}
+    strategy = Strategy(MESH_STRATEGY_FORMAT, batch, {}, mesh=sizes, variables=homes, ops=tuple(ops))  # type: ignore[arg-type]
+    return cluster, strategy
+
+
+def _random_home(mesh: Mesh, shape: tuple[int, ...], rng: np.random.Generator) -> dict[str, AxisSplit]:
+    home, splits = Layout("worker"), {}
+    for axis, (name, _) in enumerate(mesh.axes):
+        place = Split(int(rng.integers(len(shape) + 1)), int(rng.integers(1, 3)))
+        if place.axis < len(shape) and mesh.divides(home.with_along(axis, place), shape):
+            home, splits[name] = home.with_along(axis, place), AxisSplit(place.axis, place.outer)
+    return splits
+
+
+def _random_split(
+    node: gs.Node,
+    facts: Facts,
+    zeros: frozenset[str],
+    sizes: dict[str, int],
+    batch: str,
+    rng: np.random.Generator,
+) -> dict[str, int | str]:
+    split: dict[str, int | str] = {}
+    mesh, asked = Mesh("worker", tuple(sizes.items())), [whole_axis(node) for _ in sizes]
+    for number, (axis, size) in enumerate(sizes.items()):
+        if axis == "data" and batch == "per-replica":
+            split["batch"] = axis
+            continue
+        free = {d: how for d, how in _dimensions(node, facts, zeros, size).items() if d not in split}
+        if not free or rng.random() > 0.8:
+            continue
+        dimension = str(rng.choice(list(free)))
+        tried = [*asked[:number], free[dimension], *asked[number + 1 :]]
+        if divides(mesh, node, decide_axes("worker", tried), facts):
+            split[dimension], asked = axis, tried
+    return split
+
+
+def _dimensions(node: gs.Node, facts: Facts, zeros: frozenset[str], parts: int) -> dict[str, AxisDecision]:
+    """Return the dimensions of an op that may be split into equal parts."""
+    rule = rule_of(node, facts)
+    if rule is None:
+        return {}
+    found: dict[str, AxisDecision] = {}
+    for operand, dims in [(None, rule.outputs[0]), *enumerate(rule.inputs)]:
+        for axis, factors in enumerate(dims or ()):
+            if operand is not None and not rule.combine.keys() & set(factors):
+                continue
+            for outer in (1, 2):
+                decision = decide_by_wish(node, rule, Wish(Split(axis, outer), operand), parts, zeros)
+                if decision is not None:
+                    place = f"out:{axis}" if operand is None else f"in:{operand}:{axis}"
+                    found[place if outer == 1 else f"{place}/{outer}"] = decision
+    return found

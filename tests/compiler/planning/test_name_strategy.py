@@ -1,0 +1,144 @@
+"""Named strategies: what is split, what is sent, what a rank keeps; each trains as one device."""
+
+from collections import Counter
+from math import prod
+from pathlib import Path
+
+import onnx
+import pytest
+
+from partc.compiler.differentiation.updates.optimizers import SGD, Adam
+from partc.compiler.importing.import_training import import_training_graph
+from partc.cost.named_strategy import parse_named
+from partc.cost.strategy import Strategy, read_strategy
+from partc.runtime.errors import BadStrategy, BadUsage
+from partc.runtime.plan.boxes import local_shape
+from partc.runtime.plan.program import Start
+from tests.builders.graphs.attention_block import POSITIONS, SAMPLES, SHAPES, WIDTH, attention_step
+from tests.builders.graphs.training_models import training_model
+from tests.builders.plans.compiled_steps import (
+    Compiled,
+    assert_trains_as_one_device,
+    compile_step,
+    random_batches,
+)
+
+
+def compiled_block(
+    folder: Path, cluster: str, strategy: str | Strategy, batch: str = "global", **options: object
+) -> Compiled:
+    training = import_training_graph(attention_step(SGD(0.1), **options))
+    return compile_step(training, folder / "out", cluster, strategy, batch)
+
+
+def sent(compiled: Compiled, group: str) -> Counter[tuple[str, int]]:
+    """Return (kind, payload bytes) of the communications of a group."""
+    starts = [i for i in compiled.plan.instructions if isinstance(i, Start) and i.group == group]
+    return Counter((start.kind, start.payload_bytes) for start in starts)
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_a_block_reduces_twice_forward_and_twice_back(parts: int, tmp_path: Path) -> None:
+    compiled = compiled_block(tmp_path, f"1x{parts}", f"tensor={parts}")
+
+    activations = SAMPLES * POSITIONS * WIDTH * 8
+    found = sent(compiled, "worker.tensor")
+    assert found[("all_reduce", activations)] == 3
+    # Only what the first normalisation learns reads the last sum, and it sums samples first.
+    assert found - Counter({("all_reduce", activations): 3}) == Counter({("all_reduce", 2 * WIDTH * 8): 1})
+
+
+def test_columns_and_heads_then_rows(tmp_path: Path) -> None:
+    variables = compiled_block(tmp_path, "1x2", "tensor=2").compilation.strategy.variables
+
+    axes = {name: splits["tensor"].axis for name, splits in variables.items()}
+    assert axes == {"Wq": 1, "Wk": 1, "Wv": 1, "Wo": 0, "W1": 1, "c1": 0, "W2": 0}
+
+
+def test_a_rank_keeps_a_quarter_of_weights_and_slots(tmp_path: Path) -> None:
+    training = import_training_graph(attention_step(Adam(0.01)))
+    compiled = compile_step(training, tmp_path / "out", "1x4", "tensor=4", "global")
+
+    shapes = {variable.name: variable.shape for variable in compiled.plan.variables}
+    for rank in compiled.plan.ranks:
+        for held in rank.held:
+            if held.variable.split(".")[0] in ("Wq", "Wk", "Wv", "Wo", "W1", "W2"):
+                assert 4 * prod(local_shape(shapes[held.variable], held.box)) == prod(shapes[held.variable])
+
+
+def test_replicas_that_share_variables_gather_and_scatter_each_once(tmp_path: Path) -> None:
+    compiled = compiled_block(tmp_path, "2x2", "fsdp")
+
+    shared = {name: prod(shape) * 8 for name, shape in SHAPES.items() if any(s % 4 == 0 for s in shape)}
+    found = sent(compiled, "workers")
+    scattered = sum(nbytes * count for (kind, nbytes), count in found.items() if kind == "reduce_scatter")
+    gathered = sum(nbytes * count for (kind, nbytes), count in found.items() if kind == "all_gather")
+    assert scattered == sum(shared.values())
+    assert gathered == sum(shared.values())
+    for rank in compiled.plan.ranks:
+        for held in rank.held:
+            shape = SHAPES[held.variable]
+            assert 4 * prod(local_shape(shape, held.box)) == prod(shape)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "strategy", "batch"),
+    [
+        ("1x2", "data=2", "per-replica"),
+        ("1x4", "tensor=4", "global"),
+        ("2x2", "data=2,tensor=2", "per-replica"),
+        ("2x2", "tensor=2,fsdp", "global"),
+        ("2x4", "fsdp=4,tensor=2", "per-replica"),
+        ("1x3", "fsdp", "global"),
+    ],
+)
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_a_named_strategy_trains_as_one_device(
+    cluster: str, strategy: str | Strategy, batch: str, clip: float | None, tmp_path: Path
+) -> None:
+    if cluster == "1x3":
+        training = import_training_graph(onnx.ModelProto.FromString(training_model("mlp, adagrad")))
+        compiled = compile_step(training, tmp_path / "out", cluster, strategy, batch)
+    else:
+        compiled = compiled_block(tmp_path, cluster, strategy, batch, clip_global_norm=clip)
+
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2, high=3))
+
+
+def test_a_name_is_written_as_an_ordinary_strategy(tmp_path: Path) -> None:
+    named = compiled_block(tmp_path / "named", "2x2", "data=2,tensor=2")
+    path = tmp_path / "strategy.json"
+    path.write_bytes((named.folder.path / "strategy.json").read_bytes())
+
+    again = compiled_block(tmp_path / "again", "2x2", read_strategy(path))
+
+    assert read_strategy(path).mesh == {"data": 2, "tensor": 2}
+    assert again.plan.instructions == named.plan.instructions
+    assert [rank.held for rank in again.plan.ranks] == [rank.held for rank in named.plan.ranks]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "error", "what"),
+    [
+        ("tensor=3", BadUsage, "does not make a grid of 4 workers"),
+        ("data=2,tensor=4", BadUsage, "does not make a grid of 4 workers"),
+        ("tensor", BadUsage, "no strategy 'tensor'"),
+        ("tensor=two", BadUsage, "no strategy"),
+        ("tensor=2,rows=2", BadUsage, "no strategy"),
+        ("tensor=2,tensor=4", BadUsage, "two sizes of tensor"),
+    ],
+)
+def test_names_that_make_no_sense_are_refused(
+    strategy: str, error: type[BadStrategy | BadUsage], what: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error) as refused:
+        compiled_block(tmp_path, "2x2", strategy)
+
+    assert what in refused.value.what
+    assert refused.value.at
+    assert refused.value.fix
+
+
+def test_other_words_are_no_named_strategy() -> None:
+    assert parse_named("hybrid") is None
+    assert parse_named("plans/strategy.json") is None

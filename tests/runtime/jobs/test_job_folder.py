@@ -1,0 +1,69 @@
+"""The folder of a running job: its own process removes it, and after a kill the next job does."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from partc.runtime.jobs.job import ranks_of_process
+from partc.runtime.jobs.job_folder import job_folder
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from partc.runtime.jobs.job_folder import job_folder
+with job_folder(Path(sys.argv[1])) as folder:
+    (folder / "job.json").write_text("{}")
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_the_folder_of_a_job_that_ends_is_removed(tmp_path: Path) -> None:
+    with job_folder(tmp_path) as folder:
+        assert folder.parent == tmp_path
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_jobs_folder_is_removed_by_the_next_and_a_running_ones_is_not(tmp_path: Path) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    try:
+        left = Path(holder.stdout.readline().strip())
+        with job_folder(tmp_path):
+            assert left.exists()  # it runs
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        assert left.exists()
+
+        with job_folder(tmp_path) as folder:
+            assert list(tmp_path.iterdir()) == [folder]
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+
+
+def test_a_job_within_a_job_of_the_same_process_leaves_it_alone(tmp_path: Path) -> None:
+    with job_folder(tmp_path) as outer, job_folder(tmp_path) as inner:
+        assert outer.exists()
+        assert inner.exists()
+
+
+def test_what_was_not_left_by_a_job_stays(tmp_path: Path) -> None:
+    (tmp_path / ".run-notes").mkdir()
+
+    with job_folder(tmp_path):
+        pass
+
+    assert (tmp_path / ".run-notes").exists()
+
+
+def test_processes_of_one_number_on_several_hosts_are_all_named(tmp_path: Path) -> None:
+    for rank, process in ((3, 70), (0, 71), (12, 70)):
+        (tmp_path / f"process.rank-{rank}").write_text(str(process))
+
+    assert ranks_of_process(tmp_path, 70) == [3, 12]
+    assert ranks_of_process(tmp_path, 71) == [0]
+    assert ranks_of_process(tmp_path, 72) == []

@@ -1,0 +1,84 @@
+"""Random graphs under random splits on random meshes: every tensor of every rank is the single device's."""
+
+from collections.abc import Iterable
+from math import prod
+from pathlib import Path
+
+import pytest
+
+from partc.compiler.importing.import_training import import_training_graph
+from partc.passes.layouts.layouts import Split
+from partc.passes.rules.sharding_rules import rule_of
+from partc.runtime.plan.boxes import local_shape
+from tests.builders.graphs.random_steps import random_step
+from tests.builders.plans.compiled_steps import Compiled, compile_step, random_batches, verified
+from tests.builders.plans.random_meshes import random_mesh_strategy
+from tests.checks.oracle import Oracle
+
+BATCHES = ("global", "per-replica")
+
+
+def check(seed: int, folder: Path) -> None:
+    batch = BATCHES[seed % 2]
+    training = import_training_graph(random_step(seed))
+    oracle = Oracle(training)
+    cluster, strategy = random_mesh_strategy(training, batch, seed)
+
+    compiled = compile_step(training, folder / "out", cluster, strategy, batch)
+    batches = random_batches(compiled.plan, 2, seed)
+
+    assert oracle.first_wrong(compiled, batches[0]) is None
+    report = verified(compiled, batches)
+    assert {check.verdict for check in report.variables} == {"equal"}, report.summary()
+    assert not report.disagreeing
+    check_held(compiled)
+    check_work(compiled)
+
+
+def check_held(compiled: Compiled) -> None:
+    """No rank keeps more of a variable than its home says."""
+    compilation = compiled.compilation
+    for rank in compiled.plan.ranks:
+        for held in rank.held:
+            shape = compilation.training.variables[held.variable].shape
+            parts = parts_of(compiled, compilation.strategy.variables.get(held.variable, ()))
+            assert prod(local_shape(shape, held.box)) * parts == prod(shape)
+
+
+def check_work(compiled: Compiled) -> None:
+    """What an op was asked to split it splits, and a rank computes its part alone."""
+    lowered, facts = compiled.compilation.lowered, compiled.compilation.analysis.facts
+    nodes = {node.name: node for node in compiled.compilation.training.graph.nodes}
+    for config in compiled.compilation.strategy.ops:
+        axes = [axis for dimension, axis in config.split.items() if dimension != "batch"]
+        if all(facts.fixed_value(tensor.name) is not None for tensor in nodes[config.op].outputs):
+            continue  # it is computed when compiled
+        copies = [copy for copy, original in lowered.original.items() if original == config.op]
+        rule = rule_of(nodes[config.op], facts)
+        if copies and axes and rule is not None:
+            assert min(lowered.flops[copy] for copy in copies) <= rule.flops // parts_of(compiled, axes)
+        for dimension, axis in config.split.items():
+            if dimension.startswith("out:"):
+                place, _, outer = dimension.removeprefix("out:").partition("/")
+                layout = lowered.native[nodes[config.op].outputs[0].name]
+                assert layout.along(number_of(compiled, axis)) == Split(int(place), int(outer or 1))
+
+
+def parts_of(compiled: Compiled, axes: Iterable[str | int]) -> int:
+    mesh = compiled.compilation.lowered.mesh
+    return prod(mesh.size(number_of(compiled, axis)) for axis in axes)
+
+
+def number_of(compiled: Compiled, name: str | int) -> int:
+    return [axis for axis, _ in compiled.compilation.lowered.mesh.axes].index(str(name))
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_a_random_split_trains_as_on_one_device(seed: int, tmp_path: Path) -> None:
+    check(seed, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(14, 2014))
+def test_many_random_splits_train_as_on_one_device(seed: int, tmp_path: Path) -> None:
+    check(seed, tmp_path)
