@@ -174,7 +174,7 @@ def _local_sizes(
     spelled = lowering.facts.value(tensor.name)
     offset = len(sizes) - (len(spelled) if spelled is not None else len(sizes))
     name = f"{whole.name}.of.{node.name}.{decision.site}"
-    if len(layout.placements) > 1:  # a node may run in several ways
+    if decision != lowering.graph.decisions[node.name]:
         name = f"{name}.{tag(layout)}"
     if isinstance(owned, Owned):
         is_found = spelled is not None and (offset or spelled[0] != sizes[0])

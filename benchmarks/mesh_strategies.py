@@ -1,0 +1,108 @@
+"""Step times of strategies on meshes against data parallelism, in turn, between hosts at 1 Gbit/s.
+
+    python benchmarks/mesh_strategies.py [--hosts 2] [--works wide-mlp] [--strategies ...] [--json FILE]
+
+Hosts are network namespaces of one machine (needs root and iproute2), a worker each. Rounds go through all
+strategies in turn; a strategy counts the median of its rounds. `ratio`: of `allreduce`'s step to its own.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import onnx
+from namespaces import namespace_hosts
+
+from partc.compiler.api import compile_step
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import Adagrad, Momentum
+from partc.compiler.options import Options
+from partc.models.catalogue import build_model
+from partc.runtime.jobs.runner import Runner
+
+STRATEGIES = ("allreduce", "auto", "tensor=2", "fsdp")
+STEPS = 12
+
+
+def _mlp(*sizes: int, batch: int) -> Callable[[], onnx.ModelProto]:
+    def build() -> onnx.ModelProto:
+        forward = build_model("mlp", sizes=sizes, batch=batch)
+        return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Momentum(0.1))
+
+    return build
+
+
+def _lm() -> onnx.ModelProto:
+    sizes = {"vocab": 2_000, "embedding": 256, "cells": 512, "projection": 256, "steps": 8, "samples": 256}
+    return build_training_graph(build_model("lm", batch=16, **sizes), loss="loss", optimizer=Adagrad(0.1))
+
+
+WORKS = {
+    "wide-mlp": _mlp(1024, 4096, 2048, 2048, 64, batch=32),
+    "mlp": _mlp(512, 1024, 1024, 64, batch=64),
+    "lm": _lm,
+}
+
+
+def main() -> None:
+    """Compile, run, print one line per work and strategy."""
+    options = _options()
+    rows: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory() as folder, namespace_hosts(options.hosts, 1, 1e9) as cluster:
+        for work in options.works:
+            plans = {
+                name: Path(folder) / f"{work}-{number}" for number, name in enumerate(options.strategies)
+            }
+            predicted = {
+                name: compile_step(WORKS[work](), cluster, plan, Options(strategy=name)).timeline.step_s
+                for name, plan in plans.items()
+            }
+            times: dict[str, list[float]] = {name: [] for name in plans}
+            for _ in range(options.rounds):
+                for name, plan in plans.items():
+                    times[name].append(_step_s(plan))
+            rows += _rows(work, times, predicted)
+    for row in rows:
+        line = "{work:10} {strategy:16} {ms:8.1f} ms measured {predicted_ms:8.1f} predicted {ratio:5.2f}x"
+        print(line.format(**row))
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def _step_s(plan: Path) -> float:
+    """Return the median step of a run, its first quarter left out."""
+    times = Runner(plan).train("synthetic", STEPS, save=False, traced_steps=STEPS - STEPS // 4).times
+    begun = [step.begin_s[0] for step in times[0].steps]
+    return statistics.median(later - earlier for earlier, later in pairwise(begun))
+
+
+def _rows(work: str, times: dict[str, list[float]], predicted: dict[str, float]) -> list[dict[str, object]]:
+    medians = {name: statistics.median(rounds) for name, rounds in times.items()}
+    return [
+        {
+            "work": work,
+            "strategy": name,
+            "ms": 1e3 * median,
+            "predicted_ms": 1e3 * predicted[name],
+            "ratio": medians["allreduce"] / median,
+        }
+        for name, median in medians.items()
+    ]
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
+    parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), help="allreduce among them")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
