@@ -1,15 +1,17 @@
 """Every variable: what it is, where it went, and what the alternatives would have cost."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
 from partc.compiler.report.methods import NAMES
-from partc.compiler.report.units import count, percent, plural, seconds, size
+from partc.compiler.report.units import count, percent, plural, ranges, seconds, size
 from partc.cost.assignment.synchronisation import Choice
 from partc.cost.strategy import Shard, SyncFacts
+from partc.runtime.jobs.results import Owner, copies_of, owners_of
+from partc.runtime.plan.boxes import describe_box
 from partc.runtime.plan.program import Plan, PlanVariable
 
 TIMED = ("all_reduce", "all_gather", "servers")
@@ -49,8 +51,10 @@ def describe_variables(
     """Return all variables, the largest first."""
     choice_of = {choice.variable: choice for choice in choices}
     ordered = sorted(plan.variables, key=lambda variable: (-_nbytes(variable), variable.name))
+    owners = owners_of(plan)
     return tuple(
-        _describe(variable, choice_of, facts.get(variable.name), len(plan.ranks)) for variable in ordered
+        _describe(variable, choice_of, facts.get(variable.name), copies_of(owners.get(variable.name, ())))
+        for variable in ordered
     )
 
 
@@ -59,7 +63,10 @@ def _nbytes(variable: PlanVariable) -> int:
 
 
 def _describe(
-    variable: PlanVariable, choice_of: Mapping[str, Choice], fact: SyncFacts | None, ranks: int
+    variable: PlanVariable,
+    choice_of: Mapping[str, Choice],
+    fact: SyncFacts | None,
+    parts: Sequence[tuple[Owner, ...]],
 ) -> VariableRow:
     choice = choice_of.get(variable.name)
     owner = choice_of.get(variable.parameter or variable.name)
@@ -74,8 +81,8 @@ def _describe(
         touched=_touched_rows_text(fact),
         method=variable.method,
         method_name=NAMES[variable.method],
-        where=_where(shards),
-        where_title="; ".join(f"{s.host}: rows {s.start:,} to {s.stop:,}" for s in shards),
+        where=_where(shards, parts),
+        where_title="; ".join(f"{s.host}: rows {s.start:,} to {s.stop:,}" for s in shards) or _title(parts),
         times=tuple(
             MethodTime(method, _time(choice, method), choice is not None and choice.method == method)
             for method in TIMED
@@ -91,12 +98,27 @@ def _touched_rows_text(fact: SyncFacts | None) -> str:
     return f"{count(fact.touched_rows)} rows, {percent(fact.touched_rows / max(1, fact.rows))}, {source}"
 
 
-def _where(shards: tuple[Shard, ...]) -> str:
+def _where(shards: tuple[Shard, ...], parts: Sequence[tuple[Owner, ...]]) -> str:
+    if not shards and _are_boxes(parts):
+        return f"{plural(len(parts), 'part')}: ranks {ranges(o.rank for copies in parts for o in copies)}"
     if not shards:
         return "every worker"
     if len(shards) == 1:
         return shards[0].host
     return f"{plural(len(shards), 'shard')}: {shards[0].host} – {shards[-1].host}"
+
+
+def _are_boxes(parts: Sequence[tuple[Owner, ...]]) -> bool:
+    return any(owner.held.box is not None for copies in parts for owner in copies)
+
+
+def _title(parts: Sequence[tuple[Owner, ...]]) -> str:
+    if not _are_boxes(parts):
+        return ""
+    return "; ".join(
+        f"rank {ranges(owner.rank for owner in copies)}: {describe_box(copies[0].held.box)}"
+        for copies in parts
+    )
 
 
 def _time(choice: Choice | None, method: str) -> str:

@@ -106,6 +106,14 @@ def _merge_factors(sizes: tuple[int, ...], ranges: tuple[Range, ...]) -> list[tu
     return merged
 
 
+def describe_box(box: Box | None) -> str:
+    """Return a box as slices of its axes' factors, as [0:4, 0:3 x 1:2]."""
+    if box is None:
+        return "whole"
+    axes = (" x ".join(f"{start}:{stop}" for start, stop in ranges) for ranges in box.ranges)
+    return f"[{', '.join(axes)}]"
+
+
 # ---------------------------------------------------------------- elements
 
 

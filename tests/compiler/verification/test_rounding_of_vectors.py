@@ -61,7 +61,7 @@ def coarse_batches(plan: Compiled, seed: int, steps: int = 1) -> list[Batch]:
 def deviations(plan: Compiled, batch: Batch) -> dict[str, np.ndarray]:
     reference = make_reference(plan.plan, plan.folder.path / "train.onnx")
     initial = InitialValues(plan.folder)
-    start = {variable.name: initial.rows(variable.name) for variable in plan.plan.variables}
+    start = {variable.name: initial.part(variable.name) for variable in plan.plan.variables}
     return dict(reference.rounding(start, batch).variables)
 
 

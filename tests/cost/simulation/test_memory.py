@@ -8,7 +8,7 @@ from partc.cost.cluster.cluster import read_cluster
 from partc.cost.simulation.memory import check_memory, held_bytes
 from partc.runtime.errors import NoPlacement
 from partc.runtime.plan.boxes import rows_box
-from partc.runtime.plan.program import Constant, Held, PlanVariable
+from partc.runtime.plan.program import Box, Constant, Held, PlanVariable
 from tests.builders.plans.hand_made_plans import Member, plan_of, rank
 
 CLUSTER = read_cluster(Path(__file__).parents[3] / "examples" / "cluster-1x4.json")
@@ -46,3 +46,9 @@ def test_what_fits_exactly_is_accepted() -> None:
 
 def test_a_shard_takes_its_rows_only() -> None:
     assert held_bytes(Held("E", "E", rows_box(TABLE.shape, 10, 30)), TABLE) == 20 * 8 * 4
+
+
+def test_a_box_takes_its_elements_only() -> None:
+    box = Box(((1000,), (4, 2)), (((0, 1000),), ((1, 4), (0, 1))))
+
+    assert held_bytes(Held("E", "E", box), TABLE) == 1000 * 3 * 4
