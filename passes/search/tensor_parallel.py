@@ -107,7 +107,7 @@ class _WeightSearch:
     def __init__(self, analysis: Analysis, ranks: int) -> None:
         self._analysis = analysis
         self._ranks = ranks
-        self._nodes = [node for node in analysis.training.graph.nodes if node.name in analysis.main]
+        self._nodes = _forward_nodes(analysis)
         self._readers: dict[str, list[int]] = {}
         for place, node in enumerate(self._nodes):
             for tensor in node.inputs:
@@ -208,6 +208,17 @@ class _WeightSearch:
                 passes = 2 if isinstance(has, Partial) else 1  # an AllReduce is a scatter and a gather
                 sent += passes * self._analysis.facts.nbytes(tensor.name)
         return sent
+
+
+def _forward_nodes(analysis: Analysis) -> list[gs.Node]:
+    """Return the nodes that the outputs come from: on the way back nothing is known yet of gradients."""
+    wanted = set(analysis.training.outputs)
+    nodes: list[gs.Node] = []
+    for node in reversed(analysis.training.graph.nodes):
+        if node.name in analysis.main and any(tensor.name in wanted for tensor in node.outputs):
+            wanted.update(tensor.name for tensor in node.inputs)
+            nodes.append(node)
+    return nodes[::-1]
 
 
 def _followers(analysis: Analysis, mesh: Mesh, axis: int, weights: Mapping[str, Split]) -> dict[str, Split]:
