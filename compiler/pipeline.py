@@ -42,6 +42,7 @@ CHOICE = PipelinePhase(
     "choose a strategy",
     (
         stages.write_named_strategy,
+        stages.expand_split_operators,
         stages.describe_choices,
         stages.choose_partitions,
         stages.choose_synchronisation,

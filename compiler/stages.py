@@ -24,6 +24,7 @@ from partc.cost.sparsity import with_measured_rows
 from partc.cost.strategy import Mode, Strategy
 from partc.cost.strategy_check import check_strategy
 from partc.passes.analysis import Analysis
+from partc.passes.configure import configure
 from partc.passes.distribute import check_one_batch, declare_gradients, drop_unservable, lower_step
 from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.fetch_gradients import fetch_gradients
@@ -36,6 +37,7 @@ from partc.passes.roles.find_gradients import find_gradients
 from partc.passes.roles.find_roles import find_roles
 from partc.passes.roles.find_sample_axes import check_draws
 from partc.passes.roles.find_zeros import find_zeros
+from partc.passes.search.expand_split_ops import expand_split_ops
 from partc.runtime.log import log
 from partc.runtime.plan.check_program import check_program
 
@@ -140,6 +142,19 @@ def write_named_strategy(compilation: Compilation) -> None:
     if isinstance(named := options.chosen_strategy(), NamedStrategy):
         strategy = name_strategy(compilation.analysis, named, compilation.workers, options.chosen_batch())
         compilation.options = replace(options, strategy=strategy)
+
+
+def expand_split_operators(compilation: Compilation) -> None:
+    """Say ops in primitives where the strategy splits what they keep whole. Raises BadStrategy."""
+    strategy = compilation.options.chosen_strategy()
+    if not isinstance(strategy, Strategy) or not strategy.mesh:
+        return
+    analysis = compilation.analysis
+    while expanded := expand_split_ops(analysis, configure(analysis, strategy)):
+        compilation.main |= {name for node in expanded if node in analysis.main for name in expanded[node]}
+        infer_tensors(compilation)
+        find_servable_variables(compilation)
+        analysis = compilation.analysis
 
 
 def describe_choices(compilation: Compilation) -> None:

@@ -1,0 +1,44 @@
+"""Say ops in primitives where a strategy splits what they keep whole.
+
+A split that reaches a Softmax's own axis would be gathered for it. In primitives its sums are made rank by
+rank, and what is sent is a row's maximum and sum.
+"""
+
+from partc.passes.analysis import Analysis
+from partc.passes.graph.expand_normalised import can_expand, expand
+from partc.passes.layouts.configuration import Configuration
+from partc.passes.layouts.layouts import REPLICAS, Layout, Replicate, Split
+from partc.passes.layouts.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
+
+
+def expand_split_ops(analysis: Analysis, configuration: Configuration) -> dict[str, list[str]]:
+    """Rewrite nodes of the graph in place; return node -> its primitives, nothing where none was split.
+
+    Facts must be inferred again, and this be asked again: a split may now reach further ops.
+    """
+    graph = LaidOutGraph(
+        analysis.training,
+        analysis.facts,
+        analysis.zeros,
+        configuration,
+        Synchronised({}, {}),
+        analysis.main,
+    )
+    propagate_layouts(graph, analysis.per_replica)
+    gathered = {
+        node.name
+        for node in analysis.training.graph.nodes
+        if can_expand(node, analysis.facts)
+        for tensor, wanted in zip(node.inputs, graph.decisions[node.name].inputs, strict=True)
+        if _is_gathered(graph.layout(tensor.name), wanted)
+    }
+    return expand(analysis.training, gathered, analysis.facts) if gathered else {}
+
+
+def _is_gathered(native: Layout, wanted: Layout) -> bool:
+    """Tell whether ranks of one replica gather what they have parts of."""
+    return any(
+        isinstance(split, Split) and isinstance(wanted.along(axis), Replicate)
+        for axis, split in native.splits()
+        if axis != REPLICAS
+    )
