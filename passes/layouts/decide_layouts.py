@@ -44,13 +44,14 @@ class AxisDecision:
     """How one node runs along one mesh axis: what its operands must be there, what its outputs are.
 
     `factor` is the split factor if one is; `is_mean` tells that outputs are means over a part and
-    count for a part's share only.
+    count for a part's share only; `cuts_table`, that ids of the whole index a part of a table's rows.
     """
 
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
     factor: str | None = None
     is_mean: bool = False
+    cuts_table: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,26 @@ def decide_by_wish(
     if found is None or found[1] in rule.whole or found[0].sizes[found[1]] % ranks:
         return None
     return split_on(node, *found, zeros)
+
+
+def decide_on_table(
+    node: gs.Node, layouts: Sequence[Layout], axis: int, is_wanted_in_rows: bool
+) -> AxisDecision | None:
+    """Read rows of a table, or add to them, where they are along an axis, by ids that are whole there.
+
+    `is_wanted_in_rows`: what a ScatterND makes is kept by rows.
+    """
+    reads = node.op == "Gather" and node.attrs.get("axis", 0) == 0
+    adds = node.op == "ScatterND" and node.attrs.get("reduction") == "add"
+    in_rows = [number for number, split in layouts[0].splits() if split.axis == 0] if reads or adds else []
+    is_cut = in_rows == [axis] and layouts[0].along(axis) == Split(0)
+    if any(isinstance(layout.along(axis), Split) for layout in layouts[1:]):
+        return None
+    if reads and is_cut:
+        return AxisDecision((Split(0), Replicate()), (Partial("sum"),), cuts_table=True)
+    if adds and (is_cut or (is_wanted_in_rows and not in_rows)):
+        return AxisDecision((Split(0), Replicate(), Replicate()), (Split(0),), cuts_table=True)
+    return None
 
 
 def _split_factors(

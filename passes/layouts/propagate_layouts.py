@@ -28,6 +28,7 @@ from partc.passes.layouts.decide_layouts import (
     decide_by_rule,
     decide_by_wish,
     decide_on_servers,
+    decide_on_table,
     decide_one_axis,
     decide_request,
     divides,
@@ -317,10 +318,23 @@ def _decide_along(
     wish = graph.configuration.wishes.get(node.name, {}).get(axis)
     if wish is not None and (asked := decide_by_wish(node, rule, wish, ranks, graph.zeros)):
         return asked
+    if axis != REPLICAS and (on_table := _decide_on_table(graph, node, layouts, axis)) is not None:
+        return on_table
     stored = [name in graph.stored for name in names]
     if axis == REPLICAS and node.name in graph.main and all(stored) and rule is not None and rule.moves:
         return whole_axis(node)  # replicas gather what they share as it is kept, and turn it then
     return decide_by_rule(node, rule, placements, ranks, graph.zeros, graph.facts, stored)
+
+
+def _decide_on_table(
+    graph: LaidOutGraph, node: gs.Node, layouts: Sequence[Layout], axis: int
+) -> AxisDecision | None:
+    is_one_id_a_row = node.op != "ScatterND" or graph.facts.shape(node.inputs[1].name)[-1:] == (1,)
+    if not layouts or not is_one_id_a_row:
+        return None
+    wanted = graph.homes.get(node.outputs[0].name, {})
+    is_wanted = [number for number, split in wanted.items() if split.axis == 0] == [axis]
+    return decide_on_table(node, layouts, axis, is_wanted and wanted[axis] == Split(0))
 
 
 def _decide_shape(graph: LaidOutGraph, layout: Layout) -> Decision:

@@ -22,6 +22,7 @@ from partc.passes.layouts.layouts import (
 )
 from partc.passes.lowering.gather_owned import slice_owned_rows
 from partc.passes.lowering.local_bounds import local_bounds
+from partc.passes.lowering.lower_table import cuts_table, lower_table
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering, tag
 from partc.passes.replicas import average_replicas
@@ -32,6 +33,8 @@ def lower_node(lowering: Lowering, node: gs.Node, decision: Decision) -> list[gs
     """Return the node's outputs as lowered values."""
     if node.domain == average_replicas.REPLICA_DOMAIN:
         return [_lower_replica_average(lowering, node, decision)]
+    if cuts_table(decision):
+        return [lower_table(lowering, node, decision)]
     if node.op in ("Shape", "Size") and decision.site == "worker":
         return [_lower_shape(lowering, node, decision)]
     if decision.site == "worker" and needs_exchange(lowering, node):

@@ -1,0 +1,51 @@
+"""Read and write a table of which every rank of a mesh axis has some rows, by ids of the whole."""
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from partc.passes.graph.expand_gather import Part, write_gather, write_scatter
+from partc.passes.graph.node_writer import NodeWriter
+from partc.passes.layouts.decide_layouts import Decision
+from partc.passes.lowering.lowered_graph import constant
+from partc.passes.lowering.lowering import Lowering, tag
+
+INT64 = np.dtype(np.int64)
+
+
+def cuts_table(decision: Decision) -> bool:
+    """Tell whether a node is decided to work on a part of a table's rows."""
+    return any(axis.cuts_table for axis in decision.axes)
+
+
+def lower_table(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:
+    """Return the rows that a Gather finds in a rank's part, or the part to which a ScatterND adds rows."""
+    operands = [lowering.need(t.name, layout) for t, layout in zip(node.inputs, decision.inputs, strict=True)]
+    result = node.outputs[0].name
+    value = lowering.value_name(result, decision.outputs[0])
+    write = NodeWriter(set(), f"{node.name}@{tag(decision.outputs[0])}")
+    part = _part(lowering, node, decision)
+    out = gs.Variable(value, dtype=lowering.facts.dtypes[result])
+    shapes = [lowering.facts.shape(tensor.name) for tensor in node.inputs]
+    if node.op == "Gather":
+        write_gather(write, *operands, part, axis=0, ranks=(len(shapes[0]), len(shapes[1])), out=out)
+    else:
+        table, positions, updates = operands
+        ids = write.op("Squeeze", positions, write.ints(-1))
+        ids, updates = write_scatter(
+            write, ids, updates, part, ids_rank=len(shapes[1]) - 1, row_axes=len(shapes[0]) - 1
+        )
+        again = write.op("Unsqueeze", ids, write.ints(-1))
+        write.op(node.op, table, again, updates, out=out, **node.attrs)
+    for written in write.nodes:
+        lowering.out.append(written, decision.site)
+    lowering.out.original[write.nodes[-1].name] = node.name
+    return out
+
+
+def _part(lowering: Lowering, node: gs.Node, decision: Decision) -> Part:
+    axis = next(number for number, along in enumerate(decision.axes) if along.cuts_table)
+    rows = lowering.facts.shape(node.inputs[0].name)[0]
+    count = constant(f"{node.name}.row_count.{axis}", [rows // lowering.graph.mesh.size(axis)], np.int64)
+    name = f"{node.name}.first_row.{axis}"
+    first = lowering.out.emit("Mul", [lowering.coordinate(axis), count], name, INT64, decision.site)
+    return Part(first, count, rows)
