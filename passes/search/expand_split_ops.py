@@ -28,7 +28,7 @@ def expand_split_ops(analysis: Analysis, configuration: Configuration) -> dict[s
     gathered = {
         node.name
         for node in analysis.training.graph.nodes
-        if can_expand(node, analysis.facts)
+        if can_expand(node, analysis.facts) and node.name not in configuration.wishes
         for tensor, wanted in zip(node.inputs, graph.decisions[node.name].inputs, strict=True)
         if _is_gathered(graph.layout(tensor.name), wanted)
     }
