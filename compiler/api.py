@@ -24,6 +24,7 @@ from partc.compiler.verification.verify import verify
 from partc.cost.assignment.partitions import check_partitions
 from partc.cost.cluster.cluster import Cluster, read_any_cluster
 from partc.cost.strategy import Mode, Strategy
+from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.roles.find_gradients import find_gradients
 from partc.passes.rules.sharding_rules import count_flops
@@ -111,7 +112,7 @@ def inspect(
     options: GraphOptions | None = None,
     sample: Sample | None = None,
 ) -> Inspection:
-    """Look at a training step: variables, gradients, data inputs, work. Raises PartcError.
+    """Look at a training step: variables, gradients, data inputs, work, operator groups. Raises PartcError.
 
     `sample`: data from which the rows that a step of one replica touches are measured.
     """
@@ -121,7 +122,8 @@ def inspect(
         all_sizes = fill_sizes(sizes or {}, graph)
         sparsity = measure_sparsity(graph, sample, all_sizes, "per-replica", {1}) if sample else None
         departures = describe_departures(judge_step(graph, all_sizes))
-        return inspect_graph(graph, count_flops(graph, all_sizes), sparsity, departures)
+        facts = infer_facts(graph, all_sizes)
+        return inspect_graph(graph, count_flops(graph, facts), sparsity, departures, facts)
 
 
 def _read_graph(train: Train, options: GraphOptions) -> TrainingGraph:
