@@ -139,8 +139,8 @@ def can_expand_scatter(node: gs.Node, facts: Facts) -> bool:
         return True
     adds = node.attrs.get("reduction", "none") == "add"
     if node.op == "ScatterElements":
-        return adds
-    return adds and node.op == "ScatterND" and facts.shape(node.inputs[1].name)[-1] == 1
+        return bool(adds)
+    return bool(adds and node.op == "ScatterND" and facts.shape(node.inputs[1].name)[-1] == 1)
 
 
 def expand_scatter(
