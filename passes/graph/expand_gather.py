@@ -137,7 +137,7 @@ def can_expand_scatter(node: gs.Node, facts: Facts) -> bool:
     """Tell whether a node adds rows by id: SumRows, or ScatterND or ScatterElements with reduction add."""
     if node.op == SUM_ROWS and node.domain == FUNCTION_DOMAIN:
         return True
-    adds = node.attrs.get("reduction", "none") == "add"
+    adds = bool(node.attrs.get("reduction", "none") == "add")
     if node.op == "ScatterElements":
         return adds
     return adds and node.op == "ScatterND" and facts.shape(node.inputs[1].name)[-1] == 1

@@ -95,8 +95,8 @@ def equal_parts(node: gs.Node, facts: Facts) -> ShardingRule | None:
     if node.op == "Concat":
         indices = range(len(parts))
         terms = tuple((index,) for index in indices)
-        inputs = tuple(part for _ in parts)
-        return ShardingRule(inputs, (whole,), sizes, terms, frozenset(indices), whole=held, moves=True)
+        each = tuple(part for _ in parts)
+        return ShardingRule(each, (whole,), sizes, terms, frozenset(indices), whole=held, moves=True)
     outputs = tuple(part for _ in parts)
     inputs = (whole, *(None for _ in node.inputs[1:]))
     return ShardingRule(inputs, outputs, sizes, ((0,),), LINEAR, whole=held, moves=True)
