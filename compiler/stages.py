@@ -214,6 +214,7 @@ def _choose(
         otherwise: Mode = "allreduce" if mode_or_strategy.mesh else "auto"
         mode: Mode = "ps" if options.asynchronous else otherwise
     else:
+        assert not isinstance(mode_or_strategy, NamedStrategy), "it is written out by now"
         mode = mode_or_strategy
     batch = options.chosen_batch()
     return choose_strategy(

@@ -9,7 +9,9 @@ from partc.compiler.options import SearchMode
 from partc.cost.strategy import Batch
 
 ClusterFile = Annotated[Path, typer.Option("-c", "--cluster", help="cluster.json, or a resource file.")]
-StrategyName = Annotated[str, typer.Option(help="auto, hybrid, allreduce, ps, or a strategy.json.")]
+StrategyName = Annotated[
+    str, typer.Option(help="auto, hybrid, allreduce, ps, data=N, tensor=K, fsdp, or a strategy.json.")
+]
 BatchReadingName = Annotated[
     Batch | None,
     typer.Option(

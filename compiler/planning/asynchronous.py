@@ -13,6 +13,7 @@ import msgspec
 import onnx
 
 from partc.cost.cluster.cluster import Cluster
+from partc.cost.named_strategy import NamedStrategy
 from partc.cost.strategy import Batch, Mode, Strategy
 from partc.passes.layouts.layouts import REPLICAS, Owned
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
@@ -33,7 +34,7 @@ from partc.runtime.plan.program import (
 _SYNCHRONOUS = "train it synchronously: leave --asynchronous out"
 
 
-def strategy_of_sessions(strategy: Mode | Strategy, batch: Batch | None) -> Mode | Strategy:
+def strategy_of_sessions(strategy: Mode | NamedStrategy | Strategy, batch: Batch | None) -> Mode | Strategy:
     """Return the strategy that keeps everything on servers. Raises BadUsage for one that cannot."""
     if batch == "global":
         raise BadUsage(
@@ -41,10 +42,13 @@ def strategy_of_sessions(strategy: Mode | Strategy, batch: Batch | None) -> Mode
             at="--batch global and --asynchronous",
             fix="leave --batch out: every worker runs the graph on batches of its own",
         )
-    if isinstance(strategy, Strategy) or strategy in ("auto", "ps"):
-        return "ps" if strategy == "auto" else strategy
+    if strategy == "auto" or strategy == "ps":
+        return "ps"
+    if isinstance(strategy, Strategy) and not strategy.mesh:
+        return strategy
+    name = strategy if isinstance(strategy, str) else "of a mesh"
     raise BadUsage(
-        f"the strategy {strategy!r}, under which workers meet",
+        f"the strategy {name!r}, under which workers meet",
         at="--strategy and --asynchronous",
         fix="use ps, or leave --strategy out",
     )

@@ -137,10 +137,10 @@ def can_expand_scatter(node: gs.Node, facts: Facts) -> bool:
     """Tell whether a node adds rows by id: SumRows, or ScatterND or ScatterElements with reduction add."""
     if node.op == SUM_ROWS and node.domain == FUNCTION_DOMAIN:
         return True
-    adds = node.attrs.get("reduction", "none") == "add"
-    if node.op == "ScatterElements":
-        return adds
-    return adds and node.op == "ScatterND" and facts.shape(node.inputs[1].name)[-1] == 1
+    if node.attrs.get("reduction", "none") != "add":
+        return False
+    is_by_row = node.op == "ScatterND" and facts.shape(node.inputs[1].name)[-1] == 1
+    return bool(is_by_row or node.op == "ScatterElements")
 
 
 def expand_scatter(

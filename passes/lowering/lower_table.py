@@ -27,7 +27,9 @@ def lower_table(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Ten
     out = gs.Variable(value, dtype=lowering.facts.dtypes[result])
     shapes = [lowering.facts.shape(tensor.name) for tensor in node.inputs]
     if node.op == "Gather":
-        write_gather(write, *operands, part, axis=0, ranks=(len(shapes[0]), len(shapes[1])), out=out)
+        table, ids = operands
+        ranks = len(shapes[0]), len(shapes[1])
+        write_gather(write, table, ids, part, axis=0, ranks=ranks, out=out)
     else:
         table, positions, updates = operands
         ids = write.op("Squeeze", positions, write.ints(-1))

@@ -7,6 +7,7 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.graph.facts import UNKNOWN, Facts, Shape
 from partc.passes.rules.rules_elementwise import named
+from partc.passes.rules.rules_parts import aligned_cuts, bounds_of
 from partc.passes.rules.sharding_rule import Axis, Dims, ShardingRule
 
 LINEAR = frozenset({0})
@@ -113,18 +114,24 @@ def constant_of_shape(node: gs.Node, facts: Facts) -> ShardingRule:
 
 def window(node: gs.Node, facts: Facts) -> ShardingRule:
     """Slice, Pad, Tile, Trilu, Resize: axes whose size changes stay whole, and of equal size too
-    where the op may still move elements along them."""
+    where the op may still move elements along them. Cut between parts, an axis is split inside them."""
     source, output = facts.shape(node.inputs[0].name), facts.shape(node.outputs[0].name)
     touched = _touched_axes(node, facts, len(source))
+    cuts = {axis: cut for axis, cut in aligned_cuts(node, facts).items() if axis in touched}
     dims, sizes = named("d", source)
-    out: list[Axis] = []
+    into, out = list(dims), list[Axis]()
     for axis, size in enumerate(output):
-        if axis in touched or size != source[axis]:
+        if axis in cuts:
+            inner = cuts[axis].inner
+            sizes |= {f"d{axis}": source[axis] // inner, f"o{axis}": size // inner, f"in{axis}": inner}
+            into[axis] = (f"d{axis}", f"in{axis}")
+            out.append((f"o{axis}", f"in{axis}"))
+        elif axis in touched or size != source[axis]:
             sizes[f"o{axis}"] = size
             out.append((f"o{axis}",))
         else:
             out.append(dims[axis])
-    inputs = (dims, *(None for _ in node.inputs[1:]))
+    inputs = (tuple(into), *(None for _ in node.inputs[1:]))
     linear = node.op != "Pad" or _pads_zeros(node, facts)
     terms: tuple[tuple[int, ...], ...] = ((0,),) if linear else ()
     spells_shape = node.op == "Resize" and not _has_scales(node, facts) and "axes" not in node.attrs
@@ -134,8 +141,9 @@ def window(node: gs.Node, facts: Facts) -> ShardingRule:
         sizes,
         terms,
         LINEAR if linear else frozenset(),
-        whole=_unshared(dims, tuple(out)),
+        whole=_unshared(tuple(into), tuple(out)),
         shape_inputs={3: 0} if spells_shape else {},
+        bounds=bounds_of(node, facts, cuts),
     )
 
 

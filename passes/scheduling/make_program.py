@@ -95,11 +95,8 @@ class ProgramMaker:
         """Both ends of an in-place communication share a place; servers' owned rows have their own."""
         parts = {"Push": (source, target), "ReduceScatter": (source, target)}
         parts |= {"Pull": (target, source), "AllGather": (target, source)}
-        wholes, owned = (source, target), None
-        if bucket.op in parts:
-            whole, owned = parts[bucket.op]
-            wholes = (whole,)
-        for value in wholes:
+        whole, owned = parts.get(bucket.op, (None, None))
+        for value in (source, target) if whole is None else (whole,):
             place = Slice(value, bucket.name, bucket.offsets[index], bucket.shapes[index])
             self.program.slices.append(place)
         if owned is not None:

@@ -112,7 +112,7 @@ class WorkCounter:
         return prod(size or 0 for size in shape[1:]) * np.dtype(table.dtype).itemsize if shape else 0
 
     def _elements(self, tensor: gs.Tensor) -> int:
-        return self._nbytes(tensor) // np.dtype(tensor.dtype).itemsize
+        return int(self._nbytes(tensor) // np.dtype(tensor.dtype).itemsize)
 
     def _body_of(self, op: str) -> tuple[int, bool]:
         """Return the nodes that an op is, functions taken apart, and whether one of them is a Unique."""

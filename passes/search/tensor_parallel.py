@@ -41,19 +41,20 @@ def _improve(analysis: Analysis, mesh: Mesh, axis: int, search: "_WeightSearch")
     nbytes = {name: analysis.facts.nbytes(name) for name in search.chosen}
     kinds: dict[tuple[object, ...], list[str]] = {}
     for name, split in search.chosen.items():
-        kinds.setdefault((analysis.facts.shape(name), split), []).append(name)
+        kinds.setdefault((analysis.facts.shape(name), split, search.surroundings(name)), []).append(name)
     chosen = dict(search.chosen)
     least = _sent_bytes(_lay_out(analysis, mesh, axis, chosen), axis)
     evaluations = NODES_EVALUATED // len(analysis.training.graph.nodes)
     for names in reversed(kinds.values()):  # what the last layers split comes back to all others
         is_light = sum(map(nbytes.__getitem__, names)) <= LIGHT * sum(nbytes.values())
-        others = [split for split in search.candidates(names[0], {1}) if split != chosen[names[0]]]
-        for split in (*others, *([None] if is_light else [])):
+        places: list[Split | None] = [None] if is_light else []
+        others = [place for place in search.candidates(names[0], {1}) if place != chosen[names[0]]]
+        for place in (*others, *places):
             evaluations -= 1
             if evaluations < 0:
                 return chosen
-            kept = {name: place for name, place in chosen.items() if name not in names}
-            tried = kept | ({} if split is None else dict.fromkeys(names, split))
+            kept = {name: split for name, split in chosen.items() if name not in names}
+            tried = kept | ({} if place is None else dict.fromkeys(names, place))
             sent = _sent_bytes(_lay_out(analysis, mesh, axis, tried), axis)
             if sent < least:
                 least, chosen = sent, tried
@@ -132,6 +133,12 @@ class _WeightSearch:
         none = frozenset[str]()
         return {name for n in contractions for tensor in n.inputs for name in behind.get(tensor.name, none)}
 
+    def surroundings(self, weight: str) -> tuple[str, ...]:
+        """Return the ops that read a weight, and those that read what these make."""
+        readers = [self._nodes[place] for place in self._readers.get(weight, ())]
+        behind = [other.op for node in readers for tensor in node.outputs for other in tensor.outputs]
+        return (*(node.op for node in readers), *sorted(behind))
+
     def run(self) -> None:
         for place, node in enumerate(self._nodes):
             for tensor in node.inputs:
@@ -178,11 +185,17 @@ class _WeightSearch:
             outcome.sent += self._sent(node, decision, known)
             is_divided |= decision.factor is not None
             if self._meets_another(node, weight):
+                outcome.sent += self._left_partial(node, known)
                 continue
             changed = {n: p for n, p in made.items() if p != self._placements.get(n, Replicate())}
             outcome.placements |= changed
             pending.update(reader for name in changed for reader in self._readers.get(name, ()))
         return outcome if is_divided else None
+
+    def _left_partial(self, node: gs.Node, known: Placements) -> int:
+        """Return the bytes of sums that the next weight's op finds unfinished."""
+        partial = [t.name for t in node.inputs if isinstance(known.get(t.name), Partial)]
+        return 2 * sum(map(self._analysis.facts.nbytes, partial))
 
     def _meets_another(self, node: gs.Node, weight: str) -> bool:
         return any(tensor.name in self._untried and tensor.name != weight for tensor in node.inputs)

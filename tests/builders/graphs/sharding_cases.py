@@ -104,6 +104,16 @@ double[4,6] x, starts{1}, ends{3}, axes{1} -> Slice(x, starts, ends, axes)
 double[4,6] x, starts{0}, ends{9223372036854775807}, axes{-1} -> Slice(x, starts, ends, axes)
 double[4,6] x, starts{-1}, ends{-99}, axes{1}, steps{-1} -> Slice(x, starts, ends, axes, steps)
 double[4,6] x, axes{0, 1, 0, 2} -> Pad(x, axes)
+double[4,8] x, lens{4, 4} -> Split <axis = 1> (x, lens)
+double[4,8] x, lens{2, 6} -> Split <axis = 1> (x, lens)
+double[4,12] x, starts{4}, ends{8}, axes{1} -> Slice(x, starts, ends, axes)
+double[4,12] x, starts{0, 4}, ends{4, 12} -> Slice(x, starts, ends)
+double[4,12] x, starts{-8, 0}, ends{99, 9223372036854775807}, axes{1, 0} -> Slice(x, starts, ends, axes)
+double[4,12] x, starts{4}, ends{8}, axes{-1}, steps{1} -> Slice(x, starts, ends, axes, steps)
+double[4,6] x, axes{0, 6, 4, 12} -> Pad(x, axes)
+float[4,12] x, axes{0, -6, 0, 12} -> Pad(x, axes)
+double[4,6] x, axes{0, 6, 0, 0}, double one -> Pad <mode = "constant"> (x, axes, one)
+double[4,6] x, axes{0, 2, 0, 2} -> Pad <mode = "reflect"> (x, axes)
 double[4,6] x, axes{1, 2} -> Tile(x, axes)
 float[4,2,3,3] x, float[0] roi, scales{1, 1, 2, 1.5} -> Resize <mode = "linear"> (x, roi, scales)
 float[4,2,3,3] x, float[0] roi, scales{2, 1} -> Resize <axes = [-1, 1]> (x, roi, scales)
@@ -154,15 +164,28 @@ def equal_parts(rng: np.random.Generator, count: int) -> list[str]:
         sizes = [int(size) for size in rng.choice([1, 2, 3, 4, 6], size=rng.integers(2, 5))]
         axis, parts = int(rng.integers(len(sizes))), int(rng.integers(2, 5))
         length = int(rng.choice([2, 4, 6, 12]))
-        part = f"double{[*sizes[:axis], length, *sizes[axis + 1 :]]}".replace(" ", "")
+        part, joined = (_with_axis(sizes, axis, size) for size in (length, 2 * length))
         names = "wxyz"[:parts]
         cases.append(
             f"{', '.join(f'{part} {name}' for name in names)} -> "
             f"Concat <axis = {axis - len(sizes)}> ({', '.join(names)})"
         )
-        joined = f"double{[*sizes[:axis], 2 * length, *sizes[axis + 1 :]]}".replace(" ", "")
         cases.append(f"{joined} x -> Split <axis = {axis}, num_outputs = 2> (x)")
+        first, last = sorted(rng.choice(parts + 1, 2, replace=False) * length)
+        cases.append(
+            f"{_with_axis(sizes, axis, parts * length)} x, "
+            f"starts{{{first}}}, ends{{{last}}}, axes{{{axis}}} -> Slice(x, starts, ends, axes)"
+        )
+        before, after = (rng.integers(0, 3, 2) * length).tolist()
+        pads = [0] * (2 * len(sizes))
+        pads[axis], pads[axis + len(sizes)] = before, after
+        cases.append(f"{part} x, axes{{{', '.join(map(str, pads))}}} -> Pad(x, axes)")
     return cases
+
+
+def _with_axis(sizes: list[int], axis: int, size: int) -> str:
+    """Return the type of a tensor with another size of one axis."""
+    return f"double{[*sizes[:axis], size, *sizes[axis + 1 :]]}".replace(" ", "")
 
 
 _IN_MANY = {

@@ -21,6 +21,7 @@ from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.decide_layouts import AxisDecision, split_on
 from partc.passes.layouts.layouts import Partial, Placement, Split
+from partc.passes.lowering.local_bounds import local_bounds
 from partc.passes.rules.sharding_rule import Dims, ShardingRule
 from partc.passes.rules.sharding_rules import RULES, rule_of
 from tests.builders.graphs.foreign_steps import parse
@@ -221,6 +222,12 @@ def pieces_for(
             if axis >= 0 and pieces[index][axis] == whole[output].shape[place.axis]:
                 pieces[index] = pieces[index].copy()
                 pieces[index][axis] //= ranks
+    first = decision.inputs[0]
+    parts = [
+        ranks if isinstance(first, Split) and first.axis == axis else 1 for axis in range(case.feeds[0].ndim)
+    ]
+    for index, numbers in local_bounds(case.rule, parts).items():
+        pieces[index] = numbers.astype(case.feeds[index].dtype)
     return pieces
 
 
