@@ -112,10 +112,16 @@ def test_no_gradient_of_a_dense_layer_is_summed_between_workers(cluster: str, tm
     assert gathered == [8 * 8 * 4 // workers, 8 * 32 * 4 // workers]
 
 
-def test_each_layer_gathers_its_input_once(tmp_path: Path) -> None:
+def test_each_layer_gathers_its_input_once_for_both_ways(tmp_path: Path) -> None:
     compiled = compiled_net(tmp_path, "1x2")
 
-    assert len([label for label in compiled.started("all_gather_rows") if "flat" in label]) == 1
+    gathered = [label.removeprefix("AllGatherRows ") for label in compiled.started("all_gather_rows")]
+    inputs, loss_and_back = gathered[:2], gathered[2:]
+    assert [name.partition(".")[0] for name in inputs] == ["flat", "z"]
+    assert [name.partition(".")[0] for name in loss_and_back] == [
+        "logits",
+        "loss/LogSoftmax/gradient/Sub",
+    ]
 
 
 def test_the_name_is_written_as_an_ordinary_strategy(tmp_path: Path) -> None:
