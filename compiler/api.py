@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Concatenate, ParamSpec, get_args
 
@@ -19,11 +20,13 @@ from partc.compiler.pipeline import compile_graph
 from partc.compiler.planning.choose_partitions import get_partitioner, measure_partitions, quickest
 from partc.compiler.planning.choose_reading import describe_departures, judge_step
 from partc.compiler.planning.measure_sparsity import measure_sparsity
+from partc.compiler.planning.name_what_fits import may_share_variables, name_what_fits
 from partc.compiler.settle_options import fill_sizes, settle_options
 from partc.compiler.verification.verify import verify
 from partc.cost.assignment.partitions import check_partitions
 from partc.cost.cluster.cluster import Cluster, read_any_cluster
 from partc.cost.strategy import Mode, Strategy
+from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.roles.find_gradients import find_gradients
 from partc.passes.rules.sharding_rules import count_flops
@@ -32,6 +35,7 @@ from partc.runtime.errors import (
     BadModel,
     BadStrategy,
     BadUsage,
+    DoesNotFit,
     NoPlacement,
     UnsupportedModel,
     naming,
@@ -82,7 +86,9 @@ def compile_step(
         options = replace(options, partitions=partitions)
     graph = _read_graph(train, options.options)
     with _naming_files(train, cluster, options):
-        return compile_graph(graph, machines, Path(out), settle_options(options, graph))
+        settled = settle_options(options, graph)
+        with _naming_what_fits(train, machines, settled):
+            return compile_graph(graph, machines, Path(out), settled)
 
 
 def decide_step(train: Train, cluster: str | Path | Cluster, out: str | Path, options: Options) -> Strategy:
@@ -101,7 +107,9 @@ def decide_step(train: Train, cluster: str | Path | Cluster, out: str | Path, op
     machines = _machines(cluster)
     graph = _read_graph(train, options.options)
     with _naming_files(train, cluster, options):
-        return write_decisions(graph, machines, Path(out), settle_options(options, graph))
+        settled = settle_options(options, graph)
+        with _naming_what_fits(train, machines, settled):
+            return write_decisions(graph, machines, Path(out), settled)
 
 
 def inspect(
@@ -111,7 +119,7 @@ def inspect(
     options: GraphOptions | None = None,
     sample: Sample | None = None,
 ) -> Inspection:
-    """Look at a training step: variables, gradients, data inputs, work. Raises PartcError.
+    """Look at a training step: variables, gradients, data inputs, work, operator groups. Raises PartcError.
 
     `sample`: data from which the rows that a step of one replica touches are measured.
     """
@@ -121,7 +129,8 @@ def inspect(
         all_sizes = fill_sizes(sizes or {}, graph)
         sparsity = measure_sparsity(graph, sample, all_sizes, "per-replica", {1}) if sample else None
         departures = describe_departures(judge_step(graph, all_sizes))
-        return inspect_graph(graph, count_flops(graph, all_sizes), sparsity, departures)
+        facts = infer_facts(graph, all_sizes)
+        return inspect_graph(graph, count_flops(graph, facts), sparsity, departures, facts)
 
 
 def _read_graph(train: Train, options: GraphOptions) -> TrainingGraph:
@@ -143,6 +152,18 @@ def _naming_files(train: Train, cluster: str | Path | Cluster, options: Options)
         naming(options.strategy, *of_strategy),
     ):
         yield
+
+
+@contextmanager
+def _naming_what_fits(train: Train, cluster: Cluster, options: Options) -> Iterator[None]:
+    """Let a refusal for lack of memory name a strategy that fits."""
+    try:
+        yield
+    except DoesNotFit as refusal:
+        if not may_share_variables(options):
+            raise
+        graphs = (_read_graph(train, options.options) for _ in count())
+        raise name_what_fits(refusal, graphs, cluster, options) from refusal
 
 
 def _measure_partitions(train: Train, cluster: Cluster, options: Options, partitioner: Partitioner) -> int:

@@ -11,8 +11,10 @@ from rich.text import Text
 from partc.compiler.planning.choose_reading import are_of_outputs
 from partc.compiler.report.describe_assumptions import measured_sentence
 from partc.cost.sparsity import Sparsity
+from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import Gradient, TrainingGraph
 from partc.passes.roles.find_roles import Role, Roles, find_roles
+from partc.passes.search.find_groups import OperatorGroup, find_groups
 from partc.runtime.plan.program import DataInput
 
 
@@ -50,6 +52,7 @@ class Inspection:
     parts: tuple[InspectedPart, ...]
     departures: tuple[str, ...] = ()  # of a batch per replica from one device
     touched: tuple[str, ...] = ()  # a sentence per table: the rows that a step touches
+    groups: tuple[OperatorGroup, ...] = ()
 
     def render(self) -> Group:
         """Return tables for a terminal."""
@@ -68,6 +71,20 @@ class Inspection:
             *self.touched,
             *notes,
         )
+
+    def render_groups(self) -> str:
+        """Return the operator groups as lines to copy from, which no terminal may fold or cut."""
+        lines = [
+            f"{len(self.groups)} operator groups: name, op, output, [variables], and below what each may "
+            "split, into how many parts at most"
+        ]
+        for group in self.groups:
+            shape = " x ".join(map(str, group.shape)) or "scalar"
+            reads = f"  [{', '.join(group.reads)}]" if group.reads else ""
+            light = f"  + {group.light} light ops" if group.light else ""
+            splits = "  ".join(f'"{dimension}": {parts}' for dimension, parts in group.splits.items())
+            lines += [f"{group.node}  {group.op}  {shape}{reads}{light}", f"    {splits or 'runs whole'}"]
+        return "\n".join(lines)
 
     def _notes(self) -> tuple[str, ...]:
         """Say how replicas on batches of their own would depart from one device."""
@@ -125,11 +142,12 @@ def inspect_graph(
     flops: Mapping[str, int] | None = None,
     sparsity: Sparsity | None = None,
     departures: tuple[str, ...] = (),
+    facts: Facts | None = None,
 ) -> Inspection:
     """Look at a training graph whose gradients are known.
 
     `flops` by node name, if counted; `sparsity`, if it was measured; `departures` of replicas on batches of
-    their own, as choose_reading.py describes them.
+    their own, as choose_reading.py describes them; `facts`, for the operator groups.
     """
     roles = find_roles(training)
     return Inspection(
@@ -145,6 +163,7 @@ def inspect_graph(
         ),
         departures=departures,
         touched=_touched_rows_lines(training, sparsity),
+        groups=() if facts is None else find_groups(training, facts, roles.main),
     )
 
 

@@ -10,12 +10,12 @@ by its name, or by the number of its parts: then along the first axis of as many
 
 import re
 from collections.abc import Iterable, Mapping
-from fnmatch import fnmatchcase
 
 import onnx_graphsurgeon as gs
 
 from partc.cost.strategy import AxisSplit, OpConfig, Strategy
 from partc.passes.analysis import Analysis
+from partc.passes.graph.facts import Facts
 from partc.passes.layouts.configuration import Configuration, Wish, data_parallel
 from partc.passes.layouts.decide_layouts import decide_axes, decide_by_wish, divides, whole_axis
 from partc.passes.layouts.layouts import Layout, Mesh, Placement, Replicate, Split
@@ -25,6 +25,7 @@ from partc.runtime.errors import BadStrategy
 DIMENSION = re.compile(
     r"(?:batch|out:(?P<out>\d+)|in:(?P<operand>\d+):(?P<axis>\d+))(?:/(?P<outer>[1-9]\d*))?"
 )
+WILDCARDS = {"*": ".*", "?": "."}  # alone: brackets are ordinary in names of nodes
 
 
 def configure(analysis: Analysis, strategy: Strategy) -> Configuration:
@@ -80,7 +81,12 @@ def _dimension(split: AxisSplit) -> str:
 
 
 def _matching(analysis: Analysis, config: OpConfig, at: str) -> list[gs.Node]:
-    nodes = [node for node in analysis.training.graph.nodes if fnmatchcase(node.name, config.op)]
+    """Return the node of that very name, else those that the pattern fits."""
+    all_nodes = analysis.training.graph.nodes
+    pattern = re.compile("".join(WILDCARDS.get(letter, re.escape(letter)) for letter in config.op))
+    nodes = [node for node in all_nodes if node.name == config.op] or [
+        node for node in all_nodes if pattern.fullmatch(node.name)
+    ]
     if not nodes:
         fix = "`partc inspect --groups` lists the names; `*` stands for any part of one"
         raise BadStrategy(f"no op is called {config.op!r}", at=f"{at}: op", fix=fix)
@@ -94,7 +100,7 @@ def _wishes_of(analysis: Analysis, node: gs.Node, config: OpConfig, mesh: Mesh, 
     asked = [whole_axis(node) for _ in mesh.axes]
     for dimension, parts in config.split.items():
         where = f"{at}: split: {dimension}"
-        wish = _wish(node, dimension, where)
+        wish = _wish(node, analysis.facts, dimension, where)
         for axis in _mesh_axes(mesh, parts, wishes, where):
             if wish is None:
                 del wishes[axis]
@@ -111,7 +117,7 @@ def _wishes_of(analysis: Analysis, node: gs.Node, config: OpConfig, mesh: Mesh, 
     return wishes
 
 
-def _wish(node: gs.Node, dimension: str, at: str) -> Wish | None:
+def _wish(node: gs.Node, facts: Facts, dimension: str, at: str) -> Wish | None:
     """Return what a dimension means for a node; None for the samples, which data parallelism splits."""
     found = DIMENSION.fullmatch(dimension)
     if found is None:
@@ -119,13 +125,17 @@ def _wish(node: gs.Node, dimension: str, at: str) -> Wish | None:
         raise BadStrategy(f"no dimension {dimension!r}", at=at, fix=fix)
     if dimension == "batch":
         return None
-    outer = int(found["outer"] or 1)
-    if found["out"] is not None:
-        return Wish(Split(int(found["out"]), outer))
-    if int(found["operand"]) >= len(node.inputs):
+    is_output = found["out"] is not None
+    operand = None if is_output else int(found["operand"])
+    if operand is not None and operand >= len(node.inputs):
         fix = f"it has operands 0 to {len(node.inputs) - 1}"
-        raise BadStrategy(f"{node.name!r} has no operand {found['operand']}", at=at, fix=fix)
-    return Wish(Split(int(found["axis"]), outer), int(found["operand"]))
+        raise BadStrategy(f"{node.name!r} has no operand {operand}", at=at, fix=fix)
+    axis = int(found["out"] if is_output else found["axis"])
+    tensor = node.outputs[0] if operand is None else node.inputs[operand]
+    if axis >= (rank := len(facts.shape(tensor.name))):
+        fix = f"axes count from 0: {tensor.name!r} has {rank}"
+        raise BadStrategy(f"{node.name!r} has no dimension {dimension}", at=at, fix=fix)
+    return Wish(Split(axis, int(found["outer"] or 1)), operand)
 
 
 def _mesh_axes(mesh: Mesh, parts: int | str, used: Mapping[int, Wish], at: str) -> list[int]:

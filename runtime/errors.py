@@ -10,6 +10,7 @@ PartcError                  root: catch this one
 │  ├─ BadPlan               out/plan.json or a file that it names
 │  └─ BadData               the training data
 ├─ NoPlacement              the solver proved that nothing fits
+│  └─ DoesNotFit            a device, or a host, has too little memory
 ├─ Diverged                 training met a NaN or an infinity
 ├─ CopiesDiffer             ranks ended with different copies of a variable
 └─ RankFailed               an executor died while training
@@ -64,6 +65,14 @@ class BadData(InputError):
 
 class NoPlacement(PartcError):
     """The solver proved that no placement satisfies the constraints."""
+
+
+class DoesNotFit(NoPlacement):
+    """A device, or a host, has too little memory. `missing_bytes`: of the fullest device, 0 if not known."""
+
+    def __init__(self, what: str, *, at: str, fix: str, missing_bytes: int = 0) -> None:
+        super().__init__(what, at=at, fix=fix)
+        self.missing_bytes = missing_bytes
 
 
 class Diverged(PartcError):

@@ -1,5 +1,9 @@
 """`partc inspect`: what a training graph holds."""
 
+from typing import Annotated
+
+import typer
+
 from partc.compiler.api import inspect
 from partc.compiler.commands.arguments import parse_sizes
 from partc.compiler.commands.console import console, working_on
@@ -17,6 +21,11 @@ from partc.compiler.commands.graph_arguments import (
 )
 from partc.compiler.options import SAMPLE_STEPS
 
+GroupsArgument = Annotated[
+    bool,
+    typer.Option("--groups", help="Show instead what a strategy may split: the operators and dimensions."),
+]
+
 EPILOG = "Example: partc inspect train.onnx"
 
 
@@ -29,6 +38,7 @@ def inspect_command(
     size: SizesArgument = [],
     sample_data: SampleDataArgument = "",
     sample_steps: SampleStepsArgument = SAMPLE_STEPS,
+    groups: GroupsArgument = False,
 ) -> None:
     """Show variables, gradients, data inputs, and the work of one step."""
     options = graph_options(state, sample_axis, loss, initial)
@@ -36,4 +46,7 @@ def inspect_command(
         inspection = inspect(
             train, sizes=parse_sizes(size), options=options, sample=sample_of(sample_data, sample_steps)
         )
+    if groups:
+        console.print(inspection.render_groups(), soft_wrap=True, markup=False, highlight=False)
+        return
     console.print(inspection.render())

@@ -15,7 +15,7 @@ import numpy as np
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.cluster.machines import Host
 from partc.cost.cluster.profiles import PROFILES
-from partc.runtime.errors import NoPlacement
+from partc.runtime.errors import DoesNotFit
 from partc.runtime.plan.boxes import local_shape
 from partc.runtime.plan.program import Held, Plan, PlanVariable, Rank, Run
 
@@ -31,9 +31,14 @@ class DeviceMemory:
     limit_bytes: int
 
     @property
+    def certain_bytes(self) -> int:
+        """Return what the rank needs whatever its runtime frees."""
+        return self.variables_bytes + self.buffers_bytes
+
+    @property
     def needed_bytes(self) -> int:
         """Return the sum of the needs."""
-        return self.variables_bytes + self.buffers_bytes + self.activations_bytes
+        return self.certain_bytes + self.activations_bytes
 
 
 def memory_of(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
@@ -44,23 +49,24 @@ def memory_of(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
 
 
 def check_memory(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
-    """Return the memory of every rank. Raises NoPlacement where variables and buffers alone exceed it.
+    """Return the memory of every rank. Raises DoesNotFit where variables and buffers alone exceed it.
 
     Activations are an estimate from above, so they are reported but refuse nothing.
     """
     memory = memory_of(plan, cluster)
-    for need in memory:
-        certain_bytes = need.variables_bytes + need.buffers_bytes
-        if certain_bytes > need.limit_bytes:
-            rank = plan.ranks[need.rank]
-            name, size = _largest(plan, rank)
-            raise NoPlacement(
-                f"variables and buffers need {certain_bytes} bytes, the device has {need.limit_bytes}; "
-                f"the largest variable is {name!r} with {size}",
-                at=f"rank {rank.rank}, device {rank.device!r} of host {rank.host!r}",
-                fix=f"raise its memory_bytes by {certain_bytes - need.limit_bytes}, or let servers keep "
-                f"{name!r} (method `servers` in strategy.json)",
-            )
+    fullest = max(memory, key=lambda need: need.certain_bytes - need.limit_bytes)
+    missing_bytes = fullest.certain_bytes - fullest.limit_bytes
+    if missing_bytes > 0:
+        rank = plan.ranks[fullest.rank]
+        name, size = _largest(plan, rank)
+        raise DoesNotFit(
+            f"variables and buffers need {fullest.certain_bytes} bytes, the device has "
+            f"{fullest.limit_bytes}; the largest variable is {name!r} with {size}",
+            at=f"rank {rank.rank}, device {rank.device!r} of host {rank.host!r}",
+            fix=f"raise its memory_bytes by {missing_bytes}, or let servers keep {name!r} (method "
+            "`servers` in strategy.json)",
+            missing_bytes=missing_bytes,
+        )
     return memory
 
 

@@ -3,11 +3,9 @@
 The same rules count the operations of one step, node by node.
 """
 
-from collections.abc import Mapping
-
 import onnx_graphsurgeon as gs
 
-from partc.passes.graph.facts import Facts, infer_facts
+from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN, SUM_ROWS
 from partc.passes.rules import rules_along as along
@@ -131,8 +129,7 @@ def _find_rule(node: gs.Node, facts: Facts) -> ShardingRule | None:
     return RULES[node.op](node, facts)
 
 
-def count_flops(training: TrainingGraph, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return node name -> floating-point operations of one device's step under the given sizes."""
-    facts = infer_facts(training, sizes)
+def count_flops(training: TrainingGraph, facts: Facts) -> dict[str, int]:
+    """Return node name -> floating-point operations of one device's step under the sizes of `facts`."""
     rules = {node.name: rule_of(node, facts) for node in training.graph.nodes}
     return {name: rule.flops for name, rule in rules.items() if rule is not None}

@@ -18,6 +18,7 @@ from partc.passes.layouts.decide_layouts import AxisDecision, decide_by_rule
 from partc.passes.layouts.layouts import Layout, Mesh, Partial, Placement, Replicate, Split
 from partc.passes.layouts.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
 from partc.passes.rules.sharding_rules import rule_of
+from partc.passes.search.forward_nodes import find_variables_behind, forward_nodes
 
 LOOKAHEAD = 120  # ops behind a weight that are looked at
 LIGHT = 0.05  # of all weights' bytes: what may stay whole
@@ -108,7 +109,7 @@ class _WeightSearch:
     def __init__(self, analysis: Analysis, ranks: int) -> None:
         self._analysis = analysis
         self._ranks = ranks
-        self._nodes = _forward_nodes(analysis)
+        self._nodes = forward_nodes(analysis.training, analysis.main)
         self._readers: dict[str, list[int]] = {}
         for place, node in enumerate(self._nodes):
             for tensor in node.inputs:
@@ -125,16 +126,12 @@ class _WeightSearch:
 
     def _contracted(self) -> set[str]:
         """Return the variables that an op multiplies and sums, perhaps transposed or cast before."""
-        from_variable = {name: {name} for name in self._analysis.training.variables}
-        found: set[str] = set()
-        for node in self._nodes:
-            rule = rule_of(node, self._analysis.facts)
-            reads = [from_variable.get(tensor.name, set()) for tensor in node.inputs]
-            if rule is not None and rule.is_contraction:
-                found.update(*reads)
-            elif len(node.inputs) == 1 or (rule is not None and rule.moves):
-                from_variable.update((tensor.name, reads[0]) for tensor in node.outputs)
-        return found
+        facts = self._analysis.facts
+        behind = find_variables_behind(self._nodes, self._analysis.training.variables, facts)
+        rules = [(node, rule_of(node, facts)) for node in self._nodes]
+        contractions = [node for node, rule in rules if rule is not None and rule.is_contraction]
+        none = frozenset[str]()
+        return {name for n in contractions for tensor in n.inputs for name in behind.get(tensor.name, none)}
 
     def surroundings(self, weight: str) -> tuple[str, ...]:
         """Return the ops that read a weight, and those that read what these make."""
@@ -221,17 +218,6 @@ class _WeightSearch:
                 passes = 2 if isinstance(has, Partial) else 1  # an AllReduce is a scatter and a gather
                 sent += passes * self._analysis.facts.nbytes(tensor.name)
         return sent
-
-
-def _forward_nodes(analysis: Analysis) -> list[gs.Node]:
-    """Return the nodes that the outputs come from: on the way back nothing is known yet of gradients."""
-    wanted = set(analysis.training.outputs)
-    nodes: list[gs.Node] = []
-    for node in reversed(analysis.training.graph.nodes):
-        if node.name in analysis.main and any(tensor.name in wanted for tensor in node.outputs):
-            wanted.update(tensor.name for tensor in node.inputs)
-            nodes.append(node)
-    return nodes[::-1]
 
 
 def _followers(analysis: Analysis, mesh: Mesh, axis: int, weights: Mapping[str, Split]) -> dict[str, Split]:

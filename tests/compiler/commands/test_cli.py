@@ -99,6 +99,14 @@ def test_inspect_shows_variables_inputs_and_work(folder: Path) -> None:
     assert "main computation" in shown
 
 
+def test_inspect_lists_operator_groups_on_lines_that_nothing_folds(folder: Path) -> None:
+    lines = done("inspect", folder / "train.onnx", "--groups").splitlines()
+
+    assert lines[0].startswith("2 operator groups")
+    assert re.search(r"  4 x 8  \[layer0.weight(, layer0.bias)?\]", lines[1])
+    assert '"out:1": 8' in lines[2]
+
+
 def test_compile_says_what_it_decided_and_where_the_report_is(folder: Path, tmp_path: Path) -> None:
     shown = done("compile", folder / "train.onnx", "-c", CLUSTER, "-o", tmp_path / "out")
 

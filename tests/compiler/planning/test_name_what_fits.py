@@ -1,0 +1,131 @@
+"""A step that fits no device under data parallelism is refused by naming a strategy that fits."""
+
+from functools import cache
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+
+from partc.compiler.api import compile
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import Adam
+from partc.compiler.verification.verify import launch_in_process, verify
+from partc.cost.cluster.cluster import Cluster, encode_cluster
+from partc.cost.simulation.memory import memory_of
+from partc.runtime.errors import DoesNotFit
+from partc.runtime.plan.program import Plan
+from tests.builders.graphs.foreign_steps import parse
+from tests.builders.plans.compiled_steps import cluster_of, random_batches
+from tests.checks.command_line import partc
+
+FORWARD = """
+forward (double[8,16] x) => (double[8,4] logits) {
+    a = MatMul (x, W1)
+    r = Tanh (a)
+    logits = MatMul (r, W2)
+}
+"""
+SHAPES = {"W1": (16, 256), "W2": (256, 4)}
+
+
+@cache
+def wide_mlp() -> onnx.ModelProto:
+    forward = parse(FORWARD)
+    rng = np.random.default_rng(0)
+    for name, shape in SHAPES.items():
+        forward.graph.initializer.append(onnx.numpy_helper.from_array(rng.normal(size=shape), name))
+    return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Adam(0.01))
+
+
+def small_devices(shape: str, memory_bytes: int) -> Cluster:
+    cluster = cluster_of(shape)
+    hosts = tuple(
+        msgspec.structs.replace(
+            host,
+            devices=tuple(msgspec.structs.replace(d, memory_bytes=memory_bytes) for d in host.devices),
+            memory_bytes=memory_bytes * len(host.devices),
+        )
+        for host in cluster.hosts
+    )
+    return msgspec.structs.replace(cluster, hosts=hosts)
+
+
+def fullest_bytes(plan: Plan, cluster: Cluster) -> int:
+    return max(need.certain_bytes for need in memory_of(plan, cluster))
+
+
+def refusal_of(folder: Path, cluster: Cluster, strategy: str) -> str:
+    with pytest.raises(DoesNotFit) as refused:
+        compile(wide_mlp(), cluster, folder / "refused", strategy=strategy, batch="global")
+    assert not (folder / "refused").exists()
+    return refused.value.fix
+
+
+@cache
+def needed_bytes(strategy: str) -> int:
+    """Return what the fullest of four devices needs, by the check that refuses."""
+    cluster = cluster_of("1x4")
+    with TemporaryDirectory() as folder:
+        plan = compile(wide_mlp(), cluster, Path(folder) / "out", strategy=strategy, batch="global").plan
+    return fullest_bytes(plan, cluster)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "allreduce", "data=4"])
+@pytest.mark.parametrize("fitting", ["fsdp", "tensor=2", "tensor=4"])
+def test_the_first_name_that_fits_is_named_and_trains(strategy: str, fitting: str, tmp_path: Path) -> None:
+    cluster = small_devices("1x4", needed_bytes(fitting))
+
+    fix = refusal_of(tmp_path, cluster, strategy)
+
+    assert fix.startswith(f"compile with --strategy {fitting}: ")
+    assert f"the fullest device then needs {needed_bytes(fitting)} bytes" in fix
+    folder = compile(wide_mlp(), cluster, tmp_path / "out", strategy=fitting, batch="global")
+    assert fullest_bytes(folder.plan, cluster) == needed_bytes(fitting)
+    batches = random_batches(folder.plan, 2, high=3)
+    assert verify(folder, steps=2, data=batches, launcher=launch_in_process).passed
+
+
+def test_what_the_best_misses_is_told_where_nothing_fits(tmp_path: Path) -> None:
+    cluster = small_devices("1x4", needed_bytes("tensor=4") - 100)
+
+    fix = refusal_of(tmp_path, cluster, "data=4")
+
+    assert "raise its memory_bytes by" in fix
+    assert fix.endswith("the nearest, --strategy tensor=4, misses by 100 bytes on a device")
+
+
+@pytest.mark.parametrize("strategy", ["tensor=2", "fsdp"])
+def test_a_strategy_that_shares_variables_is_refused_by_its_figures_alone(
+    strategy: str, tmp_path: Path
+) -> None:
+    cluster = small_devices("1x4", needed_bytes("tensor=4"))
+
+    fix = refusal_of(tmp_path, cluster, strategy)
+
+    assert fix.startswith("raise its memory_bytes by")
+    assert "--strategy" not in fix
+
+
+def test_names_need_less_in_the_order_that_these_tests_take() -> None:
+    weights_bytes = sum(prod(shape) for shape in SHAPES.values()) * 8
+
+    assert needed_bytes("data=4") >= 4 * weights_bytes  # with two slots each, and the sums of gradients
+    assert needed_bytes("data=4") > needed_bytes("fsdp") > needed_bytes("tensor=2") > needed_bytes("tensor=4")
+
+
+def test_the_command_ends_with_code_2_and_the_name(tmp_path: Path) -> None:
+    onnx.save(wide_mlp(), tmp_path / "train.onnx")
+    cluster = small_devices("1x4", needed_bytes("fsdp"))
+    (tmp_path / "cluster.json").write_bytes(encode_cluster(cluster))
+
+    answer = partc(
+        *("compile", tmp_path / "train.onnx", "-c", tmp_path / "cluster.json"),
+        *("-o", tmp_path / "out", "--strategy", "allreduce", "--batch", "global"),
+    )
+
+    assert answer.code == 2
+    assert "fix: compile with --strategy fsdp" in answer.error
