@@ -3,6 +3,8 @@
 data=N     N replicas; left out: as many as the workers allow
 tensor=K   the K workers of a replica share its weights, and the ops that read them
 fsdp[=N]   N replicas share the variables: each keeps a part, and gathers what it reads
+
+one-weird-trick   alone: replicas divide the samples of convolutions and the columns of dense layers
 """
 
 from collections.abc import Mapping
@@ -12,16 +14,18 @@ from math import prod
 from partc.runtime.errors import BadUsage
 
 AXES = ("data", "tensor")  # of the mesh, outermost first
-NAMES = ("data", "tensor", "fsdp")
+ONE_WEIRD_TRICK = "one-weird-trick"
+NAMES = ("data", "tensor", "fsdp", ONE_WEIRD_TRICK)
 
 
 @dataclass(frozen=True, slots=True)
 class NamedStrategy:
-    """What a name says: mesh axis -> its size, where it is said; and whether replicas share variables."""
+    """What a name says: mesh axis -> its size, where it is said; and what replicas share."""
 
     text: str
     sizes: Mapping[str, int]
     shards_variables: bool
+    splits_dense: bool = False
 
     def mesh(self, workers: int) -> dict[str, int]:
         """Return the workers' mesh. Raises BadUsage where they do not make one."""
@@ -43,6 +47,11 @@ def parse_named(text: str) -> NamedStrategy | None:
     words = [word.strip().partition("=") for word in text.split(",")]
     if words[0][0] not in NAMES:
         return None
+    if ONE_WEIRD_TRICK in (name for name, _, _ in words):
+        if text.strip() != ONE_WEIRD_TRICK:
+            fix = f"write {ONE_WEIRD_TRICK} alone: all workers are its replicas"
+            raise BadUsage(f"no strategy {text!r}", at=f"--strategy {text}", fix=fix)
+        return NamedStrategy(text, {}, False, True)
     for name, equals, value in words:
         axis = "data" if name == "fsdp" else name
         if name not in NAMES or (not equals and name != "fsdp") or (equals and not _is_size(value)):

@@ -1,15 +1,20 @@
 """Write a named strategy out: an ordinary strategy, as a file could say it."""
 
 from partc.cost.named_strategy import NamedStrategy
-from partc.cost.strategy import MESH_STRATEGY_FORMAT, AxisSplit, Batch, Strategy
+from partc.cost.strategy import MESH_STRATEGY_FORMAT, AxisSplit, Batch, OpConfig, Strategy
 from partc.passes.analysis import Analysis
 from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh
+from partc.passes.search.find_groups import spell_dimension
 from partc.passes.search.shard_variables import shard_variables
+from partc.passes.search.split_dense import split_dense
 from partc.passes.search.tensor_parallel import split_weights
+from partc.runtime.errors import BadUsage
 
 
 def name_strategy(analysis: Analysis, named: NamedStrategy, workers: int, batch: Batch) -> Strategy:
-    """Return what a name means for a step. Raises BadUsage where the workers make no such grid."""
+    """Return what a name means for a step. Raises BadUsage where it means nothing there."""
+    if named.splits_dense:
+        return _one_weird_trick(analysis, named, workers, batch)
     sizes = named.mesh(workers)
     mesh = Mesh("worker", tuple(sizes.items()))
     homes: dict[str, Layout] = {}
@@ -25,3 +30,27 @@ def name_strategy(analysis: Analysis, named: NamedStrategy, workers: int, batch:
         for variable, home in homes.items()
     }
     return Strategy(MESH_STRATEGY_FORMAT, batch, {}, mesh=sizes, variables=variables)
+
+
+def _one_weird_trick(analysis: Analysis, named: NamedStrategy, workers: int, batch: Batch) -> Strategy:
+    sizes = named.mesh(workers)
+    at = f"--strategy {named.text}"
+    if batch != "global":
+        raise BadUsage(
+            "dense layers take the samples of all workers together: replicas have no batches of their own",
+            at=f"{at} with a {batch} batch",
+            fix="add --batch global",
+        )
+    split = split_dense(analysis, Mesh("worker", tuple(sizes.items())))
+    if not split.variables and workers > 1:
+        raise BadUsage(
+            f"no dense layer has columns that divide among {workers} workers",
+            at=at,
+            fix=f"use --strategy data={workers}, or tensor={workers}",
+        )
+    variables = {name: {"data": AxisSplit(s.axis, s.outer)} for name, s in split.variables.items()}
+    ops = tuple(
+        OpConfig(node, {} if wish.split is None else {spell_dimension(wish.split, wish.operand): "data"})
+        for node, wish in split.wishes.items()
+    )
+    return Strategy(MESH_STRATEGY_FORMAT, batch, {}, mesh=sizes, variables=variables, ops=ops)
