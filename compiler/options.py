@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -9,7 +10,7 @@ import msgspec
 
 from partc.cost.named_strategy import NAMES, NamedStrategy, parse_named
 from partc.cost.strategy import Batch, Mechanism, Mode, Strategy, read_strategy
-from partc.runtime.errors import BadUsage
+from partc.runtime.errors import BadStrategy, BadUsage
 from partc.runtime.plan.program import Aggregation
 
 SAMPLE_STEPS = 8
@@ -105,11 +106,21 @@ class Options:
         return read_strategy(Path(self.strategy))
 
     def chosen_mesh(self, workers: int) -> Mapping[str, int]:
-        """Return the workers' grid, axis -> parts; empty where every worker is a replica. Raises BadUsage."""
+        """Return the workers' grid, axis -> parts; empty where every worker is a replica.
+
+        Raises BadUsage, BadStrategy where the workers do not make that grid.
+        """
         strategy = self.chosen_strategy()
         if isinstance(strategy, NamedStrategy):
             return strategy.mesh(workers)
-        return strategy.mesh if isinstance(strategy, Strategy) else {}
+        mesh = strategy.mesh if isinstance(strategy, Strategy) else {}
+        if mesh and (prod(mesh.values()) != workers or min(mesh.values()) < 1):
+            raise BadStrategy(
+                f"a mesh of {' x '.join(map(str, mesh.values()))} on {workers} workers",
+                at="mesh",
+                fix=f"let the product of its axes be {workers}, or use a cluster of as many workers",
+            )
+        return mesh
 
     def chosen_batch(self) -> Batch:
         """Return what the graph's batch is. Needs: it is chosen."""

@@ -33,6 +33,8 @@ def fill_sizes(values: Mapping[str, int], graph: TrainingGraph) -> dict[str, int
 
 def choose_batch(requested: Batch | None, strategy: Mode | NamedStrategy | Strategy) -> Batch | None:
     """Return the batch reading that the user or the strategy file asks for, if any. Raises BadStrategy."""
+    if isinstance(strategy, NamedStrategy) and strategy.splits_dense:
+        return requested or "global"  # dense layers take the samples of all replicas together
     if not isinstance(strategy, Strategy):
         return requested
     if requested not in (None, strategy.batch):

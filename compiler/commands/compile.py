@@ -81,6 +81,7 @@ def _print_summary(compilation: Compilation, out: Path) -> None:
     methods = [choice.method for choice in compilation.strategy.parameters.values()]
     method_counts = ", ".join(f"{methods.count(m)} by {m}" for m in dict.fromkeys(methods))
     tell(f"parameters: {method_counts}")
+    _print_mesh(compilation)
     if compilation.partitions is not None:
         tell(f"partitions of large variables on servers: {compilation.partitions.chosen}")
     _print_departures(compilation.plan)
@@ -103,6 +104,15 @@ def _print_summary(compilation: Compilation, out: Path) -> None:
         tell(f"asynchronous: {workers} workers, each in a session of its own with all servers")
     tell(f"{len(compilation.plan.ranks)} ranks, {step_ms:.1f} ms/step predicted -> {out}")
     tell(f"report: {out / 'report.html'}   wall times: {log}")
+
+
+def _print_mesh(compilation: Compilation) -> None:
+    """Say what grid the workers are, where they are one, and how many parameters are kept in parts."""
+    strategy = compilation.strategy
+    if strategy.mesh:
+        grid = " x ".join(f"{name} {parts}" for name, parts in strategy.mesh.items())
+        parted = len(strategy.parameters.keys() & strategy.variables.keys())
+        tell(f"mesh: {grid}; {parted} of {len(strategy.parameters)} parameters kept in parts")
 
 
 def _print_departures(plan: Plan) -> None:

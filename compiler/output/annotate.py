@@ -7,12 +7,13 @@ device has tensors of its own, so nothing before the gradients is sharded. Rows 
 sharded over the hosts' servers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 
 import onnx
 
 from partc.cost.cluster.cluster import Cluster, groups_of, ranks_of
-from partc.passes.layouts.layouts import REPLICAS, Layout, Owned, Split
+from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh, Owned, Split
 
 CONFIGURATION = "partc"
 ANNOTATED_IR_VERSION = 11
@@ -23,8 +24,9 @@ def annotate(
     layouts: Mapping[str, Layout],
     shapes: Mapping[str, tuple[int, ...]],
     cluster: Cluster,
+    mesh: Mesh,
 ) -> onnx.ModelProto:
-    """Return a copy of `model` whose nodes say where their outputs are."""
+    """Return a copy of `model` whose nodes say where their outputs are. `mesh`: of the workers."""
     annotated = onnx.ModelProto()
     annotated.CopyFrom(model)
     annotated.ir_version = max(annotated.ir_version, ANNOTATED_IR_VERSION)
@@ -36,9 +38,10 @@ def annotate(
     servers = list(groups_of(cluster)["servers"][0])
     for node in annotated.graph.node:
         specs = [
-            _spec(name, layouts[name], shapes[name], workers, servers)
+            spec
             for name in node.output
-            if name in layouts and isinstance(layouts[name].along(REPLICAS), Split | Owned)
+            if name in layouts
+            for spec in _specs(name, layouts[name], shapes[name], workers, servers, mesh)
         ]
         if specs:
             place = node.device_configurations.add(configuration_id=CONFIGURATION)
@@ -46,19 +49,62 @@ def annotate(
     return annotated
 
 
-def _spec(
-    tensor: str, layout: Layout, shape: tuple[int, ...], workers: Sequence[int], servers: Sequence[int]
-) -> onnx.ShardingSpecProto:
-    placement = layout.along(REPLICAS)
-    devices = servers if isinstance(placement, Owned) else workers
-    axis, outer = (placement.axis, placement.outer) if isinstance(placement, Split) else (0, 1)
-    spec = onnx.ShardingSpecProto(tensor_name=tensor, device=devices)
-    sharded = spec.sharded_dim.add(axis=axis)
-    if outer > 1:
-        sharded.simple_sharding.add(dim_value=outer, num_shards=1)
-    size = shape[axis] // outer
-    if size:
-        sharded.simple_sharding.add(dim_value=size, num_shards=len(devices))
-    else:  # as many slices as the data has
-        sharded.simple_sharding.add(num_shards=len(devices))
-    return spec
+def _specs(
+    tensor: str,
+    layout: Layout,
+    shape: tuple[int, ...],
+    workers: Sequence[int],
+    servers: Sequence[int],
+    mesh: Mesh,
+) -> Iterator[onnx.ShardingSpecProto]:
+    """Yield how a tensor is sharded, nothing for a whole one."""
+    if isinstance(layout.along(REPLICAS), Owned):
+        spec = onnx.ShardingSpecProto(tensor_name=tensor, device=servers)
+        _shard(spec.sharded_dim.add(axis=0), shape[0], [(1, len(servers))])
+        yield spec
+    elif layout.splits():
+        spec = onnx.ShardingSpecProto(tensor_name=tensor)
+        _add_devices(spec, _holders(layout, workers, mesh))
+        for axis in sorted({split.axis for _, split in layout.splits()}):
+            places = sorted({split.outer for _, split in layout.splits() if split.axis == axis})
+            cuts = [(outer, _parts(layout, Split(axis, outer), mesh)) for outer in places]
+            _shard(spec.sharded_dim.add(axis=axis), shape[axis], cuts)
+        yield spec
+
+
+def _shard(sharded: onnx.ShardedDimProto, length: int, cuts: Sequence[tuple[int, int]]) -> None:
+    """Say into how many parts an axis is divided behind each number of blocks, outermost first."""
+    before = 1
+    for (outer, parts), (end, _) in zip(cuts, [*cuts[1:], (length, 1)], strict=True):
+        if outer > before:
+            sharded.simple_sharding.add(dim_value=outer // before, num_shards=1)
+        if size := end // outer:
+            sharded.simple_sharding.add(dim_value=size, num_shards=parts)
+        else:  # as many slices as the data has
+            sharded.simple_sharding.add(num_shards=parts)
+        before = end
+
+
+def _parts(layout: Layout, place: Split, mesh: Mesh) -> int:
+    return prod(mesh.size(axis) for axis, split in layout.splits() if split == place)
+
+
+def _holders(layout: Layout, workers: Sequence[int], mesh: Mesh) -> list[list[int]]:
+    """Return who holds each shard: in the order of the tensor's axes, and of an axis' parts."""
+    axes = sorted(layout.splits(), key=lambda pair: (pair[1].axis, pair[1].outer, pair[0]))
+    shards: dict[tuple[int, ...], list[int]] = {}
+    for position, rank in enumerate(workers):
+        place = mesh.coordinates(position)
+        shards.setdefault(tuple(place[axis] for axis, _ in axes), []).append(rank)
+    return [shards[shard] for shard in sorted(shards)]
+
+
+def _add_devices(spec: onnx.ShardingSpecProto, holders: Sequence[Sequence[int]]) -> None:
+    """List the devices of all shards; groups of several, which hold copies, are numbered behind them."""
+    groups = 1 + max(rank for ranks in holders for rank in ranks)
+    for number, ranks in enumerate(holders):
+        if len(ranks) == 1:
+            spec.device.append(ranks[0])
+            continue
+        spec.device.append(groups + number)
+        spec.index_to_device_group_map.add(key=groups + number, value=ranks)

@@ -27,7 +27,8 @@ def describe_plan(compilation: Compilation) -> None:
     (folder / "cluster.json").write_bytes(encode_cluster(compilation.cluster))
     if compilation.sparsity is not None:
         (folder / SPARSITY).write_bytes(encode_sparsity(compilation.sparsity))
-    annotated = annotate(onnx.load(folder / MODEL), compilation.lowered.native, compilation.shapes, machines)
+    lowered, model = compilation.lowered, onnx.load(folder / MODEL)
+    annotated = annotate(model, lowered.native, compilation.shapes, machines, lowered.mesh)
     (folder / ANNOTATED).write_bytes(annotated.SerializeToString(deterministic=True))
     (folder / REPORT).write_text(render_report(compilation, machines, folder), encoding="utf-8")
     hashes = {

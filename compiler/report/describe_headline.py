@@ -39,7 +39,7 @@ def describe_headline(compilation: Compilation, cluster: Cluster, model: str) ->
         cluster=cluster.name,
         machines=_machines(cluster),
         batch=_batch(compilation.plan),
-        strategy=_strategy(compilation.costs.choices),
+        strategy=_of_mesh(compilation) if compilation.strategy.mesh else _strategy(compilation.costs.choices),
         figures=_figures(compilation, cluster),
     )
 
@@ -86,6 +86,15 @@ def _joining(aggregation: Aggregation) -> str:
             return "dense gradients are averaged, sparse ones summed"
         case _:
             return "sparse gradients are averaged, dense ones summed"
+
+
+def _of_mesh(compilation: Compilation) -> str:
+    grid = " \u00d7 ".join(f"{name} {parts}" for name, parts in compilation.strategy.mesh.items())
+    choices = compilation.costs.choices
+    amount = size(sum(choice.bytes for choice in choices))
+    parted = sum(choice.variable in compilation.strategy.variables for choice in choices)
+    kinds = join_words(_kinds(list(choices))) or "no parameter"
+    return f"{kinds} ({amount}) on a mesh of {grid} workers, {parted} of them kept in parts."
 
 
 def _strategy(choices: tuple[Choice, ...]) -> str:

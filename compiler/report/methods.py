@@ -68,7 +68,15 @@ EXPLANATIONS = (
 )
 
 
+_METHODS = {
+    "AllReduce": "all_reduce",
+    "AllGatherRows": "all_gather",
+    "AllGather": "all_gather",
+    "ReduceScatter": "all_gather",
+}
+
+
 def method_of_label(label: str) -> str:
     """Return the method that a communication serves, from the word its label starts with."""
     operation = label.partition(" ")[0]
-    return {"AllReduce": "all_reduce", "AllGatherRows": "all_gather"}.get(operation, "servers")
+    return _METHODS.get(operation, "servers")

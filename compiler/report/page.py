@@ -14,6 +14,7 @@ from partc.compiler.report.describe_assumptions import (
 )
 from partc.compiler.report.describe_devices import describe_devices
 from partc.compiler.report.describe_headline import describe_headline
+from partc.compiler.report.describe_mesh import describe_mesh
 from partc.compiler.report.describe_program import describe_listings, describe_segments, segment_names
 from partc.compiler.report.describe_servers import describe_servers
 from partc.compiler.report.describe_variables import describe_variables
@@ -42,6 +43,7 @@ def render_report(compilation: Compilation, cluster: Cluster, folder: Path) -> s
         .get_template("report.html")
         .render(
             headline=describe_headline(compilation, cluster, _model_name(folder / plan.model)),
+            mesh=describe_mesh(compilation),
             explanations=EXPLANATIONS,
             examples=worked_examples(costs, facts, cluster),
             candidates=candidates(costs, compilation.timeline.step_s),

@@ -5,10 +5,10 @@ rank, and what is sent is a row's maximum and sum.
 """
 
 from partc.passes.analysis import Analysis
+from partc.passes.distribute import lay_out
 from partc.passes.graph.expand_normalised import can_expand, expand
 from partc.passes.layouts.configuration import Configuration
 from partc.passes.layouts.layouts import REPLICAS, Layout, Replicate, Split
-from partc.passes.layouts.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
 
 
 def expand_split_ops(analysis: Analysis, configuration: Configuration) -> dict[str, list[str]]:
@@ -16,15 +16,7 @@ def expand_split_ops(analysis: Analysis, configuration: Configuration) -> dict[s
 
     Facts must be inferred again, and this be asked again: a split may now reach further ops.
     """
-    graph = LaidOutGraph(
-        analysis.training,
-        analysis.facts,
-        analysis.zeros,
-        configuration,
-        Synchronised({}, {}),
-        analysis.main,
-    )
-    propagate_layouts(graph, analysis.per_replica)
+    graph = lay_out(analysis, {}, configuration)
     gathered = {
         node.name
         for node in analysis.training.graph.nodes

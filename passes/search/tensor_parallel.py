@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 import onnx_graphsurgeon as gs
 
 from partc.passes.analysis import Analysis
+from partc.passes.distribute import lay_out
 from partc.passes.layouts.aggregate_partials import aggregate_partials
 from partc.passes.layouts.configuration import Configuration
 from partc.passes.layouts.decide_layouts import AxisDecision, decide_by_rule
 from partc.passes.layouts.layouts import Layout, Mesh, Partial, Placement, Replicate, Split
-from partc.passes.layouts.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
+from partc.passes.layouts.propagate_layouts import LaidOutGraph
 from partc.passes.rules.sharding_rules import rule_of
 from partc.passes.search.forward_nodes import find_variables_behind, forward_nodes
 
@@ -83,16 +84,7 @@ def _lay_out(analysis: Analysis, mesh: Mesh, axis: int, weights: Mapping[str, Sp
     for variable, parameter in analysis.followers.items():
         if parameter in homes:
             homes[variable] = homes[parameter]
-    graph = LaidOutGraph(
-        analysis.training,
-        analysis.facts,
-        analysis.zeros,
-        Configuration(mesh, homes),
-        Synchronised({}, {}),
-        analysis.main,
-    )
-    propagate_layouts(graph, analysis.per_replica)
-    return graph
+    return lay_out(analysis, {}, Configuration(mesh, homes))
 
 
 @dataclass

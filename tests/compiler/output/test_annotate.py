@@ -6,9 +6,12 @@ import onnx
 import pytest
 
 from partc.compiler.output.annotate import annotate
-from partc.passes.layouts.layouts import Layout, Owned, Replicate, Split
+from partc.passes.layouts.configuration import data_parallel
+from partc.passes.layouts.layouts import Layout, Mesh, Owned, Replicate, Split
 from tests.builders.graphs.foreign_steps import SGD, TABLE, parse
 from tests.builders.plans.compiled_steps import Compiled, cluster_of, compile_step, import_text
+
+FOUR = data_parallel(4).mesh
 
 
 def specs_of(model: onnx.ModelProto) -> dict[str, onnx.ShardingSpecProto]:
@@ -89,7 +92,7 @@ def test_an_inner_factor_stands_behind_the_outer_one() -> None:
     text = "graph (float[3,8,5] x) => (float[24,5] y) { y = Relu (x) }"
     layouts = {"y": Layout("worker", Split(axis=0, outer=3))}
 
-    model = annotate(parse(text), layouts, {"y": (24, 5)}, cluster_of("2x2"))
+    model = annotate(parse(text), layouts, {"y": (24, 5)}, cluster_of("2x2"), FOUR)
 
     assert shards(specs_of(model)["y"]) == [(0, [(3, 1), (8, 4)])]
 
@@ -98,7 +101,30 @@ def test_an_owned_table_and_a_whole_tensor() -> None:
     text = "graph (float[10,4] x) => (float[10,4] y, float[10,4] z) { y = Relu (x) z = Abs (x) }"
     layouts = {"y": Layout("server", Owned("E")), "z": Layout("worker", Replicate())}
 
-    specs = specs_of(annotate(parse(text), layouts, {"y": (10, 4), "z": (10, 4)}, cluster_of("2x2")))
+    specs = specs_of(annotate(parse(text), layouts, {"y": (10, 4), "z": (10, 4)}, cluster_of("2x2"), FOUR))
 
     assert list(specs) == ["y"]
     assert list(specs["y"].device) == [0, 2]  # servers share the process of their host's first worker
+
+
+def test_ranks_that_hold_copies_are_groups() -> None:
+    text = "graph (float[8,6] x) => (float[8,6] y) { y = Relu (x) }"
+    layouts = {"y": Layout("worker", Replicate(), Split(axis=1, outer=3))}
+    mesh = Mesh("worker", (("data", 2), ("tensor", 2)))
+
+    spec = specs_of(annotate(parse(text), layouts, {"y": (8, 6)}, cluster_of("2x2"), mesh))["y"]
+
+    assert shards(spec) == [(1, [(3, 1), (2, 2)])]
+    groups = {entry.key: list(entry.value) for entry in spec.index_to_device_group_map}
+    assert [groups[device] for device in spec.device] == [[0, 2], [1, 3]]
+
+
+def test_two_mesh_axes_on_one_axis_lie_within_each_other() -> None:
+    text = "graph (float[8,6] x) => (float[8,6] y) { y = Relu (x) }"
+    layouts = {"y": Layout("worker", Split(axis=0), Split(axis=0))}
+    mesh = Mesh("worker", (("data", 2), ("tensor", 2)))
+
+    spec = specs_of(annotate(parse(text), layouts, {"y": (8, 6)}, cluster_of("2x2"), mesh))["y"]
+
+    assert shards(spec) == [(0, [(8, 4)])]
+    assert list(spec.device) == [0, 1, 2, 3]

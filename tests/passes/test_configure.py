@@ -1,0 +1,88 @@
+"""Strategies on meshes that do not fit the step are refused with what, where and fix; nothing is written."""
+
+from pathlib import Path
+
+import pytest
+
+from partc.cost.strategy import MESH_STRATEGY_FORMAT, AxisSplit, OpConfig, Strategy
+from partc.runtime.errors import BadStrategy
+from tests.builders.plans.compiled_steps import Compiled, compile_step, import_text
+
+STEP = """
+step (double[8,4] x, double[4,6] W, double[6] b) => (double loss, double[4,6] W_next, double[6] b_next)
+<int64[1] samples = {0}> {
+    y = MatMul (x, W)
+    z = Add (y, b)
+    p = Softmax <axis = -1> (z)
+    loss = ReduceSum <keepdims = 0> (p)
+    xt = Transpose <perm = [1, 0]> (x)
+    dW = MatMul (xt, p)
+    db = ReduceSum <keepdims = 0> (p, samples)
+    W_next = Sub (W, dW)
+    b_next = Sub (b, db)
+}
+"""
+MESH = {"data": 2, "tensor": 2}
+
+
+def compiled(folder: Path, **fields: object) -> Compiled:
+    training = import_text(STEP, loss="loss", sample_axes={"x": 0})
+    strategy = Strategy(MESH_STRATEGY_FORMAT, "global", {}, **{"mesh": MESH, **fields})  # type: ignore[arg-type]
+    return compile_step(training, folder / "out", "2x2", strategy, "global")
+
+
+def product(training: Compiled) -> str:
+    nodes = training.compilation.training.graph.nodes
+    return next(node.name for node in nodes if node.outputs[0].name == "y")
+
+
+@pytest.mark.parametrize(
+    ("fields", "what", "at"),
+    [
+        ({"mesh": {"data": 2, "tensor": 4}}, "a mesh of 2 x 4 on 4 workers", "mesh"),
+        ({"mesh": {"data": 4, "tensor": 0}}, "a mesh of 4 x 0 on 4 workers", "mesh"),
+        ({"variables": {"V": {"tensor": AxisSplit(0)}}}, "unknown variable 'V'", "variables: V"),
+        ({"variables": {"W": {"rows": AxisSplit(0)}}}, "unknown mesh axis 'rows'", "variables: W"),
+        ({"variables": {"W": {"tensor": AxisSplit(2)}}}, "axis 2 of a variable", "variables: W: tensor"),
+        ({"variables": {"W": {"tensor": AxisSplit(1, 4)}}}, "axis 1 behind 4", "variables: W: tensor"),
+        (
+            {"variables": {"b": {"data": AxisSplit(0), "tensor": AxisSplit(0)}}},
+            "does not divide into parts of equal size",
+            "variables: b",
+        ),
+        ({"ops": (OpConfig("none*", {"out:1": "tensor"}),)}, "no op is called 'none*'", "ops[0]: op"),
+        ({"ops": (OpConfig("*", {"rows": "tensor"}),)}, "no dimension 'rows'", "ops[0]: split: rows"),
+        ({"ops": (OpConfig("*", {"out:0": "model"}),)}, "unknown mesh axis 'model'", "ops[0]: split: out:0"),
+        ({"ops": (OpConfig("*", {"out:0": 3}),)}, "no mesh axis of 3 parts is left", "ops[0]: split: out:0"),
+        ({"ops": (OpConfig("*", {"in:5:0": 2}),)}, "has no operand 5", "ops[0]: split: in:5:0"),
+        ({"ops": (OpConfig("*", {"out:7": 2}),)}, "has no dimension out:7", "ops[0]: split: out:7"),
+    ],
+)
+def test_what_does_not_fit_is_refused(fields: dict[str, object], what: str, at: str, tmp_path: Path) -> None:
+    with pytest.raises(BadStrategy) as refused:
+        compiled(tmp_path, **fields)
+
+    assert what in refused.value.what
+    assert at in refused.value.at
+    assert refused.value.fix
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_axis_that_an_op_keeps_whole_is_refused(tmp_path: Path) -> None:
+    nodes = compiled(tmp_path).compilation.training.graph.nodes
+    softmax = next(node.name for node in nodes if node.op == "Softmax")
+
+    with pytest.raises(BadStrategy, match="cannot split out:1"):
+        compiled(tmp_path / "again", ops=(OpConfig(softmax, {"out:1": "tensor"}),))
+
+
+def test_parts_and_products_of_axes_are_understood(tmp_path: Path) -> None:
+    name = product(compiled(tmp_path / "plain"))
+
+    by_number = compiled(tmp_path / "number", ops=(OpConfig(name, {"out:0": 2, "out:1": 2}),))
+    by_product = compiled(tmp_path / "product", ops=(OpConfig(name, {"out:0": "data*tensor"}),))
+
+    placements = by_number.compilation.lowered.native["y"].placements
+    assert [(p.axis, p.outer) for p in placements] == [(0, 1), (1, 1)]  # type: ignore[union-attr]
+    placements = by_product.compilation.lowered.native["y"].placements
+    assert [(p.axis, p.outer) for p in placements] == [(0, 1), (0, 1)]  # type: ignore[union-attr]
