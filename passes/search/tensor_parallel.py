@@ -13,7 +13,7 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.analysis import Analysis
 from partc.passes.layouts.aggregate_partials import aggregate_partials
-from partc.passes.layouts.configuration import Configuration
+from partc.passes.layouts.configuration import Configuration, home_of_follower
 from partc.passes.layouts.decide_layouts import AxisDecision, decide_by_rule
 from partc.passes.layouts.layouts import Layout, Mesh, Partial, Placement, Replicate, Split
 from partc.passes.layouts.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
@@ -80,7 +80,8 @@ def _lay_out(analysis: Analysis, mesh: Mesh, axis: int, weights: Mapping[str, Sp
     homes = {name: Layout("worker").with_along(axis, split) for name, split in weights.items()}
     for variable, parameter in analysis.followers.items():
         if parameter in homes:
-            homes[variable] = homes[parameter]
+            shapes = analysis.facts.shape(parameter), analysis.facts.shape(variable)
+            homes[variable] = home_of_follower(homes[parameter], *shapes)
     graph = LaidOutGraph(
         analysis.training,
         analysis.facts,
