@@ -1,4 +1,4 @@
-"""Models under named strategies, both readings of the batch: all tensors of all ranks are the single device's."""
+"""Models under named strategies, both readings: every tensor of every rank is the single device's."""
 
 from itertools import product
 from pathlib import Path
