@@ -16,7 +16,12 @@ import onnx_graphsurgeon as gs
 from partc.cost.strategy import AxisSplit, OpConfig, Strategy
 from partc.passes.analysis import Analysis
 from partc.passes.graph.facts import Facts
-from partc.passes.layouts.configuration import Configuration, Wish, data_parallel
+from partc.passes.layouts.configuration import (
+    Configuration,
+    Wish,
+    data_parallel,
+    home_of_follower,
+)
 from partc.passes.layouts.decide_layouts import decide_axes, decide_by_wish, divides, whole_axis
 from partc.passes.layouts.layouts import Layout, Mesh, Placement, Replicate, Split
 from partc.passes.rules.sharding_rules import rule_of
@@ -66,8 +71,11 @@ def _homes(analysis: Analysis, strategy: Strategy, mesh: Mesh) -> Iterable[tuple
                 fix="split another axis, or along a mesh axis of another size",
             )
     for variable, parameter in analysis.followers.items():
-        splits = strategy.variables.get(variable) or strategy.variables.get(parameter or "", {})
-        yield variable, _home(splits, axes)
+        if variable in strategy.variables or parameter not in strategy.variables:
+            yield variable, _home(strategy.variables.get(variable, {}), axes)
+        else:
+            home = _home(strategy.variables[parameter], axes)
+            yield variable, home_of_follower(home, variables[parameter].shape, variables[variable].shape)
 
 
 def _home(splits: Mapping[str, AxisSplit], axes: Iterable[str]) -> Layout:

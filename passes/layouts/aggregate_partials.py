@@ -23,12 +23,12 @@ def aggregate_partials(graph: LaidOutGraph, message_bytes: int = MESSAGE_BYTES) 
     graph.made_whole = frozenset(
         (tensor, axis)
         for axis in range(len(graph.mesh.axes))
-        for tensor in _summed_along(graph, axis, message_bytes)
+        for tensor in summed_along(graph, axis, message_bytes)
     )
 
 
-def _summed_along(graph: LaidOutGraph, axis: int, message_bytes: int) -> list[str]:
-    """Return the tensors that are summed along a mesh axis."""
+def summed_along(graph: LaidOutGraph, axis: int, message_bytes: int = MESSAGE_BYTES) -> list[str]:
+    """Return the tensors that are summed along a mesh axis. Needs layouts and decisions."""
     network = _network(graph, axis, message_bytes)
     if "birth" not in network or "whole" not in network:
         return []

@@ -1,9 +1,9 @@
 """What a strategy asks of the workers' mesh: where variables live, and which dimensions ops split."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from partc.passes.layouts.layouts import Layout, Mesh, Split
+from partc.passes.layouts.layouts import Layout, Mesh, Replicate, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +33,15 @@ class Configuration:
 def data_parallel(replicas: int) -> Configuration:
     """Return the configuration under which every worker is a replica."""
     return Configuration(Mesh("worker", (("data", replicas),)))
+
+
+def home_of_follower(home: Layout, parameter: Sequence[int], follower: Sequence[int]) -> Layout:
+    """Return where what follows a parameter of a home is kept: whole along axes that one of them lacks.
+
+    `parameter`, `follower`: their shapes, such as [256, 64] and the means of its rows, [256, 1].
+    """
+    kept = Layout(home.site)
+    for axis, split in home.splits():
+        has = len(parameter) == len(follower) and parameter[split.axis] == follower[split.axis]
+        kept = kept.with_along(axis, split if has else Replicate())
+    return kept

@@ -9,6 +9,8 @@ from partc.passes.graph.facts import Facts
 from partc.passes.rules.rules_elementwise import Rule, named
 from partc.passes.rules.sharding_rule import Dims, ShardingRule
 
+COUNT_OR_MIX_CHANNELS = ("LRNGrad", "AveragePoolGrad", "LpPoolGrad")
+
 
 class _ImageFactors:
     """Names the factors of image-like tensors: sample n, group g, channels c and o, space.
@@ -86,6 +88,7 @@ def weight_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
         *(None for _ in node.inputs[2:]),
     ]
     output = factors.kernel(result, "o", "c")
+    counted = {"o", "c"} if factors.group > 1 else set()  # a group's channels are counted in its body
     return ShardingRule(
         tuple(inputs),
         (output,),
@@ -93,7 +96,7 @@ def weight_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
         ((0, 1),),
         frozenset({0, 1}),
         combine=dict.fromkeys(("n", *factors.spatial["y"]), "sum"),
-        whole=factors.whole(),
+        whole=factors.whole() | counted,
     )
 
 
@@ -133,9 +136,9 @@ def pool(linear: bool, combine_all: bool = False) -> Rule:
 
 def pool_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
     """MaxPoolGrad, LRNGrad and their kin (image-like in, image-like out): space is whole, and the
-    channels too where the op mixes them; linear in its last image, the output's gradient."""
+    channels too where the op mixes or its body counts them; linear in its last image, the gradient."""
     sizes: dict[str, int] = {}
-    whole = {"c"} if node.op.startswith("LRN") else set()  # channels, where the op mixes them
+    whole = {"c"} if node.op.startswith(COUNT_OR_MIX_CHANNELS) else set()
 
     def name_factors(shape: tuple[int, ...], index: int) -> Dims:
         sizes.update({"n": shape[0], "c": shape[1]})

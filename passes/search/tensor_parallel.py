@@ -13,8 +13,8 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.analysis import Analysis
 from partc.passes.distribute import lay_out
-from partc.passes.layouts.aggregate_partials import aggregate_partials
-from partc.passes.layouts.configuration import Configuration
+from partc.passes.layouts.aggregate_partials import summed_along
+from partc.passes.layouts.configuration import Configuration, home_of_follower
 from partc.passes.layouts.decide_layouts import AxisDecision, decide_by_rule
 from partc.passes.layouts.layouts import Layout, Mesh, Partial, Placement, Replicate, Split
 from partc.passes.layouts.propagate_layouts import LaidOutGraph
@@ -64,7 +64,6 @@ def _improve(analysis: Analysis, mesh: Mesh, axis: int, search: "_WeightSearch")
 
 def _sent_bytes(graph: LaidOutGraph, axis: int) -> int:
     """Return what the layouts of a step make its ranks send along a mesh axis."""
-    aggregate_partials(graph)
     wanted = {
         (tensor.name, layout.along(axis))
         for node in graph.training.graph.nodes
@@ -74,7 +73,7 @@ def _sent_bytes(graph: LaidOutGraph, axis: int) -> int:
     scattered = {
         n for n, p in wanted if isinstance(graph.layout(n).along(axis), Partial) and isinstance(p, Split)
     }
-    summed = {tensor for tensor, number in graph.made_whole if number == axis}
+    summed = set(summed_along(graph, axis))
     once = sum(map(graph.facts.nbytes, (*gathered, *(scattered - summed))))
     return once + 2 * sum(map(graph.facts.nbytes, summed))  # an AllReduce is a scatter and a gather
 
@@ -83,7 +82,8 @@ def _lay_out(analysis: Analysis, mesh: Mesh, axis: int, weights: Mapping[str, Sp
     homes = {name: Layout("worker").with_along(axis, split) for name, split in weights.items()}
     for variable, parameter in analysis.followers.items():
         if parameter in homes:
-            homes[variable] = homes[parameter]
+            shapes = analysis.facts.shape(parameter), analysis.facts.shape(variable)
+            homes[variable] = home_of_follower(homes[parameter], *shapes)
     return lay_out(analysis, {}, Configuration(mesh, homes))
 
 
