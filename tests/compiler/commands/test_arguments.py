@@ -71,7 +71,10 @@ def test_a_strategy_is_a_mode_or_a_file(tmp_path: Path) -> None:
 
     assert Options(strategy="ps").chosen_strategy() == "ps"
     assert Options(strategy=str(tmp_path / "s.json")).chosen_strategy() == GLOBAL
-    with pytest.raises(BadUsage, match="use one of auto, hybrid, allreduce, ps, or the path"):
+    with pytest.raises(
+        BadUsage,
+        match="use one of auto, hybrid, allreduce, ps, data, tensor, fsdp, one-weird-trick, or the path",
+    ):
         Options(strategy="fast").chosen_strategy()
 
 
