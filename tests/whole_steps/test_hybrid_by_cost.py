@@ -86,11 +86,14 @@ def test_a_plan_takes_the_way_by_which_its_whole_step_is_quickest(
         for way in microseconds
     }
 
-    auto = compile_step(import_training_graph(model), tmp_path / "auto", "2x2").plan
+    auto = compile_step(import_training_graph(model), tmp_path / "auto", "2x2")
 
     found = {way: plan.predicted_step_s * 1e6 for way, plan in steps.items()}
     assert found == pytest.approx(microseconds, rel=0.01)  # as docs/hybrid.md has them
-    assert auto.predicted_step_s * 1e6 == found[method] == min(found.values())
+    assert auto.methods["E"] == method
+    assert (
+        auto.plan.predicted_step_s * 1e6 <= found[method] == min(found.values())
+    )  # servers in its best form
 
 
 def pinned(method: str) -> Strategy:
