@@ -1,6 +1,7 @@
 """Step times of strategies on meshes against data parallelism, in turn, between hosts at 1 Gbit/s.
 
     python benchmarks/mesh_strategies.py [--hosts 2] [--works wide-mlp] [--strategies ...] [--json FILE]
+    python benchmarks/mesh_strategies.py --works alexnet --strategies allreduce one-weird-trick --batch global
 
 Hosts are network namespaces of one machine (needs root and iproute2), a worker each. Rounds go through all
 strategies in turn; a strategy counts the median of its rounds. `ratio`: of `allreduce`'s step to its own.
@@ -41,7 +42,15 @@ def _lm() -> onnx.ModelProto:
     return build_training_graph(build_model("lm", batch=16, **sizes), loss="loss", optimizer=Adagrad(0.1))
 
 
+def _alexnet() -> onnx.ModelProto:
+    path = Path(onnx.__file__).parent / "backend/test/data/light/light_bvlc_alexnet.onnx"
+    return build_training_graph(
+        onnx.load(path), loss="softmax_cross_entropy", optimizer=Momentum(0.01), batch_size=16, reinit=0
+    )
+
+
 WORKS = {
+    "alexnet": _alexnet,
     "wide-mlp": _mlp(1024, 4096, 2048, 2048, 64, batch=32),
     "mlp": _mlp(512, 1024, 1024, 64, batch=64),
     "lm": _lm,
@@ -58,7 +67,9 @@ def main() -> None:
                 name: Path(folder) / f"{work}-{number}" for number, name in enumerate(options.strategies)
             }
             predicted = {
-                name: compile_step(WORKS[work](), cluster, plan, Options(strategy=name)).timeline.step_s
+                name: compile_step(
+                    WORKS[work](), cluster, plan, Options(strategy=name, batch=options.batch)
+                ).timeline.step_s
                 for name, plan in plans.items()
             }
             times: dict[str, list[float]] = {name: [] for name in plans}
@@ -100,6 +111,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
     parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), help="allreduce among them")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batch", choices=("per-replica", "global"), help="left out: as compile decides")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
