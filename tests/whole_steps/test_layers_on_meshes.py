@@ -1,5 +1,6 @@
 """Layers and optimizers whose shapes tempt a split: a mesh of workers trains them as one device."""
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -49,9 +50,21 @@ def train_graph(case: str, optimizer: Optimizer) -> onnx.ModelProto:
     return build_training_graph(model, loss="loss", optimizer=optimizer, parameters=EVERYTHING)
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids="-".join)
-@pytest.mark.parametrize("case", CASES)
+LAYERS = list(product(CASES, MESHES))
+
+
+@pytest.mark.parametrize(("case", "mesh"), LAYERS[::4])
 def test_a_layer_is_trained_as_on_one_device(case: str, mesh: tuple[str, str], tmp_path: Path) -> None:
+    check(case, mesh, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("case", "mesh"), LAYERS)
+def test_every_layer_is_trained_as_on_one_device(case: str, mesh: tuple[str, str], tmp_path: Path) -> None:
+    check(case, mesh, tmp_path)
+
+
+def check(case: str, mesh: tuple[str, str], tmp_path: Path) -> None:
     training = import_training_graph(train_graph(CASES[case], SGD(lr=0.1)))
 
     compiled = compile_step(training, tmp_path / "out", *mesh, "global")

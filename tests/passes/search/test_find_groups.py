@@ -99,10 +99,22 @@ def test_a_listed_dimension_has_the_factors_of_its_axis() -> None:
     assert attended.splits == {"out:0": 8, "out:1": 4, "out:2": 6, "out:3": 6, "in:0:3": 4}
 
 
+@pytest.mark.parametrize(("model", "op", "dimension", "parts"), ENTRIES[::5])
+def test_what_is_listed_compiles_and_trains(
+    model: Callable[[], onnx.ModelProto], op: str, dimension: str, parts: int, tmp_path: Path
+) -> None:
+    check(model, op, dimension, parts, tmp_path)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(("model", "op", "dimension", "parts"), ENTRIES)
 def test_whatever_is_listed_compiles_and_trains(
     model: Callable[[], onnx.ModelProto], op: str, dimension: str, parts: int, tmp_path: Path
 ) -> None:
+    check(model, op, dimension, parts, tmp_path)
+
+
+def check(model: Callable[[], onnx.ModelProto], op: str, dimension: str, parts: int, tmp_path: Path) -> None:
     path = strategy_file(tmp_path, op, dimension, parts)
 
     folder = compile(model(), cluster_of(f"1x{parts}"), tmp_path / "out", strategy=str(path))
