@@ -90,7 +90,7 @@ def test_compiling_grows_with_the_parameters(tmp_path: Path, strategy: str) -> N
     ("strategy", "batch"),
     [
         ("allreduce", "per-replica"),
-        ("ps", "global"),
+        pytest.param("ps", "global", marks=pytest.mark.long),
         pytest.param("allreduce", "global", marks=pytest.mark.long),
         pytest.param("ps", "per-replica", marks=pytest.mark.long),
     ],
