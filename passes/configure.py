@@ -23,12 +23,12 @@ from partc.passes.layouts.configuration import (
     home_of_follower,
 )
 from partc.passes.layouts.decide_layouts import decide_axes, decide_by_wish, divides, whole_axis
-from partc.passes.layouts.layouts import Layout, Mesh, Placement, Replicate, Split
+from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh, Placement, Replicate, Split
 from partc.passes.rules.sharding_rules import rule_of
 from partc.runtime.errors import BadStrategy
 
 DIMENSION = re.compile(
-    r"(?:batch|out:(?P<out>\d+)|in:(?P<operand>\d+):(?P<axis>\d+))(?:/(?P<outer>[1-9]\d*))?"
+    r"batch|(?:out:(?P<out>\d+)|in:(?P<operand>\d+):(?P<axis>\d+))(?:/(?P<outer>[1-9]\d*))?"
 )
 WILDCARDS = {"*": ".*", "?": "."}  # alone: brackets are ordinary in names of nodes
 
@@ -36,7 +36,9 @@ WILDCARDS = {"*": ".*", "?": "."}  # alone: brackets are ordinary in names of no
 def configure(analysis: Analysis, strategy: Strategy) -> Configuration:
     """Return what a strategy asks of the workers' mesh. Raises BadStrategy where that cannot be."""
     if not strategy.mesh:
+        _check_needs_no_mesh(strategy)
         return data_parallel(analysis.replicas)
+    _check_has_no_servers(strategy)
     mesh = Mesh("worker", tuple(strategy.mesh.items()))
     homes = dict(_homes(analysis, strategy, mesh))
     wishes: dict[str, dict[int, Wish]] = {}
@@ -44,6 +46,25 @@ def configure(analysis: Analysis, strategy: Strategy) -> Configuration:
         for node in _matching(analysis, config, f"ops[{number}]"):
             wishes[node.name] = _wishes_of(analysis, node, config, mesh, f"ops[{number}]")
     return Configuration(mesh, {name: home for name, home in homes.items() if not home.is_whole}, wishes)
+
+
+def _check_needs_no_mesh(strategy: Strategy) -> None:
+    if strategy.variables or strategy.ops:
+        raise BadStrategy(
+            "variables or ops are to be split, but there is no mesh to split them along",
+            at="mesh",
+            fix='name its axes and their parts, such as {"data": 2, "tensor": 2}',
+        )
+
+
+def _check_has_no_servers(strategy: Strategy) -> None:
+    for name, how in strategy.parameters.items():
+        if how.method == "servers":
+            raise BadStrategy(
+                f"{name!r} on servers, which a mesh does not have",
+                at=f"parameters: {name}: method",
+                fix='write "all_reduce", or remove the mesh',
+            )
 
 
 def _homes(analysis: Analysis, strategy: Strategy, mesh: Mesh) -> Iterable[tuple[str, Layout]]:
@@ -58,7 +79,7 @@ def _homes(analysis: Analysis, strategy: Strategy, mesh: Mesh) -> Iterable[tuple
             raise BadStrategy(f"unknown mesh axis {min(unknown)!r}", at=f"variables: {name}", fix=fix)
         shape = variables[name].shape
         for axis, split in splits.items():
-            if split.axis >= len(shape) or shape[split.axis] % split.outer:
+            if not 0 <= split.axis < len(shape) or shape[split.axis] % split.outer:
                 raise BadStrategy(
                     f"{_dimension(split)} of a variable shaped {list(shape)}",
                     at=f"variables: {name}: {axis}",
@@ -111,6 +132,7 @@ def _wishes_of(analysis: Analysis, node: gs.Node, config: OpConfig, mesh: Mesh, 
         wish = _wish(node, analysis.facts, dimension, where)
         for axis in _mesh_axes(mesh, parts, wishes, where):
             if wish is None:
+                _check_divides_samples(mesh, axis, where)
                 del wishes[axis]
                 continue
             wishes[axis] = wish
@@ -123,6 +145,15 @@ def _wishes_of(analysis: Analysis, node: gs.Node, config: OpConfig, mesh: Mesh, 
                     fix="`partc inspect --groups` lists what each op may split",
                 )
     return wishes
+
+
+def _check_divides_samples(mesh: Mesh, axis: int, at: str) -> None:
+    if axis != REPLICAS:
+        raise BadStrategy(
+            f"samples along {mesh.axes[axis][0]!r}, which does not tell replicas apart",
+            at=at,
+            fix=f"divide them along {mesh.axes[REPLICAS][0]!r}, the mesh's first axis",
+        )
 
 
 def _wish(node: gs.Node, facts: Facts, dimension: str, at: str) -> Wish | None:
@@ -152,14 +183,26 @@ def _mesh_axes(mesh: Mesh, parts: int | str, used: Mapping[int, Wish], at: str) 
     if isinstance(parts, str):
         if unknown := [name for name in parts.split("*") if name not in names]:
             raise BadStrategy(f"unknown mesh axis {unknown[0]!r}", at=at, fix=f"use one of {_some(names)}")
-        return [names.index(name) for name in parts.split("*")]
-    free = [a for a, wish in used.items() if wish.split is None and mesh.size(a) == parts]
+        asked = [names.index(name) for name in parts.split("*")]
+        if taken := [a for n, a in enumerate(asked) if a in asked[:n] or _is_taken(used, a)]:
+            raise BadStrategy(
+                f"mesh axis {names[taken[0]]!r} splits two dimensions of one op",
+                at=at,
+                fix="name each axis once for an op",
+            )
+        return asked
+    free = [a for a in range(len(names)) if not _is_taken(used, a) and mesh.size(a) == parts]
     if not free and parts != 1:
         sizes = ", ".join(f"{name} has {size}" for name, size in mesh.axes)
         raise BadStrategy(
             f"no mesh axis of {parts} parts is left", at=at, fix=f"use those there are: {sizes}"
         )
     return free[:1]
+
+
+def _is_taken(used: Mapping[int, Wish], axis: int) -> bool:
+    """Tell whether an axis splits a dimension already; one that divides samples has no wish."""
+    return axis not in used or used[axis].split is not None
 
 
 def _some(names: Iterable[str]) -> str:

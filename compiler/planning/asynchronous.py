@@ -46,9 +46,9 @@ def strategy_of_sessions(strategy: Mode | NamedStrategy | Strategy, batch: Batch
         return "ps"
     if isinstance(strategy, Strategy) and not strategy.mesh:
         return strategy
-    name = strategy if isinstance(strategy, str) else "of a mesh"
+    name = f"the strategy {strategy!r}" if isinstance(strategy, str) else "a strategy on a mesh"
     raise BadUsage(
-        f"the strategy {name!r}, under which workers meet",
+        f"{name}, under which workers meet",
         at="--strategy and --asynchronous",
         fix="use ps, or leave --strategy out",
     )

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 import onnx_graphsurgeon as gs
 
 from partc.passes.analysis import Analysis
+from partc.passes.distribute import lay_out
 from partc.passes.layouts.configuration import Configuration, Wish
 from partc.passes.layouts.decide_layouts import AxisDecision, decide_axes, decide_by_wish, divides
 from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh, Split
-from partc.passes.layouts.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
 from partc.passes.rules.sharding_rule import ShardingRule
 from partc.passes.rules.sharding_rules import rule_of
+from partc.passes.search.follow_readers import follow_readers
 from partc.passes.search.forward_nodes import find_variables_behind, forward_nodes
 
 
@@ -124,32 +125,10 @@ class _DenseSearch:
 
     def find_biases(self) -> dict[str, Split]:
         """Return the parameters that all their readers want in parts, now that products are split."""
-        analysis = self.analysis
         homes = {name: Layout("worker", split) for name, split in self.weights.items()}
         wishes = {name: {REPLICAS: wish} for name, wish in self.wishes.items()}
-        configuration = Configuration(self.mesh, homes, wishes)
-        graph = LaidOutGraph(
-            analysis.training,
-            analysis.facts,
-            analysis.zeros,
-            configuration,
-            Synchronised({}, {}),
-            analysis.main,
-        )
-        propagate_layouts(graph, analysis.per_replica)
-        wanted: dict[str, set[object]] = {}
-        for node in analysis.training.graph.nodes:
-            if node.name in analysis.main:
-                for tensor, layout in zip(node.inputs, graph.decisions[node.name].inputs, strict=True):
-                    wanted.setdefault(tensor.name, set()).add(layout.along(REPLICAS))
-        return {
-            name: split
-            for name in analysis.training.gradients
-            if name not in self.weights and len(wanted.get(name, ())) == 1
-            for split in wanted[name]
-            if isinstance(split, Split)
-            and self.mesh.divides(Layout("worker", split), analysis.facts.shape(name))
-        }
+        graph = lay_out(self.analysis, {}, Configuration(self.mesh, homes, wishes))
+        return follow_readers(graph, REPLICAS, self.weights)
 
     def trace_back(self, tensor: str, split: Split) -> None:
         """Let the sums that a gradient comes from be made in parts, as the gradient is kept."""

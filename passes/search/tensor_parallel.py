@@ -6,7 +6,7 @@ Columns of one layer and rows of the next, heads of an attention and cells of a 
 themselves, as in Megatron-LM (Shoeybi et al. 2019, section 3); biases follow the ops that read them.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import onnx_graphsurgeon as gs
@@ -19,6 +19,7 @@ from partc.passes.layouts.decide_layouts import AxisDecision, decide_by_rule
 from partc.passes.layouts.layouts import Layout, Mesh, Partial, Placement, Replicate, Split
 from partc.passes.layouts.propagate_layouts import LaidOutGraph
 from partc.passes.rules.sharding_rules import rule_of
+from partc.passes.search.follow_readers import follow_readers
 from partc.passes.search.forward_nodes import find_variables_behind, forward_nodes
 
 LOOKAHEAD = 120  # ops behind a weight that are looked at
@@ -34,7 +35,7 @@ def split_weights(analysis: Analysis, mesh: Mesh, axis: int) -> dict[str, Split]
     search = _WeightSearch(analysis, mesh.size(axis))
     search.run()
     weights = _improve(analysis, mesh, axis, search)
-    return weights | _followers(analysis, mesh, axis, weights)
+    return weights | follow_readers(_lay_out(analysis, mesh, axis, weights), axis, weights)
 
 
 def _improve(analysis: Analysis, mesh: Mesh, axis: int, search: "_WeightSearch") -> dict[str, Split]:
@@ -210,24 +211,3 @@ class _WeightSearch:
                 passes = 2 if isinstance(has, Partial) else 1  # an AllReduce is a scatter and a gather
                 sent += passes * self._analysis.facts.nbytes(tensor.name)
         return sent
-
-
-def _followers(analysis: Analysis, mesh: Mesh, axis: int, weights: Mapping[str, Split]) -> dict[str, Split]:
-    """Return where variables that no op contracts are split: as all their readers want them."""
-    graph = _lay_out(analysis, mesh, axis, weights)
-    wanted: dict[str, set[Placement]] = {}
-    for node in analysis.training.graph.nodes:
-        if node.name in analysis.main:
-            for tensor, layout in zip(node.inputs, graph.decisions[node.name].inputs, strict=True):
-                wanted.setdefault(tensor.name, set()).add(layout.along(axis))
-    return {
-        name: split
-        for name in analysis.training.gradients
-        if name not in weights and len(wanted.get(name, ())) == 1
-        for split in wanted[name]
-        if isinstance(split, Split) and _divides(analysis.facts.shape(name), split, mesh.size(axis))
-    }
-
-
-def _divides(shape: Sequence[int], split: Split, parts: int) -> bool:
-    return shape[split.axis] % (split.outer * parts) == 0

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from partc.cost.strategy import MESH_STRATEGY_FORMAT, AxisSplit, OpConfig, Strategy
+from partc.cost.strategy import MESH_STRATEGY_FORMAT, AxisSplit, OpConfig, Strategy, Synchronisation
 from partc.runtime.errors import BadStrategy
 from tests.builders.plans.compiled_steps import Compiled, compile_step, import_text
 
@@ -27,7 +27,8 @@ MESH = {"data": 2, "tensor": 2}
 
 def compiled(folder: Path, **fields: object) -> Compiled:
     training = import_text(STEP, loss="loss", sample_axes={"x": 0})
-    strategy = Strategy(MESH_STRATEGY_FORMAT, "global", {}, **{"mesh": MESH, **fields})  # type: ignore[arg-type]
+    asked = {"parameters": {}, "mesh": MESH, **fields}
+    strategy = Strategy(MESH_STRATEGY_FORMAT, "global", **asked)  # type: ignore[arg-type]
     return compile_step(training, folder / "out", "2x2", strategy, "global")
 
 
@@ -43,6 +44,22 @@ def product(training: Compiled) -> str:
         ({"mesh": {"data": 4, "tensor": 0}}, "a mesh of 4 x 0 on 4 workers", "mesh"),
         ({"variables": {"V": {"tensor": AxisSplit(0)}}}, "unknown variable 'V'", "variables: V"),
         ({"variables": {"W": {"rows": AxisSplit(0)}}}, "unknown mesh axis 'rows'", "variables: W"),
+        ({"variables": {"W": {"tensor": AxisSplit(-1)}}}, "axis -1 of a variable", "variables: W: tensor"),
+        ({"mesh": {}, "variables": {"W": {"tensor": AxisSplit(0)}}}, "there is no mesh", "mesh"),
+        ({"parameters": {"W": Synchronisation("servers")}}, "'W' on servers", "parameters: W: method"),
+        ({"ops": (OpConfig("*", {"batch/2": "data"}),)}, "no dimension 'batch/2'", "split: batch/2"),
+        ({"ops": (OpConfig("*", {"batch": "tensor"}),)}, "samples along 'tensor'", "split: batch"),
+        ({"ops": (OpConfig("*", {"batch": "data*data"}),)}, "'data' splits two dimensions", "split: batch"),
+        (
+            {"ops": (OpConfig("MatMul*", {"out:0": "tensor", "out:1": "tensor"}),)},
+            "'tensor' splits two dimensions",
+            "split: out:1",
+        ),
+        (
+            {"ops": (OpConfig("MatMul*", {"batch": "data", "out:1": "data"}),)},
+            "'data' splits two dimensions",
+            "split: out:1",
+        ),
         ({"variables": {"W": {"tensor": AxisSplit(2)}}}, "axis 2 of a variable", "variables: W: tensor"),
         ({"variables": {"W": {"tensor": AxisSplit(1, 4)}}}, "axis 1 behind 4", "variables: W: tensor"),
         (
