@@ -1,6 +1,7 @@
 """Strategies that have a name, and products of them: `data=2,tensor=4`, `fsdp`.
 
 data=N     N replicas; left out: as many as the workers allow
+spatial=K  the K workers of a replica share the rows of its images, and tell neighbours those at the border
 tensor=K   the K workers of a replica share its weights, and the ops that read them
 fsdp[=N]   N replicas share the variables: each keeps a part, and gathers what it reads
 
@@ -13,9 +14,9 @@ from math import prod
 
 from partc.runtime.errors import BadUsage
 
-AXES = ("data", "tensor")  # of the mesh, outermost first
+AXES = ("data", "spatial", "tensor")  # of the mesh, outermost first
 ONE_WEIRD_TRICK = "one-weird-trick"
-NAMES = ("data", "tensor", "fsdp", ONE_WEIRD_TRICK)
+NAMES = ("data", "spatial", "tensor", "fsdp", ONE_WEIRD_TRICK)
 
 
 @dataclass(frozen=True, slots=True)

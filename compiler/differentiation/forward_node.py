@@ -7,8 +7,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from partc.compiler.differentiation.node_builder import AttributeValue, NodeBuilder
+from partc.compiler.differentiation.node_builder import NodeBuilder
 from partc.compiler.differentiation.tensor_types import Shape, Size, Types, known_shape
+from partc.passes.graph.operation_builder import AttributeValue
 from partc.runtime.errors import UnsupportedModel
 
 

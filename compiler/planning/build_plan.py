@@ -124,6 +124,7 @@ def _segment_writer(
     opset = analysis.training.opset
     own = sum_rows_function(opset)  # pushed slices are summed in graphs that sum none themselves too
     functions = {function.name: function for function in (own, *analysis.training.functions)}
+    functions |= lowered.functions
     if files is None:
         return SegmentOutliner(functions, dict(lowered.shapes))
     on_cpu = all(device.kind == "cpu" for host in cluster.hosts for device in host.devices)

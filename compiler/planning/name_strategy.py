@@ -7,6 +7,7 @@ from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh
 from partc.passes.search.find_groups import spell_dimension
 from partc.passes.search.shard_variables import shard_variables
 from partc.passes.search.split_dense import split_dense
+from partc.passes.search.split_space import split_space
 from partc.passes.search.tensor_parallel import split_weights
 from partc.runtime.errors import BadUsage
 
@@ -18,7 +19,10 @@ def name_strategy(analysis: Analysis, named: NamedStrategy, workers: int, batch:
     sizes = named.mesh(workers)
     mesh = Mesh("worker", tuple(sizes.items()))
     homes: dict[str, Layout] = {}
+    ops: tuple[OpConfig, ...] = ()
     for axis, (name, size) in enumerate(mesh.axes):
+        if name == "spatial" and size > 1:
+            ops = _split_height(analysis, named, size)
         if name == "tensor" and size > 1:
             for variable, split in split_weights(analysis, mesh, axis).items():
                 homes[variable] = homes.get(variable, Layout("worker")).with_along(axis, split)
@@ -29,7 +33,21 @@ def name_strategy(analysis: Analysis, named: NamedStrategy, workers: int, batch:
         variable: {mesh.axes[axis][0]: AxisSplit(split.axis, split.outer) for axis, split in home.splits()}
         for variable, home in homes.items()
     }
-    return Strategy(MESH_STRATEGY_FORMAT, batch, {}, mesh=sizes, variables=variables)
+    return Strategy(MESH_STRATEGY_FORMAT, batch, {}, mesh=sizes, variables=variables, ops=ops)
+
+
+def _split_height(analysis: Analysis, named: NamedStrategy, parts: int) -> tuple[OpConfig, ...]:
+    wishes = split_space(analysis, parts)
+    if not any(wish.split for wish in wishes.values()):
+        raise BadUsage(
+            f"no windows of a convolution or pooling make rows that divide among {parts} workers",
+            at=f"--strategy {named.text}",
+            fix="use fewer parts, or another strategy: `partc inspect --groups` lists what each op may split",
+        )
+    return tuple(
+        OpConfig(node, {"batch": "data"} | ({} if w.split is None else {spell_dimension(w.split): "spatial"}))
+        for node, w in wishes.items()
+    )
 
 
 def _one_weird_trick(analysis: Analysis, named: NamedStrategy, workers: int, batch: Batch) -> Strategy:

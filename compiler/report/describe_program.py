@@ -19,6 +19,8 @@ ACTS = {
     "broadcast": "send to all",
     "reduce_scatter": "sum, each its part",
     "all_gather": "collect the parts, everywhere",
+    "shift_ahead": "hand on to the next",
+    "shift_back": "hand back to the one before",
     "gather_rows": "collect rows at the first",
     "scatter_rows": "hand rows back",
     "all_gather_rows": "collect rows, everywhere",

@@ -73,6 +73,8 @@ _METHODS = {
     "AllGatherRows": "all_gather",
     "AllGather": "all_gather",
     "ReduceScatter": "all_gather",
+    "ShiftAhead": "all_gather",
+    "ShiftBack": "all_gather",
 }
 
 

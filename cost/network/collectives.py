@@ -13,6 +13,7 @@ are ends of the cluster's network: devices, or hosts for servers with a process 
     all_reduce           ring, or recursive doubling  2 (p - 1) (a + m / (p b))  or  l (a + m / b)
     reduce_scatter,
     all_gather           pairwise exchange            (p - 1) (a + m / (p b))
+    shift                to one neighbour             a + m / b
     gather, scatter      direct                       (p - 1) (a + m / b)     m of each member
     all_gather_rows      ring                         (p - 1) (a + m / b)     m of each member
     all_to_all_rows      pairwise exchange            (p - 1) (a + m / (p b)) m of each member
@@ -112,6 +113,13 @@ def reduce_scatter(network: Network, members: Sequence[str], regions: Sequence[f
 def all_gather(network: Network, members: Sequence[str], regions: Sequence[float]) -> Phases:
     """Send region i (bytes) from member i to everybody directly."""
     return _exchange(network, members, np.array(regions), np.ones(len(members)), len(members) - 1)
+
+
+def shift(network: Network, members: Sequence[str], message_bytes: float) -> Phases:
+    """Send a message from every member to the one behind it, all at once."""
+    if len(members) < 2:
+        return ()
+    return _direct(network, _chain, members, np.full(len(members) - 1, message_bytes), 1)
 
 
 def gather(network: Network, members: Sequence[str], parts: Sequence[float]) -> Phases:

@@ -340,6 +340,10 @@ def phases_of(start: Start, members: Sequence[Rank], network: Network) -> Phases
             return collectives.reduce_scatter(network, ends, _regions(start, payload, len(ends)))
         case "all_gather":
             return collectives.all_gather(network, ends, _regions(start, payload, len(ends)))
+        case "shift_ahead":
+            return collectives.shift(network, ends, payload)
+        case "shift_back":
+            return collectives.shift(network, ends[::-1], payload)
         case "gather_rows":
             return collectives.gather(network, ends, sends)
         case "scatter_rows":

@@ -21,8 +21,9 @@ from partc.passes.layouts.layouts import (
     Replicate,
     RequestedRows,
     Split,
+    Widened,
 )
-from partc.passes.rules.sharding_rule import Dims, ShardingRule
+from partc.passes.rules.sharding_rule import ShardingRule
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.plan.program import Site
 
@@ -121,15 +122,17 @@ def decide_by_rule(
     zeros: frozenset[str],
     facts: Facts,
     stored: Sequence[bool] = (),
+    widens: bool = False,
 ) -> AxisDecision:
     """Split the node along an axis if a split operand allows it, else keep partials, else run whole.
 
     `stored`: operands that come from variables alone, which give way to those that come from data.
+    `widens`: parts of operands may be had with entries of their neighbours', as windows read them.
     """
     if rule is None:
         return whole_axis(node)
     gives_way = stored or [False] * len(placements)
-    for refined, factor in _split_factors(node, rule, placements, ranks, facts, gives_way):
+    for refined, factor in _split_factors(node, rule, placements, ranks, facts, gives_way, widens):
         decision = split_on(node, refined, factor, zeros)
         if decision is not None:
             return decision
@@ -146,7 +149,7 @@ def decide_by_wish(
         return None
     dims = rule.outputs[0] if wish.operand is None else rule.inputs[wish.operand]
     found = None if dims is None else rule.factor_at(dims, wish.split.axis, wish.split.outer)
-    if found is None or found[1] in rule.whole or found[0].sizes[found[1]] % ranks:
+    if found is None or not found[0].may_split(found[1], ranks):
         return None
     return split_on(node, *found, zeros)
 
@@ -178,6 +181,7 @@ def _split_factors(
     ranks: int,
     facts: Facts,
     gives_way: Sequence[bool],
+    widens: bool,
 ) -> list[tuple[ShardingRule, str]]:
     """Return the factors that operands are split on, those of most bytes first, each with the rule
     that names it."""
@@ -189,7 +193,7 @@ def _split_factors(
         if not isinstance(placement, Split) or dims is None:
             continue
         found = rule.factor_at(dims, placement.axis, placement.outer)
-        if found is not None and found[1] not in rule.whole and found[0].sizes[found[1]] % ranks == 0:
+        if found is not None and found[0].may_split(found[1], ranks, widens):
             rules[found[1]] = found[0]
             weights[found[1]] = weights.get(found[1], 0) + facts.nbytes(tensor.name)
             firm.update(() if yields else (found[1],))
@@ -209,13 +213,19 @@ def split_on(node: gs.Node, rule: ShardingRule, factor: str, zeros: frozenset[st
             outputs.append(Partial("sum" if combine == "mean" else combine))
         else:
             return None
-    inputs = tuple(_placement_of(rule, dims, factor) for dims in rule.inputs)
+    inputs = tuple(_placement_of(rule, index, factor) for index in range(len(rule.inputs)))
     return AxisDecision(inputs, tuple(outputs), factor, rule.combine.get(factor) == "mean")
 
 
-def _placement_of(rule: ShardingRule, dims: Dims | None, factor: str) -> Placement:
+def _placement_of(rule: ShardingRule, index: int, factor: str) -> Placement:
+    dims = rule.inputs[index]
     position = None if dims is None else rule.position_of(dims, factor)
-    return Replicate() if position is None else Split(*position)
+    if position is None:
+        return Replicate()
+    halo = rule.windows.get(factor, {}).get(index)
+    if halo is None or not (halo.before or halo.after):
+        return Split(*position)
+    return Widened(position[0], halo.before, halo.after, halo.fill)
 
 
 def _every_term_has(node: gs.Node, rule: ShardingRule, factor: str, zeros: frozenset[str]) -> bool:

@@ -3,6 +3,7 @@
 Replicate        every rank has the whole
 Split            rank r of N has the r-th N-th of one factor of one axis
 Partial          every rank has a term; the tensor is their sum (or maximum, or minimum)
+Widened          rank r of N has the r-th N-th of an axis, and entries of its neighbours' around it
 PerReplica       every rank has a tensor of its own: replicas on different data, not pieces
 Owned            servers: each has some rows of axis 0 (or the slices whose ids fall in its rows)
 Gathered         workers: everyone has all that servers own, one server's behind the other's
@@ -16,6 +17,7 @@ from typing import Literal
 
 import numpy as np
 
+from partc.passes.rules.sharding_rule import Fill
 from partc.runtime.plan.program import Site
 
 Reduction = Literal["sum", "max", "min"]
@@ -43,6 +45,20 @@ class Partial:
     """Every rank has a term of the tensor."""
 
     reduction: Reduction = "sum"
+
+
+@dataclass(frozen=True, slots=True)
+class Widened:
+    """Rank r of N has the r-th N-th of `axis`, `before` entries in front of it and `after` behind.
+
+    Only what an operand must be, never what a node makes. Beyond the tensor's ends, entries are zeros, or
+    the lowest numbers: what is read as padding.
+    """
+
+    axis: int
+    before: int
+    after: int
+    fill: Fill = "zero"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +94,7 @@ class RequestedRows:
     returned: "Replicate | Split | PerReplica"
 
 
-Placement = Replicate | Split | Partial | PerReplica | Owned | Gathered | RequestedRows
+Placement = Replicate | Split | Partial | Widened | PerReplica | Owned | Gathered | RequestedRows
 
 
 REPLICAS = 0  # the axis of a mesh that tells replicas apart, or a parameter's servers
@@ -114,7 +130,14 @@ class Mesh:
         return prod(self.size(axis) for axis, split in layout.splits() if split.axis == tensor_axis)
 
     def divides(self, layout: "Layout", shape: Sequence[int]) -> bool:
-        """Tell whether all parts of a tensor are of equal size; one of UNKNOWN size (0) is taken to be."""
+        """Tell whether all parts of a tensor are of equal size; one of UNKNOWN size (0) is taken to be.
+
+        What is widened on an axis is cut there along one mesh axis alone, whose ranks are neighbours.
+        """
+        for axis, widened in layout.widened():
+            cut = [p.axis for p in layout.placements if isinstance(p, Split | Widened)]
+            if cut.count(widened.axis) > 1 or shape[widened.axis] % self.size(axis):
+                return False
         ends: dict[int, int] = {}
         for place in sorted({split for _, split in layout.splits()}, key=lambda s: (s.axis, -s.outer)):
             parts = prod(self.size(axis) for axis, split in layout.splits() if split == place)
@@ -154,6 +177,10 @@ class Layout:
     def splits(self) -> list[tuple[int, Split]]:
         """Return the mesh axes that split the tensor, and where."""
         return [(axis, split) for axis, split in enumerate(self.placements) if isinstance(split, Split)]
+
+    def widened(self) -> list[tuple[int, Widened]]:
+        """Return the mesh axes along which ranks have parts and entries of their neighbours, and which."""
+        return [(axis, p) for axis, p in enumerate(self.placements) if isinstance(p, Widened)]
 
     @property
     def is_whole(self) -> bool:

@@ -323,7 +323,7 @@ def _decide_along(
     stored = [name in graph.stored for name in names]
     if axis == REPLICAS and node.name in graph.main and all(stored) and rule is not None and rule.moves:
         return whole_axis(node)  # replicas gather what they share as it is kept, and turn it then
-    return decide_by_rule(node, rule, placements, ranks, graph.zeros, graph.facts, stored)
+    return decide_by_rule(node, rule, placements, ranks, graph.zeros, graph.facts, stored, widens=True)
 
 
 def _decide_on_table(

@@ -22,6 +22,7 @@ from partc.passes.layouts.layouts import (
 )
 from partc.passes.lowering.gather_owned import slice_owned_rows
 from partc.passes.lowering.local_bounds import local_bounds
+from partc.passes.lowering.local_windows import cut_to_part, local_node
 from partc.passes.lowering.lower_table import cuts_table, lower_table
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering, tag
@@ -110,6 +111,7 @@ def _emit(
     mesh = lowering.graph.mesh
     means = [number for number, axis in enumerate(decision.axes) if axis.is_mean]
     outputs: list[gs.Tensor] = []
+    local = local_node(lowering, node, decision)
     for tensor, layout in zip(node.outputs, decision.outputs, strict=True):
         if not tensor.name:
             values.append("")
@@ -117,15 +119,17 @@ def _emit(
             continue
         value = lowering.value_name(tensor.name, layout)
         values.append(value)
-        name = f"{value}.of_part" if means else value
+        name = f"{value}.of_part" if means else f"{value}.wide" if local.cuts else value
         outputs.append(gs.Variable(name, dtype=lowering.facts.dtypes[tensor.name]))
     name = f"{node.name}@{outputs[0].name}"
-    copy = gs.Node(node.op, name, dict(node.attrs), operands, outputs, domain=node.domain)
+    copy = gs.Node(local.op, name, local.attributes, operands, outputs, domain=node.domain)
     lowering.out.append(copy, decision.site)
     _count_flops(lowering, node, copy, decision)
     if means:
         parts = prod(map(mesh.size, means))
         return [_scale(lowering, *pair, parts, decision) for pair in zip(outputs, values, strict=True)]
+    if local.cuts:
+        return [cut_to_part(lowering, *pair, local.cuts) for pair in zip(outputs, values, strict=True)]
     return outputs
 
 

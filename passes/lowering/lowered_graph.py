@@ -10,6 +10,7 @@ pieces. Communication nodes have domain `partc.communication`:
     Pull             the rows that each server owns -> whole on all workers
     ToServers        whole on workers -> whole on servers
     ToWorkers        whole on servers -> whole on workers
+    ShiftAhead       a strip to the member behind, along an axis of the workers' mesh; ShiftBack: before
     AllGatherRows    pieces along axis 0 -> whole along an axis of the workers' mesh, and their sizes
     GatherRows       what a host's workers have -> one behind the other on the host's server, and sizes
     ScatterRows      the reverse, by sizes
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+import onnx
 import onnx_graphsurgeon as gs
 
 from partc.passes.layouts.layouts import Layout, Mesh
@@ -76,6 +78,7 @@ class LoweredGraph:
     nbytes: dict[str, int] = field(default_factory=dict)  # one rank's share, expected
     flops: dict[str, int] = field(default_factory=dict)  # compute node -> one rank's operations
     original: dict[str, str] = field(default_factory=dict)  # compute node -> the node it stands for
+    functions: dict[str, onnx.FunctionProto] = field(default_factory=dict)  # of parts, by name
     constants: dict[str, RankConstant] = field(default_factory=dict)  # value -> what each rank is given
     _emitted: dict[str, gs.Variable] = field(default_factory=dict)
 

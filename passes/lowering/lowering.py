@@ -19,6 +19,7 @@ from partc.passes.layouts.layouts import (
     Replicate,
     RequestedRows,
     Split,
+    Widened,
 )
 from partc.passes.layouts.propagate_layouts import LaidOutGraph
 from partc.passes.lowering.lowered_graph import LoweredGraph
@@ -27,6 +28,7 @@ TAGS = {
     Replicate: "whole",
     Split: "split",
     Partial: "partial",
+    Widened: "wide",
     PerReplica: "replica",
     Owned: "owned",
     Gathered: "gathered",
@@ -95,6 +97,9 @@ class Lowering(ABC):
         whole = self.facts.nbytes(tensor)
         share = prod(self.graph.mesh.size(axis) for axis, _ in layout.splits())
         self.out.nbytes[value] = whole // share if shape else whole
+        for _, widened in layout.widened():
+            local = self.local_sizes(tensor, layout)[widened.axis]
+            self.out.nbytes[value] = self.out.nbytes[value] * local // self.facts.shape(tensor)[widened.axis]
 
     def local_shape(self, tensor: str, layout: Layout) -> tuple[int | None, ...]:
         """Return the shape of one rank's piece; None where it follows the data or the rank."""
@@ -108,7 +113,11 @@ class Lowering(ABC):
     def local_sizes(self, tensor: str, layout: Layout) -> tuple[int, ...]:
         """Return the sizes of one rank's piece under the assumed sizes, UNKNOWN where only data tells."""
         sizes = self.facts.shape(tensor)
-        return tuple(size // self.graph.mesh.parts(layout, axis) for axis, size in enumerate(sizes))
+        local = [size // self.graph.mesh.parts(layout, axis) for axis, size in enumerate(sizes)]
+        for mesh_axis, widened in layout.widened():
+            part = sizes[widened.axis] // self.graph.mesh.size(mesh_axis)
+            local[widened.axis] = widened.before + part + widened.after
+        return tuple(local)
 
 
 def tag(layout: Layout) -> str:
@@ -118,4 +127,7 @@ def tag(layout: Layout) -> str:
 
 def _tag_along(placement: Placement) -> str:
     tag = TAGS[type(placement)]
+    if isinstance(placement, Widened):
+        kind = "" if placement.fill == "zero" else placement.fill
+        return f"{tag}{placement.axis}.{placement.before}.{placement.after}{kind}"
     return f"{tag}{placement.axis}.{placement.outer}" if isinstance(placement, Split) else tag

@@ -3,6 +3,7 @@
 partial -> whole     AllReduce (if aggregation was placed here; behind it ops run whole)
 split -> whole       AllGatherRows, the split axis in front
 whole -> split       made in part, or cut locally
+split -> widened     ShiftAhead, ShiftBack (widen.py)
 worker partial -> rows owned by servers      Push
 rows owned by servers -> whole               Pull, or ShareRows and SpreadRows (gather_owned.py)
 rows requested of servers -> where they return   AllToAllRows, ScatterRows (request_rows.py)
@@ -31,6 +32,7 @@ from partc.passes.layouts.layouts import (
 from partc.passes.lowering.gather_owned import gather_owned, has_parameter_rows, take_owned_slices
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering
+from partc.passes.lowering.widen import widen
 
 WORKER_WHOLE = Layout("worker")
 SERVER_WHOLE = Layout("server")
@@ -55,6 +57,8 @@ def reshard(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> 
         return _to_other_site(lowering, tensor, native, wanted)
     if isinstance(source, Gathered) and isinstance(target, Replicate):
         return lowering.need(tensor, native)
+    if wanted.widened():
+        return widen(lowering, tensor, native, wanted)
     for axis in range(len(native.placements)):
         if lowering.graph.sums_before(tensor, axis) and isinstance(wanted.along(axis), Replicate):
             native = native.with_along(axis, Replicate())

@@ -1,15 +1,20 @@
 """Sharding rules of convolution, pooling and normalisation, and of their gradients.
 
-Windows (halo) along the spatial axes are not split: those factors are whole.
+An axis of an image is named y where it is the output's, and y s where each entry of the output stands for s
+entries of the input: then a part of the output reads a part of the input and a halo (ShardingRule.windows).
+Elsewhere space is whole.
 """
+
+from collections.abc import Mapping
+from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
 from partc.passes.graph.facts import Facts
 from partc.passes.rules.rules_elementwise import Rule, named
-from partc.passes.rules.sharding_rule import Dims, ShardingRule
-
-COUNT_OR_MIX_CHANNELS = ("LRNGrad", "AveragePoolGrad", "LpPoolGrad")
+from partc.passes.rules.sharding_rule import Combine, Dims, Fill, Halo, ShardingRule
+from partc.passes.windows.read_windows import counted_padding, gradient_of, windows_of
+from partc.passes.windows.windows import Windows, averages_alike
 
 
 class _ImageFactors:
@@ -18,8 +23,9 @@ class _ImageFactors:
     `spatial`: the factors of the images' and the kernel's space, by its letter.
     """
 
-    def __init__(self, group: int) -> None:
+    def __init__(self, group: int, windows: Windows | None = None) -> None:
         self.group = group
+        self.windows = windows
         self.sizes: dict[str, int] = {"g": group}
         self.spatial: dict[str, tuple[str, ...]] = {}
 
@@ -32,6 +38,10 @@ class _ImageFactors:
         return (("g", first), (second,), *self._space("k", shape[2:]))
 
     def _space(self, letter: str, sizes: tuple[int, ...]) -> Dims:
+        if letter == "x" and self.windows is not None:
+            dims = read_by_windows(self.windows, sizes, self.sizes)
+            self.spatial[letter] = tuple(factor for axis in dims for factor in axis)
+            return dims
         self.spatial[letter] = tuple(f"{letter}{axis}" for axis in range(len(sizes)))
         self.sizes |= zip(self.spatial[letter], sizes, strict=True)
         return tuple((factor,) for factor in self.spatial[letter])
@@ -41,13 +51,45 @@ class _ImageFactors:
         return frozenset({"g"}.union(*self.spatial.values()))
 
 
+def read_by_windows(windows: Windows, sizes: tuple[int, ...], known: dict[str, int]) -> Dims:
+    """Name the factors of the space that windows read, and tell their sizes."""
+    dims: list[tuple[str, ...]] = []
+    for axis, size in enumerate(sizes):
+        if windows.has_parts(axis):
+            known |= {f"y{axis}": windows.target[axis], f"s{axis}": windows.strides[axis]}
+            dims.append((f"y{axis}", f"s{axis}"))
+        else:
+            known[f"x{axis}"] = size
+            dims.append((f"x{axis}",))
+    return tuple(dims)
+
+
+def _halos(
+    windows: Windows | None, operands: Mapping[int, str], fills: Mapping[int, Fill] | None = None
+) -> dict[str, dict[int, Halo]]:
+    """Return the halos of parts of every axis that has them: operand -> the method of Windows that tells."""
+    if windows is None:
+        return {}
+    fill_of = fills or {}
+    return {
+        f"y{axis}": {
+            index: Halo(*getattr(windows, method)(axis), fill_of.get(index, "zero"))
+            for index, method in operands.items()
+        }
+        for axis in range(len(windows.kernel))
+        if windows.has_parts(axis)
+    }
+
+
 def convolution(node: gs.Node, facts: Facts) -> ShardingRule:
     """Conv: n (g c) x.., (g o) c k.. -> n (g o) y.., sums c and k; terms (X W) + (B)."""
-    factors = _ImageFactors(node.attrs.get("group", 1))
+    windows = windows_of(node, facts)
+    factors = _ImageFactors(node.attrs.get("group", 1), windows)
     shapes = [facts.shape(tensor.name) for tensor in node.inputs]
     inputs: list[Dims] = [factors.image(shapes[0], "c", "x"), factors.kernel(shapes[1], "o", "c")]
     output = factors.image(facts.shape(node.outputs[0].name), "o", "y")
-    return _contraction(factors, inputs, output, len(shapes) > 2, ("c",))
+    rule = _contraction(factors, inputs, output, len(shapes) > 2, ("c",))
+    return replace(rule, windows=_halos(windows, {0: "halo"}))
 
 
 def transposed_convolution(node: gs.Node, facts: Facts) -> ShardingRule:
@@ -81,7 +123,9 @@ def weight_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
     """ConvWeightGrad: n (g c) x.., n (g o) y.. -> (g o) c k.., sums n and y."""
     data, output_gradient = (facts.shape(tensor.name) for tensor in node.inputs[:2])
     result = facts.shape(node.outputs[0].name)
-    factors = _ImageFactors(max(1, data[1] // result[1]))
+    gradient = gradient_of(node, facts)
+    windows = None if gradient is None else gradient.windows
+    factors = _ImageFactors(max(1, data[1] // result[1]), windows)
     inputs: list[Dims | None] = [
         factors.image(data, "c", "x"),
         factors.image(output_gradient, "o", "y"),
@@ -97,6 +141,7 @@ def weight_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
         frozenset({0, 1}),
         combine=dict.fromkeys(("n", *factors.spatial["y"]), "sum"),
         whole=factors.whole() | counted,
+        windows=_halos(windows, {0: "halo"}),
     )
 
 
@@ -104,41 +149,78 @@ def data_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
     """ConvDataGrad: n (g o) y.., (g o) c k.. -> n (g c) x.., sums o and k."""
     output_gradient, kernel = (facts.shape(tensor.name) for tensor in node.inputs[:2])
     result = facts.shape(node.outputs[0].name)
-    factors = _ImageFactors(max(1, result[1] // kernel[1]))
+    gradient = gradient_of(node, facts)
+    windows = None if gradient is None else gradient.windows
+    factors = _ImageFactors(max(1, result[1] // kernel[1]), windows)
     inputs: list[Dims] = [factors.image(output_gradient, "o", "y"), factors.kernel(kernel, "o", "c")]
     output = factors.image(result, "c", "x")
-    return _contraction(factors, inputs, output, False, ("o",))
+    rule = _contraction(factors, inputs, output, False, ("o",))
+    return replace(rule, windows=_halos(windows, {0: "halo_back"}))
 
 
-def pool(linear: bool, combine_all: bool = False) -> Rule:
-    """Make the rule of a pooling op: samples and channels are free, space whole."""
+def pool(linear: bool) -> Rule:
+    """Make the rule of a pooling op: samples and channels are free, and parts of space."""
 
     def rule(node: gs.Node, facts: Facts) -> ShardingRule | None:
-        if len(node.outputs) > 1 and node.outputs[1].name and node.outputs[1].outputs:
-            return None  # MaxPool's Indices count through the whole batch
-        shape = facts.shape(node.inputs[0].name)
+        if _tells_places(node):
+            return None
+        shape, output = (facts.shape(tensor.name) for tensor in (node.inputs[0], node.outputs[0]))
         dims, sizes = named("d", shape)
-        output = facts.shape(node.outputs[0].name)
-        sizes |= {f"y{axis}": size for axis, size in enumerate(output) if axis > 1}
-        out = (*dims[:2], *((() if combine_all else (f"y{axis}",)) for axis in range(2, len(output))))
-        space = frozenset(name for name in sizes if name not in ("d0", "d1"))
+        windows, halos = None, {}
+        if node.op == "MaxPool" or (node.op == "AveragePool" and not node.attrs.get("ceil_mode", 0)):
+            windows = windows_of(node, facts)
+        if windows is not None:
+            dims = (*dims[:2], *read_by_windows(windows, shape[2:], sizes))
+            halos = _halos(windows, {0: "halo"}, {0: "lowest" if node.op == "MaxPool" else "zero"})
+        if windows is not None and node.op == "AveragePool":
+            counted = counted_padding(node, windows)
+            halos = {f: halo for f, halo in halos.items() if averages_alike(windows, int(f[1:]), counted)}
+        sizes |= {f"y{axis}": size for axis, size in enumerate(output[2:])}
+        out = (*dims[:2], *((f"y{axis}",) for axis in range(len(output) - 2)))
         return ShardingRule(
             (dims,),
             tuple(out for _ in node.outputs),
             sizes,
             ((0,),) if linear else (),
             frozenset({0}) if linear else frozenset(),
-            whole=space,
+            whole=frozenset(name for name in sizes if name not in ("d0", "d1")),
+            windows=halos,
+        )
+
+    return rule
+
+
+def _tells_places(node: gs.Node) -> bool:
+    """Tell whether a MaxPool's Indices are read, which count through the whole batch."""
+    return len(node.outputs) > 1 and bool(node.outputs[1].name) and bool(node.outputs[1].outputs)
+
+
+def global_pool(reduction: Combine | None) -> Rule:
+    """Make the rule of a pooling op whose one window is all of space: a mean or a maximum over it."""
+
+    def rule(node: gs.Node, facts: Facts) -> ShardingRule:
+        dims, sizes = named("d", facts.shape(node.inputs[0].name))
+        space = [factor for axis in dims[2:] for factor in axis]
+        is_mean = reduction == "mean"
+        return ShardingRule(
+            (dims,),
+            ((*dims[:2], *(() for _ in dims[2:])),),
+            sizes,
+            ((0,),) if is_mean else (),
+            frozenset({0}) if is_mean else frozenset(),
+            combine={} if reduction is None else dict.fromkeys(space, reduction),
+            whole=frozenset(space),
+            windows={} if reduction is None else {factor: {} for factor in space},
         )
 
     return rule
 
 
 def pool_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
-    """MaxPoolGrad, LRNGrad and their kin (image-like in, image-like out): space is whole, and the
-    channels too where the op mixes or its body counts them; linear in its last image, the gradient."""
+    """LpPoolGrad (image-like in, image-like out): space is whole, and so are the channels, which its body
+    counts; linear in its last image, the gradient."""
     sizes: dict[str, int] = {}
-    whole = {"c"} if node.op.startswith(COUNT_OR_MIX_CHANNELS) else set()
+    whole = {"c"}
 
     def name_factors(shape: tuple[int, ...], index: int) -> Dims:
         sizes.update({"n": shape[0], "c": shape[1]})
@@ -147,14 +229,57 @@ def pool_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
         whole.update(space)
         return (("n",), ("c",), *((name,) for name in space))
 
-    inputs: list[Dims | None] = []
-    for index, tensor in enumerate(node.inputs):
-        shape = facts.shape(tensor.name)
-        inputs.append(name_factors(shape, index) if len(shape) > 2 else None)
+    inputs = tuple(name_factors(facts.shape(t.name), index) for index, t in enumerate(node.inputs))
     output = name_factors(facts.shape(node.outputs[0].name), len(inputs))
-    last = max(index for index, dims in enumerate(inputs) if dims is not None)
+    last = len(inputs) - 1
+    return ShardingRule(inputs, (output,), sizes, ((last,),), frozenset({last}), whole=frozenset(whole))
+
+
+def response_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
+    """LRNGrad: mixes channels only, so that parts of space need nothing of others."""
+    dims, sizes = named("d", facts.shape(node.outputs[0].name))
+    space = frozenset(factor for axis in dims[2:] for factor in axis)
     return ShardingRule(
-        tuple(inputs), (output,), sizes, ((last,),), frozenset({last}), whole=frozenset(whole)
+        (dims, dims),
+        (dims,),
+        sizes,
+        ((1,),),
+        frozenset({1}),
+        whole=space | {"d1"},
+        windows={factor: {} for factor in space},
+    )
+
+
+def window_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
+    """MaxPoolGrad (x, dy -> dx) and AveragePoolGrad (dy -> dx), whose body counts the channels; linear in dy.
+
+    Windows that reach into a part are run by the part's rank too: it has their gradients, and all that
+    a MaxPool's winners are found among.
+    """
+    gradient = gradient_of(node, facts)
+    windows = None if gradient is None else gradient.windows
+    last = len(node.inputs) - 1
+    output, shape = facts.shape(node.inputs[last].name), facts.shape(node.outputs[0].name)
+    sizes = {"n": shape[0], "c": shape[1]}
+    if windows is None:
+        sizes |= {f"x{axis}": size for axis, size in enumerate(shape[2:])}
+        space: Dims = tuple((f"x{axis}",) for axis in range(len(shape) - 2))
+    else:
+        space = read_by_windows(windows, shape[2:], sizes)
+    sizes |= {f"y{axis}": size for axis, size in enumerate(output[2:])}
+    image, result = (("n",), ("c",), *space), (("n",), ("c",), *((f"y{a}",) for a in range(len(output) - 2)))
+    operands = {last: "halo_back"} | ({0: "halo_of_readers"} if last else {})
+    halos = _halos(windows, operands, {0: "lowest"} if last else None)
+    if windows is not None and gradient is not None and not last:
+        halos = {f: h for f, h in halos.items() if averages_alike(windows, int(f[1:]), gradient.counted)}
+    return ShardingRule(
+        (image, result) if last else (result,),
+        (image,),
+        sizes,
+        ((last,),),
+        frozenset({last}),
+        whole=frozenset(sizes.keys() - {"n", *(() if node.op.startswith("AveragePoolGrad") else ("c",))}),
+        windows=halos,
     )
 
 

@@ -18,9 +18,19 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
+Fill = Literal["zero", "lowest"]
 Axis = tuple[str, ...]
 Dims = tuple[Axis, ...]
 Combine = Literal["sum", "mean", "max", "min"]
+
+
+@dataclass(frozen=True, slots=True)
+class Halo:
+    """Entries of an operand that a part of the op reads before and behind its own, and what pads the ends."""
+
+    before: int
+    after: int
+    fill: Fill = "zero"
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,8 @@ class ShardingRule:
     indexed       factors reached by index: not every entry is visited
     divides       inputs of a term that divide it
     picks         the op picks the largest, or the smallest, of its operands, point by point
+    windows       factor of `whole` that may be split all the same where parts of operands are widened: input
+                  index -> halo; inputs that are not listed are read as they are cut
     bounds        input index -> its numbers, each with the axis of input 0 that it counts entries of, or None
 
     Bounds are an op's lengths, starts or pads: known, counted from the front and within the axis. They are
@@ -59,6 +71,7 @@ class ShardingRule:
     divides: frozenset[int] = frozenset()
     picks: Literal["max", "min"] | None = None
     bounds: Mapping[int, tuple[tuple[int, int | None], ...]] = field(default_factory=dict)
+    windows: Mapping[str, Mapping[int, Halo]] = field(default_factory=dict)
 
     @cached_property
     def flops(self) -> int:
@@ -75,6 +88,25 @@ class ShardingRule:
     def _points(self, output: Dims) -> int:
         factors = {factor for axis in output for factor in axis} | set(self.combine)
         return prod(self.sizes[factor] for factor in factors - self.indexed)
+
+    def may_split(self, factor: str, parts: int, widens: bool = True) -> bool:
+        """Tell whether a factor may be cut into equal parts. `widens`: operands may be had with a halo.
+
+        A halo is no more than what one neighbour has.
+        """
+        if self.sizes[factor] % parts:
+            return False
+        if factor not in self.windows or not widens:
+            return factor not in self.whole
+        return all(
+            max(halo.before, halo.after) <= self._entries(index, factor) // parts
+            for index, halo in self.windows[factor].items()
+        )
+
+    def _entries(self, index: int, factor: str) -> int:
+        """Return the size of an operand's axis that has a factor."""
+        (axis,) = [axis for axis in self.inputs[index] or () if factor in axis]
+        return prod(self.sizes[name] for name in axis)
 
     def factor_at(self, dims: Dims, axis: int, outer: int) -> "tuple[ShardingRule, str] | None":
         """Return the factor of `axis` that has `outer` blocks before it, and the rule that names it.

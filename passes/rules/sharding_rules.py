@@ -86,10 +86,10 @@ RULES: dict[str, Rule] = {
     "ConvTranspose": convolution.transposed_convolution,
     "MaxPool": convolution.pool(linear=False),
     "AveragePool": convolution.pool(linear=True),
-    "GlobalAveragePool": convolution.pool(linear=True, combine_all=True),
-    "GlobalMaxPool": convolution.pool(linear=False, combine_all=True),
+    "GlobalAveragePool": convolution.global_pool("mean"),
+    "GlobalMaxPool": convolution.global_pool("max"),
     "LpPool": convolution.pool(linear=False),
-    "GlobalLpPool": convolution.pool(linear=False, combine_all=True),
+    "GlobalLpPool": convolution.global_pool(None),
     "LRN": convolution.local_response,
     "BatchNormalization": convolution.batch_normalization,
     "LayerNormalization": convolution.layer_normalization,
@@ -99,10 +99,10 @@ RULES: dict[str, Rule] = {
 GRADIENT_RULES: dict[str, Rule] = {
     "ConvWeightGrad": convolution.weight_gradient,
     "ConvDataGrad": convolution.data_gradient,
-    "MaxPoolGrad": convolution.pool_gradient,
-    "AveragePoolGrad": convolution.pool_gradient,
+    "MaxPoolGrad": convolution.window_gradient,
+    "AveragePoolGrad": convolution.window_gradient,
     "LpPoolGrad": convolution.pool_gradient,
-    "LRNGrad": convolution.pool_gradient,
+    "LRNGrad": convolution.response_gradient,
 }
 
 

@@ -4,6 +4,7 @@ AllReduce   reduce to the host's first worker, all-reduce among these, broadcast
 Push        reduce to the host's server, reduce-scatter among servers to the owners
 Pull        all-gather among servers, broadcast in the host
 ToServers   the host's first worker tells its server        ToWorkers   broadcast in the host
+Shift       to the member behind, or before
 rows        gathered on the host's server, exchanged among servers, scattered in the host
 """
 
@@ -24,6 +25,8 @@ ROWS: dict[str, tuple[Kind, str, Site, Site]] = {
     "SpreadRows": ("all_gather_rows", "host", "server", "worker"),
     "FeedRows": ("all_gather_rows", "feed", "worker", "server"),
 }
+
+SHIFTS: dict[str, Kind] = {"ShiftAhead": "shift_ahead", "ShiftBack": "shift_back"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,12 @@ def levels_of(message: Communication, topology: HostGrid, lowered: LoweredGraph)
                 label=_label(node.op, (message.reads[0],)),
             )
         ]
-    kind, group, senders, receivers = ROWS[node.op]
+    if node.op in SHIFTS:
+        site = node.attrs["site"]
+        ends = (SHIFTS[node.op], _group(site, node.attrs["axis"], lowered.mesh), site, site)
+    else:
+        ends = ROWS[node.op]
+    kind, group, senders, receivers = ends
     if "axis" in node.attrs:
         group = _group(senders, node.attrs["axis"], lowered.mesh)
     label = _label(node.op, (message.reads[0],))

@@ -6,17 +6,24 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import TrainingGraph
+from partc.passes.replicas.average_replicas import REPLICA_DOMAIN
 from partc.passes.rules.sharding_rules import rule_of
 
 
 def forward_nodes(training: TrainingGraph, main: Collection[str]) -> list[gs.Node]:
-    """Return the nodes of the main computation that the outputs come from, in the graph's order."""
+    """Return the nodes of the main computation that the outputs come from, in the graph's order.
+
+    An output that is an average over replicas comes from what is averaged.
+    """
     wanted = set(training.outputs)
     nodes: list[gs.Node] = []
     for node in reversed(training.graph.nodes):
-        if node.name in main and any(tensor.name in wanted for tensor in node.outputs):
-            wanted.update(tensor.name for tensor in node.inputs)
+        if not any(tensor.name in wanted for tensor in node.outputs):
+            continue
+        if node.name in main:
             nodes.append(node)
+        if node.name in main or node.domain == REPLICA_DOMAIN:
+            wanted.update(tensor.name for tensor in node.inputs)
     return nodes[::-1]
 
 

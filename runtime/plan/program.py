@@ -55,6 +55,8 @@ Kind = Literal[
     "broadcast",  # from the root to all
     "reduce_scatter",  # a buffer of sum(counts) elements; member i keeps region i, reduced
     "all_gather",  # a buffer of sum(counts) elements; member i supplies region i
+    "shift_ahead",  # member i's value goes to member i + 1; the first member ends with zeros
+    "shift_back",  # member i's value goes to member i - 1; the last member ends with zeros
     "gather_rows",  # members' leading axes are concatenated at the root, in group order
     "scatter_rows",  # the reverse: the root's leading axis is cut by counts
     "all_gather_rows",  # as gather_rows, but every member ends with the whole
@@ -72,7 +74,7 @@ class RowShape(Record, frozen=True):
 class Start(Record, frozen=True, tag="start"):
     """Begin a communication. A rank outside the group skips it.
 
-    Dense kinds (`all_reduce` .. `all_gather`) move whole values whose sizes all members know; a
+    Dense kinds (`all_reduce` .. `shift_back`) move whole values whose sizes all members know; a
     value written under the same name as it is read is handled in place. `counts` are elements per
     member, in group order, for `reduce_scatter` and `all_gather`.
 

@@ -8,6 +8,8 @@ Dense kinds become pairs of arrays, the same memory wherever the result may repl
     broadcast       the value (root only)               the value
     reduce_scatter  the whole, sum(counts) elements     this member's region
     all_gather      this member's region                the whole
+    shift_ahead     the value                           the value of the member before, or zeros
+    shift_back      the value                           the value of the member behind, or zeros
 """
 
 from collections.abc import Sequence
@@ -24,6 +26,7 @@ from partc.runtime.plan.program import Rank, Start
 Array = np.ndarray[Any, np.dtype[Any]]
 
 ROW_KINDS = frozenset({"gather_rows", "scatter_rows", "all_gather_rows", "all_to_all_rows"})
+SHIFTS = {"shift_ahead": 1, "shift_back": -1}
 _READS_COUNTS = frozenset({"scatter_rows", "all_to_all_rows"})
 
 
@@ -53,6 +56,20 @@ class Part:
     def is_root(self) -> bool:
         """Tell whether this member is the group's first."""
         return self.position == 0
+
+    @property
+    def shifts_to(self) -> int | None:
+        """Return the position that a shift's value goes to, None at the end."""
+        return self._neighbour(SHIFTS[self.start.kind])
+
+    @property
+    def shifts_from(self) -> int | None:
+        """Return the position that a shift brings a value from, None at the end."""
+        return self._neighbour(-SHIFTS[self.start.kind])
+
+    def _neighbour(self, distance: int) -> int | None:
+        place = self.position + distance
+        return place if 0 <= place < len(self.members) else None
 
 
 def part_of(start: Start, rank: Rank, members: tuple[int, ...], environment: Environment) -> Part:
@@ -89,6 +106,8 @@ class _DenseResolver:
                 return self._broadcast(read, write)
             case "reduce_scatter":
                 return self._reduce_scatter(read, write)
+            case "shift_ahead" | "shift_back":
+                return self._shift(read, write)
             case _:
                 return self._all_gather(read, write)
 
@@ -117,6 +136,12 @@ class _DenseResolver:
             return Dense(source, source, read == write)
         target = self._memory_for(write, read)
         return Dense(target, target, self._is_placed(write))
+
+    def _shift(self, read: str, write: str) -> Dense:
+        source = np.asarray(self.environment.array(read), order="C")
+        target = self._memory_for(write, read)
+        self._check_size(write, target.size, source.size)
+        return Dense(source, target, self._is_placed(write))
 
     def _reduce_scatter(self, read: str, write: str) -> Dense:
         whole = self._supplied_only_in_place(read, write)

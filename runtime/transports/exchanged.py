@@ -9,6 +9,8 @@ it were made where it ends up. n members, w bytes of a value, own: this member's
     broadcast         w (n-1) (root only)           w (all but the root)
     reduce_scatter    w - own                       own (n-1)
     all_gather        own (n-1)                     w - own
+    shift_ahead       w (all but the last)          w (all but the first)
+    shift_back        w (all but the first)         w (all but the last)
     gather_rows       own (all but the root)        the others' (root only)
     scatter_rows      the others' (root only)       own (all but the root)
     all_gather_rows   own (n-1)                     the others'
@@ -83,6 +85,9 @@ def _dense_bytes(part: Part, source_bytes: int, target_bytes: int) -> tuple[int,
             return (source_bytes * others, 0) if part.is_root else (0, source_bytes)
         case "reduce_scatter":
             return source_bytes - target_bytes, target_bytes * others
+        case "shift_ahead" | "shift_back":
+            sent = 0 if part.shifts_to is None else source_bytes
+            return sent, 0 if part.shifts_from is None else target_bytes
         case _:
             return source_bytes * others, target_bytes - source_bytes
 

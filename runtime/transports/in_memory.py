@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from partc.runtime.errors import BadPlan
-from partc.runtime.transports.communication import ROW_KINDS, Part
+from partc.runtime.transports.communication import ROW_KINDS, SHIFTS, Part
 from partc.runtime.transports.transport import Traffic
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -97,6 +97,11 @@ def _combine(parts: list[Part], index: int) -> None:
     if start.kind == "broadcast":
         for member in members[1:]:
             _land(member.target, members[0].source)
+        return
+    if start.kind in SHIFTS:
+        for part, member in zip(parts, members, strict=True):
+            came = part.shifts_from
+            _land(member.target, np.zeros_like(member.target) if came is None else members[came].source)
         return
     sources = [member.source.reshape(-1) for member in members]
     if start.kind == "all_gather":

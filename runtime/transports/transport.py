@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from partc.runtime.transports.communication import ROW_KINDS, Part
+from partc.runtime.transports.communication import ROW_KINDS, SHIFTS, Part
 from partc.runtime.transports.exchanged import Exchanged
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -61,6 +61,8 @@ class Traffic:
         kind = part.start.kind
         self.messages[kind] += 1
         if len(part.members) == 1 or not part.sends:
+            return
+        if kind in SHIFTS and part.shifts_to is None:
             return
         if kind not in ROW_KINDS:
             self.payload_bytes[kind] += sum(dense.source.nbytes for dense in part.dense)

@@ -23,7 +23,8 @@ from onnx import helper
 from partc.compiler.model_files.cut_model import cut_model, leaves_of
 from partc.passes.graph.training_graph import Gradient, TrainingGraph
 from partc.passes.indexed_rows.indexed_slices import SUM_ROWS
-from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh, Owned, Partial, PerReplica, Split
+from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh, Owned, Partial, PerReplica, Split, Widened
+from partc.passes.lowering.widen import fill_value
 from partc.passes.replicas.average_replicas import AVERAGE, REPLICA_DOMAIN, STACK
 from partc.runtime.data.batches import share_of
 from partc.runtime.data.initial import InitialValues
@@ -255,12 +256,27 @@ def _combine(group: list[np.ndarray], layout: Layout, mesh: Mesh, axis: int) -> 
             if other < axis and split.axis == placement.axis and split.outer < placement.outer
         ]
         return [_join(group, Split(placement.axis, placement.outer // prod(before)))]
+    if isinstance(placement, Widened):
+        return _narrow(group, placement)
     if isinstance(placement, Partial):
         return [reduce(COMBINE[placement.reduction], group)]
     if isinstance(placement, Owned):
         return [np.concatenate(group)]
     are_copies = axis > 0 and all(np.array_equal(copy, group[0], equal_nan=True) for copy in group)
     return group[:1] if are_copies else group
+
+
+def _narrow(parts: list[np.ndarray], widened: Widened) -> list[np.ndarray]:
+    """Join the parts without what is their neighbours'; where that differs from theirs, nothing fits."""
+    axis, before = widened.axis, widened.before
+    own = parts[0].shape[axis] - before - widened.after
+    whole = np.concatenate([part.take(range(before, before + own), axis) for part in parts], axis)
+    around = [(before, widened.after) if a == axis else (0, 0) for a in range(whole.ndim)]
+    fill = fill_value(widened, whole.dtype)
+    padded = np.pad(whole, around, constant_values=fill)
+    wide = range(parts[0].shape[axis])
+    fits = [np.array_equal(p, padded.take([r * own + i for i in wide], axis)) for r, p in enumerate(parts)]
+    return [whole] if all(fits) else parts
 
 
 def _join(parts: list[np.ndarray], split: Split) -> np.ndarray:

@@ -17,9 +17,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from partc.compiler.differentiation.forward.expand_ops import names_in, reads_of_subgraphs
-from partc.compiler.differentiation.node_builder import FunctionBuilder
 from partc.compiler.differentiation.sizes.knowledge import Knowledge
 from partc.compiler.differentiation.tensor_types import FLOATS, infer_types
+from partc.passes.graph.operation_builder import FunctionBuilder
 from partc.runtime.errors import BadModel, UnsupportedModel
 
 MAX_STEPS = 4096  # an unrolled graph beyond this is no graph that anybody wants

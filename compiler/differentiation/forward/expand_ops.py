@@ -10,8 +10,8 @@ from onnx import helper, inliner
 
 from partc.compiler.differentiation.expansions.table import EXPANSIONS
 from partc.compiler.differentiation.forward_node import ForwardNode
-from partc.compiler.differentiation.node_builder import FunctionBuilder
 from partc.compiler.differentiation.tensor_types import Types, infer_types, small_constants
+from partc.passes.graph.operation_builder import FunctionBuilder
 
 
 def is_expandable(op_type: str, opset: int) -> bool:

@@ -15,8 +15,8 @@ import onnx
 from onnx import helper
 
 from partc.compiler.differentiation.forward.expand_ops import names_in
-from partc.compiler.differentiation.node_builder import FunctionBuilder
 from partc.compiler.differentiation.tensor_types import Types, infer_types, small_constants
+from partc.passes.graph.operation_builder import FunctionBuilder
 from partc.runtime.errors import BadModel
 
 MAX_PIECES = 4096  # of one split, written out

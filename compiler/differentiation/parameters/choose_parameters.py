@@ -12,8 +12,8 @@ from shlex import quote
 
 import onnx
 
-from partc.compiler.differentiation.node_builder import RANDOM_OPS
 from partc.compiler.differentiation.parameters.decision import ParameterDecision, Verdict, constant, trained
+from partc.passes.graph.operation_builder import RANDOM_OPS
 from partc.runtime.errors import BadUsage
 
 MAX_NAMES = 8  # of a group that a message lists

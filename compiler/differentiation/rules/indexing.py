@@ -6,8 +6,8 @@ import numpy as np
 from onnx import TensorProto
 
 from partc.compiler.differentiation.forward_node import ForwardNode, Gradients, Rule, of_first_output
-from partc.compiler.differentiation.node_builder import AttributeValue
 from partc.compiler.differentiation.tensor_types import Shape
+from partc.passes.graph.operation_builder import AttributeValue
 
 
 def indexed_slices(at: ForwardNode, dy: str) -> tuple[str, str]:

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 
 from partc.compiler.differentiation.forward_node import ForwardNode, Gradients, Rule, of_first_output
-from partc.compiler.differentiation.rules import window_functions as functions
 from partc.compiler.differentiation.rules.reduction import count_along
 from partc.compiler.differentiation.rules.windows import (
-    Windows,
     declared_after,
     transposed_windows_of,
     windows_of,
 )
+from partc.passes.windows import window_functions as functions
+from partc.passes.windows.windows import Windows
 
 
 def _conv(at: ForwardNode, dy: str) -> Gradients:

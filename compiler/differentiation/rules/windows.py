@@ -1,73 +1,10 @@
-"""How a convolution's or a pooling's windows lie on its input."""
+"""Read how the windows of a convolution's or a pooling's forward node lie on its input."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from partc.compiler.differentiation.forward_node import ForwardNode
+from partc.passes.windows.windows import Sizes, Windows, lay_windows
 from partc.runtime.errors import BadModel
-
-Sizes = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """One entry per spatial axis. Entry y of the output reads inputs y stride - before + t dilation.
-
-    `before` and `after` are the entries that windows reach beyond the input's ends; `after` is
-    negative where the last entries of the input are in no window.
-    """
-
-    kernel: Sizes
-    strides: Sizes
-    dilations: Sizes
-    before: Sizes
-    after: Sizes
-    source: Sizes  # the input's spatial sizes
-    target: Sizes  # the output's
-
-    @property
-    def spans(self) -> Sizes:
-        """Entries from a window's first to its last."""
-        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
-
-    @property
-    def taps(self) -> int:
-        """Entries in a window."""
-        count = 1
-        for size in self.kernel:
-            count *= size
-        return count
-
-    @property
-    def is_pointwise(self) -> bool:
-        """Tell whether output y reads input y alone."""
-        return self.taps == 1 and {*self.strides} == {1} and not any((*self.before, *self.after))
-
-    def transposed(self) -> dict[str, Sizes]:
-        """Return the attributes of the ConvTranspose that carries outputs back to inputs."""
-        return {
-            "kernel_shape": self.kernel,
-            "strides": self.strides,
-            "dilations": self.dilations,
-            "pads": (*self.before, *(max(0, a) for a in self.after)),
-            "output_padding": tuple(max(0, -a) for a in self.after),
-        }
-
-    def forward(self) -> dict[str, Sizes]:
-        """Return the attributes of the convolution itself, as it was before conversion."""
-        return {
-            "kernel_shape": self.kernel,
-            "strides": self.strides,
-            "dilations": self.dilations,
-            "pads": (*self.before, *(max(0, a) for a in self.after)),
-        }
-
-    def spelling(self) -> str:
-        """Name the windows; different ones have different names."""
-        text = "x".join(map(str, self.kernel))
-        for letter, sizes in (("s", self.strides), ("d", self.dilations), ("p", (*self.before, *self.after))):
-            text += letter + "x".join(str(size).replace("-", "m") for size in sizes)
-        return text
 
 
 def windows_of(at: ForwardNode, kernel: Sequence[int]) -> Windows:
@@ -82,24 +19,10 @@ def windows_of(at: ForwardNode, kernel: Sequence[int]) -> Windows:
             at=at.place,
             fix="give the kernel, strides and dilations a size for each axis behind the channels",
         )
-    spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-    reach = [(t - 1) * s + span for t, s, span in zip(target, strides, spans, strict=True)]
-    padding = [r - x for r, x in zip(reach, source, strict=True)]
-    before = _padding_before(at, padding)
-    after = tuple(p - b for p, b in zip(padding, before, strict=True))
-    return Windows(tuple(kernel), strides, dilations, before, after, source, target)
-
-
-def _padding_before(at: ForwardNode, padding: Sequence[int]) -> Sizes:
-    match at.attribute("auto_pad", "NOTSET"):
-        case "SAME_UPPER":
-            return tuple(max(0, p) // 2 for p in padding)
-        case "SAME_LOWER":
-            return tuple((max(0, p) + 1) // 2 for p in padding)
-        case "VALID":
-            return (0,) * len(padding)
-        case _:
-            return _sizes(at, "pads", (0,) * (2 * len(padding)))[: len(padding)]
+    auto_pad = at.attribute("auto_pad", "NOTSET")
+    assert isinstance(auto_pad, str)
+    pads = _sizes(at, "pads", (0,) * (2 * rank))
+    return lay_windows(kernel, strides, dilations, pads, auto_pad, source, target)
 
 
 def transposed_windows_of(at: ForwardNode, kernel: Sequence[int]) -> Windows:

@@ -11,7 +11,6 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from partc.compiler.differentiation.node_builder import RANDOM_OPS
 from partc.compiler.differentiation.sizes.evaluate import (
     SizeNode,
     Values,
@@ -31,6 +30,7 @@ from partc.compiler.differentiation.tensor_types import (
     type_of,
     value_info,
 )
+from partc.passes.graph.operation_builder import RANDOM_OPS
 
 INTEGERS = frozenset({TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL})
 GROWING = frozenset({"Add", "Mul", "Div", "Max", "Min", "Mod"})  # make sizes of sizes, none negative

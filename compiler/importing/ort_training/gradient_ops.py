@@ -15,13 +15,13 @@ from onnx import TensorProto, helper
 
 from partc.compiler.differentiation.expansions.table import Expansion
 from partc.compiler.differentiation.forward_node import ForwardNode
-from partc.compiler.differentiation.node_builder import AttributeValue
 from partc.compiler.differentiation.rules.table import RULES
 from partc.compiler.importing.ort_training.forward_ops import (
     inverse_root_mean_square,
     label_loss,
     normalized_axes,
 )
+from partc.passes.graph.operation_builder import AttributeValue
 from partc.runtime.errors import UnsupportedModel
 
 

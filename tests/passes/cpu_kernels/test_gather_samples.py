@@ -3,9 +3,9 @@ import onnx
 import pytest
 from onnx import parser
 
-from partc.compiler.differentiation.rules import window_functions
-from partc.compiler.differentiation.rules.windows import Windows
 from partc.passes.cpu_kernels.gather_samples import gather_samples
+from partc.passes.windows import window_functions
+from partc.passes.windows.windows import Windows
 from tests.builders.graphs.rewritten_models import named, rewritten, run
 
 OPSET = 21

@@ -6,11 +6,11 @@ import onnxruntime as ort
 import pytest
 from onnx import parser
 
-from partc.compiler.differentiation.rules import window_functions
-from partc.compiler.differentiation.rules.windows import Windows
 from partc.passes.cpu_kernels import winograd_tiles
 from partc.passes.cpu_kernels.winograd import tile_convolutions
 from partc.passes.cpu_kernels.winograd_tiles import Tiling
+from partc.passes.windows import window_functions
+from partc.passes.windows.windows import Windows
 from tests.builders.graphs.rewritten_models import named, rewritten, run
 
 OPSET = 21

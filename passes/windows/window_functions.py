@@ -12,17 +12,14 @@ share a body. Bodies are standard ops, and hold no batch size.
 """
 
 from itertools import product
+from math import prod
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from partc.compiler.differentiation.node_builder import FunctionBuilder
-from partc.compiler.differentiation.rules.windows import Sizes, Windows
-from partc.compiler.differentiation.tensor_types import element_count
-
-# The padding, before and after each axis, that an average counts as zeros; None: it counts none.
-CountedPadding = tuple[Sizes, Sizes] | None
+from partc.passes.graph.operation_builder import FunctionBuilder
+from partc.passes.windows.windows import CountedPadding, Windows
 
 # A convolution of so few channels is cheapest with batch and channels exchanged: DESIGN.md section 8.
 FEW_CHANNELS = 4
@@ -86,7 +83,7 @@ def _multiply_per_tap(b: FunctionBuilder, windows: Windows, weight: tuple[int, .
     o, c = weight[0] // group, weight[1]
     padded = _pad(b, windows)
     # Gathering all samples into one product moves pixels (o + c); summing theirs moves o c.
-    gathers = group == 1 and element_count(windows.target) * (o + c) <= o * c
+    gathers = group == 1 and prod(windows.target) * (o + c) <= o * c
     products = []
     for tap in product(*(range(k) for k in windows.kernel)):
         shifted = _shift(b, padded, windows, tap)

@@ -1,0 +1,111 @@
+"""Read the windows of a node: of a convolution or pooling by its attributes, of their gradients by the name.
+
+ConvWeightGrad_3x3s1x1d1x1p1x1x1x1g1_64x32_56x56     kernel, strides, dilations, pads, groups, ..
+"""
+
+import re
+from dataclasses import dataclass
+
+import onnx_graphsurgeon as gs
+
+from partc.passes.graph.facts import Facts
+from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN
+from partc.passes.windows.windows import CountedPadding, Sizes, Windows, lay_windows
+
+_NUMBERS = r"m?\d+(?:xm?\d+)*"
+_NAME = re.compile(
+    rf"(?P<kind>ConvDataGrad|ConvWeightGrad|MaxPoolGrad|AveragePoolGrad)"
+    rf"(?:_counting(?P<counted>{_NUMBERS}))?(?:_c(?P<channels>\d+))?"
+    rf"_(?P<kernel>{_NUMBERS})s(?P<strides>{_NUMBERS})d(?P<dilations>{_NUMBERS})p(?P<pads>{_NUMBERS})"
+    rf"(?:g(?P<group>\d+))?(?:_.*)?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowGradient:
+    """What the name of a gradient function says. `counted`: the padding that an average counts as zeros."""
+
+    kind: str
+    windows: Windows
+    group: int = 1
+    channels: int = 0
+    counted: CountedPadding = None
+
+
+def windows_of(node: gs.Node, facts: Facts) -> Windows | None:
+    """Return the windows of a Conv, MaxPool or AveragePool node; None where a spatial size may vary."""
+    image, result = node.inputs[0].name, node.outputs[0].name
+    source, target = _space(image, facts), _space(result, facts)
+    kernel = _kernel(node, facts)
+    if source is None or target is None or len(kernel) != len(source) or len(target) != len(source):
+        return None
+    rank = len(kernel)
+    return lay_windows(
+        kernel,
+        tuple(node.attrs.get("strides", (1,) * rank)),
+        tuple(node.attrs.get("dilations", (1,) * rank)),
+        tuple(node.attrs.get("pads", (0,) * (2 * rank))),
+        node.attrs.get("auto_pad", "NOTSET"),
+        source,
+        target,
+    )
+
+
+def counted_padding(node: gs.Node, windows: Windows) -> CountedPadding:
+    """Return the padding that an AveragePool counts: the declared one, not what ceil_mode adds."""
+    if not node.attrs.get("count_include_pad", 0):
+        return None
+    rank = len(windows.kernel)
+    pads = tuple(node.attrs.get("pads", (0,) * (2 * rank)))
+    if node.attrs.get("auto_pad", "NOTSET") != "NOTSET":
+        pads = windows.forward()["pads"]
+    return pads[:rank], pads[rank:]
+
+
+def gradient_of(node: gs.Node, facts: Facts) -> WindowGradient | None:
+    """Return what a gradient function is of; None where it is none of these, or a spatial size may vary."""
+    found = _NAME.fullmatch(node.op) if node.domain == FUNCTION_DOMAIN else None
+    if found is None:
+        return None
+    kind = found["kind"]
+    images = [node.inputs[0], node.inputs[-1] if kind != "ConvDataGrad" else node.inputs[0]]
+    if kind in ("ConvDataGrad", "AveragePoolGrad", "MaxPoolGrad"):
+        images[0] = node.outputs[0]
+    source, target = (_space(image.name, facts) for image in images)
+    if source is None or target is None:
+        return None
+    rank, pads = len(source), _numbers(found["pads"])
+    windows = Windows(
+        _numbers(found["kernel"]),
+        _numbers(found["strides"]),
+        _numbers(found["dilations"]),
+        pads[:rank],
+        pads[rank:],
+        source,
+        target,
+    )
+    counted = None if found["counted"] is None else _numbers(found["counted"])
+    return WindowGradient(
+        kind,
+        windows,
+        int(found["group"] or 1),
+        int(found["channels"] or 0),
+        None if counted is None else (counted[:rank], counted[rank:]),
+    )
+
+
+def _kernel(node: gs.Node, facts: Facts) -> Sizes:
+    if node.op == "Conv":
+        return facts.shape(node.inputs[1].name)[2:]
+    return tuple(node.attrs["kernel_shape"])
+
+
+def _space(tensor: str, facts: Facts) -> Sizes | None:
+    """Return the spatial sizes of an image that do not follow a symbolic size."""
+    rank = len(facts.shape(tensor))
+    sizes = tuple(size for axis in range(2, rank) if (size := facts.fixed_size(tensor, axis)) is not None)
+    return sizes if rank > 2 and len(sizes) == rank - 2 else None
+
+
+def _numbers(text: str) -> Sizes:
+    return tuple(int(number.replace("m", "-")) for number in text.split("x"))

@@ -1,0 +1,168 @@
+"""How a convolution's or a pooling's windows lie on its input, or on a rank's part of it.
+
+    entry y of the output reads entries y stride - before + t dilation of the input, 0 <= t < kernel
+
+Where the input has as many entries as the output times the stride, an equal part of the output reads the
+same part of the input, and of its neighbours' parts always as many entries: the halo.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+Sizes = tuple[int, ...]
+# The padding, before and after each axis, that an average counts as zeros; None: it counts none.
+CountedPadding = tuple[Sizes, Sizes] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """One entry per spatial axis. Entry y of the output reads inputs y stride - before + t dilation.
+
+    `before` and `after` are the entries that windows reach beyond the input's ends; `after` is
+    negative where the last entries of the input are in no window.
+    """
+
+    kernel: Sizes
+    strides: Sizes
+    dilations: Sizes
+    before: Sizes
+    after: Sizes
+    source: Sizes  # the input's spatial sizes
+    target: Sizes  # the output's
+
+    @property
+    def spans(self) -> Sizes:
+        """Entries from a window's first to its last."""
+        return spans_of(self.kernel, self.dilations)
+
+    @property
+    def taps(self) -> int:
+        """Entries in a window."""
+        count = 1
+        for size in self.kernel:
+            count *= size
+        return count
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Tell whether output y reads input y alone."""
+        return self.taps == 1 and {*self.strides} == {1} and not any((*self.before, *self.after))
+
+    def transposed(self) -> dict[str, Sizes]:
+        """Return the attributes of the ConvTranspose that carries outputs back to inputs."""
+        return {
+            "kernel_shape": self.kernel,
+            "strides": self.strides,
+            "dilations": self.dilations,
+            "pads": (*self.before, *(max(0, a) for a in self.after)),
+            "output_padding": tuple(max(0, -a) for a in self.after),
+        }
+
+    def forward(self) -> dict[str, Sizes]:
+        """Return the attributes of the convolution itself, as it was before conversion."""
+        return {
+            "kernel_shape": self.kernel,
+            "strides": self.strides,
+            "dilations": self.dilations,
+            "pads": (*self.before, *(max(0, a) for a in self.after)),
+        }
+
+    def spelling(self) -> str:
+        """Name the windows; different ones have different names."""
+        text = "x".join(map(str, self.kernel))
+        for letter, sizes in (("s", self.strides), ("d", self.dilations), ("p", (*self.before, *self.after))):
+            text += letter + "x".join(str(size).replace("-", "m") for size in sizes)
+        return text
+
+    # ------------------------------------------------------------ parts of an axis
+
+    def has_parts(self, axis: int) -> bool:
+        """Tell whether an equal part of the output reads the same part of the input, and a constant halo."""
+        stride, before, after = self.strides[axis], self.before[axis], self.after[axis]
+        return self.source[axis] == self.target[axis] * stride and before >= 0 and after > -stride
+
+    def halo(self, axis: int) -> tuple[int, int]:
+        """Return the entries of the input before and behind a part that the part's windows read."""
+        return self.before[axis], max(0, self.after[axis])
+
+    def halo_back(self, axis: int) -> tuple[int, int]:
+        """Return the entries of the output before and behind a part whose windows read the part's inputs."""
+        stride, before = self.strides[axis], self.before[axis]
+        return max(0, (self.spans[axis] - 1 - before) // stride), max(0, (before - 1) // stride + 1)
+
+    def halo_of_readers(self, axis: int) -> tuple[int, int]:
+        """Return the entries of the input around a part that all windows read which read the part's own."""
+        (first, last), stride = self.halo_back(axis), self.strides[axis]
+        return first * stride + self.before[axis], max(0, last * stride + self.after[axis])
+
+    def of_part(self, axis: int, parts: int) -> "Windows":
+        """Return the windows of a part on its inputs and their halo: nothing is padded."""
+        source, target = self.source[axis] // parts, self.target[axis] // parts
+        return self._laid(axis, source + sum(self.halo(axis)), target, 0)
+
+    def back_to_part(self, axis: int, parts: int) -> "Windows":
+        """Return the windows on a part of the input, of a part of the output and its halo."""
+        first, last = self.halo_back(axis)
+        source, target = self.source[axis] // parts, self.target[axis] // parts + first + last
+        return self._laid(axis, source, target, self.before[axis] + first * self.strides[axis])
+
+    def of_readers(self, axis: int, parts: int) -> "Windows":
+        """Return the windows that read a part of the input, on all that they read: nothing is padded."""
+        source = self.source[axis] // parts + sum(self.halo_of_readers(axis))
+        return self._laid(axis, source, self.target[axis] // parts + sum(self.halo_back(axis)), 0)
+
+    def _laid(self, axis: int, source: int, target: int, before: int) -> "Windows":
+        reach = (target - 1) * self.strides[axis] + self.spans[axis]
+        return replace(
+            self,
+            before=_replaced(self.before, axis, before),
+            after=_replaced(self.after, axis, reach - source - before),
+            source=_replaced(self.source, axis, source),
+            target=_replaced(self.target, axis, target),
+        )
+
+
+def lay_windows(
+    kernel: Sequence[int],
+    strides: Sizes,
+    dilations: Sizes,
+    pads: Sizes,
+    auto_pad: str,
+    source: Sizes,
+    target: Sizes,
+) -> Windows:
+    """Return the windows of a Conv or pooling node, by its attributes and its spatial sizes."""
+    reach = [
+        (t - 1) * s + span for t, s, span in zip(target, strides, spans_of(kernel, dilations), strict=True)
+    ]
+    padding = [r - x for r, x in zip(reach, source, strict=True)]
+    before = _padding_before(auto_pad, pads, padding)
+    after = tuple(p - b for p, b in zip(padding, before, strict=True))
+    return Windows(tuple(kernel), strides, dilations, before, after, source, target)
+
+
+def averages_alike(windows: Windows, axis: int, counted: CountedPadding) -> bool:
+    """Tell whether all windows of an average have as many entries along an axis: then parts do too."""
+    before, after = (0, 0) if counted is None else (counted[0][axis], counted[1][axis])
+    return windows.before[axis] <= before and windows.after[axis] <= after
+
+
+def spans_of(kernel: Sequence[int], dilations: Sequence[int]) -> Sizes:
+    """Return the entries from a window's first to its last."""
+    return tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
+
+
+def _padding_before(auto_pad: str, pads: Sizes, padding: Sequence[int]) -> Sizes:
+    match auto_pad:
+        case "SAME_UPPER":
+            return tuple(max(0, p) // 2 for p in padding)
+        case "SAME_LOWER":
+            return tuple((max(0, p) + 1) // 2 for p in padding)
+        case "VALID":
+            return (0,) * len(padding)
+        case _:
+            return pads[: len(padding)]
+
+
+def _replaced(sizes: Sizes, axis: int, size: int) -> Sizes:
+    return (*sizes[:axis], size, *sizes[axis + 1 :])
