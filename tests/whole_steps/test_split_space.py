@@ -1,0 +1,228 @@
+"""Images split in height: every tensor of every rank is the single device's; strips are all that is sent."""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import SGD, Momentum
+from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.verification.verify import verify
+from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
+from partc.models.catalogue import build_model
+from partc.passes.layouts.layouts import Split
+from partc.runtime.errors import BadStrategy, BadUsage
+from partc.runtime.plan.program import Start
+from tests.builders.graphs.random_images import random_image_step
+from tests.builders.plans.compiled_steps import Compiled, compile_step, random_batches, verified
+from tests.checks.oracle import Oracle
+from tests.checks.training_steps import EVERYTHING
+
+MESHES = (("1x2", "spatial=2"), ("1x4", "spatial=4"), ("2x2", "data=2,spatial=2"))
+BATCHES = ("global", "per-replica")
+ROUNDED = 1e-4  # of a tensor's largest entry, in float32
+
+
+def check_random(seed: int, folder: Path) -> None:
+    is_exact = seed % 2 == 0
+    training = import_training_graph(random_image_step(seed, is_exact))
+    oracle = Oracle(training)
+    if seed in UNDIVIDED:
+        with pytest.raises(BadUsage, match="no windows of a convolution or pooling make rows that divide"):
+            compile_step(training, folder / "out", *MESHES[seed % 3], BATCHES[seed // 2 % 2])
+        return
+    compiled = compile_step(training, folder / "out", *MESHES[seed % 3], BATCHES[seed // 2 % 2])
+    batches = random_batches(compiled.plan, 2, seed)
+    if is_exact:
+        batches = [{name: np.round(array) for name, array in batch.items()} for batch in batches]
+
+    assert oracle.first_wrong(compiled, batches[0], 0 if is_exact else ROUNDED) is None
+    report = verified(compiled, batches)
+    assert report.passed, report.summary()
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_a_random_network_trains_as_on_one_device(seed: int, tmp_path: Path) -> None:
+    check_random(seed, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(16, 400))
+def test_many_random_networks_train_as_on_one_device(seed: int, tmp_path: Path) -> None:
+    check_random(seed, tmp_path)
+
+
+# ---------------------------------------------------------------- what is sent
+
+STACK = """<ir_version: 10, opset_import: ["": 18]>
+stack (float[4,3,16,8] x, float[6,3,3,3] a, float[6,6,5,5] b, float[6,6,3,3] c) => (float loss) {
+    h0 = Conv <pads = [1,1,1,1]> (x, a)
+    h1 = Tanh (h0)
+    h2 = Conv <pads = [2,2,2,2]> (h1, b)
+    h3 = Tanh (h2)
+    y = Conv <pads = [1,1,1,1], strides = [2,2]> (h3, c)
+    z = Tanh (y)
+    square = Mul (z, z)
+    loss = ReduceMean <keepdims = 0> (square)
+}"""
+ROW = 4 * 6 * 8 * 4  # bytes of a row of h1 and h3: [4, 6, 1, 8]
+
+
+def training_of(text: str) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(text)
+    rng = np.random.default_rng(2)
+    for value in model.graph.input[1:]:
+        shape = [size.dim_value for size in value.type.tensor_type.shape.dim]
+        stored = rng.normal(scale=0.3, size=shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(stored, value.name))
+    del model.graph.input[1:]
+    return build_training_graph(model, loss="loss", optimizer=SGD(0.1), parameters=EVERYTHING)
+
+
+def strips(compiled: Compiled) -> Counter[str]:
+    """Return the bytes that a rank between two others sends ahead and back."""
+    starts = [i for i in compiled.plan.instructions if isinstance(i, Start) and i.kind.startswith("shift")]
+    found: Counter[str] = Counter()
+    for start in starts:
+        assert start.group == "worker.spatial"
+        found[start.kind] += start.payload_bytes
+    return found
+
+
+@pytest.mark.parametrize(("cluster", "strategy"), MESHES[:2])
+def test_only_strips_that_windows_reach_for_are_sent(cluster: str, strategy: str, tmp_path: Path) -> None:
+    """Of each tensor once, for its gradients too.
+
+    h1    5x5 reads 2 rows ahead and 2 behind      h3    3x3 of stride 2 reads 1 in front
+    dy    1 row of y, half as wide, behind         dh2   2 rows on both sides
+    """
+    training = import_training_graph(training_of(STACK))
+
+    compiled = compile_step(training, tmp_path / "out", cluster, strategy, "global")
+
+    assert strips(compiled) == {"shift_ahead": (2 + 1 + 2) * ROW, "shift_back": (2 + 2) * ROW + ROW // 2}
+    others = [i for i in compiled.plan.instructions if isinstance(i, Start) and "shift" not in i.kind]
+    assert {start.kind for start in others} == {"all_reduce"}
+    largest = max(start.payload_bytes for start in others)
+    assert largest < 4 * (6 * 3 * 9 + 6 * 6 * 25 + 6 * 6 * 9 + 1 + 1)  # of weights, and the loss
+
+
+def test_a_rank_computes_its_rows_and_the_halo_at_most(tmp_path: Path) -> None:
+    training = import_training_graph(training_of(STACK))
+    compiled = compile_step(training, tmp_path / "out", "1x4", "spatial=4", "global")
+
+    lowered, facts = compiled.compilation.lowered, compiled.compilation.analysis.facts
+    nodes = {node.name: node for node in compiled.compilation.training.graph.nodes}
+    windowed = {copy: nodes[name] for copy, name in lowered.original.items() if "Conv" in nodes[name].op}
+    assert len(windowed) == 3 + 2 + 3
+    for copy in (node for node in lowered.nodes if node.name in windowed):
+        node = windowed[copy.name]
+        for tensor, local in zip((*node.inputs, *node.outputs), (*copy.inputs, *copy.outputs), strict=True):
+            whole, part = facts.shape(tensor.name), lowered.shapes[local.name]
+            if tensor.name not in ("a", "b", "c") and "WeightGrad" not in tensor.name:
+                assert whole[2] // 4 <= part[2] <= whole[2] // 4 + 4
+        assert lowered.flops[copy.name] == max(
+            lowered.flops[other] for other in windowed if windowed[other] is node
+        )
+
+
+# ---------------------------------------------------------------- a whole model
+
+
+def resnet(image: int, **options: object) -> onnx.ModelProto:
+    forward = build_model("resnet50", width=4, image=image, classes=5, batch=4, **options)
+    return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Momentum(0.01))
+
+
+@pytest.mark.parametrize(("cluster", "strategy"), MESHES[::2])
+def test_resnet_50_trains_split_in_height(cluster: str, strategy: str, tmp_path: Path) -> None:
+    training = import_training_graph(resnet(64))
+
+    compiled = compile_step(training, tmp_path / "out", cluster, strategy, "global")
+
+    lowered = compiled.compilation.lowered
+    maps = [name for name, layout in lowered.native.items() if Split(2) in layout.placements]
+    assert len(maps) > 300
+    assert verified(compiled, random_batches(compiled.plan, 1)).passed
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(("cluster", "strategy"), MESHES)
+def test_resnet_50_trains_split_in_height_everywhere(
+    cluster: str, strategy: str, batch: str, tmp_path: Path
+) -> None:
+    training = import_training_graph(resnet(64))
+
+    compiled = compile_step(training, tmp_path / "out", cluster, strategy, batch)
+
+    assert verified(compiled, random_batches(compiled.plan, 2)).passed
+
+
+def test_strips_travel_between_processes(tmp_path: Path) -> None:
+    training = import_training_graph(training_of(STACK))
+    compiled = compile_step(training, tmp_path / "out", "1x4", "spatial=4", "global")
+
+    assert verify(compiled.folder, steps=2).passed
+
+
+# ---------------------------------------------------------------- by file
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a strategy file asks of the second convolution of STACK, whose rows are 16 and columns 8."""
+
+    mesh: dict[str, int]
+    split: dict[str, int | str]
+
+
+def by_file(asked: Asked) -> Strategy:
+    ops = (OpConfig("Conv:h2", asked.split),)
+    return Strategy(MESH_STRATEGY_FORMAT, "global", {}, mesh=asked.mesh, ops=ops)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "asked"),
+    [
+        ("1x2", Asked({"data": 1, "rows": 2}, {"out:2": "rows"})),
+        ("1x2", Asked({"data": 2}, {"out:2": "data"})),
+        ("1x4", Asked({"data": 1, "columns": 4}, {"out:3": "columns"})),
+        ("2x2", Asked({"data": 1, "rows": 2, "columns": 2}, {"out:2": "rows", "out:3": "columns"})),
+        ("2x2", Asked({"data": 1, "rows": 2, "tensor": 2}, {"out:2": "rows", "out:1": "tensor"})),
+        (
+            "2x4",
+            Asked({"data": 2, "rows": 2, "tensor": 2}, {"batch": "data", "out:2": 2, "in:0:1": "tensor"}),
+        ),
+    ],
+)
+def test_a_file_splits_rows_columns_and_channels_together(cluster: str, asked: Asked, tmp_path: Path) -> None:
+    training = import_training_graph(training_of(STACK))
+    oracle = Oracle(training)
+
+    compiled = compile_step(training, tmp_path / "out", cluster, by_file(asked), "global")
+
+    batches = random_batches(compiled.plan, 2)
+    assert oracle.first_wrong(compiled, batches[0], ROUNDED) is None
+    assert verified(compiled, batches).passed
+    assert any(layout.widened() for _, layout in compiled.compilation.lowered.meanings.values())
+
+
+@pytest.mark.parametrize(
+    ("cluster", "asked"),
+    [
+        ("2x8", Asked({"data": 1, "rows": 16}, {"out:2": "rows"})),  # 2 rows of a neighbour that has 1
+        ("2x2", Asked({"data": 1, "a": 2, "b": 2}, {"out:2": "a*b"})),  # neighbours along two axes
+        ("1x3", Asked({"data": 1, "rows": 3}, {"out:2": "rows"})),  # 16 rows in three parts
+    ],
+)
+def test_what_one_neighbour_does_not_have_is_refused(cluster: str, asked: Asked, tmp_path: Path) -> None:
+    training = import_training_graph(training_of(STACK))
+
+    with pytest.raises(BadStrategy, match=r"cannot split out:2 into \d+ parts"):
+        compile_step(training, tmp_path / "out", cluster, by_file(asked), "global")
