@@ -13,7 +13,7 @@ from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN
 from partc.passes.windows.windows import CountedPadding, Sizes, Windows, lay_windows
 
 _NUMBERS = r"m?\d+(?:xm?\d+)*"
-_NAME = re.compile(
+FUNCTION_NAME = re.compile(
     rf"(?P<kind>ConvDataGrad|ConvWeightGrad|MaxPoolGrad|AveragePoolGrad)"
     rf"(?:_counting(?P<counted>{_NUMBERS}))?(?:_c(?P<channels>\d+))?"
     rf"_(?P<kernel>{_NUMBERS})s(?P<strides>{_NUMBERS})d(?P<dilations>{_NUMBERS})p(?P<pads>{_NUMBERS})"
@@ -64,7 +64,7 @@ def counted_padding(node: gs.Node, windows: Windows) -> CountedPadding:
 
 def gradient_of(node: gs.Node, facts: Facts) -> WindowGradient | None:
     """Return what a gradient function is of; None where it is none of these, or a spatial size may vary."""
-    found = _NAME.fullmatch(node.op) if node.domain == FUNCTION_DOMAIN else None
+    found = FUNCTION_NAME.fullmatch(node.op) if node.domain == FUNCTION_DOMAIN else None
     if found is None:
         return None
     kind = found["kind"]

@@ -25,6 +25,10 @@ from tests.checks.training_steps import EVERYTHING
 
 MESHES = (("1x2", "spatial=2"), ("1x4", "spatial=4"), ("2x2", "data=2,spatial=2"))
 BATCHES = ("global", "per-replica")
+# Of the first 400 networks, those none of whose rows divide among the ranks.
+UNDIVIDED = frozenset(
+    (19, 25, 28, 42, 92, 115, 121, 131, 148, 184, 190, 193, 196, 223, 241, 256, 259, 280, 286, 295, 313, 318)
+) | {328, 331, 337, 352, 355, 371, 376, 388}
 ROUNDED = 1e-4  # of a tensor's largest entry, in float32
 
 
