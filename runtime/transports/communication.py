@@ -138,7 +138,7 @@ class _DenseResolver:
         return Dense(target, target, self._is_placed(write))
 
     def _shift(self, read: str, write: str) -> Dense:
-        source = np.asarray(self.environment.array(read), order="C")
+        source = self._supplied_only(read, write).source
         target = self._memory_for(write, read)
         self._check_size(write, target.size, source.size)
         return Dense(source, target, self._is_placed(write))

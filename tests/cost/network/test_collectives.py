@@ -69,6 +69,14 @@ def test_pairwise_all_gather_matches_its_formula() -> None:
     assert seconds == pytest.approx((p - 1) * (LATENCY_S + m / (p * RATE)))
 
 
+def test_a_shift_takes_as_long_as_one_message() -> None:
+    p, m = 5, 1e6
+    network = Network(one_gpu_each(p))
+
+    assert seconds_of(network, collectives.shift(network, ends(p), m)) == pytest.approx(LATENCY_S + m / RATE)
+    assert collectives.shift(network, ends(1), m) == ()
+
+
 def test_a_short_all_reduce_takes_the_algorithm_with_fewer_messages() -> None:
     network = Network(one_gpu_each(8))
 

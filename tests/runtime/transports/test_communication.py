@@ -10,7 +10,7 @@ from partc.runtime.errors import BadPlan
 from partc.runtime.execution.device import Device
 from partc.runtime.execution.environment import Environment
 from partc.runtime.plan.plan_folder import PlanFolder
-from partc.runtime.plan.program import Buffer, Slice, Start
+from partc.runtime.plan.program import Buffer, Kind, Slice, Start
 from partc.runtime.transports.communication import part_of
 from partc.runtime.transports.in_memory import Board, InMemoryTransport
 from tests.builders.plans.hand_made_plans import plan_of, rank
@@ -43,6 +43,11 @@ def environments(tmp_path: Path) -> list[Environment]:
 
 def exchange(environments: list[Environment], start: Start) -> InMemoryTransport:
     """Carry one communication out; return rank 0's side."""
+    return exchange_all(environments, start)[0]
+
+
+def exchange_all(environments: list[Environment], start: Start) -> list[InMemoryTransport]:
+    """Carry one communication out; return every rank's side."""
     board = Board()
     transports = [InMemoryTransport(board) for _ in RANKS]
     parts = [
@@ -58,7 +63,7 @@ def exchange(environments: list[Environment], start: Start) -> InMemoryTransport
                     environment.put(name, dense.target)
             for name, array in zip(start.writes, handle.rows(), strict=False):
                 environment.put(name, array)
-    return transports[0]
+    return transports
 
 
 def flat(environment: Environment, name: str) -> list[float]:
@@ -158,3 +163,27 @@ def test_traffic_counts_values_and_ids_apart_and_leaves_out_what_stays(
     assert transport.traffic.ids_bytes["all_to_all_rows"] == 3 * 8
     np.testing.assert_array_equal(environments[0].array("counts_in"), [0, 1, 1])
     np.testing.assert_array_equal(environments[0].array("ids_in"), [2, 2])
+
+
+@pytest.mark.parametrize("write", ["y", "new"])
+@pytest.mark.parametrize(
+    ("kind", "expected", "sent"),
+    [
+        ("shift_ahead", ([0, 0, 0, 0], [10, 11, 12, 13]), (16, 0)),
+        ("shift_back", ([20, 21, 22, 23], [0, 0, 0, 0]), (16, 16)),
+    ],
+)
+def test_a_shift_brings_a_neighbours_value_and_zeros_at_the_end(
+    environments: list[Environment],
+    kind: Kind,
+    expected: tuple[list[float], list[float]],
+    sent: tuple[int, int],
+    write: str,
+) -> None:
+    """In the group rank 0 is behind rank 2, which sends nothing, and rank 1 behind rank 0."""
+    start = Start(0, kind, "all", "worker", "worker", ("x",), (write,))
+
+    transports = exchange_all(environments, start)
+
+    assert (flat(environments[0], write), flat(environments[1], write)) == expected
+    assert tuple(side.traffic.payload_bytes[kind] for side in transports[:2]) == sent

@@ -39,6 +39,11 @@ def part(kind: Kind, position: int, **brought: object) -> Part:
         ("broadcast", 1, (8, 8), (0, 8)),
         ("reduce_scatter", 1, (8, 2), (6, 6)),
         ("all_gather", 1, (2, 8), (6, 6)),
+        ("shift_ahead", 0, (8, 8), (8, 0)),
+        ("shift_ahead", 1, (8, 8), (8, 8)),
+        ("shift_ahead", 3, (8, 8), (0, 8)),
+        ("shift_back", 0, (8, 8), (0, 8)),
+        ("shift_back", 3, (8, 8), (8, 0)),
     ],
 )
 def test_a_dense_kind_moves(
