@@ -1,0 +1,118 @@
+"""The rows of images split by name: which ops are asked, and what is done where images end."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from partc.compiler.api import inspect
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import SGD
+from partc.compiler.importing.import_training import import_training_graph
+from partc.cost.strategy import OpConfig
+from partc.runtime.errors import BadUsage
+from partc.runtime.plan.program import Start
+from tests.builders.plans.compiled_steps import (
+    Compiled,
+    assert_trains_as_one_device,
+    compile_step,
+    random_batches,
+)
+from tests.checks.training_steps import EVERYTHING
+
+ROWS = {"batch": "data", "out:2": "spatial"}
+WHOLE = {"batch": "data"}
+
+
+def step(inputs: str, nodes: str) -> onnx.ModelProto:
+    text = f"""<ir_version: 10, opset_import: ["": 18]> net ({inputs}) => (float loss) {{
+        {nodes} t = Tanh (y) square = Mul (t, t) loss = ReduceMean <keepdims = 0> (square) }}"""
+    model = onnx.parser.parse_model(text)
+    rng = np.random.default_rng(2)
+    for value in model.graph.input[1:]:
+        shape = [size.dim_value for size in value.type.tensor_type.shape.dim]
+        stored = rng.normal(scale=0.3, size=shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(stored, value.name))
+    del model.graph.input[1:]
+    return build_training_graph(model, loss="loss", optimizer=SGD(0.1), parameters=EVERYTHING)
+
+
+def compiled(model: onnx.ModelProto, folder: Path, cluster: str = "1x2", name: str = "spatial=2") -> Compiled:
+    return compile_step(import_training_graph(model), folder / "out", cluster, name, "global")
+
+
+def starts(step: Compiled) -> list[Start]:
+    return [i for i in step.plan.instructions if isinstance(i, Start)]
+
+
+def test_what_follows_a_split_image_is_not_asked(tmp_path: Path) -> None:
+    model = step(
+        "float[4,3,8,6] x, float[4,3,3,3] a, float[4] s, float[4] z, float[4] m, float[4] v, "
+        "float[4,4,1,1] b",
+        "c = Conv <pads = [1,1,1,1]> (x, a) n, u, w = BatchNormalization <training_mode = 1> (c, s, z, m, v) "
+        "p = MaxPool <kernel_shape = [2,2], strides = [2,2]> (n) y = Conv (p, b)",
+    )
+
+    result = compiled(model, tmp_path)
+
+    assert result.compilation.strategy.ops == (OpConfig("Conv:c", ROWS),)
+    assert {start.kind for start in starts(result)} == {"all_reduce"}  # 3x3 reads x alone, which all have
+
+
+def test_rows_are_gathered_where_images_end(tmp_path: Path) -> None:
+    """The dense layer's weight [512, 6] is larger than what it reads, [4, 512]."""
+    model = step(
+        "float[4,3,8,8] x, float[8,3,3,3] a, float[512,6] W",
+        "c = Conv <pads = [1,1,1,1]> (x, a) r = Tanh (c) f = Flatten (r) y = MatMul (f, W)",
+    )
+
+    result = compiled(model, tmp_path)
+
+    assert result.compilation.strategy.ops == (OpConfig("Conv:c", ROWS), OpConfig("Flatten:f", WHOLE))
+    gathered = [start.payload_bytes for start in starts(result) if "gather" in start.kind]
+    assert gathered == [4 * 512 * 4]
+    assert_trains_as_one_device(result, random_batches(result.plan, 2))
+
+
+def test_rows_are_split_again_behind_windows_that_have_no_equal_parts(tmp_path: Path) -> None:
+    model = step(
+        "float[4,3,10,6] x, float[4,3,3,3] a, float[4,4,3,3] b, float[4,4,3,3] c",
+        "h = Conv <pads = [1,1,1,1]> (x, a) i = Conv (h, b) y = Conv <pads = [1,1,1,1]> (i, c)",
+    )
+
+    result = compiled(model, tmp_path)
+
+    assert result.compilation.strategy.ops == (OpConfig("Conv:h", ROWS), OpConfig("Conv:y", ROWS))
+    assert_trains_as_one_device(result, random_batches(result.plan, 2))
+
+
+def test_with_tensor_and_sharded_variables(tmp_path: Path) -> None:
+    model = step(
+        "float[4,3,8,6] x, float[8,3,3,3] a, float[6,8,1,1] b, float[6,12] W",
+        "h = Conv <pads = [1,1,1,1]> (x, a) r = Tanh (h) i = Conv (r, b) g = GlobalAveragePool (i) "
+        "f = Flatten (g) y = MatMul (f, W)",
+    )
+
+    for name in ("spatial=2,tensor=2", "fsdp=2,spatial=2"):
+        result = compiled(model, tmp_path / name, "2x2", name)
+        assert_trains_as_one_device(result, random_batches(result.plan, 2))
+
+
+def test_a_step_without_images_is_refused(tmp_path: Path) -> None:
+    model = step("float[4,6] x, float[6,6] W", "y = MatMul (x, W)")
+
+    with pytest.raises(
+        BadUsage, match="no windows of a convolution or pooling make rows that divide among 2"
+    ):
+        compiled(model, tmp_path)
+
+
+def test_groups_list_rows_as_far_as_one_neighbour_has_the_halo() -> None:
+    model = step("float[4,3,16,6] x, float[8,3,5,3] a", "y = Conv <pads = [2,1,2,1]> (x, a)")
+
+    (group,) = [group for group in inspect(model).groups if group.op == "Conv"]
+
+    assert group.splits["out:2"] == 8
+    assert group.splits["out:3"] == 6
