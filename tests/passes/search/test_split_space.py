@@ -12,6 +12,7 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
 from partc.cost.strategy import OpConfig
+from partc.passes.layouts.layouts import Split
 from partc.runtime.errors import BadUsage
 from partc.runtime.plan.program import Start
 from tests.builders.plans.compiled_steps import (
@@ -85,6 +86,30 @@ def test_rows_are_split_again_behind_windows_that_have_no_equal_parts(tmp_path: 
     result = compiled(model, tmp_path)
 
     assert result.compilation.strategy.ops == (OpConfig("Conv:h", ROWS), OpConfig("Conv:y", ROWS))
+    assert_trains_as_one_device(result, random_batches(result.plan, 2))
+
+
+POOLS = {
+    "AveragePool <kernel_shape = [3,3], pads = [1,1,1,1]>": 0,  # means of fewer rows at the image's ends
+    "AveragePool <kernel_shape = [3,3], pads = [1,1,1,1], count_include_pad = 1>": 1,
+    "AveragePool <kernel_shape = [3,3], strides = [2,2], pads = [0,0,0,0], ceil_mode = 1>": 0,
+    "MaxPool <kernel_shape = [3,3], strides = [2,2], pads = [0,0,0,0], ceil_mode = 1>": 1,
+    'MaxPool <kernel_shape = [3,3], auto_pad = "SAME_LOWER">': 1,
+    "LpPool <kernel_shape = [2,2], strides = [2,2]>": 0,
+}
+
+
+@pytest.mark.parametrize(("pool", "divides"), POOLS.items())
+def test_a_pool_is_split_where_all_its_windows_are_alike(pool: str, divides: int, tmp_path: Path) -> None:
+    model = step(
+        "float[4,3,8,8] x, float[4,3,3,3] a, float[4,4,1,1] b",
+        f"c = Conv <pads = [1,1,1,1]> (x, a) p = {pool} (c) y = Conv (p, b)",
+    )
+
+    result = compiled(model, tmp_path)
+
+    split = Split(2) in result.compilation.lowered.native["p"].placements
+    assert split == bool(divides)
     assert_trains_as_one_device(result, random_batches(result.plan, 2))
 
 
