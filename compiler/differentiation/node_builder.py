@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from partc.compiler.differentiation.tensor_types import TensorType
-from partc.passes.graph.operation_builder import OperationBuilder
+from partc.passes.graph.operation_builder import FunctionBuilder, OperationBuilder
 
 
 class NodeBuilder(OperationBuilder):
@@ -12,3 +12,7 @@ class NodeBuilder(OperationBuilder):
     def __init__(self, used_names: Iterable[str] = ()) -> None:
         super().__init__(used_names)
         self.declared: dict[str, TensorType] = {}  # outputs of functions: inference may not look inside
+
+
+class BodyBuilder(FunctionBuilder, NodeBuilder):
+    """The body of a function that is written as a graph is: it may call functions itself."""

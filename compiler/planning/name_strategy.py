@@ -44,10 +44,13 @@ def _split_height(analysis: Analysis, named: NamedStrategy, parts: int) -> tuple
             at=f"--strategy {named.text}",
             fix="use fewer parts, or another strategy: `partc inspect --groups` lists what each op may split",
         )
-    return tuple(
-        OpConfig(node, {"batch": "data"} | ({} if w.split is None else {spell_dimension(w.split): "spatial"}))
-        for node, w in wishes.items()
-    )
+    entries: list[OpConfig] = []
+    for node, wish in wishes.items():
+        split: dict[str, int | str] = {"batch": "data"}
+        if wish.split is not None:
+            split[spell_dimension(wish.split)] = "spatial"
+        entries.append(OpConfig(node, split))
+    return tuple(entries)
 
 
 def _one_weird_trick(analysis: Analysis, named: NamedStrategy, workers: int, batch: Batch) -> Strategy:

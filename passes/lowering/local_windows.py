@@ -48,8 +48,9 @@ def _parts_of_space(lowering: Lowering, node: gs.Node, decision: Decision) -> di
     rule = rule_of(node, lowering.facts)
     parts: dict[int, int] = {}
     for mesh_axis, along in enumerate(decision.axes):
-        if rule is not None and along.factor in rule.windows and along.factor.startswith("y"):
-            axis = int(along.factor[1:])
+        factor = along.factor or ""
+        if rule is not None and factor in rule.windows and factor.startswith("y"):
+            axis = int(factor[1:])
             parts[axis] = parts.get(axis, 1) * lowering.graph.mesh.size(mesh_axis)
     return parts
 

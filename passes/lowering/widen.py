@@ -131,4 +131,4 @@ def fill_value(widened: Widened, dtype: np.dtype) -> np.ndarray:
     if dtype.kind in "iu":
         return np.array(np.iinfo(dtype).min + 1 if dtype.kind == "i" else 0, dtype)
     lowest = np.array(np.finfo(dtype).min, dtype)
-    return np.nextafter(lowest, np.zeros((), dtype))
+    return np.asarray(np.nextafter(lowest, np.zeros((), dtype)))

@@ -5,7 +5,7 @@ entries of the input: then a part of the output reads a part of the input and a 
 Elsewhere space is whole.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import onnx_graphsurgeon as gs
@@ -15,6 +15,8 @@ from partc.passes.rules.rules_elementwise import Rule, named
 from partc.passes.rules.sharding_rule import Combine, Dims, Fill, Halo, ShardingRule
 from partc.passes.windows.read_windows import counted_padding, gradient_of, windows_of
 from partc.passes.windows.windows import Windows, averages_alike
+
+Reach = Callable[[Windows, int], tuple[int, int]]  # of the windows of an axis: entries before and behind
 
 
 class _ImageFactors:
@@ -65,16 +67,15 @@ def read_by_windows(windows: Windows, sizes: tuple[int, ...], known: dict[str, i
 
 
 def _halos(
-    windows: Windows | None, operands: Mapping[int, str], fills: Mapping[int, Fill] | None = None
+    windows: Windows | None, reach: Mapping[int, Reach], fills: Mapping[int, Fill] | None = None
 ) -> dict[str, dict[int, Halo]]:
-    """Return the halos of parts of every axis that has them: operand -> the method of Windows that tells."""
+    """Return the halos of parts of every axis that has them. `reach`: of each operand that is widened."""
     if windows is None:
         return {}
-    fill_of = fills or {}
     return {
         f"y{axis}": {
-            index: Halo(*getattr(windows, method)(axis), fill_of.get(index, "zero"))
-            for index, method in operands.items()
+            index: Halo(before, after, (fills or {}).get(index, "zero"))
+            for index, (before, after) in ((i, reach_of(windows, axis)) for i, reach_of in reach.items())
         }
         for axis in range(len(windows.kernel))
         if windows.has_parts(axis)
@@ -89,7 +90,7 @@ def convolution(node: gs.Node, facts: Facts) -> ShardingRule:
     inputs: list[Dims] = [factors.image(shapes[0], "c", "x"), factors.kernel(shapes[1], "o", "c")]
     output = factors.image(facts.shape(node.outputs[0].name), "o", "y")
     rule = _contraction(factors, inputs, output, len(shapes) > 2, ("c",))
-    return replace(rule, windows=_halos(windows, {0: "halo"}))
+    return replace(rule, windows=_halos(windows, {0: Windows.halo}))
 
 
 def transposed_convolution(node: gs.Node, facts: Facts) -> ShardingRule:
@@ -141,7 +142,7 @@ def weight_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
         frozenset({0, 1}),
         combine=dict.fromkeys(("n", *factors.spatial["y"]), "sum"),
         whole=factors.whole() | counted,
-        windows=_halos(windows, {0: "halo"}),
+        windows=_halos(windows, {0: Windows.halo}),
     )
 
 
@@ -155,7 +156,7 @@ def data_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
     inputs: list[Dims] = [factors.image(output_gradient, "o", "y"), factors.kernel(kernel, "o", "c")]
     output = factors.image(result, "c", "x")
     rule = _contraction(factors, inputs, output, False, ("o",))
-    return replace(rule, windows=_halos(windows, {0: "halo_back"}))
+    return replace(rule, windows=_halos(windows, {0: Windows.halo_back}))
 
 
 def pool(linear: bool) -> Rule:
@@ -171,7 +172,7 @@ def pool(linear: bool) -> Rule:
             windows = windows_of(node, facts)
         if windows is not None:
             dims = (*dims[:2], *read_by_windows(windows, shape[2:], sizes))
-            halos = _halos(windows, {0: "halo"}, {0: "lowest" if node.op == "MaxPool" else "zero"})
+            halos = _halos(windows, {0: Windows.halo}, {0: "lowest" if node.op == "MaxPool" else "zero"})
         if windows is not None and node.op == "AveragePool":
             counted = counted_padding(node, windows)
             halos = {f: halo for f, halo in halos.items() if averages_alike(windows, int(f[1:]), counted)}
@@ -268,7 +269,7 @@ def window_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
         space = read_by_windows(windows, shape[2:], sizes)
     sizes |= {f"y{axis}": size for axis, size in enumerate(output[2:])}
     image, result = (("n",), ("c",), *space), (("n",), ("c",), *((f"y{a}",) for a in range(len(output) - 2)))
-    operands = {last: "halo_back"} | ({0: "halo_of_readers"} if last else {})
+    operands = {last: Windows.halo_back} | ({0: Windows.halo_of_readers} if last else {})
     halos = _halos(windows, operands, {0: "lowest"} if last else None)
     if windows is not None and gradient is not None and not last:
         halos = {f: h for f, h in halos.items() if averages_alike(windows, int(f[1:]), gradient.counted)}

@@ -10,8 +10,8 @@ from onnx import helper, inliner
 
 from partc.compiler.differentiation.expansions.table import EXPANSIONS
 from partc.compiler.differentiation.forward_node import ForwardNode
+from partc.compiler.differentiation.node_builder import BodyBuilder
 from partc.compiler.differentiation.tensor_types import Types, infer_types, small_constants
-from partc.passes.graph.operation_builder import FunctionBuilder
 
 
 def is_expandable(op_type: str, opset: int) -> bool:
@@ -38,7 +38,7 @@ def expand_ops(model: onnx.ModelProto, op_types: Collection[str], opset: int) ->
     if not any(_is_ours(node, op_types) for node in graph.node):
         return
     types, constants = infer_types(model), small_constants(graph)
-    build = FunctionBuilder(names_in(graph))
+    build = BodyBuilder(names_in(graph))
     renamed: dict[str, str] = {}
     read_by_name = {value.name for value in graph.output}.union(*map(reads_of_subgraphs, graph.node))
     for node in graph.node:
