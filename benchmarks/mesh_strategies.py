@@ -2,6 +2,7 @@
 
     python benchmarks/mesh_strategies.py [--hosts 2] [--works wide-mlp] [--strategies ...] [--json FILE]
     python benchmarks/mesh_strategies.py --works alexnet --strategies allreduce one-weird-trick --batch global
+    python benchmarks/mesh_strategies.py --works resnet50 --strategies allreduce spatial=2 --batch global
 
 Hosts are network namespaces of one machine (needs root and iproute2), a worker each. Rounds go through all
 strategies in turn; a strategy counts the median of its rounds. `ratio`: of `allreduce`'s step to its own.
@@ -49,8 +50,14 @@ def _alexnet() -> onnx.ModelProto:
     )
 
 
+def _resnet() -> onnx.ModelProto:
+    forward = build_model("resnet50", batch=4, width=16, image=256, classes=100)
+    return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Momentum(0.01))
+
+
 WORKS = {
     "alexnet": _alexnet,
+    "resnet50": _resnet,
     "wide-mlp": _mlp(1024, 4096, 2048, 2048, 64, batch=32),
     "mlp": _mlp(512, 1024, 1024, 64, batch=64),
     "lm": _lm,
