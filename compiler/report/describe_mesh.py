@@ -68,7 +68,7 @@ def _operators(compilation: Compilation) -> str:
 def _parted(compilation: Compilation, mesh: Mesh) -> tuple[PartedVariables, ...]:
     variables = {variable.name: variable.shape for variable in compilation.plan.variables}
     alike: dict[tuple[tuple[int, ...], Layout], list[str]] = {}
-    boxes = {held.variable: held.box for held in compilation.plan.ranks[0].held}
+    boxes = {held.variable: held.box for rank in compilation.plan.ranks for held in rank.held}
     for state in compilation.lowered.states:
         layout = compilation.lowered.meanings[state.value][1]
         if layout.splits():

@@ -18,6 +18,7 @@ from partc.passes.indexed_rows.expected_rows import ExpectedRows
 from partc.passes.layouts.decide_layouts import Decision, decide_axes, run_whole, split_on, whole_axis
 from partc.passes.layouts.layouts import (
     REPLICAS,
+    WORKER,
     Layout,
     PerReplica,
     Replicate,
@@ -64,7 +65,7 @@ class _Lowerer(Lowering):
         native = [v.next for v in training.variables.values() if homes[v.name] == self.graph.layout(v.name)]
         self._lower_in_order([*training.outputs, *native])
         for name in training.outputs:
-            wanted = _as_fetched(self.graph.layout(name))
+            wanted = _as_fetched(self.graph.layout(name), self._output_site())
             value = self.need(name, wanted)
             public = training.output_names.get(name, name)
             self.out.outputs.append((public, value.name, wanted))
@@ -76,6 +77,13 @@ class _Lowerer(Lowering):
             self._keep_state(name, site)
             done += 1
         self.out.prune()
+
+    def _output_site(self) -> Site:
+        """Return who hands out the outputs: the workers that make the loss, or the first output."""
+        training = self.graph.training
+        first = [training.loss, *training.outputs] if training.loss in training.outputs else training.outputs
+        site = next((self.graph.layout(name).site for name in first), WORKER)
+        return site if site in self.graph.configuration.sites else WORKER
 
     def _home_of(self, variable: str) -> Layout:
         """Return where a variable is kept even if nobody asks for it there."""
@@ -140,7 +148,7 @@ class _Lowerer(Lowering):
                 return source.copy()  # so that the original does not list this step's nodes as readers
             if known is not None and source.inputs:
                 return gs.Constant(f"{tensor}.value", known)
-        native = self.graph.layout(tensor)
+        native = self.native(tensor, layout.site)
         if layout != native and not self._can_make(tensor, layout):
             return reshard(self, tensor, native, layout)
         if not source.inputs:
@@ -159,7 +167,7 @@ class _Lowerer(Lowering):
 
     def _can_make(self, tensor: str, layout: Layout) -> bool:
         """Tell whether a tensor, whole along axes where it natively is not, is made so without a message."""
-        native = self.graph.layout(tensor)
+        native = self.native(tensor, layout.site)
         if native.site != layout.site:
             return native.is_whole and layout.is_whole and tensor in self._on_every_rank
         if native.is_whole:
@@ -200,19 +208,34 @@ class _Lowerer(Lowering):
         decision = self._decision_for(source, before)
         axes = [*decision.axes, *(whole_axis(node) for _ in range(axis + 1 - len(decision.axes)))]
         axes[axis] = along
-        divided = decide_axes("worker", axes)
+        divided = decide_axes(layout.site, axes)
         return self.lower(node, divided)[index] if self.graph.divides(node, divided) else None
 
 
-def _as_fetched(layout: Layout) -> Layout:
+def _as_fetched(layout: Layout, site: Site) -> Layout:
     """Return how an output is handed out: as replicas have it, and whole along other axes."""
     placement = layout.along(REPLICAS)
     stays = isinstance(placement, PerReplica) or (isinstance(placement, Split) and placement.outer == 1)
-    return Layout("worker", placement if stays else Replicate())
+    return Layout(site, placement if stays else Replicate())
 
 
 def _tensors_on_every_rank(graph: LaidOutGraph) -> set[str]:
-    """Return the tensors that depend on nothing but what every rank has anyway."""
+    """Return the tensors that depend on nothing but what every rank has anyway.
+
+    Of several meshes, each has the variables that it can carry on by itself, such as counters of steps.
+    """
+    variables = graph.training.variables
+    lacking: set[str] = set()
+    while True:
+        found = _made_without(graph, lacking)
+        strays = {name for name, v in variables.items() if name in found and v.next not in found}
+        if graph.configuration.stages == 1 or not strays:
+            return found
+        lacking |= strays
+
+
+def _made_without(graph: LaidOutGraph, lacking: set[str]) -> set[str]:
+    """Return the tensors that need no message where every rank has all that is whole but `lacking`."""
     tensors = graph.training.graph.tensors()
     at_hand = {
         name
@@ -221,7 +244,7 @@ def _tensors_on_every_rank(graph: LaidOutGraph) -> set[str]:
     }
 
     def is_whole(tensor: gs.Tensor) -> bool:
-        return graph.layout(tensor.name).is_whole
+        return graph.layout(tensor.name).is_whole and tensor.name not in lacking
 
     at_hand.update(name for name, tensor in tensors.items() if not tensor.inputs and is_whole(tensor))
     for node in graph.training.graph.nodes:
