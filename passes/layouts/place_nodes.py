@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 import onnx_graphsurgeon as gs
 
 from partc.passes.analysis import Analysis
+from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.configuration import Places
 from partc.passes.search.forward_nodes import forward_nodes
 
@@ -27,6 +28,23 @@ def place_nodes(analysis: Analysis, wished: Mapping[str, int], stages: int) -> P
     return Places(placing.stage, placing.homes)
 
 
+def find_mixed(forward: Iterable[gs.Node], training: TrainingGraph) -> set[str]:
+    """Return the names of the forward nodes that come of data and of variables."""
+    of_variables, of_data = 1, 2
+    sources: dict[str, int] = dict.fromkeys(training.variables, of_variables)
+    fed = (*training.data_inputs, *training.drawn_inputs, *training.shard_inputs)
+    sources.update(dict.fromkeys(fed, of_data))
+    mixed: set[str] = set()
+    for node in forward:
+        found = 0
+        for tensor in node.inputs:
+            found |= sources.get(tensor.name, 0)
+        sources.update((tensor.name, found) for tensor in node.outputs)
+        if found == of_variables | of_data:
+            mixed.add(node.name)
+    return mixed
+
+
 class _Placing:
     """The stages found so far."""
 
@@ -36,6 +54,8 @@ class _Placing:
         self.wished = wished
         self.last = stages - 1
         self.forward = forward_nodes(analysis.training, analysis.main)
+        training = analysis.training
+        self.fed = {*training.data_inputs, *training.drawn_inputs, *training.shard_inputs}
         self.stage: dict[str, int] = {}  # of nodes
         self.made: dict[str, int] = {}  # of tensors that have been placed with their node
         self.at_hand: dict[str, set[int]] = {}  # tensor of the forward pass -> stages that have it
@@ -48,7 +68,7 @@ class _Placing:
 
     def place_forward(self) -> None:
         """Place the nodes that the outputs come from; then tell which stages have which of their tensors."""
-        mixed = self._mixed()
+        mixed = find_mixed(self.forward, self.training)
         for node in self.forward:
             if node.name in self.wished or node.name in mixed:
                 behind = max((self.made[t.name] for t in node.inputs if t.name in self.made), default=0)
@@ -66,34 +86,19 @@ class _Placing:
             for tensor in (*node.inputs, *node.outputs):
                 self.at_hand.setdefault(tensor.name, set()).add(self.stage[node.name])
 
-    def _mixed(self) -> set[str]:
-        """Return the forward nodes that come of data and of variables."""
-        variables = self.training.variables
-        sources: dict[str, int] = dict.fromkeys(variables, 1)
-        fed = (*self.training.data_inputs, *self.training.drawn_inputs, *self.training.shard_inputs)
-        sources.update(dict.fromkeys(fed, 2))
-        mixed: set[str] = set()
-        for node in self.forward:
-            found = 0
-            for tensor in node.inputs:
-                found |= sources.get(tensor.name, 0)
-            sources.update((tensor.name, found) for tensor in node.outputs)
-            if found == 3:
-                mixed.add(node.name)
-        return mixed
-
     def place_backward(self) -> None:
         """Place the other nodes of the main computation."""
         seed = max((self.late.get(name, -1) for name in self.training.outputs), default=-1)
         for node in self._backward():
             behind = [self.made[t.name] for t in node.inputs if self._is_gradient(t.name)]
-            allowed = self._where_at_hand(node, min(behind, default=self.last))
-            found = max(allowed) if allowed else self._last_maker(node, min(behind, default=self.last))
+            least, where = min(behind, default=self.last), self._where_at_hand(node)
+            allowed = {least} if where is None else {stage for stage in where if stage <= least}
+            found = max(allowed) if allowed else self._last_maker(node, least)
             self._put(node, self.wished.get(node.name, found))
             late = max((self.late.get(tensor.name, -1) for tensor in node.inputs), default=-1)
             self.late.update((tensor.name, late) for tensor in node.outputs)
             if not behind and late < seed:
-                self.at_hand.update((tensor.name, allowed or {found}) for tensor in node.outputs)
+                self.at_hand.update((tensor.name, where or {found}) for tensor in node.outputs)
 
     def _backward(self) -> list[gs.Node]:
         forward = {node.name for node in self.forward}
@@ -126,7 +131,8 @@ class _Placing:
     def _may_run_at(self, node: gs.Node, stage: int, ends: bool) -> bool:
         gradients = [tensor for tensor in node.inputs if self._is_gradient(tensor.name)]
         is_early = all(stage <= self.made[tensor.name] for tensor in gradients)
-        if not is_early or stage not in self._where_at_hand(node, self.last):
+        where = self._where_at_hand(node)
+        if not is_early or (where is not None and stage not in where):
             return False
         sent = sum(self.analysis.facts.nbytes(t.name) for t in gradients if self.made[t.name] != stage)
         return ends or sent <= sum(self.analysis.facts.nbytes(tensor.name) for tensor in node.outputs)
@@ -135,13 +141,13 @@ class _Placing:
         """Tell whether a tensor comes of where the loss is, and not of a stage's own forward pass."""
         return tensor in self.made and tensor not in self.at_hand
 
-    def _where_at_hand(self, node: gs.Node, least: int) -> set[int]:
-        """Return the stages up to `least` that have all that a node reads of the forward pass."""
-        stages = set(range(least + 1))
-        fed = self.training.data_inputs.keys() | self.training.drawn_inputs.keys()
+    def _where_at_hand(self, node: gs.Node) -> set[int] | None:
+        """Return the stages that have all that a node reads of the forward pass; None: all of them."""
+        stages: set[int] | None = None
         for tensor in node.inputs:
-            if tensor.name in self.at_hand and tensor.name not in fed and not isinstance(tensor, gs.Constant):
-                stages &= self.at_hand[tensor.name]
+            if tensor.name in self.at_hand and tensor.name not in self.fed:
+                own = self.at_hand[tensor.name]
+                stages = own if stages is None else stages & own
         return stages
 
     def _last_maker(self, node: gs.Node, default: int) -> int:
