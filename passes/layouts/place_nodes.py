@@ -60,7 +60,27 @@ class _Placing:
         self.made: dict[str, int] = {}  # of tensors that have been placed with their node
         self.at_hand: dict[str, set[int]] = {}  # tensor of the forward pass -> stages that have it
         self.homes: dict[str, int] = {}
-        self.late: dict[str, int] = {}  # tensor -> the last stage whose activations it comes of, if any
+        self.of_backward = {tensor.name for node in self._backward() for tensor in node.outputs}
+        self.chain = self._find_chain()
+        self.alone: set[str] = set()  # of the backward pass: what comes of the forward pass without the loss
+
+    def _find_chain(self) -> set[str]:
+        """Return what comes of the loss in the backward pass, not of some layer's own activations alone.
+
+        It depends on forward nodes as late as all gradients do.
+        """
+        mixed = find_mixed(self.forward, self.training)
+        late: dict[str, int] = {}
+        for place, node in enumerate(self.forward):
+            if node.name in mixed:
+                late.update((tensor.name, place) for tensor in node.outputs)
+        backward = self._backward()
+        for node in backward:
+            latest = max((late.get(tensor.name, -1) for tensor in node.inputs), default=-1)
+            late.update((tensor.name, latest) for tensor in node.outputs)
+        gradients = [g.dense or g.rows for g in self.training.gradients.values()]
+        first = min((late[name] for name in gradients if late.get(name or "", -1) >= 0), default=0)
+        return {t.name for node in backward for t in node.outputs if late.get(t.name, -1) >= first}
 
     def _put(self, node: gs.Node, stage: int) -> None:
         self.stage[node.name] = stage
@@ -81,24 +101,25 @@ class _Placing:
                 first = readers.get(tensor.name, self.last)
                 readers[tensor.name] = min(first, self.stage[node.name])
         for node in self.forward:
-            if node.name in mixed:
-                self.late.update((tensor.name, self.stage[node.name]) for tensor in node.outputs)
             for tensor in (*node.inputs, *node.outputs):
                 self.at_hand.setdefault(tensor.name, set()).add(self.stage[node.name])
 
     def place_backward(self) -> None:
         """Place the other nodes of the main computation."""
-        seed = max((self.late.get(name, -1) for name in self.training.outputs), default=-1)
         for node in self._backward():
-            behind = [self.made[t.name] for t in node.inputs if self._is_gradient(t.name)]
+            behind = [
+                self.made[t.name]
+                for t in node.inputs
+                if t.name in self.of_backward and t.name not in self.alone
+            ]
             least, where = min(behind, default=self.last), self._where_at_hand(node)
             allowed = {least} if where is None else {stage for stage in where if stage <= least}
             found = max(allowed) if allowed else self._last_maker(node, least)
             self._put(node, self.wished.get(node.name, found))
-            late = max((self.late.get(tensor.name, -1) for tensor in node.inputs), default=-1)
-            self.late.update((tensor.name, late) for tensor in node.outputs)
-            if not behind and late < seed:
-                self.at_hand.update((tensor.name, where or {found}) for tensor in node.outputs)
+            if not behind and not any(tensor.name in self.chain for tensor in node.outputs):
+                self.alone.update(tensor.name for tensor in node.outputs)
+                if where is not None:
+                    self.at_hand.update((tensor.name, where or {found}) for tensor in node.outputs)
 
     def _backward(self) -> list[gs.Node]:
         forward = {node.name for node in self.forward}
@@ -114,32 +135,34 @@ class _Placing:
         for node in self.training.graph.nodes:
             for tensor in node.inputs:
                 readers.setdefault(tensor.name, []).append(node)
-        ending = {node.name for node in self.training.graph.nodes if node.name not in self.analysis.main}
+        of_one = {  # tensor -> the only parameter whose gradient it is, or becomes
+            tensor: gradient.parameter
+            for gradient in self.training.gradients.values()
+            for tensor in (gradient.dense, gradient.ids, gradient.rows)
+            if tensor is not None
+        }
         for node in reversed(self._backward()):
             reading = [reader for tensor in node.outputs for reader in readers.get(tensor.name, ())]
+            ends = {of_one.get(t.name) for r in reading if r.name in self.analysis.main for t in r.outputs}
+            ends |= {of_one[tensor.name] for tensor in node.outputs if tensor.name in of_one}
+            if len(ends) == 1 and None not in ends:
+                of_one.update((tensor.name, *ends) for tensor in node.outputs)
             stages = {self.stage[reader.name] for reader in reading}
-            ends = all(reader.name in ending for reader in reading)
-            if ends:
-                ending.add(node.name)
-            if (
-                len(stages) == 1
-                and node.name not in self.wished
-                and self._may_run_at(node, min(stages), ends)
-            ):
+            is_alone = len(stages) == 1 and node.name not in self.wished
+            if is_alone and self._may_run_at(node, min(stages), len(ends) == 1 and None not in ends):
                 self._put(node, min(stages))
 
     def _may_run_at(self, node: gs.Node, stage: int, ends: bool) -> bool:
-        gradients = [tensor for tensor in node.inputs if self._is_gradient(tensor.name)]
-        is_early = all(stage <= self.made[tensor.name] for tensor in gradients)
         where = self._where_at_hand(node)
-        if not is_early or (where is not None and stage not in where):
+        if where is not None and stage not in where:
             return False
-        sent = sum(self.analysis.facts.nbytes(t.name) for t in gradients if self.made[t.name] != stage)
-        return ends or sent <= sum(self.analysis.facts.nbytes(tensor.name) for tensor in node.outputs)
-
-    def _is_gradient(self, tensor: str) -> bool:
-        """Tell whether a tensor comes of where the loss is, and not of a stage's own forward pass."""
-        return tensor in self.made and tensor not in self.at_hand
+        if not any(tensor.name in self.chain for tensor in node.outputs):
+            return True  # what it reads follows it
+        made = {t.name: self.made[t.name] for t in node.inputs if t.name in self.of_backward}
+        nbytes = self.analysis.facts.nbytes
+        sent = sum(nbytes(name) for name, maker in made.items() if maker != stage)
+        is_early = all(maker >= stage for maker in made.values())
+        return is_early and (ends or sent <= sum(nbytes(tensor.name) for tensor in node.outputs))
 
     def _where_at_hand(self, node: gs.Node) -> set[int] | None:
         """Return the stages that have all that a node reads of the forward pass; None: all of them."""

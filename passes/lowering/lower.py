@@ -10,6 +10,7 @@ Everything is made once per layout. What nobody needs is never communicated.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import onnx_graphsurgeon as gs
@@ -20,6 +21,7 @@ from partc.passes.layouts.layouts import (
     REPLICAS,
     WORKER,
     Layout,
+    Partial,
     PerReplica,
     Replicate,
     Split,
@@ -56,6 +58,7 @@ class _Lowerer(Lowering):
         self._values: dict[tuple[str, Layout], gs.Tensor] = {}
         self._lowered: dict[str, list[Decision]] = defaultdict(list)
         self._on_every_rank = _tensors_on_every_rank(graph)
+        self._of_data = _made_of_data(graph) if graph.configuration.stages > 1 else set()
         self._held: list[tuple[str, Site]] = []
 
     def run(self) -> None:
@@ -115,7 +118,8 @@ class _Lowerer(Lowering):
         if layout == native or not self._can_make(tensor.name, layout):
             return decision
         if layout.site != native.site:
-            return run_whole(node, layout.site)
+            of_data = tensor.name in self._of_data
+            return replace(decision, site=layout.site) if of_data else run_whole(node, layout.site)
         return decide_axes(
             layout.site,
             [
@@ -168,6 +172,8 @@ class _Lowerer(Lowering):
     def _can_make(self, tensor: str, layout: Layout) -> bool:
         """Tell whether a tensor, whole along axes where it natively is not, is made so without a message."""
         native = self.native(tensor, layout.site)
+        if native.site != layout.site and tensor in self._of_data and layout.site != "server":
+            return native.placements == layout.placements
         if native.site != layout.site:
             return native.is_whole and layout.is_whole and tensor in self._on_every_rank
         if native.is_whole:
@@ -232,6 +238,21 @@ def _tensors_on_every_rank(graph: LaidOutGraph) -> set[str]:
         if graph.configuration.stages == 1 or not strays:
             return found
         lacking |= strays
+
+
+def _made_of_data(graph: LaidOutGraph) -> set[str]:
+    """Return what comes of data alone, such as masks: every stage is fed the data, and makes it again."""
+    training = graph.training
+    found = {*training.data_inputs, *training.drawn_inputs, *training.shard_inputs}
+    for node in training.graph.nodes:
+        reads = [t.name for t in node.inputs if t.name and not isinstance(t, gs.Constant)]
+        if found.issuperset(reads) and not any(
+            isinstance(layout.along(axis), Partial)
+            for layout in graph.decisions[node.name].outputs
+            for axis in range(len(layout.placements))
+        ):
+            found.update(tensor.name for tensor in node.outputs)
+    return found
 
 
 def _made_without(graph: LaidOutGraph, lacking: set[str]) -> set[str]:

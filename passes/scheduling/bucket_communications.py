@@ -75,6 +75,7 @@ def copy_where_shared(lowered: LoweredGraph, sessions: bool = False) -> None:
     for node in lowered.nodes:
         for tensor in node.inputs:
             readers[tensor.name] = readers.get(tensor.name, 0) + 1
+    sent: set[str] = set()
     outliving = {state.next for state in lowered.states} | {value for _, value, _ in lowered.outputs}
     nodes: list[gs.Node] = []
     for node in lowered.nodes:
@@ -84,6 +85,9 @@ def copy_where_shared(lowered: LoweredGraph, sessions: bool = False) -> None:
             is_busy = readers[operand.name] > 1 or operand.name in outliving or operand.name not in produced
             # Owners' rows are pulled from where they lie, unless that is a place in another bucket.
             must_copy = (sessions or operand.name in received) if node.op == "Pull" else is_busy
+            if node.op == "ToStage":  # which leaves what it sends as it is, so that others may read it
+                must_copy = operand.name not in produced or operand.name in sent
+                sent.add(operand.name)
             if must_copy:
                 nodes.append(_copy_operand(lowered, node))
         nodes.append(node)

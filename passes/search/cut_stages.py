@@ -2,7 +2,7 @@
 
 Every node is first placed as if each forward node were a stage (layouts/place_nodes.py), which tells what of
 the backward pass and of the updates goes with it. Contiguous stages whose greatest time is least are then
-found by bisection; of those within 3 % of it, the cut over which the fewest bytes go.
+found by bisection; of those within 5 % of it, the cut over which the fewest bytes go.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ from partc.passes.search.forward_nodes import forward_nodes
 from partc.runtime.errors import BadUsage
 
 NodeSeconds = Callable[[int, int], float]  # (flops, bytes read and written) -> seconds
-TOLERANCE = 0.03
+TOLERANCE = 0.05
 
 
 def cut_stages(analysis: Analysis, stages: int, seconds: NodeSeconds) -> dict[str, int]:
