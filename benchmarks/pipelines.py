@@ -1,6 +1,6 @@
 """Step times of pipelines against the limit that their bubble sets, in turn, between hosts at 1 Gbit/s.
 
-    python benchmarks/pipelines.py [--stages 2] [--microbatches 8] [--works deep-mlp] [--locally] [--json FILE]
+    python benchmarks/pipelines.py [--stages 2] [--microbatches 8] [--works deep-mlp] [--locally]
 
 Hosts are network namespaces of one machine (needs root and iproute2), a worker each; --locally: the
 workers of this machine. One worker alone trains the same micro-batches in t; with m of them, s stages take
