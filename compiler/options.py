@@ -113,12 +113,17 @@ class Options:
         strategy = self.chosen_strategy()
         if isinstance(strategy, NamedStrategy):
             return strategy.mesh(workers)
-        mesh = strategy.mesh if isinstance(strategy, Strategy) else {}
-        if mesh and (prod(mesh.values()) != workers or min(mesh.values()) < 1):
+        if not isinstance(strategy, Strategy) or not strategy.mesh:
+            return {}
+        mesh, stages = strategy.mesh, strategy.stages
+        if prod(mesh.values()) * stages != workers or min(mesh.values()) < 1:
+            shape = " x ".join(map(str, mesh.values()))
+            each = "" if stages == 1 else f" for each of {stages} stages"
             raise BadStrategy(
-                f"a mesh of {' x '.join(map(str, mesh.values()))} on {workers} workers",
+                f"a mesh of {shape}{each} on {workers} workers",
                 at="mesh",
-                fix=f"let the product of its axes be {workers}, or use a cluster of as many workers",
+                fix=f"let the product of its axes{' and of the stages' * bool(each)} be {workers}, or use a "
+                "cluster of as many workers",
             )
         return mesh
 
@@ -148,6 +153,8 @@ class Options:
             mesh=asked.mesh,
             variables=asked.variables,
             ops=asked.ops,
+            stages=asked.stages,
+            microbatches=asked.microbatches,
             aggregation=self.chosen_aggregation(),
             recompute_bytes=self.chosen_recompute_bytes(),
         )

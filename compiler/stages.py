@@ -17,8 +17,10 @@ from partc.compiler.planning.name_strategy import name_strategy
 from partc.compiler.planning.price_step import StepPricer
 from partc.cost.assignment.partitions import PartitionSearch, check_partitions, search_partitions
 from partc.cost.assignment.synchronisation import StrategyCosts, choose_strategy
+from partc.cost.cluster.cluster import ranks_of
 from partc.cost.named_strategy import NamedStrategy
 from partc.cost.simulation.memory import check_memory
+from partc.cost.simulation.roofline import node_s
 from partc.cost.simulation.timeline import simulate
 from partc.cost.sparsity import with_measured_rows
 from partc.cost.strategy import Mode, Strategy
@@ -140,7 +142,15 @@ def write_named_strategy(compilation: Compilation) -> None:
     """Write a strategy that was asked for by name out, as a file could say it. Raises BadUsage."""
     options = compilation.options
     if isinstance(named := options.chosen_strategy(), NamedStrategy):
-        strategy = name_strategy(compilation.analysis, named, compilation.workers, options.chosen_batch())
+        batch = options.chosen_batch()
+        worker = next(rank for rank in ranks_of(compilation.cluster) if rank.replica is not None)
+        strategy = name_strategy(
+            compilation.analysis,
+            named,
+            compilation.workers,
+            batch,
+            lambda flops, nbytes: node_s(flops, nbytes, worker, compilation.cluster),
+        )
         compilation.options = replace(options, strategy=strategy)
 
 

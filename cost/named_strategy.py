@@ -1,9 +1,11 @@
-"""Strategies that have a name, and products of them: `data=2,tensor=4`, `fsdp`.
+"""Strategies that have a name, and products of them: `data=2,tensor=4`, `fsdp`, `pipeline=4,microbatches=8`.
 
 data=N     N replicas; left out: as many as the workers allow
 spatial=K  the K workers of a replica share the rows of its images, and tell neighbours those at the border
 tensor=K   the K workers of a replica share its weights, and the ops that read them
 fsdp[=N]   N replicas share the variables: each keeps a part, and gathers what it reads
+pipeline=K       layers follow each other on K times as many workers, as balanced as their times allow
+microbatches=M   each replica's batch in M parts, one after the other; left out, up to four a stage
 
 one-weird-trick   alone: replicas divide the samples of convolutions and the columns of dense layers
 """
@@ -16,24 +18,30 @@ from partc.runtime.errors import BadUsage
 
 AXES = ("data", "spatial", "tensor")  # of the mesh, outermost first
 ONE_WEIRD_TRICK = "one-weird-trick"
-NAMES = ("data", "spatial", "tensor", "fsdp", ONE_WEIRD_TRICK)
+NAMES = ("data", "spatial", "tensor", "fsdp", "pipeline", "microbatches", ONE_WEIRD_TRICK)
 
 
 @dataclass(frozen=True, slots=True)
 class NamedStrategy:
-    """What a name says: mesh axis -> its size, where it is said; and what replicas share."""
+    """What a name says: mesh axis -> its size, where it is said; what replicas share; and of a pipeline.
+
+    microbatches  None: as many as suit the pipeline
+    """
 
     text: str
     sizes: Mapping[str, int]
     shards_variables: bool
     splits_dense: bool = False
+    stages: int = 1
+    microbatches: int | None = None
 
     def mesh(self, workers: int) -> dict[str, int]:
-        """Return the workers' mesh. Raises BadUsage where they do not make one."""
-        inner = prod(size for name, size in self.sizes.items() if name != "data")
+        """Return the workers' mesh, of one stage. Raises BadUsage where they do not make one."""
+        inner = self.stages * prod(size for name, size in self.sizes.items() if name != "data")
         data = self.sizes.get("data", workers // inner)
-        if data * inner != workers:
-            known = " x ".join(f"{name}={size}" for name, size in self.sizes.items())
+        if data * inner != workers or not data:
+            sizes = {**self.sizes, **({"pipeline": self.stages} if self.stages > 1 else {})}
+            known = " x ".join(f"{name}={size}" for name, size in sizes.items())
             raise BadUsage(
                 f"{self.text!r} does not make a grid of {workers} workers",
                 at="--strategy",
@@ -59,11 +67,14 @@ def parse_named(text: str) -> NamedStrategy | None:
             raise BadUsage(
                 f"no strategy {text!r}",
                 at=f"--strategy: {name}{equals}{value}",
-                fix="write words such as data=2, tensor=4 and fsdp, with commas between them",
+                fix="write words such as data=2, tensor=4, pipeline=2, microbatches=8 and fsdp, with commas "
+                "between them",
             )
         if equals and sizes.setdefault(axis, int(value)) != int(value):
             raise BadUsage(f"two sizes of {axis}", at=f"--strategy {text}", fix="name each axis once")
-    return NamedStrategy(text, sizes, any(name == "fsdp" for name, _, _ in words))
+    shares = any(name == "fsdp" for name, _, _ in words)
+    stages, microbatches = sizes.pop("pipeline", 1), sizes.pop("microbatches", None)
+    return NamedStrategy(text, sizes, shares, stages=stages, microbatches=microbatches)
 
 
 def _is_size(value: str) -> bool:

@@ -8,7 +8,7 @@ import msgspec
 
 from partc.runtime.errors import BadStrategy
 from partc.runtime.plan.plan_json import NOT_DECODED
-from partc.runtime.plan.program import Aggregation, Record, Site
+from partc.runtime.plan.program import Aggregation, Record
 
 STRATEGY_FORMAT = "partc-strategy/1"  # every worker is a replica
 MESH_STRATEGY_FORMAT = "partc-strategy/2"  # workers are a mesh of several axes
@@ -44,7 +44,7 @@ class Synchronisation(Record, frozen=True, omit_defaults=True):
     method: Method
     shards: tuple[Shard, ...] = ()
     local_aggregation: bool = True
-    post_aggregation: Site = "server"
+    post_aggregation: Literal["worker", "server"] = "server"
     on_servers: tuple[str, ...] = ()
 
 
@@ -56,13 +56,17 @@ class AxisSplit(Record, frozen=True, omit_defaults=True):
 
 
 class OpConfig(Record, frozen=True, omit_defaults=True):
-    """What ops split: dimension -> mesh axes, `data*tensor` for several, or the number of parts.
+    """What ops split, and the stage that they begin.
 
-    `op`: a name of nodes, in which `*` and `?` stand for anything (passes/configure.py has the dimensions).
+    op     a name of a node, or of what nodes' names start with up to a `/`; `*` and `?` stand for anything
+    split  dimension -> mesh axes, `data*tensor` for several, or the number of parts (passes/configure.py has
+           the dimensions); empty: they are whole; left out: as their operands are
+    stage  the mesh that runs them; left out: the last of those that make their operands
     """
 
     op: str
-    split: dict[str, int | str]
+    split: dict[str, int | str] | None = None
+    stage: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class Strategy(Record, frozen=True, omit_defaults=True):
@@ -74,6 +78,8 @@ class Strategy(Record, frozen=True, omit_defaults=True):
     variables        variable -> mesh axis -> the dimension that is split there, where not whole on every
                      worker. What follows a parameter is split alike
     ops              what ops split, where not what follows from their operands; the last that fits an op
+    stages           meshes of that shape that follow each other in a pipeline, of the workers in their order
+    microbatches     parts of each replica's batch that pass through one after the other
     """
 
     format: str
@@ -84,6 +90,8 @@ class Strategy(Record, frozen=True, omit_defaults=True):
     mesh: dict[str, int] = msgspec.field(default_factory=dict)
     variables: dict[str, dict[str, AxisSplit]] = msgspec.field(default_factory=dict)
     ops: tuple[OpConfig, ...] = ()
+    stages: Annotated[int, msgspec.Meta(ge=1)] = 1
+    microbatches: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +156,15 @@ def read_strategy(path: Path) -> Strategy:
             fix=f"this version of partc reads {STRATEGY_FORMAT!r} and {MESH_STRATEGY_FORMAT!r}: compile "
             "again with --strategy auto",
         )
-    if strategy.format == STRATEGY_FORMAT and (strategy.mesh or strategy.variables or strategy.ops):
+    if strategy.format == STRATEGY_FORMAT and _needs_mesh(strategy):
         raise BadStrategy(
             f"a mesh in a strategy of format {STRATEGY_FORMAT!r}",
             at=f"{path}: format",
             fix=f"write {MESH_STRATEGY_FORMAT!r}",
         )
     return strategy
+
+
+def _needs_mesh(strategy: Strategy) -> bool:
+    asked = strategy.mesh or strategy.variables or strategy.ops
+    return bool(asked) or strategy.stages > 1 or strategy.microbatches > 1

@@ -17,13 +17,24 @@ from partc.cost.strategy import AxisSplit, OpConfig, Strategy
 from partc.passes.analysis import Analysis
 from partc.passes.graph.facts import Facts
 from partc.passes.layouts.configuration import (
+    NOWHERE_ELSE,
     Configuration,
     Wish,
     data_parallel,
     home_of_follower,
 )
 from partc.passes.layouts.decide_layouts import decide_axes, decide_by_wish, divides, whole_axis
-from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh, Placement, Replicate, Split
+from partc.passes.layouts.layouts import (
+    MICROBATCHES,
+    REPLICAS,
+    WORKER,
+    Layout,
+    Mesh,
+    Placement,
+    Replicate,
+    Split,
+)
+from partc.passes.layouts.place_nodes import place_nodes
 from partc.passes.rules.sharding_rules import rule_of
 from partc.runtime.errors import BadStrategy
 
@@ -39,19 +50,56 @@ def configure(analysis: Analysis, strategy: Strategy) -> Configuration:
         _check_needs_no_mesh(strategy)
         return data_parallel(analysis.replicas)
     _check_has_no_servers(strategy)
-    mesh = Mesh("worker", tuple(strategy.mesh.items()))
+    _check_microbatches(strategy)
+    inner = () if strategy.microbatches == 1 else ((MICROBATCHES, strategy.microbatches),)
+    mesh = Mesh(WORKER, (*strategy.mesh.items(), *inner))
     homes = dict(_homes(analysis, strategy, mesh))
     wishes: dict[str, dict[int, Wish]] = {}
+    stages: dict[str, int] = {}
     for number, config in enumerate(strategy.ops):
-        for node in _matching(analysis, config, f"ops[{number}]"):
-            wishes[node.name] = _wishes_of(analysis, node, config, mesh, f"ops[{number}]")
-    return Configuration(mesh, {name: home for name, home in homes.items() if not home.is_whole}, wishes)
+        at = f"ops[{number}]"
+        for node in _matching(analysis, config, at):
+            if config.split is not None:
+                wishes[node.name] = _wishes_of(analysis, node, config.split, mesh, at)
+            if config.stage is not None:
+                stages[node.name] = _stage_of(analysis, node, config.stage, strategy.stages, at)
+    places = place_nodes(analysis, stages, strategy.stages) if strategy.stages > 1 else NOWHERE_ELSE
+    homes = {name: home for name, home in homes.items() if not home.is_whole}
+    return Configuration(mesh, homes, wishes, strategy.stages, places)
+
+
+def _stage_of(analysis: Analysis, node: gs.Node, stage: int, stages: int, at: str) -> int:
+    if stage >= stages:
+        fix = f"number them from 0 to {stages - 1}, or ask for more stages"
+        raise BadStrategy(f"stage {stage} of {stages}", at=f"{at}: stage", fix=fix)
+    if node.name not in analysis.main:
+        raise BadStrategy(
+            f"{node.name!r} is of an update, which runs where its variable is kept",
+            at=f"{at}: op",
+            fix="name ops of the way forward, or of the gradients",
+        )
+    return stage
+
+
+def _check_microbatches(strategy: Strategy) -> None:
+    if MICROBATCHES in strategy.mesh:
+        raise BadStrategy(
+            f"a mesh axis called {MICROBATCHES!r}: micro-batches follow each other on the same workers",
+            at="mesh",
+            fix='write "microbatches" beside the mesh',
+        )
+    if strategy.recompute_bytes is not None and (strategy.stages > 1 or strategy.microbatches > 1):
+        raise BadStrategy(
+            "values are to be computed again in a pipeline, or between micro-batches",
+            at="recompute_bytes",
+            fix="leave it out: more micro-batches, or more stages, keep fewer values at once",
+        )
 
 
 def _check_needs_no_mesh(strategy: Strategy) -> None:
-    if strategy.variables or strategy.ops:
+    if strategy.variables or strategy.ops or strategy.stages > 1 or strategy.microbatches > 1:
         raise BadStrategy(
-            "variables or ops are to be split, but there is no mesh to split them along",
+            "variables, ops or batches are to be split, but there is no mesh to split them along",
             at="mesh",
             fix='name its axes and their parts, such as {"data": 2, "tensor": 2}',
         )
@@ -68,7 +116,7 @@ def _check_has_no_servers(strategy: Strategy) -> None:
 
 
 def _homes(analysis: Analysis, strategy: Strategy, mesh: Mesh) -> Iterable[tuple[str, Layout]]:
-    axes = [name for name, _ in mesh.axes]
+    axes = [name for name, _ in mesh.grid]
     variables = analysis.training.variables
     for name, splits in strategy.variables.items():
         if name not in variables:
@@ -110,24 +158,31 @@ def _dimension(split: AxisSplit) -> str:
 
 
 def _matching(analysis: Analysis, config: OpConfig, at: str) -> list[gs.Node]:
-    """Return the node of that very name, else those that the pattern fits."""
+    """Return the node of that very name, else those under it, else those that the pattern fits.
+
+    A node that was said in primitives has left these under its name.
+    """
     all_nodes = analysis.training.graph.nodes
     pattern = re.compile("".join(WILDCARDS.get(letter, re.escape(letter)) for letter in config.op))
-    nodes = [node for node in all_nodes if node.name == config.op] or [
-        node for node in all_nodes if pattern.fullmatch(node.name)
-    ]
+    nodes = (
+        [node for node in all_nodes if node.name == config.op]
+        or [node for node in all_nodes if node.name.startswith(f"{config.op}/")]
+        or [node for node in all_nodes if pattern.fullmatch(node.name)]
+    )
     if not nodes:
         fix = "`partc inspect --groups` lists the names; `*` stands for any part of one"
         raise BadStrategy(f"no op is called {config.op!r}", at=f"{at}: op", fix=fix)
     return nodes
 
 
-def _wishes_of(analysis: Analysis, node: gs.Node, config: OpConfig, mesh: Mesh, at: str) -> dict[int, Wish]:
+def _wishes_of(
+    analysis: Analysis, node: gs.Node, split: Mapping[str, int | str], mesh: Mesh, at: str
+) -> dict[int, Wish]:
     """Return what a node splits along every mesh axis: nothing along those that are not named."""
-    wishes = {axis: Wish(None) for axis in range(len(mesh.axes))}
+    wishes = {axis: Wish(None) for axis in range(len(mesh.grid))}
     rule = rule_of(node, analysis.facts)
     asked = [whole_axis(node) for _ in mesh.axes]
-    for dimension, parts in config.split.items():
+    for dimension, parts in split.items():
         where = f"{at}: split: {dimension}"
         wish = _wish(node, analysis.facts, dimension, where)
         for axis in _mesh_axes(mesh, parts, wishes, where):
@@ -179,7 +234,7 @@ def _wish(node: gs.Node, facts: Facts, dimension: str, at: str) -> Wish | None:
 
 def _mesh_axes(mesh: Mesh, parts: int | str, used: Mapping[int, Wish], at: str) -> list[int]:
     """Return the mesh axes that a dimension is split along."""
-    names = [name for name, _ in mesh.axes]
+    names = [name for name, _ in mesh.grid]
     if isinstance(parts, str):
         if unknown := [name for name in parts.split("*") if name not in names]:
             raise BadStrategy(f"unknown mesh axis {unknown[0]!r}", at=at, fix=f"use one of {_some(names)}")
@@ -193,7 +248,7 @@ def _mesh_axes(mesh: Mesh, parts: int | str, used: Mapping[int, Wish], at: str) 
         return asked
     free = [a for a in range(len(names)) if not _is_taken(used, a) and mesh.size(a) == parts]
     if not free and parts != 1:
-        sizes = ", ".join(f"{name} has {size}" for name, size in mesh.axes)
+        sizes = ", ".join(f"{name} has {size}" for name, size in mesh.grid)
         raise BadStrategy(
             f"no mesh axis of {parts} parts is left", at=at, fix=f"use those there are: {sizes}"
         )

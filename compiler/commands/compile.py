@@ -22,6 +22,7 @@ from partc.compiler.commands.graph_arguments import (
 from partc.compiler.compilation import Compilation
 from partc.compiler.options import SAMPLE_STEPS, Options, Partitioner
 from partc.compiler.planning.choose_reading import are_of_outputs
+from partc.compiler.report.describe_mesh import describe_grid
 from partc.runtime.plan.program import Plan
 
 EPILOG = "Example: partc compile train.onnx -c examples/cluster-2x2.json -o out"
@@ -110,7 +111,7 @@ def _print_mesh(compilation: Compilation) -> None:
     """Say what grid the workers are, where they are one, and how many parameters are kept in parts."""
     strategy = compilation.strategy
     if strategy.mesh:
-        grid = " x ".join(f"{name} {parts}" for name, parts in strategy.mesh.items())
+        grid = describe_grid(strategy, " x ")
         parted = len(strategy.parameters.keys() & strategy.variables.keys())
         tell(f"mesh: {grid}; {parted} of {len(strategy.parameters)} parameters kept in parts")
 

@@ -4,7 +4,7 @@ One device configuration names the cluster's devices in rank order. A node's sha
 the tensors that it makes lie on them: split along an axis (or along an inner factor of one), or whole
 on every device, which is what the absence of a spec means. Under the per-replica reading every
 device has tensors of its own, so nothing before the gradients is sharded. Rows that servers own are
-sharded over the hosts' servers.
+sharded over the hosts' servers. In a pipeline a node says its stage, and shards are on the stage's workers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,8 @@ from math import prod
 import onnx
 
 from partc.cost.cluster.cluster import Cluster, groups_of, ranks_of
-from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh, Owned, Split
+from partc.passes.layouts.layouts import REPLICAS, WORKER, Layout, Mesh, Owned, Replicate, Split
+from partc.runtime.plan.program import Site
 
 CONFIGURATION = "partc"
 ANNOTATED_IR_VERSION = 11
@@ -25,8 +26,12 @@ def annotate(
     shapes: Mapping[str, tuple[int, ...]],
     cluster: Cluster,
     mesh: Mesh,
+    sites: Sequence[Site] = (WORKER,),
 ) -> onnx.ModelProto:
-    """Return a copy of `model` whose nodes say where their outputs are. `mesh`: of the workers."""
+    """Return a copy of `model` whose nodes say where their outputs are.
+
+    `mesh`: of the workers at each of `sites`.
+    """
     annotated = onnx.ModelProto()
     annotated.CopyFrom(model)
     annotated.ir_version = max(annotated.ir_version, ANNOTATED_IR_VERSION)
@@ -36,16 +41,21 @@ def annotate(
     configuration.device.extend(devices)
     workers = [rank.rank for rank in ranks if rank.replica is not None]
     servers = list(groups_of(cluster)["servers"][0])
+    size = len(workers) // len(sites)
+    at = {site: workers[stage * size :][:size] for stage, site in enumerate(sites)} | {"server": servers}
     for node in annotated.graph.node:
         specs = [
             spec
             for name in node.output
             if name in layouts
-            for spec in _specs(name, layouts[name], shapes[name], workers, servers, mesh)
+            for spec in _specs(name, layouts[name], shapes[name], at[layouts[name].site], mesh)
         ]
-        if specs:
+        stages = [sites.index(layouts[n].site) for n in node.output if n in layouts and len(sites) > 1]
+        if specs or stages:
             place = node.device_configurations.add(configuration_id=CONFIGURATION)
             place.sharding_spec.extend(specs)
+        if stages:
+            place.pipeline_stage = stages[0]
     return annotated
 
 
@@ -53,18 +63,19 @@ def _specs(
     tensor: str,
     layout: Layout,
     shape: tuple[int, ...],
-    workers: Sequence[int],
-    servers: Sequence[int],
+    ranks: Sequence[int],
     mesh: Mesh,
 ) -> Iterator[onnx.ShardingSpecProto]:
-    """Yield how a tensor is sharded, nothing for a whole one."""
+    """Yield how a tensor is sharded over ranks, nothing for one that each of them has whole."""
+    if mesh.microbatch_axis is not None:
+        layout = layout.with_along(mesh.microbatch_axis, Replicate())
     if isinstance(layout.along(REPLICAS), Owned):
-        spec = onnx.ShardingSpecProto(tensor_name=tensor, device=servers)
-        _shard(spec.sharded_dim.add(axis=0), shape[0], [(1, len(servers))])
+        spec = onnx.ShardingSpecProto(tensor_name=tensor, device=ranks)
+        _shard(spec.sharded_dim.add(axis=0), shape[0], [(1, len(ranks))])
         yield spec
     elif layout.splits():
         spec = onnx.ShardingSpecProto(tensor_name=tensor)
-        _add_devices(spec, _holders(layout, workers, mesh))
+        _add_devices(spec, _holders(layout, ranks, mesh))
         for axis in sorted({split.axis for _, split in layout.splits()}):
             places = sorted({split.outer for _, split in layout.splits() if split.axis == axis})
             cuts = [(outer, _parts(layout, Split(axis, outer), mesh)) for outer in places]

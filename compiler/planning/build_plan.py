@@ -1,24 +1,28 @@
 """Make the plan of a distributed step: program, ranks, variables, data."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from math import inf
 
 from partc.compiler.output.plan_files import PlanFiles
 from partc.compiler.planning.describe_ranks import OwnedRows, describe_groups, describe_ranks
 from partc.cost.cluster.cluster import Cluster, ranks_of
-from partc.cost.cluster.profiles import profiles_sha256
+from partc.cost.cluster.profiles import PER_COMMUNICATION_S, profiles_sha256
 from partc.cost.simulation.roofline import node_s
 from partc.cost.strategy import Strategy
 from partc.passes.analysis import Analysis
 from partc.passes.indexed_rows.indexed_slices import sum_rows_function
 from partc.passes.layouts.layouts import REPLICAS, PerReplica, Split
 from partc.passes.lowering.lowered_graph import LoweredGraph
+from partc.passes.microbatches.find_repeated import find_repeated
+from partc.passes.microbatches.join_microbatches import join_microbatches
+from partc.passes.microbatches.take_turns import take_turns
 from partc.passes.scheduling.bucket_communications import BUCKET_BYTES, bucket_communications
 from partc.passes.scheduling.levels import HostGrid
 from partc.passes.scheduling.make_program import Program, ProgramMaker
 from partc.passes.scheduling.outline_segments import SegmentOutliner
 from partc.passes.scheduling.recompute import recompute
-from partc.passes.scheduling.schedule import Item, schedule
+from partc.passes.scheduling.schedule import Communication, Item, schedule
 from partc.passes.scheduling.write_segments import SegmentWriter
 from partc.runtime.plan.program import (
     PLAN_FORMAT,
@@ -44,8 +48,8 @@ def build_plan(
     simulated alone.
     """
     rows = owned_rows(strategy, cluster)
-    groups = describe_groups(cluster, lowered.mesh)
     program, recomputed = _make_program(analysis, lowered, strategy, rows, cluster, files)
+    groups = describe_groups(cluster, lowered, program.instructions)
     training = analysis.training
     return Plan(
         format=PLAN_FORMAT,
@@ -73,8 +77,10 @@ def build_plan(
             value: tuple(end for _, end in rows[constant.parameter])
             for value, constant in lowered.constants.items()
             if constant.parameter is not None and constant.holds == "row_ends"
-        },
+        }
+        | program.constants,
         unread_inputs=training.unread_inputs,
+        microbatches=lowered.mesh.microbatches,
     )
 
 
@@ -109,13 +115,34 @@ def _make_program(
     buckets = bucket_communications(lowered, _whole_shapes(analysis, lowered), rows, limit_bytes)
     order = {node.name: index for index, node in enumerate(analysis.training.graph.nodes)}
     position_of = {copy: order[node] for copy, node in lowered.original.items()}
-    items, recomputed = schedule(lowered, buckets, position_of), None
+    repeated = find_repeated(lowered)
+    items, recomputed = schedule(lowered, buckets, position_of, repeated), None
     if strategy.recompute_bytes is not None:
         items, recomputed = _recompute(items, analysis, lowered, strategy.recompute_bytes, cluster)
+    items = join_microbatches(items, lowered, repeated)
+    overwrites = [(state.value, state.next) for state in lowered.states]
+    turns = take_turns(items, repeated, overwrites, lowered.sites, _durations(lowered, cluster))
     writer = _segment_writer(analysis, lowered, cluster, files)
     most = max(len(host.devices) for host in cluster.hosts)
     topology = HostGrid(len(cluster.hosts), most)
-    return ProgramMaker(lowered, items, topology, writer).make(), recomputed
+    return ProgramMaker(lowered, turns, repeated, topology, writer).make(), recomputed
+
+
+def _durations(lowered: LoweredGraph, cluster: Cluster) -> Callable[[Item], float]:
+    """Return what tells the seconds of an item: on the first worker, or over the slowest link."""
+    worker = next(placed for placed in ranks_of(cluster) if placed.replica is not None)
+    slowest = min((link.bytes_per_s for link in cluster.links), default=inf)
+
+    def seconds(item: Item) -> float:
+        values = [tensor.name for node in item.nodes for tensor in node.outputs]
+        sent = sum(lowered.nbytes.get(value, 0) for value in values)
+        if isinstance(item, Communication):
+            return PER_COMMUNICATION_S + sent / slowest
+        read = sum(lowered.nbytes.get(tensor.name, 0) for node in item.nodes for tensor in node.inputs)
+        flops = sum(lowered.flops.get(node.name, 0) for node in item.nodes)
+        return node_s(flops, sent + read, worker, cluster)
+
+    return seconds
 
 
 def _segment_writer(
@@ -190,9 +217,9 @@ def _describe_outputs(lowered: LoweredGraph, program: Program) -> tuple[Output, 
         value = program.renamed.get(value, value)
         placement = layout.along(REPLICAS)
         if isinstance(placement, Split):
-            outputs.append(Output(name, value, "split", placement.axis))
+            outputs.append(Output(name, value, "split", placement.axis, layout.site))
         elif isinstance(placement, PerReplica):
-            outputs.append(Output(name, value, "per_replica"))
+            outputs.append(Output(name, value, "per_replica", site=layout.site))
         else:
-            outputs.append(Output(name, value, "whole"))
+            outputs.append(Output(name, value, "whole", site=layout.site))
     return tuple(outputs)

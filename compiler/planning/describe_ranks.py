@@ -1,36 +1,50 @@
 """What every rank of a plan has of its own: where it runs, whom it meets, and what it holds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 
 import numpy as np
 
 from partc.cost.cluster.cluster import Cluster, ClusterRank, groups_of, ranks_of
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.boxes import box_of
-from partc.passes.layouts.layouts import REPLICAS, Mesh, Owned
+from partc.passes.layouts.layouts import MICROBATCHES, REPLICAS, WORKER, Owned
 from partc.passes.lowering.lowered_graph import LoweredGraph, State
+from partc.passes.scheduling.levels import name_way
 from partc.passes.scheduling.make_program import Program
 from partc.runtime.plan.boxes import rows_box
-from partc.runtime.plan.program import Held, Rank, Slice
+from partc.runtime.plan.program import Held, Instruction, Rank, Slice, Start
 
 OwnedRows = Mapping[str, tuple[tuple[int, int], ...]]  # parameter -> rows [start, stop) per server
 Groups = Mapping[str, tuple[tuple[int, ...], ...]]
 
 
-def describe_groups(cluster: Cluster, mesh: Mesh) -> dict[str, tuple[tuple[int, ...], ...]]:
+def describe_groups(
+    cluster: Cluster, lowered: LoweredGraph, instructions: Iterable[Instruction]
+) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Return the ranks that meet under each name."""
     groups = {name: tuple(filter(None, members)) for name, members in groups_of(cluster).items()}
-    return groups | _mesh_groups(mesh, groups["workers"][0])
+    return groups | _mesh_groups(lowered, groups["workers"][0], instructions)
 
 
-def _mesh_groups(mesh: Mesh, workers: Sequence[int]) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Return the workers that meet along each axis of a mesh of several."""
-    if len(mesh.axes) == 1:
+def _mesh_groups(
+    lowered: LoweredGraph, workers: Sequence[int], instructions: Iterable[Instruction]
+) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Return the workers that meet along each axis of a mesh, and from one mesh to another."""
+    mesh, sites = lowered.mesh, lowered.sites
+    if len(mesh.axes) == 1 and sites == (WORKER,):
         return {}
-    return {
-        mesh.group(axis): tuple(tuple(workers[at] for at in line) for line in mesh.lines(axis))
-        for axis in range(len(mesh.axes))
+    size = len(workers) // len(sites)
+    members = {site: workers[number * size :][:size] for number, site in enumerate(sites)}
+    groups = {
+        mesh.group(site, axis): tuple(tuple(members[site][at] for at in line) for line in mesh.lines(axis))
+        for site in sites
+        for axis in range(len(mesh.grid))
     }
+    for start in instructions:
+        if isinstance(start, Start) and start.group == name_way(start.senders, start.receivers):
+            groups[start.group] = tuple(zip(members[start.senders], members[start.receivers], strict=True))
+    return groups
 
 
 def describe_ranks(
@@ -74,7 +88,13 @@ class _Describer:
         self._rows = rows
         self._placed = placed
         self._server = server
-        self._place = None if placed.replica is None else lowered.mesh.coordinates(placed.replica)
+        self._place: tuple[int, ...] | None = None
+        self._sites = placed.sites
+        if placed.replica is not None:
+            size = prod(parts for _, parts in lowered.mesh.grid)
+            stage, position = divmod(placed.replica, size)
+            self._place = lowered.mesh.coordinates(position)
+            self._sites = tuple(lowered.sites[stage] if site == WORKER else site for site in placed.sites)
 
     def describe(self, groups: dict[str, int]) -> Rank:
         placed = self._placed
@@ -85,17 +105,19 @@ class _Describer:
             kind=placed.kind,
             device_index=placed.device_index,
             threads=placed.threads,
-            sites=placed.sites,
+            sites=self._sites,
             replica=None if self._place is None else self._place[REPLICAS],
             groups=groups,
             constants=self._constants(),
             slices=self._slices(),
-            held=tuple(self._hold(state) for state in self._lowered.states if state.site in placed.sites),
+            held=tuple(self._hold(state) for state in self._lowered.states if state.site in self._sites),
         )
 
     def _constants(self) -> dict[str, tuple[int, ...]]:
         values: dict[str, tuple[int, ...]] = {}
         for value, constant in self._lowered.constants.items():
+            if value == MICROBATCHES:
+                continue
             if constant.holds == "coordinate" and self._place is not None:
                 values[value] = (self._place[constant.axis],)
             elif constant.parameter is not None and self._server is not None:

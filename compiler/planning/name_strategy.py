@@ -4,6 +4,7 @@ from partc.cost.named_strategy import NamedStrategy
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, AxisSplit, Batch, OpConfig, Strategy
 from partc.passes.analysis import Analysis
 from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh
+from partc.passes.search.cut_stages import NodeSeconds, cut_stages
 from partc.passes.search.find_groups import spell_dimension
 from partc.passes.search.shard_variables import shard_variables
 from partc.passes.search.split_dense import split_dense
@@ -11,9 +12,18 @@ from partc.passes.search.split_space import split_space
 from partc.passes.search.tensor_parallel import split_weights
 from partc.runtime.errors import BadUsage
 
+# With m micro-batches and s stages, (s - 1) of (m + s - 1) turns are idle: a fifth at four a stage
+# (Huang et al. 2019, GPipe, section 2.3, whose overhead is negligible from there on).
+MICROBATCHES_PER_STAGE = 4
 
-def name_strategy(analysis: Analysis, named: NamedStrategy, workers: int, batch: Batch) -> Strategy:
-    """Return what a name means for a step. Raises BadUsage where it means nothing there."""
+
+def name_strategy(
+    analysis: Analysis, named: NamedStrategy, workers: int, batch: Batch, seconds: NodeSeconds
+) -> Strategy:
+    """Return what a name means for a step. Raises BadUsage where it means nothing there.
+
+    `seconds`: what a node takes on a worker.
+    """
     if named.splits_dense:
         return _one_weird_trick(analysis, named, workers, batch)
     sizes = named.mesh(workers)
@@ -33,7 +43,26 @@ def name_strategy(analysis: Analysis, named: NamedStrategy, workers: int, batch:
         variable: {mesh.axes[axis][0]: AxisSplit(split.axis, split.outer) for axis, split in home.splits()}
         for variable, home in homes.items()
     }
-    return Strategy(MESH_STRATEGY_FORMAT, batch, {}, mesh=sizes, variables=variables, ops=ops)
+    begin = cut_stages(analysis, named.stages, seconds) if named.stages > 1 else {}
+    return Strategy(
+        MESH_STRATEGY_FORMAT,
+        batch,
+        {},
+        mesh=sizes,
+        variables=variables,
+        ops=(*ops, *(OpConfig(node, stage=stage) for node, stage in begin.items())),
+        stages=named.stages,
+        microbatches=named.microbatches or _microbatches(analysis, named.stages),
+    )
+
+
+def _microbatches(analysis: Analysis, stages: int) -> int:
+    """Return into how many parts a replica's batch is best divided: up to four a stage, all equal."""
+    fed = analysis.training.data_inputs.values()
+    own = 1 if analysis.per_replica else analysis.replicas
+    sizes = [analysis.facts.shape(e.name)[e.sample_axis] // own for e in fed if e.sample_axis is not None]
+    most = MICROBATCHES_PER_STAGE * stages if stages > 1 else 1
+    return max(count for count in range(1, most + 1) if all(size % count == 0 for size in sizes))
 
 
 def _split_height(analysis: Analysis, named: NamedStrategy, parts: int) -> tuple[OpConfig, ...]:

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from partc.compiler.compilation import Compilation
+from partc.compiler.report.describe_mesh import describe_grid
 from partc.compiler.report.measure_traffic import host_traffic
 from partc.compiler.report.units import count, join_words, plural, seconds, size
 from partc.cost.assignment.synchronisation import Choice
@@ -89,12 +90,12 @@ def _joining(aggregation: Aggregation) -> str:
 
 
 def _of_mesh(compilation: Compilation) -> str:
-    grid = " \u00d7 ".join(f"{name} {parts}" for name, parts in compilation.strategy.mesh.items())
+    grid = describe_grid(compilation.strategy, " \u00d7 ")
     choices = compilation.costs.choices
     amount = size(sum(choice.bytes for choice in choices))
     parted = sum(choice.variable in compilation.strategy.variables for choice in choices)
     kinds = join_words(_kinds(list(choices))) or "no parameter"
-    return f"{kinds} ({amount}) on a mesh of {grid} workers, {parted} of them kept in parts."
+    return f"{kinds} ({amount}) on a mesh of {grid}, {parted} of them kept in parts."
 
 
 def _strategy(choices: tuple[Choice, ...]) -> str:

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from math import prod
 
 from partc.compiler.compilation import Compilation
-from partc.compiler.report.units import count, join_words, operations, plural
+from partc.compiler.report.units import count, join_words, operations, plural, size
+from partc.cost.strategy import Strategy
 from partc.passes.layouts.layouts import Layout, Mesh
 from partc.runtime.plan.boxes import local_shape
-from partc.runtime.plan.program import Plan
+from partc.runtime.plan.program import Plan, Run, Site, Start
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +22,24 @@ class PartedVariables:
 
 
 @dataclass(frozen=True, slots=True)
+class StageRow:
+    """A stage of a pipeline: its ranks, what each keeps and computes, and what it sends to other stages."""
+
+    name: str
+    ranks: str
+    variables: str
+    computes: str
+    sends: str
+
+
+@dataclass(frozen=True, slots=True)
 class MeshDescription:
     """A mesh of several workers a replica, or whose replicas share variables."""
 
     axes: str
     sentences: tuple[str, ...]
     parted: tuple[PartedVariables, ...]
+    stages: tuple[StageRow, ...]  # of a pipeline
 
 
 def describe_mesh(compilation: Compilation) -> MeshDescription | None:
@@ -35,9 +48,49 @@ def describe_mesh(compilation: Compilation) -> MeshDescription | None:
         return None
     mesh, plan = compilation.lowered.mesh, compilation.plan
     return MeshDescription(
-        " \u00d7 ".join(f"{name} {parts}" for name, parts in mesh.axes),
-        (_replicas(plan), _held(plan), _operators(compilation)),
+        describe_grid(compilation.strategy, " \u00d7 "),
+        (_replicas(plan), *_microbatches(plan), _held(plan), _operators(compilation)),
         _parted(compilation, mesh),
+        tuple(_stage(plan, site) for site in compilation.lowered.sites) if _stages(compilation) > 1 else (),
+    )
+
+
+def describe_grid(strategy: Strategy, times: str) -> str:
+    """Return the workers' grid in words: stages, then the axes of each, then micro-batches."""
+    grid = [("pipeline", strategy.stages)] if strategy.stages > 1 else []
+    words = times.join(f"{name} {parts}" for name, parts in (*grid, *strategy.mesh.items()))
+    return f"{words}, {strategy.microbatches} micro-batches" if strategy.microbatches > 1 else words
+
+
+def _stages(compilation: Compilation) -> int:
+    return compilation.strategy.stages
+
+
+def _microbatches(plan: Plan) -> list[str]:
+    if plan.microbatches == 1:
+        return []
+    return [
+        f"Each replica\u2019s batch passes in {plan.microbatches} micro-batches, one after the other; "
+        "gradients are summed as they come, and variables are updated once."
+    ]
+
+
+def _stage(plan: Plan, site: Site) -> StageRow:
+    ranks = [rank for rank in plan.ranks if site in rank.sites]
+    shapes = {variable.name: variable.shape for variable in plan.variables}
+    held = ranks[0].held
+    elements = sum(prod(local_shape(shapes[h.variable], h.box)) for h in held)
+    runs = [i for i in plan.instructions if isinstance(i, Run) and i.site == site]
+    sent: dict[Site, int] = {}
+    for start in plan.instructions:
+        if isinstance(start, Start) and start.senders == site != start.receivers:
+            sent[start.receivers] = sent.get(start.receivers, 0) + start.payload_bytes
+    return StageRow(
+        site,
+        ", ".join(f"{rank.rank}" for rank in ranks[:8]) + (" \u2026" if len(ranks) > 8 else ""),
+        f"{count(len(held))} ({count(elements)} elements)",
+        operations(sum(run.flops for run in runs)),
+        join_words([f"{size(nbytes)} to {target}" for target, nbytes in sent.items()]) or "nothing",
     )
 
 
@@ -68,7 +121,7 @@ def _operators(compilation: Compilation) -> str:
 def _parted(compilation: Compilation, mesh: Mesh) -> tuple[PartedVariables, ...]:
     variables = {variable.name: variable.shape for variable in compilation.plan.variables}
     alike: dict[tuple[tuple[int, ...], Layout], list[str]] = {}
-    boxes = {held.variable: held.box for held in compilation.plan.ranks[0].held}
+    boxes = {held.variable: held.box for rank in compilation.plan.ranks for held in rank.held}
     for state in compilation.lowered.states:
         layout = compilation.lowered.meanings[state.value][1]
         if layout.splits():

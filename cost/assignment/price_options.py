@@ -14,7 +14,6 @@ from partc.cost.network.traffic import lane_loads, seconds_of
 from partc.cost.network.two_level import even_shares, network_groups_of, owner_hosts, synchronise
 from partc.cost.network.ways import Array
 from partc.cost.strategy import Mechanism, Method, SyncFacts, Synchronisation
-from partc.runtime.plan.program import Site
 
 Options = tuple[Synchronisation, ...]
 
@@ -53,9 +52,11 @@ def options_of(fact: SyncFacts, methods: Iterable[Method], without: Collection[M
 
 def _mechanisms(
     fact: SyncFacts, without: Collection[Mechanism]
-) -> tuple[tuple[bool, ...], tuple[Site, ...], tuple[tuple[str, ...], ...]]:
+) -> tuple[tuple[bool, ...], tuple[Literal["worker", "server"], ...], tuple[tuple[str, ...], ...]]:
     merged: tuple[bool, ...] = (True, False) if fact.sparse else (True,)
-    sites: tuple[Site, ...] = ("server", "worker") if fact.has_post_aggregation else ("server",)
+    sites: tuple[Literal["worker", "server"], ...] = (
+        ("server", "worker") if fact.has_post_aggregation else ("server",)
+    )
     moved: tuple[tuple[str, ...], ...] = (fact.boundary_ops, ()) if fact.boundary_ops else ((),)
     return (
         merged[-1:] if "local-aggregation" in without else merged,

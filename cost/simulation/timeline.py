@@ -249,8 +249,11 @@ class _Play:
         return family.lanes[:, columns], carried[first] / self.network.bytes_per_s[first]
 
     def wait(self, wait: Wait) -> None:
-        if wait.tag_id in self.done:
-            self.clock = np.maximum(self.clock, self.done[wait.tag_id])
+        if wait.tag_id not in self.done:
+            return
+        waiting = [ranks for kind, ranks in self.kinds if wait.site in (None, *kind.sites)]
+        for ranks in waiting:
+            self.clock[ranks] = np.maximum(self.clock[ranks], self.done[wait.tag_id][ranks])
 
     def timeline(self) -> Timeline:
         def by_rank(carried: Array) -> dict[int, int]:

@@ -23,15 +23,14 @@ from partc.passes.indexed_rows.route_rows import (
     sort_rows,
     sum_rows,
 )
-from partc.passes.layouts.layouts import REPLICAS, Layout, Owned, Partial, Split
+from partc.passes.layouts.layouts import REPLICAS, WORKER, Layout, Owned, Partial, Replicate, Split
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering
 from partc.passes.rules.sharding_rules import is_sum_rows
+from partc.runtime.plan.program import Site
 
-WORKER_WHOLE = Layout("worker")
 
-
-def needs_exchange(lowering: Lowering, node: gs.Node) -> bool:
+def needs_exchange(lowering: Lowering, node: gs.Node, site: Site) -> bool:
     """Tell whether a node on the workers sums or scatters slices of a parameter that is all-reduced."""
     adds = node.op == "ScatterND" and node.attrs.get("reduction") == "add"
     if not (is_sum_rows(node) or adds) or node.name in lowering.graph.main:
@@ -40,10 +39,10 @@ def needs_exchange(lowering: Lowering, node: gs.Node) -> bool:
     if gradient is None or lowering.graph.synchronised.method(gradient.parameter) != "all_reduce":
         return False
     parts = [part for pair in _pairs(lowering, gradient) for part in pair]
-    return any(lowering.graph.layout(part) != WORKER_WHOLE for part in parts)
+    return any(lowering.graph.layout(part) != Layout(site) for part in parts)
 
 
-def reduce_slices(lowering: Lowering, node: gs.Node) -> list[gs.Tensor]:
+def reduce_slices(lowering: Lowering, node: gs.Node, site: Site) -> list[gs.Tensor]:
     """All-reduce indexed slices as a dense gradient; for SumRows: every id, and its summed row.
 
     Exact where the sparse update is the identity at zero gradient.
@@ -51,49 +50,49 @@ def reduce_slices(lowering: Lowering, node: gs.Node) -> list[gs.Tensor]:
     out = lowering.out
     gradient = gradient_read_by(node, lowering.graph.training.gradients.values())
     assert gradient is not None
-    total = _all_reduced(lowering, gradient)
+    total = _all_reduced(lowering, gradient, site)
     if not is_sum_rows(node):
-        return [_add_to_data(lowering, node, total)]
+        return [_add_to_data(lowering, node, total, site)]
     name = f"{gradient.parameter}.gradient"
     rows = lowering.graph.training.variables[gradient.parameter].shape[0]
     bounds = [constant(f"{name}.{k}", v, np.int64) for k, v in (("from", 0), ("to", rows))]
     step = constant(f"{name}.step", 1, np.int64)
-    all_ids = out.emit("Range", [*bounds, step], f"{name}.ids", INT64, "worker")
+    all_ids = out.emit("Range", [*bounds, step], f"{name}.ids", INT64, site)
     return [all_ids, total]
 
 
-def _all_reduced(lowering: Lowering, gradient: Gradient) -> gs.Variable:
+def _all_reduced(lowering: Lowering, gradient: Gradient, site: Site) -> gs.Variable:
     """Scatter each replica's own slices into zeros, and all-reduce them, once."""
     if gradient.parameter in lowering.reduced:
         return lowering.reduced[gradient.parameter]
     out = lowering.out
     parameter = lowering.graph.training.variables[gradient.parameter]
-    ids, rows = _own_slices(lowering, gradient)
+    ids, rows = _own_slices(lowering, gradient, site)
     name = f"{gradient.parameter}.gradient"
     shape = constant(f"{name}.shape", list(parameter.shape), np.int64)
     zero = gs.Constant(f"{name}.zero", np.zeros((), dtype=parameter.dtype))
-    zeros = out.emit("Expand", [zero, shape], f"{name}.zeros", parameter.dtype, "worker")
+    zeros = out.emit("Expand", [zero, shape], f"{name}.zeros", parameter.dtype, site)
     last = constant(f"{name}.last", [1], np.int64)
-    positions = out.emit("Unsqueeze", [ids, last], f"{name}.positions", INT64, "worker")
+    positions = out.emit("Unsqueeze", [ids, last], f"{name}.positions", INT64, site)
     operands = [zeros, positions, rows]
-    term = out.emit("ScatterND", operands, f"{name}.term", parameter.dtype, "worker", reduction="add")
+    term = out.emit("ScatterND", operands, f"{name}.term", parameter.dtype, site, reduction="add")
     total = gs.Variable(f"{name}.sum", dtype=parameter.dtype)
     for value in (term, total):
         out.shapes[value.name] = parameter.shape
         out.nbytes[value.name] = int(np.prod(parameter.shape)) * parameter.dtype.itemsize
-    out.communicate("AllReduce", [term], [total], site="worker", axis=REPLICAS, reduction="sum")
+    out.communicate("AllReduce", [term], [total], site=site, axis=REPLICAS, reduction="sum")
     lowering.reduced[gradient.parameter] = total
     return total
 
 
-def _add_to_data(lowering: Lowering, node: gs.Node, total: gs.Variable) -> gs.Tensor:
+def _add_to_data(lowering: Lowering, node: gs.Node, total: gs.Variable, site: Site) -> gs.Tensor:
     """Add what a ScatterND adds row by row to its data, which is often zero."""
     data, result = node.inputs[0].name, node.outputs[0].name
     if data in lowering.graph.zeros:
-        lowering.out.meanings[total.name] = (result, WORKER_WHOLE)
+        lowering.out.meanings[total.name] = (result, Layout(site))
         return total
-    name = lowering.value_name(result, WORKER_WHOLE)
-    return lowering.out.emit("Add", [lowering.need(data, WORKER_WHOLE), total], name, total.dtype, "worker")
+    name = lowering.value_name(result, Layout(site))
+    return lowering.out.emit("Add", [lowering.need(data, Layout(site)), total], name, total.dtype, site)
 
 
 def push_slices(lowering: Lowering, owned: Owned) -> tuple[gs.Variable, gs.Variable]:
@@ -102,7 +101,7 @@ def push_slices(lowering: Lowering, owned: Owned) -> tuple[gs.Variable, gs.Varia
     out, name = lowering.out, f"{owned.parameter}.push"
     if name in lowering.exchanged:
         return lowering.exchanged[name]
-    ids, rows = _own_slices(lowering, gradient)
+    ids, rows = _own_slices(lowering, gradient, WORKER)
     ids = count_from_start(lowering, owned.parameter, ids, f"{name}.own")
     ids, rows = sum_rows(out, ids, rows, f"{name}.own", "worker")
     _expect(lowering, owned.parameter, "worker", ids, rows)
@@ -144,29 +143,36 @@ def _pairs(lowering: Lowering, gradient: Gradient) -> list[tuple[str, str]]:
     return pairs_of(lowering.source(gradient.ids), lowering.source(gradient.rows))
 
 
-def _own_slices(lowering: Lowering, gradient: Gradient) -> tuple[gs.Tensor, gs.Tensor]:
-    """Return this replica's own slices: the sum over all replicas is the gradient."""
+def _own_slices(lowering: Lowering, gradient: Gradient, site: Site) -> tuple[gs.Tensor, gs.Tensor]:
+    """Return this replica's own slices, of all micro-batches: the sum over all replicas is the gradient."""
     assert gradient.rows is not None
-    pairs = [_own_pair(lowering, *pair) for pair in _pairs(lowering, gradient)]
+    pairs = [_own_pair(lowering, *pair, site) for pair in _pairs(lowering, gradient)]
     if len(pairs) == 1:
         return pairs[0]
     name = f"{gradient.parameter}.own"
     out = lowering.out
-    ids = out.emit("Concat", [ids for ids, _ in pairs], f"{name}_ids", INT64, "worker", axis=0)
+    ids = out.emit("Concat", [ids for ids, _ in pairs], f"{name}_ids", INT64, site, axis=0)
     dtype = lowering.facts.dtypes[gradient.rows]
-    rows = out.emit("Concat", [rows for _, rows in pairs], f"{name}_rows", dtype, "worker", axis=0)
+    rows = out.emit("Concat", [rows for _, rows in pairs], f"{name}_rows", dtype, site, axis=0)
     return ids, rows
 
 
-def _own_pair(lowering: Lowering, ids: str, rows: str) -> tuple[gs.Tensor, gs.Tensor]:
-    id_layout, row_layout = lowering.graph.layout(ids), lowering.graph.layout(rows)
+def _own_pair(lowering: Lowering, ids: str, rows: str, site: Site) -> tuple[gs.Tensor, gs.Tensor]:
+    id_layout, row_layout = (_of_all_microbatches(lowering, tensor, site) for tensor in (ids, rows))
     are_alike = id_layout == row_layout and isinstance(row_layout.along(REPLICAS), Split)
-    are_terms = id_layout == WORKER_WHOLE and isinstance(row_layout.along(REPLICAS), Partial)
+    are_terms = id_layout.is_whole and isinstance(row_layout.along(REPLICAS), Partial)
     if are_alike or are_terms:
         return lowering.need(ids, id_layout), lowering.need(rows, row_layout)
     # Every replica has all the slices: each contributes its share of every row.
-    whole = lowering.need(rows, WORKER_WHOLE)
+    whole = lowering.need(rows, Layout(site))
     dtype = lowering.facts.dtypes[rows]
     share = constant(f"{rows}.share", 1.0 / lowering.graph.replicas, dtype)
-    term = lowering.out.emit("Mul", [whole, share], f"{rows}.share_of_whole", dtype, "worker")
-    return lowering.need(ids, WORKER_WHOLE), term
+    term = lowering.out.emit("Mul", [whole, share], f"{rows}.share_of_whole", dtype, site)
+    return lowering.need(ids, Layout(site)), term
+
+
+def _of_all_microbatches(lowering: Lowering, tensor: str, site: Site) -> Layout:
+    """Return how a site has a tensor, its micro-batches together."""
+    layout = Layout(site, *lowering.graph.layout(tensor).placements)
+    axis = lowering.graph.mesh.microbatch_axis
+    return layout if axis is None else layout.with_along(axis, Replicate())

@@ -98,14 +98,35 @@ Placement = Replicate | Split | Partial | Widened | PerReplica | Owned | Gathere
 
 
 REPLICAS = 0  # the axis of a mesh that tells replicas apart, or a parameter's servers
+WORKER: Site = "worker"
+MICROBATCHES = "microbatch"  # the axis, always the last, whose places are moments of the same ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """An ordered grid of ranks with named axes: the last axis is the one whose neighbours are adjacent."""
+    """An ordered grid of ranks with named axes: the last axis is the one whose neighbours are adjacent.
+
+    Along an axis of micro-batches each rank takes every place in turn: what is split there is computed part
+    by part, and a sum over it is made by each rank alone.
+    """
 
     name: Site
     axes: tuple[tuple[str, int], ...]
+
+    @property
+    def microbatch_axis(self) -> int | None:
+        """Return the axis of micro-batches, None if there is none."""
+        return len(self.axes) - 1 if self.axes[-1][0] == MICROBATCHES else None
+
+    @property
+    def microbatches(self) -> int:
+        """Return how many micro-batches a step has."""
+        return 1 if self.microbatch_axis is None else self.axes[-1][1]
+
+    @property
+    def grid(self) -> tuple[tuple[str, int], ...]:
+        """Return the axes that tell ranks apart."""
+        return self.axes[: self.microbatch_axis]
 
     def size(self, axis: int) -> int:
         """Return the number of parts along an axis."""
@@ -113,17 +134,18 @@ class Mesh:
 
     def coordinates(self, position: int) -> tuple[int, ...]:
         """Return the place along every axis of the rank at a position."""
-        return tuple(int(place) for place in np.unravel_index(position, [size for _, size in self.axes]))
+        return tuple(int(place) for place in np.unravel_index(position, [size for _, size in self.grid]))
 
     def lines(self, axis: int) -> tuple[tuple[int, ...], ...]:
         """Return the positions of the ranks that differ along an axis alone."""
-        sizes = [size for _, size in self.axes]
+        sizes = [size for _, size in self.grid]
         grid = np.moveaxis(np.arange(prod(sizes)).reshape(sizes), axis, -1).reshape(-1, sizes[axis])
         return tuple(tuple(int(position) for position in line) for line in grid)
 
-    def group(self, axis: int) -> str:
-        """Return the name of the groups of ranks that differ along an axis alone."""
-        return f"{self.name}s" if len(self.axes) == 1 else f"{self.name}.{self.axes[axis][0]}"
+    def group(self, site: Site, axis: int) -> str:
+        """Return the name of the groups of a site's ranks that differ along an axis alone."""
+        is_plain = len(self.axes) == 1 and site == WORKER
+        return f"{site}s" if is_plain else f"{site}.{self.axes[axis][0]}"
 
     def parts(self, layout: "Layout", tensor_axis: int) -> int:
         """Return into how many parts a layout divides an axis of a tensor."""

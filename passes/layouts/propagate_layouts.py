@@ -57,7 +57,7 @@ from partc.passes.replicas import average_replicas
 from partc.passes.rules.sharding_rule import ShardingRule
 from partc.passes.rules.sharding_rules import is_sum_rows, rule_of
 from partc.runtime.errors import UnsupportedModel
-from partc.runtime.plan.program import DrawnInput
+from partc.runtime.plan.program import DrawnInput, Site
 
 WHOLE_ON_WORKERS = Layout("worker")
 
@@ -147,7 +147,7 @@ def propagate_layouts(graph: LaidOutGraph, per_replica: bool) -> None:
     on_workers = _post_aggregation_on_workers(graph, sparse, pushed)
     for node in graph.training.graph.nodes:
         if all(graph.facts.fixed_value(tensor.name) is not None for tensor in node.outputs):
-            decision = run_whole(node, "worker")
+            decision = run_whole(node, graph.configuration.site_of(node.name))
         else:
             decision = _decide(graph, node, sparse, pushed)
         if node.name in on_workers and decision.site == "server":
@@ -160,31 +160,43 @@ def propagate_layouts(graph: LaidOutGraph, per_replica: bool) -> None:
 def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
     fed = graph.training.data_inputs | graph.training.drawn_inputs
     is_alone = graph.replicas == 1 and len(graph.mesh.axes) > 1  # one replica of several workers
+    first = graph.configuration.sites[0]
     for name, entry in fed.items():
         outer = entry.outer if isinstance(entry, DrawnInput) else 1
-        if entry.sample_axis is None or is_alone:
-            graph.layouts[name] = Layout("worker")
-        elif per_replica:
-            graph.layouts[name] = Layout("worker", PerReplica())
-        else:
-            _check_divides(graph, name, entry.sample_axis, outer)
-            graph.layouts[name] = Layout("worker", Split(entry.sample_axis, outer))
+        if entry.sample_axis is None:
+            graph.layouts[name] = Layout(first)
+            continue
+        split = Split(entry.sample_axis, outer)
+        shared = PerReplica() if per_replica else split
+        _check_divides(graph, name, split, per_replica or is_alone)
+        graph.layouts[name] = Layout(first, Replicate() if is_alone else shared)
+        if graph.mesh.microbatch_axis is not None:
+            graph.layouts[name] = graph.layouts[name].with_along(graph.mesh.microbatch_axis, split)
     for name, given in graph.training.shard_inputs.items():
         is_own = given.holds == "shard_id" and not is_alone
-        graph.layouts[name] = Layout("worker", PerReplica() if is_own else Replicate())
+        graph.layouts[name] = Layout(first, PerReplica() if is_own else Replicate())
     for name in graph.training.variables:
         owner = graph.synchronised.owner.get(name)
         home = graph.configuration.homes.get(name, WHOLE_ON_WORKERS)
+        home = Layout(graph.configuration.keeper_of(name), *home.placements)
         graph.layouts[name] = Layout("server", Owned(owner)) if owner else home
 
 
-def _check_divides(graph: LaidOutGraph, name: str, axis: int, outer: int) -> None:
-    size = graph.facts.shape(name)[axis] // outer
-    if size % graph.replicas:
+def _check_divides(graph: LaidOutGraph, name: str, split: Split, is_own: bool) -> None:
+    """Hold the samples of a batch, or of a replica's own, to those who share it."""
+    size = graph.facts.shape(name)[split.axis] // split.outer
+    replicas, parts = 1 if is_own else graph.replicas, graph.mesh.microbatches
+    if size % replicas:
         raise UnsupportedModel(
-            f"a batch of {size} does not divide among {graph.replicas} replicas",
-            at=f"input {name!r}, axis {axis}",
-            fix=f"use a batch that is a multiple of {graph.replicas}, or --batch per-replica",
+            f"a batch of {size} does not divide among {replicas} replicas",
+            at=f"input {name!r}, axis {split.axis}",
+            fix=f"use a batch that is a multiple of {replicas}, or --batch per-replica",
+        )
+    if size % (replicas * parts):
+        raise UnsupportedModel(
+            f"a replica's batch of {size // replicas} does not divide into {parts} micro-batches",
+            at=f"input {name!r}, axis {split.axis}",
+            fix=f"use a batch that is a multiple of {replicas * parts}, or fewer micro-batches",
         )
 
 
@@ -265,7 +277,7 @@ def _decide(
 ) -> Decision:
     layouts = [graph.layout(tensor.name) for tensor in node.inputs]
     if node.domain == average_replicas.REPLICA_DOMAIN:
-        return _decide_replica_op(node, layouts[0])
+        return _decide_replica_op(graph, node, layouts[0])
     if node.op in ("Shape", "Size"):
         return _decide_shape(graph, layouts[0])
     if node.name in sparse:
@@ -273,7 +285,7 @@ def _decide(
         if method == "servers":
             owned = Owned(sparse[node.name])
             return decide_one_axis("server", [owned for _ in node.inputs], [owned for _ in node.outputs])
-        return run_whole(node, "worker")
+        return run_whole(node, graph.configuration.site_of(node.name))
     rule = rule_of(node, graph.facts)
     if node.name not in graph.main:
         owners = _owners_of(node, layouts, pushed)
@@ -291,16 +303,16 @@ def _decide_on_workers(
 ) -> Decision:
     """Decide axis by axis, those with a wish first; one that would cut too small what others cut already
     keeps the node whole."""
-    count = len(graph.mesh.axes)
+    count, site = len(graph.mesh.axes), graph.configuration.site_of(node.name)
     if count == 1:
-        return decide_axes("worker", [_decide_along(graph, node, rule, layouts, 0)])
+        return decide_axes(site, [_decide_along(graph, node, rule, layouts, 0)])
     wishes = graph.configuration.wishes.get(node.name, {})
     axes = [whole_axis(node) for _ in range(count)]
     for axis in sorted(range(count), key=lambda axis: axis not in wishes):
         axes[axis] = _decide_along(graph, node, rule, layouts, axis)
-        if not graph.divides(node, decide_axes("worker", axes)):
+        if not graph.divides(node, decide_axes(site, axes)):
             axes[axis] = whole_axis(node)
-    return decide_axes("worker", axes)
+    return decide_axes(site, axes)
 
 
 def _decide_along(
@@ -308,7 +320,8 @@ def _decide_along(
 ) -> AxisDecision:
     """Decide how the workers run a node along one axis of their mesh."""
     names = [tensor.name for tensor in node.inputs]
-    placements = [_on_workers(layout, axis) for layout in layouts]
+    site = graph.configuration.site_of(node.name)
+    placements = [_fetched(layout, axis, site) for layout in layouts]
     if any(isinstance(placement, PerReplica) for placement in placements):
         return _run_per_replica(node, placements)
     if node.name not in graph.main:  # an update takes a gradient as its variable is kept
@@ -345,11 +358,13 @@ def _decide_shape(graph: LaidOutGraph, layout: Layout) -> Decision:
     return Decision(layout.site, tuple(AxisDecision((layout.along(a),), (Replicate(),)) for a in axes))
 
 
-def _on_workers(layout: Layout, axis: int) -> Placement:
-    """Return how the workers have a tensor along an axis, once they have fetched it."""
+def _fetched(layout: Layout, axis: int, site: Site) -> Placement:
+    """Return how workers have a tensor along an axis, once they have fetched it: sums are made before."""
     if isinstance(requested := layout.along(REPLICAS), RequestedRows):
         return requested.returned if axis == REPLICAS else Replicate()
-    return layout.along(axis) if layout.site == "worker" else Replicate()
+    placement = layout.along(axis)
+    is_summed = isinstance(placement, Partial) and layout.site != site
+    return Replicate() if is_summed or layout.site == "server" else placement
 
 
 def _move_to_servers(
@@ -377,14 +392,23 @@ def _owners_of(node: gs.Node, layouts: Sequence[Layout], pushed: Mapping[str, st
     return owned | {pushed[tensor.name] for tensor in node.inputs if tensor.name in pushed}
 
 
-def _decide_replica_op(node: gs.Node, layout: Layout) -> Decision:
+def _decide_replica_op(graph: LaidOutGraph, node: gs.Node, layout: Layout) -> Decision:
     """Average, Sum and Stack take what each replica has of its own."""
-    result = Split(0) if node.op == average_replicas.STACK else Partial("sum")
+    stacks = node.op == average_replicas.STACK
+    is_own = isinstance(layout.along(REPLICAS), PerReplica)
+
+    def result(placement: Placement) -> Placement:
+        if isinstance(placement, PerReplica):
+            return Split(0) if stacks else Partial("sum")
+        if stacks and is_own and isinstance(placement, Split) and placement.axis == 0 and placement.outer > 1:
+            return Split(0, placement.outer * graph.replicas)  # the blocks of all replicas
+        return placement
+
     axes = [
-        AxisDecision((placement,), (result if isinstance(placement, PerReplica) else placement,))
+        AxisDecision((placement,), (result(placement),))
         for placement in map(layout.along, range(max(1, len(layout.placements))))
     ]
-    return Decision("worker", tuple(axes))
+    return Decision(graph.configuration.site_of(node.name), tuple(axes))
 
 
 def _run_per_replica(node: gs.Node, placements: Sequence[Placement]) -> AxisDecision:

@@ -10,6 +10,7 @@ Everything is made once per layout. What nobody needs is never communicated.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import onnx_graphsurgeon as gs
@@ -18,7 +19,9 @@ from partc.passes.indexed_rows.expected_rows import ExpectedRows
 from partc.passes.layouts.decide_layouts import Decision, decide_axes, run_whole, split_on, whole_axis
 from partc.passes.layouts.layouts import (
     REPLICAS,
+    WORKER,
     Layout,
+    Partial,
     PerReplica,
     Replicate,
     Split,
@@ -55,6 +58,7 @@ class _Lowerer(Lowering):
         self._values: dict[tuple[str, Layout], gs.Tensor] = {}
         self._lowered: dict[str, list[Decision]] = defaultdict(list)
         self._on_every_rank = _tensors_on_every_rank(graph)
+        self._of_data = _made_of_data(graph) if graph.configuration.stages > 1 else set()
         self._held: list[tuple[str, Site]] = []
 
     def run(self) -> None:
@@ -64,7 +68,7 @@ class _Lowerer(Lowering):
         native = [v.next for v in training.variables.values() if homes[v.name] == self.graph.layout(v.name)]
         self._lower_in_order([*training.outputs, *native])
         for name in training.outputs:
-            wanted = _as_fetched(self.graph.layout(name))
+            wanted = _as_fetched(self.graph.layout(name), self._output_site())
             value = self.need(name, wanted)
             public = training.output_names.get(name, name)
             self.out.outputs.append((public, value.name, wanted))
@@ -76,6 +80,13 @@ class _Lowerer(Lowering):
             self._keep_state(name, site)
             done += 1
         self.out.prune()
+
+    def _output_site(self) -> Site:
+        """Return who hands out the outputs: the workers that make the loss, or the first output."""
+        training = self.graph.training
+        first = [training.loss, *training.outputs] if training.loss in training.outputs else training.outputs
+        site = next((self.graph.layout(name).site for name in first), WORKER)
+        return site if site in self.graph.configuration.sites else WORKER
 
     def _home_of(self, variable: str) -> Layout:
         """Return where a variable is kept even if nobody asks for it there."""
@@ -107,7 +118,8 @@ class _Lowerer(Lowering):
         if layout == native or not self._can_make(tensor.name, layout):
             return decision
         if layout.site != native.site:
-            return run_whole(node, layout.site)
+            of_data = tensor.name in self._of_data
+            return replace(decision, site=layout.site) if of_data else run_whole(node, layout.site)
         return decide_axes(
             layout.site,
             [
@@ -140,7 +152,7 @@ class _Lowerer(Lowering):
                 return source.copy()  # so that the original does not list this step's nodes as readers
             if known is not None and source.inputs:
                 return gs.Constant(f"{tensor}.value", known)
-        native = self.graph.layout(tensor)
+        native = self.native(tensor, layout.site)
         if layout != native and not self._can_make(tensor, layout):
             return reshard(self, tensor, native, layout)
         if not source.inputs:
@@ -159,7 +171,9 @@ class _Lowerer(Lowering):
 
     def _can_make(self, tensor: str, layout: Layout) -> bool:
         """Tell whether a tensor, whole along axes where it natively is not, is made so without a message."""
-        native = self.graph.layout(tensor)
+        native = self.native(tensor, layout.site)
+        if native.site != layout.site and tensor in self._of_data and layout.site != "server":
+            return native.placements == layout.placements
         if native.site != layout.site:
             return native.is_whole and layout.is_whole and tensor in self._on_every_rank
         if native.is_whole:
@@ -200,19 +214,49 @@ class _Lowerer(Lowering):
         decision = self._decision_for(source, before)
         axes = [*decision.axes, *(whole_axis(node) for _ in range(axis + 1 - len(decision.axes)))]
         axes[axis] = along
-        divided = decide_axes("worker", axes)
+        divided = decide_axes(layout.site, axes)
         return self.lower(node, divided)[index] if self.graph.divides(node, divided) else None
 
 
-def _as_fetched(layout: Layout) -> Layout:
+def _as_fetched(layout: Layout, site: Site) -> Layout:
     """Return how an output is handed out: as replicas have it, and whole along other axes."""
     placement = layout.along(REPLICAS)
     stays = isinstance(placement, PerReplica) or (isinstance(placement, Split) and placement.outer == 1)
-    return Layout("worker", placement if stays else Replicate())
+    return Layout(site, placement if stays else Replicate())
 
 
 def _tensors_on_every_rank(graph: LaidOutGraph) -> set[str]:
-    """Return the tensors that depend on nothing but what every rank has anyway."""
+    """Return the tensors that depend on nothing but what every rank has anyway.
+
+    Of several meshes, each has the variables that it can carry on by itself, such as counters of steps.
+    """
+    variables = graph.training.variables
+    lacking: set[str] = set()
+    while True:
+        found = _made_without(graph, lacking)
+        strays = {name for name, v in variables.items() if name in found and v.next not in found}
+        if graph.configuration.stages == 1 or not strays:
+            return found
+        lacking |= strays
+
+
+def _made_of_data(graph: LaidOutGraph) -> set[str]:
+    """Return what comes of data alone, such as masks: every stage is fed the data, and makes it again."""
+    training = graph.training
+    found = {*training.data_inputs, *training.drawn_inputs, *training.shard_inputs}
+    for node in training.graph.nodes:
+        reads = [t.name for t in node.inputs if t.name and not isinstance(t, gs.Constant)]
+        if found.issuperset(reads) and not any(
+            isinstance(layout.along(axis), Partial)
+            for layout in graph.decisions[node.name].outputs
+            for axis in range(len(layout.placements))
+        ):
+            found.update(tensor.name for tensor in node.outputs)
+    return found
+
+
+def _made_without(graph: LaidOutGraph, lacking: set[str]) -> set[str]:
+    """Return the tensors that need no message where every rank has all that is whole but `lacking`."""
     tensors = graph.training.graph.tensors()
     at_hand = {
         name
@@ -221,7 +265,7 @@ def _tensors_on_every_rank(graph: LaidOutGraph) -> set[str]:
     }
 
     def is_whole(tensor: gs.Tensor) -> bool:
-        return graph.layout(tensor.name).is_whole
+        return graph.layout(tensor.name).is_whole and tensor.name not in lacking
 
     at_hand.update(name for name, tensor in tensors.items() if not tensor.inputs and is_whole(tensor))
     for node in graph.training.graph.nodes:

@@ -36,10 +36,10 @@ def lower_node(lowering: Lowering, node: gs.Node, decision: Decision) -> list[gs
         return [_lower_replica_average(lowering, node, decision)]
     if cuts_table(decision):
         return [lower_table(lowering, node, decision)]
-    if node.op in ("Shape", "Size") and decision.site == "worker":
+    if node.op in ("Shape", "Size") and decision.site != "server":
         return [_lower_shape(lowering, node, decision)]
-    if decision.site == "worker" and needs_exchange(lowering, node):
-        return reduce_slices(lowering, node)
+    if decision.site != "server" and needs_exchange(lowering, node, decision.site):
+        return reduce_slices(lowering, node, decision.site)
     if isinstance(decision.outputs[0].along(REPLICAS), RequestedRows):
         is_first = not isinstance(decision.inputs[0].along(REPLICAS), RequestedRows)
         return [(request_rows if is_first else run_on_requested_rows)(lowering, node, decision)]
@@ -158,7 +158,7 @@ def _lower_replica_average(lowering: Lowering, node: gs.Node, decision: Decision
     dtype = lowering.facts.dtypes[source.name]
     share = constant(f"{tensor.name}.share", factor, dtype)
     name = lowering.value_name(node.outputs[0].name, decision.outputs[0])
-    return lowering.out.emit("Mul", [tensor, share], name, dtype, "worker")
+    return lowering.out.emit("Mul", [tensor, share], name, dtype, decision.site)
 
 
 def _factor_of_average(node: gs.Node, varies: bool, replicas: int) -> float:
@@ -173,18 +173,19 @@ def _lower_shape(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Te
     """Shape or Size of the whole, from a piece's."""
     source, layout = node.inputs[0], decision.inputs[0]
     operand = lowering.need(source.name, layout)
-    name = lowering.value_name(node.outputs[0].name, Layout("worker"))
+    site = layout.site
+    name = lowering.value_name(node.outputs[0].name, Layout(site))
     out = lowering.out
     int64 = np.dtype(np.int64)
     if not layout.splits():
-        return out.emit(node.op, [operand], name, int64, "worker", **node.attrs)
+        return out.emit(node.op, [operand], name, int64, site, **node.attrs)
     rank = len(lowering.facts.shape(source.name))
     sizes = [lowering.graph.mesh.parts(layout, axis) for axis in range(rank)]
     factors: list[int] | int = prod(sizes)
     if node.op == "Shape":
         factors = sizes[node.attrs.get("start", 0) : node.attrs.get("end", rank)]
-    piece = out.emit(node.op, [operand], f"{name}.piece", int64, "worker", **node.attrs)
-    return out.emit("Mul", [piece, constant(f"{name}.ranks", factors, np.int64)], name, int64, "worker")
+    piece = out.emit(node.op, [operand], f"{name}.piece", int64, site, **node.attrs)
+    return out.emit("Mul", [piece, constant(f"{name}.ranks", factors, np.int64)], name, int64, site)
 
 
 def _local_sizes(

@@ -18,6 +18,10 @@ pieces. Communication nodes have domain `partc.communication`:
     ShareRows        pieces along axis 0 of the servers -> whole on all servers, and sizes
     SpreadRows       whole on servers -> whole on their hosts' workers, whatever its size
     FeedRows         whole on workers -> whole on servers, whatever its size
+    ToStage          what each rank of a mesh has -> the rank at its place in another mesh
+    RowsToStage      the same, whatever its size
+
+Along micro-batches no message goes: AllReduce and AllGather there are what a rank does with all of them.
 """
 
 from dataclasses import dataclass, field
@@ -27,7 +31,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from partc.passes.layouts.layouts import Layout, Mesh
+from partc.passes.layouts.layouts import WORKER, Layout, Mesh
 from partc.runtime.plan.program import Site
 
 COMMUNICATION_DOMAIN = "partc.communication"
@@ -65,9 +69,10 @@ _PLACE_NAMES = {"first_row": "first", "row_count": "rows", "row_ends": "ends"}
 
 @dataclass
 class LoweredGraph:
-    """Compute and communication nodes in a topological order. `mesh`: of the workers."""
+    """Compute and communication nodes in a topological order. `mesh`: of the workers of every site."""
 
     mesh: Mesh
+    sites: tuple[Site, ...] = (WORKER,)  # the workers' meshes, all of that shape
     nodes: list[gs.Node] = field(default_factory=list)
     site_of: dict[str, Site] = field(default_factory=dict)  # compute node -> site
     native: dict[str, Layout] = field(default_factory=dict)  # original tensor -> layout

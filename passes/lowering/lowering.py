@@ -9,6 +9,7 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.indexed_rows.expected_rows import ExpectedRows
 from partc.passes.layouts.layouts import (
+    MICROBATCHES,
     REPLICAS,
     Gathered,
     Layout,
@@ -23,6 +24,7 @@ from partc.passes.layouts.layouts import (
 )
 from partc.passes.layouts.propagate_layouts import LaidOutGraph
 from partc.passes.lowering.lowered_graph import LoweredGraph
+from partc.runtime.plan.program import Site
 
 TAGS = {
     Replicate: "whole",
@@ -57,7 +59,7 @@ class Lowering(ABC):
         self.sessions = sessions
         self.expected = expected
         self.facts = graph.facts
-        self.out = LoweredGraph(graph.mesh)
+        self.out = LoweredGraph(graph.mesh, graph.configuration.sites)
         self.exchanged: dict[str, tuple[gs.Variable, gs.Variable]] = {}
         self.reduced: dict[str, gs.Variable] = {}
         self.row_requests: dict[str, RowRequest] = {}  # Gather -> its ids on their way
@@ -77,14 +79,29 @@ class Lowering(ABC):
         """Return the original tensor."""
         return self._tensors[tensor]
 
+    def native(self, tensor: str, site: Site) -> Layout:
+        """Return how a tensor is there before it is asked for: constants and what is fed, on all workers.
+
+        A replica's batch is fed at once, and divided into micro-batches as they are read.
+        """
+        native, source = self.graph.layout(tensor), self.source(tensor)
+        is_made = source.inputs and self.facts.fixed_value(tensor) is None
+        if is_made or tensor in self.graph.training.variables or site == "server":
+            return native
+        axis = self.graph.mesh.microbatch_axis
+        fed = native if axis is None else native.with_along(axis, Replicate())
+        return Layout(site, *fed.placements)
+
     def coordinate(self, axis: int) -> gs.Variable:
         """Return the value int64[1] that holds a worker's position along an axis of the mesh."""
+        if axis == self.graph.mesh.microbatch_axis:
+            return self.out.coordinate(axis, MICROBATCHES)
         name = "replica" if axis == REPLICAS else f"worker.{self.graph.mesh.axes[axis][0]}"
         return self.out.coordinate(axis, name)
 
     def value_name(self, tensor: str, layout: Layout) -> str:
         """Name the value that holds a tensor in a layout, and remember what it means."""
-        native = self.graph.layout(tensor)
+        native = self.native(tensor, layout.site)
         name = tensor if layout == native else f"{tensor}@{layout.site}.{tag(layout)}"
         self.describe(name, tensor, layout)
         return name

@@ -7,7 +7,8 @@ split -> widened     ShiftAhead, ShiftBack (widen.py)
 worker partial -> rows owned by servers      Push
 rows owned by servers -> whole               Pull, or ShareRows and SpreadRows (gather_owned.py)
 rows requested of servers -> where they return   AllToAllRows, ScatterRows (request_rows.py)
-whole, from site to site                     ToServers, ToWorkers
+whole, from workers to servers and back      ToServers, ToWorkers
+as it is, from one stage to another          ToStage: a piece to the rank at its place; sums are made before
 """
 
 from collections.abc import Callable
@@ -21,6 +22,7 @@ import onnx_graphsurgeon as gs
 from partc.passes.indexed_rows.request_rows import return_rows
 from partc.passes.layouts.layouts import (
     REPLICAS,
+    WORKER,
     Gathered,
     Layout,
     Owned,
@@ -33,6 +35,7 @@ from partc.passes.lowering.gather_owned import gather_owned, has_parameter_rows,
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering
 from partc.passes.lowering.widen import widen
+from partc.runtime.plan.program import Site
 
 WORKER_WHOLE = Layout("worker")
 SERVER_WHOLE = Layout("server")
@@ -53,8 +56,13 @@ def reshard(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> 
         return gather_owned(lowering, tensor, Owned(target.parameter), wanted)
     if isinstance(target, Owned):
         return _to_owners(lowering, tensor, native, wanted)
-    if native.site != wanted.site:
+    if "server" in (native.site, wanted.site) and native.site != wanted.site:
         return _to_other_site(lowering, tensor, native, wanted)
+    if native.site != wanted.site:
+        sent = _sums_made(native)
+        if wanted.placements == sent.placements:
+            return _to_stage(lowering, tensor, sent, wanted)
+        native = Layout(wanted.site, *sent.placements)
     if isinstance(source, Gathered) and isinstance(target, Replicate):
         return lowering.need(tensor, native)
     if wanted.widened():
@@ -65,6 +73,25 @@ def reshard(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> 
     shape = lowering.facts.shape(tensor)
     change = last_change(native, wanted, lambda layout: lowering.graph.mesh.divides(layout, shape))
     return _change_axis(lowering, tensor, wanted, change)
+
+
+def _sums_made(layout: Layout) -> Layout:
+    return Layout(layout.site, *(Replicate() if isinstance(p, Partial) else p for p in layout.placements))
+
+
+def _to_stage(lowering: Lowering, tensor: str, source: Layout, wanted: Layout) -> gs.Tensor:
+    """Send each rank's piece to the rank at its place in another mesh of the same shape."""
+    operand = lowering.need(tensor, source)
+    result = _result(lowering, tensor, wanted)
+    if lowering.graph.has_fixed_pieces(tensor):
+        lowering.out.communicate("ToStage", [operand], [result], site=source.site, to=wanted.site)
+        return result
+    counts = gs.Variable(f"{result.name}.counts", dtype=INT64)
+    lowering.out.nbytes.setdefault(operand.name, 0)
+    lowering.out.communicate(
+        "RowsToStage", [operand], [result], received_counts=counts, site=source.site, to=wanted.site
+    )
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +150,9 @@ def _reduce_scatter(lowering: Lowering, tensor: str, wanted: Layout, change: Cha
     assert isinstance(split, Split)
     assert isinstance(partial, Partial)
     whole = wanted.with_along(change.axis, Replicate())
-    if (tensor, change.axis) in lowering.graph.made_whole or not lowering.graph.has_fixed_pieces(tensor):
+    graph = lowering.graph
+    is_local = change.axis == graph.mesh.microbatch_axis  # each rank makes the sum itself
+    if is_local or (tensor, change.axis) in graph.made_whole or not graph.has_fixed_pieces(tensor):
         return _cut(lowering, tensor, lowering.need(tensor, whole), wanted, change)
     operand = lowering.need(tensor, change.before)
     name, fold = lowering.value_name(tensor, wanted), None
@@ -134,7 +163,7 @@ def _reduce_scatter(lowering: Lowering, tensor: str, wanted: Layout, change: Cha
         lowering.out.shapes[name] = fold.front_shape(lowering.graph.mesh.size(change.axis))
     result = gs.Variable(name, dtype=operand.dtype)
     lowering.out.communicate(
-        "ReduceScatter", [operand], [result], site="worker", axis=change.axis, reduction=partial.reduction
+        "ReduceScatter", [operand], [result], site=wanted.site, axis=change.axis, reduction=partial.reduction
     )
     return result if fold is None else fold.back(result, lowering.value_name(tensor, wanted))
 
@@ -221,7 +250,7 @@ def _all_gather(lowering: Lowering, tensor: str, wanted: Layout, change: Change)
     gather = _gather_rows if is_plain or not graph.has_fixed_pieces(tensor) else _gather_pieces
     if split.axis == 0 and split.outer == 1:
         result = _result(lowering, tensor, wanted)
-        gather(lowering, piece, result, change.axis)
+        gather(lowering, piece, result, wanted.site, change.axis)
         return result
     fold = _Fold(lowering, tensor, wanted, split)
     front = fold.to_front(piece)
@@ -229,18 +258,18 @@ def _all_gather(lowering: Lowering, tensor: str, wanted: Layout, change: Change)
     if gather is _gather_pieces:
         lowering.out.shapes[front.name] = fold.front_shape(lowering.graph.mesh.size(change.axis))
         lowering.out.shapes[gathered.name] = fold.front_shape(1)
-    gather(lowering, front, gathered, change.axis)
+    gather(lowering, front, gathered, wanted.site, change.axis)
     return fold.back(gathered, lowering.value_name(tensor, wanted))
 
 
-def _gather_pieces(lowering: Lowering, piece: gs.Tensor, result: gs.Variable, axis: int) -> None:
-    lowering.out.communicate("AllGather", [piece], [result], site="worker", axis=axis)
+def _gather_pieces(lowering: Lowering, piece: gs.Tensor, result: gs.Variable, site: Site, axis: int) -> None:
+    lowering.out.communicate("AllGather", [piece], [result], site=site, axis=axis)
 
 
-def _gather_rows(lowering: Lowering, piece: gs.Tensor, result: gs.Variable, axis: int) -> None:
+def _gather_rows(lowering: Lowering, piece: gs.Tensor, result: gs.Variable, site: Site, axis: int) -> None:
     counts = gs.Variable(f"{result.name}.counts", dtype=INT64)
     lowering.out.nbytes.setdefault(piece.name, 0)
-    lowering.out.communicate("AllGatherRows", [piece], [result], received_counts=counts, axis=axis)
+    lowering.out.communicate("AllGatherRows", [piece], [result], received_counts=counts, site=site, axis=axis)
 
 
 def _cut(lowering: Lowering, tensor: str, whole: gs.Tensor, wanted: Layout, change: Change) -> gs.Tensor:
@@ -253,11 +282,12 @@ def _cut(lowering: Lowering, tensor: str, whole: gs.Tensor, wanted: Layout, chan
         return gs.Constant(name, whole.values.take(range(length), axis=split.axis))
     sizes = lowering.local_sizes(tensor, change.before)
     if split.outer == 1:
-        return _slice_part(lowering, whole, split.axis, sizes, name, change.axis)
+        return _slice_part(lowering, whole, split.axis, sizes, name, wanted.site, change.axis)
     fold = _Fold(lowering, tensor, change.before, split)
     front = fold.to_front(whole)
     factor = (sizes[split.axis] // fold.outer,)
-    return fold.back(_slice_part(lowering, front, 0, factor, f"{name}.front", change.axis), name)
+    part = _slice_part(lowering, front, 0, factor, f"{name}.front", wanted.site, change.axis)
+    return fold.back(part, name)
 
 
 def _is_uniform(tensor: gs.Constant, axis: int) -> bool:
@@ -266,7 +296,13 @@ def _is_uniform(tensor: gs.Constant, axis: int) -> bool:
 
 
 def _slice_part(
-    lowering: Lowering, whole: gs.Tensor, axis: int, shape: tuple[int, ...], name: str, mesh_axis: int
+    lowering: Lowering,
+    whole: gs.Tensor,
+    axis: int,
+    shape: tuple[int, ...],
+    name: str,
+    site: Site,
+    mesh_axis: int,
 ) -> gs.Tensor:
     out = lowering.out
     position = lowering.coordinate(mesh_axis)
@@ -275,13 +311,13 @@ def _slice_part(
     if whole.name in lowering.facts.fixed_shapes or isinstance(whole, gs.Constant):
         size: gs.Tensor = constant(f"{name}.size", [shape[axis] // ranks], np.int64)
     else:
-        sizes = out.emit("Shape", [whole], f"{name}.sizes", INT64, "worker")
-        length = out.emit("Gather", [sizes, along], f"{name}.length", INT64, "worker")
+        sizes = out.emit("Shape", [whole], f"{name}.sizes", INT64, site)
+        length = out.emit("Gather", [sizes, along], f"{name}.length", INT64, site)
         parts = constant(f"{name}.ranks", [ranks], np.int64)
-        size = out.emit("Div", [length, parts], f"{name}.size", INT64, "worker")
-    start = out.emit("Mul", [position, size], f"{name}.start", INT64, "worker")
-    end = out.emit("Add", [start, size], f"{name}.end", INT64, "worker")
-    return out.emit("Slice", [whole, start, end, along], name, whole.dtype, "worker")
+        size = out.emit("Div", [length, parts], f"{name}.size", INT64, site)
+    start = out.emit("Mul", [position, size], f"{name}.start", INT64, site)
+    end = out.emit("Add", [start, size], f"{name}.end", INT64, site)
+    return out.emit("Slice", [whole, start, end, along], name, whole.dtype, site)
 
 
 class _Fold:
@@ -292,13 +328,14 @@ class _Fold:
 
     def __init__(self, lowering: Lowering, tensor: str, layout: Layout, split: Split) -> None:
         self.out = lowering.out
+        self.site = layout.site
         self.shape = lowering.local_sizes(tensor, layout)
         self.axis = split.axis
         within = [p for _, p in layout.splits() if p.axis == split.axis and p.outer < split.outer]
         parts = (lowering.graph.mesh.size(a) for a, p in layout.splits() if p in within)
         self.outer = split.outer // prod(parts)
         others = [p for p in layout.placements if not isinstance(p, Replicate)]
-        self.tensor = lowering.value_name(tensor, layout) if others else tensor
+        self.tensor = lowering.value_name(tensor, layout) if others or layout.site != WORKER else tensor
         self.name = f"{self.tensor}.fold{split.axis}.{split.outer}"
         rank = len(self.shape) + (self.outer > 1)
         moved = self.axis + (self.outer > 1)
@@ -309,7 +346,7 @@ class _Fold:
         if self.outer > 1:
             sizes = [*self.shape[: self.axis], self.outer, -1, *self.shape[self.axis + 1 :]]
             tensor = self._reshape(tensor, sizes, f"{name}.apart")
-        return self.out.emit("Transpose", [tensor], f"{name}.front", tensor.dtype, "worker", perm=self.order)
+        return self.out.emit("Transpose", [tensor], f"{name}.front", tensor.dtype, self.site, perm=self.order)
 
     def front_shape(self, parts: int) -> tuple[int, ...]:
         """Return the shape with the factor in front, or of one of equal parts of it."""
@@ -323,7 +360,7 @@ class _Fold:
     def back(self, tensor: gs.Tensor, name: str) -> gs.Tensor:
         inverse = [int(axis) for axis in np.argsort(self.order)]
         target = name if self.outer == 1 else f"{name}.apart"
-        transposed = self.out.emit("Transpose", [tensor], target, tensor.dtype, "worker", perm=inverse)
+        transposed = self.out.emit("Transpose", [tensor], target, tensor.dtype, self.site, perm=inverse)
         if self.outer == 1:
             return transposed
         sizes = [*self.shape[: self.axis], -1, *self.shape[self.axis + 1 :]]
@@ -331,4 +368,4 @@ class _Fold:
 
     def _reshape(self, tensor: gs.Tensor, sizes: list[int], name: str) -> gs.Tensor:
         spelled = constant(f"{name}.sizes", sizes, np.int64)
-        return self.out.emit("Reshape", [tensor, spelled], name, tensor.dtype, "worker")
+        return self.out.emit("Reshape", [tensor, spelled], name, tensor.dtype, self.site)

@@ -16,11 +16,12 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.layouts.layouts import Mesh, Reduction
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
+from partc.passes.microbatches.find_repeated import find_repeated, joins_microbatches
 from partc.runtime.plan.program import Site
 
 BUCKET_BYTES = 25_000_000  # DESIGN: 25 MB is where an AllReduce nears the line rate
 IN_PIECES = ("ReduceScatter", "AllGather")  # along an axis of the workers' mesh
-BUCKETED = ("AllReduce", "Push", "Pull", "ToServers", "ToWorkers", *IN_PIECES)
+BUCKETED = ("AllReduce", "Push", "Pull", "ToServers", "ToWorkers", "ToStage", *IN_PIECES)
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Bucket:
     elements: int
     counts: tuple[int, ...] = ()  # elements per server, or per part of a mesh axis
     axis: int = 0  # of the workers' mesh
+    receivers: tuple[Site, ...] = ()  # of what goes to another mesh
 
     @property
     def nbytes(self) -> int:
@@ -67,19 +69,25 @@ def copy_where_shared(lowered: LoweredGraph, sessions: bool = False) -> None:
     `sessions`: several sessions share what servers own, so that even what is pulled is a copy.
     """
     readers: dict[str, int] = {}
-    produced = {t.name for n in lowered.nodes if not is_communication(n) for t in n.outputs}
-    received = {t.name for n in lowered.nodes if is_communication(n) for t in n.outputs}
+    messages = [n for n in lowered.nodes if is_communication(n) and not joins_microbatches(n, lowered.mesh)]
+    received = {t.name for n in messages for t in n.outputs}
+    produced = {t.name for n in lowered.nodes for t in n.outputs} - received
     for node in lowered.nodes:
         for tensor in node.inputs:
             readers[tensor.name] = readers.get(tensor.name, 0) + 1
+    sent: set[str] = set()
     outliving = {state.next for state in lowered.states} | {value for _, value, _ in lowered.outputs}
     nodes: list[gs.Node] = []
     for node in lowered.nodes:
-        if is_communication(node) and node.op in BUCKETED:
+        is_message = is_communication(node) and not joins_microbatches(node, lowered.mesh)
+        if is_message and node.op in BUCKETED:
             operand = node.inputs[0]
             is_busy = readers[operand.name] > 1 or operand.name in outliving or operand.name not in produced
             # Owners' rows are pulled from where they lie, unless that is a place in another bucket.
             must_copy = (sessions or operand.name in received) if node.op == "Pull" else is_busy
+            if node.op == "ToStage":  # which leaves what it sends as it is, so that others may read it
+                must_copy = operand.name not in produced or operand.name in sent
+                sent.add(operand.name)
             if must_copy:
                 nodes.append(_copy_operand(lowered, node))
         nodes.append(node)
@@ -120,14 +128,15 @@ def bucket_communications(
     """
     depth = depths(lowered)
     groups: dict[tuple[object, ...], list[gs.Node]] = {}
+    repeated = find_repeated(lowered)
     for node in lowered.nodes:
-        if not is_communication(node) or node.op not in BUCKETED:
+        if not is_communication(node) or node.op not in BUCKETED or joins_microbatches(node, lowered.mesh):
             continue
         if whole_value(node) not in whole_shapes:
             continue
         dtype = np.dtype(node.inputs[0].dtype).name
-        way = (node.op, _sender_site(node), node.attrs.get("axis"), node.attrs.get("reduction"))
-        key = (*way, dtype, depth[node.name], _alone(node, owned_rows))
+        way = (node.op, _sender_site(node), *map(node.attrs.get, ("to", "axis", "reduction")))
+        key = (*way, node.name in repeated.nodes, dtype, depth[node.name], _alone(node, owned_rows))
         groups.setdefault(key, []).append(node)
     buckets: dict[str, Bucket] = {}
     for nodes in groups.values():
@@ -211,6 +220,7 @@ def _lay_out(
         sum(sizes),
         counts,
         axis,
+        (first.attrs["to"],) if "to" in first.attrs else (),
     )
 
 

@@ -10,7 +10,7 @@ rows        gathered on the host's server, exchanged among servers, scattered in
 
 from dataclasses import dataclass
 
-from partc.passes.layouts.layouts import Mesh, Reduction
+from partc.passes.layouts.layouts import WORKER, Mesh, Reduction
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.bucket_communications import IN_PIECES, Bucket
 from partc.passes.scheduling.schedule import Communication
@@ -24,9 +24,18 @@ ROWS: dict[str, tuple[Kind, str, Site, Site]] = {
     "ShareRows": ("all_gather_rows", "servers", "server", "server"),
     "SpreadRows": ("all_gather_rows", "host", "server", "worker"),
     "FeedRows": ("all_gather_rows", "feed", "worker", "server"),
+    "RowsToStage": ("all_gather_rows", "", "", ""),  # the node tells between whom
 }
 
-SHIFTS: dict[str, Kind] = {"ShiftAhead": "shift_ahead", "ShiftBack": "shift_back"}
+SHIFTS: dict[str, tuple[Kind, str, Site, Site]] = {
+    "ShiftAhead": ("shift_ahead", "workers", "worker", "worker"),
+    "ShiftBack": ("shift_back", "workers", "worker", "worker"),
+}
+
+
+def name_way(source: Site, target: Site) -> str:
+    """Return the name of the pairs of ranks at one place of two meshes: the first of a pair sends."""
+    return f"{source}>{target}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +85,13 @@ def levels_of(message: Communication, topology: HostGrid, lowered: LoweredGraph)
                 label=_label(node.op, (message.reads[0],)),
             )
         ]
-    if node.op in SHIFTS:
-        site = node.attrs["site"]
-        ends = (SHIFTS[node.op], _group(site, node.attrs["axis"], lowered.mesh), site, site)
-    else:
-        ends = ROWS[node.op]
-    kind, group, senders, receivers = ends
+    kind, group, senders, receivers = (ROWS | SHIFTS)[node.op]
     if "axis" in node.attrs:
+        senders = receivers = node.attrs["site"]
         group = _group(senders, node.attrs["axis"], lowered.mesh)
+    elif "to" in node.attrs:
+        senders, receivers = node.attrs["site"], node.attrs["to"]
+        group = name_way(senders, receivers)
     label = _label(node.op, (message.reads[0],))
     return [
         Collective(
@@ -93,7 +101,7 @@ def levels_of(message: Communication, topology: HostGrid, lowered: LoweredGraph)
 
 
 def _group(site: Site, axis: int, mesh: Mesh) -> str:
-    return mesh.group(axis) if site == "worker" else f"{site}s"
+    return "servers" if site == "server" else mesh.group(site, axis)
 
 
 def _bucket_levels(bucket: Bucket, topology: HostGrid, mesh: Mesh) -> list[Collective]:
@@ -112,12 +120,17 @@ def _bucket_levels(bucket: Bucket, topology: HostGrid, mesh: Mesh) -> list[Colle
     server: Site = "server"
     if bucket.op == "AllReduce" and bucket.site == "server":
         return [level("all_reduce", "servers", server, server)]
+    if bucket.op == "ToStage":
+        (target,) = bucket.receivers
+        return [level("broadcast", name_way(bucket.site, target), bucket.site, target)]
+    group = mesh.group(bucket.site, bucket.axis)
     if bucket.op in IN_PIECES:
         kind: Kind = "reduce_scatter" if bucket.op == "ReduceScatter" else "all_gather"
-        return [level(kind, mesh.group(bucket.axis), worker, worker)]
+        return [level(kind, group, bucket.site, bucket.site)]
     if bucket.op == "AllReduce":
-        if topology.hosts == 1 or topology.workers_per_host == 1 or len(mesh.axes) > 1:
-            return [level("all_reduce", mesh.group(bucket.axis), worker, worker)]
+        is_plain = topology.hosts == 1 or topology.workers_per_host == 1
+        if is_plain or len(mesh.axes) > 1 or bucket.site != WORKER:
+            return [level("all_reduce", group, bucket.site, bucket.site)]
         return [
             level("reduce", "host_workers", worker, worker),
             level("all_reduce", "leaders", worker, worker),

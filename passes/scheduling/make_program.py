@@ -3,22 +3,28 @@
     chunk     ->  Run, with a segment               bucket  ->  a Buffer and its Slices
     message   ->  Start and Wait, level by level    state   ->  a variable updated in place, or a Store
 
-Waits come as late as they may: before the first reader, or before the next level of the same message.
+Waits come as late as they may: before the first reader, or before the next level of the same message. Who
+only sends to another mesh waits at the end. Micro-batches share their segments, but the first, which begins
+the sums, and the others, which go on with them.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import onnx_graphsurgeon as gs
 
+from partc.passes.layouts.layouts import MICROBATCHES
 from partc.passes.lowering.lowered_graph import LoweredGraph
+from partc.passes.microbatches.find_repeated import Repeated
+from partc.passes.microbatches.take_turns import Turn
 from partc.passes.scheduling.bucket_communications import IN_PIECES, Bucket
-from partc.passes.scheduling.levels import Collective, HostGrid, levels_of
+from partc.passes.scheduling.levels import Collective, HostGrid, levels_of, name_way
 from partc.passes.scheduling.outline_segments import SegmentOutliner
 from partc.passes.scheduling.prove_in_place import prove_in_place
-from partc.passes.scheduling.schedule import Chunk, Communication, Item
-from partc.passes.scheduling.segment_work import WorkCounter
-from partc.passes.scheduling.write_segments import SegmentWriter, row_shape
+from partc.passes.scheduling.schedule import Chunk, Communication
+from partc.passes.scheduling.segment_work import Work, WorkCounter
+from partc.passes.scheduling.write_segments import Segment, SegmentWriter, row_shape
 from partc.runtime.plan.program import Buffer, Instruction, RowShape, Run, Site, Slice, Start, Store, Wait
 from partc.runtime.transports.communication import ROW_KINDS
 
@@ -33,6 +39,7 @@ class Program:
     # (value, the parameter whose rows it holds, its bucket, its place there); None: a part along a mesh axis
     owned_slices: list[tuple[str, str | None, Bucket, int]] = field(default_factory=list)
     renamed: dict[str, str] = field(default_factory=dict)  # value -> the variable written in place
+    constants: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of every micro-batch: its number
 
 
 @dataclass
@@ -42,6 +49,7 @@ class _Flight:
     levels: list[Collective]
     moves: frozenset[str]  # values that it reads or writes
     begun: int = -1
+    arrives_at: Site | None = None  # what goes from one mesh to another: nobody else waits for it there
 
 
 class ProgramMaker:
@@ -50,46 +58,62 @@ class ProgramMaker:
     def __init__(
         self,
         lowered: LoweredGraph,
-        items: Sequence[Item],
+        turns: Sequence[Turn],
+        repeated: Repeated,
         topology: HostGrid,
         writer: SegmentWriter | SegmentOutliner,
     ) -> None:
         self.lowered = lowered
-        self.items = items
+        self.turns = turns
+        self.repeated = repeated
         self.topology = topology
         self.writer = writer
         self.program = Program()
         self._work = WorkCounter(lowered, writer.functions, topology.hosts)
         self._in_flight: list[_Flight] = []
         self._next_tag = 0
+        self._owed: list[Wait] = []  # by those who only send
+        self._segments: dict[tuple[int, bool], tuple[Segment, Work]] = {}  # of repeated chunks
 
     def make(self) -> Program:
         """Return the program. Fills the writer's folder with segments on the way."""
-        safe = prove_in_place(self.lowered, self.items)
+        safe = prove_in_place(self.lowered, [turn.item for turn in self.turns])
         self.program.renamed = {state.next: state.value for state in safe}
         self._lay_out_buffers()
-        readers = _readers(self.items)
+        readers = _readers(self.turns, self.repeated)
         lasting = {value for _, value, _ in self.lowered.outputs} | {s.next for s in self.lowered.states}
-        for item in self.items:
-            if isinstance(item, Chunk):
-                self._run(item, lasting, readers)
+        for turn in self.turns:
+            if isinstance(turn.item, Chunk):
+                self._run(turn.item, turn.microbatch, lasting, readers)
             else:
-                self._start(item)
+                self._start(turn.item, turn.microbatch)
         self._finish(self._in_flight)
+        self.program.instructions += self._owed
+        if MICROBATCHES in self.lowered.constants:
+            numbers = range(self.repeated.count)
+            self.program.constants = {self.repeated.name(MICROBATCHES, n): (n,) for n in numbers}
         for state in self.lowered.states:
             if state not in safe:
                 self.program.instructions.append(Store(state.site, state.next, state.value))
         return self.program
 
     def _lay_out_buffers(self) -> None:
-        buckets = [item.bucket for item in self.items if isinstance(item, Communication) and item.bucket]
-        for bucket in buckets:
+        for turn in self.turns:
+            bucket = turn.item.bucket if isinstance(turn.item, Communication) else None
+            if bucket is None:
+                continue
+            bucket = replace(bucket, name=_bucket_name(bucket, turn.microbatch))
             both: tuple[Site, ...] = ("worker", "server")
             sites = (bucket.site,) if bucket.op in ("AllReduce", *IN_PIECES) else both
+            if bucket.receivers:
+                sites = (bucket.site, *bucket.receivers)
             name = np.dtype(bucket.dtype).name
             self.program.buffers.append(Buffer(bucket.name, name, bucket.elements, sites))
             for index, node in enumerate(bucket.members):
-                self._place_member(bucket, index, node.inputs[0].name, node.outputs[0].name)
+                source, target = (
+                    self.repeated.name(t.name, turn.microbatch) for t in (node.inputs[0], node.outputs[0])
+                )
+                self._place_member(bucket, index, source, target)
 
     def _place_member(self, bucket: Bucket, index: int, source: str, target: str) -> None:
         """Both ends of an in-place communication share a place; servers' owned rows have their own."""
@@ -103,21 +127,22 @@ class ProgramMaker:
             owner = bucket.members[index].attrs.get("owner")
             self.program.owned_slices.append((owned, owner, bucket, index))
 
-    def _run(self, chunk: Chunk, lasting: set[str], readers: Mapping[str, list[Item]]) -> None:
-        produced = [t.name for node in chunk.nodes for t in node.outputs if t.name]
-        wanted = {v for v in produced if v in lasting or any(r is not chunk for r in readers.get(v, ()))}
-        touched = {self._name(t.name) for node in chunk.nodes for t in (*node.inputs, *node.outputs)}
+    def _run(
+        self, chunk: Chunk, microbatch: int | None, lasting: set[str], readers: Mapping[str, set[int]]
+    ) -> None:
+        nodes = chunk.nodes_of(microbatch)
+        touched = {self._name(t.name, microbatch) for node in nodes for t in (*node.inputs, *node.outputs)}
         self._wait_for(touched)
-        segment = self.writer.make(chunk, wanted, self.program.renamed.keys())
-        work = self._work.count(chunk.nodes, wanted)
+        segment, work = self._segment(chunk, nodes, bool(microbatch), lasting, readers)
         if not segment.writes:
             return
+        before = {f"{s.total.name}.before": s.total.name for s in chunk.sums}
         self.program.instructions.append(
             Run(
                 chunk.site,
                 segment.path,
-                tuple((name, self._name(name)) for name in segment.reads),
-                tuple((name, self._name(name)) for name in segment.writes),
+                tuple((name, self._name(before.get(name, name), microbatch)) for name in segment.reads),
+                tuple((name, self._name(name, microbatch)) for name in segment.writes),
                 segment.races,
                 work.flops,
                 work.touched_bytes,
@@ -128,11 +153,34 @@ class ProgramMaker:
         )
         self._advance()
 
-    def _name(self, value: str) -> str:
-        return self.program.renamed.get(value, value)
+    def _segment(
+        self,
+        chunk: Chunk,
+        nodes: list[gs.Node],
+        goes_on: bool,
+        lasting: set[str],
+        readers: Mapping[str, set[int]],
+    ) -> tuple[Segment, Work]:
+        """Write a chunk's segment, once where micro-batches share it: those that go on with a sum, or all."""
+        key = id(chunk), goes_on and bool(chunk.sums)
+        if key not in self._segments:
+            produced = [t.name for node in nodes for t in node.outputs if t.name]
+            totals = {s.total.name for s in chunk.sums}
+            wanted = {v for v in produced if v in lasting or readers.get(v, set()) - {id(chunk)}} | totals
+            own = Chunk(chunk.site, nodes)
+            segment = self.writer.make(own, wanted, self.program.renamed.keys())
+            self._segments[key] = segment, self._work.count(nodes, wanted)
+        return self._segments[key]
 
-    def _start(self, message: Communication) -> None:
-        self._wait_for(set(message.reads))
+    def _name(self, value: str, microbatch: int | None = None) -> str:
+        return self.program.renamed.get(value, self.repeated.name(value, microbatch))
+
+    def _start(self, message: Communication, microbatch: int | None) -> None:
+        reads, writes = (
+            {self.repeated.name(value, microbatch) for value in values}
+            for values in (message.reads, message.writes)
+        )
+        self._wait_for(reads)
         self._work.pass_on(message.nodes)
         for node in message.nodes:
             if message.bucket is None:
@@ -140,13 +188,28 @@ class ProgramMaker:
                     self.writer.dtypes[tensor.name] = np.dtype(tensor.dtype)
                     shape = row_shape(node, index, self.writer.shapes)
                     self.writer.shapes.setdefault(tensor.name, shape)
-        levels = levels_of(message, self.topology, self.lowered)
-        flight = _Flight(levels, frozenset({*message.reads, *message.writes}))
+        levels = [
+            self._of_microbatch(level, message.bucket, microbatch)
+            for level in levels_of(message, self.topology, self.lowered)
+        ]
+        flight = _Flight(levels, frozenset(reads | writes))
         self._in_flight.append(flight)
         self._next_level(flight)
 
+    def _of_microbatch(self, level: Collective, bucket: Bucket | None, microbatch: int | None) -> Collective:
+        if microbatch is None:
+            return level
+        names = {bucket.name: _bucket_name(bucket, microbatch)} if bucket else {}
+        reads, writes = (
+            tuple(names.get(value, self.repeated.name(value, microbatch)) for value in values)
+            for values in (level.reads, level.writes)
+        )
+        return replace(level, reads=reads, writes=writes, label=f"{level.label} #{microbatch}")
+
     def _next_level(self, flight: _Flight) -> None:
-        if flight.begun >= 0:
+        if flight.begun >= 0 and flight.arrives_at is not None:
+            self.program.instructions.append(Wait(flight.begun, flight.arrives_at))
+        elif flight.begun >= 0:
             self.program.instructions.append(Wait(flight.begun))
         if not flight.levels:
             self._in_flight.remove(flight)
@@ -154,6 +217,9 @@ class ProgramMaker:
         level = flight.levels.pop(0)
         flight.begun = self._next_tag
         self._next_tag += 1
+        if level.group == name_way(level.senders, level.receivers):
+            flight.arrives_at = level.receivers
+            self._owed.append(Wait(flight.begun, level.senders))
         self.program.instructions.append(
             Start(
                 flight.begun,
@@ -200,10 +266,17 @@ class ProgramMaker:
                 self._next_level(flight)
 
 
-def _readers(items: Sequence[Item]) -> dict[str, list[Item]]:
-    readers: dict[str, list[Item]] = {}
-    for item in items:
-        for node in item.nodes:
+def _bucket_name(bucket: Bucket, microbatch: int | None) -> str:
+    """Name a bucket's memory: what arrives for one micro-batch is read while others arrive."""
+    return bucket.name if microbatch is None else f"{bucket.name}#{microbatch}"
+
+
+def _readers(turns: Sequence[Turn], repeated: Repeated) -> dict[str, set[int]]:
+    """Return value -> the items that read it, each by its id."""
+    readers: dict[str, set[int]] = {}
+    for turn in turns:
+        item = turn.item
+        for node in item.nodes_of(turn.microbatch) if isinstance(item, Chunk) else item.nodes:
             for tensor in node.inputs:
-                readers.setdefault(tensor.name, []).append(item)
+                readers.setdefault(repeated.value_of(tensor.name), set()).add(id(item))
     return readers

@@ -15,18 +15,50 @@ from dataclasses import dataclass, field
 import onnx_graphsurgeon as gs
 
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
+from partc.passes.microbatches.find_repeated import VIEWS, Repeated
 from partc.passes.scheduling.bucket_communications import Bucket, depths
 from partc.runtime.plan.program import Site
 
 SMALL_BYTES = 1_000_000  # a smaller message does not end a segment before the wave ends
 
 
+@dataclass(frozen=True)
+class RunningSum:
+    """A value of every micro-batch that is added to those of the micro-batches before."""
+
+    term: gs.Tensor
+    total: gs.Tensor
+    op: str  # Add, Max, Min
+
+
 @dataclass
 class Chunk:
-    """Nodes of one site that run as one segment."""
+    """Nodes of one site that run as one segment: once, or for every micro-batch."""
 
     site: Site
     nodes: list[gs.Node] = field(default_factory=list)
+    is_repeated: bool = False
+    sums: tuple[RunningSum, ...] = ()  # over micro-batches, of what the nodes make
+
+    def nodes_of(self, microbatch: int | None) -> list[gs.Node]:
+        """Return the nodes as a micro-batch runs them: the first begins the sums, others go on."""
+        if not microbatch:
+            begin = [
+                gs.Node("Identity", f"{s.total.name}.begin", {}, [_alike(s.term)], [_alike(s.total)])
+                for s in self.sums
+            ]
+            return [*self.nodes, *begin]
+        adding = [
+            gs.Node(
+                s.op,
+                f"{s.total.name}.add",
+                {},
+                [gs.Variable(f"{s.total.name}.before", dtype=s.total.dtype), _alike(s.term)],
+                [_alike(s.total)],
+            )
+            for s in self.sums
+        ]
+        return [*self.nodes, *adding]
 
 
 @dataclass(frozen=True)
@@ -48,21 +80,27 @@ class Communication:
 
 
 Item = Chunk | Communication
+Lane = tuple[Site, bool]  # where nodes run, and whether for every micro-batch
+
+
+def _alike(tensor: gs.Tensor) -> gs.Variable:
+    """Return the tensor apart from the graph that it is in."""
+    return gs.Variable(tensor.name, dtype=tensor.dtype)
 
 
 def schedule(
-    lowered: LoweredGraph, buckets: Mapping[str, Bucket], position_of: Mapping[str, int]
+    lowered: LoweredGraph, buckets: Mapping[str, Bucket], position_of: Mapping[str, int], repeated: Repeated
 ) -> list[Item]:
     """Return segments and messages in order. `position_of`: lowered node -> place in the original."""
     depth = depths(lowered)
     messages = _messages(lowered, buckets)
-    waves = _late_where_free(lowered, depth)
+    waves = _late_where_free(lowered, depth, repeated)
     order = _ordered_nodes(lowered, waves, position_of)
     items: list[Item] = []
     for wave in range(max(depth.values(), default=0) + 1):
         nodes = [node for node in order if waves[node.name] == wave]
         waiting = [message for message in messages if depth[message.nodes[0].name] == wave]
-        items += _schedule_wave(nodes, waiting, lowered)
+        items += _schedule_wave(nodes, waiting, lowered, repeated)
     return items
 
 
@@ -81,8 +119,11 @@ def _messages(lowered: LoweredGraph, buckets: Mapping[str, Bucket]) -> list[Comm
     return messages
 
 
-def _late_where_free(lowered: LoweredGraph, depth: Mapping[str, int]) -> dict[str, int]:
-    """Return each node's wave: its depth, but its first reader's if its inputs outlive the step anyway."""
+def _late_where_free(lowered: LoweredGraph, depth: Mapping[str, int], repeated: Repeated) -> dict[str, int]:
+    """Return each node's wave: its depth, but its first reader's if its inputs outlive the step anyway.
+
+    What a micro-batch only turns about for its way back is turned then, by the product that reads it.
+    """
     lasting = {state.value for state in lowered.states} | lowered.constants.keys()
     for node in lowered.nodes:
         if not is_communication(node) and _reads_only(node, lasting):
@@ -91,7 +132,8 @@ def _late_where_free(lowered: LoweredGraph, depth: Mapping[str, int]) -> dict[st
     first_read: dict[str, int] = {}
     for node in reversed(lowered.nodes):
         reads = [first_read[tensor.name] for tensor in node.outputs if tensor.name in first_read]
-        if reads and not is_communication(node) and _reads_only(node, lasting):
+        is_turned = node.op in VIEWS and node.name in repeated.nodes
+        if reads and not is_communication(node) and (is_turned or _reads_only(node, lasting)):
             waves[node.name] = min(reads)
         for tensor in node.inputs:
             first_read[tensor.name] = min(waves[node.name], first_read.get(tensor.name, waves[node.name]))
@@ -135,18 +177,26 @@ def _ordered_nodes(
     return result
 
 
-def _schedule_wave(nodes: list[gs.Node], messages: list[Communication], lowered: LoweredGraph) -> list[Item]:
-    made_here = {tensor.name: node.name for node in nodes for tensor in node.outputs}
-    items: list[Item] = [m for m in messages if not any(value in made_here for value in m.reads)]
-    for site in ("server", "worker"):
-        here = [node for node in nodes if lowered.site_of[node.name] == site]
-        own = {node.name for node in here}
-        waiting = [m for m in messages if any(made_here.get(value) in own for value in m.reads)]
-        items += _cut(here, waiting, site)
+def _schedule_wave(
+    nodes: list[gs.Node], messages: list[Communication], lowered: LoweredGraph, repeated: Repeated
+) -> list[Item]:
+    lanes: dict[Lane, list[gs.Node]] = {}
+    made_in: dict[str, Lane] = {}
+    for node in nodes:
+        lane = lowered.site_of[node.name], node.name in repeated.nodes
+        lanes.setdefault(lane, []).append(node)
+        made_in.update((tensor.name, lane) for tensor in node.outputs)
+    waiting: dict[Lane | None, list[Communication]] = {}
+    for message in messages:
+        last = max((made_in[value] for value in message.reads if value in made_in), default=None)
+        waiting.setdefault(last, []).append(message)
+    items: list[Item] = [*waiting.get(None, ())]
+    for lane in sorted(lanes):  # what runs once may be read by what is repeated
+        items += _cut(lanes[lane], waiting.get(lane, []), lane)
     return items
 
 
-def _cut(nodes: list[gs.Node], messages: list[Communication], site: Site) -> list[Item]:
+def _cut(nodes: list[gs.Node], messages: list[Communication], lane: Lane) -> list[Item]:
     """Cut where a large message is ready; small ones wait for the next cut."""
     place = {tensor.name: index for index, node in enumerate(nodes) for tensor in node.outputs}
     ready = sorted(
@@ -161,10 +211,10 @@ def _cut(nodes: list[gs.Node], messages: list[Communication], site: Site) -> lis
         held.append(message)
         if message.bucket is not None and message.bucket.nbytes >= SMALL_BYTES:
             if position + 1 > begin:
-                items.append(Chunk(site, nodes[begin : position + 1]))
+                items.append(Chunk(lane[0], nodes[begin : position + 1], lane[1]))
                 begin = position + 1
             items += held
             held = []
     if begin < len(nodes):
-        items.append(Chunk(site, nodes[begin:]))
+        items.append(Chunk(lane[0], nodes[begin:], lane[1]))
     return [*items, *held]

@@ -127,6 +127,17 @@ def check_input(plan: Plan, data_input: DataInput, array: Array, place: str = ""
             at=f"{place}data input {data_input.name!r}, axis {axis}",
             fix=f"use a batch that is a multiple of {plan.replicas}",
         )
+    if axis is not None:
+        _check_microbatches(plan, data_input, array.shape[axis] // plan.replicas, place)
+
+
+def _check_microbatches(plan: Plan, data_input: DataInput, samples: int, place: str) -> None:
+    if samples % plan.microbatches:
+        raise BadData(
+            f"a replica's {samples} samples do not divide into {plan.microbatches} micro-batches",
+            at=f"{place}data input {data_input.name!r}, axis {data_input.sample_axis}",
+            fix=f"use a batch that is a multiple of {plan.replicas * plan.microbatches}",
+        )
 
 
 def refuse_empty(data_input: DataInput, array: Array, place: str = "") -> None:
@@ -169,6 +180,8 @@ def _check_part(plan: Plan, data_input: DataInput, array: Array, at: str) -> Non
             at=f"{at}, data input {data_input.name!r}",
             fix=f"supply one replica's samples, of type {data_input.dtype}, shaped {declared}",
         )
+    if axis is not None:
+        _check_microbatches(plan, data_input, array.shape[axis], f"{at}, ")
 
 
 def join_shares(plan: Plan, shares: Sequence[Mapping[str, Array]]) -> dict[str, Array]:

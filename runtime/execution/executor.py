@@ -14,6 +14,7 @@ import numpy as np
 from partc.runtime.errors import Diverged
 from partc.runtime.execution.device import BoundRun, Sessions
 from partc.runtime.execution.environment import Environment
+from partc.runtime.plan.members import has_outputs
 from partc.runtime.plan.program import (
     Instruction,
     Plan,
@@ -183,8 +184,8 @@ def loss_of(plan: Plan, environment: Environment) -> float | None:
 
 
 def is_finite(plan: Plan, rank: Rank, executor: Executor) -> bool:
-    """Tell whether a worker's loss is a number; a server has none."""
-    loss = loss_of(plan, executor.environment) if rank.replica is not None else None
+    """Tell whether a rank's loss is a number; servers, and stages before the loss, have none."""
+    loss = loss_of(plan, executor.environment) if has_outputs(plan, rank) else None
     return loss is None or bool(np.isfinite(loss))
 
 

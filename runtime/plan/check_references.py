@@ -10,6 +10,7 @@ import numpy as np
 
 from partc.runtime.errors import BadPlan
 from partc.runtime.plan.boxes import cover_fault, fault_of
+from partc.runtime.plan.members import has_outputs
 from partc.runtime.plan.program import (
     Box,
     DataInput,
@@ -78,7 +79,7 @@ def _ranks(plan: Plan) -> Iterator[Finding]:
         yield f"ranks have replicas {replicas[:8]}, the plan has {plan.replicas}", "ranks"
     for rank in plan.ranks:
         at = f"ranks: {rank.rank}"
-        if (rank.replica is not None) != ("worker" in rank.sites) or not rank.sites:
+        if (rank.replica is not None) != bool({*rank.sites} - {"server"}) or not rank.sites:
             yield f"sites {list(rank.sites)} of replica {rank.replica}", at
         if not 1 <= rank.threads <= MOST_THREADS or rank.device_index < 0:
             yield f"{rank.threads} threads on device {rank.device_index}", at
@@ -88,6 +89,8 @@ def _ranks(plan: Plan) -> Iterator[Finding]:
         strays = [r for members in groups for r in members if not 0 <= r < len(plan.ranks)]
         if strays or not all(groups):
             yield f"a group with rank {strays[0]}" if strays else "a group without ranks", f"groups: {name}"
+    if plan.microbatches < 1:
+        yield f"{plan.microbatches} micro-batches", "microbatches"
     if plan.asynchronous and (len(workers) != 1 or any(w.threads < 1 for w in plan.asynchronous)):
         yield f"asynchronous workers beside {len(workers)} ranks that compute", "asynchronous"
 
@@ -259,13 +262,16 @@ def _inputs_and_outputs(plan: Plan) -> Iterator[Finding]:
 
 
 def _made_outputs(plan: Plan) -> Iterator[Finding]:
-    """Every worker has every output at the end of a step."""
+    """Every worker of the outputs' mesh has every output at the end of a step."""
     inputs = {entry.name for entry in plan.data_inputs} | {entry.name for entry in plan.drawn_inputs}
     inputs |= {given.name for given in plan.shard_inputs}
     written = {value for i in plan.instructions if isinstance(i, Run) for _, value in i.writes}
     written |= {value for i in plan.instructions if isinstance(i, Start) for value in i.writes}
+    sites = {output.site for output in plan.outputs}
+    if len(sites) > 1 or not sites <= {site for rank in plan.ranks for site in rank.sites}:
+        yield f"outputs at {sorted(sites)}", "outputs"
     for rank in plan.ranks:
-        if rank.replica is not None:
+        if has_outputs(plan, rank):
             held = {held.value for held in rank.held} | {*rank.constants, *plan.constants}
             known = written | held | inputs | {piece.value for piece in (*plan.slices, *rank.slices)}
             at = f"outputs, on rank {rank.rank}"

@@ -6,7 +6,6 @@ neither read nor written. Memory is compared, not names: slices of a buffer may 
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 
 from partc.runtime.data.batches import inputs_of
 from partc.runtime.data.step_draws import draws_of
@@ -37,11 +36,13 @@ class _Region:
         return self.memory == other.memory and self.start < other.stop and other.start < self.stop
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Flight:
+    """A communication under way: what it reads and writes, and which values exist behind it."""
+
     label: str
-    reads: list[_Region]
-    writes: list[_Region]
+    reads: tuple[_Region, ...]
+    writes: tuple[_Region, ...]
     results: tuple[str, ...]
 
 
@@ -72,7 +73,7 @@ def _walk_through(program: Iterable[Instruction], walk: "_Walk", roots: Mapping[
             case Start():
                 walk.start(instruction, roots[instruction.group])
             case Wait(tag_id=tag_id):
-                walk.present.update(walk.flights.pop(tag_id).results)
+                walk.wait(tag_id)
 
 
 @dataclass(slots=True)
@@ -83,6 +84,7 @@ class _Walk:
     regions: dict[str, _Region]
     present: set[str] = field(default_factory=set)
     flights: dict[int, _Flight] = field(default_factory=dict)
+    near: dict[str, list[_Flight]] = field(default_factory=dict)  # memory -> what is under way there
 
     def touch(self, reads: Iterable[str], writes: Iterable[str]) -> None:
         """Read, then write, at once."""
@@ -101,25 +103,39 @@ class _Walk:
             self._read(value)
         for value in writes:
             self._write(value)
-        self.flights[start.tag_id] = _Flight(
+        flight = _Flight(
             start.label or f"communication {start.tag_id}",
-            [self._region(value) for value in reads],
-            [self._region(value) for value in writes],
+            tuple(self._region(value) for value in reads),
+            tuple(self._region(value) for value in writes),
             writes,
         )
+        self.flights[start.tag_id] = flight
+        for memory in {region.memory for region in (*flight.reads, *flight.writes)}:
+            self.near.setdefault(memory, []).append(flight)
+
+    def wait(self, tag_id: int) -> None:
+        """End a communication."""
+        flight = self.flights.pop(tag_id)
+        self.present.update(flight.results)
+        for memory in {region.memory for region in (*flight.reads, *flight.writes)}:
+            self.near[memory].remove(flight)
 
     def _read(self, value: str) -> None:
         if value not in self.present:
             raise _mistake(f"value {value!r} is read before anything makes it", self.rank)
-        for flight in self.flights.values():
-            self._refuse_overlap(value, flight, flight.writes, "read")
+        region = self._region(value)
+        for flight in self.near.get(region.memory, ()):
+            self._refuse_overlap(value, region, flight, flight.writes, "read")
 
     def _write(self, value: str) -> None:
-        for flight in self.flights.values():
-            self._refuse_overlap(value, flight, chain(flight.reads, flight.writes), "written")
+        region = self._region(value)
+        for flight in self.near.get(region.memory, ()):
+            self._refuse_overlap(value, region, flight, (*flight.reads, *flight.writes), "written")
 
-    def _refuse_overlap(self, value: str, flight: _Flight, regions: Iterable[_Region], verb: str) -> None:
-        if any(self._region(value).overlaps(region) for region in regions):
+    def _refuse_overlap(
+        self, value: str, region: _Region, flight: _Flight, regions: Iterable[_Region], verb: str
+    ) -> None:
+        if any(region.overlaps(other) for other in regions):
             raise _mistake(f"value {value!r} is {verb} while {flight.label!r} is under way", self.rank)
 
     def _region(self, value: str) -> _Region:

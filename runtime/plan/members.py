@@ -36,9 +36,16 @@ def leaders_of(plan: Plan) -> tuple[Rank, ...]:
     """
     leaders: dict[int, Rank] = {}
     for rank in plan.ranks:
-        if rank.replica is not None:
+        if rank.replica is not None and has_outputs(plan, rank):
             leaders.setdefault(rank.replica, rank)
     return tuple(leaders[replica] for replica in sorted(leaders))
+
+
+def has_outputs(plan: Plan, rank: Rank) -> bool:
+    """Tell whether a rank has the step's outputs at its end: one mesh of workers has all of them."""
+    if not plan.outputs:
+        return rank.replica is not None
+    return plan.outputs[0].site in rank.sites
 
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -1,6 +1,7 @@
 """The plan: what every rank of a cluster does in one training step.
 
-A *rank* is one executor process. It plays one or two *sites*: `worker` (computes a replica) and
+A *rank* is one executor process. It plays one or two *sites*: `worker` (computes a replica, or with
+others a part of one) or, in a pipeline, one of the stages that workers are divided into, and
 `server` (owns variables, sums what its host's workers send). All ranks share one list of
 instructions; a rank executes those of its sites, in the list's order, so two ranks can never meet
 their communications in different orders.
@@ -18,9 +19,9 @@ from typing import Literal
 
 import msgspec
 
-PLAN_FORMAT = "partc-plan/3"
+PLAN_FORMAT = "partc-plan/4"
 
-Site = Literal["worker", "server"]
+Site = str  # worker, server, or a stage of workers: stage0, stage1, ...
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,10 +106,11 @@ class Start(Record, frozen=True, tag="start"):
     rows: tuple[RowShape, ...] = ()  # of row kinds, one per value; empty: as the senders tell
 
 
-class Wait(Record, frozen=True, tag="wait"):
-    """The communication `tag_id` is complete from here on."""
+class Wait(Record, frozen=True, tag="wait", omit_defaults=True):
+    """The communication `tag_id` is complete from here on, at `site` where only its ranks wait here."""
 
     tag_id: int
+    site: Site | None = None
 
 
 class Store(Record, frozen=True, tag="store"):
@@ -286,8 +288,8 @@ class Aggregation(Record, frozen=True, omit_defaults=True):
     fetched: tuple[str, ...] = ()
 
 
-class Output(Record, frozen=True):
-    """A fetched output of the graph.
+class Output(Record, frozen=True, omit_defaults=True):
+    """A fetched output of the graph, which the ranks of `site` have.
 
     whole: every worker has it. split: worker r has its piece along `axis`. per_replica: every
     worker has its own value.
@@ -297,6 +299,7 @@ class Output(Record, frozen=True):
     value: str
     layout: Literal["whole", "split", "per_replica"]
     axis: int | None = None
+    site: Site = "worker"
 
 
 # ---------------------------------------------------------------- ranks and plan
@@ -373,6 +376,7 @@ class Plan(Record, frozen=True):
     unread_inputs: tuple[str, ...] = ()  # data for them is accepted, and not looked at
     departures: tuple[str, ...] = ()
     constants: dict[str, tuple[int, ...]] = {}  # value -> int64 vector, the same on all ranks
+    microbatches: int = 1  # into which every replica's batch is divided
     sha256: str = ""  # of all the rest, as plan_json.py writes it: a plan that was edited does not fit it
 
 
@@ -386,8 +390,10 @@ def instructions_of(plan: Plan, rank: Rank) -> tuple[Instruction, ...]:
     waited = {i.tag_id for i in plan.instructions if isinstance(i, Start) and i.group in rank.groups}
 
     def concerns(instruction: Instruction) -> bool:
-        if isinstance(instruction, Start | Wait):
+        if isinstance(instruction, Start):
             return instruction.tag_id in waited
+        if isinstance(instruction, Wait):
+            return instruction.tag_id in waited and instruction.site in (None, *rank.sites)
         return instruction.site in rank.sites
 
     return tuple(instruction for instruction in plan.instructions if concerns(instruction))

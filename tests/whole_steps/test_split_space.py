@@ -175,6 +175,23 @@ def test_strips_travel_between_processes(tmp_path: Path) -> None:
     assert verify(compiled.folder, steps=2).passed
 
 
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(
+    ("cluster", "strategy"),
+    [("1x2", "spatial=2,microbatches=2"), ("2x2", "pipeline=2,spatial=2,microbatches=2")],
+)
+def test_rows_pass_through_stages_and_micro_batches(
+    cluster: str, strategy: str, batch: str, tmp_path: Path
+) -> None:
+    training = import_training_graph(training_of(STACK))
+
+    compiled = compile_step(training, tmp_path / "out", cluster, strategy, batch)
+
+    starts = [i for i in compiled.plan.instructions if isinstance(i, Start)]
+    assert "shift_ahead" in {start.kind for start in starts}
+    assert verified(compiled, random_batches(compiled.plan, 2)).passed
+
+
 # ---------------------------------------------------------------- by file
 
 

@@ -15,6 +15,7 @@ from partc.passes.layouts.decide_layouts import (
     whole_axis,
 )
 from partc.passes.layouts.layouts import Layout, Mesh, Split
+from partc.passes.roles.find_roles import find_roles
 from partc.passes.roles.find_zeros import find_zeros
 from partc.passes.rules.sharding_rules import rule_of
 
@@ -98,3 +99,44 @@ def _dimensions(node: gs.Node, facts: Facts, zeros: frozenset[str], parts: int) 
                     place = f"out:{axis}" if operand is None else f"in:{operand}:{axis}"
                     found[place if outer == 1 else f"{place}/{outer}"] = decision
     return found
+
+
+PIPELINES: tuple[tuple[str, dict[str, int], int], ...] = (  # cluster, mesh of every stage, stages
+    ("1x2", {"data": 1}, 2),
+    ("1x3", {"data": 1}, 3),
+    ("2x2", {"data": 2}, 2),
+    ("2x2", {"data": 1, "tensor": 2}, 2),
+    ("2x4", {"data": 2, "tensor": 2}, 2),
+    ("2x4", {"data": 2}, 4),
+    ("1x2", {"data": 2}, 1),
+    ("2x2", {"data": 2, "tensor": 2}, 1),
+)
+
+
+def random_pipeline(training: TrainingGraph, batch: str, samples: int, seed: int) -> tuple[str, Strategy]:
+    """Return a cluster, and a strategy for it of any stages, of any nodes there, and of any micro-batches."""
+    rng = np.random.default_rng(seed)
+    cluster, sizes, stages = PIPELINES[int(rng.integers(len(PIPELINES)))]
+    own = samples if batch == "per-replica" else samples // sizes["data"]
+    microbatches = int(rng.choice([count for count in range(1, own + 1) if own % count == 0]))
+    mesh = Mesh("worker", tuple(sizes.items()))
+    variables = {name: _random_home(mesh, v.shape, rng) for name, v in training.variables.items()}
+    main = find_roles(training).main
+    share = rng.choice([0.0, 0.05, 0.5])
+    ops = [
+        OpConfig(node.name, stage=int(rng.integers(stages)))
+        for node in training.graph.nodes
+        if stages > 1 and node.name in main and rng.random() < share
+    ]
+    homes = {name: splits for name, splits in variables.items() if splits and rng.random() < 0.5}
+    strategy = Strategy(
+        MESH_STRATEGY_FORMAT,
+        batch,  # type: ignore[arg-type]
+        {},
+        mesh=sizes,
+        variables=homes,
+        ops=tuple(ops),
+        stages=stages,
+        microbatches=microbatches,
+    )
+    return cluster, strategy

@@ -1,4 +1,5 @@
 from partc.passes.lowering.lowered_graph import LoweredGraph
+from partc.passes.microbatches.find_repeated import find_repeated
 from partc.passes.scheduling.bucket_communications import bucket_communications
 from partc.passes.scheduling.schedule import Chunk, Communication, Item, schedule
 from tests.builders.graphs.small_steps import lowered_of, training_of
@@ -11,7 +12,8 @@ def scheduled(lowered: LoweredGraph, text: str = TWO_LAYERS, limit_bytes: int = 
     buckets = bucket_communications(lowered, whole, {}, limit_bytes)
     nodes = training_of(text, SPLIT).graph.nodes
     order = {node.name: index for index, node in enumerate(nodes)}
-    return schedule(lowered, buckets, {copy: order[node] for copy, node in lowered.original.items()})
+    places = {copy: order[node] for copy, node in lowered.original.items()}
+    return schedule(lowered, buckets, places, find_repeated(lowered))
 
 
 def shown(items: list[Item]) -> list[tuple[str, list[str]]]:
@@ -73,7 +75,7 @@ def test_a_large_message_begins_while_the_backward_pass_goes_on() -> None:
 def test_messages_of_no_bucket_travel_alone() -> None:
     lowered = lowered_of(TWO_LAYERS, SPLIT)
 
-    items = schedule(lowered, {}, {})
+    items = schedule(lowered, {}, {}, find_repeated(lowered))
 
     messages = [item for item in items if isinstance(item, Communication)]
     assert [len(message.nodes) for message in messages] == [1, 1, 1]

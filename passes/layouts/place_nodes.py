@@ -1,0 +1,224 @@
+"""Place every node of a step at a stage, and every variable, given where some nodes are to run.
+
+forward    a node is at the greatest stage of what it reads; what comes of data alone, or of variables
+           alone, is where it is read first
+backward   at the last stage not behind the gradients that it reads at which what it reads of the forward
+           pass is at hand: dX = dY W^T runs where W is, a mask that all stages have where dY is
+update     where its variable is kept, which is where the forward pass reads it first; what joins the
+           gradients of several stages, such as a norm, where most of it is
+"""
+
+from collections.abc import Iterable, Mapping
+
+import onnx_graphsurgeon as gs
+
+from partc.passes.analysis import Analysis
+from partc.passes.graph.training_graph import TrainingGraph
+from partc.passes.layouts.configuration import Places
+from partc.passes.search.forward_nodes import forward_nodes
+
+
+def place_nodes(analysis: Analysis, wished: Mapping[str, int], stages: int) -> Places:
+    """Return the stage of every node and variable. `wished`: nodes of the main computation -> stage."""
+    placing = _Placing(analysis, wished, stages)
+    placing.place_forward()
+    placing.place_backward()
+    placing.place_updates()
+    placing.bring_to_readers()
+    return Places(placing.stage, placing.homes)
+
+
+def find_mixed(forward: Iterable[gs.Node], training: TrainingGraph) -> set[str]:
+    """Return the names of the forward nodes that come of data and of variables."""
+    of_variables, of_data = 1, 2
+    sources: dict[str, int] = dict.fromkeys(training.variables, of_variables)
+    fed = (*training.data_inputs, *training.drawn_inputs, *training.shard_inputs)
+    sources.update(dict.fromkeys(fed, of_data))
+    mixed: set[str] = set()
+    for node in forward:
+        found = 0
+        for tensor in node.inputs:
+            found |= sources.get(tensor.name, 0)
+        sources.update((tensor.name, found) for tensor in node.outputs)
+        if found == of_variables | of_data:
+            mixed.add(node.name)
+    return mixed
+
+
+class _Placing:
+    """The stages found so far."""
+
+    def __init__(self, analysis: Analysis, wished: Mapping[str, int], stages: int) -> None:
+        self.analysis = analysis
+        self.training = analysis.training
+        self.wished = wished
+        self.last = stages - 1
+        self.forward = forward_nodes(analysis.training, analysis.main)
+        training = analysis.training
+        self.fed = {*training.data_inputs, *training.drawn_inputs, *training.shard_inputs}
+        self.stage: dict[str, int] = {}  # of nodes
+        self.made: dict[str, int] = {}  # of tensors that have been placed with their node
+        self.at_hand: dict[str, set[int]] = {}  # tensor of the forward pass -> stages that have it
+        self.homes: dict[str, int] = {}
+        self.of_backward = {tensor.name for node in self._backward() for tensor in node.outputs}
+        self.chain = self._find_chain()
+        self.alone: set[str] = set()  # of the backward pass: what comes of the forward pass without the loss
+
+    def _find_chain(self) -> set[str]:
+        """Return what comes of the loss in the backward pass, not of some layer's own activations alone.
+
+        It depends on forward nodes as late as all gradients do.
+        """
+        mixed = find_mixed(self.forward, self.training)
+        late: dict[str, int] = {}
+        for place, node in enumerate(self.forward):
+            if node.name in mixed:
+                late.update((tensor.name, place) for tensor in node.outputs)
+        backward = self._backward()
+        for node in backward:
+            latest = max((late.get(tensor.name, -1) for tensor in node.inputs), default=-1)
+            late.update((tensor.name, latest) for tensor in node.outputs)
+        gradients = [g.dense or g.rows for g in self.training.gradients.values()]
+        first = min((late[name] for name in gradients if late.get(name or "", -1) >= 0), default=0)
+        return {t.name for node in backward for t in node.outputs if late.get(t.name, -1) >= first}
+
+    def _put(self, node: gs.Node, stage: int) -> None:
+        self.stage[node.name] = stage
+        self.made.update((tensor.name, stage) for tensor in node.outputs)
+
+    def place_forward(self) -> None:
+        """Place the nodes that the outputs come from; then tell which stages have which of their tensors."""
+        mixed = find_mixed(self.forward, self.training)
+        for node in self.forward:
+            if node.name in self.wished or node.name in mixed:
+                behind = max((self.made[t.name] for t in node.inputs if t.name in self.made), default=0)
+                self._put(node, self.wished.get(node.name, behind))
+        readers: dict[str, int] = {}
+        for node in reversed(self.forward):
+            if node.name not in self.stage:
+                self._put(node, min((readers[t.name] for t in node.outputs if t.name in readers), default=0))
+            for tensor in node.inputs:
+                first = readers.get(tensor.name, self.last)
+                readers[tensor.name] = min(first, self.stage[node.name])
+        for node in self.forward:
+            for tensor in (*node.inputs, *node.outputs):
+                self.at_hand.setdefault(tensor.name, set()).add(self.stage[node.name])
+
+    def place_backward(self) -> None:
+        """Place the other nodes of the main computation."""
+        for node in self._backward():
+            behind = [
+                self.made[t.name]
+                for t in node.inputs
+                if t.name in self.of_backward and t.name not in self.alone
+            ]
+            least, where = min(behind, default=self.last), self._where_at_hand(node)
+            allowed = {least} if where is None else {stage for stage in where if stage <= least}
+            found = max(allowed) if allowed else self._last_maker(node, least)
+            self._put(node, self.wished.get(node.name, found))
+            if not behind and not any(tensor.name in self.chain for tensor in node.outputs):
+                self.alone.update(tensor.name for tensor in node.outputs)
+                if where is not None:
+                    self.at_hand.update((tensor.name, where or {found}) for tensor in node.outputs)
+
+    def _backward(self) -> list[gs.Node]:
+        forward = {node.name for node in self.forward}
+        nodes = self.training.graph.nodes
+        return [node for node in nodes if node.name in self.analysis.main and node.name not in forward]
+
+    def bring_to_readers(self) -> None:
+        """Let nodes of the backward pass that one earlier stage alone reads run there, if that sends no more.
+
+        What ends in a variable's gradient is made where the variable is, though every stage is fed the data.
+        """
+        readers: dict[str, list[gs.Node]] = {}
+        for node in self.training.graph.nodes:
+            for tensor in node.inputs:
+                readers.setdefault(tensor.name, []).append(node)
+        of_one = {  # tensor -> the only parameter whose gradient it is, or becomes
+            tensor: gradient.parameter
+            for gradient in self.training.gradients.values()
+            for tensor in (gradient.dense, gradient.ids, gradient.rows)
+            if tensor is not None
+        }
+        for node in reversed(self._backward()):
+            reading = [reader for tensor in node.outputs for reader in readers.get(tensor.name, ())]
+            ends = {of_one.get(t.name) for r in reading if r.name in self.analysis.main for t in r.outputs}
+            ends |= {of_one[tensor.name] for tensor in node.outputs if tensor.name in of_one}
+            if len(ends) == 1 and None not in ends:
+                of_one.update((tensor.name, *ends) for tensor in node.outputs)
+            stages = {self.stage[reader.name] for reader in reading}
+            is_alone = len(stages) == 1 and node.name not in self.wished
+            if is_alone and self._may_run_at(node, min(stages), len(ends) == 1 and None not in ends):
+                self._put(node, min(stages))
+
+    def _may_run_at(self, node: gs.Node, stage: int, ends: bool) -> bool:
+        where = self._where_at_hand(node)
+        if where is not None and stage not in where:
+            return False
+        if not any(tensor.name in self.chain for tensor in node.outputs):
+            return True  # what it reads follows it
+        made = {t.name: self.made[t.name] for t in node.inputs if t.name in self.of_backward}
+        nbytes = self.analysis.facts.nbytes
+        sent = sum(nbytes(name) for name, maker in made.items() if maker != stage)
+        is_early = all(maker >= stage for maker in made.values())
+        return is_early and (ends or sent <= sum(nbytes(tensor.name) for tensor in node.outputs))
+
+    def _where_at_hand(self, node: gs.Node) -> set[int] | None:
+        """Return the stages that have all that a node reads of the forward pass; None: all of them."""
+        stages: set[int] | None = None
+        for tensor in node.inputs:
+            if tensor.name in self.at_hand and tensor.name not in self.fed:
+                own = self.at_hand[tensor.name]
+                stages = own if stages is None else stages & own
+        return stages
+
+    def _last_maker(self, node: gs.Node, default: int) -> int:
+        makers = [self.made[t.name] for t in node.inputs if t.name in self.at_hand and t.name in self.made]
+        return max(makers, default=default)
+
+    def place_updates(self) -> None:
+        """Place what is outside the main computation, and every variable."""
+        training, followers = self.training, self.analysis.followers
+        for name in training.variables:
+            leader = followers.get(name) or name
+            if leader in self.at_hand:
+                self.homes[name] = min(self.at_hand[leader])
+        arriving = {
+            tensor: self.homes[gradient.parameter]
+            for gradient in training.gradients.values()
+            for tensor in (gradient.dense, gradient.ids, gradient.rows)
+            if tensor is not None and gradient.parameter in self.homes
+        }
+        next_of = {variable.next: name for name, variable in training.variables.items()}
+        for node in training.graph.nodes:
+            if node.name in self.stage:
+                continue
+            kept = [next_of[t.name] for t in node.outputs if t.name in next_of]
+            homes = [self.homes[name] for name in kept if name in self.homes]
+            self._put(node, homes[0] if homes else self._where_most_is(node, arriving))
+        for name, variable in training.variables.items():
+            self.homes.setdefault(name, self.made.get(variable.next, 0))
+
+    def _where_most_is(self, node: gs.Node, arriving: Mapping[str, int]) -> int:
+        """Return the stage that has most of what an update reads; of a tie the first."""
+        held: dict[int, int] = {}
+        for tensor in node.inputs:
+            places = (known.get(tensor.name) for known in (arriving, self.homes, self.made))
+            stage = next((place for place in places if place is not None), None)
+            if stage is not None:
+                held[stage] = held.get(stage, 0) + self.analysis.facts.nbytes(tensor.name)
+        return min(held, key=lambda stage: (-held[stage], stage), default=0)
+
+
+def crossing(nodes: Iterable[gs.Node], places: Places) -> dict[tuple[int, int], set[str]]:
+    """Return what goes from a stage to another: (from, to) -> tensors."""
+    made = {tensor.name: places.nodes[node.name] for node in nodes for tensor in node.outputs}
+    made.update(places.variables)
+    found: dict[tuple[int, int], set[str]] = {}
+    for node in nodes:
+        stage = places.nodes[node.name]
+        for tensor in node.inputs:
+            if made.get(tensor.name, stage) != stage:
+                found.setdefault((made[tensor.name], stage), set()).add(tensor.name)
+    return found

@@ -1,0 +1,75 @@
+"""Find what runs once per micro-batch: all that comes from a part of the batch.
+
+x ─ Slice(microbatch) ─> x' ─ MatMul ─> y ─ MatMul ─> dW' ─ sum over micro-batches ─> dW ─ update
+    repeated ....................................................................   once .......
+"""
+
+from dataclasses import dataclass
+
+import onnx_graphsurgeon as gs
+
+from partc.passes.layouts.layouts import MICROBATCHES, Mesh
+from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
+
+VIEWS = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """What there is of every micro-batch.
+
+    count   micro-batches of a step
+    values  that differ from one to the next
+    nodes   names of compute and communication nodes that run for each
+    mark    what stands between a value's name and a micro-batch's number, and in no other name
+    """
+
+    count: int
+    values: frozenset[str]
+    nodes: frozenset[str]
+    mark: str = "#"
+
+    def name(self, value: str, microbatch: int | None) -> str:
+        """Return the name of a value of a micro-batch: one that all share has one name."""
+        is_shared = microbatch is None or value not in self.values
+        return value if is_shared else f"{value}{self.mark}{microbatch}"
+
+    def value_of(self, name: str) -> str:
+        """Return the value that a name stands for, of whatever micro-batch."""
+        value, mark, _ = name.rpartition(self.mark)
+        return value if mark and value in self.values else name
+
+
+def find_repeated(lowered: LoweredGraph) -> Repeated:
+    """Return what differs between micro-batches: what comes of a part of the batch, up to where they join."""
+    values: set[str] = {MICROBATCHES}
+    nodes: set[str] = set()
+    for node in lowered.nodes:
+        if not joins_microbatches(node, lowered.mesh) and any(t.name in values for t in node.inputs):
+            nodes.add(node.name)
+            values.update(tensor.name for tensor in node.outputs)
+    _repeat_views(lowered, values, nodes)
+    mark = "#"
+    while any(mark in tensor.name for node in lowered.nodes for tensor in (*node.inputs, *node.outputs)):
+        mark += "#"
+    return Repeated(lowered.mesh.microbatches, frozenset(values), frozenset(nodes), mark)
+
+
+def _repeat_views(lowered: LoweredGraph, values: set[str], nodes: set[str]) -> None:
+    """Let what only turns a variable about run with those who read it: their products do that themselves."""
+    lasting = {state.next for state in lowered.states} | {value for _, value, _ in lowered.outputs}
+    readers: dict[str, set[str]] = {}
+    for node in reversed(lowered.nodes):
+        reads_it = set().union(*(readers.get(tensor.name, set()) for tensor in node.outputs))
+        is_lasting = any(tensor.name in lasting for tensor in node.outputs)
+        if node.op in VIEWS and reads_it and reads_it <= nodes and not is_lasting:
+            nodes.add(node.name)
+            values.update(tensor.name for tensor in node.outputs)
+        for tensor in node.inputs:
+            readers.setdefault(tensor.name, set()).add(node.name)
+
+
+def joins_microbatches(node: gs.Node, mesh: Mesh) -> bool:
+    """Tell whether a node makes one value of what there is of every micro-batch."""
+    axis = mesh.microbatch_axis
+    return axis is not None and is_communication(node) and node.attrs.get("axis") == axis

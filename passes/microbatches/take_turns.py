@@ -1,0 +1,214 @@
+"""Put what runs for every micro-batch in an order: one forward, one backward (1F1B).
+
+    stage 0   F0 F1 . . B0 F2 B1 . B2        every stage goes on with the micro-batch that is furthest, and
+    stage 1   . F0 B0 F1 B1 F2 B2 .          has at most as many under way as there are stages from it on
+
+The order is that of a simulated step: each mesh runs, when it is free, what is ready. One list holds all
+meshes' turns by the time at which they begin; a message begins right behind the segment that makes it, so
+that who receives it is ready when it comes (Narayanan et al. 2019, PipeDream, section 3.2; Fan et al. 2021,
+DAPPLE, section 3).
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from partc.passes.microbatches.find_repeated import Repeated
+from partc.passes.scheduling.schedule import Chunk, Communication, Item
+from partc.runtime.plan.program import Site
+
+LIGHT = 0.02  # of a mesh's work for one micro-batch: what is less holds nothing that matters
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An item of the schedule, for one micro-batch where it runs for each."""
+
+    item: Item
+    microbatch: int | None = None
+
+
+def take_turns(
+    items: Sequence[Item],
+    repeated: Repeated,
+    overwrites: Sequence[tuple[str, str]],
+    sites: Sequence[Site],
+    seconds: Callable[[Item], float],
+) -> list[Turn]:
+    """Return all turns of a step in one order.
+
+    overwrites  (value, next): what makes `next` may write over `value`, so it comes behind all its readers
+    sites       the workers' meshes; of n the first has at most n micro-batches under way
+    seconds     what an item takes
+    """
+    if repeated.count == 1:
+        return [Turn(item) for item in items]
+    turns = _Turns(items, repeated, overwrites)
+    play = _Play(turns, {site: len(sites) - number for number, site in enumerate(sites)}, seconds)
+    return [turns.turns[number] for number in play.order()]
+
+
+class _Turns:
+    """All turns, numbered, and which of them each waits for."""
+
+    def __init__(
+        self, items: Sequence[Item], repeated: Repeated, overwrites: Sequence[tuple[str, str]]
+    ) -> None:
+        self.turns: list[Turn] = []
+        self.places: list[int] = []  # of each turn's item among the items
+        for place, item in enumerate(items):
+            for microbatch in range(repeated.count) if _is_repeated(item, repeated) else (None,):
+                self.turns.append(Turn(item, microbatch))
+                self.places.append(place)
+        self.before: list[set[int]] = [set() for _ in self.turns]
+        self.after: list[set[int]] = [set() for _ in self.turns]
+        self._join(repeated, overwrites)
+
+    def _join(self, repeated: Repeated, overwrites: Sequence[tuple[str, str]]) -> None:
+        makers: dict[str, int] = {}
+        readers: dict[str, list[int]] = defaultdict(list)
+        for number, turn in enumerate(self.turns):
+            for name in _writes(turn, repeated):
+                makers[name] = number  # of a sum: the last micro-batch's, which waits for those before
+        for number, turn in enumerate(self.turns):
+            for name in _reads(turn, repeated):
+                readers[name].append(number)
+                if name in makers and makers[name] != number:
+                    self._add(makers[name], number)
+            has_sums = isinstance(turn.item, Chunk) and turn.item.sums
+            if has_sums and turn.microbatch:
+                self._add(number - 1, number)
+        for value, following in overwrites:
+            if following not in makers:
+                continue
+            writer = makers[following]
+            for reader in readers[value]:
+                if self.places[reader] < self.places[writer]:
+                    self._add(reader, writer)
+
+    def _add(self, first: int, second: int) -> None:
+        self.before[second].add(first)
+        self.after[first].add(second)
+
+
+def _is_repeated(item: Item, repeated: Repeated) -> bool:
+    return item.is_repeated if isinstance(item, Chunk) else item.nodes[0].name in repeated.nodes
+
+
+def _reads(turn: Turn, repeated: Repeated) -> Iterator[str]:
+    item = turn.item
+    nodes = item.nodes_of(turn.microbatch) if isinstance(item, Chunk) else item.nodes
+    own = {tensor.name for node in nodes for tensor in node.outputs}
+    for node in nodes:
+        for tensor in node.inputs:
+            if tensor.name not in own:
+                yield repeated.name(tensor.name, turn.microbatch)
+
+
+def _writes(turn: Turn, repeated: Repeated) -> Iterator[str]:
+    item = turn.item
+    nodes = item.nodes_of(turn.microbatch) if isinstance(item, Chunk) else item.nodes
+    for node in nodes:
+        for tensor in node.outputs:
+            yield repeated.name(tensor.name, turn.microbatch)
+
+
+class _Play:
+    """The clocks of all meshes while turns are taken."""
+
+    def __init__(self, turns: _Turns, limits: dict[Site, int], seconds: Callable[[Item], float]) -> None:
+        self.turns = turns
+        self.limits = limits
+        takes = {id(turn.item): seconds(turn.item) for turn in turns.turns}
+        self.seconds = [takes[id(turn.item)] for turn in turns.turns]
+        self.missing = [len(before) for before in turns.before]
+        self.ready_s = [0.0 for _ in turns.turns]
+        self.free_s: dict[Site, float] = defaultdict(float)
+        self.waiting: dict[Site, set[int]] = defaultdict(set)
+        self.under_way: dict[Site, set[int]] = defaultdict(set)  # micro-batches that were begun
+        self.left: dict[tuple[Site, int], int] = defaultdict(
+            int
+        )  # heavy turns of a micro-batch still to come
+        self.is_heavy = self._weigh()
+        self.taken: list[int] = []
+
+    def _weigh(self) -> list[bool]:
+        work: dict[Site, float] = defaultdict(float)
+        for turn, seconds in zip(self.turns.turns, self.seconds, strict=True):
+            if isinstance(turn.item, Chunk) and turn.microbatch == 0:
+                work[turn.item.site] += seconds
+        heavy: list[bool] = []
+        for turn, seconds in zip(self.turns.turns, self.seconds, strict=True):
+            counts = isinstance(turn.item, Chunk) and turn.microbatch is not None
+            heavy.append(counts and seconds >= LIGHT * work[turn.item.site])  # type: ignore[union-attr]
+            if heavy[-1]:
+                self.left[turn.item.site, turn.microbatch] += 1  # type: ignore[union-attr,index]
+        return heavy
+
+    def order(self) -> list[int]:
+        """Return the numbers of the turns in the order in which they begin."""
+        for number, missing in enumerate(self.missing):
+            if not missing:
+                self._arrive(number)
+        while any(self.waiting.values()):
+            self._take(*self._next())
+        assert len(self.taken) == len(self.turns.turns), "turns wait for each other"
+        return self.taken
+
+    def _arrive(self, number: int) -> None:
+        """Let a turn wait for its mesh; a message begins at once."""
+        item = self.turns.turns[number].item
+        if isinstance(item, Communication):
+            self.taken.append(number)
+            self._finish(number, self.ready_s[number] + self.seconds[number])
+        else:
+            self.waiting[item.site].add(number)
+
+    def _finish(self, number: int, at_s: float) -> None:
+        for following in sorted(self.turns.after[number]):
+            self.ready_s[following] = max(self.ready_s[following], at_s)
+            self.missing[following] -= 1
+            if not self.missing[following]:
+                self._arrive(following)
+
+    def _next(self) -> tuple[Site, int]:
+        """Return the turn that begins first; where each mesh waits to be done with others, the lightest."""
+        found = [(*choice, site) for site in self.waiting if (choice := self._choose(site)) is not None]
+        if found:
+            _, number, site = min(found)
+            return site, number
+        stuck = [(self.seconds[n], n, site) for site, numbers in self.waiting.items() for n in numbers]
+        _, number, site = min(stuck)
+        return site, number
+
+    def _choose(self, site: Site) -> tuple[float, int] | None:
+        """Return what a mesh does next, and when: of what is ready then, the furthest that is repeated."""
+        allowed = [number for number in self.waiting[site] if self._may_begin(site, number)]
+        if not allowed:
+            return None
+        begin_s = max(self.free_s[site], min(self.ready_s[number] for number in allowed))
+        ready = [number for number in allowed if self.ready_s[number] <= begin_s]
+        return begin_s, min(ready, key=self._rank)
+
+    def _rank(self, number: int) -> tuple[bool, int, int]:
+        turn, place = self.turns.turns[number], self.turns.places[number]
+        return turn.microbatch is None, place if turn.microbatch is None else -place, number
+
+    def _may_begin(self, site: Site, number: int) -> bool:
+        microbatch, begun = self.turns.turns[number].microbatch, self.under_way[site]
+        is_free = not self.is_heavy[number] or microbatch in begun
+        return is_free or len(begun) < self.limits.get(site, inf)
+
+    def _take(self, site: Site, number: int) -> None:
+        self.waiting[site].remove(number)
+        self.taken.append(number)
+        stop_s = max(self.free_s[site], self.ready_s[number]) + self.seconds[number]
+        self.free_s[site] = stop_s
+        microbatch = self.turns.turns[number].microbatch
+        if self.is_heavy[number] and microbatch is not None:
+            self.under_way[site].add(microbatch)
+            self.left[site, microbatch] -= 1
+            if not self.left[site, microbatch]:
+                self.under_way[site].remove(microbatch)
+        self._finish(number, stop_s)

@@ -1,0 +1,121 @@
+"""Cut a step into stages of equal time: where a pipeline's later stages begin.
+
+Every node is first placed as if each forward node were a stage (layouts/place_nodes.py), which tells what of
+the backward pass and of the updates goes with it. Contiguous stages whose greatest time is least are then
+found by bisection; of those within 5 % of it, the cut over which the fewest bytes go.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from math import inf
+
+import onnx_graphsurgeon as gs
+
+from partc.passes.analysis import Analysis
+from partc.passes.layouts.place_nodes import find_mixed, place_nodes
+from partc.passes.rules.sharding_rules import rule_of
+from partc.passes.search.forward_nodes import forward_nodes
+from partc.runtime.errors import BadUsage
+
+NodeSeconds = Callable[[int, int], float]  # (flops, bytes read and written) -> seconds
+TOLERANCE = 0.05
+
+
+def cut_stages(analysis: Analysis, stages: int, seconds: NodeSeconds) -> dict[str, int]:
+    """Return the forward nodes with which a stage begins -> the stage: all that they read is of earlier ones.
+
+    Raises BadUsage where there are fewer forward nodes than stages.
+    """
+    forward = forward_nodes(analysis.training, analysis.main)
+    mixed = find_mixed(forward, analysis.training)
+    line = [node for node in forward if node.name in mixed]
+    if len(line) < stages:
+        raise BadUsage(
+            f"{stages} stages of {len(line)} ops that read variables and data",
+            at=f"--strategy pipeline={stages}",
+            fix=f"use at most {max(1, len(line))} stages",
+        )
+    ends = _cut(_seconds_at(analysis, line, seconds), _bytes_behind(analysis, line), stages)
+    stage_of = {node.name: sum(end <= place for end in ends) for place, node in enumerate(line)}
+    made = {tensor.name: stage_of[node.name] for node in line for tensor in node.outputs}
+    return {
+        node.name: stage_of[node.name]
+        for node in line
+        if stage_of[node.name] > max((made[t.name] for t in node.inputs if t.name in made), default=0)
+    }
+
+
+def _seconds_at(analysis: Analysis, line: Sequence[gs.Node], seconds: NodeSeconds) -> list[float]:
+    """Return what every forward node takes, with what goes with it on the way back and in updates."""
+    alone = {node.name: place for place, node in enumerate(line)}
+    places = place_nodes(analysis, alone, len(line))
+    result = [0.0 for _ in line]
+    facts = analysis.facts
+    for node in analysis.training.graph.nodes:
+        if all(facts.fixed_value(tensor.name) is not None for tensor in node.outputs):
+            continue
+        rule = rule_of(node, facts)
+        nbytes = sum(facts.nbytes(t.name) for t in (*node.inputs, *node.outputs) if t.name)
+        result[places.nodes[node.name]] += seconds(rule.flops if rule is not None else 0, nbytes)
+    return result
+
+
+def _bytes_behind(analysis: Analysis, line: Sequence[gs.Node]) -> list[int]:
+    """Return for every place in the line the bytes that go over it: what is made before and read behind."""
+    made = {tensor.name: place for place, node in enumerate(line) for tensor in node.outputs}
+    last = {tensor.name: place for place, node in enumerate(line) for tensor in node.inputs}
+    change = [0 for _ in range(len(line) + 1)]
+    for name, place in made.items():
+        if name in last:
+            change[place + 1] += analysis.facts.nbytes(name)
+            change[last[name] + 1] -= analysis.facts.nbytes(name)
+    return list(accumulate(change))
+
+
+def _cut(seconds: Sequence[float], nbytes: Sequence[int], stages: int) -> list[int]:
+    """Return the places at which the later stages begin. `nbytes`: of a cut before each place."""
+    until = [0.0, *accumulate(seconds)]
+    low, high = max(max(seconds), until[-1] / stages), until[-1]
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _stages_within(seconds, middle) <= stages else (middle, high)
+    return _cheapest(until, nbytes, stages, high * (1 + TOLERANCE))
+
+
+def _stages_within(seconds: Sequence[float], most: float) -> int:
+    """Return how many contiguous stages there are if each is filled up to `most`."""
+    count, filled = 1, 0.0
+    for second in seconds:
+        if filled + second > most:
+            count, filled = count + 1, 0.0
+        filled += second
+    return count
+
+
+def _cheapest(until: Sequence[float], nbytes: Sequence[int], stages: int, most: float) -> list[int]:
+    """Return the cuts of fewest bytes into stages of at most so many seconds, by dynamic program."""
+    count = len(until) - 1
+    cost: list[float] = [0.0, *(inf for _ in range(count))]
+    before: list[list[int]] = []
+    for _ in range(stages):
+        window: deque[int] = deque()
+        following, origin = [inf for _ in range(count + 1)], [0 for _ in range(count + 1)]
+        for end in range(1, count + 1):
+            begin = end - 1
+            own = cost[begin] + (nbytes[begin] if begin else 0)
+            while window and cost[window[-1]] + (nbytes[window[-1]] if window[-1] else 0) >= own:
+                window.pop()
+            window.append(begin)
+            while window and until[end] - until[window[0]] > most:
+                window.popleft()
+            if window:
+                origin[end] = window[0]
+                following[end] = cost[window[0]] + (nbytes[window[0]] if window[0] else 0)
+        cost = following
+        before.append(origin)
+    cuts, end = [], count
+    for origin in reversed(before[1:]):
+        end = origin[end]
+        cuts.append(end)
+    return cuts[::-1]

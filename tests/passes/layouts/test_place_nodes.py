@@ -1,0 +1,105 @@
+"""Where nodes and variables of a pipeline are, and what therefore goes from stage to stage."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import SGD, Adam, Optimizer
+from partc.compiler.importing.import_training import import_training_graph
+from partc.models.catalogue import build_model
+from partc.passes.analysis import Analysis
+from partc.passes.layouts.place_nodes import crossing, place_nodes
+from partc.passes.search.forward_nodes import forward_nodes
+from tests.builders.graphs.attention_block import attention_step
+from tests.builders.graphs.random_steps import random_step
+from tests.builders.plans.compiled_steps import compile_step
+
+BATCH, WIDTH = 16, 8
+
+
+def mlp(optimizer: Optimizer, clip_global_norm: float | None = None) -> onnx.ModelProto:
+    forward = build_model("mlp", sizes=[WIDTH] * 5, batch=BATCH)
+    return build_training_graph(
+        forward, loss="softmax_cross_entropy", optimizer=optimizer, clip_global_norm=clip_global_norm
+    )
+
+
+def analysed(step: onnx.ModelProto, folder: Path) -> Analysis:
+    training = import_training_graph(step)
+    return compile_step(training, folder / "out", "1x1", "data=1", "global").compilation.analysis
+
+
+def products(analysis: Analysis) -> list[str]:
+    nodes = forward_nodes(analysis.training, analysis.main)
+    return [node.name for node in nodes if node.op == "MatMul"]
+
+
+def test_activations_go_forward_and_their_gradients_back(tmp_path: Path) -> None:
+    analysis = analysed(mlp(SGD(0.1)), tmp_path)
+    begin = products(analysis)
+
+    places = place_nodes(analysis, {begin[1]: 1, begin[3]: 2}, 3)
+
+    sent = crossing(analysis.training.graph.nodes, places)
+    shapes = {way: [analysis.facts.shape(name) for name in names] for way, names in sent.items()}
+    activations = [(BATCH, WIDTH)]
+    assert shapes == {(0, 1): activations, (1, 2): activations, (2, 1): activations, (1, 0): activations}
+
+
+def test_a_variable_its_slots_and_its_update_are_where_it_is_read(tmp_path: Path) -> None:
+    analysis = analysed(mlp(Adam(0.1)), tmp_path)
+    begin = products(analysis)
+
+    places = place_nodes(analysis, {begin[2]: 1}, 2)
+
+    for name in analysis.training.variables:
+        if name.startswith("layer"):
+            assert places.variables[name] == (int(name[5]) >= 2), name
+    for node in analysis.training.graph.nodes:
+        if node.name.startswith("layer") and node.name not in analysis.main:
+            assert places.nodes[node.name] == (int(node.name[5]) >= 2), node.name
+
+
+def test_of_a_norm_over_all_gradients_scalars_alone_are_sent(tmp_path: Path) -> None:
+    analysis = analysed(mlp(SGD(0.1), clip_global_norm=1.0), tmp_path)
+
+    places = place_nodes(analysis, {products(analysis)[2]: 1}, 2)
+
+    sent = crossing(analysis.training.graph.nodes, places)
+    sizes = [analysis.facts.shape(name) for names in sent.values() for name in names]
+    assert sorted(size for size in sizes if size)[:1] == [(BATCH, WIDTH)]
+    assert [size for size in sizes if size and size != (BATCH, WIDTH)] == []
+    assert any(not size for size in sizes)
+
+
+def test_attention_sends_the_residual_alone(tmp_path: Path) -> None:
+    analysis = analysed(attention_step(SGD(0.1)), tmp_path)
+    # The second normalisation reads the residual, as does the sum behind the feed-forward layer.
+    names = [n.name for n in forward_nodes(analysis.training, analysis.main)]
+    second = next(node for node in analysis.training.graph.nodes if "b2" in [t.name for t in node.inputs])
+    assert second.name in names
+
+    places = place_nodes(analysis, {second.name: 1}, 2)
+
+    sent = crossing(analysis.training.graph.nodes, places)
+    shapes = {way: {analysis.facts.shape(name) for name in found} for way, found in sent.items()}
+    assert set(shapes) == {(0, 1), (1, 0)}
+    assert all(len(shape) == 3 or not shape for found in shapes.values() for shape in found)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_node_has_a_stage_and_wishes_are_obeyed(seed: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(seed)
+    analysis = analysed(random_step(seed), tmp_path)
+    nodes = [node.name for node in analysis.training.graph.nodes]
+    wished = {name: int(rng.integers(3)) for name in nodes if name in analysis.main and rng.random() < 0.3}
+
+    places = place_nodes(analysis, wished, 3)
+
+    assert places.nodes.keys() == set(nodes)
+    assert places.variables.keys() == analysis.training.variables.keys()
+    assert all(0 <= stage < 3 for stage in (*places.nodes.values(), *places.variables.values()))
+    assert {name: places.nodes[name] for name in wished} == wished
