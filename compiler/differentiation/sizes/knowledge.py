@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import RuntimeTypeError
 
 from partc.compiler.differentiation.node_builder import RANDOM_OPS
 from partc.compiler.differentiation.sizes.evaluate import (
@@ -36,6 +37,8 @@ INTEGERS = frozenset({TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL})
 GROWING = frozenset({"Add", "Mul", "Div", "Max", "Min", "Mod"})  # make sizes of sizes, none negative
 MAX_FLOATS = 64  # of a value that is known: scales and bounds, not weights
 STANDARD = ("", "ai.onnx")
+# What the reference implementation raises for ops that it lacks, and for values that a node does not take.
+UNCOMPUTABLE = (NotImplementedError, RuntimeTypeError, IndexError, ValueError)
 UNINFERABLE = (onnx.shape_inference.InferenceError, onnx.defs.SchemaError, onnx.checker.ValidationError)
 
 
@@ -289,5 +292,5 @@ def _run(node: onnx.NodeProto, feeds: Mapping[str, np.ndarray], opset: int) -> l
     try:
         with np.errstate(all="ignore"):
             return [np.asarray(result) for result in ReferenceEvaluator(model).run(names, dict(feeds))]
-    except (ArithmeticError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError):
+    except UNCOMPUTABLE:
         return []  # the node tells when it runs
