@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from onnx.reference.op_run import RuntimeTypeError
 
 from partc.compiler.differentiation.node_builder import RANDOM_OPS
 from partc.compiler.differentiation.sizes.evaluate import (
@@ -37,8 +36,18 @@ INTEGERS = frozenset({TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL})
 GROWING = frozenset({"Add", "Mul", "Div", "Max", "Min", "Mod"})  # make sizes of sizes, none negative
 MAX_FLOATS = 64  # of a value that is known: scales and bounds, not weights
 STANDARD = ("", "ai.onnx")
-# What the reference implementation raises for ops that it lacks, and for values that a node does not take.
-UNCOMPUTABLE = (NotImplementedError, RuntimeTypeError, IndexError, ValueError)
+# The reference implementation checks little: for values that a node does not take it raises what numpy and
+# Python raise inside, each of these for some op; ImportError for ops that want a library which is not there.
+UNCOMPUTABLE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 UNINFERABLE = (onnx.shape_inference.InferenceError, onnx.defs.SchemaError, onnx.checker.ValidationError)
 
 
