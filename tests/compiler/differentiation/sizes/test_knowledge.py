@@ -1,5 +1,7 @@
 """What is computed of sizes while a gradient is derived: nodes that cannot be computed stay unknown."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from onnx import helper
@@ -7,7 +9,7 @@ from onnx import helper
 from partc.compiler.differentiation.sizes.knowledge import _run
 
 # What the reference implementation raises within: TypeError, KeyError, AssertionError, ZeroDivisionError, ...
-UNCOMPUTABLE = {
+UNCOMPUTABLE: dict[str, dict[str, Any]] = {
     "Expand": {},
     "Softsign": {},
     "Cast": {"to": -3},
