@@ -35,7 +35,6 @@ from partc.runtime.asynchronous.session import describe_worker, server_name, ser
 from partc.runtime.errors import BadUsage, RankFailed
 from partc.runtime.jobs.job import first_failure
 from partc.runtime.jobs.job_folder import held_folder
-from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.jobs.launcher import RANK_VARIABLES, OnProgress, progress_in, rank_environment
 from partc.runtime.plan.program import Plan
 

@@ -115,7 +115,7 @@ def test_a_loss_that_is_no_number_ends_the_job_and_says_so(shared: Path) -> None
 
 def test_a_rank_that_is_killed_is_named(shared: Path) -> None:
     with Stepper(shared) as stepper:
-        job = Path(stepper._job_folder.name)
+        job = stepper._job_folder
         os.kill(int((job / "process.rank-1").read_text()), signal.SIGKILL)
         with pytest.raises(RankFailed):
             stepper.run("loss", per_replica(stepper, BATCH))
@@ -147,7 +147,7 @@ import sys, time
 from pathlib import Path
 from partc.runtime.interactive.stepper import Stepper
 stepper = Stepper(sys.argv[1])
-job = Path(stepper._job_folder.name)
+job = stepper._job_folder
 print(*[path.read_text() for path in job.glob("process.rank-*")], flush=True)
 {then}
 """
