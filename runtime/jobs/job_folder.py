@@ -46,11 +46,18 @@ def remove_stale(parent: Path, prefix: str = PREFIX) -> None:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(lock_file.parent, ignore_errors=True)
+            _remove_from_writers(lock_file.parent)
         except OSError:  # held by a job that runs; or a file system without locks, where nobody can tell
             pass
         finally:
             os.close(lock)
+
+
+def _remove_from_writers(folder: Path) -> None:
+    """Remove a folder into which ranks of the killed process, which end a little later, may still write."""
+    elsewhere = folder.with_name(f"{folder.name}.left")  # where no rank finds it
+    folder.rename(elsewhere)
+    shutil.rmtree(elsewhere, ignore_errors=True)
 
 
 def _hold(folder: Path) -> int:
