@@ -17,6 +17,7 @@ from partc.compiler.options import GraphOptions, Options, Partitioner, Sample
 from partc.compiler.output.materialise import write_decisions
 from partc.compiler.output.output_paths import check_output_folder
 from partc.compiler.pipeline import compile_graph
+from partc.compiler.planning.check_kernels import check_cpu_kernels
 from partc.compiler.planning.choose_partitions import get_partitioner, measure_partitions, quickest
 from partc.compiler.planning.choose_reading import describe_departures, judge_step
 from partc.compiler.planning.measure_sparsity import measure_sparsity
@@ -125,12 +126,22 @@ def inspect(
     """
     graph = _read_graph(train, options or GraphOptions())
     with naming(train, *ABOUT_THE_MODEL):
+        refusal = _refusal_of_kernels(graph)
         find_gradients(graph)
         all_sizes = fill_sizes(sizes or {}, graph)
         sparsity = measure_sparsity(graph, sample, all_sizes, "per-replica", {1}) if sample else None
         departures = describe_departures(judge_step(graph, all_sizes))
         facts = infer_facts(graph, all_sizes)
-        return inspect_graph(graph, count_flops(graph, facts), sparsity, departures, facts)
+        return inspect_graph(graph, count_flops(graph, facts), sparsity, departures, facts, refusal)
+
+
+def _refusal_of_kernels(graph: TrainingGraph) -> str:
+    """Return in what words compiling for CPUs refuses the step's element types, or nothing."""
+    try:
+        check_cpu_kernels(graph)
+    except UnsupportedModel as refusal:
+        return str(refusal)
+    return ""
 
 
 def _read_graph(train: Train, options: GraphOptions) -> TrainingGraph:

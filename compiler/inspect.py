@@ -53,6 +53,7 @@ class Inspection:
     departures: tuple[str, ...] = ()  # of a batch per replica from one device
     touched: tuple[str, ...] = ()  # a sentence per table: the rows that a step touches
     groups: tuple[OperatorGroup, ...] = ()
+    refusal: str = ""  # why no reading of the batch is compiled for CPUs
 
     def render(self) -> Group:
         """Return tables for a terminal."""
@@ -87,7 +88,9 @@ class Inspection:
         return "\n".join(lines)
 
     def _notes(self) -> tuple[str, ...]:
-        """Say how replicas on batches of their own would depart from one device."""
+        """Say how replicas on batches of their own would depart from one device, or why none is compiled."""
+        if self.refusal:
+            return (f"partc compile refuses this step where a rank is on a CPU: {self.refusal}",)
         proven = "Replicas on batches of their own train what one device trains on all of them: proven."
         if not self.departures:
             return (proven,)
@@ -143,11 +146,13 @@ def inspect_graph(
     sparsity: Sparsity | None = None,
     departures: tuple[str, ...] = (),
     facts: Facts | None = None,
+    refusal: str = "",
 ) -> Inspection:
     """Look at a training graph whose gradients are known.
 
     `flops` by node name, if counted; `sparsity`, if it was measured; `departures` of replicas on batches of
-    their own, as choose_reading.py describes them; `facts`, for the operator groups.
+    their own, as choose_reading.py describes them; `facts`, for the operator groups; `refusal`, why it is not
+    compiled for CPUs, whatever the batch.
     """
     roles = find_roles(training)
     return Inspection(
@@ -164,6 +169,7 @@ def inspect_graph(
         departures=departures,
         touched=_touched_rows_lines(training, sparsity),
         groups=() if facts is None else find_groups(training, facts, roles.main),
+        refusal=refusal,
     )
 
 

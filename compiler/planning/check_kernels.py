@@ -31,10 +31,17 @@ def check_kernels(training: TrainingGraph, cluster: Cluster) -> None:
     Of GPUs nothing is asked: the machine that compiles may have none. What their servers run is opened
     when it is written (load_segments.py).
     """
-    _check_stored(training)
     if any(device.kind == "cpu" for host in cluster.hosts for device in host.devices):
-        _check_sparse_gradients(training)
-        _check_nodes(training.graph.nodes, training.opset)
+        check_cpu_kernels(training)
+    else:
+        _check_stored(training)
+
+
+def check_cpu_kernels(training: TrainingGraph) -> None:
+    """Raise UnsupportedModel for what no cluster with a CPU can train."""
+    _check_stored(training)
+    _check_sparse_gradients(training)
+    _check_nodes(training.graph.nodes, training.opset)
 
 
 def _check_stored(training: TrainingGraph) -> None:

@@ -5,6 +5,9 @@
 A graph with a batch of fixed size may hold 1 / size as a constant: then the structure shows a sum over
 samples where a mean is meant. If the loss is a mean over samples and the gradients are its slope, they are a
 mean as well. Were they the slope of the sum, they would be larger by the batch's size, at least twice.
+
+Squares are halved by habit, and often in the loss alone, or in the gradient alone: then the gradients are
+twice the slope, or half of it. Where the batch is large enough, a sum is still told from that.
 """
 
 from collections.abc import Mapping
@@ -22,6 +25,8 @@ Arrays = dict[str, np.ndarray]
 MAX_ELEMENTS = 30_000_000  # of all variables: larger models are not run while compiling
 STEP = 1e-3  # as a part of the variables' norm
 TOLERANCE = 0.25
+HALVED = (0.5, 2.0)  # slope by gradient, where one of the two is of half the squares
+LEAST_SAMPLES = 8  # of a sum, slope by gradient is 2 / samples at most: further from a half than TOLERANCE
 _STATE = ort.capi.onnxruntime_pybind11_state
 # What onnxruntime raises where a graph does not fit its numbers.
 REFUSALS: tuple[type[Exception], ...] = (
@@ -33,14 +38,22 @@ REFUSALS: tuple[type[Exception], ...] = (
 )
 
 
-def is_slope_of_loss(training: TrainingGraph) -> bool:
+def is_slope_of_loss(training: TrainingGraph, samples: int = 1) -> bool:
     """Tell whether the gradients are the loss's slope; False where that cannot be measured.
 
-    Needs: gradients and the loss are known, and all sizes are fixed.
+    `samples` of the batch: of LEAST_SAMPLES or more, half the slope and twice the slope pass too. Needs:
+    gradients and the loss are known, and all sizes are fixed.
     """
+    slope = _slope_by_gradient(training)
+    allowed = (1.0, *HALVED) if samples >= LEAST_SAMPLES else (1.0,)
+    return any(abs(slope / ratio - 1) < TOLERANCE for ratio in allowed)
+
+
+def _slope_by_gradient(training: TrainingGraph) -> float:
+    """Return the loss's slope along the gradients by what they say it is; not finite where it is unknown."""
     elements = sum(int(np.prod(v.shape, dtype=np.int64)) for v in training.variables.values())
     if training.loss is None or elements > MAX_ELEMENTS:
-        return False
+        return np.nan
     feeds = _draw(training)
     try:
         session = _session(training)
@@ -55,10 +68,10 @@ def is_slope_of_loss(training: TrainingGraph) -> bool:
             for sign in (1, -1)
         )
     except REFUSALS:
-        return False  # numbers drawn at random may be none that the graph takes
+        return np.nan  # numbers drawn at random may be none that the graph takes
     rise = float(np.sum(ahead[training.loss]) - np.sum(behind[training.loss]))
     expected = 2 * size * _norm(gradient) ** 2
-    return bool(np.isfinite(rise) and expected > 0 and abs(rise / expected - 1) < TOLERANCE)
+    return rise / expected if expected > 0 else np.nan
 
 
 def _session(training: TrainingGraph) -> ort.InferenceSession:

@@ -86,7 +86,8 @@ def judge_step(
     expand_casts(judged, facts)
     departures = judge_replicas(judged, facts, aggregation)
     gradients = [departure for departure in departures if departure.of == "gradient"]
-    if gradients and all(departure.by_constant for departure in gradients) and is_slope_of_loss(training):
+    may_be_mean = gradients and all(departure.by_constant for departure in gradients)
+    if may_be_mean and is_slope_of_loss(training, min(batch_sizes.values(), default=1)):
         return tuple(departure for departure in departures if departure.of != "gradient")
     return departures
 

@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
-import numpy as np
-
 from partc.cost.cluster.cluster import Cluster, ClusterRank, groups_of, ranks_of
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.boxes import box_of
@@ -133,17 +131,15 @@ class _Describer:
         slices: list[Slice] = []
         for value, parameter, bucket, index in self._program.owned_slices:
             shape = bucket.shapes[index]
-            if parameter is None and self._place is not None:
+            if parameter is None and self._place is not None and bucket.site in self._sites:
                 length = shape[0] // len(bucket.counts)
-                start, stop = (
-                    end * length for end in (self._place[bucket.axis], self._place[bucket.axis] + 1)
-                )
+                start = self._place[bucket.axis] * length
+                stop = start + length
             elif parameter is not None and self._server is not None:
                 start, stop = self._rows[parameter][self._server]
             else:
                 continue
-            row = int(np.prod(shape[1:], dtype=np.int64))
-            offset = bucket.offsets[index] + start * row
+            offset = bucket.offsets[index] + start * prod(shape[1:])
             slices.append(Slice(value, bucket.name, offset, (stop - start, *shape[1:])))
         return tuple(slices)
 

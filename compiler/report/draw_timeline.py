@@ -8,7 +8,7 @@ The events that take longest are a list, too, for those who cannot point at a pi
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor, log10
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from partc.compiler.report.methods import method_of_label
 from partc.compiler.report.units import plural, seconds, shorten, size, some_ranges
 from partc.cost.simulation.timeline import Bars, Event, Timeline
 from partc.runtime.plan.program import Plan, Rank
+
+Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
 WIDTH = 1080
 LABEL_WIDTH = 190
@@ -123,18 +125,25 @@ def _group_ranks(timeline: Timeline, plan: Plan) -> list[list[int]]:
     """Return the ranks with events, those with equal events together."""
     if len(plan.ranks) <= FEW_RANKS:
         return [[rank.rank] for rank in plan.ranks]
-    kinds = np.zeros(len(plan.ranks), np.int64)  # of each rank, by the events so far
-    for bars in timeline.bars:
+    kinds = np.zeros(len(plan.ranks), np.uint64)  # a hash of each rank's events so far
+    for number, bars in enumerate(timeline.bars):
         # To a billionth of the step: the simulator's sums differ in the last bits from rank to rank.
         times = np.rint(np.stack([bars.start_s, bars.stop_s]) / (timeline.step_s or 1.0) * 1e9)
-        event_table = np.full((3, len(plan.ranks)), -1.0)
-        event_table[0] = kinds
-        event_table[1:, bars.ranks] = times
-        kinds = np.unique(event_table, axis=1, return_inverse=True)[1].reshape(-1)
+        event = [np.full(len(bars.ranks), number, np.uint64), *times.astype(np.uint64)]
+        for part in event:
+            kinds[bars.ranks] = _mix(kinds[bars.ranks] ^ part)
     groups: dict[int, list[int]] = {}
     for rank, kind in enumerate(kinds.tolist()):
         groups.setdefault(kind, []).append(rank)
     return list(groups.values())
+
+
+def _mix(hashes: Hashes) -> Hashes:
+    """Scatter every bit of uint64 over all of them (Steele, Lea, Flood 2014, the finaliser of SplitMix64)."""
+    hashes = hashes + np.uint64(0x9E3779B97F4A7C15)
+    hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return hashes ^ (hashes >> np.uint64(31))
 
 
 def _draw(

@@ -10,7 +10,7 @@ step, and by induction over the steps the whole run is what one device computes.
 and drawn here (total_batches.py), not taken from the ranks.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -173,36 +173,16 @@ def verify(
     step (from 1) that the reference has done. Of a table of more than `table_limit_bytes` that is read and
     written by rows, these are compared, and a hash of the others.
     """
-    if steps < 1:
-        raise BadUsage(f"{steps} steps", at="--steps", fix="compare at least one step")
-    if rtol is not None and not 0 <= rtol < float("inf"):
-        raise BadUsage(f"a tolerance of {rtol}", at="--rtol", fix="give a number from 0 on, as 1e-4")
+    _check_request(steps, rtol)
     folder = plan_folder if isinstance(plan_folder, PlanFolder) else read_plan_folder(plan_folder)
     left_out = max(0, len(folder.plan.asynchronous) - 1)
     folder = with_one_worker(folder)
     plan = folder.plan
     reference = make_reference(plan, folder.path / plan.model, table_limit_bytes)
-    batches = total_batches(plan, data, steps, seed)
-    # A function may give other batches when called again; files and seeds give the same.
-    is_repeatable = isinstance(data, Path) or data == "synthetic" or str(data).endswith(".npz")
-    if not is_repeatable:
-        data = list(batches)
-        batches = iter(data)
-    variables: list[VariableCheck] = []
-    losses: list[LossCheck] = []
+    data, batches = _repeatable(plan, data, steps, seed)
     with launcher(folder, data, steps, seed) as ranks:
         comparison = _Comparison(folder, reference, ranks, rtol)
-        for step, batch in enumerate(batches, 1):
-            of_step = comparison.step(step, {**batch, **draw_total(plan, batch, step - 1, seed)})
-            if of_step.lost and all(check.verdict == "equal" for check in variables):
-                raise with_cause(
-                    _both_diverged(of_step, step), plan, batch, partial(_place, plan, data, seed, step - 1)
-                )
-            variables += of_step.variables
-            losses += of_step.losses
-            on_step(step)
-            if comparison.disagreeing:
-                break
+        variables, losses = _compare_steps(comparison, plan, batches, data, seed, on_step)
     return VerifyReport(
         replicas=plan.replicas,
         ranks=len(plan.ranks),
@@ -216,6 +196,48 @@ def verify(
         body_rtol=default_rtol(np.dtype(np.float32)) if rtol is None else rtol,
         tables=tuple(reference.tables),
     )
+
+
+def _check_request(steps: int, rtol: float | None) -> None:
+    if steps < 1:
+        raise BadUsage(f"{steps} steps", at="--steps", fix="compare at least one step")
+    if rtol is not None and not 0 <= rtol < float("inf"):
+        raise BadUsage(f"a tolerance of {rtol}", at="--rtol", fix="give a number from 0 on, as 1e-4")
+
+
+def _repeatable(plan: Plan, data: Data, steps: int, seed: int) -> tuple[Data, Iterator[Mapping[str, Array]]]:
+    """Return the data that the ranks read, and the total batches: of a function, what it gives once."""
+    batches = total_batches(plan, data, steps, seed)
+    # A function may give other batches when called again; files and seeds give the same.
+    if isinstance(data, Path) or data == "synthetic" or str(data).endswith(".npz"):
+        return data, iter(batches)
+    given = list(batches)
+    return given, iter(given)
+
+
+def _compare_steps(
+    comparison: "_Comparison",
+    plan: Plan,
+    batches: Iterable[Mapping[str, Array]],
+    data: Data,
+    seed: int,
+    on_step: Callable[[int], None],
+) -> tuple[list[VariableCheck], list[LossCheck]]:
+    """Train and compare step by step, until copies differ. Raises Diverged where both sides do alike."""
+    variables: list[VariableCheck] = []
+    losses: list[LossCheck] = []
+    for step, batch in enumerate(batches, 1):
+        of_step = comparison.step(step, {**batch, **draw_total(plan, batch, step - 1, seed)})
+        if of_step.lost and all(check.verdict == "equal" for check in variables):
+            raise with_cause(
+                _both_diverged(of_step, step), plan, batch, partial(_place, plan, data, seed, step - 1)
+            )
+        variables += of_step.variables
+        losses += of_step.losses
+        on_step(step)
+        if comparison.disagreeing:
+            break
+    return variables, losses
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,8 @@ def _connect(
         if isinstance(graph.layout(name).along(axis), Partial)
     ]
     for name, wanted in partials:
-        is_scattered = axis in graph.homes.get(name, {}) and isinstance(wanted.along(axis), Split)
+        is_kept_so = axis in graph.homes.get(name, {}) and isinstance(wanted.along(axis), Split)
+        is_scattered = is_kept_so and graph.layout(name).site == wanted.site  # else it is summed and sent
         if not is_scattered and _wants_whole(graph.layout(name), wanted, axis):
             network.add_edge((name, "out"), "whole")
     flows = [name for name, wanted in partials if isinstance(wanted.along(axis), Partial)]

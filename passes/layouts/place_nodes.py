@@ -129,7 +129,8 @@ class _Placing:
     def bring_to_readers(self) -> None:
         """Let nodes of the backward pass that one earlier stage alone reads run there, if that sends no more.
 
-        What ends in a variable's gradient is made where the variable is, though every stage is fed the data.
+        What ends in the gradient of a variable that one stage reads is made there, though every stage is fed
+        the data. Of one that several read, each sends its term of the gradient.
         """
         readers: dict[str, list[gs.Node]] = {}
         for node in self.training.graph.nodes:
@@ -139,7 +140,7 @@ class _Placing:
             tensor: gradient.parameter
             for gradient in self.training.gradients.values()
             for tensor in (gradient.dense, gradient.ids, gradient.rows)
-            if tensor is not None
+            if tensor is not None and len(self.at_hand.get(gradient.parameter, ())) == 1
         }
         for node in reversed(self._backward()):
             reading = [reader for tensor in node.outputs for reader in readers.get(tensor.name, ())]

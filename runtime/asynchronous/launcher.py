@@ -21,8 +21,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from functools import cache
 from pathlib import Path
 from typing import IO
@@ -34,6 +34,7 @@ from partc.runtime.asynchronous.messages import Finish, Gone
 from partc.runtime.asynchronous.session import describe_worker, server_name, servers_of, worker_name
 from partc.runtime.errors import BadUsage, RankFailed
 from partc.runtime.jobs.job import first_failure
+from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.jobs.launcher import RANK_VARIABLES, OnProgress, progress_in, rank_environment
 from partc.runtime.plan.program import Plan
 
@@ -85,7 +86,12 @@ def launch_sessions(
 
     No line from any process for `timeout_s` ends the job. Raises the error of who failed first.
     """
-    with _sockets_folder() as sockets, log.open("w") as stream, ExitStack() as at_the_end:
+    with (
+        held_folder(Path(tempfile.gettempdir()), "partc-") as sockets_folder,
+        log.open("w") as stream,
+        ExitStack() as at_the_end,
+    ):
+        sockets = str(sockets_folder)
         endpoints = endpoints_of(plan, addresses, sockets)
         session_job = SessionJob(endpoints, limit_of_messages(plan), len(plan.asynchronous), staleness)
         write_session_job(job_folder, session_job)
@@ -231,13 +237,3 @@ class _Watch:
 
 def _how(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
-
-
-@contextmanager
-def _sockets_folder() -> Iterator[str]:
-    """Make a folder for sockets that nobody but this user may enter; names of sockets must be short."""
-    folder = tempfile.mkdtemp(prefix="partc-")
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

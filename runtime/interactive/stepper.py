@@ -4,10 +4,10 @@ A feed is a list of arrays per data input, one for every replica.
 """
 
 import atexit
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,6 +32,7 @@ from partc.runtime.interactive.messages import (
     describe,
 )
 from partc.runtime.jobs.job import Job, write_job, write_record
+from partc.runtime.jobs.job_folder import job_folder
 from partc.runtime.jobs.launcher import launch
 from partc.runtime.jobs.results import TRAINED_FILE, Owner
 from partc.runtime.jobs.runner import LOG_FILE, addresses_of
@@ -115,7 +116,8 @@ class Stepper:
         self._path = folder.path
         self._timeout_s = timeout_s
         self._reads_itself = bool(data)
-        self._job_folder = tempfile.TemporaryDirectory(prefix=".run-", dir=folder.path)
+        self._at_the_end = ExitStack()
+        self._job_folder = self._at_the_end.enter_context(job_folder(folder.path))
         self._error: PartcError | None = None
         known = addresses_of(folder.path) if addresses is None else addresses
         self._ranks = StepperEnd({rank.host: known.get(rank.host, "localhost") for rank in self.plan.ranks})
@@ -187,7 +189,7 @@ class Stepper:
                     break
         self._ranks.close()
         self._daemons.join()
-        self._job_folder.cleanup()
+        self._at_the_end.close()
 
     def __enter__(self) -> "Stepper":
         return self
@@ -200,7 +202,7 @@ class Stepper:
     def _launch(
         self, job: Job, initial: Mapping[str, Array] | None, addresses: Mapping[str, str]
     ) -> threading.Thread:
-        folder = Path(self._job_folder.name)
+        folder = self._job_folder
         write_job(folder, job, initial)
         write_record(folder / CHANNEL_FILE, self._ranks.channel)
 
@@ -265,7 +267,7 @@ class Stepper:
 
     def _write(self, name: str) -> Path:
         self._check_open()
-        path = Path(self._job_folder.name).resolve() / name
+        path = self._job_folder.resolve() / name
         for rank in self.plan.ranks:
             self._ranks.send(rank.rank, Write(str(path)), {})
         self._await_all(Written)

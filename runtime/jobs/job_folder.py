@@ -1,6 +1,6 @@
-"""The folder of a running job, inside the plan's: held by a lock, which ends with its process.
+"""Temporary folders, such as a job's inside the plan's: held by a lock, which ends with its process.
 
-A process that is killed leaves its folder behind; the next job in the plan's folder removes it.
+A process that is killed leaves its folder behind; the next one that makes such a folder there removes it.
 """
 
 import fcntl
@@ -20,8 +20,15 @@ _LAST_WORDS_S = 2.0
 @contextmanager
 def job_folder(plan_folder: Path) -> Iterator[Path]:
     """Make a folder that the hosts of the plan see, and remove it in the end."""
-    remove_stale(plan_folder)
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=plan_folder))
+    with held_folder(plan_folder, PREFIX) as folder:
+        yield folder
+
+
+@contextmanager
+def held_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """Make a folder in `parent`, and remove it in the end, with all such folders whose process is gone."""
+    remove_stale(parent, prefix)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     lock = _hold(folder)
     try:
         yield folder
@@ -30,20 +37,27 @@ def job_folder(plan_folder: Path) -> Iterator[Path]:
         os.close(lock)
 
 
-def remove_stale(plan_folder: Path) -> None:
-    """Remove the folders of jobs whose process is gone."""
-    for lock_file in plan_folder.glob(f"{PREFIX}*/{LOCK_FILE}"):
+def remove_stale(parent: Path, prefix: str = PREFIX) -> None:
+    """Remove the folders whose process is gone."""
+    for lock_file in parent.glob(f"{prefix}*/{LOCK_FILE}"):
         try:
             lock = os.open(lock_file, os.O_RDWR)
         except OSError:  # another job removes it
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(lock_file.parent, ignore_errors=True)
+            _remove_from_writers(lock_file.parent)
         except OSError:  # held by a job that runs; or a file system without locks, where nobody can tell
             pass
         finally:
             os.close(lock)
+
+
+def _remove_from_writers(folder: Path) -> None:
+    """Remove a folder into which ranks of the killed process, which end a little later, may still write."""
+    elsewhere = folder.with_name(f"{folder.name}.left")  # where no rank finds it
+    folder.rename(elsewhere)
+    shutil.rmtree(elsewhere, ignore_errors=True)
 
 
 def _hold(folder: Path) -> int:

@@ -3,13 +3,13 @@
 What is asked and what was found are files: read where there is no MPI, too.
 """
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.jobs.launcher import launch
 from partc.runtime.plan.program import Record
 
@@ -49,8 +49,7 @@ def measure(probe: Probe, hosts: Sequence[str], addresses: dict[str, str], share
     Raises RankFailed, and leaves measure.log in the shared folder then.
     """
     log = shared / "measure.log"
-    with tempfile.TemporaryDirectory(prefix=".measure-", dir=shared) as name:
-        folder = Path(name)
+    with held_folder(shared, ".measure-") as folder:
         (folder / PROBE_FILE).write_bytes(msgspec.json.encode(probe))
         launch(hosts, folder, log, addresses, None, TIMEOUT_S, MODULE)
         log.unlink()

@@ -25,6 +25,7 @@ SHARES = {
     "artifacts": 2,
     "cluster": 3,
     "strategy": 1,
+    "mesh": 2,
     "plan": 4,
     "data": 3,
 }

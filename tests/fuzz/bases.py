@@ -16,6 +16,7 @@ from tests.builders.graphs.onnx_cases import onnx_cases, problem, why_unusable
 from tests.builders.graphs.training_models import MODELS, training_model
 from tests.compiler.differentiation.forward.test_control_flow import CASES as CONTROL_FLOW
 from tests.compiler.differentiation.forward.test_control_flow import stored
+from tests.fuzz.mesh_strategies import Splittable, splittable
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 ARTIFACTS = Path(__file__).parent.parent / "fixtures" / "ort_training"
@@ -51,6 +52,7 @@ class Bases:
     artifacts: tuple[Path, ...]  # folders of onnxruntime-training
     clusters: tuple[Path, ...]
     strategies: tuple[tuple[str, Path], ...]  # the step that each is of
+    meshes: tuple[Splittable, ...]  # the steps that strategies with a mesh are drawn for
     plans: tuple[Path, ...]  # folders
     data: tuple[tuple[str, Path], ...]  # the plan's folder that reads it, and an .npz file
 
@@ -60,7 +62,7 @@ def make_bases(folder: Path, extra: Iterable[Path] = ()) -> Bases:
     forwards = [_own_forwards(folder), _package_models(), _cases_of_ops(), _control_flow()]
     if more := [onnx.load(path) for path in extra]:
         forwards.append(more)
-    steps = [_step(text, names) for text, names in _STEPS.values()]
+    steps = [step_with_zeros(text, names) for text, names in _STEPS.values()]
     for name, model in zip(_STEPS, steps, strict=True):
         onnx.save(model, folder / f"{name}.onnx")
     names = [*_STEPS, "mlp_step", "lm_step"]
@@ -86,6 +88,7 @@ def make_bases(folder: Path, extra: Iterable[Path] = ()) -> Bases:
         tuple(path.parent for path in sorted(ARTIFACTS.glob("*/training_model.onnx"))),
         clusters,
         tuple(strategies),
+        tuple(splittable(folder, name) for name in names),
         tuple(plans),
         tuple(_data(folder)),
     )
@@ -99,7 +102,8 @@ def partc(*arguments: object) -> None:
     assert code == 0, told.getvalue()
 
 
-def _step(text: str, names: str) -> onnx.ModelProto:
+def step_with_zeros(text: str, names: str) -> onnx.ModelProto:
+    """Return a step in ONNX text whose variables, the names with commas between them, begin as zeros."""
     model = with_zeros(parse(text), *names.split(","))
     entry = ", ".join(f'"{name}": "{name}_next"' for name in names.split(","))
     model.metadata_props.add(key="partc.training", value=f'{{"state": {{{entry}}}}}')

@@ -16,6 +16,7 @@ from partc.runtime.plan.plan_json import encode_plan
 from partc.runtime.plan.program import Plan
 from tests.fuzz.bases import CLUSTER, Bases
 from tests.fuzz.damage import damage_bytes, damage_json, damage_model, damage_npz
+from tests.fuzz.mesh_strategies import draw_mesh_strategy
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad", "adafactor")
 EXTERNAL = ("weights.bin", "../secret.bin", "/etc/passwd", "link.bin", "gone.bin", "", "\x00", ".")
@@ -24,11 +25,15 @@ NUMBERS = ("0", "8", "-1", "x", str(1 << 62), str(-(1 << 63)))
 
 @dataclass(frozen=True)
 class Case:
-    """A command of `partc`, to be run in `folder`; a refusal must name `file`."""
+    """A command of `partc`, to be run in `folder`; a refusal must name `file`.
+
+    `verified`: the plan that it leaves in out/ must train as one device does.
+    """
 
     kind: str
     arguments: tuple[str, ...]
     file: str
+    verified: bool = False
 
 
 def draw_case(bases: Bases, kind: str, folder: Path, draw: random.Random) -> Case:
@@ -40,6 +45,7 @@ def draw_case(bases: Bases, kind: str, folder: Path, draw: random.Random) -> Cas
         "artifacts": _artifacts,
         "cluster": _cluster,
         "strategy": _strategy,
+        "mesh": _mesh,
         "plan": _plan,
         "data": _data,
     }
@@ -48,7 +54,7 @@ def draw_case(bases: Bases, kind: str, folder: Path, draw: random.Random) -> Cas
 
 # What `make fuzz` draws; "artifacts" besides, when asked for: the ops of onnxruntime-training have no schema
 # that their inputs are held to.
-KINDS = ("model", "step", "external", "cluster", "strategy", "plan", "data")
+KINDS = ("model", "step", "external", "cluster", "strategy", "mesh", "plan", "data")
 
 
 def _model(bases: Bases, folder: Path, draw: random.Random) -> Case:
@@ -130,6 +136,16 @@ def _strategy(bases: Bases, folder: Path, draw: random.Random) -> Case:
     (folder / "s.json").write_bytes(damage_json(path.read_bytes(), draw))
     arguments = ("compile", str(bases.folder / f"{name}.onnx"), "-c", str(CLUSTER), "-o", "out")
     return Case("strategy", (*arguments, "--strategy", "s.json", *READ_ALIKE), "s.json")
+
+
+def _mesh(bases: Bases, folder: Path, draw: random.Random) -> Case:
+    """Split what a step has, or now and then what another has; what compiles is verified."""
+    of = draw.choice(bases.meshes)
+    (folder / "s.json").write_bytes(draw_mesh_strategy(of, draw))
+    step = of.step if draw.random() < 0.9 else draw.choice(bases.meshes).step
+    arguments = ("compile", str(bases.folder / f"{step}.onnx"), "-c", str(CLUSTER), "-o", "out")
+    said = READ_ALIKE if step == "table" else ()  # six samples do not divide among four
+    return Case("mesh", (*arguments, "--strategy", "s.json", *said), "s.json", verified=True)
 
 
 def _plan(bases: Bases, folder: Path, draw: random.Random) -> Case:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partc.compiler.commands.cli import COMMANDS, app_for, exit_code_of, main
+from partc.compiler.verification.verify import launch_in_process, verify
 from partc.runtime.asynchronous.in_process import train_sessions_in_process
 from partc.runtime.asynchronous.session import plan_of_data
 from partc.runtime.data.feeds import open_source
@@ -27,6 +28,7 @@ for _command in COMMANDS:  # imports each, before any child is born
 
 LIMIT_BYTES = 2 * 10**9
 LIMIT_S = 60.0
+DIFFERS = 71  # exit code: the plan is not what one device computes
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,15 @@ def _failures(
     case: Case, code: int, told: str, peak_bytes: int, seconds: float, left: Sequence[str]
 ) -> list[str]:
     found = []
-    if "Traceback" in told or "internal error" in told or code not in (0, 2):
+    if "Traceback" in told or "internal error" in told or code not in (0, 2, DIFFERS):
         found.append(f"exit code {code}: {_last_line(told)}")
+    if code == DIFFERS:
+        found.append(f"trained otherwise than on one device: {_last_line(told)}")
     if peak_bytes > LIMIT_BYTES or "MemoryError" in told:
         found.append(f"memory: {peak_bytes / 1e9:.1f} GB")
     if seconds > LIMIT_S:
         found.append(f"time: {seconds:.0f} s")
-    if code != 0 and left:
+    if code not in (0, DIFFERS) and left:
         found.append(f"left behind: {', '.join(left[:3])}")
     diverged = "partc: the loss is" in told  # which is no refusal of a file
     if code == 2 and case.file not in told and not diverged:
@@ -114,6 +118,8 @@ def _be_child(case: Case, folder: Path, log: Path) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         code = _train(*case.arguments[1:]) if case.arguments[0] == "train" else main(case.arguments)
+        if code == 0 and case.verified:
+            code = _verify()
     except BaseException:
         traceback.print_exc()
     finally:
@@ -134,3 +140,10 @@ def _train(plan: str, data: str = "synthetic") -> int:
             train_in_process(folder, [open_source(data, folder.plan).total(0)])
 
     return exit_code_of(train)
+
+
+def _verify() -> int:
+    """Hold the plan in out/ against one device, all ranks in this process."""
+    report = verify("out", steps=2, launcher=launch_in_process)
+    print(report.summary())
+    return 0 if report.passed else DIFFERS

@@ -18,6 +18,7 @@ from partc.compiler.importing.bindings import (
 )
 from partc.compiler.importing.import_training import import_training_graph, read_training_graph
 from partc.compiler.options import GraphOptions
+from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.training_graph import Gradient, MadeTensor, StoredTensor
 from partc.runtime.errors import BadModel, BadUsage, PartcError, UnsupportedModel
 from partc.runtime.plan.program import Constant, DataInput, Normal, TakenValues, Uniform
@@ -310,3 +311,15 @@ def test_bindings_that_are_no_text_are_refused() -> None:
 
     with pytest.raises(BadModel, match="bindings that cannot be read"):
         read_bindings(damaged, None)
+
+
+@pytest.mark.parametrize("name", ["x", "W"])
+def test_an_input_has_the_type_that_it_declares_whatever_value_info_says(name: str) -> None:
+    model = with_zeros(parse(SGD), "W")
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.DOUBLE, [32]))
+
+    training = import_training_graph(model, GraphOptions(state=STATE))
+
+    plain = import_training_graph(with_zeros(parse(SGD), "W"), GraphOptions(state=STATE))
+    facts, expected = infer_facts(training, {}), infer_facts(plain, {})
+    assert (facts.shapes, facts.dtypes) == (expected.shapes, expected.dtypes)

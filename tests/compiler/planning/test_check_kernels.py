@@ -1,18 +1,22 @@
 """Element types that ONNX Runtime cannot train in are refused when compiling, by the kind of node."""
 
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
+from rich.console import Console
 
+from partc.compiler.api import inspect
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.loss_scaling import StaticScale
 from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.differentiation.updates.update_options import UpdateOptions
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.inspect import inspect_graph
+from partc.compiler.planning.check_kernels import check_cpu_kernels
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.runtime.errors import UnsupportedModel
 from tests.builders.plans.compiled_steps import assert_trains_as_one_device, compile_step, random_batches
@@ -26,7 +30,7 @@ AUTOCAST = """(float[4,3] x, float[3,2] w) => (float loss) { a = Cast <to = 16> 
     h = MatMul (a, b) y = Cast <to = 1> (h) z = Mul (y, y)"""
 
 
-def training_of(body: str, element: str, **update: object) -> TrainingGraph:
+def step_of(body: str, element: str, **update: object) -> onnx.ModelProto:
     text = body.replace("{t}", element) + " loss = ReduceMean <keepdims = 0> (z) }"
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}')
     w = model.graph.input.pop()
@@ -35,8 +39,11 @@ def training_of(body: str, element: str, **update: object) -> TrainingGraph:
     values = np.random.default_rng(0).normal(size=shape).astype(dtype)
     model.graph.initializer.append(numpy_helper.from_array(values, "w"))
     options = UpdateOptions(**update)  # type: ignore[arg-type]
-    step = build_training_graph(model, loss="loss", optimizer=SGD(lr=0.1), update=options)
-    return import_training_graph(step)
+    return build_training_graph(model, loss="loss", optimizer=SGD(lr=0.1), update=options)
+
+
+def training_of(body: str, element: str, **update: object) -> TrainingGraph:
+    return import_training_graph(step_of(body, element, **update))
 
 
 REFUSED = {
@@ -59,6 +66,29 @@ def test_a_type_without_kernels_is_refused_before_anything_is_written(case: str,
         compile_step(training, tmp_path / "out")
 
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_inspect_gives_the_reason_for_which_compile_refuses(case: str) -> None:
+    body, element, update, _ = REFUSED[case]
+    step = step_of(body, element, **update)
+    with pytest.raises(UnsupportedModel) as refusal:
+        check_cpu_kernels(import_training_graph(step))
+
+    told = shown(step)
+
+    assert str(refusal.value) in told
+    assert "--batch global" not in told
+
+
+def test_inspect_knows_no_refusal_of_what_compiles() -> None:
+    assert "partc compile refuses" not in shown(step_of(PRODUCT, "float"))
+
+
+def shown(step: onnx.ModelProto) -> str:
+    console = Console(width=400, file=StringIO(), record=True)
+    console.print(inspect(step).render())
+    return console.export_text()
 
 
 TRAINED = {

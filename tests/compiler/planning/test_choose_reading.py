@@ -120,3 +120,85 @@ def test_departures_of_outputs_alone_leave_the_training_exact() -> None:
 
     assert are_of_outputs(describe_departures(outputs))
     assert not are_of_outputs(describe_departures(both))
+
+
+# The mean squares of 8 samples of 5 numbers, in the ways that people write them: the loss, and what each
+# sample's gradient is of the residual e.
+MEANS = {
+    "all at once": ("loss = ReduceMean <keepdims = 0> (e2)", 2 / 40),
+    "one axis after the other": (
+        "m = ReduceMean <keepdims = 0> (e2, last)\n loss = ReduceMean <keepdims = 0> (m)",
+        2 / 40,
+    ),
+    "a sum of a sample's numbers": (
+        "m = ReduceSum <keepdims = 0> (e2, last)\n loss = ReduceMean <keepdims = 0> (m)",
+        2 / 8,
+    ),
+    "by the size": (
+        "n = Size (e2)\n count = CastLike (n, half)\n sum = ReduceSum <keepdims = 0> (e2)\n"
+        "loss = Div (sum, count)",
+        2 / 40,
+    ),
+    "by a number of the shape": (
+        "n = Shape <start = 0, end = 1> (x)\n count = CastLike (n, half)\n"
+        "sum = ReduceSum <keepdims = 0> (e2)\n column = Div (sum, count)\n"
+        "loss = ReduceSum <keepdims = 0> (column)",
+        2 / 8,
+    ),
+    "halved": ("m = ReduceMean <keepdims = 0> (e2)\n loss = Mul (m, half)", 1 / 40),
+    "halved in the loss alone": ("m = ReduceMean <keepdims = 0> (e2)\n loss = Mul (m, half)", 2 / 40),
+    "halved in the gradient alone": ("loss = ReduceMean <keepdims = 0> (e2)", 1 / 40),
+}
+
+
+def mean_squares(loss: str, scale: float) -> str:
+    """Return a step by hand, in which each sample's gradient is the residual times a constant."""
+    return f"""
+step (float[8,4] x, float[8,5] t, float[4,5] W) => (float loss, float[4,5] W_next)
+<float scale = {{{scale}}}, float lr = {{0.1}}, float half = {{0.5}}, int64[1] last = {{-1}}> {{
+    y = MatMul (x, W)
+    e = Sub (y, t)
+    e2 = Mul (e, e)
+    {loss}
+    xt = Transpose <perm = [1, 0]> (x)
+    dy = Mul (e, scale)
+    dW = MatMul (xt, dy)
+    part = Mul (dW, lr)
+    W_next = Sub (W, part)
+}}"""
+
+
+@pytest.mark.parametrize("way", MEANS)
+def test_a_constant_is_told_to_be_one_by_the_batch_s_size_however_the_mean_is_written(way: str) -> None:
+    loss, scale = MEANS[way]
+
+    assert judge_step(import_text(mean_squares(loss, scale)), {}) == ()
+
+
+@pytest.mark.parametrize("way", MEANS)
+@pytest.mark.parametrize("factor", [8, 40])
+def test_a_constant_that_lacks_the_batch_s_size_is_a_sum_whatever_the_loss_that_is_shown(
+    way: str, factor: int
+) -> None:
+    loss, scale = MEANS[way]
+
+    departures = judge_step(import_text(mean_squares(loss, scale * factor)), {})
+
+    assert [(departure.of, departure.name) for departure in departures] == [("gradient", "W")]
+
+
+def test_in_a_small_batch_half_a_mean_may_be_a_sum_and_is_not_guessed() -> None:
+    loss, _ = MEANS["halved in the loss alone"]
+    text = mean_squares(loss, 2 / 20).replace("[8,", "[4,")
+
+    assert [departure.of for departure in judge_step(import_text(text), {})] == ["gradient"]
+
+
+def test_a_sum_times_a_constant_is_not_guessed_to_be_a_mean() -> None:
+    """A loss of 0.025 times a sum of 40 squares may as well be a weighted sum: nothing in the graph tells."""
+    loss = (
+        "weight = Constant <value_float = 0.025> ()\n s = ReduceSum <keepdims = 0> (e2)\n"
+        "loss = Mul (s, weight)"
+    )
+
+    assert choose_reading(import_text(mean_squares(loss, 2 / 40)), 4, None, {}).batch == "global"

@@ -17,6 +17,7 @@ from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.errors import BadData, BadUsage, Diverged, RankFailed
 from partc.runtime.execution.in_process import train_in_process
 from partc.runtime.interactive.stepper import Stepper
+from partc.runtime.jobs.job_folder import job_folder
 from partc.runtime.jobs.results import TRAINED_FILE
 from tests.builders.plans.linear_plans import linear_all_reduce, linear_batches, linear_servers
 from tests.builders.plans.row_plans import table_batches, table_on_servers
@@ -114,7 +115,7 @@ def test_a_loss_that_is_no_number_ends_the_job_and_says_so(shared: Path) -> None
 
 def test_a_rank_that_is_killed_is_named(shared: Path) -> None:
     with Stepper(shared) as stepper:
-        job = Path(stepper._job_folder.name)
+        job = stepper._job_folder
         os.kill(int((job / "process.rank-1").read_text()), signal.SIGKILL)
         with pytest.raises(RankFailed):
             stepper.run("loss", per_replica(stepper, BATCH))
@@ -146,7 +147,7 @@ import sys, time
 from pathlib import Path
 from partc.runtime.interactive.stepper import Stepper
 stepper = Stepper(sys.argv[1])
-job = Path(stepper._job_folder.name)
+job = stepper._job_folder
 print(*[path.read_text() for path in job.glob("process.rank-*")], flush=True)
 {then}
 """
@@ -174,3 +175,33 @@ def is_alive(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+HOLD_A_STEPPER = """
+import sys, time
+from pathlib import Path
+from partc.runtime.interactive.stepper import Stepper
+stepper = Stepper(Path(sys.argv[1]))
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_a_killed_stepper_leaves_is_removed_by_the_next(tmp_path: Path) -> None:
+    linear_all_reduce(folder := tmp_path / "out", replicas=2)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD_A_STEPPER, str(folder)], stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    try:
+        assert holder.stdout.readline() == "ready\n"
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        assert set(folder.glob(".run-*"))
+
+        with job_folder(folder) as own:
+            assert set(folder.glob(".run-*")) == {own}
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()

@@ -1,8 +1,11 @@
 """The folder of a running job: its own process removes it, and after a kill the next job does."""
 
+import contextlib
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 from partc.runtime.jobs.job import ranks_of_process
@@ -43,6 +46,26 @@ def test_a_killed_jobs_folder_is_removed_by_the_next_and_a_running_ones_is_not(t
         holder.kill()
         holder.wait()
         holder.stdout.close()
+
+
+def test_a_killed_jobs_folder_is_removed_while_its_ranks_still_write(tmp_path: Path) -> None:
+    left = tmp_path / ".run-left"
+    left.mkdir()
+    (left / "held").touch()
+
+    def write() -> None:
+        with contextlib.suppress(FileNotFoundError):
+            for number in range(100_000):
+                (left / f"error.rank-{number}").touch()
+
+    rank = threading.Thread(target=write)
+    rank.start()
+    while not (left / "error.rank-200").exists():
+        time.sleep(0.001)
+
+    with job_folder(tmp_path) as folder:
+        rank.join()
+        assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_a_job_within_a_job_of_the_same_process_leaves_it_alone(tmp_path: Path) -> None:

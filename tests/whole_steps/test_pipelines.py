@@ -1,0 +1,192 @@
+"""Pipelines and micro-batches: what is trained, what a rank keeps, what goes over a cut, what is refused."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from partc.compiler.differentiation.updates.optimizers import Adam
+from partc.compiler.importing.import_training import import_training_graph
+from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
+from partc.runtime.errors import BadStrategy, BadUsage, UnsupportedModel
+from partc.runtime.plan.program import Run, Start, Wait
+from tests.builders.graphs.attention_block import POSITIONS, SAMPLES, WIDTH, attention_step
+from tests.builders.graphs.training_models import training_model
+from tests.builders.plans.compiled_steps import (
+    Compiled,
+    assert_trains_as_one_device,
+    compile_step,
+    import_text,
+    random_batches,
+)
+
+
+def compiled_block(folder: Path, cluster: str, strategy: str | Strategy, batch: str = "global") -> Compiled:
+    training = import_training_graph(attention_step(Adam(0.01), clip_global_norm=0.5))
+    return compile_step(training, folder / "out", cluster, strategy, batch)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "strategy", "batch"),
+    [
+        ("1x2", "pipeline=2,microbatches=4", "global"),
+        ("1x3", "pipeline=3,microbatches=2", "per-replica"),
+        ("2x2", "pipeline=2,data=2,microbatches=2", "global"),
+        ("2x2", "pipeline=2,tensor=2,microbatches=8", "global"),
+        ("2x2", "pipeline=2,fsdp=2,microbatches=2", "per-replica"),
+        ("1x1", "microbatches=8", "global"),
+        ("1x2", "tensor=2,microbatches=4", "per-replica"),
+        ("1x2", "fsdp=2,microbatches=4", "global"),
+    ],
+)
+def test_a_block_trains_as_on_one_device(cluster: str, strategy: str, batch: str, tmp_path: Path) -> None:
+    compiled = compiled_block(tmp_path, cluster, strategy, batch)
+
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2, seed=1))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "mlp, ignored labels",
+        "mlp, momentum, clipped",
+        "convolutions, float32",
+        "tied embedding",
+        "lm, adagrad, clipped",
+        "lm, sgd, time-major, weighed",
+        "averages and a counter",
+        "foreign, clipped",
+    ],
+)
+def test_models_train_as_on_one_device(model: str, tmp_path: Path) -> None:
+    """Sampled classes and clipping, tied weights that two stages read, statistics of a whole batch."""
+    training = import_training_graph(onnx.load_from_string(training_model(model)))
+    compiled = compile_step(training, tmp_path / "out", "1x2", "pipeline=2,microbatches=2", "global")
+
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2, seed=2))
+
+
+def test_a_rank_keeps_the_variables_of_its_stage_alone(tmp_path: Path) -> None:
+    compiled = compiled_block(tmp_path, "1x2", "pipeline=2,microbatches=4")
+
+    held = [Counter(held.variable for held in rank.held) for rank in compiled.plan.ranks]
+    shared = {name for name in held[0] if name in held[1]}
+    shapes = {variable.name: variable.shape for variable in compiled.plan.variables}
+    assert all(shapes[name] == () for name in shared)  # the count of steps
+    assert held[0].keys() | held[1].keys() == shapes.keys()
+    assert all(count == 1 for of_rank in held for count in of_rank.values())
+
+
+def test_activations_alone_go_over_a_cut(tmp_path: Path) -> None:
+    compiled = compiled_block(tmp_path, "1x2", "pipeline=2,microbatches=4")
+
+    whole = SAMPLES * POSITIONS * WIDTH * 8
+    sent: Counter[str] = Counter()
+    for start in compiled.plan.instructions:
+        if isinstance(start, Start) and ">" in start.group and start.payload_bytes > 64:
+            sent[start.group] += start.payload_bytes
+    # What of the block is live where it is cut: the residual alone, or a branch beside it.
+    assert sent["stage0>stage1"] in (whole, 2 * whole)
+    assert sent["stage1>stage0"] == sent["stage0>stage1"]
+
+
+def test_micro_batches_share_their_segments(tmp_path: Path) -> None:
+    runs = {
+        count: [
+            i.segment
+            for i in compiled_block(
+                tmp_path / str(count), "1x2", f"pipeline=2,microbatches={count}"
+            ).plan.instructions
+            if isinstance(i, Run)
+        ]
+        for count in (4, 8)
+    }
+
+    assert len(set(runs[8])) == len(set(runs[4]))
+    assert len(runs[8]) > len(runs[4])
+
+
+def test_who_only_sends_waits_at_the_end(tmp_path: Path) -> None:
+    plan = compiled_block(tmp_path, "1x2", "pipeline=2,microbatches=4").plan
+
+    senders = {start.tag_id: start for start in plan.instructions if isinstance(start, Start)}
+    last_run = max(n for n, i in enumerate(plan.instructions) if isinstance(i, Run))
+    for number, wait in enumerate(plan.instructions):
+        if isinstance(wait, Wait) and wait.site is not None:
+            start = senders[wait.tag_id]
+            assert wait.site in (start.senders, start.receivers)
+            assert (number > last_run) == (wait.site == start.senders)
+
+
+def test_the_mean_over_valid_labels_is_that_of_the_whole_batch(tmp_path: Path) -> None:
+    """Micro-batches with unequal numbers of valid labels: a mean of their means would be wrong."""
+    training = import_text(MASKED, loss="loss", sample_axes={"x": 0, "w": 0})
+    compiled = compile_step(training, tmp_path / "out", "1x1", "microbatches=4", "global")
+    rng = np.random.default_rng(0)
+    weights = np.array([1, 1, 0, 0, 0, 0, 0, 1.0])
+    batches = [{"x": rng.normal(size=(8, 3)), "w": weights} for _ in range(2)]
+
+    assert_trains_as_one_device(compiled, batches)
+
+
+MASKED = """
+step (double[8,3] x, double[8] w, double[3,1] W) => (double loss, double[3,1] W_next)
+<int64[1] one = {1}, double rate = {0.1}, int64[2] turned = {1, 8}> {
+    y = MatMul (x, W)
+    flat = Squeeze (y, one)
+    square = Mul (flat, flat)
+    weighted = Mul (square, w)
+    total = ReduceSum <keepdims = 0> (weighted)
+    count = ReduceSum <keepdims = 0> (w)
+    loss = Div (total, count)
+    two = Add (flat, flat)
+    slope = Mul (two, w)
+    part = Div (slope, count)
+    column = Unsqueeze (part, one)
+    x_t = Transpose (x)
+    dW = MatMul (x_t, column)
+    scaled = Mul (dW, rate)
+    W_next = Sub (W, scaled)
+}
+"""
+
+
+def file(**fields: object) -> Strategy:
+    return Strategy(MESH_STRATEGY_FORMAT, "global", {}, **{"mesh": {"data": 1}, **fields})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "error", "what", "at"),
+    [
+        (file(stages=3), BadStrategy, "a mesh of 1 for each of 3 stages on 2 workers", "mesh"),
+        (
+            file(stages=2, ops=(OpConfig("*", stage=2),)),
+            BadStrategy,
+            "stage 2 of 2",
+            r"ops\[0\]: stage",
+        ),
+        (
+            file(stages=2, mesh={"microbatch": 1}),
+            BadStrategy,
+            "a mesh axis called 'microbatch'",
+            "mesh",
+        ),
+        (
+            file(stages=2, recompute_bytes=10**9),
+            BadStrategy,
+            "computed again in a pipeline",
+            "recompute_bytes",
+        ),
+        (file(stages=2, mesh={}), BadStrategy, "there is no mesh", "mesh"),
+        ("pipeline=2,microbatches=3", UnsupportedModel, "does not divide into 3 micro-batches", "input"),
+        ("pipeline=200,data=1", BadUsage, "does not make a grid of 2 workers", "--strategy"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    strategy: str | Strategy, error: type[Exception], what: str, at: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=f"(?s){what}.*at: .*{at}.*fix: "):
+        compiled_block(tmp_path, "1x2", strategy)
+    assert not (tmp_path / "out").exists()
