@@ -79,7 +79,8 @@ class _Placing:
             latest = max((late.get(tensor.name, -1) for tensor in node.inputs), default=-1)
             late.update((tensor.name, latest) for tensor in node.outputs)
         gradients = [g.dense or g.rows for g in self.training.gradients.values()]
-        first = min((late[name] for name in gradients if late.get(name or "", -1) >= 0), default=0)
+        found = (late.get(name, -1) for name in gradients if name is not None)
+        first = min((place for place in found if place >= 0), default=0)
         return {t.name for node in backward for t in node.outputs if late.get(t.name, -1) >= first}
 
     def _put(self, node: gs.Node, stage: int) -> None:
