@@ -13,6 +13,9 @@ TYPED := build/typed
 # Forward exports of other people's models, and what came of them: kept, so that `make zoo` goes on where it was.
 ZOO := build-zoo
 
+# Two processes, each with whole files: what tests of a file share is made once.
+TWO := -n 2 --dist loadfile
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-peers test-peers-all zoo fuzz lint types clean
 
@@ -31,10 +34,10 @@ demo: $(VENV)/installed
 	@$(BIN)/python -m partc.compiler.demo
 
 test: $(VENV)/installed-for-tests
-	@$(BIN)/python -m pytest -q -m "not long and not peers"
+	@$(BIN)/python -m pytest -q -m "not long and not peers" $(TWO)
 
 test-all: $(VENV)/installed-for-tests
-	@$(BIN)/python -m pytest -q -m "not peers"
+	@$(BIN)/python -m pytest -q -m "not peers" $(TWO)
 
 test-peers: $(PEERS)/installed
 	@timeout 300 $(PEERS)/bin/python -m pytest -q -m "peers and not long" tests/peers

@@ -153,7 +153,7 @@ def test_report_and_inspect_say_what_was_measured_and_what_is_assumed(folder: Pa
     assert "measured from" not in assumed and "if all were drawn alike" in assumed
     assert "see --sample-data" in done("inspect", folder / "t.onnx")
     sampled = done("inspect", folder / "t.onnx", "--sample-data", folder / "zipf.npz")
-    assert "measured from zipf.npz over 8" in sampled
+    assert "measured from zipf.npz over 8" in " ".join(sampled.split())  # lines break where paths are long
 
 
 def test_a_sample_that_is_no_data_is_refused(folder: Path) -> None:
