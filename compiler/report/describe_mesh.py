@@ -112,7 +112,11 @@ def _held(plan: Plan) -> str:
 
 
 def _operators(compilation: Compilation) -> str:
-    computed = operations(sum(compilation.lowered.flops.values()))
+    of_site: dict[Site, int] = {}
+    for run in compilation.plan.instructions:
+        if isinstance(run, Run):
+            of_site[run.site] = of_site.get(run.site, 0) + run.flops
+    computed = operations(max(of_site.values(), default=0))
     asked = len(compilation.strategy.ops)
     told = f"the strategy’s {count(asked)} entries for ops, and else " if asked else ""
     return f"A worker computes {computed} a step. What an op splits follows from {told}what its operands are."
