@@ -68,6 +68,16 @@ def test_models_train_as_on_one_device(model: str, tmp_path: Path) -> None:
     assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2, seed=2))
 
 
+@pytest.mark.parametrize("model", ["lm, adagrad, clipped", "lm, sgd, time-major, weighed"])
+def test_rows_of_all_replicas_are_in_blocks_of_micro_batches(model: str, tmp_path: Path) -> None:
+    """Slices of [steps, samples] made one axis: a replica's micro-batch has every step's part of it."""
+    training = import_training_graph(onnx.load_from_string(training_model(model)))
+    strategy = "pipeline=2,data=2,microbatches=2"
+    compiled = compile_step(training, tmp_path / "out", "2x2", strategy, "per-replica")
+
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2, seed=3))
+
+
 def test_a_rank_keeps_the_variables_of_its_stage_alone(tmp_path: Path) -> None:
     compiled = compiled_block(tmp_path, "1x2", "pipeline=2,microbatches=4")
 
