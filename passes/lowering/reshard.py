@@ -27,6 +27,7 @@ from partc.passes.layouts.layouts import (
     Layout,
     Owned,
     Partial,
+    PerReplica,
     Replicate,
     RequestedRows,
     Split,
@@ -141,6 +142,9 @@ def _change_axis(lowering: Lowering, tensor: str, wanted: Layout, change: Change
     if isinstance(target, Split):
         part = lowering.split_locally(tensor, wanted, change.axis)
         return part if part is not None else _cut(lowering, tensor, whole, wanted, change)
+    assert not (isinstance(source, PerReplica) and lowering.graph.replicas > 1), (
+        f"{tensor} of one replica is no sum of all"
+    )
     return whole  # a replica's own value, or the one term of a zero, is the whole
 
 
