@@ -65,12 +65,17 @@ class Compilation:
     @property
     def workers(self) -> int:
         """Return the replicas of all ranks together, whether they wait for each other or not."""
-        return sum(rank.replica is not None for rank in ranks_of(self.cluster))
+        return len(self.worker_names)
+
+    @property
+    def worker_names(self) -> tuple[str, ...]:
+        """Return the names of the devices that work on replicas, in their order."""
+        return tuple(rank.device for rank in ranks_of(self.cluster) if rank.replica is not None)
 
     @property
     def replicas(self) -> int:
         """Return how many replicas there are: of one worker each, if the strategy has no mesh of them."""
-        return next(iter(self.options.chosen_mesh(self.workers).values()), self.workers)
+        return self.options.chosen_replicas(self.worker_names)
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

@@ -1,6 +1,6 @@
 """What a user asks of partc: the one record that command line, Python API and strategy files feed."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -10,6 +10,7 @@ import msgspec
 
 from partc.cost.named_strategy import NAMES, NamedStrategy, parse_named
 from partc.cost.strategy import Batch, Mechanism, Mode, Strategy, read_strategy
+from partc.passes.layouts.strategy_meshes import meshes_of
 from partc.runtime.errors import BadStrategy, BadUsage
 from partc.runtime.plan.program import Aggregation
 
@@ -105,27 +106,27 @@ class Options:
             raise BadUsage(f"no strategy {self.strategy!r}", at="--strategy", fix=fix)
         return read_strategy(Path(self.strategy))
 
-    def chosen_mesh(self, workers: int) -> Mapping[str, int]:
-        """Return the workers' grid, axis -> parts; empty where every worker is a replica.
+    def chosen_replicas(self, workers: Sequence[str]) -> int:
+        """Return how many replicas the workers, by their names, make: as many as they are, without meshes.
 
-        Raises BadUsage, BadStrategy where the workers do not make that grid.
+        Raises BadUsage, BadStrategy where they do not make the meshes that were asked for.
         """
         strategy = self.chosen_strategy()
         if isinstance(strategy, NamedStrategy):
-            return strategy.mesh(workers)
-        if not isinstance(strategy, Strategy) or not strategy.mesh:
-            return {}
+            return next(iter(strategy.mesh(len(workers)).values()))
+        if not isinstance(strategy, Strategy) or not strategy.has_meshes:
+            return len(workers)
         mesh, stages = strategy.mesh, strategy.stages
-        if prod(mesh.values()) * stages != workers or min(mesh.values()) < 1:
+        if mesh and (prod(mesh.values()) * stages != len(workers) or min(mesh.values()) < 1):
             shape = " x ".join(map(str, mesh.values()))
             each = "" if stages == 1 else f" for each of {stages} stages"
             raise BadStrategy(
-                f"a mesh of {shape}{each} on {workers} workers",
+                f"a mesh of {shape}{each} on {len(workers)} workers",
                 at="mesh",
-                fix=f"let the product of its axes{' and of the stages' * bool(each)} be {workers}, or use a "
-                "cluster of as many workers",
+                fix=f"let the product of its axes{' and of the stages' * bool(each)} be {len(workers)}, or "
+                "use a cluster of as many workers",
             )
-        return mesh
+        return meshes_of(strategy, workers).replicas
 
     def chosen_batch(self) -> Batch:
         """Return what the graph's batch is. Needs: it is chosen."""

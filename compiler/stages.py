@@ -127,6 +127,7 @@ def find_servable_variables(compilation: Compilation) -> None:
         frozenset(name for name in training.gradients if followers[name] == name),
         _replicas(compilation),
         compilation.options.chosen_batch() == "per-replica",
+        compilation.worker_names,
     )
     compilation.analysis = drop_unservable(analysis)
 
@@ -157,7 +158,7 @@ def write_named_strategy(compilation: Compilation) -> None:
 def expand_split_operators(compilation: Compilation) -> None:
     """Say ops in primitives where the strategy splits what they keep whole. Raises BadStrategy."""
     strategy = compilation.options.chosen_strategy()
-    if not isinstance(strategy, Strategy) or not strategy.mesh:
+    if not isinstance(strategy, Strategy) or not strategy.has_meshes:
         return
     analysis = compilation.analysis
     while expanded := expand_split_ops(analysis, configure(analysis, strategy)):
@@ -221,7 +222,7 @@ def _choose(
         check_strategy(mode_or_strategy, compilation.facts, compilation.machines)
         # What a user's strategy leaves open, servers keep where workers do not wait for each other.
         # In a mesh of several axes, replicas have no servers.
-        otherwise: Mode = "allreduce" if mode_or_strategy.mesh else "auto"
+        otherwise: Mode = "allreduce" if mode_or_strategy.has_meshes else "auto"
         mode: Mode = "ps" if options.asynchronous else otherwise
     else:
         assert not isinstance(mode_or_strategy, NamedStrategy), "it is written out by now"

@@ -56,17 +56,22 @@ class AxisSplit(Record, frozen=True, omit_defaults=True):
 
 
 class OpConfig(Record, frozen=True, omit_defaults=True):
-    """What ops split, and the stage that they begin.
+    """What ops split, and who runs them.
 
-    op     a name of a node, or of what nodes' names start with up to a `/`; `*` and `?` stand for anything
-    split  dimension -> mesh axes, `data*tensor` for several, or the number of parts (passes/configure.py has
-           the dimensions); empty: they are whole; left out: as their operands are
-    stage  the mesh that runs them; left out: the last of those that make their operands
+    op       a name of a node, or of what nodes' names start with up to a `/`; `*` and `?` stand for anything
+    split    dimension -> mesh axes, `data*tensor` for several, or the number of parts (passes/configure.py
+             has the dimensions); empty: they are whole; left out: as their operands are
+    stage    the grid that runs them
+    devices  those that run them, a mesh of their own: as many as the parts of `split` multiplied; `split`
+             left out: they divide the samples
+
+    Without a stage and devices, ops run where the last of those do that make their operands.
     """
 
     op: str
     split: dict[str, int | str] | None = None
     stage: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    devices: tuple[str, ...] = ()
 
 
 class Strategy(Record, frozen=True, omit_defaults=True):
@@ -92,6 +97,11 @@ class Strategy(Record, frozen=True, omit_defaults=True):
     ops: tuple[OpConfig, ...] = ()
     stages: Annotated[int, msgspec.Meta(ge=1)] = 1
     microbatches: Annotated[int, msgspec.Meta(ge=1)] = 1
+
+    @property
+    def has_meshes(self) -> bool:
+        """Tell whether the workers are more than replicas: a grid, or operators' own devices."""
+        return bool(self.mesh) or any(config.devices for config in self.ops)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,3 +21,4 @@ class Analysis:
     servable: frozenset[str]  # parameters whose update can run on a part of their rows
     replicas: int
     per_replica: bool
+    workers: tuple[str, ...] = ()  # the names of the cluster's devices

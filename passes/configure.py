@@ -5,7 +5,8 @@
 
 A dimension is `batch` (the samples), `out:A` (axis A of the output) or `in:I:A` (axis A of operand I,
 which is summed); `/N` behind it means the inner factor behind N blocks. It is split along a mesh axis,
-by its name, or by the number of its parts: then along the first axis of as many that is free.
+by its name, or by the number of its parts: then along the first axis of as many that is free. Ops with
+devices of their own have a mesh of as many parts (layouts/strategy_meshes.py).
 """
 
 import re
@@ -19,6 +20,7 @@ from partc.passes.graph.facts import Facts
 from partc.passes.layouts.configuration import (
     NOWHERE_ELSE,
     Configuration,
+    Places,
     Wish,
     data_parallel,
     home_of_follower,
@@ -27,14 +29,15 @@ from partc.passes.layouts.decide_layouts import decide_axes, decide_by_wish, div
 from partc.passes.layouts.layouts import (
     MICROBATCHES,
     REPLICAS,
-    WORKER,
     Layout,
     Mesh,
+    Meshes,
     Placement,
     Replicate,
     Split,
 )
 from partc.passes.layouts.place_nodes import place_nodes
+from partc.passes.layouts.strategy_meshes import meshes_of, number_of, own_axes
 from partc.passes.rules.sharding_rules import rule_of
 from partc.runtime.errors import BadStrategy
 
@@ -45,40 +48,79 @@ WILDCARDS = {"*": ".*", "?": "."}  # alone: brackets are ordinary in names of no
 
 
 def configure(analysis: Analysis, strategy: Strategy) -> Configuration:
-    """Return what a strategy asks of the workers' mesh. Raises BadStrategy where that cannot be."""
-    if not strategy.mesh:
+    """Return what a strategy asks of the workers' meshes. Raises BadStrategy where that cannot be."""
+    if not strategy.has_meshes:
         _check_needs_no_mesh(strategy)
         return data_parallel(analysis.replicas)
     _check_has_no_servers(strategy)
     _check_microbatches(strategy)
-    inner = () if strategy.microbatches == 1 else ((MICROBATCHES, strategy.microbatches),)
-    mesh = Mesh(WORKER, (*strategy.mesh.items(), *inner))
-    homes = dict(_homes(analysis, strategy, mesh))
+    meshes = meshes_of(strategy, analysis.workers)
+    _check_samples(analysis, meshes)
+    asked = list(_asked(analysis, strategy))
+    where = dict(_where(analysis, strategy, meshes, asked))
+    places = place_nodes(analysis, where, len(meshes.each)) if len(meshes.each) > 1 else NOWHERE_ELSE
     wishes: dict[str, dict[int, Wish]] = {}
-    stages: dict[str, int] = {}
+    for number, config, nodes in asked:
+        for node in nodes if config.split is not None else ():
+            mesh = meshes.each[places.nodes.get(node.name, 0)]
+            split = _named_split(config, strategy, f"ops[{number}]")
+            wishes[node.name] = _wishes_of(analysis, node, split, mesh, f"ops[{number}]")
+    homes = {name: home for name, home in _homes(analysis, strategy, meshes, places) if not home.is_whole}
+    return Configuration(meshes, homes, wishes, places)
+
+
+Asked = tuple[int, OpConfig, list[gs.Node]]  # the number of an entry for ops, the entry, its nodes
+
+
+def _asked(analysis: Analysis, strategy: Strategy) -> Iterable[Asked]:
     for number, config in enumerate(strategy.ops):
+        yield number, config, _matching(analysis, config, f"ops[{number}]")
+
+
+def _where(
+    analysis: Analysis, strategy: Strategy, meshes: Meshes, asked: Iterable[Asked]
+) -> Iterable[tuple[str, int]]:
+    """Yield the nodes whose mesh a strategy names, and its number."""
+    for number, config, nodes in asked:
         at = f"ops[{number}]"
-        for node in _matching(analysis, config, at):
-            if config.split is not None:
-                wishes[node.name] = _wishes_of(analysis, node, config.split, mesh, at)
-            if config.stage is not None:
-                stages[node.name] = _stage_of(analysis, node, config.stage, strategy.stages, at)
-    places = place_nodes(analysis, stages, strategy.stages) if strategy.stages > 1 else NOWHERE_ELSE
-    homes = {name: home for name, home in homes.items() if not home.is_whole}
-    return Configuration(mesh, homes, wishes, strategy.stages, places)
+        if config.stage is not None:
+            _check_stage(config, strategy, at)
+        mesh = number_of(config, strategy, meshes, analysis.workers, at)
+        for node in nodes if mesh is not None else ():
+            _check_is_placed(analysis, node, at)
+            yield node.name, mesh
 
 
-def _stage_of(analysis: Analysis, node: gs.Node, stage: int, stages: int, at: str) -> int:
-    if stage >= stages:
+def _check_stage(config: OpConfig, strategy: Strategy, at: str) -> None:
+    stages = strategy.stages if strategy.mesh else 0
+    if config.devices:
+        raise BadStrategy("a stage and devices of its own", at=f"{at}: stage", fix="write one of the two")
+    if config.stage is not None and config.stage >= stages:
         fix = f"number them from 0 to {stages - 1}, or ask for more stages"
-        raise BadStrategy(f"stage {stage} of {stages}", at=f"{at}: stage", fix=fix)
+        raise BadStrategy(f"stage {config.stage} of {stages}", at=f"{at}: stage", fix=fix)
+
+
+def _check_is_placed(analysis: Analysis, node: gs.Node, at: str) -> None:
     if node.name not in analysis.main:
         raise BadStrategy(
             f"{node.name!r} is of an update, which runs where its variable is kept",
             at=f"{at}: op",
             fix="name ops of the way forward, or of the gradients",
         )
-    return stage
+
+
+def _check_samples(analysis: Analysis, meshes: Meshes) -> None:
+    """Replicas of a batch each, and micro-batches of the same samples, are everywhere as many."""
+    is_bound = analysis.per_replica or meshes.microbatches > 1
+    for mesh in meshes.each:
+        if is_bound and mesh.size(REPLICAS) != meshes.replicas:
+            raise BadStrategy(
+                f"operators whose samples are divided among {mesh.size(REPLICAS)} devices, and others among "
+                f"{meshes.replicas}",
+                at="ops",
+                fix="let all divide the samples alike"
+                + (", or compile with --batch global" if analysis.per_replica else ", or no micro-batches"),
+            )
 
 
 def _check_microbatches(strategy: Strategy) -> None:
@@ -88,9 +130,10 @@ def _check_microbatches(strategy: Strategy) -> None:
             at="mesh",
             fix='write "microbatches" beside the mesh',
         )
-    if strategy.recompute_bytes is not None and (strategy.stages > 1 or strategy.microbatches > 1):
+    own = any(config.devices for config in strategy.ops)
+    if strategy.recompute_bytes is not None and (strategy.stages > 1 or strategy.microbatches > 1 or own):
         raise BadStrategy(
-            "values are to be computed again in a pipeline, or between micro-batches",
+            "values are to be computed again, but operators have devices or micro-batches of their own",
             at="recompute_bytes",
             fix="leave it out: more micro-batches, or more stages, keep fewer values at once",
         )
@@ -115,15 +158,17 @@ def _check_has_no_servers(strategy: Strategy) -> None:
             )
 
 
-def _homes(analysis: Analysis, strategy: Strategy, mesh: Mesh) -> Iterable[tuple[str, Layout]]:
-    axes = [name for name, _ in mesh.grid]
+def _homes(
+    analysis: Analysis, strategy: Strategy, meshes: Meshes, places: Places
+) -> Iterable[tuple[str, Layout]]:
+    names = [name for name, _ in meshes.each[0].grid]
     variables = analysis.training.variables
     for name, splits in strategy.variables.items():
         if name not in variables:
             fix = f"use one of {_some(variables)}, or remove the entry"
             raise BadStrategy(f"unknown variable {name!r}", at=f"variables: {name}", fix=fix)
-        if unknown := splits.keys() - set(axes):
-            fix = f"use one of {_some(axes)}"
+        if unknown := splits.keys() - set(names):
+            fix = f"use one of {_some(names)}"
             raise BadStrategy(f"unknown mesh axis {min(unknown)!r}", at=f"variables: {name}", fix=fix)
         shape = variables[name].shape
         for axis, split in splits.items():
@@ -133,24 +178,26 @@ def _homes(analysis: Analysis, strategy: Strategy, mesh: Mesh) -> Iterable[tuple
                     at=f"variables: {name}: {axis}",
                     fix="name an axis that it has, and blocks that divide it",
                 )
-        if not mesh.divides(_home(splits, axes), shape):
+        mesh = meshes.each[places.variables.get(name, 0)]
+        if not mesh.divides(_home(splits, mesh), shape):
             raise BadStrategy(
                 f"a variable shaped {list(shape)} does not divide into parts of equal size",
                 at=f"variables: {name}",
                 fix="split another axis, or along a mesh axis of another size",
             )
     for variable, parameter in analysis.followers.items():
+        mesh = meshes.each[places.variables.get(variable, 0)]
         if variable in strategy.variables or parameter not in strategy.variables:
-            yield variable, _home(strategy.variables.get(variable, {}), axes)
+            yield variable, _home(strategy.variables.get(variable, {}), mesh)
         else:
-            home = _home(strategy.variables[parameter], axes)
+            home = _home(strategy.variables[parameter], mesh)
             yield variable, home_of_follower(home, variables[parameter].shape, variables[variable].shape)
 
 
-def _home(splits: Mapping[str, AxisSplit], axes: Iterable[str]) -> Layout:
-    asked = (splits.get(axis) for axis in axes)
+def _home(splits: Mapping[str, AxisSplit], mesh: Mesh) -> Layout:
+    asked = (splits.get(name) if size > 1 else None for name, size in mesh.grid)
     placements: list[Placement] = [Replicate() if s is None else Split(s.axis, s.outer) for s in asked]
-    return Layout("worker", *placements)
+    return Layout(mesh.name, *placements)
 
 
 def _dimension(split: AxisSplit) -> str:
@@ -175,6 +222,12 @@ def _matching(analysis: Analysis, config: OpConfig, at: str) -> list[gs.Node]:
     return nodes
 
 
+def _named_split(config: OpConfig, strategy: Strategy, at: str) -> dict[str, int | str]:
+    """Return what an entry splits; of devices of its own, along which axes."""
+    assert config.split is not None, "it was left out"
+    return {**config.split, **own_axes(config, strategy, at)} if config.devices else config.split
+
+
 def _wishes_of(
     analysis: Analysis, node: gs.Node, split: Mapping[str, int | str], mesh: Mesh, at: str
 ) -> dict[int, Wish]:
@@ -186,6 +239,8 @@ def _wishes_of(
         where = f"{at}: split: {dimension}"
         wish = _wish(node, analysis.facts, dimension, where)
         for axis in _mesh_axes(mesh, parts, wishes, where):
+            if mesh.size(axis) == 1:
+                continue
             if wish is None:
                 _check_divides_samples(mesh, axis, where)
                 del wishes[axis]
@@ -193,7 +248,7 @@ def _wishes_of(
             wishes[axis] = wish
             decision = decide_by_wish(node, rule, wish, mesh.size(axis), analysis.zeros)
             asked[axis] = decision or whole_axis(node)
-            if decision is None or not divides(mesh, node, decide_axes("worker", asked), analysis.facts):
+            if decision is None or not divides(mesh, node, decide_axes(mesh.name, asked), analysis.facts):
                 raise BadStrategy(
                     f"{node.op} {node.name!r} cannot split {dimension} into {mesh.size(axis)} parts",
                     at=where,

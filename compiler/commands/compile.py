@@ -110,8 +110,8 @@ def _print_summary(compilation: Compilation, out: Path) -> None:
 def _print_mesh(compilation: Compilation) -> None:
     """Say what grid the workers are, where they are one, and how many parameters are kept in parts."""
     strategy = compilation.strategy
-    if strategy.mesh:
-        grid = describe_grid(strategy, " x ")
+    if strategy.has_meshes:
+        grid = describe_grid(strategy, compilation.lowered.meshes, " x ")
         parted = len(strategy.parameters.keys() & strategy.variables.keys())
         tell(f"mesh: {grid}; {parted} of {len(strategy.parameters)} parameters kept in parts")
 

@@ -13,8 +13,7 @@ from math import prod
 import onnx
 
 from partc.cost.cluster.cluster import Cluster, groups_of, ranks_of
-from partc.passes.layouts.layouts import REPLICAS, WORKER, Layout, Mesh, Owned, Replicate, Split
-from partc.runtime.plan.program import Site
+from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh, Meshes, Owned, Replicate, Split
 
 CONFIGURATION = "partc"
 ANNOTATED_IR_VERSION = 11
@@ -25,13 +24,9 @@ def annotate(
     layouts: Mapping[str, Layout],
     shapes: Mapping[str, tuple[int, ...]],
     cluster: Cluster,
-    mesh: Mesh,
-    sites: Sequence[Site] = (WORKER,),
+    meshes: Meshes,
 ) -> onnx.ModelProto:
-    """Return a copy of `model` whose nodes say where their outputs are.
-
-    `mesh`: of the workers at each of `sites`.
-    """
+    """Return a copy of `model` whose nodes say where their outputs are."""
     annotated = onnx.ModelProto()
     annotated.CopyFrom(model)
     annotated.ir_version = max(annotated.ir_version, ANNOTATED_IR_VERSION)
@@ -41,14 +36,15 @@ def annotate(
     configuration.device.extend(devices)
     workers = [rank.rank for rank in ranks if rank.replica is not None]
     servers = list(groups_of(cluster)["servers"][0])
-    size = len(workers) // len(sites)
-    at = {site: workers[stage * size :][:size] for stage, site in enumerate(sites)} | {"server": servers}
+    at = {mesh.name: [workers[worker] for worker in mesh.workers] for mesh in meshes.each}
+    at["server"] = servers
+    sites = meshes.sites
     for node in annotated.graph.node:
         specs = [
             spec
             for name in node.output
             if name in layouts
-            for spec in _specs(name, layouts[name], shapes[name], at[layouts[name].site], mesh)
+            for spec in _specs(name, layouts[name], shapes[name], at[layouts[name].site], meshes)
         ]
         stages = [sites.index(layouts[n].site) for n in node.output if n in layouts and len(sites) > 1]
         if specs or stages:
@@ -64,9 +60,10 @@ def _specs(
     layout: Layout,
     shape: tuple[int, ...],
     ranks: Sequence[int],
-    mesh: Mesh,
+    meshes: Meshes,
 ) -> Iterator[onnx.ShardingSpecProto]:
     """Yield how a tensor is sharded over ranks, nothing for one that each of them has whole."""
+    mesh = meshes.of(layout.site)
     if mesh.microbatch_axis is not None:
         layout = layout.with_along(mesh.microbatch_axis, Replicate())
     if isinstance(layout.along(REPLICAS), Owned):

@@ -28,7 +28,7 @@ def describe_plan(compilation: Compilation) -> None:
     if compilation.sparsity is not None:
         (folder / SPARSITY).write_bytes(encode_sparsity(compilation.sparsity))
     lowered, model = compilation.lowered, onnx.load(folder / MODEL)
-    annotated = annotate(model, lowered.native, compilation.shapes, machines, lowered.mesh, lowered.sites)
+    annotated = annotate(model, lowered.native, compilation.shapes, machines, lowered.meshes)
     (folder / ANNOTATED).write_bytes(annotated.SerializeToString(deterministic=True))
     (folder / REPORT).write_text(render_report(compilation, machines, folder), encoding="utf-8")
     hashes = {

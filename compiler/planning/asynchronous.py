@@ -44,7 +44,7 @@ def strategy_of_sessions(strategy: Mode | NamedStrategy | Strategy, batch: Batch
         )
     if strategy == "auto" or strategy == "ps":
         return "ps"
-    if isinstance(strategy, Strategy) and not strategy.mesh:
+    if isinstance(strategy, Strategy) and not strategy.has_meshes:
         return strategy
     name = f"the strategy {strategy!r}" if isinstance(strategy, str) else "a strategy on a mesh"
     raise BadUsage(

@@ -80,7 +80,7 @@ def build_plan(
         }
         | program.constants,
         unread_inputs=training.unread_inputs,
-        microbatches=lowered.mesh.microbatches,
+        microbatches=lowered.meshes.microbatches,
     )
 
 
@@ -121,7 +121,7 @@ def _make_program(
         items, recomputed = _recompute(items, analysis, lowered, strategy.recompute_bytes, cluster)
     items = join_microbatches(items, lowered, repeated)
     overwrites = [(state.value, state.next) for state in lowered.states]
-    turns = take_turns(items, repeated, overwrites, lowered.sites, _durations(lowered, cluster))
+    turns = take_turns(items, repeated, overwrites, lowered.meshes.sites, _durations(lowered, cluster))
     writer = _segment_writer(analysis, lowered, cluster, files)
     most = max(len(host.devices) for host in cluster.hosts)
     topology = HostGrid(len(cluster.hosts), most)

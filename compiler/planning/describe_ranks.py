@@ -6,13 +6,14 @@ from math import prod
 from partc.cost.cluster.cluster import Cluster, ClusterRank, groups_of, ranks_of
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.boxes import box_of
-from partc.passes.layouts.layouts import MICROBATCHES, REPLICAS, WORKER, Owned
+from partc.passes.layouts.layouts import MICROBATCHES, REPLICAS, WORKER, Meshes, Owned
 from partc.passes.lowering.lowered_graph import LoweredGraph, State
 from partc.passes.scheduling.levels import name_way
 from partc.passes.scheduling.make_program import Program
 from partc.runtime.plan.boxes import rows_box
-from partc.runtime.plan.program import Held, Instruction, Rank, Slice, Start
+from partc.runtime.plan.program import Held, Instruction, Rank, Site, Slice, Start
 
+IDLE: Site = "idle"  # of a worker whom no operator was given
 OwnedRows = Mapping[str, tuple[tuple[int, int], ...]]  # parameter -> rows [start, stop) per server
 Groups = Mapping[str, tuple[tuple[int, ...], ...]]
 
@@ -29,14 +30,13 @@ def _mesh_groups(
     lowered: LoweredGraph, workers: Sequence[int], instructions: Iterable[Instruction]
 ) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Return the workers that meet along each axis of a mesh, and from one mesh to another."""
-    mesh, sites = lowered.mesh, lowered.sites
-    if len(mesh.axes) == 1 and sites == (WORKER,):
+    meshes = lowered.meshes
+    if meshes.axes == 1 and meshes.sites == (WORKER,):
         return {}
-    size = len(workers) // len(sites)
-    members = {site: workers[number * size :][:size] for number, site in enumerate(sites)}
+    members = {mesh.name: tuple(workers[worker] for worker in mesh.workers) for mesh in meshes.each}
     groups = {
-        mesh.group(site, axis): tuple(tuple(members[site][at] for at in line) for line in mesh.lines(axis))
-        for site in sites
+        mesh.group(axis): tuple(tuple(members[mesh.name][at] for at in line) for line in mesh.lines(axis))
+        for mesh in meshes.each
         for axis in range(len(mesh.grid))
     }
     for start in instructions:
@@ -68,8 +68,15 @@ def describe_ranks(
     )
 
 
+def _places_of(meshes: Meshes, worker: int) -> Iterable[tuple[Site, tuple[int, ...]]]:
+    """Yield the meshes that a worker is in, and its place there."""
+    for mesh in meshes.each:
+        if worker in mesh.workers:
+            yield mesh.name, mesh.coordinates(mesh.workers.index(worker))
+
+
 class _Describer:
-    """Describes one rank: its place among the servers, and along every axis of the workers' mesh."""
+    """Describes one rank: its place among the servers, and along every axis of the workers' meshes."""
 
     def __init__(
         self,
@@ -86,13 +93,16 @@ class _Describer:
         self._rows = rows
         self._placed = placed
         self._server = server
-        self._place: tuple[int, ...] | None = None
+        self._places: dict[Site, tuple[int, ...]] = {}
         self._sites = placed.sites
+        self._replica: int | None = None
         if placed.replica is not None:
-            size = prod(parts for _, parts in lowered.mesh.grid)
-            stage, position = divmod(placed.replica, size)
-            self._place = lowered.mesh.coordinates(position)
-            self._sites = tuple(lowered.sites[stage] if site == WORKER else site for site in placed.sites)
+            self._places = dict(_places_of(lowered.meshes, placed.replica))
+            own = tuple(self._places) or (IDLE,)
+            self._sites = tuple(
+                name for site in placed.sites for name in (own if site == WORKER else (site,))
+            )
+            self._replica = lowered.meshes.replica_of(placed.replica) or 0
 
     def describe(self, groups: dict[str, int]) -> Rank:
         placed = self._placed
@@ -104,7 +114,7 @@ class _Describer:
             device_index=placed.device_index,
             threads=placed.threads,
             sites=self._sites,
-            replica=None if self._place is None else self._place[REPLICAS],
+            replica=self._replica,
             groups=groups,
             constants=self._constants(),
             slices=self._slices(),
@@ -116,8 +126,8 @@ class _Describer:
         for value, constant in self._lowered.constants.items():
             if value == MICROBATCHES:
                 continue
-            if constant.holds == "coordinate" and self._place is not None:
-                values[value] = (self._place[constant.axis],)
+            if constant.holds == "coordinate" and (place := self._place_in(constant.site)) is not None:
+                values[value] = (place[constant.axis],)
             elif constant.parameter is not None and self._server is not None:
                 start, stop = self._rows[constant.parameter][self._server]
                 if constant.holds == "first_row":
@@ -126,14 +136,18 @@ class _Describer:
                     values[value] = (stop - start,)
         return values
 
+    def _place_in(self, site: Site | None) -> tuple[int, ...] | None:
+        """Return the rank's place in a mesh; None: in the only one that it is in."""
+        return next(iter(self._places.values()), None) if site is None else self._places.get(site)
+
     def _slices(self) -> tuple[Slice, ...]:
         """Return where the rank's pieces lie in the buckets of the whole: equal parts, or a server's rows."""
         slices: list[Slice] = []
         for value, parameter, bucket, index in self._program.owned_slices:
             shape = bucket.shapes[index]
-            if parameter is None and self._place is not None and bucket.site in self._sites:
+            if parameter is None and (place := self._places.get(bucket.site)) is not None:
                 length = shape[0] // len(bucket.counts)
-                start = self._place[bucket.axis] * length
+                start = place[bucket.axis] * length
                 stop = start + length
             elif parameter is not None and self._server is not None:
                 start, stop = self._rows[parameter][self._server]
@@ -150,6 +164,6 @@ class _Describer:
         box = None
         if isinstance(owned, Owned) and self._server is not None:
             box = rows_box(shape, *self._rows[owned.parameter][self._server])
-        elif layout.splits() and self._place is not None:
-            box = box_of(self._lowered.mesh, layout, shape, self._place)
+        elif layout.splits() and (place := self._places.get(state.site)) is not None:
+            box = box_of(self._lowered.meshes.of(state.site), layout, shape, place)
         return Held(state.variable, state.value, box)

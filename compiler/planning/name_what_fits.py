@@ -23,7 +23,7 @@ def may_share_variables(options: Options) -> bool:
         return False
     if isinstance(strategy, NamedStrategy):
         return not strategy.shards_variables and strategy.sizes.keys() <= {"data"}
-    return not (isinstance(strategy, Strategy) and strategy.mesh)
+    return not (isinstance(strategy, Strategy) and strategy.has_meshes)
 
 
 def name_what_fits(

@@ -40,7 +40,9 @@ def describe_headline(compilation: Compilation, cluster: Cluster, model: str) ->
         cluster=cluster.name,
         machines=_machines(cluster),
         batch=_batch(compilation.plan),
-        strategy=_of_mesh(compilation) if compilation.strategy.mesh else _strategy(compilation.costs.choices),
+        strategy=_of_mesh(compilation)
+        if compilation.strategy.has_meshes
+        else _strategy(compilation.costs.choices),
         figures=_figures(compilation, cluster),
     )
 
@@ -90,7 +92,7 @@ def _joining(aggregation: Aggregation) -> str:
 
 
 def _of_mesh(compilation: Compilation) -> str:
-    grid = describe_grid(compilation.strategy, " \u00d7 ")
+    grid = describe_grid(compilation.strategy, compilation.lowered.meshes, " \u00d7 ")
     choices = compilation.costs.choices
     amount = size(sum(choice.bytes for choice in choices))
     parted = sum(choice.variable in compilation.strategy.variables for choice in choices)

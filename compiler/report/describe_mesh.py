@@ -6,7 +6,7 @@ from math import prod
 from partc.compiler.compilation import Compilation
 from partc.compiler.report.units import count, join_words, operations, plural, size
 from partc.cost.strategy import Strategy
-from partc.passes.layouts.layouts import Layout, Mesh
+from partc.passes.layouts.layouts import Layout, Mesh, Meshes, Split
 from partc.runtime.plan.boxes import local_shape
 from partc.runtime.plan.program import Plan, Run, Site, Start
 
@@ -44,26 +44,26 @@ class MeshDescription:
 
 def describe_mesh(compilation: Compilation) -> MeshDescription | None:
     """Return what the strategy's mesh is and does; None where every worker is a replica of its own."""
-    if not compilation.strategy.mesh:
+    if not compilation.strategy.has_meshes:
         return None
-    mesh, plan = compilation.lowered.mesh, compilation.plan
+    meshes, plan = compilation.lowered.meshes, compilation.plan
     return MeshDescription(
-        describe_grid(compilation.strategy, " \u00d7 "),
+        describe_grid(compilation.strategy, meshes, " \u00d7 "),
         (_replicas(plan), *_microbatches(plan), _held(plan), _operators(compilation)),
-        _parted(compilation, mesh),
-        tuple(_stage(plan, site) for site in compilation.lowered.sites) if _stages(compilation) > 1 else (),
+        _parted(compilation, meshes),
+        tuple(_stage(plan, site) for site in meshes.sites) if len(meshes.each) > 1 else (),
     )
 
 
-def describe_grid(strategy: Strategy, times: str) -> str:
-    """Return the workers' grid in words: stages, then the axes of each, then micro-batches."""
+def describe_grid(strategy: Strategy, meshes: Meshes, times: str) -> str:
+    """Return the workers' meshes in words: the grids of stages, operators' own, and micro-batches."""
     grid = [("pipeline", strategy.stages)] if strategy.stages > 1 else []
     words = times.join(f"{name} {parts}" for name, parts in (*grid, *strategy.mesh.items()))
+    own = len(meshes.each) - (strategy.stages if strategy.mesh else 0)
+    if own:
+        devices = f"{plural(own, 'group')} of operators\u2019 own devices"
+        words = f"{words}, {devices}" if words else devices
     return f"{words}, {strategy.microbatches} micro-batches" if strategy.microbatches > 1 else words
-
-
-def _stages(compilation: Compilation) -> int:
-    return compilation.strategy.stages
 
 
 def _microbatches(plan: Plan) -> list[str]:
@@ -122,7 +122,7 @@ def _operators(compilation: Compilation) -> str:
     return f"A worker computes {computed} a step. What an op splits follows from {told}what its operands are."
 
 
-def _parted(compilation: Compilation, mesh: Mesh) -> tuple[PartedVariables, ...]:
+def _parted(compilation: Compilation, meshes: Meshes) -> tuple[PartedVariables, ...]:
     variables = {variable.name: variable.shape for variable in compilation.plan.variables}
     alike: dict[tuple[tuple[int, ...], Layout], list[str]] = {}
     boxes = {held.variable: held.box for rank in compilation.plan.ranks for held in rank.held}
@@ -134,14 +134,14 @@ def _parted(compilation: Compilation, mesh: Mesh) -> tuple[PartedVariables, ...]
         PartedVariables(
             tuple(names),
             " \u00d7 ".join(map(count, shape)),
-            join_words([_split(mesh, axis, split.axis, split.outer) for axis, split in layout.splits()]),
+            join_words([_split(meshes.of(layout.site), axis, split) for axis, split in layout.splits()]),
             " \u00d7 ".join(map(count, local_shape(shape, boxes[names[0]]))),
         )
         for (shape, layout), names in alike.items()
     )
 
 
-def _split(mesh: Mesh, mesh_axis: int, axis: int, outer: int) -> str:
+def _split(mesh: Mesh, mesh_axis: int, split: Split) -> str:
     name, parts = mesh.axes[mesh_axis]
-    within = f" within each of {outer} blocks" if outer > 1 else ""
-    return f"axis {axis}{within} in {parts} along {name}"
+    within = f" within each of {split.outer} blocks" if split.outer > 1 else ""
+    return f"axis {split.axis}{within} in {parts} along {name}"

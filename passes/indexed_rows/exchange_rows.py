@@ -174,5 +174,5 @@ def _own_pair(lowering: Lowering, ids: str, rows: str, site: Site) -> tuple[gs.T
 def _of_all_microbatches(lowering: Lowering, tensor: str, site: Site) -> Layout:
     """Return how a site has a tensor, its micro-batches together."""
     layout = Layout(site, *lowering.graph.layout(tensor).placements)
-    axis = lowering.graph.mesh.microbatch_axis
+    axis = lowering.graph.meshes.microbatch_axis
     return layout if axis is None else layout.with_along(axis, Replicate())

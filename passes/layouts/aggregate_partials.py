@@ -22,7 +22,7 @@ def aggregate_partials(graph: LaidOutGraph, message_bytes: int = MESSAGE_BYTES) 
     without a sum on every path to it."""
     graph.made_whole = frozenset(
         (tensor, axis)
-        for axis in range(len(graph.mesh.axes))
+        for axis in range(graph.meshes.axes)
         for tensor in summed_along(graph, axis, message_bytes)
     )
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from partc.passes.layouts.layouts import WORKER, Layout, Mesh, Replicate, Split
+from partc.passes.layouts.layouts import WORKER, Layout, Mesh, Meshes, Replicate, Split
 from partc.runtime.plan.program import Site
 
 
@@ -20,7 +20,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class Places:
-    """Node -> the stage that runs it, variable -> the stage that keeps it."""
+    """Node -> the mesh that runs it, variable -> the mesh that keeps it, by their numbers."""
 
     nodes: Mapping[str, int] = field(default_factory=dict)
     variables: Mapping[str, int] = field(default_factory=dict)
@@ -31,42 +31,35 @@ NOWHERE_ELSE = Places()
 
 @dataclass(frozen=True)
 class Configuration:
-    """The workers' mesh, or that of every stage of them, and what is asked of it.
+    """The workers' meshes, and what is asked of them.
 
     homes   variable -> where it is kept and updated, if not whole on every worker
     wishes  node -> mesh axis -> the dimension that it splits there
-    stages  how many meshes of this shape there are, each of other workers
-    places  the stages of nodes and variables; empty where there is one
+    places  the meshes of nodes and variables; empty where there is one
     """
 
-    mesh: Mesh
+    meshes: Meshes
     homes: Mapping[str, Layout] = field(default_factory=dict)
     wishes: Mapping[str, Mapping[int, Wish]] = field(default_factory=dict)
-    stages: int = 1
     places: Places = NOWHERE_ELSE
 
     @property
-    def sites(self) -> tuple[Site, ...]:
-        """Return the names of the workers' meshes."""
-        return sites_of(self.stages)
+    def is_one_mesh(self) -> bool:
+        """Tell whether all operators have the same workers."""
+        return len(self.meshes.each) == 1
 
     def site_of(self, node: str) -> Site:
         """Return the mesh that runs a node."""
-        return self.sites[self.places.nodes.get(node, 0)]
+        return self.meshes.each[self.places.nodes.get(node, 0)].name
 
     def keeper_of(self, variable: str) -> Site:
         """Return the mesh that keeps a variable."""
-        return self.sites[self.places.variables.get(variable, 0)]
-
-
-def sites_of(stages: int) -> tuple[Site, ...]:
-    """Return the names of so many meshes of workers."""
-    return (WORKER,) if stages == 1 else tuple(f"stage{number}" for number in range(stages))
+        return self.meshes.each[self.places.variables.get(variable, 0)].name
 
 
 def data_parallel(replicas: int) -> Configuration:
     """Return the configuration under which every worker is a replica."""
-    return Configuration(Mesh("worker", (("data", replicas),)))
+    return Configuration(Meshes((Mesh(WORKER, (("data", replicas),)),)))
 
 
 def home_of_follower(home: Layout, parameter: Sequence[int], follower: Sequence[int]) -> Layout:

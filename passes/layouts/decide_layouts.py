@@ -14,6 +14,7 @@ from partc.passes.layouts.layouts import (
     Gathered,
     Layout,
     Mesh,
+    Meshes,
     Owned,
     Partial,
     PerReplica,
@@ -108,7 +109,7 @@ def run_whole(node: gs.Node, site: Site) -> Decision:
     return Decision(site, (whole_axis(node),))
 
 
-def divides(mesh: Mesh, node: gs.Node, decision: Decision, facts: Facts) -> bool:
+def divides(mesh: Mesh | Meshes, node: gs.Node, decision: Decision, facts: Facts) -> bool:
     """Tell whether the axes of the mesh together cut what a node reads and writes into equal parts."""
     pairs = zip((*node.inputs, *node.outputs), (*decision.inputs, *decision.outputs), strict=True)
     return all(mesh.divides(layout, facts.shape(tensor.name)) for tensor, layout in pairs)

@@ -108,10 +108,17 @@ class Mesh:
 
     Along an axis of micro-batches each rank takes every place in turn: what is split there is computed part
     by part, and a sum over it is made by each rank alone.
+
+    `workers`: which of the cluster's workers are at its places, row by row; left out, the first ones.
     """
 
     name: Site
     axes: tuple[tuple[str, int], ...]
+    workers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.workers:
+            object.__setattr__(self, "workers", tuple(range(prod(size for _, size in self.grid))))
 
     @property
     def microbatch_axis(self) -> int | None:
@@ -142,10 +149,14 @@ class Mesh:
         grid = np.moveaxis(np.arange(prod(sizes)).reshape(sizes), axis, -1).reshape(-1, sizes[axis])
         return tuple(tuple(int(position) for position in line) for line in grid)
 
-    def group(self, site: Site, axis: int) -> str:
-        """Return the name of the groups of a site's ranks that differ along an axis alone."""
-        is_plain = len(self.axes) == 1 and site == WORKER
-        return f"{site}s" if is_plain else f"{site}.{self.axes[axis][0]}"
+    def group(self, axis: int) -> str:
+        """Return the name of the groups of its ranks that differ along an axis alone."""
+        is_plain = len(self.axes) == 1 and self.name == WORKER
+        return f"{self.name}s" if is_plain else f"{self.name}.{self.axes[axis][0]}"
+
+    def share(self, layout: "Layout") -> int:
+        """Return into how many parts a layout divides a tensor."""
+        return prod(self.size(axis) for axis, _ in layout.splits())
 
     def parts(self, layout: "Layout", tensor_axis: int) -> int:
         """Return into how many parts a layout divides an axis of a tensor."""
@@ -168,6 +179,83 @@ class Mesh:
                 return False
             ends[place.axis] = place.outer
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class Meshes:
+    """The meshes among which operators are divided: their axes have the same names, in the same order.
+
+    Ranks may be in several of them. Along an axis of one place nothing is divided. All have the same
+    micro-batches.
+    """
+
+    each: tuple[Mesh, ...]
+
+    def of(self, site: Site) -> Mesh:
+        """Return the mesh of a site; of servers, which divide nothing so, the first of the workers'."""
+        return next((mesh for mesh in self.each if mesh.name == site), self.each[0])
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Return the names of the meshes."""
+        return tuple(mesh.name for mesh in self.each)
+
+    @property
+    def axes(self) -> int:
+        """Return the number of axes."""
+        return len(self.each[0].axes)
+
+    @property
+    def microbatch_axis(self) -> int | None:
+        """Return the axis of micro-batches, None if there is none."""
+        return self.each[0].microbatch_axis
+
+    @property
+    def microbatches(self) -> int:
+        """Return how many micro-batches a step has."""
+        return self.each[0].microbatches
+
+    @property
+    def replicas(self) -> int:
+        """Return how many replicas, or parts of a global batch, data is fed to."""
+        return self.each[0].size(REPLICAS)
+
+    @property
+    def are_apart(self) -> bool:
+        """Tell whether no worker is in two meshes."""
+        workers = [worker for mesh in self.each for worker in mesh.workers]
+        return len(workers) == len(set(workers))
+
+    def replica_of(self, worker: int) -> int | None:
+        """Return which replica's data a worker is fed: that of its place in the first mesh it is in."""
+        for mesh in self.each:
+            if worker in mesh.workers:
+                return mesh.coordinates(mesh.workers.index(worker))[REPLICAS]
+        return None
+
+    def is_fed(self, site: Site) -> bool:
+        """Tell whether the ranks of a mesh are fed the data of their places in it."""
+        mesh = self.of(site)
+        return mesh.size(REPLICAS) == self.replicas and all(
+            self.replica_of(worker) == mesh.coordinates(position)[REPLICAS]
+            for position, worker in enumerate(mesh.workers)
+        )
+
+    def are_alike(self, site: Site, other: Site) -> bool:
+        """Tell whether two meshes have places for each other's."""
+        return self.of(site).axes == self.of(other).axes
+
+    def size(self, site: Site, axis: int) -> int:
+        """Return the number of parts along an axis of a mesh."""
+        return self.of(site).size(axis)
+
+    def parts(self, layout: "Layout", tensor_axis: int) -> int:
+        """Return into how many parts a layout divides an axis of a tensor."""
+        return self.of(layout.site).parts(layout, tensor_axis)
+
+    def divides(self, layout: "Layout", shape: Sequence[int]) -> bool:
+        """Tell whether all parts of a tensor are of equal size; one of UNKNOWN size (0) is taken to be."""
+        return self.of(layout.site).divides(layout, shape)
 
 
 @dataclass(frozen=True, slots=True, init=False)

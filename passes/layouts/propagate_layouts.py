@@ -44,7 +44,7 @@ from partc.passes.layouts.layouts import (
     REPLICAS,
     Gathered,
     Layout,
-    Mesh,
+    Meshes,
     Owned,
     Partial,
     PerReplica,
@@ -121,18 +121,18 @@ class LaidOutGraph:
         return tensor in self.facts.fixed_shapes and all(self.facts.shape(tensor))
 
     @property
-    def mesh(self) -> Mesh:
-        """Return the workers' mesh."""
-        return self.configuration.mesh
+    def meshes(self) -> Meshes:
+        """Return the workers' meshes."""
+        return self.configuration.meshes
 
     @property
     def replicas(self) -> int:
         """Return how many replicas there are."""
-        return self.mesh.size(REPLICAS)
+        return self.meshes.replicas
 
     def divides(self, node: gs.Node, decision: Decision) -> bool:
-        """Tell whether the axes of the mesh together cut what a node reads and writes into equal parts."""
-        return divides(self.mesh, node, decision, self.facts)
+        """Tell whether the axes of its mesh together cut what a node reads and writes into equal parts."""
+        return divides(self.meshes, node, decision, self.facts)
 
     def layout(self, tensor: str) -> Layout:
         """Return a tensor's native layout; constants are whole everywhere."""
@@ -159,8 +159,8 @@ def propagate_layouts(graph: LaidOutGraph, per_replica: bool) -> None:
 
 def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
     fed = graph.training.data_inputs | graph.training.drawn_inputs
-    is_alone = graph.replicas == 1 and len(graph.mesh.axes) > 1  # one replica of several workers
-    first = graph.configuration.sites[0]
+    is_alone = graph.replicas == 1 and graph.meshes.axes > 1  # one replica of several workers
+    first = graph.meshes.sites[0]
     for name, entry in fed.items():
         outer = entry.outer if isinstance(entry, DrawnInput) else 1
         if entry.sample_axis is None:
@@ -170,8 +170,8 @@ def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
         shared = PerReplica() if per_replica else split
         _check_divides(graph, name, split, per_replica or is_alone)
         graph.layouts[name] = Layout(first, Replicate() if is_alone else shared)
-        if graph.mesh.microbatch_axis is not None:
-            graph.layouts[name] = graph.layouts[name].with_along(graph.mesh.microbatch_axis, split)
+        if graph.meshes.microbatch_axis is not None:
+            graph.layouts[name] = graph.layouts[name].with_along(graph.meshes.microbatch_axis, split)
     for name, given in graph.training.shard_inputs.items():
         is_own = given.holds == "shard_id" and not is_alone
         graph.layouts[name] = Layout(first, PerReplica() if is_own else Replicate())
@@ -185,7 +185,7 @@ def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
 def _check_divides(graph: LaidOutGraph, name: str, split: Split, is_own: bool) -> None:
     """Hold the samples of a batch, or of a replica's own, to those who share it."""
     size = graph.facts.shape(name)[split.axis] // split.outer
-    replicas, parts = 1 if is_own else graph.replicas, graph.mesh.microbatches
+    replicas, parts = 1 if is_own else graph.replicas, graph.meshes.microbatches
     if size % replicas:
         raise UnsupportedModel(
             f"a batch of {size} does not divide among {replicas} replicas",
@@ -303,7 +303,7 @@ def _decide_on_workers(
 ) -> Decision:
     """Decide axis by axis, those with a wish first; one that would cut too small what others cut already
     keeps the node whole."""
-    count, site = len(graph.mesh.axes), graph.configuration.site_of(node.name)
+    count, site = graph.meshes.axes, graph.configuration.site_of(node.name)
     if count == 1:
         return decide_axes(site, [_decide_along(graph, node, rule, layouts, 0)])
     wishes = graph.configuration.wishes.get(node.name, {})
@@ -327,7 +327,7 @@ def _decide_along(
     if node.name not in graph.main:  # an update takes a gradient as its variable is kept
         homes = [graph.homes.get(name, {}).get(axis) for name in names]
         placements = [home or native for home, native in zip(homes, placements, strict=True)]
-    ranks = graph.mesh.size(axis)
+    ranks = graph.meshes.size(site, axis)
     wish = graph.configuration.wishes.get(node.name, {}).get(axis)
     if wish is not None and (asked := decide_by_wish(node, rule, wish, ranks, graph.zeros)):
         return asked

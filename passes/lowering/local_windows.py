@@ -51,7 +51,7 @@ def _parts_of_space(lowering: Lowering, node: gs.Node, decision: Decision) -> di
         factor = along.factor or ""
         if rule is not None and factor in rule.windows and factor.startswith("y"):
             axis = int(factor[1:])
-            parts[axis] = parts.get(axis, 1) * lowering.graph.mesh.size(mesh_axis)
+            parts[axis] = parts.get(axis, 1) * lowering.graph.meshes.size(decision.site, mesh_axis)
     return parts
 
 

@@ -58,7 +58,7 @@ class _Lowerer(Lowering):
         self._values: dict[tuple[str, Layout], gs.Tensor] = {}
         self._lowered: dict[str, list[Decision]] = defaultdict(list)
         self._on_every_rank = _tensors_on_every_rank(graph)
-        self._of_data = _made_of_data(graph) if graph.configuration.stages > 1 else set()
+        self._of_data = set() if graph.configuration.is_one_mesh else _made_of_data(graph)
         self._held: list[tuple[str, Site]] = []
 
     def run(self) -> None:
@@ -86,7 +86,7 @@ class _Lowerer(Lowering):
         training = self.graph.training
         first = [training.loss, *training.outputs] if training.loss in training.outputs else training.outputs
         site = next((self.graph.layout(name).site for name in first), WORKER)
-        return site if site in self.graph.configuration.sites else WORKER
+        return site if site in self.graph.meshes.sites else WORKER
 
     def _home_of(self, variable: str) -> Layout:
         """Return where a variable is kept even if nobody asks for it there."""
@@ -209,7 +209,7 @@ class _Lowerer(Lowering):
             return None
         rule, factor = found
         along = split_on(node, rule, factor, self.graph.zeros)
-        if along is None or rule.sizes[factor] % self.graph.mesh.size(axis):
+        if along is None or rule.sizes[factor] % self.graph.meshes.size(layout.site, axis):
             return None
         decision = self._decision_for(source, before)
         axes = [*decision.axes, *(whole_axis(node) for _ in range(axis + 1 - len(decision.axes)))]
@@ -235,7 +235,7 @@ def _tensors_on_every_rank(graph: LaidOutGraph) -> set[str]:
     while True:
         found = _made_without(graph, lacking)
         strays = {name for name, v in variables.items() if name in found and v.next not in found}
-        if graph.configuration.stages == 1 or not strays:
+        if graph.configuration.is_one_mesh or not strays:
             return found
         lacking |= strays
 

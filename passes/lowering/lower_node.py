@@ -74,8 +74,8 @@ def _local_bounds(lowering: Lowering, node: gs.Node, decision: Decision) -> dict
     rule = rule_of(node, lowering.facts)
     if rule is None or not rule.bounds or not decision.inputs[0].splits():
         return {}
-    mesh, layout = lowering.graph.mesh, decision.inputs[0]
-    parts = [mesh.parts(layout, axis) for axis in range(len(lowering.facts.shape(node.inputs[0].name)))]
+    meshes, layout = lowering.graph.meshes, decision.inputs[0]
+    parts = [meshes.parts(layout, axis) for axis in range(len(lowering.facts.shape(node.inputs[0].name)))]
     return {
         index: constant(
             f"{node.inputs[index].name}.of.{node.name}.{tag(layout)}",
@@ -108,7 +108,7 @@ def _emit(
     lowering: Lowering, node: gs.Node, decision: Decision, operands: list[gs.Tensor]
 ) -> list[gs.Tensor]:
     values: list[str] = []  # that hold the results
-    mesh = lowering.graph.mesh
+    mesh = lowering.graph.meshes.of(decision.site)
     means = [number for number, axis in enumerate(decision.axes) if axis.is_mean]
     outputs: list[gs.Tensor] = []
     local = local_node(lowering, node, decision)
@@ -137,7 +137,7 @@ def _count_flops(lowering: Lowering, node: gs.Node, copy: gs.Node, decision: Dec
     rule = rule_of(node, lowering.facts)
     lowering.out.original[copy.name] = node.name
     if rule is not None:
-        mesh = lowering.graph.mesh
+        mesh = lowering.graph.meshes.of(decision.site)
         divided = [number for number, axis in enumerate(decision.axes) if axis.factor is not None]
         lowering.out.flops[copy.name] = rule.flops // prod(map(mesh.size, divided))
 
@@ -180,7 +180,7 @@ def _lower_shape(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Te
     if not layout.splits():
         return out.emit(node.op, [operand], name, int64, site, **node.attrs)
     rank = len(lowering.facts.shape(source.name))
-    sizes = [lowering.graph.mesh.parts(layout, axis) for axis in range(rank)]
+    sizes = [lowering.graph.meshes.parts(layout, axis) for axis in range(rank)]
     factors: list[int] | int = prod(sizes)
     if node.op == "Shape":
         factors = sizes[node.attrs.get("start", 0) : node.attrs.get("end", rank)]
@@ -211,7 +211,7 @@ def _local_sizes(
     # -1 or 0: the op finds the size itself. Expand may spell fewer axes than the operand has.
     divisors = [
         1 if spelled is not None and spelled[axis - offset] != sizes[axis] else parts
-        for axis, parts in enumerate(lowering.graph.mesh.parts(layout, axis) for axis in range(len(sizes)))
+        for axis, parts in enumerate(lowering.graph.meshes.parts(layout, axis) for axis in range(len(sizes)))
         if axis >= offset
     ]
     if all(parts == 1 for parts in divisors):

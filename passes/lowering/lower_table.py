@@ -47,7 +47,9 @@ def lower_table(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Ten
 def _part(lowering: Lowering, node: gs.Node, decision: Decision) -> Part:
     axis = next(number for number, along in enumerate(decision.axes) if along.cuts_table)
     rows = lowering.facts.shape(node.inputs[0].name)[0]
-    count = constant(f"{node.name}.row_count.{axis}", [rows // lowering.graph.mesh.size(axis)], np.int64)
+    parts = lowering.graph.meshes.size(decision.site, axis)
+    count = constant(f"{node.name}.row_count.{axis}", [rows // parts], np.int64)
     name = f"{node.name}.first_row.{axis}"
-    first = lowering.out.emit("Mul", [lowering.coordinate(axis), count], name, INT64, decision.site)
+    position = lowering.coordinate(decision.site, axis)
+    first = lowering.out.emit("Mul", [position, count], name, INT64, decision.site)
     return Part(first, count, rows)

@@ -31,7 +31,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from partc.passes.layouts.layouts import WORKER, Layout, Mesh
+from partc.passes.layouts.layouts import Layout, Meshes
 from partc.runtime.plan.program import Site
 
 COMMUNICATION_DOMAIN = "partc.communication"
@@ -53,7 +53,7 @@ class State:
 class RankConstant:
     """What a value int64[n] tells each rank of its place.
 
-    coordinate   its position along an axis of the workers' mesh
+    coordinate   its position along an axis of a mesh, `site` None: of the only one that it is in
     first_row    the first row of a parameter that it owns, and how many: `row_count`
     row_ends     of a parameter, the end of every server's rows: the same on all ranks
     """
@@ -61,6 +61,7 @@ class RankConstant:
     holds: Literal["coordinate", "first_row", "row_count", "row_ends"]
     parameter: str | None = None
     axis: int = 0
+    site: Site | None = None
 
 
 # How values that hold a place are named; behind the parameter, where it is a parameter's.
@@ -69,10 +70,9 @@ _PLACE_NAMES = {"first_row": "first", "row_count": "rows", "row_ends": "ends"}
 
 @dataclass
 class LoweredGraph:
-    """Compute and communication nodes in a topological order. `mesh`: of the workers of every site."""
+    """Compute and communication nodes in a topological order."""
 
-    mesh: Mesh
-    sites: tuple[Site, ...] = (WORKER,)  # the workers' meshes, all of that shape
+    meshes: Meshes
     nodes: list[gs.Node] = field(default_factory=list)
     site_of: dict[str, Site] = field(default_factory=dict)  # compute node -> site
     native: dict[str, Layout] = field(default_factory=dict)  # original tensor -> layout
@@ -103,9 +103,9 @@ class LoweredGraph:
             self.append(node, site)
         return self._emitted[output]
 
-    def coordinate(self, axis: int, name: str) -> gs.Variable:
-        """Return the value int64[1], named so, that holds a worker's position along an axis of its mesh."""
-        return self._given(name, RankConstant("coordinate", axis=axis), (1,))
+    def coordinate(self, site: Site | None, axis: int, name: str) -> gs.Variable:
+        """Return the value int64[1], named so, that holds a worker's position along an axis of a mesh."""
+        return self._given(name, RankConstant("coordinate", axis=axis, site=site), (1,))
 
     def first_row(self, parameter: str) -> gs.Variable:
         """Return the value int64[1] that holds the first row of a parameter that a server owns."""

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 
 import onnx_graphsurgeon as gs
 
@@ -59,7 +58,7 @@ class Lowering(ABC):
         self.sessions = sessions
         self.expected = expected
         self.facts = graph.facts
-        self.out = LoweredGraph(graph.mesh, graph.configuration.sites)
+        self.out = LoweredGraph(graph.meshes)
         self.exchanged: dict[str, tuple[gs.Variable, gs.Variable]] = {}
         self.reduced: dict[str, gs.Variable] = {}
         self.row_requests: dict[str, RowRequest] = {}  # Gather -> its ids on their way
@@ -88,16 +87,19 @@ class Lowering(ABC):
         is_made = source.inputs and self.facts.fixed_value(tensor) is None
         if is_made or tensor in self.graph.training.variables or site == "server":
             return native
-        axis = self.graph.mesh.microbatch_axis
+        axis = self.graph.meshes.microbatch_axis
         fed = native if axis is None else native.with_along(axis, Replicate())
         return Layout(site, *fed.placements)
 
-    def coordinate(self, axis: int) -> gs.Variable:
-        """Return the value int64[1] that holds a worker's position along an axis of the mesh."""
-        if axis == self.graph.mesh.microbatch_axis:
-            return self.out.coordinate(axis, MICROBATCHES)
-        name = "replica" if axis == REPLICAS else f"worker.{self.graph.mesh.axes[axis][0]}"
-        return self.out.coordinate(axis, name)
+    def coordinate(self, site: Site, axis: int) -> gs.Variable:
+        """Return the value int64[1] that holds a worker's position along an axis of a mesh."""
+        meshes = self.graph.meshes
+        if axis == meshes.microbatch_axis:
+            return self.out.coordinate(None, axis, MICROBATCHES)
+        name = meshes.of(site).axes[axis][0]
+        if not meshes.are_apart:  # one worker may have several places
+            return self.out.coordinate(site, axis, f"{site}.{name}")
+        return self.out.coordinate(None, axis, "replica" if axis == REPLICAS else f"worker.{name}")
 
     def value_name(self, tensor: str, layout: Layout) -> str:
         """Name the value that holds a tensor in a layout, and remember what it means."""
@@ -112,7 +114,7 @@ class Lowering(ABC):
         shape = self.local_shape(tensor, layout)
         self.out.shapes[value] = shape
         whole = self.facts.nbytes(tensor)
-        share = prod(self.graph.mesh.size(axis) for axis, _ in layout.splits())
+        share = self.graph.meshes.of(layout.site).share(layout)
         self.out.nbytes[value] = whole // share if shape else whole
         for _, widened in layout.widened():
             local = self.local_sizes(tensor, layout)[widened.axis]
@@ -130,9 +132,9 @@ class Lowering(ABC):
     def local_sizes(self, tensor: str, layout: Layout) -> tuple[int, ...]:
         """Return the sizes of one rank's piece under the assumed sizes, UNKNOWN where only data tells."""
         sizes = self.facts.shape(tensor)
-        local = [size // self.graph.mesh.parts(layout, axis) for axis, size in enumerate(sizes)]
+        local = [size // self.graph.meshes.parts(layout, axis) for axis, size in enumerate(sizes)]
         for mesh_axis, widened in layout.widened():
-            part = sizes[widened.axis] // self.graph.mesh.size(mesh_axis)
+            part = sizes[widened.axis] // self.graph.meshes.size(layout.site, mesh_axis)
             local[widened.axis] = widened.before + part + widened.after
         return tuple(local)
 

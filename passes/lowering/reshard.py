@@ -72,7 +72,7 @@ def reshard(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> 
         if lowering.graph.sums_before(tensor, axis) and isinstance(wanted.along(axis), Replicate):
             native = native.with_along(axis, Replicate())
     shape = lowering.facts.shape(tensor)
-    change = last_change(native, wanted, lambda layout: lowering.graph.mesh.divides(layout, shape))
+    change = last_change(native, wanted, lambda layout: lowering.graph.meshes.divides(layout, shape))
     return _change_axis(lowering, tensor, wanted, change)
 
 
@@ -155,7 +155,7 @@ def _reduce_scatter(lowering: Lowering, tensor: str, wanted: Layout, change: Cha
     assert isinstance(partial, Partial)
     whole = wanted.with_along(change.axis, Replicate())
     graph = lowering.graph
-    is_local = change.axis == graph.mesh.microbatch_axis  # each rank makes the sum itself
+    is_local = change.axis == graph.meshes.microbatch_axis  # each rank makes the sum itself
     if is_local or (tensor, change.axis) in graph.made_whole or not graph.has_fixed_pieces(tensor):
         return _cut(lowering, tensor, lowering.need(tensor, whole), wanted, change)
     operand = lowering.need(tensor, change.before)
@@ -164,7 +164,7 @@ def _reduce_scatter(lowering: Lowering, tensor: str, wanted: Layout, change: Cha
         fold = _Fold(lowering, tensor, whole, split)
         operand, name = fold.to_front(operand), f"{name}.front"
         lowering.out.shapes[operand.name] = fold.front_shape(1)
-        lowering.out.shapes[name] = fold.front_shape(lowering.graph.mesh.size(change.axis))
+        lowering.out.shapes[name] = fold.front_shape(graph.meshes.size(wanted.site, change.axis))
     result = gs.Variable(name, dtype=operand.dtype)
     lowering.out.communicate(
         "ReduceScatter", [operand], [result], site=wanted.site, axis=change.axis, reduction=partial.reduction
@@ -250,7 +250,7 @@ def _all_gather(lowering: Lowering, tensor: str, wanted: Layout, change: Change)
     assert isinstance(split, Split)
     piece = lowering.need(tensor, change.before)
     graph = lowering.graph
-    is_plain = len(graph.mesh.axes) == 1 and tensor not in graph.stored
+    is_plain = graph.meshes.axes == 1 and tensor not in graph.stored
     gather = _gather_rows if is_plain or not graph.has_fixed_pieces(tensor) else _gather_pieces
     if split.axis == 0 and split.outer == 1:
         result = _result(lowering, tensor, wanted)
@@ -260,7 +260,7 @@ def _all_gather(lowering: Lowering, tensor: str, wanted: Layout, change: Change)
     front = fold.to_front(piece)
     gathered = gs.Variable(f"{fold.tensor}.gathered", dtype=front.dtype)
     if gather is _gather_pieces:
-        lowering.out.shapes[front.name] = fold.front_shape(lowering.graph.mesh.size(change.axis))
+        lowering.out.shapes[front.name] = fold.front_shape(graph.meshes.size(wanted.site, change.axis))
         lowering.out.shapes[gathered.name] = fold.front_shape(1)
     gather(lowering, front, gathered, wanted.site, change.axis)
     return fold.back(gathered, lowering.value_name(tensor, wanted))
@@ -282,7 +282,7 @@ def _cut(lowering: Lowering, tensor: str, whole: gs.Tensor, wanted: Layout, chan
     assert isinstance(split, Split)
     name = lowering.value_name(tensor, wanted)
     if isinstance(whole, gs.Constant) and _is_uniform(whole, split.axis):
-        length = whole.values.shape[split.axis] // lowering.graph.mesh.size(change.axis)
+        length = whole.values.shape[split.axis] // lowering.graph.meshes.size(wanted.site, change.axis)
         return gs.Constant(name, whole.values.take(range(length), axis=split.axis))
     sizes = lowering.local_sizes(tensor, change.before)
     if split.outer == 1:
@@ -309,8 +309,8 @@ def _slice_part(
     mesh_axis: int,
 ) -> gs.Tensor:
     out = lowering.out
-    position = lowering.coordinate(mesh_axis)
-    ranks = lowering.graph.mesh.size(mesh_axis)
+    position = lowering.coordinate(site, mesh_axis)
+    ranks = lowering.graph.meshes.size(site, mesh_axis)
     along = constant(f"{name}.axis", [axis], np.int64)
     if whole.name in lowering.facts.fixed_shapes or isinstance(whole, gs.Constant):
         size: gs.Tensor = constant(f"{name}.size", [shape[axis] // ranks], np.int64)
@@ -336,7 +336,7 @@ class _Fold:
         self.shape = lowering.local_sizes(tensor, layout)
         self.axis = split.axis
         within = [p for _, p in layout.splits() if p.axis == split.axis and p.outer < split.outer]
-        parts = (lowering.graph.mesh.size(a) for a, p in layout.splits() if p in within)
+        parts = (lowering.graph.meshes.size(layout.site, a) for a, p in layout.splits() if p in within)
         self.outer = split.outer // prod(parts)
         others = [p for p in layout.placements if not isinstance(p, Replicate)]
         self.tensor = lowering.value_name(tensor, layout) if others or layout.site != WORKER else tensor

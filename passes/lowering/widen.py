@@ -38,7 +38,7 @@ class _Widening:
         self.wanted = wanted
         self.mesh_axis = mesh_axis
         self.widened = placement
-        self.parts = lowering.graph.mesh.size(mesh_axis)
+        self.parts = lowering.graph.meshes.size(wanted.site, mesh_axis)
         self.dtype = lowering.facts.dtypes[tensor]
         self.name = lowering.value_name(tensor, wanted)
         self.shape = lowering.local_sizes(tensor, wanted)
@@ -67,7 +67,7 @@ class _Widening:
         whole = self.lowering.need(self.tensor, self.wanted.with_along(self.mesh_axis, Replicate()))
         padded = self._pad(whole, f"{self.name}.padded")
         size = self.shape[at.axis]
-        position = self.lowering.coordinate(self.mesh_axis)
+        position = self.lowering.coordinate(self.wanted.site, self.mesh_axis)
         step = constant(f"{self.name}.step", [size - at.before - at.after], np.int64)
         length = constant(f"{self.name}.length", [size], np.int64)
         axis = constant(f"{self.name}.axis", [at.axis], np.int64)
@@ -89,7 +89,7 @@ class _Widening:
             return arrived
         site, name = self.wanted.site, f"{arrived.name}.filled"
         number = constant(f"{arrived.name}.end", [end], np.int64)
-        position = self.lowering.coordinate(self.mesh_axis)
+        position = self.lowering.coordinate(self.wanted.site, self.mesh_axis)
         is_end = self.out.emit(
             "Equal", [position, number], f"{arrived.name}.is_end", np.dtype(np.bool_), site
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from partc.passes.layouts.layouts import MICROBATCHES, Mesh
+from partc.passes.layouts.layouts import MICROBATCHES, Meshes
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 
 VIEWS = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
@@ -45,14 +45,14 @@ def find_repeated(lowered: LoweredGraph) -> Repeated:
     values: set[str] = {MICROBATCHES}
     nodes: set[str] = set()
     for node in lowered.nodes:
-        if not joins_microbatches(node, lowered.mesh) and any(t.name in values for t in node.inputs):
+        if not joins_microbatches(node, lowered.meshes) and any(t.name in values for t in node.inputs):
             nodes.add(node.name)
             values.update(tensor.name for tensor in node.outputs)
     _repeat_views(lowered, values, nodes)
     mark = "#"
     while any(mark in tensor.name for node in lowered.nodes for tensor in (*node.inputs, *node.outputs)):
         mark += "#"
-    return Repeated(lowered.mesh.microbatches, frozenset(values), frozenset(nodes), mark)
+    return Repeated(lowered.meshes.microbatches, frozenset(values), frozenset(nodes), mark)
 
 
 def _repeat_views(lowered: LoweredGraph, values: set[str], nodes: set[str]) -> None:
@@ -69,7 +69,7 @@ def _repeat_views(lowered: LoweredGraph, values: set[str], nodes: set[str]) -> N
             readers.setdefault(tensor.name, set()).add(node.name)
 
 
-def joins_microbatches(node: gs.Node, mesh: Mesh) -> bool:
+def joins_microbatches(node: gs.Node, meshes: Meshes) -> bool:
     """Tell whether a node makes one value of what there is of every micro-batch."""
-    axis = mesh.microbatch_axis
+    axis = meshes.microbatch_axis
     return axis is not None and is_communication(node) and node.attrs.get("axis") == axis

@@ -28,7 +28,7 @@ def join_microbatches(items: Sequence[Item], lowered: LoweredGraph, repeated: Re
     sums: dict[int, list[RunningSum]] = {}
     joined: dict[int, Chunk] = {}
     for place, item in enumerate(items):
-        if not isinstance(item, Communication) or not joins_microbatches(item.nodes[0], lowered.mesh):
+        if not isinstance(item, Communication) or not joins_microbatches(item.nodes[0], lowered.meshes):
             continue
         (node,) = item.nodes
         if node.op != "AllReduce":
@@ -47,7 +47,7 @@ def join_microbatches(items: Sequence[Item], lowered: LoweredGraph, repeated: Re
             chunk = joined.get(place, item)
             assert isinstance(chunk, Chunk)
             result.append(replace(chunk, sums=tuple(sums.get(place, ()))))
-        elif isinstance(item, Chunk) or not joins_microbatches(item.nodes[0], lowered.mesh):
+        elif isinstance(item, Chunk) or not joins_microbatches(item.nodes[0], lowered.meshes):
             result.append(item)
     return result
 

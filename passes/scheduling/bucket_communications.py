@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from partc.passes.layouts.layouts import Mesh, Reduction
+from partc.passes.layouts.layouts import Meshes, Reduction
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 from partc.passes.microbatches.find_repeated import find_repeated, joins_microbatches
 from partc.runtime.plan.program import Site
@@ -69,7 +69,7 @@ def copy_where_shared(lowered: LoweredGraph, sessions: bool = False) -> None:
     `sessions`: several sessions share what servers own, so that even what is pulled is a copy.
     """
     readers: dict[str, int] = {}
-    messages = [n for n in lowered.nodes if is_communication(n) and not joins_microbatches(n, lowered.mesh)]
+    messages = [n for n in lowered.nodes if is_communication(n) and not joins_microbatches(n, lowered.meshes)]
     received = {t.name for n in messages for t in n.outputs}
     produced = {t.name for n in lowered.nodes for t in n.outputs} - received
     for node in lowered.nodes:
@@ -79,7 +79,7 @@ def copy_where_shared(lowered: LoweredGraph, sessions: bool = False) -> None:
     outliving = {state.next for state in lowered.states} | {value for _, value, _ in lowered.outputs}
     nodes: list[gs.Node] = []
     for node in lowered.nodes:
-        is_message = is_communication(node) and not joins_microbatches(node, lowered.mesh)
+        is_message = is_communication(node) and not joins_microbatches(node, lowered.meshes)
         if is_message and node.op in BUCKETED:
             operand = node.inputs[0]
             is_busy = readers[operand.name] > 1 or operand.name in outliving or operand.name not in produced
@@ -130,7 +130,7 @@ def bucket_communications(
     groups: dict[tuple[object, ...], list[gs.Node]] = {}
     repeated = find_repeated(lowered)
     for node in lowered.nodes:
-        if not is_communication(node) or node.op not in BUCKETED or joins_microbatches(node, lowered.mesh):
+        if not is_communication(node) or node.op not in BUCKETED or joins_microbatches(node, lowered.meshes):
             continue
         if whole_value(node) not in whole_shapes:
             continue
@@ -142,7 +142,7 @@ def bucket_communications(
     for nodes in groups.values():
         for chunk in _chunks(nodes, whole_shapes, limit_bytes):
             name = f"bucket{len(set(map(id, buckets.values())))}"
-            bucket = _lay_out(name, chunk, whole_shapes, owned_rows, lowered.mesh)
+            bucket = _lay_out(name, chunk, whole_shapes, owned_rows, lowered.meshes)
             buckets.update((node.name, bucket) for node in chunk)
     return buckets
 
@@ -189,7 +189,7 @@ def _lay_out(
     nodes: list[gs.Node],
     whole_shapes: Mapping[str, tuple[int, ...]],
     owned_rows: Mapping[str, tuple[tuple[int, int], ...]],
-    mesh: Mesh,
+    meshes: Meshes,
 ) -> Bucket:
     first = nodes[0]
     axis: int = first.attrs.get("axis", 0)
@@ -201,7 +201,8 @@ def _lay_out(
     offsets = tuple(int(offset) for offset in np.cumsum([0, *sizes[:-1]]))
     counts: tuple[int, ...] = ()
     if first.op in IN_PIECES:
-        counts = (sum(sizes) // mesh.size(axis),) * mesh.size(axis)
+        parts = meshes.size(_sender_site(first), axis)
+        counts = (sum(sizes) // parts,) * parts
     if owned:
         per_member = [
             [(stop - start) * _elements(shape[1:]) for start, stop in owned_rows[node.attrs["owner"]]]

@@ -10,7 +10,7 @@ rows        gathered on the host's server, exchanged among servers, scattered in
 
 from dataclasses import dataclass
 
-from partc.passes.layouts.layouts import WORKER, Mesh, Reduction
+from partc.passes.layouts.layouts import WORKER, Meshes, Reduction
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.bucket_communications import IN_PIECES, Bucket
 from partc.passes.scheduling.schedule import Communication
@@ -65,11 +65,11 @@ class Collective:
 def levels_of(message: Communication, topology: HostGrid, lowered: LoweredGraph) -> list[Collective]:
     """Return the collectives that carry out a message, in order."""
     if message.bucket is not None:
-        return _bucket_levels(message.bucket, topology, lowered.mesh)
+        return _bucket_levels(message.bucket, topology, lowered.meshes)
     node = message.nodes[0]
     sizes = sum(lowered.nbytes.get(value, 0) for value in message.reads)
     if node.op == "AllReduce":
-        group = _group(node.attrs["site"], node.attrs.get("axis", 0), lowered.mesh)
+        group = _group(node.attrs["site"], node.attrs.get("axis", 0), lowered.meshes)
         site: Site = node.attrs["site"]
         reduction: Reduction = node.attrs["reduction"]
         return [
@@ -88,7 +88,7 @@ def levels_of(message: Communication, topology: HostGrid, lowered: LoweredGraph)
     kind, group, senders, receivers = (ROWS | SHIFTS)[node.op]
     if "axis" in node.attrs:
         senders = receivers = node.attrs["site"]
-        group = _group(senders, node.attrs["axis"], lowered.mesh)
+        group = _group(senders, node.attrs["axis"], lowered.meshes)
     elif "to" in node.attrs:
         senders, receivers = node.attrs["site"], node.attrs["to"]
         group = name_way(senders, receivers)
@@ -100,11 +100,11 @@ def levels_of(message: Communication, topology: HostGrid, lowered: LoweredGraph)
     ]
 
 
-def _group(site: Site, axis: int, mesh: Mesh) -> str:
-    return "servers" if site == "server" else mesh.group(site, axis)
+def _group(site: Site, axis: int, meshes: Meshes) -> str:
+    return "servers" if site == "server" else meshes.of(site).group(axis)
 
 
-def _bucket_levels(bucket: Bucket, topology: HostGrid, mesh: Mesh) -> list[Collective]:
+def _bucket_levels(bucket: Bucket, topology: HostGrid, meshes: Meshes) -> list[Collective]:
     place = (bucket.name,)
     label = _label(bucket.op, tuple(node.inputs[0].name for node in bucket.members))
 
@@ -123,13 +123,13 @@ def _bucket_levels(bucket: Bucket, topology: HostGrid, mesh: Mesh) -> list[Colle
     if bucket.op == "ToStage":
         (target,) = bucket.receivers
         return [level("broadcast", name_way(bucket.site, target), bucket.site, target)]
-    group = mesh.group(bucket.site, bucket.axis)
+    group = meshes.of(bucket.site).group(bucket.axis)
     if bucket.op in IN_PIECES:
         kind: Kind = "reduce_scatter" if bucket.op == "ReduceScatter" else "all_gather"
         return [level(kind, group, bucket.site, bucket.site)]
     if bucket.op == "AllReduce":
         is_plain = topology.hosts == 1 or topology.workers_per_host == 1
-        if is_plain or len(mesh.axes) > 1 or bucket.site != WORKER:
+        if is_plain or meshes.axes > 1 or bucket.site != WORKER:
             return [level("all_reduce", group, bucket.site, bucket.site)]
         return [
             level("reduce", "host_workers", worker, worker),

@@ -8,7 +8,7 @@ from partc.passes.analysis import Analysis
 from partc.passes.distribute import lay_out
 from partc.passes.graph.expand_normalised import can_expand, expand
 from partc.passes.layouts.configuration import Configuration
-from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh, Replicate, Split
+from partc.passes.layouts.layouts import REPLICAS, Layout, Meshes, Replicate, Split
 
 
 def expand_split_ops(analysis: Analysis, configuration: Configuration) -> dict[str, list[str]]:
@@ -22,15 +22,15 @@ def expand_split_ops(analysis: Analysis, configuration: Configuration) -> dict[s
         for node in analysis.training.graph.nodes
         if can_expand(node, analysis.facts) and node.name not in configuration.wishes
         for tensor, wanted in zip(node.inputs, graph.decisions[node.name].inputs, strict=True)
-        if _is_gathered(graph.layout(tensor.name), wanted, graph.mesh)
+        if _is_gathered(graph.layout(tensor.name), wanted, graph.meshes)
     }
     return expand(analysis.training, gathered, analysis.facts) if gathered else {}
 
 
-def _is_gathered(native: Layout, wanted: Layout, mesh: Mesh) -> bool:
+def _is_gathered(native: Layout, wanted: Layout, meshes: Meshes) -> bool:
     """Tell whether ranks of one replica gather what they have parts of."""
     return any(
         isinstance(split, Split) and isinstance(wanted.along(axis), Replicate)
         for axis, split in native.splits()
-        if axis not in (REPLICAS, mesh.microbatch_axis)
+        if axis not in (REPLICAS, meshes.microbatch_axis)
     )

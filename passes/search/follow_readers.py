@@ -22,5 +22,5 @@ def follow_readers(graph: LaidOutGraph, axis: int, chosen: Collection[str]) -> d
         if name not in chosen and len(wanted.get(name, ())) == 1
         for split in wanted[name]
         if isinstance(split, Split)
-        and graph.mesh.divides(Layout("worker").with_along(axis, split), graph.facts.shape(name))
+        and graph.meshes.divides(Layout("worker").with_along(axis, split), graph.facts.shape(name))
     }

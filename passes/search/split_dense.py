@@ -16,7 +16,7 @@ from partc.passes.analysis import Analysis
 from partc.passes.distribute import lay_out
 from partc.passes.layouts.configuration import Configuration, Wish
 from partc.passes.layouts.decide_layouts import AxisDecision, decide_axes, decide_by_wish, divides
-from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh, Split
+from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh, Meshes, Split
 from partc.passes.rules.sharding_rule import ShardingRule
 from partc.passes.rules.sharding_rules import rule_of
 from partc.passes.search.follow_readers import follow_readers
@@ -127,7 +127,7 @@ class _DenseSearch:
         """Return the parameters that all their readers want in parts, now that products are split."""
         homes = {name: Layout("worker", split) for name, split in self.weights.items()}
         wishes = {name: {REPLICAS: wish} for name, wish in self.wishes.items()}
-        graph = lay_out(self.analysis, {}, Configuration(self.mesh, homes, wishes))
+        graph = lay_out(self.analysis, {}, Configuration(Meshes((self.mesh,)), homes, wishes))
         return follow_readers(graph, REPLICAS, self.weights)
 
     def trace_back(self, tensor: str, split: Split) -> None:

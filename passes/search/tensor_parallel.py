@@ -16,7 +16,7 @@ from partc.passes.distribute import lay_out
 from partc.passes.layouts.aggregate_partials import summed_along
 from partc.passes.layouts.configuration import Configuration, home_of_follower
 from partc.passes.layouts.decide_layouts import AxisDecision, decide_by_rule
-from partc.passes.layouts.layouts import Layout, Mesh, Partial, Placement, Replicate, Split
+from partc.passes.layouts.layouts import Layout, Mesh, Meshes, Partial, Placement, Replicate, Split
 from partc.passes.layouts.propagate_layouts import LaidOutGraph
 from partc.passes.rules.sharding_rules import rule_of
 from partc.passes.search.follow_readers import follow_readers
@@ -85,7 +85,7 @@ def _lay_out(analysis: Analysis, mesh: Mesh, axis: int, weights: Mapping[str, Sp
         if parameter in homes:
             shapes = analysis.facts.shape(parameter), analysis.facts.shape(variable)
             homes[variable] = home_of_follower(homes[parameter], *shapes)
-    return lay_out(analysis, {}, Configuration(mesh, homes))
+    return lay_out(analysis, {}, Configuration(Meshes((mesh,)), homes))
 
 
 @dataclass

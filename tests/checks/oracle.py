@@ -83,7 +83,8 @@ class Oracle:
                 continue
             self.compared += 1
             expected = reference(tensor, layout)
-            mesh = compiled.compilation.lowered.mesh
+            mesh = compiled.compilation.lowered.meshes.of(layout.site)
+            at_site = _in_mesh_order(at_site, mesh, compiled.plan)
             why = _difference(reference.only_touched(at_site, expected), layout, mesh, expected, rtol)
             if why is not None:
                 node, op = self._makers[root]
@@ -225,11 +226,18 @@ def _run(model: onnx.ModelProto, outputs: list[str], feeds: Mapping[str, np.ndar
 # ---------------------------------------------------------------- putting together
 
 
+def _in_mesh_order(pieces: Mapping[int, np.ndarray], mesh: Mesh, plan: Plan) -> dict[int, np.ndarray]:
+    """Put the pieces of a mesh's ranks in the order of its places."""
+    workers = [rank.rank for rank in plan.ranks if rank.replica is not None]
+    places = {workers[worker]: place for place, worker in enumerate(mesh.workers)}
+    return {rank: pieces[rank] for rank in sorted(pieces, key=lambda rank: (places.get(rank, 0), rank))}
+
+
 def _difference(
     pieces: Mapping[int, np.ndarray], layout: Layout, mesh: Mesh, expected: list[np.ndarray], rtol: float
 ) -> str | None:
     """Say how the pieces differ from what they should make; None if they do not."""
-    parts = [pieces[rank] for rank in sorted(pieces)]
+    parts = list(pieces.values())
     if layout.site == "server":
         mesh = Mesh("server", (("owner", len(parts)),))
     for axis in reversed(range(len(mesh.axes))):

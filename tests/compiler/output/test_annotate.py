@@ -7,11 +7,11 @@ import pytest
 
 from partc.compiler.output.annotate import annotate
 from partc.passes.layouts.configuration import data_parallel
-from partc.passes.layouts.layouts import Layout, Mesh, Owned, Replicate, Split
+from partc.passes.layouts.layouts import Layout, Mesh, Meshes, Owned, Replicate, Split
 from tests.builders.graphs.foreign_steps import SGD, TABLE, parse
 from tests.builders.plans.compiled_steps import Compiled, cluster_of, compile_step, import_text
 
-FOUR = data_parallel(4).mesh
+FOUR = data_parallel(4).meshes
 
 
 def specs_of(model: onnx.ModelProto) -> dict[str, onnx.ShardingSpecProto]:
@@ -110,9 +110,9 @@ def test_an_owned_table_and_a_whole_tensor() -> None:
 def test_ranks_that_hold_copies_are_groups() -> None:
     text = "graph (float[8,6] x) => (float[8,6] y) { y = Relu (x) }"
     layouts = {"y": Layout("worker", Replicate(), Split(axis=1, outer=3))}
-    mesh = Mesh("worker", (("data", 2), ("tensor", 2)))
+    meshes = Meshes((Mesh("worker", (("data", 2), ("tensor", 2))),))
 
-    spec = specs_of(annotate(parse(text), layouts, {"y": (8, 6)}, cluster_of("2x2"), mesh))["y"]
+    spec = specs_of(annotate(parse(text), layouts, {"y": (8, 6)}, cluster_of("2x2"), meshes))["y"]
 
     assert shards(spec) == [(1, [(3, 1), (2, 2)])]
     groups = {entry.key: list(entry.value) for entry in spec.index_to_device_group_map}
@@ -122,9 +122,9 @@ def test_ranks_that_hold_copies_are_groups() -> None:
 def test_two_mesh_axes_on_one_axis_lie_within_each_other() -> None:
     text = "graph (float[8,6] x) => (float[8,6] y) { y = Relu (x) }"
     layouts = {"y": Layout("worker", Split(axis=0), Split(axis=0))}
-    mesh = Mesh("worker", (("data", 2), ("tensor", 2)))
+    meshes = Meshes((Mesh("worker", (("data", 2), ("tensor", 2))),))
 
-    spec = specs_of(annotate(parse(text), layouts, {"y": (8, 6)}, cluster_of("2x2"), mesh))["y"]
+    spec = specs_of(annotate(parse(text), layouts, {"y": (8, 6)}, cluster_of("2x2"), meshes))["y"]
 
     assert shards(spec) == [(0, [(8, 4)])]
     assert list(spec.device) == [0, 1, 2, 3]

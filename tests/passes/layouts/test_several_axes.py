@@ -3,7 +3,7 @@
 from partc.passes.layouts.aggregate_partials import aggregate_partials
 from partc.passes.layouts.boxes import box_of
 from partc.passes.layouts.configuration import Configuration, Wish
-from partc.passes.layouts.layouts import Layout, Mesh, Partial, Replicate, Split
+from partc.passes.layouts.layouts import Layout, Mesh, Meshes, Partial, Replicate, Split
 from partc.passes.lowering.lower import lower
 from partc.runtime.plan.program import Box
 from tests.builders.graphs.small_steps import lay_out, lines
@@ -31,7 +31,7 @@ COLUMNS_THEN_ROWS = {"U": Layout("worker", WHOLE, Split(1)), "V": Layout("worker
 
 
 def test_columns_then_rows_leave_one_sum() -> None:
-    graph = lay_out(STEP, {"x": 0}, configuration=Configuration(MESH, COLUMNS_THEN_ROWS))
+    graph = lay_out(STEP, {"x": 0}, configuration=Configuration(Meshes((MESH,)), COLUMNS_THEN_ROWS))
 
     aggregate_partials(graph)
 
@@ -45,7 +45,7 @@ def test_columns_then_rows_leave_one_sum() -> None:
 
 def test_replicas_gather_what_they_share_and_scatter_its_gradient() -> None:
     homes = {"U": Layout("worker", Split(0))}
-    graph = lay_out(STEP, {"x": 0}, configuration=Configuration(MESH, homes))
+    graph = lay_out(STEP, {"x": 0}, configuration=Configuration(Meshes((MESH,)), homes))
     aggregate_partials(graph)
 
     lowered = lines(lower(graph))
@@ -59,7 +59,9 @@ def test_replicas_gather_what_they_share_and_scatter_its_gradient() -> None:
 def test_a_wish_comes_before_what_operands_bring() -> None:
     wishes = {"h": {0: Wish(Split(1)), 1: Wish(None)}}
     names = {node.outputs[0].name: node.name for node in lay_out(STEP, {"x": 0}).training.graph.nodes}
-    configuration = Configuration(MESH, wishes={names[tensor]: wish for tensor, wish in wishes.items()})
+    configuration = Configuration(
+        Meshes((MESH,)), wishes={names[tensor]: wish for tensor, wish in wishes.items()}
+    )
 
     graph = lay_out(STEP, {"x": 0}, configuration=configuration)
 

@@ -9,7 +9,7 @@ from partc.passes.layouts.layouts import Layout, Owned
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.segment_work import WorkCounter
 
-WORKERS = data_parallel(1).mesh
+WORKERS = data_parallel(1).meshes
 FLOAT, INT64 = np.dtype(np.float32), np.dtype(np.int64)
 
 

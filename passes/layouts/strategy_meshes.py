@@ -1,0 +1,130 @@
+"""The meshes that a strategy divides the workers into: its grid, once for every stage, and operators' own.
+
+    "mesh": {"data": 2, "tensor": 2}, "stages": 2             two grids of four workers, one after the other
+    "ops": [{"op": "rnn0", "devices": ["host0/gpu0", "host1/gpu0"], "split": {"batch": 2}}]     one of two
+
+All have the axes of the grid, of one place where an operator's own devices are not divided so.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+from partc.cost.strategy import OpConfig, Strategy
+from partc.passes.layouts.layouts import MICROBATCHES, WORKER, Mesh, Meshes
+from partc.runtime.errors import BadStrategy
+
+BATCH = "batch"  # the dimension of samples, always along the first axis
+FIRST_AXIS = "data"
+
+
+def meshes_of(strategy: Strategy, workers: Sequence[str]) -> Meshes:
+    """Return a strategy's meshes, in the order in which it names them.
+
+    `workers`: the names of the cluster's devices. Raises BadStrategy where they do not make those meshes.
+    """
+    meshes: list[Mesh] = []
+    if strategy.mesh:
+        axes = [(name, strategy.mesh.get(name, 1)) for name in _axis_names(strategy)]
+        meshes += _stages((*axes, *_microbatch_axes(strategy)), strategy.stages)
+    for number, config in enumerate(strategy.ops):
+        if config.devices:
+            mesh = _own_mesh(config, strategy, workers, f"ops[{number}]")
+            if _number(meshes, mesh) is None:
+                meshes.append(replace(mesh, name=f"mesh{len(meshes)}"))
+    return Meshes(tuple(meshes))
+
+
+def number_of(
+    config: OpConfig, strategy: Strategy, meshes: Meshes, workers: Sequence[str], at: str
+) -> int | None:
+    """Return the number of the mesh that an entry for ops names, None where it leaves that open."""
+    if not config.devices:
+        return config.stage
+    return _number(meshes.each, _own_mesh(config, strategy, workers, at))
+
+
+def own_axes(config: OpConfig, strategy: Strategy, at: str) -> dict[str, str]:
+    """Return along which axes the devices of an entry's own divide each dimension.
+
+    Samples along the first; other dimensions along those that they name, else along the next. Raises
+    BadStrategy.
+    """
+    named: dict[str, str] = {}
+    names = _axis_names(strategy)
+    for dimension, parts in _split(config).items():
+        if isinstance(parts, str):
+            if unknown := [name for name in parts.split("*") if name not in strategy.mesh]:
+                raise BadStrategy(
+                    f"unknown mesh axis {unknown[0]!r}",
+                    at=f"{at}: split: {dimension}",
+                    fix="write into how many parts, as the devices are the operator's own",
+                )
+            named[dimension] = parts
+        elif parts < 1:
+            raise BadStrategy(f"{parts} parts", at=f"{at}: split: {dimension}", fix="write 1 or more")
+        else:
+            taken = {name for axes in named.values() for name in axes.split("*")}
+            free = [name for name in names[1:] if name not in taken]
+            named[dimension] = names[0] if dimension == BATCH else free[0]
+    return named
+
+
+def _own_mesh(config: OpConfig, strategy: Strategy, workers: Sequence[str], at: str) -> Mesh:
+    split = _split(config)
+    sizes: dict[str, int] = {}
+    for dimension, along in own_axes(config, strategy, at).items():
+        parts = split[dimension]
+        if isinstance(parts, int):
+            sizes[along] = parts
+        else:
+            sizes.update((name, strategy.mesh[name]) for name in along.split("*"))
+    own = _positions(config.devices, workers, f"{at}: devices")
+    if prod(sizes.values()) != len(own):
+        raise BadStrategy(
+            f"{prod(sizes.values())} parts on {len(own)} devices",
+            at=at,
+            fix="let the product of what `split` says be the number of `devices`",
+        )
+    axes = [(name, sizes.get(name, 1)) for name in _axis_names(strategy)]
+    return Mesh("", (*axes, *_microbatch_axes(strategy)), own)
+
+
+def _split(config: OpConfig) -> Mapping[str, int | str]:
+    return {BATCH: len(config.devices)} if config.split is None else config.split
+
+
+def _number(meshes: Sequence[Mesh], like: Mesh) -> int | None:
+    """Return the number of the mesh of the same axes and workers, None if there is none."""
+    alike = (n for n, mesh in enumerate(meshes) if (mesh.axes, mesh.workers) == (like.axes, like.workers))
+    return next(alike, None)
+
+
+def _microbatch_axes(strategy: Strategy) -> list[tuple[str, int]]:
+    return [] if strategy.microbatches == 1 else [(MICROBATCHES, strategy.microbatches)]
+
+
+def _axis_names(strategy: Strategy) -> list[str]:
+    """Return the names of all meshes' axes: the grid's, and as many as any operator divides at once."""
+    names = list(strategy.mesh) or [FIRST_AXIS]
+    own = [_split(config) for config in strategy.ops if config.devices]
+    most = max((sum(len(str(parts).split("*")) for parts in split.values()) for split in own), default=0)
+    return [*names, *(f"axis{number}" for number in range(len(names), most + 1))]
+
+
+def _stages(axes: tuple[tuple[str, int], ...], stages: int) -> list[Mesh]:
+    if stages == 1:
+        return [Mesh(WORKER, axes)]
+    size = len(Mesh(WORKER, axes).workers)
+    starts = (number * size for number in range(stages))
+    return [Mesh(f"stage{n}", axes, tuple(range(at, at + size))) for n, at in enumerate(starts)]
+
+
+def _positions(devices: Sequence[str], workers: Sequence[str], at: str) -> tuple[int, ...]:
+    if unknown := [device for device in devices if device not in workers]:
+        known = ", ".join(repr(name) for name in workers[:10]) + (" ..." if len(workers) > 10 else "")
+        raise BadStrategy(f"unknown device {unknown[0]!r}", at=at, fix=f"use the cluster's: {known}")
+    if len(set(devices)) < len(devices):
+        twice = next(device for device in devices if devices.count(device) > 1)
+        raise BadStrategy(f"device {twice!r} is named twice", at=at, fix="name each device once")
+    return tuple(workers.index(device) for device in devices)
