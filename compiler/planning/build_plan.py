@@ -124,7 +124,8 @@ def _make_program(
     turns = take_turns(items, repeated, overwrites, lowered.meshes.sites, _durations(lowered, cluster))
     writer = _segment_writer(analysis, lowered, cluster, files)
     most = max(len(host.devices) for host in cluster.hosts)
-    topology = HostGrid(len(cluster.hosts), most)
+    workers = tuple(placed.host for placed in ranks_of(cluster) if placed.replica is not None)
+    topology = HostGrid(len(cluster.hosts), most, workers)
     return ProgramMaker(lowered, turns, repeated, topology, writer).make(), recomputed
 
 

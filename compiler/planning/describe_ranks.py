@@ -40,7 +40,9 @@ def _mesh_groups(
         for axis in range(len(mesh.grid))
     }
     for start in instructions:
-        if isinstance(start, Start) and start.group == name_way(start.senders, start.receivers):
+        if isinstance(start, Start) and start.exchange is not None:
+            groups[start.group] = (tuple(dict.fromkeys(members[start.senders] + members[start.receivers])),)
+        elif isinstance(start, Start) and start.group == name_way(start.senders, start.receivers):
             groups[start.group] = tuple(zip(members[start.senders], members[start.receivers], strict=True))
     return groups
 
@@ -102,7 +104,7 @@ class _Describer:
             self._sites = tuple(
                 name for site in placed.sites for name in (own if site == WORKER else (site,))
             )
-            self._replica = lowered.meshes.replica_of(placed.replica) or 0
+            self._replica = lowered.meshes.replica_of(placed.replica)
 
     def describe(self, groups: dict[str, int]) -> Rank:
         placed = self._placed

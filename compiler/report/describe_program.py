@@ -21,6 +21,7 @@ ACTS = {
     "all_gather": "collect the parts, everywhere",
     "shift_ahead": "hand on to the next",
     "shift_back": "hand back to the one before",
+    "exchange": "send what others want",
     "gather_rows": "collect rows at the first",
     "scatter_rows": "hand rows back",
     "all_gather_rows": "collect rows, everywhere",

@@ -14,6 +14,7 @@ are ends of the cluster's network: devices, or hosts for servers with a process 
     reduce_scatter,
     all_gather           pairwise exchange            (p - 1) (a + m / (p b))
     shift                to one neighbour             a + m / b
+    exchange             direct                       a + m / b    for each message of the busiest member
     gather, scatter      direct                       (p - 1) (a + m / b)     m of each member
     all_gather_rows      ring                         (p - 1) (a + m / b)     m of each member
     all_to_all_rows      pairwise exchange            (p - 1) (a + m / (p b)) m of each member
@@ -27,7 +28,8 @@ adds in its own memory, at no cost here.
 Ignored: protocol overhead, a pipeline's first chunk.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -120,6 +122,15 @@ def shift(network: Network, members: Sequence[str], message_bytes: float) -> Pha
     if len(members) < 2:
         return ()
     return _direct(network, _chain, members, np.full(len(members) - 1, message_bytes), 1)
+
+
+def exchange(network: Network, members: Sequence[str], sent: Mapping[tuple[int, int], float]) -> Phases:
+    """Send bytes from member to member, (source, target) -> bytes, all at once."""
+    if not sent:
+        return ()
+    hops = network.hops_between([(members[source], members[target]) for source, target in sent])
+    busiest = max((Counter(source for source, _ in sent) | Counter(target for _, target in sent)).values())
+    return (Phase((Messages(hops, np.array([*sent.values()], float)),), busiest * hops.latency_s),)
 
 
 def gather(network: Network, members: Sequence[str], parts: Sequence[float]) -> Phases:

@@ -16,7 +16,7 @@ the cache.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, prod
 from pathlib import PurePosixPath
 from typing import Any, Literal, TypeVar
 
@@ -31,6 +31,7 @@ from partc.cost.network.topology import Network, memory_of
 from partc.cost.network.traffic import Phases, Totals, lane_loads, seconds_of
 from partc.cost.network.ways import Array, Numbers
 from partc.cost.simulation.roofline import run_s
+from partc.runtime.plan.moves import shape_of
 from partc.runtime.plan.program import Plan, Rank, Run, Start, Wait
 from partc.runtime.transports.communication import ROW_KINDS
 
@@ -347,6 +348,8 @@ def phases_of(start: Start, members: Sequence[Rank], network: Network) -> Phases
             return collectives.shift(network, ends, payload)
         case "shift_back":
             return collectives.shift(network, ends[::-1], payload)
+        case "exchange":
+            return collectives.exchange(network, ends, _moved_bytes(start))
         case "gather_rows":
             return collectives.gather(network, ends, sends)
         case "scatter_rows":
@@ -356,6 +359,19 @@ def phases_of(start: Start, members: Sequence[Rank], network: Network) -> Phases
         case "all_to_all_rows":
             shares = [take / max(1, sum(takes)) for take in takes]
             return collectives.all_to_all_rows(network, ends, sends, shares)
+
+
+def _moved_bytes(start: Start) -> dict[tuple[int, int], int]:
+    """Return what an exchange sends: (source, target) -> bytes, members by their positions."""
+    exchange = start.exchange
+    assert exchange is not None, "an exchange tells who has what"
+    itemsize = np.dtype(exchange.dtype).itemsize
+    sent: dict[tuple[int, int], int] = {}
+    for move in exchange.moves:
+        if move.source != move.target:
+            pair = move.source, move.target
+            sent[pair] = sent.get(pair, 0) + prod(shape_of(move.region)) * itemsize
+    return sent
 
 
 def _regions(start: Start, whole_bytes: float, members: int) -> list[float]:

@@ -226,12 +226,12 @@ class Meshes:
         workers = [worker for mesh in self.each for worker in mesh.workers]
         return len(workers) == len(set(workers))
 
-    def replica_of(self, worker: int) -> int | None:
-        """Return which replica's data a worker is fed: that of its place in the first mesh it is in."""
+    def replica_of(self, worker: int) -> int:
+        """Return which replica's data a worker is fed: of its place in the first mesh of so many it is in."""
         for mesh in self.each:
-            if worker in mesh.workers:
+            if worker in mesh.workers and mesh.size(REPLICAS) == self.replicas:
                 return mesh.coordinates(mesh.workers.index(worker))[REPLICAS]
-        return None
+        return 0
 
     def is_fed(self, site: Site) -> bool:
         """Tell whether the ranks of a mesh are fed the data of their places in it."""
@@ -241,9 +241,14 @@ class Meshes:
             for position, worker in enumerate(mesh.workers)
         )
 
-    def are_alike(self, site: Site, other: Site) -> bool:
-        """Tell whether two meshes have places for each other's."""
-        return self.of(site).axes == self.of(other).axes
+    def are_paired(self, site: Site, other: Site) -> bool:
+        """Tell whether each rank of a mesh has one at its place in another, who is somebody else."""
+        return self.of(site).axes == self.of(other).axes and self.are_strangers(site, other)
+
+    def are_strangers(self, site: Site, other: Site) -> bool:
+        """Tell whether two sites are meshes of which no worker is in both."""
+        are_meshes = site != other and {site, other} <= set(self.sites)
+        return are_meshes and not set(self.of(site).workers) & set(self.of(other).workers)
 
     def size(self, site: Site, axis: int) -> int:
         """Return the number of parts along an axis of a mesh."""

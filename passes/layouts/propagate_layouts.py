@@ -159,7 +159,8 @@ def propagate_layouts(graph: LaidOutGraph, per_replica: bool) -> None:
 
 def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
     fed = graph.training.data_inputs | graph.training.drawn_inputs
-    is_alone = graph.replicas == 1 and graph.meshes.axes > 1  # one replica of several workers
+    is_one_worker = graph.meshes.axes == 1 and graph.configuration.is_one_mesh
+    is_alone = graph.replicas == 1 and not is_one_worker  # one replica of several workers
     first = graph.meshes.sites[0]
     for name, entry in fed.items():
         outer = entry.outer if isinstance(entry, DrawnInput) else 1
@@ -324,6 +325,8 @@ def _decide_along(
     placements = [_fetched(layout, axis, site) for layout in layouts]
     if any(isinstance(placement, PerReplica) for placement in placements):
         return _run_per_replica(node, placements)
+    if graph.meshes.size(site, axis) == 1 and not graph.configuration.is_one_mesh:
+        return whole_axis(node)
     if node.name not in graph.main:  # an update takes a gradient as its variable is kept
         homes = [graph.homes.get(name, {}).get(axis) for name in names]
         placements = [home or native for home, native in zip(homes, placements, strict=True)]

@@ -19,7 +19,6 @@ from partc.passes.indexed_rows.expected_rows import ExpectedRows
 from partc.passes.layouts.decide_layouts import Decision, decide_axes, run_whole, split_on, whole_axis
 from partc.passes.layouts.layouts import (
     REPLICAS,
-    WORKER,
     Layout,
     Partial,
     PerReplica,
@@ -70,6 +69,8 @@ class _Lowerer(Lowering):
         for name in training.outputs:
             wanted = _as_fetched(self.graph.layout(name), self._output_site())
             value = self.need(name, wanted)
+            if isinstance(value, gs.Constant):
+                value = self.out.emit("Identity", [value], f"{name}.out", value.dtype, wanted.site)
             public = training.output_names.get(name, name)
             self.out.outputs.append((public, value.name, wanted))
         for name, home in homes.items():
@@ -85,8 +86,9 @@ class _Lowerer(Lowering):
         """Return who hands out the outputs: the workers that make the loss, or the first output."""
         training = self.graph.training
         first = [training.loss, *training.outputs] if training.loss in training.outputs else training.outputs
-        site = next((self.graph.layout(name).site for name in first), WORKER)
-        return site if site in self.graph.meshes.sites else WORKER
+        meshes = self.graph.meshes
+        site = next((self.graph.layout(name).site for name in first), meshes.sites[0])
+        return site if site in meshes.sites and meshes.is_fed(site) else meshes.sites[0]
 
     def _home_of(self, variable: str) -> Layout:
         """Return where a variable is kept even if nobody asks for it there."""
@@ -173,7 +175,9 @@ class _Lowerer(Lowering):
         """Tell whether a tensor, whole along axes where it natively is not, is made so without a message."""
         native = self.native(tensor, layout.site)
         if native.site != layout.site and tensor in self._of_data and layout.site != "server":
-            return native.placements == layout.placements
+            is_alike = self.graph.meshes.of(native.site).axes == self.graph.meshes.of(layout.site).axes
+            is_fed = self.graph.meshes.is_fed(layout.site)
+            return native.placements == layout.placements and is_alike and is_fed
         if native.site != layout.site:
             return native.is_whole and layout.is_whole and tensor in self._on_every_rank
         if native.is_whole:

@@ -81,15 +81,17 @@ class Lowering(ABC):
     def native(self, tensor: str, site: Site) -> Layout:
         """Return how a tensor is there before it is asked for: constants and what is fed, on all workers.
 
-        A replica's batch is fed at once, and divided into micro-batches as they are read.
+        A replica's batch is fed at once, and divided into micro-batches as they are read. A mesh whose ranks
+        are fed for other places than those that they have there is sent its batch.
         """
         native, source = self.graph.layout(tensor), self.source(tensor)
         is_made = source.inputs and self.facts.fixed_value(tensor) is None
         if is_made or tensor in self.graph.training.variables or site == "server":
             return native
-        axis = self.graph.meshes.microbatch_axis
+        axis, meshes = self.graph.meshes.microbatch_axis, self.graph.meshes
         fed = native if axis is None else native.with_along(axis, Replicate())
-        return Layout(site, *fed.placements)
+        is_there = fed.is_whole or meshes.is_fed(site)
+        return Layout(site if is_there else meshes.sites[0], *fed.placements)
 
     def coordinate(self, site: Site, axis: int) -> gs.Variable:
         """Return the value int64[1] that holds a worker's position along an axis of a mesh."""

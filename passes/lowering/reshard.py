@@ -9,6 +9,7 @@ rows owned by servers -> whole               Pull, or ShareRows and SpreadRows (
 rows requested of servers -> where they return   AllToAllRows, ScatterRows (request_rows.py)
 whole, from workers to servers and back      ToServers, ToWorkers
 as it is, from one stage to another          ToStage: a piece to the rank at its place; sums are made before
+among meshes of other shapes                 Exchange: what each rank wants, of those who have it
 """
 
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from partc.passes.layouts.layouts import (
     RequestedRows,
     Split,
 )
+from partc.passes.lowering.exchange import exchange
 from partc.passes.lowering.gather_owned import gather_owned, has_parameter_rows, take_owned_slices
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering
@@ -61,9 +63,14 @@ def reshard(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> 
         return _to_other_site(lowering, tensor, native, wanted)
     if native.site != wanted.site:
         sent = _sums_made(native)
-        if wanted.placements == sent.placements:
+        if not lowering.graph.meshes.are_paired(sent.site, wanted.site):
+            native = _placed_apart(lowering, tensor, sent, wanted)
+            if native == wanted:
+                return exchange(lowering, tensor, sent, wanted)
+        elif wanted.placements == sent.placements:
             return _to_stage(lowering, tensor, sent, wanted)
-        native = Layout(wanted.site, *sent.placements)
+        else:
+            native = Layout(wanted.site, *sent.placements)
     if isinstance(source, Gathered) and isinstance(target, Replicate):
         return lowering.need(tensor, native)
     if wanted.widened():
@@ -78,6 +85,15 @@ def reshard(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> 
 
 def _sums_made(layout: Layout) -> Layout:
     return Layout(layout.site, *(Replicate() if isinstance(p, Partial) else p for p in layout.placements))
+
+
+def _placed_apart(lowering: Lowering, tensor: str, sent: Layout, wanted: Layout) -> Layout:
+    """Return how a tensor arrives from a mesh of another shape: as it is wanted, as far as that goes."""
+    for axis, widened in wanted.widened():
+        wanted = wanted.with_along(axis, Split(widened.axis))
+    axis = lowering.graph.meshes.microbatch_axis
+    is_cut_there = axis is not None and isinstance(sent.along(axis), Replicate)
+    return wanted if axis is None or not is_cut_there else wanted.with_along(axis, Replicate())
 
 
 def _to_stage(lowering: Lowering, tensor: str, source: Layout, wanted: Layout) -> gs.Tensor:

@@ -80,12 +80,12 @@ def copy_where_shared(lowered: LoweredGraph, sessions: bool = False) -> None:
     nodes: list[gs.Node] = []
     for node in lowered.nodes:
         is_message = is_communication(node) and not joins_microbatches(node, lowered.meshes)
-        if is_message and node.op in BUCKETED:
+        if is_message and node.op in (*BUCKETED, "Exchange"):
             operand = node.inputs[0]
             is_busy = readers[operand.name] > 1 or operand.name in outliving or operand.name not in produced
             # Owners' rows are pulled from where they lie, unless that is a place in another bucket.
             must_copy = (sessions or operand.name in received) if node.op == "Pull" else is_busy
-            if node.op == "ToStage":  # which leaves what it sends as it is, so that others may read it
+            if node.op in ("ToStage", "Exchange"):  # which leaves what it sends as it is, so that others may read it
                 must_copy = operand.name not in produced or operand.name in sent
                 sent.add(operand.name)
             if must_copy:

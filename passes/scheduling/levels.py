@@ -5,16 +5,22 @@ Push        reduce to the host's server, reduce-scatter among servers to the own
 Pull        all-gather among servers, broadcast in the host
 ToServers   the host's first worker tells its server        ToWorkers   broadcast in the host
 Shift       to the member behind, or before
+Exchange    between any members of two meshes
 rows        gathered on the host's server, exchanged among servers, scattered in the host
 """
 
 from dataclasses import dataclass
+from math import prod
+
+import numpy as np
 
 from partc.passes.layouts.layouts import WORKER, Meshes, Reduction
+from partc.passes.lowering.exchange import describe_exchange
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.bucket_communications import IN_PIECES, Bucket
 from partc.passes.scheduling.schedule import Communication
-from partc.runtime.plan.program import Kind, Site
+from partc.runtime.plan.moves import shape_of
+from partc.runtime.plan.program import Exchange, Kind, Site
 
 ROWS: dict[str, tuple[Kind, str, Site, Site]] = {
     "AllGatherRows": ("all_gather_rows", "workers", "worker", "worker"),
@@ -40,10 +46,11 @@ def name_way(source: Site, target: Site) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HostGrid:
-    """The two levels of a cluster: how many hosts, and the most workers on one."""
+    """The two levels of a cluster: how many hosts, the most workers on one, and each worker's host."""
 
     hosts: int
     workers_per_host: int
+    host_of: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,7 @@ class Collective:
     counts: tuple[int, ...] = ()
     payload_bytes: int = 0
     label: str = ""
+    exchange: Exchange | None = None
 
 
 def levels_of(message: Communication, topology: HostGrid, lowered: LoweredGraph) -> list[Collective]:
@@ -85,6 +93,8 @@ def levels_of(message: Communication, topology: HostGrid, lowered: LoweredGraph)
                 label=_label(node.op, (message.reads[0],)),
             )
         ]
+    if node.op == "Exchange":
+        return [_exchange_level(message, topology, lowered)]
     kind, group, senders, receivers = (ROWS | SHIFTS)[node.op]
     if "axis" in node.attrs:
         senders = receivers = node.attrs["site"]
@@ -98,6 +108,24 @@ def levels_of(message: Communication, topology: HostGrid, lowered: LoweredGraph)
             kind, group, senders, receivers, message.reads, message.writes, payload_bytes=sizes, label=label
         )
     ]
+
+
+def _exchange_level(message: Communication, topology: HostGrid, lowered: LoweredGraph) -> Collective:
+    (node,) = message.nodes
+    exchange = describe_exchange(node, lowered.meshes, topology.host_of)
+    elements = sum(prod(shape_of(move.region)) for move in exchange.moves if move.source != move.target)
+    senders, receivers = node.attrs["site"], node.attrs["to"]
+    return Collective(
+        "exchange",
+        f"{senders}+{receivers}",
+        senders,
+        receivers,
+        message.reads,
+        message.writes,
+        payload_bytes=elements * np.dtype(exchange.dtype).itemsize,
+        label=_label(node.op, (message.reads[0],)),
+        exchange=exchange,
+    )
 
 
 def _group(site: Site, axis: int, meshes: Meshes) -> str:

@@ -19,7 +19,7 @@ from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.microbatches.find_repeated import Repeated
 from partc.passes.microbatches.take_turns import Turn
 from partc.passes.scheduling.bucket_communications import IN_PIECES, Bucket
-from partc.passes.scheduling.levels import Collective, HostGrid, levels_of, name_way
+from partc.passes.scheduling.levels import Collective, HostGrid, levels_of
 from partc.passes.scheduling.outline_segments import SegmentOutliner
 from partc.passes.scheduling.prove_in_place import prove_in_place
 from partc.passes.scheduling.schedule import Chunk, Communication
@@ -217,7 +217,7 @@ class ProgramMaker:
         level = flight.levels.pop(0)
         flight.begun = self._next_tag
         self._next_tag += 1
-        if level.group == name_way(level.senders, level.receivers):
+        if self.lowered.meshes.are_strangers(level.senders, level.receivers):
             flight.arrives_at = level.receivers
             self._owed.append(Wait(flight.begun, level.senders))
         self.program.instructions.append(
@@ -234,6 +234,7 @@ class ProgramMaker:
                 level.payload_bytes,
                 level.label,
                 rows=self._row_shapes(level),
+                exchange=level.exchange,
             )
         )
 

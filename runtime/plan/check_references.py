@@ -4,6 +4,7 @@ Only then may `check_program` play it, and a rank allocate what it declares.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations, pairwise
 from math import prod
 
 import numpy as np
@@ -11,12 +12,15 @@ import numpy as np
 from partc.runtime.errors import BadPlan
 from partc.runtime.plan.boxes import cover_fault, fault_of
 from partc.runtime.plan.members import has_outputs
+from partc.runtime.plan.moves import intersect, shape_of
 from partc.runtime.plan.program import (
     Box,
     DataInput,
     DrawnInput,
+    Exchange,
     Made,
     Plan,
+    Region,
     Run,
     Slice,
     Start,
@@ -222,10 +226,47 @@ def _start(start: Start, groups: Sequence[tuple[int, ...]], at: str) -> Iterator
         fits = writes == reads == 1
     if not fits or not reads:
         yield f"{start.kind} of {reads} values into {writes}", at
+    if (start.kind == "exchange") != (start.exchange is not None):
+        yield f"an account of moves {'missing in' if start.exchange is None else 'of'} {start.kind}", at
+    elif start.exchange is not None:
+        yield from _exchange(start.exchange, sizes, at)
     for row in start.rows:
         yield from _size(row.dtype, row.shape, at)
     if start.rows and start.kind not in _ROW_KINDS:
         yield f"rows of {start.kind}", at
+
+
+def _exchange(exchange: Exchange, sizes: set[int], at: str) -> Iterator[Finding]:
+    """Every member ends with all that it wants, each part of it once, of one who has it."""
+    yield from _size(exchange.dtype, exchange.shape, at)
+    if {len(exchange.has), len(exchange.wants)} != sizes or len(sizes) != 1:
+        yield f"an exchange of {len(exchange.has)} members for a group of {sorted(sizes)}", at
+        return
+    for region in filter(None, (*exchange.has, *exchange.wants)):
+        fits = len(region) == len(exchange.shape) and all(
+            0 <= start < stop <= size and all(before[1] <= after[0] for before, after in pairwise(ranges))
+            for ranges, size in zip(region, exchange.shape, strict=True)
+            for start, stop in ranges
+        )
+        if not fits:
+            yield f"{list(region)} of a tensor shaped {list(exchange.shape)}", at
+            return
+    arriving: dict[int, list[Region]] = {}
+    for move in exchange.moves:
+        ends = [
+            known[member] if 0 <= member < len(known) else None
+            for known, member in ((exchange.has, move.source), (exchange.wants, move.target))
+        ]
+        if any(end is None or intersect(end, move.region) != move.region for end in ends):
+            yield f"member {move.source} sends {move.target} what one of them does not have or want", at
+            return
+        arriving.setdefault(move.target, []).append(move.region)
+    for member, wanted in enumerate(exchange.wants):
+        parts = arriving.get(member, [])
+        elements = sum(prod(shape_of(part)) for part in parts)
+        is_twice = any(intersect(*pair) is not None for pair in combinations(parts, 2))
+        if wanted is not None and (elements != prod(shape_of(wanted)) or is_twice):
+            yield f"member {member} does not get what it wants, each part once", at
 
 
 # ---------------------------------------------------------------- inputs and outputs

@@ -19,7 +19,7 @@ from typing import Literal
 
 import msgspec
 
-PLAN_FORMAT = "partc-plan/4"
+PLAN_FORMAT = "partc-plan/5"
 
 Site = str  # worker, server, or a stage of workers: stage0, stage1, ...
 
@@ -58,6 +58,7 @@ Kind = Literal[
     "all_gather",  # a buffer of sum(counts) elements; member i supplies region i
     "shift_ahead",  # member i's value goes to member i + 1; the first member ends with zeros
     "shift_back",  # member i's value goes to member i - 1; the last member ends with zeros
+    "exchange",  # of the regions of a tensor that members have, those that each wants go to it
     "gather_rows",  # members' leading axes are concatenated at the root, in group order
     "scatter_rows",  # the reverse: the root's leading axis is cut by counts
     "all_gather_rows",  # as gather_rows, but every member ends with the whole
@@ -72,7 +73,29 @@ class RowShape(Record, frozen=True):
     shape: tuple[int, ...]
 
 
-class Start(Record, frozen=True, tag="start"):
+Range = tuple[int, int]  # [start, stop)
+Region = tuple[tuple[Range, ...], ...]  # of a tensor: for every axis ascending index ranges
+
+
+class Move(Record, frozen=True):
+    """A region that goes from one member of a group to another, or stays; members by their positions."""
+
+    source: int
+    target: int
+    region: Region
+
+
+class Exchange(Record, frozen=True):
+    """What the members of a group have of a tensor, what each ends with, and what is sent for that."""
+
+    dtype: str
+    shape: tuple[int, ...]  # the whole tensor's
+    has: tuple[Region | None, ...]
+    wants: tuple[Region | None, ...]
+    moves: tuple[Move, ...]
+
+
+class Start(Record, frozen=True, tag="start", omit_defaults=True):
     """Begin a communication. A rank outside the group skips it.
 
     Dense kinds (`all_reduce` .. `shift_back`) move whole values whose sizes all members know; a
@@ -104,6 +127,7 @@ class Start(Record, frozen=True, tag="start"):
     payload_bytes: int = 0  # expected: the whole value of dense kinds, one member's part of rows
     label: str = ""  # what a person calls it, for the report and traces
     rows: tuple[RowShape, ...] = ()  # of row kinds, one per value; empty: as the senders tell
+    exchange: Exchange | None = None  # of that kind
 
 
 class Wait(Record, frozen=True, tag="wait", omit_defaults=True):
@@ -198,9 +222,6 @@ class PlanVariable(Record, frozen=True):
     parameter: str | None = None  # of a slot
     sparse: bool = False
     method: Literal["all_reduce", "all_gather", "servers", "replicated"] = "replicated"
-
-
-Range = tuple[int, int]  # [start, stop)
 
 
 class Box(Record, frozen=True):

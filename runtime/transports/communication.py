@@ -10,9 +10,10 @@ Dense kinds become pairs of arrays, the same memory wherever the result may repl
     all_gather      this member's region                the whole
     shift_ahead     the value                           the value of the member before, or zeros
     shift_back      the value                           the value of the member behind, or zeros
+    exchange        the region that this member has     the region that it wants
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ import numpy as np
 from partc.runtime.errors import BadPlan
 from partc.runtime.execution.environment import Environment
 from partc.runtime.plan.members import lands_at, sends_at
+from partc.runtime.plan.moves import Index, place_in, shape_of
 from partc.runtime.plan.program import Rank, Start
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -56,6 +58,34 @@ class Part:
     def is_root(self) -> bool:
         """Tell whether this member is the group's first."""
         return self.position == 0
+
+    def moves(self) -> Iterator[tuple[int, int, Index | None, Index | None]]:
+        """Yield the moves of an exchange that concern this member.
+
+        (source, target, where it lies in what this member has, where in what it wants), as far as it does.
+        """
+        exchange, own = self.start.exchange, self.position
+        assert exchange is not None, "an exchange tells who has what"
+        has, wants = exchange.has[own], exchange.wants[own]
+        for move in exchange.moves:
+            if own in (move.source, move.target):
+                out = place_in(has, move.region) if move.source == own and has is not None else None
+                into = place_in(wants, move.region) if move.target == own and wants is not None else None
+                yield move.source, move.target, out, into
+
+    @property
+    def sent_bytes(self) -> int:
+        """Return what an exchange makes this member send to others."""
+        (dense,) = self.dense
+        pieces = (out for source, target, out, _ in self.moves() if out is not None and source != target)
+        return sum(dense.source[piece].nbytes for piece in pieces)
+
+    @property
+    def received_bytes(self) -> int:
+        """Return what an exchange makes this member receive of others."""
+        (dense,) = self.dense
+        pieces = (into for source, target, _, into in self.moves() if into is not None and source != target)
+        return sum(dense.target[piece].nbytes for piece in pieces)
 
     @property
     def shifts_to(self) -> int | None:
@@ -108,6 +138,8 @@ class _DenseResolver:
                 return self._reduce_scatter(read, write)
             case "shift_ahead" | "shift_back":
                 return self._shift(read, write)
+            case "exchange":
+                return self._exchange(read)
             case _:
                 return self._all_gather(read, write)
 
@@ -142,6 +174,18 @@ class _DenseResolver:
         target = self._memory_for(write, read)
         self._check_size(write, target.size, source.size)
         return Dense(source, target, self._is_placed(write))
+
+    def _exchange(self, read: str) -> Dense:
+        exchange = self.start.exchange
+        assert exchange is not None, "an exchange tells who has what"
+        dtype = np.dtype(exchange.dtype)
+        has, wants = exchange.has[self.position], exchange.wants[self.position]
+        source, target = np.empty(0, dtype), np.empty(0, dtype)
+        if has is not None:
+            source = np.asarray(self.environment.array(read), order="C").reshape(shape_of(has))
+        if wants is not None:
+            target = np.empty(shape_of(wants), dtype)
+        return Dense(source, target, is_placed=False)
 
     def _reduce_scatter(self, read: str, write: str) -> Dense:
         whole = self._supplied_only_in_place(read, write)

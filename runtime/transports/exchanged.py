@@ -11,6 +11,7 @@ it were made where it ends up. n members, w bytes of a value, own: this member's
     all_gather        own (n-1)                     w - own
     shift_ahead       w (all but the last)          w (all but the first)
     shift_back        w (all but the first)         w (all but the last)
+    exchange          what it has and others take   what it takes of others
     gather_rows       own (all but the root)        the others' (root only)
     scatter_rows      the others' (root only)       own (all but the root)
     all_gather_rows   own (n-1)                     the others'
@@ -53,6 +54,10 @@ class Exchanged:
     def add(self, part: Part, landed: Sequence[Array]) -> None:
         """Add a communication that is complete; `landed` is what a row kind brought."""
         if len(part.members) == 1:
+            return
+        if part.start.kind == "exchange":
+            self.values_sent += part.sent_bytes
+            self.values_received += part.received_bytes
             return
         if part.start.kind not in ROW_KINDS:
             for dense in part.dense:

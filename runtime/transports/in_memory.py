@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from partc.runtime.errors import BadPlan
-from partc.runtime.transports.communication import ROW_KINDS, SHIFTS, Part
+from partc.runtime.transports.communication import ROW_KINDS, SHIFTS, Dense, Part
 from partc.runtime.transports.transport import Traffic
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -98,6 +98,9 @@ def _combine(parts: list[Part], index: int) -> None:
         for member in members[1:]:
             _land(member.target, members[0].source)
         return
+    if start.kind == "exchange":
+        _move(parts, members)
+        return
     if start.kind in SHIFTS:
         for part, member in zip(parts, members, strict=True):
             came = part.shifts_from
@@ -117,6 +120,15 @@ def _combine(parts: list[Part], index: int) -> None:
     pieces = np.split(total, cuts) if start.kind == "reduce_scatter" else [total] * len(members)
     for member, piece in zip(members, pieces, strict=True):
         _land(member.target, piece)
+
+
+def _move(parts: list[Part], members: list[Dense]) -> None:
+    """Carry an exchange out: each mover's piece lies where the one who wants it has its place."""
+    for part, member in zip(parts, members, strict=True):
+        for source, target, out, _ in part.moves():
+            if out is not None:
+                into = next(i for s, t, _, i in parts[target].moves() if (s, t) == (source, target))
+                members[target].target[into] = member.source[out]
 
 
 def _land(target: Array, result: Array) -> None:

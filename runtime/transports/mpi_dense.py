@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 from mpi4py import MPI
 
+from partc.runtime.plan.moves import Index
 from partc.runtime.transports.communication import Dense, Part
 from partc.runtime.transports.mpi_handle import Array, Chunk, Group, MPIHandle
 
@@ -28,15 +29,16 @@ class DenseHandle(MPIHandle):
     """A dense communication under way."""
 
     def __init__(self, part: Part, group: Group, progress: Callable[[], None]) -> None:
-        self._landings: list[tuple[Array, Array]] = []  # (target, what arrived elsewhere)
+        # (target, where in it, what arrived elsewhere)
+        self._landings: list[tuple[Array, Index, Array]] = []
         super().__init__(part, group, progress)
 
     def _begin(self, comm: MPI.Intracomm) -> list[Chunk]:
         return [chunk for dense in self.part.dense for chunk in self._chunks_of(dense, comm)]
 
     def _land(self) -> None:
-        for target, arrived in self._landings:
-            target[...] = arrived.reshape(target.shape)
+        for target, place, arrived in self._landings:
+            target[place] = arrived.reshape(target[place].shape)
 
     def _chunks_of(self, dense: Dense, comm: MPI.Intracomm) -> list[Chunk]:
         start = self.part.start
@@ -45,12 +47,14 @@ class DenseHandle(MPIHandle):
                 return [Chunk([comm.Ibcast(_bytes_of(dense.target), root=0)])]
             case "shift_ahead" | "shift_back":
                 return [Chunk(self._begin_shift(dense, comm))]
+            case "exchange":
+                return [Chunk(self._begin_exchange(dense, comm))]
             case "all_gather":
                 counts = list(start.counts)
                 return [Chunk(_begin_all_gather(dense.target.reshape(-1), dense.source, counts, comm))]
             case "reduce_scatter":
                 region = np.empty(dense.target.size, _widen(dense.target.reshape(-1)).dtype)
-                self._landings.append((dense.target, region))
+                self._landings.append((dense.target, (), region))
                 return [Chunk([self._begin_reduce_scatter(dense.source, region, list(start.counts), comm)])]
         lands = start.kind == "all_reduce" or self.part.is_root
         whole = self._widened(dense.target) if lands else _widen(dense.source.reshape(-1))
@@ -67,6 +71,21 @@ class DenseHandle(MPIHandle):
             requests.append(comm.Irecv(_bytes_of(dense.target), came))
         else:
             dense.target[...] = 0
+        return requests
+
+    def _begin_exchange(self, dense: Dense, comm: MPI.Intracomm) -> list[MPI.Request]:
+        """Send what others want, receive what they have; what is here already is copied."""
+        requests: list[MPI.Request] = []
+        for source, target, out, into in self.part.moves():
+            if source == target:
+                dense.target[into] = dense.source[out]
+            elif out is not None:
+                piece = np.ascontiguousarray(dense.source[out])
+                requests.append(comm.Isend(_bytes_of(piece), target))
+            else:
+                arrived = np.empty_like(dense.target[into])
+                requests.append(comm.Irecv(_bytes_of(arrived), source))
+                self._landings.append((dense.target, into, arrived))
         return requests
 
     def _begin_short_sum(self, whole: Array, comm: MPI.Intracomm) -> MPI.Request:
@@ -103,7 +122,7 @@ class DenseHandle(MPIHandle):
         flat = target.reshape(-1)
         wide = _widen(flat)
         if wide is not flat:
-            self._landings.append((target, wide))
+            self._landings.append((target, (), wide))
         return wide
 
 

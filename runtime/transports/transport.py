@@ -64,6 +64,9 @@ class Traffic:
             return
         if kind in SHIFTS and part.shifts_to is None:
             return
+        if kind == "exchange":
+            self.payload_bytes[kind] += part.sent_bytes
+            return
         if kind not in ROW_KINDS:
             self.payload_bytes[kind] += sum(dense.source.nbytes for dense in part.dense)
             return

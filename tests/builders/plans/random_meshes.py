@@ -3,6 +3,7 @@
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from partc.cost.cluster.cluster import ranks_of
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, AxisSplit, OpConfig, Strategy
 from partc.passes.graph.facts import Facts, infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
@@ -18,6 +19,7 @@ from partc.passes.layouts.layouts import Layout, Mesh, Split
 from partc.passes.roles.find_roles import find_roles
 from partc.passes.roles.find_zeros import find_zeros
 from partc.passes.rules.sharding_rules import rule_of
+from tests.builders.plans.compiled_steps import cluster_of
 
 MESHES: tuple[tuple[str, dict[str, int]], ...] = (
     ("1x2", {"data": 2}),
@@ -99,6 +101,56 @@ def _dimensions(node: gs.Node, facts: Facts, zeros: frozenset[str], parts: int) 
                     place = f"out:{axis}" if operand is None else f"in:{operand}:{axis}"
                     found[place if outer == 1 else f"{place}/{outer}"] = decision
     return found
+
+
+CLUSTERS = {"1x2": 2, "1x3": 3, "2x2": 4, "2x4": 8}  # workers
+
+
+def random_devices(training: TrainingGraph, batch: str, seed: int) -> tuple[str, Strategy]:
+    """Return a cluster, and a strategy for it whose ops have any devices of their own, and any splits."""
+    rng = np.random.default_rng(seed)
+    cluster = str(rng.choice(list(CLUSTERS)))
+    names = [rank.device for rank in ranks_of(cluster_of(cluster)) if rank.replica is not None]
+    replicas = int(rng.choice([n for n in (1, 2, 4) if n <= len(names)]))
+    facts = infer_facts(training, {}, replicas)
+    zeros, main = find_zeros(training.graph, facts), find_roles(training).main
+    ops: list[OpConfig] = []
+    share = rng.choice([0.2, 0.6])
+    for node in training.graph.nodes:
+        if node.name in main and rng.random() < share:
+            ops.append(_on_devices(node, facts, zeros, names, batch, replicas, rng))
+    if not ops:
+        first = next(node for node in training.graph.nodes if node.name in main)
+        ops.append(OpConfig(first.name, {"batch": replicas}, devices=tuple(names[:replicas])))
+    return cluster, Strategy(MESH_STRATEGY_FORMAT, batch, {}, ops=tuple(ops))  # type: ignore[arg-type]
+
+
+def _on_devices(
+    node: gs.Node,
+    facts: Facts,
+    zeros: frozenset[str],
+    names: list[str],
+    batch: str,
+    replicas: int,
+    rng: np.random.Generator,
+) -> OpConfig:
+    """Return an op on devices drawn in any order, split as its rule allows."""
+    samples = replicas if batch == "per-replica" else int(rng.choice([1, replicas]))
+    split: dict[str, int | str] = {"batch": samples}
+    parts = int(rng.choice([n for n in (1, 2, 3, 4) if n * samples <= len(names)]))
+    found = _dimensions(node, facts, zeros, parts)
+    meshes = Mesh("worker", (("data", samples), ("axis1", parts)))
+    fitting = [
+        dimension
+        for dimension, how in found.items()
+        if divides(meshes, node, decide_axes("worker", [whole_axis(node), how]), facts)
+    ]
+    if parts > 1 and fitting:
+        split[str(rng.choice(fitting))] = parts
+    else:
+        parts = 1
+    devices = rng.permutation(names)[: samples * parts]
+    return OpConfig(node.name, split, devices=tuple(str(device) for device in devices))
 
 
 PIPELINES: tuple[tuple[str, dict[str, int], int], ...] = (  # cluster, mesh of every stage, stages

@@ -1,0 +1,93 @@
+"""Send a tensor from a mesh to another of any shape: what each rank wants, of those who have it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from partc.passes.layouts.boxes import box_of
+from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh, Meshes, PerReplica, Split
+from partc.passes.lowering.lowering import Lowering
+from partc.runtime.errors import UnsupportedModel
+from partc.runtime.plan.moves import find_moves, region_of
+from partc.runtime.plan.program import Exchange, Move, Region
+
+
+def exchange(lowering: Lowering, tensor: str, source: Layout, wanted: Layout) -> gs.Tensor:
+    """Return the value that holds a tensor as wanted on another mesh.
+
+    Raises UnsupportedModel where the sizes of its pieces follow the data.
+    """
+    axis = lowering.graph.meshes.microbatch_axis
+    if axis is not None:  # it is sent as often as it is made: whole micro-batches, or parts of each
+        source = source.with_along(axis, wanted.along(axis))
+    if not lowering.graph.has_fixed_pieces(tensor):
+        raise UnsupportedModel(
+            "a tensor whose size is not known when compiling goes between devices of operators' own",
+            at=f"tensor {tensor!r}",
+            fix="give the batch and other symbolic sizes numbers in the model, as `partc grad --batch-size` "
+            "does, or give the operators that share it the same devices",
+        )
+    operand = lowering.need(tensor, source)
+    result = gs.Variable(lowering.value_name(tensor, wanted), dtype=lowering.facts.dtypes[tensor])
+    shape = lowering.facts.shape(tensor)
+    lowering.out.communicate(
+        "Exchange",
+        [operand],
+        [result],
+        site=source.site,
+        to=wanted.site,
+        source=source,
+        target=wanted,
+        shape=shape,
+    )
+    return result
+
+
+def describe_exchange(node: gs.Node, meshes: Meshes, hosts: Sequence[str]) -> Exchange:
+    """Return who sends what to whom: members are the source's workers, then the target's.
+
+    `hosts`: by worker.
+    """
+    source, target, shape = (node.attrs[name] for name in ("source", "target", "shape"))
+    ends = meshes.of(source.site), meshes.of(target.site)
+    workers = list(dict.fromkeys((*ends[0].workers, *ends[1].workers)))
+    axis = meshes.microbatch_axis
+    if axis is not None and isinstance(split := source.along(axis), Split):
+        shape = tuple(s // meshes.microbatches if a == split.axis else s for a, s in enumerate(shape))
+    has, wants = (_pieces(*end, shape) for end in zip(ends, (source, target), strict=True))
+    moves: list[Move] = []
+    for replica in {piece.replica for piece in has.values()}:
+        regions = (_regions_of(replica, pieces, workers) for pieces in (has, wants))
+        moves += find_moves(*regions, [hosts[worker] for worker in workers])
+    everyone = (tuple(_regions_of(None, pieces, workers)) for pieces in (has, wants))
+    return Exchange(np.dtype(node.inputs[0].dtype).name, tuple(shape), *everyone, tuple(moves))
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What a worker has of a tensor, and of which replica's; None where all have the same."""
+
+    region: Region
+    replica: int | None
+
+
+def _pieces(mesh: Mesh, layout: Layout, shape: Sequence[int]) -> dict[int, _Piece]:
+    if mesh.microbatch_axis is not None:
+        layout = Layout(layout.site, *layout.placements[: mesh.microbatch_axis])
+    is_own = isinstance(layout.along(REPLICAS), PerReplica)
+    pieces: dict[int, _Piece] = {}
+    for position, worker in enumerate(mesh.workers):
+        place = mesh.coordinates(position)
+        region = region_of(box_of(mesh, layout, shape, place))
+        pieces[worker] = _Piece(region, place[REPLICAS] if is_own else None)
+    return pieces
+
+
+def _regions_of(
+    replica: int | None, pieces: Mapping[int, _Piece], workers: Sequence[int]
+) -> list[Region | None]:
+    """Return what each worker has of a replica's tensor, or of any one's."""
+    found = (pieces.get(worker) for worker in workers)
+    return [None if p is None or replica not in (None, p.replica) else p.region for p in found]
