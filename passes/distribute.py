@@ -1,6 +1,7 @@
 """From what is known of a step and a strategy to the distributed step."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import onnx_graphsurgeon as gs
@@ -11,12 +12,14 @@ from partc.passes.configure import configure
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.indexed_rows.expected_rows import ExpectedRows
 from partc.passes.layouts.aggregate_partials import aggregate_partials
-from partc.passes.layouts.configuration import Configuration, data_parallel
+from partc.passes.layouts.configuration import Configuration, data_parallel, home_of_follower
 from partc.passes.layouts.decide_layouts import NotServable
+from partc.passes.layouts.layouts import Layout
 from partc.passes.layouts.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
 from partc.passes.lowering.lower import lower
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.bucket_communications import copy_where_shared
+from partc.passes.search.follow_readers import follow_readers
 from partc.runtime.errors import BadUsage
 from partc.runtime.plan.program import Aggregation
 
@@ -75,6 +78,25 @@ def lay_out(
     return graph
 
 
+def configuration_of(analysis: Analysis, strategy: Strategy) -> Configuration:
+    """Return what a strategy asks for, variables that operators with devices of their own divide kept so."""
+    configuration = configure(analysis, strategy)
+    if not any(config.devices for config in strategy.ops):
+        return configuration
+    listed = {v for v, p in analysis.followers.items() if not strategy.variables.keys().isdisjoint({v, p})}
+    graph = lay_out(analysis, strategy.parameters, configuration)
+    homes = dict(configuration.homes)
+    shapes = {name: variable.shape for name, variable in analysis.training.variables.items()}
+    for axis in range(1, len(graph.meshes.each[0].grid)):
+        for parameter, split in follow_readers(graph, axis, listed).items():
+            home = Layout(graph.layout(parameter).site).with_along(axis, split)
+            for name in (n for n, leader in analysis.followers.items() if parameter in (n, leader)):
+                own = homes.get(name, Layout(graph.layout(name).site))
+                kept = home_of_follower(home, shapes[parameter], shapes[name]).along(axis)
+                homes[name] = own.with_along(axis, kept)
+    return replace(configuration, homes={name: home for name, home in homes.items() if not home.is_whole})
+
+
 def lower_step(
     analysis: Analysis,
     strategy: Strategy,
@@ -86,7 +108,7 @@ def lower_step(
     `expected`: rows on their way, by sparse parameter, for prices alone. `sessions`: counters live on
     servers, which several sessions share.
     """
-    graph = lay_out(analysis, strategy.parameters, configure(analysis, strategy))
+    graph = lay_out(analysis, strategy.parameters, configuration_of(analysis, strategy))
     aggregate_partials(graph)
     lowered = lower(graph, expected, sessions)
     lowered.native = dict(graph.layouts)

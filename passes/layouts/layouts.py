@@ -241,6 +241,23 @@ class Meshes:
             for position, worker in enumerate(mesh.workers)
         )
 
+    def have_same_samples(self, layout: "Layout", other: "Layout") -> bool:
+        """Tell whether a micro-batch is the same part of a tensor in two layouts, of meshes of any shape."""
+        axis = self.microbatch_axis
+        assert axis is not None, "there are micro-batches"
+        micro = layout.along(axis)
+        if not isinstance(micro, Split) or other.along(axis) != micro:
+            return layout.along(axis) == other.along(axis)
+        own, others = (
+            [
+                (self.size(each.site, a), split)
+                for a, split in each.splits()
+                if split.axis == micro.axis and a != axis
+            ]
+            for each in (layout, other)
+        )
+        return own == others
+
     def are_paired(self, site: Site, other: Site) -> bool:
         """Tell whether each rank of a mesh has one at its place in another, who is somebody else."""
         return self.of(site).axes == self.of(other).axes and self.are_strangers(site, other)

@@ -101,6 +101,7 @@ class LoweredGraph:
             self._emitted[output] = gs.Variable(output, dtype=dtype)
             node = gs.Node(op, f"{output}.node", attributes, inputs, [self._emitted[output]])
             self.append(node, site)
+        assert self.site_of[f"{output}.node"] == site, f"{output} is made at two sites"
         return self._emitted[output]
 
     def coordinate(self, site: Site | None, axis: int, name: str) -> gs.Variable:

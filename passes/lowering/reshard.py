@@ -92,8 +92,9 @@ def _placed_apart(lowering: Lowering, tensor: str, sent: Layout, wanted: Layout)
     for axis, widened in wanted.widened():
         wanted = wanted.with_along(axis, Split(widened.axis))
     axis = lowering.graph.meshes.microbatch_axis
-    is_cut_there = axis is not None and isinstance(sent.along(axis), Replicate)
-    return wanted if axis is None or not is_cut_there else wanted.with_along(axis, Replicate())
+    if axis is None or lowering.graph.meshes.have_same_samples(sent, wanted):
+        return wanted
+    return wanted.with_along(axis, Replicate())
 
 
 def _to_stage(lowering: Lowering, tensor: str, source: Layout, wanted: Layout) -> gs.Tensor:
@@ -356,7 +357,8 @@ class _Fold:
         self.outer = split.outer // prod(parts)
         others = [p for p in layout.placements if not isinstance(p, Replicate)]
         self.tensor = lowering.value_name(tensor, layout) if others or layout.site != WORKER else tensor
-        self.name = f"{self.tensor}.fold{split.axis}.{split.outer}"
+        own = "" if lowering.graph.configuration.is_one_mesh or "@" in self.tensor else f"@{layout.site}"
+        self.name = f"{self.tensor}{own}.fold{split.axis}.{split.outer}"
         rank = len(self.shape) + (self.outer > 1)
         moved = self.axis + (self.outer > 1)
         self.order = [moved, *(axis for axis in range(rank) if axis != moved)]

@@ -85,7 +85,10 @@ def copy_where_shared(lowered: LoweredGraph, sessions: bool = False) -> None:
             is_busy = readers[operand.name] > 1 or operand.name in outliving or operand.name not in produced
             # Owners' rows are pulled from where they lie, unless that is a place in another bucket.
             must_copy = (sessions or operand.name in received) if node.op == "Pull" else is_busy
-            if node.op in ("ToStage", "Exchange"):  # which leaves what it sends as it is, so that others may read it
+            if node.op in (
+                "ToStage",
+                "Exchange",
+            ):  # which leaves what it sends as it is, so that others may read it
                 must_copy = operand.name not in produced or operand.name in sent
                 sent.add(operand.name)
             if must_copy:

@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 from partc.passes.layouts.layouts import Layout, Placement, Split
 from partc.passes.layouts.propagate_layouts import LaidOutGraph
+from partc.runtime.plan.program import Site
 
 
 def follow_readers(graph: LaidOutGraph, axis: int, chosen: Collection[str]) -> dict[str, Split]:
@@ -11,16 +12,17 @@ def follow_readers(graph: LaidOutGraph, axis: int, chosen: Collection[str]) -> d
 
     Needs layouts and decisions. One whose readers differ, or that does not divide, is left out.
     """
-    wanted: dict[str, set[Placement]] = {}
+    wanted: dict[str, set[tuple[Site, Placement]]] = {}
     for node in graph.training.graph.nodes:
         if node.name in graph.main:
             for tensor, layout in zip(node.inputs, graph.decisions[node.name].inputs, strict=True):
-                wanted.setdefault(tensor.name, set()).add(layout.along(axis))
+                wanted.setdefault(tensor.name, set()).add((layout.site, layout.along(axis)))
     return {
         name: split
         for name in graph.training.gradients
         if name not in chosen and len(wanted.get(name, ())) == 1
-        for split in wanted[name]
+        for site, split in wanted[name]
         if isinstance(split, Split)
-        and graph.meshes.divides(Layout("worker").with_along(axis, split), graph.facts.shape(name))
+        and site == graph.layout(name).site
+        and graph.meshes.divides(Layout(site).with_along(axis, split), graph.facts.shape(name))
     }

@@ -1,12 +1,14 @@
 """Random graphs, any node on any devices and split in any way: what is trained is the single device's."""
 
+from math import prod
 from pathlib import Path
 
 import pytest
 
 from partc.compiler.importing.import_training import import_training_graph
+from partc.passes.rules.sharding_rules import rule_of
 from tests.builders.graphs.random_steps import random_step
-from tests.builders.plans.compiled_steps import compile_step, random_batches, verified
+from tests.builders.plans.compiled_steps import Compiled, compile_step, random_batches, verified
 from tests.builders.plans.random_meshes import random_devices
 
 BATCHES = ("global", "per-replica")
@@ -15,13 +17,33 @@ BATCHES = ("global", "per-replica")
 def check(seed: int, folder: Path) -> None:
     batch = BATCHES[seed % 2]
     training = import_training_graph(random_step(seed))
-    cluster, strategy = random_devices(training, batch, seed)
+    sizes = [e.shape[e.sample_axis] for e in training.data_inputs.values() if e.sample_axis is not None]
+    samples = sizes[0]
+    assert isinstance(samples, int)
+    cluster, strategy = random_devices(training, batch, samples, seed)
 
     compiled = compile_step(training, folder / "out", cluster, strategy, batch)
     report = verified(compiled, random_batches(compiled.plan, 2, seed))
+    check_work(compiled)
 
     assert {check.verdict for check in report.variables} == {"equal"}, report.summary()
     assert not report.disagreeing
+
+
+def check_work(compiled: Compiled) -> None:
+    """What an op was asked to divide among its devices, each computes a part of."""
+    lowered, facts = compiled.compilation.lowered, compiled.compilation.analysis.facts
+    nodes = {node.name: node for node in compiled.compilation.training.graph.nodes}
+    for config in compiled.compilation.strategy.ops:
+        if config.op not in nodes:  # it was said in primitives
+            continue
+        node = nodes[config.op]
+        parts = [size for dimension, size in (config.split or {}).items() if dimension != "batch"]
+        copies = [copy for copy, original in lowered.original.items() if original == config.op]
+        rule = rule_of(node, facts)
+        is_known = all(facts.fixed_value(tensor.name) is not None for tensor in node.outputs)
+        if copies and parts and rule is not None and not is_known:
+            assert min(lowered.flops[copy] for copy in copies) <= rule.flops // prod(map(int, parts))
 
 
 @pytest.mark.parametrize("seed", range(12))

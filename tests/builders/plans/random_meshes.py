@@ -106,23 +106,39 @@ def _dimensions(node: gs.Node, facts: Facts, zeros: frozenset[str], parts: int) 
 CLUSTERS = {"1x2": 2, "1x3": 3, "2x2": 4, "2x4": 8}  # workers
 
 
-def random_devices(training: TrainingGraph, batch: str, seed: int) -> tuple[str, Strategy]:
-    """Return a cluster, and a strategy for it whose ops have any devices of their own, and any splits."""
+def random_devices(training: TrainingGraph, batch: str, samples: int, seed: int) -> tuple[str, Strategy]:
+    """Return a cluster, and a strategy for it whose ops have any devices of their own, and any splits.
+
+    Some strategies have a grid of all workers besides, some micro-batches.
+    """
     rng = np.random.default_rng(seed)
     cluster = str(rng.choice(list(CLUSTERS)))
     names = [rank.device for rank in ranks_of(cluster_of(cluster)) if rank.replica is not None]
-    replicas = int(rng.choice([n for n in (1, 2, 4) if n <= len(names)]))
+    replicas = int(rng.choice([n for n in (1, 2, 4) if len(names) % n == 0]))
+    own = samples if batch == "per-replica" else samples // replicas
+    microbatches = int(rng.choice([count for count in (1, 1, 2, 4) if own % count == 0]))
+    grid = {"data": replicas, "tensor": len(names) // replicas} if rng.random() < 0.4 else {}
+    are_bound = batch == "per-replica" or microbatches > 1
     facts = infer_facts(training, {}, replicas)
     zeros, main = find_zeros(training.graph, facts), find_roles(training).main
     ops: list[OpConfig] = []
     share = rng.choice([0.2, 0.6])
     for node in training.graph.nodes:
         if node.name in main and rng.random() < share:
-            ops.append(_on_devices(node, facts, zeros, names, batch, replicas, rng))
+            samples = replicas if are_bound else int(rng.choice([1, replicas]))
+            ops.append(_on_devices(node, facts, zeros, names, samples, rng))
     if not ops:
         first = next(node for node in training.graph.nodes if node.name in main)
         ops.append(OpConfig(first.name, {"batch": replicas}, devices=tuple(names[:replicas])))
-    return cluster, Strategy(MESH_STRATEGY_FORMAT, batch, {}, ops=tuple(ops))  # type: ignore[arg-type]
+    strategy = Strategy(
+        MESH_STRATEGY_FORMAT,
+        batch,  # type: ignore[arg-type]
+        {},
+        mesh=grid,
+        ops=tuple(ops),
+        microbatches=microbatches,
+    )
+    return cluster, strategy
 
 
 def _on_devices(
@@ -130,12 +146,10 @@ def _on_devices(
     facts: Facts,
     zeros: frozenset[str],
     names: list[str],
-    batch: str,
-    replicas: int,
+    samples: int,
     rng: np.random.Generator,
 ) -> OpConfig:
     """Return an op on devices drawn in any order, split as its rule allows."""
-    samples = replicas if batch == "per-replica" else int(rng.choice([1, replicas]))
     split: dict[str, int | str] = {"batch": samples}
     parts = int(rng.choice([n for n in (1, 2, 3, 4) if n * samples <= len(names)]))
     found = _dimensions(node, facts, zeros, parts)
