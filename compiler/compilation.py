@@ -73,9 +73,14 @@ class Compilation:
         return tuple(rank.device for rank in ranks_of(self.cluster) if rank.replica is not None)
 
     @property
+    def worker_hosts(self) -> tuple[str, ...]:
+        """Return the host of every such device."""
+        return tuple(rank.host for rank in ranks_of(self.cluster) if rank.replica is not None)
+
+    @property
     def replicas(self) -> int:
         """Return how many replicas there are: of one worker each, if the strategy has no mesh of them."""
-        return self.options.chosen_replicas(self.worker_names)
+        return self.options.chosen_replicas(self.worker_names, self.worker_hosts)
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

@@ -106,14 +106,15 @@ class Options:
             raise BadUsage(f"no strategy {self.strategy!r}", at="--strategy", fix=fix)
         return read_strategy(Path(self.strategy))
 
-    def chosen_replicas(self, workers: Sequence[str]) -> int:
-        """Return how many replicas the workers, by their names, make: as many as they are, without meshes.
+    def chosen_replicas(self, workers: Sequence[str], hosts: Sequence[str]) -> int:
+        """Return how many replicas the workers make: as many as they are, without meshes.
 
-        Raises BadUsage, BadStrategy where they do not make the meshes that were asked for.
+        `workers`: their names; `hosts`: of each. Raises BadUsage, BadStrategy where they do not make the
+        meshes that were asked for.
         """
         strategy = self.chosen_strategy()
         if isinstance(strategy, NamedStrategy):
-            return next(iter(strategy.mesh(len(workers)).values()))
+            return strategy.replicas(hosts)
         if not isinstance(strategy, Strategy) or not strategy.has_meshes:
             return len(workers)
         mesh, stages = strategy.mesh, strategy.stages

@@ -148,7 +148,7 @@ def write_named_strategy(compilation: Compilation) -> None:
         strategy = name_strategy(
             compilation.analysis,
             named,
-            compilation.workers,
+            compilation.worker_hosts,
             batch,
             lambda flops, nbytes: node_s(flops, nbytes, worker, compilation.cluster),
         )

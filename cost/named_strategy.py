@@ -7,10 +7,13 @@ fsdp[=N]   N replicas share the variables: each keeps a part, and gathers what i
 pipeline=K       layers follow each other on K times as many workers, as balanced as their times allow
 microbatches=M   each replica's batch in M parts, one after the other; left out, up to four a stage
 
+replicas=R       R replicas of several workers each, which share weights unless more is said
+
+layerwise         alone, or with microbatches: replicas are hosts, layers are divided among a host's devices
 one-weird-trick   alone: replicas divide the samples of convolutions and the columns of dense layers
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -18,14 +21,19 @@ from partc.runtime.errors import BadUsage
 
 AXES = ("data", "spatial", "tensor")  # of the mesh, outermost first
 ONE_WEIRD_TRICK = "one-weird-trick"
-NAMES = ("data", "spatial", "tensor", "fsdp", "pipeline", "microbatches", ONE_WEIRD_TRICK)
+LAYERWISE = "layerwise"
+NAMES = (
+    "data", "replicas", "spatial", "tensor", "fsdp", "pipeline", "microbatches", LAYERWISE, ONE_WEIRD_TRICK
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class NamedStrategy:
     """What a name says: mesh axis -> its size, where it is said; what replicas share; and of a pipeline.
 
-    microbatches  None: as many as suit the pipeline
+    microbatches    None: as many as suit the pipeline
+    divides_layers  replicas are hosts, each of whose workers has some layers
+    fills_tensor    the workers of a replica, however many, share its weights
     """
 
     text: str
@@ -34,9 +42,19 @@ class NamedStrategy:
     splits_dense: bool = False
     stages: int = 1
     microbatches: int | None = None
+    divides_layers: bool = False
+    fills_tensor: bool = False
+
+    def replicas(self, hosts: Sequence[str]) -> int:
+        """Return how many replicas the workers make. `hosts`: of every worker. Raises BadUsage."""
+        if self.divides_layers:
+            return len(set(hosts))
+        return next(iter(self.mesh(len(hosts)).values()))
 
     def mesh(self, workers: int) -> dict[str, int]:
         """Return the workers' mesh, of one stage. Raises BadUsage where they do not make one."""
+        if self.fills_tensor and not workers % self.sizes["data"]:
+            return {"data": self.sizes["data"], "tensor": workers // self.sizes["data"]}
         inner = self.stages * prod(size for name, size in self.sizes.items() if name != "data")
         data = self.sizes.get("data", workers // inner)
         if data * inner != workers or not data:
@@ -62,8 +80,9 @@ def parse_named(text: str) -> NamedStrategy | None:
             raise BadUsage(f"no strategy {text!r}", at=f"--strategy {text}", fix=fix)
         return NamedStrategy(text, {}, False, True)
     for name, equals, value in words:
-        axis = "data" if name == "fsdp" else name
-        if name not in NAMES or (not equals and name != "fsdp") or (equals and not _is_size(value)):
+        axis = {"fsdp": "data", "replicas": "data"}.get(name, name)
+        needs_size = name not in ("fsdp", LAYERWISE)
+        if name not in NAMES or (not equals and needs_size) or (equals and not _is_size(value)):
             raise BadUsage(
                 f"no strategy {text!r}",
                 at=f"--strategy: {name}{equals}{value}",
@@ -72,9 +91,20 @@ def parse_named(text: str) -> NamedStrategy | None:
             )
         if equals and sizes.setdefault(axis, int(value)) != int(value):
             raise BadUsage(f"two sizes of {axis}", at=f"--strategy {text}", fix="name each axis once")
-    shares = any(name == "fsdp" for name, _, _ in words)
+    said = {name for name, _, _ in words}
     stages, microbatches = sizes.pop("pipeline", 1), sizes.pop("microbatches", None)
-    return NamedStrategy(text, sizes, shares, stages=stages, microbatches=microbatches)
+    if LAYERWISE in said and said - {LAYERWISE, "microbatches"}:
+        fix = f"write {LAYERWISE}, alone or with microbatches: the cluster says how many of each"
+        raise BadUsage(f"no strategy {text!r}", at=f"--strategy {text}", fix=fix)
+    return NamedStrategy(
+        text,
+        sizes,
+        "fsdp" in said,
+        stages=stages,
+        microbatches=microbatches,
+        divides_layers=LAYERWISE in said,
+        fills_tensor="replicas" in said and not said & {"tensor", "spatial", "pipeline"},
+    )
 
 
 def _is_size(value: str) -> bool:

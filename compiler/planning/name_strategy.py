@@ -1,9 +1,12 @@
 """Write a named strategy out: an ordinary strategy, as a file could say it."""
 
+from collections.abc import Sequence
+
 from partc.cost.named_strategy import NamedStrategy
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, AxisSplit, Batch, OpConfig, Strategy
 from partc.passes.analysis import Analysis
 from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh
+from partc.passes.search.cut_layers import cut_layers
 from partc.passes.search.cut_stages import NodeSeconds, cut_stages
 from partc.passes.search.find_groups import spell_dimension
 from partc.passes.search.shard_variables import shard_variables
@@ -18,12 +21,15 @@ MICROBATCHES_PER_STAGE = 4
 
 
 def name_strategy(
-    analysis: Analysis, named: NamedStrategy, workers: int, batch: Batch, seconds: NodeSeconds
+    analysis: Analysis, named: NamedStrategy, hosts: Sequence[str], batch: Batch, seconds: NodeSeconds
 ) -> Strategy:
     """Return what a name means for a step. Raises BadUsage where it means nothing there.
 
-    `seconds`: what a node takes on a worker.
+    `hosts`: of every worker; `seconds`: what a node takes on one.
     """
+    workers = len(hosts)
+    if named.divides_layers:
+        return _layerwise(analysis, named, hosts, batch, seconds)
     if named.splits_dense:
         return _one_weird_trick(analysis, named, workers, batch)
     sizes = named.mesh(workers)
@@ -53,6 +59,31 @@ def name_strategy(
         ops=(*ops, *(OpConfig(node, stage=stage) for node, stage in begin.items())),
         stages=named.stages,
         microbatches=named.microbatches or _microbatches(analysis, named.stages),
+    )
+
+
+def _layerwise(
+    analysis: Analysis, named: NamedStrategy, hosts: Sequence[str], batch: Batch, seconds: NodeSeconds
+) -> Strategy:
+    """Give each layer a device of every host."""
+    at_host: dict[str, list[str]] = {}
+    for worker, host in zip(analysis.workers, hosts, strict=True):
+        at_host.setdefault(host, []).append(worker)
+    counts = [len(devices) for devices in at_host.values()]
+    if len(set(counts)) > 1:
+        raise BadUsage(
+            f"hosts of {', '.join(map(str, counts))} devices, where each host is to be a replica",
+            at=f"--strategy {named.text}",
+            fix="use a cluster whose hosts have equally many devices, or --strategy pipeline=K",
+        )
+    meshes = list(zip(*at_host.values(), strict=True))
+    layers = cut_layers(analysis, len(meshes), seconds)
+    return Strategy(
+        MESH_STRATEGY_FORMAT,
+        batch,
+        {},
+        ops=tuple(OpConfig(node, devices=meshes[number]) for node, number in layers.items()),
+        microbatches=named.microbatches or 1,
     )
 
 

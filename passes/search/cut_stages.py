@@ -36,7 +36,7 @@ def cut_stages(analysis: Analysis, stages: int, seconds: NodeSeconds) -> dict[st
             at=f"--strategy pipeline={stages}",
             fix=f"use at most {max(1, len(line))} stages",
         )
-    ends = _cut(_seconds_at(analysis, line, seconds), _bytes_behind(analysis, line), stages)
+    ends = cut(seconds_at(analysis, line, seconds), _bytes_behind(analysis, line), stages)
     stage_of = {node.name: sum(end <= place for end in ends) for place, node in enumerate(line)}
     made = {tensor.name: stage_of[node.name] for node in line for tensor in node.outputs}
     return {
@@ -46,7 +46,7 @@ def cut_stages(analysis: Analysis, stages: int, seconds: NodeSeconds) -> dict[st
     }
 
 
-def _seconds_at(analysis: Analysis, line: Sequence[gs.Node], seconds: NodeSeconds) -> list[float]:
+def seconds_at(analysis: Analysis, line: Sequence[gs.Node], seconds: NodeSeconds) -> list[float]:
     """Return what every forward node takes, with what goes with it on the way back and in updates."""
     alone = {node.name: place for place, node in enumerate(line)}
     places = place_nodes(analysis, alone, len(line))
@@ -73,7 +73,7 @@ def _bytes_behind(analysis: Analysis, line: Sequence[gs.Node]) -> list[int]:
     return list(accumulate(change))
 
 
-def _cut(seconds: Sequence[float], nbytes: Sequence[int], stages: int) -> list[int]:
+def cut(seconds: Sequence[float], nbytes: Sequence[int], stages: int) -> list[int]:
     """Return the places at which the later stages begin. `nbytes`: of a cut before each place."""
     until = [0.0, *accumulate(seconds)]
     low, high = max(max(seconds), until[-1] / stages), until[-1]

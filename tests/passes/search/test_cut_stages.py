@@ -11,7 +11,7 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.models.catalogue import build_model
 from partc.passes.layouts.place_nodes import place_nodes
-from partc.passes.search.cut_stages import TOLERANCE, _cut, cut_stages
+from partc.passes.search.cut_stages import TOLERANCE, cut, cut_stages
 from partc.runtime.errors import BadUsage
 from tests.passes.layouts.test_place_nodes import analysed
 
@@ -28,13 +28,13 @@ def test_a_cut_is_nearly_the_best_of_all_and_of_the_fewest_bytes_among_these(sta
     seconds = [float(second) for second in rng.integers(1, 20, 9)]
     nbytes = [0, *(int(size) for size in rng.integers(1, 100, 9))]
 
-    found = _cut(seconds, nbytes, stages)
+    found = cut(seconds, nbytes, stages)
 
     cuts = list(combinations(range(1, 9), stages - 1))
-    best = min(greatest(seconds, cut) for cut in cuts)
-    near = [cut for cut in cuts if greatest(seconds, cut) <= best * (1 + TOLERANCE) + 1e-9]
+    best = min(greatest(seconds, c) for c in cuts)
+    near = [c for c in cuts if greatest(seconds, c) <= best * (1 + TOLERANCE) + 1e-9]
     assert tuple(found) in near
-    assert sum(nbytes[end] for end in found) == min(sum(nbytes[end] for end in cut) for cut in near)
+    assert sum(nbytes[end] for end in found) == min(sum(nbytes[end] for end in c) for c in near)
 
 
 def greatest(seconds: list[float], cut: tuple[int, ...]) -> float:

@@ -1,0 +1,67 @@
+"""Divide the layers of a step among devices: what reads the same parameters is one layer, unrolled or not.
+
+So FlexFlow's authors lay recurrent networks out by hand: data parallelism between nodes, and within a node a
+layer on each device (flexflow.txt, section 8.2.1). Layers follow each other in the order in which they begin;
+contiguous ones are put together so that the busiest device has as little to do as may be.
+"""
+
+from collections.abc import Sequence
+
+import networkx as nx
+import onnx_graphsurgeon as gs
+
+from partc.passes.analysis import Analysis
+from partc.passes.layouts.place_nodes import find_mixed
+from partc.passes.search.cut_stages import NodeSeconds, cut, seconds_at
+from partc.passes.search.forward_nodes import forward_nodes
+from partc.runtime.errors import BadUsage
+
+
+def cut_layers(analysis: Analysis, devices: int, seconds: NodeSeconds) -> dict[str, int]:
+    """Return the forward nodes that read parameters -> the device, by its number, that runs their layer.
+
+    `seconds`: what a node takes. Raises BadUsage where there are fewer layers than devices.
+    """
+    forward = forward_nodes(analysis.training, analysis.main)
+    mixed = find_mixed(forward, analysis.training)
+    line = [node for node in forward if node.name in mixed]
+    layer_of = _layers(analysis, forward, line)
+    layers = max(layer_of.values(), default=-1) + 1
+    if layers < devices:
+        raise BadUsage(
+            f"{layers} layers for {devices} devices of a host",
+            at="--strategy layerwise",
+            fix="use a cluster of fewer devices a host, or another strategy",
+        )
+    durations = [0.0 for _ in range(layers)]
+    made: dict[str, int] = {}
+    for node, second in zip(line, seconds_at(analysis, line, seconds), strict=True):
+        behind = max((made[tensor.name] for tensor in node.inputs if tensor.name in made), default=0)
+        layer = layer_of.get(node.name, behind)
+        made.update((tensor.name, layer) for tensor in node.outputs)
+        durations[layer] += second
+    ends = cut(durations, [0] * (layers + 1), devices)
+    return {name: sum(end <= layer for end in ends) for name, layer in layer_of.items()}
+
+
+def _layers(analysis: Analysis, forward: Sequence[gs.Node], line: Sequence[gs.Node]) -> dict[str, int]:
+    """Return the number of the layer of every node that reads parameters."""
+    parameters = {name: {name} for name in analysis.training.gradients}
+    in_line = {node.name for node in line}
+    for node in forward:
+        read = {name for tensor in node.inputs for name in parameters.get(tensor.name, ())}
+        if node.name not in in_line and read:  # a weight turned about is the weight
+            parameters.update((tensor.name, read) for tensor in node.outputs)
+    links = nx.Graph()
+    for node in line:
+        for tensor in node.inputs:
+            links.add_edges_from((("node", node.name), name) for name in parameters.get(tensor.name, ()))
+    numbers: dict[str, int] = {}
+    found = 0
+    for node in line:
+        at = "node", node.name
+        if at in links and node.name not in numbers:
+            component = nx.node_connected_component(links, at)
+            numbers.update((entry[1], found) for entry in component if isinstance(entry, tuple))
+            found += 1
+    return numbers
