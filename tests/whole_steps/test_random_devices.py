@@ -39,7 +39,9 @@ def check_work(compiled: Compiled) -> None:
             continue
         node = nodes[config.op]
         parts = [size for dimension, size in (config.split or {}).items() if dimension != "batch"]
-        copies = [c for c, original in lowered.original.items() if original == config.op and c in lowered.flops]
+        copies = [
+            c for c, original in lowered.original.items() if original == config.op and c in lowered.flops
+        ]
         rule = rule_of(node, facts)
         is_known = all(facts.fixed_value(tensor.name) is not None for tensor in node.outputs)
         if copies and parts and rule is not None and not is_known:
