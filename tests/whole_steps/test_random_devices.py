@@ -18,7 +18,7 @@ def check(seed: int, folder: Path) -> None:
     batch = BATCHES[seed % 2]
     training = import_training_graph(random_step(seed))
     sizes = [e.shape[e.sample_axis] for e in training.data_inputs.values() if e.sample_axis is not None]
-    samples = sizes[0]
+    samples = sizes[0] if sizes else 1
     assert isinstance(samples, int)
     cluster, strategy = random_devices(training, batch, samples, seed)
 
