@@ -31,13 +31,12 @@ def _mesh_groups(
 ) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Return the workers that meet along each axis of a mesh, and from one mesh to another."""
     meshes = lowered.meshes
-    if meshes.axes == 1 and meshes.sites == (WORKER,):
-        return {}
+    is_plain = meshes.axes == 1 and meshes.sites == (WORKER,)  # `workers` is its only group
     members = {mesh.name: tuple(workers[worker] for worker in mesh.workers) for mesh in meshes.each}
     groups = {
         mesh.group(axis): tuple(tuple(members[mesh.name][at] for at in line) for line in mesh.lines(axis))
         for mesh in meshes.each
-        for axis in range(len(mesh.grid))
+        for axis in range(0 if is_plain else len(mesh.grid))
     }
     for start in instructions:
         if isinstance(start, Start) and start.exchange is not None:

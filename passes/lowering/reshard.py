@@ -78,9 +78,29 @@ def reshard(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> 
     for axis in range(len(native.placements)):
         if lowering.graph.sums_before(tensor, axis) and isinstance(wanted.along(axis), Replicate):
             native = native.with_along(axis, Replicate())
+    if _moves_between_splits(lowering, tensor, native, wanted):
+        return exchange(lowering, tensor, native, wanted)
     shape = lowering.facts.shape(tensor)
     change = last_change(native, wanted, lambda layout: lowering.graph.meshes.divides(layout, shape))
     return _change_axis(lowering, tensor, wanted, change)
+
+
+def _moves_between_splits(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> bool:
+    """Tell whether ranks of a mesh have one part and want another: gathering would bring them all parts."""
+    axes = range(max(len(native.placements), len(wanted.placements)))
+    pairs = [(native.along(axis), wanted.along(axis)) for axis in axes]
+    are_pieces = all(
+        (isinstance(own, Split | Replicate)
+        and isinstance(p, Split | Replicate))
+        or (isinstance(own, PerReplica)
+        and own == p)
+        for own, p in pairs
+    )
+    is_moved = any(isinstance(own, Split) and isinstance(p, Split) and own != p for own, p in pairs)
+    micro = lowering.graph.meshes.microbatch_axis
+    if not (are_pieces and is_moved and lowering.graph.has_fixed_pieces(tensor)) or wanted.site == "server":
+        return False
+    return micro is None or lowering.graph.meshes.have_same_samples(native, wanted)
 
 
 def _sums_made(layout: Layout) -> Layout:

@@ -109,19 +109,19 @@ def test_no_gradient_of_a_dense_layer_is_summed_between_workers(cluster: str, tm
     # What is gathered is activations: none is as large as the smaller weight.
     workers = len(compiled.plan.ranks)
     gathered = sorted(n for kind, n in sent(compiled).elements() if kind == "all_gather_rows" and n)
-    assert gathered == [8 * 8 * 4 // workers, 8 * 32 * 4 // workers]
+    assert gathered == [8 * 32 * 4 // workers]
+    # Of logits and of their gradient each worker has columns, and wants samples: all but what it has of these.
+    exchanged = [n for kind, n in sent(compiled).elements() if kind == "exchange"]
+    assert exchanged == [8 * 8 * 4 * (workers - 1) // workers] * 2
 
 
 def test_each_layer_gathers_its_input_once_for_both_ways(tmp_path: Path) -> None:
     compiled = compiled_net(tmp_path, "1x2")
 
     gathered = [label.removeprefix("AllGatherRows ") for label in compiled.started("all_gather_rows")]
-    inputs, loss_and_back = gathered[:2], gathered[2:]
-    assert [name.partition(".")[0] for name in inputs] == ["flat", "z"]
-    assert [name.partition(".")[0] for name in loss_and_back] == [
-        "logits",
-        "loss/LogSoftmax/gradient/Sub",
-    ]
+    assert [name.partition(".")[0] for name in gathered] == ["flat", "z"]
+    exchanged = [label.removeprefix("Exchange ") for label in compiled.started("exchange")]
+    assert exchanged == ["logits", "loss/LogSoftmax/gradient/Sub"]
 
 
 def test_the_name_is_written_as_an_ordinary_strategy(tmp_path: Path) -> None:
