@@ -45,7 +45,7 @@ def _is(node: onnx.NodeProto, op: str) -> bool:
 
 
 def _is_one(tensor: onnx.TensorProto) -> bool:
-    """Tell whether a constant is the number 1: of no axes, so that a quotient has the shape of its divisor."""
+    """Tell whether a constant is the number 1: without axes, so that the quotient has its divisor's."""
     is_number = np.issubdtype(helper.tensor_dtype_to_np_dtype(tensor.data_type), np.inexact)
     return bool(is_number and not tensor.dims and numpy_helper.to_array(tensor) == 1)
 
