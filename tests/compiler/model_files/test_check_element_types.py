@@ -7,10 +7,12 @@ import onnx
 import onnxruntime
 import pytest
 from onnx.numpy_helper import from_array
+from onnx.shape_inference import infer_shapes
 
 from partc.compiler.api import compile_step, inspect
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD
+from partc.compiler.model_files.check_element_types import check_element_types
 from partc.compiler.options import GraphOptions, Options
 from partc.runtime.errors import BadModel
 from tests.builders.graphs.foreign_steps import TABLE, parse
@@ -66,6 +68,11 @@ def test_a_scatter_into_zeros_of_another_type_is_named() -> None:
     """ConstantOfShape makes float32 unless it is told otherwise."""
     with pytest.raises(BadModel, match="'zeros' is of float and 'd' of double, where ScatterElements takes"):
         import_text(TABLE.replace("float[", "double[").replace("float ", "double "))
+
+
+@pytest.mark.parametrize("kind", ["float", "double", "float16"])
+def test_a_float_that_an_op_is_not_said_to_take_is_left_to_its_kernels(kind: str) -> None:
+    check_element_types(infer_shapes(parse(f"g ({kind}[4] x) => ({kind}[4] y) {{ y = Celu (x) }}")))
 
 
 def test_a_forward_model_is_refused_before_it_is_differentiated() -> None:
