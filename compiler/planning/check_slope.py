@@ -92,7 +92,7 @@ def _session(training: TrainingGraph) -> ort.InferenceSession:
     del model.functions[:]
     model.functions.extend(training.functions)
     options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what goes wrong is caught
     options.intra_op_num_threads = 1
     return ort.InferenceSession(
         model.SerializeToString(),
