@@ -8,9 +8,9 @@ Sources: parallax.txt, table 2 and figures 4 and 5; parallax-manual.txt. docs/pa
 """
 
 import atexit
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from partc.cost.cluster.cluster import Cluster, read_any_cluster
 from partc.runtime.data.feeds import find_function
 from partc.runtime.data.sharded import Batch, ReadShard, ShardedData, is_read_by_shard
 from partc.runtime.errors import BadData, BadUsage
+from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.log import configure_log
 from partc.runtime.plan.program import Aggregation
 
@@ -153,6 +154,6 @@ def _folder_of(config: ParallaxConfig, machines: Cluster) -> Path:
             at="config.out",
             fix="name a folder that all hosts see under the same path",
         )
-    folder = tempfile.mkdtemp(prefix="partc-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
+    at_the_end = ExitStack()
+    atexit.register(at_the_end.close)
+    return at_the_end.enter_context(held_folder(Path(tempfile.gettempdir()), "partc-run-")) / "plan"

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from partc.compiler.model_files.check_element_types import check_element_types
 from partc.passes.graph.infer_shapes import infer_shapes
 from partc.runtime.errors import UnsupportedModel
 
@@ -61,8 +62,8 @@ def infer_types(model: onnx.ModelProto) -> dict[str, TensorType]:
 
 
 def check_shapes(model: onnx.ModelProto) -> None:
-    """Raise BadModel where the shapes of a node's inputs do not fit together."""
-    infer_shapes(without_large_values(model), strict_mode=True)
+    """Raise BadModel where the shapes, or the element types, of a node's inputs do not fit together."""
+    check_element_types(infer_shapes(without_large_values(model), strict_mode=True))
 
 
 def type_of(value: onnx.ValueInfoProto) -> TensorType:

@@ -53,6 +53,7 @@ from partc.compiler.importing.outline_bodies import declare_loop_outputs, outlin
 from partc.compiler.importing.propose_state import propose_state
 from partc.compiler.importing.shard_inputs import declare_shards, read_shard_inputs
 from partc.compiler.importing.training_info import has_algorithm, join_training_info
+from partc.compiler.model_files.check_element_types import check_element_types
 from partc.compiler.model_files.model_file import check_model, onnx_transforming, read_model
 from partc.compiler.options import GraphOptions
 from partc.compiler.planning.stopwatch import paused_collection
@@ -277,7 +278,9 @@ def _upgrade(model: onnx.ModelProto) -> onnx.ModelProto:
                 model = inline_local_functions(model)
             model = onnx.version_converter.convert_version(model, OPSET)
     model.ir_version = max(IR_VERSION, min(model.ir_version, IR_VERSION))
-    return infer_shapes(model, strict_mode=True, data_prop=True)
+    model = infer_shapes(model, strict_mode=True, data_prop=True)
+    check_element_types(model)
+    return model
 
 
 # ---------------------------------------------------------------- the graph

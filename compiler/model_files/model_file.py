@@ -5,7 +5,6 @@ wrong into a BadModel that names the node or tensor and the repair.
 """
 
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
@@ -25,6 +24,7 @@ from partc.compiler.model_files.run_checker import newest_opset, run_checker
 from partc.passes.graph.infer_shapes import limited_memory, try_inference
 from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN, SUM_ROWS
 from partc.runtime.errors import BadModel, PartcError, UnsupportedModel
+from partc.runtime.jobs.job_folder import held_folder
 
 PROTOBUF_LIMIT_BYTES = 2**31 - 1  # one protobuf message, by the protobuf specification
 EXTERNAL_DATA_FROM_BYTES = 1_500_000_000  # larger models keep their initializers beside the file
@@ -74,8 +74,9 @@ def write_model(model: onnx.ModelProto, path: str | Path) -> None:
     """Write a model file at once or not at all; initializers go beside it above 1.5 GB."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as temporary:
-        folder = Path(temporary)
+    with held_folder(path.parent, f".{path.name}.write-") as temporary:
+        folder = temporary / "model"
+        folder.mkdir()
         if model.ByteSize() > EXTERNAL_DATA_FROM_BYTES:
             onnx.save(model, folder / path.name, save_as_external_data=True, location=f"{path.name}.data")
         else:

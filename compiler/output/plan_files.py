@@ -1,13 +1,15 @@
 """The folder of a plan: written beside its place, renamed when complete.
 
-A failed compilation leaves nothing half-written, and never harms an earlier result. Of an earlier plan's
-folder only what that plan lists goes; whatever else lies there stays.
+A failed compilation leaves nothing half-written, and never harms an earlier result: what a killed one wrote
+is removed by the next of that name. Of an earlier plan's folder only what that plan lists goes; whatever else
+lies there stays.
 """
 
 import hashlib
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
@@ -18,6 +20,7 @@ from partc.compiler.output.output_paths import TRAINED_FILES, check_output_folde
 from partc.passes.graph.training_graph import InitialValue, MadeTensor, StoredTensor, TrainingGraph
 from partc.runtime.data.checkpoint import TensorFile, write_tensors
 from partc.runtime.errors import BadUsage
+from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.log import log
 from partc.runtime.plan.program import Initial, Made, Stored
 
@@ -36,9 +39,12 @@ class PlanFiles:
     def __enter__(self) -> "PlanFiles":
         check_output_folder(self.out, self._force)
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        self.folder = Path(tempfile.mkdtemp(prefix=f".{self.out.name}.", dir=self.out.parent))
-        (self.folder / "segments").mkdir()
-        self.folder.chmod(0o755)
+        with ExitStack() as begun:
+            temporary = begun.enter_context(held_folder(self.out.parent, f".{self.out.name}.compile-"))
+            self.folder = temporary / "plan"
+            (self.folder / "segments").mkdir(parents=True)
+            self.folder.chmod(0o755)
+            self._at_the_end = begun.pop_all()
         return self
 
     def __exit__(
@@ -47,11 +53,9 @@ class PlanFiles:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
+        with self._at_the_end:
             if error is None:
                 _swap(self.folder, self.out)
-        finally:
-            shutil.rmtree(self.folder, ignore_errors=True)  # after a swap there is none
 
     def save_segment(self, model: onnx.ModelProto) -> str:
         """Store a segment under its hash, so that equal segments are one file."""
@@ -106,17 +110,20 @@ def _swap(folder: Path, out: Path) -> None:
             at=str(out / conflicts[0]),
             fix="move it away, or give another folder with -o",
         )
-    old = folder.with_name(f"{folder.name}.old")
+    # Outside of the temporary folder: were this process killed now, the next would remove the user's files.
+    replaced = Path(tempfile.mkdtemp(prefix=f".{out.name}.replaced-", dir=out.parent))
+    old = replaced / out.name
     out.rename(old)
     try:
         folder.rename(out)
     except OSError:
         old.rename(out)
+        replaced.rmdir()
         raise
     for name in foreign_files:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (old / name).rename(out / name)
-    shutil.rmtree(old)
+    shutil.rmtree(replaced)
 
 
 def _files_of_others(out: Path) -> list[str]:

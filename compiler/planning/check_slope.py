@@ -20,6 +20,7 @@ import onnxruntime as ort
 from partc.passes.graph.reachability import ancestors
 from partc.passes.graph.training_graph import IR_VERSION, TrainingGraph
 from partc.passes.roles.find_roles import gradient_tensors
+from partc.runtime.execution.device import UNSOUND
 
 Arrays = dict[str, np.ndarray]
 MAX_ELEMENTS = 30_000_000  # of all variables: larger models are not run while compiling
@@ -91,9 +92,14 @@ def _session(training: TrainingGraph) -> ort.InferenceSession:
     del model.functions[:]
     model.functions.extend(training.functions)
     options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what goes wrong is caught
     options.intra_op_num_threads = 1
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(
+        model.SerializeToString(),
+        options,
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=list(UNSOUND),
+    )
 
 
 def _run(session: ort.InferenceSession, feeds: Mapping[str, np.ndarray]) -> Arrays:

@@ -11,6 +11,7 @@ from statistics import median
 
 from partc.compiler.options import Partitioner
 from partc.cost.assignment.partitions import TIE
+from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.jobs.runner import Runner
 from partc.runtime.plan.plan_folder import PlanFolder
 
@@ -34,8 +35,8 @@ def measure_partitions(
 
     Rounds go through all candidates in turn, so that a machine's slow moments hit all alike.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        plans = {count: compile_with(count, Path(folder) / f"{count}") for count in candidates}
+    with held_folder(Path(tempfile.gettempdir()), "partc-partitions-") as folder:
+        plans = {count: compile_with(count, folder / f"{count}") for count in candidates}
         took_s: dict[int, list[float]] = {count: [] for count in candidates}
         for _ in range(rounds):
             for count, plan in plans.items():

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from partc.compiler.planning.check_slope import is_slope_of_loss
+from partc.compiler.planning.find_counting_constant import find_counting_constant
 from partc.cost.strategy import Batch
-from partc.passes.graph.facts import infer_facts
+from partc.passes.graph.facts import Facts, infer_facts
 from partc.passes.graph.simplify import expand_casts
 from partc.passes.graph.training_graph import TrainingGraph
-from partc.passes.replicas.judge_replicas import Departure, judge_replicas
+from partc.passes.replicas.judge_replicas import NO_MEAN, Departure, judge_replicas
 from partc.runtime.errors import BadModel, UnsupportedModel
 from partc.runtime.plan.program import Aggregation
 
@@ -89,7 +90,27 @@ def judge_step(
     may_be_mean = gradients and all(departure.by_constant for departure in gradients)
     if may_be_mean and is_slope_of_loss(training, min(batch_sizes.values(), default=1)):
         return tuple(departure for departure in departures if departure.of != "gradient")
+    if judged is training and _has_fixed_batch(training):
+        return _with_counting_constant(departures, training, facts, min(batch_sizes.values(), default=1))
     return departures
+
+
+def _has_fixed_batch(training: TrainingGraph) -> bool:
+    inputs = training.data_inputs.values()
+    return all(isinstance(d.shape[d.sample_axis], int) for d in inputs if d.sample_axis is not None)
+
+
+def _with_counting_constant(
+    departures: tuple[Departure, ...], training: TrainingGraph, facts: Facts, samples: int
+) -> tuple[Departure, ...]:
+    """Return departures that tell which constant of the loss may be the size of the batch."""
+    constant = find_counting_constant(training, facts, samples)
+    if constant is None:
+        return departures
+    why = f"{NO_MEAN} ({constant.describe(samples)}, and --batch per-replica is exact)"
+    return tuple(
+        replace(departure, why=why) if departure.why == NO_MEAN else departure for departure in departures
+    )
 
 
 def _of_two_samples(training: TrainingGraph) -> TrainingGraph:

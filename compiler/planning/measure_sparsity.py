@@ -28,6 +28,7 @@ from partc.passes.graph.reachability import ancestors
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.runtime.data.feeds import Source, open_source
 from partc.runtime.errors import BadUsage
+from partc.runtime.execution.device import UNSOUND
 from partc.runtime.plan.plan_folder import sha256_of_file
 from partc.runtime.plan.program import PLAN_FORMAT, Plan
 
@@ -167,7 +168,12 @@ def _session(
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(
+        model.SerializeToString(),
+        options,
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=list(UNSOUND),
+    )
 
 
 # ---------------------------------------------------------------- counting

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime as ort
 
 from partc.compiler.verification.compare_bodies import with_chosen_bodies
-from partc.runtime.execution.device import EXACT, INEXACT_IN_DOUBLE
+from partc.runtime.execution.device import EXACT, INEXACT_IN_DOUBLE, UNSOUND
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -63,7 +63,7 @@ class Session:
             model.SerializeToString(),
             options,
             providers=["CPUExecutionProvider"],
-            disabled_optimizers=list(INEXACT_IN_DOUBLE),
+            disabled_optimizers=[*UNSOUND, *INEXACT_IN_DOUBLE],
         )
         self._reads = [info.name for info in self._session.get_inputs()]
 

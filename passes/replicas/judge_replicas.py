@@ -23,6 +23,7 @@ from partc.passes.roles.find_roles import find_roles
 from partc.runtime.plan.program import Aggregation
 
 SUMS = Aggregation(average_dense=False, average_sparse=False)
+NO_MEAN = "it is a sum over the samples, not a mean"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +135,10 @@ def _explain(joined: Joined, averages: bool) -> str:
     match joined.kind:
         case "coupled":
             return joined.why
-        case "sum" if joined.power in (0, 1) and averages != bool(joined.power):
-            return f"it is a {'mean' if joined.power else 'sum'} over the samples, not a {wanted}"
+        case "sum" if joined.power == 0 and averages:
+            return NO_MEAN
+        case "sum" if joined.power == 1 and not averages:
+            return "it is a mean over the samples, not a sum"
         case "max" | "min":
             return f"it is the {joined.kind}imum over the samples, not a {wanted}"
         case "beside":

@@ -50,8 +50,11 @@ def find_sample_axes(
     candidates = [(n, axis) for n, shape in shapes.items() for axis, size in enumerate(shape) if size > 1]
     trials = [search.spread({name: axis}) for name, axis in candidates]
     leading = {name: 0 for name, shape in shapes.items() if shape}
-    if all(trial.obstacles for trial in trials) and all(shapes[name][0] == 1 for name in leading):
-        return _complete(inputs, leading, declared)  # a batch of one leaves no trace: it is in front
+    if all(shapes[name][0] == 1 for name in leading):
+        # A batch of one leaves no trace. It is in front, unless the entries of another axis stay apart.
+        trials = [trial for trial in trials if not trial.obstacles and not trial.summed]
+        if not trials:
+            return _complete(inputs, leading, declared)
     return _complete(inputs, _choose(search, trials, declared).axes, declared)
 
 
@@ -120,6 +123,7 @@ class _Trial:
     axes: dict[str, int]
     variables: int = 0  # how often it met a variable
     gathered: int = 0  # how often it had to be put together again
+    summed: int = 0  # how often all its parts were summed, or compared, for what is not linear in that
     grew: bool = False
     placements: dict[str, Placement] = field(default_factory=dict)
     followed: set[tuple[str, Split]] = field(default_factory=set)
@@ -215,6 +219,8 @@ class _Search:
             for tensor, has, wants in zip(node.inputs, placements, decision.inputs, strict=True):
                 if isinstance(has, Split) and wants != has:
                     trial.gathered += 1
+                elif isinstance(has, Partial) and wants != has:
+                    trial.summed += 1
                 elif isinstance(wants, Split) and wants != has:
                     self._reach(trial, tensor.name, wants)
             trial.placements |= {t.name: p for t, p in zip(node.outputs, decision.outputs, strict=True)}

@@ -12,6 +12,7 @@ from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
 from partc.passes.cpu_kernels.align_scalars import align_scalars
 from partc.passes.cpu_kernels.block_updates import block_updates
+from partc.passes.cpu_kernels.divide_once import divide_once
 from partc.passes.cpu_kernels.transpose_products import transpose_products
 from partc.passes.cpu_kernels.winograd import choose_bodies
 from partc.passes.graph.infer_shapes import infer_shapes
@@ -79,7 +80,9 @@ class SegmentWriter:
             [helper.make_empty_tensor_value_info(tensor.name) for tensor in outputs],
             weights,
         )
-        return self._typed(self._model(graph), in_place)
+        model = self._model(graph)
+        divide_once(model)
+        return self._typed(model, in_place)
 
     def _describe(self, name: str) -> onnx.ValueInfoProto:
         dtype = helper.np_dtype_to_tensor_dtype(self.dtypes[name])

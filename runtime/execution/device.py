@@ -22,6 +22,9 @@ from partc.runtime.plan.program import Plan, Rank, Run
 
 # Keeps the scale of a product of float64 matrices as a float32 attribute (onnxruntime 1.31.1).
 INEXACT_IN_DOUBLE = ("MatMulScaleFusion",)
+# Makes a quotient of a product with a reciprocal, and forgets who made the dividend: where that node is then
+# removed, the graph is refused (onnxruntime 1.31.1, its issue 32413). Segments hold no such product.
+UNSOUND = ("DivMulFusion",)
 _AS_REQUESTED = 1  # onnxruntime's kSameAsRequested
 _PLACEHOLDER = np.zeros((), np.float32)
 
@@ -73,7 +76,7 @@ class Sessions:
 def disabled_optimizers(plan: Plan) -> tuple[str, ...]:
     """Return ONNX Runtime's rewritings that a plan's segments go without."""
     in_double = any(variable.dtype == "float64" for variable in plan.variables)
-    return INEXACT_IN_DOUBLE if in_double else ()
+    return (*UNSOUND, *INEXACT_IN_DOUBLE) if in_double else UNSOUND
 
 
 def open_session(path: Path, device: Device, disabled: tuple[str, ...]) -> ort.InferenceSession:

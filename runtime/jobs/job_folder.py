@@ -4,6 +4,7 @@ A process that is killed leaves its folder behind; the next one that makes such 
 """
 
 import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -39,7 +40,7 @@ def held_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
 def remove_stale(parent: Path, prefix: str = PREFIX) -> None:
     """Remove the folders whose process is gone."""
-    for lock_file in parent.glob(f"{prefix}*/{LOCK_FILE}"):
+    for lock_file in parent.glob(f"{glob.escape(prefix)}*/{LOCK_FILE}"):
         try:
             lock = os.open(lock_file, os.O_RDWR)
         except OSError:  # another job removes it

@@ -1,6 +1,9 @@
 """A plan's folder appears whole or not at all, and holds what it says it holds."""
 
 import hashlib
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -103,7 +106,7 @@ def test_a_failed_renaming_puts_the_earlier_result_back(
     rename = Path.rename
 
     def fail_for_the_new(self: Path, target: Path) -> Path:
-        if target == tmp_path / "out" and not self.name.endswith(".old"):
+        if target == tmp_path / "out" and self.name == "plan":
             raise OSError(28, "No space left on device", str(target))
         return rename(self, target)
 
@@ -113,6 +116,64 @@ def test_a_failed_renaming_puts_the_earlier_result_back(
 
     assert hashes_of(tmp_path) == before
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from partc.compiler.output.plan_files import PlanFiles
+with PlanFiles(Path(sys.argv[1])) as files:
+    print(files.folder, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("name", ["out", "run [1]*"])
+def test_what_a_killed_compilation_wrote_is_removed_by_the_next_and_what_runs_is_not(
+    tmp_path: Path, name: str
+) -> None:
+    out = tmp_path / name
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(out)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    try:
+        left = Path(holder.stdout.readline().strip())
+        with pytest.raises(Broken):
+            break_off(out)
+        assert left.exists()  # it is being written
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        assert left.exists()
+
+        with PlanFiles(tmp_path / "another"):
+            assert left.exists()
+        with PlanFiles(out) as files:
+            files.save_segment(parse(EMPTY))
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["another", name])
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+
+
+def test_files_of_the_user_s_are_not_removed_where_a_compilation_is_killed_while_it_moves_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = compile_step(import_text(SGD), tmp_path / "out").folder.path
+    (out / "diary.txt").write_text("dear diary")
+    rename = Path.rename
+
+    def stop_at_the_diary(self: Path, target: Path) -> Path:
+        if self.name == "diary.txt":
+            raise Broken
+        return rename(self, target)
+
+    with monkeypatch.context() as killing:
+        killing.setattr(Path, "rename", stop_at_the_diary)
+        with pytest.raises(Broken):
+            compile_step(import_text(SGD), out)
+    compile_step(import_text(SGD), out)
+
+    assert [path.read_text() for path in tmp_path.rglob("diary.txt")] == ["dear diary"]
 
 
 def test_a_link_to_a_plans_folder_stays_a_link(tmp_path: Path) -> None:

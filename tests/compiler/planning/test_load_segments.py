@@ -10,7 +10,13 @@ from partc.compiler.pipeline import compile_graph
 from partc.compiler.planning.load_segments import load_segments
 from partc.passes.scheduling import write_segments
 from partc.runtime.errors import UnsupportedModel
-from tests.builders.plans.compiled_steps import cluster_of, compile_step, import_text
+from tests.builders.plans.compiled_steps import (
+    assert_trains_as_one_device,
+    cluster_of,
+    compile_step,
+    import_text,
+    random_batches,
+)
 
 SQUARES = """
 step ({of}[8,4] x, {of}[4,3] W) => ({of} loss, {of}[4,3] W_next) <{of} rate = {{0.1}}> {{
@@ -72,3 +78,39 @@ def test_every_segment_is_opened_once(tmp_path: Path, monkeypatch: pytest.Monkey
     load_segments(compiled.folder.path, compiled.plan)
 
     assert sorted(opened) == sorted(path.name for path in (tmp_path / "out/segments").iterdir())
+
+
+RECIPROCAL = """
+step (float[8,4] x, float[4,3] W, float[3] g)
+=> (float loss, float[8,3] copy, float[4,3] W_next, float[3] g_next)
+<float rate = {0.1}, float one = {1}, int64[1] first = {0}> {
+    y = MatMul (x, W)
+    e = Sigmoid (y)
+    scale = Exp (g)
+    inverse = Div (one, scale)
+    scaled = Mul (operands)
+    copy = Identity (e)
+    sq = Mul (scaled, scaled)
+    loss = ReduceMean <keepdims = 0> (sq)
+    d = Mul (scaled, rate)
+    xt = Transpose <perm = [1, 0]> (x)
+    dW = MatMul (xt, d)
+    W_next = Sub (W, dW)
+    dg = ReduceSum <keepdims = 0> (d, first)
+    g_next = Sub (g, dg)
+}
+"""
+
+
+@pytest.mark.parametrize("operands", ["e, inverse", "inverse, e"])
+@pytest.mark.parametrize("strategy", ["allreduce", "ps"])
+@pytest.mark.parametrize("batch", ["global", "per-replica"])
+def test_a_value_that_a_reciprocal_multiplies_may_be_copied_to_an_output(
+    operands: str, strategy: str, batch: str, tmp_path: Path
+) -> None:
+    """onnxruntime 1.31.1 renames such a value, and refuses the segment: its issue 32413."""
+    step = import_text(RECIPROCAL.replace("operands", operands))
+
+    compiled = compile_step(step, tmp_path / "out", "2x2", strategy, batch=batch)
+
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2))

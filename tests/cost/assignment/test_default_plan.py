@@ -14,6 +14,7 @@ from partc.cost.assignment.search_strategy import TIE
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.simulation.timeline import simulate
 from partc.cost.strategy import Strategy
+from partc.passes.graph.training_graph import TrainingGraph
 from tests.builders.graphs.random_steps import random_step
 from tests.builders.plans.random_clusters import random_cluster, random_table_step
 
@@ -24,10 +25,18 @@ def compiled(
     model: onnx.ModelProto, cluster: Cluster, out: Path, strategy: str | Strategy, seed: int
 ) -> Compilation:
     recompute = 10**9 if seed % 7 == 0 else None
-    batch = "global" if seed % 3 == 0 and cluster_workers(cluster) in (1, 2, 4) else "per-replica"
+    training = import_training_graph(model)
+    batch = "global" if seed % 3 == 0 and divides(training, cluster_workers(cluster)) else "per-replica"
     without = frozenset({"local-aggregation"}) if seed % 5 == 0 else frozenset()
     options = Options(strategy=strategy, batch=batch, without=without, recompute_bytes=recompute)
-    return compile_graph(import_training_graph(model), cluster, out, options)
+    return compile_graph(training, cluster, out, options)
+
+
+def divides(training: TrainingGraph, workers: int) -> bool:
+    """Tell whether a batch can be shared out among the workers, whatever its symbolic sizes."""
+    inputs = training.data_inputs.values()
+    sizes = [data.shape[data.sample_axis] for data in inputs if data.sample_axis is not None]
+    return workers in (1, 2, 4) and all(isinstance(size, str) or size % workers == 0 for size in sizes)
 
 
 def cluster_workers(cluster: Cluster) -> int:

@@ -3,14 +3,19 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from onnx.numpy_helper import from_array
 
 from partc.compiler.commands.arguments import parse_axes
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.planning.choose_reading import choose_reading
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.runtime.errors import UnsupportedModel
 from tests.builders.graphs.coupled_steps import COUPLED, coupled_step
+from tests.builders.graphs.foreign_steps import parse
 from tests.builders.plans.compiled_steps import (
     assert_trains_as_one_device,
     compile_step,
@@ -141,3 +146,51 @@ def test_a_batch_of_one_is_in_front(tmp_path: Path) -> None:
     assert axes_of(training) == {"x": 0, "y": 0}
     compiled = compile_step(training, tmp_path / "out", "2x2")
     assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2))
+
+
+BAG = """
+bag (int64[1,6] ids, float[1,2] y) => (float loss)
+<float[10,4] E, float[4,2] W, int64[1] words = {1}> {
+    rows = Gather (E, ids)
+    POOLED
+    h = MatMul (pooled, W)
+    e = Sub (h, y)
+    q = Mul (e, e)
+    loss = ReduceMean <keepdims = 0> (q)
+}
+"""
+POOLED = {
+    "mean": "pooled = ReduceMean <keepdims = 0> (rows, words)",
+    "bounded sum": "sum = ReduceSum <keepdims = 0> (rows, words) pooled = Tanh (sum)",
+    "largest": "pooled = ReduceMax <keepdims = 0> (rows, words)",
+    "root of squares": "sq = Mul (rows, rows) m = ReduceMean <keepdims = 0> (sq, words) pooled = Sqrt (m)",
+}
+
+
+def step_of(forward: str) -> TrainingGraph:
+    model = parse(forward)
+    rng = np.random.default_rng(0)
+    for tensor in [tensor for tensor in model.graph.initializer if tensor.name in "EW"]:
+        model.graph.initializer.remove(tensor)
+    for info in [info for info in model.graph.value_info if info.name in "EW"]:
+        shape = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
+        model.graph.initializer.append(from_array(rng.normal(size=shape).astype(np.float32), info.name))
+    del model.graph.value_info[:]
+    return import_training_graph(build_training_graph(model, loss="loss", optimizer=SGD(0.1)))
+
+
+@pytest.mark.parametrize("pooled", POOLED)
+def test_a_batch_of_one_bag_is_in_front_where_its_words_are_taken_together(
+    pooled: str, tmp_path: Path
+) -> None:
+    training = step_of(BAG.replace("POOLED", POOLED[pooled]))
+
+    assert axes_of(training) == {"ids": 0, "y": 0}
+    compiled = compile_step(training, tmp_path / "out", "2x2")
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2, high=3))
+
+
+def test_words_of_one_text_that_stay_apart_are_samples() -> None:
+    text = BAG.replace("POOLED", "pooled = Tanh (rows)").replace("float[1,2] y", "float[1,6,2] y")
+
+    assert axes_of(step_of(text)) == {"ids": 1, "y": 1}
