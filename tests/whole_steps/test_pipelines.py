@@ -191,7 +191,7 @@ def file(**fields: object) -> Strategy:
         (
             file(stages=2, recompute_bytes=10**9),
             BadStrategy,
-            "computed again in a pipeline",
+            "computed again, but operators have devices",
             "recompute_bytes",
         ),
         (file(stages=2, mesh={}), BadStrategy, "there is no mesh", "mesh"),
