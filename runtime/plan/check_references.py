@@ -197,7 +197,8 @@ def _instructions(plan: Plan) -> Iterator[Finding]:
                 names = [name for name, _ in (*instruction.reads, *instruction.writes)]
                 yield from _twice("the segment's tensor", names, at)
                 work = (instruction.flops, instruction.touched_bytes, instruction.streamed_bytes)
-                if min(*work, instruction.nodes, instruction.sorted_ids) < 0:
+                sizes = (*instruction.write_bytes, instruction.inner_bytes)
+                if min(*work, *sizes, instruction.nodes, instruction.sorted_ids) < 0:
                     yield "a negative amount of work", at
             case Store(target=target):
                 yield from _unknown("value of a variable", [target], held, at)

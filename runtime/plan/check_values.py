@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from partc.runtime.data.batches import inputs_of
 from partc.runtime.data.step_draws import draws_of
 from partc.runtime.errors import BadPlan
-from partc.runtime.plan.members import lands_at, sends_at, shard_values
+from partc.runtime.plan.members import lands_at, roots_of, sends_at, shard_values
 from partc.runtime.plan.program import (
     Instruction,
     Plan,
@@ -20,7 +20,6 @@ from partc.runtime.plan.program import (
     Store,
     Wait,
     instructions_of,
-    members_of,
 )
 
 
@@ -55,7 +54,7 @@ def check_values(plan: Plan) -> None:
         walk.present.update(data_input.name for data_input in inputs_of(plan, rank))
         walk.present.update(shard_values(plan, rank))
         walk.present.update(drawn.name for drawn in draws_of(plan, rank))
-        roots = {group: members_of(plan, group, rank)[0] for group in rank.groups}
+        roots = roots_of(plan, rank)
         is_root = frozenset((group, root == rank.rank) for group, root in roots.items())
         kind = (rank.sites, is_root, frozenset(walk.present), frozenset(walk.regions.items()))
         if kind not in seen:  # ranks of one kind do the same

@@ -5,7 +5,6 @@ from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -20,6 +19,7 @@ from partc.runtime.errors import DoesNotFit
 from partc.runtime.plan.program import Plan
 from tests.builders.graphs.foreign_steps import parse
 from tests.builders.plans.compiled_steps import cluster_of, random_batches
+from tests.builders.plans.small_devices import small_devices
 from tests.checks.command_line import partc
 
 FORWARD = """
@@ -39,19 +39,6 @@ def wide_mlp() -> onnx.ModelProto:
     for name, shape in SHAPES.items():
         forward.graph.initializer.append(onnx.numpy_helper.from_array(rng.normal(size=shape), name))
     return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Adam(0.01))
-
-
-def small_devices(shape: str, memory_bytes: int) -> Cluster:
-    cluster = cluster_of(shape)
-    hosts = tuple(
-        msgspec.structs.replace(
-            host,
-            devices=tuple(msgspec.structs.replace(d, memory_bytes=memory_bytes) for d in host.devices),
-            memory_bytes=memory_bytes * len(host.devices),
-        )
-        for host in cluster.hosts
-    )
-    return msgspec.structs.replace(cluster, hosts=hosts)
 
 
 def fullest_bytes(plan: Plan, cluster: Cluster) -> int:
