@@ -1,4 +1,4 @@
-"""What a rank's values take while it goes through its program: what segments and messages make, until it is let go.
+"""What the values of a rank take: what segments and messages make, until it is let go.
 
     kept   between instructions, as the executor holds it: data, and what is read later, of every
            micro-batch under way. Exact where the data decide no size
@@ -30,7 +30,7 @@ class LiveBytes:
 
 
 def live_bytes(plan: Plan, rank: Rank) -> LiveBytes:
-    """Return the most that a rank's values take from the second step on: results of the last one lie there."""
+    """Return the most that a rank's values take, from the second step on: it begins with results."""
     program = instructions_of(plan, rank)
     fixed = _fixed_values(plan, rank)
     results = {output.value for output in plan.outputs}

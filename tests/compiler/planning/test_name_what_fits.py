@@ -116,3 +116,32 @@ def test_the_command_ends_with_code_2_and_the_name(tmp_path: Path) -> None:
 
     assert answer.code == 2
     assert "fix: compile with --strategy fsdp" in answer.error
+
+
+ODD = 15  # no number of workers divides it, so that neither replicas nor operators share it
+LAYERS = 8
+
+
+@cache
+def odd_chain() -> onnx.ModelProto:
+    layers = "\n".join(
+        f"a{n} = MatMul ({f'h{n - 1}' if n else 'x'}, W{n})\n h{n} = Tanh (a{n})" for n in range(LAYERS)
+    )
+    forward = parse(f"forward (double[8,{ODD}] x) => (double[8,{ODD}] h{LAYERS - 1}) {{ {layers} }}")
+    rng = np.random.default_rng(0)
+    for n in range(LAYERS):
+        forward.graph.initializer.append(onnx.numpy_helper.from_array(rng.normal(size=(ODD, ODD)), f"W{n}"))
+    return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Adam(0.01))
+
+
+def test_a_pipeline_is_named_where_nothing_else_shares_the_variables_and_trains(tmp_path: Path) -> None:
+    cluster = small_devices("1x4", 2 * LAYERS * ODD * ODD * 8)  # two of the four that Adam keeps of each
+
+    with pytest.raises(DoesNotFit) as refused:
+        compile(odd_chain(), cluster, tmp_path / "refused", strategy="data=4", batch="global")
+
+    name = refused.value.fix.removeprefix("compile with --strategy ").split(":")[0]
+    assert name in ("pipeline=2", "pipeline=4"), refused.value.fix
+    folder = compile(odd_chain(), cluster, tmp_path / "out", strategy=name, batch="global")
+    batches = random_batches(folder.plan, 2, high=3)
+    assert verify(folder, steps=2, data=batches, launcher=launch_in_process).passed
