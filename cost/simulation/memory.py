@@ -91,7 +91,9 @@ def _rank_memory(
 ) -> DeviceMemory:
     in_buffers = {piece.value for piece in (*plan.slices, *rank.slices)}
     held = [held for held in rank.held if held.value not in in_buffers]
-    buffers = [buffer for buffer in plan.buffers if set(buffer.sites) & set(rank.sites)]
+    buffers = [
+        buffer for buffer in plan.buffers if buffer.memory is None and set(buffer.sites) & set(rank.sites)
+    ]
     return DeviceMemory(
         rank=rank.rank,
         variables_bytes=sum(held_bytes(piece, variables[piece.variable]) for piece in held),

@@ -25,6 +25,7 @@ from partc.passes.scheduling.outline_segments import SegmentOutliner
 from partc.passes.scheduling.prove_in_place import prove_in_place
 from partc.passes.scheduling.schedule import Chunk, Communication
 from partc.passes.scheduling.segment_work import Work, WorkCounter
+from partc.passes.scheduling.share_memory import share_memory
 from partc.passes.scheduling.write_segments import Segment, SegmentWriter, row_shape
 from partc.runtime.plan.program import Buffer, Instruction, RowShape, Run, Site, Slice, Start, Store, Wait
 from partc.runtime.transports.communication import ROW_KINDS
@@ -81,6 +82,7 @@ class ProgramMaker:
         self._work = WorkCounter(lowered, writer.functions, topology.hosts, _placed(turns))
         self._in_flight: list[_Flight] = []
         self._next_tag = 0
+        self._buffers_of_buckets: dict[str, list[str]] = {}  # of every micro-batch
         self._owed: list[Wait] = []  # by those who only send
         self._segments: dict[tuple[int, bool], tuple[Segment, Work, Sizes]] = {}  # of repeated chunks
 
@@ -104,20 +106,33 @@ class ProgramMaker:
         for state in self.lowered.states:
             if state not in safe:
                 self.program.instructions.append(Store(state.site, state.next, state.value))
+        self._share_memory()
         return self.program
+
+    def _share_memory(self) -> None:
+        """Let what arrives for one micro-batch lie where another's lay."""
+        program = self.program
+        buffer_of = {piece.value: piece.buffer for piece in program.slices}
+        buffer_of |= {value: bucket.name for value, _, bucket, _ in program.owned_slices}
+        alike = self._buffers_of_buckets.values()
+        shared = share_memory(program.instructions, program.buffers, buffer_of, alike, set(self._owed))
+        program.instructions, program.buffers = shared.instructions, shared.buffers
 
     def _lay_out_buffers(self) -> None:
         for turn in self.turns:
             bucket = turn.item.bucket if isinstance(turn.item, Communication) else None
             if bucket is None:
                 continue
-            bucket = replace(bucket, name=_bucket_name(bucket, turn.microbatch))
+            name = _bucket_name(bucket, turn.microbatch)
+            if turn.microbatch is not None:
+                self._buffers_of_buckets.setdefault(bucket.name, []).append(name)
+            bucket = replace(bucket, name=name)
             both: tuple[Site, ...] = ("worker", "server")
             sites = (bucket.site,) if bucket.op in ("AllReduce", *IN_PIECES) else both
             if bucket.receivers:
                 sites = (bucket.site, *bucket.receivers)
-            name = np.dtype(bucket.dtype).name
-            self.program.buffers.append(Buffer(bucket.name, name, bucket.elements, sites))
+            dtype = np.dtype(bucket.dtype).name
+            self.program.buffers.append(Buffer(bucket.name, dtype, bucket.elements, sites))
             for index, node in enumerate(bucket.members):
                 source, target = (
                     self.repeated.name(t.name, turn.microbatch) for t in (node.inputs[0], node.outputs[0])

@@ -30,6 +30,7 @@ class _Region:
     memory: str
     start: int = 0
     stop: int = 1
+    holder: str = ""  # the buffer: several may take one memory, one after the other
 
     def overlaps(self, other: "_Region") -> bool:
         return self.memory == other.memory and self.start < other.stop and other.start < self.stop
@@ -83,6 +84,7 @@ class _Walk:
     regions: dict[str, _Region]
     present: set[str] = field(default_factory=set)
     flights: dict[int, _Flight] = field(default_factory=dict)
+    holders: dict[str, str] = field(default_factory=dict)  # memory -> the buffer last written there
     near: dict[str, list[_Flight]] = field(default_factory=dict)  # memory -> what is under way there
 
     def touch(self, reads: Iterable[str], writes: Iterable[str]) -> None:
@@ -123,6 +125,9 @@ class _Walk:
         if value not in self.present:
             raise _mistake(f"value {value!r} is read before anything makes it", self.rank)
         region = self._region(value)
+        holder = self.holders.get(region.memory, region.holder)
+        if holder != region.holder:
+            raise _mistake(f"value {value!r} is read when {holder!r} has taken its memory", self.rank)
         for flight in self.near.get(region.memory, ()):
             self._refuse_overlap(value, region, flight, flight.writes, "read")
 
@@ -130,6 +135,7 @@ class _Walk:
         region = self._region(value)
         for flight in self.near.get(region.memory, ()):
             self._refuse_overlap(value, region, flight, (*flight.reads, *flight.writes), "written")
+        self.holders[region.memory] = region.holder
 
     def _refuse_overlap(
         self, value: str, region: _Region, flight: _Flight, regions: Iterable[_Region], verb: str
@@ -142,14 +148,17 @@ class _Walk:
 
 
 def _regions(plan: Plan, rank: Rank) -> dict[str, _Region]:
-    buffers = {buffer.name: buffer.elements for buffer in plan.buffers if set(buffer.sites) & set(rank.sites)}
-    regions = {name: _Region(name, 0, elements) for name, elements in buffers.items()}
+    buffers = {buffer.name: buffer for buffer in plan.buffers if set(buffer.sites) & set(rank.sites)}
+    memory = {name: buffer.memory or name for name, buffer in buffers.items()}
+    regions = {name: _Region(memory[name], 0, buffer.elements, name) for name, buffer in buffers.items()}
     for piece in (*plan.slices, *rank.slices):
         if piece.buffer in buffers:
             size = 1
             for length in piece.shape:
                 size *= length
-            regions[piece.value] = _Region(piece.buffer, piece.offset, piece.offset + size)
+            regions[piece.value] = _Region(
+                memory[piece.buffer], piece.offset, piece.offset + size, piece.buffer
+            )
     return regions
 
 

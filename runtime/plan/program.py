@@ -136,6 +136,7 @@ class Buffer(Record, frozen=True):
     dtype: str  # numpy name: float32, float64, float16, int64, ...
     elements: int
     sites: tuple[Site, ...]
+    memory: str | None = None  # the buffer in whose memory it lies, at another time; None: its own
 
 
 class Slice(Record, frozen=True):
