@@ -15,6 +15,8 @@ from partc.passes.graph.training_graph import TrainingGraph
 from partc.runtime.errors import DoesNotFit, InputError
 from partc.runtime.log import log
 
+MICROBATCHES = (2, 4, 8)  # that are tried alone; the most of them in products
+
 
 def may_share_variables(options: Options) -> bool:
     """Tell whether another strategy could keep less on a device: this one has no mesh, or replicas alone."""
@@ -51,13 +53,32 @@ def name_what_fits(
         return refusal
     best = min(missing, key=missing.__getitem__)
     nearest = f"the nearest, --strategy {best}, misses by {missing[best]} bytes on a device"
-    return _with_fix(refusal, f"{refusal.fix}; sharing variables does not suffice: {nearest}")
+    return _with_fix(refusal, f"{refusal.fix}; no other strategy that was tried suffices: {nearest}")
 
 
 def _names(workers: int) -> Iterator[str]:
+    """Yield what to try: one thing at a time, then products."""
     if workers > 1:
         yield "fsdp"
-    yield from (f"tensor={parts}" for parts in range(2, workers + 1) if workers % parts == 0)
+    yield from (f"microbatches={count}" for count in MICROBATCHES)
+    yield from (f"tensor={parts}" for parts in _divisors(workers))
+    yield from (f"pipeline={stages}" for stages in _divisors(workers))
+    for stages in (1, *_divisors(workers)):
+        for parts in (1, *_divisors(workers // stages)):
+            yield from _products(stages, parts, workers // stages // parts)
+
+
+def _products(stages: int, parts: int, replicas: int) -> Iterator[str]:
+    split = [f"tensor={parts}"] if parts > 1 else []
+    spread = [f"pipeline={stages}"] if stages > 1 else [f"microbatches={MICROBATCHES[-1]}"]
+    if split:
+        yield ",".join(spread + split)
+    if replicas > 1:
+        yield ",".join([*spread, f"fsdp={replicas}", *split])
+
+
+def _divisors(workers: int) -> Iterator[int]:
+    return (parts for parts in range(2, workers + 1) if workers % parts == 0)
 
 
 def _needed_bytes(training: TrainingGraph, cluster: Cluster, options: Options) -> int:

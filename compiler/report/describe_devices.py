@@ -27,6 +27,7 @@ class DeviceRow:
     parts: tuple[MemoryPart, ...]
     variables: str
     buffers: str
+    values: str  # kept between segments
     activations: str
     needed: str
     limit: str
@@ -45,9 +46,9 @@ def describe_devices(
     groups: dict[tuple[object, ...], list[int]] = {}
     for needs, rank in zip(memory, plan.ranks, strict=True):
         traffic = timeline.sent_bytes[rank.rank], timeline.received_bytes[rank.rank]
-        sizes = needs.variables_bytes, needs.buffers_bytes, needs.activations_bytes, needs.limit_bytes
+        memory_parts = needs.variables_bytes, needs.buffers_bytes, needs.values_bytes, needs.activations_bytes
         # What a reader cannot tell apart is not told apart.
-        key = rank.sites, *(size(value) for value in (*sizes, *traffic))
+        key = rank.sites, *(size(value) for value in (*memory_parts, needs.limit_bytes, *traffic))
         groups.setdefault(key, []).append(rank.rank)
     busiest = max([1, *timeline.sent_bytes.values(), *timeline.received_bytes.values()])
     return tuple(_describe(ranks, memory[ranks[0]], timeline, plan, busiest) for ranks in groups.values())
@@ -65,6 +66,7 @@ def _describe(
         parts=_memory_parts(needs),
         variables=size(needs.variables_bytes),
         buffers=size(needs.buffers_bytes),
+        values=size(needs.values_bytes),
         activations=size(needs.activations_bytes),
         needed=size(needs.needed_bytes),
         limit=size(needs.limit_bytes),
@@ -82,6 +84,7 @@ def _memory_parts(needs: DeviceMemory) -> tuple[MemoryPart, ...]:
     sizes = (
         ("variables", needs.variables_bytes),
         ("buffers", needs.buffers_bytes),
+        ("values", needs.values_bytes),
         ("activations", needs.activations_bytes),
     )
     return tuple(MemoryPart(kind, part / whole, f"{kind}: {size(part)}") for kind, part in sizes)

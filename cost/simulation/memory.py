@@ -2,9 +2,10 @@
 
 variables    what the rank holds, unless it lies in a buffer
 buffers      contiguous memory for communication, one per site that the rank plays
-activations  at most half of what its largest segment touches, for the nodes of a segment write
-             each intermediate once and read it at least once. An estimate: onnxruntime frees
-             what is no longer read, so it may need less.
+values       the most that it keeps between segments: data, and what of each micro-batch under way is
+             read later (live_memory.py)
+activations  what its segments make besides, at the moment when that is most. An estimate: onnxruntime
+             writes some results over what they are made of, so it may need less.
 """
 
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ import numpy as np
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.cluster.machines import Host
 from partc.cost.cluster.profiles import PROFILES
+from partc.cost.simulation.live_memory import LiveBytes, live_bytes, live_kind
 from partc.runtime.errors import DoesNotFit
 from partc.runtime.plan.boxes import local_shape
-from partc.runtime.plan.program import Held, Plan, PlanVariable, Rank, Run
+from partc.runtime.plan.program import Held, Plan, PlanVariable, Rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +29,14 @@ class DeviceMemory:
     rank: int
     variables_bytes: int
     buffers_bytes: int
+    values_bytes: int
     activations_bytes: int
     limit_bytes: int
 
     @property
     def certain_bytes(self) -> int:
         """Return what the rank needs whatever its runtime frees."""
-        return self.variables_bytes + self.buffers_bytes
+        return self.variables_bytes + self.buffers_bytes + self.values_bytes
 
     @property
     def needed_bytes(self) -> int:
@@ -45,11 +48,18 @@ def memory_of(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
     """Return the memory of every rank, in rank order."""
     hosts = {host.name: host for host in cluster.hosts}
     variables = {variable.name: variable for variable in plan.variables}
-    return tuple(_rank_memory(plan, rank, hosts[rank.host], variables) for rank in plan.ranks)
+    live: dict[object, LiveBytes] = {}
+    needs: list[DeviceMemory] = []
+    for rank in plan.ranks:
+        kind = live_kind(plan, rank)
+        if kind not in live:  # ranks of one kind do the same
+            live[kind] = live_bytes(plan, rank)
+        needs.append(_rank_memory(plan, rank, hosts[rank.host], variables, live[kind]))
+    return tuple(needs)
 
 
 def check_memory(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
-    """Return the memory of every rank. Raises DoesNotFit where variables and buffers alone exceed it.
+    """Return the memory of every rank. Raises DoesNotFit where it is less than is certain.
 
     Activations are an estimate from above, so they are reported but refuse nothing.
     """
@@ -60,8 +70,8 @@ def check_memory(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
         rank = plan.ranks[fullest.rank]
         name, size = _largest(plan, rank)
         raise DoesNotFit(
-            f"variables and buffers need {fullest.certain_bytes} bytes, the device has "
-            f"{fullest.limit_bytes}; the largest variable is {name!r} with {size}",
+            f"variables, buffers and what is kept between segments need {fullest.certain_bytes} bytes, "
+            f"the device has {fullest.limit_bytes}; the largest variable is {name!r} with {size}",
             at=f"rank {rank.rank}, device {rank.device!r} of host {rank.host!r}",
             fix=f"raise its memory_bytes by {missing_bytes}, or let servers keep {name!r} (method "
             "`servers` in strategy.json)",
@@ -76,16 +86,20 @@ def _largest(plan: Plan, rank: Rank) -> tuple[str, int]:
     return max(sizes.items(), key=lambda item: (item[1], item[0]), default=("none", 0))
 
 
-def _rank_memory(plan: Plan, rank: Rank, host: Host, variables: dict[str, PlanVariable]) -> DeviceMemory:
+def _rank_memory(
+    plan: Plan, rank: Rank, host: Host, variables: dict[str, PlanVariable], live: LiveBytes
+) -> DeviceMemory:
     in_buffers = {piece.value for piece in (*plan.slices, *rank.slices)}
     held = [held for held in rank.held if held.value not in in_buffers]
-    buffers = [buffer for buffer in plan.buffers if set(buffer.sites) & set(rank.sites)]
-    segments = [i for i in plan.instructions if isinstance(i, Run) and i.site in rank.sites]
+    buffers = [
+        buffer for buffer in plan.buffers if buffer.memory is None and set(buffer.sites) & set(rank.sites)
+    ]
     return DeviceMemory(
         rank=rank.rank,
         variables_bytes=sum(held_bytes(piece, variables[piece.variable]) for piece in held),
         buffers_bytes=sum(buffer.elements * np.dtype(buffer.dtype).itemsize for buffer in buffers),
-        activations_bytes=max((run.touched_bytes for run in segments), default=0) // 2,
+        values_bytes=live.kept,
+        activations_bytes=live.peak - live.kept,
         limit_bytes=limit_bytes(rank, host),
     )
 

@@ -70,8 +70,10 @@ def sizes_of_values(items: Sequence[Item], lowered: LoweredGraph, main: Abstract
     }
 
 
-def lives_of(nodes: Sequence[gs.Node], sizes: Mapping[str, int]) -> Lives:
-    """Return the lives of what the nodes make, in their order."""
+def lives_of(
+    nodes: Sequence[gs.Node], sizes: Mapping[str, int], lasting: AbstractSet[str] = frozenset()
+) -> Lives:
+    """Return the lives of what the nodes make, in their order. `lasting` bytes exist until the end."""
     produced_at: dict[str, int] = {}
     reads: dict[str, list[int]] = {}
     for position, node in enumerate(nodes):
@@ -85,7 +87,8 @@ def lives_of(nodes: Sequence[gs.Node], sizes: Mapping[str, int]) -> Lives:
     change = [0] * (len(nodes) + 1)
     for value, life in values.items():
         change[life.produced_at] += sizes.get(value, 0)
-        change[life.last + 1] -= sizes.get(value, 0)
+        end = len(nodes) if value in lasting else life.last + 1
+        change[end] -= sizes.get(value, 0)
     bytes_at: list[int] = []
     for grown in change[:-1]:
         bytes_at.append((bytes_at[-1] if bytes_at else 0) + grown)

@@ -20,10 +20,12 @@ from partc.passes.microbatches.find_repeated import Repeated
 from partc.passes.microbatches.take_turns import Turn
 from partc.passes.scheduling.bucket_communications import IN_PIECES, Bucket
 from partc.passes.scheduling.levels import Collective, HostGrid, levels_of
+from partc.passes.scheduling.live_values import lives_of
 from partc.passes.scheduling.outline_segments import SegmentOutliner
 from partc.passes.scheduling.prove_in_place import prove_in_place
 from partc.passes.scheduling.schedule import Chunk, Communication
 from partc.passes.scheduling.segment_work import Work, WorkCounter
+from partc.passes.scheduling.share_memory import share_memory
 from partc.passes.scheduling.write_segments import Segment, SegmentWriter, row_shape
 from partc.runtime.plan.program import Buffer, Instruction, RowShape, Run, Site, Slice, Start, Store, Wait
 from partc.runtime.transports.communication import ROW_KINDS
@@ -40,6 +42,14 @@ class Program:
     owned_slices: list[tuple[str, str | None, Bucket, int]] = field(default_factory=list)
     renamed: dict[str, str] = field(default_factory=dict)  # value -> the variable written in place
     constants: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of every micro-batch: its number
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes that a segment makes: of each write, and the most at once (see Run)."""
+
+    writes: tuple[int, ...]
+    inner: int
 
 
 @dataclass
@@ -69,11 +79,12 @@ class ProgramMaker:
         self.topology = topology
         self.writer = writer
         self.program = Program()
-        self._work = WorkCounter(lowered, writer.functions, topology.hosts)
+        self._work = WorkCounter(lowered, writer.functions, topology.hosts, _placed(turns))
         self._in_flight: list[_Flight] = []
         self._next_tag = 0
+        self._buffers_of_buckets: dict[str, list[str]] = {}  # of every micro-batch
         self._owed: list[Wait] = []  # by those who only send
-        self._segments: dict[tuple[int, bool], tuple[Segment, Work]] = {}  # of repeated chunks
+        self._segments: dict[tuple[int, bool], tuple[Segment, Work, Sizes]] = {}  # of repeated chunks
 
     def make(self) -> Program:
         """Return the program. Fills the writer's folder with segments on the way."""
@@ -95,20 +106,33 @@ class ProgramMaker:
         for state in self.lowered.states:
             if state not in safe:
                 self.program.instructions.append(Store(state.site, state.next, state.value))
+        self._share_memory()
         return self.program
+
+    def _share_memory(self) -> None:
+        """Let what arrives for one micro-batch lie where another's lay."""
+        program = self.program
+        buffer_of = {piece.value: piece.buffer for piece in program.slices}
+        buffer_of |= {value: bucket.name for value, _, bucket, _ in program.owned_slices}
+        alike = self._buffers_of_buckets.values()
+        shared = share_memory(program.instructions, program.buffers, buffer_of, alike, set(self._owed))
+        program.instructions, program.buffers = shared.instructions, shared.buffers
 
     def _lay_out_buffers(self) -> None:
         for turn in self.turns:
             bucket = turn.item.bucket if isinstance(turn.item, Communication) else None
             if bucket is None:
                 continue
-            bucket = replace(bucket, name=_bucket_name(bucket, turn.microbatch))
+            name = _bucket_name(bucket, turn.microbatch)
+            if turn.microbatch is not None:
+                self._buffers_of_buckets.setdefault(bucket.name, []).append(name)
+            bucket = replace(bucket, name=name)
             both: tuple[Site, ...] = ("worker", "server")
             sites = (bucket.site,) if bucket.op in ("AllReduce", *IN_PIECES) else both
             if bucket.receivers:
                 sites = (bucket.site, *bucket.receivers)
-            name = np.dtype(bucket.dtype).name
-            self.program.buffers.append(Buffer(bucket.name, name, bucket.elements, sites))
+            dtype = np.dtype(bucket.dtype).name
+            self.program.buffers.append(Buffer(bucket.name, dtype, bucket.elements, sites))
             for index, node in enumerate(bucket.members):
                 source, target = (
                     self.repeated.name(t.name, turn.microbatch) for t in (node.inputs[0], node.outputs[0])
@@ -133,7 +157,7 @@ class ProgramMaker:
         nodes = chunk.nodes_of(microbatch)
         touched = {self._name(t.name, microbatch) for node in nodes for t in (*node.inputs, *node.outputs)}
         self._wait_for(touched)
-        segment, work = self._segment(chunk, nodes, bool(microbatch), lasting, readers)
+        segment, work, sizes = self._segment(chunk, nodes, bool(microbatch), lasting, readers)
         if not segment.writes:
             return
         before = {f"{s.total.name}.before": s.total.name for s in chunk.sums}
@@ -149,6 +173,8 @@ class ProgramMaker:
                 work.streamed_bytes,
                 work.nodes,
                 work.sorted_ids,
+                sizes.writes,
+                sizes.inner,
             )
         )
         self._advance()
@@ -160,7 +186,7 @@ class ProgramMaker:
         goes_on: bool,
         lasting: set[str],
         readers: Mapping[str, set[int]],
-    ) -> tuple[Segment, Work]:
+    ) -> tuple[Segment, Work, Sizes]:
         """Write a chunk's segment, once where micro-batches share it: those that go on with a sum, or all."""
         key = id(chunk), goes_on and bool(chunk.sums)
         if key not in self._segments:
@@ -169,8 +195,19 @@ class ProgramMaker:
             wanted = {v for v in produced if v in lasting or readers.get(v, set()) - {id(chunk)}} | totals
             own = Chunk(chunk.site, nodes)
             segment = self.writer.make(own, wanted, self.program.renamed.keys())
-            self._segments[key] = segment, self._work.count(nodes, wanted)
+            work = self._work.count(nodes, wanted)
+            self._segments[key] = segment, work, self._sizes(nodes, wanted, segment)
         return self._segments[key]
+
+    def _sizes(self, nodes: list[gs.Node], wanted: set[str], segment: Segment) -> Sizes:
+        made = {
+            tensor.name: self._work.expected_bytes(tensor)
+            for node in nodes
+            for tensor in node.outputs
+            if tensor.name not in self.program.renamed
+        }
+        inner = lives_of(nodes, made, wanted).peak_bytes
+        return Sizes(tuple(made.get(name, 0) for name in segment.writes), inner)
 
     def _name(self, value: str, microbatch: int | None = None) -> str:
         return self.program.renamed.get(value, self.repeated.name(value, microbatch))
@@ -265,6 +302,17 @@ class ProgramMaker:
         for flight in list(flights):
             while flight in self._in_flight:
                 self._next_level(flight)
+
+
+def _placed(turns: Sequence[Turn]) -> set[str]:
+    """Return the values that lie in a communication's buffer."""
+    return {
+        tensor.name
+        for turn in turns
+        if isinstance(turn.item, Communication) and turn.item.bucket is not None
+        for node in turn.item.bucket.members
+        for tensor in (node.inputs[0], node.outputs[0])
+    }
 
 
 def _bucket_name(bucket: Bucket, microbatch: int | None) -> str:

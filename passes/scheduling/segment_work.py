@@ -44,8 +44,13 @@ class WorkCounter:
     """Counts the work of chunks, given in the order of the program."""
 
     def __init__(
-        self, lowered: LoweredGraph, functions: Mapping[str, onnx.FunctionProto], servers: int
+        self,
+        lowered: LoweredGraph,
+        functions: Mapping[str, onnx.FunctionProto],
+        servers: int,
+        placed: AbstractSet[str] = frozenset(),
     ) -> None:
+        self._placed = placed  # values that lie in buffers or variables
         self._lowered = lowered
         self._functions = functions
         self._servers = max(1, servers)
@@ -65,6 +70,11 @@ class WorkCounter:
             number += body_nodes
             sorted_ids += self._elements(node.inputs[0]) if sorts else 0
         return Work(flops, touched, streamed, number, sorted_ids)
+
+    def expected_bytes(self, tensor: gs.Tensor) -> int:
+        """Return the size of a value without memory of its own; 0 where it has, or the data decide."""
+        is_known = tensor.name in self._lowered.nbytes and tensor.name not in self._placed
+        return self._nbytes(tensor) if is_known else 0
 
     def pass_on(self, nodes: Sequence[gs.Node]) -> None:
         """Take what communications bring for as large as what they are given, where nothing else is known."""

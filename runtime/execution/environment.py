@@ -82,8 +82,9 @@ class Environment:
         buffers = {
             buffer.name: np.zeros(buffer.elements, buffer.dtype)
             for buffer in plan.buffers
-            if set(buffer.sites) & set(rank.sites)
+            if buffer.memory is None and set(buffer.sites) & set(rank.sites)
         }
+        buffers |= {b.name: buffers[b.memory] for b in plan.buffers if b.memory in buffers}
         self._memory.update(buffers)
         for piece in (*plan.slices, *rank.slices):
             if piece.buffer in buffers:

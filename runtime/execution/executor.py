@@ -14,6 +14,7 @@ import numpy as np
 from partc.runtime.errors import Diverged
 from partc.runtime.execution.device import BoundRun, Sessions
 from partc.runtime.execution.environment import Environment
+from partc.runtime.plan.last_readers import last_readers
 from partc.runtime.plan.members import has_outputs
 from partc.runtime.plan.program import (
     Instruction,
@@ -86,7 +87,7 @@ class Executor:
         self._program = instructions_of(plan, rank)
         self._under_way: dict[int, tuple[Part, Handle]] = {}
         lasting = {output.value for output in plan.outputs} | environment.fixed.keys()
-        self._last_read_by = _last_readers(self._program, lasting)
+        self._last_read_by = last_readers(self._program, lasting)
         device = environment.device
         self._runs = {
             index: BoundRun(instruction, sessions.session(instruction, device), device, environment)
@@ -143,36 +144,6 @@ def _unplaced(part: Part, handle: Handle) -> Iterator[tuple[str, Array]]:
     for name, dense in zip(part.start.writes, part.dense, strict=False):
         if not dense.is_placed:
             yield name, dense.target
-
-
-def _last_readers(program: tuple[Instruction, ...], lasting: set[str]) -> tuple[tuple[str, ...], ...]:
-    """Return, per instruction, the values that nobody reads after it.
-
-    What a communication sends must stay until the Wait: it may still be on its way.
-    """
-    last: dict[str, int] = {}
-    sent = {start.tag_id: start.reads for start in program if isinstance(start, Start)}
-    for index, instruction in enumerate(program):
-        names = sent[instruction.tag_id] if isinstance(instruction, Wait) else _names(instruction)
-        for name in names:
-            last[name] = index
-    dying: list[list[str]] = [[] for _ in program]
-    for name, index in last.items():
-        if name not in lasting:
-            dying[index].append(name)
-    return tuple(tuple(names) for names in dying)
-
-
-def _names(instruction: Instruction) -> tuple[str, ...]:
-    match instruction:
-        case Run(reads=reads, writes=writes):
-            return tuple(value for _, value in (*reads, *writes))
-        case Start(reads=reads, writes=writes):
-            return (*reads, *writes)
-        case Store(source=source):
-            return (source,)
-        case Wait():
-            return ()
 
 
 def loss_of(plan: Plan, environment: Environment) -> float | None:

@@ -110,7 +110,14 @@ def _constants(constants: Mapping[str, tuple[int, ...]], at: str) -> Iterator[Fi
 def _buffers(plan: Plan) -> Iterator[Finding]:
     yield from _twice("buffer", [buffer.name for buffer in plan.buffers], "buffers")
     elements = {buffer.name: buffer.elements for buffer in plan.buffers}
+    kinds = {b.name: (b.dtype, b.elements, b.sites) for b in plan.buffers if b.memory is None}
     for buffer in plan.buffers:
+        if buffer.memory is not None and kinds.get(buffer.memory) != (
+            buffer.dtype,
+            buffer.elements,
+            buffer.sites,
+        ):
+            yield f"memory {buffer.memory!r}, which is no buffer like it", f"buffers: {buffer.name}"
         yield from _size(buffer.dtype, (buffer.elements,), f"buffers: {buffer.name}")
     for pieces, at in (
         (plan.slices, "slices"),
@@ -201,7 +208,8 @@ def _instructions(plan: Plan) -> Iterator[Finding]:
                 names = [name for name, _ in (*instruction.reads, *instruction.writes)]
                 yield from _twice("the segment's tensor", names, at)
                 work = (instruction.flops, instruction.touched_bytes, instruction.streamed_bytes)
-                if min(*work, instruction.nodes, instruction.sorted_ids) < 0:
+                sizes = (*instruction.write_bytes, instruction.inner_bytes)
+                if min(*work, *sizes, instruction.nodes, instruction.sorted_ids) < 0:
                     yield "a negative amount of work", at
             case Store(target=target):
                 yield from _unknown("value of a variable", [target], held, at)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from partc.runtime.data.batches import inputs_of
 from partc.runtime.data.step_draws import draws_of
 from partc.runtime.errors import BadPlan
-from partc.runtime.plan.members import lands_at, sends_at, shard_values
+from partc.runtime.plan.members import lands_at, roots_of, sends_at, shard_values
 from partc.runtime.plan.program import (
     Instruction,
     Plan,
@@ -20,7 +20,6 @@ from partc.runtime.plan.program import (
     Store,
     Wait,
     instructions_of,
-    members_of,
 )
 
 
@@ -31,6 +30,7 @@ class _Region:
     memory: str
     start: int = 0
     stop: int = 1
+    holder: str = ""  # the buffer: several may take one memory, one after the other
 
     def overlaps(self, other: "_Region") -> bool:
         return self.memory == other.memory and self.start < other.stop and other.start < self.stop
@@ -55,7 +55,7 @@ def check_values(plan: Plan) -> None:
         walk.present.update(data_input.name for data_input in inputs_of(plan, rank))
         walk.present.update(shard_values(plan, rank))
         walk.present.update(drawn.name for drawn in draws_of(plan, rank))
-        roots = {group: members_of(plan, group, rank)[0] for group in rank.groups}
+        roots = roots_of(plan, rank)
         is_root = frozenset((group, root == rank.rank) for group, root in roots.items())
         kind = (rank.sites, is_root, frozenset(walk.present), frozenset(walk.regions.items()))
         if kind not in seen:  # ranks of one kind do the same
@@ -84,6 +84,7 @@ class _Walk:
     regions: dict[str, _Region]
     present: set[str] = field(default_factory=set)
     flights: dict[int, _Flight] = field(default_factory=dict)
+    holders: dict[str, str] = field(default_factory=dict)  # memory -> the buffer last written there
     near: dict[str, list[_Flight]] = field(default_factory=dict)  # memory -> what is under way there
 
     def touch(self, reads: Iterable[str], writes: Iterable[str]) -> None:
@@ -124,6 +125,9 @@ class _Walk:
         if value not in self.present:
             raise _mistake(f"value {value!r} is read before anything makes it", self.rank)
         region = self._region(value)
+        holder = self.holders.get(region.memory, region.holder)
+        if holder != region.holder:
+            raise _mistake(f"value {value!r} is read when {holder!r} has taken its memory", self.rank)
         for flight in self.near.get(region.memory, ()):
             self._refuse_overlap(value, region, flight, flight.writes, "read")
 
@@ -131,6 +135,7 @@ class _Walk:
         region = self._region(value)
         for flight in self.near.get(region.memory, ()):
             self._refuse_overlap(value, region, flight, (*flight.reads, *flight.writes), "written")
+        self.holders[region.memory] = region.holder
 
     def _refuse_overlap(
         self, value: str, region: _Region, flight: _Flight, regions: Iterable[_Region], verb: str
@@ -143,14 +148,17 @@ class _Walk:
 
 
 def _regions(plan: Plan, rank: Rank) -> dict[str, _Region]:
-    buffers = {buffer.name: buffer.elements for buffer in plan.buffers if set(buffer.sites) & set(rank.sites)}
-    regions = {name: _Region(name, 0, elements) for name, elements in buffers.items()}
+    buffers = {buffer.name: buffer for buffer in plan.buffers if set(buffer.sites) & set(rank.sites)}
+    memory = {name: buffer.memory or name for name, buffer in buffers.items()}
+    regions = {name: _Region(memory[name], 0, buffer.elements, name) for name, buffer in buffers.items()}
     for piece in (*plan.slices, *rank.slices):
         if piece.buffer in buffers:
             size = 1
             for length in piece.shape:
                 size *= length
-            regions[piece.value] = _Region(piece.buffer, piece.offset, piece.offset + size)
+            regions[piece.value] = _Region(
+                memory[piece.buffer], piece.offset, piece.offset + size, piece.buffer
+            )
     return regions
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from partc.runtime.plan.program import Plan, Rank, Start
+from partc.runtime.plan.program import Plan, Rank, Start, members_of
 
 _ROOTED_RESULTS = frozenset({"reduce", "gather_rows"})
 _ROOTED_SOURCES = frozenset({"broadcast", "scatter_rows"})
@@ -25,6 +25,11 @@ def lands_at(start: Start, rank: Rank, root: int) -> bool:
     """Tell whether a member ends with the writes: at some kinds' roots alone anything arrives."""
     is_root = root == rank.rank
     return start.receivers in rank.sites and (is_root or start.kind not in _ROOTED_RESULTS)
+
+
+def roots_of(plan: Plan, rank: Rank) -> dict[str, int]:
+    """Return the root of every group that a rank is in."""
+    return {group: members_of(plan, group, rank)[0] for group in rank.groups}
 
 
 def leaders_of(plan: Plan) -> tuple[Rank, ...]:

@@ -48,6 +48,8 @@ class Run(Record, frozen=True, tag="run"):
     streamed_bytes: int = 0  # of these, those of nodes that do little with them
     nodes: int = 0  # functions taken apart
     sorted_ids: int = 0  # ids that are put in order
+    write_bytes: tuple[int, ...] = ()  # expected, of each write; 0 where it has memory or no known size
+    inner_bytes: int = 0  # the most that its nodes have made at once, without what has memory
 
 
 Kind = Literal[
@@ -158,6 +160,7 @@ class Buffer(Record, frozen=True):
     dtype: str  # numpy name: float32, float64, float16, int64, ...
     elements: int
     sites: tuple[Site, ...]
+    memory: str | None = None  # the buffer in whose memory it lies, at another time; None: its own
 
 
 class Slice(Record, frozen=True):

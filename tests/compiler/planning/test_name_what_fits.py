@@ -5,7 +5,6 @@ from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -20,6 +19,7 @@ from partc.runtime.errors import DoesNotFit
 from partc.runtime.plan.program import Plan
 from tests.builders.graphs.foreign_steps import parse
 from tests.builders.plans.compiled_steps import cluster_of, random_batches
+from tests.builders.plans.small_devices import small_devices
 from tests.checks.command_line import partc
 
 FORWARD = """
@@ -39,19 +39,6 @@ def wide_mlp() -> onnx.ModelProto:
     for name, shape in SHAPES.items():
         forward.graph.initializer.append(onnx.numpy_helper.from_array(rng.normal(size=shape), name))
     return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Adam(0.01))
-
-
-def small_devices(shape: str, memory_bytes: int) -> Cluster:
-    cluster = cluster_of(shape)
-    hosts = tuple(
-        msgspec.structs.replace(
-            host,
-            devices=tuple(msgspec.structs.replace(d, memory_bytes=memory_bytes) for d in host.devices),
-            memory_bytes=memory_bytes * len(host.devices),
-        )
-        for host in cluster.hosts
-    )
-    return msgspec.structs.replace(cluster, hosts=hosts)
 
 
 def fullest_bytes(plan: Plan, cluster: Cluster) -> int:
@@ -129,3 +116,32 @@ def test_the_command_ends_with_code_2_and_the_name(tmp_path: Path) -> None:
 
     assert answer.code == 2
     assert "fix: compile with --strategy fsdp" in answer.error
+
+
+ODD = 15  # no number of workers divides it, so that neither replicas nor operators share it
+LAYERS = 8
+
+
+@cache
+def odd_chain() -> onnx.ModelProto:
+    layers = "\n".join(
+        f"a{n} = MatMul ({f'h{n - 1}' if n else 'x'}, W{n})\n h{n} = Tanh (a{n})" for n in range(LAYERS)
+    )
+    forward = parse(f"forward (double[8,{ODD}] x) => (double[8,{ODD}] h{LAYERS - 1}) {{ {layers} }}")
+    rng = np.random.default_rng(0)
+    for n in range(LAYERS):
+        forward.graph.initializer.append(onnx.numpy_helper.from_array(rng.normal(size=(ODD, ODD)), f"W{n}"))
+    return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Adam(0.01))
+
+
+def test_a_pipeline_is_named_where_nothing_else_shares_the_variables_and_trains(tmp_path: Path) -> None:
+    cluster = small_devices("1x4", 2 * LAYERS * ODD * ODD * 8)  # two of the four that Adam keeps of each
+
+    with pytest.raises(DoesNotFit) as refused:
+        compile(odd_chain(), cluster, tmp_path / "refused", strategy="data=4", batch="global")
+
+    name = refused.value.fix.removeprefix("compile with --strategy ").split(":")[0]
+    assert name in ("pipeline=2", "pipeline=4"), refused.value.fix
+    folder = compile(odd_chain(), cluster, tmp_path / "out", strategy=name, batch="global")
+    batches = random_batches(folder.plan, 2, high=3)
+    assert verify(folder, steps=2, data=batches, launcher=launch_in_process).passed

@@ -205,7 +205,7 @@ def test_colours_can_be_told_from_their_backgrounds(scheme: str) -> None:
     assert contrast(colours["ink"], colours["servers-tint"]) >= 4.5
     for area in ("all-reduce", "all-gather", "servers", "compute"):
         assert contrast(colours[area], colours["on-colour"]) >= 4.5
-    for area in ("variables", "buffers", "activations", "sent", "received"):
+    for area in ("variables", "buffers", "values", "activations", "sent", "received"):
         assert contrast(colours[area], colours["empty"]) >= 3.0
 
 

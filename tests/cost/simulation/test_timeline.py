@@ -269,7 +269,7 @@ def test_labels_name_communications_and_shorten_segments() -> None:
 
 
 def test_memory_counts_shards_buffers_once_and_activations() -> None:
-    plan = plan_of(TWO_BY_TWO, Run("worker", "segments/s.onnx", (), (), touched_bytes=1000))
+    plan = plan_of(TWO_BY_TWO, Run("worker", "segments/s.onnx", (), (), inner_bytes=500))
     held = (Held("E", "E", rows_box((100, 4), 0, 25)), Held("W", "W"))
     first = msgspec.structs.replace(plan.ranks[0], held=held)
     plan = msgspec.structs.replace(

@@ -1,0 +1,108 @@
+"""What values take is told from the plan: held against every rank's own environment while it trains."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from partc.compiler.api import compile
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import Adam
+from partc.cost.simulation.memory import check_memory, memory_of
+from partc.runtime.errors import DoesNotFit
+from partc.runtime.execution.environment import Environment
+from partc.runtime.execution.in_process import train_in_process
+from partc.runtime.plan.plan_folder import PlanFolder
+from tests.builders.graphs.foreign_steps import parse
+from tests.builders.plans.compiled_steps import cluster_of, random_batches
+from tests.builders.plans.small_devices import small_devices
+
+LAYERS = 6
+WIDTH = 16
+SAMPLES = 32
+
+
+@cache
+def deep_mlp() -> onnx.ModelProto:
+    layers = "\n".join(
+        f"a{n} = MatMul ({'x' if n == 0 else f'h{n - 1}'}, W{n})\n h{n} = Tanh (a{n})" for n in range(LAYERS)
+    )
+    text = f"""
+    forward (double[{SAMPLES},{WIDTH}] x) => (double[{SAMPLES},4] logits) {{
+        {layers}
+        logits = MatMul (h{LAYERS - 1}, V)
+    }}
+    """
+    forward, rng = parse(text), np.random.default_rng(0)
+    shapes = {f"W{n}": (WIDTH, WIDTH) for n in range(LAYERS)} | {"V": (WIDTH, 4)}
+    for name, shape in shapes.items():
+        forward.graph.initializer.append(onnx.numpy_helper.from_array(rng.normal(size=shape), name))
+    return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Adam(0.01))
+
+
+def measured_bytes(folder: PlanFolder, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the most bytes of values in each rank's environment, between any two instructions."""
+    most: dict[int, int] = defaultdict(int)
+    order: list[int] = []
+    drop = Environment.drop
+
+    def counted(self: Environment, names: Iterable[str]) -> None:
+        if id(self) not in most:
+            order.append(id(self))
+        moving = (tensor for name, tensor in self.tensors.items() if name not in self.fixed)
+        most[id(self)] = max(most[id(self)], sum(tensor.numpy().nbytes for tensor in moving))
+        drop(self, names)
+
+    monkeypatch.setattr(Environment, "drop", counted)
+    train_in_process(folder, random_batches(folder.plan, 2, high=3))
+    return [most[number] for number in order]
+
+
+STRATEGIES = [
+    "data=4",
+    "fsdp",
+    "tensor=4",
+    "data=4,microbatches=4",
+    "pipeline=4,microbatches=8",
+    "pipeline=4,microbatches=1",
+    "pipeline=2,data=2,microbatches=4",
+    "pipeline=2,tensor=2,microbatches=4",
+    "pipeline=2,fsdp=2,microbatches=4",
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_is_kept_is_what_every_rank_was_seen_to_keep(
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = cluster_of("1x4")
+    folder = compile(deep_mlp(), cluster, tmp_path / "out", strategy=strategy, batch="global")
+
+    told = [need.values_bytes for need in memory_of(folder.plan, cluster)]
+
+    assert told == measured_bytes(folder, monkeypatch)
+
+
+def test_an_earlier_stage_keeps_more_micro_batches(tmp_path: Path) -> None:
+    cluster = cluster_of("1x4")
+    strategy = "pipeline=4,microbatches=8"
+    plan = compile(deep_mlp(), cluster, tmp_path / "out", strategy=strategy, batch="global").plan
+
+    kept = [need.values_bytes for need in memory_of(plan, cluster)]
+
+    assert kept[0] > kept[2]
+
+
+def test_devices_with_less_than_a_rank_keeps_are_refused(tmp_path: Path) -> None:
+    cluster = cluster_of("1x4")
+    strategy = "pipeline=4,microbatches=8"
+    plan = compile(deep_mlp(), cluster, tmp_path / "out", strategy=strategy, batch="global").plan
+    most = max(need.certain_bytes for need in memory_of(plan, cluster))
+
+    check_memory(plan, small_devices("1x4", most))
+    with pytest.raises(DoesNotFit, match="kept between segments"):
+        check_memory(plan, small_devices("1x4", most - 1))
