@@ -116,9 +116,11 @@ class LaidOutGraph:
         """Tell whether a tensor that is partial along a mesh axis is whole once its operands are summed."""
         return isinstance(self.layout(tensor).along(axis), Partial) and (tensor, axis) not in self.made_whole
 
-    def has_fixed_pieces(self, tensor: str) -> bool:
-        """Tell whether the sizes of a tensor's pieces are known, whatever the data."""
-        return tensor in self.facts.fixed_shapes and all(self.facts.shape(tensor))
+    def has_fixed_pieces(self, tensor: str, *layouts: Layout) -> bool:
+        """Tell whether the sizes of a tensor's pieces are known, whatever the data, and in some layouts the
+        same on all ranks."""
+        is_known = tensor in self.facts.fixed_shapes and all(self.facts.shape(tensor))
+        return is_known and not any(layout.uneven() for layout in layouts)
 
     @property
     def meshes(self) -> Meshes:
@@ -348,9 +350,10 @@ def _decide_on_table(
     is_one_id_a_row = node.op != "ScatterND" or graph.facts.shape(node.inputs[1].name)[-1:] == (1,)
     if not layouts or not is_one_id_a_row:
         return None
-    wanted = graph.homes.get(node.outputs[0].name, {})
-    is_wanted = [number for number, split in wanted.items() if split.axis == 0] == [axis]
-    return decide_on_table(node, layouts, axis, is_wanted and wanted[axis] == Split(0))
+    homes = graph.homes.get(node.outputs[0].name, {})
+    in_rows = [number for number, split in homes.items() if split.axis == 0] == [axis]
+    wanted = homes[axis] if in_rows and homes[axis].outer == 1 else None
+    return decide_on_table(node, layouts, axis, wanted)
 
 
 def _decide_shape(graph: LaidOutGraph, layout: Layout) -> Decision:

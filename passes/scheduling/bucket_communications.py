@@ -17,6 +17,7 @@ import onnx_graphsurgeon as gs
 from partc.passes.layouts.layouts import Meshes, Reduction
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 from partc.passes.microbatches.find_repeated import find_repeated, joins_microbatches
+from partc.runtime.plan.boxes import part_range
 from partc.runtime.plan.program import Site
 
 BUCKET_BYTES = 25_000_000  # DESIGN: 25 MB is where an AllReduce nears the line rate
@@ -205,7 +206,9 @@ def _lay_out(
     counts: tuple[int, ...] = ()
     if first.op in IN_PIECES:
         parts = meshes.size(_sender_site(first), axis)
-        counts = (sum(sizes) // parts,) * parts
+        entries: int = first.attrs["entries"] or sum(sizes)
+        ranges = (part_range(entries, parts, part) for part in range(parts))
+        counts = tuple((stop - start) * sum(sizes) // entries for start, stop in ranges)
     if owned:
         per_member = [
             [(stop - start) * _elements(shape[1:]) for start, stop in owned_rows[node.attrs["owner"]]]
