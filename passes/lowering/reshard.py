@@ -100,7 +100,7 @@ def _to_stage(lowering: Lowering, tensor: str, source: Layout, wanted: Layout) -
     """Send each rank's piece to the rank at its place in another mesh of the same shape."""
     operand = lowering.need(tensor, source)
     result = _result(lowering, tensor, wanted)
-    if lowering.graph.has_fixed_pieces(tensor):
+    if lowering.graph.has_fixed_pieces(tensor, source):
         lowering.out.communicate("ToStage", [operand], [result], site=source.site, to=wanted.site)
         return result
     counts = gs.Variable(f"{result.name}.counts", dtype=INT64)

@@ -206,7 +206,7 @@ def _lay_out(
     counts: tuple[int, ...] = ()
     if first.op in IN_PIECES:
         parts = meshes.size(_sender_site(first), axis)
-        entries: int = first.attrs["entries"] or sum(sizes)
+        entries: int = first.attrs.get("entries") or sum(sizes)
         ranges = (part_range(entries, parts, part) for part in range(parts))
         counts = tuple((stop - start) * sum(sizes) // entries for start, stop in ranges)
     if owned:
