@@ -168,8 +168,11 @@ class Mesh:
         """Tell whether all parts of a tensor are of equal size but those that are said to be uneven.
 
         An UNKNOWN size (0) is taken to divide. What is widened on an axis is cut there along one mesh axis
-        alone, whose ranks are neighbours; so is what is uneven at its place.
+        alone, whose ranks are neighbours; so is what is uneven at its place, of which an axis has one.
         """
+        uneven = [split.axis for _, split in layout.uneven()]
+        if len(uneven) > len(set(uneven)):
+            return False
         for axis, widened in layout.widened():
             cut = [p.axis for p in layout.placements if isinstance(p, Split | Widened)]
             if cut.count(widened.axis) > 1 or shape[widened.axis] % self.size(axis) or layout.uneven():

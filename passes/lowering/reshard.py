@@ -343,7 +343,8 @@ def _slice_part(
         part = PartNumber(mesh_axis, split.uneven, shape[axis] // split.uneven)
         ends = (out.numbers(site, (replace(part, tells=what),)) for what in ("start", "stop"))
         return out.emit("Slice", [whole, *ends, along], name, whole.dtype, site)
-    if whole.name in lowering.facts.fixed_shapes or isinstance(whole, gs.Constant):
+    varies = out.shapes.get(whole.name, shape)[axis] is None
+    if isinstance(whole, gs.Constant) or (whole.name in lowering.facts.fixed_shapes and not varies):
         size: gs.Tensor = constant(f"{name}.size", [shape[axis] // ranks], np.int64)
     else:
         sizes = out.emit("Shape", [whole], f"{name}.sizes", INT64, site)
