@@ -61,7 +61,7 @@ def configure(analysis: Analysis, strategy: Strategy) -> Configuration:
     places = place_nodes(analysis, where, len(meshes.each)) if len(meshes.each) > 1 else NOWHERE_ELSE
     wishes: dict[str, dict[int, Wish]] = {}
     for number, config, nodes in asked:
-        for node in nodes if config.split is not None else ():
+        for node in nodes if config.split is not None or config.devices else ():
             mesh = meshes.each[places.nodes.get(node.name, 0)]
             split = _named_split(config, strategy, f"ops[{number}]")
             wishes[node.name] = _wishes_of(analysis, node, split, mesh, f"ops[{number}]")
@@ -230,8 +230,10 @@ def _matching(analysis: Analysis, config: OpConfig, at: str) -> list[gs.Node]:
 
 def _named_split(config: OpConfig, strategy: Strategy, at: str) -> dict[str, int | str]:
     """Return what an entry splits; of devices of its own, along which axes."""
+    if config.devices:
+        return dict(own_axes(config, strategy, at))
     assert config.split is not None, "it was left out"
-    return {**config.split, **own_axes(config, strategy, at)} if config.devices else config.split
+    return config.split
 
 
 def _wishes_of(

@@ -1,6 +1,6 @@
 """From what is known of a step and a strategy to the distributed step."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -12,9 +12,9 @@ from partc.passes.configure import configure
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.indexed_rows.expected_rows import ExpectedRows
 from partc.passes.layouts.aggregate_partials import aggregate_partials
-from partc.passes.layouts.configuration import Configuration, data_parallel, home_of_follower
-from partc.passes.layouts.decide_layouts import NotServable
-from partc.passes.layouts.layouts import Layout
+from partc.passes.layouts.configuration import Configuration, Wish, data_parallel, home_of_follower
+from partc.passes.layouts.decide_layouts import Decision, NotServable
+from partc.passes.layouts.layouts import REPLICAS, Layout, Split
 from partc.passes.layouts.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
 from partc.passes.lowering.lower import lower
 from partc.passes.lowering.lowered_graph import LoweredGraph
@@ -79,21 +79,75 @@ def lay_out(
 
 
 def configuration_of(analysis: Analysis, strategy: Strategy) -> Configuration:
-    """Return what a strategy asks for, variables that operators with devices of their own divide kept so."""
+    """Return what a strategy asks for: what operators' own devices divide of parameters is kept in parts."""
     configuration = configure(analysis, strategy)
     if not any(config.devices for config in strategy.ops):
         return configuration
+    configuration = _divide_samples(analysis, configuration)
     listed = {v for v, p in analysis.followers.items() if not strategy.variables.keys().isdisjoint({v, p})}
     graph = lay_out(analysis, strategy.parameters, configuration)
+    weights = [{n: s for n, s in of_axis.items() if n not in listed} for of_axis in _divided(graph)]
+    kept = _keep(configuration, graph, analysis, weights)
+    graph = lay_out(analysis, strategy.parameters, kept)
+    of_other_axes = [follow_readers(graph, a, {*listed, *of_axis}) for a, of_axis in enumerate(weights) if a]
+    return _keep(kept, graph, analysis, [{}, *of_other_axes])
+
+
+def _divide_samples(analysis: Analysis, configuration: Configuration) -> Configuration:
+    """Let the operators of each mesh divide samples along its first axis, as their operands' may not."""
+    if analysis.per_replica:
+        return configuration
+    wishes = {name: dict(of_node) for name, of_node in configuration.wishes.items()}
+    for number, mesh in enumerate(configuration.meshes.each):
+        if (parts := mesh.size(REPLICAS)) > 1:
+            alone = lay_out(analysis, {}, data_parallel(parts))
+            for name in analysis.main:
+                if configuration.places.nodes.get(name, 0) == number and name in alone.decisions:
+                    wish = _wish_for_samples(alone.decisions[name])
+                    wishes.setdefault(name, {}).setdefault(REPLICAS, wish)
+    return replace(configuration, wishes=wishes)
+
+
+def _wish_for_samples(decision: Decision) -> Wish:
+    """Return what data parallelism divides of a node: of its output, or of an operand that it sums."""
+    for operand, layout in ((None, decision.outputs[0]), *enumerate(decision.inputs)):
+        if isinstance(split := layout.along(REPLICAS), Split):
+            return Wish(split, operand)
+    return Wish(None)
+
+
+def _divided(graph: LaidOutGraph) -> list[dict[str, Split]]:
+    """Return by mesh axis how ops divide the parameters that they read, where they were asked to divide."""
+    found: list[dict[str, Split]] = [{} for _ in graph.meshes.each[0].grid]
+    for node in graph.training.graph.nodes:
+        if node.name not in graph.configuration.wishes:
+            continue
+        for tensor, layout in zip(node.inputs, graph.decisions[node.name].inputs, strict=True):
+            is_there = (
+                tensor.name in graph.training.gradients and graph.layout(tensor.name).site == layout.site
+            )
+            for axis, split in layout.splits() if is_there else ():
+                if axis < len(found) and graph.meshes.divides(layout, graph.facts.shape(tensor.name)):
+                    found[axis].setdefault(tensor.name, split)
+    return found
+
+
+def _keep(
+    configuration: Configuration,
+    graph: LaidOutGraph,
+    analysis: Analysis,
+    splits: Sequence[Mapping[str, Split]],
+) -> Configuration:
+    """Return the configuration under which parameters, and what follows them, are kept in such parts."""
     homes = dict(configuration.homes)
     shapes = {name: variable.shape for name, variable in analysis.training.variables.items()}
-    for axis in range(1, len(graph.meshes.each[0].grid)):
-        for parameter, split in follow_readers(graph, axis, listed).items():
+    for axis, of_axis in enumerate(splits):
+        for parameter, split in of_axis.items():
             home = Layout(graph.layout(parameter).site).with_along(axis, split)
-            for name in (n for n, leader in analysis.followers.items() if parameter in (n, leader)):
-                own = homes.get(name, Layout(graph.layout(name).site))
-                kept = home_of_follower(home, shapes[parameter], shapes[name]).along(axis)
-                homes[name] = own.with_along(axis, kept)
+            for name in {parameter, *(n for n, leader in analysis.followers.items() if leader == parameter)}:
+                own = homes.get(name, Layout(home.site))
+                part = home_of_follower(home, shapes[parameter], shapes[name]).along(axis)
+                homes[name] = own.with_along(axis, part)
     return replace(configuration, homes={name: home for name, home in homes.items() if not home.is_whole})
 
 

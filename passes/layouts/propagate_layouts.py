@@ -20,7 +20,7 @@ from partc.cost.strategy import Synchronisation
 from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.indexed_rows.indexed_slices import gradient_read_by
-from partc.passes.layouts.configuration import Configuration
+from partc.passes.layouts.configuration import Configuration, Wish
 from partc.passes.layouts.decide_layouts import (
     AxisDecision,
     Decision,
@@ -334,7 +334,7 @@ def _decide_along(
     """Decide how the workers run a node along one axis of their mesh."""
     names = [tensor.name for tensor in node.inputs]
     site = graph.configuration.site_of(node.name)
-    placements = [_fetched(layout, axis, site) for layout in layouts]
+    placements = [_fetched(graph, layout, axis, site) for layout in layouts]
     if any(isinstance(placement, PerReplica) for placement in placements):
         return _run_per_replica(node, placements)
     if graph.meshes.size(site, axis) == 1 and not graph.configuration.is_one_mesh:
@@ -346,12 +346,23 @@ def _decide_along(
     wish = graph.configuration.wishes.get(node.name, {}).get(axis)
     if wish is not None and (asked := decide_by_wish(node, rule, wish, ranks, graph.zeros)):
         return asked
+    if (kept := _kept_part(graph, node, layouts, axis)) and (
+        asked := decide_by_wish(node, rule, Wish(kept), ranks, graph.zeros)
+    ):
+        return asked
     if axis != REPLICAS and (on_table := _decide_on_table(graph, node, layouts, axis)) is not None:
         return on_table
     stored = [name in graph.stored for name in names]
     if axis == REPLICAS and node.name in graph.main and all(stored) and rule is not None and rule.moves:
         return whole_axis(node)  # replicas gather what they share as it is kept, and turn it then
     return decide_by_rule(node, rule, placements, ranks, graph.zeros, graph.facts, stored, widens=True)
+
+
+def _kept_part(graph: LaidOutGraph, node: gs.Node, layouts: Sequence[Layout], axis: int) -> Split | None:
+    """Return which part of a gradient is kept, if no operand is divided that is here already."""
+    site = graph.configuration.site_of(node.name)
+    are_free = all(layout.site != site or isinstance(layout.along(axis), Replicate) for layout in layouts)
+    return graph.homes.get(node.outputs[0].name, {}).get(axis) if are_free else None
 
 
 def _decide_on_table(
@@ -374,13 +385,21 @@ def _decide_shape(graph: LaidOutGraph, layout: Layout) -> Decision:
     return Decision(layout.site, tuple(AxisDecision((layout.along(a),), (Replicate(),)) for a in axes))
 
 
-def _fetched(layout: Layout, axis: int, site: Site) -> Placement:
-    """Return how workers have a tensor along an axis, once they have fetched it: sums are made before."""
+def _fetched(graph: LaidOutGraph, layout: Layout, axis: int, site: Site) -> Placement:
+    """Return how workers have a tensor along an axis, once they have fetched it: sums are made before.
+
+    Of a mesh of another shape they take the samples as they are divided there, and all else as suits them.
+    """
     if isinstance(requested := layout.along(REPLICAS), RequestedRows):
         return requested.returned if axis == REPLICAS else Replicate()
-    placement = layout.along(axis)
-    is_summed = isinstance(placement, Partial) and layout.site != site
-    return Replicate() if is_summed or layout.site == "server" else placement
+    if layout.site == "server":
+        return Replicate()
+    placement, meshes = layout.along(axis), graph.meshes
+    if layout.site == site or meshes.are_paired(layout.site, site):
+        is_summed = isinstance(placement, Partial) and layout.site != site
+        return Replicate() if is_summed else placement
+    is_kept = axis in (REPLICAS, meshes.microbatch_axis) and not isinstance(placement, Partial)
+    return placement if is_kept else Replicate()
 
 
 def _move_to_servers(

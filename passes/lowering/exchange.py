@@ -54,8 +54,9 @@ def describe_exchange(node: gs.Node, meshes: Meshes, hosts: Sequence[str]) -> Ex
     ends = meshes.of(source.site), meshes.of(target.site)
     workers = list(dict.fromkeys((*ends[0].workers, *ends[1].workers)))
     axis = meshes.microbatch_axis
-    if axis is not None and isinstance(split := source.along(axis), Split):
-        shape = tuple(s // meshes.microbatches if a == split.axis else s for a, s in enumerate(shape))
+    if axis is not None and isinstance(micro := source.along(axis), Split):
+        shape = tuple(s // meshes.microbatches if a == micro.axis else s for a, s in enumerate(shape))
+        source, target = (_within(micro, layout, meshes.microbatches) for layout in (source, target))
     has, wants = (_pieces(*end, shape) for end in zip(ends, (source, target), strict=True))
     moves: list[Move] = []
     for replica in {piece.replica for piece in has.values()}:
@@ -71,6 +72,14 @@ class _Piece:
 
     region: Region
     replica: int | None
+
+
+def _within(micro: Split, layout: Layout, microbatches: int) -> Layout:
+    """Return a layout as one of a micro-batch, which has fewer of the blocks that are divided."""
+    for axis, split in layout.splits():
+        if split.axis == micro.axis and split.outer > micro.outer:
+            layout = layout.with_along(axis, Split(split.axis, split.outer // microbatches))
+    return layout
 
 
 def _pieces(mesh: Mesh, layout: Layout, shape: Sequence[int]) -> dict[int, _Piece]:

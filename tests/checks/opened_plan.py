@@ -68,13 +68,14 @@ def _open(folder: PlanFolder) -> tuple[PlanFolder, dict[str, str]]:
         elif isinstance(instruction, Run):
             segment = f"segments/{len(instructions)}.onnx"
             shown = _show_all(folder.path / instruction.segment, path / segment)
-            seen.update((value, f"{SEEN}{value}") for value in shown)
+            of = _microbatch_of(instruction)
+            seen.update((f"{value}{of}", f"{SEEN}{value}{of}") for value in shown)
             written = _variables(folder.plan, instruction)
             reads = tuple((name, renamed.get(value, value)) for name, value in instruction.reads)
             renamed |= written
             stores += [Store(instruction.site, source, target) for target, source in written.items()]
             writes = tuple((name, written.get(value, value)) for name, value in instruction.writes)
-            writes += tuple((f"{SEEN}{value}", f"{SEEN}{value}") for value in shown)
+            writes += tuple((f"{SEEN}{value}", f"{SEEN}{value}{of}") for value in shown)
             instruction = msgspec.structs.replace(instruction, segment=segment, reads=reads, writes=writes)
         elif isinstance(instruction, Store):
             source = renamed.get(instruction.source, instruction.source)
@@ -82,6 +83,12 @@ def _open(folder: PlanFolder) -> tuple[PlanFolder, dict[str, str]]:
         instructions.append(instruction)
     _write_plan(folder.plan, path, [*instructions, *stores], seen)
     return read_plan_folder(path), seen
+
+
+def _microbatch_of(run: Run) -> str:
+    """Return what the names of a micro-batch's values end with, nothing where a segment runs once."""
+    pairs = (*run.reads, *run.writes)
+    return next((value[len(name) :] for name, value in pairs if value.startswith(f"{name}#")), "")
 
 
 def _copy_all_but_segments(folder: PlanFolder, path: Path) -> None:
@@ -104,7 +111,8 @@ def _write_plan(plan: Plan, path: Path, instructions: list[Instruction], seen: d
         for file in sorted(path.rglob("*"))
         if file.is_file() and file.name != "plan.json"
     }
-    kept = tuple(Output(name, name, "whole") for name in seen.values())
+    site = plan.outputs[0].site if plan.outputs else "worker"
+    kept = tuple(Output(name, name, "whole", site=site) for name in seen.values())
     changed = {"instructions": tuple(instructions), "outputs": kept, "files": files, "loss": None}
     opened = msgspec.structs.replace(plan, **changed)
     (path / "plan.json").write_bytes(encode_plan(opened))

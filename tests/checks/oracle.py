@@ -23,7 +23,17 @@ from onnx import helper
 from partc.compiler.model_files.cut_model import cut_model, leaves_of
 from partc.passes.graph.training_graph import Gradient, TrainingGraph
 from partc.passes.indexed_rows.indexed_slices import SUM_ROWS
-from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh, Owned, Partial, PerReplica, Split, Widened
+from partc.passes.layouts.layouts import (
+    REPLICAS,
+    Layout,
+    Mesh,
+    Owned,
+    Partial,
+    PerReplica,
+    Replicate,
+    Split,
+    Widened,
+)
 from partc.passes.lowering.widen import fill_value
 from partc.passes.replicas.average_replicas import AVERAGE, REPLICA_DOMAIN, STACK
 from partc.runtime.data.batches import share_of
@@ -76,16 +86,20 @@ class Oracle:
         self.compared = 0
         for value, (tensor, layout) in meanings.items():
             _, root = inserted.get(tensor, ("", tensor))
-            at_site = {
-                r: a for r, a in pieces.get(value, {}).items() if layout.site in _sites(compiled.plan, r)
-            }
+            of_site = [
+                {r: a for r, a in of_microbatch.items() if layout.site in _sites(compiled.plan, r)}
+                for of_microbatch in _of_microbatches(pieces, value, layout, compiled)
+            ]
+            at_site = of_site[0] if of_site else {}
             if not at_site or root not in self._makers:
                 continue
             self.compared += 1
             expected = reference(tensor, layout)
             mesh = compiled.compilation.lowered.meshes.of(layout.site)
-            at_site = _in_mesh_order(at_site, mesh, compiled.plan)
-            why = _difference(reference.only_touched(at_site, expected), layout, mesh, expected, rtol)
+            order = _mesh_order(at_site, mesh, compiled.plan)
+            touched = [reference.only_touched(of_microbatch, expected) for of_microbatch in of_site]
+            parts = [of_microbatch[rank] for rank in order for of_microbatch in touched]
+            why = _difference(parts, layout, mesh, len(of_site) > 1, expected, rtol)
             if why is not None:
                 node, op = self._makers[root]
                 found.append((self._order.index(root), Wrong(node, op, tensor, layout, why)))
@@ -150,7 +164,8 @@ class _Reference:
         shares = {
             rank.replica: share_of(plan, rank, batch) for rank in plan.ranks if rank.replica is not None
         }
-        self._runs = [share | _run(model, everything, {**start, **share}) for share in shares.values()]
+        in_order = [shares[replica] for replica in sorted(shares)]
+        self._runs = [share | _run(model, everything, {**start, **share}) for share in in_order]
         met = self._meet(gradients)
         rest = [name for name in everything if self._lies_behind(name, met)]
         types = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in met.items()}
@@ -226,21 +241,42 @@ def _run(model: onnx.ModelProto, outputs: list[str], feeds: Mapping[str, np.ndar
 # ---------------------------------------------------------------- putting together
 
 
-def _in_mesh_order(pieces: Mapping[int, np.ndarray], mesh: Mesh, plan: Plan) -> dict[int, np.ndarray]:
-    """Put the pieces of a mesh's ranks in the order of its places."""
+Pieces = Mapping[str, Mapping[int, np.ndarray]]  # value -> rank -> its piece
+
+
+def _of_microbatches(
+    pieces: Pieces, value: str, layout: Layout, compiled: Compiled
+) -> list[Mapping[int, np.ndarray]]:
+    """Return what ranks have of a value: once, or of every micro-batch where these differ."""
+    axis, count = compiled.compilation.lowered.meshes.microbatch_axis, compiled.plan.microbatches
+    names = (f"{value}#{number}" for number in range(count))
+    found = [pieces[name] for name in names if name in pieces]
+    if not found and value in pieces:
+        found = [pieces[value]]
+    if axis is None or isinstance(layout.along(axis), Replicate):
+        return found[-1:]  # of a sum, the last
+    return found * count if len(found) == 1 else found  # parts of what is alike everywhere are made once
+
+
+def _mesh_order(pieces: Mapping[int, np.ndarray], mesh: Mesh, plan: Plan) -> list[int]:
+    """Return the ranks in the order of their places in the mesh."""
     workers = [rank.rank for rank in plan.ranks if rank.replica is not None]
     places = {workers[worker]: place for place, worker in enumerate(mesh.workers)}
-    return {rank: pieces[rank] for rank in sorted(pieces, key=lambda rank: (places.get(rank, 0), rank))}
+    return sorted(pieces, key=lambda rank: (places.get(rank, 0), rank))
 
 
 def _difference(
-    pieces: Mapping[int, np.ndarray], layout: Layout, mesh: Mesh, expected: list[np.ndarray], rtol: float
+    parts: list[np.ndarray],
+    layout: Layout,
+    mesh: Mesh,
+    is_repeated: bool,
+    expected: list[np.ndarray],
+    rtol: float,
 ) -> str | None:
-    """Say how the pieces differ from what they should make; None if they do not."""
-    parts = list(pieces.values())
+    """Say how the pieces, in mesh order, differ from what they should make; None if they do not."""
     if layout.site == "server":
         mesh = Mesh("server", (("owner", len(parts)),))
-    for axis in reversed(range(len(mesh.axes))):
+    for axis in reversed(range(len(mesh.axes if is_repeated else mesh.grid))):
         size = mesh.size(axis)
         groups = [parts[start : start + size] for start in range(0, len(parts), size)]
         before = [mesh.size(other) for other in range(axis)]

@@ -18,7 +18,7 @@ def check(seed: int, folder: Path) -> None:
     batch = BATCHES[seed % 2]
     training = import_training_graph(random_step(seed))
     sizes = [e.shape[e.sample_axis] for e in training.data_inputs.values() if e.sample_axis is not None]
-    samples = sizes[0]
+    samples = sizes[0] if sizes else 1
     assert isinstance(samples, int)
     cluster, strategy = random_devices(training, batch, samples, seed)
 
@@ -39,7 +39,9 @@ def check_work(compiled: Compiled) -> None:
             continue
         node = nodes[config.op]
         parts = [size for dimension, size in (config.split or {}).items() if dimension != "batch"]
-        copies = [c for c, original in lowered.original.items() if original == config.op and c in lowered.flops]
+        copies = [
+            c for c, original in lowered.original.items() if original == config.op and c in lowered.flops
+        ]
         rule = rule_of(node, facts)
         is_known = all(facts.fixed_value(tensor.name) is not None for tensor in node.outputs)
         if copies and parts and rule is not None and not is_known:
