@@ -212,7 +212,7 @@ def _lower_shape(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Te
     if layout.uneven():
         shape = np.array(lowering.facts.shape(source.name))
         start, end = node.attrs.get("start", 0), node.attrs.get("end")
-        return gs.Constant(name, shape[start:end] if node.op == "Shape" else np.prod(shape))
+        return gs.Constant(name, np.array(shape[start:end] if node.op == "Shape" else np.prod(shape)))
     rank = len(lowering.facts.shape(source.name))
     sizes = [lowering.graph.meshes.parts(layout, axis) for axis in range(rank)]
     factors: list[int] | int = prod(sizes)
