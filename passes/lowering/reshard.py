@@ -281,7 +281,7 @@ def _all_gather(lowering: Lowering, tensor: str, wanted: Layout, change: Change)
     fold = _Fold(lowering, tensor, wanted, split)
     front = fold.to_front(piece)
     gathered = gs.Variable(f"{fold.tensor}.gathered", dtype=front.dtype)
-    if gather is _gather_pieces:
+    if gather is _gather_pieces or change.before.uneven():
         lowering.out.shapes[front.name] = fold.front_shape(split, graph.meshes.size(wanted.site, change.axis))
         lowering.out.shapes[gathered.name] = fold.front_shape(None, 1)
     gather(lowering, front, gathered, wanted.site, change.axis, split)
@@ -391,12 +391,14 @@ class _Fold:
 
     def front_shape(self, split: Split | None, parts: int) -> tuple[int | None, ...]:
         """Return the shape with the factor in front, or of one of the parts into which it is split."""
-        apart = [*self.shape]
-        apart[self.axis : self.axis + 1] = [self.outer, apart[self.axis] // self.outer]
+        apart: list[int | None] = [n if isinstance(n, int) else None for n in self.numbers]
+        inner = self.shape[self.axis] // self.outer
+        apart[self.axis : self.axis + 1] = [self.blocks if isinstance(self.blocks, int) else None, inner]
         if self.outer == 1:
             del apart[self.axis]
-        first, *rest = [apart[axis] for axis in self.order]
-        return (None if split is not None and split.uneven else first // parts, *rest)
+        _, *rest = [apart[axis] for axis in self.order]
+        varies = isinstance(self.numbers[self.axis], PartNumber) and isinstance(self.blocks, int)
+        return (None if varies or (split is not None and split.uneven) else inner // parts, *rest)
 
     def back(self, tensor: gs.Tensor, name: str) -> gs.Tensor:
         inverse = [int(axis) for axis in np.argsort(self.order)]

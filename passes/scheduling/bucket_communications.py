@@ -22,6 +22,7 @@ from partc.runtime.plan.program import Site
 
 BUCKET_BYTES = 25_000_000  # DESIGN: 25 MB is where an AllReduce nears the line rate
 IN_PIECES = ("ReduceScatter", "AllGather")  # along an axis of the workers' mesh
+BY_ROWS = ("AllGatherRows", "RowsToStage")  # of variables, where parts differ in size
 BUCKETED = ("AllReduce", "Push", "Pull", "ToServers", "ToWorkers", "ToStage", *IN_PIECES)
 
 
@@ -77,6 +78,7 @@ def copy_where_shared(lowered: LoweredGraph, sessions: bool = False) -> None:
         for tensor in node.inputs:
             readers[tensor.name] = readers.get(tensor.name, 0) + 1
     sent: set[str] = set()
+    held = {state.value for state in lowered.states}
     outliving = {state.next for state in lowered.states} | {value for _, value, _ in lowered.outputs}
     nodes: list[gs.Node] = []
     for node in lowered.nodes:
@@ -94,6 +96,8 @@ def copy_where_shared(lowered: LoweredGraph, sessions: bool = False) -> None:
                 sent.add(operand.name)
             if must_copy:
                 nodes.append(_copy_operand(lowered, node))
+        elif is_message and node.op in BY_ROWS and node.inputs[0].name in held:
+            nodes.append(_copy_operand(lowered, node))  # an update may be written while it is on its way
         nodes.append(node)
     lowered.nodes = nodes
 

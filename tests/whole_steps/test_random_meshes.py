@@ -1,7 +1,6 @@
 """Random graphs under random splits on random meshes: every tensor of every rank is the single device's."""
 
 from collections.abc import Iterable
-from fractions import Fraction
 from math import prod
 from pathlib import Path
 
@@ -9,15 +8,14 @@ import numpy as np
 import pytest
 
 from partc.compiler.importing.import_training import import_training_graph
-from partc.cost.strategy import OpConfig
 from partc.passes.layouts.layouts import Split
-from partc.passes.rules.sharding_rule import ShardingRule
 from partc.passes.rules.sharding_rules import rule_of
 from partc.runtime.plan.boxes import local_shape
 from tests.builders.graphs.random_steps import random_step
 from tests.builders.plans.compiled_steps import Compiled, compile_step, random_batches, verified
 from tests.builders.plans.random_meshes import random_mesh_strategy
 from tests.checks.oracle import Oracle
+from tests.checks.work_of_parts import most_flops
 
 BATCHES = ("global", "per-replica")
 UNEVEN = (5, 7, 6, 9)  # sizes that meshes do not divide
@@ -67,13 +65,13 @@ def check_work(compiled: Compiled) -> None:
     lowered, facts = compiled.compilation.lowered, compiled.compilation.analysis.facts
     nodes = {node.name: node for node in compiled.compilation.training.graph.nodes}
     for config in compiled.compilation.strategy.ops:
-        axes = [axis for dimension, axis in config.split.items() if dimension != "batch"]
+        parts = {d: parts_of(compiled, [axis]) for d, axis in config.split.items() if d != "batch"}
         if all(facts.fixed_value(tensor.name) is not None for tensor in nodes[config.op].outputs):
             continue  # it is computed when compiled
         copies = [copy for copy, original in lowered.original.items() if original == config.op]
         rule = rule_of(nodes[config.op], facts)
-        if copies and axes and rule is not None:
-            assert min(lowered.flops[copy] for copy in copies) <= most_flops(compiled, rule, config)
+        if copies and parts and rule is not None:
+            assert min(lowered.flops[copy] for copy in copies) <= most_flops(rule, parts)
         for dimension, axis in config.split.items():
             if dimension.startswith("out:") and parts_of(compiled, [axis]) > 1:
                 place, _, outer = dimension.removeprefix("out:").partition("/")
@@ -81,21 +79,6 @@ def check_work(compiled: Compiled) -> None:
                 split = layout.along(number_of(compiled, axis))
                 assert isinstance(split, Split)
                 assert (split.axis, split.outer) == (int(place), int(outer or 1))
-
-
-def most_flops(compiled: Compiled, rule: ShardingRule, config: OpConfig) -> Fraction:
-    """Return the operations of the largest part."""
-    flops = Fraction(rule.flops)
-    for dimension, axis in (config.split or {}).items():
-        if dimension != "batch":
-            place, _, outer = dimension.partition("/")
-            *of, number = place.split(":")
-            dims = rule.outputs[0] if of == ["out"] else rule.inputs[int(of[1])]
-            found = rule.factor_at(dims or (), int(number), int(outer or 1))
-            assert found is not None
-            entries, parts = found[0].sizes[found[1]], parts_of(compiled, [axis])
-            flops *= Fraction(-(-entries // parts), entries)
-    return flops
 
 
 def parts_of(compiled: Compiled, axes: Iterable[str | int]) -> int:

@@ -123,24 +123,21 @@ def meshed(variables: dict[str, dict[str, AxisSplit]], *ops: OpConfig, data: int
 
 
 def test_more_parts_than_rows_are_refused(tmp_path: Path) -> None:
+    training = import_text(MEANS, sample_axes={"x": 0})
+    strategy = meshed({"m": {"tensor": AxisSplit(0)}})
     with pytest.raises(BadStrategy, match=r"(?s)more parts than entries.*at:.*variables: m.*fix: "):
-        compile_step(
-            import_text(MEANS, sample_axes={"x": 0}),
-            tmp_path / "out",
-            "2x2",
-            meshed({"m": {"tensor": AxisSplit(0)}}),
-            "global",
-        )
+        compile_step(training, tmp_path / "out", "2x2", strategy, "global")
 
 
 def test_more_parts_than_an_op_has_entries_are_refused(tmp_path: Path) -> None:
     training = import_text(MEANS, sample_axes={"x": 0})
     product_of = next(node.name for node in training.graph.nodes if node.op == "MatMul")
+    strategy = meshed({}, OpConfig(product_of, {"out:1": "tensor"}))
     with pytest.raises(BadStrategy, match=r"(?s)cannot split out:1 into 4 parts.*fix: "):
-        config = OpConfig(product_of, {"out:1": "tensor"})
-        compile_step(training, tmp_path / "out", "2x2", meshed({}, config), "global")
+        compile_step(training, tmp_path / "out", "2x2", strategy, "global")
 
 
 def test_more_replicas_than_samples_are_refused(tmp_path: Path) -> None:
+    training = step("mlp", 3)
     with pytest.raises(UnsupportedModel, match=r"(?s)a batch of 3 does not divide among 4.*at:.*fix: "):
-        compile_step(step("mlp", 3), tmp_path / "out", "2x2", "data=4", "global")
+        compile_step(training, tmp_path / "out", "2x2", "data=4", "global")
