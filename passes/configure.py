@@ -10,7 +10,7 @@ devices of their own have a mesh of as many parts (layouts/strategy_meshes.py).
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_graphsurgeon as gs
 
@@ -179,24 +179,30 @@ def _homes(
                     fix="name an axis that it has, and blocks that divide it",
                 )
         mesh = meshes.each[places.variables.get(name, 0)]
-        if not mesh.divides(_home(splits, mesh), shape):
+        if not mesh.divides(_home(splits, mesh, shape), shape):
             raise BadStrategy(
-                f"a variable shaped {list(shape)} does not divide into parts of equal size",
+                f"a variable shaped {list(shape)} cannot be cut so: more parts than entries, or several mesh "
+                "axes at a place that they do not divide",
                 at=f"variables: {name}",
                 fix="split another axis, or along a mesh axis of another size",
             )
     for variable, parameter in analysis.followers.items():
         mesh = meshes.each[places.variables.get(variable, 0)]
         if variable in strategy.variables or parameter not in strategy.variables:
-            yield variable, _home(strategy.variables.get(variable, {}), mesh)
+            yield variable, _home(strategy.variables.get(variable, {}), mesh, variables[variable].shape)
         else:
-            home = _home(strategy.variables[parameter], mesh)
+            home = _home(strategy.variables[parameter], mesh, variables[parameter].shape)
             yield variable, home_of_follower(home, variables[parameter].shape, variables[variable].shape)
 
 
-def _home(splits: Mapping[str, AxisSplit], mesh: Mesh) -> Layout:
-    asked = (splits.get(name) if size > 1 else None for name, size in mesh.grid)
-    placements: list[Placement] = [Replicate() if s is None else Split(s.axis, s.outer) for s in asked]
+def _home(splits: Mapping[str, AxisSplit], mesh: Mesh, shape: Sequence[int]) -> Layout:
+    """Return where a variable of a shape is kept; an axis that does not divide is cut unevenly."""
+    placements: list[Placement] = []
+    for axis, (name, size) in enumerate(mesh.grid):
+        asked = splits.get(name)
+        is_cut = asked is not None and size > 1
+        factor = shape[asked.axis] // asked.outer if is_cut else 0
+        placements.append(mesh.cut(axis, asked.axis, asked.outer, factor) if is_cut else Replicate())
     return Layout(mesh.name, *placements)
 
 

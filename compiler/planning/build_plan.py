@@ -177,8 +177,8 @@ def _whole_shapes(analysis: Analysis, lowered: LoweredGraph) -> dict[str, tuple[
     fixed_shapes = analysis.facts.fixed_shapes
     shapes = {
         value: analysis.facts.shape(tensor)
-        for value, (tensor, _) in lowered.meanings.items()
-        if tensor in fixed_shapes and all(analysis.facts.shape(tensor))
+        for value, (tensor, layout) in lowered.meanings.items()
+        if tensor in fixed_shapes and all(analysis.facts.shape(tensor)) and not layout.uneven()
     }
     for value, shape in lowered.shapes.items():
         is_piece = value in lowered.meanings and lowered.meanings[value][1].splits()

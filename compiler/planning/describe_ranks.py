@@ -1,6 +1,7 @@
 """What every rank of a plan has of its own: where it runs, whom it meets, and what it holds."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from math import prod
 
 from partc.cost.cluster.cluster import Cluster, ClusterRank, groups_of, ranks_of
@@ -129,6 +130,14 @@ class _Describer:
                 continue
             if constant.holds == "coordinate" and (place := self._place_in(constant.site)) is not None:
                 values[value] = (place[constant.axis],)
+            elif constant.holds == "numbers" and (place := self._place_in(constant.site)) is not None:
+                mesh = self._lowered.meshes.of(constant.site or WORKER)
+                values[value] = tuple(
+                    number
+                    if isinstance(number, int)
+                    else number.of(place[number.axis], mesh.size(number.axis))
+                    for number in constant.numbers
+                )
             elif constant.parameter is not None and self._server is not None:
                 start, stop = self._rows[constant.parameter][self._server]
                 if constant.holds == "first_row":
@@ -142,14 +151,13 @@ class _Describer:
         return next(iter(self._places.values()), None) if site is None else self._places.get(site)
 
     def _slices(self) -> tuple[Slice, ...]:
-        """Return where the rank's pieces lie in the buckets of the whole: equal parts, or a server's rows."""
+        """Return where the rank's pieces lie in the buckets of the whole: parts, or a server's rows."""
         slices: list[Slice] = []
         for value, parameter, bucket, index in self._program.owned_slices:
             shape = bucket.shapes[index]
             if parameter is None and (place := self._places.get(bucket.site)) is not None:
-                length = shape[0] // len(bucket.counts)
-                start = place[bucket.axis] * length
-                stop = start + length
+                ends = [0, *accumulate(bucket.counts)]
+                start, stop = (ends[place[bucket.axis] + n] // prod(shape[1:]) for n in (0, 1))
             elif parameter is not None and self._server is not None:
                 start, stop = self._rows[parameter][self._server]
             else:

@@ -11,7 +11,7 @@ is its bytes and a constant per message.
 import networkx as nx
 
 from partc.passes.layouts.decide_layouts import Decision
-from partc.passes.layouts.layouts import Gathered, Layout, Owned, Partial, Split
+from partc.passes.layouts.layouts import Gathered, Layout, Owned, Partial, Replicate, Split
 from partc.passes.layouts.propagate_layouts import LaidOutGraph
 
 MESSAGE_BYTES = 4096  # one more message is worth this many bytes
@@ -75,7 +75,9 @@ def _connect(
     ]
     for name, wanted in partials:
         is_kept_so = axis in graph.homes.get(name, {}) and isinstance(wanted.along(axis), Split)
-        is_scattered = is_kept_so and graph.layout(name).site == wanted.site  # else it is summed and sent
+        ends = (layout.with_along(axis, Replicate()) for layout in (graph.layout(name), wanted))
+        is_here = graph.layout(name).site == wanted.site  # else it is summed and sent
+        is_scattered = is_kept_so and is_here and not any(layout.uneven() for layout in ends)
         if not is_scattered and _wants_whole(graph.layout(name), wanted, axis):
             network.add_edge((name, "out"), "whole")
     flows = [name for name, wanted in partials if isinstance(wanted.along(axis), Partial)]

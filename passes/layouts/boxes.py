@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from partc.passes.layouts.layouts import Layout, Mesh
+from partc.runtime.plan.boxes import part_range
 from partc.runtime.plan.program import Box
 
 
@@ -16,21 +17,26 @@ def factored_shape(layout: Layout, shape: Sequence[int]) -> tuple[tuple[int, ...
     """Return a shape with its axes taken apart where the layout splits them."""
     factored: list[tuple[int, ...]] = []
     for axis, size in enumerate(shape):
-        places = sorted({split.outer for _, split in layout.splits() if split.axis == axis})
-        bounds = [1, *(place for place in places if place > 1), size]
+        bounds = [1, *_places(layout, axis, size), size]
         factored.append(tuple(end // start for start, end in pairwise(bounds)))
     return tuple(factored)
+
+
+def _places(layout: Layout, axis: int, size: int) -> list[int]:
+    """Return the numbers of blocks behind which an axis is taken apart, 1 left out."""
+    splits = [split for _, split in layout.splits() if split.axis == axis]
+    behind = {split.outer * split.uneven for split in splits if split.uneven} - {size}
+    return sorted(({split.outer for split in splits} | behind) - {1})
 
 
 def box_of(mesh: Mesh, layout: Layout, shape: Sequence[int], place: Sequence[int]) -> Box:
     """Return the box of the factored shape that the rank at a place of the mesh holds."""
     factored = factored_shape(layout, shape)
     ranges = [[(0, size) for size in sizes] for sizes in factored]
-    places = [sorted({1, *(s.outer for _, s in layout.splits() if s.axis == a)}) for a in range(len(shape))]
+    places = [[1, *_places(layout, axis, size)] for axis, size in enumerate(shape)]
     for axis, split in layout.splits():
         factor = places[split.axis].index(split.outer)
         start, stop = ranges[split.axis][factor]
-        length = (stop - start) // mesh.size(axis)
-        start += place[axis] * length
-        ranges[split.axis][factor] = (start, start + length)
+        first, last = part_range(stop - start, mesh.size(axis), place[axis])
+        ranges[split.axis][factor] = (start + first, start + last)
     return Box(factored, tuple(tuple(sizes) for sizes in ranges))

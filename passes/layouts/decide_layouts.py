@@ -25,6 +25,7 @@ from partc.passes.layouts.layouts import (
     Widened,
 )
 from partc.passes.rules.sharding_rule import ShardingRule
+from partc.passes.rules.sharding_rules import rule_of
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.plan.program import Site
 
@@ -110,9 +111,23 @@ def run_whole(node: gs.Node, site: Site) -> Decision:
 
 
 def divides(mesh: Mesh | Meshes, node: gs.Node, decision: Decision, facts: Facts) -> bool:
-    """Tell whether the axes of the mesh together cut what a node reads and writes into equal parts."""
-    pairs = zip((*node.inputs, *node.outputs), (*decision.inputs, *decision.outputs), strict=True)
+    """Tell whether the axes of the mesh together can cut what a node reads and writes.
+
+    Into parts of different sizes only where all sizes are known.
+    """
+    pairs = list(zip((*node.inputs, *node.outputs), (*decision.inputs, *decision.outputs), strict=True))
+    if any(layout.uneven() for _, layout in pairs) and not _has_known_sizes(node, facts):
+        return False
     return all(mesh.divides(layout, facts.shape(tensor.name)) for tensor, layout in pairs)
+
+
+def _has_known_sizes(node: gs.Node, facts: Facts) -> bool:
+    names = [tensor.name for tensor in (*node.inputs, *node.outputs) if tensor.name]
+    rule = rule_of(node, facts)
+    spelled = [] if rule is None else [node.inputs[index].name for index in rule.shape_inputs]
+    return all(name in facts.fixed_shapes and all(facts.shape(name)) for name in names) and all(
+        facts.fixed_value(name) is not None for name in spelled
+    )
 
 
 def decide_by_rule(
@@ -134,7 +149,7 @@ def decide_by_rule(
         return whole_axis(node)
     gives_way = stored or [False] * len(placements)
     for refined, factor in _split_factors(node, rule, placements, ranks, facts, gives_way, widens):
-        decision = split_on(node, refined, factor, zeros)
+        decision = split_on(node, refined, factor, ranks, zeros)
         if decision is not None:
             return decision
     return _keep_partial(node, rule, placements, zeros) or whole_axis(node)
@@ -150,28 +165,32 @@ def decide_by_wish(
         return None
     dims = rule.outputs[0] if wish.operand is None else rule.inputs[wish.operand]
     found = None if dims is None else rule.factor_at(dims, wish.split.axis, wish.split.outer)
-    if found is None or not found[0].may_split(found[1], ranks):
+    if found is None or not (
+        found[0].may_split(found[1], ranks) or found[0].may_split_unevenly(found[1], ranks)
+    ):
         return None
-    return split_on(node, *found, zeros)
+    return split_on(node, *found, ranks, zeros)
 
 
 def decide_on_table(
-    node: gs.Node, layouts: Sequence[Layout], axis: int, is_wanted_in_rows: bool
+    node: gs.Node, layouts: Sequence[Layout], axis: int, wanted: Split | None
 ) -> AxisDecision | None:
     """Read rows of a table, or add to them, where they are along an axis, by ids that are whole there.
 
-    `is_wanted_in_rows`: what a ScatterND makes is kept by rows.
+    `wanted`: how what a ScatterND makes is kept by rows, if it is.
     """
     reads = node.op == "Gather" and node.attrs.get("axis", 0) == 0
     adds = node.op == "ScatterND" and node.attrs.get("reduction") == "add"
     in_rows = [number for number, split in layouts[0].splits() if split.axis == 0] if reads or adds else []
-    is_cut = in_rows == [axis] and layouts[0].along(axis) == Split(0)
+    rows = layouts[0].along(axis)
+    is_cut = in_rows == [axis] and isinstance(rows, Split) and rows.outer == 1
     if any(isinstance(layout.along(axis), Split) for layout in layouts[1:]):
         return None
     if reads and is_cut:
-        return AxisDecision((Split(0), Replicate()), (Partial("sum"),), cuts_table=True)
-    if adds and (is_cut or (is_wanted_in_rows and not in_rows)):
-        return AxisDecision((Split(0), Replicate(), Replicate()), (Split(0),), cuts_table=True)
+        return AxisDecision((rows, Replicate()), (Partial("sum"),), cuts_table=True)
+    kept = rows if is_cut else None if in_rows else wanted
+    if adds and kept is not None:
+        return AxisDecision((kept, Replicate(), Replicate()), (kept,), cuts_table=True)
     return None
 
 
@@ -193,8 +212,8 @@ def _split_factors(
     for tensor, dims, placement, yields in operands:
         if not isinstance(placement, Split) or dims is None:
             continue
-        found = rule.factor_at(dims, placement.axis, placement.outer)
-        if found is not None and found[0].may_split(found[1], ranks, widens):
+        found = rule.factor_at(dims, placement.axis, placement.outer, placement.uneven)
+        if found is not None and follows(*found, placement, ranks, widens):
             rules[found[1]] = found[0]
             weights[found[1]] = weights.get(found[1], 0) + facts.nbytes(tensor.name)
             firm.update(() if yields else (found[1],))
@@ -202,30 +221,40 @@ def _split_factors(
     return [(rules[factor], factor) for factor in order]
 
 
-def split_on(node: gs.Node, rule: ShardingRule, factor: str, zeros: frozenset[str]) -> AxisDecision | None:
+def follows(rule: ShardingRule, factor: str, split: Split, ranks: int, widens: bool = True) -> bool:
+    """Tell whether a factor may be split as an operand that has it is."""
+    if split.uneven:
+        return rule.sizes[factor] == split.uneven and rule.may_split_unevenly(factor, ranks)
+    return rule.may_split(factor, ranks, widens)
+
+
+def split_on(
+    node: gs.Node, rule: ShardingRule, factor: str, ranks: int, zeros: frozenset[str]
+) -> AxisDecision | None:
     """Return the decision that splits `factor`, or None where an output could not be described."""
+    uneven = rule.sizes[factor] if rule.sizes[factor] % ranks else 0
     outputs: list[Placement] = []
     for dims in rule.outputs:
         position = rule.position_of(dims, factor)
         if position is not None:
-            outputs.append(Split(*position))
+            outputs.append(Split(*position, uneven))
         elif factor in rule.combine and _every_term_has(node, rule, factor, zeros):
             combine = rule.combine[factor]
             outputs.append(Partial("sum" if combine == "mean" else combine))
         else:
             return None
-    inputs = tuple(_placement_of(rule, index, factor) for index in range(len(rule.inputs)))
+    inputs = tuple(_placement_of(rule, index, factor, uneven) for index in range(len(rule.inputs)))
     return AxisDecision(inputs, tuple(outputs), factor, rule.combine.get(factor) == "mean")
 
 
-def _placement_of(rule: ShardingRule, index: int, factor: str) -> Placement:
+def _placement_of(rule: ShardingRule, index: int, factor: str, uneven: int) -> Placement:
     dims = rule.inputs[index]
     position = None if dims is None else rule.position_of(dims, factor)
     if position is None:
         return Replicate()
     halo = rule.windows.get(factor, {}).get(index)
     if halo is None or not (halo.before or halo.after):
-        return Split(*position)
+        return Split(*position, uneven)
     return Widened(position[0], halo.before, halo.after, halo.fill)
 
 

@@ -33,11 +33,13 @@ class Split:
     """Rank r of N has the r-th N-th of a factor of `axis`.
 
     The axis, of size outer x factor x inner, is cut along its middle: [T, B, H] reshaped to
-    [T * B, H] and split on B is Split(axis=0, outer=T).
+    [T * B, H] and split on B is Split(axis=0, outer=T). `uneven`: the size of a factor that N does not
+    divide, of which earlier ranks have one entry more (runtime/plan/boxes.py); 0: N divides it.
     """
 
     axis: int
     outer: int = 1
+    uneven: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,22 +165,35 @@ class Mesh:
         return prod(self.size(axis) for axis, split in layout.splits() if split.axis == tensor_axis)
 
     def divides(self, layout: "Layout", shape: Sequence[int]) -> bool:
-        """Tell whether all parts of a tensor are of equal size; one of UNKNOWN size (0) is taken to be.
+        """Tell whether all parts of a tensor are of equal size but those that are said to be uneven.
 
-        What is widened on an axis is cut there along one mesh axis alone, whose ranks are neighbours.
+        An UNKNOWN size (0) is taken to divide. What is widened on an axis is cut there along one mesh axis
+        alone, whose ranks are neighbours; so is what is uneven at its place, of which an axis has one.
         """
+        uneven = [split.axis for _, split in layout.uneven()]
+        if len(uneven) > len(set(uneven)):
+            return False
         for axis, widened in layout.widened():
             cut = [p.axis for p in layout.placements if isinstance(p, Split | Widened)]
-            if cut.count(widened.axis) > 1 or shape[widened.axis] % self.size(axis):
+            if cut.count(widened.axis) > 1 or shape[widened.axis] % self.size(axis) or layout.uneven():
                 return False
         ends: dict[int, int] = {}
-        for place in sorted({split for _, split in layout.splits()}, key=lambda s: (s.axis, -s.outer)):
-            parts = prod(self.size(axis) for axis, split in layout.splits() if split == place)
-            end = ends.get(place.axis, shape[place.axis])
-            if end % (place.outer * parts):
+        places = {(split.axis, split.outer) for _, split in layout.splits()}
+        for place in sorted(places, key=lambda place: (place[0], -place[1])):
+            tensor_axis, outer = place
+            here = [(axis, split) for axis, split in layout.splits() if (split.axis, split.outer) == place]
+            parts = prod(self.size(axis) for axis, _ in here)
+            entries = max(split.uneven for _, split in here)
+            if entries and (len(here) > 1 or entries < parts):
                 return False
-            ends[place.axis] = place.outer
+            if ends.get(tensor_axis, shape[tensor_axis]) % (outer * (entries or parts)):
+                return False
+            ends[tensor_axis] = outer
         return True
+
+    def cut(self, axis: int, tensor_axis: int, outer: int, factor: int) -> Split:
+        """Return the split of a factor along a mesh axis, uneven where its size does not divide."""
+        return Split(tensor_axis, outer, factor if factor % self.size(axis) else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +324,10 @@ class Layout:
     def splits(self) -> list[tuple[int, Split]]:
         """Return the mesh axes that split the tensor, and where."""
         return [(axis, split) for axis, split in enumerate(self.placements) if isinstance(split, Split)]
+
+    def uneven(self) -> list[tuple[int, Split]]:
+        """Return the mesh axes whose ranks have parts of different sizes, and where."""
+        return [(axis, split) for axis, split in self.splits() if split.uneven]
 
     def widened(self) -> list[tuple[int, Widened]]:
         """Return the mesh axes along which ranks have parts and entries of their neighbours, and which."""

@@ -116,9 +116,11 @@ class LaidOutGraph:
         """Tell whether a tensor that is partial along a mesh axis is whole once its operands are summed."""
         return isinstance(self.layout(tensor).along(axis), Partial) and (tensor, axis) not in self.made_whole
 
-    def has_fixed_pieces(self, tensor: str) -> bool:
-        """Tell whether the sizes of a tensor's pieces are known, whatever the data."""
-        return tensor in self.facts.fixed_shapes and all(self.facts.shape(tensor))
+    def has_fixed_pieces(self, tensor: str, *layouts: Layout) -> bool:
+        """Tell whether the sizes of a tensor's pieces are known, whatever the data, and in some layouts the
+        same on all ranks."""
+        is_known = tensor in self.facts.fixed_shapes and all(self.facts.shape(tensor))
+        return is_known and not any(layout.uneven() for layout in layouts)
 
     @property
     def meshes(self) -> Meshes:
@@ -168,9 +170,12 @@ def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
             graph.layouts[name] = Layout(first)
             continue
         split = Split(entry.sample_axis, outer)
-        shared = PerReplica() if per_replica else split
         _check_divides(graph, name, split, per_replica or is_alone)
-        graph.layouts[name] = Layout(first, Replicate() if is_alone else shared)
+        samples = graph.facts.shape(name)[entry.sample_axis] // outer
+        shared = graph.meshes.of(first).cut(REPLICAS, entry.sample_axis, outer, samples)
+        graph.layouts[name] = Layout(
+            first, Replicate() if is_alone else PerReplica() if per_replica else shared
+        )
         if graph.meshes.microbatch_axis is not None:
             graph.layouts[name] = graph.layouts[name].with_along(graph.meshes.microbatch_axis, split)
     for name, given in graph.training.shard_inputs.items():
@@ -184,16 +189,21 @@ def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
 
 
 def _check_divides(graph: LaidOutGraph, name: str, split: Split, is_own: bool) -> None:
-    """Hold the samples of a batch, or of a replica's own, to those who share it."""
+    """Hold the samples of a batch, or of a replica's own, to those who share it.
+
+    Earlier replicas may have one more where the batch has a size of its own, and is not divided further.
+    """
     size = graph.facts.shape(name)[split.axis] // split.outer
     replicas, parts = 1 if is_own else graph.replicas, graph.meshes.microbatches
-    if size % replicas:
+    is_uneven = parts == 1 and size > replicas and graph.has_fixed_pieces(name)
+    if size % replicas and not is_uneven:
         raise UnsupportedModel(
             f"a batch of {size} does not divide among {replicas} replicas",
             at=f"input {name!r}, axis {split.axis}",
-            fix=f"use a batch that is a multiple of {replicas}, or --batch per-replica",
+            fix=f"use a batch that is a multiple of {replicas}, or of a size that the model tells, "
+            f"{replicas} at least and without micro-batches, or --batch per-replica",
         )
-    if size % (replicas * parts):
+    if parts > 1 and size % (replicas * parts):
         raise UnsupportedModel(
             f"a replica's batch of {size // replicas} does not divide into {parts} micro-batches",
             at=f"input {name!r}, axis {split.axis}",
@@ -306,7 +316,9 @@ def _decide_on_workers(
     keeps the node whole."""
     count, site = graph.meshes.axes, graph.configuration.site_of(node.name)
     if count == 1:
-        return decide_axes(site, [_decide_along(graph, node, rule, layouts, 0)])
+        decision = decide_axes(site, [_decide_along(graph, node, rule, layouts, 0)])
+        is_uneven = any(layout.uneven() for layout in (*decision.inputs, *decision.outputs))
+        return decision if not is_uneven or graph.divides(node, decision) else run_whole(node, site)
     wishes = graph.configuration.wishes.get(node.name, {})
     axes = [whole_axis(node) for _ in range(count)]
     for axis in sorted(range(count), key=lambda axis: axis not in wishes):
@@ -359,9 +371,10 @@ def _decide_on_table(
     is_one_id_a_row = node.op != "ScatterND" or graph.facts.shape(node.inputs[1].name)[-1:] == (1,)
     if not layouts or not is_one_id_a_row:
         return None
-    wanted = graph.homes.get(node.outputs[0].name, {})
-    is_wanted = [number for number, split in wanted.items() if split.axis == 0] == [axis]
-    return decide_on_table(node, layouts, axis, is_wanted and wanted[axis] == Split(0))
+    homes = graph.homes.get(node.outputs[0].name, {})
+    in_rows = [number for number, split in homes.items() if split.axis == 0] == [axis]
+    wanted = homes[axis] if in_rows and homes[axis].outer == 1 else None
+    return decide_on_table(node, layouts, axis, wanted)
 
 
 def _decide_shape(graph: LaidOutGraph, layout: Layout) -> Decision:

@@ -16,7 +16,14 @@ from types import MappingProxyType
 import onnx_graphsurgeon as gs
 
 from partc.passes.indexed_rows.expected_rows import ExpectedRows
-from partc.passes.layouts.decide_layouts import Decision, decide_axes, run_whole, split_on, whole_axis
+from partc.passes.layouts.decide_layouts import (
+    Decision,
+    decide_axes,
+    follows,
+    run_whole,
+    split_on,
+    whole_axis,
+)
 from partc.passes.layouts.layouts import (
     REPLICAS,
     Layout,
@@ -208,12 +215,13 @@ class _Lowerer(Lowering):
         if rule is None or self.facts.fixed_value(tensor) is not None:
             return None
         index = _index(node, source)
-        found = rule.factor_at(rule.outputs[index], placement.axis, placement.outer)
+        found = rule.factor_at(rule.outputs[index], placement.axis, placement.outer, placement.uneven)
         if found is None or found[1] in rule.whole or found[1] in rule.combine:
             return None
         rule, factor = found
-        along = split_on(node, rule, factor, self.graph.zeros)
-        if along is None or rule.sizes[factor] % self.graph.meshes.size(layout.site, axis):
+        ranks = self.graph.meshes.size(layout.site, axis)
+        along = split_on(node, rule, factor, ranks, self.graph.zeros)
+        if along is None or not follows(rule, factor, placement, ranks, widens=False):
             return None
         decision = self._decision_for(source, before)
         axes = [*decision.axes, *(whole_axis(node) for _ in range(axis + 1 - len(decision.axes)))]

@@ -4,10 +4,13 @@ Sizes are always the single device's: `Shape` of a piece is scaled up, and an op
 (Reshape, Expand, ConstantOfShape) gets it divided, factor by factor, on a copy of its own.
 """
 
+from collections.abc import Sequence
+from functools import partial
 from math import prod
 
 import numpy as np
 import onnx_graphsurgeon as gs
+from onnx import helper
 
 from partc.passes.indexed_rows.exchange_rows import needs_exchange, push_slices, reduce_slices
 from partc.passes.indexed_rows.request_rows import request_rows, run_on_requested_rows
@@ -24,10 +27,11 @@ from partc.passes.lowering.gather_owned import slice_owned_rows
 from partc.passes.lowering.local_bounds import local_bounds
 from partc.passes.lowering.local_windows import cut_to_part, local_node
 from partc.passes.lowering.lower_table import cuts_table, lower_table
-from partc.passes.lowering.lowered_graph import constant
-from partc.passes.lowering.lowering import Lowering, tag
+from partc.passes.lowering.lowered_graph import PartNumber, constant
+from partc.passes.lowering.lowering import INT64, Lowering, tag
 from partc.passes.replicas import average_replicas
 from partc.passes.rules.sharding_rules import is_sum_rows, rule_of
+from partc.runtime.plan.program import Site
 
 
 def lower_node(lowering: Lowering, node: gs.Node, decision: Decision) -> list[gs.Tensor]:
@@ -69,20 +73,20 @@ def _operands(lowering: Lowering, node: gs.Node, decision: Decision) -> list[gs.
     return operands + _squeezed_axes(lowering, node)
 
 
-def _local_bounds(lowering: Lowering, node: gs.Node, decision: Decision) -> dict[int, gs.Constant]:
+def _local_bounds(lowering: Lowering, node: gs.Node, decision: Decision) -> dict[int, gs.Tensor]:
     """Return the operands that count entries of what a rank has a part of."""
     rule = rule_of(node, lowering.facts)
     if rule is None or not rule.bounds or not decision.inputs[0].splits():
         return {}
-    meshes, layout = lowering.graph.meshes, decision.inputs[0]
-    parts = [meshes.parts(layout, axis) for axis in range(len(lowering.facts.shape(node.inputs[0].name)))]
+    bounds = local_bounds(rule, partial(lowering.local_number, decision.inputs[0]))
     return {
-        index: constant(
-            f"{node.inputs[index].name}.of.{node.name}.{tag(layout)}",
-            [int(number) for number in numbers],
+        index: lowering.numbers(
+            f"{node.inputs[index].name}.of.{node.name}.{tag(decision.inputs[0])}",
+            numbers,
+            decision.site,
             lowering.facts.dtypes[node.inputs[index].name],
         )
-        for index, numbers in local_bounds(rule, parts).items()
+        for index, numbers in bounds.items()
     }
 
 
@@ -108,7 +112,6 @@ def _emit(
     lowering: Lowering, node: gs.Node, decision: Decision, operands: list[gs.Tensor]
 ) -> list[gs.Tensor]:
     values: list[str] = []  # that hold the results
-    mesh = lowering.graph.meshes.of(decision.site)
     means = [number for number, axis in enumerate(decision.axes) if axis.is_mean]
     outputs: list[gs.Tensor] = []
     local = local_node(lowering, node, decision)
@@ -126,8 +129,7 @@ def _emit(
     lowering.out.append(copy, decision.site)
     _count_flops(lowering, node, copy, decision)
     if means:
-        parts = prod(map(mesh.size, means))
-        return [_scale(lowering, *pair, parts, decision) for pair in zip(outputs, values, strict=True)]
+        return [_scale(lowering, *pair, means, decision) for pair in zip(outputs, values, strict=True)]
     if local.cuts:
         return [cut_to_part(lowering, *pair, local.cuts) for pair in zip(outputs, values, strict=True)]
     return outputs
@@ -139,13 +141,41 @@ def _count_flops(lowering: Lowering, node: gs.Node, copy: gs.Node, decision: Dec
     if rule is not None:
         mesh = lowering.graph.meshes.of(decision.site)
         divided = [number for number, axis in enumerate(decision.axes) if axis.factor is not None]
-        lowering.out.flops[copy.name] = rule.flops // prod(map(mesh.size, divided))
+        flops = rule.flops // prod(map(mesh.size, divided))
+        for axis, entries in _uneven_factors(decision).items():  # of the largest part
+            flops = flops * mesh.size(axis) * -(-entries // mesh.size(axis)) // entries
+        lowering.out.flops[copy.name] = flops
 
 
-def _scale(lowering: Lowering, mean: gs.Tensor, value: str, parts: int, decision: Decision) -> gs.Tensor:
-    """A mean over one of equal parts counts for its share of the whole."""
-    share = constant(f"{mean.name}.share", 1.0 / parts, mean.dtype)
+def _uneven_factors(decision: Decision) -> dict[int, int]:
+    """Return the factors that are cut into parts of different sizes: mesh axis -> entries."""
+    layouts = (*decision.inputs, *decision.outputs)
+    return {axis: split.uneven for layout in layouts for axis, split in layout.uneven()}
+
+
+def _scale(
+    lowering: Lowering, mean: gs.Tensor, value: str, means: Sequence[int], decision: Decision
+) -> gs.Tensor:
+    """A mean over a part counts for its share of the whole."""
+    mesh, uneven = lowering.graph.meshes.of(decision.site), _uneven_factors(decision)
+    share: gs.Tensor = constant(
+        f"{mean.name}.share", 1.0 / prod(mesh.size(a) for a in means if a not in uneven), mean.dtype
+    )
+    for axis in (axis for axis in means if axis in uneven):
+        share = _weigh(lowering, share, mean, PartNumber(axis, uneven[axis], 1), decision.site)
     return lowering.out.emit("Mul", [mean, share], value, mean.dtype, decision.site)
+
+
+def _weigh(lowering: Lowering, share: gs.Tensor, mean: gs.Tensor, count: PartNumber, site: Site) -> gs.Tensor:
+    """Return a share by how many entries of a factor a rank has."""
+    out, name = lowering.out, f"{mean.name}.share.{count.axis}"
+    first = constant(f"{name}.place", 0, np.int64)
+    own = out.emit("Gather", [out.numbers(site, (count,)), first], f"{name}.entries", INT64, site)
+    to = int(helper.np_dtype_to_tensor_dtype(np.dtype(mean.dtype)))
+    counted = out.emit("Cast", [own], f"{name}.counted", mean.dtype, site, to=to)
+    whole = constant(f"{name}.whole", count.entries, mean.dtype)
+    part = out.emit("Div", [counted, whole], f"{name}.part", mean.dtype, site)
+    return out.emit("Mul", [share, part], name, mean.dtype, site)
 
 
 def _lower_replica_average(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:
@@ -179,6 +209,10 @@ def _lower_shape(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Te
     int64 = np.dtype(np.int64)
     if not layout.splits():
         return out.emit(node.op, [operand], name, int64, site, **node.attrs)
+    if layout.uneven():
+        shape = np.array(lowering.facts.shape(source.name))
+        start, end = node.attrs.get("start", 0), node.attrs.get("end")
+        return gs.Constant(name, np.array(shape[start:end] if node.op == "Shape" else np.prod(shape)))
     rank = len(lowering.facts.shape(source.name))
     sizes = [lowering.graph.meshes.parts(layout, axis) for axis in range(rank)]
     factors: list[int] | int = prod(sizes)
@@ -209,6 +243,17 @@ def _local_sizes(
         is_found = spelled is not None and (offset or spelled[0] != sizes[0])
         return whole if is_found else _owned_sizes(lowering, whole, owned, name)
     # -1 or 0: the op finds the size itself. Expand may spell fewer axes than the operand has.
+    if spelled is not None and layout.uneven():
+        numbers = [
+            lowering.local_number(layout, axis, size)
+            if spelled[axis - offset] == size
+            else spelled[axis - offset]
+            for axis, size in enumerate(sizes)
+            if axis >= offset
+        ]
+        return lowering.numbers(
+            name, [n if isinstance(n, PartNumber) else int(n) for n in numbers], layout.site
+        )
     divisors = [
         1 if spelled is not None and spelled[axis - offset] != sizes[axis] else parts
         for axis, parts in enumerate(lowering.graph.meshes.parts(layout, axis) for axis in range(len(sizes)))

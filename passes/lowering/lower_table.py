@@ -6,7 +6,7 @@ import onnx_graphsurgeon as gs
 from partc.passes.graph.expand_gather import Part, write_gather, write_scatter
 from partc.passes.graph.node_writer import NodeWriter
 from partc.passes.layouts.decide_layouts import Decision
-from partc.passes.lowering.lowered_graph import constant
+from partc.passes.lowering.lowered_graph import PartNumber, constant
 from partc.passes.lowering.lowering import Lowering, tag
 
 INT64 = np.dtype(np.int64)
@@ -48,6 +48,9 @@ def _part(lowering: Lowering, node: gs.Node, decision: Decision) -> Part:
     axis = next(number for number, along in enumerate(decision.axes) if along.cuts_table)
     rows = lowering.facts.shape(node.inputs[0].name)[0]
     parts = lowering.graph.meshes.size(decision.site, axis)
+    if rows % parts:
+        own = (PartNumber(axis, rows, 1, "start"),), (PartNumber(axis, rows, 1),)
+        return Part(*(lowering.out.numbers(decision.site, number) for number in own), rows)
     count = constant(f"{node.name}.row_count.{axis}", [rows // parts], np.int64)
     name = f"{node.name}.first_row.{axis}"
     position = lowering.coordinate(decision.site, axis)

@@ -32,6 +32,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from partc.passes.layouts.layouts import Layout, Meshes
+from partc.runtime.plan.boxes import part_range
 from partc.runtime.plan.program import Site
 
 COMMUNICATION_DOMAIN = "partc.communication"
@@ -50,18 +51,41 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
+class PartNumber:
+    """A number that a rank's part of a factor tells: how many entries it has, its first or the one behind.
+
+    A mesh axis divides the factor's `entries`; each counts `times`.
+    """
+
+    axis: int
+    entries: int
+    times: int
+    tells: Literal["size", "start", "stop"] = "size"
+
+    def of(self, part: int, parts: int) -> int:
+        """Return the number of a part."""
+        start, stop = part_range(self.entries, parts, part)
+        return self.times * {"size": stop - start, "start": start, "stop": stop}[self.tells]
+
+
+Number = int | PartNumber  # the same on all ranks, or not
+
+
+@dataclass(frozen=True, slots=True)
 class RankConstant:
     """What a value int64[n] tells each rank of its place.
 
     coordinate   its position along an axis of a mesh, `site` None: of the only one that it is in
+    numbers      `numbers`, those of its part along axes of the mesh `site` among them
     first_row    the first row of a parameter that it owns, and how many: `row_count`
     row_ends     of a parameter, the end of every server's rows: the same on all ranks
     """
 
-    holds: Literal["coordinate", "first_row", "row_count", "row_ends"]
+    holds: Literal["coordinate", "numbers", "first_row", "row_count", "row_ends"]
     parameter: str | None = None
     axis: int = 0
     site: Site | None = None
+    numbers: tuple[Number, ...] = ()
 
 
 # How values that hold a place are named; behind the parameter, where it is a parameter's.
@@ -107,6 +131,16 @@ class LoweredGraph:
     def coordinate(self, site: Site | None, axis: int, name: str) -> gs.Variable:
         """Return the value int64[1], named so, that holds a worker's position along an axis of a mesh."""
         return self._given(name, RankConstant("coordinate", axis=axis, site=site), (1,))
+
+    def numbers(self, site: Site, numbers: tuple[Number, ...]) -> gs.Variable:
+        """Return the value int64[n] that holds numbers of which some follow a worker's place in a mesh."""
+        mesh = self.meshes.of(site)
+        spelled = "_".join(
+            str(n) if isinstance(n, int) else f"{mesh.axes[n.axis][0]}.{n.tells}.{n.entries}x{n.times}"
+            for n in numbers
+        )
+        constant = RankConstant("numbers", site=site, numbers=numbers)
+        return self._given(f"{site}.parts.{spelled}", constant, (len(numbers),))
 
     def first_row(self, parameter: str) -> gs.Variable:
         """Return the value int64[1] that holds the first row of a parameter that a server owns."""

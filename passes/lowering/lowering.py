@@ -1,10 +1,13 @@
 """What has been lowered so far, and what a rule may ask for: the record that all of lowering shares."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
+import numpy as np
 import onnx_graphsurgeon as gs
+from onnx import helper
 
 from partc.passes.indexed_rows.expected_rows import ExpectedRows
 from partc.passes.layouts.layouts import (
@@ -22,8 +25,10 @@ from partc.passes.layouts.layouts import (
     Widened,
 )
 from partc.passes.layouts.propagate_layouts import LaidOutGraph
-from partc.passes.lowering.lowered_graph import LoweredGraph
+from partc.passes.lowering.lowered_graph import LoweredGraph, Number, PartNumber, constant
 from partc.runtime.plan.program import Site
+
+INT64 = np.dtype(np.int64)
 
 TAGS = {
     Replicate: "whole",
@@ -118,6 +123,11 @@ class Lowering(ABC):
         whole = self.facts.nbytes(tensor)
         share = self.graph.meshes.of(layout.site).share(layout)
         self.out.nbytes[value] = whole // share if shape else whole
+        for axis, split in layout.uneven():  # the largest part
+            parts = self.graph.meshes.size(layout.site, axis)
+            self.out.nbytes[value] = (
+                self.out.nbytes[value] * parts * -(-split.uneven // parts) // split.uneven
+            )
         for _, widened in layout.widened():
             local = self.local_sizes(tensor, layout)[widened.axis]
             self.out.nbytes[value] = self.out.nbytes[value] * local // self.facts.shape(tensor)[widened.axis]
@@ -129,16 +139,50 @@ class Lowering(ABC):
         shape: list[int | None] = [size or None for size in self.local_sizes(tensor, layout)]
         if isinstance(layout.along(REPLICAS), Owned):
             shape[0] = None
+        for _, split in layout.uneven():
+            shape[split.axis] = None
         return tuple(shape)
 
     def local_sizes(self, tensor: str, layout: Layout) -> tuple[int, ...]:
-        """Return the sizes of one rank's piece under the assumed sizes, UNKNOWN where only data tells."""
-        sizes = self.facts.shape(tensor)
-        local = [size // self.graph.meshes.parts(layout, axis) for axis, size in enumerate(sizes)]
+        """Return the sizes of one rank's piece under the assumed sizes, UNKNOWN where only data tells.
+
+        Where pieces differ, of the largest.
+        """
+        sizes, mesh = self.facts.shape(tensor), self.graph.meshes.of(layout.site)
+        local = [size // mesh.parts(layout, axis) for axis, size in enumerate(sizes)]
+        for _, split in layout.uneven():
+            local[split.axis] = self.largest(
+                layout.site, self.local_number(layout, split.axis, sizes[split.axis])
+            )
         for mesh_axis, widened in layout.widened():
             part = sizes[widened.axis] // self.graph.meshes.size(layout.site, mesh_axis)
             local[widened.axis] = widened.before + part + widened.after
         return tuple(local)
+
+    def local_number(self, layout: Layout, axis: int, number: int) -> Number:
+        """Return what is left of a number of entries of an axis in a rank's piece."""
+        mesh = self.graph.meshes.of(layout.site)
+        uneven = [(a, split.uneven) for a, split in layout.uneven() if split.axis == axis]
+        parts = mesh.parts(layout, axis) // prod(mesh.size(a) for a, _ in uneven)
+        entries = uneven[0][1] if uneven else 1
+        assert number % (entries * parts) == 0, f"{number} entries of an axis are cut by {layout}"
+        each = number // (entries * parts)
+        return PartNumber(uneven[0][0], entries, each) if uneven and number else each
+
+    def largest(self, site: Site, number: Number) -> int:
+        """Return the largest that a number is on any rank."""
+        return number if isinstance(number, int) else number.of(0, self.graph.meshes.size(site, number.axis))
+
+    def numbers(self, name: str, numbers: Sequence[Number], site: Site, dtype: np.dtype = INT64) -> gs.Tensor:
+        """Return the tensor of one axis that holds numbers, on each rank those of its parts."""
+        plain = [number for number in numbers if isinstance(number, int)]
+        if len(plain) == len(numbers):
+            return constant(name, plain, dtype)
+        value = self.out.numbers(site, tuple(numbers))
+        if dtype == INT64:
+            return value
+        to = int(helper.np_dtype_to_tensor_dtype(dtype))
+        return self.out.emit("Cast", [value], f"{name}@{site}", dtype, site, to=to)
 
 
 def tag(layout: Layout) -> str:
@@ -151,4 +195,7 @@ def _tag_along(placement: Placement) -> str:
     if isinstance(placement, Widened):
         kind = "" if placement.fill == "zero" else placement.fill
         return f"{tag}{placement.axis}.{placement.before}.{placement.after}{kind}"
-    return f"{tag}{placement.axis}.{placement.outer}" if isinstance(placement, Split) else tag
+    if isinstance(placement, Split):
+        uneven = f".{placement.uneven}" if placement.uneven else ""
+        return f"{tag}{placement.axis}.{placement.outer}{uneven}"
+    return tag

@@ -13,9 +13,8 @@ among meshes of other shapes                 Exchange: what each rank wants, of 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
-from math import prod
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -35,7 +34,7 @@ from partc.passes.layouts.layouts import (
 )
 from partc.passes.lowering.exchange import exchange
 from partc.passes.lowering.gather_owned import gather_owned, has_parameter_rows, take_owned_slices
-from partc.passes.lowering.lowered_graph import constant
+from partc.passes.lowering.lowered_graph import Number, PartNumber, constant
 from partc.passes.lowering.lowering import Lowering
 from partc.passes.lowering.widen import widen
 from partc.runtime.plan.program import Site
@@ -121,7 +120,7 @@ def _to_stage(lowering: Lowering, tensor: str, source: Layout, wanted: Layout) -
     """Send each rank's piece to the rank at its place in another mesh of the same shape."""
     operand = lowering.need(tensor, source)
     result = _result(lowering, tensor, wanted)
-    if lowering.graph.has_fixed_pieces(tensor):
+    if lowering.graph.has_fixed_pieces(tensor, source):
         lowering.out.communicate("ToStage", [operand], [result], site=source.site, to=wanted.site)
         return result
     counts = gs.Variable(f"{result.name}.counts", dtype=INT64)
@@ -193,18 +192,24 @@ def _reduce_scatter(lowering: Lowering, tensor: str, wanted: Layout, change: Cha
     whole = wanted.with_along(change.axis, Replicate())
     graph = lowering.graph
     is_local = change.axis == graph.meshes.microbatch_axis  # each rank makes the sum itself
-    if is_local or (tensor, change.axis) in graph.made_whole or not graph.has_fixed_pieces(tensor):
+    if is_local or (tensor, change.axis) in graph.made_whole or not graph.has_fixed_pieces(tensor, whole):
         return _cut(lowering, tensor, lowering.need(tensor, whole), wanted, change)
     operand = lowering.need(tensor, change.before)
     name, fold = lowering.value_name(tensor, wanted), None
     if split.axis or split.outer > 1:
         fold = _Fold(lowering, tensor, whole, split)
         operand, name = fold.to_front(operand), f"{name}.front"
-        lowering.out.shapes[operand.name] = fold.front_shape(1)
-        lowering.out.shapes[name] = fold.front_shape(graph.meshes.size(wanted.site, change.axis))
+        lowering.out.shapes[operand.name] = fold.front_shape(None, 1)
+        lowering.out.shapes[name] = fold.front_shape(split, graph.meshes.size(wanted.site, change.axis))
     result = gs.Variable(name, dtype=operand.dtype)
     lowering.out.communicate(
-        "ReduceScatter", [operand], [result], site=wanted.site, axis=change.axis, reduction=partial.reduction
+        "ReduceScatter",
+        [operand],
+        [result],
+        site=wanted.site,
+        axis=change.axis,
+        reduction=partial.reduction,
+        entries=split.uneven,
     )
     return result if fold is None else fold.back(result, lowering.value_name(tensor, wanted))
 
@@ -288,26 +293,30 @@ def _all_gather(lowering: Lowering, tensor: str, wanted: Layout, change: Change)
     piece = lowering.need(tensor, change.before)
     graph = lowering.graph
     is_plain = graph.meshes.axes == 1 and tensor not in graph.stored
-    gather = _gather_rows if is_plain or not graph.has_fixed_pieces(tensor) else _gather_pieces
+    gather = _gather_rows if is_plain or not graph.has_fixed_pieces(tensor, wanted) else _gather_pieces
     if split.axis == 0 and split.outer == 1:
         result = _result(lowering, tensor, wanted)
-        gather(lowering, piece, result, wanted.site, change.axis)
+        gather(lowering, piece, result, wanted.site, change.axis, split)
         return result
     fold = _Fold(lowering, tensor, wanted, split)
     front = fold.to_front(piece)
     gathered = gs.Variable(f"{fold.tensor}.gathered", dtype=front.dtype)
-    if gather is _gather_pieces:
-        lowering.out.shapes[front.name] = fold.front_shape(graph.meshes.size(wanted.site, change.axis))
-        lowering.out.shapes[gathered.name] = fold.front_shape(1)
-    gather(lowering, front, gathered, wanted.site, change.axis)
+    if gather is _gather_pieces or change.before.uneven():
+        lowering.out.shapes[front.name] = fold.front_shape(split, graph.meshes.size(wanted.site, change.axis))
+        lowering.out.shapes[gathered.name] = fold.front_shape(None, 1)
+    gather(lowering, front, gathered, wanted.site, change.axis, split)
     return fold.back(gathered, lowering.value_name(tensor, wanted))
 
 
-def _gather_pieces(lowering: Lowering, piece: gs.Tensor, result: gs.Variable, site: Site, axis: int) -> None:
-    lowering.out.communicate("AllGather", [piece], [result], site=site, axis=axis)
+def _gather_pieces(
+    lowering: Lowering, piece: gs.Tensor, result: gs.Variable, site: Site, axis: int, split: Split
+) -> None:
+    lowering.out.communicate("AllGather", [piece], [result], site=site, axis=axis, entries=split.uneven)
 
 
-def _gather_rows(lowering: Lowering, piece: gs.Tensor, result: gs.Variable, site: Site, axis: int) -> None:
+def _gather_rows(
+    lowering: Lowering, piece: gs.Tensor, result: gs.Variable, site: Site, axis: int, _: Split
+) -> None:
     counts = gs.Variable(f"{result.name}.counts", dtype=INT64)
     lowering.out.nbytes.setdefault(piece.name, 0)
     lowering.out.communicate("AllGatherRows", [piece], [result], received_counts=counts, site=site, axis=axis)
@@ -318,16 +327,17 @@ def _cut(lowering: Lowering, tensor: str, whole: gs.Tensor, wanted: Layout, chan
     split = wanted.along(change.axis)
     assert isinstance(split, Split)
     name = lowering.value_name(tensor, wanted)
-    if isinstance(whole, gs.Constant) and _is_uniform(whole, split.axis):
+    if isinstance(whole, gs.Constant) and not split.uneven and _is_uniform(whole, split.axis):
         length = whole.values.shape[split.axis] // lowering.graph.meshes.size(wanted.site, change.axis)
         return gs.Constant(name, whole.values.take(range(length), axis=split.axis))
     sizes = lowering.local_sizes(tensor, change.before)
     if split.outer == 1:
-        return _slice_part(lowering, whole, split.axis, sizes, name, wanted.site, change.axis)
+        return _slice_part(lowering, whole, split, sizes, name, wanted.site, change.axis)
     fold = _Fold(lowering, tensor, change.before, split)
     front = fold.to_front(whole)
     factor = (sizes[split.axis] // fold.outer,)
-    part = _slice_part(lowering, front, 0, factor, f"{name}.front", wanted.site, change.axis)
+    in_front = Split(0, uneven=split.uneven)
+    part = _slice_part(lowering, front, in_front, factor, f"{name}.front", wanted.site, change.axis)
     return fold.back(part, name)
 
 
@@ -339,17 +349,22 @@ def _is_uniform(tensor: gs.Constant, axis: int) -> bool:
 def _slice_part(
     lowering: Lowering,
     whole: gs.Tensor,
-    axis: int,
+    split: Split,
     shape: tuple[int, ...],
     name: str,
     site: Site,
     mesh_axis: int,
 ) -> gs.Tensor:
-    out = lowering.out
+    out, axis = lowering.out, split.axis
     position = lowering.coordinate(site, mesh_axis)
     ranks = lowering.graph.meshes.size(site, mesh_axis)
     along = constant(f"{name}.axis", [axis], np.int64)
-    if whole.name in lowering.facts.fixed_shapes or isinstance(whole, gs.Constant):
+    if split.uneven:
+        part = PartNumber(mesh_axis, split.uneven, shape[axis] // split.uneven)
+        ends = (out.numbers(site, (replace(part, tells=what),)) for what in ("start", "stop"))
+        return out.emit("Slice", [whole, *ends, along], name, whole.dtype, site)
+    varies = out.shapes.get(whole.name, shape)[axis] is None
+    if isinstance(whole, gs.Constant) or (whole.name in lowering.facts.fixed_shapes and not varies):
         size: gs.Tensor = constant(f"{name}.size", [shape[axis] // ranks], np.int64)
     else:
         sizes = out.emit("Shape", [whole], f"{name}.sizes", INT64, site)
@@ -370,11 +385,15 @@ class _Fold:
     def __init__(self, lowering: Lowering, tensor: str, layout: Layout, split: Split) -> None:
         self.out = lowering.out
         self.site = layout.site
+        self.lowering = lowering
         self.shape = lowering.local_sizes(tensor, layout)
+        sizes = lowering.facts.shape(tensor)
+        self.numbers = [lowering.local_number(layout, axis, size) for axis, size in enumerate(sizes)]
         self.axis = split.axis
         within = [p for _, p in layout.splits() if p.axis == split.axis and p.outer < split.outer]
-        parts = (lowering.graph.meshes.size(layout.site, a) for a, p in layout.splits() if p in within)
-        self.outer = split.outer // prod(parts)
+        kept = (p if p in within else Replicate() for p in layout.placements)
+        self.blocks = lowering.local_number(Layout(layout.site, *kept), split.axis, split.outer)
+        self.outer = lowering.largest(layout.site, self.blocks)
         others = [p for p in layout.placements if not isinstance(p, Replicate)]
         self.tensor = lowering.value_name(tensor, layout) if others or layout.site != WORKER else tensor
         own = "" if lowering.graph.configuration.is_one_mesh or "@" in self.tensor else f"@{layout.site}"
@@ -386,18 +405,20 @@ class _Fold:
     def to_front(self, tensor: gs.Tensor) -> gs.Tensor:
         name = f"{self.name}.{tensor.name}"
         if self.outer > 1:
-            sizes = [*self.shape[: self.axis], self.outer, -1, *self.shape[self.axis + 1 :]]
+            sizes = [*self.numbers[: self.axis], self.blocks, -1, *self.numbers[self.axis + 1 :]]
             tensor = self._reshape(tensor, sizes, f"{name}.apart")
         return self.out.emit("Transpose", [tensor], f"{name}.front", tensor.dtype, self.site, perm=self.order)
 
-    def front_shape(self, parts: int) -> tuple[int, ...]:
-        """Return the shape with the factor in front, or of one of equal parts of it."""
-        apart = [*self.shape]
-        apart[self.axis : self.axis + 1] = [self.outer, apart[self.axis] // self.outer]
+    def front_shape(self, split: Split | None, parts: int) -> tuple[int | None, ...]:
+        """Return the shape with the factor in front, or of one of the parts into which it is split."""
+        apart: list[int | None] = [n if isinstance(n, int) else None for n in self.numbers]
+        inner = self.shape[self.axis] // self.outer
+        apart[self.axis : self.axis + 1] = [self.blocks if isinstance(self.blocks, int) else None, inner]
         if self.outer == 1:
             del apart[self.axis]
-        first, *rest = [apart[axis] for axis in self.order]
-        return (first // parts, *rest)
+        _, *rest = [apart[axis] for axis in self.order]
+        varies = isinstance(self.numbers[self.axis], PartNumber) and isinstance(self.blocks, int)
+        return (None if varies or (split is not None and split.uneven) else inner // parts, *rest)
 
     def back(self, tensor: gs.Tensor, name: str) -> gs.Tensor:
         inverse = [int(axis) for axis in np.argsort(self.order)]
@@ -405,9 +426,9 @@ class _Fold:
         transposed = self.out.emit("Transpose", [tensor], target, tensor.dtype, self.site, perm=inverse)
         if self.outer == 1:
             return transposed
-        sizes = [*self.shape[: self.axis], -1, *self.shape[self.axis + 1 :]]
+        sizes = [*self.numbers[: self.axis], -1, *self.numbers[self.axis + 1 :]]
         return self._reshape(transposed, sizes, name)
 
-    def _reshape(self, tensor: gs.Tensor, sizes: list[int], name: str) -> gs.Tensor:
-        spelled = constant(f"{name}.sizes", sizes, np.int64)
+    def _reshape(self, tensor: gs.Tensor, sizes: list[Number], name: str) -> gs.Tensor:
+        spelled = self.lowering.numbers(f"{name}.sizes", sizes, self.site)
         return self.out.emit("Reshape", [tensor, spelled], name, tensor.dtype, self.site)

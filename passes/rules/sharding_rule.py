@@ -103,17 +103,32 @@ class ShardingRule:
             for index, halo in self.windows[factor].items()
         )
 
+    def may_split_unevenly(self, factor: str, parts: int) -> bool:
+        """Tell whether a factor that does not divide may be cut: earlier parts have one entry more."""
+        is_free = factor not in self.whole and factor not in self.windows
+        return is_free and self.sizes[factor] % parts > 0 and self.sizes[factor] > parts
+
     def _entries(self, index: int, factor: str) -> int:
         """Return the size of an operand's axis that has a factor."""
         (axis,) = [axis for axis in self.inputs[index] or () if factor in axis]
         return prod(self.sizes[name] for name in axis)
 
-    def factor_at(self, dims: Dims, axis: int, outer: int) -> "tuple[ShardingRule, str] | None":
+    def factor_at(
+        self, dims: Dims, axis: int, outer: int, size: int = 0
+    ) -> "tuple[ShardingRule, str] | None":
         """Return the factor of `axis` that has `outer` blocks before it, and the rule that names it.
 
         Where a factor straddles the place it is taken apart: MatMul's m of size T B, split after T,
-        becomes two factors, in a rule of its own.
+        becomes two factors, in a rule of its own. `size`: the factor's, where no larger one will do.
         """
+        found = self._factor_behind(dims, axis, outer)
+        if found is None or not size or found[0].sizes[found[1]] == size:
+            return found
+        rule, factor = found
+        is_apart = size > 1 and rule.sizes[factor] % size == 0 and factor not in rule.whole
+        return (rule._take_apart(factor, size)[0], f"{factor}.outer") if is_apart else None
+
+    def _factor_behind(self, dims: Dims, axis: int, outer: int) -> "tuple[ShardingRule, str] | None":
         before = 1
         for factor in dims[axis]:
             size = self.sizes[factor]

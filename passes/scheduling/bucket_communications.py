@@ -17,10 +17,12 @@ import onnx_graphsurgeon as gs
 from partc.passes.layouts.layouts import Meshes, Reduction
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 from partc.passes.microbatches.find_repeated import find_repeated, joins_microbatches
+from partc.runtime.plan.boxes import part_range
 from partc.runtime.plan.program import Site
 
 BUCKET_BYTES = 25_000_000  # DESIGN: 25 MB is where an AllReduce nears the line rate
 IN_PIECES = ("ReduceScatter", "AllGather")  # along an axis of the workers' mesh
+BY_ROWS = ("AllGatherRows", "RowsToStage")  # of variables, where parts differ in size
 BUCKETED = ("AllReduce", "Push", "Pull", "ToServers", "ToWorkers", "ToStage", *IN_PIECES)
 
 
@@ -76,6 +78,7 @@ def copy_where_shared(lowered: LoweredGraph, sessions: bool = False) -> None:
         for tensor in node.inputs:
             readers[tensor.name] = readers.get(tensor.name, 0) + 1
     sent: set[str] = set()
+    held = {state.value for state in lowered.states}
     outliving = {state.next for state in lowered.states} | {value for _, value, _ in lowered.outputs}
     nodes: list[gs.Node] = []
     for node in lowered.nodes:
@@ -93,6 +96,8 @@ def copy_where_shared(lowered: LoweredGraph, sessions: bool = False) -> None:
                 sent.add(operand.name)
             if must_copy:
                 nodes.append(_copy_operand(lowered, node))
+        elif is_message and node.op in BY_ROWS and node.inputs[0].name in held:
+            nodes.append(_copy_operand(lowered, node))  # an update may be written while it is on its way
         nodes.append(node)
     lowered.nodes = nodes
 
@@ -205,7 +210,9 @@ def _lay_out(
     counts: tuple[int, ...] = ()
     if first.op in IN_PIECES:
         parts = meshes.size(_sender_site(first), axis)
-        counts = (sum(sizes) // parts,) * parts
+        entries: int = first.attrs.get("entries") or sum(sizes)
+        ranges = (part_range(entries, parts, part) for part in range(parts))
+        counts = tuple((stop - start) * sum(sizes) // entries for start, stop in ranges)
     if owned:
         per_member = [
             [(stop - start) * _elements(shape[1:]) for start, stop in owned_rows[node.attrs["owner"]]]

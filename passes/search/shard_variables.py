@@ -11,13 +11,17 @@ from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh, Split
 
 
 def shard_variables(analysis: Analysis, mesh: Mesh, homes: Mapping[str, Layout]) -> dict[str, Split]:
-    """Return where each trained variable is split along the replicas' axis: its first axis that divides."""
+    """Return where each trained variable is split along the replicas' axis: its first axis that divides.
+
+    Of one that has none, the first axis that makes parts at all, of which earlier ones have one entry more.
+    """
     found: dict[str, Split] = {}
     for name in analysis.training.gradients:
         shape = analysis.training.variables[name].shape
         home = homes.get(name, Layout("worker"))
-        for axis in range(len(shape)):
-            split = Split(axis)
+        equal = [Split(axis) for axis in range(len(shape))]
+        uneven = [mesh.cut(REPLICAS, axis, 1, size) for axis, size in enumerate(shape)]
+        for split in (*equal, *uneven):
             if mesh.divides(home.with_along(REPLICAS, split), shape):
                 found[name] = split
                 break

@@ -25,6 +25,7 @@ from partc.passes.search.forward_nodes import find_variables_behind, forward_nod
 LOOKAHEAD = 120  # ops behind a weight that are looked at
 LIGHT = 0.05  # of all weights' bytes: what may stay whole
 NODES_EVALUATED = 50_000  # in whole steps, for a weight's splits to be compared
+MOST_UNEVEN = 1.25  # what the largest part has of the mean
 MAX_BLOCKS = 8  # before a factor: gates of an LSTM, query, key and value
 
 Placements = Mapping[str, Placement]
@@ -86,6 +87,11 @@ def _lay_out(analysis: Analysis, mesh: Mesh, axis: int, weights: Mapping[str, Sp
             shapes = analysis.facts.shape(parameter), analysis.facts.shape(variable)
             homes[variable] = home_of_follower(homes[parameter], *shapes)
     return lay_out(analysis, {}, Configuration(Meshes((mesh,)), homes))
+
+
+def _is_nearly_equal(entries: int, parts: int) -> bool:
+    """Tell whether the largest part is little larger than the mean."""
+    return -(-entries // parts) * parts <= MOST_UNEVEN * entries and entries >= parts
 
 
 @dataclass
@@ -156,11 +162,16 @@ class _WeightSearch:
         return [(outcome.sent, split) for outcome, split in tried if outcome is not None]
 
     def candidates(self, weight: str, blocks: Collection[int]) -> Iterator[Split]:
-        """Yield the dimensions of a weight that make equal parts."""
-        for axis, size in enumerate(self._weights[weight].shape):
+        """Yield the dimensions of a weight that make equal parts, then those that make nearly equal ones."""
+        shape = self._weights[weight].shape
+        uneven: list[Split] = []
+        for axis, size in enumerate(shape):
             for outer in blocks:
                 if size % (outer * self._ranks) == 0:
                     yield Split(axis, outer)
+                elif size % outer == 0 and _is_nearly_equal(size // outer, self._ranks):
+                    uneven.append(Split(axis, outer, size // outer))
+        yield from uneven
 
     def _try(self, weight: str, split: Split) -> _Outcome | None:
         """Return what follows from a split; None where no op is divided by it."""

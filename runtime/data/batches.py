@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from partc.runtime.errors import BadData
+from partc.runtime.plan.boxes import part_range
 from partc.runtime.plan.program import DataInput, Plan, Rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -121,11 +122,11 @@ def check_input(plan: Plan, data_input: DataInput, array: Array, place: str = ""
             fix=f"supply the samples of all {plan.replicas} replicas together, shaped {list(expected)}",
         )
     axis = data_input.sample_axis
-    if axis is not None and array.shape[axis] % plan.replicas:
+    if axis is not None and isinstance(data_input.shape[axis], str) and array.shape[axis] % plan.replicas:
         raise BadData(
             f"{array.shape[axis]} samples do not divide among {plan.replicas} replicas",
             at=f"{place}data input {data_input.name!r}, axis {axis}",
-            fix=f"use a batch that is a multiple of {plan.replicas}",
+            fix=f"use a batch that is a multiple of {plan.replicas}, or give the model a batch of that size",
         )
     if axis is not None:
         _check_microbatches(plan, data_input, array.shape[axis] // plan.replicas, place)
@@ -151,7 +152,7 @@ def refuse_empty(data_input: DataInput, array: Array, place: str = "") -> None:
         )
 
 
-def check_share(plan: Plan, share: Mapping[str, Array], at: str) -> None:
+def check_share(plan: Plan, share: Mapping[str, Array], replica: int, at: str) -> None:
     """Check what one replica is fed in a step. Raises BadData."""
     known = {data_input.name: data_input for data_input in plan.data_inputs}
     missing = sorted(known.keys() - share.keys())
@@ -160,16 +161,17 @@ def check_share(plan: Plan, share: Mapping[str, Array], at: str) -> None:
         what = f"no data for input {missing[0]!r}" if missing else f"data for {stray[0]!r}, which is no input"
         raise BadData(what, at=at, fix=f"supply {sorted(known)} and nothing else")
     for name, data_input in known.items():
-        _check_part(plan, data_input, share[name], at)
+        _check_part(plan, data_input, share[name], replica, at)
         check_values_taken(data_input, share[name], None, f"{at}, ")
 
 
-def _check_part(plan: Plan, data_input: DataInput, array: Array, at: str) -> None:
+def _check_part(plan: Plan, data_input: DataInput, array: Array, replica: int, at: str) -> None:
     refuse_empty(data_input, array, f"{at}, ")
     declared = list(data_input.shape)
     axis = data_input.sample_axis
     if axis is not None and plan.batch == "global" and isinstance(whole := declared[axis], int):
-        declared[axis] = whole // plan.replicas
+        first, stop = part_range(whole, plan.replicas, replica)
+        declared[axis] = stop - first
     fits = array.ndim == len(declared) and all(
         not isinstance(wanted, int) or actual == wanted
         for actual, wanted in zip(array.shape, declared, strict=True)
@@ -219,7 +221,8 @@ def index_in_total(
     declared = None if axis is None else total_shape(plan, data_input)[axis]
     if axis is None or rank is None or rank.replica is None or not isinstance(declared, int):
         return index
-    return (*index[:axis], index[axis] + rank.replica * (declared // plan.replicas), *index[axis + 1 :])
+    first, _ = part_range(declared, plan.replicas, rank.replica)
+    return (*index[:axis], index[axis] + first, *index[axis + 1 :])
 
 
 def share_of_input(plan: Plan, rank: Rank, data_input: DataInput, array: Array) -> Array:
@@ -227,7 +230,6 @@ def share_of_input(plan: Plan, rank: Rank, data_input: DataInput, array: Array) 
     axis = data_input.sample_axis
     if axis is None or rank.replica is None:
         return array
-    samples = array.shape[axis] // plan.replicas
     index = [slice(None)] * array.ndim
-    index[axis] = slice(rank.replica * samples, (rank.replica + 1) * samples)
+    index[axis] = slice(*part_range(array.shape[axis], plan.replicas, rank.replica))
     return np.asarray(array[tuple(index)], order="C")

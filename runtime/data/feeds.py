@@ -35,6 +35,7 @@ from partc.runtime.data.not_finite import Index, element
 from partc.runtime.data.npz import read_npz
 from partc.runtime.data.sharded import ShardedSource, is_read_by_shard
 from partc.runtime.errors import BadData, naming
+from partc.runtime.plan.boxes import part_range
 from partc.runtime.plan.program import DataInput, Plan, Rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -155,8 +156,8 @@ class ArraySource:
             return array if array.ndim == len(data_input.shape) else array[step % len(array)]
         declared = total_shape(self._plan, data_input)[axis]
         batch = declared if isinstance(declared, int) else array.shape[axis]
-        samples = batch // parts
-        first = (step * batch + part * samples) % array.shape[axis]
+        start, stop = part_range(batch, parts, part)
+        first, samples = (step * batch + start) % array.shape[axis], stop - start
         if first + samples <= array.shape[axis]:
             index = (slice(None),) * axis + (slice(first, first + samples),)
             return np.asarray(array[index], order="C")
@@ -198,13 +199,12 @@ class SyntheticSource:
         dtype = np.dtype(data_input.dtype)
         if not shape:
             return np.array(SYNTHETIC_SCALAR if dtype.kind == "f" else 0, dtype)
-        rows = shape[0] // parts if data_input.sample_axis == 0 else shape[0]
-        start = part * rows if data_input.sample_axis == 0 else 0
+        start, stop = part_range(shape[0], parts, part) if data_input.sample_axis == 0 else (0, shape[0])
         digest = hashlib.sha256(f"{self._seed}/{data_input.name}/{step}".encode()).digest()
         seed = int.from_bytes(digest[:16], "little")
         if dtype.kind == "f":
-            return normal_rows(seed, shape, start, start + rows, dtype, mean=0.0, scale=1.0)
-        return integer_rows(seed, shape, start, start + rows, dtype, high=data_input.high or 2)
+            return normal_rows(seed, shape, start, stop, dtype, mean=0.0, scale=1.0)
+        return integer_rows(seed, shape, start, stop, dtype, high=data_input.high or 2)
 
 
 class FunctionSource:

@@ -95,7 +95,7 @@ class ShardedSource:
 
     def _share_of(self, shard: int, step: int) -> dict[str, Array]:
         share = self._shards[shard].batch(step)
-        check_share(self._plan, share, at=f"{self._name}, shard {shard}")
+        check_share(self._plan, share, shard, at=f"{self._name}, shard {shard}")
         return share
 
 

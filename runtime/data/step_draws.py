@@ -17,6 +17,7 @@ import numpy as np
 
 from partc.runtime.data.batches import sizes_of
 from partc.runtime.data.draws import normal_rows, uniform_rows
+from partc.runtime.plan.boxes import part_range
 from partc.runtime.plan.program import DrawnInput, Normal, Plan, Rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -74,7 +75,7 @@ def _draw(
         return _rows(drawn, key, (1, *shape), 0, 1).reshape(shape)
     samples = shape[axis] // drawn.outer * (plan.replicas if plan.batch == "per-replica" else 1)
     before, behind = shape[:axis], shape[axis + 1 :]
-    first, stop = part * samples // parts, (part + 1) * samples // parts
+    first, stop = part_range(samples, parts, part)
     rows = _rows(drawn, key, (samples, *before, drawn.outer, *behind), first, stop)
     merged = (*before, drawn.outer * (stop - first), *behind)
     return np.ascontiguousarray(np.moveaxis(rows, 0, axis + 1)).reshape(merged)

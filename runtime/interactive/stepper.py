@@ -56,7 +56,7 @@ def share_feeds(plan: Plan, feeds: ReplicaFeeds) -> dict[int, dict[str, Array]]:
     lists = {name: _list_of(plan, known[name], values) for name, values in feeds.items()}
     replicas = [{name: arrays[r] for name, arrays in lists.items()} for r in range(plan.replicas)]
     for replica, share in enumerate(replicas):
-        check_share(plan, share, at=f"{AT}, replica {replica}")
+        check_share(plan, share, replica, at=f"{AT}, replica {replica}")
     return {
         rank.rank: {entry.name: replicas[rank.replica or 0][entry.name] for entry in inputs_of(plan, rank)}
         for rank in plan.ranks

@@ -29,6 +29,13 @@ def rows_box(shape: Shape, start: int, stop: int) -> Box:
     return Box(tuple((size,) for size in shape), ranges)
 
 
+def part_range(size: int, parts: int, number: int) -> Range:
+    """Return the entries [start, stop) of a part: where they do not divide, earlier parts have one more."""
+    length, longer = divmod(size, parts)
+    start = number * length + min(number, longer)
+    return start, start + length + (number < longer)
+
+
 def local_shape(shape: Shape, box: Box | None) -> Shape:
     """Return the shape of a box's local tensor."""
     if box is None:

@@ -9,7 +9,7 @@ found equal (whole). Under the per-replica reading a replica's own tensor is hel
 run on its samples alone, and what lies behind the averages against the graph with the averages given.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
@@ -279,7 +279,14 @@ def _difference(
     for axis in reversed(range(len(mesh.axes if is_repeated else mesh.grid))):
         size = mesh.size(axis)
         groups = [parts[start : start + size] for start in range(0, len(parts), size)]
-        parts = [made for group in groups for made in _combine(group, layout, mesh, axis)]
+        before = [mesh.size(other) for other in range(axis)]
+        places = [[int(place) for place in np.unravel_index(n, before)] for n in range(prod(before))]
+        places += [[0] * axis] * len(groups)  # copies that differ are all kept, and found wrong
+        parts = [
+            made
+            for group, place in zip(groups, places, strict=False)
+            for made in _combine(group, layout, mesh, axis, place)
+        ]
     one_each = expected if len(expected) == len(parts) else expected * len(parts)
     for actual, wanted in zip(parts, one_each, strict=True):
         if actual.shape != wanted.shape:
@@ -290,16 +297,22 @@ def _difference(
     return None
 
 
-def _combine(group: list[np.ndarray], layout: Layout, mesh: Mesh, axis: int) -> list[np.ndarray]:
-    """Put together what the ranks along a mesh axis have; copies are all kept, to be compared."""
+def _combine(
+    group: list[np.ndarray], layout: Layout, mesh: Mesh, axis: int, place: Sequence[int]
+) -> list[np.ndarray]:
+    """Put together what the ranks along a mesh axis have, which are at one place along those before it.
+
+    Copies are all kept, to be compared.
+    """
     placement = layout.along(axis)
     if isinstance(placement, Split):
-        before = [
-            mesh.size(other)
-            for other, split in layout.splits()
-            if other < axis and split.axis == placement.axis and split.outer < placement.outer
-        ]
-        return [_join(group, Split(placement.axis, placement.outer // prod(before)))]
+        blocks = placement.outer
+        for other, split in layout.splits():
+            if other < axis and split.axis == placement.axis and split.outer < placement.outer:
+                entries = split.uneven or mesh.size(other)
+                own = np.array_split(np.arange(entries), mesh.size(other))[place[other]]
+                blocks = blocks // entries * len(own)
+        return [_join(group, Split(placement.axis, blocks))]
     if isinstance(placement, Widened):
         return _narrow(group, placement)
     if isinstance(placement, Partial):

@@ -64,7 +64,7 @@ def product(training: Compiled) -> str:
         ({"variables": {"W": {"tensor": AxisSplit(1, 4)}}}, "axis 1 behind 4", "variables: W: tensor"),
         (
             {"variables": {"b": {"data": AxisSplit(0), "tensor": AxisSplit(0)}}},
-            "does not divide into parts of equal size",
+            "cannot be cut so: more parts than entries",
             "variables: b",
         ),
         ({"ops": (OpConfig("none*", {"out:1": "tensor"}),)}, "no op is called 'none*'", "ops[0]: op"),

@@ -1,6 +1,5 @@
 """Random graphs, any node on any devices and split in any way: what is trained is the single device's."""
 
-from math import prod
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from partc.passes.rules.sharding_rules import rule_of
 from tests.builders.graphs.random_steps import random_step
 from tests.builders.plans.compiled_steps import Compiled, compile_step, random_batches, verified
 from tests.builders.plans.random_meshes import random_devices
+from tests.checks.work_of_parts import most_flops
 
 BATCHES = ("global", "per-replica")
 
@@ -38,14 +38,14 @@ def check_work(compiled: Compiled) -> None:
         if config.op not in nodes:  # it was said in primitives
             continue
         node = nodes[config.op]
-        parts = [size for dimension, size in (config.split or {}).items() if dimension != "batch"]
+        parts = {d: int(number) for d, number in (config.split or {}).items() if d != "batch"}
         copies = [
             c for c, original in lowered.original.items() if original == config.op and c in lowered.flops
         ]
         rule = rule_of(node, facts)
         is_known = all(facts.fixed_value(tensor.name) is not None for tensor in node.outputs)
         if copies and parts and rule is not None and not is_known:
-            assert min(lowered.flops[copy] for copy in copies) <= rule.flops // prod(map(int, parts))
+            assert min(lowered.flops[copy] for copy in copies) <= most_flops(rule, parts)
 
 
 @pytest.mark.parametrize("seed", range(12))

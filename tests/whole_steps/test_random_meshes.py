@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from math import prod
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from partc.compiler.importing.import_training import import_training_graph
@@ -14,13 +15,15 @@ from tests.builders.graphs.random_steps import random_step
 from tests.builders.plans.compiled_steps import Compiled, compile_step, random_batches, verified
 from tests.builders.plans.random_meshes import random_mesh_strategy
 from tests.checks.oracle import Oracle
+from tests.checks.work_of_parts import most_flops
 
 BATCHES = ("global", "per-replica")
+UNEVEN = (5, 7, 6, 9)  # sizes that meshes do not divide
 
 
-def check(seed: int, folder: Path) -> None:
+def check(seed: int, folder: Path, samples: int = 8, width: int = 4) -> None:
     batch = BATCHES[seed % 2]
-    training = import_training_graph(random_step(seed))
+    training = import_training_graph(random_step(seed, samples=samples, width=width))
     oracle = Oracle(training)
     cluster, strategy = random_mesh_strategy(training, batch, seed)
 
@@ -41,8 +44,20 @@ def check_held(compiled: Compiled) -> None:
     for rank in compiled.plan.ranks:
         for held in rank.held:
             shape = compilation.training.variables[held.variable].shape
-            parts = parts_of(compiled, compilation.strategy.variables.get(held.variable, ()))
-            assert prod(local_shape(shape, held.box)) * parts == prod(shape)
+            sizes = list(shape)
+            for name, split in compilation.strategy.variables.get(held.variable, {}).items():
+                each = split.outer * parts_of(compiled, [name])
+                sizes[split.axis] = -(-sizes[split.axis] // each) * split.outer
+            assert all(np.less_equal(local_shape(shape, held.box), sizes))
+    for variable in compilation.training.variables.values():
+        held_entries = [
+            prod(local_shape(variable.shape, held.box))
+            for rank in compiled.plan.ranks
+            for held in rank.held
+            if held.variable == variable.name
+        ]
+        parts = parts_of(compiled, compilation.strategy.variables.get(variable.name, ()))
+        assert sum(held_entries) * parts == prod(variable.shape) * len(held_entries)
 
 
 def check_work(compiled: Compiled) -> None:
@@ -50,18 +65,20 @@ def check_work(compiled: Compiled) -> None:
     lowered, facts = compiled.compilation.lowered, compiled.compilation.analysis.facts
     nodes = {node.name: node for node in compiled.compilation.training.graph.nodes}
     for config in compiled.compilation.strategy.ops:
-        axes = [axis for dimension, axis in config.split.items() if dimension != "batch"]
+        parts = {d: parts_of(compiled, [axis]) for d, axis in config.split.items() if d != "batch"}
         if all(facts.fixed_value(tensor.name) is not None for tensor in nodes[config.op].outputs):
             continue  # it is computed when compiled
         copies = [copy for copy, original in lowered.original.items() if original == config.op]
         rule = rule_of(nodes[config.op], facts)
-        if copies and axes and rule is not None:
-            assert min(lowered.flops[copy] for copy in copies) <= rule.flops // parts_of(compiled, axes)
+        if copies and parts and rule is not None:
+            assert min(lowered.flops[copy] for copy in copies) <= most_flops(rule, parts)
         for dimension, axis in config.split.items():
             if dimension.startswith("out:") and parts_of(compiled, [axis]) > 1:
                 place, _, outer = dimension.removeprefix("out:").partition("/")
                 layout = lowered.native[nodes[config.op].outputs[0].name]
-                assert layout.along(number_of(compiled, axis)) == Split(int(place), int(outer or 1))
+                split = layout.along(number_of(compiled, axis))
+                assert isinstance(split, Split)
+                assert (split.axis, split.outer) == (int(place), int(outer or 1))
 
 
 def parts_of(compiled: Compiled, axes: Iterable[str | int]) -> int:
@@ -82,3 +99,14 @@ def test_a_random_split_trains_as_on_one_device(seed: int, tmp_path: Path) -> No
 @pytest.mark.parametrize("seed", range(10, 2014))
 def test_many_random_splits_train_as_on_one_device(seed: int, tmp_path: Path) -> None:
     check(seed, tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_random_uneven_split_trains_as_on_one_device(seed: int, tmp_path: Path) -> None:
+    check(seed, tmp_path, width=UNEVEN[seed % len(UNEVEN)])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(20, 1020))
+def test_many_random_uneven_splits_train_as_on_one_device(seed: int, tmp_path: Path) -> None:
+    check(seed, tmp_path, width=UNEVEN[seed % len(UNEVEN)])

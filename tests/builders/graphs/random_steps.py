@@ -19,11 +19,17 @@ Shape = tuple[int, ...]
 class StepBuilder:
     """A step under construction: its nodes, the shape of every tensor, and what depends on data."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, samples: int = SAMPLES, width: int = 4) -> None:
         self.rng = np.random.default_rng(seed)
+        self.samples = samples
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
-        self.shapes: dict[str, Shape] = {"x": (SAMPLES, 4), "z": (2, SAMPLES, 4), "W": (4, 4), "v": (4,)}
+        self.shapes: dict[str, Shape] = {
+            "x": (samples, width),
+            "z": (2, samples, width),
+            "W": (width, width),
+            "v": (width,),
+        }
         self.sampled = {"x", "z"}
 
     def op(self, kind: str, inputs: list[str], shape: Shape, **attributes: object) -> str:
@@ -51,16 +57,16 @@ class StepBuilder:
         return str(self.rng.choice(names, p=weights / weights.sum()))
 
     def _weight(self, name: str) -> float:
-        large = np.prod(self.shapes[name]) % SAMPLES == 0
+        large = np.prod(self.shapes[name]) % self.samples == 0
         return 6.0 if large and name in self.sampled else 1.0
 
     def axis(self, shape: Shape) -> int:
         return int(self.rng.integers(len(shape)))
 
 
-def random_step(seed: int, ops: int = 14) -> onnx.ModelProto:
-    """Return a step with data x [8, 4] and z [2, 8, 4], and variables W [4, 4] and v [4]."""
-    build = StepBuilder(seed)
+def random_step(seed: int, ops: int = 14, samples: int = SAMPLES, width: int = 4) -> onnx.ModelProto:
+    """Return a step with data x [samples, width] and z [2, samples, width], variables W [width, width] and v."""
+    build = StepBuilder(seed, samples, width)
     for _ in range(ops):
         grow = GROWTHS[int(build.rng.integers(len(GROWTHS)))]
         grow(build)

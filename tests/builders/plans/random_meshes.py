@@ -56,6 +56,8 @@ def _random_home(mesh: Mesh, shape: tuple[int, ...], rng: np.random.Generator) -
     home, splits = Layout("worker"), {}
     for axis, (name, _) in enumerate(mesh.axes):
         place = Split(int(rng.integers(len(shape) + 1)), int(rng.integers(1, 3)))
+        if place.axis < len(shape):
+            place = mesh.cut(axis, place.axis, place.outer, shape[place.axis] // place.outer)
         if place.axis < len(shape) and mesh.divides(home.with_along(axis, place), shape):
             home, splits[name] = home.with_along(axis, place), AxisSplit(place.axis, place.outer)
     return splits
@@ -86,7 +88,7 @@ def _random_split(
 
 
 def _dimensions(node: gs.Node, facts: Facts, zeros: frozenset[str], parts: int) -> dict[str, AxisDecision]:
-    """Return the dimensions of an op that may be split into equal parts."""
+    """Return the dimensions of an op that may be split into so many parts."""
     rule = rule_of(node, facts)
     if rule is None:
         return {}

@@ -62,9 +62,17 @@ def test_a_product_of_two_partial_sums_is_computed_from_wholes() -> None:
     assert (layouts["dW"], layouts["part"]) == (SUM, WORKER_WHOLE)
 
 
-def test_a_batch_that_does_not_divide_is_refused() -> None:
-    with pytest.raises(UnsupportedModel, match="use a batch that is a multiple of 3"):
-        placements(STEP, ranks=3)
+def test_samples_that_do_not_divide_are_cut_unevenly_and_followed() -> None:
+    layouts = placements(STEP, ranks=3)
+
+    assert layouts["x"] == Layout("worker", Split(1, uneven=8))
+    assert layouts["rows"] == layouts["y"] == Layout("worker", Split(0, outer=3, uneven=8))
+    assert layouts["dW"] == SUM
+
+
+def test_more_replicas_than_samples_are_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="use a batch that is a multiple of 9"):
+        placements(STEP, ranks=9)
 
 
 def test_an_update_that_mixes_rows_cannot_be_served() -> None:

@@ -89,3 +89,18 @@ def test_parts_of_unequal_size_are_no_layout() -> None:
     assert not MESH.divides(Layout("worker", Split(0), Split(0)), (6,))
     assert not MESH.divides(Layout("worker", Split(0), Split(0, outer=3)), (9,))
     assert MESH.divides(Layout("worker", Split(0), Split(0, outer=2)), (8,))
+
+
+def test_earlier_parts_of_what_does_not_divide_have_one_entry_more() -> None:
+    boxes = [box_of(MESH, Layout("worker", WHOLE, Split(1, 3, 5)), (4, 15), (0, place)) for place in (0, 1)]
+
+    assert [box.factored[1] for box in boxes] == [(3, 5), (3, 5)]
+    assert [box.ranges[1] for box in boxes] == [((0, 3), (0, 3)), ((0, 3), (3, 5))]
+
+
+def test_what_cannot_be_cut_unevenly() -> None:
+    assert MESH.divides(Layout("worker", Split(0, 1, 5), Split(0, 5)), (20,))
+    assert not MESH.divides(Layout("worker", Split(0, 1, 5), Split(0)), (20,))  # two axes at its place
+    assert not MESH.divides(Layout("worker", Split(0, 1, 5), Split(0, 2)), (20,))  # within an entry of it
+    assert not MESH.divides(Layout("worker", Split(0, 1, 5), Split(0, 5, 3)), (15,))  # two of one axis
+    assert not MESH.divides(Layout("worker", Split(0, 1, 1)), (4,))  # more parts than entries

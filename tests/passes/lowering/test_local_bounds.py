@@ -1,7 +1,12 @@
-import pytest
+from collections.abc import Callable
 
 from partc.passes.lowering.local_bounds import local_bounds
+from partc.passes.lowering.lowered_graph import PartNumber
 from partc.passes.rules.sharding_rule import ShardingRule
+
+
+def in_parts(*parts: int) -> Callable[[int, int], int]:
+    return lambda axis, number: number // parts[axis]
 
 
 def rule_with(bounds: dict[int, tuple[tuple[int, int | None], ...]]) -> ShardingRule:
@@ -11,7 +16,7 @@ def rule_with(bounds: dict[int, tuple[tuple[int, int | None], ...]]) -> Sharding
 def test_numbers_that_count_entries_of_a_split_axis_are_divided() -> None:
     rule = rule_with({1: ((1, 0), (8, 1)), 2: ((3, 0), (16, 1))})
 
-    assert {index: list(numbers) for index, numbers in local_bounds(rule, [1, 4]).items()} == {
+    assert {index: list(numbers) for index, numbers in local_bounds(rule, in_parts(1, 4)).items()} == {
         1: [1, 2],
         2: [3, 4],
     }
@@ -20,14 +25,18 @@ def test_numbers_that_count_entries_of_a_split_axis_are_divided() -> None:
 def test_inputs_whose_numbers_stay_are_left_out() -> None:
     rule = rule_with({1: ((0, None), (5, None)), 2: ((7, None), (8, 1))})
 
-    assert list(local_bounds(rule, [2, 4])) == [2]
-    assert local_bounds(rule, [2, 1]) == {}
+    assert list(local_bounds(rule, in_parts(2, 4))) == [2]
+    assert local_bounds(rule, in_parts(2, 1)) == {}
 
 
 def test_pads_that_take_away_are_divided_alike() -> None:
-    assert local_bounds(rule_with({1: ((-8, 1), (16, 1))}), [1, 2])[1].tolist() == [-4, 8]
+    assert local_bounds(rule_with({1: ((-8, 1), (16, 1))}), in_parts(1, 2))[1] == (-4, 8)
 
 
-def test_bounds_inside_a_part_are_no_rank_s() -> None:
-    with pytest.raises(AssertionError):
-        local_bounds(rule_with({1: ((5, 1),)}), [1, 2])
+def test_what_differs_from_rank_to_rank_is_told_apart() -> None:
+    own = PartNumber(1, 7, 2)
+
+    found = local_bounds(rule_with({1: ((0, 0), (14, 1))}), lambda axis, _: own if axis else 0)
+
+    assert found == {1: (0, own)}
+    assert [own.of(part, 4) for part in range(4)] == [4, 4, 4, 2]
