@@ -1,4 +1,4 @@
-"""Sizes that the number of parts does not divide: earlier parts have one entry more, means weigh true counts."""
+"""Sizes that do not divide: earlier parts have one entry more, and means weigh true counts."""
 
 from itertools import product
 from pathlib import Path

@@ -65,7 +65,7 @@ class StepBuilder:
 
 
 def random_step(seed: int, ops: int = 14, samples: int = SAMPLES, width: int = 4) -> onnx.ModelProto:
-    """Return a step with data x [samples, width] and z [2, samples, width], variables W and v of width."""
+    """Return a step with data x [samples, width], z [2, samples, width], variables W [width, width], v."""
     build = StepBuilder(seed, samples, width)
     for _ in range(ops):
         grow = GROWTHS[int(build.rng.integers(len(GROWTHS)))]
