@@ -12,6 +12,8 @@ RequestedRows    servers: each has the rows that workers' ids request of it, on 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import permutations
 from math import prod
 from typing import Literal
 
@@ -196,7 +198,7 @@ class Mesh:
         return Split(tensor_axis, outer, factor if factor % self.size(axis) else 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Meshes:
     """The meshes among which operators are divided: their axes have the same names, in the same order.
 
@@ -208,19 +210,23 @@ class Meshes:
 
     def of(self, site: Site) -> Mesh:
         """Return the mesh of a site; of servers, which divide nothing so, the first of the workers'."""
-        return next((mesh for mesh in self.each if mesh.name == site), self.each[0])
+        return self._by_name.get(site, self.each[0])
 
-    @property
+    @cached_property
+    def _by_name(self) -> dict[Site, Mesh]:
+        return {mesh.name: mesh for mesh in self.each}
+
+    @cached_property
     def sites(self) -> tuple[Site, ...]:
         """Return the names of the meshes."""
         return tuple(mesh.name for mesh in self.each)
 
-    @property
+    @cached_property
     def axes(self) -> int:
         """Return the number of axes."""
         return len(self.each[0].axes)
 
-    @property
+    @cached_property
     def microbatch_axis(self) -> int | None:
         """Return the axis of micro-batches, None if there is none."""
         return self.each[0].microbatch_axis
@@ -235,26 +241,38 @@ class Meshes:
         """Return how many replicas, or parts of a global batch, data is fed to."""
         return self.each[0].size(REPLICAS)
 
-    @property
+    @cached_property
     def are_apart(self) -> bool:
         """Tell whether no worker is in two meshes."""
         workers = [worker for mesh in self.each for worker in mesh.workers]
         return len(workers) == len(set(workers))
 
-    def replica_of(self, worker: int) -> int:
-        """Return which replica's data a worker is fed: of its place in the first mesh of so many it is in."""
+    @cached_property
+    def _replicas_fed(self) -> dict[int, int]:
+        """Return worker -> the replica whose data it is fed: of its place in the first mesh of so many."""
+        fed: dict[int, int] = {}
         for mesh in self.each:
-            if worker in mesh.workers and mesh.size(REPLICAS) == self.replicas:
-                return mesh.coordinates(mesh.workers.index(worker))[REPLICAS]
-        return 0
+            if mesh.size(REPLICAS) == self.replicas:
+                for position, worker in enumerate(mesh.workers):
+                    fed.setdefault(worker, mesh.coordinates(position)[REPLICAS])
+        return fed
+
+    def replica_of(self, worker: int) -> int:
+        """Return which replica's data a worker is fed."""
+        return self._replicas_fed.get(worker, 0)
+
+    @cached_property
+    def _fed(self) -> frozenset[Site]:
+        return frozenset(
+            mesh.name
+            for mesh in self.each
+            if mesh.size(REPLICAS) == self.replicas
+            and all(self.replica_of(w) == mesh.coordinates(n)[REPLICAS] for n, w in enumerate(mesh.workers))
+        )
 
     def is_fed(self, site: Site) -> bool:
         """Tell whether the ranks of a mesh are fed the data of their places in it."""
-        mesh = self.of(site)
-        return mesh.size(REPLICAS) == self.replicas and all(
-            self.replica_of(worker) == mesh.coordinates(position)[REPLICAS]
-            for position, worker in enumerate(mesh.workers)
-        )
+        return self.of(site).name in self._fed
 
     def have_same_samples(self, layout: "Layout", other: "Layout") -> bool:
         """Tell whether a micro-batch is the same part of a tensor in two layouts, of meshes of any shape."""
@@ -279,8 +297,14 @@ class Meshes:
 
     def are_strangers(self, site: Site, other: Site) -> bool:
         """Tell whether two sites are meshes of which no worker is in both."""
-        are_meshes = site != other and {site, other} <= set(self.sites)
-        return are_meshes and not set(self.of(site).workers) & set(self.of(other).workers)
+        return (site, other) in self._strangers
+
+    @cached_property
+    def _strangers(self) -> frozenset[tuple[Site, Site]]:
+        workers = {mesh.name: frozenset(mesh.workers) for mesh in self.each}
+        return frozenset(
+            pair for pair in permutations(workers, 2) if workers[pair[0]].isdisjoint(workers[pair[1]])
+        )
 
     def size(self, site: Site, axis: int) -> int:
         """Return the number of parts along an axis of a mesh."""
