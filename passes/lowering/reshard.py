@@ -89,10 +89,8 @@ def _moves_between_splits(lowering: Lowering, tensor: str, native: Layout, wante
     axes = range(max(len(native.placements), len(wanted.placements)))
     pairs = [(native.along(axis), wanted.along(axis)) for axis in axes]
     are_pieces = all(
-        (isinstance(own, Split | Replicate)
-        and isinstance(p, Split | Replicate))
-        or (isinstance(own, PerReplica)
-        and own == p)
+        (isinstance(own, Split | Replicate) and isinstance(p, Split | Replicate))
+        or (isinstance(own, PerReplica) and own == p)
         for own, p in pairs
     )
     is_moved = any(isinstance(own, Split) and isinstance(p, Split) and own != p for own, p in pairs)
