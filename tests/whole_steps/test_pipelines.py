@@ -123,16 +123,19 @@ def test_micro_batches_share_their_segments(tmp_path: Path) -> None:
     assert len(runs[8]) > len(runs[4])
 
 
-def test_who_only_sends_waits_at_the_end(tmp_path: Path) -> None:
+def test_who_only_sends_waits_at_the_end_or_for_memory(tmp_path: Path) -> None:
     plan = compiled_block(tmp_path, "1x2", "pipeline=2,microbatches=4").plan
 
     senders = {start.tag_id: start for start in plan.instructions if isinstance(start, Start)}
     last_run = max(n for n, i in enumerate(plan.instructions) if isinstance(i, Run))
+    memory = {buffer.name: buffer.memory or buffer.name for buffer in plan.buffers}
+    memories = {buffer.memory for buffer in plan.buffers if buffer.memory is not None}
     for number, wait in enumerate(plan.instructions):
         if isinstance(wait, Wait) and wait.site is not None:
             start = senders[wait.tag_id]
             assert wait.site in (start.senders, start.receivers)
-            assert (number > last_run) == (wait.site == start.senders)
+            is_taken_again = bool(memories & {memory.get(value) for value in start.writes})
+            assert (number > last_run) == (wait.site == start.senders) or is_taken_again
 
 
 def test_the_mean_over_valid_labels_is_that_of_the_whole_batch(tmp_path: Path) -> None:

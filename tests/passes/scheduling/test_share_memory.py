@@ -1,0 +1,88 @@
+"""What arrives for one micro-batch takes another's memory: how much is left, and what proves it right."""
+
+import msgspec
+import pytest
+
+from partc.compiler.api import compile
+from partc.passes.scheduling.share_memory import share_memory
+from partc.runtime.errors import BadPlan
+from partc.runtime.plan.check_values import check_values
+from partc.runtime.plan.program import Buffer, Plan, Run, Start, Wait
+from tests.builders.plans.compiled_steps import cluster_of
+from tests.cost.simulation.test_live_memory import deep_mlp
+
+SITES = ("stage0", "stage1")
+
+
+def buffers(count: int) -> list[Buffer]:
+    return [Buffer(f"b{n}", "float32", 4, SITES) for n in range(count)]
+
+
+def message(number: int) -> tuple[Run, Start, Wait, Run, Wait]:
+    """Make, send, receive and read; the sender's own wait is the last."""
+    name = f"b{number}"
+    make = Run("stage0", "make", (), (("v", name),))
+    start = Start(number, "broadcast", "cut", "stage0", "stage1", (name,), (name,))
+    read = Run("stage1", "read", (("v", name),), (("r", f"r{number}"),))
+    return make, start, Wait(number, "stage1"), read, Wait(number, "stage0")
+
+
+def test_memory_is_taken_again_behind_the_last_reader_and_the_senders_wait() -> None:
+    first, second = message(0), message(1)
+    owed = [first[4], second[4]]
+
+    shared = share_memory([*first[:4], *second[:4], *owed], buffers(2), {}, [["b0", "b1"]], owed)
+
+    assert [buffer.memory for buffer in shared.buffers] == [None, "b0"]
+    assert shared.instructions == [*first, *second]
+
+
+def test_memory_that_is_still_read_is_left_alone() -> None:
+    first, second = message(0), message(1)
+    instructions = [*first[:3], *second[:4], first[3], first[4], second[4]]
+
+    shared = share_memory(instructions, buffers(2), {}, [["b0", "b1"]], [first[4], second[4]])
+
+    assert [buffer.memory for buffer in shared.buffers] == [None, None]
+    assert shared.instructions == instructions
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    folder = tmp_path_factory.mktemp("plan") / "out"
+    strategy = "pipeline=4,microbatches=8"
+    return compile(deep_mlp(), cluster_of("1x4"), folder, strategy=strategy, batch="global").plan
+
+
+def test_an_arrival_has_memory_for_as_many_micro_batches_as_are_under_way(plan: Plan) -> None:
+    of_message: dict[str, list[Buffer]] = {}
+    for buffer in plan.buffers:
+        name, mark, _ = buffer.name.partition("#")
+        if mark:
+            of_message.setdefault(name, []).append(buffer)
+
+    assert of_message
+    for arrivals in of_message.values():
+        assert len(arrivals) == plan.microbatches
+        assert sum(buffer.memory is None for buffer in arrivals) <= 4
+
+
+def test_too_little_memory_is_found(plan: Plan) -> None:
+    first: dict[str, str] = {}
+    squeezed = []
+    for buffer in plan.buffers:
+        owner = first.setdefault(buffer.name.partition("#")[0], buffer.name)
+        memory = None if owner == buffer.name else owner
+        squeezed.append(msgspec.structs.replace(buffer, memory=memory))
+
+    with pytest.raises(BadPlan, match=r"has taken its memory|is under way"):
+        check_values(msgspec.structs.replace(plan, buffers=tuple(squeezed)))
+
+
+def test_a_sender_that_waits_too_late_is_found(plan: Plan) -> None:
+    senders = {i.tag_id: i.senders for i in plan.instructions if isinstance(i, Start)}
+    late = [i for i in plan.instructions if isinstance(i, Wait) and i.site == senders[i.tag_id]]
+    kept = [i for i in plan.instructions if i not in late]
+
+    with pytest.raises(BadPlan, match="is under way"):
+        check_values(msgspec.structs.replace(plan, instructions=(*kept, *late)))
