@@ -200,9 +200,11 @@ def _home(splits: Mapping[str, AxisSplit], mesh: Mesh, shape: Sequence[int]) -> 
     placements: list[Placement] = []
     for axis, (name, size) in enumerate(mesh.grid):
         asked = splits.get(name)
-        is_cut = asked is not None and size > 1
-        factor = shape[asked.axis] // asked.outer if is_cut else 0
-        placements.append(mesh.cut(axis, asked.axis, asked.outer, factor) if is_cut else Replicate())
+        if asked is None or size == 1:
+            placements.append(Replicate())
+        else:
+            factor = shape[asked.axis] // asked.outer
+            placements.append(mesh.cut(axis, asked.axis, asked.outer, factor))
     return Layout(mesh.name, *placements)
 
 

@@ -49,8 +49,9 @@ def _part(lowering: Lowering, node: gs.Node, decision: Decision) -> Part:
     rows = lowering.facts.shape(node.inputs[0].name)[0]
     parts = lowering.graph.meshes.size(decision.site, axis)
     if rows % parts:
-        own = (PartNumber(axis, rows, 1, "start"),), (PartNumber(axis, rows, 1),)
-        return Part(*(lowering.out.numbers(decision.site, number) for number in own), rows)
+        own = PartNumber(axis, rows, 1, "start"), PartNumber(axis, rows, 1)
+        first, count = (lowering.out.numbers(decision.site, (number,)) for number in own)
+        return Part(first, count, rows)
     count = constant(f"{node.name}.row_count.{axis}", [rows // parts], np.int64)
     name = f"{node.name}.first_row.{axis}"
     position = lowering.coordinate(decision.site, axis)

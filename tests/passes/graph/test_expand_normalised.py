@@ -256,7 +256,7 @@ def kept_whole(training: TrainingGraph, facts) -> Iterator[str]:  # type: ignore
         assert rule is not None, node.op
         for dims in rule.outputs + tuple(d for d in rule.inputs if d is not None):
             for factor in (f for axis in dims for f in axis if rule.sizes[f] > 1):
-                if factor in rule.whole or split_on(node, rule, factor, frozenset()) is None:
+                if factor in rule.whole or split_on(node, rule, factor, 1, frozenset()) is None:
                     yield f"{node.op}: {factor}"
 
 

@@ -202,7 +202,7 @@ def splits_of(case: Case, ranks: int) -> Iterator[AxisDecision]:
                 found = rule.factor_at(dims, axis, outer)
                 if found is None or found[1] in found[0].whole or found[0].sizes[found[1]] % ranks:
                     continue
-                decision = split_on(case.node, found[0], found[1], frozenset())
+                decision = split_on(case.node, found[0], found[1], ranks, frozenset())
                 if decision is not None and decision not in seen:
                     seen.add(decision)
                     yield decision
@@ -226,8 +226,8 @@ def pieces_for(
     parts = [
         ranks if isinstance(first, Split) and first.axis == axis else 1 for axis in range(case.feeds[0].ndim)
     ]
-    for index, numbers in local_bounds(case.rule, parts).items():
-        pieces[index] = numbers.astype(case.feeds[index].dtype)
+    for index, numbers in local_bounds(case.rule, lambda axis, number: number // parts[axis]).items():
+        pieces[index] = np.array(numbers, case.feeds[index].dtype)
     return pieces
 
 
