@@ -36,7 +36,8 @@ def share_memory(
     alike      names of buffers that may lie in one memory, of one message each
     owed       waits that may come earlier, of those who only send
     """
-    uses = _uses(instructions, buffer_of | {buffer.name: buffer.name for buffer in buffers}, owed)
+    lies_in = {**buffer_of, **{buffer.name: buffer.name for buffer in buffers}}
+    uses = _uses(instructions, lies_in, owed)
     memory: dict[str, str] = {}
     before: dict[int, set[str]] = {}  # instruction -> buffers whose memory it is the first to take again
     for names in alike:

@@ -7,7 +7,7 @@ found by bisection; of those within 5 % of it, the cut over which the fewest byt
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import inf
 
 import onnx_graphsurgeon as gs
@@ -17,9 +17,11 @@ from partc.passes.layouts.place_nodes import find_mixed, place_nodes
 from partc.passes.rules.sharding_rules import rule_of
 from partc.passes.search.forward_nodes import forward_nodes
 from partc.runtime.errors import BadUsage
+from partc.runtime.log import log
 
 NodeSeconds = Callable[[int, int], float]  # (flops, bytes read and written) -> seconds
 TOLERANCE = 0.05
+UNEVEN = 1.5  # of the busiest stage's time by the mean: what is more is warned of
 
 
 def cut_stages(analysis: Analysis, stages: int, seconds: NodeSeconds) -> dict[str, int]:
@@ -36,7 +38,9 @@ def cut_stages(analysis: Analysis, stages: int, seconds: NodeSeconds) -> dict[st
             at=f"--strategy pipeline={stages}",
             fix=f"use at most {max(1, len(line))} stages",
         )
-    ends = cut(seconds_at(analysis, line, seconds), _bytes_behind(analysis, line), stages)
+    times = seconds_at(analysis, line, seconds)
+    ends = cut(times, _bytes_behind(analysis, line), stages)
+    _tell_balance(times, ends)
     stage_of = {node.name: sum(end <= place for end in ends) for place, node in enumerate(line)}
     made = {tensor.name: stage_of[node.name] for node in line for tensor in node.outputs}
     return {
@@ -44,6 +48,15 @@ def cut_stages(analysis: Analysis, stages: int, seconds: NodeSeconds) -> dict[st
         for node in line
         if stage_of[node.name] > max((made[t.name] for t in node.inputs if t.name in made), default=0)
     }
+
+
+def _tell_balance(times: Sequence[float], ends: Sequence[int]) -> None:
+    """Log how much more the busiest stage has to do than the mean of all: a fat op leaves others idle."""
+    borders = [0, *ends, len(times)]
+    busy = [sum(times[begin:end]) for begin, end in pairwise(borders)]
+    balance = max(busy) * len(busy) / sum(busy) if sum(busy) else 1.0
+    report = log.warning if balance >= UNEVEN else log.info
+    report("%d stages: the busiest takes %.2f times the mean of all", len(busy), balance)
 
 
 def seconds_at(analysis: Analysis, line: Sequence[gs.Node], seconds: NodeSeconds) -> list[float]:

@@ -138,6 +138,21 @@ def test_who_only_sends_waits_at_the_end_or_for_memory(tmp_path: Path) -> None:
             assert (number > last_run) == (wait.site == start.senders) or is_taken_again
 
 
+def test_a_stage_sums_gradients_over_replicas_while_others_go_on(tmp_path: Path) -> None:
+    plan = compiled_block(tmp_path, "2x2", "pipeline=2,data=2,microbatches=4").plan
+
+    first_sum = min(
+        n
+        for n, i in enumerate(plan.instructions)
+        if isinstance(i, Start) and i.kind == "all_reduce" and i.senders == "stage1" and "gradient" in i.label
+    )
+    behind = plan.instructions[first_sum:]
+    assert any(isinstance(i, Wait) and i.site == "stage0" for i in behind)
+    assert (
+        sum(isinstance(i, Run) and i.site == "stage0" for i in behind) >= 2
+    )  # the last turn, and the update
+
+
 def test_the_mean_over_valid_labels_is_that_of_the_whole_batch(tmp_path: Path) -> None:
     """Micro-batches with unequal numbers of valid labels: a mean of their means would be wrong."""
     training = import_text(MASKED, loss="loss", sample_axes={"x": 0, "w": 0})

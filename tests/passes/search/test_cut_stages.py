@@ -13,6 +13,7 @@ from partc.models.catalogue import build_model
 from partc.passes.layouts.place_nodes import place_nodes
 from partc.passes.search.cut_stages import TOLERANCE, cut, cut_stages
 from partc.runtime.errors import BadUsage
+from partc.runtime.log import log
 from tests.passes.layouts.test_place_nodes import analysed
 
 
@@ -68,3 +69,17 @@ def test_more_stages_than_ops_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(BadUsage, match=r"40 stages of \d+ ops.*\n.*--strategy pipeline=40"):
         cut_stages(analysis, 40, lambda flops, nbytes: float(flops))
+
+
+def test_stages_that_one_fat_op_leaves_idle_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "even").mkdir()
+    with caplog.at_level("WARNING", log.name):
+        cut_stages(analysed(deep(*[256] * 9), tmp_path / "even"), 4, lambda flops, nbytes: float(flops))
+        assert not caplog.records
+        cut_stages(analysed(deep(1024, 1024, 8, 8, 8), tmp_path), 4, lambda flops, nbytes: float(flops))
+
+    (record,) = caplog.records
+    assert "4 stages: the busiest takes" in record.getMessage()
+    assert float(record.getMessage().split(" takes ")[1].split()[0]) > 3
