@@ -86,7 +86,9 @@ def _where(
         if config.stage is not None:
             _check_stage(config, strategy, at)
         mesh = number_of(config, strategy, meshes, analysis.workers, at)
-        for node in nodes if mesh is not None else ():
+        if mesh is None:
+            continue
+        for node in nodes:
             _check_is_placed(analysis, node, at)
             yield node.name, mesh
 
