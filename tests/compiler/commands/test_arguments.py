@@ -73,7 +73,7 @@ def test_a_strategy_is_a_mode_or_a_file(tmp_path: Path) -> None:
     assert Options(strategy=str(tmp_path / "s.json")).chosen_strategy() == GLOBAL
     with pytest.raises(
         BadUsage,
-        match=r"use one of auto, .*, data, spatial, tensor, .*, one-weird-trick, or the path",
+        match=r"use one of auto, .*, data, replicas, spatial, tensor, .*, one-weird-trick, or the path",
     ):
         Options(strategy="fast").chosen_strategy()
 

@@ -161,13 +161,13 @@ def test_a_variable_larger_than_every_server_is_named_with_what_is_missing(
 # ---------------------------------------------------------------- strategies and batches
 
 
-def test_a_batch_that_does_not_divide_is_refused(folder: Path, tmp_path: Path) -> None:
-    options = ("--set", "sizes=6,8,3", "--set", "batch=6")
+def test_a_batch_of_fewer_samples_than_replicas_is_refused(folder: Path, tmp_path: Path) -> None:
+    options = ("--set", "sizes=6,8,3", "--set", "batch=3")
     done("model", "mlp", *options, "-o", tmp_path / "f.onnx")
     done("grad", tmp_path / "f.onnx", "--loss", "mse", "-o", tmp_path / "t.onnx")
     compile_it = ("compile", tmp_path / "t.onnx", "-c", CLUSTER, "-o", tmp_path / "new", "--batch", "global")
 
-    refused(*compile_it, what="batch of 6", at="'x'", fix="multiple of 4")
+    refused(*compile_it, what="batch of 3", at="'x'", fix="multiple of 4")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["f.onnx", "t.onnx"]
 
 
