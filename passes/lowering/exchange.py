@@ -60,10 +60,18 @@ def describe_exchange(node: gs.Node, meshes: Meshes, hosts: Sequence[str]) -> Ex
     has, wants = (_pieces(*end, shape) for end in zip(ends, (source, target), strict=True))
     moves: list[Move] = []
     for replica in {piece.replica for piece in has.values()}:
-        regions = (_regions_of(replica, pieces, workers) for pieces in (has, wants))
-        moves += find_moves(*regions, [hosts[worker] for worker in workers])
-    everyone = (tuple(_regions_of(None, pieces, workers)) for pieces in (has, wants))
-    return Exchange(np.dtype(node.inputs[0].dtype).name, tuple(shape), *everyone, tuple(moves))
+        moves += find_moves(
+            _regions_of(replica, has, workers),
+            _regions_of(replica, wants, workers),
+            [hosts[worker] for worker in workers],
+        )
+    return Exchange(
+        np.dtype(node.inputs[0].dtype).name,
+        tuple(shape),
+        has=tuple(_regions_of(None, has, workers)),
+        wants=tuple(_regions_of(None, wants, workers)),
+        moves=tuple(moves),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,10 +108,10 @@ def _placed_apart(lowering: Lowering, tensor: str, sent: Layout, wanted: Layout)
     """Return how a tensor arrives from a mesh of another shape: as it is wanted, as far as that goes."""
     for axis, widened in wanted.widened():
         wanted = wanted.with_along(axis, Split(widened.axis))
-    axis = lowering.graph.meshes.microbatch_axis
-    if axis is None or lowering.graph.meshes.have_same_samples(sent, wanted):
+    micro = lowering.graph.meshes.microbatch_axis
+    if micro is None or lowering.graph.meshes.have_same_samples(sent, wanted):
         return wanted
-    return wanted.with_along(axis, Replicate())
+    return wanted.with_along(micro, Replicate())
 
 
 def _to_stage(lowering: Lowering, tensor: str, source: Layout, wanted: Layout) -> gs.Tensor:

@@ -82,8 +82,8 @@ class DenseHandle(MPIHandle):
             elif out is not None:
                 piece = np.ascontiguousarray(dense.source[out])
                 requests.append(comm.Isend(_bytes_of(piece), target))
-            else:
-                arrived = np.empty_like(dense.target[into])
+            elif into is not None:
+                arrived = np.empty(dense.target[into].shape, dense.target.dtype)
                 requests.append(comm.Irecv(_bytes_of(arrived), source))
                 self._landings.append((dense.target, into, arrived))
         return requests
