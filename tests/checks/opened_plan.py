@@ -113,7 +113,14 @@ def _write_plan(plan: Plan, path: Path, instructions: list[Instruction], seen: d
     }
     site = plan.outputs[0].site if plan.outputs else "worker"
     kept = tuple(Output(name, name, "whole", site=site) for name in seen.values())
-    changed = {"instructions": tuple(instructions), "outputs": kept, "files": files, "loss": None}
+    apart = tuple(msgspec.structs.replace(buffer, memory=None) for buffer in plan.buffers)
+    changed = {
+        "instructions": tuple(instructions),
+        "outputs": kept,
+        "files": files,
+        "loss": None,
+        "buffers": apart,  # what shares memory would be seen as it is at the end
+    }
     opened = msgspec.structs.replace(plan, **changed)
     (path / "plan.json").write_bytes(encode_plan(opened))
 
