@@ -56,6 +56,13 @@ class AxisDecision:
     is_mean: bool = False
     cuts_table: bool = False
 
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether nothing is divided."""
+        if self.factor is not None or self.cuts_table:
+            return False
+        return all(isinstance(placement, Replicate) for placement in (*self.inputs, *self.outputs))
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -92,12 +99,8 @@ def decide_one_axis(
 
 def decide_axes(site: Site, axes: Sequence[AxisDecision]) -> Decision:
     """Return the decision that runs a node along every mesh axis as decided there."""
-    divided = [number for number, axis in enumerate(axes) if axis != _whole_like(axis)]
+    divided = [number for number, axis in enumerate(axes) if not axis.is_whole]
     return Decision(site, tuple(axes[: max(divided, default=0) + 1]))
-
-
-def _whole_like(axis: AxisDecision) -> AxisDecision:
-    return AxisDecision(tuple(Replicate() for _ in axis.inputs), tuple(Replicate() for _ in axis.outputs))
 
 
 def whole_axis(node: gs.Node) -> AxisDecision:

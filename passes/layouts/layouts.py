@@ -172,18 +172,19 @@ class Mesh:
         An UNKNOWN size (0) is taken to divide. What is widened on an axis is cut there along one mesh axis
         alone, whose ranks are neighbours; so is what is uneven at its place, of which an axis has one.
         """
-        uneven = [split.axis for _, split in layout.uneven()]
+        splits = layout.splits()
+        uneven = [split.axis for _, split in splits if split.uneven]
         if len(uneven) > len(set(uneven)):
             return False
         for axis, widened in layout.widened():
             cut = [p.axis for p in layout.placements if isinstance(p, Split | Widened)]
-            if cut.count(widened.axis) > 1 or shape[widened.axis] % self.size(axis) or layout.uneven():
+            if cut.count(widened.axis) > 1 or shape[widened.axis] % self.size(axis) or uneven:
                 return False
         ends: dict[int, int] = {}
-        places = {(split.axis, split.outer) for _, split in layout.splits()}
+        places = {(split.axis, split.outer) for _, split in splits}
         for place in sorted(places, key=lambda place: (place[0], -place[1])):
             tensor_axis, outer = place
-            here = [(axis, split) for axis, split in layout.splits() if (split.axis, split.outer) == place]
+            here = [(axis, split) for axis, split in splits if (split.axis, split.outer) == place]
             parts = prod(self.size(axis) for axis, _ in here)
             entries = max(split.uneven for _, split in here)
             if entries and (len(here) > 1 or entries < parts):

@@ -323,7 +323,7 @@ def _decide_on_workers(
     axes = [whole_axis(node) for _ in range(count)]
     for axis in sorted(range(count), key=lambda axis: axis not in wishes):
         axes[axis] = _decide_along(graph, node, rule, layouts, axis)
-        if not graph.divides(node, decide_axes(site, axes)):
+        if not axes[axis].is_whole and not graph.divides(node, decide_axes(site, axes)):
             axes[axis] = whole_axis(node)
     return decide_axes(site, axes)
 
