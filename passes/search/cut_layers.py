@@ -12,13 +12,14 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.analysis import Analysis
 from partc.passes.layouts.place_nodes import find_mixed
+from partc.passes.rules.sharding_rules import rule_of
 from partc.passes.search.cut_stages import NodeSeconds, cut, seconds_at
 from partc.passes.search.forward_nodes import forward_nodes
 from partc.runtime.errors import BadUsage
 
 
 def cut_layers(analysis: Analysis, devices: int, seconds: NodeSeconds) -> dict[str, int]:
-    """Return the forward nodes that read parameters -> the device, by its number, that runs their layer.
+    """Return the forward nodes that multiply or look up parameters -> the device that runs their layer.
 
     `seconds`: what a node takes. Raises BadUsage where there are fewer layers than devices.
     """
@@ -45,7 +46,7 @@ def cut_layers(analysis: Analysis, devices: int, seconds: NodeSeconds) -> dict[s
 
 
 def _layers(analysis: Analysis, forward: Sequence[gs.Node], line: Sequence[gs.Node]) -> dict[str, int]:
-    """Return the number of the layer of every node that reads parameters."""
+    """Return the number of the layer of every node that multiplies or looks up parameters."""
     parameters = {name: {name} for name in analysis.training.gradients}
     in_line = {node.name for node in line}
     for node in forward:
@@ -54,7 +55,9 @@ def _layers(analysis: Analysis, forward: Sequence[gs.Node], line: Sequence[gs.No
             parameters.update((tensor.name, read) for tensor in node.outputs)
     links = nx.Graph()
     for node in line:
-        for tensor in node.inputs:
+        rule = rule_of(node, analysis.facts)
+        is_light = rule is not None and not (rule.is_contraction or rule.indexed)
+        for tensor in () if is_light else node.inputs:  # a bias goes with what it is added to
             links.add_edges_from((("node", node.name), name) for name in parameters.get(tensor.name, ()))
     numbers: dict[str, int] = {}
     found = 0

@@ -1,16 +1,20 @@
 """Named strategies: what is split, what is sent, what a rank keeps; each trains as one device."""
 
 from collections import Counter
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
 import onnx
 import pytest
 
+from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD, Adam
 from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.planning.name_strategy import name_strategy
 from partc.cost.named_strategy import parse_named
 from partc.cost.strategy import Strategy, read_strategy
+from partc.models.catalogue import build_model
 from partc.runtime.errors import BadStrategy, BadUsage
 from partc.runtime.plan.boxes import local_shape
 from partc.runtime.plan.program import Start
@@ -22,6 +26,7 @@ from tests.builders.plans.compiled_steps import (
     compile_step,
     random_batches,
 )
+from tests.passes.layouts.test_place_nodes import analysed
 
 
 def compiled_block(
@@ -126,6 +131,9 @@ def test_a_name_is_written_as_an_ordinary_strategy(tmp_path: Path) -> None:
         ("tensor=two", BadUsage, "no strategy"),
         ("tensor=2,rows=2", BadUsage, "no strategy"),
         ("tensor=2,tensor=4", BadUsage, "two sizes of tensor"),
+        ("data=2,replicas=4", BadUsage, "two sizes of data"),
+        ("replicas=3", BadUsage, "does not make a grid of 4 workers"),
+        ("layerwise,tensor=2", BadUsage, "no strategy"),
     ],
 )
 def test_names_that_make_no_sense_are_refused(
@@ -142,3 +150,37 @@ def test_names_that_make_no_sense_are_refused(
 def test_other_words_are_no_named_strategy() -> None:
     assert parse_named("hybrid") is None
     assert parse_named("plans/strategy.json") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "mesh", "stages"),
+    [
+        ("replicas=2", {"data": 2, "tensor": 4}, 1),
+        ("replicas=2,pipeline=4", {"data": 2}, 4),
+        ("replicas=2,tensor=2,pipeline=2", {"data": 2, "tensor": 2}, 2),
+    ],
+)
+def test_replicas_share_their_workers_among_what_is_said(
+    text: str, mesh: dict[str, int], stages: int
+) -> None:
+    named = parse_named(text)
+
+    assert named is not None
+    assert (named.mesh(8), named.stages) == (mesh, stages)
+
+
+def test_layers_are_divided_among_the_devices_of_equal_hosts(tmp_path: Path) -> None:
+    forward = build_model("mlp", sizes=[8, 8, 8, 8], batch=4)
+    step = build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Adam(0.01))
+    analysis = replace(analysed(step, tmp_path), workers=("a/0", "a/1", "b/0", "b/1"))
+    named = parse_named("layerwise")
+    assert named is not None
+
+    def write(*hosts: str) -> Strategy:
+        return name_strategy(analysis, named, hosts, "global", lambda flops, nbytes: float(flops))
+
+    assert named.replicas(("a", "a", "b", "b")) == 2
+    devices = {config.devices for config in write("a", "a", "b", "b").ops}
+    assert devices == {("a/0", "b/0"), ("a/1", "b/1")}
+    with pytest.raises(BadUsage, match="hosts of 3, 1 devices"):
+        write("a", "a", "a", "b")

@@ -4,13 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.errors import BadPlan
 from partc.runtime.execution.device import Device
 from partc.runtime.execution.environment import Environment
+from partc.runtime.plan.moves import find_moves
 from partc.runtime.plan.plan_folder import PlanFolder
-from partc.runtime.plan.program import Buffer, Kind, Slice, Start
+from partc.runtime.plan.program import Buffer, Exchange, Kind, Slice, Start
 from partc.runtime.transports.communication import part_of
 from partc.runtime.transports.in_memory import Board, InMemoryTransport
 from tests.builders.plans.hand_made_plans import plan_of, rank
@@ -187,3 +189,31 @@ def test_a_shift_brings_a_neighbours_value_and_zeros_at_the_end(
 
     assert (flat(environments[0], write), flat(environments[1], write)) == expected
     assert tuple(side.traffic.payload_bytes[kind] for side in transports[:2]) == sent
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bool"])
+def test_an_exchange_brings_each_the_part_that_he_wants(environments: list[Environment], dtype: str) -> None:
+    """Rows of [2, 4], one on rank 0, one on rank 1, become columns: of rank 1 three, of rank 2 the last."""
+    whole = np.arange(8).reshape(2, 4).astype(dtype)
+    environments[0].put("row", whole[:1])
+    environments[1].put("row", whole[1:])
+    rows = (((0, 1),), ((0, 4),)), (((1, 2),), ((0, 4),))
+    columns = (((0, 2),), ((0, 3),)), (((0, 2),), ((3, 4),))
+    has, wants = (None, *rows), (columns[1], None, columns[0])  # by position: ranks 2, 0, 1
+    moves = find_moves(has, wants, ["a", "b", "c"])
+    account = Exchange(dtype, (2, 4), has, wants, moves)
+    start = Start(0, "exchange", "all", "worker", "server", ("row",), ("part",), exchange=account)
+    plays = [replace(one, sites=("worker", "server")) for one in RANKS]
+
+    board, handles = Board(), []
+    for one, environment in zip(plays, environments, strict=True):
+        part = part_of(start, one, GROUP["all"], environment)
+        side = InMemoryTransport(board)
+        handles.append((part, side.start(part), side))
+
+    assert all(handle.done() for _, handle, _ in handles)
+    np.testing.assert_array_equal(handles[2][0].dense[0].target, whole[:, 3:])
+    np.testing.assert_array_equal(handles[1][0].dense[0].target, whole[:, :3])
+    size = np.dtype(dtype).itemsize
+    assert [side.traffic.payload_bytes["exchange"] for _, _, side in handles] == [4 * size, size, 0]
+    assert [side.traffic.exchanged.values_received for _, _, side in handles] == [0, 3 * size, 2 * size]

@@ -1,0 +1,169 @@
+"""Operators with devices of their own: by file and by name, in process and between processes."""
+
+from collections import Counter
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from msgspec.structs import replace
+
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import SGD, Adam
+from partc.compiler.importing.import_training import import_training_graph
+from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
+from partc.models.catalogue import build_model
+from partc.runtime.errors import BadPlan, BadStrategy
+from partc.runtime.execution.in_process import train_in_process
+from partc.runtime.jobs.runner import Runner
+from partc.runtime.plan.boxes import local_shape
+from partc.runtime.plan.check_references import check_references
+from partc.runtime.plan.program import Exchange, Start
+from tests.builders.plans.compiled_steps import (
+    Compiled,
+    assert_trains_as_one_device,
+    compile_step,
+    random_batches,
+)
+
+FOUR = ("host0/cpu0", "host0/cpu1", "host1/cpu0", "host1/cpu1")
+TURNED = ("host1/cpu1", "host0/cpu1", "host1/cpu0", "host0/cpu0")
+SIZES, BATCH = (12, 24, 24, 24, 5), 8
+
+
+def deep() -> onnx.ModelProto:
+    forward = build_model("mlp", dtype="float64", sizes=list(SIZES), batch=BATCH)
+    return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Adam(0.01))
+
+
+def products(model: onnx.ModelProto) -> list[str]:
+    graph = import_training_graph(model).graph
+    weights = [f"layer{number}.weight" for number in range(4)]
+    reads = {tensor.name: node.name for node in reversed(graph.nodes) for tensor in node.inputs}
+    return [reads[weight] for weight in weights]
+
+
+def by_file(batch: str = "global", **options: object) -> Strategy:
+    """Samples on four, columns on four, two by two in another order, rows on three."""
+    first, second, third, last = products(deep())
+    ops = (
+        OpConfig(first, {"batch": 4}, devices=FOUR),
+        OpConfig(second, {"out:1": 4}, devices=FOUR),
+        OpConfig(third, {"batch": 2, "out:1": 2}, devices=TURNED),
+        OpConfig(last, {"in:0:1": 3}, devices=TURNED[:3]),
+    )
+    return Strategy(MESH_STRATEGY_FORMAT, batch, {}, ops=ops, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    folder = tmp_path_factory.mktemp("own") / "out"
+    return compile_step(import_training_graph(deep()), folder, "2x2", by_file(), "global")
+
+
+def test_each_layer_on_devices_of_its_own_trains_as_one_device(compiled: Compiled) -> None:
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2, high=5))
+
+
+def test_between_processes_it_is_what_one_process_does(compiled: Compiled) -> None:
+    batches = random_batches(compiled.plan, 2, high=5)
+
+    actual, expected = Runner(compiled.folder).train(batches, 2), train_in_process(compiled.folder, batches)
+
+    for variable, value in expected.variables.items():
+        np.testing.assert_allclose(actual.variables[variable], value, rtol=1e-9, atol=1e-12)
+    assert actual.payload_bytes == expected.payload_bytes
+
+
+def test_weights_are_kept_as_their_devices_divide_them(compiled: Compiled) -> None:
+    shapes = {variable.name: variable.shape for variable in compiled.plan.variables}
+    parts = {
+        held.variable: prod(shapes[held.variable]) // prod(local_shape(shapes[held.variable], held.box))
+        for rank in compiled.plan.ranks
+        for held in rank.held
+    }
+
+    assert [parts[f"layer{number}.weight"] for number in range(4)] == [1, 4, 2, 3]
+    assert [parts[f"layer{number}.weight.mean"] for number in range(4)] == [1, 4, 2, 3]
+    assert not [start for start in starts(compiled) if start.kind in ("all_gather", "all_gather_rows")]
+
+
+def test_what_crosses_is_what_devices_lack(compiled: Compiled) -> None:
+    """Between layers 1 and 2: each of four has a quarter of the samples and wants all, and so on."""
+    sent = {start.label: start.payload_bytes for start in starts(compiled) if start.kind == "exchange"}
+    of_relus = [nbytes for label, nbytes in sent.items() if label.startswith("Exchange Relu_")]
+
+    width, size = 24, 8
+    all_to_four = 3 * BATCH * width * size
+    columns_to_two_by_two = BATCH * width * size * 2 - 4 * (BATCH // 2) * (width // 4) * size
+    assert of_relus[:2] == [all_to_four, columns_to_two_by_two]
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (lambda e: replace(e, moves=e.moves[1:]), "does not get what it wants"),
+        (lambda e: replace(e, moves=(*e.moves, e.moves[0])), "does not get what it wants"),
+        (lambda e: replace(e, moves=(replace(e.moves[0], source=1), *e.moves[1:])), "does not have or want"),
+        (lambda e: replace(e, moves=(replace(e.moves[0], source=9), *e.moves[1:])), "does not have or want"),
+        (lambda e: replace(e, has=e.has[1:]), "an exchange of 3 members"),
+        (lambda e: replace(e, shape=(1, 1)), "of a tensor shaped"),
+        (lambda e: None, "an account of moves missing"),
+    ],
+)
+def test_an_exchange_that_leaves_somebody_without_is_refused(
+    compiled: Compiled, damage: Callable[[Exchange], Exchange | None], what: str
+) -> None:
+    first = next(start for start in starts(compiled) if start.label.startswith("Exchange Relu_"))
+    assert first.exchange is not None
+    broken = replace(first, exchange=damage(first.exchange))
+    instructions = tuple(broken if i is first else i for i in compiled.plan.instructions)
+
+    with pytest.raises(BadPlan, match=what):
+        check_references(replace(compiled.plan, instructions=instructions))
+
+
+def starts(compiled: Compiled) -> list[Start]:
+    return [instruction for instruction in compiled.plan.instructions if isinstance(instruction, Start)]
+
+
+@pytest.mark.parametrize("microbatches", [2, 4])
+def test_micro_batches_divide_samples_alike_everywhere(microbatches: int, tmp_path: Path) -> None:
+    training, strategy = import_training_graph(deep()), by_file(microbatches=microbatches)
+
+    with pytest.raises(BadStrategy, match="samples are divided among 1 devices, and others among 4"):
+        compile_step(training, tmp_path / "out", "2x2", strategy, "global")
+
+
+def test_replicas_of_a_batch_each_are_everywhere_as_many(tmp_path: Path) -> None:
+    training, strategy = import_training_graph(deep()), by_file("per-replica")
+
+    with pytest.raises(BadStrategy, match="--batch global"):
+        compile_step(training, tmp_path / "out", "2x2", strategy, "per-replica")
+
+
+def translation() -> onnx.ModelProto:
+    sizes = {"source_vocab": 24, "target_vocab": 24, "source_steps": 3, "target_steps": 2}
+    layers = {"encoder_layers": 2, "decoder_layers": 2, "cells": 4, "embedding": 4}
+    forward = build_model("nmt", dtype="float64", batch=8, **sizes, **layers)
+    return build_training_graph(forward, loss="loss", optimizer=SGD(0.3))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "name", "batch"),
+    [
+        ("2x2", "layerwise", "per-replica"),
+        ("2x2", "layerwise,microbatches=2", "global"),
+        ("1x3", "layerwise", "global"),
+    ],
+)
+def test_layers_on_the_devices_of_each_host(cluster: str, name: str, batch: str, tmp_path: Path) -> None:
+    training = import_training_graph(translation())
+    compiled = compile_step(training, tmp_path / "out", cluster, name, batch)  # type: ignore[arg-type]
+
+    devices = Counter(config.devices for config in compiled.compilation.strategy.ops)
+    assert sorted(map(len, devices)) == ([2, 2] if cluster == "2x2" else [1, 1, 1])
+    assert all(len({device.split("/")[0] for device in own}) == len(own) for own in devices)
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2))
