@@ -1,7 +1,8 @@
 """Let a message's buffers of several micro-batches lie in one memory, where one is done with before the next.
 
     buffer     b#0  b#1  b#2  b#3         each is in use from the first instruction that writes one of its
-    memory     b#0  b#1  b#0  b#1         values to the last that reads one, in the list that all ranks share
+    memory     b#0  b#1  b#0  b#1         values to the last that reads one, in the list that all ranks share;
+                                          one more than are in use
 
 Who only sent waits before its memory is taken again. Ranks follow the order of the list, so that what is
 done with in the list is done with on each of them.
@@ -13,6 +14,10 @@ from dataclasses import dataclass
 import msgspec
 
 from partc.runtime.plan.program import Buffer, Instruction, Run, Start, Store, Wait
+
+# Memories that lie free: a sender then waits for the message before the last, which has long arrived. With
+# none, a pipeline of two stages at 1 Gbit/s took 262 ms a step, and 228 when nothing was shared.
+SPARE = 1
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ def share_memory(
     alike: Iterable[Sequence[str]],
     owed: Collection[Wait],
 ) -> Shared:
-    """Return the program with as many memories as are in use at once.
+    """Return the program with as many memories as are in use at once, and a spare one.
 
     buffer_of  value -> the buffer that it lies in
     alike      names of buffers that may lie in one memory, of one message each
@@ -44,7 +49,7 @@ def share_memory(
         last: dict[str, tuple[int, str]] = {}  # memory -> where its last use is, and whose
         for first, name in sorted((uses[name][0], name) for name in names if name in uses):
             free = [(end, holder, place) for place, (end, holder) in last.items() if end < first]
-            if free:
+            if len(free) > SPARE:
                 _, holder, memory[name] = min(free)
                 before.setdefault(first, set()).add(holder)
             last[memory.get(name, name)] = uses[name][1], name

@@ -3,7 +3,7 @@
 import pytest
 
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
-from partc.passes.layouts.layouts import Mesh
+from partc.passes.layouts.layouts import Layout, Mesh, Meshes, Replicate, Split
 from partc.passes.layouts.strategy_meshes import meshes_of
 from partc.runtime.errors import BadStrategy
 
@@ -77,3 +77,17 @@ def test_what_makes_no_mesh_is_refused(config: OpConfig, what: str, at: str, fix
         meshes_of(strategy(config), WORKERS)
 
     assert what in refusal.value.what and at in refusal.value.at and fix in refusal.value.fix
+
+
+def test_a_micro_batch_is_the_same_samples_where_these_are_divided_alike() -> None:
+    grid = (("data", 2), ("tensor", 2), ("microbatch", 2))
+    meshes = Meshes((Mesh("a", grid, (0, 1, 2, 3)), Mesh("b", grid, (3, 2, 1, 0))))
+    samples, columns, rows = Split(0), Split(1), Split(0, 4)
+
+    assert meshes.have_same_samples(
+        Layout("a", samples, columns, samples), Layout("b", samples, Replicate(), samples)
+    )
+    assert not meshes.have_same_samples(
+        Layout("a", samples, rows, samples), Layout("b", samples, columns, samples)
+    )
+    assert not meshes.have_same_samples(Layout("a", samples), Layout("b", samples, columns, samples))
