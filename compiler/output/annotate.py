@@ -7,7 +7,8 @@ device has tensors of its own, so nothing before the gradients is sharded. Rows 
 sharded over the hosts' servers. In a pipeline a node says its stage, and shards are on the stage's workers.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from math import prod
 
 import onnx
@@ -39,12 +40,13 @@ def annotate(
     at = {mesh.name: [workers[worker] for worker in mesh.workers] for mesh in meshes.each}
     at["server"] = servers
     sites = meshes.sites
+    holders = cache(lambda layout: _holders(layout, at[layout.site], meshes.of(layout.site)))
     for node in annotated.graph.node:
         specs = [
             spec
             for name in node.output
             if name in layouts
-            for spec in _specs(name, layouts[name], shapes[name], at[layouts[name].site], meshes)
+            for spec in _specs(name, layouts[name], shapes[name], at[layouts[name].site], meshes, holders)
         ]
         stages = [sites.index(layouts[n].site) for n in node.output if n in layouts and len(sites) > 1]
         if specs or stages:
@@ -61,6 +63,7 @@ def _specs(
     shape: tuple[int, ...],
     ranks: Sequence[int],
     meshes: Meshes,
+    holders: Callable[[Layout], list[list[int]]],
 ) -> Iterator[onnx.ShardingSpecProto]:
     """Yield how a tensor is sharded over ranks, nothing for one that each of them has whole."""
     mesh = meshes.of(layout.site)
@@ -72,7 +75,7 @@ def _specs(
         yield spec
     elif layout.splits():
         spec = onnx.ShardingSpecProto(tensor_name=tensor)
-        _add_devices(spec, _holders(layout, ranks, mesh))
+        _add_devices(spec, holders(layout))
         for axis in sorted({split.axis for _, split in layout.splits()}):
             places = sorted({split.outer for _, split in layout.splits() if split.axis == axis})
             cuts = [(outer, _parts(layout, Split(axis, outer), mesh)) for outer in places]

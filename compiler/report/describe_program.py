@@ -65,7 +65,10 @@ class ProgramListing:
 
 def describe_segments(plan: Plan, folder: Path) -> tuple[SegmentRow, ...]:
     """Return the distinct segments in the order in which they first run. Reads their files."""
-    return tuple(_segment(f"S{i}", run, plan, folder) for i, run in enumerate(_first_runs(plan), 1))
+    variable_of = {piece.value: piece.variable for rank in plan.ranks for piece in rank.held}
+    return tuple(
+        _segment(f"S{i}", run, plan, variable_of, folder) for i, run in enumerate(_first_runs(plan), 1)
+    )
 
 
 def segment_names(plan: Plan) -> dict[str, str]:
@@ -81,7 +84,7 @@ def _first_runs(plan: Plan) -> tuple[Run, ...]:
     return tuple(runs.values())
 
 
-def _segment(name: str, run: Run, plan: Plan, folder: Path) -> SegmentRow:
+def _segment(name: str, run: Run, plan: Plan, variable_of: Mapping[str, str], folder: Path) -> SegmentRow:
     path = folder / run.segment
     graph = onnx.load(path, load_external_data=False).graph
     ops = Counter(node.op_type for node in graph.node).most_common(MAX_OPS)
@@ -94,14 +97,13 @@ def _segment(name: str, run: Run, plan: Plan, folder: Path) -> SegmentRow:
         work=operations(run.flops) if run.flops else "–",
         touched=size(run.touched_bytes),
         file_size=size(path.stat().st_size),
-        updates=_updates(run, plan),
+        updates=_updates(run, variable_of),
         ranks=plural(sum(run.site in rank.sites for rank in plan.ranks), "rank"),
     )
 
 
-def _updates(run: Run, plan: Plan) -> str:
+def _updates(run: Run, variable_of: Mapping[str, str]) -> str:
     """Name the variables that a segment writes."""
-    variable_of = {piece.value: piece.variable for rank in plan.ranks for piece in rank.held}
     variables = [variable_of[value] for _, value in run.writes if value in variable_of]
     if len(variables) > MAX_OPS:
         return f"{', '.join(variables[:MAX_OPS])} and {len(variables) - MAX_OPS} more"

@@ -8,6 +8,7 @@ activations  what its segments make besides, at the moment when that is most. An
              writes some results over what they are made of, so it may need less.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import prod
 
@@ -19,7 +20,7 @@ from partc.cost.cluster.profiles import PROFILES
 from partc.cost.simulation.live_memory import LiveBytes, live_bytes, live_kind
 from partc.runtime.errors import DoesNotFit
 from partc.runtime.plan.boxes import local_shape
-from partc.runtime.plan.program import Held, Plan, PlanVariable, Rank
+from partc.runtime.plan.program import Held, Plan, PlanVariable, Rank, Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +49,34 @@ def memory_of(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
     """Return the memory of every rank, in rank order."""
     hosts = {host.name: host for host in cluster.hosts}
     variables = {variable.name: variable for variable in plan.variables}
+    in_buffers = {piece.value for piece in plan.slices}
+    buffers = {sites: _buffers_bytes(plan, sites) for sites in {rank.sites for rank in plan.ranks}}
     live: dict[object, LiveBytes] = {}
     needs: list[DeviceMemory] = []
     for rank in plan.ranks:
         kind = live_kind(plan, rank)
         if kind not in live:  # ranks of one kind do the same
             live[kind] = live_bytes(plan, rank)
-        needs.append(_rank_memory(plan, rank, hosts[rank.host], variables, live[kind]))
+        own = in_buffers if not rank.slices else in_buffers | {piece.value for piece in rank.slices}
+        held = (piece for piece in rank.held if piece.value not in own)
+        need = DeviceMemory(
+            rank=rank.rank,
+            variables_bytes=sum(held_bytes(piece, variables[piece.variable]) for piece in held),
+            buffers_bytes=buffers[rank.sites],
+            values_bytes=live[kind].kept,
+            activations_bytes=live[kind].peak - live[kind].kept,
+            limit_bytes=limit_bytes(rank, hosts[rank.host]),
+        )
+        needs.append(need)
     return tuple(needs)
+
+
+def _buffers_bytes(plan: Plan, sites: Collection[Site]) -> int:
+    """Return the size of all memory that ranks of these sites have for communication."""
+    own = (
+        buffer for buffer in plan.buffers if buffer.memory is None and not set(sites).isdisjoint(buffer.sites)
+    )
+    return sum(buffer.elements * np.dtype(buffer.dtype).itemsize for buffer in own)
 
 
 def check_memory(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
@@ -84,24 +105,6 @@ def _largest(plan: Plan, rank: Rank) -> tuple[str, int]:
     variables = {variable.name: variable for variable in plan.variables}
     sizes = {held.variable: held_bytes(held, variables[held.variable]) for held in rank.held}
     return max(sizes.items(), key=lambda item: (item[1], item[0]), default=("none", 0))
-
-
-def _rank_memory(
-    plan: Plan, rank: Rank, host: Host, variables: dict[str, PlanVariable], live: LiveBytes
-) -> DeviceMemory:
-    in_buffers = {piece.value for piece in (*plan.slices, *rank.slices)}
-    held = [held for held in rank.held if held.value not in in_buffers]
-    buffers = [
-        buffer for buffer in plan.buffers if buffer.memory is None and set(buffer.sites) & set(rank.sites)
-    ]
-    return DeviceMemory(
-        rank=rank.rank,
-        variables_bytes=sum(held_bytes(piece, variables[piece.variable]) for piece in held),
-        buffers_bytes=sum(buffer.elements * np.dtype(buffer.dtype).itemsize for buffer in buffers),
-        values_bytes=live.kept,
-        activations_bytes=live.peak - live.kept,
-        limit_bytes=limit_bytes(rank, host),
-    )
 
 
 def held_bytes(held: Held, variable: PlanVariable) -> int:

@@ -8,12 +8,15 @@ is a minimum vertex cut between the births and the readers that want it whole; t
 is its bytes and a constant per message.
 """
 
-import networkx as nx
+from collections.abc import Iterator, Mapping
 
-from partc.passes.layouts.decide_layouts import Decision
+import numpy as np
+from ortools.graph.python.max_flow import SimpleMaxFlow
+
 from partc.passes.layouts.layouts import Gathered, Layout, Owned, Partial, Replicate, Split
 from partc.passes.layouts.propagate_layouts import LaidOutGraph
 
+_BIRTH, _WHOLE = 0, 1  # vertices: where partial tensors come from, and who wants them whole
 MESSAGE_BYTES = 4096  # one more message is worth this many bytes
 
 
@@ -29,63 +32,47 @@ def aggregate_partials(graph: LaidOutGraph, message_bytes: int = MESSAGE_BYTES) 
 
 def summed_along(graph: LaidOutGraph, axis: int, message_bytes: int = MESSAGE_BYTES) -> list[str]:
     """Return the tensors that are summed along a mesh axis. Needs layouts and decisions."""
-    network = _network(graph, axis, message_bytes)
-    if "birth" not in network or "whole" not in network:
+    partial = [name for name, layout in graph.layouts.items() if isinstance(layout.along(axis), Partial)]
+    if not partial:
         return []
+    # A tensor is an edge between two vertices, so that cutting it costs what sending it costs.
+    enters = {name: 2 + 2 * index for index, name in enumerate(partial)}
+    prices = np.array([graph.facts.nbytes(name) + message_bytes for name in partial])
+    tensors = np.array(list(enters.values()))
+    flows = np.array([*_flows(graph, axis, enters)], np.int64).reshape(-1, 2)
+    network = SimpleMaxFlow()
+    network.add_arcs_with_capacity(tensors + 1, tensors, prices)
+    network.add_arcs_with_capacity(flows[:, 1], flows[:, 0], np.full(len(flows), prices.sum() + 1))
+    status = network.solve(_WHOLE, _BIRTH)
+    assert status == network.OPTIMAL, status
     # Seen from the readers, so that of equally cheap places the one nearest to the births wins.
-    _, (_, births) = nx.minimum_cut(network.reverse(copy=False), "whole", "birth")
-    return [
-        vertex[0]
-        for vertex in network
-        if isinstance(vertex, tuple)
-        and vertex[1] == "in"
-        and vertex in births
-        and (vertex[0], "out") not in births
-    ]
+    births = set(network.get_sink_side_min_cut())
+    return [name for name, vertex in enters.items() if vertex in births and vertex + 1 not in births]
 
 
-def _network(graph: LaidOutGraph, axis: int, message_bytes: int) -> nx.DiGraph:
-    network = nx.DiGraph()
+def _flows(graph: LaidOutGraph, axis: int, enters: Mapping[str, int]) -> Iterator[tuple[int, int]]:
+    """Yield the edges that are never cut: from births to tensors, on to others, to readers of the whole."""
     results = set(graph.training.outputs) | {v.next for v in graph.training.variables.values()}
-    for name, layout in graph.layouts.items():
-        if isinstance(layout.along(axis), Partial):
-            # A vertex becomes an edge, so that cutting it costs what sending it costs.
-            price = graph.facts.nbytes(name) + message_bytes
-            network.add_edge((name, "in"), (name, "out"), capacity=price)
-            if name in results:
-                network.add_edge((name, "out"), "whole")
+    yield from ((vertex + 1, _WHOLE) for name, vertex in enters.items() if name in results)
     for node in graph.training.graph.nodes:
-        inputs, outputs = [t.name for t in node.inputs], [t.name for t in node.outputs]
-        _connect(graph, network, axis, graph.decisions[node.name], inputs, outputs)
-    return network
+        inputs = [tensor.name for tensor in node.inputs]
+        made = [enters[tensor.name] for tensor in node.outputs if tensor.name in enters]
+        wanted = graph.decisions[node.name].inputs
+        read = [(name, layout) for name, layout in zip(inputs, wanted, strict=True) if name in enters]
+        yield from (
+            (enters[name] + 1, _WHOLE) for name, layout in read if _is_summed(graph, name, layout, axis)
+        )
+        flows = [enters[name] + 1 for name, layout in read if isinstance(layout.along(axis), Partial)]
+        yield from ((flow, result) for result in made for flow in flows or [_BIRTH])
 
 
-def _connect(
-    graph: LaidOutGraph,
-    network: nx.DiGraph,
-    axis: int,
-    decision: Decision,
-    inputs: list[str],
-    outputs: list[str],
-) -> None:
-    partials = [
-        (name, wanted)
-        for name, wanted in zip(inputs, decision.inputs, strict=True)
-        if isinstance(graph.layout(name).along(axis), Partial)
-    ]
-    for name, wanted in partials:
-        is_kept_so = axis in graph.homes.get(name, {}) and isinstance(wanted.along(axis), Split)
-        ends = (layout.with_along(axis, Replicate()) for layout in (graph.layout(name), wanted))
-        is_here = graph.layout(name).site == wanted.site  # else it is summed and sent
-        is_scattered = is_kept_so and is_here and not any(layout.uneven() for layout in ends)
-        if not is_scattered and _wants_whole(graph.layout(name), wanted, axis):
-            network.add_edge((name, "out"), "whole")
-    flows = [name for name, wanted in partials if isinstance(wanted.along(axis), Partial)]
-    for result in (name for name in outputs if isinstance(graph.layout(name).along(axis), Partial)):
-        for flow in flows:
-            network.add_edge((flow, "out"), (result, "in"))
-        if not flows:
-            network.add_edge("birth", (result, "in"))
+def _is_summed(graph: LaidOutGraph, name: str, wanted: Layout, axis: int) -> bool:
+    """Tell whether a reader wants a partial tensor whole, and no part of it that is kept so."""
+    is_kept_so = axis in graph.homes.get(name, {}) and isinstance(wanted.along(axis), Split)
+    ends = (layout.with_along(axis, Replicate()) for layout in (graph.layout(name), wanted))
+    is_here = graph.layout(name).site == wanted.site  # else it is summed and sent
+    is_scattered = is_kept_so and is_here and not any(layout.uneven() for layout in ends)
+    return not is_scattered and _wants_whole(graph.layout(name), wanted, axis)
 
 
 def _wants_whole(native: Layout, wanted: Layout, axis: int) -> bool:

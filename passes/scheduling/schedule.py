@@ -9,6 +9,7 @@ but waits for the wave that reads it: made in the first wave, it would lie in me
 """
 
 import heapq
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -96,11 +97,14 @@ def schedule(
     messages = _messages(lowered, buckets)
     waves = _late_where_free(lowered, depth, repeated)
     order = _ordered_nodes(lowered, waves, position_of)
+    nodes_of, messages_of = defaultdict(list), defaultdict(list)
+    for node in order:
+        nodes_of[waves[node.name]].append(node)
+    for message in messages:
+        messages_of[depth[message.nodes[0].name]].append(message)
     items: list[Item] = []
     for wave in range(max(depth.values(), default=0) + 1):
-        nodes = [node for node in order if waves[node.name] == wave]
-        waiting = [message for message in messages if depth[message.nodes[0].name] == wave]
-        items += _schedule_wave(nodes, waiting, lowered, repeated)
+        items += _schedule_wave(nodes_of[wave], messages_of[wave], lowered, repeated)
     return items
 
 

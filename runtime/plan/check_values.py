@@ -50,17 +50,23 @@ def check_values(plan: Plan) -> None:
     """Raise BadPlan, naming the rank and the value, at the first read or write that must not be."""
     seen: set[Hashable] = set()
     for rank in plan.ranks:
+        kind = _kind(plan, rank)
+        if kind in seen:
+            continue
+        seen.add(kind)
         walk = _Walk(rank, _regions(plan, rank))
         walk.present.update(walk.regions, plan.constants, rank.constants, (held.value for held in rank.held))
         walk.present.update(data_input.name for data_input in inputs_of(plan, rank))
         walk.present.update(shard_values(plan, rank))
         walk.present.update(drawn.name for drawn in draws_of(plan, rank))
-        roots = roots_of(plan, rank)
-        is_root = frozenset((group, root == rank.rank) for group, root in roots.items())
-        kind = (rank.sites, is_root, frozenset(walk.present), frozenset(walk.regions.items()))
-        if kind not in seen:  # ranks of one kind do the same
-            seen.add(kind)
-            _walk_through(instructions_of(plan, rank), walk, roots)
+        _walk_through(instructions_of(plan, rank), walk, roots_of(plan, rank))
+
+
+def _kind(plan: Plan, rank: Rank) -> Hashable:
+    """Return what ranks have in common that do the same to the same values."""
+    is_root = frozenset((group, root == rank.rank) for group, root in roots_of(plan, rank).items())
+    values = tuple(held.value for held in rank.held)
+    return rank.sites, rank.replica is None, is_root, values, tuple(rank.constants), rank.slices
 
 
 def _walk_through(program: Iterable[Instruction], walk: "_Walk", roots: Mapping[str, int]) -> None:
