@@ -63,6 +63,14 @@ class AxisDecision:
             return False
         return all(isinstance(placement, Replicate) for placement in (*self.inputs, *self.outputs))
 
+    @property
+    def is_even(self) -> bool:
+        """Tell whether nothing is divided but into equal parts, without neighbours' entries."""
+        return not any(
+            placement.uneven if isinstance(placement, Split) else isinstance(placement, Widened)
+            for placement in (*self.inputs, *self.outputs)
+        )
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -148,7 +156,7 @@ def decide_by_rule(
     `stored`: operands that come from variables alone, which give way to those that come from data.
     `widens`: parts of operands may be had with entries of their neighbours', as windows read them.
     """
-    if rule is None:
+    if rule is None or all(isinstance(placement, Replicate) for placement in placements):
         return whole_axis(node)
     gives_way = stored or [False] * len(placements)
     for refined, factor in _split_factors(node, rule, placements, ranks, facts, gives_way, widens):

@@ -172,6 +172,8 @@ class Mesh:
         An UNKNOWN size (0) is taken to divide. What is widened on an axis is cut there along one mesh axis
         alone, whose ranks are neighbours; so is what is uneven at its place, of which an axis has one.
         """
+        if layout.is_whole:
+            return True
         splits = layout.splits()
         uneven = [split.axis for _, split in splits if split.uneven]
         if len(uneven) > len(set(uneven)):

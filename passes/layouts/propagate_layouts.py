@@ -312,20 +312,21 @@ def _decide(
 def _decide_on_workers(
     graph: LaidOutGraph, node: gs.Node, rule: ShardingRule | None, layouts: Sequence[Layout]
 ) -> Decision:
-    """Decide axis by axis, those with a wish first; one that would cut too small what others cut already
-    keeps the node whole."""
+    """Decide axis by axis. Where that would cut too small, axes with a wish come first, and one that cuts
+    what others cut already keeps the node whole."""
     count, site = graph.meshes.axes, graph.configuration.site_of(node.name)
-    if count == 1:
-        decision = decide_axes(site, [_decide_along(graph, node, rule, layouts, 0)])
-        is_uneven = any(layout.uneven() for layout in (*decision.inputs, *decision.outputs))
-        return decision if not is_uneven or graph.divides(node, decision) else run_whole(node, site)
+    axes = [_decide_along(graph, node, rule, layouts, axis) for axis in range(count)]
+    decision = decide_axes(site, axes)
+    divided = [axis for axis in axes if not axis.is_whole]
+    if not divided or (len(divided) == 1 and divided[0].is_even) or graph.divides(node, decision):
+        return decision
     wishes = graph.configuration.wishes.get(node.name, {})
-    axes = [whole_axis(node) for _ in range(count)]
+    fitting = [whole_axis(node) for _ in range(count)]
     for axis in sorted(range(count), key=lambda axis: axis not in wishes):
-        axes[axis] = _decide_along(graph, node, rule, layouts, axis)
-        if not axes[axis].is_whole and not graph.divides(node, decide_axes(site, axes)):
-            axes[axis] = whole_axis(node)
-    return decide_axes(site, axes)
+        fitting[axis] = axes[axis]
+        if not graph.divides(node, decide_axes(site, fitting)):
+            fitting[axis] = whole_axis(node)
+    return decide_axes(site, fitting)
 
 
 def _decide_along(
