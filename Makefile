@@ -17,12 +17,13 @@ ZOO := build-zoo
 TWO := -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-peers test-peers-all zoo fuzz lint types clean
+.PHONY: help demo test test-all test-gpu test-peers test-peers-all zoo fuzz lint types clean
 
 help:
 	@echo "make demo      build, compile, run and verify a small language model on this machine"
 	@echo "make test      the test suite, under ten minutes on two cores"
 	@echo "make test-all  the same, and the tests marked long"
+	@echo "make test-gpu  on this machine's GPU: tests, and step times against PyTorch where that is installed"
 	@echo "make test-peers      against PyTorch and transformers, sampled, in environments of its own"
 	@echo "make test-peers-all  the same, every model"
 	@echo "make zoo       every exported model through the whole road; writes the table of docs/training-graphs.md"
@@ -38,6 +39,11 @@ test: $(VENV)/installed-for-tests
 
 test-all: $(VENV)/installed-for-tests
 	@$(BIN)/python -m pytest -q -m "not peers" $(TWO)
+
+# With GPU_PYTHON=python3.12, in an environment that has everything already, the CUDA build of PyTorch perhaps.
+test-gpu: $(if $(GPU_PYTHON),,$(VENV)/installed-for-tests)
+	@$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -q -m gpu tests/runtime tests/whole_steps
+	@$(or $(GPU_PYTHON),$(BIN)/python) benchmarks/single_device.py --gpu --work resnet50 lm
 
 test-peers: $(PEERS)/installed
 	@timeout 300 $(PEERS)/bin/python -m pytest -q -m "peers and not long" tests/peers

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -10,13 +11,15 @@ from sizes import GPT2, LM, RESNET50, batch_of
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.cluster.machines import Device, Host
 from partc.models.catalogue import build_model
+from partc.runtime.execution.device import device_of
 from partc.runtime.execution.in_process import RanksInProcess
 
 MEMORY_BYTES = 64 * 2**30
+PROFILES = {"cpu": "cpu-core", "gpu": "titan-xp"}  # what it predicts is not asked
 
 
-def prepare_plan(work: str, folder: Path) -> None:
-    """Write the work's plan into a folder."""
+def prepare_plan(work: str, folder: Path, kind: Literal["cpu", "gpu"]) -> None:
+    """Write the work's plan for one device into a folder."""
     from partc.compiler.differentiation.build import build_training_graph
     from partc.compiler.differentiation.updates.optimizers import Adagrad, AdamW, Momentum
 
@@ -28,17 +31,19 @@ def prepare_plan(work: str, folder: Path) -> None:
     forward = _forward(work, folder)
     train = build_training_graph(forward, loss=loss, optimizer=optimizer, folder=folder)
     onnx.save(train, folder / "train.onnx")
-    compile_for_one_cpu(folder / "train.onnx", folder / "plan")
+    compile_for_one_device(folder / "train.onnx", folder / "plan", kind)
 
 
-def compile_for_one_cpu(train: Path, out: Path, recompute_bytes: int | None = None) -> None:
-    """Write a plan for one CPU into a folder, at most so many bytes of values at once."""
+def compile_for_one_device(
+    train: Path, out: Path, kind: Literal["cpu", "gpu"] = "cpu", recompute_bytes: int | None = None
+) -> None:
+    """Write a plan for one device into a folder, at most so many bytes of values at once."""
     from partc.compiler.api import compile_step
     from partc.compiler.options import Options
 
-    device = Device("cpu0", "cpu", "cpu-core", memory_bytes=MEMORY_BYTES)
+    device = Device("device0", kind, PROFILES[kind], memory_bytes=MEMORY_BYTES)
     host = Host("localhost", (device,), memory_bytes=MEMORY_BYTES)
-    cluster = Cluster("partc-cluster/1", "one-cpu", (host,))
+    cluster = Cluster("partc-cluster/1", f"one {kind}", (host,))
     compile_step(train, cluster, out, Options(recompute_bytes=recompute_bytes))
 
 
@@ -56,7 +61,7 @@ def _forward(work: str, folder: Path) -> onnx.ModelProto:
 
 def partc_step(folder: Path) -> Callable[[Mapping[str, np.ndarray]], float]:
     """Return a function that trains one step on a batch and returns the loss."""
-    ranks = RanksInProcess(folder / "plan")
+    ranks = RanksInProcess(folder / "plan", device_of=device_of)
 
     def step(batch: Mapping[str, np.ndarray]) -> float:
         return float(ranks.step(batch)["loss"])

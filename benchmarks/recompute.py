@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from partc_steps import compile_for_one_cpu
+from partc_steps import compile_for_one_device
 from single_device import PROCESS, WARM_UP_STEPS, Row, StepProcess
 
 from partc.runtime.plan.plan_folder import read_plan_folder
@@ -55,7 +55,7 @@ def measure(work: str, shares: list[float], steps: int, folder: Path) -> list[Ro
 
 
 def _compile(train: Path, folder: Path, limit_bytes: int) -> Recomputed:
-    compile_for_one_cpu(train, folder / "plan", limit_bytes)
+    compile_for_one_device(train, folder / "plan", recompute_bytes=limit_bytes)
     told = read_plan_folder(folder / "plan").plan.recomputed
     assert told is not None
     return told

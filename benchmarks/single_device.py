@@ -1,9 +1,10 @@
-"""Time one training step of partc and of PyTorch eager: one thread of one CPU, in one run.
+"""Time one training step of partc and of PyTorch eager: one thread of one CPU, or one GPU, in one run.
 
-    python benchmarks/single_device.py [--work resnet50 gpt2 lm] [--steps 7] [--json FILE]
+    python benchmarks/single_device.py [--work resnet50 gpt2 lm] [--steps 7] [--gpu] [--json FILE]
 
 Each system has a process of its own, so that its peak memory is its own. Their steps take turns, so that
 whatever else the machine does falls on both; the medians are compared. Needs partc with its `peers` extra.
+On a GPU partc is timed alone where PyTorch has none, and the memory is the host's.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from pathlib import Path
 from sizes import TARGETS, WORKS
 
 SYSTEMS = ("pytorch", "partc")
+HAS_CUDA = "import torch; assert torch.cuda.is_available()"
 MEMORY_TARGET = 1.1
 WARM_UP_STEPS = 3
 PROCESS = Path(__file__).with_name("step_process.py")
@@ -31,15 +33,15 @@ class Row:
     system: str
     value: float
     unit: str
-    ratio: float  # to PyTorch's value
+    ratio: float | None  # to PyTorch's value; None: it was not measured
 
 
 class StepProcess:
     """A child that trains one step at a time."""
 
-    def __init__(self, work: str, system: str, folder: Path) -> None:
+    def __init__(self, work: str, system: str, folder: Path, device: str = "cpu") -> None:
         self._child = subprocess.Popen(
-            [sys.executable, str(PROCESS), work, system, str(folder)],
+            [sys.executable, str(PROCESS), work, system, str(folder), device],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -59,12 +61,12 @@ class StepProcess:
         self._child.communicate()
 
 
-def measure(work: str, steps: int, folder: Path) -> list[Row]:
-    prepare = [sys.executable, str(PROCESS), "prepare", work, str(folder)]
+def measure(work: str, steps: int, folder: Path, device: str) -> list[Row]:
+    prepare = [sys.executable, str(PROCESS), "prepare", work, str(folder), device]
     if not (folder / "plan").exists():
         subprocess.run(prepare, check=True, stdout=subprocess.DEVNULL)
-    children = {system: StepProcess(work, system, folder) for system in SYSTEMS}
-    replies: dict[str, list[dict[str, float]]] = {system: [] for system in SYSTEMS}
+    children = {system: StepProcess(work, system, folder, device) for system in _systems(device)}
+    replies: dict[str, list[dict[str, float]]] = {system: [] for system in children}
     for _ in range(WARM_UP_STEPS + steps):
         for system, child in children.items():
             replies[system].append(child.step())
@@ -73,24 +75,35 @@ def measure(work: str, steps: int, folder: Path) -> list[Row]:
     return _rows(work, replies)
 
 
+def _systems(device: str) -> tuple[str, ...]:
+    """Return who can be timed on a device."""
+    is_missing = (
+        device == "gpu" and subprocess.run([sys.executable, "-c", HAS_CUDA], capture_output=True).returncode
+    )
+    return SYSTEMS[1:] if is_missing else SYSTEMS
+
+
 def _rows(work: str, replies: dict[str, list[dict[str, float]]]) -> list[Row]:
-    times_s = {s: statistics.median(r["s"] for r in replies[s][WARM_UP_STEPS:]) for s in SYSTEMS}
-    peaks = {system: replies[system][-1]["peak_bytes"] for system in SYSTEMS}
+    times_s = {s: statistics.median(r["s"] for r in those[WARM_UP_STEPS:]) for s, those in replies.items()}
+    peaks = {system: those[-1]["peak_bytes"] for system, those in replies.items()}
     return [
-        Row(work, system, values[system], unit, values[system] / values["pytorch"])
+        Row(work, system, value, unit, value / values["pytorch"] if "pytorch" in values else None)
         for unit, values in (("s/step", times_s), ("peak bytes", peaks))
-        for system in SYSTEMS
+        for system, value in values.items()
     ]
 
 
 def table(rows: list[Row]) -> str:
     lines = ["| work | measure | PyTorch | partc | ratio | target |", "|---|---|---|---|---|---|"]
-    for theirs, ours in zip(rows[::2], rows[1::2], strict=True):
+    found = {(row.work, row.unit, row.system): row for row in rows}
+    for ours in (row for row in rows if row.system == "partc"):
         timed = ours.unit == "s/step"
         target = TARGETS[ours.work] if timed else MEMORY_TARGET
         of, scale = ("step, s", 1.0) if timed else ("peak memory, GB", 1e-9)
-        values = " | ".join(f"{row.value * scale:.3f}" for row in (theirs, ours))
-        lines.append(f"| {ours.work} | {of} | {values} | {ours.ratio:.2f}x | {target:.2f}x |")
+        theirs = found.get((ours.work, ours.unit, "pytorch"))
+        values = " | ".join(f"{row.value * scale:.3f}" if row else "" for row in (theirs, ours))
+        ratio = "" if ours.ratio is None else f"{ours.ratio:.2f}x"
+        lines.append(f"| {ours.work} | {of} | {values} | {ratio} | {target:.2f}x |")
     return "\n".join(lines)
 
 
@@ -98,6 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--work", nargs="+", choices=WORKS, default=WORKS)
     parser.add_argument("--steps", type=int, default=7, help="timed steps of each system, after three others")
+    parser.add_argument("--gpu", action="store_true", help="on this machine's first GPU")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--plans", type=Path, help="keep partc's plans in this folder, or use those there")
     args = parser.parse_args()
@@ -106,7 +120,7 @@ def main() -> None:
         for work in args.work:
             folder = (args.plans or Path(temporary)) / work
             folder.mkdir(parents=True, exist_ok=True)
-            rows += measure(work, args.steps, folder)
+            rows += measure(work, args.steps, folder, "gpu" if args.gpu else "cpu")
     print(table(rows))
     if args.json:
         args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""The three works in PyTorch, eager: forward, backward and update on one thread.
+"""The three works in PyTorch, eager: forward, backward and update, on one thread or on a GPU in float32.
 
 resnet50   models/resnet50.py of this repository (stride in a stage's first 1x1 convolution), momentum
 gpt2       GPT-2 small, embeddings tied, attention by scaled_dot_product_attention, AdamW
@@ -17,15 +17,17 @@ from torch.nn import functional
 Step = Callable[[Mapping[str, np.ndarray]], float]
 
 
-def torch_step(work: str) -> Step:
+def torch_step(work: str, device: str = "cpu") -> Step:
     """Return a function that trains one step on a batch and returns the loss."""
     torch.set_num_threads(1)
+    torch.set_default_device(device)
+    torch.backends.cudnn.allow_tf32 = False  # float32, as partc computes
     torch.manual_seed(0)
     loss, optimizer = {"resnet50": _resnet50, "gpt2": _gpt2, "lm": _lm}[work]()
 
     def step(batch: Mapping[str, np.ndarray]) -> float:
         optimizer.zero_grad()
-        value = loss(*(torch.from_numpy(array) for array in batch.values()))
+        value = loss(*(torch.from_numpy(array).to(device) for array in batch.values()))
         value.backward()
         optimizer.step()
         return float(value.detach())

@@ -1,6 +1,6 @@
 """Train with all ranks in this process, in lockstep: for tests, and to verify without daemons.
 
-Every rank computes on the CPU, so a plan for GPUs can be verified where there are none.
+By itself every rank computes on the CPU, so a plan for GPUs can be verified where there are none.
 """
 
 import time
@@ -75,8 +75,13 @@ def train_in_process(
     )
 
 
+def on_cpu(rank: Rank) -> Device:
+    """Return a rank's threads of the CPU, whatever the plan binds it to."""
+    return Device("cpu", 0, rank.threads)
+
+
 class RanksInProcess:
-    """Every rank of a plan in one process."""
+    """Every rank of a plan in one process. `device_of`: where each computes."""
 
     def __init__(
         self,
@@ -85,6 +90,7 @@ class RanksInProcess:
         seed: int = 0,
         first_step: int = 0,
         traced_steps: int = 0,
+        device_of: Callable[[Rank], Device] = on_cpu,
     ) -> None:
         folder = plan_folder if isinstance(plan_folder, PlanFolder) else read_plan_folder(plan_folder)
         self._plan = folder.plan
@@ -103,7 +109,7 @@ class RanksInProcess:
             rank.rank: Executor(
                 self._plan,
                 rank,
-                Environment(self._plan, rank, Device("cpu", 0, rank.threads), first_values),
+                Environment(self._plan, rank, device_of(rank), first_values),
                 sessions,
                 self._transports[rank.rank],
                 self.recorders[rank.rank].watch if traced_steps else iter,

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 
 from partc.runtime.data.initial import InitialValues
@@ -26,6 +25,7 @@ from partc.runtime.plan.program import (
 )
 from partc.runtime.transports.in_memory import Board, InMemoryTransport
 from tests.builders.plans.hand_made_plans import Member, plan_of, rank, run, with_changes
+from tests.checks.gpus import NEEDS_A_GPU
 
 ADD = """
 <ir_version: 10, opset_import: ["" : 21]>
@@ -162,10 +162,7 @@ def test_what_one_segment_leaves_serves_the_next(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(
-    "CUDAExecutionProvider" not in ort.get_available_providers() or not Path("/dev/nvidia0").exists(),
-    reason="no GPU",
-)
+@NEEDS_A_GPU
 def test_a_gpu_keeps_variables_in_its_memory_and_buffers_on_the_host(tmp_path: Path) -> None:
     one = executor(tmp_path, 3, worker("gpu"))
 

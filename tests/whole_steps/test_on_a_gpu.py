@@ -1,0 +1,87 @@
+"""Plans on a GPU: the result of one device, in this process with all workers on one GPU, and by daemons.
+
+The reference is plain ONNX Runtime on the CPU, so kernels of both kinds are held against each other.
+"""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import Adagrad, Momentum
+from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.verification.verify import launch_in_process, verify
+from partc.models.catalogue import build_model
+from partc.runtime.execution.device import Device
+from partc.runtime.plan.program import Rank
+from tests.builders.plans.compiled_steps import compile_step, random_batches
+from tests.checks.command_line import done
+from tests.checks.gpus import NEEDS_A_GPU
+
+pytestmark = [pytest.mark.gpu, NEEDS_A_GPU]
+
+SIZES = {
+    "mlp": {"sizes": (6, 8, 4), "batch": 8},
+    "lm": {"vocab": 60, "embedding": 8, "cells": 8, "projection": 8, "steps": 3, "samples": 16, "batch": 8},
+    "resnet50": {"width": 4, "image": 32, "classes": 10, "batch": 8},
+}
+LOSSES = {"lm": "loss"}
+GPU = {
+    "format": "partc-cluster/1",
+    "name": "one GPU",
+    "hosts": [
+        {
+            "name": "localhost",
+            "memory_bytes": 2**34,
+            "devices": [{"name": "gpu0", "kind": "gpu", "profile": "titan-xp"}],
+        }
+    ],
+}
+
+
+def on_one_gpu(rank: Rank) -> Device:
+    """Put every worker on the first GPU, and what only serves on the CPU."""
+    return Device("cpu" if rank.replica is None else "gpu", 0, rank.threads)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "strategy"),
+    [
+        *((model, "2x2s", strategy) for model in SIZES for strategy in ("allreduce", "hybrid", "ps")),
+        *(("mlp", "1x2s", strategy) for strategy in ("tensor=2", "fsdp=2", "pipeline=2,microbatches=2")),
+        ("resnet50", "1x2s", "spatial=2"),
+    ],
+)
+def test_workers_on_a_gpu_train_as_one_device(
+    tmp_path: Path, model: str, cluster: str, strategy: str
+) -> None:
+    optimizer = Adagrad(0.1, initial_accumulator=1e-6) if model == "lm" else Momentum(0.1)
+    forward = build_model(model, **SIZES[model])
+    step = build_training_graph(forward, loss=LOSSES.get(model, "softmax_cross_entropy"), optimizer=optimizer)
+    compiled = compile_step(import_training_graph(step), tmp_path / "out", cluster, strategy, "global")
+    batches = random_batches(compiled.plan, 2)
+
+    launcher = partial(launch_in_process, device_of=on_one_gpu)
+    report = verify(compiled.folder, steps=2, data=batches, launcher=launcher)
+
+    assert report.passed, f"{report.summary()}\n{report.variables}\n{report.losses}"
+    assert all(check.max_change > 0 for check in report.variables), report.variables
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "ps"])
+def test_a_daemon_on_a_gpu_trains_as_one_device(tmp_path: Path, strategy: str) -> None:
+    cluster, forward, train, out = (
+        tmp_path / name for name in ("cluster.json", "forward.onnx", "train.onnx", "out")
+    )
+    cluster.write_text(json.dumps(GPU))
+    sizes = [part for name, size in SIZES["lm"].items() for part in ("--set", f"{name}={size}")]
+    done("model", "lm", *sizes, "-o", forward)
+    done("grad", forward, "--loss", "loss", "--optimizer", "adagrad", "-o", train)
+    done("compile", train, "-c", cluster, "--strategy", strategy, "-o", out)
+
+    done("run", out, "--data", "synthetic", "--steps", "5")
+    verified = done("verify", out, "--steps", "2")
+
+    assert "variables equal" in verified
