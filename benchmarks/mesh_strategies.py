@@ -1,11 +1,13 @@
-"""Step times of strategies on meshes against data parallelism, in turn, between hosts at 1 Gbit/s.
+r"""Step times of strategies on meshes against data parallelism, in turn, between hosts at 1 Gbit/s.
 
     python benchmarks/mesh_strategies.py [--hosts 2] [--works wide-mlp] [--strategies ...] [--json FILE]
     python benchmarks/mesh_strategies.py --works alexnet --strategies allreduce one-weird-trick --batch global
     python benchmarks/mesh_strategies.py --works resnet50 --strategies allreduce spatial=2 --batch global
+    python benchmarks/mesh_strategies.py --hosts 1 --workers 2 --works stacked-lstm \
+        --strategies allreduce layerwise
 
-Hosts are network namespaces of one machine (needs root and iproute2), a worker each. Rounds go through all
-strategies in turn; a strategy counts the median of its rounds. `ratio`: of `allreduce`'s step to its own.
+Hosts are network namespaces of one machine (needs root and iproute2), of one or more workers. Rounds go
+through all strategies in turn; a strategy counts the median of its rounds. `ratio`: of `allreduce`'s step to its own.
 """
 
 import argparse
@@ -18,6 +20,7 @@ from pathlib import Path
 
 import onnx
 from namespaces import namespace_hosts
+from stacked_lstm import stacked_lstm
 
 from partc.compiler.api import compile_step
 from partc.compiler.differentiation.build import build_training_graph
@@ -55,12 +58,18 @@ def _resnet() -> onnx.ModelProto:
     return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Momentum(0.01))
 
 
+def _stacked_lstm() -> onnx.ModelProto:
+    forward = stacked_lstm(layers=4, steps=16, cells=512, vocabulary=2_000, batch=32)
+    return build_training_graph(forward, loss="loss", optimizer=Momentum(0.1))
+
+
 WORKS = {
     "alexnet": _alexnet,
     "resnet50": _resnet,
     "wide-mlp": _mlp(1024, 4096, 2048, 2048, 64, batch=32),
     "mlp": _mlp(512, 1024, 1024, 64, batch=64),
     "lm": _lm,
+    "stacked-lstm": _stacked_lstm,
 }
 
 
@@ -68,7 +77,10 @@ def main() -> None:
     """Compile, run, print one line per work and strategy."""
     options = _options()
     rows: list[dict[str, object]] = []
-    with tempfile.TemporaryDirectory() as folder, namespace_hosts(options.hosts, 1, 1e9) as cluster:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        namespace_hosts(options.hosts, options.workers, 1e9) as cluster,
+    ):
         for work in options.works:
             plans = {
                 name: Path(folder) / f"{work}-{number}" for number, name in enumerate(options.strategies)
@@ -115,6 +127,7 @@ def _rows(work: str, times: dict[str, list[float]], predicted: dict[str, float])
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=1, help="of a host")
     parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
     parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), help="allreduce among them")
     parser.add_argument("--rounds", type=int, default=3)

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf
 
 from partc.compiler.output.plan_files import PlanFiles
@@ -20,6 +21,7 @@ from partc.passes.microbatches.take_turns import take_turns
 from partc.passes.scheduling.bucket_communications import BUCKET_BYTES, bucket_communications
 from partc.passes.scheduling.levels import HostGrid
 from partc.passes.scheduling.make_program import Program, ProgramMaker
+from partc.passes.scheduling.order_by_time import order_by_time, ready_slots, step_s
 from partc.passes.scheduling.outline_segments import SegmentOutliner
 from partc.passes.scheduling.recompute import recompute
 from partc.passes.scheduling.schedule import Communication, Item, schedule
@@ -112,16 +114,20 @@ def _make_program(
 ) -> tuple[Program, Recomputed | None]:
     # One rank alone sends nothing: a single bucket, so that its step is not cut.
     limit_bytes = BUCKET_BYTES if len(ranks_of(cluster)) > 1 else sys.maxsize
-    buckets = bucket_communications(lowered, _whole_shapes(analysis, lowered), rows, limit_bytes)
     order = {node.name: index for index, node in enumerate(analysis.training.graph.nodes)}
     position_of = {copy: order[node] for copy, node in lowered.original.items()}
-    repeated = find_repeated(lowered)
-    items, recomputed = schedule(lowered, buckets, position_of, repeated), None
+    repeated, seconds = find_repeated(lowered), _durations(lowered, cluster)
+    in_buckets = partial(bucket_communications, lowered, _whole_shapes(analysis, lowered), rows, limit_bytes)
+    items, recomputed = schedule(lowered, in_buckets(), position_of, repeated), None
+    if len(lowered.meshes.each) > 1 and repeated.count == 1:
+        slots = ready_slots(lowered, position_of, seconds)
+        by_time = order_by_time(lowered, in_buckets(slots=slots), position_of, seconds)
+        items = min(items, by_time, key=lambda items: step_s(items, lowered, seconds))
     if strategy.recompute_bytes is not None:
         items, recomputed = _recompute(items, analysis, lowered, strategy.recompute_bytes, cluster)
     items = join_microbatches(items, lowered, repeated)
     overwrites = [(state.value, state.next) for state in lowered.states]
-    turns = take_turns(items, repeated, overwrites, lowered.meshes.sites, _durations(lowered, cluster))
+    turns = take_turns(items, repeated, overwrites, lowered.meshes.sites, seconds)
     writer = _segment_writer(analysis, lowered, cluster, files)
     most = max(len(host.devices) for host in cluster.hosts)
     workers = tuple(placed.host for placed in ranks_of(cluster) if placed.replica is not None)

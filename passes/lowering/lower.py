@@ -268,8 +268,11 @@ def _made_of_data(graph: LaidOutGraph) -> set[str]:
 
 
 def _made_without(graph: LaidOutGraph, lacking: set[str]) -> set[str]:
-    """Return the tensors that need no message where every rank has all that is whole but `lacking`."""
-    tensors = graph.training.graph.tensors()
+    """Return the tensors that need no message where every rank has all that is whole but `lacking`.
+
+    Of several meshes one makes a product, where it was placed, however whole its operands are.
+    """
+    tensors, is_one_mesh = graph.training.graph.tensors(), graph.configuration.is_one_mesh
     at_hand = {
         name
         for name, tensor in tensors.items()
@@ -282,7 +285,9 @@ def _made_without(graph: LaidOutGraph, lacking: set[str]) -> set[str]:
     at_hand.update(name for name, tensor in tensors.items() if not tensor.inputs and is_whole(tensor))
     for node in graph.training.graph.nodes:
         reads = (operand.name for operand in node.inputs if operand.name)
-        if node.op not in ("Shape", "Size") and at_hand.issuperset(reads):
+        rule = None if is_one_mesh else rule_of(node, graph.facts)
+        is_product = rule is not None and rule.is_contraction
+        if node.op not in ("Shape", "Size") and not is_product and at_hand.issuperset(reads):
             at_hand.update(result.name for result in node.outputs if is_whole(result))
     return at_hand
 

@@ -129,10 +129,12 @@ def bucket_communications(
     whole_shapes: Mapping[str, tuple[int, ...]],
     owned_rows: Mapping[str, tuple[tuple[int, int], ...]],
     limit_bytes: int = BUCKET_BYTES,
+    slots: Mapping[str, int] | None = None,
 ) -> dict[str, Bucket]:
     """Return communication node name -> bucket, for those whose size is known.
 
     whole_shapes  value -> shape of the whole tensor     owned_rows  parameter -> rows per server
+    slots         communication -> a number, which those of a bucket have in common
     """
     depth = depths(lowered)
     groups: dict[tuple[object, ...], list[gs.Node]] = {}
@@ -145,6 +147,7 @@ def bucket_communications(
         dtype = np.dtype(node.inputs[0].dtype).name
         way = (node.op, _sender_site(node), *map(node.attrs.get, ("to", "axis", "reduction")))
         key = (*way, node.name in repeated.nodes, dtype, depth[node.name], _alone(node, owned_rows))
+        key = (*key, (slots or {}).get(node.name))
         groups.setdefault(key, []).append(node)
     buckets: dict[str, Bucket] = {}
     for nodes in groups.values():

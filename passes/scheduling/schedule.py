@@ -94,21 +94,22 @@ def schedule(
 ) -> list[Item]:
     """Return segments and messages in order. `position_of`: lowered node -> place in the original."""
     depth = depths(lowered)
-    messages = _messages(lowered, buckets)
+    messages = messages_of(lowered, buckets)
     waves = _late_where_free(lowered, depth, repeated)
     order = _ordered_nodes(lowered, waves, position_of)
-    nodes_of, messages_of = defaultdict(list), defaultdict(list)
+    nodes_of, waiting = defaultdict(list), defaultdict(list)
     for node in order:
         nodes_of[waves[node.name]].append(node)
     for message in messages:
-        messages_of[depth[message.nodes[0].name]].append(message)
+        waiting[depth[message.nodes[0].name]].append(message)
     items: list[Item] = []
     for wave in range(max(depth.values(), default=0) + 1):
-        items += _schedule_wave(nodes_of[wave], messages_of[wave], lowered, repeated)
+        items += _schedule_wave(nodes_of[wave], waiting[wave], lowered, repeated)
     return items
 
 
-def _messages(lowered: LoweredGraph, buckets: Mapping[str, Bucket]) -> list[Communication]:
+def messages_of(lowered: LoweredGraph, buckets: Mapping[str, Bucket]) -> list[Communication]:
+    """Return all communications, those of a bucket as one."""
     messages: list[Communication] = []
     seen: set[str] = set()
     for node in lowered.nodes:
@@ -128,20 +129,28 @@ def _late_where_free(lowered: LoweredGraph, depth: Mapping[str, int], repeated: 
 
     What a micro-batch only turns about for its way back is turned then, by the product that reads it.
     """
-    lasting = {state.value for state in lowered.states} | lowered.constants.keys()
-    for node in lowered.nodes:
-        if not is_communication(node) and _reads_only(node, lasting):
-            lasting.update(tensor.name for tensor in node.outputs)
+    late = {node.name for node in late_nodes(lowered)}
     waves = dict(depth)
     first_read: dict[str, int] = {}
     for node in reversed(lowered.nodes):
         reads = [first_read[tensor.name] for tensor in node.outputs if tensor.name in first_read]
         is_turned = node.op in VIEWS and node.name in repeated.nodes
-        if reads and not is_communication(node) and (is_turned or _reads_only(node, lasting)):
+        if reads and not is_communication(node) and (is_turned or node.name in late):
             waves[node.name] = min(reads)
         for tensor in node.inputs:
             first_read[tensor.name] = min(waves[node.name], first_read.get(tensor.name, waves[node.name]))
     return waves
+
+
+def late_nodes(lowered: LoweredGraph) -> list[gs.Node]:
+    """Return the compute nodes that read variables and constants alone, or what such nodes make."""
+    lasting = {state.value for state in lowered.states} | lowered.constants.keys()
+    late: list[gs.Node] = []
+    for node in lowered.nodes:
+        if not is_communication(node) and _reads_only(node, lasting):
+            late.append(node)
+            lasting.update(tensor.name for tensor in node.outputs)
+    return late
 
 
 def _reads_only(node: gs.Node, values: set[str]) -> bool:

@@ -1,0 +1,273 @@
+"""Put the step in the order of a simulated one, where operators have meshes of their own.
+
+    two layers of a recurrence on two devices, three steps of it
+
+    by waves   device 0  a1 a2 a3 .  .  .         by time   device 0  a1 a2 a3 .
+               device 1  .  .  .  b1 b2 b3                  device 1  .  b1 b2 b3
+
+Each node takes the workers of its mesh as soon as they are free, of those ready the first of the original
+graph (list scheduling: Graham 1969, "Bounds on multiprocessing timing anomalies"). Nodes that follow each
+other on a mesh are one segment, up to where one waits for a message that the segment's beginning does not,
+or where what they made is worth being sent.
+"""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx_graphsurgeon as gs
+
+from partc.cost.cluster.profiles import CPU_START_S
+from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
+from partc.passes.scheduling.bucket_communications import Bucket
+from partc.passes.scheduling.schedule import SMALL_BYTES, Chunk, Communication, Item, late_nodes, messages_of
+from partc.runtime.plan.program import Site
+
+SLOT_S = 500e-6  # of messages that are ready in one, none begins before the others: one segment's worth
+
+Seconds = Callable[[Item], float]
+Workers = Mapping[Site, Sequence[object]]  # mesh -> who computes there
+
+
+def ready_slots(lowered: LoweredGraph, position_of: Mapping[str, int], seconds: Seconds) -> dict[str, int]:
+    """Return for each communication between meshes a number: those that are ready together have the same."""
+    items = _single_items(lowered, {}, position_of)
+    times = simulate_items(items, workers_of(lowered), seconds)
+    return {
+        item.nodes[0].name: int(time.begin_s / SLOT_S)
+        for item, time in zip(items, times, strict=True)
+        if isinstance(item, Communication) and _crosses(item)
+    }
+
+
+def order_by_time(
+    lowered: LoweredGraph, buckets: Mapping[str, Bucket], position_of: Mapping[str, int], seconds: Seconds
+) -> list[Item]:
+    """Return segments and messages in order. `position_of`: lowered node -> place in the original."""
+    items = _single_items(lowered, buckets, position_of)
+    times = simulate_items(items, workers_of(lowered), seconds)
+    joiner = _Joiner(lowered, zip(items, times, strict=True))
+    for number in sorted(range(len(items)), key=lambda number: (times[number].begin_s, number)):
+        joiner.add(items[number], times[number].begin_s)
+    return joiner.finish()
+
+
+def step_s(items: Sequence[Item], lowered: LoweredGraph, seconds: Seconds) -> float:
+    """Return how long segments and messages take, in their order, if links are never shared."""
+
+    def whole(item: Item) -> float:
+        if isinstance(item, Communication):
+            return seconds(item)
+        return CPU_START_S + sum(seconds(Chunk(item.site, [node])) for node in item.nodes)
+
+    return max((time.end_s for time in simulate_items(items, workers_of(lowered), whole)), default=0.0)
+
+
+def workers_of(lowered: LoweredGraph) -> Workers:
+    """Return who computes at each site: meshes may share workers."""
+    return {mesh.name: mesh.workers for mesh in lowered.meshes.each} | {"server": ("server",)}
+
+
+def _crosses(message: Communication) -> bool:
+    attributes = message.nodes[0].attrs
+    return "to" in attributes and attributes["to"] != attributes.get("site")
+
+
+def _single_items(
+    lowered: LoweredGraph, buckets: Mapping[str, Bucket], position_of: Mapping[str, int]
+) -> list[Item]:
+    """Return messages, and nodes one by one, by their places in the original graph."""
+    late = {node.name for node in late_nodes(lowered)}
+    nodes = [node for node in lowered.nodes if not is_communication(node) and node.name not in late]
+    inherited: dict[str, int] = {}
+    keys: list[int] = []
+    for node in nodes:
+        behind = max((inherited.get(tensor.name, -1) for tensor in node.inputs), default=-1)
+        keys.append(position_of.get(node.name, behind))
+        inherited.update((tensor.name, keys[-1]) for tensor in node.outputs)
+    order = sorted(range(len(nodes)), key=lambda index: (keys[index], index))
+    single = [Chunk(lowered.site_of[nodes[index].name], [nodes[index]]) for index in order]
+    return [*messages_of(lowered, buckets), *single]
+
+
+# ---------------------------------------------------------------- the clock
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """When an item begins and ends."""
+
+    begin_s: float
+    end_s: float
+
+
+@dataclass
+class _Queue:
+    """What waits for a mesh: what is there by its place, what is yet to come by its time."""
+
+    ready: list[int] = field(default_factory=list)
+    coming: list[tuple[float, int]] = field(default_factory=list)
+
+    def next_s(self, free_s: float) -> float:
+        """Return when the mesh goes on."""
+        return free_s if self.ready else max(free_s, self.coming[0][0])
+
+    def take(self, at_s: float) -> int:
+        """Return the first item of those that are ready then."""
+        while self.coming and self.coming[0][0] <= at_s:
+            heapq.heappush(self.ready, heapq.heappop(self.coming)[1])
+        return heapq.heappop(self.ready)
+
+
+def simulate_items(items: Sequence[Item], workers: Workers, seconds: Seconds) -> list[Time]:
+    """Return the time of each item: one that stands further ahead comes first, where both are ready."""
+    missing, after = _dependencies(items)
+    queues: dict[Site, _Queue] = defaultdict(_Queue)
+    free_s: dict[object, float] = defaultdict(float)
+    ready_s = [0.0 for _ in items]
+    times: dict[int, Time] = {}
+
+    def arrive(number: int) -> None:
+        item = items[number]
+        if isinstance(item, Chunk):
+            heapq.heappush(queues[item.site].coming, (ready_s[number], number))
+        else:
+            run(number, ready_s[number])
+
+    def run(number: int, begin_s: float) -> None:
+        times[number] = Time(begin_s, begin_s + seconds(items[number]))
+        for following in after[number]:
+            ready_s[following] = max(ready_s[following], times[number].end_s)
+            missing[following] -= 1
+            if not missing[following]:
+                arrive(following)
+
+    for number in [number for number, count in enumerate(missing) if not count]:
+        arrive(number)
+    while waiting := {site: queue for site, queue in queues.items() if queue.ready or queue.coming}:
+        begin_s, site = min(
+            (queue.next_s(max(free_s[worker] for worker in workers[site])), site)
+            for site, queue in waiting.items()
+        )
+        number = queues[site].take(begin_s)
+        free_s.update(dict.fromkeys(workers[site], begin_s + seconds(items[number])))
+        run(number, begin_s)
+    assert len(times) == len(items), "items wait for each other"
+    return [times[number] for number in range(len(items))]
+
+
+def _dependencies(items: Sequence[Item]) -> tuple[list[int], list[list[int]]]:
+    """Return how many items each waits for, and which wait for it."""
+    makers = {tensor.name: number for number, i in enumerate(items) for n in i.nodes for tensor in n.outputs}
+    missing = [0 for _ in items]
+    after: list[list[int]] = [[] for _ in items]
+    for number, item in enumerate(items):
+        sources = {makers[t.name] for node in item.nodes for t in node.inputs if t.name in makers} - {number}
+        missing[number] = len(sources)
+        for source in sources:
+            after[source].append(number)
+    return missing, after
+
+
+# ---------------------------------------------------------------- segments
+
+
+@dataclass
+class _Open:
+    """A segment that may still grow."""
+
+    begin_s: float
+    nodes: list[gs.Node] = field(default_factory=list)
+
+
+class _Joiner:
+    """Joins nodes, in the order in which they begin, into segments between the messages."""
+
+    def __init__(self, lowered: LoweredGraph, items: Iterable[tuple[Item, Time]]) -> None:
+        self._site_of = lowered.site_of
+        self._items: list[Item] = []
+        self._open: dict[Site, _Open] = {}
+        self._maker: dict[str, Site] = {}  # value of an open segment -> where it is made
+        self._late = {tensor.name: node for node in late_nodes(lowered) for tensor in node.outputs}
+        self._bringer: dict[str, Communication] = {}
+        self._arrives_s: dict[int, float] = {}
+        for item, time in items:
+            if isinstance(item, Communication):
+                self._bringer.update(dict.fromkeys(item.writes, item))
+                self._arrives_s[id(item)] = time.end_s
+        self._held: list[Communication] = []  # ready, but not worth the end of a segment
+        self._sent: set[int] = set()
+
+    def add(self, item: Item, begin_s: float) -> None:
+        """Add a message or a single node that begins then."""
+        if isinstance(item, Chunk):
+            self._add_node(item.nodes[0], begin_s)
+            return
+        for value in item.reads:
+            self._add_late(value, begin_s)
+        makers = self._makers(item)
+        is_large = item.bucket is not None and item.bucket.nbytes >= SMALL_BYTES
+        is_worth = _crosses(item) and any(begin_s - self._open[site].begin_s >= SLOT_S for site in makers)
+        if not makers or is_large or is_worth:
+            self._send(item)
+        else:
+            self._held.append(item)
+
+    def finish(self) -> list[Item]:
+        """End all segments and messages; return them in order."""
+        while self._late:
+            self._add_late(next(iter(self._late)), 0.0)
+        for site in sorted(self._open, key=lambda site: self._open[site].begin_s):
+            self._close(site)
+        assert not self._held, "a message waits for nobody"
+        return self._items
+
+    def _add_node(self, node: gs.Node, begin_s: float) -> None:
+        site = self._site_of[node.name]
+        messages = [self._bringer[t.name] for t in node.inputs if t.name in self._bringer]
+        for message in messages:
+            if id(message) not in self._sent:
+                self._send(message)
+        segment = self._open.get(site)
+        if segment is not None and any(self._arrives_s[id(m)] > segment.begin_s for m in messages):
+            self._close(site)
+        for tensor in node.inputs:
+            self._add_late(tensor.name, begin_s)
+        self._open.setdefault(site, _Open(begin_s)).nodes.append(node)
+        self._maker.update((tensor.name, site) for tensor in node.outputs)
+
+    def _add_late(self, value: str, begin_s: float) -> None:
+        """Compute what is had from variables alone, now that somebody reads it."""
+        node = self._late.get(value)
+        if node is None:
+            return
+        for tensor in node.outputs:
+            self._late.pop(tensor.name, None)
+        self._add_node(node, begin_s)
+
+    def _makers(self, message: Communication) -> set[Site]:
+        return {self._maker[value] for value in message.reads if value in self._maker}
+
+    def _send(self, message: Communication) -> None:
+        self._sent.add(id(message))
+        for value in message.reads:
+            before = self._bringer.get(value)
+            if before is not None and id(before) not in self._sent:
+                self._send(before)
+        if message in self._held:
+            self._held.remove(message)
+        for site in sorted(self._makers(message)):
+            self._close(site)
+        self._items.append(message)
+
+    def _close(self, site: Site) -> None:
+        """End a segment, and send what waited for its end alone."""
+        segment = self._open.pop(site)
+        self._items.append(Chunk(site, segment.nodes))
+        for node in segment.nodes:
+            for tensor in node.outputs:
+                del self._maker[tensor.name]
+        for message in [message for message in self._held if not self._makers(message)]:
+            if id(message) not in self._sent:
+                self._send(message)

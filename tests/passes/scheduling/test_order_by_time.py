@@ -1,0 +1,115 @@
+"""Meshes that work at the same time: the clock by hand and at random, and a recurrence of two layers."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import onnx_graphsurgeon as gs
+import pytest
+
+from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
+from partc.passes.graph.training_graph import TrainingGraph
+from partc.passes.scheduling.order_by_time import simulate_items
+from partc.passes.scheduling.schedule import Chunk, Communication, Item
+from partc.runtime.plan.program import Run, Start
+from tests.builders.plans.compiled_steps import (
+    assert_trains_as_one_device,
+    compile_step,
+    import_text,
+    random_batches,
+)
+
+WORKERS = {"a": (0,), "b": (1,), "both": (0, 1)}
+
+
+def item(site: str | None, output: str, *inputs: str) -> Item:
+    node = gs.Node("Op", output, {}, [gs.Variable(name) for name in inputs], [gs.Variable(output)])
+    return Communication((node,), None) if site is None else Chunk(site, [node])
+
+
+def seconds(one: Item) -> float:
+    return 1.0 if isinstance(one, Chunk) else 0.5
+
+
+def test_a_layer_begins_with_the_first_step_that_arrives() -> None:
+    items = [
+        *(item(None, f"sent{t}", f"a{t}") for t in range(3)),
+        *(item("a", f"a{t}", *([f"a{t - 1}"] if t else [])) for t in range(3)),
+        *(item("b", f"b{t}", f"sent{t}", *([f"b{t - 1}"] if t else [])) for t in range(3)),
+    ]
+
+    times = simulate_items(items, WORKERS, seconds)
+
+    assert [time.begin_s for time in times] == [1, 2, 3, 0, 1, 2, 1.5, 2.5, 3.5]
+
+
+def test_meshes_that_share_a_worker_take_turns() -> None:
+    items = [item("a", "x"), item("both", "y"), item("b", "z")]
+
+    times = simulate_items(items, WORKERS, seconds)
+
+    assert [time.begin_s for time in times] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_worker_does_two_things_and_nothing_begins_before_what_it_reads(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    items: list[Item] = []
+    for number in range(40):
+        reads = rng.choice(number, min(number, int(rng.integers(3))), replace=False) if number else []
+        items.append(item(rng.choice(["a", "b", "both"]), str(number), *map(str, reads)))
+    rng.shuffle(items)  # type: ignore[arg-type]
+
+    times = simulate_items(items, WORKERS, seconds)
+
+    ends = {one.nodes[0].name: time.end_s for one, time in zip(items, times, strict=True)}
+    for one, time in zip(items, times, strict=True):
+        assert all(ends[tensor.name] <= time.begin_s for tensor in one.nodes[0].inputs)
+    for worker in (0, 1):
+        busy = sorted(
+            (time.begin_s, time.end_s)
+            for one, time in zip(items, times, strict=True)
+            if worker in WORKERS[one.site]  # type: ignore[union-attr]
+        )
+        assert all(one[1] <= other[0] for one, other in pairwise(busy))
+
+
+RECURRENCE = """
+step (double[256,1024] x0, double[256,1024] x1, double[256,1024] x2, double[1024,1024] W, double[1024,1024] V)
+    => (double loss, double[1024,1024] W_next, double[1024,1024] V_next) {
+    y0 = MatMul (x0, W) a0 = Tanh (y0)
+    i1 = Add (a0, x1) y1 = MatMul (i1, W) a1 = Tanh (y1)
+    i2 = Add (a1, x2) y2 = MatMul (i2, W) a2 = Tanh (y2)
+    z0 = MatMul (a0, V) b0 = Tanh (z0)
+    j1 = Add (b0, a1) z1 = MatMul (j1, V) b1 = Tanh (z1)
+    j2 = Add (b1, a2) z2 = MatMul (j2, V) b2 = Tanh (z2)
+    loss = ReduceMean <keepdims = 0> (b2)
+    xt = Transpose <perm = [1, 0]> (x0) at = Transpose <perm = [1, 0]> (a0)
+    dW = MatMul (xt, a2) dV = MatMul (at, b2)
+    W_next = Sub (W, dW) V_next = Sub (V, dV)
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def recurrence() -> TrainingGraph:
+    return import_text(RECURRENCE, sample_axes={"x0": 0, "x1": 0, "x2": 0})
+
+
+def test_two_layers_of_a_recurrence_work_at_the_same_time(tmp_path: Path, recurrence: TrainingGraph) -> None:
+    readers = {tensor.name: node.name for node in recurrence.graph.nodes for tensor in node.outputs}
+    layers = {"host0/cpu0": ("y0", "y1", "y2"), "host0/cpu1": ("z0", "z1", "z2")}
+    ops = tuple(
+        OpConfig(readers[value], {}, devices=(device,))
+        for device, values in layers.items()
+        for value in values
+    )
+    strategy = Strategy(MESH_STRATEGY_FORMAT, "global", {}, ops=ops)
+
+    compiled = compile_step(recurrence, tmp_path / "out", "1x2", strategy, "global")
+
+    order = [i for i in compiled.plan.instructions if isinstance(i, Run | Start)]
+    runs = [i.site for i in order if isinstance(i, Run)]
+    first, second = runs[0], next(site for site in runs if site != runs[0])
+    assert runs.index(second) < max(place for place, site in enumerate(runs) if site == first) - 1, runs
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2))
