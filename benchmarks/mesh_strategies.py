@@ -7,7 +7,8 @@ r"""Step times of strategies on meshes against data parallelism, in turn, betwee
         --strategies allreduce layerwise
 
 Hosts are network namespaces of one machine (needs root and iproute2), of one or more workers. Rounds go
-through all strategies in turn; a strategy counts the median of its rounds. `ratio`: of `allreduce`'s step to its own.
+through all strategies in turn; a strategy counts the median of its rounds. `ratio`: of `allreduce`'s step to
+its own.
 """
 
 import argparse
