@@ -1,7 +1,7 @@
 """Choose what the graph's batch is, where the user does not say: one replica's, or the whole.
 
     per replica   where it is proven that replicas train what one device trains on all their batches
-    global        elsewhere, if the batch can be divided: exact for every graph
+    global        elsewhere, if the batch can be divided, evenly or not: exact for every graph
     refused       if it cannot: the user must say which of the two is meant
 
 Asked for a batch per replica, partc compiles it in any case, and tells how it departs from one device.
@@ -52,7 +52,7 @@ def choose_reading(
     needs_replicas = training.shard_inputs or not (aggregation.average_dense and aggregation.average_sparse)
     if requested is not None or needs_replicas or all(departure.of == "output" for departure in departures):
         return BatchReading("per-replica", sentences)
-    if all(size % replicas == 0 for size in _batch_sizes(training, sizes).values()):
+    if not _indivisible(training, sizes, replicas):
         return BatchReading("global", sentences)
     raise _refuse(training, sizes, replicas, sentences)
 
@@ -161,10 +161,23 @@ def _batch_sizes(training: TrainingGraph, sizes: Mapping[str, int]) -> dict[str,
     return {name: sizes[size] if isinstance(size, str) else size for name, size in lengths.items()}
 
 
+def _indivisible(training: TrainingGraph, sizes: Mapping[str, int], replicas: int) -> dict[str, int]:
+    """Return how many samples those data inputs have that the replicas cannot share.
+
+    Earlier replicas take one more where the model itself tells the input's size.
+    """
+    told = {n for n, data in training.data_inputs.items() if all(isinstance(s, int) for s in data.shape)}
+    return {
+        name: size
+        for name, size in _batch_sizes(training, sizes).items()
+        if size % replicas and (size < replicas or name not in told)
+    }
+
+
 def _refuse(
     training: TrainingGraph, sizes: Mapping[str, int], replicas: int, sentences: tuple[str, ...]
 ) -> UnsupportedModel:
-    name, samples = next((n, s) for n, s in _batch_sizes(training, sizes).items() if s % replicas)
+    name, samples = next(iter(_indivisible(training, sizes, replicas).items()))
     data = training.data_inputs[name]
     length = data.shape[data.sample_axis or 0]
     multiple = -(-samples // replicas) * replicas

@@ -98,10 +98,11 @@ class Reference:
         variables: Mapping[str, Array],
         batch: Mapping[str, Array],
         rows: Mapping[str, Array] | None = None,
+        thoroughly: bool = False,
     ) -> Rounding:
         """Measure what rounding may make of a step (rounding.py)."""
         inputs = self._step_inputs(variables, batch, rows)
-        return measure_rounding(self._split, inputs, set(variables), self.passed_types)
+        return measure_rounding(self._split, inputs, set(variables), self.passed_types, thoroughly)
 
     def compare_bodies(
         self,

@@ -302,8 +302,8 @@ class _Comparison:
         }
 
         @cache
-        def measure() -> Rounding:
-            return self._reference.rounding(before, batch, rows)
+        def measure(thoroughly: bool) -> Rounding:
+            return self._reference.rounding(before, batch, rows, thoroughly)
 
         self.disagreeing = self._ranks.disagreeing()
         compared = compare_changes(checked, step, self._rtol, measure)

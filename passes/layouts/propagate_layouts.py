@@ -200,7 +200,7 @@ def _check_divides(graph: LaidOutGraph, name: str, split: Split, is_own: bool) -
         raise UnsupportedModel(
             f"a batch of {size} does not divide among {replicas} replicas",
             at=f"input {name!r}, axis {split.axis}",
-            fix=f"use a batch that is a multiple of {replicas}, or of a size that the model tells, "
+            fix=f"use a batch that is a multiple of {replicas * parts}, or of a size that the model tells, "
             f"{replicas} at least and without micro-batches, or --batch per-replica",
         )
     if parts > 1 and size % (replicas * parts):

@@ -196,12 +196,16 @@ class RanksInProcess:
 
 
 def drive_in_lockstep(steps: Mapping[int, Iterator[Start]]) -> None:
-    """Advance every rank in turn until all have finished their step."""
+    """Advance every rank in turn until all have finished their step, or one raises; a note says which."""
     waiting: dict[int, Start | None] = dict.fromkeys(steps)
     while waiting:
         before = dict(waiting)
         for rank in before:
-            communication = next(steps[rank], None)
+            try:
+                communication = next(steps[rank], None)
+            except Exception as error:
+                error.add_note(f"raised by rank {rank} of {len(steps)}")
+                raise
             if communication is None:
                 del waiting[rank]
             else:

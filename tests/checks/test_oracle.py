@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 import pytest
@@ -108,3 +109,31 @@ def test_a_sum_taken_for_a_maximum_is_named(tmp_path: Path, monkeypatch: pytest.
     assert wrong is not None
     assert wrong.tensor == "mean"
     assert wrong.why.startswith("off by")
+
+
+ROWS = """
+step (double[8,1] x, double[3,2] W) => (double loss, double[3,2] W_next) <int64[1] first = {0}> {
+    ids2 = Cast <to = 7> (x)
+    last = Constant <value_ints = [1]> ()
+    ids = Squeeze (ids2, last)
+    rows = Gather <axis = 0> (W, ids)
+    squares = Mul (rows, rows)
+    loss = ReduceMean <keepdims = 0> (squares)
+    part = ReduceMean <keepdims = 1> (rows, first)
+    W_next = Sub (W, part)
+}
+"""
+
+
+def test_a_rank_that_cannot_compute_its_part_ends_the_others_with_its_error(tmp_path: Path) -> None:
+    training = import_text(ROWS, loss="loss", sample_axes={"x": 0})
+    oracle = Oracle(training)
+    compiled = compile_step(training, tmp_path / "out", "1x2", "allreduce", "global")
+    (batch,) = random_batches(compiled.plan, 1)
+    batch["x"] = np.ones((8, 1))
+    assert oracle.first_wrong(compiled, batch) is None
+
+    batch["x"][7] = 5
+    with pytest.raises(Exception, match=r"indices element out of data bounds, idx=5") as failure:
+        oracle.first_wrong(compiled, batch)
+    assert failure.value.__notes__ == ["raised by rank 1 of 2"]

@@ -72,7 +72,7 @@ def make_bases(folder: Path, extra: Iterable[Path] = ()) -> Bases:
     for name in ("sgd", "table", "mlp_step", "lm_step"):
         for way, options in _PLANS.items():
             if (name, way) == ("table", "global"):
-                continue  # six samples do not divide among four
+                continue  # two samples are too few for four
             out = folder / f"{name}.{way}"
             # Its gradient is a sum, whose replicas' average is not what one device trains.
             said = ("--batch", "per-replica") if name == "table" else ()

@@ -12,6 +12,7 @@ from onnx import helper
 from partc.compiler.differentiation.expansions.table import Expansion
 from partc.compiler.differentiation.forward_node import ForwardNode
 from partc.compiler.differentiation.node_builder import NodeBuilder
+from partc.compiler.differentiation.sizes.knowledge import UNINFERABLE
 from partc.compiler.differentiation.tensor_types import infer_types, small_constants
 from partc.compiler.importing.ort_training.attach_forward import attach_forward
 from partc.compiler.importing.ort_training.forward_ops import FORWARD_OPS, STANDARD_OPS
@@ -58,11 +59,11 @@ def convert_standard_ops(model: onnx.ModelProto, opset: int, at: str) -> onnx.Mo
     if _version(model) < opset:
         try:
             model = onnx.version_converter.convert_version(model, opset)
-        except (RuntimeError, onnx.version_converter.ConvertError) as error:
+        except (RuntimeError, onnx.version_converter.ConvertError, *UNINFERABLE) as error:
             raise UnsupportedModel(
                 f"the training model cannot be converted to opset {opset}: {error}",
                 at=at,
-                fix="make it from a forward model of a newer opset, such as 17",
+                fix="generate it again, from a forward model of a newer opset, such as 17",
             ) from error
     for node in model.graph.node:
         if node.domain == MICROSOFT and node.op_type in _LATER_STANDARD:

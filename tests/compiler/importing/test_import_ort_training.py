@@ -170,3 +170,15 @@ def first_value(variable: Variable) -> np.ndarray:
         return variable.initial.load()
     assert isinstance(variable.initial, Constant)
     return np.full(variable.shape, variable.initial.value, variable.dtype)
+
+
+@pytest.mark.parametrize("op_type", ["Reshape", "SoftmaxCrossEntropyLossGrad"])
+def test_an_op_of_a_domain_that_is_not_imported_is_refused(tmp_path: Path, op_type: str) -> None:
+    folder = tmp_path / "artifacts"
+    shutil.copytree(ARTIFACTS / "transformer", folder)
+    model = onnx.load(folder / "training_model.onnx")
+    next(node for node in model.graph.node if node.op_type == op_type).domain = "elsewhere"
+    onnx.save(model, folder / "training_model.onnx")
+
+    with pytest.raises(UnsupportedModel, match=r"(?s)cannot be converted.*elsewhere.*at:.*fix: generate"):
+        import_training_graph(folder)

@@ -58,12 +58,26 @@ def test_what_is_no_mean_is_global_where_the_batch_divides(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [COUNTED, CLIPPED, SUMMED, SUM_BEHIND_A_MEAN, PEAK])
-def test_what_is_no_mean_and_does_not_divide_is_refused_with_both_remedies(text: str) -> None:
+def test_it_is_global_too_where_earlier_replicas_take_a_sample_more(text: str) -> None:
+    assert choose_reading(import_text(text), 3, None, {}).batch == "global"
+
+
+@pytest.mark.parametrize("text", [COUNTED, CLIPPED, SUMMED, SUM_BEHIND_A_MEAN, PEAK])
+def test_what_is_no_mean_of_fewer_samples_than_replicas_is_refused_with_both_remedies(text: str) -> None:
     with pytest.raises(UnsupportedModel, match="a batch of 8 cannot be divided") as refusal:
-        choose_reading(import_text(text), 3, None, {})
+        choose_reading(import_text(text), 9, None, {})
 
     assert "--batch global with a graph of batch 9" in refusal.value.fix
     assert "--batch per-replica" in refusal.value.fix
+
+
+def test_a_batch_of_no_size_of_its_own_must_divide() -> None:
+    training = import_text(COUNTED.replace("[8,", "[N,"))
+
+    assert choose_reading(training, 4, None, {"N": 8}).batch == "global"
+    with pytest.raises(UnsupportedModel, match="a batch of 8 cannot be divided") as refusal:
+        choose_reading(training, 3, None, {"N": 8})
+    assert "--batch global with --size N=9" in refusal.value.fix
 
 
 def test_a_batch_per_replica_that_was_asked_for_is_told_in_the_plan_and_the_report(tmp_path: Path) -> None:

@@ -158,6 +158,6 @@ def test_a_constant_that_is_no_share_of_the_batch_is_not_shown(constant: float) 
     assert why == "it is a sum over the samples, not a mean"
 
 
-def test_the_user_who_knows_is_told_where_the_batch_does_not_divide() -> None:
+def test_the_user_who_knows_is_told_where_the_batch_cannot_be_shared() -> None:
     with pytest.raises(UnsupportedModel, match=r"if 0\.05 stands for 1 / 20 of a batch of 4, it is a mean"):
-        choose_reading(import_text(step_of(WAYS["sum over a constant"], 4, 20.0)), 3, None, {})
+        choose_reading(import_text(step_of(WAYS["sum over a constant"], 4, 20.0)), 5, None, {})

@@ -20,7 +20,7 @@ def trained(start: object, end: object, reference: object, dtype: str = "float64
 def check(
     entry: VariableStates, rounding: Rounding | None = None, rtol: float | None = None
 ) -> VariableCheck:
-    (found,) = compare_changes({"W": entry}, 1, rtol, lambda: rounding or Rounding())
+    (found,) = compare_changes({"W": entry}, 1, rtol, lambda _: rounding or Rounding())
     return found
 
 
@@ -68,10 +68,34 @@ def test_an_element_may_be_off_by_what_rounding_makes_of_it_and_is_counted() -> 
 
 
 def test_rounding_is_measured_only_where_something_is_off_without() -> None:
-    def fail() -> Rounding:
+    def fail(_: bool) -> Rounding:
         raise AssertionError("measured")
 
     assert compare_changes({"W": trained([0.0], [1.0], [1.0])}, 1, None, fail)[0].verdict == "equal"
+
+
+@pytest.mark.parametrize(
+    ("deviations", "verdict", "asked"),
+    [
+        ({False: 1.0}, "equal", [False]),
+        ({False: 0.1, True: 1.0}, "equal", [False, True]),
+        ({False: 0.1, True: 0.4}, "differs", [False, True]),
+    ],
+)
+def test_rounding_is_measured_thoroughly_only_where_something_is_off_still(
+    deviations: dict[bool, float], verdict: str, asked: list[bool]
+) -> None:
+    measured = []
+
+    def measure(thoroughly: bool) -> Rounding:
+        measured.append(thoroughly)
+        return Rounding({"W": np.array(deviations[thoroughly])}, deviations[thoroughly])
+
+    (found,) = compare_changes({"W": trained([0.0], [1.0], [0.5])}, 1, None, measure)
+    assert (found.verdict, measured) == (verdict, asked)
+    measured.clear()
+    loss = compare_losses(1, np.array(1.0), np.array(0.5), None, measure)
+    assert (loss.is_equal, measured) == (verdict == "equal", asked)
 
 
 def test_other_rows_of_a_table_may_not_change() -> None:
@@ -96,7 +120,7 @@ def test_the_first_step_that_fails_is_told_and_excused_elements_are_summed() -> 
 
 def is_equal(loss: float, reference: float, noise: float = 0.0) -> bool:
     arrays = (np.float32(loss), np.float32(reference))
-    return compare_losses(1, *map(np.asarray, arrays), None, lambda: Rounding(loss=noise)).is_equal
+    return compare_losses(1, *map(np.asarray, arrays), None, lambda _: Rounding(loss=noise)).is_equal
 
 
 def test_a_loss_is_compared_to_itself_and_to_what_rounding_makes_of_it() -> None:

@@ -87,9 +87,10 @@ def data_of(loss: str) -> Batch:
     return batch
 
 
-def off(loss: str, compiled: Compiled) -> float:
-    whole = forward(loss, SAMPLES)
-    data, start = data_of(loss), initial_variables(whole)
+def off(loss: str, compiled: Compiled, samples: int = SAMPLES) -> float:
+    whole = forward(loss, samples)
+    data = {name: values[:samples] for name, values in data_of(loss).items()}
+    start = initial_variables(whole)
     _, wanted = train(whole, [data])
     found = train_in_process(compiled.folder, [data]).variables
     gradient, distance = (
@@ -129,9 +130,17 @@ def test_a_global_batch_is_one_device(tmp_path: Path, loss: str) -> None:
 
 
 @pytest.mark.parametrize("loss", [loss for loss in LOSSES if loss != "mean"])
-def test_a_batch_that_does_not_divide_is_refused_where_it_is_no_mean(tmp_path: Path, loss: str) -> None:
+def test_an_uneven_share_is_one_device_too_where_it_is_no_mean(tmp_path: Path, loss: str) -> None:
+    plan = compiled(loss, tmp_path, SAMPLES - 1, None)
+
+    assert plan.plan.batch == "global"
+    assert off(loss, plan, SAMPLES - 1) < AS_ONE_DEVICE
+
+
+@pytest.mark.parametrize("loss", [loss for loss in LOSSES if loss != "mean"])
+def test_fewer_samples_than_replicas_are_refused_where_it_is_no_mean(tmp_path: Path, loss: str) -> None:
     with pytest.raises(UnsupportedModel, match="cannot be divided") as refusal:
-        compiled(loss, tmp_path, 9, None)
+        compiled(loss, tmp_path, RANKS - 1, None)
 
     assert "--batch per-replica" in refusal.value.fix
 

@@ -117,6 +117,39 @@ def test_rounding_may_turn_a_step_but_not_where_there_is_no_gradient(tmp_path: P
     assert found.variables["W"].max() == 0
 
 
+# Of the second half of the samples, the second replica's, the units are 4 eps above zero, where they let a
+# gradient of 1 through; the first half's are far from zero.
+UNITS = """
+step (float[4,16] x, float[16] W) => (float[16] W_next)
+<int64[1] samples = {0}, float rate = {1}, float zero = {0}> {
+    near = Sub (x, W)
+    is_on = Less (zero, near)
+    gate = Cast <to = 1> (is_on)
+    dW = ReduceMean <keepdims = 0> (gate, samples)
+    part = Mul (dW, rate)
+    W_next = Sub (W, part)
+}
+"""
+
+
+@pytest.mark.parametrize("batch", ["per-replica", "global"])
+def test_thoroughly_measured_a_unit_near_zero_may_come_out_on_either_side(tmp_path: Path, batch: str) -> None:
+    training = training_of(UNITS, {"x": 0})
+    compiled = compile_step(training, tmp_path / "out", "1x2", "allreduce", batch)
+    reference = make_reference(compiled.plan, compiled.folder.path / "train.onnx")
+    (data,) = random_batches(compiled.plan, 1)
+    total = len(data["x"])
+    data["x"] = np.full((total, 16), 2, np.float32)
+    data["x"][total // 2 :] = 1 + 4 * np.finfo(np.float32).eps
+    start = {"W": np.ones(16, np.float32)}
+
+    assert reference.rounding(start, data).variables["W"].max() < 1e-5
+    thorough = reference.rounding(start, data, thoroughly=True).variables["W"]
+    assert thorough.min() >= 0.5
+    start["W"][:] = -1
+    assert reference.rounding(start, data, thoroughly=True).variables["W"].max() < 1e-5
+
+
 # Every label is as frequent as softmax (0) expects: all gradients of `b` are sums that cancel, and `b` has no
 # last bits that could tell.
 BALANCED = """

@@ -43,9 +43,19 @@ def test_coupled_samples_lie_on_axis_0_and_train_globally(kind: str, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_three_replicas_cannot_share_eight_coupled_samples(kind: str) -> None:
+def test_three_replicas_share_eight_coupled_samples_unevenly(kind: str, tmp_path: Path) -> None:
+    training = import_training_graph(coupled_step(kind))
+
+    compiled = compile_step(training, tmp_path / "out", "1x3", batch=None)
+
+    assert compiled.plan.batch == "global"
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nine_replicas_cannot_share_eight_coupled_samples(kind: str) -> None:
     with pytest.raises(UnsupportedModel) as refusal:
-        choose_reading(import_training_graph(coupled_step(kind)), 3, None, {})
+        choose_reading(import_training_graph(coupled_step(kind)), 9, None, {})
 
     assert "a batch of 8 cannot be divided" in refusal.value.what
     assert "--batch global" in refusal.value.fix and "--batch per-replica" in refusal.value.fix

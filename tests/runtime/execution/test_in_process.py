@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -5,8 +6,9 @@ import pytest
 
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.errors import BadData, Diverged
-from partc.runtime.execution.in_process import train_in_process
+from partc.runtime.execution.in_process import drive_in_lockstep, train_in_process
 from partc.runtime.plan.plan_folder import read_plan_folder
+from partc.runtime.plan.program import Start
 from tests.builders.plans.linear_plans import (
     linear_all_reduce,
     linear_batches,
@@ -113,3 +115,28 @@ def test_wrong_data_is_named(tmp_path: Path) -> None:
         train_in_process(folder, [batch | {"x": batch["x"].astype(np.float32)}])
     with pytest.raises(BadData, match=r"shaped \[8, 3\]"):
         train_in_process(folder, [batch | {"x": batch["x"][:4]}])
+
+
+SUM = Start(0, "all_reduce", "workers", "worker", "worker", ("dW",), ("dW",), label="sum of dW")
+
+
+def waiting() -> Iterator[Start]:
+    for _ in range(10):
+        yield SUM
+    raise AssertionError("it waits without end")
+
+
+def test_a_rank_that_fails_ends_those_that_wait_for_it_with_its_error() -> None:
+    def failing() -> Iterator[Start]:
+        yield SUM
+        raise ValueError("no such row")
+
+    with pytest.raises(ValueError, match="no such row") as failure:
+        drive_in_lockstep({0: waiting(), 1: failing(), 2: waiting()})
+
+    assert failure.value.__notes__ == ["raised by rank 1 of 3"]
+
+
+def test_ranks_that_wait_for_one_that_has_finished_are_told() -> None:
+    with pytest.raises(AssertionError, match=r"deadlock: .*\{0: 'sum of dW', 2: 'sum of dW'\}"):
+        drive_in_lockstep({0: waiting(), 1: iter(()), 2: waiting()})
