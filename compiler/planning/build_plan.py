@@ -18,7 +18,11 @@ from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.microbatches.find_repeated import find_repeated
 from partc.passes.microbatches.join_microbatches import join_microbatches
 from partc.passes.microbatches.take_turns import take_turns
-from partc.passes.scheduling.bucket_communications import BUCKET_BYTES, bucket_communications
+from partc.passes.scheduling.bucket_communications import (
+    BUCKET_BYTES,
+    bucket_communications,
+    whole_shapes,
+)
 from partc.passes.scheduling.levels import HostGrid
 from partc.passes.scheduling.make_program import Program, ProgramMaker
 from partc.passes.scheduling.order_by_time import order_by_time, ready_slots, step_s
@@ -117,7 +121,9 @@ def _make_program(
     order = {node.name: index for index, node in enumerate(analysis.training.graph.nodes)}
     position_of = {copy: order[node] for copy, node in lowered.original.items()}
     repeated, seconds = find_repeated(lowered), _durations(lowered, cluster)
-    in_buckets = partial(bucket_communications, lowered, _whole_shapes(analysis, lowered), rows, limit_bytes)
+    in_buckets = partial(
+        bucket_communications, lowered, whole_shapes(analysis.facts, lowered), rows, limit_bytes
+    )
     items, recomputed = schedule(lowered, in_buckets(), position_of, repeated), None
     if len(lowered.meshes.each) > 1 and repeated.count == 1:
         slots = ready_slots(lowered, position_of, seconds)
@@ -176,21 +182,6 @@ def _recompute(
     choice = recompute(items, lowered, analysis.main, limit_bytes, seconds)
     summary = Recomputed(limit_bytes, choice.before_bytes, choice.after_bytes, choice.values, choice.flops)
     return choice.items, summary
-
-
-def _whole_shapes(analysis: Analysis, lowered: LoweredGraph) -> dict[str, tuple[int, ...]]:
-    """Return the shape, of owned rows the whole's, of every value whose shape data cannot change."""
-    fixed_shapes = analysis.facts.fixed_shapes
-    shapes = {
-        value: analysis.facts.shape(tensor)
-        for value, (tensor, layout) in lowered.meanings.items()
-        if tensor in fixed_shapes and all(analysis.facts.shape(tensor)) and not layout.uneven()
-    }
-    for value, shape in lowered.shapes.items():
-        is_piece = value in lowered.meanings and lowered.meanings[value][1].splits()
-        if (value not in lowered.meanings or is_piece) and None not in shape:
-            shapes[value] = tuple(size or 0 for size in shape)
-    return shapes
 
 
 def _describe_variables(

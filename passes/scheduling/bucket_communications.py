@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from partc.passes.graph.facts import Facts
 from partc.passes.layouts.layouts import Meshes, Reduction
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 from partc.passes.microbatches.find_repeated import find_repeated, joins_microbatches
@@ -156,6 +157,20 @@ def bucket_communications(
             bucket = _lay_out(name, chunk, whole_shapes, owned_rows, lowered.meshes)
             buckets.update((node.name, bucket) for node in chunk)
     return buckets
+
+
+def whole_shapes(facts: Facts, lowered: LoweredGraph) -> dict[str, tuple[int, ...]]:
+    """Return the shape, of owned rows the whole's, of every value whose shape data cannot change."""
+    shapes = {
+        value: facts.shape(tensor)
+        for value, (tensor, layout) in lowered.meanings.items()
+        if tensor in facts.fixed_shapes and all(facts.shape(tensor)) and not layout.uneven()
+    }
+    for value, shape in lowered.shapes.items():
+        is_piece = value in lowered.meanings and lowered.meanings[value][1].splits()
+        if (value not in lowered.meanings or is_piece) and None not in shape:
+            shapes[value] = tuple(size or 0 for size in shape)
+    return shapes
 
 
 def whole_value(node: gs.Node) -> str:
