@@ -57,7 +57,7 @@ def random_soap(training: TrainingGraph, batch: str, samples: int, seed: int) ->
     groups = [nodes[group.node] for group in find_groups(training, facts, find_roles(training).main)]
     on_devices = {"devices": 1.0, "grid": 0.0, "both": 0.5}[form]
     ops = [
-        draw.on_devices(node) if rng.random() < on_devices else draw.on_grid(node)
+        draw.on_devices(node) if rng.random() < on_devices else draw.on_grid(node, form == "grid")
         for node in groups
         if on_devices == 1 or rng.random() > WHOLE
     ]
@@ -124,16 +124,20 @@ class _Draw:
     stages: int
     orders: list[list[str]]  # of devices; operators take the first so many of one
 
-    def on_grid(self, node: gs.Node) -> OpConfig:
-        """Draw a stage, and what the axes of the grid divide."""
+    def on_grid(self, node: gs.Node, is_alone: bool) -> OpConfig:
+        """Draw a stage, and what the axes of the grid divide.
+
+        `is_alone`: there is no other grid, so that an entry without a stage means the sizes of this one.
+        """
         rng = self.rng
-        stage = int(rng.integers(self.stages)) if self.stages > 1 and rng.random() < 0.6 else None
+        is_named = rng.random() < 0.6 if is_alone else True
+        stage = int(rng.integers(self.stages)) if is_named and (self.stages > 1 or not is_alone) else None
         if rng.random() > SPLIT and stage is not None:
             return OpConfig(node.name, stage=stage)
         batch = "per-replica" if self.is_bound else self.batch
-        return OpConfig(
-            node.name, random_split(node, self.facts, self.zeros, self.grid, batch, rng), stage=stage
-        )
+        split = random_split(node, self.facts, self.zeros, self.grid, batch, rng)
+        kept = {dimension: along for dimension, along in split.items() if not _is_of_samples(dimension)}
+        return OpConfig(node.name, kept, stage=stage)
 
     def on_devices(self, node: gs.Node) -> OpConfig:
         """Draw devices, and degrees that multiply to as many: of samples, and of two dimensions besides."""
@@ -153,6 +157,7 @@ class _Draw:
                 dimension
                 for dimension, how in found.items()
                 if dimension not in split
+                and not _is_of_samples(dimension)
                 and divides(mesh, node, decide_axes("worker", [*decisions, how]), self.facts)
             ]
             if fitting:
@@ -162,6 +167,11 @@ class _Draw:
                 axes.append(mesh.axes[-1])
                 decisions.append(found[dimension])
         return OpConfig(node.name, split, devices=tuple(order[: prod(size for _, size in axes)]))
+
+
+def _is_of_samples(dimension: str) -> bool:
+    """Tell whether a dimension is an inner factor of axis 0, at which samples are not divided as well."""
+    return dimension.startswith(("out:0/", "in:0:0/"))
 
 
 # ---------------------------------------------------------------- what was drawn
