@@ -174,17 +174,12 @@ def test_layers_on_the_devices_of_each_host(cluster: str, name: str, batch: str,
 def test_rows_whose_number_the_data_tells_stay_where_they_are_summed(tmp_path: Path) -> None:
     """What clips them is a scalar of another mesh, which comes to them."""
     training = import_training_graph(onnx.ModelProto.FromString(training_model("lm, adagrad, clipped")))
-    reads = {tensor.name: node.name for node in reversed(training.graph.nodes) for tensor in node.inputs}
-    weights = ("lstm.recurrent_weight", "lstm.projection_weight")
-    recurrent = [
-        node.name
-        for node in training.graph.nodes
-        if node.op == "MatMul" and any(tensor.name in weights for tensor in node.inputs)
+    forward = [
+        node.name for node in training.graph.nodes if node.op == "MatMul" and "/gradient" not in node.name
     ]
     ops = (
-        *(OpConfig(name, {"batch": 1}, devices=TURNED[:1]) for name in recurrent),
-        OpConfig(reads["lstm.input_weight"], {"batch": 2}, devices=FOUR[:2]),
-        OpConfig(reads["softmax.weight"], {"batch": 2}, devices=FOUR[:2]),
+        OpConfig(forward[-1], {"batch": 1}, devices=TURNED[:1]),
+        *(OpConfig(name, {"batch": 2}, devices=FOUR[:2]) for name in forward[:-1]),
     )
 
     compiled = compile_step(
