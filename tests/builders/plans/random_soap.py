@@ -136,8 +136,20 @@ class _Draw:
             return OpConfig(node.name, stage=stage)
         batch = "per-replica" if self.is_bound else self.batch
         split = random_split(node, self.facts, self.zeros, self.grid, batch, rng)
-        kept = {dimension: along for dimension, along in split.items() if not _is_of_samples(dimension)}
+        kept = {
+            dimension: along
+            for dimension, along in split.items()
+            if not self.clashes(dimension, self.replicas)
+        }
         return OpConfig(node.name, kept, stage=stage)
+
+    def clashes(self, dimension: str, parts: int) -> bool:
+        """Tell whether a dimension may be one that cannot be cut where samples are, in so many parts.
+
+        An inner factor of axis 0, or the axis itself where samples are cut unevenly.
+        """
+        place, _, outer = dimension.partition("/")
+        return place in ("out:0", "in:0:0") and bool(outer or self.samples % parts)
 
     def on_devices(self, node: gs.Node) -> OpConfig:
         """Draw devices, and degrees that multiply to as many: of samples, and of two dimensions besides."""
@@ -157,7 +169,7 @@ class _Draw:
                 dimension
                 for dimension, how in found.items()
                 if dimension not in split
-                and not _is_of_samples(dimension)
+                and not self.clashes(dimension, parts)
                 and divides(mesh, node, decide_axes("worker", [*decisions, how]), self.facts)
             ]
             if fitting:
@@ -167,11 +179,6 @@ class _Draw:
                 axes.append(mesh.axes[-1])
                 decisions.append(found[dimension])
         return OpConfig(node.name, split, devices=tuple(order[: prod(size for _, size in axes)]))
-
-
-def _is_of_samples(dimension: str) -> bool:
-    """Tell whether a dimension is an inner factor of axis 0, at which samples are not divided as well."""
-    return dimension.startswith(("out:0/", "in:0:0/"))
 
 
 # ---------------------------------------------------------------- what was drawn
