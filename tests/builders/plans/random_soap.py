@@ -143,13 +143,13 @@ class _Draw:
         }
         return OpConfig(node.name, kept, stage=stage)
 
-    def clashes(self, dimension: str, parts: int) -> bool:
+    def clashes(self, dimension: str, parts: int, size: int = 1) -> bool:
         """Tell whether a dimension may be one that cannot be cut where samples are, in so many parts.
 
         An inner factor of axis 0, or the axis itself where samples are cut unevenly.
         """
         place, _, outer = dimension.partition("/")
-        return place in ("out:0", "in:0:0") and bool(outer or self.samples % parts)
+        return place in ("out:0", "in:0:0") and bool(outer or self.samples % (parts * size))
 
     def on_devices(self, node: gs.Node) -> OpConfig:
         """Draw devices, and degrees that multiply to as many: of samples, and of two dimensions besides."""
@@ -169,7 +169,7 @@ class _Draw:
                 dimension
                 for dimension, how in found.items()
                 if dimension not in split
-                and not self.clashes(dimension, parts)
+                and not self.clashes(dimension, parts, size)
                 and divides(mesh, node, decide_axes("worker", [*decisions, how]), self.facts)
             ]
             if fitting:
