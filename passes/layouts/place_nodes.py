@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 import onnx_graphsurgeon as gs
 
 from partc.passes.analysis import Analysis
+from partc.passes.graph.facts import UNKNOWN
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.configuration import Places
 from partc.passes.search.forward_nodes import forward_nodes
@@ -203,14 +204,21 @@ class _Placing:
             self.homes.setdefault(name, self.made.get(variable.next, 0))
 
     def _where_most_is(self, node: gs.Node, arriving: Mapping[str, int]) -> int:
-        """Return the stage that has most of what an update reads; of a tie the first."""
-        held: dict[int, int] = {}
+        """Return the stage that has most of what an update reads; of a tie the first.
+
+        Rows of which only the data tells how many there are count more than all else: they may not be sent
+        between meshes of different shapes, and elsewhere they are no scalar.
+        """
+        held: dict[int, tuple[int, int]] = {}
+        facts = self.analysis.facts
         for tensor in node.inputs:
             places = (known.get(tensor.name) for known in (arriving, self.homes, self.made))
             stage = next((place for place in places if place is not None), None)
             if stage is not None:
-                held[stage] = held.get(stage, 0) + self.analysis.facts.nbytes(tensor.name)
-        return min(held, key=lambda stage: (-held[stage], stage), default=0)
+                varying, nbytes = held.get(stage, (0, 0))
+                varies = UNKNOWN in facts.shape(tensor.name)
+                held[stage] = varying + varies, nbytes + facts.nbytes(tensor.name)
+        return max(held, key=lambda stage: (held[stage], -stage), default=0)
 
 
 def crossing(nodes: Iterable[gs.Node], places: Places) -> dict[tuple[int, int], set[str]]:

@@ -5,6 +5,7 @@ Sizes are always the single device's: `Shape` of a piece is scaled up, and an op
 """
 
 from collections.abc import Sequence
+from fractions import Fraction
 from functools import partial
 from math import prod
 
@@ -141,10 +142,10 @@ def _count_flops(lowering: Lowering, node: gs.Node, copy: gs.Node, decision: Dec
     if rule is not None:
         mesh = lowering.graph.meshes.of(decision.site)
         divided = [number for number, axis in enumerate(decision.axes) if axis.factor is not None]
-        flops = rule.flops // prod(map(mesh.size, divided))
+        flops = Fraction(rule.flops, prod(map(mesh.size, divided)))
         for axis, entries in _uneven_factors(decision).items():  # of the largest part
-            flops = flops * mesh.size(axis) * -(-entries // mesh.size(axis)) // entries
-        lowering.out.flops[copy.name] = flops
+            flops *= Fraction(mesh.size(axis) * -(-entries // mesh.size(axis)), entries)
+        lowering.out.flops[copy.name] = int(flops)
 
 
 def _uneven_factors(decision: Decision) -> dict[int, int]:

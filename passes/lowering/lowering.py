@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from math import prod
 
 import numpy as np
@@ -120,17 +121,16 @@ class Lowering(ABC):
         self.out.meanings[value] = (tensor, layout)
         shape = self.local_shape(tensor, layout)
         self.out.shapes[value] = shape
-        whole = self.facts.nbytes(tensor)
-        share = self.graph.meshes.of(layout.site).share(layout)
-        self.out.nbytes[value] = whole // share if shape else whole
+        nbytes = Fraction(self.facts.nbytes(tensor))
+        if shape:
+            nbytes /= self.graph.meshes.of(layout.site).share(layout)
         for axis, split in layout.uneven():  # the largest part
             parts = self.graph.meshes.size(layout.site, axis)
-            self.out.nbytes[value] = (
-                self.out.nbytes[value] * parts * -(-split.uneven // parts) // split.uneven
-            )
+            nbytes *= Fraction(parts * -(-split.uneven // parts), split.uneven)
         for _, widened in layout.widened():
             local = self.local_sizes(tensor, layout)[widened.axis]
-            self.out.nbytes[value] = self.out.nbytes[value] * local // self.facts.shape(tensor)[widened.axis]
+            nbytes *= Fraction(local, self.facts.shape(tensor)[widened.axis])
+        self.out.nbytes[value] = int(nbytes)
 
     def local_shape(self, tensor: str, layout: Layout) -> tuple[int | None, ...]:
         """Return the shape of one rank's piece; None where it follows the data or the rank."""

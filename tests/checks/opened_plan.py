@@ -58,6 +58,7 @@ def _open(folder: PlanFolder) -> tuple[PlanFolder, dict[str, str]]:
     _copy_all_but_segments(folder, path)
     seen = {piece.value: piece.value for piece in folder.plan.slices}
     renamed: dict[str, str] = {}  # variable -> its next value, once it is computed
+    shown_by: dict[str, list[str]] = {}  # segment -> the values that it shows
     stores: list[Instruction] = []
     instructions: list[Instruction] = []
     for instruction in folder.plan.instructions:
@@ -66,8 +67,10 @@ def _open(folder: PlanFolder) -> tuple[PlanFolder, dict[str, str]]:
             reads = tuple(renamed.get(value, value) for value in instruction.reads)
             instruction = msgspec.structs.replace(instruction, reads=reads)
         elif isinstance(instruction, Run):
-            segment = f"segments/{len(instructions)}.onnx"
-            shown = _show_all(folder.path / instruction.segment, path / segment)
+            segment = instruction.segment
+            if segment not in shown_by:
+                shown_by[segment] = _show_all(folder.path / segment, path / segment)
+            shown = shown_by[segment]
             of = _microbatch_of(instruction)
             seen.update((f"{value}{of}", f"{SEEN}{value}{of}") for value in shown)
             written = _variables(folder.plan, instruction)
@@ -76,7 +79,7 @@ def _open(folder: PlanFolder) -> tuple[PlanFolder, dict[str, str]]:
             stores += [Store(instruction.site, source, target) for target, source in written.items()]
             writes = tuple((name, written.get(value, value)) for name, value in instruction.writes)
             writes += tuple((f"{SEEN}{value}", f"{SEEN}{value}{of}") for value in shown)
-            instruction = msgspec.structs.replace(instruction, segment=segment, reads=reads, writes=writes)
+            instruction = msgspec.structs.replace(instruction, reads=reads, writes=writes)
         elif isinstance(instruction, Store):
             source = renamed.get(instruction.source, instruction.source)
             instruction = msgspec.structs.replace(instruction, source=source)

@@ -20,7 +20,7 @@ import onnx_graphsurgeon as gs
 import onnxruntime as ort
 from onnx import helper
 
-from partc.compiler.model_files.cut_model import cut_model, leaves_of
+from partc.compiler.model_files.cut_model import cut_model, leaves_of, reads_of
 from partc.passes.graph.training_graph import Gradient, TrainingGraph
 from partc.passes.indexed_rows.indexed_slices import SUM_ROWS
 from partc.passes.layouts.layouts import (
@@ -38,6 +38,7 @@ from partc.passes.lowering.widen import fill_value
 from partc.passes.replicas.average_replicas import AVERAGE, REPLICA_DOMAIN, STACK
 from partc.runtime.data.batches import share_of
 from partc.runtime.data.initial import InitialValues
+from partc.runtime.execution.device import INEXACT_IN_DOUBLE, UNSOUND
 from partc.runtime.plan.program import Plan
 from tests.builders.plans.compiled_steps import Batch, Compiled
 from tests.checks.opened_plan import run_opened
@@ -78,7 +79,7 @@ class Oracle:
 
     def first_wrong(self, compiled: Compiled, batch: Batch, rtol: float = 1e-9) -> Wrong | None:
         """Run one step everywhere; return the first node, in the graph's order, whose result differs."""
-        pieces = run_opened(compiled.folder, batch)
+        pieces = self.pieces = run_opened(compiled.folder, batch)
         reference = self._reference(compiled, batch)
         meanings = compiled.compilation.lowered.meanings
         inserted = _inserted(compiled.compilation.training)
@@ -167,14 +168,22 @@ class _Reference:
         in_order = [shares[replica] for replica in sorted(shares)]
         self._runs = [share | _run(model, everything, {**start, **share}) for share in in_order]
         met = self._meet(gradients)
-        rest = [name for name in everything if self._lies_behind(name, met)]
+        behind = self._behind_averages(met)
+        rest = [name for name in everything if name in behind]
         types = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in met.items()}
         self._behind = _run(cut_model(model, types, rest), rest, {**start, **batch, **met})
 
-    def _lies_behind(self, tensor: str, met: Batch) -> bool:
-        """Tell whether a tensor is computed from what replicas have averaged, and from no sample."""
-        leaves = leaves_of(self._graph, [tensor], met) - {tensor}
-        return tensor not in met and bool(leaves & met.keys()) and not leaves - met.keys() & self._samples
+    def _behind_averages(self, met: Batch) -> set[str]:
+        """Return the tensors that are computed from what replicas have averaged, and from no sample."""
+        of_samples, behind = set(self._samples), set(met)
+        for node in self._graph.node:
+            reads = reads_of(node)
+            made = {name for name in node.output if name not in met}
+            if reads & of_samples:
+                of_samples |= made
+            elif reads & behind:
+                behind |= made
+        return behind - met.keys()
 
     def _meet(self, gradients: Mapping[str, Gradient]) -> Batch:
         met: Batch = {}
@@ -233,7 +242,12 @@ def _run(model: onnx.ModelProto, outputs: list[str], feeds: Mapping[str, np.ndar
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = 1
-    session = ort.InferenceSession(opened.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(
+        opened.SerializeToString(),
+        options,
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=[*UNSOUND, *INEXACT_IN_DOUBLE],
+    )
     read = {info.name: feeds[info.name] for info in session.get_inputs()}
     return dict(zip(outputs, session.run(outputs, read), strict=True))
 

@@ -21,12 +21,14 @@ from partc.runtime.jobs.runner import Runner
 from partc.runtime.plan.boxes import local_shape
 from partc.runtime.plan.check_references import check_references
 from partc.runtime.plan.program import Exchange, Start
+from tests.builders.graphs.training_models import training_model
 from tests.builders.plans.compiled_steps import (
     Compiled,
     assert_trains_as_one_device,
     compile_step,
     random_batches,
 )
+from tests.checks.counted_bytes import check_bytes
 
 FOUR = ("host0/cpu0", "host0/cpu1", "host1/cpu0", "host1/cpu1")
 TURNED = ("host1/cpu1", "host0/cpu1", "host1/cpu0", "host0/cpu0")
@@ -167,3 +169,52 @@ def test_layers_on_the_devices_of_each_host(cluster: str, name: str, batch: str,
     assert sorted(map(len, devices)) == ([2, 2] if cluster == "2x2" else [1, 1, 1])
     assert all(len({device.split("/")[0] for device in own}) == len(own) for own in devices)
     assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2))
+
+
+def test_rows_whose_number_the_data_tells_stay_where_they_are_summed(tmp_path: Path) -> None:
+    """What clips them is a scalar of another mesh, which comes to them."""
+    training = import_training_graph(onnx.ModelProto.FromString(training_model("lm, adagrad, clipped")))
+    forward = [
+        node.name for node in training.graph.nodes if node.op == "MatMul" and "/gradient" not in node.name
+    ]
+    ops = (
+        OpConfig(forward[-1], {"batch": 1}, devices=TURNED[:1]),
+        *(OpConfig(name, {"batch": 2}, devices=FOUR[:2]) for name in forward[:-1]),
+    )
+
+    compiled = compile_step(
+        training, tmp_path / "out", "2x2", Strategy(MESH_STRATEGY_FORMAT, "global", {}, ops=ops), "global"
+    )
+
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2, high=2))
+
+
+def test_names_by_their_beginning_leave_out_what_cannot_be_placed(tmp_path: Path) -> None:
+    """Under a node's name are its gradients, and under a batch each what averages these over replicas."""
+    training = import_training_graph(deep())
+    first = products(deep())[0]
+    under = OpConfig(f"{first}/gradient", {"batch": 2}, devices=FOUR[:2])
+    ops = (OpConfig(first, {"batch": 2}, devices=TURNED[:2]), under)
+    strategy = Strategy(MESH_STRATEGY_FORMAT, "per-replica", {}, ops=ops)
+
+    compiled = compile_step(training, tmp_path / "out", "2x2", strategy, "per-replica")
+
+    nodes = compiled.compilation.training.graph.nodes
+    assert any(node.name.startswith(f"{first}/gradient") and "average" in node.name for node in nodes)
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2))
+
+
+def test_bytes_of_parts_of_different_sizes_are_those_of_the_largest(tmp_path: Path) -> None:
+    """A sum of [8, 5] doubles: three of eight rows, which no bucket holds."""
+    training = import_training_graph(deep())
+    last = products(deep())[-1]
+    devices = tuple(f"host{host}/cpu{cpu}" for host in range(2) for cpu in range(3))
+    strategy = Strategy(
+        MESH_STRATEGY_FORMAT, "global", {}, ops=(OpConfig(last, {"batch": 3, "in:0:1": 2}, devices=devices),)
+    )
+
+    compiled = compile_step(training, tmp_path / "out", "2x3", strategy, "global")
+
+    sums = [i for i in compiled.plan.instructions if isinstance(i, Start) and i.kind == "all_reduce"]
+    assert 3 * SIZES[-1] * 8 in [start.payload_bytes for start in sums]
+    assert check_bytes(compiled) >= len(sums) > 0

@@ -38,12 +38,12 @@ def random_mesh_strategy(training: TrainingGraph, batch: str, seed: int) -> tupl
     rng = np.random.default_rng(seed)
     cluster, sizes = MESHES[int(rng.integers(len(MESHES)))]
     mesh = Mesh("worker", tuple(sizes.items()))
-    variables = {name: _random_home(mesh, v.shape, rng) for name, v in training.variables.items()}
+    variables = {name: random_home(mesh, v.shape, rng) for name, v in training.variables.items()}
     facts = infer_facts(training, {}, sizes["data"])
     zeros = find_zeros(training.graph, facts)
     asked = rng.random() < 0.7
     ops = [
-        OpConfig(node.name, _random_split(node, facts, zeros, sizes, batch, rng))
+        OpConfig(node.name, random_split(node, facts, zeros, sizes, batch, rng))
         for node in training.graph.nodes
         if asked and rng.random() < 0.6
     ]
@@ -52,7 +52,7 @@ def random_mesh_strategy(training: TrainingGraph, batch: str, seed: int) -> tupl
     return cluster, strategy
 
 
-def _random_home(mesh: Mesh, shape: tuple[int, ...], rng: np.random.Generator) -> dict[str, AxisSplit]:
+def random_home(mesh: Mesh, shape: tuple[int, ...], rng: np.random.Generator) -> dict[str, AxisSplit]:
     home, splits = Layout("worker"), {}
     for axis, (name, _) in enumerate(mesh.axes):
         place = Split(int(rng.integers(len(shape) + 1)), int(rng.integers(1, 3)))
@@ -63,7 +63,7 @@ def _random_home(mesh: Mesh, shape: tuple[int, ...], rng: np.random.Generator) -
     return splits
 
 
-def _random_split(
+def random_split(
     node: gs.Node,
     facts: Facts,
     zeros: frozenset[str],
@@ -77,7 +77,7 @@ def _random_split(
         if axis == "data" and batch == "per-replica":
             split["batch"] = axis
             continue
-        free = {d: how for d, how in _dimensions(node, facts, zeros, size).items() if d not in split}
+        free = {d: how for d, how in dimensions_of(node, facts, zeros, size).items() if d not in split}
         if not free or rng.random() > 0.8:
             continue
         dimension = str(rng.choice(list(free)))
@@ -87,7 +87,7 @@ def _random_split(
     return split
 
 
-def _dimensions(node: gs.Node, facts: Facts, zeros: frozenset[str], parts: int) -> dict[str, AxisDecision]:
+def dimensions_of(node: gs.Node, facts: Facts, zeros: frozenset[str], parts: int) -> dict[str, AxisDecision]:
     """Return the dimensions of an op that may be split into so many parts."""
     rule = rule_of(node, facts)
     if rule is None:
@@ -154,7 +154,7 @@ def _on_devices(
     """Return an op on devices drawn in any order, split as its rule allows."""
     split: dict[str, int | str] = {"batch": samples}
     parts = int(rng.choice([n for n in (1, 2, 3, 4) if n * samples <= len(names)]))
-    found = _dimensions(node, facts, zeros, parts)
+    found = dimensions_of(node, facts, zeros, parts)
     meshes = Mesh("worker", (("data", samples), ("axis1", parts)))
     fitting = [
         dimension
@@ -188,7 +188,7 @@ def random_pipeline(training: TrainingGraph, batch: str, samples: int, seed: int
     own = samples if batch == "per-replica" else samples // sizes["data"]
     microbatches = int(rng.choice([count for count in range(1, own + 1) if own % count == 0]))
     mesh = Mesh("worker", tuple(sizes.items()))
-    variables = {name: _random_home(mesh, v.shape, rng) for name, v in training.variables.items()}
+    variables = {name: random_home(mesh, v.shape, rng) for name, v in training.variables.items()}
     main = find_roles(training).main
     share = rng.choice([0.0, 0.05, 0.5])
     ops = [

@@ -1,0 +1,150 @@
+"""Hold what ranks compute to what a configuration asks for: operations counted from the tensors of a step.
+
+MatMul, Gemm, Conv       2 per entry of the result and of what is summed for it
+ConvWeightGrad           the same: samples and space are summed
+ConvDataGrad             2 per entry of dy and of the kernel behind it
+others                   1 per entry of the result
+"""
+
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from math import prod
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from partc.cost.strategy import OpConfig
+from partc.passes.rules.sharding_rules import rule_of
+from partc.runtime.plan.boxes import local_shape
+from tests.builders.plans.compiled_steps import Compiled
+from tests.checks.work_of_parts import most_flops
+
+Pieces = Mapping[str, Mapping[int, np.ndarray]]  # value -> rank -> what it has of it
+
+
+def check_work(compiled: Compiled, pieces: Pieces) -> int:
+    """Hold each operator that an entry divides to its part; return how many were held.
+
+    On every rank, all micro-batches together. `pieces`: of one step, as `run_opened` returns them.
+    """
+    analysis, strategy = compiled.compilation.analysis, compiled.compilation.strategy
+    nodes = {node.name: node for node in analysis.training.graph.nodes}
+    held = 0
+    for config in strategy.ops:
+        node = nodes.get(config.op)
+        if node is None or config.split is None:
+            continue  # said in primitives, or as its operands are
+        shares = [
+            Fraction(count) / limit
+            for copy, count in _operations(compiled, node, pieces)
+            if (limit := _limit(compiled, node, config, copy))
+        ]
+        held += bool(shares)
+        assert not shares or min(shares) <= 1, (config, f"{float(min(shares))} of what its part has")
+    return held
+
+
+def _limit(compiled: Compiled, node: gs.Node, config: OpConfig, copy: gs.Node) -> Fraction | None:
+    """Return the operations of the largest part that an entry makes of an operator, on the mesh of a copy."""
+    analysis, lowered = compiled.compilation.analysis, compiled.compilation.lowered
+    rule = rule_of(node, analysis.facts)
+    if rule is None or config.split is None:
+        return None
+    sizes = dict(lowered.meshes.of(lowered.site_of[copy.name]).axes)
+    parts = {
+        dimension: along if isinstance(along, int) else prod(sizes[name] for name in along.split("*"))
+        for dimension, along in config.split.items()
+    }
+    samples = parts.pop("batch", 1)
+    limit = most_flops(rule, parts)
+    if analysis.per_replica or node.name not in _of_samples(compiled):
+        return limit
+    fed = analysis.training.data_inputs.values()
+    (size,) = {entry.shape[entry.sample_axis] for entry in fed if entry.sample_axis is not None}
+    assert isinstance(size, int)
+    return limit * Fraction(-(-size // samples), size)
+
+
+def _of_samples(compiled: Compiled) -> set[str]:
+    """Return the nodes that read samples, or what is made of them."""
+    training = compiled.compilation.training
+    reached = {name for name, entry in training.data_inputs.items() if entry.sample_axis is not None}
+    found: set[str] = set()
+    for node in training.graph.nodes:
+        if any(tensor.name in reached for tensor in node.inputs):
+            found.add(node.name)
+            reached.update(tensor.name for tensor in node.outputs)
+    return found
+
+
+def _operations(compiled: Compiled, node: gs.Node, pieces: Pieces) -> Iterator[tuple[gs.Node, int]]:
+    """Yield every copy of a node, on one mesh each, and what the rank that does most of it does in a step."""
+    lowered = compiled.compilation.lowered
+    for copy in lowered.nodes:
+        if lowered.original.get(copy.name) != node.name:
+            continue
+        of_rank: dict[int, int] = {}
+        for microbatch in ("", *(f"#{number}" for number in range(compiled.plan.microbatches))):
+            for rank in pieces.get(f"{copy.outputs[0].name}{microbatch}", {}):
+                of_rank[rank] = of_rank.get(rank, 0) + _count(compiled, copy, pieces, rank, microbatch)
+        if of_rank:
+            yield copy, max(of_rank.values())
+
+
+def _count(compiled: Compiled, copy: gs.Node, pieces: Pieces, rank: int, microbatch: str) -> int:
+    def shape(tensor: gs.Tensor) -> tuple[int, ...]:
+        return _shape(compiled, tensor, pieces, rank, microbatch)
+
+    result = prod(shape(copy.outputs[0]))
+    match copy.op:
+        case "MatMul":
+            return 2 * result * shape(copy.inputs[0])[-1]
+        case "Gemm":
+            return 2 * result * shape(copy.inputs[0])[0 if copy.attrs.get("transA", 0) else 1]
+        case "Conv":
+            return 2 * result * prod(shape(copy.inputs[1])[1:])
+    return result
+
+
+def _shape(
+    compiled: Compiled, tensor: gs.Tensor, pieces: Pieces, rank: int, microbatch: str
+) -> tuple[int, ...]:
+    """Return what a rank has of a value: as it was seen, of a variable as it is kept, else as it is fed."""
+    if isinstance(tensor, gs.Constant):
+        return tuple(tensor.values.shape)
+    for name in (f"{tensor.name}{microbatch}", tensor.name):
+        if rank in pieces.get(name, {}):
+            return pieces[name][rank].shape
+    variables = {variable.name: variable.shape for variable in compiled.plan.variables}
+    for held in compiled.plan.ranks[rank].held:
+        if held.value == tensor.name:
+            return local_shape(variables[held.variable], held.box)
+    sizes = compiled.compilation.lowered.shapes[tensor.name]
+    return tuple(size or 0 for size in sizes)
+
+
+# ---------------------------------------------------------------- halos
+
+
+def check_halos(compiled: Compiled, pieces: Pieces) -> int:
+    """Hold what windows read of divided images to a part and its halo; return how many images were held."""
+    analysis, lowered = compiled.compilation.analysis, compiled.compilation.lowered
+    nodes = {node.name: node for node in analysis.training.graph.nodes}
+    held = 0
+    for copy in lowered.nodes:
+        node = nodes.get(lowered.original.get(copy.name, ""))
+        rule = None if node is None else rule_of(node, analysis.facts)
+        if node is None or rule is None or not rule.windows:
+            continue
+        for index, tensor in enumerate(copy.inputs):
+            layout = lowered.meanings.get(tensor.name, (None, None))[1]
+            for number, widened in () if layout is None else layout.widened():
+                parts = lowered.meshes.size(layout.site, number)
+                whole = analysis.facts.shape(node.inputs[index].name)[widened.axis]
+                halos = [halo for of in rule.windows.values() for place, halo in of.items() if place == index]
+                most = whole // parts + max(halo.before + halo.after for halo in halos)
+                found = pieces.get(tensor.name) or pieces.get(f"{tensor.name}#0") or {}
+                for array in found.values():
+                    assert array.shape[widened.axis] <= most, (node.name, array.shape, most)
+                held += bool(found)
+    return held
