@@ -10,7 +10,7 @@ the servers. Nothing is rewritten here: the result says, node by node, what its 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -437,7 +437,7 @@ def _decide_replica_op(graph: LaidOutGraph, node: gs.Node, layout: Layout) -> De
         if isinstance(placement, PerReplica):
             return Split(0) if stacks else Partial("sum")
         if stacks and is_own and isinstance(placement, Split) and placement.axis == 0 and placement.outer > 1:
-            return Split(0, placement.outer * graph.replicas)  # the blocks of all replicas
+            return replace(placement, outer=placement.outer * graph.replicas)  # the blocks of all replicas
         return placement
 
     axes = [

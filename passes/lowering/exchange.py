@@ -1,7 +1,7 @@
 """Send a tensor from a mesh to another of any shape: what each rank wants, of those who have it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -86,7 +86,7 @@ def _within(micro: Split, layout: Layout, microbatches: int) -> Layout:
     """Return a layout as one of a micro-batch, which has fewer of the blocks that are divided."""
     for axis, split in layout.splits():
         if split.axis == micro.axis and split.outer > micro.outer:
-            layout = layout.with_along(axis, Split(split.axis, split.outer // microbatches))
+            layout = layout.with_along(axis, replace(split, outer=split.outer // microbatches))
     return layout
 
 
