@@ -20,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import onnx
+from deep_transformer import DeepTransformer, Sizes
 from namespaces import namespace_hosts
 from stacked_lstm import stacked_lstm
 
@@ -64,6 +65,13 @@ def _stacked_lstm() -> onnx.ModelProto:
     return build_training_graph(forward, loss="loss", optimizer=Momentum(0.1))
 
 
+def _transformer() -> onnx.ModelProto:
+    body = DeepTransformer(Sizes(batch=8, time=32, heads=4, width=256, hidden=1024, vocabulary=2_000))
+    for _ in range(6):
+        body.append_block()
+    return build_training_graph(body.model(), loss="loss", optimizer=Momentum(0.1))
+
+
 WORKS = {
     "alexnet": _alexnet,
     "resnet50": _resnet,
@@ -71,6 +79,7 @@ WORKS = {
     "mlp": _mlp(512, 1024, 1024, 64, batch=64),
     "lm": _lm,
     "stacked-lstm": _stacked_lstm,
+    "transformer": _transformer,
 }
 
 
