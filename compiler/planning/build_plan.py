@@ -18,6 +18,7 @@ from partc.passes.microbatches.find_repeated import find_repeated
 from partc.passes.microbatches.join_microbatches import join_microbatches
 from partc.passes.microbatches.take_turns import take_turns
 from partc.passes.scheduling.bucket_communications import BUCKET_BYTES, bucket_communications
+from partc.passes.scheduling.divide_pieces import divide_pieces
 from partc.passes.scheduling.levels import HostGrid
 from partc.passes.scheduling.make_program import Program, ProgramMaker
 from partc.passes.scheduling.outline_segments import SegmentOutliner
@@ -115,6 +116,13 @@ def _make_program(
     buckets = bucket_communications(lowered, _whole_shapes(analysis, lowered), rows, limit_bytes)
     order = {node.name: index for index, node in enumerate(analysis.training.graph.nodes)}
     position_of = {copy: order[node] for copy, node in lowered.original.items()}
+    pieces_of = {
+        node.name: pieces
+        for bucket in buckets.values()
+        if bucket.is_divided
+        for node, pieces in zip(bucket.members, bucket.pieces, strict=True)
+    }
+    position_of |= divide_pieces(lowered, pieces_of, position_of)
     repeated = find_repeated(lowered)
     items, recomputed = schedule(lowered, buckets, position_of, repeated), None
     if strategy.recompute_bytes is not None:

@@ -134,15 +134,32 @@ class ProgramMaker:
             dtype = np.dtype(bucket.dtype).name
             self.program.buffers.append(Buffer(bucket.name, dtype, bucket.elements, sites))
             for index, node in enumerate(bucket.members):
-                source, target = (
-                    self.repeated.name(t.name, turn.microbatch) for t in (node.inputs[0], node.outputs[0])
+                sources, targets = (
+                    [self.repeated.name(t.name, turn.microbatch) for t in tensors]
+                    for tensors in (node.inputs, node.outputs)
                 )
-                self._place_member(bucket, index, source, target)
+                if bucket.op in IN_PIECES:
+                    is_gathered = bucket.op == "AllGather"
+                    whole, own = (targets, sources) if is_gathered else (sources, targets)
+                    self._place_pieces(bucket, index, whole, own[0])
+                else:
+                    self._place_member(bucket, index, sources[0], targets[0])
+
+    def _place_pieces(self, bucket: Bucket, index: int, whole: list[str], own: str) -> None:
+        """Place a member: its pieces, or the whole of a lone one, and what a rank has of it."""
+        if bucket.is_divided:
+            places = [
+                Slice(value, bucket.name, piece.offset, piece.apart)
+                for value, piece in zip(whole, bucket.pieces[index], strict=True)
+            ]
+        else:
+            places = [Slice(whole[0], bucket.name, 0, bucket.shapes[index])]
+        self.program.slices += places
+        self.program.owned_slices.append((own, None, bucket, index))
 
     def _place_member(self, bucket: Bucket, index: int, source: str, target: str) -> None:
         """Both ends of an in-place communication share a place; servers' owned rows have their own."""
-        parts = {"Push": (source, target), "ReduceScatter": (source, target)}
-        parts |= {"Pull": (target, source), "AllGather": (target, source)}
+        parts = {"Push": (source, target), "Pull": (target, source)}
         whole, owned = parts.get(bucket.op, (None, None))
         for value in (source, target) if whole is None else (whole,):
             place = Slice(value, bucket.name, bucket.offsets[index], bucket.shapes[index])
@@ -311,7 +328,7 @@ def _placed(turns: Sequence[Turn]) -> set[str]:
         for turn in turns
         if isinstance(turn.item, Communication) and turn.item.bucket is not None
         for node in turn.item.bucket.members
-        for tensor in (node.inputs[0], node.outputs[0])
+        for tensor in (*node.inputs, *node.outputs)
     }
 
 
