@@ -1,7 +1,7 @@
 """Make the plan of a distributed step: program, ranks, variables, data."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 from partc.compiler.output.plan_files import PlanFiles
@@ -17,14 +17,16 @@ from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.microbatches.find_repeated import find_repeated
 from partc.passes.microbatches.join_microbatches import join_microbatches
 from partc.passes.microbatches.take_turns import take_turns
-from partc.passes.scheduling.bucket_communications import BUCKET_BYTES, bucket_communications
-from partc.passes.scheduling.divide_pieces import divide_pieces
+from partc.passes.scheduling.bucket_communications import BUCKET_BYTES, Bucket, bucket_communications
+from partc.passes.scheduling.divide_pieces import Piece, divide_pieces
+from partc.passes.scheduling.place_gathers import gather_again, place_gathers
 from partc.passes.scheduling.levels import HostGrid
 from partc.passes.scheduling.make_program import Program, ProgramMaker
 from partc.passes.scheduling.outline_segments import SegmentOutliner
 from partc.passes.scheduling.recompute import recompute
 from partc.passes.scheduling.schedule import Communication, Item, schedule
 from partc.passes.scheduling.write_segments import SegmentWriter
+from partc.passes.search.forward_nodes import forward_nodes
 from partc.runtime.plan.program import (
     PLAN_FORMAT,
     Output,
@@ -113,20 +115,18 @@ def _make_program(
 ) -> tuple[Program, Recomputed | None]:
     # One rank alone sends nothing: a single bucket, so that its step is not cut.
     limit_bytes = BUCKET_BYTES if len(ranks_of(cluster)) > 1 else sys.maxsize
+    if strategy.recompute_bytes is not None:
+        forward = forward_nodes(analysis.training, analysis.main)
+        gather_again(lowered, {node.name for node in forward})
     buckets = bucket_communications(lowered, _whole_shapes(analysis, lowered), rows, limit_bytes)
     order = {node.name: index for index, node in enumerate(analysis.training.graph.nodes)}
     position_of = {copy: order[node] for copy, node in lowered.original.items()}
-    pieces_of = {
-        node.name: pieces
-        for bucket in buckets.values()
-        if bucket.is_divided
-        for node, pieces in zip(bucket.members, bucket.pieces, strict=True)
-    }
-    position_of |= divide_pieces(lowered, pieces_of, position_of)
+    position_of |= divide_pieces(lowered, _divided_pieces(buckets), position_of)
     repeated = find_repeated(lowered)
     items, recomputed = schedule(lowered, buckets, position_of, repeated), None
     if strategy.recompute_bytes is not None:
         items, recomputed = _recompute(items, analysis, lowered, strategy.recompute_bytes, cluster)
+    items, gathered = place_gathers(items, lowered, are_late=recomputed is not None)
     items = join_microbatches(items, lowered, repeated)
     overwrites = [(state.value, state.next) for state in lowered.states]
     turns = take_turns(items, repeated, overwrites, lowered.meshes.sites, _durations(lowered, cluster))
@@ -134,7 +134,18 @@ def _make_program(
     most = max(len(host.devices) for host in cluster.hosts)
     workers = tuple(placed.host for placed in ranks_of(cluster) if placed.replica is not None)
     topology = HostGrid(len(cluster.hosts), most, workers)
-    return ProgramMaker(lowered, turns, repeated, topology, writer).make(), recomputed
+    late = gathered if recomputed is not None else ()
+    return ProgramMaker(lowered, turns, repeated, topology, writer, late).make(), recomputed
+
+
+def _divided_pieces(buckets: Mapping[str, Bucket]) -> dict[str, Sequence[Piece]]:
+    """Return communication -> its member's pieces, where segments read or write these."""
+    return {
+        node.name: pieces
+        for bucket in buckets.values()
+        if bucket.is_divided
+        for node, pieces in zip(bucket.members, bucket.pieces, strict=True)
+    }
 
 
 def _durations(lowered: LoweredGraph, cluster: Cluster) -> Callable[[Item], float]:

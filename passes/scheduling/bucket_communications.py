@@ -156,7 +156,7 @@ def bucket_communications(
         if whole_value(node) not in whole_shapes:
             continue
         dtype = np.dtype(node.inputs[0].dtype).name
-        way = (node.op, _sender_site(node), *map(node.attrs.get, ("to", "axis", "reduction")))
+        way = (node.op, _sender_site(node), *map(node.attrs.get, ("to", "axis", "reduction", "again")))
         alone = _alone(node, owned_rows, whole_shapes)
         key = (*way, node.name in repeated.nodes, dtype, depth[node.name], alone)
         groups.setdefault(key, []).append(node)

@@ -8,7 +8,7 @@ only sends to another mesh waits at the end. Micro-batches share their segments,
 the sums, and the others, which go on with them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.microbatches.find_repeated import Repeated
 from partc.passes.microbatches.take_turns import Turn
 from partc.passes.scheduling.bucket_communications import IN_PIECES, Bucket
+from partc.passes.scheduling.place_gathers import share_gathered
 from partc.passes.scheduling.levels import Collective, HostGrid, levels_of
 from partc.passes.scheduling.live_values import lives_of
 from partc.passes.scheduling.outline_segments import SegmentOutliner
@@ -63,7 +64,10 @@ class _Flight:
 
 
 class ProgramMaker:
-    """Makes one program; `writer` makes its segments, or only tells what they would read and write."""
+    """Makes one program; `writer` makes its segments, or only tells what they would read and write.
+
+    `late`: buckets that are gathered when they are read, and may share memory.
+    """
 
     def __init__(
         self,
@@ -72,12 +76,14 @@ class ProgramMaker:
         repeated: Repeated,
         topology: HostGrid,
         writer: SegmentWriter | SegmentOutliner,
+        late: Collection[str] = (),
     ) -> None:
         self.lowered = lowered
         self.turns = turns
         self.repeated = repeated
         self.topology = topology
         self.writer = writer
+        self.late = late
         self.program = Program()
         self._work = WorkCounter(lowered, writer.functions, topology.hosts, _placed(turns))
         self._in_flight: list[_Flight] = []
@@ -116,7 +122,8 @@ class ProgramMaker:
         buffer_of |= {value: bucket.name for value, _, bucket, _ in program.owned_slices}
         alike = self._buffers_of_buckets.values()
         shared = share_memory(program.instructions, program.buffers, buffer_of, alike, set(self._owed))
-        program.instructions, program.buffers = shared.instructions, shared.buffers
+        program.instructions = shared.instructions
+        program.buffers = share_gathered(shared.instructions, shared.buffers, buffer_of, self.late)
 
     def _lay_out_buffers(self) -> None:
         for turn in self.turns:
