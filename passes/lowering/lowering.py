@@ -118,19 +118,22 @@ class Lowering(ABC):
     def describe(self, value: str, tensor: str, layout: Layout) -> None:
         """Remember what a value means, and how large it is."""
         self.out.meanings[value] = (tensor, layout)
-        shape = self.local_shape(tensor, layout)
-        self.out.shapes[value] = shape
-        whole = self.facts.nbytes(tensor)
-        share = self.graph.meshes.of(layout.site).share(layout)
-        self.out.nbytes[value] = whole // share if shape else whole
-        for axis, split in layout.uneven():  # the largest part
+        self.out.shapes[value] = self.local_shape(tensor, layout)
+        self.out.nbytes[value] = self.local_nbytes(tensor, layout)
+
+    def local_nbytes(self, tensor: str, layout: Layout) -> int:
+        """Return the bytes of one rank's piece under the assumed sizes; where pieces differ, of the largest."""
+        nbytes = self.facts.nbytes(tensor)
+        if not self.facts.shape(tensor):
+            return nbytes
+        nbytes //= self.graph.meshes.of(layout.site).share(layout)
+        for axis, split in layout.uneven():
             parts = self.graph.meshes.size(layout.site, axis)
-            self.out.nbytes[value] = (
-                self.out.nbytes[value] * parts * -(-split.uneven // parts) // split.uneven
-            )
+            nbytes = nbytes * parts * -(-split.uneven // parts) // split.uneven
         for _, widened in layout.widened():
             local = self.local_sizes(tensor, layout)[widened.axis]
-            self.out.nbytes[value] = self.out.nbytes[value] * local // self.facts.shape(tensor)[widened.axis]
+            nbytes = nbytes * local // self.facts.shape(tensor)[widened.axis]
+        return nbytes
 
     def local_shape(self, tensor: str, layout: Layout) -> tuple[int | None, ...]:
         """Return the shape of one rank's piece; None where it follows the data or the rank."""

@@ -123,7 +123,7 @@ def _to_stage(lowering: Lowering, tensor: str, source: Layout, wanted: Layout) -
         lowering.out.communicate("ToStage", [operand], [result], site=source.site, to=wanted.site)
         return result
     counts = gs.Variable(f"{result.name}.counts", dtype=INT64)
-    lowering.out.nbytes.setdefault(operand.name, 0)
+    lowering.out.nbytes.setdefault(operand.name, lowering.local_nbytes(tensor, source))
     lowering.out.communicate(
         "RowsToStage", [operand], [result], received_counts=counts, site=source.site, to=wanted.site
     )
@@ -303,12 +303,15 @@ def _all_gather(lowering: Lowering, tensor: str, wanted: Layout, change: Change)
         )
         return result
     gather = _join_microbatches if is_fixed else _gather_rows
+    nbytes = lowering.out.nbytes
+    nbytes.setdefault(piece.name, lowering.local_nbytes(tensor, change.before))
     if split.axis == 0 and split.outer == 1:
         result = _result(lowering, tensor, wanted)
         gather(lowering, piece, result, wanted.site, change.axis)
         return result
     fold = _Fold(lowering, tensor, wanted, split)
     front = fold.to_front(piece)
+    nbytes[front.name] = nbytes[piece.name]
     gathered = gs.Variable(f"{fold.tensor}.gathered", dtype=front.dtype)
     if is_fixed or change.before.uneven():
         lowering.out.shapes[front.name] = fold.front_shape(split, graph.meshes.size(wanted.site, change.axis))
@@ -327,7 +330,6 @@ def _gather_rows(
     lowering: Lowering, piece: gs.Tensor, result: gs.Variable, site: Site, axis: int
 ) -> None:
     counts = gs.Variable(f"{result.name}.counts", dtype=INT64)
-    lowering.out.nbytes.setdefault(piece.name, 0)
     lowering.out.communicate("AllGatherRows", [piece], [result], received_counts=counts, site=site, axis=axis)
 
 
