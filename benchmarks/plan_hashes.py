@@ -205,6 +205,16 @@ transformer-adamw.onnx c2x2 --batch per-replica
 transformer-adamw.onnx c2x2 --batch global
 transformer-adamw.onnx c2x2 --asynchronous --batch per-replica
 transformer-adamw.onnx c1x3 --strategy ps --recompute 80000
+transformer-adamw.onnx c2x2 --strategy fsdp --batch global
+transformer-adamw.onnx c1x3 --strategy fsdp --batch per-replica
+transformer-adamw.onnx c2x2 --strategy fsdp=2,tensor=2 --batch global
+transformer-adamw.onnx c2x2 --strategy fsdp=2,pipeline=2,microbatches=2 --batch global
+transformer-adamw.onnx c2x2 --strategy tensor=4 --batch global
+transformer-adamw.onnx c2x2 --strategy data=2,tensor=2 --batch per-replica
+transformer-adamw.onnx c2x2 --strategy data=2,pipeline=2,microbatches=2 --batch global
+mlp-momentum.onnx c2x2 --strategy one-weird-trick --batch global
+lm-adagrad.onnx c2x2 --strategy tensor=2,data=2
+resnet50-momentum.onnx c2x2 --strategy data=2,spatial=2 --batch global
 transformer-dynamic.onnx c2x2 --size B=8
 transformer-dynamic.onnx gpus --strategy hybrid --size B=8 --batch global
 shufflenet.onnx c2x2 --strategy allreduce

@@ -16,10 +16,9 @@ from partc.passes.layouts.configuration import Configuration, Wish, data_paralle
 from partc.passes.layouts.decide_layouts import Decision, NotServable
 from partc.passes.layouts.layouts import REPLICAS, Layout, Split
 from partc.passes.layouts.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
-from partc.passes.lowering.join_pieces import join_pieces
 from partc.passes.lowering.lower import lower
 from partc.passes.lowering.lowered_graph import LoweredGraph
-from partc.passes.scheduling.bucket_communications import copy_where_shared, whole_shapes
+from partc.passes.scheduling.bucket_communications import copy_where_shared
 from partc.passes.search.follow_readers import follow_readers
 from partc.runtime.errors import BadUsage
 from partc.runtime.plan.program import Aggregation
@@ -167,6 +166,5 @@ def lower_step(
     aggregate_partials(graph)
     lowered = lower(graph, expected, sessions)
     lowered.native = dict(graph.layouts)
-    join_pieces(lowered, whole_shapes(graph.facts, lowered))
     copy_where_shared(lowered, sessions)
     return lowered

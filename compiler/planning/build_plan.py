@@ -1,7 +1,7 @@
 """Make the plan of a distributed step: program, ranks, variables, data."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
 
@@ -20,16 +20,20 @@ from partc.passes.microbatches.join_microbatches import join_microbatches
 from partc.passes.microbatches.take_turns import take_turns
 from partc.passes.scheduling.bucket_communications import (
     BUCKET_BYTES,
+    Bucket,
     bucket_communications,
     whole_shapes,
 )
+from partc.passes.scheduling.divide_pieces import Piece, divide_pieces
 from partc.passes.scheduling.levels import HostGrid
 from partc.passes.scheduling.make_program import Program, ProgramMaker
 from partc.passes.scheduling.order_by_time import order_by_time, ready_slots, step_s
 from partc.passes.scheduling.outline_segments import SegmentOutliner
+from partc.passes.scheduling.place_gathers import gather_again, place_gathers
 from partc.passes.scheduling.recompute import recompute
 from partc.passes.scheduling.schedule import Communication, Item, schedule
 from partc.passes.scheduling.write_segments import SegmentWriter
+from partc.passes.search.forward_nodes import forward_nodes
 from partc.runtime.plan.program import (
     PLAN_FORMAT,
     Output,
@@ -118,19 +122,26 @@ def _make_program(
 ) -> tuple[Program, Recomputed | None]:
     # One rank alone sends nothing: a single bucket, so that its step is not cut.
     limit_bytes = BUCKET_BYTES if len(ranks_of(cluster)) > 1 else sys.maxsize
+    if strategy.recompute_bytes is not None:
+        gather_again(lowered, {node.name for node in forward_nodes(analysis.training, analysis.main)})
     order = {node.name: index for index, node in enumerate(analysis.training.graph.nodes)}
     position_of = {copy: order[node] for copy, node in lowered.original.items()}
-    repeated, seconds = find_repeated(lowered), _durations(lowered, cluster)
+    seconds = _durations(lowered, cluster)
     in_buckets = partial(
         bucket_communications, lowered, whole_shapes(analysis.facts, lowered), rows, limit_bytes
     )
-    items, recomputed = schedule(lowered, in_buckets(), position_of, repeated), None
-    if len(lowered.meshes.each) > 1 and repeated.count == 1:
-        slots = ready_slots(lowered, position_of, seconds)
-        by_time = order_by_time(lowered, in_buckets(slots=slots), position_of, seconds)
+    has_times = len(lowered.meshes.each) > 1 and find_repeated(lowered).count == 1
+    buckets = in_buckets()
+    timed = in_buckets(slots=ready_slots(lowered, position_of, seconds)) if has_times else {}
+    position_of |= divide_pieces(lowered, _divided_pieces(buckets), position_of)
+    repeated = find_repeated(lowered)
+    items, recomputed = schedule(lowered, buckets, position_of, repeated), None
+    if has_times:
+        by_time = order_by_time(lowered, timed, position_of, seconds)
         items = min(items, by_time, key=lambda items: step_s(items, lowered, seconds))
     if strategy.recompute_bytes is not None:
         items, recomputed = _recompute(items, analysis, lowered, strategy.recompute_bytes, cluster)
+    items, gathered = place_gathers(items, lowered, are_late=recomputed is not None)
     items = join_microbatches(items, lowered, repeated)
     overwrites = [(state.value, state.next) for state in lowered.states]
     turns = take_turns(items, repeated, overwrites, lowered.meshes.sites, seconds)
@@ -138,7 +149,18 @@ def _make_program(
     most = max(len(host.devices) for host in cluster.hosts)
     workers = tuple(placed.host for placed in ranks_of(cluster) if placed.replica is not None)
     topology = HostGrid(len(cluster.hosts), most, workers)
-    return ProgramMaker(lowered, turns, repeated, topology, writer).make(), recomputed
+    late = gathered if recomputed is not None else ()
+    return ProgramMaker(lowered, turns, repeated, topology, writer, late).make(), recomputed
+
+
+def _divided_pieces(buckets: Mapping[str, Bucket]) -> dict[str, Sequence[Piece]]:
+    """Return communication -> its member's pieces, where segments read or write these."""
+    return {
+        node.name: pieces
+        for bucket in buckets.values()
+        if bucket.is_divided
+        for node, pieces in zip(bucket.members, bucket.pieces, strict=True)
+    }
 
 
 def _durations(lowered: LoweredGraph, cluster: Cluster) -> Callable[[Item], float]:

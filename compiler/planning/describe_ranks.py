@@ -1,7 +1,6 @@
 """What every rank of a plan has of its own: where it runs, whom it meets, and what it holds."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
 from math import prod
 
 from partc.cost.cluster.cluster import Cluster, ClusterRank, groups_of, ranks_of
@@ -154,16 +153,14 @@ class _Describer:
         """Return where the rank's pieces lie in the buckets of the whole: parts, or a server's rows."""
         slices: list[Slice] = []
         for value, parameter, bucket, index in self._program.owned_slices:
-            shape = bucket.shapes[index]
             if parameter is None and (place := self._places.get(bucket.site)) is not None:
-                ends = [0, *accumulate(bucket.counts)]
-                start, stop = (ends[place[bucket.axis] + n] // prod(shape[1:]) for n in (0, 1))
+                piece = bucket.pieces[index][place[bucket.axis]]
+                slices.append(Slice(value, bucket.name, piece.offset, piece.shape))
             elif parameter is not None and self._server is not None:
+                row = bucket.shapes[index][1:]
                 start, stop = self._rows[parameter][self._server]
-            else:
-                continue
-            offset = bucket.offsets[index] + start * prod(shape[1:])
-            slices.append(Slice(value, bucket.name, offset, (stop - start, *shape[1:])))
+                offset = bucket.offsets[index] + start * prod(row)
+                slices.append(Slice(value, bucket.name, offset, (stop - start, *row)))
         return tuple(slices)
 
     def _hold(self, state: State) -> Held:

@@ -84,15 +84,11 @@ class StepPricer:
         return self._simulate(strategy, facts)[0]
 
     def lowered(self, strategy: Strategy) -> LoweredGraph | None:
-        """Return the distributed step of a strategy if it is at hand as it was lowered.
-
-        Scheduling with a limit of memory adds nodes to it: then it is not.
-        """
-        if self._options.chosen_recompute_bytes() is not None:
-            return None
+        """Return the distributed step of a strategy if it is at hand as it was lowered."""
         if self._quickest is None or self._quickest[1].parameters != strategy.parameters:
             return None
-        return self._quickest[2]
+        lowered = self._quickest[2]
+        return None if lowered.has_grown else lowered
 
     @paused_collection()
     def _simulate(self, strategy: Strategy, facts: tuple[SyncFacts, ...]) -> tuple[float, LoweredGraph]:

@@ -68,6 +68,22 @@ EXPLANATIONS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a colour of the timeline means."""
+
+    method: str
+    name: str
+
+
+KEYS = tuple(Key(explanation.method, explanation.name) for explanation in EXPLANATIONS)
+
+MESH_KEYS = (
+    Key("all_reduce", "AllReduce"),
+    Key("all_gather", "AllGather and ReduceScatter of parts, neighbours\u2019 rows"),
+    Key("servers", "between stages, and between operators\u2019 devices"),
+)
+
 _METHODS = {
     "AllReduce": "all_reduce",
     "AllGatherRows": "all_gather",

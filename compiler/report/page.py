@@ -26,7 +26,7 @@ from partc.compiler.report.explain_choices import (
     describe_solution,
     worked_examples,
 )
-from partc.compiler.report.methods import EXPLANATIONS
+from partc.compiler.report.methods import EXPLANATIONS, KEYS, MESH_KEYS
 from partc.cost.cluster.cluster import Cluster
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -45,6 +45,7 @@ def render_report(compilation: Compilation, cluster: Cluster, folder: Path) -> s
             headline=describe_headline(compilation, cluster, _model_name(folder / plan.model)),
             mesh=describe_mesh(compilation),
             explanations=EXPLANATIONS,
+            keys=MESH_KEYS if compilation.strategy.has_meshes else KEYS,
             examples=worked_examples(costs, facts, cluster),
             candidates=candidates(costs, compilation.timeline.step_s),
             sensitivity=describe_sensitivity(compilation.sensitivity),

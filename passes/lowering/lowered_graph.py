@@ -4,8 +4,8 @@ Compute nodes are standard ONNX and belong to one site, whose ranks all run them
 pieces. Communication nodes have domain `partc.communication`:
 
     AllReduce        partial -> whole, along an axis of a mesh            (two levels: host, global)
-    ReduceScatter    partial -> equal pieces of axis 0, along an axis of the workers' mesh
-    AllGather        equal pieces of axis 0 -> whole, likewise
+    ReduceScatter    partial -> pieces of any axis, along an axis of a mesh; `cut` tells where
+    AllGather        pieces -> whole, likewise
     Push             worker partials -> the rows that each server owns, summed
     Pull             the rows that each server owns -> whole on all workers
     ToServers        whole on workers -> whole on servers
@@ -72,6 +72,18 @@ Number = int | PartNumber  # the same on all ranks, or not
 
 
 @dataclass(frozen=True, slots=True)
+class PieceCut:
+    """Where a rank's tensor is cut into pieces along an axis of a mesh.
+
+    The factor of `axis` behind `blocks` is divided: its length evenly, or its `entries` as `part_range` says.
+    """
+
+    axis: int
+    blocks: int = 1
+    entries: int = 0  # 0: as many as the factor is long
+
+
+@dataclass(frozen=True, slots=True)
 class RankConstant:
     """What a value int64[n] tells each rank of its place.
 
@@ -109,6 +121,7 @@ class LoweredGraph:
     original: dict[str, str] = field(default_factory=dict)  # compute node -> the node it stands for
     functions: dict[str, onnx.FunctionProto] = field(default_factory=dict)  # of parts, by name
     constants: dict[str, RankConstant] = field(default_factory=dict)  # value -> what each rank is given
+    has_grown: bool = False  # scheduling has added nodes: it is good for one plan
     _emitted: dict[str, gs.Variable] = field(default_factory=dict)
 
     def emit(

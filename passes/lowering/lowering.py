@@ -119,18 +119,21 @@ class Lowering(ABC):
     def describe(self, value: str, tensor: str, layout: Layout) -> None:
         """Remember what a value means, and how large it is."""
         self.out.meanings[value] = (tensor, layout)
-        shape = self.local_shape(tensor, layout)
-        self.out.shapes[value] = shape
+        self.out.shapes[value] = self.local_shape(tensor, layout)
+        self.out.nbytes[value] = self.local_nbytes(tensor, layout)
+
+    def local_nbytes(self, tensor: str, layout: Layout) -> int:
+        """Return the bytes of one rank's piece, the largest, under the assumed sizes."""
         nbytes = Fraction(self.facts.nbytes(tensor))
-        if shape:
+        if self.local_shape(tensor, layout):
             nbytes /= self.graph.meshes.of(layout.site).share(layout)
-        for axis, split in layout.uneven():  # the largest part
+        for axis, split in layout.uneven():
             parts = self.graph.meshes.size(layout.site, axis)
             nbytes *= Fraction(parts * -(-split.uneven // parts), split.uneven)
         for _, widened in layout.widened():
             local = self.local_sizes(tensor, layout)[widened.axis]
             nbytes *= Fraction(local, self.facts.shape(tensor)[widened.axis])
-        self.out.nbytes[value] = int(nbytes)
+        return int(nbytes)
 
     def local_shape(self, tensor: str, layout: Layout) -> tuple[int | None, ...]:
         """Return the shape of one rank's piece; None where it follows the data or the rank."""

@@ -1,7 +1,8 @@
 """Change a tensor's layout. All communication of dense tensors is made here.
 
 partial -> whole     AllReduce (if aggregation was placed here; behind it ops run whole)
-split -> whole       AllGatherRows, the split axis in front
+split -> whole       AllGather of pieces as they are; AllGatherRows, the split axis in front
+partial -> split     ReduceScatter
 whole -> split       made in part, or cut locally
 split -> widened     ShiftAhead, ShiftBack (widen.py)
 worker partial -> rows owned by servers      Push
@@ -34,7 +35,7 @@ from partc.passes.layouts.layouts import (
 )
 from partc.passes.lowering.exchange import exchange
 from partc.passes.lowering.gather_owned import gather_owned, has_parameter_rows, take_owned_slices
-from partc.passes.lowering.lowered_graph import Number, PartNumber, constant
+from partc.passes.lowering.lowered_graph import Number, PartNumber, PieceCut, constant
 from partc.passes.lowering.lowering import Lowering
 from partc.passes.lowering.widen import widen
 from partc.runtime.plan.program import Site
@@ -122,7 +123,7 @@ def _to_stage(lowering: Lowering, tensor: str, source: Layout, wanted: Layout) -
         lowering.out.communicate("ToStage", [operand], [result], site=source.site, to=wanted.site)
         return result
     counts = gs.Variable(f"{result.name}.counts", dtype=INT64)
-    lowering.out.nbytes.setdefault(operand.name, 0)
+    lowering.out.nbytes.setdefault(operand.name, lowering.local_nbytes(tensor, source))
     lowering.out.communicate(
         "RowsToStage", [operand], [result], received_counts=counts, site=source.site, to=wanted.site
     )
@@ -183,7 +184,7 @@ def _change_axis(lowering: Lowering, tensor: str, wanted: Layout, change: Change
 
 
 def _reduce_scatter(lowering: Lowering, tensor: str, wanted: Layout, change: Change) -> gs.Tensor:
-    """Sum a partial tensor and keep a part: along axis 0, bringing the split factor there and back."""
+    """Sum a partial tensor and keep a part."""
     split, partial = wanted.along(change.axis), change.before.along(change.axis)
     assert isinstance(split, Split)
     assert isinstance(partial, Partial)
@@ -193,13 +194,7 @@ def _reduce_scatter(lowering: Lowering, tensor: str, wanted: Layout, change: Cha
     if is_local or (tensor, change.axis) in graph.made_whole or not graph.has_fixed_pieces(tensor, whole):
         return _cut(lowering, tensor, lowering.need(tensor, whole), wanted, change)
     operand = lowering.need(tensor, change.before)
-    name, fold = lowering.value_name(tensor, wanted), None
-    if split.axis or split.outer > 1:
-        fold = _Fold(lowering, tensor, whole, split)
-        operand, name = fold.to_front(operand), f"{name}.front"
-        lowering.out.shapes[operand.name] = fold.front_shape(None, 1)
-        lowering.out.shapes[name] = fold.front_shape(split, graph.meshes.size(wanted.site, change.axis))
-    result = gs.Variable(name, dtype=operand.dtype)
+    result = _result(lowering, tensor, wanted)
     lowering.out.communicate(
         "ReduceScatter",
         [operand],
@@ -207,9 +202,16 @@ def _reduce_scatter(lowering: Lowering, tensor: str, wanted: Layout, change: Cha
         site=wanted.site,
         axis=change.axis,
         reduction=partial.reduction,
-        entries=split.uneven,
+        cut=_cut_of(lowering, whole, split),
     )
-    return result if fold is None else fold.back(result, lowering.value_name(tensor, wanted))
+    return result
+
+
+def _cut_of(lowering: Lowering, whole: Layout, split: Split) -> PieceCut:
+    """Return where a tensor that is laid out as `whole` is cut, as its shape is on a rank."""
+    blocks = _local_blocks(lowering, whole, split)
+    assert isinstance(blocks, int), "pieces are of fixed shapes"
+    return PieceCut(split.axis, blocks, split.uneven)
 
 
 def _all_reduce(lowering: Lowering, tensor: str, wanted: Layout, change: Change) -> gs.Tensor:
@@ -285,38 +287,45 @@ def _result(lowering: Lowering, tensor: str, layout: Layout) -> gs.Variable:
 
 
 def _all_gather(lowering: Lowering, tensor: str, wanted: Layout, change: Change) -> gs.Tensor:
-    """Gather along axis 0, bringing the split factor there and back."""
+    """Gather pieces of fixed shapes as they are; others with the split factor in front."""
     split = change.before.along(change.axis)
     assert isinstance(split, Split)
     piece = lowering.need(tensor, change.before)
     graph = lowering.graph
+    is_local = change.axis == graph.meshes.microbatch_axis  # each rank has all pieces itself
     is_plain = graph.meshes.axes == 1 and tensor not in graph.stored
-    gather = _gather_rows if is_plain or not graph.has_fixed_pieces(tensor, wanted) else _gather_pieces
+    is_fixed = not is_plain and graph.has_fixed_pieces(tensor, wanted)
+    if is_fixed and not is_local:
+        result = _result(lowering, tensor, wanted)
+        cut = _cut_of(lowering, wanted, split)
+        lowering.out.communicate("AllGather", [piece], [result], site=wanted.site, axis=change.axis, cut=cut)
+        return result
+    gather = _join_microbatches if is_fixed else _gather_rows
+    nbytes = lowering.out.nbytes
+    nbytes.setdefault(piece.name, lowering.local_nbytes(tensor, change.before))
     if split.axis == 0 and split.outer == 1:
         result = _result(lowering, tensor, wanted)
-        gather(lowering, piece, result, wanted.site, change.axis, split)
+        gather(lowering, piece, result, wanted.site, change.axis)
         return result
     fold = _Fold(lowering, tensor, wanted, split)
     front = fold.to_front(piece)
+    nbytes[front.name] = nbytes[piece.name]
     gathered = gs.Variable(f"{fold.tensor}.gathered", dtype=front.dtype)
-    if gather is _gather_pieces or change.before.uneven():
+    if is_fixed or change.before.uneven():
         lowering.out.shapes[front.name] = fold.front_shape(split, graph.meshes.size(wanted.site, change.axis))
         lowering.out.shapes[gathered.name] = fold.front_shape(None, 1)
-    gather(lowering, front, gathered, wanted.site, change.axis, split)
+    gather(lowering, front, gathered, wanted.site, change.axis)
     return fold.back(gathered, lowering.value_name(tensor, wanted))
 
 
-def _gather_pieces(
-    lowering: Lowering, piece: gs.Tensor, result: gs.Variable, site: Site, axis: int, split: Split
+def _join_microbatches(
+    lowering: Lowering, piece: gs.Tensor, result: gs.Variable, site: Site, axis: int
 ) -> None:
-    lowering.out.communicate("AllGather", [piece], [result], site=site, axis=axis, entries=split.uneven)
+    lowering.out.communicate("AllGather", [piece], [result], site=site, axis=axis)
 
 
-def _gather_rows(
-    lowering: Lowering, piece: gs.Tensor, result: gs.Variable, site: Site, axis: int, _: Split
-) -> None:
+def _gather_rows(lowering: Lowering, piece: gs.Tensor, result: gs.Variable, site: Site, axis: int) -> None:
     counts = gs.Variable(f"{result.name}.counts", dtype=INT64)
-    lowering.out.nbytes.setdefault(piece.name, 0)
     lowering.out.communicate("AllGatherRows", [piece], [result], received_counts=counts, site=site, axis=axis)
 
 
@@ -374,6 +383,13 @@ def _slice_part(
     return out.emit("Slice", [whole, start, end, along], name, whole.dtype, site)
 
 
+def _local_blocks(lowering: Lowering, layout: Layout, split: Split) -> Number:
+    """Return how many of the blocks before a split factor a rank has under a layout."""
+    within = [p for _, p in layout.splits() if p.axis == split.axis and p.outer < split.outer]
+    kept = (p if p in within else Replicate() for p in layout.placements)
+    return lowering.local_number(Layout(layout.site, *kept), split.axis, split.outer)
+
+
 class _Fold:
     """Brings a factor of an axis (outer x factor x inner) to the front, and back.
 
@@ -388,9 +404,7 @@ class _Fold:
         sizes = lowering.facts.shape(tensor)
         self.numbers = [lowering.local_number(layout, axis, size) for axis, size in enumerate(sizes)]
         self.axis = split.axis
-        within = [p for _, p in layout.splits() if p.axis == split.axis and p.outer < split.outer]
-        kept = (p if p in within else Replicate() for p in layout.placements)
-        self.blocks = lowering.local_number(Layout(layout.site, *kept), split.axis, split.outer)
+        self.blocks = _local_blocks(lowering, layout, split)
         self.outer = lowering.largest(layout.site, self.blocks)
         others = [p for p in layout.placements if not isinstance(p, Replicate)]
         self.tensor = lowering.value_name(tensor, layout) if others or layout.site != WORKER else tensor

@@ -6,6 +6,10 @@
 Two communications may share a bucket only if neither waits for the other: those with equally many
 communications before them never do. Buckets of what servers own are laid out by owner, so that each
 owner's part is contiguous; a parameter whose rows are spread over servers has a bucket of its own.
+
+Pieces along an axis of a mesh are laid out by rank (divide_pieces.py). They share buckets in the order in
+which what is gathered is read first, and what is scattered is made; a large one whose pieces follow each
+other in memory has a bucket of its own, since in one with others it would have to be copied.
 """
 
 from collections.abc import Mapping
@@ -18,10 +22,11 @@ from partc.passes.graph.facts import Facts
 from partc.passes.layouts.layouts import Meshes, Reduction
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 from partc.passes.microbatches.find_repeated import find_repeated, joins_microbatches
-from partc.runtime.plan.boxes import part_range
+from partc.passes.scheduling.divide_pieces import Piece, Pieces, is_contiguous, lay_out_pieces
 from partc.runtime.plan.program import Site
 
 BUCKET_BYTES = 25_000_000  # DESIGN: 25 MB is where an AllReduce nears the line rate
+IN_PLACE_BYTES = 1_000_000  # of contiguous pieces: more are cheaper sent alone than copied
 IN_PIECES = ("ReduceScatter", "AllGather")  # along an axis of the workers' mesh
 BY_ROWS = ("AllGatherRows", "RowsToStage")  # of variables, where parts differ in size
 BUCKETED = ("AllReduce", "Push", "Pull", "ToServers", "ToWorkers", "ToStage", *IN_PIECES)
@@ -47,6 +52,14 @@ class Bucket:
     counts: tuple[int, ...] = ()  # elements per server, or per part of a mesh axis
     axis: int = 0  # of the workers' mesh
     receivers: tuple[Site, ...] = ()  # of what goes to another mesh
+    pieces: tuple[tuple[Piece, ...], ...] = ()  # by member and part along the mesh axis
+
+    @property
+    def is_divided(self) -> bool:
+        """Tell whether segments read or write its members' pieces, and not the wholes."""
+        if self.op not in IN_PIECES:
+            return False
+        return len(self.members) > 1 or not is_contiguous(self.shapes[0], self.members[0].attrs["cut"])
 
     @property
     def nbytes(self) -> int:
@@ -146,10 +159,15 @@ def bucket_communications(
         if whole_value(node) not in whole_shapes:
             continue
         dtype = np.dtype(node.inputs[0].dtype).name
-        way = (node.op, _sender_site(node), *map(node.attrs.get, ("to", "axis", "reduction")))
-        key = (*way, node.name in repeated.nodes, dtype, depth[node.name], _alone(node, owned_rows))
-        key = (*key, (slots or {}).get(node.name))
+        way = (node.op, _sender_site(node), *map(node.attrs.get, ("to", "axis", "reduction", "again")))
+        alone = _alone(node, owned_rows, whole_shapes)
+        slot = None if node.op in IN_PIECES else (slots or {}).get(node.name)
+        key = (*way, node.name in repeated.nodes, dtype, depth[node.name], alone, slot)
         groups.setdefault(key, []).append(node)
+    order = _order(lowered)
+    for nodes in groups.values():
+        if nodes[0].op in IN_PIECES:
+            nodes.sort(key=lambda node: order[node.name])
     buckets: dict[str, Bucket] = {}
     for nodes in groups.values():
         for chunk in _chunks(nodes, whole_shapes, limit_bytes):
@@ -179,10 +197,33 @@ def whole_value(node: gs.Node) -> str:
     return str(value.name)
 
 
-def _alone(node: gs.Node, owned_rows: Mapping[str, tuple[tuple[int, int], ...]]) -> str | None:
-    """Return what a communication shares its bucket with nobody for: pieces on several ranks."""
+def _order(lowered: LoweredGraph) -> dict[str, int]:
+    """Return when what is gathered is read first, and when what is scattered is made: places of nodes."""
+    made: dict[str, int] = {}
+    read: dict[str, int] = {}
+    for place, node in enumerate(lowered.nodes):
+        made.update((tensor.name, place) for tensor in node.outputs)
+        for tensor in node.inputs:
+            read.setdefault(tensor.name, place)
+    return {
+        node.name: made.get(node.inputs[0].name, -1)
+        if node.op == "ReduceScatter"
+        else read.get(node.outputs[0].name, len(lowered.nodes))
+        for node in lowered.nodes
+        if is_communication(node) and node.op in IN_PIECES
+    }
+
+
+def _alone(
+    node: gs.Node,
+    owned_rows: Mapping[str, tuple[tuple[int, int], ...]],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> str | None:
+    """Return what a communication shares its bucket with nobody for: it would be copied, or has owners."""
     if node.op in IN_PIECES:
-        return str(node.name)
+        shape = shapes[whole_value(node)]
+        is_large = _elements(shape) * np.dtype(node.inputs[0].dtype).itemsize >= IN_PLACE_BYTES
+        return str(node.name) if is_large and is_contiguous(shape, node.attrs["cut"]) else None
     owner: str | None = node.attrs.get("owner")
     return owner if owner is not None and _is_spread(owned_rows[owner]) else None
 
@@ -226,11 +267,11 @@ def _lay_out(
     sizes = [_elements(shape) for shape in shapes]
     offsets = tuple(int(offset) for offset in np.cumsum([0, *sizes[:-1]]))
     counts: tuple[int, ...] = ()
+    pieces = Pieces((), ())
     if first.op in IN_PIECES:
-        parts = meshes.size(_sender_site(first), axis)
-        entries: int = first.attrs.get("entries") or sum(sizes)
-        ranges = (part_range(entries, parts, part) for part in range(parts))
-        counts = tuple((stop - start) * sum(sizes) // entries for start, stop in ranges)
+        cuts = [node.attrs["cut"] for node in nodes]
+        pieces = lay_out_pieces(shapes, cuts, meshes.size(_sender_site(first), axis))
+        counts = pieces.counts
     if owned:
         per_member = [
             [(stop - start) * _elements(shape[1:]) for start, stop in owned_rows[node.attrs["owner"]]]
@@ -250,6 +291,7 @@ def _lay_out(
         counts,
         axis,
         (first.attrs["to"],) if "to" in first.attrs else (),
+        pieces.of_members,
     )
 
 

@@ -8,7 +8,7 @@ only sends to another mesh waits at the end. Micro-batches share their segments,
 the sums, and the others, which go on with them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,6 +22,7 @@ from partc.passes.scheduling.bucket_communications import IN_PIECES, Bucket
 from partc.passes.scheduling.levels import Collective, HostGrid, levels_of
 from partc.passes.scheduling.live_values import lives_of
 from partc.passes.scheduling.outline_segments import SegmentOutliner
+from partc.passes.scheduling.place_gathers import share_gathered
 from partc.passes.scheduling.prove_in_place import prove_in_place
 from partc.passes.scheduling.schedule import Chunk, Communication
 from partc.passes.scheduling.segment_work import Work, WorkCounter
@@ -63,7 +64,10 @@ class _Flight:
 
 
 class ProgramMaker:
-    """Makes one program; `writer` makes its segments, or only tells what they would read and write."""
+    """Makes one program; `writer` makes its segments, or only tells what they would read and write.
+
+    `late`: buckets that are gathered when they are read, and may share memory.
+    """
 
     def __init__(
         self,
@@ -72,12 +76,14 @@ class ProgramMaker:
         repeated: Repeated,
         topology: HostGrid,
         writer: SegmentWriter | SegmentOutliner,
+        late: Collection[str] = (),
     ) -> None:
         self.lowered = lowered
         self.turns = turns
         self.repeated = repeated
         self.topology = topology
         self.writer = writer
+        self.late = late
         self.program = Program()
         self._work = WorkCounter(lowered, writer.functions, topology.hosts, _placed(turns))
         self._in_flight: list[_Flight] = []
@@ -116,7 +122,8 @@ class ProgramMaker:
         buffer_of |= {value: bucket.name for value, _, bucket, _ in program.owned_slices}
         alike = self._buffers_of_buckets.values()
         shared = share_memory(program.instructions, program.buffers, buffer_of, alike, set(self._owed))
-        program.instructions, program.buffers = shared.instructions, shared.buffers
+        program.instructions = shared.instructions
+        program.buffers = share_gathered(shared.instructions, shared.buffers, buffer_of, self.late)
 
     def _lay_out_buffers(self) -> None:
         for turn in self.turns:
@@ -134,15 +141,32 @@ class ProgramMaker:
             dtype = np.dtype(bucket.dtype).name
             self.program.buffers.append(Buffer(bucket.name, dtype, bucket.elements, sites))
             for index, node in enumerate(bucket.members):
-                source, target = (
-                    self.repeated.name(t.name, turn.microbatch) for t in (node.inputs[0], node.outputs[0])
+                sources, targets = (
+                    [self.repeated.name(t.name, turn.microbatch) for t in tensors]
+                    for tensors in (node.inputs, node.outputs)
                 )
-                self._place_member(bucket, index, source, target)
+                if bucket.op in IN_PIECES:
+                    is_gathered = bucket.op == "AllGather"
+                    whole, own = (targets, sources) if is_gathered else (sources, targets)
+                    self._place_pieces(bucket, index, whole, own[0])
+                else:
+                    self._place_member(bucket, index, sources[0], targets[0])
+
+    def _place_pieces(self, bucket: Bucket, index: int, whole: list[str], own: str) -> None:
+        """Place a member: its pieces, or the whole of a lone one, and what a rank has of it."""
+        if bucket.is_divided:
+            places = [
+                Slice(value, bucket.name, piece.offset, piece.apart)
+                for value, piece in zip(whole, bucket.pieces[index], strict=True)
+            ]
+        else:
+            places = [Slice(whole[0], bucket.name, 0, bucket.shapes[index])]
+        self.program.slices += places
+        self.program.owned_slices.append((own, None, bucket, index))
 
     def _place_member(self, bucket: Bucket, index: int, source: str, target: str) -> None:
         """Both ends of an in-place communication share a place; servers' owned rows have their own."""
-        parts = {"Push": (source, target), "ReduceScatter": (source, target)}
-        parts |= {"Pull": (target, source), "AllGather": (target, source)}
+        parts = {"Push": (source, target), "Pull": (target, source)}
         whole, owned = parts.get(bucket.op, (None, None))
         for value in (source, target) if whole is None else (whole,):
             place = Slice(value, bucket.name, bucket.offsets[index], bucket.shapes[index])
@@ -311,7 +335,7 @@ def _placed(turns: Sequence[Turn]) -> set[str]:
         for turn in turns
         if isinstance(turn.item, Communication) and turn.item.bucket is not None
         for node in turn.item.bucket.members
-        for tensor in (node.inputs[0], node.outputs[0])
+        for tensor in (*node.inputs, *node.outputs)
     }
 
 

@@ -230,6 +230,7 @@ class _Search:
         copy = gs.Node(node.op, name, dict(node.attrs), inputs, outputs, domain=node.domain)
         lowered = self.lowered
         lowered.append(copy, "worker")
+        lowered.has_grown = True
         lowered.flops[copy.name] = lowered.flops.get(node.name, 0)
         lowered.original[copy.name] = lowered.original.get(node.name, node.name)
         return copy

@@ -2,7 +2,8 @@
 
 Nodes are taken in waves: a wave holds what has equally many communications before it. Within a wave
 a site's nodes keep the order of the original graph; a communication begins right after the last node
-it waits for, which ends a segment there, so that the backward pass goes on meanwhile.
+it waits for, which ends a segment there, so that the backward pass goes on meanwhile. A segment ends as
+well before the first node that reads a large AllGather, so that what is before it need not wait.
 
 What is computed from variables alone, such as the decayed means of an optimizer, needs no communication
 but waits for the wave that reads it: made in the first wave, it would lie in memory through the whole step.
@@ -102,9 +103,18 @@ def schedule(
         nodes_of[waves[node.name]].append(node)
     for message in messages:
         waiting[depth[message.nodes[0].name]].append(message)
+    arriving = {
+        value: message.bucket.name
+        for message in messages
+        if message.bucket is not None
+        and message.bucket.op == "AllGather"
+        and message.bucket.nbytes >= SMALL_BYTES
+        for value in message.writes
+    }
     items: list[Item] = []
     for wave in range(max(depth.values(), default=0) + 1):
-        items += _schedule_wave(nodes_of[wave], waiting[wave], lowered, repeated)
+        for item in _schedule_wave(nodes_of[wave], waiting[wave], lowered, repeated):
+            items += _cut_at_arrivals(item, arriving)
     return items
 
 
@@ -207,6 +217,21 @@ def _schedule_wave(
     for lane in sorted(lanes):  # what runs once may be read by what is repeated
         items += _cut(lanes[lane], waiting.get(lane, []), lane)
     return items
+
+
+def _cut_at_arrivals(item: Item, arriving: dict[str, str]) -> list[Item]:
+    """Cut a segment before each node that is the first to read a message; takes these out of `arriving`."""
+    if not isinstance(item, Chunk) or item.is_repeated:
+        return [item]
+    pieces = [Chunk(item.site)]
+    for node in item.nodes:
+        arrived = {arriving[tensor.name] for tensor in node.inputs if tensor.name in arriving}
+        if arrived and pieces[-1].nodes:
+            pieces.append(Chunk(item.site))
+        for value in [value for value, name in arriving.items() if name in arrived]:
+            del arriving[value]
+        pieces[-1].nodes.append(node)
+    return [*pieces]
 
 
 def _cut(nodes: list[gs.Node], messages: list[Communication], lane: Lane) -> list[Item]:

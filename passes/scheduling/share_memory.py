@@ -42,7 +42,7 @@ def share_memory(
     owed       waits that may come earlier, of those who only send
     """
     lies_in = {**buffer_of, **{buffer.name: buffer.name for buffer in buffers}}
-    uses = _uses(instructions, lies_in, owed)
+    uses = uses_of(instructions, lies_in, owed)
     memory: dict[str, str] = {}
     before: dict[int, set[str]] = {}  # instruction -> buffers whose memory it is the first to take again
     for names in alike:
@@ -59,10 +59,10 @@ def share_memory(
     )
 
 
-def _uses(
-    instructions: Sequence[Instruction], buffer_of: Mapping[str, str], owed: Collection[Wait]
+def uses_of(
+    instructions: Sequence[Instruction], buffer_of: Mapping[str, str], owed: Collection[Wait] = ()
 ) -> dict[str, tuple[int, int]]:
-    """Return buffer -> its first and last use."""
+    """Return buffer -> the places of its first and last use; waits that are `owed` are none."""
     uses: dict[str, tuple[int, int]] = {}
     started = {i.tag_id: i for i in instructions if isinstance(i, Start)}
     for place, instruction in enumerate(instructions):

@@ -84,7 +84,7 @@ class Environment:
             for buffer in plan.buffers
             if buffer.memory is None and set(buffer.sites) & set(rank.sites)
         }
-        buffers |= {b.name: buffers[b.memory] for b in plan.buffers if b.memory in buffers}
+        buffers |= {b.name: buffers[b.memory][: b.elements] for b in plan.buffers if b.memory in buffers}
         self._memory.update(buffers)
         for piece in (*plan.slices, *rank.slices):
             if piece.buffer in buffers:

@@ -110,12 +110,11 @@ def _constants(constants: Mapping[str, tuple[int, ...]], at: str) -> Iterator[Fi
 def _buffers(plan: Plan) -> Iterator[Finding]:
     yield from _twice("buffer", [buffer.name for buffer in plan.buffers], "buffers")
     elements = {buffer.name: buffer.elements for buffer in plan.buffers}
-    kinds = {b.name: (b.dtype, b.elements, b.sites) for b in plan.buffers if b.memory is None}
+    kinds = {buffer.name: (buffer.dtype, buffer.sites) for buffer in plan.buffers if buffer.memory is None}
     for buffer in plan.buffers:
-        if buffer.memory is not None and kinds.get(buffer.memory) != (
-            buffer.dtype,
-            buffer.elements,
-            buffer.sites,
+        if buffer.memory is not None and (
+            kinds.get(buffer.memory) != (buffer.dtype, buffer.sites)
+            or elements[buffer.memory] < buffer.elements
         ):
             yield f"memory {buffer.memory!r}, which is no buffer like it", f"buffers: {buffer.name}"
         yield from _size(buffer.dtype, (buffer.elements,), f"buffers: {buffer.name}")

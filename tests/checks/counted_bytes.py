@@ -6,6 +6,7 @@ broadcast (to another stage)             the sender's part
 shift_ahead, shift_back                  the halo
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import product
@@ -140,16 +141,14 @@ def _check_dense(compiled: Compiled, start: Start) -> None:
                 in_buffer[piece.offset] = size, piece.value
     values = [value for _, value in in_buffer.values()] or [place]
     itemsize = {buffer.name: np.dtype(buffer.dtype).itemsize for buffer in plan.buffers}.get(place)
-    members = [member for value in values for member in _members(compiled, value)]
+    members = dict.fromkeys(map(_whole, values))
     expected = sum(_bytes(compiled, start, value, itemsize) for value in members)
     assert start.payload_bytes == expected, (start.kind, start.label, start.payload_bytes, expected)
 
 
-def _members(compiled: Compiled, value: str) -> list[str]:
-    """Return what travels under a name: small pieces are joined, others are themselves."""
-    makers = {tensor.name: node for node in compiled.compilation.lowered.nodes for tensor in node.outputs}
-    joined = makers.get(f"{_value(value).removesuffix('.brought')}.given")
-    return [value] if joined is None else [makers[t.name].inputs[0].name for t in joined.inputs]
+def _whole(value: str) -> str:
+    """Return what a piece that a segment reads or writes belongs to."""
+    return re.sub(r"\.piece\d+(?=#|$)|\.again", "", value)
 
 
 def _bytes(compiled: Compiled, start: Start, value: str, itemsize: int | None) -> Fraction:

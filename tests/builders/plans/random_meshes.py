@@ -105,6 +105,35 @@ def dimensions_of(node: gs.Node, facts: Facts, zeros: frozenset[str], parts: int
     return found
 
 
+SHARED: tuple[tuple[str, dict[str, int]], ...] = (
+    ("1x2", {"data": 2}),
+    ("1x3", {"data": 3}),
+    ("2x2", {"data": 4}),
+    ("2x2", {"data": 2, "tensor": 2}),
+    ("2x4", {"data": 4, "tensor": 2}),
+)
+
+
+def random_shares(training: TrainingGraph, batch: str, samples: int, seed: int) -> tuple[str, Strategy]:
+    """Return a cluster, and a strategy for it whose ranks share most parameters, along any axes of these.
+
+    `samples`: of the graph's batch. Some strategies share slots otherwise than their parameters.
+    """
+    rng = np.random.default_rng(seed)
+    fitting = [n for n in range(len(SHARED)) if batch == "per-replica" or samples % SHARED[n][1]["data"] == 0]
+    cluster, sizes = SHARED[int(rng.choice(fitting))]
+    mesh = Mesh("worker", tuple(sizes.items()))
+    listed = training.variables.keys() if rng.random() < 0.2 else training.gradients.keys()
+    homes = {name: random_home(mesh, training.variables[name].shape, rng) for name in listed}
+    return cluster, Strategy(
+        MESH_STRATEGY_FORMAT,
+        batch,  # type: ignore[arg-type]
+        {},
+        mesh=sizes,
+        variables={name: splits for name, splits in homes.items() if splits},
+    )
+
+
 CLUSTERS = {"1x2": 2, "1x3": 3, "2x2": 4, "2x4": 8}  # workers
 
 
