@@ -85,9 +85,10 @@ def _repeat(lowered: LoweredGraph, gather: gs.Node, copy: gs.Node) -> list[gs.No
 
 def _again(lowered: LoweredGraph, tensor: gs.Tensor) -> gs.Variable:
     name = f"{tensor.name}.again"
-    for known in (lowered.shapes, lowered.nbytes, lowered.meanings):
-        if tensor.name in known:
-            known[name] = known[tensor.name]  # type: ignore[index]
+    lowered.shapes[name] = lowered.shapes[tensor.name]
+    lowered.nbytes[name] = lowered.nbytes[tensor.name]
+    if tensor.name in lowered.meanings:
+        lowered.meanings[name] = lowered.meanings[tensor.name]
     return gs.Variable(name, dtype=tensor.dtype)
 
 
