@@ -122,6 +122,16 @@ class LaidOutGraph:
         is_known = tensor in self.facts.fixed_shapes and all(self.facts.shape(tensor))
         return is_known and not any(layout.uneven() for layout in layouts)
 
+    def cut_at(self, site: Site, tensor: str, axis: int, split: Split) -> Placement:
+        """Return how a mesh divides what another splits so: evenly or not, or whole if entries are few."""
+        if not self.has_fixed_pieces(tensor):
+            return split
+        mesh = self.meshes.of(site)
+        entries = split.uneven or self.facts.shape(tensor)[split.axis] // split.outer
+        if entries < mesh.size(axis):
+            return Replicate()
+        return mesh.cut(axis, split.axis, split.outer, entries)
+
     @property
     def meshes(self) -> Meshes:
         """Return the workers' meshes."""
@@ -335,7 +345,9 @@ def _decide_along(
     """Decide how the workers run a node along one axis of their mesh."""
     names = [tensor.name for tensor in node.inputs]
     site = graph.configuration.site_of(node.name)
-    placements = [_fetched(graph, layout, axis, site) for layout in layouts]
+    placements = [
+        _fetched(graph, name, layout, axis, site) for name, layout in zip(names, layouts, strict=True)
+    ]
     if any(isinstance(placement, PerReplica) for placement in placements):
         return _run_per_replica(node, placements)
     if graph.meshes.size(site, axis) == 1 and not graph.configuration.is_one_mesh:
@@ -386,10 +398,11 @@ def _decide_shape(graph: LaidOutGraph, layout: Layout) -> Decision:
     return Decision(layout.site, tuple(AxisDecision((layout.along(a),), (Replicate(),)) for a in axes))
 
 
-def _fetched(graph: LaidOutGraph, layout: Layout, axis: int, site: Site) -> Placement:
+def _fetched(graph: LaidOutGraph, tensor: str, layout: Layout, axis: int, site: Site) -> Placement:
     """Return how workers have a tensor along an axis, once they have fetched it: sums are made before.
 
-    Of a mesh of another shape they take the samples as they are divided there, and all else as suits them.
+    Of a mesh of another shape they take samples where they are divided there, in parts of their own, and all
+    else as suits them.
     """
     if isinstance(requested := layout.along(REPLICAS), RequestedRows):
         return requested.returned if axis == REPLICAS else Replicate()
@@ -399,8 +412,9 @@ def _fetched(graph: LaidOutGraph, layout: Layout, axis: int, site: Site) -> Plac
     if layout.site == site or meshes.are_paired(layout.site, site):
         is_summed = isinstance(placement, Partial) and layout.site != site
         return Replicate() if is_summed else placement
-    is_kept = axis in (REPLICAS, meshes.microbatch_axis) and not isinstance(placement, Partial)
-    return placement if is_kept else Replicate()
+    if axis not in (REPLICAS, meshes.microbatch_axis) or isinstance(placement, Partial):
+        return Replicate()
+    return graph.cut_at(site, tensor, axis, placement) if isinstance(placement, Split) else placement
 
 
 def _move_to_servers(

@@ -74,7 +74,7 @@ class _Lowerer(Lowering):
         native = [v.next for v in training.variables.values() if homes[v.name] == self.graph.layout(v.name)]
         self._lower_in_order([*training.outputs, *native])
         for name in training.outputs:
-            wanted = _as_fetched(self.graph.layout(name), self._output_site())
+            wanted = _as_fetched(self.graph, name, self._output_site())
             value = self.need(name, wanted)
             if isinstance(value, gs.Constant):
                 value = self.out.emit("Identity", [value], f"{name}.out", value.dtype, wanted.site)
@@ -230,11 +230,12 @@ class _Lowerer(Lowering):
         return self.lower(node, divided)[index] if self.graph.divides(node, divided) else None
 
 
-def _as_fetched(layout: Layout, site: Site) -> Layout:
+def _as_fetched(graph: LaidOutGraph, output: str, site: Site) -> Layout:
     """Return how an output is handed out: as replicas have it, and whole along other axes."""
-    placement = layout.along(REPLICAS)
-    stays = isinstance(placement, PerReplica) or (isinstance(placement, Split) and placement.outer == 1)
-    return Layout(site, placement if stays else Replicate())
+    placement = graph.layout(output).along(REPLICAS)
+    if isinstance(placement, Split) and placement.outer == 1:
+        return Layout(site, graph.cut_at(site, output, REPLICAS, placement))
+    return Layout(site, placement if isinstance(placement, PerReplica) else Replicate())
 
 
 def _tensors_on_every_rank(graph: LaidOutGraph) -> set[str]:
