@@ -59,12 +59,13 @@ def configure(analysis: Analysis, strategy: Strategy) -> Configuration:
     asked = list(_asked(analysis, strategy))
     where = dict(_where(analysis, strategy, meshes, asked))
     places = place_nodes(analysis, where, len(meshes.each)) if len(meshes.each) > 1 else NOWHERE_ELSE
+    splitting = [entry for entry in asked if entry[1].split is not None or entry[1].devices]
+    last = {node.name: (number, config, node) for number, config, nodes in splitting for node in nodes}
     wishes: dict[str, dict[int, Wish]] = {}
-    for number, config, nodes in asked:
-        for node in nodes if config.split is not None or config.devices else ():
-            mesh = meshes.each[places.nodes.get(node.name, 0)]
-            split = _named_split(config, strategy, f"ops[{number}]")
-            wishes[node.name] = _wishes_of(analysis, node, split, mesh, f"ops[{number}]")
+    for name, (number, config, node) in last.items():
+        mesh = meshes.each[places.nodes.get(name, 0)]
+        split = _named_split(config, strategy, f"ops[{number}]")
+        wishes[name] = _wishes_of(analysis, node, split, mesh, f"ops[{number}]")
     homes = {name: home for name, home in _homes(analysis, strategy, meshes, places) if not home.is_whole}
     return Configuration(meshes, homes, wishes, places)
 

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import inf
 
 from partc.compiler.output.plan_files import PlanFiles
 from partc.compiler.planning.describe_ranks import OwnedRows, describe_groups, describe_ranks
@@ -20,6 +19,8 @@ from partc.passes.microbatches.join_microbatches import join_microbatches
 from partc.passes.microbatches.take_turns import take_turns
 from partc.passes.scheduling.bucket_communications import (
     BUCKET_BYTES,
+    BUCKET_S,
+    LEAST_BUCKET_BYTES,
     Bucket,
     bucket_communications,
     whole_shapes,
@@ -120,15 +121,13 @@ def _make_program(
     cluster: Cluster,
     files: PlanFiles | None,
 ) -> tuple[Program, Recomputed | None]:
-    # One rank alone sends nothing: a single bucket, so that its step is not cut.
-    limit_bytes = BUCKET_BYTES if len(ranks_of(cluster)) > 1 else sys.maxsize
     if strategy.recompute_bytes is not None:
         gather_again(lowered, {node.name for node in forward_nodes(analysis.training, analysis.main)})
     order = {node.name: index for index, node in enumerate(analysis.training.graph.nodes)}
     position_of = {copy: order[node] for copy, node in lowered.original.items()}
     seconds = _durations(lowered, cluster)
     in_buckets = partial(
-        bucket_communications, lowered, whole_shapes(analysis.facts, lowered), rows, limit_bytes
+        bucket_communications, lowered, whole_shapes(analysis.facts, lowered), rows, _bucket_bytes(cluster)
     )
     has_times = len(lowered.meshes.each) > 1 and find_repeated(lowered).count == 1
     buckets = in_buckets()
@@ -153,6 +152,18 @@ def _make_program(
     return ProgramMaker(lowered, turns, repeated, topology, writer, late).make(), recomputed
 
 
+def _bucket_bytes(cluster: Cluster) -> int:
+    """Return how large buckets may be: on slow links less, so that one is sent while the next is made."""
+    if len(ranks_of(cluster)) == 1:  # it sends nothing: one bucket, so that its step is not cut
+        return sys.maxsize
+    return int(min(BUCKET_BYTES, max(LEAST_BUCKET_BYTES, BUCKET_S * _slowest_link(cluster))))
+
+
+def _slowest_link(cluster: Cluster) -> float:
+    """Return the bytes per second of the slowest link between hosts, as many as there may be without one."""
+    return min((link.bytes_per_s for link in cluster.links), default=sys.float_info.max)
+
+
 def _divided_pieces(buckets: Mapping[str, Bucket]) -> dict[str, Sequence[Piece]]:
     """Return communication -> its member's pieces, where segments read or write these."""
     return {
@@ -166,13 +177,13 @@ def _divided_pieces(buckets: Mapping[str, Bucket]) -> dict[str, Sequence[Piece]]
 def _durations(lowered: LoweredGraph, cluster: Cluster) -> Callable[[Item], float]:
     """Return what tells the seconds of an item: on the first worker, or over the slowest link."""
     worker = next(placed for placed in ranks_of(cluster) if placed.replica is not None)
-    slowest = min((link.bytes_per_s for link in cluster.links), default=inf)
+    slowest_bytes_per_s = _slowest_link(cluster)
 
     def seconds(item: Item) -> float:
         values = [tensor.name for node in item.nodes for tensor in node.outputs]
         sent = sum(lowered.nbytes.get(value, 0) for value in values)
         if isinstance(item, Communication):
-            return PER_COMMUNICATION_S + sent / slowest
+            return PER_COMMUNICATION_S + sent / slowest_bytes_per_s
         read = sum(lowered.nbytes.get(tensor.name, 0) for node in item.nodes for tensor in node.inputs)
         flops = sum(lowered.flops.get(node.name, 0) for node in item.nodes)
         return node_s(flops, sent + read, worker, cluster)

@@ -132,6 +132,19 @@ class LaidOutGraph:
             return Replicate()
         return mesh.cut(axis, split.axis, split.outer, entries)
 
+    def divided_at(self, site: Site, tensor: str, layout: Layout) -> Layout:
+        """Return how a mesh divides what another divides so, if it is another of other parts."""
+        if layout.site == site or self.meshes.are_paired(layout.site, site):
+            return layout
+        mesh = self.meshes.of(site)
+        placements = [
+            self.cut_at(site, tensor, axis, place)
+            if isinstance(place, Split) and mesh.size(axis) > 1
+            else Replicate()
+            for axis, place in enumerate(layout.placements)
+        ]
+        return Layout(site, *placements)
+
     @property
     def meshes(self) -> Meshes:
         """Return the workers' meshes."""
@@ -384,10 +397,14 @@ def _decide_on_table(
     is_one_id_a_row = node.op != "ScatterND" or graph.facts.shape(node.inputs[1].name)[-1:] == (1,)
     if not layouts or not is_one_id_a_row:
         return None
-    homes = graph.homes.get(node.outputs[0].name, {})
+    table, made = node.inputs[0].name, node.outputs[0].name
+    site = graph.configuration.site_of(node.name)
+    homes = graph.homes.get(made, {})  # perhaps on another mesh
     in_rows = [number for number, split in homes.items() if split.axis == 0] == [axis]
-    wanted = homes[axis] if in_rows and homes[axis].outer == 1 else None
-    return decide_on_table(node, layouts, axis, wanted)
+    wanted = graph.cut_at(site, made, axis, homes[axis]) if in_rows else None
+    is_cut = isinstance(wanted, Split) and wanted.outer == 1
+    here = [graph.divided_at(site, table, layouts[0]), *layouts[1:]]
+    return decide_on_table(node, here, axis, wanted if is_cut else None)
 
 
 def _decide_shape(graph: LaidOutGraph, layout: Layout) -> Decision:

@@ -25,7 +25,9 @@ from partc.passes.microbatches.find_repeated import find_repeated, joins_microba
 from partc.passes.scheduling.divide_pieces import Piece, Pieces, is_contiguous, lay_out_pieces
 from partc.runtime.plan.program import Site
 
-BUCKET_BYTES = 25_000_000  # DESIGN: 25 MB is where an AllReduce nears the line rate
+BUCKET_BYTES = 25_000_000  # where an AllReduce nears the line rate of fast links
+BUCKET_S = 30e-3  # of a bucket on the slowest link: measured quickest at 1 Gbit/s (decision 033)
+LEAST_BUCKET_BYTES = 1_000_000
 IN_PLACE_BYTES = 1_000_000  # of contiguous pieces: more are cheaper sent alone than copied
 IN_PIECES = ("ReduceScatter", "AllGather")  # along an axis of the workers' mesh
 BY_ROWS = ("AllGatherRows", "RowsToStage")  # of variables, where parts differ in size
@@ -235,15 +237,15 @@ def _is_spread(rows: tuple[tuple[int, int], ...]) -> bool:
 def _chunks(
     nodes: list[gs.Node], shapes: Mapping[str, tuple[int, ...]], limit_bytes: int
 ) -> list[list[gs.Node]]:
+    """Return the nodes in runs: one is full when it has so many bytes, or more with its last."""
     chunks: list[list[gs.Node]] = [[]]
     filled = 0
     for node in nodes:
-        nbytes = _elements(shapes[whole_value(node)]) * np.dtype(node.inputs[0].dtype).itemsize
-        if chunks[-1] and filled + nbytes > limit_bytes:
+        if filled >= limit_bytes:
             chunks.append([])
             filled = 0
         chunks[-1].append(node)
-        filled += nbytes
+        filled += _elements(shapes[whole_value(node)]) * np.dtype(node.inputs[0].dtype).itemsize
     return chunks
 
 

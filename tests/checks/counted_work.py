@@ -30,7 +30,7 @@ def check_work(compiled: Compiled, pieces: Pieces) -> int:
     analysis, strategy = compiled.compilation.analysis, compiled.compilation.strategy
     nodes = {node.name: node for node in analysis.training.graph.nodes}
     held = 0
-    for config in strategy.ops:
+    for config in {config.op: config for config in strategy.ops}.values():  # the last of an operator
         node = nodes.get(config.op)
         if node is None or config.split is None:
             continue  # said in primitives, or as its operands are

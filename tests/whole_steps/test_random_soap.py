@@ -54,6 +54,8 @@ SAMPLED = [
     (model, seed) for model in MODELS for seed in range(6 if model in ("mlp", "tied embedding") else 1)
 ] + [
     ("bert", 21),  # stacks rows of replicas that are cut unevenly within their blocks
+    ("tied translation", 202),  # a table of 22 rows is kept on two ranks, and its gradient made by three
+    ("tied embedding", 118),  # of two entries for an operator the last holds
     ("mlp", 122),  # its output goes from six ranks, which divide the samples, to five
 ]
 ALL = [(model, seed) for model in MODELS for seed in range(223)]
