@@ -13,7 +13,7 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.inspect import Inspection, inspect_graph
-from partc.compiler.options import GraphOptions, Options, Partitioner, Sample
+from partc.compiler.options import SEARCH, SEARCH_S, GraphOptions, Options, Partitioner, Sample
 from partc.compiler.output.materialise import write_decisions
 from partc.compiler.output.output_paths import check_output_folder
 from partc.compiler.pipeline import compile_graph
@@ -22,6 +22,7 @@ from partc.compiler.planning.choose_partitions import get_partitioner, measure_p
 from partc.compiler.planning.choose_reading import describe_departures, judge_step
 from partc.compiler.planning.measure_sparsity import measure_sparsity
 from partc.compiler.planning.name_what_fits import may_share_variables, name_what_fits
+from partc.compiler.planning.search_strategies import Found, Priced, search_strategies
 from partc.compiler.settle_options import fill_sizes, settle_options
 from partc.compiler.verification.verify import verify
 from partc.cost.assignment.partitions import check_partitions
@@ -47,7 +48,7 @@ ABOUT_THE_MODEL = (BadModel, UnsupportedModel, BadUsage)
 Train = str | Path | onnx.ModelProto
 Fields = ParamSpec("Fields")
 
-__all__ = ["build_training_graph", "compile", "get_partitioner", "inspect", "verify"]
+__all__ = ["build_training_graph", "compile", "get_partitioner", "inspect", "search", "verify"]
 
 
 def _compiler_for(
@@ -82,6 +83,7 @@ def compile_step(
     """Compile a training step for a cluster into the folder `out`. Raises PartcError."""
     check_output_folder(Path(out), options.force)
     machines = _machines(cluster)
+    options = _search_where_asked(train, machines, options)
     if isinstance(options.partitions, Partitioner) and options.partitions.search == "measured":
         partitions = _measure_partitions(train, machines, options, options.partitions)
         options = replace(options, partitions=partitions)
@@ -106,11 +108,31 @@ def decide_step(train: Train, cluster: str | Path | Cluster, out: str | Path, op
             fix="leave one of the two out",
         )
     machines = _machines(cluster)
+    options = _search_where_asked(train, machines, options)
     graph = _read_graph(train, options.options)
     with _naming_files(train, cluster, options):
         settled = settle_options(options, graph)
         with _naming_what_fits(train, machines, settled):
             return write_decisions(graph, machines, Path(out), settled)
+
+
+def search(
+    train: Train,
+    cluster: str | Path | Cluster,
+    options: Options,
+    budget_s: float,
+    seed: int = 0,
+    show: Callable[[Priced, Priced], None] = lambda best, data_parallel: None,
+) -> Found:
+    """Find a quick strategy within `budget_s` seconds. Raises PartcError.
+
+    `show` is told of each improvement, and of data parallelism. `options.strategy` is not asked for.
+    """
+    machines = _machines(cluster)
+    with _naming_files(train, cluster, options):
+        return search_strategies(
+            lambda: _read_graph(train, options.options), machines, options, budget_s, seed, show
+        )
 
 
 def inspect(
@@ -151,6 +173,20 @@ def _read_graph(train: Train, options: GraphOptions) -> TrainingGraph:
 
 def _machines(cluster: str | Path | Cluster) -> Cluster:
     return cluster if isinstance(cluster, Cluster) else read_any_cluster(Path(cluster))
+
+
+def _search_where_asked(train: Train, cluster: Cluster, options: Options) -> Options:
+    """Return the options with the strategy that a search finds, where that was asked for."""
+    if options.strategy != SEARCH:
+        return options
+    if options.asynchronous:
+        raise BadUsage(
+            "workers that do not wait for each other have no step to make quicker",
+            at="--strategy search with --asynchronous",
+            fix="leave one of the two out",
+        )
+    found = search(train, cluster, replace(options, strategy="auto"), SEARCH_S)
+    return replace(options, strategy=found.best.strategy, batch=found.best.strategy.batch)
 
 
 @contextmanager

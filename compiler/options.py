@@ -15,6 +15,8 @@ from partc.runtime.errors import BadStrategy, BadUsage
 from partc.runtime.plan.program import Aggregation
 
 SAMPLE_STEPS = 8
+SEARCH = "search"  # for a strategy, for so many seconds
+SEARCH_S = 60.0
 
 SearchMode = Literal["off", "model", "measured"]
 
@@ -64,8 +66,8 @@ class Partitioner:
 class Options:
     """How a training step is compiled.
 
-    strategy     how the step is spread: a mode, a name such as tensor=2, the path of a strategy.json, or a
-                 strategy
+    strategy     how the step is spread: a mode, a name such as tensor=2, the path of a strategy.json, a
+                 strategy, or search: what a minute's search finds
     batch        what the graph's batch is: one replica's, or the whole; None: as choose_reading.py does
     sizes        symbolic size -> value, for pricing and synthetic data
     options      what the training graph's file does not say
@@ -102,7 +104,7 @@ class Options:
         if (named := parse_named(self.strategy)) is not None:
             return named
         if not self.strategy.endswith(".json"):
-            fix = f"use one of {', '.join((*modes, *NAMES))}, or the path of a strategy.json"
+            fix = f"use one of {', '.join((*modes, SEARCH, *NAMES))}, or the path of a strategy.json"
             raise BadUsage(f"no strategy {self.strategy!r}", at="--strategy", fix=fix)
         return read_strategy(Path(self.strategy))
 

@@ -7,6 +7,8 @@ of logger `partc` anyway.
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from partc.runtime.errors import BadUsage
 
@@ -14,6 +16,16 @@ LEVEL = "PARTC_LOG_LEVEL"
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 log = logging.getLogger("partc")
+
+
+@contextmanager
+def silent_log() -> Iterator[None]:
+    """Log nothing meanwhile: of many things that are tried, what is said of each helps nobody."""
+    was_disabled, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = was_disabled
 
 
 def configure_log() -> None:

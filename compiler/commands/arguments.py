@@ -61,6 +61,15 @@ def parse_bytes(text: str, option: str) -> int | None:
     return size
 
 
+def parse_seconds(text: str, option: str) -> float:
+    """Parse `60s`, `1.5min`, `2h` or a number of seconds. Raises BadUsage."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|)", text)
+    found_s = float(match[1]) * {"": 1, "s": 1, "min": 60, "h": 3600}[match[2]] if match else 0.0
+    if found_s <= 0:
+        raise BadUsage(f"{text!r} is no time", at=option, fix="write 60s, 1.5min, or a number of seconds")
+    return found_s
+
+
 def parse_batch_size(text: str) -> int | Literal["dynamic"] | None:
     """Parse --batch-size: a number or `dynamic`; empty text is None. Raises BadUsage."""
     if not text:

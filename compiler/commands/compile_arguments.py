@@ -10,7 +10,7 @@ from partc.cost.strategy import Batch
 
 ClusterFile = Annotated[Path, typer.Option("-c", "--cluster", help="cluster.json, or a resource file.")]
 StrategyName = Annotated[
-    str, typer.Option(help="auto, hybrid, allreduce, ps, data=N, tensor=K, fsdp, or a strategy.json.")
+    str, typer.Option(help="auto, hybrid, allreduce, ps, search, data=N, tensor=K, fsdp, or a strategy.json.")
 ]
 BatchReadingName = Annotated[
     Batch | None,

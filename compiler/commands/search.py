@@ -1,0 +1,62 @@
+"""`partc search`: find a quick strategy for a cluster, as a file that compile takes."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from partc.compiler.api import search
+from partc.compiler.commands import compile_arguments as arguments
+from partc.compiler.commands.arguments import parse_seconds, parse_sizes
+from partc.compiler.commands.console import tell
+from partc.compiler.commands.graph_arguments import (
+    AxesArgument,
+    InitialArgument,
+    LossArgument,
+    SizesArgument,
+    StateArgument,
+    TrainArgument,
+    graph_options,
+)
+from partc.compiler.options import Options
+from partc.compiler.output.output_paths import check_output_file
+from partc.compiler.planning.search_strategies import Priced
+from partc.compiler.report.units import seconds
+from partc.cost.strategy import write_strategy
+
+EPILOG = "Example: partc search train.onnx -c examples/cluster-2x2.json --batch global -o strategy.json"
+
+
+def search_command(
+    train: TrainArgument,
+    cluster: arguments.ClusterFile,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The strategy.json to write.")],
+    budget: Annotated[str, typer.Option(help="How long to search, such as 60s or 5min.")] = "60s",
+    seed: Annotated[int, typer.Option(help="The seed of what is tried.")] = 0,
+    batch: arguments.BatchReadingName = None,
+    state: StateArgument = "",
+    sample_axis: AxesArgument = [],
+    loss: LossArgument = "",
+    initial: InitialArgument = None,
+    size: SizesArgument = [],
+) -> None:
+    """Find a quick strategy by simulated steps: names, and operators' own devices and degrees."""
+    check_output_file(output)
+    options = Options(
+        batch=batch, sizes=parse_sizes(size), options=graph_options(state, sample_axis, loss, initial)
+    )
+    found = search(train, cluster, options, parse_seconds(budget, "--budget"), seed, _show)
+    write_strategy(found.best.strategy, output)
+    tell(
+        f"{found.best.name}: {_compare(found.best, found.data_parallel)}; {found.priced} strategies priced, "
+        f"{found.refused} not possible, in {seconds(found.seconds)} -> {output}"
+    )
+
+
+def _show(best: Priced, data_parallel: Priced) -> None:
+    tell(f"  {best.name}: {_compare(best, data_parallel)}")
+
+
+def _compare(best: Priced, data_parallel: Priced) -> str:
+    ratio = data_parallel.step_s / best.step_s
+    return f"{seconds(best.step_s)} a step, {ratio:.2f}x as fast as data parallelism"
