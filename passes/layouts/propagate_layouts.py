@@ -402,9 +402,9 @@ def _decide_on_table(
     homes = graph.homes.get(made, {})  # perhaps on another mesh
     in_rows = [number for number, split in homes.items() if split.axis == 0] == [axis]
     wanted = graph.cut_at(site, made, axis, homes[axis]) if in_rows else None
-    is_cut = isinstance(wanted, Split) and wanted.outer == 1
     here = [graph.divided_at(site, table, layouts[0]), *layouts[1:]]
-    return decide_on_table(node, here, axis, wanted if is_cut else None)
+    kept = wanted if isinstance(wanted, Split) and wanted.outer == 1 else None
+    return decide_on_table(node, here, axis, kept)
 
 
 def _decide_shape(graph: LaidOutGraph, layout: Layout) -> Decision:
