@@ -1,0 +1,326 @@
+"""A graph of tasks on resources that changes block by block, and the timeline of it.
+
+    graph.replace({block: BlockTasks(...), ...})     a move: other contents for some blocks
+    graph.delta()  or  graph.full()                  seconds of a step
+    graph.undo()                                     as before the move, timeline included
+
+A block is what a search changes at once: the tasks of an operator group, the transfers between two groups,
+the synchronisation of a parameter. Blocks are numbered in the order of the step: a dependency leads from a
+task to a later one of its own block, or to a later block. Such a graph has no circles, and the numbers break
+ties: of tasks that are ready at the same time, a resource runs the earlier block's first, then by index, so
+that a timeline depends on nothing but the contents of the blocks.
+
+A block owns the dependencies that are given with it, whichever tasks they join. When a block is replaced, so
+are those that own dependencies on its tasks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partc.cost.simulation.resimulate_tasks import (
+    BEGIN,
+    EMITTED,
+    SAVED,
+    Journal,
+    Replay,
+    replay,
+    restore,
+)
+from partc.cost.simulation.simulate_tasks import Heap, Timeline, simulate, step_seconds
+from partc.cost.simulation.task_arrays import (
+    BACKWARD,
+    DANGLING,
+    FINE,
+    NONE,
+    UNKNOWN_TASK,
+    Blocks,
+    Change,
+    Floats,
+    Ints,
+    Tasks,
+    put_back,
+    put_in,
+    take_out,
+)
+
+FAULTS = {
+    DANGLING: "a block that is not replaced owns a dependency on a task that is",
+    UNKNOWN_TASK: "a dependency on a task that is not there",
+    BACKWARD: "a dependency on a later task: they lead forward, by block, then by index",
+}
+
+Array: TypeAlias = NDArray[Any]  # of whichever dtype
+
+# A replay whose queue has taken more than this share of the tasks is given up for a full simulation, ...
+MOST_EFFORT = 0.5
+# ... and so are at once the next moves: one, then twice as many each time, up to this.
+MOST_SKIPPED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTasks:
+    """The contents of a block.
+
+    `resources` int32[n], `seconds` float64[n]: of its tasks. `dependencies` int32[m, 4]: rows of source
+    block, source index, target block, target index.
+    """
+
+    resources: Ints
+    seconds: Floats
+    dependencies: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTimes:
+    """When the tasks of a block are ready, start and end: float64[n] seconds each."""
+
+    ready: Floats
+    start: Floats
+    end: Floats
+
+
+@dataclass(slots=True)
+class Spans:
+    """Room in arrays that grow, given in spans whose sizes are powers of two."""
+
+    used: int = 0
+    free: dict[int, list[int]] = field(default_factory=dict)
+
+    def take(self, size: int) -> int:
+        """Return where a span begins that has room for `size`."""
+        if size == 0:
+            return 0
+        exponent = (size - 1).bit_length()
+        if spans := self.free.get(exponent):
+            return spans.pop()
+        self.used += 1 << exponent
+        return self.used - (1 << exponent)
+
+    def give_back(self, begin: int, size: int) -> None:
+        """Free a span that `take` returned."""
+        if size:
+            self.free.setdefault((size - 1).bit_length(), []).append(begin)
+
+
+@dataclass(slots=True)
+class Move:
+    """A change of the graph that can still be undone."""
+
+    blocks: Ints
+    former: Blocks  # spans
+    present: Blocks
+    changed: int
+    was_current: bool
+    order: int  # tasks in the former order
+    simulated: bool = False
+    swapped: bool = False  # the former timeline is the spare one, ...
+    begin: int | None = None  # ... and was replayed from this place on
+    saved: int = 0  # entries of the journal
+
+
+class TaskGraph:
+    """Tasks in blocks 0 to `blocks` - 1, all empty at first, on `resources` devices and links."""
+
+    def __init__(self, blocks: int, resources: int) -> None:
+        self._blocks = Blocks(*(np.zeros(blocks, np.int32) for _ in Blocks._fields))
+        self._slots, self._places = Spans(), Spans()
+        self._tasks = Tasks(*_empty("i4 f8 i8 i4 i4 i4 u1"))
+        self._rows = np.zeros((0, 6), np.int32)
+        self._timeline, self._spare = (
+            Timeline(*_empty("f8 f8 f8 i4 i4"), np.full(resources, NONE)) for _ in range(2)
+        )
+        self._former_order = np.zeros(0, np.int32)
+        self._replay = Replay(*_empty("i4 i4 i4"), np.zeros(resources, np.int32), np.zeros(5, np.int64))
+        self._journal = Journal(*_empty("i4 f8 f8 f8 i4"), np.zeros(resources, np.int32))
+        self._heap = Heap(*_empty("f8 i8"))
+        self._changed = np.zeros(0, np.int32)
+        self._order_length = 0
+        self._move: Move | None = None
+        self._is_current = False  # whether the timeline is the graph's, but for the last move
+        self._to_skip, self._skips = 0, 0
+
+    @property
+    def tasks(self) -> int:
+        """Return how many tasks there are."""
+        return int(self._blocks.tasks.sum())
+
+    @property
+    def dependencies(self) -> int:
+        """Return how many dependencies there are."""
+        return int(self._blocks.rows.sum())
+
+    def replace(self, contents: Mapping[int, BlockTasks]) -> None:
+        """Give blocks other contents; what was replaced before can no longer be undone.
+
+        Raises ValueError, and changes nothing, where another block owns a dependency on a replaced task, a
+        dependency leads backward or to a task that is not there, or a number is out of range.
+        """
+        chosen = np.array(sorted(contents), np.int32)
+        change = self._change(chosen, [contents[block] for block in chosen.tolist()])
+        self._accept()
+        former = Blocks(*(values[chosen] for values in self._blocks))
+        self._make_room()
+        fault, changed = take_out(self._tasks, self._rows, self._blocks, chosen, self._changed, 0)
+        if fault == FINE:
+            fault, changed = put_in(self._tasks, self._rows, self._blocks, change, self._changed, changed)
+        self._move = Move(chosen, former, change.spans, changed, self._is_current, self._order_length)
+        if fault != FINE:
+            self._put_back(self._move, linked=False)
+            raise ValueError(FAULTS[fault])
+
+    def full(self) -> float:
+        """Simulate every task anew; return the seconds of a step."""
+        move = self._move
+        if move is not None and move.simulated:
+            if move.begin is not None:
+                move.begin = 0  # the order may be another than the replay's: restore all positions
+        else:
+            self._swap_orders()
+            self._timeline, self._spare = self._spare, self._timeline
+        self._order_length = simulate(
+            self._tasks,
+            self._rows,
+            self._blocks,
+            self._timeline,
+            self._replay.order,
+            self._replay.waiting,
+            self._heap,
+        )
+        if move is not None and not move.simulated:
+            move.swapped = move.simulated = True
+        self._is_current = True
+        return float(step_seconds(self._timeline))
+
+    def delta(self) -> float:
+        """Simulate what the last move changes; return the seconds of a step, the same as `full` would."""
+        move = self._move
+        if move is None or move.simulated or not self._is_current:
+            return self.full()
+        if self._to_skip:
+            self._to_skip -= 1
+            return self.full()
+        self._swap_orders()
+        finished = replay(
+            self._tasks,
+            self._rows,
+            self._blocks,
+            self._timeline,
+            self._former_order[: self._order_length],
+            move.former,
+            self._changed[: move.changed],
+            move.blocks,
+            self._replay,
+            self._heap,
+            self._journal,
+            int(MOST_EFFORT * self._order_length),
+        )
+        move.begin, move.saved = (int(self._replay.counts[what]) for what in (BEGIN, SAVED))
+        if not finished:
+            self._skips = min(2 * self._skips + 1, MOST_SKIPPED)
+            self._to_skip = self._skips
+            self._swap_orders()
+            return self.full()
+        self._skips = 0
+        self._order_length = int(self._replay.counts[EMITTED])
+        move.simulated = True
+        return float(step_seconds(self._timeline))
+
+    def undo(self) -> None:
+        """Give the blocks of the last move, and the timeline, their state before it."""
+        move = self._move
+        if move is None:
+            raise ValueError("there is no move to undo")
+        if move.simulated:
+            self._swap_orders()
+        if move.swapped:
+            self._timeline, self._spare = self._spare, self._timeline
+        self._order_length = move.order
+        if move.begin is not None:
+            order = self._replay.order[: move.order]
+            restore(self._timeline, order, move.begin, move.saved, self._journal)
+        self._is_current = move.was_current
+        self._put_back(move, linked=True)
+
+    def _swap_orders(self) -> None:
+        self._former_order, order = self._replay.order, self._former_order
+        self._replay = self._replay._replace(order=order)
+
+    def times(self, block: int) -> BlockTimes:
+        """Return when the tasks of a block run, as last simulated."""
+        begin = self._blocks.task[block]
+        span = slice(begin, begin + self._blocks.tasks[block])
+        return BlockTimes(*(values[span].copy() for values in self._timeline[:3]))
+
+    def _change(self, chosen: Ints, contents: list[BlockTasks]) -> Change:
+        resources = np.concatenate([block.resources for block in contents], dtype=np.int32)
+        seconds = np.concatenate([block.seconds for block in contents], dtype=np.float64)
+        dependencies = np.concatenate([block.dependencies for block in contents], dtype=np.int32)
+        limit = len(self._timeline.tail)
+        if len(resources) != len(seconds) or not ((resources >= 0) & (resources < limit)).all():
+            raise ValueError(f"tasks: a resource of 0 to {limit - 1} each")
+        if not ((seconds >= 0) & np.isfinite(seconds)).all():
+            raise ValueError("tasks: finite seconds, zero or more, each")
+        if chosen[0] < 0 or chosen[-1] >= len(self._blocks.task):
+            raise ValueError(f"blocks are 0 to {len(self._blocks.task) - 1}")
+        tasks = [len(block.seconds) for block in contents]
+        rows = [len(block.dependencies) for block in contents]
+        spans = Blocks(
+            np.array([self._slots.take(size) for size in tasks], np.int32),
+            np.array(tasks, np.int32),
+            np.array([self._places.take(size) for size in rows], np.int32),
+            np.array(rows, np.int32),
+        )
+        return Change(chosen, spans, resources, seconds, dependencies)
+
+    def _accept(self) -> None:
+        if self._move is None:
+            return
+        self._release(self._move.former)
+        self._is_current = self._is_current and self._move.simulated
+        self._move = None
+
+    def _put_back(self, move: Move, linked: bool) -> None:
+        put_back(self._tasks, self._rows, self._blocks, move.blocks, move.former, linked)
+        self._tasks.flags[self._changed[: move.changed]] = 0
+        self._release(move.present)
+        self._move = None
+
+    def _release(self, spans: Blocks) -> None:
+        for begin, size in zip(spans.task.tolist(), spans.tasks.tolist(), strict=True):
+            self._slots.give_back(begin, size)
+        for begin, size in zip(spans.row.tolist(), spans.rows.tolist(), strict=True):
+            self._places.give_back(begin, size)
+
+    def _make_room(self) -> None:
+        if self._places.used > len(self._rows):
+            self._rows = _enlarged(self._rows, 2 * self._places.used)
+        if self._slots.used <= len(self._changed):
+            return
+        size = 2 * self._slots.used
+        self._tasks = Tasks(*(_enlarged(values, size) for values in self._tasks))
+        self._timeline, self._spare = (
+            Timeline(*(_enlarged(values, size) for values in timeline[:-1]), timeline.tail)
+            for timeline in (self._timeline, self._spare)
+        )
+        order, place, waiting, last, count = self._replay
+        self._replay = Replay(*(_enlarged(values, size) for values in (order, place, waiting)), last, count)
+        self._journal = Journal(
+            *(_enlarged(values, size) for values in self._journal[:-1]), self._journal.tail
+        )
+        self._heap = Heap(*(_enlarged(values, size) for values in self._heap))
+        self._former_order = _enlarged(self._former_order, size)
+        self._changed = _enlarged(self._changed, size)
+
+
+def _empty(dtypes: str) -> tuple[Array, ...]:
+    return tuple(np.zeros(0, dtype) for dtype in dtypes.split())
+
+
+def _enlarged(values: Array, size: int) -> Array:
+    result = np.zeros((size, *values.shape[1:]), values.dtype)
+    result[: len(values)] = values
+    return result
