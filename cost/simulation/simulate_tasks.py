@@ -106,7 +106,22 @@ def simulate(
             if waiting[task] == 0:
                 push(heap, size, 0.0, tasks.key[task])
                 size += 1
-    count = 0
+    return run_queue(tasks, rows, blocks, timeline, order, 0, waiting, heap, size)
+
+
+@compiled
+def run_queue(
+    tasks: Tasks,
+    rows: Ints,
+    blocks: Blocks,
+    timeline: Timeline,
+    order: Ints,
+    count: int,
+    waiting: Ints,
+    heap: Heap,
+    size: int,
+) -> int:
+    """Run what is queued, and what becomes ready by that, behind the first `count` tasks of `order`."""
     while size:
         task = slot_of(blocks, heap.key[0])
         drop_least(heap, size)

@@ -19,14 +19,12 @@ Bytes: TypeAlias = NDArray[np.uint8]
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
 
 NONE = np.int32(-1)
-NEVER = np.inf  # the end of a task that has not been simulated yet
 NOWHERE = np.int32(2**31 - 1)  # the position of a task that is in no order yet
 
 # Flags of a slot, between a change and the simulation of it.
 REMOVED = np.uint8(1)
-DISPLACED = np.uint8(2)  # simulated where its times say, and no longer where the former order has it
-AWAITED = np.uint8(4)  # one of its successors is displaced, and counts it among those that it waits for
-CHANGED = np.uint8(8)  # stays, and has lost or won predecessors
+CHANGED = np.uint8(2)  # stays, and has lost or won predecessors
+NEW = np.uint8(4)
 
 SOURCE, TARGET, NEXT_IN, PREVIOUS_IN, NEXT_OUT, PREVIOUS_OUT = range(6)
 INDEX_BITS = 32
@@ -120,7 +118,7 @@ def link(tasks: Tasks, rows: Ints, row: int) -> None:
 @compiled
 def note_changed(tasks: Tasks, task: int, changed: Ints, count: int) -> int:
     """Note that a task that stays has other predecessors; return how many are noted."""
-    if tasks.flags[task] & (REMOVED | CHANGED | DISPLACED):
+    if tasks.flags[task] & (REMOVED | CHANGED | NEW):
         return count
     tasks.flags[task] |= CHANGED
     changed[count] = task
@@ -168,7 +166,7 @@ def put_in(
             tasks.key[task] = np.int64(block) << INDEX_BITS | index
             tasks.first_in[task] = tasks.first_out[task] = NONE
             tasks.predecessors[task] = 0
-            tasks.flags[task] = DISPLACED
+            tasks.flags[task] = NEW
             given += 1
     given = 0
     for which in range(len(change.block)):

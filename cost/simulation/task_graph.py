@@ -21,15 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from partc.cost.simulation.resimulate_tasks import (
-    BEGIN,
-    EMITTED,
-    SAVED,
-    Journal,
-    Replay,
-    replay,
-    restore,
-)
+from partc.cost.simulation.resume_tasks import Journal, first_place, restore, resume
 from partc.cost.simulation.simulate_tasks import Heap, Timeline, simulate, step_seconds
 from partc.cost.simulation.task_arrays import (
     BACKWARD,
@@ -55,10 +47,8 @@ FAULTS = {
 
 Array: TypeAlias = NDArray[Any]  # of whichever dtype
 
-# A replay whose queue has taken more than this share of the tasks is given up for a full simulation, ...
-MOST_EFFORT = 0.5
-# ... and so are at once the next moves: one, then twice as many each time, up to this.
-MOST_SKIPPED = 64
+# Where less than this share of a timeline stays, it is simulated in full: that needs no journal.
+LEAST_KEPT = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +107,8 @@ class Move:
     was_current: bool
     order: int  # tasks in the former order
     simulated: bool = False
-    swapped: bool = False  # the former timeline is the spare one, ...
-    begin: int | None = None  # ... and was replayed from this place on
-    saved: int = 0  # entries of the journal
+    swapped: bool = False  # the former timeline is the spare one, or else ...
+    begin: int | None = None  # ... what it was from this place of the order on is in the journal
 
 
 class TaskGraph:
@@ -133,15 +122,12 @@ class TaskGraph:
         self._timeline, self._spare = (
             Timeline(*_empty("f8 f8 f8 i4 i4"), np.full(resources, NONE)) for _ in range(2)
         )
-        self._former_order = np.zeros(0, np.int32)
-        self._replay = Replay(*_empty("i4 i4 i4"), np.zeros(resources, np.int32), np.zeros(5, np.int64))
-        self._journal = Journal(*_empty("i4 f8 f8 f8 i4"), np.zeros(resources, np.int32))
+        self._order, self._other_order, self._waiting, self._changed = _empty("i4 i4 i4 i4")
+        self._journal = Journal(*_empty("f8 f8 f8 i4"), np.zeros(resources, np.int32))
         self._heap = Heap(*_empty("f8 i8"))
-        self._changed = np.zeros(0, np.int32)
         self._order_length = 0
         self._move: Move | None = None
         self._is_current = False  # whether the timeline is the graph's, but for the last move
-        self._to_skip, self._skips = 0, 0
 
     @property
     def tasks(self) -> int:
@@ -175,10 +161,7 @@ class TaskGraph:
     def full(self) -> float:
         """Simulate every task anew; return the seconds of a step."""
         move = self._move
-        if move is not None and move.simulated:
-            if move.begin is not None:
-                move.begin = 0  # the order may be another than the replay's: restore all positions
-        else:
+        if move is None or not move.simulated:
             self._swap_orders()
             self._timeline, self._spare = self._spare, self._timeline
         self._order_length = simulate(
@@ -186,8 +169,8 @@ class TaskGraph:
             self._rows,
             self._blocks,
             self._timeline,
-            self._replay.order,
-            self._replay.waiting,
+            self._order,
+            self._waiting,
             self._heap,
         )
         if move is not None and not move.simulated:
@@ -200,33 +183,34 @@ class TaskGraph:
         move = self._move
         if move is None or move.simulated or not self._is_current:
             return self.full()
-        if self._to_skip:
-            self._to_skip -= 1
-            return self.full()
-        self._swap_orders()
-        finished = replay(
+        length = self._order_length
+        begin = first_place(
             self._tasks,
             self._rows,
             self._blocks,
             self._timeline,
-            self._former_order[: self._order_length],
+            self._order[:length],
             move.former,
             self._changed[: move.changed],
             move.blocks,
-            self._replay,
+        )
+        if begin < LEAST_KEPT * length:
+            return self.full()
+        self._swap_orders()
+        move.begin, move.simulated = begin, True
+        self._order_length = resume(
+            self._tasks,
+            self._rows,
+            self._blocks,
+            self._timeline,
+            self._other_order[:length],
+            begin,
+            move.blocks,
+            self._order,
+            self._waiting,
             self._heap,
             self._journal,
-            int(MOST_EFFORT * self._order_length),
         )
-        move.begin, move.saved = (int(self._replay.counts[what]) for what in (BEGIN, SAVED))
-        if not finished:
-            self._skips = min(2 * self._skips + 1, MOST_SKIPPED)
-            self._to_skip = self._skips
-            self._swap_orders()
-            return self.full()
-        self._skips = 0
-        self._order_length = int(self._replay.counts[EMITTED])
-        move.simulated = True
         return float(step_seconds(self._timeline))
 
     def undo(self) -> None:
@@ -240,14 +224,13 @@ class TaskGraph:
             self._timeline, self._spare = self._spare, self._timeline
         self._order_length = move.order
         if move.begin is not None:
-            order = self._replay.order[: move.order]
-            restore(self._timeline, order, move.begin, move.saved, self._journal)
+            order = self._order[: move.order]
+            restore(self._timeline, order, move.begin, self._journal)
         self._is_current = move.was_current
         self._put_back(move, linked=True)
 
     def _swap_orders(self) -> None:
-        self._former_order, order = self._replay.order, self._former_order
-        self._replay = self._replay._replace(order=order)
+        self._order, self._other_order = self._other_order, self._order
 
     def times(self, block: int) -> BlockTimes:
         """Return when the tasks of a block run, as last simulated."""
@@ -306,14 +289,14 @@ class TaskGraph:
             Timeline(*(_enlarged(values, size) for values in timeline[:-1]), timeline.tail)
             for timeline in (self._timeline, self._spare)
         )
-        order, place, waiting, last, count = self._replay
-        self._replay = Replay(*(_enlarged(values, size) for values in (order, place, waiting)), last, count)
+        self._order, self._other_order, self._waiting, self._changed = (
+            _enlarged(values, size)
+            for values in (self._order, self._other_order, self._waiting, self._changed)
+        )
         self._journal = Journal(
             *(_enlarged(values, size) for values in self._journal[:-1]), self._journal.tail
         )
         self._heap = Heap(*(_enlarged(values, size) for values in self._heap))
-        self._former_order = _enlarged(self._former_order, size)
-        self._changed = _enlarged(self._changed, size)
 
 
 def _empty(dtypes: str) -> tuple[Array, ...]:
