@@ -2,10 +2,11 @@
 
     python benchmarks/delta_simulation.py [--devices 4 16 64] [--proposals 200] [--json FILE]
 
-A random walk as a search makes: from data parallelism, one operator's configuration at a time, better ones are
-kept, and worse ones with a chance. Both simulations follow the same walk and are asserted to agree. A proposal is the
-change of the graph, the simulation, and the return where it is not kept; what a block contains is drawn
-before the clock runs. Ratios: to full simulation in the same run.
+A random walk as a search makes: from data parallelism, one operator's configuration at a time, better ones
+are kept, and worse ones with a chance. All simulations follow the same walk and are asserted to agree. A
+proposal is the change of the graph, the simulation, and the return where it is not kept; what blocks
+contain is made before the clock runs. With limit: simulation stops once the step is too long to be kept.
+Ratios: to full simulation in the same run.
 """
 
 import argparse
@@ -23,6 +24,8 @@ from partc.cost.simulation.task_graph import BlockTasks, TaskGraph
 
 STEPS = (layers(10), layers(100), recurrence(10, 2), recurrence(40, 2))
 WARM_UP = 3
+GREED = 200
+SYSTEMS = ("full", "delta", "full with limit", "delta with limit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,47 +46,58 @@ class Walk:
         self._strategy = self.blocks.data_parallel()
         contents = self.blocks.all_contents(self._strategy)
         self.graphs: dict[str, TaskGraph] = {}
-        self.seconds = dict.fromkeys(("full", "delta"), 0.0)
-        for system in self.seconds:
+        self.forget_seconds()
+        for system in SYSTEMS:
             self.graphs[system] = self.blocks.graph()
             self.graphs[system].replace(contents)
             self._now_s = self.graphs[system].full()
+
+    def forget_seconds(self) -> None:
+        self.seconds = dict.fromkeys(SYSTEMS, 0.0)
+        self.change_seconds = dict.fromkeys(SYSTEMS, 0.0)
 
     def propose(self) -> None:
         strategy = list(self._strategy)
         operator = int(self._rng.integers(len(strategy)))
         strategy[operator] = self.blocks.draw(self._rng)
         contents = self.blocks.contents(strategy, operator)
-        chance = self._rng.random()
-        found = {system: self._simulate(system, contents, chance) for system in self.seconds}
+        # Metropolis: a step is kept with probability exp(-GREED * what it takes more, relatively).
+        limit_s = self._now_s * (1 - math.log(1 - self._rng.random()) / GREED)
+        found = {system: self._simulate(system, contents, limit_s) for system in SYSTEMS}
+        assert len({step_s if step_s <= limit_s else math.inf for step_s in found.values()}) == 1, found
         assert found["full"] == found["delta"], found
-        if self._keeps(found["full"], chance):
+        if found["full"] <= limit_s:
             self._strategy, self._now_s = strategy, found["full"]
 
-    def _simulate(self, system: str, contents: Mapping[int, BlockTasks], chance: float) -> float:
+    def _simulate(self, system: str, contents: Mapping[int, BlockTasks], limit_s: float) -> float:
         graph = self.graphs[system]
+        stop_s = limit_s if "limit" in system else math.inf
         begun_s = time.perf_counter()
         graph.replace(contents)
-        step_s = graph.full() if system == "full" else graph.delta()
-        if not self._keeps(step_s, chance):
+        simulated_s = time.perf_counter()
+        step_s = graph.full(stop_s) if "full" in system else graph.delta(stop_s)
+        if step_s > limit_s:
             graph.undo()
-        self.seconds[system] += time.perf_counter() - begun_s
+        ended_s = time.perf_counter()
+        self.seconds[system] += ended_s - begun_s
+        self.change_seconds[system] += simulated_s - begun_s
         return step_s
-
-    def _keeps(self, step_s: float, chance: float) -> bool:
-        return chance < math.exp(min(0.0, 200 * (self._now_s - step_s) / self._now_s))
 
 
 def measure(step: Step, devices: int, proposals: int, seed: int) -> list[Row]:
     walk = Walk(step, devices, seed)
     for _ in range(WARM_UP):
         walk.propose()
-    walk.seconds = dict.fromkeys(walk.seconds, 0.0)
+    walk.forget_seconds()
     for _ in range(proposals):
         walk.propose()
     work = f"{step.name} on {devices}"
     rates = {system: proposals / seconds for system, seconds in walk.seconds.items()}
     rows = [Row(work, system, rate, "proposals/s", rate / rates["full"]) for system, rate in rates.items()]
+    rows += [
+        Row(work, f"{system}: change of the graph", seconds / walk.seconds[system], "share", None)
+        for system, seconds in walk.change_seconds.items()
+    ]
     graph = walk.graphs["full"]
     return [
         *rows,
@@ -103,12 +117,11 @@ def main() -> None:
     for step in STEPS:
         for devices in arguments.devices:
             found = measure(step, devices, arguments.proposals, arguments.seed)
-            (full, delta, tasks, dependencies), rows = found, rows + found
-            print(
-                f"{full.work:28} {tasks.value:8,.0f} tasks {dependencies.value:9,.0f} dependencies "
-                f"{full.value:9,.1f}/s full {delta.value:9,.1f}/s delta  {delta.ratio:5.2f}x",
-                flush=True,
-            )
+            rows += found
+            tasks = next(row.value for row in found if row.unit == "tasks")
+            print(f"{found[0].work}, {tasks:,.0f} tasks")
+            for row in found[: len(SYSTEMS)]:
+                print(f"    {row.system:20} {row.value:9,.1f}/s {row.ratio:6.2f}x", flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 

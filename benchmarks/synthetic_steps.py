@@ -1,5 +1,5 @@
-"""Training steps as task graphs without a model: layers in a line, or unrolled recurrences, under strategies drawn
-at random. The delta simulation is measured and tested on them.
+"""Training steps as task graphs without a model: layers in a line, or unrolled recurrences, under strategies
+drawn at random. The delta simulation is measured and tested on them.
 
 A device belongs to a host of four. Resources are devices, then each host's bus, then each host's way out.
 An operator has a forward and a backward block; a block of transfers precedes the forward block for each
@@ -20,7 +20,7 @@ BUS_BYTES_PER_S, OUT_BYTES_PER_S, LATENCY_S = 1e10, 1e10, 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """`parameter`: which one it reads, or -1. `forward_s` on one device; the backward task takes twice that."""
+    """`parameter`: which one it reads, or -1. `forward_s` on one device; backward takes twice that."""
 
     name: str
     reads: tuple[int, ...]

@@ -8,7 +8,7 @@ simulated up to there is kept, and simulation goes on from there with the code o
 
 from typing import NamedTuple
 
-from partc.cost.simulation.simulate_tasks import Heap, Timeline, push, run_queue
+from partc.cost.simulation.simulate_tasks import Bound, Heap, Timeline, push, run_queue
 from partc.cost.simulation.task_arrays import (
     NEXT_IN,
     NONE,
@@ -104,8 +104,13 @@ def resume(
     waiting: Ints,
     heap: Heap,
     journal: Journal,
+    bound: Bound,
 ) -> int:
-    """Simulate from the place `begin` of the `former` order on; return how many tasks `order` has then."""
+    """Simulate from the place `begin` of the `former` order on.
+
+    Returns how many tasks `order` has then, or STOPPED.
+    """
+    bound.remaining[:] = 0.0
     order[:begin] = former[:begin]
     journal.tail[:] = timeline.tail
     size = 0
@@ -116,11 +121,13 @@ def resume(
         journal.end[entry], journal.previous[entry] = timeline.end[task], timeline.previous[task]
         timeline.tail[tasks.resource[task]] = timeline.previous[task]
         if not tasks.flags[task] & REMOVED:
+            bound.remaining[tasks.resource[task]] += tasks.seconds[task]
             size = await_predecessors(tasks, rows, timeline, begin, task, waiting, heap, size)
     for block in new:
         for task in range(blocks.task[block], blocks.task[block] + blocks.tasks[block]):
+            bound.remaining[tasks.resource[task]] += tasks.seconds[task]
             size = await_predecessors(tasks, rows, timeline, begin, task, waiting, heap, size)
-    return run_queue(tasks, rows, blocks, timeline, order, begin, waiting, heap, size)
+    return run_queue(tasks, rows, blocks, timeline, order, begin, waiting, heap, size, bound)
 
 
 @compiled

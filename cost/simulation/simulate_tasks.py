@@ -25,6 +25,7 @@ from partc.cost.simulation.task_arrays import (
     compiled,
 )
 
+STOPPED = -1
 INDEX_MASK = np.int64((1 << INDEX_BITS) - 1)
 
 
@@ -37,6 +38,13 @@ class Timeline(NamedTuple):
     previous: Ints  # the task before it on its resource
     position: Ints  # its place in the order of simulation
     tail: Ints  # by resource
+
+
+class Bound(NamedTuple):
+    """What a step takes at least: the end of each resource's last task, and what remains to it."""
+
+    remaining: Floats  # by resource
+    limit_s: float  # simulation stops once a step must take longer
 
 
 class Heap(NamedTuple):
@@ -90,23 +98,32 @@ def slot_of(blocks: Blocks, key: int) -> int:
 
 @compiled
 def simulate(
-    tasks: Tasks, rows: Ints, blocks: Blocks, timeline: Timeline, order: Ints, waiting: Ints, heap: Heap
+    tasks: Tasks,
+    rows: Ints,
+    blocks: Blocks,
+    timeline: Timeline,
+    order: Ints,
+    waiting: Ints,
+    heap: Heap,
+    bound: Bound,
 ) -> int:
-    """Fill `timeline`, and `order` with the tasks as they were simulated; return how many there are.
+    """Fill `timeline`, and `order` with the tasks as they were simulated.
 
-    `waiting` and `heap` are room to work in.
+    `waiting` and `heap` are room to work in. Returns how many tasks there are, or STOPPED.
     """
     timeline.tail[:] = NONE
+    bound.remaining[:] = 0.0
     size = 0
     for block in range(len(blocks.task)):
         for task in range(blocks.task[block], blocks.task[block] + blocks.tasks[block]):
             tasks.flags[task] = 0
             timeline.ready[task] = 0.0
+            bound.remaining[tasks.resource[task]] += tasks.seconds[task]
             waiting[task] = tasks.predecessors[task]
             if waiting[task] == 0:
                 push(heap, size, 0.0, tasks.key[task])
                 size += 1
-    return run_queue(tasks, rows, blocks, timeline, order, 0, waiting, heap, size)
+    return run_queue(tasks, rows, blocks, timeline, order, 0, waiting, heap, size, bound)
 
 
 @compiled
@@ -120,8 +137,12 @@ def run_queue(
     waiting: Ints,
     heap: Heap,
     size: int,
+    bound: Bound,
 ) -> int:
-    """Run what is queued, and what becomes ready by that, behind the first `count` tasks of `order`."""
+    """Run what is queued, and what becomes ready by that, behind the first `count` tasks of `order`.
+
+    Returns how many tasks `order` has then, or STOPPED.
+    """
     while size:
         task = slot_of(blocks, heap.key[0])
         drop_least(heap, size)
@@ -132,6 +153,9 @@ def run_queue(
         if previous != NONE:
             start = max(start, timeline.end[previous])
         end = start + tasks.seconds[task]
+        bound.remaining[resource] -= tasks.seconds[task]
+        if end + bound.remaining[resource] > bound.limit_s:
+            return STOPPED
         timeline.start[task], timeline.end[task], timeline.previous[task] = start, end, previous
         timeline.tail[resource] = task
         timeline.position[task] = count
@@ -157,3 +181,13 @@ def step_seconds(timeline: Timeline) -> float:
         if task != NONE:
             seconds = max(seconds, timeline.end[task])
     return seconds
+
+
+@compiled
+def busiest_seconds(tasks: Tasks, blocks: Blocks, work: Floats) -> float:
+    """Return the seconds of the resource that has most to do; `work` is room, by resource."""
+    work[:] = 0.0
+    for block in range(len(blocks.task)):
+        for task in range(blocks.task[block], blocks.task[block] + blocks.tasks[block]):
+            work[tasks.resource[task]] += tasks.seconds[task]
+    return work.max()

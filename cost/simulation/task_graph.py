@@ -14,6 +14,7 @@ A block owns the dependencies that are given with it, whichever tasks they join.
 are those that own dependencies on its tasks.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -22,17 +23,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partc.cost.simulation.resume_tasks import Journal, first_place, restore, resume
-from partc.cost.simulation.simulate_tasks import Heap, Timeline, simulate, step_seconds
+from partc.cost.simulation.simulate_tasks import (
+    INDEX_MASK,
+    STOPPED,
+    Bound,
+    Heap,
+    Timeline,
+    busiest_seconds,
+    simulate,
+    step_seconds,
+)
 from partc.cost.simulation.task_arrays import (
     BACKWARD,
     DANGLING,
     FINE,
+    INDEX_BITS,
     NONE,
     UNKNOWN_TASK,
     Blocks,
     Change,
     Floats,
     Ints,
+    Longs,
     Tasks,
     put_back,
     put_in,
@@ -47,8 +59,10 @@ FAULTS = {
 
 Array: TypeAlias = NDArray[Any]  # of whichever dtype
 
-# Where less than this share of a timeline stays, it is simulated in full: that needs no journal.
-LEAST_KEPT = 0.1
+# Where less than this share of a timeline stays, full simulation is as quick: it keeps no journal.
+LEAST_KEPT = 0.3
+# Sums of seconds in another order than the simulation's are wrong by less than this share.
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +82,17 @@ class BlockTasks:
 class BlockTimes:
     """When the tasks of a block are ready, start and end: float64[n] seconds each."""
 
+    ready: Floats
+    start: Floats
+    end: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Tasks, int64[n] blocks and indices, and when they are ready, start and end: float64[n] seconds."""
+
+    block: Longs
+    index: Longs
     ready: Floats
     start: Floats
     end: Floats
@@ -123,6 +148,7 @@ class TaskGraph:
             Timeline(*_empty("f8 f8 f8 i4 i4"), np.full(resources, NONE)) for _ in range(2)
         )
         self._order, self._other_order, self._waiting, self._changed = _empty("i4 i4 i4 i4")
+        self._remaining = np.zeros(resources)
         self._journal = Journal(*_empty("f8 f8 f8 i4"), np.zeros(resources, np.int32))
         self._heap = Heap(*_empty("f8 i8"))
         self._order_length = 0
@@ -158,9 +184,15 @@ class TaskGraph:
             self._put_back(self._move, linked=False)
             raise ValueError(FAULTS[fault])
 
-    def full(self) -> float:
-        """Simulate every task anew; return the seconds of a step."""
+    def full(self, limit_s: float = math.inf) -> float:
+        """Simulate every task anew; return the seconds of a step.
+
+        Infinity where they are certainly more than `limit_s`: simulation stops as soon as a resource that
+        never waits from there on would end later. Such a move is to be undone.
+        """
         move = self._move
+        if self._exceeds(limit_s):
+            return math.inf
         if move is None or not move.simulated:
             self._swap_orders()
             self._timeline, self._spare = self._spare, self._timeline
@@ -172,17 +204,19 @@ class TaskGraph:
             self._order,
             self._waiting,
             self._heap,
+            self._bound(limit_s),
         )
         if move is not None and not move.simulated:
             move.swapped = move.simulated = True
-        self._is_current = True
-        return float(step_seconds(self._timeline))
+        return self._step_seconds()
 
-    def delta(self) -> float:
-        """Simulate what the last move changes; return the seconds of a step, the same as `full` would."""
+    def delta(self, limit_s: float = math.inf) -> float:
+        """Simulate what the last move changes; return the seconds of a step as `full` does."""
         move = self._move
         if move is None or move.simulated or not self._is_current:
-            return self.full()
+            return self.full(limit_s)
+        if self._exceeds(limit_s):
+            return math.inf
         length = self._order_length
         begin = first_place(
             self._tasks,
@@ -195,7 +229,7 @@ class TaskGraph:
             move.blocks,
         )
         if begin < LEAST_KEPT * length:
-            return self.full()
+            return self.full(limit_s)
         self._swap_orders()
         move.begin, move.simulated = begin, True
         self._order_length = resume(
@@ -210,8 +244,22 @@ class TaskGraph:
             self._waiting,
             self._heap,
             self._journal,
+            self._bound(limit_s),
         )
-        return float(step_seconds(self._timeline))
+        return self._step_seconds()
+
+    def _exceeds(self, limit_s: float) -> bool:
+        if limit_s == math.inf:
+            return False
+        busiest_s = busiest_seconds(self._tasks, self._blocks, self._remaining)
+        return bool(busiest_s > self._bound(limit_s).limit_s)
+
+    def _bound(self, limit_s: float) -> Bound:
+        return Bound(self._remaining, limit_s * (1 + ROUNDING))
+
+    def _step_seconds(self) -> float:
+        self._is_current = self._order_length != STOPPED
+        return float(step_seconds(self._timeline)) if self._is_current else math.inf
 
     def undo(self) -> None:
         """Give the blocks of the last move, and the timeline, their state before it."""
@@ -238,12 +286,22 @@ class TaskGraph:
         span = slice(begin, begin + self._blocks.tasks[block])
         return BlockTimes(*(values[span].copy() for values in self._timeline[:3]))
 
+    def timeline(self) -> Timed:
+        """Return when all tasks run, in the order of (ready, block, index)."""
+        order = self._order[: self._order_length]
+        keys = self._tasks.key[order]
+        times = (values[order] for values in self._timeline[:3])
+        return Timed(keys >> INDEX_BITS, keys & INDEX_MASK, *times)
+
     def _change(self, chosen: Ints, contents: list[BlockTasks]) -> Change:
         resources = np.concatenate([block.resources for block in contents], dtype=np.int32)
         seconds = np.concatenate([block.seconds for block in contents], dtype=np.float64)
         dependencies = np.concatenate([block.dependencies for block in contents], dtype=np.int32)
         limit = len(self._timeline.tail)
-        if len(resources) != len(seconds) or not ((resources >= 0) & (resources < limit)).all():
+        if (
+            any(len(block.resources) != len(block.seconds) for block in contents)
+            or not ((resources >= 0) & (resources < limit)).all()
+        ):
             raise ValueError(f"tasks: a resource of 0 to {limit - 1} each")
         if not ((seconds >= 0) & np.isfinite(seconds)).all():
             raise ValueError("tasks: finite seconds, zero or more, each")
