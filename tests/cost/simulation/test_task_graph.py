@@ -186,7 +186,7 @@ def test_a_move_that_was_not_simulated_is_part_of_the_next_one() -> None:
 def test_only_a_step_beyond_the_limit_is_not_simulated(seed: int) -> None:
     moves = RandomMoves(seed, operators=8, resources=3)
     graph, other = (graph_of(moves.contents, moves.blocks, moves.resources) for _ in range(2))
-    now_s = graph.full()
+    now_s, _ = graph.full(), other.full()
     stopped = 0
     for _ in range(100):
         change = change_of(moves)
