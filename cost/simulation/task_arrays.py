@@ -65,10 +65,10 @@ class Change(NamedTuple):
 
 
 def compiled(kernel: Kernel) -> Kernel:
-    """Compile `kernel` at its first call, and keep the machine code beside the source, or else in the user's
-    cache.
+    """Compile `kernel` at its first call; keep the code beside the source, or else in the user's cache.
 
-    Where neither can be written (a read-only installation without a home), each process compiles anew.
+    Where neither can be written (a read-only installation without a home), each process compiles anew. What
+    is kept is compiled again when the kernel's own file changes: kernels call kernels of their file alone.
     """
     try:
         result: Kernel = numba.njit(cache=True)(kernel)

@@ -22,14 +22,17 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from partc.cost.simulation.resume_tasks import Journal, first_place, restore, resume
 from partc.cost.simulation.simulate_tasks import (
     INDEX_MASK,
     STOPPED,
     Bound,
     Heap,
+    Journal,
     Timeline,
     busiest_seconds,
+    first_place,
+    restore,
+    resume,
     simulate,
     step_seconds,
 )
