@@ -224,8 +224,9 @@ def first_place(
     removed: Blocks,
     changed: Ints,
     new: Ints,
+    least: int,
 ) -> int:
-    """Return the first place of a former `order` that a change touches.
+    """Return the first place of a former `order` that a change touches, or any that is less than `least`.
 
     `removed`: where tasks were that are gone. `changed`: tasks that have other predecessors than before.
     `new`: blocks whose tasks are new.
@@ -236,6 +237,8 @@ def first_place(
             begin = min(begin, timeline.position[task])
     for task in changed:
         begin = min(begin, timeline.position[task])
+    if begin < least:
+        return begin
     for block in new:
         for task in range(blocks.task[block], blocks.task[block] + blocks.tasks[block]):
             timeline.position[task] = NOWHERE

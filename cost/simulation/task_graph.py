@@ -221,6 +221,7 @@ class TaskGraph:
         if self._exceeds(limit_s):
             return math.inf
         length = self._order_length
+        least = math.ceil(LEAST_KEPT * length)
         begin = first_place(
             self._tasks,
             self._rows,
@@ -230,8 +231,9 @@ class TaskGraph:
             move.former,
             self._changed[: move.changed],
             move.blocks,
+            least,
         )
-        if begin < LEAST_KEPT * length:
+        if begin < least:
             return self.full(limit_s)
         self._swap_orders()
         move.begin, move.simulated = begin, True
