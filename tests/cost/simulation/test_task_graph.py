@@ -148,7 +148,7 @@ def test_full_and_delta_simulation_are_equal_on_a_large_recurrence() -> None:
         other.replace(change)
         assert graph.delta() == other.full()
         assert_same_timeline(other.timeline(), graph.timeline())
-        if rng.random() < 0.7:
+        if rng.random() < 0.7 or graph.tasks > 70_000:  # random strategies grow to three times that
             graph.undo()
             other.undo()
         else:
