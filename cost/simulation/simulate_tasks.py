@@ -109,7 +109,7 @@ def replace_least(heap: Heap, size: int, ready: float, key: int) -> None:
 @compiled
 def slot_of(blocks: Blocks, key: int) -> int:
     """Return the slot of the task that has `key`."""
-    return blocks.task[key >> INDEX_BITS] + (key & INDEX_MASK)
+    return int(blocks.task[key >> INDEX_BITS] + (key & INDEX_MASK))
 
 
 @compiled
@@ -211,7 +211,7 @@ def busiest_seconds(tasks: Tasks, blocks: Blocks, work: Floats) -> float:
     for block in range(len(blocks.task)):
         for task in range(blocks.task[block], blocks.task[block] + blocks.tasks[block]):
             work[tasks.resource[task]] += tasks.seconds[task]
-    return work.max()
+    return float(work.max())
 
 
 @compiled

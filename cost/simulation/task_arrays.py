@@ -5,7 +5,7 @@ doubly linked lists: its target's predecessors and its source's successors.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 import numba
 import numpy as np
@@ -71,10 +71,9 @@ def compiled(kernel: Kernel) -> Kernel:
     is kept is compiled again when the kernel's own file changes: kernels call kernels of their file alone.
     """
     try:
-        result: Kernel = numba.njit(cache=True)(kernel)
+        return cast(Kernel, numba.njit(cache=True)(kernel))
     except RuntimeError:
-        result = numba.njit(kernel)
-    return result
+        return cast(Kernel, numba.njit(kernel))
 
 
 @compiled

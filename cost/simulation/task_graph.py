@@ -148,11 +148,11 @@ class TaskGraph:
         self._tasks = Tasks(*_empty("i4 f8 i8 i4 i4 i4 u1"))
         self._rows = np.zeros((0, 6), np.int32)
         self._timeline, self._spare = (
-            Timeline(*_empty("f8 f8 f8 i4 i4"), np.full(resources, NONE)) for _ in range(2)
+            Timeline._make((*_empty("f8 f8 f8 i4 i4"), np.full(resources, NONE))) for _ in range(2)
         )
         self._order, self._other_order, self._waiting, self._changed = _empty("i4 i4 i4 i4")
         self._remaining = np.zeros(resources)
-        self._journal = Journal(*_empty("f8 f8 f8 i4"), np.zeros(resources, np.int32))
+        self._journal = Journal._make((*_empty("f8 f8 f8 i4"), np.zeros(resources, np.int32)))
         self._heap = Heap(*_empty("f8 i8"))
         self._order_length = 0
         self._move: Move | None = None
@@ -349,16 +349,15 @@ class TaskGraph:
         size = 2 * self._slots.used
         self._tasks = Tasks(*(_enlarged(values, size) for values in self._tasks))
         self._timeline, self._spare = (
-            Timeline(*(_enlarged(values, size) for values in timeline[:-1]), timeline.tail)
+            Timeline._make((*(_enlarged(values, size) for values in timeline[:-1]), timeline.tail))
             for timeline in (self._timeline, self._spare)
         )
         self._order, self._other_order, self._waiting, self._changed = (
             _enlarged(values, size)
             for values in (self._order, self._other_order, self._waiting, self._changed)
         )
-        self._journal = Journal(
-            *(_enlarged(values, size) for values in self._journal[:-1]), self._journal.tail
-        )
+        enlarged = (_enlarged(values, size) for values in self._journal[:-1])
+        self._journal = Journal._make((*enlarged, self._journal.tail))
         self._heap = Heap(*(_enlarged(values, size) for values in self._heap))
 
 
