@@ -46,6 +46,7 @@ class Walk:
         self._strategy = self.blocks.data_parallel()
         contents = self.blocks.all_contents(self._strategy)
         self.graphs: dict[str, TaskGraph] = {}
+        self._order = SYSTEMS
         self.forget_seconds()
         for system in SYSTEMS:
             self.graphs[system] = self.blocks.graph()
@@ -63,7 +64,8 @@ class Walk:
         contents = self.blocks.contents(strategy, operator)
         # Metropolis: a step is kept with probability exp(-GREED * what it takes more, relatively).
         limit_s = self._now_s * (1 - math.log(1 - self._rng.random()) / GREED)
-        found = {system: self._simulate(system, contents, limit_s) for system in SYSTEMS}
+        self._order = self._order[1:] + self._order[:1]  # who comes first finds colder caches
+        found = {system: self._simulate(system, contents, limit_s) for system in self._order}
         assert len({step_s if step_s <= limit_s else math.inf for step_s in found.values()}) == 1, found
         assert found["full"] == found["delta"], found
         if found["full"] <= limit_s:
