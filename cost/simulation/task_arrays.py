@@ -65,15 +65,8 @@ class Change(NamedTuple):
 
 
 def compiled(kernel: Kernel) -> Kernel:
-    """Compile `kernel` at its first call; keep the code beside the source, or else in the user's cache.
-
-    Where neither can be written (a read-only installation without a home), each process compiles anew. What
-    is kept is compiled again when the kernel's own file changes: kernels call kernels of their file alone.
-    """
-    try:
-        return cast(Kernel, numba.njit(cache=True)(kernel))
-    except RuntimeError:
-        return cast(Kernel, numba.njit(kernel))
+    """Compile `kernel` at its first call, in each process anew: numba would keep its code as pickles."""
+    return cast(Kernel, numba.njit(kernel))
 
 
 @compiled

@@ -3,16 +3,14 @@
 import importlib.util
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
-from numba.core.dispatcher import Dispatcher
 
-from partc.cost.simulation import simulate_tasks, task_arrays, task_graph
+from partc.cost.simulation import task_graph
 from partc.cost.simulation.task_graph import BlockTasks, TaskGraph, Timed
 from tests.builders.task_blocks import Contents, RandomMoves, block_of, relaxed
 
@@ -204,20 +202,6 @@ def test_only_a_step_beyond_the_limit_is_not_simulated(seed: int) -> None:
         now_s = min(now_s, step_s)
         assert_same_timeline(other.timeline(), graph.timeline())
     assert stopped
-
-
-@pytest.mark.parametrize("module", [simulate_tasks, task_arrays])
-def test_kernels_call_kernels_of_their_own_file_alone(module: ModuleType) -> None:
-    kernels = [value for value in vars(module).values() if isinstance(value, Dispatcher)]
-
-    assert {kernel.__module__ for kernel in kernels} == {module.__name__}
-
-
-def test_a_kernel_is_compiled_where_nothing_can_be_kept() -> None:
-    names: dict[str, Callable[[int], int]] = {}
-    exec("def double(number):\n    return 2 * number", names)  # of no file: numba refuses to keep it
-
-    assert task_arrays.compiled(names["double"])(21) == 42
 
 
 CHAIN: Contents = {0: ([(0, 1.0)], []), 1: ([(0, 2.0)], [(0, 0, 1, 0), (1, 0, 2, 0)]), 2: ([(1, 3.0)], [])}
