@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from partc.cost.placement.contiguous import place_contiguously
+from partc.cost.placement.free_placement import place_freely
 from partc.cost.placement.problem import Problem
 from partc.cost.placement.read_problem import read_problem
 from partc.cost.placement.solution import Solution, checked_value
 
 Row = dict[str, object]
-KINDS = {"contiguous": place_contiguously}
+KINDS = {"contiguous": place_contiguously, "not contiguous": place_freely}
 
 
 def main() -> None:

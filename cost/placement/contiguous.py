@@ -7,7 +7,7 @@ Where downsets are too many, the lightest groups are left out of the enumeration
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
 
@@ -22,6 +22,8 @@ from partc.runtime.errors import NoPlacement
 
 STEP = Fraction(21, 20)
 LEFT_OUT = (None, Fraction(0), Fraction(1, 2000), Fraction(1, 500), Fraction(1, 100), Fraction(1, 20))
+CLOSE = Fraction(1, 1000)
+PROMOTED_AT_ONCE = 2
 SHARE_PER_TRY = 0.2
 MOVES = 400_000
 
@@ -48,12 +50,19 @@ def place_contiguously(problem: Problem, *, seconds: float = 60.0, seed: int = 0
     """Find an answer of contiguous parts, and a bound. Raises NoPlacement where none fits or is found."""
     started = time.monotonic()
     best = _Best(problem, work_bound(problem))
-    for share in LEFT_OUT:
+    coarseness, promoted = 0, 0
+    while not best.is_within(CLOSE) and coarseness < len(LEFT_OUT):
         left = seconds - (time.monotonic() - started)
-        if best.is_within(Fraction(1, 1000)) or left < 0.05 * seconds:
+        if left < 0.05 * seconds:
             break
-        if _search(best, share, time.monotonic() + max(left * SHARE_PER_TRY, 0.0), started + seconds, seed):
+        tried = _Relaxation(LEFT_OUT[coarseness], promoted)
+        free = _search(best, tried, time.monotonic() + left * SHARE_PER_TRY, started + seconds, seed)
+        if free is None:
+            coarseness += 1
+        elif promoted >= free:
             break
+        else:
+            promoted += PROMOTED_AT_ONCE
     if best.placement is None or best.value is None:
         what = "no contiguous placement was found"
         raise NoPlacement(what, at="accelerators and memory", fix="give more memory or devices, or more seconds")
@@ -61,24 +70,46 @@ def place_contiguously(problem: Problem, *, seconds: float = 60.0, seed: int = 0
     return Solution(best.placement, best.value, best.bound, best.bound, "enumeration of downsets", seconds_used)
 
 
-def _search(best: _Best, left_out: Fraction | None, deadline_s: float, end_s: float, seed: int) -> bool:
-    """Enumerate with rising limits; returns whether the enumeration ended, which no coarser one can better."""
-    limit = best.bound * Fraction(1001, 1000) if best.bound else Fraction(1)
+@dataclass(frozen=True)
+class _Relaxation:
+    """What an enumeration leaves out: the lightest groups up to a share of work, all but some free groups."""
+
+    left_out: Fraction | None
+    promoted: int
+
+
+def _search(best: _Best, tried: _Relaxation, deadline_s: float, end_s: float, seed: int) -> int | None:
+    """Enumerate with rising limits; returns how many free groups there are, or None where time did not suffice."""
+    limit = best.bound * (1 + CLOSE) if best.bound else Fraction(1)
     most = _most_load(best.problem)
     while True:
         limit = min(limit, best.value) if best.value is not None else limit
         groups = group_nodes(best.problem, contiguous=True, undercut=limit)
-        dropped = _lightest(groups, left_out)
-        thin = without_groups(groups, dropped) if dropped else groups
+        free = [group for group in range(groups.count) if not groups.forward[group]]
+        dropped = _lightest(groups, tried.left_out)
+        thin = _promote(groups, free, tried.promoted)
+        thin = without_groups(thin, dropped) if dropped else thin
         chain = best_chain(thin, groups.ticks(limit, up=True), deadline_s=deadline_s)
-        if chain.complete:
-            proven = groups.ticks(limit) if chain.value is None else chain.value
-            best.bound = max(best.bound, groups.time(proven))
+        if not chain.complete:
+            return None
+        proven = groups.ticks(limit) if chain.value is None else chain.value
+        best.bound = max(best.bound, groups.time(proven))
         if chain.value is not None:
             _complete(best, groups, thin, chain, end_s, seed)
-        if chain.value is not None or not chain.complete or limit == best.value or limit > most:
-            return chain.complete
+        if chain.value is not None or limit == best.value or limit > most:
+            return len(free)
         limit = limit * STEP
+
+
+def _promote(groups: Groups, free: list[int], count: int) -> Groups:
+    """Make the free groups with the costliest families among themselves members of downsets, without an order."""
+    costs = dict.fromkeys(free, 0)
+    for family, cost in zip(groups.families, groups.costs, strict=True):
+        inner = [group for group in family if group in costs]
+        for group in inner:
+            costs[group] += int(cost) if len(inner) > 1 else 0
+    chosen = sorted(free, key=lambda g: (-costs[g], -int(groups.work[g]), g))[:count]
+    return replace(groups, forward=tuple(is_in or g in chosen for g, is_in in enumerate(groups.forward)))
 
 
 def _most_load(problem: Problem) -> Fraction:

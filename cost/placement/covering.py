@@ -1,0 +1,224 @@
+"""Lower bounds by column generation: can k sets of a load below T cover everything?
+
+    minimise   sum of l[S]                               sets of groups of a load below T
+    sum of l[S] over S with g  +  x[g]  =  1             every group is on one device
+    sum of cpu[g] x[g]  <=  T CPUs                       x[g]: the share of g on CPUs
+
+If the optimum exceeds the number of accelerators, no placement is below T. GLOP solves the program over the sets known so far;
+`pricing_kernel` finds the sets that its multipliers undervalue. The multipliers become a `Certificate`, checked without GLOP.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from ortools.linear_solver import pywraplp
+
+from partc.cost.placement.certificate import ONE, Certificate, Enumeration, proves
+from partc.cost.placement.groups import Groups, Ints
+from partc.cost.placement.problem import Problem
+
+UNCOVERED = 2.0
+OVERCOVERED = 1.0
+TRUST = 0.8
+BEAM, MOST_LABELS = 3_000, 1_000_000
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What became of one load T: `proven` None where time ended. `sets`: node sets that the program used."""
+
+    proven: bool | None
+    certificate: Certificate | None
+    relaxed: float
+    sets: tuple[tuple[int, ...], ...]
+    guess: "Guess | None" = None
+
+
+@dataclass(frozen=True)
+class Guess:
+    """Multipliers to start from: one per node (of a group, on its first node), and the CPUs' rate per unit of time."""
+
+    values: tuple[float, ...]
+    rate: float
+
+
+def try_load(
+    problem: Problem,
+    load: Fraction,
+    sets: Iterable[tuple[int, ...]],
+    *,
+    deadline_s: float,
+    guess: Guess | None = None,
+    log: bool = False,
+) -> Attempt:
+    """Try to prove that no placement has a load below `load`; `sets` of nodes start the column generation."""
+    enumeration = Enumeration.below(problem, load)
+    if enumeration is None:
+        return Attempt(None, None, 0.0, ())
+    if problem.accelerators == 0:
+        return Attempt(None, None, 0.0, ())
+    program = _Program(enumeration)
+    for nodes in sets:
+        program.add_nodes(nodes)
+    for column in _intervals(enumeration):
+        program.add(column)
+    most, rounds, trust = BEAM, 0, TRUST
+    centre = _at_groups(enumeration.groups, guess) if guess is not None else None
+    best_farley = 0.0
+    while time.monotonic() < deadline_s:
+        rounds += 1
+        relaxed, values, rate = program.solve()
+        if relaxed <= problem.accelerators + 1e-7:
+            return Attempt(False, None, relaxed, program.used(), _guess(enumeration.groups, centre))
+        asked = program.whole(*_between(centre, values, rate, trust))
+        found, worths, bound, labels = enumeration.best_sets(asked[0], floor=ONE + ONE // 100_000, most=most)
+        spare = sum(map(int, asked[0])) - asked[1] * enumeration.cap_ticks * problem.cpus
+        farley = float(spare) / bound
+        if log and rounds % 10 == 1:
+            print(f"   {rounds}: lp {relaxed:.4f} farley {farley:.4f} bound {bound / ONE:.4f} labels {labels} columns {program.columns} trust {trust}", flush=True)
+        if farley > best_farley:
+            best_farley = farley
+            centre = (asked[0] * (ONE / bound), float(asked[1]) * (ONE / bound))
+        if farley > problem.accelerators:
+            scaled = tuple(map(int, asked[0]))
+            if proves(enumeration, scaled, asked[1], most_labels=MOST_LABELS):
+                return Attempt(True, Certificate(load, scaled, asked[1]), relaxed, program.used(), _guess(enumeration.groups, centre))
+        added = [column for column in found if program.add(column)]
+        undervalued = any(int(values[column].sum()) > ONE + ONE // 10_000 for column in added)
+        if undervalued:
+            trust = TRUST
+        elif trust > 0:
+            trust = trust - 0.2 if trust > 0.3 else 0.0
+        elif not added:
+            if most >= MOST_LABELS or bound <= ONE + ONE // 10_000:
+                return Attempt(False, None, relaxed, program.used())
+            most *= 8
+    return Attempt(None, None, 0.0, program.used(), _guess(enumeration.groups, centre))
+
+
+def _guess(groups: Groups, centre: tuple[np.ndarray, float] | None) -> Guess | None:
+    if centre is None:
+        return None
+    values = [0.0] * len(groups.problem.nodes)
+    for members, value in zip(groups.members, centre[0], strict=True):
+        values[members[0]] = float(value)
+    return Guess(tuple(values), centre[1] * float(groups.ticks_per_unit))
+
+
+def _at_groups(groups: Groups, guess: Guess) -> tuple[np.ndarray, float]:
+    values = np.array([sum(guess.values[node] for node in members) for members in groups.members])
+    return values, guess.rate / float(groups.ticks_per_unit)
+
+
+def _between(centre: tuple[np.ndarray, float] | None, values: Ints, rate: Fraction, trust: float) -> tuple[np.ndarray, float]:
+    """Mix the program's multipliers with the best ones so far: they swing less from round to round (Wentges 1997)."""
+    if centre is None:
+        return values.astype(float), float(rate)
+    return trust * centre[0] + (1 - trust) * values, trust * centre[1] + (1 - trust) * float(rate)
+
+
+class _Program:
+    """The linear program over the sets known so far."""
+
+    def __init__(self, enumeration: Enumeration) -> None:
+        self._e, groups = enumeration, enumeration.groups
+        self._solver = solver = pywraplp.Solver.CreateSolver("GLOP")
+        infinity = solver.infinity()
+        self._rows = [solver.Constraint(1.0, 1.0) for _ in range(groups.count)]
+        self._scale = float(max(enumeration.cap_ticks, 1))
+        self._cpu_row = solver.Constraint(-infinity, float(groups.problem.cpus))
+        self._objective = solver.Objective()
+        self._objective.SetMinimization()
+        for group, row in enumerate(self._rows):
+            for sign, cost in ((1.0, UNCOVERED), (-1.0, OVERCOVERED)):
+                variable = solver.NumVar(0.0, infinity, "")
+                row.SetCoefficient(variable, sign)
+                self._objective.SetCoefficient(variable, cost)
+            if enumeration.may_be_on_cpu[group]:
+                variable = solver.NumVar(0.0, infinity, "")
+                row.SetCoefficient(variable, 1.0)
+                self._cpu_row.SetCoefficient(variable, float(groups.cpu[group]) / self._scale)
+        self._sets: dict[bytes, pywraplp.Variable] = {}
+        self._chosen: list[bytes] = []
+
+    @property
+    def columns(self) -> int:
+        """How many sets are known."""
+        return len(self._sets)
+
+    def add_nodes(self, nodes: tuple[int, ...]) -> bool:
+        """Add a set of nodes, where it is whole groups."""
+        inside = set(nodes)
+        members = self._e.groups.members
+        column = np.array([inside.issuperset(ns) for ns in members], np.bool_)
+        if sum(len(ns) for ns, taken in zip(members, column, strict=True) if taken) != len(inside):
+            return False
+        return self.add(column)
+
+    def add(self, column: np.ndarray) -> bool:
+        """Add a set, if it is new and light enough."""
+        key = np.packbits(column).tobytes()
+        if key in self._sets or not column.any() or set_load(self._e.groups, column) > self._e.cap_ticks + self._slack():
+            return False
+        self._sets[key] = variable = self._solver.NumVar(0.0, self._solver.infinity(), "")
+        self._objective.SetCoefficient(variable, 1.0)
+        for group in np.flatnonzero(column):
+            self._rows[int(group)].SetCoefficient(variable, 1.0)
+        return True
+
+    def _slack(self) -> int:
+        # Sets come from coarser ticks, so they may be heavier by what rounding lost.
+        return (self._e.cap_ticks >> 21) * (len(self._rows) + len(self._e.groups.families))
+
+    def solve(self) -> tuple[float, Ints, Fraction]:
+        """Return (optimum, values int64[groups], rate of the CPUs per tick), the last two times 2^26."""
+        if self._solver.Solve() != pywraplp.Solver.OPTIMAL:
+            return 0.0, np.zeros(len(self._rows), np.int64), Fraction(0)
+        rate = max(0.0, -self._cpu_row.dual_value()) / self._scale * ONE
+        values = np.array([row.dual_value() * ONE for row in self._rows])
+        self._chosen = [key for key, variable in self._sets.items() if variable.solution_value() > 1e-6]
+        return self._objective.Value(), *self.whole(values, rate)
+
+    def whole(self, values: np.ndarray, rate: float) -> tuple[Ints, Fraction]:
+        """Round multipliers so that those of the groups that a CPU could run respect its rate exactly."""
+        exact = Fraction(rate)
+        limits = [int(exact * int(cpu)) for cpu in self._e.groups.cpu]
+        triples = zip(values, limits, self._e.may_be_on_cpu, strict=True)
+        return np.array([min(int(v), limit) if on else int(v) for v, limit, on in triples], np.int64), exact
+
+    def used(self) -> tuple[tuple[int, ...], ...]:
+        """Return the node sets that the last optimum uses."""
+        chosen = self._chosen
+        count = len(self._rows)
+        columns = [np.unpackbits(np.frombuffer(key, np.uint8), count=count) for key in chosen]
+        members = self._e.groups.members
+        return tuple(tuple(n for g in np.flatnonzero(column) for n in members[int(g)]) for column in columns)
+
+
+def set_load(groups: Groups, column: np.ndarray) -> int:
+    """The load of an accelerator that holds these groups, in ticks."""
+    starts, entries = groups.family_table
+    if not len(groups.costs):
+        return int(groups.work[column].sum())
+    inside = np.add.reduceat(column[entries].astype(np.int64), starts[:-1])
+    cut = (inside > 0) & (inside < starts[1:] - starts[:-1])
+    return int(groups.work[column].sum() + groups.costs[cut].sum())
+
+
+def _intervals(enumeration: Enumeration) -> Iterable[np.ndarray]:
+    """For every start along the frontier's order, the longest run of groups that is light enough."""
+    groups, order = enumeration.groups, enumeration.frontier.order
+    for start in range(len(order)):
+        column = np.zeros(groups.count, np.bool_)
+        best = None
+        for group in order[start:]:
+            column[group] = True
+            if int(groups.work[column].sum()) > enumeration.cap_ticks:
+                break
+            if set_load(groups, column) <= enumeration.cap_ticks:
+                best = column.copy()
+        if best is not None:
+            yield best

@@ -1,0 +1,135 @@
+"""Placement that need not be contiguous: annealing from the contiguous answer, CP-SAT, and bounds by covering.
+
+The time is divided: a contiguous answer first, annealing, CP-SAT on what annealing found, then loads T that are tried as bounds
+(`covering.try_load`), by bisection between what is proven and what is reached.
+"""
+
+import time
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from partc.cost.placement.anneal import Annealer
+from partc.cost.placement.assignment_program import solve_assignment
+from partc.cost.placement.certificate import Certificate
+from partc.cost.placement.contiguous import place_contiguously
+from partc.cost.placement.covering import Guess, try_load
+from partc.cost.placement.groups import Groups, Ints, group_nodes
+from partc.cost.placement.problem import Placement, Problem
+from partc.cost.placement.solution import Solution, checked_value, work_bound
+from partc.runtime.errors import NoPlacement
+
+CONTIGUOUS_SHARE, ANNEAL_SHARE, SAT_SHARE = 0.15, 0.25, 0.15
+MOVES = 1_000_000
+RECIPES = ((3e-2, 0.9), (1e-1, 0.9), (1e-2, 0.97), (3e-2, 0.98), (3e-3, 0.99), (2e-1, 0.95))
+CLOSE = Fraction(1, 1000)
+CLOSER = Fraction(1, 100)
+
+
+@dataclass
+class _State:
+    problem: Problem
+    bound: Fraction
+    solver_bound: Fraction
+    placement: Placement | None = None
+    value: Fraction | None = None
+    certificate: Certificate | None = None
+
+    def offer(self, placement: Placement) -> bool:
+        value = checked_value(self.problem, placement, contiguous=False)
+        if value is None or (self.value is not None and value >= self.value):
+            return False
+        self.placement, self.value = placement, value
+        return True
+
+    def is_within(self, share: Fraction) -> bool:
+        best = max(self.bound, self.solver_bound)
+        return self.value is not None and self.value <= best * (1 + share)
+
+
+def place_freely(problem: Problem, *, seconds: float = 60.0, seed: int = 0) -> Solution:
+    """Find an answer, contiguous or not, and bounds. Raises NoPlacement where none fits or is found."""
+    started = time.monotonic()
+    bound = work_bound(problem)
+    state = _State(problem, bound, bound)
+    try:
+        state.offer(place_contiguously(problem, seconds=CONTIGUOUS_SHARE * seconds, seed=seed).placement)
+    except NoPlacement:
+        pass  # what has no contiguous answer may have another
+    _anneal(state, time.monotonic() + ANNEAL_SHARE * seconds, seed)
+    if state.placement is None or state.value is None:
+        what = "no placement was found"
+        raise NoPlacement(what, at="accelerators and memory", fix="give more memory or devices, or more seconds")
+    if not state.is_within(CLOSE):
+        _solve_sat(state, SAT_SHARE * seconds, seed)
+    _raise_bound(state, started + seconds)
+    how = "multipliers of a covering program" if state.certificate is not None else "sum of work"
+    used = time.monotonic() - started
+    return Solution(state.placement, state.value, max(state.solver_bound, bound), state.bound, how, used)
+
+
+def _anneal(state: _State, deadline_s: float, seed: int) -> None:
+    groups, annealer, limit = None, None, None
+    random = np.random.default_rng(seed)
+    round_ = 0
+    while time.monotonic() < deadline_s and not state.is_within(CLOSE):
+        if groups is None or state.value != limit:
+            limit = state.value
+            groups = group_nodes(state.problem, contiguous=False, undercut=limit)
+            annealer = Annealer(groups)
+        assert annealer is not None
+        hot, shrink = RECIPES[round_ % len(RECIPES)]
+        start = _start(state, groups, random if round_ % 3 == 2 else None)
+        found, value = annealer.run(start, moves=MOVES, seed=seed + round_, hot=hot, cold=1e-4, shrink=shrink)
+        if np.isfinite(value):
+            state.offer(groups.placement(found))
+        round_ += 1
+
+
+def _start(state: _State, groups: Groups, random: "np.random.Generator | None") -> Ints:
+    if random is None and state.placement is not None:
+        return groups.devices(state.placement)
+    random = random or np.random.default_rng(0)
+    return random.integers(0, state.problem.devices, groups.count)
+
+
+def _solve_sat(state: _State, seconds: float, seed: int) -> None:
+    assert state.placement is not None and state.value is not None
+    groups = group_nodes(state.problem, contiguous=False, undercut=state.value)
+    start = groups.devices(state.placement)
+    limit = groups.ticks(state.value, up=True)
+    answer = solve_assignment(groups, start, limit, seconds=seconds, seed=seed)
+    state.solver_bound = max(state.solver_bound, min(groups.time(answer.bound), state.value))
+    if answer.devices is not None:
+        state.offer(groups.placement(answer.devices))
+
+
+def _raise_bound(state: _State, end_s: float) -> None:
+    """Try loads as bounds until time ends: 1 % below the answer, then closer, or by bisection below."""
+    assert state.value is not None
+    failed = state.value
+    sets: tuple[tuple[int, ...], ...] = ()
+    guess: Guess | None = None
+    while time.monotonic() < end_s - 0.5 and state.bound < state.value * (1 - CLOSE):
+        load = _next_load(state.bound, failed, state.value)
+        if load is None:
+            return
+        deadline_s = time.monotonic() + (end_s - time.monotonic()) * 0.45
+        attempt = try_load(state.problem, load, sets, deadline_s=deadline_s, guess=guess)
+        sets = tuple(dict.fromkeys(sets + attempt.sets))
+        guess = attempt.guess or guess
+        if attempt.certificate is not None:
+            state.bound, state.certificate = load, attempt.certificate
+        else:
+            failed = load
+
+
+def _next_load(proven: Fraction, failed: Fraction, value: Fraction) -> Fraction | None:
+    if failed - proven < value / 2000:
+        return None
+    if failed == value:
+        nearest = value / (1 + CLOSER * Fraction(9, 10))
+        steep = proven * Fraction(5, 4)
+        return min(steep, nearest) if proven < nearest * Fraction(999, 1000) else value * (1 - CLOSE)
+    return (proven + failed) / 2
