@@ -28,6 +28,7 @@ from partc.cost.placement.problem import Problem
 LOAD_BITS = 22
 VALUE_BITS = 26
 ONE = 1 << VALUE_BITS
+BUCKETS = (1 << 11, 1 << 14)
 SLOPES = (0.0, 0.3, 0.6, 0.75, 0.85, 0.92, 0.97, 1.0, 1.03, 1.08, 1.15, 1.25, 1.4, 1.7, 2.5, 5.0)
 
 
@@ -71,15 +72,19 @@ class Enumeration:
         return (self.groups.cpu <= self.cap_ticks) & (self.groups.problem.cpus > 0)
 
     def best_sets(
-        self, values: Ints, *, floor: int, most: int, columns: int = 30
+        self, values: Ints, *, floor: int, most: int, columns: int = 1, buckets: int = 0, relaxed: bool = False
     ) -> tuple[np.ndarray, Ints, int, int]:
-        """Find sets of a value above `floor`: (sets bool[found, groups], values, bound on all values, labels)."""
+        """Find sets of a value above `floor`: (sets bool[found, groups], values, bound on all values, labels).
+
+        `buckets`: how many loads are told apart, 0 for all (see pricing_kernel).
+        """
         line = self.frontier
         rate = (1 << SHIFT + VALUE_BITS) / max(self.cap, 1)
         slopes = np.array([int(rate * slope) for slope in SLOPES], np.int64)
         parts = (line.order, line.first, line.next, self.paid, self.work, values, slopes)
         table = completions(*parts)
-        sets, found, bound, labels = price(*parts, table, self.cap, floor, most, columns)
+        width = max(1, self.cap // buckets) if buckets else 1
+        sets, found, bound, labels = price(*parts, table, self.cap, floor, most, columns, width, relaxed)
         return sets, found, int(bound), int(labels)
 
 
@@ -108,5 +113,9 @@ def proves(enumeration: Enumeration, values: Sequence[int], cpu_rate: Fraction, 
     needed = int(-(-worth // 1)) - 1
     if needed < 0:
         return False
-    *_, bound, _ = enumeration.best_sets(np.array(values, np.int64), floor=needed, most=most_labels, columns=1)
-    return bound <= needed
+    exact = np.array(values, np.int64)
+    for buckets in BUCKETS:
+        *_, bound, _ = enumeration.best_sets(exact, floor=needed, most=most_labels, buckets=buckets, relaxed=True)
+        if bound <= needed:
+            return True
+    return False

@@ -23,7 +23,7 @@ from partc.cost.placement.problem import Problem
 UNCOVERED = 2.0
 OVERCOVERED = 1.0
 TRUST = 0.8
-BEAM, MOST_LABELS = 3_000, 1_000_000
+BUCKETS, MOST_BUCKETS, MOST_LABELS = 64, 4096, 1_000_000
 
 
 @dataclass(frozen=True)
@@ -65,24 +65,25 @@ def try_load(
         program.add_nodes(nodes)
     for column in _intervals(enumeration):
         program.add(column)
-    most, rounds, trust = BEAM, 0, TRUST
+    buckets, rounds, trust = BUCKETS, 0, TRUST
     centre = _at_groups(enumeration.groups, guess) if guess is not None else None
-    best_farley = 0.0
+    best_farley, refused = 0.0, 0.0
     while time.monotonic() < deadline_s:
         rounds += 1
         relaxed, values, rate = program.solve()
         if relaxed <= problem.accelerators + 1e-7:
             return Attempt(False, None, relaxed, program.used(), _guess(enumeration.groups, centre))
         asked = program.whole(*_between(centre, values, rate, trust))
-        found, worths, bound, labels = enumeration.best_sets(asked[0], floor=ONE + ONE // 100_000, most=most)
+        found, best, labels = _disjoint_sets(enumeration, asked[0], buckets)
         spare = sum(map(int, asked[0])) - asked[1] * enumeration.cap_ticks * problem.cpus
-        farley = float(spare) / bound
+        farley = float(spare) / best
         if log and rounds % 10 == 1:
-            print(f"   {rounds}: lp {relaxed:.4f} farley {farley:.4f} bound {bound / ONE:.4f} labels {labels} columns {program.columns} trust {trust}", flush=True)
+            print(f"   {rounds}: lp {relaxed:.4f} farley {farley:.4f} best {best_farley:.4f} {best/ONE:.4f} labels {labels} columns {program.columns} trust {trust}", flush=True)
         if farley > best_farley:
             best_farley = farley
-            centre = (asked[0] * (ONE / bound), float(asked[1]) * (ONE / bound))
-        if farley > problem.accelerators:
+            centre = (asked[0] * (ONE / best), float(asked[1]) * (ONE / best))
+        if farley > problem.accelerators and farley > refused:
+            refused = farley + 0.01
             scaled = tuple(map(int, asked[0]))
             if proves(enumeration, scaled, asked[1], most_labels=MOST_LABELS):
                 return Attempt(True, Certificate(load, scaled, asked[1]), relaxed, program.used(), _guess(enumeration.groups, centre))
@@ -93,10 +94,25 @@ def try_load(
         elif trust > 0:
             trust = trust - 0.2 if trust > 0.3 else 0.0
         elif not added:
-            if most >= MOST_LABELS or bound <= ONE + ONE // 10_000:
-                return Attempt(False, None, relaxed, program.used())
-            most *= 8
+            if buckets >= MOST_BUCKETS:
+                return Attempt(False, None, relaxed, program.used(), _guess(enumeration.groups, centre))
+            buckets *= 8
     return Attempt(None, None, 0.0, program.used(), _guess(enumeration.groups, centre))
+
+
+def _disjoint_sets(enumeration: Enumeration, values: Ints, buckets: int) -> tuple[list[np.ndarray], int, int]:
+    """Find the most valuable set, then the most valuable of what is left, ...: (sets, value of the first or 1, labels)."""
+    left, sets, best, labels = values.copy(), [], ONE, 0
+    for number in range(2 * enumeration.groups.problem.accelerators):
+        floor = ONE + ONE // 100_000 if number == 0 else ONE // 4
+        found, worths, _, made = enumeration.best_sets(left, floor=floor, most=MOST_LABELS, columns=3, buckets=buckets)
+        labels += made
+        if len(worths) == 0:
+            break
+        best = max(best, int(worths[0]))
+        sets += list(found)
+        left[found[0]] = np.minimum(left[found[0]], 0)
+    return sets, best, labels
 
 
 def _guess(groups: Groups, centre: tuple[np.ndarray, float] | None) -> Guess | None:

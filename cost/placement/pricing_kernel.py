@@ -8,8 +8,10 @@ over all completions from its state (a recursion over states alone),
 
     value + C[m][state] + m (cap - load) <= floor
 
-All numbers are whole, so the result is exact. Where labels exceed `most`, the least promising are dropped and the greatest of
-their bounds is returned: every set within the cap has at most max(best, that) value.
+All numbers are whole, so the result is exact with `width` 1. With a greater width, of the labels of one state whose loads
+lie within that width only one stays: the most valuable, with its own load (what is found then exists, but may not be the
+best), or, `relaxed`, with the least load of them (nothing better exists than what is then found, but it may be too heavy).
+Where labels exceed `most`, the least promising are dropped and the greatest of their bounds is returned.
 """
 
 import numba
@@ -37,7 +39,7 @@ def completions(order, first, following, paid, work, value, multipliers):  # typ
 
 @numba.njit(cache=True)
 def price(  # type: ignore[no-untyped-def]
-    order, first, following, paid, work, value, multipliers, table, cap, floor, most, columns
+    order, first, following, paid, work, value, multipliers, table, cap, floor, most, columns, width, relaxed
 ):  # fmt: skip
     """Return (sets bool[found, groups], values int64[found], upper bound on every set's value, labels made)."""
     n = len(order)
@@ -86,12 +88,20 @@ def price(  # type: ignore[no-untyped-def]
         keep = 0
         last_state = np.int64(-1)
         best_worth = np.int64(0)
+        bucket = np.int64(-1)
         for r in range(made):
             label = rank[r]
             if new_state[label] != last_state:
                 last_state = new_state[label]
             elif new_worth[label] <= best_worth:
                 continue
+            elif new_load[label] // width == bucket:
+                if relaxed:
+                    new_load[label] = new_load[kept[keep - 1]]
+                else:
+                    dropped = max(dropped, new_bound[kept[keep - 1]])
+                keep -= 1
+            bucket = new_load[label] // width
             best_worth = new_worth[label]
             kept[keep] = label
             keep += 1
