@@ -25,7 +25,7 @@ LEFT_OUT = (None, Fraction(0), Fraction(1, 2000), Fraction(1, 500), Fraction(1, 
 CLOSE = Fraction(1, 1000)
 PROMOTED_AT_ONCE = 2
 SHARE_PER_TRY = 0.2
-MOVES = 400_000
+MOVES, MOVES_PER_GROUP = 400_000, 4_000
 
 
 @dataclass
@@ -136,7 +136,8 @@ def _complete(best: _Best, groups: Groups, thin: Groups, chain: Chain, end_s: fl
     for round_ in range(6):
         if best.is_within(Fraction(1, 2000)) or time.monotonic() > end_s:
             return
-        found, value = annealer.run(start, moves=MOVES, seed=seed + round_, order=order, hot=1e-2, cold=1e-5)
+        moves = min(MOVES, MOVES_PER_GROUP * groups.count)
+        found, value = annealer.run(start, moves=moves, seed=seed + round_, order=order, hot=1e-2, cold=1e-5)
         if np.isfinite(value):
             best.offer(groups.placement(found))
 

@@ -84,6 +84,7 @@ def try_load(
             centre = (asked[0] * (ONE / best), float(asked[1]) * (ONE / best))
         if farley > problem.accelerators and farley > refused:
             refused = farley + 0.01
+            buckets, best_farley = min(4 * buckets, MOST_BUCKETS), 0.0
             scaled = tuple(map(int, asked[0]))
             if proves(enumeration, scaled, asked[1], most_labels=MOST_LABELS):
                 return Attempt(True, Certificate(load, scaled, asked[1]), relaxed, program.used(), _guess(enumeration.groups, centre))
@@ -96,7 +97,7 @@ def try_load(
         elif not added:
             if buckets >= MOST_BUCKETS:
                 return Attempt(False, None, relaxed, program.used(), _guess(enumeration.groups, centre))
-            buckets *= 8
+            buckets, best_farley = 4 * buckets, 0.0
     return Attempt(None, None, 0.0, program.used(), _guess(enumeration.groups, centre))
 
 

@@ -21,7 +21,7 @@ from partc.cost.placement.solution import Solution, checked_value, work_bound
 from partc.runtime.errors import NoPlacement
 
 CONTIGUOUS_SHARE, ANNEAL_SHARE, SAT_SHARE = 0.15, 0.25, 0.15
-MOVES = 1_000_000
+MOVES, MOVES_PER_GROUP, STALE_ROUNDS = 1_000_000, 20_000, 36
 RECIPES = ((3e-2, 0.9), (1e-1, 0.9), (1e-2, 0.97), (3e-2, 0.98), (3e-3, 0.99), (2e-1, 0.95))
 CLOSE = Fraction(1, 1000)
 CLOSER = Fraction(1, 100)
@@ -66,14 +66,15 @@ def place_freely(problem: Problem, *, seconds: float = 60.0, seed: int = 0) -> S
     _raise_bound(state, started + seconds)
     how = "multipliers of a covering program" if state.certificate is not None else "sum of work"
     used = time.monotonic() - started
-    return Solution(state.placement, state.value, max(state.solver_bound, bound), state.bound, how, used)
+    solver_bound = max(state.solver_bound, bound)
+    return Solution(state.placement, state.value, solver_bound, state.bound, how, used, state.certificate)
 
 
 def _anneal(state: _State, deadline_s: float, seed: int) -> None:
     groups, annealer, limit = None, None, None
     random = np.random.default_rng(seed)
-    round_ = 0
-    while time.monotonic() < deadline_s and not state.is_within(CLOSE):
+    round_ = stale = 0
+    while time.monotonic() < deadline_s and stale < STALE_ROUNDS and not state.is_within(CLOSE):
         if groups is None or state.value != limit:
             limit = state.value
             groups = group_nodes(state.problem, contiguous=False, undercut=limit)
@@ -81,9 +82,10 @@ def _anneal(state: _State, deadline_s: float, seed: int) -> None:
         assert annealer is not None
         hot, shrink = RECIPES[round_ % len(RECIPES)]
         start = _start(state, groups, random if round_ % 3 == 2 else None)
-        found, value = annealer.run(start, moves=MOVES, seed=seed + round_, hot=hot, cold=1e-4, shrink=shrink)
-        if np.isfinite(value):
-            state.offer(groups.placement(found))
+        moves = min(MOVES, MOVES_PER_GROUP * groups.count)
+        found, value = annealer.run(start, moves=moves, seed=seed + round_, hot=hot, cold=1e-4, shrink=shrink)
+        better = np.isfinite(value) and state.offer(groups.placement(found))
+        stale = 0 if better else stale + 1
         round_ += 1
 
 

@@ -39,8 +39,10 @@ class _Reader:
         entries = [(f"nodes[{i}]", entry) for i, entry in enumerate(self._list(record, "nodes"))]
         places: dict[object, int] = {}
         for at, entry in entries:
-            if places.setdefault(self._get(entry, "id", at), len(places)) != len(places) - 1:
-                raise self._error("two nodes of one id", at, "give every node an id of its own")
+            number = self._get(entry, "id", at)
+            if not isinstance(number, int) or number in places:
+                raise self._error(f"the id {number!r} is no number of its own", at, "give every node its own id")
+            places[number] = len(places)
         edges, costs = self._edges(record, places)
         return Problem(
             tuple(self._node(entry, costs.get(i, Fraction(0)), at) for i, (at, entry) in enumerate(entries)),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
+from partc.cost.placement.certificate import Certificate
 from partc.cost.placement.load import greatest_load, violations
 from partc.cost.placement.problem import Placement, Problem
 
@@ -17,6 +18,7 @@ class Solution:
     certified_bound: Fraction
     certificate: str
     seconds: float
+    multipliers: Certificate | None = None
 
 
 def checked_value(problem: Problem, placement: Placement, *, contiguous: bool) -> Fraction | None:
