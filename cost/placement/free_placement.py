@@ -23,6 +23,7 @@ from partc.runtime.errors import NoPlacement
 CONTIGUOUS_SHARE, ANNEAL_SHARE, SAT_SHARE = 0.15, 0.25, 0.15
 MOVES, MOVES_PER_GROUP, STALE_ROUNDS = 1_000_000, 20_000, 36
 RECIPES = ((3e-2, 0.9), (1e-1, 0.9), (1e-2, 0.97), (3e-2, 0.98), (3e-3, 0.99), (2e-1, 0.95))
+ROUNDINGS = 8
 CLOSE = Fraction(1, 1000)
 CLOSER = Fraction(1, 100)
 
@@ -63,7 +64,8 @@ def place_freely(problem: Problem, *, seconds: float = 60.0, seed: int = 0) -> S
         raise NoPlacement(what, at="accelerators and memory", fix="give more memory or devices, or more seconds")
     if not state.is_within(CLOSE):
         _solve_sat(state, SAT_SHARE * seconds, seed)
-    _raise_bound(state, started + seconds)
+    _raise_bound(state, started + seconds, seed)
+    _anneal(state, started + seconds, seed + 1_000)
     how = "multipliers of a covering program" if state.certificate is not None else "sum of work"
     used = time.monotonic() - started
     solver_bound = max(state.solver_bound, bound)
@@ -107,8 +109,11 @@ def _solve_sat(state: _State, seconds: float, seed: int) -> None:
         state.offer(groups.placement(answer.devices))
 
 
-def _raise_bound(state: _State, end_s: float) -> None:
-    """Try loads as bounds until time ends: 1 % below the answer, then closer, or by bisection below."""
+def _raise_bound(state: _State, end_s: float, seed: int) -> None:
+    """Try loads as bounds until time ends: 1 % below the answer, then closer, or by bisection below.
+
+    The sets of a program whose bound was not enough are nearly a placement: they are rounded to one.
+    """
     assert state.value is not None
     failed = state.value
     sets: tuple[tuple[int, ...], ...] = ()
@@ -125,6 +130,28 @@ def _raise_bound(state: _State, end_s: float) -> None:
             state.bound, state.certificate = load, attempt.certificate
         else:
             failed = load
+            _round(state, attempt.sets, end_s, seed)
+            failed = min(failed, state.value)
+
+
+def _round(state: _State, sets: tuple[tuple[int, ...], ...], end_s: float, seed: int) -> None:
+    """Choose a set per accelerator at random, the rest at random, and anneal from there."""
+    groups = group_nodes(state.problem, contiguous=False, undercut=state.value)
+    annealer, random = Annealer(groups), np.random.default_rng(seed)
+    accelerators = state.problem.accelerators
+    for round_ in range(ROUNDINGS):
+        if time.monotonic() > end_s or not sets:
+            return
+        taken: dict[int, int] = {}
+        for device, number in enumerate(random.permutation(len(sets))[:accelerators]):
+            for node in sets[number]:
+                taken.setdefault(node, device)
+        others = random.integers(0, state.problem.devices, groups.count)
+        start = np.array([taken.get(m[0], int(o)) for m, o in zip(groups.members, others, strict=True)], np.int64)
+        moves = min(MOVES, MOVES_PER_GROUP * groups.count)
+        found, value = annealer.run(start, moves=moves, seed=seed + round_, hot=1e-2, cold=1e-4, shrink=0.97)
+        if np.isfinite(value):
+            state.offer(groups.placement(found))
 
 
 def _next_load(proven: Fraction, failed: Fraction, value: Fraction) -> Fraction | None:
