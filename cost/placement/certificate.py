@@ -64,7 +64,11 @@ class Enumeration:
             return None
         cap_ticks = groups.ticks(load, up=True) - 1
         shift = max(0, cap_ticks.bit_length() - LOAD_BITS)
-        return cls(groups, frontier, frontier.paid >> shift, groups.work >> shift, cap_ticks >> shift, cap_ticks)
+        cap = cap_ticks >> shift
+        # What is heavier than the cap is in no set, however much heavier: so no sum can overflow.
+        paid = np.minimum(frontier.paid >> shift, cap + 1)
+        work = np.minimum(groups.work >> shift, cap + 1)
+        return cls(groups, frontier, paid, work, cap, cap_ticks)
 
     @property
     def may_be_on_cpu(self) -> "np.typing.NDArray[np.bool_]":

@@ -15,10 +15,10 @@ import numpy as np
 
 from partc.cost.placement.anneal import Annealer
 from partc.cost.placement.chains import Chain, best_chain
+from partc.cost.placement.conflicts import refuse
 from partc.cost.placement.groups import NEVER, Groups, Ints, group_nodes, without_groups
 from partc.cost.placement.problem import Placement, Problem
 from partc.cost.placement.solution import Solution, checked_value, work_bound
-from partc.runtime.errors import NoPlacement
 
 STEP = Fraction(21, 20)
 LEFT_OUT = (None, Fraction(0), Fraction(1, 2000), Fraction(1, 500), Fraction(1, 100), Fraction(1, 20))
@@ -64,8 +64,7 @@ def place_contiguously(problem: Problem, *, seconds: float = 60.0, seed: int = 0
         else:
             promoted += PROMOTED_AT_ONCE
     if best.placement is None or best.value is None:
-        what = "no contiguous placement was found"
-        raise NoPlacement(what, at="accelerators and memory", fix="give more memory or devices, or more seconds")
+        raise refuse(problem, contiguous=True)
     seconds_used = time.monotonic() - started
     return Solution(best.placement, best.value, best.bound, best.bound, "enumeration of downsets", seconds_used)
 

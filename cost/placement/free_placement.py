@@ -15,6 +15,7 @@ from partc.cost.placement.assignment_program import solve_assignment
 from partc.cost.placement.certificate import Certificate
 from partc.cost.placement.contiguous import place_contiguously
 from partc.cost.placement.covering import Guess, try_load
+from partc.cost.placement.conflicts import refuse
 from partc.cost.placement.groups import Groups, Ints, group_nodes
 from partc.cost.placement.problem import Placement, Problem
 from partc.cost.placement.solution import Solution, checked_value, work_bound
@@ -60,8 +61,7 @@ def place_freely(problem: Problem, *, seconds: float = 60.0, seed: int = 0) -> S
         pass  # what has no contiguous answer may have another
     _anneal(state, time.monotonic() + ANNEAL_SHARE * seconds, seed)
     if state.placement is None or state.value is None:
-        what = "no placement was found"
-        raise NoPlacement(what, at="accelerators and memory", fix="give more memory or devices, or more seconds")
+        raise refuse(problem, contiguous=False)
     if not state.is_within(CLOSE):
         _solve_sat(state, SAT_SHARE * seconds, seed)
     _raise_bound(state, started + seconds, seed)
