@@ -2,10 +2,11 @@
 
     python benchmarks/placement.py DIR --json placement.json [--seconds 60] [--only bert24] [--seed 0]
 
-DIR is a copy of the dnn-partitioning collection (https://github.com/msr-fiddle/dnn-partitioning, MIT), with its
-folders throughput-inputs and latency-inputs. Per input and kind (contiguous, not contiguous) four rows: the answer's
-load, the solver's bound, the certified bound and the seconds; `ratio` is the answer divided by the bound of the row,
-and by the better one in the other two. Answers are recomputed from the input by `partc.cost.placement.load`.
+DIR is a copy of the dnn-partitioning collection (https://github.com/msr-fiddle/dnn-partitioning, MIT),
+with its folders throughput-inputs and latency-inputs. Per input and kind (contiguous, not contiguous) four
+rows: the answer's load, the solver's bound, the certified bound and the seconds; `ratio` is the answer
+divided by the bound of the row, and by the better one in the other two. Answers are recomputed from the
+input by `partc.cost.placement.load`.
 """
 
 import argparse
@@ -59,12 +60,20 @@ def _rows(work: str, problem: Problem, solution: Solution, kind: str) -> Iterato
     print(f"{ratio:9.4f}{solution.seconds:7.1f}  {solution.certificate}", flush=True)
     yield {"work": work, "system": "partc", "value": float(value), "unit": "load", "ratio": ratio}
     for unit, bound in bounds.items():
-        yield {"work": work, "system": "partc", "value": float(bound), "unit": unit, "ratio": float(value / bound)}
+        yield {
+            "work": work,
+            "system": "partc",
+            "value": float(bound),
+            "unit": unit,
+            "ratio": float(value / bound),
+        }
     yield {"work": work, "system": "partc", "value": solution.seconds, "unit": "s", "ratio": ratio}
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--seconds", type=float, default=60.0)

@@ -3,8 +3,9 @@
     energy = sum over devices of max(0, load - target)  +  TOTAL_WEIGHT sum of the accelerators' loads
              + memory that is missing, as a share of an accelerator's, times the target
 
-A move takes a group, or all groups of a family, to another device; a device's load changes through its own counts of
-members alone. Where an order of the devices is given, only moves that keep every edge along it are made.
+A move takes a group, or all groups of a family, to another device; a device's load changes through its own
+counts of members alone. Where an order of the devices is given, only moves that keep every edge along it
+are made.
 """
 
 import numba
@@ -15,7 +16,8 @@ TOTAL_WEIGHT = 0.02
 
 @numba.njit(cache=True)
 def _shift(  # type: ignore[no-untyped-def]
-    g, target_device, device_of, counts, loads, sizes, work, cpu, size, touch_start, touch, fam_size, fam_cost, accelerators
+    g, target_device, device_of, counts, loads, sizes, work, cpu, size, touch_start, touch, fam_size,
+    fam_cost, accelerators,
 ):  # fmt: skip
     """Move one group; a move back is the same call with its old device."""
     old = device_of[g]
@@ -63,15 +65,17 @@ def _worst(loads, sizes, accelerators, memory):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True)
 def anneal(  # type: ignore[no-untyped-def]
-    start, work, cpu, size, touch_start, touch, member_start, member, fam_cost, before_start, before, after_start, after,
+    start, work, cpu, size, touch_start, touch, member_start, member, fam_cost,
+    before_start, before, after_start, after,
     rank_of, accelerators, memory, hot, cold, moves, shrink, seed,
 ):  # fmt: skip
-    """Anneal from `start`; returns (best devices int64[groups], its greatest load). `rank_of[0] < 0`: no order."""
+    """Anneal from `start`; returns (best devices int64[groups], its load). `rank_of[0] < 0`: no order."""
     np.random.seed(seed)
     groups, families, devices = len(start), len(fam_cost), len(rank_of)
     ordered = rank_of[0] >= 0
-    device_of = np.full(groups, devices - 1, np.int64)
     fam_size = member_start[1:] - member_start[:-1]
+    arrays = (work, cpu, size, touch_start, touch, fam_size, fam_cost, accelerators)
+    device_of = np.full(groups, devices - 1, np.int64)
     counts = np.zeros((families, devices), np.int64)
     loads = np.zeros(devices)
     sizes = np.zeros(devices)
@@ -83,7 +87,7 @@ def anneal(  # type: ignore[no-untyped-def]
         sizes[last] += size[g]
     for g in range(groups):
         if start[g] != last:
-            _shift(g, start[g], device_of, counts, loads, sizes, work, cpu, size, touch_start, touch, fam_size, fam_cost, accelerators)  # fmt: skip
+            _shift(g, start[g], device_of, counts, loads, sizes, *arrays)
     best_value = _worst(loads, sizes, accelerators, memory)
     best = device_of.copy()
     target = loads.max() * shrink if best_value == np.inf else best_value * shrink
@@ -111,7 +115,7 @@ def anneal(  # type: ignore[no-untyped-def]
             origin[i] = device_of[moved[i]]
             if origin[i] != new:
                 changed = True
-                _shift(moved[i], new, device_of, counts, loads, sizes, work, cpu, size, touch_start, touch, fam_size, fam_cost, accelerators)  # fmt: skip
+                _shift(moved[i], new, device_of, counts, loads, sizes, *arrays)
         if not changed:
             continue
         allowed = True
@@ -122,7 +126,9 @@ def anneal(  # type: ignore[no-untyped-def]
                 for e in range(after_start[moved[i]], after_start[moved[i] + 1]):
                     allowed = allowed and rank_of[device_of[after[e]]] >= rank_of[new]
         after_energy = _energy(loads, sizes, accelerators, memory, target)
-        if allowed and (after_energy <= energy or np.random.random() < np.exp((energy - after_energy) / heat)):
+        if allowed and (
+            after_energy <= energy or np.random.random() < np.exp((energy - after_energy) / heat)
+        ):
             energy = after_energy
             value = _worst(loads, sizes, accelerators, memory)
             if value < best_value:
@@ -133,5 +139,5 @@ def anneal(  # type: ignore[no-untyped-def]
         else:
             for i in range(count - 1, -1, -1):
                 if origin[i] != new:
-                    _shift(moved[i], origin[i], device_of, counts, loads, sizes, work, cpu, size, touch_start, touch, fam_size, fam_cost, accelerators)  # fmt: skip
+                    _shift(moved[i], origin[i], device_of, counts, loads, sizes, *arrays)
     return best, best_value

@@ -8,7 +8,7 @@
     sum_g work[g] x[g, d] + sum_f cost[f] (some - all)[f, d] <= T      accelerators
     sum_g cpu[g] x[g, d] <= T                                          CPUs
     sum_g size[g] x[g, d] <= memory                                    accelerators
-    x[g_i, d] <= sum over j < i of x[g_j, d - 1]             equal accelerators are opened in order of heavy groups
+    x[g_i, d] <= sum over j < i of x[g_j, d - 1]             equal accelerators open in this order
 
 Times are whole units of 2^-24 of the greatest load, rounded down, so the bound holds for the problem.
 """
@@ -26,7 +26,7 @@ ORDERED_GROUPS = 24
 
 @dataclass(frozen=True)
 class SatAnswer:
-    """Devices of groups, or None; `bound` in ticks for every answer below `limit`, or `limit` where there is none."""
+    """Devices of groups, or None; `bound` in ticks, `limit` where no answer is below it."""
 
     devices: Ints | None
     bound: int

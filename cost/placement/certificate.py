@@ -6,12 +6,14 @@ Claim: no placement has a load below T. Let y[g] be a number per group and m >= 
     y(S) <= v                                           for every set S of load below T         (2)
     sum y - m T CPUs > v accelerators                                                           (3)
 
-A placement below T divides the groups between accelerators, each worth at most v by (2), and CPUs, each worth at most m T
-by (1): together no more than the right side of (3) allows, a contradiction. (2) is checked by enumeration
-(`pricing_kernel.price`) over a relaxation: memory is unlimited, and loads are rounded down.
+A placement below T divides the groups between accelerators, each worth at most v by (2), and CPUs, each
+worth at most m T by (1): together no more than the right side of (3) allows, a contradiction. (2) is
+checked by enumeration (`pricing_kernel.price`) over a relaxation: memory is unlimited, and loads are
+rounded down.
 
-The linear program whose dual this is has a variable per set of groups: the configuration relaxation of bin packing
-(Gilmore and Gomory 1961), here with cuts in a set's load. Equal accelerators make no symmetry in it.
+The linear program whose dual this is has a variable per set of groups: the configuration relaxation of bin
+packing (Gilmore and Gomory 1961), here with cuts in a set's load. Equal accelerators make no symmetry in
+it.
 """
 
 from collections.abc import Sequence
@@ -46,7 +48,7 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Enumeration:
-    """A problem below a load T, ready for sets to be enumerated: coarse ticks, `cap` the most a set may load."""
+    """The sets of a load below T, ready to be enumerated: coarse ticks, `cap` the most a set may load."""
 
     groups: Groups
     frontier: Frontier
@@ -76,9 +78,16 @@ class Enumeration:
         return (self.groups.cpu <= self.cap_ticks) & (self.groups.problem.cpus > 0)
 
     def best_sets(
-        self, values: Ints, *, floor: int, most: int, columns: int = 1, buckets: int = 0, relaxed: bool = False
+        self,
+        values: Ints,
+        *,
+        floor: int,
+        most: int,
+        columns: int = 1,
+        buckets: int = 0,
+        relaxed: bool = False,
     ) -> tuple[np.ndarray, Ints, int, int]:
-        """Find sets of a value above `floor`: (sets bool[found, groups], values, bound on all values, labels).
+        """Find sets of a value above `floor`: (sets bool[found, groups], values, bound on all, labels).
 
         `buckets`: how many loads are told apart, 0 for all (see pricing_kernel).
         """
@@ -119,7 +128,9 @@ def proves(enumeration: Enumeration, values: Sequence[int], cpu_rate: Fraction, 
         return False
     exact = np.array(values, np.int64)
     for buckets in BUCKETS:
-        *_, bound, _ = enumeration.best_sets(exact, floor=needed, most=most_labels, buckets=buckets, relaxed=True)
+        *_, bound, _ = enumeration.best_sets(
+            exact, floor=needed, most=most_labels, buckets=buckets, relaxed=True
+        )
         if bound <= needed:
             return True
     return False

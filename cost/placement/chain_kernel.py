@@ -1,12 +1,14 @@
 """Kernels for chains of parts: all ways to extend a downset by one part of a bounded load.
 
-A downset is a set of groups that holds whatever its forward groups read; bits in uint64 words. From a downset I,
-`extend` visits every downset J above it once whose part J - I may be below `limit` on some device, and records
+A downset is a set of groups that holds whatever its forward groups read; bits in uint64 words. From a
+downset I, `extend` visits every downset J above it once whose part J - I may be below `limit` on some
+device, and records
 
     value(J, accelerators used + 1) = min over I of max(value(I), load(J - I))
 
-and the same for a CPU. *Free* groups (backward, without a forward one of their colour) are no members of downsets: each
-device takes or leaves each of them, whichever costs it less, so the values are then lower bounds.
+and the same for a CPU. *Free* groups (backward, without a forward one of their colour) are no members of
+downsets: each device takes or leaves each of them, whichever costs it less, so the values are then lower
+bounds.
 """
 
 import numba

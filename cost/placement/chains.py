@@ -1,11 +1,13 @@
 """The best chain of parts, by dynamic programming over downsets, layer by layer of devices used.
 
-A contiguous answer is a chain of downsets {} = I0 < I1 < ... < Im of the forward groups, a device for each step:
+A contiguous answer is a chain of downsets {} = I0 < I1 < ... < Im of the forward groups, a device for each
+step:
 
     f(0, {}) = 0        f(d + 1, J) = min over I < J, kind of device: max(f(d, I), load(J - I))
 
-Only values below `limit` are kept, and only downsets whose remaining work the remaining devices can hold, so the result is
-either the best chain below the limit or the proof that there is none. Enumerated in whole ticks, it is exact.
+Only values below `limit` are kept, and only downsets whose remaining work the remaining devices can hold,
+so the result is either the best chain below the limit or the proof that there is none. Enumerated in whole
+ticks, it is exact.
 
 Source: the dynamic program of Tarnawski and others, NeurIPS 2020, section 4; the pruning is ours.
 """
@@ -60,7 +62,12 @@ class _Layer:
         n = self.filled
         none = np.zeros(0, np.int64)
         return _Layer(
-            self.keys[:n].copy(), self.values[:n].copy(), self.parents[:n].copy(), self.on_cpu[:n].copy(), none, n
+            self.keys[:n].copy(),
+            self.values[:n].copy(),
+            self.parents[:n].copy(),
+            self.on_cpu[:n].copy(),
+            none,
+            n,
         )
 
 
@@ -166,7 +173,7 @@ def _form(groups: Groups) -> _Form:
         inner = tuple(number[group] for group in family if group in number)
         outer = [free[group] for group in family if group in free]
         if inner and outer:
-            # A cut of the rest with one of them is a cut of the whole: shares of the cost bound it from below.
+            # A cut of the rest with one of them is a cut of the whole: shares of the cost bound it.
             families += [(inner, int(cost) // len(outer), o) for o in outer]
         elif len(inner) > 1:
             families.append((inner, int(cost), -1))

@@ -1,8 +1,10 @@
-"""Why nothing fits: a smallest set of nodes that conflicts, and the smallest changes after which everything fits.
+"""Why nothing fits: a smallest set of nodes that conflicts, and the smallest changes after which everything
+fits.
 
-Only memory can conflict, and only where there is no CPU, whose memory has no limit. Without an order of parts, the m largest
-groups fit nowhere as soon as any m groups do: the smallest conflict is found by their number alone (CP-SAT packs them).
-With contiguous parts the order may conflict too: then groups are left out one by one while what remains still conflicts.
+Only memory can conflict, and only where there is no CPU, whose memory has no limit. Without an order of
+parts, the m largest groups fit nowhere as soon as any m groups do: the smallest conflict is found by their
+number alone (CP-SAT packs them). With contiguous parts the order may conflict too: then groups are left
+out one by one while what remains still conflicts.
 """
 
 import math
@@ -24,9 +26,9 @@ MOST_MORE = 4096
 
 @dataclass(frozen=True)
 class Conflict:
-    """`nodes` cannot be placed together; each change alone lets the whole problem fit (None: it alone does not).
+    """`nodes` cannot be placed together; each change alone lets everything fit (None: it does not).
 
-    `smallest` says that no set of fewer groups of nodes conflicts; otherwise none of its groups can be left out.
+    `smallest`: no set of fewer groups of nodes conflicts; else none of its groups can be left out.
     """
 
     nodes: tuple[int, ...]
@@ -58,7 +60,9 @@ def refuse(problem: Problem, *, contiguous: bool) -> NoPlacement:
     conflict = find_conflict(problem, contiguous=contiguous)
     kind = "contiguous placement" if contiguous else "placement"
     if conflict is None:
-        return NoPlacement(f"no {kind} was found in time", at="accelerators and memory", fix="give more seconds")
+        return NoPlacement(
+            f"no {kind} was found in time", at="accelerators and memory", fix="give more seconds"
+        )
     names = [problem.nodes[node].name for node in conflict.nodes]
     size = sum(problem.nodes[node].size for node in conflict.nodes)
     what = f"no {kind} exists: {len(names)} nodes of size {float(size):g} conflict on "
@@ -69,7 +73,9 @@ def refuse(problem: Problem, *, contiguous: bool) -> NoPlacement:
     if conflict.least_accelerators is not None:
         changes.append(f"{conflict.least_accelerators} accelerators")
     fix = "give " + ", or ".join([*changes, "a CPU"])
-    return NoPlacement(what, at="nodes " + ", ".join(f"'{n}'" for n in names[:8]) + (" ..." if names[8:] else ""), fix=fix)
+    return NoPlacement(
+        what, at="nodes " + ", ".join(f"'{n}'" for n in names[:8]) + (" ..." if names[8:] else ""), fix=fix
+    )
 
 
 @dataclass
@@ -132,12 +138,16 @@ class _Packing:
         return tuple(chosen), False
 
     def _least(self, chosen: Sequence[int], accelerators: int) -> int | None:
-        """The least memory with which the chosen groups fit on so many accelerators; None: not found in time."""
+        """The least memory with which the chosen groups fit on so many accelerators; None: not found."""
         if not chosen:
             return 0
         if accelerators == 0:
             return None
-        return self._least_ordered(chosen, accelerators) if self.contiguous else self._least_free(chosen, accelerators)
+        return (
+            self._least_ordered(chosen, accelerators)
+            if self.contiguous
+            else self._least_free(chosen, accelerators)
+        )
 
     def _least_ordered(self, chosen: Sequence[int], accelerators: int) -> int | None:
         none = np.zeros(self.groups.count, np.int64)

@@ -1,8 +1,9 @@
 """Contiguous placement: the best chain of parts, completed to an answer, and its proof by enumeration.
 
-The limit below which a chain is sought starts at the bound that work alone gives and rises until there is one. What the chain
-leaves open (free groups, and groups that a relaxation left out) goes where annealing along the chain's order finds it best.
-Where downsets are too many, the lightest groups are left out of the enumeration: it bounds the whole problem still.
+The limit below which a chain is sought starts at the bound that work alone gives and rises until there is
+one. What the chain leaves open (free groups, and groups that a relaxation left out) goes where annealing
+along the chain's order finds it best. Where downsets are too many, the lightest groups are left out of the
+enumeration: it bounds the whole problem still.
 """
 
 import time
@@ -66,7 +67,9 @@ def place_contiguously(problem: Problem, *, seconds: float = 60.0, seed: int = 0
     if best.placement is None or best.value is None:
         raise refuse(problem, contiguous=True)
     seconds_used = time.monotonic() - started
-    return Solution(best.placement, best.value, best.bound, best.bound, "enumeration of downsets", seconds_used)
+    return Solution(
+        best.placement, best.value, best.bound, best.bound, "enumeration of downsets", seconds_used
+    )
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class _Relaxation:
 
 
 def _search(best: _Best, tried: _Relaxation, deadline_s: float, end_s: float, seed: int) -> int | None:
-    """Enumerate with rising limits; returns how many free groups there are, or None where time did not suffice."""
+    """Enumerate with rising limits; returns how many groups are free, or None where time did not suffice."""
     limit = best.bound * (1 + CLOSE) if best.bound else Fraction(1)
     most = _most_load(best.problem)
     while True:
@@ -101,7 +104,7 @@ def _search(best: _Best, tried: _Relaxation, deadline_s: float, end_s: float, se
 
 
 def _promote(groups: Groups, free: list[int], count: int) -> Groups:
-    """Make the free groups with the costliest families among themselves members of downsets, without an order."""
+    """Make the free groups with the costliest families among themselves members of downsets."""
     costs = dict.fromkeys(free, 0)
     for family, cost in zip(groups.families, groups.costs, strict=True):
         inner = [group for group in family if group in costs]
@@ -116,7 +119,7 @@ def _most_load(problem: Problem) -> Fraction:
 
 
 def _lightest(groups: Groups, share: Fraction | None) -> frozenset[int]:
-    """The lightest forward groups, up to a share of all work (0: those of no work and no CPU time); None: none."""
+    """The lightest forward groups, up to a share of all work (0: those of no work); None: none."""
     if share is None:
         return frozenset()
     weight = np.maximum(np.where(groups.work >= NEVER, NEVER, groups.work), 0)
@@ -127,7 +130,7 @@ def _lightest(groups: Groups, share: Fraction | None) -> frozenset[int]:
 
 
 def _complete(best: _Best, groups: Groups, thin: Groups, chain: Chain, end_s: float, seed: int) -> None:
-    """Turn a chain into answers: give every group a device, then anneal in the chain's order and without a limit."""
+    """Turn a chain into answers: give every group a device, then anneal in the chain's order."""
     order = _device_order(best.problem, chain)
     start = _first_devices(groups, thin, chain, order)
     best.offer(groups.placement(start))
@@ -149,7 +152,7 @@ def _device_order(problem: Problem, chain: Chain) -> list[int]:
 
 
 def _first_devices(groups: Groups, thin: Groups, chain: Chain, order: list[int]) -> Ints:
-    """Place what the chain leaves open as late as its readers allow (forward), or beside its costliest family."""
+    """Place what the chain leaves open: forward groups as early as they may, others by their families."""
     of_node: dict[int, int] = {}
     for rank, (_, members) in enumerate(chain.parts):
         for group in members:

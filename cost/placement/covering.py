@@ -4,8 +4,9 @@
     sum of l[S] over S with g  +  x[g]  =  1             every group is on one device
     sum of cpu[g] x[g]  <=  T CPUs                       x[g]: the share of g on CPUs
 
-If the optimum exceeds the number of accelerators, no placement is below T. GLOP solves the program over the sets known so far;
-`pricing_kernel` finds the sets that its multipliers undervalue. The multipliers become a `Certificate`, checked without GLOP.
+If the optimum exceeds the number of accelerators, no placement is below T. GLOP solves the program over
+the sets known so far; `pricing_kernel` finds the sets that its multipliers undervalue. The multipliers
+become a `Certificate`, checked without GLOP.
 """
 
 import time
@@ -32,14 +33,13 @@ class Attempt:
 
     proven: bool | None
     certificate: Certificate | None
-    relaxed: float
     sets: tuple[tuple[int, ...], ...]
     guess: "Guess | None" = None
 
 
 @dataclass(frozen=True)
 class Guess:
-    """Multipliers to start from: one per node (of a group, on its first node), and the CPUs' rate per unit of time."""
+    """Multipliers to start from: a group's on its first node, and the CPUs' rate per unit of time."""
 
     values: tuple[float, ...]
     rate: float
@@ -52,68 +52,93 @@ def try_load(
     *,
     deadline_s: float,
     guess: Guess | None = None,
-    log: bool = False,
 ) -> Attempt:
     """Try to prove that no placement has a load below `load`; `sets` of nodes start the column generation."""
-    enumeration = Enumeration.below(problem, load)
+    enumeration = Enumeration.below(problem, load) if problem.accelerators else None
     if enumeration is None:
-        return Attempt(None, None, 0.0, ())
-    if problem.accelerators == 0:
-        return Attempt(None, None, 0.0, ())
+        return Attempt(None, None, ())
     program = _Program(enumeration)
     for nodes in sets:
         program.add_nodes(nodes)
     for column in _intervals(enumeration):
         program.add(column)
-    buckets, rounds, trust = BUCKETS, 0, TRUST
-    centre = _at_groups(enumeration.groups, guess) if guess is not None else None
-    best_farley, refused = 0.0, 0.0
-    while time.monotonic() < deadline_s:
-        rounds += 1
-        relaxed, values, rate = program.solve()
-        if relaxed <= problem.accelerators + 1e-7:
-            return Attempt(False, None, relaxed, program.used(), _guess(enumeration.groups, centre))
-        asked = program.whole(*_between(centre, values, rate, trust))
-        found, best, labels = _disjoint_sets(enumeration, asked[0], buckets)
-        spare = sum(map(int, asked[0])) - asked[1] * enumeration.cap_ticks * problem.cpus
-        farley = float(spare) / best
-        if log and rounds % 10 == 1:
-            print(f"   {rounds}: lp {relaxed:.4f} farley {farley:.4f} best {best_farley:.4f} {best/ONE:.4f} labels {labels} columns {program.columns} trust {trust}", flush=True)
-        if farley > best_farley:
-            best_farley = farley
-            centre = (asked[0] * (ONE / best), float(asked[1]) * (ONE / best))
-        if farley > problem.accelerators and farley > refused:
-            refused = farley + 0.01
-            buckets, best_farley = min(4 * buckets, MOST_BUCKETS), 0.0
-            scaled = tuple(map(int, asked[0]))
-            if proves(enumeration, scaled, asked[1], most_labels=MOST_LABELS):
-                return Attempt(True, Certificate(load, scaled, asked[1]), relaxed, program.used(), _guess(enumeration.groups, centre))
-        added = [column for column in found if program.add(column)]
-        undervalued = any(int(values[column].sum()) > ONE + ONE // 10_000 for column in added)
-        if undervalued:
-            trust = TRUST
-        elif trust > 0:
-            trust = trust - 0.2 if trust > 0.3 else 0.0
+    search = _Search(enumeration, program, _at_groups(enumeration.groups, guess) if guess else None)
+    proven, certificate = None, None
+    while proven is None and time.monotonic() < deadline_s:
+        proven = search.round()
+        if proven:
+            certificate = Certificate(load, tuple(map(int, search.values)), search.rate)
+    return Attempt(proven, certificate, program.used(), _guess(enumeration.groups, search.centre))
+
+
+class _Search:
+    """Rounds of column generation, with multipliers held near the best ones so far (Wentges 1997)."""
+
+    def __init__(
+        self, enumeration: Enumeration, program: "_Program", centre: tuple[np.ndarray, float] | None
+    ) -> None:
+        self.enumeration, self.program, self.centre = enumeration, program, centre
+        self.values, self.rate = np.zeros(enumeration.groups.count, np.int64), Fraction(0)
+        self._trust, self._buckets, self._reached, self._refused = TRUST, BUCKETS, 0.0, 0.0
+
+    def round(self) -> bool | None:
+        """Do one round: True: proven by `values` and `rate`; False: no such proof exists; None: go on."""
+        problem = self.enumeration.groups.problem
+        least, values, rate = self.program.solve()
+        if least <= problem.accelerators + 1e-7:
+            return False
+        self.values, self.rate = self.program.whole(*self._between(values, rate))
+        found, best = _disjoint_sets(self.enumeration, self.values, self._buckets)
+        spare = sum(map(int, self.values)) - self.rate * self.enumeration.cap_ticks * problem.cpus
+        reached = float(spare) / best
+        if reached > self._reached:
+            self._reached = reached
+            self.centre = (self.values * (ONE / best), float(self.rate) * (ONE / best))
+        if reached > max(problem.accelerators, self._refused):
+            if proves(self.enumeration, tuple(map(int, self.values)), self.rate, most_labels=MOST_LABELS):
+                return True
+            self._refused = reached + 0.01
+            self._refine()
+        return self._add(found, values)
+
+    def _between(self, values: Ints, rate: Fraction) -> tuple[np.ndarray, float]:
+        if self.centre is None:
+            return values.astype(float), float(rate)
+        trust, (central, central_rate) = self._trust, self.centre
+        return trust * central + (1 - trust) * values, trust * central_rate + (1 - trust) * float(rate)
+
+    def _add(self, found: list[np.ndarray], values: Ints) -> bool | None:
+        """Add sets to the program; without one that its own multipliers undervalue, trust the centre less."""
+        added = [column for column in found if self.program.add(column)]
+        if any(int(values[column].sum()) > ONE + ONE // 10_000 for column in added):
+            self._trust = TRUST
+        elif self._trust > 0:
+            self._trust = self._trust - 0.2 if self._trust > 0.3 else 0.0
         elif not added:
-            if buckets >= MOST_BUCKETS:
-                return Attempt(False, None, relaxed, program.used(), _guess(enumeration.groups, centre))
-            buckets, best_farley = 4 * buckets, 0.0
-    return Attempt(None, None, 0.0, program.used(), _guess(enumeration.groups, centre))
+            if self._buckets >= MOST_BUCKETS:
+                return False
+            self._refine()
+        return None
+
+    def _refine(self) -> None:
+        # What coarser loads told of the centre's worth no longer counts.
+        self._buckets, self._reached = min(4 * self._buckets, MOST_BUCKETS), 0.0
 
 
-def _disjoint_sets(enumeration: Enumeration, values: Ints, buckets: int) -> tuple[list[np.ndarray], int, int]:
-    """Find the most valuable set, then the most valuable of what is left, ...: (sets, value of the first or 1, labels)."""
-    left, sets, best, labels = values.copy(), [], ONE, 0
+def _disjoint_sets(enumeration: Enumeration, values: Ints, buckets: int) -> tuple[list[np.ndarray], int]:
+    """Find the most valuable set, then that of what is left, ...: (sets, value of the first, or 1)."""
+    left, sets, best = values.copy(), [], ONE
     for number in range(2 * enumeration.groups.problem.accelerators):
         floor = ONE + ONE // 100_000 if number == 0 else ONE // 4
-        found, worths, _, made = enumeration.best_sets(left, floor=floor, most=MOST_LABELS, columns=3, buckets=buckets)
-        labels += made
+        found, worths, _, _ = enumeration.best_sets(
+            left, floor=floor, most=MOST_LABELS, columns=3, buckets=buckets
+        )
         if len(worths) == 0:
             break
         best = max(best, int(worths[0]))
         sets += list(found)
         left[found[0]] = np.minimum(left[found[0]], 0)
-    return sets, best, labels
+    return sets, best
 
 
 def _guess(groups: Groups, centre: tuple[np.ndarray, float] | None) -> Guess | None:
@@ -128,13 +153,6 @@ def _guess(groups: Groups, centre: tuple[np.ndarray, float] | None) -> Guess | N
 def _at_groups(groups: Groups, guess: Guess) -> tuple[np.ndarray, float]:
     values = np.array([sum(guess.values[node] for node in members) for members in groups.members])
     return values, guess.rate / float(groups.ticks_per_unit)
-
-
-def _between(centre: tuple[np.ndarray, float] | None, values: Ints, rate: Fraction, trust: float) -> tuple[np.ndarray, float]:
-    """Mix the program's multipliers with the best ones so far: they swing less from round to round (Wentges 1997)."""
-    if centre is None:
-        return values.astype(float), float(rate)
-    return trust * centre[0] + (1 - trust) * values, trust * centre[1] + (1 - trust) * float(rate)
 
 
 class _Program:
@@ -178,7 +196,11 @@ class _Program:
     def add(self, column: np.ndarray) -> bool:
         """Add a set, if it is new and light enough."""
         key = np.packbits(column).tobytes()
-        if key in self._sets or not column.any() or set_load(self._e.groups, column) > self._e.cap_ticks + self._slack():
+        if (
+            key in self._sets
+            or not column.any()
+            or set_load(self._e.groups, column) > self._e.cap_ticks + self._slack()
+        ):
             return False
         self._sets[key] = variable = self._solver.NumVar(0.0, self._solver.infinity(), "")
         self._objective.SetCoefficient(variable, 1.0)

@@ -1,10 +1,12 @@
-"""Placement that need not be contiguous: annealing from the contiguous answer, CP-SAT, and bounds by covering.
+"""Placement that need not be contiguous: annealing from the contiguous answer, CP-SAT, and bounds by
+covering.
 
-The time is divided: a contiguous answer first, annealing, CP-SAT on what annealing found, then loads T that are tried as bounds
-(`covering.try_load`), by bisection between what is proven and what is reached.
+The time is divided: a contiguous answer first, annealing, CP-SAT on what annealing found, then loads T
+that are tried as bounds (`covering.try_load`), by bisection between what is proven and what is reached.
 """
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -13,9 +15,9 @@ import numpy as np
 from partc.cost.placement.anneal import Annealer
 from partc.cost.placement.assignment_program import solve_assignment
 from partc.cost.placement.certificate import Certificate
+from partc.cost.placement.conflicts import refuse
 from partc.cost.placement.contiguous import place_contiguously
 from partc.cost.placement.covering import Guess, try_load
-from partc.cost.placement.conflicts import refuse
 from partc.cost.placement.groups import Groups, Ints, group_nodes
 from partc.cost.placement.problem import Placement, Problem
 from partc.cost.placement.solution import Solution, checked_value, work_bound
@@ -55,10 +57,8 @@ def place_freely(problem: Problem, *, seconds: float = 60.0, seed: int = 0) -> S
     started = time.monotonic()
     bound = work_bound(problem)
     state = _State(problem, bound, bound)
-    try:
+    with suppress(NoPlacement):  # what has no contiguous answer may have another
         state.offer(place_contiguously(problem, seconds=CONTIGUOUS_SHARE * seconds, seed=seed).placement)
-    except NoPlacement:
-        pass  # what has no contiguous answer may have another
     _anneal(state, time.monotonic() + ANNEAL_SHARE * seconds, seed)
     if state.placement is None or state.value is None:
         raise refuse(problem, contiguous=False)
@@ -147,7 +147,9 @@ def _round(state: _State, sets: tuple[tuple[int, ...], ...], end_s: float, seed:
             for node in sets[number]:
                 taken.setdefault(node, device)
         others = random.integers(0, state.problem.devices, groups.count)
-        start = np.array([taken.get(m[0], int(o)) for m, o in zip(groups.members, others, strict=True)], np.int64)
+        start = np.array(
+            [taken.get(m[0], int(o)) for m, o in zip(groups.members, others, strict=True)], np.int64
+        )
         moves = min(MOVES, MOVES_PER_GROUP * groups.count)
         found, value = annealer.run(start, moves=moves, seed=seed + round_, hot=1e-2, cold=1e-4, shrink=0.97)
         if np.isfinite(value):

@@ -1,8 +1,9 @@
 """A linear order of groups with few families open at a time, and the states of one device along it.
 
-Groups join or stay out one after the other. A family is open between its first and its last member; all that
-matters of the past is, per open family, whether all, none or some of its members so far joined. A family's cost
-is paid in the moment in which it becomes divided. With few families open at a time, states are few.
+Groups join or stay out one after the other. A family is open between its first and its last member; all
+that matters of the past is, per open family, whether all, none or some of its members so far joined. A
+family's cost is paid in the moment in which it becomes divided. With few families open at a time, states
+are few.
 """
 
 from dataclasses import dataclass
@@ -17,10 +18,10 @@ MOST_STATES = 400_000
 
 @dataclass(frozen=True)
 class Frontier:
-    """Transitions: state s of position i with decision x leads to `next[first[i] + s, x]`, paying `paid[..., x]`.
+    """Transitions: state s of position i with decision x leads to `next[first[i] + s, x]`, and pays `paid`.
 
-    order int64[groups], first int64[groups + 1] (rows of states), next int32[rows, 2] (state within the next position),
-    paid int64[rows, 2] in ticks.
+    order int64[groups]; first int64[groups + 1]: rows of a position's states; next int64[rows, 2]: the state
+    within the next position; paid int64[rows, 2]: ticks.
     """
 
     order: Ints

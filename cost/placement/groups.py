@@ -1,10 +1,11 @@
 """A problem as whole numbers in flat arrays: what kernels read.
 
-Nodes that must share a device become one group: nodes of a colour, nodes between which contiguity leaves no
-order, and the family of an output whose cost alone exceeds a load that is to be undercut. Families that are
-equal after that are added up, and those inside one group are dropped.
+Nodes that must share a device become one group: nodes of a colour, nodes between which contiguity leaves
+no order, and the family of an output whose cost alone exceeds a load that is to be undercut. Families that
+are equal after that are added up, and those inside one group are dropped.
 
-Times are whole *ticks*, a power of two to the unit, **rounded down**: what is proven of ticks holds for the problem.
+Times are whole *ticks*, a power of two to the unit, **rounded down**: what is proven of ticks holds for
+the problem.
 """
 
 from collections import defaultdict
@@ -25,7 +26,7 @@ NEVER = 1 << 50
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups of nodes with loads in ticks, families (cut costs) of groups, and the order of forward groups."""
+    """Groups of nodes with loads in ticks, families of groups, and what forward groups come after."""
 
     problem: Problem
     members: tuple[tuple[int, ...], ...]
@@ -122,8 +123,8 @@ def _forward_graph(problem: Problem, group_of: tuple[int, ...]) -> "nx.DiGraph":
             graph.add_node(group)
     for source, target in problem.edges:
         if not (problem.nodes[source].backward or problem.nodes[target].backward):
-            if group_of[source] != group_of[target]:
-                graph.add_edge(group_of[source], group_of[target])
+            ends = group_of[source], group_of[target]
+            graph.add_edges_from([ends] if ends[0] != ends[1] else [])
     return graph
 
 
@@ -143,7 +144,9 @@ def _build(problem: Problem, group_of: tuple[int, ...], contiguous: bool) -> Gro
         problem,
         tuple(map(tuple, members)),
         work=np.array([_work(problem, nodes, per_unit) for nodes in members], np.int64),
-        cpu=np.array([int(sum(problem.nodes[n].cpu_time for n in ns) * per_unit) for ns in members], np.int64),
+        cpu=np.array(
+            [int(sum(problem.nodes[n].cpu_time for n in ns) * per_unit) for ns in members], np.int64
+        ),
         size=np.array([int(sum(problem.nodes[n].size for n in ns)) for ns in members], np.int64),
         families=tuple(costs),
         costs=np.array([int(cost * per_unit) for cost in costs.values()], np.int64),
@@ -163,7 +166,9 @@ def _work(problem: Problem, nodes: list[int], per_unit: Fraction) -> int:
 
 
 def _ticks_per_unit(problem: Problem) -> Fraction:
-    total = sum((n.cpu_time + (n.accelerator_time or 0) + 2 * n.output_cost for n in problem.nodes), Fraction(1))
+    total = sum(
+        (n.cpu_time + (n.accelerator_time or 0) + 2 * n.output_cost for n in problem.nodes), Fraction(1)
+    )
     return Fraction(2) ** (TICK_BITS - int(total).bit_length())
 
 

@@ -1,4 +1,5 @@
-"""The independent checker: every device's load, memory, colours and order, from the problem and the answer alone.
+"""The independent checker: every device's load, memory, colours and order, from the problem and the answer
+alone.
 
 All sums are exact (`fractions.Fraction`); nothing that a solver computed is read.
 """

@@ -2,16 +2,17 @@
 
     maximise  value(S) = sum of y[g], g in S     such that     work(S) + cut(S) <= cap
 
-A label is (state, load, value). Of two labels in one state the one with more load and no more value goes. A label also goes
-when its best completion is no more than `floor`: for every multiplier m / 2^SHIFT, with C the best of value - m load
-over all completions from its state (a recursion over states alone),
+A label is (state, load, value). Of two labels in one state the one with more load and no more value goes.
+A label also goes when its best completion is no more than `floor`: for every multiplier m / 2^SHIFT, with
+C the best of value - m load over all completions from its state (a recursion over states alone),
 
     value + C[m][state] + m (cap - load) <= floor
 
-All numbers are whole, so the result is exact with `width` 1. With a greater width, of the labels of one state whose loads
-lie within that width only one stays: the most valuable, with its own load (what is found then exists, but may not be the
-best), or, `relaxed`, with the least load of them (nothing better exists than what is then found, but it may be too heavy).
-Where labels exceed `most`, the least promising are dropped and the greatest of their bounds is returned.
+All numbers are whole, so the result is exact with `width` 1. With a greater width, of the labels of one
+state whose loads lie within that width only one stays: the most valuable, with its own load (what is found
+then exists, but may not be the best), or, `relaxed`, with the least load of them (nothing better exists
+than what is then found, but it may be too heavy). Where labels exceed `most`, the least promising are
+dropped and the greatest of their bounds is returned.
 """
 
 import numba
@@ -41,7 +42,7 @@ def completions(order, first, following, paid, work, value, multipliers):  # typ
 def price(  # type: ignore[no-untyped-def]
     order, first, following, paid, work, value, multipliers, table, cap, floor, most, columns, width, relaxed
 ):  # fmt: skip
-    """Return (sets bool[found, groups], values int64[found], upper bound on every set's value, labels made)."""
+    """Return (sets bool[found, groups], values int64[found], bound on every set's value, labels made)."""
     n = len(order)
     state = np.zeros(1, np.int64)
     load = np.zeros(1, np.int64)
@@ -63,21 +64,21 @@ def price(  # type: ignore[no-untyped-def]
         for label in range(count):
             row = first[i] + state[label]
             for x in range(2):
-                l = load[label] + paid[row, x] + (work[g] if x == 1 else 0)
-                if l > cap:
+                held = load[label] + paid[row, x] + (work[g] if x == 1 else 0)
+                if held > cap:
                     continue
                 w = worth[label] + (value[g] if x == 1 else 0)
                 s = following[row, x]
                 bound = np.int64(1) << np.int64(60)
                 for m in range(len(multipliers)):
-                    here = table[m, first[i + 1] + s] + multipliers[m] * (cap - l)
+                    here = table[m, first[i + 1] + s] + multipliers[m] * (cap - held)
                     if here < bound:
                         bound = here
                 bound = w + (bound >> SHIFT)
                 if bound <= floor:
                     continue
                 new_state[made] = s
-                new_load[made] = l
+                new_load[made] = held
                 new_worth[made] = w
                 new_bound[made] = bound
                 new_from[made] = 2 * label + x

@@ -8,7 +8,8 @@
 Nodes of one colour share a device. `contiguous` asks for an order of the devices in which no forward node
 reads from a later device than its own; backward nodes follow their colour, or go anywhere without one.
 
-Source: J. Tarnawski and others, Efficient algorithms for device placement of DNN graph operators, NeurIPS 2020.
+Source: J. Tarnawski and others, Efficient algorithms for device placement of DNN graph operators, NeurIPS
+2020.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
 """Read a placement problem from the JSON of the public dnn-partitioning collection.
 
     {"maxFPGAs": 6, "maxCPUs": 1, "maxSizePerFPGA": bytes,
-     "nodes": [{"id", "name", "supportedOnFpga", "cpuLatency", "fpgaLatency", "isBackwardNode", "colorClass", "size"}],
+     "nodes": [{"id", "name", "supportedOnFpga", "cpuLatency", "fpgaLatency", "isBackwardNode", "colorClass",
+                "size"}],
      "edges": [{"sourceId", "destId", "cost"}]}
 
 Numbers are read as written, without rounding. `colorClass` may be absent.
@@ -41,7 +42,9 @@ class _Reader:
         for at, entry in entries:
             number = self._get(entry, "id", at)
             if not isinstance(number, int) or number in places:
-                raise self._error(f"the id {number!r} is no number of its own", at, "give every node its own id")
+                raise self._error(
+                    f"the id {number!r} is no number of its own", at, "give every node its own id"
+                )
             places[number] = len(places)
         edges, costs = self._edges(record, places)
         return Problem(

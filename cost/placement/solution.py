@@ -5,12 +5,12 @@ from fractions import Fraction
 
 from partc.cost.placement.certificate import Certificate
 from partc.cost.placement.load import greatest_load, violations
-from partc.cost.placement.problem import Placement, Problem
+from partc.cost.placement.problem import Node, Placement, Problem
 
 
 @dataclass(frozen=True)
 class Solution:
-    """`value`: the answer's greatest load, as the checker computes it. Bounds hold for every allowed answer."""
+    """`value`: the answer's greatest load, as the checker computes it. Bounds hold for every answer."""
 
     placement: Placement
     value: Fraction
@@ -31,8 +31,8 @@ def checked_value(problem: Problem, placement: Placement, *, contiguous: bool) -
 def work_bound(problem: Problem) -> Fraction:
     """Bound every load from below: all work divided without rest or transfers, and the longest node.
 
-    A CPU that is busy for T takes over at most T times the largest ratio of accelerator to CPU time, so
-    sum of accelerator times <= T (accelerators + CPUs x ratio): sorted by that ratio, nodes fill the CPUs first.
+    Within a time T the CPUs take over the nodes whose accelerator time is greatest for their CPU time, the
+    last one in part, and the accelerators share the rest. The bound is the least T for which that is enough.
     """
     longest = max((min(_times(problem, i)) for i in range(len(problem.nodes))), default=Fraction(0))
     low, high = longest, sum((min(_times(problem, i)) for i in range(len(problem.nodes))), Fraction(0))
@@ -49,11 +49,13 @@ def work_bound(problem: Problem) -> Fraction:
 def _times(problem: Problem, index: int) -> list[Fraction]:
     node = problem.nodes[index]
     times = [node.cpu_time] if problem.cpus else []
-    return times + ([node.accelerator_time] if problem.accelerators and node.accelerator_time is not None else [])
+    return times + (
+        [node.accelerator_time] if problem.accelerators and node.accelerator_time is not None else []
+    )
 
 
 def _work_left(problem: Problem, time: Fraction) -> Fraction:
-    """Least accelerator work that remains when the CPUs take the best share of it, fractions allowed, within `time`."""
+    """Least accelerator work that remains when the CPUs take the best share of it within `time`."""
     room = problem.cpus * time
     left = Fraction(0)
     for node in sorted(problem.nodes, key=_worth, reverse=True):
@@ -66,8 +68,8 @@ def _work_left(problem: Problem, time: Fraction) -> Fraction:
     return left
 
 
-def _worth(node: "object") -> Fraction:
-    work, cpu_time = node.accelerator_time, node.cpu_time  # type: ignore[attr-defined]
+def _worth(node: Node) -> Fraction:
+    work, cpu_time = node.accelerator_time, node.cpu_time
     if work is None or cpu_time == 0:
         return Fraction(10) ** 30
-    return Fraction(work / cpu_time)
+    return work / cpu_time

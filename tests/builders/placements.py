@@ -10,7 +10,13 @@ from partc.cost.placement.problem import Node, Placement, Problem
 
 
 def random_problem(
-    seed: int, *, nodes: int = 7, accelerators: int = 2, cpus: int = 1, backward: bool = True, memory: bool = True
+    seed: int,
+    *,
+    nodes: int = 7,
+    accelerators: int = 2,
+    cpus: int = 1,
+    backward: bool = True,
+    memory: bool = True,
 ) -> Problem:
     """Draw a problem with colours, costs of any scale and, where asked, backward nodes and little memory."""
     random = Random(seed)
@@ -58,5 +64,8 @@ def has_order(problem: Problem, placement: Placement) -> bool:
         for a, b in problem.edges
         if not (problem.nodes[a].backward or problem.nodes[b].backward)
     ]
-    ranks = (dict(zip(order, range(problem.devices), strict=True)) for order in permutations(range(problem.devices)))
+    ranks = (
+        dict(zip(order, range(problem.devices), strict=True))
+        for order in permutations(range(problem.devices))
+    )
     return any(all(rank[a] <= rank[b] for a, b in pairs) for rank in ranks)

@@ -81,7 +81,11 @@ def test_tampered_multipliers_are_refused(change: dict) -> None:
 
 
 def test_multipliers_that_a_cpu_undercuts_are_refused() -> None:
-    with_cpu = replace(three_equal_nodes(), cpus=1, nodes=tuple(replace(n, cpu_time=Fraction(1)) for n in three_equal_nodes().nodes))
+    with_cpu = replace(
+        three_equal_nodes(),
+        cpus=1,
+        nodes=tuple(replace(n, cpu_time=Fraction(1)) for n in three_equal_nodes().nodes),
+    )
     certificate = certified(three_equal_nodes(), Fraction(39, 10))
     assert certificate is not None
 

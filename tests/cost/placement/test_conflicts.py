@@ -9,7 +9,9 @@ from partc.cost.placement.problem import Node, Problem
 from tests.builders.placements import optimum, random_problem
 
 
-def sized(*sizes: int, memory: int, accelerators: int = 2, edges: tuple[tuple[int, int], ...] = ()) -> Problem:
+def sized(
+    *sizes: int, memory: int, accelerators: int = 2, edges: tuple[tuple[int, int], ...] = ()
+) -> Problem:
     nodes = [Node(f"n{i}", Fraction(1), Fraction(1), Fraction(0), Fraction(s)) for i, s in enumerate(sizes)]
     return Problem(tuple(nodes), edges, accelerators, 0, Fraction(memory))
 
@@ -47,7 +49,9 @@ def test_the_refusal_says_what_would_fit() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_conflicts_agree_with_trying_everything(seed: int) -> None:
     problem = random_problem(seed, nodes=6, cpus=0, backward=False)
-    problem = replace(problem, accelerator_memory=sum(n.size for n in problem.nodes) * Fraction(45 + 2 * seed, 100))
+    problem = replace(
+        problem, accelerator_memory=sum(n.size for n in problem.nodes) * Fraction(45 + 2 * seed, 100)
+    )
 
     for contiguous in (False, True):
         conflict = find_conflict(problem, contiguous=contiguous)

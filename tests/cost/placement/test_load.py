@@ -44,7 +44,9 @@ def test_an_answer_of_one_accelerator_pays_its_work_alone() -> None:
         ((0, 1, 0), {}, "no order"),
     ],
 )
-def test_an_answer_that_is_not_allowed_is_refused(device_of: tuple[int, ...], change: dict, what: str) -> None:
+def test_an_answer_that_is_not_allowed_is_refused(
+    device_of: tuple[int, ...], change: dict, what: str
+) -> None:
     found = violations(replace(chain(), **change), Placement(device_of), contiguous=True)
 
     assert len(found) == 1 and what in found[0]
