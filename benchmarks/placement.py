@@ -5,19 +5,24 @@
 DIR is a copy of the dnn-partitioning collection (https://github.com/msr-fiddle/dnn-partitioning, MIT),
 with its folders throughput-inputs and latency-inputs. Per input and kind (contiguous, not contiguous) four
 rows: the answer's load, the solver's bound, the certified bound and the seconds; `ratio` is the answer
-divided by the bound of the row, and by the better one in the other two. Answers are recomputed from the
+divided by the bound of the row, and by the better one in the other two. Latency inputs have a makespan,
+that of a list scheduler, and twice the seconds. Answers are recomputed from the
 input by `partc.cost.placement.load`.
 """
 
 import argparse
 import json
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 
+from partc.cost.placement.certificate import holds
 from partc.cost.placement.contiguous import place_contiguously
 from partc.cost.placement.free_placement import place_freely
+from partc.cost.placement.latency import place_for_latency
 from partc.cost.placement.problem import Problem
 from partc.cost.placement.read_problem import read_problem
+from partc.cost.placement.schedule import makespan, schedule_violations
 from partc.cost.placement.solution import Solution, checked_value
 
 Row = dict[str, object]
@@ -43,8 +48,11 @@ def solve(path: Path, options: argparse.Namespace) -> Iterator[Row]:
     """Yield the rows of one input."""
     problem = read_problem(path)
     measure = path.parts[-3].removesuffix("-inputs")
+    if measure == "latency":
+        yield from _latency_rows(f"{measure}/{path.parts[-2]}/{path.stem}", problem, options)
+        return
     for kind, place in KINDS.items():
-        if measure != "throughput" or kind not in options.kinds:
+        if kind not in options.kinds:
             continue
         solution = place(problem, seconds=options.seconds, seed=options.seed)
         yield from _rows(f"{measure}/{path.parts[-2]}/{path.stem}/{kind}", problem, solution, kind)
@@ -54,10 +62,11 @@ def _rows(work: str, problem: Problem, solution: Solution, kind: str) -> Iterato
     value = checked_value(problem, solution.placement, contiguous=kind == "contiguous")
     if value is None or value != solution.value:
         raise SystemExit(f"{work}: the answer does not hold")
+    if solution.multipliers is not None and not holds(problem, solution.multipliers):
+        raise SystemExit(f"{work}: the certificate does not hold")
     bounds = {"solver bound": solution.solver_bound, "certified bound": solution.certified_bound}
     ratio = float(value / max(bounds.values()))
-    print(f"{work:62}{float(value):12.5f}" + "".join(f"{float(b):12.5f}" for b in bounds.values()), end="")
-    print(f"{ratio:9.4f}{solution.seconds:7.1f}  {solution.certificate}", flush=True)
+    _print(work, value, bounds, ratio, solution.seconds, solution.certificate)
     yield {"work": work, "system": "partc", "value": float(value), "unit": "load", "ratio": ratio}
     for unit, bound in bounds.items():
         yield {
@@ -67,6 +76,31 @@ def _rows(work: str, problem: Problem, solution: Solution, kind: str) -> Iterato
             "unit": unit,
             "ratio": float(value / bound),
         }
+    yield {"work": work, "system": "partc", "value": solution.seconds, "unit": "s", "ratio": ratio}
+
+
+def _print(
+    work: str, value: Fraction, bounds: dict[str, Fraction], ratio: float, seconds: float, note: str
+) -> None:
+    numbers = "".join(f"{float(number):12.5f}" for number in (value, *bounds.values()))
+    print(f"{work:62}{numbers}{ratio:9.4f}{seconds:7.1f}  {note}", flush=True)
+
+
+def _latency_rows(work: str, problem: Problem, options: argparse.Namespace) -> Iterator[Row]:
+    solution = place_for_latency(problem, seconds=2 * options.seconds, seed=options.seed)
+    schedule = solution.schedule
+    if schedule_violations(problem, schedule) or makespan(problem, schedule) != solution.value:
+        raise SystemExit(f"{work}: the schedule does not hold")
+    bounds = {"solver bound": solution.solver_bound, "certified bound": solution.certified_bound}
+    values = {"list scheduler": solution.list_value, **bounds}
+    value = solution.value
+    ratio = float(value / max(bounds.values()))
+    note = f"list scheduler {float(solution.list_value):.5f}, bound: {solution.certificate}"
+    _print(work, value, bounds, ratio, solution.seconds, note)
+    yield {"work": work, "system": "partc", "value": float(value), "unit": "makespan", "ratio": ratio}
+    for unit, other in values.items():
+        row = {"work": work, "system": "partc", "value": float(other), "unit": unit}
+        yield {**row, "ratio": float(value / other)}
     yield {"work": work, "system": "partc", "value": solution.seconds, "unit": "s", "ratio": ratio}
 
 
