@@ -34,6 +34,7 @@ class Attempt:
     proven: bool | None
     certificate: Certificate | None
     sets: tuple[tuple[int, ...], ...]
+    weights: tuple[float, ...] = ()
     guess: "Guess | None" = None
 
 
@@ -68,7 +69,7 @@ def try_load(
         proven = search.round()
         if proven:
             certificate = Certificate(load, tuple(map(int, search.values)), search.rate)
-    return Attempt(proven, certificate, program.used(), _guess(enumeration.groups, search.centre))
+    return Attempt(proven, certificate, *program.used(), _guess(enumeration.groups, search.centre))
 
 
 class _Search:
@@ -177,7 +178,7 @@ class _Program:
                 row.SetCoefficient(variable, 1.0)
                 self._cpu_row.SetCoefficient(variable, float(groups.cpu[group]) / self._scale)
         self._sets: dict[bytes, pywraplp.Variable] = {}
-        self._chosen: list[bytes] = []
+        self._chosen: dict[bytes, float] = {}
 
     @property
     def columns(self) -> int:
@@ -218,7 +219,8 @@ class _Program:
             return 0.0, np.zeros(len(self._rows), np.int64), Fraction(0)
         rate = max(0.0, -self._cpu_row.dual_value()) / self._scale * ONE
         values = np.array([row.dual_value() * ONE for row in self._rows])
-        self._chosen = [key for key, variable in self._sets.items() if variable.solution_value() > 1e-6]
+        used = ((key, variable.solution_value()) for key, variable in self._sets.items())
+        self._chosen = {key: weight for key, weight in used if weight > 1e-6}
         return self._objective.Value(), *self.whole(values, rate)
 
     def whole(self, values: np.ndarray, rate: float) -> tuple[Ints, Fraction]:
@@ -228,13 +230,13 @@ class _Program:
         triples = zip(values, limits, self._e.may_be_on_cpu, strict=True)
         return np.array([min(int(v), limit) if on else int(v) for v, limit, on in triples], np.int64), exact
 
-    def used(self) -> tuple[tuple[int, ...], ...]:
-        """Return the node sets that the last optimum uses."""
-        chosen = self._chosen
+    def used(self) -> tuple[tuple[tuple[int, ...], ...], tuple[float, ...]]:
+        """Return the node sets that the last optimum uses, and how much of each."""
         count = len(self._rows)
-        columns = [np.unpackbits(np.frombuffer(key, np.uint8), count=count) for key in chosen]
+        columns = [np.unpackbits(np.frombuffer(key, np.uint8), count=count) for key in self._chosen]
         members = self._e.groups.members
-        return tuple(tuple(n for g in np.flatnonzero(column) for n in members[int(g)]) for column in columns)
+        sets = [tuple(n for g in np.flatnonzero(column) for n in members[int(g)]) for column in columns]
+        return tuple(sets), tuple(self._chosen.values())
 
 
 def set_load(groups: Groups, column: np.ndarray) -> int:

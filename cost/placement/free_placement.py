@@ -17,7 +17,7 @@ from partc.cost.placement.assignment_program import solve_assignment
 from partc.cost.placement.certificate import Certificate
 from partc.cost.placement.conflicts import refuse
 from partc.cost.placement.contiguous import place_contiguously
-from partc.cost.placement.covering import Guess, try_load
+from partc.cost.placement.covering import Attempt, Guess, try_load
 from partc.cost.placement.groups import Groups, Ints, group_nodes
 from partc.cost.placement.problem import Placement, Problem
 from partc.cost.placement.solution import Solution, checked_value, work_bound
@@ -26,7 +26,7 @@ from partc.runtime.errors import NoPlacement
 CONTIGUOUS_SHARE, ANNEAL_SHARE, SAT_SHARE = 0.15, 0.25, 0.15
 MOVES, MOVES_PER_GROUP, STALE_ROUNDS = 1_000_000, 20_000, 36
 RECIPES = ((3e-2, 0.9), (1e-1, 0.9), (1e-2, 0.97), (3e-2, 0.98), (3e-3, 0.99), (2e-1, 0.95))
-ROUNDINGS = 8
+ROUNDINGS = 16
 CLOSE = Fraction(1, 1000)
 CLOSER = Fraction(1, 100)
 
@@ -130,22 +130,25 @@ def _raise_bound(state: _State, end_s: float, seed: int) -> None:
             state.bound, state.certificate = load, attempt.certificate
         else:
             failed = load
-            _round(state, attempt.sets, end_s, seed)
+            _round(state, attempt, end_s, seed)
             failed = min(failed, state.value)
 
 
-def _round(state: _State, sets: tuple[tuple[int, ...], ...], end_s: float, seed: int) -> None:
-    """Choose a set per accelerator at random, the rest at random, and anneal from there."""
+def _round(state: _State, attempt: Attempt, end_s: float, seed: int) -> None:
+    """Choose a set per accelerator by the weights in the program, and anneal from there."""
     groups = group_nodes(state.problem, contiguous=False, undercut=state.value)
     annealer, random = Annealer(groups), np.random.default_rng(seed)
     accelerators = state.problem.accelerators
     for round_ in range(ROUNDINGS):
-        if time.monotonic() > end_s or not sets:
+        if time.monotonic() > end_s or not attempt.sets:
             return
         taken: dict[int, int] = {}
-        for device, number in enumerate(random.permutation(len(sets))[:accelerators]):
-            for node in sets[number]:
-                taken.setdefault(node, device)
+        for device in range(accelerators):
+            new = [len([n for n in nodes if n not in taken]) / len(nodes) for nodes in attempt.sets]
+            chances = np.array(attempt.weights) * np.array(new) ** 4
+            if chances.sum() > 0:
+                number = random.choice(len(new), p=chances / chances.sum())
+                taken.update((node, device) for node in attempt.sets[number] if node not in taken)
         others = random.integers(0, state.problem.devices, groups.count)
         start = np.array(
             [taken.get(m[0], int(o)) for m, o in zip(groups.members, others, strict=True)], np.int64

@@ -77,9 +77,9 @@ def list_schedule(problem: Problem) -> Schedule | None:
     colours = problem.colours
     sizes = [Fraction(0)] * (max(colours, default=-1) + 1)
     runs = [True] * len(sizes)
-    for colour, node in zip(colours, problem.nodes, strict=True):
-        sizes[colour] += node.size
-        runs[colour] = runs[colour] and node.accelerator_time is not None
+    for colour, record in zip(colours, problem.nodes, strict=True):
+        sizes[colour] += record.size
+        runs[colour] = runs[colour] and record.accelerator_time is not None
     inputs: list[list[int]] = [[] for _ in problem.nodes]
     for source, target in problem.edges:
         inputs[target].append(source)
@@ -161,7 +161,7 @@ def _annealed(
     value, round_ = np.inf, 0
     while time.monotonic() < deadline_s and value > float(bound) * (1 + 1e-12):
         hot = (3e-2, 1e-2, 3e-3, 1e-3)[round_ % 4]
-        found_order, found_devices, found = anneal_schedule(
+        found_order, found_devices, found = anneal_schedule(  # type: ignore[call-arg]  # as many as it takes
             order, devices, group_of, *flat(groups.members), *arrays,
             problem.accelerators, problem.devices, float(problem.accelerator_memory),
             hot, 1e-5, MOVES, seed + round_,
