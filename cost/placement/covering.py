@@ -24,6 +24,7 @@ from partc.cost.placement.problem import Problem
 UNCOVERED = 2.0
 OVERCOVERED = 1.0
 TRUST = 0.8
+WEAKER = (Fraction(985, 1000), Fraction(97, 100), Fraction(94, 100), Fraction(90, 100), Fraction(85, 100))
 BUCKETS, MOST_BUCKETS, MOST_LABELS = 64, 4096, 1_000_000
 
 
@@ -70,6 +71,19 @@ def try_load(
         if proven:
             certificate = Certificate(load, tuple(map(int, search.values)), search.rate)
     return Attempt(proven, certificate, *program.used(), _guess(enumeration.groups, search.centre))
+
+
+def weaker_certificate(problem: Problem, guess: Guess, load: Fraction, least: Fraction) -> Certificate | None:
+    """Find a load below `load` that multipliers which fell short of it prove: above `least`, if any."""
+    for share in WEAKER:
+        lower = load * share
+        enumeration = Enumeration.below(problem, lower) if lower > least else None
+        if enumeration is None:
+            return None
+        values, rate = _Program(enumeration).whole(*_at_groups(enumeration.groups, guess))
+        if proves(enumeration, tuple(map(int, values)), rate, most_labels=MOST_LABELS):
+            return Certificate(lower, tuple(map(int, values)), rate)
+    return None
 
 
 class _Search:

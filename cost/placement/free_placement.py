@@ -17,13 +17,13 @@ from partc.cost.placement.assignment_program import solve_assignment
 from partc.cost.placement.certificate import Certificate
 from partc.cost.placement.conflicts import refuse
 from partc.cost.placement.contiguous import place_contiguously
-from partc.cost.placement.covering import Attempt, Guess, try_load
+from partc.cost.placement.covering import Attempt, Guess, try_load, weaker_certificate
 from partc.cost.placement.groups import Groups, Ints, group_nodes
 from partc.cost.placement.problem import Placement, Problem
 from partc.cost.placement.solution import Solution, checked_value, work_bound
 from partc.runtime.errors import NoPlacement
 
-CONTIGUOUS_SHARE, ANNEAL_SHARE, SAT_SHARE = 0.15, 0.25, 0.15
+CONTIGUOUS_SHARE, ANNEAL_SHARE, SAT_SHARE = 0.15, 0.15, 0.1
 MOVES, MOVES_PER_GROUP, STALE_ROUNDS = 1_000_000, 20_000, 36
 RECIPES = ((3e-2, 0.9), (1e-1, 0.9), (1e-2, 0.97), (3e-2, 0.98), (3e-3, 0.99), (2e-1, 0.95))
 ROUNDINGS = 16
@@ -130,6 +130,10 @@ def _raise_bound(state: _State, end_s: float, seed: int) -> None:
             state.bound, state.certificate = load, attempt.certificate
         else:
             failed = load
+            if attempt.proven is None and guess is not None:
+                weaker = weaker_certificate(state.problem, guess, load, state.bound)
+                if weaker is not None:
+                    state.bound, state.certificate = weaker.load, weaker
             _round(state, attempt, end_s, seed)
             failed = min(failed, state.value)
 
