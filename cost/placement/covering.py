@@ -145,8 +145,9 @@ def _disjoint_sets(enumeration: Enumeration, values: Ints, buckets: int) -> tupl
     left, sets, best = values.copy(), [], ONE
     for number in range(2 * enumeration.groups.problem.accelerators):
         floor = ONE + ONE // 100_000 if number == 0 else ONE // 4
-        found, worths, _, _ = enumeration.best_sets(
-            left, floor=floor, most=MOST_LABELS, columns=3, buckets=buckets
+        coarse = buckets if number == 0 else max(16, buckets // 4)
+        found, worths, *_ = enumeration.best_sets(
+            left, floor=floor, most=MOST_LABELS, columns=3, buckets=coarse
         )
         if len(worths) == 0:
             break

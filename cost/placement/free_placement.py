@@ -29,6 +29,7 @@ RECIPES = ((3e-2, 0.9), (1e-1, 0.9), (1e-2, 0.97), (3e-2, 0.98), (3e-3, 0.99), (
 ROUNDINGS = 16
 CLOSE = Fraction(1, 1000)
 CLOSER = Fraction(1, 100)
+NEAR = Fraction(94, 100)
 
 
 @dataclass
@@ -164,10 +165,10 @@ def _round(state: _State, attempt: Attempt, end_s: float, seed: int) -> None:
 
 
 def _next_load(proven: Fraction, failed: Fraction, value: Fraction) -> Fraction | None:
+    """The load to try: halfway while that is far, then 1 % below the answer, then as close as is asked."""
     if failed - proven < value / 2000:
         return None
-    if failed == value:
-        nearest = value / (1 + CLOSER * Fraction(9, 10))
-        steep = proven * Fraction(5, 4)
-        return min(steep, nearest) if proven < nearest * Fraction(999, 1000) else value * (1 - CLOSE)
-    return (proven + failed) / 2
+    nearest = value / (1 + CLOSER * Fraction(9, 10))
+    if failed < value or proven < nearest * NEAR:
+        return (proven + min(failed, nearest if proven < nearest else failed)) / 2
+    return nearest if proven < nearest else value * (1 - CLOSE)
