@@ -42,3 +42,24 @@ def test_what_fits_nowhere_is_refused() -> None:
 
     with pytest.raises(NoPlacement):
         place_contiguously(Problem((node,), (), 2, 0, Fraction(4)), seconds=1)
+
+
+def test_two_free_groups_of_one_family_are_charged_its_cost_once() -> None:
+    work, none, one = Fraction(10), Fraction(0), Fraction(1)
+    heads = [Node(name, work * 9, work, one) for name in ("a", "d")]
+    free = [Node(name, none, none, none, backward=True) for name in ("b", "c")]
+    problem = Problem((*heads, *free), ((0, 2), (0, 3), (1, 2), (1, 3)), 2, 0, Fraction(1))
+
+    solution = place_contiguously(problem, seconds=2)
+
+    assert optimum(problem, contiguous=True) == solution.value == 11
+    assert solution.certified_bound == 11
+
+
+def test_a_family_that_costs_nearly_all_of_the_load_may_be_divided() -> None:
+    nodes = [Node(name, Fraction(9), Fraction(1), Fraction(10), size=Fraction(5)) for name in ("a", "b")]
+    problem = Problem(tuple(nodes), ((0, 1),), 2, 0, Fraction(5))
+
+    solution = place_contiguously(problem, seconds=2)
+
+    assert solution.value == solution.certified_bound == 11
