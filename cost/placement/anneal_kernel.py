@@ -14,7 +14,7 @@ import numpy as np
 TOTAL_WEIGHT = 0.02
 
 
-@numba.njit(cache=True)
+@numba.njit
 def _shift(  # type: ignore[no-untyped-def]
     g, target_device, device_of, counts, loads, sizes, work, cpu, size, touch_start, touch, fam_size,
     fam_cost, accelerators,
@@ -42,7 +42,7 @@ def _shift(  # type: ignore[no-untyped-def]
     device_of[g] = target_device
 
 
-@numba.njit(cache=True)
+@numba.njit
 def _energy(loads, sizes, accelerators, memory, target):  # type: ignore[no-untyped-def]
     energy = 0.0
     for d in range(len(loads)):
@@ -54,7 +54,7 @@ def _energy(loads, sizes, accelerators, memory, target):  # type: ignore[no-unty
     return energy
 
 
-@numba.njit(cache=True)
+@numba.njit
 def _worst(loads, sizes, accelerators, memory):  # type: ignore[no-untyped-def]
     worst = loads.max()
     for d in range(accelerators):
@@ -63,7 +63,7 @@ def _worst(loads, sizes, accelerators, memory):  # type: ignore[no-untyped-def]
     return worst
 
 
-@numba.njit(cache=True)
+@numba.njit
 def anneal(  # type: ignore[no-untyped-def]
     start, work, cpu, size, touch_start, touch, member_start, member, fam_cost,
     before_start, before, after_start, after,

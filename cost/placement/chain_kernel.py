@@ -19,7 +19,7 @@ from partc.cost.placement.groups import NEVER
 LIMIT = NEVER
 
 
-@numba.njit(cache=True)
+@numba.njit
 def _find(table, keys, used, words, key):  # type: ignore[no-untyped-def]
     """Slot of this key in an open-addressing table: filled, or the empty one where it belongs."""
     mask = np.uint64(len(table) - 1)
@@ -41,7 +41,7 @@ def _find(table, keys, used, words, key):  # type: ignore[no-untyped-def]
     return slot
 
 
-@numba.njit(cache=True)
+@numba.njit
 def extend_layer(  # type: ignore[no-untyped-def]
     keys_in, value_in, first, last,
     keys, values, parents, on_cpu, table, filled,

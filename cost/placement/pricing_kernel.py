@@ -21,7 +21,7 @@ import numpy as np
 SHIFT = 12
 
 
-@numba.njit(cache=True)
+@numba.njit
 def completions(order, first, following, paid, work, value, multipliers):  # type: ignore[no-untyped-def]
     """C of every multiplier and state: int64[multipliers, rows + 1], scaled by 2^SHIFT."""
     n = len(order)
@@ -38,7 +38,7 @@ def completions(order, first, following, paid, work, value, multipliers):  # typ
     return table
 
 
-@numba.njit(cache=True)
+@numba.njit
 def price(  # type: ignore[no-untyped-def]
     order, first, following, paid, work, value, multipliers, table, cap, floor, most, columns, width, relaxed
 ):  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 MEAN_WEIGHT = 1e-3
 
 
-@numba.njit(cache=True)
+@numba.njit
 def run_order(order, device_of, times, cost, input_start, inputs, accelerators, ends):  # type: ignore[no-untyped-def]
     """Fill `ends` and return (makespan, mean end). times float64[2, nodes]: on an accelerator, on a CPU."""
     free = np.zeros(device_of.max() + 1)
@@ -36,7 +36,7 @@ def run_order(order, device_of, times, cost, input_start, inputs, accelerators, 
     return latest, total / max(1, len(order))
 
 
-@numba.njit(cache=True)
+@numba.njit
 def anneal_schedule(  # type: ignore[no-untyped-def]
     order, device_of, group_of, member_start, member, times, cost, sizes, input_start, inputs,
     reader_start, readers, accelerators, devices, memory, hot, cold, moves, seed,
@@ -107,7 +107,7 @@ def anneal_schedule(  # type: ignore[no-untyped-def]
     return best_order, best_devices, best
 
 
-@numba.njit(cache=True)
+@numba.njit
 def _shift(order, place, source, target):  # type: ignore[no-untyped-def]
     node = order[source]
     step = 1 if target > source else -1
