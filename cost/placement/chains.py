@@ -106,7 +106,7 @@ def _extend(
             if time.monotonic() > deadline_s:
                 return None, best, -1
             last = min(first + chunk, layer.filled)
-            filled, limit, steps, index = extend_layer(  # type: ignore[call-arg]  # arrays of a fixed number
+            filled, limit, steps, index = extend_layer(  # arrays of a fixed number
                 layer.keys, layer.values, first, last,
                 out.keys, out.values, out.parents, out.on_cpu, out.table, out.filled,
                 *form.arrays, limit, (problem.accelerators, problem.cpus), groups.memory,

@@ -161,7 +161,7 @@ def _annealed(
     value, round_ = np.inf, 0
     while time.monotonic() < deadline_s and value > float(bound) * (1 + 1e-12):
         hot = (3e-2, 1e-2, 3e-3, 1e-3)[round_ % 4]
-        found_order, found_devices, found = anneal_schedule(  # type: ignore[call-arg]  # as many as it takes
+        found_order, found_devices, found = anneal_schedule(  # as many as it takes
             order, devices, group_of, *flat(groups.members), *arrays,
             problem.accelerators, problem.devices, float(problem.accelerator_memory),
             hot, 1e-5, MOVES, seed + round_,
