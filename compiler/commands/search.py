@@ -41,7 +41,8 @@ def search_command(
     size: SizesArgument = [],
 ) -> None:
     """Find a quick strategy by simulated steps: names, and operators' own devices and degrees."""
-    check_output_file(output)
+    check_output_file(output, train)
+    output.parent.mkdir(parents=True, exist_ok=True)  # before the search, whose answer is not to be lost
     options = Options(
         batch=batch, sizes=parse_sizes(size), options=graph_options(state, sample_axis, loss, initial)
     )

@@ -131,7 +131,9 @@ def test_compile_searches_where_that_is_asked_for(tmp_path: Path, monkeypatch: p
 
 
 def test_the_command_writes_a_strategy_that_compile_takes(tmp_path: Path) -> None:
-    train, cluster, strategy = (tmp_path / name for name in ("train.onnx", "cluster.json", "strategy.json"))
+    train, cluster, strategy = (
+        tmp_path / name for name in ("train.onnx", "cluster.json", "new/strategy.json")
+    )
     onnx.save(wide_mlp(), train)
     cluster.write_bytes(encode_cluster(cluster_of("2x2")))
     asked = [str(train), "-c", str(cluster), "--batch", "global", "-o", str(strategy)]
