@@ -237,15 +237,15 @@ def _is_spread(rows: tuple[tuple[int, int], ...]) -> bool:
 def _chunks(
     nodes: list[gs.Node], shapes: Mapping[str, tuple[int, ...]], limit_bytes: int
 ) -> list[list[gs.Node]]:
-    """Return the nodes in runs: one is full when it has so many bytes, or more with its last."""
     chunks: list[list[gs.Node]] = [[]]
     filled = 0
     for node in nodes:
-        if filled >= limit_bytes:
+        nbytes = _elements(shapes[whole_value(node)]) * np.dtype(node.inputs[0].dtype).itemsize
+        if chunks[-1] and filled + nbytes > limit_bytes:
             chunks.append([])
             filled = 0
         chunks[-1].append(node)
-        filled += _elements(shapes[whole_value(node)]) * np.dtype(node.inputs[0].dtype).itemsize
+        filled += nbytes
     return chunks
 
 
