@@ -125,6 +125,18 @@ class StepTasks:
             return None
         return self.graph.delta(limit_s) if self._before.blocks else self.graph.full()
 
+    @property
+    def sent_bytes(self) -> float:
+        """Return the bytes that workers send each other in a step."""
+        return sum(block.sent for block in self._blocks if block is not None)
+
+    @property
+    def computing_s(self) -> float:
+        """Return the seconds that all workers compute together in a step."""
+        last = len(self.prices.workers)
+        each = (block.seconds[block.resources < last].sum() for block in self._blocks if block is not None)
+        return float(sum(each))
+
     def undo(self) -> None:
         """Take the last move back."""
         for number, placed in self._before.placed.items():

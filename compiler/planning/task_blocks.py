@@ -65,12 +65,14 @@ class TaskBlock:
     gates   of a transfer: how a reader wants it -> the task behind it
     cuts    of a transfer: likewise, the bytes of a part that a reader cuts out of what it has
     memory  of an update: bytes of variables, float64[workers]
+    sent    bytes that workers send each other
     """
 
     resources: Ints
     seconds: Floats
     rows: Ints
     links: Mapping[int, Ints]
+    sent: float
     done: Mapping[int, int] = field(default_factory=dict)
     gates: Mapping[Where, int] = field(default_factory=dict)
     cuts: Mapping[Where, int] = field(default_factory=dict)
@@ -87,6 +89,7 @@ class Draft:
         self._seconds: list[float] = []
         self._rows: list[tuple[int, int]] = []
         self._links: dict[int, list[tuple[int, int]]] = {}
+        self._sent = 0.0
 
     def task(self, resource: int, seconds: float, after: Iterable[Task]) -> Task:
         """Add a task behind others."""
@@ -104,6 +107,7 @@ class Draft:
 
     def communicate(self, moved: Moved, members: Sequence[int], ends: Mapping[int, Task]) -> Task:
         """Add a communication of workers, each ready at its end in `ends`; return the task behind it."""
+        self._sent += moved.nbytes
         own = [
             self.task(member, PER_COMMUNICATION_S, [ends[member]] if member in ends else [])
             for member in members
@@ -129,6 +133,7 @@ class Draft:
             np.array(self._seconds, np.float64),
             _pairs(self._rows),
             {slot: _pairs(rows) for slot, rows in self._links.items()},
+            self._sent,
             **results,  # type: ignore[arg-type]
         )
 

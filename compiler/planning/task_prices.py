@@ -10,7 +10,7 @@ import numpy as np
 from partc.cost.cluster.cluster import Cluster, ClusterRank, ranks_of, threads_per_core
 from partc.cost.network import collectives
 from partc.cost.network.topology import Network
-from partc.cost.network.traffic import Phases, lane_loads, seconds_of
+from partc.cost.network.traffic import Phases, lane_loads, seconds_of, totals_of
 from partc.cost.simulation.memory import limit_bytes
 from partc.cost.simulation.roofline import start_s, work_s
 from partc.cost.simulation.task_arrays import Floats, Ints
@@ -22,11 +22,12 @@ Sent = tuple[tuple[tuple[int, int], int], ...]  # (from, to) and bytes, in order
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moved:
-    """What a communication takes: its seconds, and for how long it occupies which lanes."""
+    """What a communication takes: its seconds, for how long it occupies which lanes, and the bytes sent."""
 
     seconds: float
     lanes: Ints
     occupied_s: Floats
+    nbytes: float
 
 
 @dataclass
@@ -123,7 +124,8 @@ class TaskPrices:
                 messages.update(pair)
                 latency_s = max(latency_s, route_s)
             seconds = max(messages.values(), default=0) * latency_s + self.network.busiest_s(carried)
-            self._exchanges[sent] = self._occupied(seconds, carried)
+            nbytes = float(sum(nbytes for _, nbytes in sent))
+            self._exchanges[sent] = self._occupied(seconds, carried, nbytes)
         return self._exchanges[sent]
 
     def _route(self, pair: tuple[int, int]) -> tuple[Ints, float]:
@@ -135,11 +137,12 @@ class TaskPrices:
         return self._routes[pair]
 
     def _moved(self, phases: Phases) -> Moved:
-        return self._occupied(seconds_of(self.network, phases), lane_loads(self.network, phases))
+        nbytes = float(totals_of(self.network, phases).sent.sum())
+        return self._occupied(seconds_of(self.network, phases), lane_loads(self.network, phases), nbytes)
 
-    def _occupied(self, seconds: float, carried: Floats) -> Moved:
+    def _occupied(self, seconds: float, carried: Floats, nbytes: float) -> Moved:
         used = np.flatnonzero(carried)
-        return Moved(seconds, used.astype(np.int32), carried[used] / self.network.bytes_per_s[used])
+        return Moved(seconds, used.astype(np.int32), carried[used] / self.network.bytes_per_s[used], nbytes)
 
 
 def _phases(network: Network, kind: CollectiveKind, nbytes: int, names: Sequence[str]) -> Phases:
