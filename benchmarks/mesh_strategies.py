@@ -22,7 +22,6 @@ from pathlib import Path
 import onnx
 from deep_transformer import DeepTransformer, Sizes
 from namespaces import namespace_hosts
-from stacked_lstm import stacked_lstm
 
 from partc.compiler.api import compile_step
 from partc.compiler.differentiation.build import build_training_graph
@@ -61,7 +60,8 @@ def _resnet() -> onnx.ModelProto:
 
 
 def _stacked_lstm() -> onnx.ModelProto:
-    forward = stacked_lstm(layers=4, steps=16, cells=512, vocabulary=2_000, batch=32)
+    sizes = {"layers": 4, "steps": 16, "cells": 512, "embedding": 512, "vocab": 2_000}
+    forward = build_model("rnnlm", batch=32, **sizes)
     return build_training_graph(forward, loss="loss", optimizer=Momentum(0.1))
 
 

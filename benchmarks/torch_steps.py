@@ -1,6 +1,6 @@
 """The three works in PyTorch, eager: forward, backward and update, on one thread or on a GPU in float32.
 
-resnet50   models/resnet50.py of this repository (stride in a stage's first 1x1 convolution), momentum
+resnet50   models/resnet.py of this repository (stride in a stage's first 1x1 convolution), momentum
 gpt2       GPT-2 small, embeddings tied, attention by scaled_dot_product_attention, AdamW
 lm         models/lm.py: one projected LSTM, a sampled softmax, sparse gradients of both tables, Adagrad
 """

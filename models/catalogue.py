@@ -10,12 +10,22 @@ from typing import Generic, TypeVar
 import msgspec
 import onnx
 
+from partc.models.early_cnns import AlexnetOptions, LenetOptions, alexnet, lenet
+from partc.models.flexflow_rnns import (
+    FlexflowNmtOptions,
+    RnnlmOptions,
+    RnntcOptions,
+    flexflow_nmt,
+    rnnlm,
+    rnntc,
+)
 from partc.models.graph_builder import ModelOptions
 from partc.models.inception_v3 import InceptionV3Options, inception_v3
 from partc.models.lm import LmOptions, lm
 from partc.models.mlp import MlpOptions, mlp
+from partc.models.moe import MoeOptions, moe
 from partc.models.nmt import NmtOptions, nmt
-from partc.models.resnet50 import ResNet50Options, resnet50
+from partc.models.resnet import ResNet101Options, ResNetOptions, resnet50, resnet101
 
 Options = TypeVar("Options", bound=ModelOptions)
 
@@ -61,19 +71,35 @@ class OptionHelp:
 
 AnyModel = (
     Model[MlpOptions]
-    | Model[ResNet50Options]
+    | Model[ResNetOptions]
     | Model[InceptionV3Options]
     | Model[LmOptions]
     | Model[NmtOptions]
+    | Model[LenetOptions]
+    | Model[AlexnetOptions]
+    | Model[ResNet101Options]
+    | Model[RnntcOptions]
+    | Model[RnnlmOptions]
+    | Model[FlexflowNmtOptions]
+    | Model[MoeOptions]
 )
 MODELS: dict[str, AnyModel] = {
     "mlp": Model("multi-layer perceptron; outputs logits", MlpOptions, mlp),
-    "resnet50": Model("ResNet-50 for images; outputs logits", ResNet50Options, resnet50, "26 + 0"),
+    "resnet50": Model("ResNet-50 for images; outputs logits", ResNetOptions, resnet50, "26 + 0"),
     "inception_v3": Model(
         "Inception-v3 for images; outputs logits", InceptionV3Options, inception_v3, "24 + 0"
     ),
     "lm": Model("LSTM language model with a sampled softmax; outputs its loss", LmOptions, lm, "9 + 814"),
     "nmt": Model("LSTM translation model with attention; outputs its loss", NmtOptions, nmt, "94 + 75"),
+    "lenet": Model("LeNet-5 for digits; outputs logits", LenetOptions, lenet),
+    "alexnet": Model("AlexNet for images; outputs logits", AlexnetOptions, alexnet),
+    "resnet101": Model("ResNet-101 for images; outputs logits", ResNet101Options, resnet101),
+    "rnntc": Model("LSTM text classifier; outputs logits", RnntcOptions, rnntc),
+    "rnnlm": Model("LSTM language model with a full softmax; outputs its loss", RnnlmOptions, rnnlm),
+    "flexflow_nmt": Model(
+        "LSTM translation model of the FlexFlow paper; outputs its loss", FlexflowNmtOptions, flexflow_nmt
+    ),
+    "moe": Model("LSTM language model with a mixture of experts; outputs its loss", MoeOptions, moe),
 }
 
 

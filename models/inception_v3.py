@@ -10,18 +10,16 @@ Between sizes a block strides in all its branches (figure 10). The auxiliary cla
 paper of Parallax counts 24 million parameters, which is the network without it (27 with).
 """
 
-import math
 from typing import Annotated, Literal
 
 import onnx
 from msgspec import Meta
 
 from partc.models.graph_builder import GraphBuilder, ModelOptions, Size
-from partc.models.layers import batch_norm
+from partc.models.layers import Kernel, batch_norm, convolve, mean_head
 
 STEM_CHANNELS = 32  # the published network's first layer; `width` scales all others alike
 
-Kernel = tuple[int, int]
 # A branch is a row of convolutions: (kernel, channels, stride).
 Layer = tuple[Kernel, int, int]
 
@@ -50,7 +48,7 @@ def inception_v3(options: InceptionV3Options) -> onnx.ModelProto:
     hidden, channels = _shrink_to_8(net, hidden, channels)
     for index in range(2):
         hidden, channels = _spread_block(net, f"spread{index}", hidden, channels)
-    _head(b, hidden, channels, options.classes)
+    mean_head(b, hidden, channels, options.classes)
     b.output("logits", [options.batch_size, options.classes])
     return b.model()
 
@@ -70,15 +68,10 @@ class _Net:
         *, same: bool = True,
     ) -> tuple[str, int]:  # fmt: skip
         """Convolve, normalise, rectify; `same` keeps the size at stride 1."""
-        b, (height, across) = self.b, kernel
         channels = self.channels(published)
-        # He et al., arXiv:1502.01852, equation 14: keeps the variance of gradients.
-        scale = math.sqrt(2 / (height * across * channels))
-        weight = b.normal(f"{name}.weight", (channels, channels_in, height, across), scale=scale)
-        pads = [height // 2, across // 2] * 2 if same else [0] * 4
-        strides = [stride] * 2
-        convolved = b.op("Conv", x, weight, kernel_shape=list(kernel), strides=strides, pads=pads)
-        return b.op("Relu", batch_norm(b, name, convolved, channels)), channels
+        pads = (kernel[0] // 2, kernel[1] // 2) if same else (0, 0)
+        convolved = convolve(self.b, name, x, channels_in, channels, kernel, stride, pads)
+        return self.b.op("Relu", batch_norm(self.b, name, convolved, channels)), channels
 
     def branch(self, name: str, x: str, channels: int, layers: tuple[Layer, ...]) -> tuple[str, int]:
         """Return a row of convolutions; one with a stride keeps no border."""
@@ -170,9 +163,3 @@ def _spread_block(net: _Net, name: str, x: str, channels: int) -> tuple[str, int
         ]
     branches.append(net.pooled_branch(f"{name}.pool", x, channels, 192))
     return net.join(branches)
-
-
-def _head(b: GraphBuilder, x: str, channels: int, classes: int) -> None:
-    pooled = b.op("Flatten", b.op("GlobalAveragePool", x), axis=1)
-    weight = b.uniform("head.weight", (channels, classes), limit=math.sqrt(1 / channels))
-    b.op("Gemm", pooled, weight, b.filled("head.bias", (classes,), 0.0), name="logits")

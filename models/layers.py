@@ -1,41 +1,47 @@
-"""The LSTM cell and batch normalisation, as ONNX nodes.
-
-The cell is unrolled, so that any step's ops are plain.
-
-Letters: B batch, T steps, H cells.
+"""Weights, convolutions, dense layers and batch normalisation, as ONNX nodes.
 
 Batch normalisation is that of training, with running statistics that the forward pass renews.
+
+Letters: B batch, C channels.
 """
 
 import math
 
 from partc.models.graph_builder import GraphBuilder
 
-
-def lstm_cell(b: GraphBuilder, gates: str, cell: str) -> tuple[str, str]:
-    """Return the next cell and the output, both [B, H], for gates [B, 4H].
-
-        c' = sigmoid(f + 1) c + sigmoid(i) tanh(j)      output = sigmoid(o) tanh(c')
-
-    The 1 lets a fresh network remember: Jozefowicz et al., ICML 2015.
-    """
-    i, j, f, o = b.split(gates, 4, axis=1)
-    kept = b.op("Mul", b.op("Sigmoid", b.op("Add", f, b.number(1))), cell)
-    written = b.op("Mul", b.op("Sigmoid", i), b.op("Tanh", j))
-    following = b.op("Add", kept, written)
-    return following, b.op("Mul", b.op("Sigmoid", o), b.op("Tanh", following))
-
-
-def zero_state(b: GraphBuilder, words: str, width: int) -> str:
-    """Return zeros [B, width], B read from words int64[T, B] at run time."""
-    batch = b.op("Shape", words, start=1, end=2)
-    return b.zeros(b.op("Concat", batch, b.integers(width), axis=0))
+Kernel = tuple[int, int]
 
 
 def matrix(b: GraphBuilder, name: str, rows: int, columns: int) -> str:
     """Make a weight [rows, columns] of uniform draws."""
     # Glorot and Bengio, AISTATS 2010, equation 16.
     return b.uniform(name, (rows, columns), limit=math.sqrt(6 / (rows + columns)))
+
+
+def convolve(
+    b: GraphBuilder, name: str, x: str, channels_in: int, channels: int, kernel: Kernel, stride: int,
+    pads: Kernel, *, bias: bool = False,
+) -> str:  # fmt: skip
+    """Convolve [B, channels_in, h, w] to [B, channels, h', w']; `pads` on both sides of each axis."""
+    height, across = kernel
+    # He et al., arXiv:1502.01852, equation 14: keeps the variance of gradients.
+    scale = math.sqrt(2 / (height * across * channels))
+    weight = b.normal(f"{name}.weight", (channels, channels_in, height, across), scale=scale)
+    parameters = (weight, b.filled(f"{name}.bias", (channels,), 0.0)) if bias else (weight,)
+    window = {"kernel_shape": list(kernel), "strides": [stride] * 2, "pads": [*pads, *pads]}
+    return b.op("Conv", x, *parameters, **window)
+
+
+def dense(b: GraphBuilder, name: str, x: str, width: int, columns: int, *, output: str = "") -> str:
+    """Return x [B, width] W + b, [B, columns], called `output` where that is given."""
+    weight = b.uniform(f"{name}.weight", (width, columns), limit=math.sqrt(1 / width))
+    return b.op("Gemm", x, weight, b.filled(f"{name}.bias", (columns,), 0.0), name=output)
+
+
+def mean_head(b: GraphBuilder, x: str, channels: int, classes: int) -> None:
+    """Make the output "logits" [B, classes] of the means of images [B, channels, h, w]."""
+    pooled = b.op("Flatten", b.op("GlobalAveragePool", x), axis=1)
+    dense(b, "head", pooled, channels, classes, output="logits")
 
 
 def batch_norm(b: GraphBuilder, name: str, x: str, channels: int) -> str:

@@ -21,7 +21,8 @@ from msgspec import Meta
 from onnx import TensorProto
 
 from partc.models.graph_builder import GraphBuilder, ModelOptions, Size
-from partc.models.layers import lstm_cell, matrix, zero_state
+from partc.models.layers import matrix
+from partc.models.recurrent import lstm_cell, zero_state
 
 TABLE_LIMIT = 0.05  # half the width of the tables' first values; small, so that logits start near zero
 NEVER = -(10**9)  # logit of a sampled word that is also the label: its probability is zero

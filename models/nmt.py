@@ -20,10 +20,10 @@ from typing import Annotated
 
 import onnx
 from msgspec import Meta
-from onnx import TensorProto
 
 from partc.models.graph_builder import GraphBuilder, ModelOptions, Size
-from partc.models.layers import lstm_cell, matrix, zero_state
+from partc.models.layers import matrix
+from partc.models.recurrent import State, attend, each_step, keys_of, lstm_step, stack, time_major, zero_state
 
 TABLE_LIMIT = 0.1
 
@@ -41,15 +41,12 @@ class NmtOptions(ModelOptions, frozen=True, kw_only=True):
     target_steps: Annotated[Size, Meta(description="pieces of a target sentence")] = 27
 
 
-State = tuple[str, str]  # hidden and cell, [B, H] each
-
-
 def nmt(options: NmtOptions) -> onnx.ModelProto:
     """Build the forward graph: int64 source [batch, S], target and labels [batch, T] to a scalar loss."""
     b = GraphBuilder("nmt", options)
-    source = _time_major(b, "source", options.source_steps, options)
-    target = _time_major(b, "target", options.target_steps, options)
-    labels = _time_major(b, "labels", options.target_steps, options)
+    source = time_major(b, "source", options.source_steps, options)
+    target = time_major(b, "target", options.target_steps, options)
+    labels = time_major(b, "labels", options.target_steps, options)
 
     keys, states = _encode(b, source, options)
     written = _decode(b, target, keys, states, options)
@@ -58,11 +55,6 @@ def nmt(options: NmtOptions) -> onnx.ModelProto:
     b.op("SoftmaxCrossEntropyLoss", logits, flat, name="loss", reduction="mean")
     b.output("loss", [])
     return b.model()
-
-
-def _time_major(b: GraphBuilder, name: str, steps: int, options: NmtOptions) -> str:
-    given = b.input(name, TensorProto.INT64, [options.batch_size, steps])
-    return b.op("Transpose", given, perm=[1, 0])
 
 
 def _embed(b: GraphBuilder, name: str, words: str, vocab: int, width: int) -> str:
@@ -89,9 +81,7 @@ def _encode(b: GraphBuilder, source: str, options: NmtOptions) -> tuple[str, lis
                 states.append(state)
         outputs.append(hidden)
     memory = b.op("Concat", *outputs, axis=1)
-    keys = b.op("MatMul", memory, matrix(b, "attention.weight", 2 * options.cells, options.cells))
-    steps = b.op("Reshape", keys, b.integers(options.source_steps, -1, options.cells))
-    return b.op("Transpose", steps, perm=[1, 0, 2]), states
+    return keys_of(b, memory, 2 * options.cells, options.source_steps, options.cells), states
 
 
 def _layer(
@@ -100,13 +90,12 @@ def _layer(
     """Return one layer's outputs [S*B, H] for inputs [S*B, width], and its last state."""
     pieces = _input_gates(b, name, inputs, width, options.source_steps, options)
     recurrent = matrix(b, f"{name}.recurrent_weight", options.cells, 4 * options.cells)
-    hidden, cell = zero_state(b, words, options.cells), zero_state(b, words, options.cells)
+    state = zero_state(b, words, options.cells), zero_state(b, words, options.cells)
     states: list[str] = []
     for piece in reversed(pieces) if reverse else pieces:
-        gates = b.op("Add", piece, b.op("MatMul", hidden, recurrent))
-        cell, hidden = lstm_cell(b, gates, cell)
-        states.append(hidden)
-    return _stack(b, states[::-1] if reverse else states), (hidden, cell)
+        state = lstm_step(b, piece, recurrent, state)
+        states.append(state[0])
+    return stack(b, states[::-1] if reverse else states), state
 
 
 def _input_gates(
@@ -117,14 +106,7 @@ def _input_gates(
     bias = b.filled(f"{name}.bias", (4 * options.cells,), 0.0)
     gates = b.op("Add", b.op("MatMul", inputs, weight), bias)
     apart = b.op("Reshape", gates, b.integers(steps, -1, 4 * options.cells))
-    if steps == 1:
-        return [b.op("Squeeze", apart, b.integers(0))]
-    return [b.op("Squeeze", piece, b.integers(0)) for piece in b.split(apart, steps, axis=0)]
-
-
-def _stack(b: GraphBuilder, states: list[str]) -> str:
-    """Lay states [B, H] one behind the other."""
-    return states[0] if len(states) == 1 else b.op("Concat", *states, axis=0)
+    return each_step(b, apart, steps)
 
 
 # ---------------------------------------------------------------- decoder
@@ -153,20 +135,11 @@ def _decode(b: GraphBuilder, target: str, keys: str, states: list[State], option
     written: list[str] = []
     for piece in pieces:
         gates = b.op("Add", piece, b.op("MatMul", context, of_context))
-        for layer, (hidden, cell) in enumerate(layers):
-            gates = b.op("Add", gates, b.op("MatMul", hidden, recurrent[layer]))
-            cell, hidden = lstm_cell(b, gates, cell)
-            layers[layer] = (hidden, cell)
+        for layer, state in enumerate(layers):
+            layers[layer] = lstm_step(b, gates, recurrent[layer], state)
             if layer < len(between):
                 weight, bias = between[layer]
-                gates = b.op("Add", b.op("MatMul", hidden, weight), bias)
-        context = _attend(b, layers[-1][0], keys, columns)
+                gates = b.op("Add", b.op("MatMul", layers[layer][0], weight), bias)
+        context = attend(b, layers[-1][0], keys, columns)
         written.append(b.op("Add", layers[-1][0], context))
-    return _stack(b, written)
-
-
-def _attend(b: GraphBuilder, hidden: str, keys: str, columns: str) -> str:
-    """Return the mean of keys [B, S, H], weighed by their products with a state [B, H]."""
-    query = b.op("Unsqueeze", hidden, b.integers(1))
-    weights = b.op("Softmax", b.op("MatMul", query, columns), axis=2)
-    return b.op("Squeeze", b.op("MatMul", weights, keys), b.integers(1))
+    return stack(b, written)

@@ -6,7 +6,8 @@
     ┌──┴───┐ ┌──┴───┐      second half
     └──────┘ └──────┘
 
-Coordinates are in the units of the viewBox. Beyond MOST_HOSTS the rest is counted, not drawn.
+Coordinates are in the units of the viewBox. Beyond MAX_HOSTS the rest is counted, not drawn. Switches between
+devices of one host are counted in its box.
 """
 
 from collections import Counter
@@ -14,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import ceil
+
+import networkx as nx
 
 from partc.compiler.report.describe_servers import ServerContents, describe_contents, describe_copies
 from partc.compiler.report.units import plural, rate, seconds, shorten, size
@@ -108,18 +111,23 @@ class Picture:
 def draw_cluster(plan: Plan, cluster: Cluster) -> Picture:
     """Return the picture of a cluster under a plan."""
     hosts = cluster.hosts[:MAX_HOSTS]
-    grid = _lay_out(hosts, plan, cluster)
-    boxes = tuple(_box(host, plan, *grid.corner(index), grid) for index, host in enumerate(hosts))
+    within = _switches_within(cluster)
+    between = [name for name in cluster.switches if name not in within]
+    inside = Counter(within.values())
+    grid = _lay_out(hosts, plan, cluster, len(between))
+    boxes = tuple(
+        _box(host, plan, *grid.corner(index), grid, inside[host.name]) for index, host in enumerate(hosts)
+    )
     bars = tuple(
         Bar(grid.height + CABLE + index * (SWITCH_HEIGHT + GAP), shorten(name, 60))
-        for index, name in enumerate(cluster.switches)
+        for index, name in enumerate(between)
     )
     bottoms = [box.y + box.height for box in boxes] + [bar.y + SWITCH_HEIGHT for bar in bars]
     return Picture(
         width=WIDTH,
         height=max(bottoms),
         boxes=boxes,
-        cables=_cables(cluster, boxes, dict(zip(cluster.switches, bars, strict=True))),
+        cables=_cables(cluster, boxes, dict(zip(between, bars, strict=True))),
         bars=bars,
         left_out=len(cluster.hosts) - len(hosts),
         links=_link_kinds(cluster),
@@ -153,15 +161,32 @@ class _Grid:
         return int((self.width - 2 * PADDING - 8) / CHARACTER)
 
 
-def _lay_out(hosts: Sequence[Host], plan: Plan, cluster: Cluster) -> _Grid:
+def _switches_within(cluster: Cluster) -> dict[str, str]:
+    """Return the switches that join devices of one host and no other, with that host."""
+    host_of = {device.name: host.name for host in cluster.hosts for device in host.devices}
+    devices = set(host_of)
+    host_of |= {host.name: host.name for host in cluster.hosts}
+    switched = nx.Graph()
+    switched.add_nodes_from(cluster.switches)
+    switched.add_edges_from(link.ends for link in cluster.links if set(link.ends) <= set(cluster.switches))
+    within: dict[str, str] = {}
+    for group in nx.connected_components(switched):
+        ends = {end for link in cluster.links if group & set(link.ends) for end in link.ends} - group
+        hosts = {host_of[end] for end in ends}
+        if len(hosts) == 1 and ends & devices:
+            within |= dict.fromkeys(group, hosts.pop())
+    return within
+
+
+def _lay_out(hosts: Sequence[Host], plan: Plan, cluster: Cluster, bars: int) -> _Grid:
     host_names = {host.name for host in cluster.hosts}
     joined = any(host_names.issuperset(link.ends) for link in cluster.links)
     columns = min(2 if joined else COLUMNS, len(hosts))
     gap = CABLE_GAP if joined else GAP
     width = min(WIDEST_HOST, (WIDTH - gap * (columns - 1)) / columns)
     row_gap = 3.0 * GAP
-    if cluster.switches:
-        row_gap = 2 * CABLE + (SWITCH_HEIGHT + GAP) * len(cluster.switches) - GAP
+    if bars:
+        row_gap = 2 * CABLE + (SWITCH_HEIGHT + GAP) * bars - GAP
     unknown = _Grid(columns, width, 0.0, gap, row_gap)
     return replace(unknown, height=max(_box_height(host, plan, unknown) for host in hosts))
 
@@ -176,7 +201,7 @@ def _chips_top(contents: ServerContents) -> float:
     return 3 * PADDING + LINE * (2 + len(contents.lines)) + 4
 
 
-def _box(host: Host, plan: Plan, x: float, y: float, grid: _Grid) -> Box:
+def _box(host: Host, plan: Plan, x: float, y: float, grid: _Grid, switches: int) -> Box:
     contents = describe_contents(host.name, plan, grid.characters)
     memory = size(host.memory_bytes)
     return Box(
@@ -188,7 +213,7 @@ def _box(host: Host, plan: Plan, x: float, y: float, grid: _Grid) -> Box:
         memory=memory,
         contents=contents,
         chips=_chips(host, plan, x + PADDING, y + _chips_top(contents), grid),
-        inner_link=shorten(_profiles(host), grid.characters),
+        inner_link=shorten(_profiles(host, switches), grid.characters),
     )
 
 
@@ -210,9 +235,10 @@ def _chips(host: Host, plan: Plan, left: float, top: float, grid: _Grid) -> tupl
     return tuple(chips)
 
 
-def _profiles(host: Host) -> str:
+def _profiles(host: Host, switches: int) -> str:
     profiles = Counter(device.profile for device in host.devices)
-    return ", ".join(f"{number} × {name}" for name, number in sorted(profiles.items()))
+    inside = [f"switches inside: {switches}"] if switches else []
+    return ", ".join([*(f"{number} × {name}" for name, number in sorted(profiles.items())), *inside])
 
 
 def _cables(cluster: Cluster, boxes: Sequence[Box], bar_of: Mapping[str, Bar]) -> tuple[Cable, ...]:

@@ -75,7 +75,10 @@ PROFILES = {
         # Peaks in float32 outside tensor cores, from each product's NVIDIA data sheet.
         _gpu("titan-xp", 12.15e12, 547.7e9, 12 * 2**30),
         _gpu("p100", 9.3e12, 732e9, 16 * 2**30),  # PCIe card
-        _gpu("k80", 4.37e12, 240e9, 12 * 2**30),  # one of the card's two GPUs, boosted
+        _gpu("p100-sxm2", 10.6e12, 732e9, 16 * 2**30),  # with NVLink
+        _gpu(
+            "k80", 4.37e12, 240e9, 12 * 2**30
+        ),  # one of the card's two GPUs, boosted: 8.74e12 and 480e9 are both's
         _gpu("v100", 15.7e12, 900e9, 16 * 2**30),  # SXM2
         _gpu("a100", 19.5e12, 1555e9, 40 * 2**30),  # SXM4 40 GB; TF32 would be 156e12
         _gpu("h100", 66.9e12, 3350e9, 80 * 2**30),  # SXM5; TF32 would be 494e12

@@ -5,22 +5,29 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import onnx
 import pytest
 
+from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.options import Options
+from partc.compiler.pipeline import compile_graph
 from partc.compiler.report import units
 from partc.compiler.report.draw_cluster import draw_cluster
 from partc.compiler.report.draw_timeline import draw_timelines
 from partc.compiler.report.explain_choices import candidates, worked_examples
 from partc.compiler.report.measure_traffic import host_traffic
 from partc.compiler.report.page import render_report
+from partc.cost.cluster.machines import Link
 from partc.cost.simulation.timeline import Bars, Timeline
 from partc.runtime.plan.program import Run
+from tests.builders.graphs.training_models import training_model
 from tests.builders.plans.compiled_reports import (
     Compiled,
     TextReader,
     compile_lm,
     plain,
 )
+from tests.builders.plans.compiled_steps import cluster_of
 
 CSS = Path(__file__).parents[3] / "compiler" / "report" / "templates" / "report.css"
 
@@ -156,6 +163,32 @@ def test_hosts_beyond_the_eighth_are_counted_and_long_names_cut(all_compiled: di
     assert picture.left_out == 2
     assert all(box.name.startswith("…") for box in picture.boxes)
     assert len(picture.cables) == 8
+
+
+def test_switches_inside_hosts_are_counted_and_those_between_hosts_drawn(tmp_path: Path) -> None:
+    """Two hosts of two GPUs on a PCIe switch, which hangs on another, and a network between the hosts."""
+    cluster = cluster_of("2x2s")
+    within = [f"{host.name}/{name}" for host in cluster.hosts for name in ("near", "far")]
+    links = [
+        Link(ends, 1e9)
+        for host in cluster.hosts
+        for ends in (
+            *((device.name, f"{host.name}/near") for device in host.devices),
+            (f"{host.name}/near", f"{host.name}/far"),
+            (f"{host.name}/far", host.name),
+        )
+    ]
+    cluster = msgspec.structs.replace(
+        cluster, switches=(*within, *cluster.switches), links=(*links, *cluster.links)
+    )
+    training = import_training_graph(onnx.ModelProto.FromString(training_model("mlp, sgd")))
+    plan = compile_graph(training, cluster, tmp_path / "out", Options(batch="per-replica")).plan
+
+    picture = draw_cluster(plan, cluster)
+
+    assert [bar.name for bar in picture.bars] == ["switch"]
+    assert len(picture.cables) == 2
+    assert [box.inner_link for box in picture.boxes] == ["2 × titan-xp, switches inside: 2"] * 2
 
 
 def test_ranks_that_do_the_same_share_a_row(all_compiled: dict[str, Compiled]) -> None:

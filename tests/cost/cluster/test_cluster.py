@@ -37,7 +37,7 @@ def switched(*hosts: Host) -> Cluster:
     return Cluster(CLUSTER_FORMAT, "switched", hosts, switches=("switch",), links=links)
 
 
-@pytest.mark.parametrize("file", ["cluster-2x2.json", "cluster-1x4.json", "cluster-8x6-titanxp.json"])
+@pytest.mark.parametrize("file", sorted(path.name for path in EXAMPLES.glob("cluster-*.json")))
 def test_examples_are_read(file: str) -> None:
     cluster = read_cluster(EXAMPLES / file)
 

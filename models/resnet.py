@@ -1,13 +1,13 @@
-"""ResNet-50 (He et al., arXiv:1512.03385, table 1), normalising over the batch as in training.
+"""ResNet-50 and its like (He et al., arXiv:1512.03385, table 1), normalising over the batch as in training.
 
     stem     7x7 convolution /2, max-pool /2
-    stages   3, 4, 6, 3 bottlenecks: 1x1 down, 3x3, 1x1 up to four times the width, plus a shortcut
+    stages   3, 4, 6, 3 bottlenecks (ResNet-101: 3, 4, 23, 3): 1x1 down, 3x3, 1x1 up to four times the
+             width, plus a shortcut
     head     mean over the image, one dense layer ─> logits [batch, classes]
 
 The original: a stage's first bottleneck strides in its first 1x1 convolution, not in the 3x3.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -15,20 +15,28 @@ import onnx
 from msgspec import Meta
 
 from partc.models.graph_builder import GraphBuilder, ModelOptions, Size
-from partc.models.layers import batch_norm
+from partc.models.layers import batch_norm, convolve, mean_head
 
-BLOCKS = (3, 4, 6, 3)
 EXPANSION = 4  # a bottleneck's output is this many times as wide as its 3x3 convolution
+Blocks = tuple[Size, Size, Size, Size]
 
 
-class ResNet50Options(ModelOptions, frozen=True, kw_only=True):
-    """Sizes of the model; the defaults are the paper's."""
+class ResNetOptions(ModelOptions, frozen=True, kw_only=True):
+    """Sizes of the model; the defaults are ResNet-50's."""
 
     # ONNX Runtime has no float64 convolutions.
     dtype: Annotated[Literal["float32"], Meta(description="element type of parameters")] = "float32"
     width: Annotated[Size, Meta(description="channels of the stem and of the first stage")] = 64
     image: Annotated[Size, Meta(description="height and width of an image")] = 224
     classes: Annotated[Size, Meta(description="classes")] = 1000
+    blocks: Annotated[Blocks, Meta(description="bottlenecks of the four stages")] = (3, 4, 6, 3)
+
+
+class ResNet101Options(ResNetOptions, frozen=True, kw_only=True):
+    """The defaults are ResNet-101's, and the FlexFlow paper's batch (arXiv:1807.05358, section 8.1)."""
+
+    batch: Annotated[Size | None, Meta(description="samples per step; none leaves it open")] = 64
+    blocks: Annotated[Blocks, Meta(description="bottlenecks of the four stages")] = (3, 4, 23, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +52,36 @@ class _Bottleneck:
         return EXPANSION * self.channels
 
 
-def resnet50(options: ResNet50Options) -> onnx.ModelProto:
+def resnet50(options: ResNetOptions) -> onnx.ModelProto:
     """Build the forward graph: x [batch, 3, image, image] to logits [batch, classes]."""
-    b = GraphBuilder("resnet50", options)
+    return _resnet("resnet50", options)
+
+
+def resnet101(options: ResNetOptions) -> onnx.ModelProto:
+    """Build the forward graph: x [batch, 3, image, image] to logits [batch, classes]."""
+    return _resnet("resnet101", options)
+
+
+def _resnet(name: str, options: ResNetOptions) -> onnx.ModelProto:
+    b = GraphBuilder(name, options)
     x = b.input("x", b.element_type, [options.batch_size, 3, options.image, options.image])
     hidden = _stem(b, x, options.width)
-    for block in _bottlenecks(options.width):
+    for block in _bottlenecks(options):
         hidden = _bottleneck(b, hidden, block)
-    _head(b, hidden, EXPANSION * 8 * options.width, options.classes)
+    mean_head(b, hidden, EXPANSION * 8 * options.width, options.classes)
     b.output("logits", [options.batch_size, options.classes])
     return b.model()
 
 
-def _bottlenecks(width: int) -> list[_Bottleneck]:
+def _bottlenecks(options: ResNetOptions) -> list[_Bottleneck]:
     blocks = []
-    channels_in = width
-    for stage, count in enumerate(BLOCKS):
+    channels_in = options.width
+    for stage, count in enumerate(options.blocks):
         for position in range(count):
             first = position == 0
             stride = 2 if first and stage > 0 else 1
-            block = _Bottleneck(f"stage{stage}.{position}", channels_in, width << stage, stride, first)
+            channels = options.width << stage
+            block = _Bottleneck(f"stage{stage}.{position}", channels_in, channels, stride, first)
             blocks.append(block)
             channels_in = block.channels_out
     return blocks
@@ -95,17 +113,6 @@ def _convolution(
     b: GraphBuilder, name: str, x: str, channels_in: int, channels_out: int, *, kernel: int, stride: int
 ) -> str:
     """Convolve without a bias and normalise over the batch: [B, in, h, w] to [B, out, h', w']."""
-    # He et al., arXiv:1502.01852, equation 14: keeps the variance of gradients.
-    scale = math.sqrt(2 / (kernel * kernel * channels_out))
-    weight = b.normal(f"{name}.weight", (channels_out, channels_in, kernel, kernel), scale=scale)
-    convolved = b.op(
-        "Conv", x, weight, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[kernel // 2] * 4
-    )
+    square, pads = (kernel, kernel), (kernel // 2, kernel // 2)
+    convolved = convolve(b, name, x, channels_in, channels_out, square, stride, pads)
     return batch_norm(b, name, convolved, channels_out)
-
-
-def _head(b: GraphBuilder, x: str, channels: int, classes: int) -> None:
-    pooled = b.op("Flatten", b.op("GlobalAveragePool", x), axis=1)
-    limit = math.sqrt(1 / channels)
-    weight = b.uniform("head.weight", (channels, classes), limit=limit)
-    b.op("Gemm", pooled, weight, b.filled("head.bias", (classes,), 0.0), name="logits")

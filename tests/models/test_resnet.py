@@ -3,11 +3,12 @@ import json
 import numpy as np
 import onnx
 
+from partc.models.catalogue import build_model
 from partc.models.graph_builder import METADATA_KEY
-from partc.models.resnet50 import BLOCKS, ResNet50Options, resnet50
+from partc.models.resnet import ResNetOptions, resnet50
 from tests.builders.graphs.forward_models import parameter_sizes, run_with_parameters
 
-TINY = ResNet50Options(width=4, image=32, classes=10)
+TINY = ResNetOptions(width=4, image=32, classes=10)
 
 
 def state_of(model: onnx.ModelProto) -> dict[str, str]:
@@ -17,10 +18,20 @@ def state_of(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def test_parameters_number_as_published() -> None:
-    sizes = parameter_sizes(resnet50(ResNet50Options()))
+    sizes = parameter_sizes(resnet50(ResNetOptions()))
 
     assert sum(sizes.values()) == 25_557_032
     assert sum(size for name, size in sizes.items() if name.endswith(".weight")) == 25_502_912
+
+
+def test_resnet101_has_more_blocks_and_is_otherwise_the_same() -> None:
+    model = build_model("resnet101", batch=None)
+    sizes = parameter_sizes(model)
+
+    assert sum(sizes.values()) == 44_549_160
+    assert sum(node.op_type == "Conv" for node in model.graph.node) == 1 + 3 * (3 + 4 + 23 + 3) + 4
+    same = build_model("resnet50", blocks="3,4,23,3".split(","))
+    assert list(same.graph.node) == list(model.graph.node)
 
 
 def test_a_tiny_one_runs_and_renews_its_running_statistics() -> None:
@@ -36,12 +47,15 @@ def test_a_tiny_one_runs_and_renews_its_running_statistics() -> None:
 
 
 def test_images_shrink_as_in_the_paper() -> None:
-    inferred = onnx.shape_inference.infer_shapes(resnet50(ResNet50Options()), data_prop=True)
+    inferred = onnx.shape_inference.infer_shapes(resnet50(ResNetOptions()), data_prop=True)
     shapes = {
         v.name: [d.dim_value for d in v.type.tensor_type.shape.dim[1:]] for v in inferred.graph.value_info
     }
 
-    last = [shapes[f"stage{stage}.{count - 1}.up.normalised"] for stage, count in enumerate(BLOCKS)]
+    last = [
+        shapes[f"stage{stage}.{count - 1}.up.normalised"]
+        for stage, count in enumerate(ResNetOptions().blocks)
+    ]
 
     assert last == [[256, 56, 56], [512, 28, 28], [1024, 14, 14], [2048, 7, 7]]
 
