@@ -9,7 +9,9 @@ from partc.cost.strategy import Strategy
 from partc.passes.analysis import Analysis
 from partc.passes.distribute import configuration_of, lay_out
 from partc.passes.layouts.decide_layouts import AxisDecision, Decision
-from partc.passes.layouts.layouts import REPLICAS, Mesh, Split
+from partc.passes.layouts.configuration import data_parallel
+from partc.passes.layouts.layouts import Mesh, Split
+from partc.passes.layouts.strategy_meshes import BATCH
 from partc.passes.search.find_groups import OperatorGroup, spell_dimension
 from partc.passes.search.operator_space import OperatorConfig
 
@@ -22,10 +24,13 @@ def read_configs(
     Of workers that do the same, one does it. Raises InputError where the strategy cannot be laid out.
     """
     graph = lay_out(analysis, strategy.parameters, configuration_of(analysis, strategy))
-    return tuple(
-        _config_of(graph.meshes.of(graph.decisions[group.node].site), graph.decisions[group.node])
-        for group in groups
-    )
+    alone = lay_out(analysis, {}, data_parallel(2))
+    configs: list[OperatorConfig] = []
+    for group in groups:
+        decision = graph.decisions[group.node]
+        samples = _dimension(alone.decisions[group.node].axes[0])
+        configs.append(_config_of(graph.meshes.of(decision.site), decision, samples))
+    return tuple(configs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +40,12 @@ class _Divided:
     parts: int
 
 
-def _config_of(mesh: Mesh, decision: Decision) -> OperatorConfig:
+def _config_of(mesh: Mesh, decision: Decision, samples: str | None) -> OperatorConfig:
     sizes = [size for _, size in mesh.grid]
     divided = [
-        _Divided(axis, dimension, sizes[axis])
+        _Divided(axis, BATCH if dimension == samples else dimension, sizes[axis])
         for axis, along in enumerate(decision.axes[: len(sizes)])
-        if sizes[axis] > 1 and (dimension := _dimension(along, axis)) is not None
+        if sizes[axis] > 1 and (dimension := _dimension(along)) is not None
     ]
     grid = np.array(mesh.workers).reshape(sizes)
     for axis in range(len(sizes)):
@@ -52,9 +57,9 @@ def _config_of(mesh: Mesh, decision: Decision) -> OperatorConfig:
     return OperatorConfig(tuple(split.items()) or (("batch", 1),), tuple(grid.ravel().tolist()))
 
 
-def _dimension(along: AxisDecision, axis: int) -> str | None:
+def _dimension(along: AxisDecision) -> str | None:
     """Return the dimension that a mesh axis divides, as strategies spell it."""
     for operand, placement in ((None, along.outputs[0]), *enumerate(along.inputs)):
         if isinstance(placement, Split):
-            return "batch" if axis == REPLICAS else spell_dimension(placement, operand)
+            return spell_dimension(placement, operand)
     return None
