@@ -20,7 +20,7 @@ from partc.compiler.pipeline import DECIDE, LOWERING, run
 from partc.compiler.planning.build_plan import bucket_bytes, build_plan
 from partc.compiler.planning.step_tasks import StepTasks
 from partc.compiler.planning.task_prices import TaskPrices
-from partc.compiler.planning.walk_tasks import State, walk_tasks
+from partc.compiler.planning.walk_tasks import State, climb, walk_tasks
 from partc.compiler.settle_options import settle_options
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.named_strategy import LAYERWISE, ONE_WEIRD_TRICK
@@ -186,6 +186,8 @@ class _Search:
             walked_until_s = time.monotonic() + walking_s / (remaining + 1)
             best, proposals = walk_tasks(tasks, space, starts, rng, walked_until_s)
             self.proposals += proposals
+            climbed, step_s, _ = climb(tasks, space, best.in_order()[0], walked_until_s)
+            best.add(climbed, step_s)
             for number, state in enumerate(best.in_order()):
                 strategy = strategy_of(state, groups, self._price.first.worker_names, "global")
                 self._see(self._price("operators' own", strategy))

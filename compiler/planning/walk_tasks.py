@@ -6,6 +6,7 @@ Markov chain Monte Carlo as in flexflow.txt, section 6.2: from each start a walk
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 
 import numpy as np
 
@@ -14,7 +15,9 @@ from partc.passes.search.metropolis import highest_accepted
 from partc.passes.search.operator_space import OperatorConfig, OperatorSpace
 
 SINGLE_SHARE = 0.3  # of proposals: those for one group, where its kind has several
+EVERYTHING_SHARE = 0.03  # of proposals: those that bring all groups to the same workers
 BEST_KEPT = 16
+LEAST_GAIN = 1e-6  # of a step: less is rounding
 
 State = tuple[OperatorConfig, ...]  # by group
 
@@ -79,11 +82,42 @@ class TaskWalk:
         self._tasks.begin(self._state)
 
     def _propose(self, rng: np.random.Generator) -> Mapping[int, OperatorConfig]:
+        if rng.random() < EVERYTHING_SHARE:
+            config = self._space.draw_replicas(rng)
+            return {number: config for number, own in enumerate(self._state) if own != config}
         kind, config = self._space.draw(rng)
         groups = self._space.kinds[kind].groups
         if len(groups) > 1 and rng.random() < SINGLE_SHARE:
             groups = (int(rng.choice(groups)),)
         return {number: config for number in groups if self._state[number] != config}
+
+
+def climb(tasks: StepTasks, space: OperatorSpace, start: State, until_s: float) -> tuple[State, float, bool]:
+    """Take every quicker configuration of a kind until none is left, or the time is over.
+
+    Returns the state, the seconds of its step, and whether no other configuration of any one kind is quicker.
+    """
+    state, step_s = list(start), tasks.begin(start)
+    assert step_s is not None, "a start that can be"
+    since_better, kinds = 0, len(space.kinds)
+    for kind in cycle(range(kinds)):
+        if since_better == kinds:
+            return tuple(state), step_s, True
+        since_better += 1
+        for config in dict.fromkeys(space.configs(kind)):
+            if time.monotonic() > until_s:
+                return tuple(state), step_s, False
+            changes = {n: config for n in space.kinds[kind].groups if state[n] != config}
+            found_s = tasks.move(changes, step_s) if changes else None
+            if found_s is None:
+                continue
+            if found_s < step_s * (1 - LEAST_GAIN):
+                step_s, since_better = found_s, 0
+                for number in changes:
+                    state[number] = config
+            else:
+                tasks.undo()
+    raise AssertionError("there is a kind")
 
 
 def walk_tasks(

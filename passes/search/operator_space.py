@@ -6,7 +6,7 @@ neighbours are tried, and as many of every host. Operators that are alike, such 
 and repeated layers, are a kind, and may be configured together.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -61,19 +61,39 @@ class OperatorSpace:
         replicas = int(rng.choice([n for n in _divisors(parts) if self.samples % n == 0]))
         splits = self.kinds[number].splits
         rest = parts // replicas
-        fitting = [d for d, most in splits.items() if rest > 1 and most % rest == 0 and not _is_samples(d)]
+        fitting = self._fitting(splits, rest) if rest > 1 else []
         split = {"batch": replicas}
         if fitting:
             split[str(rng.choice(fitting))] = rest
-        return number, OperatorConfig(tuple(split.items()), self._workers(prod(split.values()), rng))
+        sets = self._sets(prod(split.values()))
+        return number, OperatorConfig(tuple(split.items()), sets[int(rng.integers(len(sets)))])
 
-    def _workers(self, count: int, rng: np.random.Generator) -> tuple[int, ...]:
-        stride = self.workers // count
-        everybody = range(self.workers)
-        if rng.random() < 0.5:
-            first = count * int(rng.integers(stride))
-            return tuple(everybody[first : first + count])
-        return tuple(everybody[int(rng.integers(stride)) :: stride])
+    def draw_replicas(self, rng: np.random.Generator) -> OperatorConfig:
+        """Return a configuration for any group: samples alone divided."""
+        replicas = int(rng.choice([n for n in _divisors(self.workers) if self.samples % n == 0]))
+        sets = self._sets(replicas)
+        return OperatorConfig((("batch", replicas),), sets[int(rng.integers(len(sets)))])
+
+    def configs(self, kind: int) -> Iterator[OperatorConfig]:
+        """Yield everything that may be drawn for a kind; some of it more than once."""
+        splits = self.kinds[kind].splits
+        for parts in _divisors(self.workers):
+            for replicas in (n for n in _divisors(parts) if self.samples % n == 0):
+                rest = parts // replicas
+                fitting = self._fitting(splits, rest) if rest > 1 else []
+                samples: SplitDegrees = (("batch", replicas),)
+                for split in [(*samples, (dimension, rest)) for dimension in fitting] or [samples]:
+                    for workers in self._sets(prod(degree for _, degree in split)):
+                        yield OperatorConfig(split, workers)
+
+    def _fitting(self, splits: Mapping[str, int], parts: int) -> list[str]:
+        return [d for d, most in splits.items() if most % parts == 0 and not _is_samples(d)]
+
+    def _sets(self, count: int) -> list[tuple[int, ...]]:
+        """Return the blocks of neighbours, and as many workers of every host."""
+        stride, everybody = self.workers // count, range(self.workers)
+        blocks = [tuple(everybody[count * n : count * (n + 1)]) for n in range(stride)]
+        return list(dict.fromkeys((*blocks, *(tuple(everybody[n::stride]) for n in range(stride)))))
 
 
 def _divisors(number: int) -> list[int]:
