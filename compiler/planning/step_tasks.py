@@ -28,7 +28,7 @@ from partc.cost.simulation.task_arrays import Floats, Ints
 from partc.cost.simulation.task_graph import BlockTasks, TaskGraph
 from partc.passes.layouts.layouts import Layout
 from partc.passes.search.group_layouts import GroupLayouts, plain
-from partc.passes.search.grouped_step import WAYS, GroupedStep, Way
+from partc.passes.search.grouped_step import ASIDE, FORWARD, GroupedStep, Way
 from partc.passes.search.operator_space import OperatorConfig
 
 MOST_REMEMBERED = 50_000  # blocks
@@ -366,8 +366,9 @@ def _reads(step: GroupedStep, number: int, way: Way) -> list[str]:
 def _computing_order(step: GroupedStep) -> list[Computing]:
     """Return what is computed, each behind what it reads: forward, back, and weights as early as may be."""
     behind: dict[Computing, set[Computing]] = {}
-    for way in WAYS:
-        for number in range(len(step.groups)) if way == "forward" else reversed(range(len(step.groups))):
+    for way in sorted({way for group in step.groups for way in group.nodes}):
+        numbers = [number for number, group in enumerate(step.groups) if way in group.nodes]
+        for number in numbers if way[0] in (FORWARD, ASIDE) else reversed(numbers):
             behind[number, way] = set()
     for tensor, readers in step.readers.items():
         if tensor in step.maker:

@@ -33,7 +33,7 @@ from partc.passes.layouts.propagate_layouts import LaidOutGraph
 from partc.passes.lowering.local_sizes import LocalSizes
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.segment_work import Work, WorkCounter
-from partc.passes.search.grouped_step import WAYS, GroupedStep, StepGroup, Way
+from partc.passes.search.grouped_step import GroupedStep, StepGroup, Way
 from partc.passes.search.operator_space import SplitDegrees
 from partc.runtime.errors import InputError
 from partc.runtime.plan.program import DrawnInput, Uniform
@@ -127,7 +127,7 @@ class _OwnStep:
     def __init__(self, step: GroupedStep, number: int, samples: Mapping[str, Split]) -> None:
         self._whole = step.analysis
         self._group: StepGroup = step.groups[number]
-        self._nodes = [node for way in WAYS for node in self._group.nodes[way]]
+        self._nodes = [node for nodes in self._group.nodes.values() for node in nodes]
         made = {tensor.name for node in self._nodes for tensor in node.outputs}
         own_terms = {
             parameter: [term for term in terms if term in made] for parameter, terms in step.terms.items()
@@ -178,8 +178,8 @@ class _OwnStep:
         places: dict[str, int] = {}
         described: list[Hashable] = []
         facts, variables = self._whole.facts, self._analysis.training.variables
-        for way in WAYS:
-            for node in self._group.nodes[way]:
+        for way, nodes in self._group.nodes.items():
+            for node in nodes:
                 ends = []
                 for tensor in (*node.inputs, *node.outputs):
                     place = places.setdefault(tensor.name, len(places))
@@ -244,14 +244,14 @@ def _describe_layout(
     of_terms = [term for own in terms.values() for term in own]
     wants = {
         (tensor, way): tuple(dict.fromkeys(map(plain, layouts)))
-        for way in WAYS
+        for way in group.nodes
         for tensor, layouts in _wanted(graph, group, way).items()
     }
     return GroupLayout(
         kind,
         graph.meshes.each[0],
-        {way: _count_work(graph, sizes, group.nodes[way], {*results, *of_terms}) for way in WAYS},
-        {way: tuple(_collectives(graph, sizes, group.nodes[way])) for way in WAYS},
+        {way: _count_work(graph, sizes, group.nodes[way], {*results, *of_terms}) for way in group.nodes},
+        {way: tuple(_collectives(graph, sizes, group.nodes[way])) for way in group.nodes},
         wants,
         {name: _summed(graph.layout(name)) for name in results}
         | {term: graph.layout(term) for term in of_terms},

@@ -2,18 +2,18 @@
 
     group      an operator that sums products or reads a parameter, the light ones around it, and the nodes
                of their gradients: what has one configuration
-    way        forward; backward, from the loss to what several parameters' gradients come from; or weights,
-               what one parameter's gradient alone comes from
+    way        forward; aside, what gradients read that comes of activations alone; backward, from the loss to
+               what several parameters' gradients come from; weights, what one parameter's gradient alone
+               comes from. Aside and of weights, what another group has made so is a level further
     crossing   a tensor that one group makes and another reads, or another way of the same
     term       what a group adds to a parameter's gradient; the sums of all groups' terms are no group's
 
 Which node goes with which operator is what placing the groups one behind the other as stages of a pipeline
-tells (place_nodes.py). What gradients read that comes of activations alone belongs to the way forward.
+tells (place_nodes.py).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import onnx_graphsurgeon as gs
 
@@ -22,13 +22,13 @@ from partc.passes.layouts.place_nodes import find_chain, place_nodes
 from partc.passes.search.find_groups import OperatorGroup
 from partc.passes.search.forward_nodes import forward_nodes
 
-Way = Literal["forward", "backward", "weights"]
-WAYS: tuple[Way, ...] = ("forward", "backward", "weights")
+Way = tuple[int, int]  # one of the four below, and a level
+FORWARD, ASIDE, BACKWARD, WEIGHTS = range(4)
 
 
 @dataclass(frozen=True, slots=True)
 class StepGroup:
-    """The nodes of an operator group, in the order of the graph."""
+    """The nodes of an operator group in the order of the graph, by the ways on which it has any, in order."""
 
     operator: OperatorGroup
     nodes: Mapping[Way, tuple[gs.Node, ...]]
@@ -59,15 +59,16 @@ def group_step(analysis: Analysis, operators: Sequence[OperatorGroup]) -> Groupe
     places = place_nodes(analysis, {group.node: n for n, group in enumerate(operators)}, len(operators))
     terms, sums = _find_terms(analysis)
     ways = _ways(analysis, terms, sums)
-    nodes: list[dict[Way, list[gs.Node]]] = [{way: [] for way in WAYS} for _ in operators]
+    nodes: list[dict[Way, list[gs.Node]]] = [{} for _ in operators]
     maker: dict[str, tuple[int, Way]] = {}
     for node in analysis.training.graph.nodes:
         if node.name in ways:
-            number, way = places.nodes[node.name], ways[node.name]
-            nodes[number][way].append(node)
+            number, kind = places.nodes[node.name], ways[node.name]
+            way = kind, 0 if kind in (FORWARD, BACKWARD) else _level(node, number, kind, maker)
+            nodes[number].setdefault(way, []).append(node)
             maker.update((tensor.name, (number, way)) for tensor in node.outputs)
     groups = tuple(
-        StepGroup(operator, {way: tuple(own[way]) for way in WAYS})
+        StepGroup(operator, {way: tuple(own[way]) for way in sorted(own)})
         for operator, own in zip(operators, nodes, strict=True)
     )
     return GroupedStep(
@@ -81,8 +82,18 @@ def group_step(analysis: Analysis, operators: Sequence[OperatorGroup]) -> Groupe
     )
 
 
-def _ways(analysis: Analysis, terms: Mapping[str, Sequence[str]], sums: Collection[str]) -> dict[str, Way]:
-    """Return the way of every node of the main computation that is not a sum of terms."""
+def _level(node: gs.Node, number: int, kind: int, maker: Mapping[str, tuple[int, Way]]) -> int:
+    """Return how often what a node reads has gone from group to group on ways of its kind."""
+    level = 0
+    for tensor in node.inputs:
+        if tensor.name in maker:
+            group, (other, before) = maker[tensor.name]
+            level = max(level, before + (group != number) if other == kind else 0)
+    return level
+
+
+def _ways(analysis: Analysis, terms: Mapping[str, Sequence[str]], sums: Collection[str]) -> dict[str, int]:
+    """Return the kind of way of every node of the main computation that is not a sum of terms."""
     training = analysis.training
     main = [node for node in training.graph.nodes if node.name in analysis.main and node.name not in sums]
     ahead = forward_nodes(training, analysis.main)
@@ -93,13 +104,13 @@ def _ways(analysis: Analysis, terms: Mapping[str, Sequence[str]], sums: Collecti
     for parameter, own in terms.items():
         for term in own:
             ends.setdefault(term, set()).add(parameter)
-    ways: dict[str, Way] = {}
+    ways: dict[str, int] = {}
     for node in reversed(main):
         if node.name in forward or not any(tensor.name in chain for tensor in node.outputs):
-            ways[node.name] = "forward"
+            ways[node.name] = FORWARD if node.name in forward else ASIDE
             continue
         reached = set().union(*(ends.get(tensor.name, set()) for tensor in node.outputs))
-        ways[node.name] = "weights" if len(reached) == 1 else "backward"
+        ways[node.name] = WEIGHTS if len(reached) == 1 else BACKWARD
         for tensor in node.inputs:
             if len(found := ends.setdefault(tensor.name, set())) < 2:
                 found |= set(sorted(reached)[:2])
@@ -111,9 +122,9 @@ def _find_readers(
 ) -> dict[str, tuple[tuple[int, Way], ...]]:
     """Return who reads what another block of work makes, or a variable."""
     found: dict[str, dict[tuple[int, Way], None]] = {}
-    for way in WAYS:
+    for way in sorted({way for group in groups for way in group.nodes}):
         for number, group in enumerate(groups):
-            for node in group.nodes[way]:
+            for node in group.nodes.get(way, ()):
                 for tensor in node.inputs:
                     source = maker.get(tensor.name)
                     crosses = source is not None and source != (number, way)
