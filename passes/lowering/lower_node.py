@@ -15,15 +15,9 @@ from onnx import helper
 
 from partc.passes.indexed_rows.exchange_rows import needs_exchange, push_slices, reduce_slices
 from partc.passes.indexed_rows.request_rows import request_rows, run_on_requested_rows
-from partc.passes.layouts.decide_layouts import Decision, slices_rows
-from partc.passes.layouts.layouts import (
-    REPLICAS,
-    Layout,
-    Owned,
-    PerReplica,
-    Replicate,
-    RequestedRows,
-)
+from partc.passes.layouts.decide_layouts import Decision
+from partc.passes.layouts.decide_on_servers import slices_rows
+from partc.passes.layouts.layouts import REPLICAS, Layout, Owned, PerReplica, Replicate, RequestedRows
 from partc.passes.lowering.gather_owned import slice_owned_rows
 from partc.passes.lowering.local_bounds import local_bounds
 from partc.passes.lowering.local_windows import cut_to_part, local_node

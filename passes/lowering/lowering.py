@@ -11,6 +11,7 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 
 from partc.passes.indexed_rows.expected_rows import ExpectedRows
+from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import (
     MICROBATCHES,
     REPLICAS,
@@ -25,7 +26,6 @@ from partc.passes.layouts.layouts import (
     Split,
     Widened,
 )
-from partc.passes.layouts.propagate_layouts import LaidOutGraph
 from partc.passes.lowering.lowered_graph import LoweredGraph, Number, PartNumber, constant
 from partc.runtime.plan.program import Site
 
