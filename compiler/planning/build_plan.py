@@ -35,14 +35,8 @@ from partc.passes.scheduling.recompute import recompute
 from partc.passes.scheduling.schedule import Communication, Item, schedule
 from partc.passes.scheduling.write_segments import SegmentWriter
 from partc.passes.search.forward_nodes import forward_nodes
-from partc.runtime.plan.program import (
-    PLAN_FORMAT,
-    Output,
-    Plan,
-    PlanVariable,
-    Recomputed,
-    Stored,
-)
+from partc.runtime.plan.program import PLAN_FORMAT, Output, Plan, Recomputed
+from partc.runtime.plan.variables import PlanVariable, Stored
 
 
 def build_plan(

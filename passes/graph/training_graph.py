@@ -8,7 +8,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx.external_data_helper import ExternalDataInfo
 
-from partc.runtime.plan.program import Constant, DataInput, DrawnInput, Normal, ShardInput, Uniform
+from partc.runtime.plan.variables import Constant, DataInput, DrawnInput, Normal, ShardInput, Uniform
 
 IR_VERSION = 10  # of graphs that partc writes: every onnxruntime that it supports reads it
 

@@ -23,7 +23,7 @@ from partc.passes.layouts.laid_out_graph import LaidOutGraph as LaidOutGraph
 from partc.passes.layouts.layouts import REPLICAS, Layout, Owned, PerReplica, Replicate, Split
 from partc.passes.rules.sharding_rules import is_sum_rows
 from partc.runtime.errors import UnsupportedModel
-from partc.runtime.plan.program import DrawnInput
+from partc.runtime.plan.variables import DrawnInput
 
 
 def propagate_layouts(graph: LaidOutGraph, per_replica: bool) -> None:
