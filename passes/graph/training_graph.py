@@ -1,4 +1,8 @@
-"""One training step on one device, and what is known about it."""
+"""One training step on one device, and what is known about it.
+
+Nodes are graphsurgeon's. Initial values and functions stay as ONNX has them: no pass looks into them but to
+count and to classify, and the files take them as they are.
+"""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_graphsurgeon as gs
-from onnx import helper
 
+from partc.passes.graph.element_types import onnx_number
 from partc.passes.indexed_rows.expected_rows import ExpectedRows
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import (
@@ -128,8 +128,7 @@ class Lowering(LocalSizes, ABC):
         value = self.out.numbers(site, tuple(numbers))
         if dtype == INT64:
             return value
-        to = int(helper.np_dtype_to_tensor_dtype(dtype))
-        return self.out.emit("Cast", [value], f"{name}@{site}", dtype, site, to=to)
+        return self.out.emit("Cast", [value], f"{name}@{site}", dtype, site, to=onnx_number(dtype))
 
 
 def tag(layout: Layout) -> str:
