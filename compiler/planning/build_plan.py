@@ -148,7 +148,7 @@ def _in_order(
     order = {node.name: index for index, node in enumerate(analysis.training.graph.nodes)}
     position_of = {copy: order[node] for copy, node in lowered.original.items()}
     in_buckets = partial(
-        bucket_communications, lowered, whole_shapes(analysis.facts, lowered), rows, _bucket_bytes(cluster)
+        bucket_communications, lowered, whole_shapes(analysis.facts, lowered), rows, bucket_bytes(cluster)
     )
     has_times = len(lowered.meshes.each) > 1 and find_repeated(lowered).count == 1
     buckets = in_buckets()
@@ -168,7 +168,7 @@ def _host_grid(cluster: Cluster) -> HostGrid:
     return HostGrid(len(cluster.hosts), most, workers)
 
 
-def _bucket_bytes(cluster: Cluster) -> int:
+def bucket_bytes(cluster: Cluster) -> int:
     """Return how large buckets may be: on slow links less, so that one is sent while the next is made."""
     if len(ranks_of(cluster)) == 1:  # it sends nothing: one bucket, so that its step is not cut
         return sys.maxsize

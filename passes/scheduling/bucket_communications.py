@@ -4,8 +4,9 @@
     after    AllReduce (dW1, db1, dW2)           one buffer: the segment writes its slices
 
 Two communications may share a bucket only if neither waits for the other: those with equally many
-communications before them never do, nor do those that no other waits for, such as most gradients. Buckets of what servers own are laid out by owner, so that each
-owner's part is contiguous; a parameter whose rows are spread over servers has a bucket of its own.
+communications before them never do, nor do those that no other waits for, such as most gradients. Buckets
+of what servers own are laid out by owner, so that each owner's part is contiguous; a parameter whose rows are
+spread over servers has a bucket of its own.
 
 Pieces along an axis of a mesh are laid out by rank (divide_pieces.py). They share buckets in the order in
 which what is gathered is read first, and what is scattered is made; a large one whose pieces follow each

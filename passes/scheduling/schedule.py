@@ -119,7 +119,7 @@ def schedule(
 
 
 def _depths_with(messages: Sequence[Communication], lowered: LoweredGraph) -> dict[str, int]:
-    """Return for each node the communications on the longest way to it: a message is as deep as its deepest."""
+    """Return for each node the communications on the longest way to it; a message has its deepest node's."""
     alone = depths(lowered)
     of_message = {
         node.name: max(alone[member.name] for member in message.nodes)
