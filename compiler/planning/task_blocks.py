@@ -22,7 +22,8 @@ from partc.passes.scheduling.segment_work import Work
 from partc.passes.search.group_layouts import CollectiveKind, GroupLayout, Placements
 from partc.passes.search.grouped_step import Way
 from partc.runtime.plan.moves import intersect, region_of
-from partc.runtime.plan.program import Range, Region
+from partc.runtime.plan.program import Region
+from partc.runtime.plan.record import Range
 
 OWN = -1  # the slot of the block itself
 

@@ -6,8 +6,8 @@ from math import prod
 import onnx_graphsurgeon as gs
 
 from partc.passes.layouts.decide_layouts import Decision
+from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import REPLICAS, Layout, Owned
-from partc.passes.layouts.propagate_layouts import LaidOutGraph
 from partc.passes.lowering.lowered_graph import Number, PartNumber
 from partc.passes.rules.sharding_rules import rule_of
 from partc.runtime.plan.program import Site

@@ -24,15 +24,8 @@ from partc.passes.layouts.decide_layouts import (
     split_on,
     whole_axis,
 )
-from partc.passes.layouts.layouts import (
-    REPLICAS,
-    Layout,
-    Partial,
-    PerReplica,
-    Replicate,
-    Split,
-)
-from partc.passes.layouts.propagate_layouts import LaidOutGraph
+from partc.passes.layouts.laid_out_graph import LaidOutGraph
+from partc.passes.layouts.layouts import REPLICAS, Layout, Partial, PerReplica, Replicate, Split
 from partc.passes.lowering.lower_node import lower_node
 from partc.passes.lowering.lowered_graph import LoweredGraph, State
 from partc.passes.lowering.lowering import Lowering

@@ -10,19 +10,13 @@ from math import prod
 
 import numpy as np
 import onnx_graphsurgeon as gs
-from onnx import helper
 
+from partc.passes.graph.element_types import onnx_number
 from partc.passes.indexed_rows.exchange_rows import needs_exchange, push_slices, reduce_slices
 from partc.passes.indexed_rows.request_rows import request_rows, run_on_requested_rows
-from partc.passes.layouts.decide_layouts import Decision, slices_rows
-from partc.passes.layouts.layouts import (
-    REPLICAS,
-    Layout,
-    Owned,
-    PerReplica,
-    Replicate,
-    RequestedRows,
-)
+from partc.passes.layouts.decide_layouts import Decision
+from partc.passes.layouts.decide_on_servers import slices_rows
+from partc.passes.layouts.layouts import REPLICAS, Layout, Owned, PerReplica, Replicate, RequestedRows
 from partc.passes.lowering.gather_owned import slice_owned_rows
 from partc.passes.lowering.local_bounds import local_bounds
 from partc.passes.lowering.local_sizes import uneven_factors
@@ -161,8 +155,7 @@ def _weigh(lowering: Lowering, share: gs.Tensor, mean: gs.Tensor, count: PartNum
     out, name = lowering.out, f"{mean.name}.share.{count.axis}"
     first = constant(f"{name}.place", 0, np.int64)
     own = out.emit("Gather", [out.numbers(site, (count,)), first], f"{name}.entries", INT64, site)
-    to = int(helper.np_dtype_to_tensor_dtype(np.dtype(mean.dtype)))
-    counted = out.emit("Cast", [own], f"{name}.counted", mean.dtype, site, to=to)
+    counted = out.emit("Cast", [own], f"{name}.counted", mean.dtype, site, to=onnx_number(mean.dtype))
     whole = constant(f"{name}.whole", count.entries, mean.dtype)
     part = out.emit("Div", [counted, whole], f"{name}.part", mean.dtype, site)
     return out.emit("Mul", [share, part], name, mean.dtype, site)

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_graphsurgeon as gs
-from onnx import helper
 
+from partc.passes.graph.element_types import onnx_number
 from partc.passes.indexed_rows.expected_rows import ExpectedRows
+from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import (
     MICROBATCHES,
     REPLICAS,
@@ -23,7 +24,6 @@ from partc.passes.layouts.layouts import (
     Split,
     Widened,
 )
-from partc.passes.layouts.propagate_layouts import LaidOutGraph
 from partc.passes.lowering.local_sizes import LocalSizes
 from partc.passes.lowering.lowered_graph import LoweredGraph, Number, constant
 from partc.runtime.plan.program import Site
@@ -128,8 +128,7 @@ class Lowering(LocalSizes, ABC):
         value = self.out.numbers(site, tuple(numbers))
         if dtype == INT64:
             return value
-        to = int(helper.np_dtype_to_tensor_dtype(dtype))
-        return self.out.emit("Cast", [value], f"{name}@{site}", dtype, site, to=to)
+        return self.out.emit("Cast", [value], f"{name}@{site}", dtype, site, to=onnx_number(dtype))
 
 
 def tag(layout: Layout) -> str:

@@ -36,7 +36,7 @@ from partc.passes.scheduling.segment_work import Work, WorkCounter
 from partc.passes.search.grouped_step import GroupedStep, StepGroup, Way
 from partc.passes.search.operator_space import SplitDegrees
 from partc.runtime.errors import InputError
-from partc.runtime.plan.program import DrawnInput, Uniform
+from partc.runtime.plan.variables import DrawnInput, Uniform
 
 CollectiveKind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "shift"]
 
