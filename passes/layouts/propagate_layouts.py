@@ -18,8 +18,7 @@ from partc.passes.indexed_rows.indexed_slices import gradient_read_by
 from partc.passes.layouts.decide_layouts import run_whole
 from partc.passes.layouts.decide_node import decide_node
 from partc.passes.layouts.decide_on_servers import run_on_workers
-from partc.passes.layouts.laid_out_graph import WHOLE_ON_WORKERS
-from partc.passes.layouts.laid_out_graph import LaidOutGraph as LaidOutGraph
+from partc.passes.layouts.laid_out_graph import WHOLE_ON_WORKERS, LaidOutGraph
 from partc.passes.layouts.layouts import REPLICAS, Layout, Owned, PerReplica, Replicate, Split
 from partc.passes.rules.sharding_rules import is_sum_rows
 from partc.runtime.errors import UnsupportedModel

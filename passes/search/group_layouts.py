@@ -18,6 +18,7 @@ from partc.passes.graph.training_graph import Gradient, TrainingGraph
 from partc.passes.indexed_rows.indexed_slices import sum_rows_function
 from partc.passes.layouts.aggregate_partials import aggregate_partials
 from partc.passes.layouts.configuration import data_parallel
+from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import (
     REPLICAS,
     Layout,
@@ -29,7 +30,6 @@ from partc.passes.layouts.layouts import (
     Split,
     Widened,
 )
-from partc.passes.layouts.propagate_layouts import LaidOutGraph
 from partc.passes.lowering.local_sizes import LocalSizes
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.segment_work import Work, WorkCounter
