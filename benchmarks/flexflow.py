@@ -4,8 +4,9 @@
                                   [--budget 30] [--seed 0] [--json FILE]
 
 For every model, cluster and number of devices: data parallelism, the experts' strategy (one weird trick for
-convolutional networks, layers over devices for recurrent ones) and what walks over operator groups find. Seconds
-of a step and bytes sent are the task graph's; docs/search.md tells how far it is from plans. Figures 7 and 8.
+convolutional networks, layers over devices for recurrent ones) and what walks over operator groups find.
+Seconds of a step and bytes sent are the task graph's; docs/search.md tells how far it is from plans. Figures 7
+and 8.
 """
 
 import argparse

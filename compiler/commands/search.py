@@ -50,7 +50,8 @@ def search_command(
     write_strategy(found.best.strategy, output)
     tell(
         f"{found.best.name}: {_compare(found.best, found.data_parallel)}; {found.proposals} proposals and "
-        f"{found.priced} strategies priced, {found.refused} not possible, in {seconds(found.seconds)} -> {output}"
+        f"{found.priced} strategies priced, {found.refused} not possible, in {seconds(found.seconds)} "
+        f"-> {output}"
     )
 
 
