@@ -40,15 +40,18 @@ def losses(batches: list[dict[str, np.ndarray]], cluster: str, strategy: str, fo
     return np.array([float(outputs["loss"]) for outputs in found])
 
 
+@pytest.fixture(scope="module")
+def alone(batches: list[dict[str, np.ndarray]], tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    return losses(batches, "1x1", "hybrid", tmp_path_factory.mktemp("alone"))
+
+
 @pytest.mark.parametrize(
     ("cluster", "strategy"), [("2x1", "hybrid"), ("2x2", "hybrid"), ("2x2", "data=2,tensor=2")]
 )
 def test_ranks_reach_the_loss_of_one_device(
-    batches: list[dict[str, np.ndarray]], cluster: str, strategy: str, tmp_path: Path
+    batches: list[dict[str, np.ndarray]], alone: np.ndarray, cluster: str, strategy: str, tmp_path: Path
 ) -> None:
-    alone = losses(batches, "1x1", "hybrid", tmp_path / "alone")
-
-    together = losses(batches, cluster, strategy, tmp_path / "together")
+    together = losses(batches, cluster, strategy, tmp_path)
 
     np.testing.assert_allclose(together, alone, rtol=1e-9)
     assert together[-5:].mean() < 0.8 * together[0]
