@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 
 from partc.cost.strategy import SyncFacts
-from partc.runtime.plan.program import Record
+from partc.runtime.plan.record import Record
 
 SPARSITY_FORMAT = "partc-sparsity/1"
 

@@ -8,7 +8,8 @@ import msgspec
 
 from partc.runtime.errors import BadStrategy
 from partc.runtime.plan.plan_json import NOT_DECODED
-from partc.runtime.plan.program import Aggregation, Record
+from partc.runtime.plan.program import Aggregation
+from partc.runtime.plan.record import Record
 
 STRATEGY_FORMAT = "partc-strategy/1"  # every worker is a replica
 MESH_STRATEGY_FORMAT = "partc-strategy/2"  # workers are a mesh of several axes

@@ -39,6 +39,7 @@ from partc.passes.layouts.layouts import (
 from partc.passes.layouts.place_nodes import place_nodes
 from partc.passes.layouts.strategy_meshes import meshes_of, number_of, own_axes
 from partc.passes.rules.sharding_rules import rule_of
+from partc.passes.search.forward_nodes import forward_nodes
 from partc.runtime.errors import BadStrategy
 
 DIMENSION = re.compile(
@@ -58,7 +59,7 @@ def configure(analysis: Analysis, strategy: Strategy) -> Configuration:
     _check_samples(analysis, meshes)
     asked = list(_asked(analysis, strategy))
     where = dict(_where(analysis, strategy, meshes, asked))
-    places = place_nodes(analysis, where, len(meshes.each)) if len(meshes.each) > 1 else NOWHERE_ELSE
+    places = _places(analysis, where) if len(meshes.each) > 1 else NOWHERE_ELSE
     splitting = [entry for entry in asked if entry[1].split is not None or entry[1].devices]
     last = {node.name: (number, config, node) for number, config, nodes in splitting for node in nodes}
     wishes: dict[str, dict[int, Wish]] = {}
@@ -92,6 +93,34 @@ def _where(
         for node in nodes:
             _check_is_placed(analysis, node, at)
             yield node.name, mesh
+
+
+def _places(analysis: Analysis, where: Mapping[str, int]) -> Places:
+    """Return the mesh of every node and variable, given that of some nodes.
+
+    Each change of the mesh on the way forward is a stage of its own, so that operators on one mesh before and
+    behind others on another are not taken for one.
+    """
+    forward = [node.name for node in forward_nodes(analysis.training, analysis.main)]
+    mesh_of = [0]  # by stage
+    wished: dict[str, int] = {}
+    for name in forward:
+        if name in where:
+            if where[name] != mesh_of[-1]:
+                mesh_of.append(where[name])
+            wished[name] = len(mesh_of) - 1
+    last = {mesh: stage for stage, mesh in enumerate(mesh_of)}
+    for name, mesh in where.items():
+        if name not in wished:
+            if mesh not in last:
+                last[mesh] = len(mesh_of)
+                mesh_of.append(mesh)
+            wished[name] = last[mesh]
+    places = place_nodes(analysis, wished, len(mesh_of))
+    return Places(
+        {name: mesh_of[stage] for name, stage in places.nodes.items()},
+        {name: mesh_of[stage] for name, stage in places.variables.items()},
+    )
 
 
 def _check_stage(config: OpConfig, strategy: Strategy, at: str) -> None:

@@ -13,9 +13,11 @@ from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.indexed_rows.expected_rows import ExpectedRows
 from partc.passes.layouts.aggregate_partials import aggregate_partials
 from partc.passes.layouts.configuration import Configuration, Wish, data_parallel, home_of_follower
-from partc.passes.layouts.decide_layouts import Decision, NotServable
+from partc.passes.layouts.decide_layouts import Decision
+from partc.passes.layouts.decide_on_servers import NotServable
+from partc.passes.layouts.laid_out_graph import LaidOutGraph, Synchronised
 from partc.passes.layouts.layouts import REPLICAS, Layout, Split
-from partc.passes.layouts.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
+from partc.passes.layouts.propagate_layouts import propagate_layouts
 from partc.passes.lowering.lower import lower
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.bucket_communications import copy_where_shared

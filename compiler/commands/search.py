@@ -49,8 +49,8 @@ def search_command(
     found = search(train, cluster, options, parse_seconds(budget, "--budget"), seed, _show)
     write_strategy(found.best.strategy, output)
     tell(
-        f"{found.best.name}: {_compare(found.best, found.data_parallel)}; {found.priced} strategies priced, "
-        f"{found.refused} not possible, in {seconds(found.seconds)} -> {output}"
+        f"{found.best.name}: {_compare(found.best, found.data_parallel)}; {found.proposals} proposals and "
+        f"{found.priced} strategies priced, {found.refused} not possible, in {seconds(found.seconds)} -> {output}"
     )
 
 

@@ -17,7 +17,7 @@ from partc.compiler.differentiation.tensor_types import TensorType, static_shape
 from partc.compiler.differentiation.updates.update_builder import LEARNING_RATE, Updates, learning_rate_input
 from partc.passes.graph.training_graph import IR_VERSION, Gradient
 from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN
-from partc.runtime.plan.program import Constant
+from partc.runtime.plan.variables import Constant
 
 TRAINING_KEY = "partc.training"
 

@@ -16,7 +16,7 @@ from partc.passes.graph.training_graph import Gradient, TrainingGraph
 from partc.runtime.errors import BadModel, BadUsage
 from partc.runtime.plan.members import Holds
 from partc.runtime.plan.plan_json import NOT_DECODED
-from partc.runtime.plan.program import Record
+from partc.runtime.plan.record import Record
 
 METADATA_KEY = "partc.training"
 

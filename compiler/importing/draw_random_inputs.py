@@ -24,7 +24,7 @@ from partc.compiler.differentiation.tensor_types import Shape, TensorType, small
 from partc.compiler.importing.symbolic_types import symbolic_types
 from partc.compiler.model_files.model_file import subgraphs_of
 from partc.runtime.errors import UnsupportedModel
-from partc.runtime.plan.program import DrawnInput, Normal, Uniform
+from partc.runtime.plan.variables import DrawnInput, Normal, Uniform
 
 
 def draw_random_inputs(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[DrawnInput, ...]]:

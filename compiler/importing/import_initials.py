@@ -17,7 +17,7 @@ from partc.passes.graph.training_graph import InitialValue, MadeTensor, StoredTe
 from partc.runtime.data.npz import read_npz
 from partc.runtime.errors import BadData, BadModel
 from partc.runtime.plan.plan_json import NOT_DECODED
-from partc.runtime.plan.program import Constant, Normal, Uniform
+from partc.runtime.plan.variables import Constant, Normal, Uniform
 
 _CHECKED_ELEMENTS = 1 << 22  # at a time
 

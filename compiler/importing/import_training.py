@@ -67,7 +67,7 @@ from partc.passes.roles.find_sample_axes import find_drawn_splits, find_sample_a
 from partc.passes.roles.find_taken_values import find_taken_values
 from partc.runtime.errors import BadModel
 from partc.runtime.plan.plan_folder import outside
-from partc.runtime.plan.program import Constant, DrawnInput
+from partc.runtime.plan.variables import Constant, DrawnInput
 
 OPSET = 21  # what partc's own graphs are written in
 G_LOGGER.severity = G_LOGGER.ERROR  # it warns of every element type that numpy has from elsewhere

@@ -32,7 +32,7 @@ from partc.passes.graph.training_graph import (
 )
 from partc.passes.roles.find_indexed_slices import find_indexed_slices
 from partc.runtime.errors import BadModel, UnsupportedModel
-from partc.runtime.plan.program import DataInput, TakenValues
+from partc.runtime.plan.variables import DataInput, TakenValues
 
 
 def check_bindings(graph: onnx.GraphProto, bindings: Bindings) -> None:

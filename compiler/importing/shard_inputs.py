@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from partc.compiler.importing.bindings import Bindings
 from partc.runtime.errors import BadModel
 from partc.runtime.plan.members import SHARD_INPUTS
-from partc.runtime.plan.program import ShardInput
+from partc.runtime.plan.variables import ShardInput
 
 
 def create_num_shards_and_shard_id() -> tuple[onnx.ValueInfoProto, onnx.ValueInfoProto]:

@@ -22,7 +22,7 @@ from partc.runtime.data.checkpoint import TensorFile, write_tensors
 from partc.runtime.errors import BadUsage
 from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.log import log
-from partc.runtime.plan.program import Initial, Made, Stored
+from partc.runtime.plan.variables import Initial, Made, Stored
 
 MODEL = "train.onnx"
 INITIAL = "initial.safetensors"

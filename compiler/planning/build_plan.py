@@ -14,7 +14,7 @@ from partc.passes.analysis import Analysis
 from partc.passes.indexed_rows.indexed_slices import sum_rows_function
 from partc.passes.layouts.layouts import REPLICAS, PerReplica, Split
 from partc.passes.lowering.lowered_graph import LoweredGraph
-from partc.passes.microbatches.find_repeated import find_repeated
+from partc.passes.microbatches.find_repeated import Repeated, find_repeated
 from partc.passes.microbatches.join_microbatches import join_microbatches
 from partc.passes.microbatches.take_turns import take_turns
 from partc.passes.scheduling.bucket_communications import (
@@ -35,14 +35,8 @@ from partc.passes.scheduling.recompute import recompute
 from partc.passes.scheduling.schedule import Communication, Item, schedule
 from partc.passes.scheduling.write_segments import SegmentWriter
 from partc.passes.search.forward_nodes import forward_nodes
-from partc.runtime.plan.program import (
-    PLAN_FORMAT,
-    Output,
-    Plan,
-    PlanVariable,
-    Recomputed,
-    Stored,
-)
+from partc.runtime.plan.program import PLAN_FORMAT, Output, Plan, Recomputed
+from partc.runtime.plan.variables import PlanVariable, Stored
 
 
 def build_plan(
@@ -84,12 +78,7 @@ def build_plan(
         drawn_inputs=tuple(training.drawn_inputs.values()),
         aggregation=strategy.aggregation,
         recomputed=recomputed,
-        constants={
-            value: tuple(end for _, end in rows[constant.parameter])
-            for value, constant in lowered.constants.items()
-            if constant.parameter is not None and constant.holds == "row_ends"
-        }
-        | program.constants,
+        constants=_row_ends(lowered, rows) | program.constants,
         unread_inputs=training.unread_inputs,
         microbatches=lowered.meshes.microbatches,
     )
@@ -113,6 +102,15 @@ def owned_rows(strategy: Strategy, cluster: Cluster) -> OwnedRows:
     return result
 
 
+def _row_ends(lowered: LoweredGraph, rows: OwnedRows) -> dict[str, tuple[int, ...]]:
+    """Return the constants that tell where each server's rows end."""
+    return {
+        value: tuple(end for _, end in rows[constant.parameter])
+        for value, constant in lowered.constants.items()
+        if constant.parameter is not None and constant.holds == "row_ends"
+    }
+
+
 def _make_program(
     analysis: Analysis,
     lowered: LoweredGraph,
@@ -123,21 +121,8 @@ def _make_program(
 ) -> tuple[Program, Recomputed | None]:
     if strategy.recompute_bytes is not None:
         gather_again(lowered, {node.name for node in forward_nodes(analysis.training, analysis.main)})
-    order = {node.name: index for index, node in enumerate(analysis.training.graph.nodes)}
-    position_of = {copy: order[node] for copy, node in lowered.original.items()}
     seconds = _durations(lowered, cluster)
-    in_buckets = partial(
-        bucket_communications, lowered, whole_shapes(analysis.facts, lowered), rows, _bucket_bytes(cluster)
-    )
-    has_times = len(lowered.meshes.each) > 1 and find_repeated(lowered).count == 1
-    buckets = in_buckets()
-    timed = in_buckets(slots=ready_slots(lowered, position_of, seconds)) if has_times else {}
-    position_of |= divide_pieces(lowered, _divided_pieces(buckets), position_of)
-    repeated = find_repeated(lowered)
-    items, recomputed = schedule(lowered, buckets, position_of, repeated), None
-    if has_times:
-        by_time = order_by_time(lowered, timed, position_of, seconds)
-        items = min(items, by_time, key=lambda items: step_s(items, lowered, seconds))
+    (items, repeated), recomputed = _in_order(analysis, lowered, rows, cluster, seconds), None
     if strategy.recompute_bytes is not None:
         items, recomputed = _recompute(items, analysis, lowered, strategy.recompute_bytes, cluster)
     items, gathered = place_gathers(items, lowered, are_late=recomputed is not None)
@@ -145,14 +130,45 @@ def _make_program(
     overwrites = [(state.value, state.next) for state in lowered.states]
     turns = take_turns(items, repeated, overwrites, lowered.meshes.sites, seconds)
     writer = _segment_writer(analysis, lowered, cluster, files)
+    late = gathered if recomputed is not None else ()
+    return ProgramMaker(lowered, turns, repeated, _host_grid(cluster), writer, late).make(), recomputed
+
+
+def _in_order(
+    analysis: Analysis,
+    lowered: LoweredGraph,
+    rows: OwnedRows,
+    cluster: Cluster,
+    seconds: Callable[[Item], float],
+) -> tuple[list[Item], Repeated]:
+    """Bucket the communications and order what ranks do, by the graph or, where that is quicker, by time.
+
+    Returns what there is of every micro-batch as well, once pieces are divided.
+    """
+    order = {node.name: index for index, node in enumerate(analysis.training.graph.nodes)}
+    position_of = {copy: order[node] for copy, node in lowered.original.items()}
+    in_buckets = partial(
+        bucket_communications, lowered, whole_shapes(analysis.facts, lowered), rows, bucket_bytes(cluster)
+    )
+    has_times = len(lowered.meshes.each) > 1 and find_repeated(lowered).count == 1
+    buckets = in_buckets()
+    timed = in_buckets(slots=ready_slots(lowered, position_of, seconds)) if has_times else {}
+    position_of |= divide_pieces(lowered, _divided_pieces(buckets), position_of)
+    repeated = find_repeated(lowered)
+    items = schedule(lowered, buckets, position_of, repeated)
+    if has_times:
+        by_time = order_by_time(lowered, timed, position_of, seconds)
+        items = min(items, by_time, key=lambda items: step_s(items, lowered, seconds))
+    return items, repeated
+
+
+def _host_grid(cluster: Cluster) -> HostGrid:
     most = max(len(host.devices) for host in cluster.hosts)
     workers = tuple(placed.host for placed in ranks_of(cluster) if placed.replica is not None)
-    topology = HostGrid(len(cluster.hosts), most, workers)
-    late = gathered if recomputed is not None else ()
-    return ProgramMaker(lowered, turns, repeated, topology, writer, late).make(), recomputed
+    return HostGrid(len(cluster.hosts), most, workers)
 
 
-def _bucket_bytes(cluster: Cluster) -> int:
+def bucket_bytes(cluster: Cluster) -> int:
     """Return how large buckets may be: on slow links less, so that one is sent while the next is made."""
     if len(ranks_of(cluster)) == 1:  # it sends nothing: one bucket, so that its step is not cut
         return sys.maxsize

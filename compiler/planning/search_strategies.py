@@ -1,8 +1,8 @@
 """Find a quick strategy: every named one, then a walk over operators' own configurations.
 
     names     data parallelism as `auto` has it, then experts and products of them, simplest first
-    walk      from the quickest, one kind of operators at a time; the budget is shared by walks from the
-              quickest name and from data parallelism, which may be far from it
+    walk      from data parallelism, the quickest name and a single worker: operator groups' configurations,
+              priced by the task graph; the quickest states are then priced as whole plans
 
 What counts is the simulated step of the whole plan, as compiling would lower and schedule it: so nothing is
 returned that does not compile, that does not fit, or that is slower than any named strategy that was priced.
@@ -12,30 +12,38 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-import msgspec
 import numpy as np
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
 from partc.compiler.pipeline import DECIDE, LOWERING, run
-from partc.compiler.planning.build_plan import build_plan
+from partc.compiler.planning.build_plan import bucket_bytes, build_plan
+from partc.compiler.planning.step_tasks import StepTasks
+from partc.compiler.planning.task_prices import TaskPrices
+from partc.compiler.planning.walk_tasks import State, climb, walk_tasks
 from partc.compiler.settle_options import settle_options
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.named_strategy import LAYERWISE, ONE_WEIRD_TRICK
 from partc.cost.simulation.memory import check_memory
 from partc.cost.simulation.timeline import simulate
-from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
+from partc.cost.strategy import MESH_STRATEGY_FORMAT, Batch, OpConfig, Strategy
 from partc.passes.graph.training_graph import TrainingGraph
-from partc.passes.search.find_groups import find_groups
-from partc.passes.search.metropolis import Walked, walk
-from partc.passes.search.operator_space import KindConfig, OperatorSpace, kinds_of
+from partc.passes.search.find_groups import OperatorGroup, find_groups
+from partc.passes.search.grouped_step import group_step
+from partc.passes.search.operator_space import (
+    OperatorConfig,
+    OperatorSpace,
+    data_parallel_config,
+    kinds_of,
+)
+from partc.passes.search.read_configs import read_configs
 from partc.runtime.errors import InputError, NoPlacement
 from partc.runtime.log import silent_log
 
 NAMED_SHARE = 0.5  # of the budget: what named strategies may take
 START = "auto"
-
-State = tuple[tuple[int, KindConfig], ...]  # the kinds of operators that have a configuration of their own
+ROUNDS = 3  # of walking and pricing
+TRIED = 3  # states that are priced in a round
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +57,14 @@ class Priced:
 
 @dataclass(frozen=True)
 class Found:
-    """The answer of a search: the quickest, and data parallelism; how many were priced, and could not be."""
+    """The answer of a search: the quickest, and data parallelism; how many were priced, and could not be.
+
+    `proposals`: configurations of operators that were priced by the task graph.
+    """
 
     best: Priced
     data_parallel: Priced
+    proposals: int
     priced: int
     refused: int
     seconds: float
@@ -68,11 +80,13 @@ class WholeSteps:
     priced: int = 0
     refused: int = 0
     failure: Exception | None = None
+    slowest_s: float = 0.0  # that pricing took
     replicas: int | None = None  # that a batch per replica allows: those of data parallelism
     first: Compilation = field(init=False)
 
     def __call__(self, name: str, strategy: str | Strategy) -> Priced | None:
         """Return the price of a strategy, None where it cannot be or does not fit."""
+        begun_s = time.monotonic()
         try:
             with silent_log():
                 return self._price(name, strategy)
@@ -80,6 +94,8 @@ class WholeSteps:
             self.refused += 1
             self.failure = self.failure or error
             return None
+        finally:
+            self.slowest_s = max(self.slowest_s, time.monotonic() - begun_s)
 
     def _price(self, name: str, strategy: str | Strategy) -> Priced | None:
         training = self.read()
@@ -123,7 +139,9 @@ def search_strategies(
         search.walk(np.random.default_rng(seed), begun_s + budget_s)
     except KeyboardInterrupt:
         pass
-    return Found(search.best, start, price.priced, price.refused, time.monotonic() - begun_s)
+    return Found(
+        search.best, start, search.proposals, price.priced, price.refused, time.monotonic() - begun_s
+    )
 
 
 class _Search:
@@ -131,6 +149,7 @@ class _Search:
 
     def __init__(self, price: WholeSteps, start: Priced, show: Callable[[Priced, Priced], None]) -> None:
         self.best = self._start = start
+        self.proposals = 0
         self._price = price
         self._show = show
         show(start, start)
@@ -149,57 +168,67 @@ class _Search:
             self._see(self._price(name, name))
 
     def walk(self, rng: np.random.Generator, until_s: float) -> None:
-        """Change operators' configurations, until the time is over or half of it has brought nothing."""
-        space = _space_of(self._price.first)
-        bases = {name: base for name, base in self._bases() if space.kinds}
-        walks = [w for name, base in bases.items() if (w := self._begin(space, name, base, rng)) is not None]
-        patience_s = (until_s - time.monotonic()) / 2
-        improved_s, least_s = time.monotonic(), self.best.step_s
-        while walks and time.monotonic() < min(until_s, improved_s + patience_s):
-            for steps in walks:
-                next(steps)
-            if self.best.step_s < least_s:
-                improved_s, least_s = time.monotonic(), self.best.step_s
+        """Give operator groups configurations of their own, in rounds: what tasks say is quick is priced.
 
-    def _bases(self) -> Iterator[tuple[str, Strategy]]:
-        """Yield what operators' configurations are added to: data parallelism, and the quickest name."""
-        batch, workers = self._price.options.chosen_batch(), len(self._price.first.worker_names)
-        yield "data", Strategy(MESH_STRATEGY_FORMAT, batch, {}, mesh={"data": workers})
+        A batch of each replica's own leaves nothing to choose: all operators have all workers as replicas.
+        """
+        analysis = self._price.first.analysis
+        groups = find_groups(analysis.training, analysis.facts, analysis.main)
+        if analysis.per_replica or not groups or time.monotonic() + 2 * self._price.slowest_s > until_s:
+            return
+        tasks = make_tasks(self._price.first, groups)
+        space = space_of(self._price.first, groups)
+        starts = self._starts(groups, space)
+        for remaining in reversed(range(ROUNDS)):
+            walking_s = until_s - time.monotonic() - 2 * self._price.slowest_s
+            if walking_s <= 0:
+                return
+            walked_until_s = time.monotonic() + walking_s / (remaining + 1)
+            best, proposals = walk_tasks(tasks, space, starts, rng, walked_until_s)
+            self.proposals += proposals
+            climbed, step_s, _ = climb(tasks, space, best.in_order()[0], walked_until_s)
+            best.add(climbed, step_s)
+            for number, state in enumerate(best.in_order()):
+                strategy = strategy_of(state, groups, self._price.first.worker_names, "global")
+                self._see(self._price("operators' own", strategy))
+                if time.monotonic() + (remaining + 2) * self._price.slowest_s > until_s or number == TRIED:
+                    break
+            starts = [*starts[:1], *best.in_order()[:2]]
+
+    def _starts(self, groups: Sequence[OperatorGroup], space: OperatorSpace) -> list[State]:
+        """Return data parallelism, the quickest name, and everything on one worker."""
+        alone = OperatorConfig((("batch", 1),), (0,))
+        starts = [(alone,) * len(groups)]
         if self.best.strategy.has_meshes:
-            yield self.best.name, self.best.strategy
-
-    def _begin(
-        self, space: OperatorSpace, name: str, base: Strategy, rng: np.random.Generator
-    ) -> Iterator[Walked[State]] | None:
-        known: dict[State, float | None] = {}
-
-        def price(state: State) -> float | None:
-            if state not in known:
-                entries = [entry for number, own in state for entry in own.entries(space.kinds[number])]
-                priced = self._price(f"{name}, changed", _with_entries(base, entries))
-                known[state] = None if (seen := self._see(priced)) is None else seen.step_s
-            return known[state]
-
-        def propose(state: State, rng: np.random.Generator) -> State:
-            number, config = space.draw(rng)
-            kept = {n: own for n, own in state if n != number} | ({} if config is None else {number: config})
-            return tuple(sorted(kept.items(), key=lambda pair: pair[0]))
-
-        cost = price(())
-        return None if cost is None else walk((), cost, propose, price, rng)
+            starts.insert(0, read_configs(self._price.first.analysis, self.best.strategy, groups))
+        if space.samples % space.workers == 0:
+            starts.insert(0, (data_parallel_config(space.workers),) * len(groups))
+        return starts
 
 
-def _with_entries(base: Strategy, entries: Sequence[OpConfig]) -> Strategy:
-    """Return a strategy with more entries for operators, which hold before its own."""
-    return msgspec.structs.replace(base, ops=(*base.ops, *entries))
+def strategy_of(
+    state: State, groups: Sequence[OperatorGroup], worker_names: Sequence[str], batch: Batch
+) -> Strategy:
+    """Return the strategy that configures every group."""
+    entries = tuple(
+        OpConfig(group.node, dict(config.split), devices=tuple(worker_names[w] for w in config.workers))
+        for group, config in zip(groups, state, strict=True)
+    )
+    return Strategy(MESH_STRATEGY_FORMAT, batch, {}, ops=entries)
 
 
-def _space_of(first: Compilation) -> OperatorSpace:
+def make_tasks(first: Compilation, groups: Sequence[OperatorGroup]) -> StepTasks:
+    """Return the task graph of a step's operator groups on its cluster."""
+    step = group_step(first.analysis, groups)
+    return StepTasks(step, TaskPrices(first.cluster), bucket_bytes(first.cluster))
+
+
+def space_of(first: Compilation, groups: Sequence[OperatorGroup]) -> OperatorSpace:
+    """Return what configurations of a step's operator groups may be drawn."""
     analysis = first.analysis
-    groups = find_groups(analysis.training, analysis.facts, analysis.main)
     fed = analysis.training.data_inputs.values()
     sizes = [analysis.facts.shape(e.name)[e.sample_axis] for e in fed if e.sample_axis is not None]
-    return OperatorSpace(kinds_of(groups), first.worker_names, min(sizes, default=1))
+    return OperatorSpace(kinds_of(groups), len(first.worker_names), min(sizes, default=1))
 
 
 def _names(workers: int) -> Iterator[str]:

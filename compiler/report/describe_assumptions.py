@@ -10,7 +10,8 @@ from partc.cost.strategy import SyncFacts
 from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 from partc.passes.rules.sharding_rules import GRADIENT_RULES, RULES
-from partc.runtime.plan.program import DataInput, Normal, Plan
+from partc.runtime.plan.program import Plan
+from partc.runtime.plan.variables import DataInput, Normal
 
 TRIVIAL = ("Constant", "Shape", "Size")  # cost nothing worth dividing
 

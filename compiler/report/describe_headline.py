@@ -9,7 +9,8 @@ from partc.compiler.report.measure_traffic import host_traffic
 from partc.compiler.report.units import count, join_words, plural, seconds, size
 from partc.cost.assignment.synchronisation import Choice
 from partc.cost.cluster.cluster import Cluster
-from partc.runtime.plan.program import Aggregation, DataInput, Plan
+from partc.runtime.plan.program import Aggregation, Plan
+from partc.runtime.plan.variables import DataInput
 
 
 @dataclass(frozen=True, slots=True)

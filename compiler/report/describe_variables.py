@@ -12,7 +12,8 @@ from partc.cost.assignment.synchronisation import Choice
 from partc.cost.strategy import Shard, SyncFacts
 from partc.runtime.jobs.results import Owner, copies_of, owners_of
 from partc.runtime.plan.boxes import describe_box
-from partc.runtime.plan.program import Plan, PlanVariable
+from partc.runtime.plan.program import Plan
+from partc.runtime.plan.variables import PlanVariable
 
 TIMED = ("all_reduce", "all_gather", "servers")
 

@@ -13,7 +13,8 @@ from partc.compiler.model_files.cut_model import cut_model, leaves_of, reached_f
 from partc.compiler.verification.nudge_terms import perturb_last_bits, scatter_terms
 from partc.compiler.verification.sessions import Array, Session, convolving, is_float
 from partc.runtime.errors import BadPlan, UnsupportedModel
-from partc.runtime.plan.program import Aggregation, DataInput, DrawnInput, Plan
+from partc.runtime.plan.program import Aggregation, Plan
+from partc.runtime.plan.variables import DataInput, DrawnInput
 
 Tensors = dict[str, Array]
 TensorKind = Literal["dense", "ids", "rows"]

@@ -18,7 +18,8 @@ from partc.runtime.data.batches import check_total_batch, total_shape
 from partc.runtime.data.draws import integer_rows, normal_rows
 from partc.runtime.data.feeds import SYNTHETIC_SCALAR, open_source
 from partc.runtime.errors import BadData
-from partc.runtime.plan.program import DataInput, Plan
+from partc.runtime.plan.program import Plan
+from partc.runtime.plan.variables import DataInput
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Batch = Mapping[str, Array]

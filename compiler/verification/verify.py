@@ -42,7 +42,8 @@ from partc.runtime.errors import BadUsage, Diverged
 from partc.runtime.execution.row_hashes import row_hashes
 from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.plan.program import DataInput, Plan
+from partc.runtime.plan.program import Plan
+from partc.runtime.plan.variables import DataInput
 
 __all__ = ["VerifyReport", "launch_daemons", "launch_in_process", "verify"]
 

@@ -37,7 +37,8 @@ from partc.cost.cluster.machines import Device, Host, Link
 from partc.runtime.asynchronous.session import SESSION_HOST
 from partc.runtime.errors import BadCluster
 from partc.runtime.plan.plan_json import NOT_DECODED
-from partc.runtime.plan.program import Record, Site
+from partc.runtime.plan.program import Site
+from partc.runtime.plan.record import Record
 
 CLUSTER_FORMAT = "partc-cluster/1"
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from partc.cost.cluster.profiles import HOST_MEMORY_BYTES_PER_S
-from partc.runtime.plan.program import Record
+from partc.runtime.plan.record import Record
 
 
 class Device(Record, frozen=True):

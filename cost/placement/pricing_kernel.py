@@ -44,114 +44,129 @@ def price(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Return (sets bool[found, groups], values int64[found], bound on every set's value, labels made)."""
     n = len(order)
-    state = np.zeros(1, np.int64)
-    load = np.zeros(1, np.int64)
-    worth = np.zeros(1, np.int64)
+    state, load, worth = np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64)
     trace = np.full(1, -1, np.int64)
-    pool_parent = np.empty(1 << 16, np.int64)
-    pool_taken = np.empty(1 << 16, np.bool_)
-    pool = 0
+    parents, taken, labels = np.empty(1 << 16, np.int64), np.empty(1 << 16, np.bool_), 0
     dropped = np.int64(floor)
     for i in range(n):
         g = order[i]
-        count = len(state)
-        new_state = np.empty(2 * count, np.int64)
-        new_load = np.empty(2 * count, np.int64)
-        new_worth = np.empty(2 * count, np.int64)
-        new_bound = np.empty(2 * count, np.int64)
-        new_from = np.empty(2 * count, np.int64)
-        made = 0
-        for label in range(count):
-            row = first[i] + state[label]
-            for x in range(2):
-                held = load[label] + paid[row, x] + (work[g] if x == 1 else 0)
-                if held > cap:
-                    continue
-                w = worth[label] + (value[g] if x == 1 else 0)
-                s = following[row, x]
-                bound = np.int64(1) << np.int64(60)
-                for m in range(len(multipliers)):
-                    here = table[m, first[i + 1] + s] + multipliers[m] * (cap - held)
-                    if here < bound:
-                        bound = here
-                bound = w + (bound >> SHIFT)
-                if bound <= floor:
-                    continue
-                new_state[made] = s
-                new_load[made] = held
-                new_worth[made] = w
-                new_bound[made] = bound
-                new_from[made] = 2 * label + x
-                made += 1
-        key = new_state[:made] * (cap + 1) + new_load[:made]
-        rank = np.argsort(key)
-        kept = np.empty(made, np.int64)
-        keep = 0
-        last_state = np.int64(-1)
-        best_worth = np.int64(0)
-        bucket = np.int64(-1)
-        for r in range(made):
-            label = rank[r]
-            if new_state[label] != last_state:
-                last_state = new_state[label]
-            elif new_worth[label] <= best_worth:
-                continue
-            elif new_load[label] // width == bucket:
-                if relaxed:
-                    new_load[label] = new_load[kept[keep - 1]]
-                else:
-                    dropped = max(dropped, new_bound[kept[keep - 1]])
-                keep -= 1
-            bucket = new_load[label] // width
-            best_worth = new_worth[label]
-            kept[keep] = label
-            keep += 1
-        if keep > most:
-            bounds = new_bound[kept[:keep]]
-            line = np.sort(bounds)[keep - most]
-            dropped = max(dropped, line)
-            fewer = 0
-            for r in range(keep):
-                if new_bound[kept[r]] > line:
-                    kept[fewer] = kept[r]
-                    fewer += 1
-            keep = fewer
-        if pool + keep > len(pool_parent):
-            size = 2 * (pool + keep)
-            grown_parent = np.empty(size, np.int64)
-            grown_parent[:pool] = pool_parent[:pool]
-            grown_taken = np.empty(size, np.bool_)
-            grown_taken[:pool] = pool_taken[:pool]
-            pool_parent, pool_taken = grown_parent, grown_taken
-        next_state = np.empty(keep, np.int64)
-        next_load = np.empty(keep, np.int64)
-        next_worth = np.empty(keep, np.int64)
-        next_trace = np.empty(keep, np.int64)
-        for r in range(keep):
-            label = kept[r]
-            next_state[r] = new_state[label]
-            next_load[r] = new_load[label]
-            next_worth[r] = new_worth[label]
-            pool_parent[pool] = trace[new_from[label] >> 1]
-            pool_taken[pool] = new_from[label] & 1 == 1
-            next_trace[r] = pool
-            pool += 1
-        state, load, worth, trace = next_state, next_load, next_worth, next_trace
-        if keep == 0:
+        state, load, worth, bounds, origin = _next_labels(
+            state, load, worth, first[i], first[i + 1], following, paid, work[g], value[g],
+            multipliers, table, cap, floor,
+        )  # fmt: skip
+        kept, dropped = _keep_best(state, load, worth, bounds, cap, width, relaxed, dropped)
+        kept, dropped = _keep_promising(kept, bounds, most, dropped)
+        parents, taken = _with_room(parents, labels + len(kept)), _with_room(taken, labels + len(kept))
+        for r in range(len(kept)):
+            parents[labels + r] = trace[origin[kept[r]] >> 1]
+            taken[labels + r] = origin[kept[r]] & 1 == 1
+        state, load, worth = state[kept], load[kept], worth[kept]
+        trace = np.arange(labels, labels + len(kept))
+        labels += len(kept)
+        if len(kept) == 0:
             break
     found = min(columns, len(state))
     best_first = np.argsort(-worth)[:found] if found > 0 else np.zeros(0, np.int64)
-    sets = np.zeros((found, n), np.bool_)
-    values = np.zeros(found, np.int64)
-    bound = dropped
-    for r in range(found):
-        label = best_first[r]
-        values[r] = worth[label]
-        bound = max(bound, worth[label])
-        at = trace[label]
-        i = n - 1
+    sets, values = _sets_of(best_first, order, worth, trace, parents, taken)
+    for v in values:
+        dropped = max(dropped, v)
+    return sets, values, dropped, labels
+
+
+@numba.njit
+def _next_labels(  # type: ignore[no-untyped-def]
+    state, load, worth, row, next_row, following, paid, work, value, multipliers, table, cap, floor
+):  # fmt: skip
+    """Leave or take a group of every label; returns (state, load, value, bound, 2 label + is taken) int64."""
+    made = 0
+    new_state = np.empty(2 * len(state), np.int64)
+    new_load = np.empty(2 * len(state), np.int64)
+    new_worth = np.empty(2 * len(state), np.int64)
+    bounds = np.empty(2 * len(state), np.int64)
+    origin = np.empty(2 * len(state), np.int64)
+    for label in range(len(state)):
+        at = row + state[label]
+        for x in range(2):
+            held = load[label] + paid[at, x] + (work if x == 1 else 0)
+            if held > cap:
+                continue
+            w = worth[label] + (value if x == 1 else 0)
+            s = following[at, x]
+            rest = np.int64(1) << np.int64(60)
+            for m in range(len(multipliers)):
+                rest = min(rest, table[m, next_row + s] + multipliers[m] * (cap - held))
+            bound = w + (rest >> SHIFT)
+            if bound <= floor:
+                continue
+            new_state[made] = s
+            new_load[made] = held
+            new_worth[made] = w
+            bounds[made] = bound
+            origin[made] = 2 * label + x
+            made += 1
+    return new_state[:made], new_load[:made], new_worth[:made], bounds[:made], origin[:made]
+
+
+@numba.njit
+def _keep_best(state, load, worth, bounds, cap, width, relaxed, dropped):  # type: ignore[no-untyped-def]
+    """Keep the labels of each state that are worth more than all lighter ones; of a width of loads, one.
+
+    Returns (labels kept, by state and load, the greatest bound of what was dropped); may lower `load`.
+    """
+    rank = np.argsort(state * (cap + 1) + load)
+    kept = np.empty(len(rank), np.int64)
+    keep = 0
+    last_state = np.int64(-1)
+    best_worth = np.int64(0)
+    bucket = np.int64(-1)
+    for label in rank:
+        if state[label] != last_state:
+            last_state = state[label]
+        elif worth[label] <= best_worth:
+            continue
+        elif load[label] // width == bucket:
+            if relaxed:
+                load[label] = load[kept[keep - 1]]
+            else:
+                dropped = max(dropped, bounds[kept[keep - 1]])
+            keep -= 1
+        bucket = load[label] // width
+        best_worth = worth[label]
+        kept[keep] = label
+        keep += 1
+    return kept[:keep], dropped
+
+
+@numba.njit
+def _keep_promising(kept, bounds, most, dropped):  # type: ignore[no-untyped-def]
+    """Drop the labels of the least bounds where there are more than `most`; returns as _keep_best."""
+    if len(kept) <= most:
+        return kept, dropped
+    line = np.sort(bounds[kept])[len(kept) - most]
+    return kept[bounds[kept] > line], max(dropped, line)
+
+
+@numba.njit
+def _with_room(array, size):  # type: ignore[no-untyped-def]
+    """Return an array of this size at least, its entries at its begin."""
+    if size <= len(array):
+        return array
+    grown = np.empty(2 * size, array.dtype)
+    grown[: len(array)] = array
+    return grown
+
+
+@numba.njit
+def _sets_of(labels, order, worth, trace, parents, taken):  # type: ignore[no-untyped-def]
+    """Follow labels back to the groups that they hold; returns (bool[labels, groups], int64[labels])."""
+    sets = np.zeros((len(labels), len(order)), np.bool_)
+    values = np.zeros(len(labels), np.int64)
+    for r in range(len(labels)):
+        values[r] = worth[labels[r]]
+        at = trace[labels[r]]
+        i = len(order) - 1
         while at >= 0:
-            sets[r, order[i]] = pool_taken[at]
-            at = pool_parent[at]
+            sets[r, order[i]] = taken[at]
+            at = parents[at]
             i -= 1
-    return sets, values, bound, pool
+    return sets, values

@@ -58,34 +58,16 @@ def anneal_schedule(  # type: ignore[no-untyped-def]
     for move in range(moves):
         heat = best * hot * (cold / hot) ** (move / moves)
         node = np.random.randint(nodes)
-        moved_device = np.random.random() < 0.6
-        old, new, source, target = 0, 0, 0, 0
-        g = group_of[node]
-        if moved_device:
-            old = device_of[node]
-            new = np.random.randint(devices)
-            near = input_start[node + 1] - input_start[node]
-            if near > 0 and np.random.random() < 0.7:
-                new = device_of[inputs[input_start[node] + np.random.randint(near)]]
-            size = 0.0
-            runs = True
-            for e in range(member_start[g], member_start[g + 1]):
-                size += sizes[member[e]]
-                runs = runs and not (new < accelerators and times[0, member[e]] == np.inf)
-            if new == old or not runs or (new < accelerators and used[new] + size > memory):
+        moves_group = np.random.random() < 0.6
+        members = member[member_start[group_of[node]] : member_start[group_of[node] + 1]]
+        old, source = device_of[node], place[node]
+        if moves_group:
+            new = _draw_device(node, device_of, devices, input_start, inputs)
+            if new == old or not _fits(members, new, times, sizes, used, accelerators, memory):
                 continue
-            for e in range(member_start[g], member_start[g + 1]):
-                device_of[member[e]] = new
-            used[old] -= size
-            used[new] += size
+            _move_members(members, old, new, device_of, sizes, used)
         else:
-            low, high = 0, nodes - 1
-            for e in range(input_start[node], input_start[node + 1]):
-                low = max(low, place[inputs[e]] + 1)
-            for e in range(reader_start[node], reader_start[node + 1]):
-                high = min(high, place[readers[e]] - 1)
-            source = place[node]
-            target = low + np.random.randint(high - low + 1)
+            target = _draw_place(node, place, input_start, inputs, reader_start, readers)
             if target == source:
                 continue
             _shift(order, place, source, target)
@@ -97,14 +79,53 @@ def anneal_schedule(  # type: ignore[no-untyped-def]
                 best = value
                 best_order[:] = order
                 best_devices[:] = device_of
-        elif moved_device:
-            for e in range(member_start[g], member_start[g + 1]):
-                device_of[member[e]] = old
-                used[new] -= sizes[member[e]]
-                used[old] += sizes[member[e]]
+        elif moves_group:
+            _move_members(members, device_of[node], old, device_of, sizes, used)
         else:
-            _shift(order, place, target, source)
+            _shift(order, place, place[node], source)
     return best_order, best_devices, best
+
+
+@numba.njit
+def _draw_device(node, device_of, devices, input_start, inputs):  # type: ignore[no-untyped-def]
+    """Draw a device: often that of an input."""
+    new = np.random.randint(devices)
+    near = input_start[node + 1] - input_start[node]
+    if near > 0 and np.random.random() < 0.7:
+        new = device_of[inputs[input_start[node] + np.random.randint(near)]]
+    return new
+
+
+@numba.njit
+def _fits(members, device, times, sizes, used, accelerators, memory):  # type: ignore[no-untyped-def]
+    """Tell whether a device can run a group, and has the memory for it."""
+    if device >= accelerators:
+        return True
+    size = 0.0
+    for node in members:
+        size += sizes[node]
+        if times[0, node] == np.inf:
+            return False
+    return used[device] + size <= memory
+
+
+@numba.njit
+def _move_members(members, old, new, device_of, sizes, used):  # type: ignore[no-untyped-def]
+    for node in members:
+        device_of[node] = new
+        used[old] -= sizes[node]
+        used[new] += sizes[node]
+
+
+@numba.njit
+def _draw_place(node, place, input_start, inputs, reader_start, readers):  # type: ignore[no-untyped-def]
+    """Draw a place in the order between a node's inputs and its readers."""
+    low, high = 0, len(place) - 1
+    for e in range(input_start[node], input_start[node + 1]):
+        low = max(low, place[inputs[e]] + 1)
+    for e in range(reader_start[node], reader_start[node + 1]):
+        high = min(high, place[readers[e]] - 1)
+    return low + np.random.randint(high - low + 1)
 
 
 @numba.njit

@@ -20,7 +20,8 @@ from partc.cost.cluster.profiles import PROFILES
 from partc.cost.simulation.live_memory import LiveBytes, live_bytes, live_kind
 from partc.runtime.errors import DoesNotFit
 from partc.runtime.plan.boxes import local_shape
-from partc.runtime.plan.program import Held, Plan, PlanVariable, Rank, Site
+from partc.runtime.plan.program import Plan, Rank, Site
+from partc.runtime.plan.variables import Held, PlanVariable
 
 
 @dataclass(frozen=True, slots=True)

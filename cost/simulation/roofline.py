@@ -13,6 +13,7 @@ of all that only streams through memory: one does not hide the other, for nodes 
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from partc.cost.cluster.cluster import Cluster, ClusterRank
 from partc.cost.cluster.profiles import PER_SORTED_ID_S, PER_VALUE_S, PROFILES, DeviceProfile
@@ -28,18 +29,51 @@ class _Rates:
     bytes_per_s: float
 
 
+class CountedWork(Protocol):
+    """What nodes do together: see Run, which has these fields."""
+
+    @property
+    def flops(self) -> int:
+        """Return operations."""
+
+    @property
+    def touched_bytes(self) -> int:
+        """Return bytes read and written."""
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Return bytes of nodes that memory holds up."""
+
+    @property
+    def nodes(self) -> int:
+        """Return how many nodes."""
+
+    @property
+    def sorted_ids(self) -> int:
+        """Return how many ids are put in order."""
+
+
 def run_s(run: Run, rank: Rank, cluster: Cluster) -> float:
     """Return how long a segment takes on a rank's device."""
-    rates = _rates(rank, cluster, run.one_thread)
-    products_s = max(
-        run.flops / rates.flops_per_s, (run.touched_bytes - run.streamed_bytes) / rates.bytes_per_s
-    )
-    kernels_s = products_s + run.streamed_bytes / rates.bytes_per_s
-    nodes_s = run.nodes * rates.profile.node_s
     values_s = (len(run.reads) + len(run.writes)) * PER_VALUE_S
-    sorting_s = run.sorted_ids * PER_SORTED_ID_S
-    both_s = max(nodes_s, kernels_s) if rank.kind == "gpu" else nodes_s + kernels_s
-    return rates.profile.start_s + values_s + sorting_s + both_s
+    return start_s(rank, cluster) + values_s + work_s(run, rank, cluster, run.one_thread)
+
+
+def start_s(rank: Rank | ClusterRank, cluster: Cluster) -> float:
+    """Return how long starting a segment takes on a rank's device."""
+    return _rates(rank, cluster).profile.start_s
+
+
+def work_s(work: CountedWork, rank: Rank | ClusterRank, cluster: Cluster, one_thread: bool = False) -> float:
+    """Return how long nodes take on a rank's device, once their segment has been started."""
+    rates = _rates(rank, cluster, one_thread)
+    products_s = max(
+        work.flops / rates.flops_per_s, (work.touched_bytes - work.streamed_bytes) / rates.bytes_per_s
+    )
+    kernels_s = products_s + work.streamed_bytes / rates.bytes_per_s
+    nodes_s = work.nodes * rates.profile.node_s
+    sorting_s = work.sorted_ids * PER_SORTED_ID_S
+    return sorting_s + (max(nodes_s, kernels_s) if rank.kind == "gpu" else nodes_s + kernels_s)
 
 
 def node_s(flops: int, touched_bytes: int, rank: Rank | ClusterRank, cluster: Cluster) -> float:

@@ -2,6 +2,9 @@
 
 Symbolic sizes are given concrete ones for this purpose, twice: what comes out equal both times is
 *fixed* and may be written into a segment; what differs follows the symbolic sizes and may not.
+
+ONNX infers shapes and ONNX Runtime computes values, so all this is done on models of ONNX; what leaves is
+numpy's.
 """
 
 from collections.abc import Mapping

@@ -6,8 +6,8 @@ from itertools import count
 
 import numpy as np
 import onnx_graphsurgeon as gs
-from onnx import helper
 
+from partc.passes.graph.element_types import onnx_number
 from partc.passes.graph.facts import Facts
 
 Attribute = int | float | str | Sequence[int]
@@ -58,8 +58,7 @@ class NodeWriter:
         """Return a tensor of an element type, in `out` if that is given."""
         if tensor.dtype == dtype and out is None:
             return tensor
-        to = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-        return self.op("Cast", tensor, dtype=dtype, out=out, to=to)
+        return self.op("Cast", tensor, dtype=dtype, out=out, to=onnx_number(dtype))
 
 
 class Rewriting(NodeWriter):

@@ -8,7 +8,7 @@ Folded is what small constants alone make, and only to something no larger: zero
 a ConstantOfShape. Merged are nodes of the main computation that depend on the data. The same node in the
 update may have another value, for it reads gradients that are averaged, and so may one beside a gradient.
 What constants and sizes make is cheap, and each reader may want it elsewhere. Verification's reference runs
-the user's own graph.
+the user's own graph. ONNX Runtime folds, so what is folded leaves as a model of ONNX.
 
 Expand CastLike to Cast: its second operand lends its type alone, not its place in the cluster.
 
@@ -21,8 +21,8 @@ from math import prod
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-from onnx import helper
 
+from partc.passes.graph.element_types import onnx_number
 from partc.passes.graph.facts import SMALL, Facts
 from partc.passes.graph.infer_shapes import run_constants
 from partc.passes.graph.reachability import drop_unread_nodes
@@ -170,5 +170,5 @@ def expand_casts(training: TrainingGraph, facts: Facts) -> None:
     for node in training.graph.nodes:
         if node.op == "CastLike":
             node.op = "Cast"
-            node.attrs = {"to": helper.np_dtype_to_tensor_dtype(facts.dtypes[node.outputs[0].name])}
+            node.attrs = {"to": onnx_number(facts.dtypes[node.outputs[0].name])}
             node.inputs = [node.inputs[0]]

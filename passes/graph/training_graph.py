@@ -1,4 +1,8 @@
-"""One training step on one device, and what is known about it."""
+"""One training step on one device, and what is known about it.
+
+Nodes are graphsurgeon's. Initial values and functions stay as ONNX has them: no pass looks into them but to
+count and to classify, and the files take them as they are.
+"""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +12,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx.external_data_helper import ExternalDataInfo
 
-from partc.runtime.plan.program import Constant, DataInput, DrawnInput, Normal, ShardInput, Uniform
+from partc.runtime.plan.variables import Constant, DataInput, DrawnInput, Normal, ShardInput, Uniform
 
 IR_VERSION = 10  # of graphs that partc writes: every onnxruntime that it supports reads it
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 
 import onnx
 import onnx_graphsurgeon as gs
-from onnx import helper
 
 from partc.passes.graph.training_graph import Gradient
 
@@ -39,11 +38,6 @@ def sum_rows_function(opset: int) -> onnx.FunctionProto:
     )
     assert isinstance(body, onnx.FunctionProto)
     return body
-
-
-def sum_rows_node(ids: str, rows: str, unique_ids: str, sums: str, name: str) -> onnx.NodeProto:
-    """Return the node that calls SumRows."""
-    return helper.make_node(SUM_ROWS, [ids, rows], [unique_ids, sums], name=name, domain=FUNCTION_DOMAIN)
 
 
 def parts_of(tensor: gs.Tensor) -> list[gs.Tensor]:

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from ortools.graph.python.max_flow import SimpleMaxFlow
 
+from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import Gathered, Layout, Owned, Partial, Replicate, Split
-from partc.passes.layouts.propagate_layouts import LaidOutGraph
 
 _BIRTH, _WHOLE = 0, 1  # vertices: where partial tensors come from, and who wants them whole
 MESSAGE_BYTES = 4096  # one more message is worth this many bytes

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from partc.passes.layouts.layouts import Layout, Mesh
 from partc.runtime.plan.boxes import part_range
-from partc.runtime.plan.program import Box
+from partc.runtime.plan.variables import Box
 
 
 def factored_shape(layout: Layout, shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:

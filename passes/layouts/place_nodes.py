@@ -1,14 +1,14 @@
 """Place every node of a step at a stage, and every variable, given where some nodes are to run.
 
-forward    a node is at the greatest stage of what it reads; what comes of data alone, or of variables
-           alone, is where it is read first
+forward    a node is at the greatest stage of what it reads; what comes of data alone, of variables alone, or
+           of both without a product, such as a table's rows, is where it is read first
 backward   at the last stage not behind the gradients that it reads at which what it reads of the forward
            pass is at hand: dX = dY W^T runs where W is, a mask that all stages have where dY is
 update     where its variable is kept, which is where the forward pass reads it first; what joins the
            gradients of several stages, such as a norm, where most of it is
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_graphsurgeon as gs
 
@@ -16,6 +16,7 @@ from partc.passes.analysis import Analysis
 from partc.passes.graph.facts import UNKNOWN
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.configuration import Places
+from partc.passes.rules.sharding_rules import rule_of
 from partc.passes.search.forward_nodes import forward_nodes
 
 
@@ -46,6 +47,25 @@ def find_mixed(forward: Iterable[gs.Node], training: TrainingGraph) -> set[str]:
     return mixed
 
 
+def find_chain(training: TrainingGraph, forward: Sequence[gs.Node], backward: Sequence[gs.Node]) -> set[str]:
+    """Return what comes of the loss in the backward pass, not of some layer's own activations alone.
+
+    It depends on forward nodes as late as all gradients do.
+    """
+    mixed = find_mixed(forward, training)
+    late: dict[str, int] = {}
+    for place, node in enumerate(forward):
+        if node.name in mixed:
+            late.update((tensor.name, place) for tensor in node.outputs)
+    for node in backward:
+        latest = max((late.get(tensor.name, -1) for tensor in node.inputs), default=-1)
+        late.update((tensor.name, latest) for tensor in node.outputs)
+    gradients = [g.dense or g.rows for g in training.gradients.values()]
+    found = (late.get(name, -1) for name in gradients if name is not None)
+    first = min((place for place in found if place >= 0), default=0)
+    return {t.name for node in backward for t in node.outputs if late.get(t.name, -1) >= first}
+
+
 class _Placing:
     """The stages found so far."""
 
@@ -62,27 +82,8 @@ class _Placing:
         self.at_hand: dict[str, set[int]] = {}  # tensor of the forward pass -> stages that have it
         self.homes: dict[str, int] = {}
         self.of_backward = {tensor.name for node in self._backward() for tensor in node.outputs}
-        self.chain = self._find_chain()
+        self.chain = find_chain(analysis.training, self.forward, self._backward())
         self.alone: set[str] = set()  # of the backward pass: what comes of the forward pass without the loss
-
-    def _find_chain(self) -> set[str]:
-        """Return what comes of the loss in the backward pass, not of some layer's own activations alone.
-
-        It depends on forward nodes as late as all gradients do.
-        """
-        mixed = find_mixed(self.forward, self.training)
-        late: dict[str, int] = {}
-        for place, node in enumerate(self.forward):
-            if node.name in mixed:
-                late.update((tensor.name, place) for tensor in node.outputs)
-        backward = self._backward()
-        for node in backward:
-            latest = max((late.get(tensor.name, -1) for tensor in node.inputs), default=-1)
-            late.update((tensor.name, latest) for tensor in node.outputs)
-        gradients = [g.dense or g.rows for g in self.training.gradients.values()]
-        found = (late.get(name, -1) for name in gradients if name is not None)
-        first = min((place for place in found if place >= 0), default=0)
-        return {t.name for node in backward for t in node.outputs if late.get(t.name, -1) >= first}
 
     def _put(self, node: gs.Node, stage: int) -> None:
         self.stage[node.name] = stage
@@ -92,9 +93,9 @@ class _Placing:
         """Place the nodes that the outputs come from; then tell which stages have which of their tensors."""
         mixed = find_mixed(self.forward, self.training)
         for node in self.forward:
-            if node.name in self.wished or node.name in mixed:
-                behind = max((self.made[t.name] for t in node.inputs if t.name in self.made), default=0)
-                self._put(node, self.wished.get(node.name, behind))
+            behind = [self.made[tensor.name] for tensor in node.inputs if tensor.name in self.made]
+            if node.name in self.wished or (node.name in mixed and (behind or self._is_product(node))):
+                self._put(node, self.wished.get(node.name, max(behind, default=0)))
         readers: dict[str, int] = {}
         for node in reversed(self.forward):
             if node.name not in self.stage:
@@ -105,6 +106,10 @@ class _Placing:
         for node in self.forward:
             for tensor in (*node.inputs, *node.outputs):
                 self.at_hand.setdefault(tensor.name, set()).add(self.stage[node.name])
+
+    def _is_product(self, node: gs.Node) -> bool:
+        rule = rule_of(node, self.analysis.facts)
+        return rule is not None and rule.is_contraction
 
     def place_backward(self) -> None:
         """Place the other nodes of the main computation."""

@@ -24,15 +24,8 @@ from partc.passes.layouts.decide_layouts import (
     split_on,
     whole_axis,
 )
-from partc.passes.layouts.layouts import (
-    REPLICAS,
-    Layout,
-    Partial,
-    PerReplica,
-    Replicate,
-    Split,
-)
-from partc.passes.layouts.propagate_layouts import LaidOutGraph
+from partc.passes.layouts.laid_out_graph import LaidOutGraph
+from partc.passes.layouts.layouts import REPLICAS, Layout, Partial, PerReplica, Replicate, Split
 from partc.passes.lowering.lower_node import lower_node
 from partc.passes.lowering.lowered_graph import LoweredGraph, State
 from partc.passes.lowering.lowering import Lowering
@@ -227,7 +220,18 @@ class _Lowerer(Lowering):
         axes = [*decision.axes, *(whole_axis(node) for _ in range(axis + 1 - len(decision.axes)))]
         axes[axis] = along
         divided = decide_axes(layout.site, axes)
-        return self.lower(node, divided)[index] if self.graph.divides(node, divided) else None
+        if not self.graph.divides(node, divided) or self._cuts_more(node, divided, tensor):
+            return None
+        return self.lower(node, divided)[index]
+
+    def _cuts_more(self, node: gs.Node, divided: Decision, tensor: str) -> bool:
+        """Tell whether a variable would be cut that is larger than what is made, such as a table of rows."""
+        return any(
+            operand.name in self.graph.training.variables
+            and wanted.placements != self.graph.layout(operand.name).placements
+            and self.facts.nbytes(operand.name) > self.facts.nbytes(tensor)
+            for operand, wanted in zip(node.inputs, divided.inputs, strict=True)
+        )
 
 
 def _as_fetched(graph: LaidOutGraph, output: str, site: Site) -> Layout:

@@ -5,27 +5,21 @@ Sizes are always the single device's: `Shape` of a piece is scaled up, and an op
 """
 
 from collections.abc import Sequence
-from fractions import Fraction
 from functools import partial
 from math import prod
 
 import numpy as np
 import onnx_graphsurgeon as gs
-from onnx import helper
 
+from partc.passes.graph.element_types import onnx_number
 from partc.passes.indexed_rows.exchange_rows import needs_exchange, push_slices, reduce_slices
 from partc.passes.indexed_rows.request_rows import request_rows, run_on_requested_rows
-from partc.passes.layouts.decide_layouts import Decision, slices_rows
-from partc.passes.layouts.layouts import (
-    REPLICAS,
-    Layout,
-    Owned,
-    PerReplica,
-    Replicate,
-    RequestedRows,
-)
+from partc.passes.layouts.decide_layouts import Decision
+from partc.passes.layouts.decide_on_servers import slices_rows
+from partc.passes.layouts.layouts import REPLICAS, Layout, Owned, PerReplica, Replicate, RequestedRows
 from partc.passes.lowering.gather_owned import slice_owned_rows
 from partc.passes.lowering.local_bounds import local_bounds
+from partc.passes.lowering.local_sizes import uneven_factors
 from partc.passes.lowering.local_windows import cut_to_part, local_node
 from partc.passes.lowering.lower_table import cuts_table, lower_table
 from partc.passes.lowering.lowered_graph import PartNumber, constant
@@ -137,28 +131,17 @@ def _emit(
 
 
 def _count_flops(lowering: Lowering, node: gs.Node, copy: gs.Node, decision: Decision) -> None:
-    rule = rule_of(node, lowering.facts)
     lowering.out.original[copy.name] = node.name
-    if rule is not None:
-        mesh = lowering.graph.meshes.of(decision.site)
-        divided = [number for number, axis in enumerate(decision.axes) if axis.factor is not None]
-        flops = Fraction(rule.flops, prod(map(mesh.size, divided)))
-        for axis, entries in _uneven_factors(decision).items():  # of the largest part
-            flops *= Fraction(mesh.size(axis) * -(-entries // mesh.size(axis)), entries)
-        lowering.out.flops[copy.name] = int(flops)
-
-
-def _uneven_factors(decision: Decision) -> dict[int, int]:
-    """Return the factors that are cut into parts of different sizes: mesh axis -> entries."""
-    layouts = (*decision.inputs, *decision.outputs)
-    return {axis: split.uneven for layout in layouts for axis, split in layout.uneven()}
+    flops = lowering.local_flops(node, decision)
+    if flops is not None:
+        lowering.out.flops[copy.name] = flops
 
 
 def _scale(
     lowering: Lowering, mean: gs.Tensor, value: str, means: Sequence[int], decision: Decision
 ) -> gs.Tensor:
     """A mean over a part counts for its share of the whole."""
-    mesh, uneven = lowering.graph.meshes.of(decision.site), _uneven_factors(decision)
+    mesh, uneven = lowering.graph.meshes.of(decision.site), uneven_factors(decision)
     share: gs.Tensor = constant(
         f"{mean.name}.share", 1.0 / prod(mesh.size(a) for a in means if a not in uneven), mean.dtype
     )
@@ -172,8 +155,7 @@ def _weigh(lowering: Lowering, share: gs.Tensor, mean: gs.Tensor, count: PartNum
     out, name = lowering.out, f"{mean.name}.share.{count.axis}"
     first = constant(f"{name}.place", 0, np.int64)
     own = out.emit("Gather", [out.numbers(site, (count,)), first], f"{name}.entries", INT64, site)
-    to = int(helper.np_dtype_to_tensor_dtype(np.dtype(mean.dtype)))
-    counted = out.emit("Cast", [own], f"{name}.counted", mean.dtype, site, to=to)
+    counted = out.emit("Cast", [own], f"{name}.counted", mean.dtype, site, to=onnx_number(mean.dtype))
     whole = constant(f"{name}.whole", count.entries, mean.dtype)
     part = out.emit("Div", [counted, whole], f"{name}.part", mean.dtype, site)
     return out.emit("Mul", [share, part], name, mean.dtype, site)

@@ -3,14 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from math import prod
 
 import numpy as np
 import onnx_graphsurgeon as gs
-from onnx import helper
 
+from partc.passes.graph.element_types import onnx_number
 from partc.passes.indexed_rows.expected_rows import ExpectedRows
+from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import (
     MICROBATCHES,
     REPLICAS,
@@ -25,8 +24,8 @@ from partc.passes.layouts.layouts import (
     Split,
     Widened,
 )
-from partc.passes.layouts.propagate_layouts import LaidOutGraph
-from partc.passes.lowering.lowered_graph import LoweredGraph, Number, PartNumber, constant
+from partc.passes.lowering.local_sizes import LocalSizes
+from partc.passes.lowering.lowered_graph import LoweredGraph, Number, constant
 from partc.runtime.plan.program import Site
 
 INT64 = np.dtype(np.int64)
@@ -56,14 +55,13 @@ class RowRequest:
     drawn: float  # ids of one worker
 
 
-class Lowering(ABC):
+class Lowering(LocalSizes, ABC):
     """The distributed step as far as it is made; `need` makes more."""
 
     def __init__(self, graph: LaidOutGraph, expected: Mapping[str, ExpectedRows], sessions: bool) -> None:
-        self.graph = graph
+        super().__init__(graph)
         self.sessions = sessions
         self.expected = expected
-        self.facts = graph.facts
         self.out = LoweredGraph(graph.meshes)
         self.exchanged: dict[str, tuple[gs.Variable, gs.Variable]] = {}
         self.reduced: dict[str, gs.Variable] = {}
@@ -122,60 +120,6 @@ class Lowering(ABC):
         self.out.shapes[value] = self.local_shape(tensor, layout)
         self.out.nbytes[value] = self.local_nbytes(tensor, layout)
 
-    def local_nbytes(self, tensor: str, layout: Layout) -> int:
-        """Return the bytes of one rank's piece, the largest, under the assumed sizes."""
-        nbytes = Fraction(self.facts.nbytes(tensor))
-        if self.local_shape(tensor, layout):
-            nbytes /= self.graph.meshes.of(layout.site).share(layout)
-        for axis, split in layout.uneven():
-            parts = self.graph.meshes.size(layout.site, axis)
-            nbytes *= Fraction(parts * -(-split.uneven // parts), split.uneven)
-        for _, widened in layout.widened():
-            local = self.local_sizes(tensor, layout)[widened.axis]
-            nbytes *= Fraction(local, self.facts.shape(tensor)[widened.axis])
-        return int(nbytes)
-
-    def local_shape(self, tensor: str, layout: Layout) -> tuple[int | None, ...]:
-        """Return the shape of one rank's piece; None where it follows the data or the rank."""
-        if tensor not in self.facts.fixed_shapes:
-            return tuple(None for _ in self.facts.shape(tensor))
-        shape: list[int | None] = [size or None for size in self.local_sizes(tensor, layout)]
-        if isinstance(layout.along(REPLICAS), Owned):
-            shape[0] = None
-        for _, split in layout.uneven():
-            shape[split.axis] = None
-        return tuple(shape)
-
-    def local_sizes(self, tensor: str, layout: Layout) -> tuple[int, ...]:
-        """Return the sizes of one rank's piece under the assumed sizes, UNKNOWN where only data tells.
-
-        Where pieces differ, of the largest.
-        """
-        sizes, mesh = self.facts.shape(tensor), self.graph.meshes.of(layout.site)
-        local = [size // mesh.parts(layout, axis) for axis, size in enumerate(sizes)]
-        for _, split in layout.uneven():
-            local[split.axis] = self.largest(
-                layout.site, self.local_number(layout, split.axis, sizes[split.axis])
-            )
-        for mesh_axis, widened in layout.widened():
-            part = sizes[widened.axis] // self.graph.meshes.size(layout.site, mesh_axis)
-            local[widened.axis] = widened.before + part + widened.after
-        return tuple(local)
-
-    def local_number(self, layout: Layout, axis: int, number: int) -> Number:
-        """Return what is left of a number of entries of an axis in a rank's piece."""
-        mesh = self.graph.meshes.of(layout.site)
-        uneven = [(a, split.uneven) for a, split in layout.uneven() if split.axis == axis]
-        parts = mesh.parts(layout, axis) // prod(mesh.size(a) for a, _ in uneven)
-        entries = uneven[0][1] if uneven else 1
-        assert number % (entries * parts) == 0, f"{number} entries of an axis are cut by {layout}"
-        each = number // (entries * parts)
-        return PartNumber(uneven[0][0], entries, each) if uneven and number else each
-
-    def largest(self, site: Site, number: Number) -> int:
-        """Return the largest that a number is on any rank."""
-        return number if isinstance(number, int) else number.of(0, self.graph.meshes.size(site, number.axis))
-
     def numbers(self, name: str, numbers: Sequence[Number], site: Site, dtype: np.dtype = INT64) -> gs.Tensor:
         """Return the tensor of one axis that holds numbers, on each rank those of its parts."""
         plain = [number for number in numbers if isinstance(number, int)]
@@ -184,8 +128,7 @@ class Lowering(ABC):
         value = self.out.numbers(site, tuple(numbers))
         if dtype == INT64:
             return value
-        to = int(helper.np_dtype_to_tensor_dtype(dtype))
-        return self.out.emit("Cast", [value], f"{name}@{site}", dtype, site, to=to)
+        return self.out.emit("Cast", [value], f"{name}@{site}", dtype, site, to=onnx_number(dtype))
 
 
 def tag(layout: Layout) -> str:

@@ -29,7 +29,7 @@ from partc.passes.roles.find_zeros import find_zeros
 from partc.passes.rules.rules_parts import equal_parts
 from partc.passes.rules.sharding_rule import ShardingRule
 from partc.passes.rules.sharding_rules import rule_of
-from partc.runtime.plan.program import DrawnInput
+from partc.runtime.plan.variables import DrawnInput
 
 
 def join_replicas(training: TrainingGraph, facts: Facts, main: Set[str]) -> dict[str, Joined]:

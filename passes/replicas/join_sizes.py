@@ -3,7 +3,8 @@
     labels [8, 16]   Size -> 128   Cast -> 128.0      twice the batch: 256, so that T = T_1 / N^-1
 
 Numbers that follow from shapes alone are known; they are computed once more for a batch of twice the
-size, and what differs by a power of two is alike with that power.
+size, and what differs by a power of two is alike with that power. ONNX Runtime
+computes them, so a node is spelled as a model of ONNX for that.
 """
 
 from collections.abc import Mapping

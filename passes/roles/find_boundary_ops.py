@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import TrainingGraph
-from partc.passes.layouts.decide_layouts import slices_rows
+from partc.passes.layouts.decide_on_servers import slices_rows
 
 LIGHT = frozenset(["Cast", "Slice", "Gather"])
 

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.roles.find_input_ranges import index_bound
-from partc.runtime.plan.program import TakenValues
+from partc.runtime.plan.variables import TakenValues
 
 # Ops whose output holds the same numbers as their first input, all or some of them.
 _SAME = frozenset({"Cast", "CastLike", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split"})

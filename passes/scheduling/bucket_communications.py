@@ -4,8 +4,9 @@
     after    AllReduce (dW1, db1, dW2)           one buffer: the segment writes its slices
 
 Two communications may share a bucket only if neither waits for the other: those with equally many
-communications before them never do. Buckets of what servers own are laid out by owner, so that each
-owner's part is contiguous; a parameter whose rows are spread over servers has a bucket of its own.
+communications before them never do, nor do those that no other waits for, such as most gradients. Buckets
+of what servers own are laid out by owner, so that each owner's part is contiguous; a parameter whose rows are
+spread over servers has a bucket of its own.
 
 Pieces along an axis of a mesh are laid out by rank (divide_pieces.py). They share buckets in the order in
 which what is gathered is read first, and what is scattered is made; a large one whose pieces follow each
@@ -81,6 +82,19 @@ def depths(lowered: LoweredGraph) -> dict[str, int]:
     return result
 
 
+def _awaited(lowered: LoweredGraph) -> set[str]:
+    """Return the communications that others wait for."""
+    leading: set[str] = set()  # values
+    result: set[str] = set()
+    for node in reversed(lowered.nodes):
+        is_awaited = any(tensor.name in leading for tensor in node.outputs)
+        if is_awaited or is_communication(node):
+            leading.update(tensor.name for tensor in node.inputs)
+        if is_awaited and is_communication(node):
+            result.add(node.name)
+    return result
+
+
 def copy_where_shared(lowered: LoweredGraph, sessions: bool = False) -> None:
     """Give a communication in place an operand of its own where others read the operand too.
 
@@ -152,7 +166,7 @@ def bucket_communications(
     whole_shapes  value -> shape of the whole tensor     owned_rows  parameter -> rows per server
     slots         communication -> a number, which those of a bucket have in common
     """
-    depth = depths(lowered)
+    depth, awaited = depths(lowered), _awaited(lowered)
     groups: dict[tuple[object, ...], list[gs.Node]] = {}
     repeated = find_repeated(lowered)
     for node in lowered.nodes:
@@ -164,7 +178,8 @@ def bucket_communications(
         way = (node.op, _sender_site(node), *map(node.attrs.get, ("to", "axis", "reduction", "again")))
         alone = _alone(node, owned_rows, whole_shapes)
         slot = None if node.op in IN_PIECES else (slots or {}).get(node.name)
-        key = (*way, node.name in repeated.nodes, dtype, depth[node.name], alone, slot)
+        level = depth[node.name] if node.name in awaited else None
+        key = (*way, node.name in repeated.nodes, dtype, level, alone, slot)
         groups.setdefault(key, []).append(node)
     order = _order(lowered)
     for nodes in groups.values():

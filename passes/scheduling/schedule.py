@@ -11,7 +11,7 @@ but waits for the wave that reads it: made in the first wave, it would lie in me
 
 import heapq
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_graphsurgeon as gs
@@ -94,8 +94,8 @@ def schedule(
     lowered: LoweredGraph, buckets: Mapping[str, Bucket], position_of: Mapping[str, int], repeated: Repeated
 ) -> list[Item]:
     """Return segments and messages in order. `position_of`: lowered node -> place in the original."""
-    depth = depths(lowered)
     messages = messages_of(lowered, buckets)
+    depth = _depths_with(messages, lowered)
     waves = _late_where_free(lowered, depth, repeated)
     order = _ordered_nodes(lowered, waves, position_of)
     nodes_of, waiting = defaultdict(list), defaultdict(list)
@@ -116,6 +116,24 @@ def schedule(
         for item in _schedule_wave(nodes_of[wave], waiting[wave], lowered, repeated):
             items += _cut_at_arrivals(item, arriving)
     return items
+
+
+def _depths_with(messages: Sequence[Communication], lowered: LoweredGraph) -> dict[str, int]:
+    """Return for each node the communications on the longest way to it; a message has its deepest node's."""
+    alone = depths(lowered)
+    of_message = {
+        node.name: max(alone[member.name] for member in message.nodes)
+        for message in messages
+        for node in message.nodes
+    }
+    reached: dict[str, int] = {}
+    result: dict[str, int] = {}
+    for node in lowered.nodes:
+        behind = max((reached.get(tensor.name, 0) for tensor in node.inputs), default=0)
+        result[node.name] = of_message.get(node.name, behind)
+        for tensor in node.outputs:
+            reached[tensor.name] = result[node.name] + is_communication(node)
+    return result
 
 
 def messages_of(lowered: LoweredGraph, buckets: Mapping[str, Bucket]) -> list[Communication]:

@@ -83,12 +83,14 @@ class WorkCounter:
                 self._assumed.setdefault(brought.name, self._nbytes(given))
 
     def _touched(self, node: gs.Node, cached: AbstractSet[str]) -> int:
-        """Bytes that a node reads and writes; of a table that it indexes, only the rows it visits."""
+        """Bytes that a node reads and writes; of what it indexes or cuts, only what it visits."""
         self._assume(node)
         reads = [0 if t.name in cached else self._nbytes(t) for t in node.inputs]
         writes = [0 if t.name in cached else self._nbytes(t) for t in node.outputs]
         if node.op == "Gather":
             return reads[1] + 2 * sum(writes)
+        if node.op == "Slice":
+            return 2 * sum(writes)
         if node.op in SCATTERS:
             return reads[1] + 3 * reads[2]
         return sum(reads) + sum(writes)

@@ -1,4 +1,4 @@
-"""Turn a chunk of nodes into one ONNX model: a segment."""
+"""Turn a chunk of nodes into one ONNX model, a segment: here the step leaves graphsurgeon."""
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
+from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import Layout, Placement, Split
-from partc.passes.layouts.propagate_layouts import LaidOutGraph
 from partc.runtime.plan.program import Site
 
 

@@ -1,83 +1,99 @@
-"""Configurations of operators, drawn one kind at a time: degrees of their dimensions, and devices.
+"""Configurations of operators: degrees of their dimensions, and devices.
 
 The space is FlexFlow's (flexflow.txt, section 4): an operator divides its samples and one other dimension of
 its output, or of what it sums, into equal parts, each on a device of its own. Of the devices blocks of
 neighbours are tried, and as many of every host. Operators that are alike, such as the steps of a recurrence
-and repeated layers, are configured alike.
+and repeated layers, are a kind, and may be configured together.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
-from partc.cost.strategy import OpConfig
 from partc.passes.search.find_groups import OperatorGroup
 
-AS_OPERANDS = 0.15  # how often a kind is left to follow its operands
+SplitDegrees = tuple[tuple[str, int], ...]  # dimension -> parts, as a strategy's `ops` spell dimensions
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorConfig:
+    """What a group splits, and who runs it: workers by number, as the places of its mesh in order."""
+
+    split: SplitDegrees
+    workers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorKind:
-    """Operators that are configured alike, and what they may split: dimension -> the most parts."""
+    """Groups that are alike, by number, and what they may split: dimension -> the most parts."""
 
-    operators: tuple[str, ...]
+    groups: tuple[int, ...]
     splits: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class KindConfig:
-    """What a kind of operators splits, and on which devices."""
-
-    split: tuple[tuple[str, int], ...]
-    devices: tuple[str, ...]
-
-    def entries(self, kind: OperatorKind) -> Iterable[OpConfig]:
-        """Return entries of a strategy's `ops`."""
-        for operator in kind.operators:
-            yield OpConfig(operator, dict(self.split), devices=self.devices)
 
 
 def kinds_of(groups: Sequence[OperatorGroup]) -> tuple[OperatorKind, ...]:
     """Return the kinds of operators: alike are those of one op, one shape and the same dimensions."""
-    alike: dict[object, list[OperatorGroup]] = {}
-    for group in groups:
-        alike.setdefault((group.op, group.shape, tuple(group.splits.items())), []).append(group)
-    return tuple(
-        OperatorKind(tuple(group.node for group in members), members[0].splits) for members in alike.values()
-    )
+    alike: dict[object, list[int]] = {}
+    for number, group in enumerate(groups):
+        alike.setdefault((group.op, group.shape, tuple(group.splits.items())), []).append(number)
+    return tuple(OperatorKind(tuple(members), groups[members[0]].splits) for members in alike.values())
+
+
+def data_parallel_config(workers: int) -> OperatorConfig:
+    """Return the configuration that divides the samples among all workers."""
+    return OperatorConfig((("batch", workers),), tuple(range(workers)))
 
 
 @dataclass(frozen=True)
 class OperatorSpace:
-    """What may be drawn. `devices`: of the workers, host by host; `samples`: of the graph's batch."""
+    """What may be drawn. `workers`: how many, host by host; `samples`: of the graph's batch."""
 
     kinds: tuple[OperatorKind, ...]
-    devices: tuple[str, ...]
+    workers: int
     samples: int
 
-    def draw(self, rng: np.random.Generator) -> tuple[int, KindConfig | None]:
-        """Return a kind's number and a configuration for it; None: as its operands are."""
+    def draw(self, rng: np.random.Generator) -> tuple[int, OperatorConfig]:
+        """Return a kind's number and a configuration for it."""
         number = int(rng.integers(len(self.kinds)))
-        if rng.random() < AS_OPERANDS:
-            return number, None
-        parts = int(rng.choice(_divisors(len(self.devices))))
+        parts = int(rng.choice(_divisors(self.workers)))
         replicas = int(rng.choice([n for n in _divisors(parts) if self.samples % n == 0]))
         splits = self.kinds[number].splits
         rest = parts // replicas
-        fitting = [d for d, most in splits.items() if rest > 1 and most % rest == 0 and not _is_samples(d)]
+        fitting = self._fitting(splits, rest) if rest > 1 else []
         split = {"batch": replicas}
         if fitting:
             split[str(rng.choice(fitting))] = rest
-        return number, KindConfig(tuple(split.items()), self._devices(prod(split.values()), rng))
+        sets = self._sets(prod(split.values()))
+        return number, OperatorConfig(tuple(split.items()), sets[int(rng.integers(len(sets)))])
 
-    def _devices(self, count: int, rng: np.random.Generator) -> tuple[str, ...]:
-        stride = len(self.devices) // count
-        if rng.random() < 0.5:
-            first = count * int(rng.integers(stride))
-            return self.devices[first : first + count]
-        return self.devices[int(rng.integers(stride)) :: stride]
+    def draw_replicas(self, rng: np.random.Generator) -> OperatorConfig:
+        """Return a configuration for any group: samples alone divided."""
+        replicas = int(rng.choice([n for n in _divisors(self.workers) if self.samples % n == 0]))
+        sets = self._sets(replicas)
+        return OperatorConfig((("batch", replicas),), sets[int(rng.integers(len(sets)))])
+
+    def configs(self, kind: int) -> Iterator[OperatorConfig]:
+        """Yield everything that may be drawn for a kind; some of it more than once."""
+        splits = self.kinds[kind].splits
+        for parts in _divisors(self.workers):
+            for replicas in (n for n in _divisors(parts) if self.samples % n == 0):
+                rest = parts // replicas
+                fitting = self._fitting(splits, rest) if rest > 1 else []
+                samples: SplitDegrees = (("batch", replicas),)
+                for split in [(*samples, (dimension, rest)) for dimension in fitting] or [samples]:
+                    for workers in self._sets(prod(degree for _, degree in split)):
+                        yield OperatorConfig(split, workers)
+
+    def _fitting(self, splits: Mapping[str, int], parts: int) -> list[str]:
+        return [d for d, most in splits.items() if most % parts == 0 and not _is_samples(d)]
+
+    def _sets(self, count: int) -> list[tuple[int, ...]]:
+        """Return the blocks of neighbours, and as many workers of every host."""
+        stride, everybody = self.workers // count, range(self.workers)
+        blocks = [tuple(everybody[count * n : count * (n + 1)]) for n in range(stride)]
+        return list(dict.fromkeys((*blocks, *(tuple(everybody[n::stride]) for n in range(stride)))))
 
 
 def _divisors(number: int) -> list[int]:

@@ -16,8 +16,8 @@ from partc.passes.distribute import lay_out
 from partc.passes.layouts.aggregate_partials import summed_along
 from partc.passes.layouts.configuration import Configuration, home_of_follower
 from partc.passes.layouts.decide_layouts import AxisDecision, decide_by_rule
+from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import Layout, Mesh, Meshes, Partial, Placement, Replicate, Split
-from partc.passes.layouts.propagate_layouts import LaidOutGraph
 from partc.passes.rules.sharding_rules import rule_of
 from partc.passes.search.follow_readers import follow_readers
 from partc.passes.search.forward_nodes import find_variables_behind, forward_nodes

@@ -18,7 +18,8 @@ import zmq
 
 from partc.runtime.asynchronous.session import server_name, servers_of
 from partc.runtime.errors import BadUsage, RankFailed
-from partc.runtime.plan.program import Plan, Record
+from partc.runtime.plan.program import Plan
+from partc.runtime.plan.record import Record
 
 LOCAL = "localhost"
 KEY_FILE = "session.key"

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from partc.runtime.jobs.job import write_record
-from partc.runtime.plan.program import Record
+from partc.runtime.plan.record import Record
 
 SESSION_FILE = "session.json"
 

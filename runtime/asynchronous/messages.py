@@ -13,7 +13,7 @@ A frame holds an array's elements in C order and nothing else: type and shape ar
 import msgspec
 
 from partc.runtime.errors import RankFailed
-from partc.runtime.plan.program import Record
+from partc.runtime.plan.record import Record
 
 
 class Begin(Record, frozen=True, tag="begin"):

@@ -40,7 +40,8 @@ from partc.runtime.execution.environment import Environment
 from partc.runtime.execution.executor import Executor
 from partc.runtime.plan.members import shard_values
 from partc.runtime.plan.plan_folder import PlanFolder
-from partc.runtime.plan.program import Box, Plan, Rank, Start
+from partc.runtime.plan.program import Plan, Rank, Start
+from partc.runtime.plan.variables import Box
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

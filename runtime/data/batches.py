@@ -7,7 +7,8 @@ import numpy as np
 
 from partc.runtime.errors import BadData
 from partc.runtime.plan.boxes import part_range
-from partc.runtime.plan.program import DataInput, Plan, Rank
+from partc.runtime.plan.program import Plan, Rank
+from partc.runtime.plan.variables import DataInput
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

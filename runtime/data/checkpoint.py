@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from partc.runtime.errors import BadData
 from partc.runtime.plan.boxes import contiguous_rows, is_whole, place
-from partc.runtime.plan.program import Box
+from partc.runtime.plan.variables import Box
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

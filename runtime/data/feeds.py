@@ -36,7 +36,8 @@ from partc.runtime.data.npz import read_npz
 from partc.runtime.data.sharded import ShardedSource, is_read_by_shard
 from partc.runtime.errors import BadData, naming
 from partc.runtime.plan.boxes import part_range
-from partc.runtime.plan.program import DataInput, Plan, Rank
+from partc.runtime.plan.program import Plan, Rank
+from partc.runtime.plan.variables import DataInput
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -23,7 +23,7 @@ from partc.runtime.plan.boxes import (
     with_rows,
 )
 from partc.runtime.plan.plan_folder import PlanFolder
-from partc.runtime.plan.program import Box, Constant, Initial, Made, Normal, PlanVariable, Stored, Uniform
+from partc.runtime.plan.variables import Box, Constant, Initial, Made, Normal, PlanVariable, Stored, Uniform
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

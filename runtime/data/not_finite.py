@@ -7,7 +7,8 @@ import ml_dtypes
 import numpy as np
 
 from partc.runtime.errors import Diverged
-from partc.runtime.plan.program import DataInput, Plan
+from partc.runtime.plan.program import Plan
+from partc.runtime.plan.variables import DataInput
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Index = tuple[int, ...]

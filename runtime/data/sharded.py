@@ -17,7 +17,8 @@ import numpy as np
 from partc.runtime.data.batches import check_share, inputs_of, join_shares
 from partc.runtime.data.not_finite import Index, element
 from partc.runtime.errors import BadData
-from partc.runtime.plan.program import DataInput, Plan, Rank
+from partc.runtime.plan.program import Plan, Rank
+from partc.runtime.plan.variables import DataInput
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Batch = Mapping[str, Array]

@@ -18,7 +18,8 @@ import numpy as np
 from partc.runtime.data.batches import sizes_of
 from partc.runtime.data.draws import normal_rows, uniform_rows
 from partc.runtime.plan.boxes import part_range
-from partc.runtime.plan.program import DrawnInput, Normal, Plan, Rank
+from partc.runtime.plan.program import Plan, Rank
+from partc.runtime.plan.variables import DrawnInput, Normal
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -8,7 +8,8 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from partc.runtime.plan.program import Instruction, Record
+from partc.runtime.plan.program import Instruction
+from partc.runtime.plan.record import Record
 from partc.runtime.transports.transport import Traffic
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from partc.runtime.plan.boxes import take
-from partc.runtime.plan.program import Box
+from partc.runtime.plan.variables import Box
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

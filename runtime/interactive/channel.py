@@ -16,7 +16,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from partc.runtime.errors import RankFailed
 from partc.runtime.interactive.messages import StepperMessage, decode, encode
-from partc.runtime.plan.program import Record
+from partc.runtime.plan.record import Record
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Received = tuple[StepperMessage, dict[str, Array]]

@@ -32,7 +32,8 @@ from partc.runtime.interactive.messages import (
 )
 from partc.runtime.jobs.daemon import Daemon, play
 from partc.runtime.plan.boxes import columns_of
-from partc.runtime.plan.program import DataInput, Rank
+from partc.runtime.plan.program import Rank
+from partc.runtime.plan.variables import DataInput
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

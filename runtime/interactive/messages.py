@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from partc.runtime.errors import RankFailed
-from partc.runtime.plan.program import Record
+from partc.runtime.plan.record import Record
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Buffer = bytes | memoryview

@@ -38,7 +38,8 @@ from partc.runtime.jobs.results import TRAINED_FILE, Owner
 from partc.runtime.jobs.runner import LOG_FILE, addresses_of
 from partc.runtime.plan.members import leaders_of
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.plan.program import DataInput, Plan
+from partc.runtime.plan.program import Plan
+from partc.runtime.plan.variables import DataInput
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ReplicaFeeds = Mapping[str, Sequence[Array]]

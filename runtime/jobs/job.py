@@ -28,7 +28,7 @@ from partc.runtime import errors
 from partc.runtime.data.checkpoint import write_arrays
 from partc.runtime.errors import PartcError, RankFailed
 from partc.runtime.execution.recorder import RankTimes
-from partc.runtime.plan.program import Record
+from partc.runtime.plan.record import Record
 from partc.runtime.transports.exchanged import Exchanged
 
 JOB_FILE = "job.json"

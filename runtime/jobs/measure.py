@@ -11,7 +11,7 @@ import msgspec
 
 from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.jobs.launcher import launch
-from partc.runtime.plan.program import Record
+from partc.runtime.plan.record import Record
 
 PROBE_FILE = "probe.json"
 

@@ -9,7 +9,8 @@ import numpy as np
 from partc.runtime.execution.recorder import RankTimes
 from partc.runtime.plan.boxes import first_index, is_empty, normalised
 from partc.runtime.plan.members import leaders_of
-from partc.runtime.plan.program import Box, Held, Output, Plan
+from partc.runtime.plan.program import Output, Plan
+from partc.runtime.plan.variables import Box, Held
 from partc.runtime.transports.exchanged import Exchanged
 
 TRAINED_FILE = "trained.safetensors"

@@ -97,18 +97,24 @@ class Runner:
             )
             write_job(folder, job, initial)
             result = self._play(folder, job, staleness, on_progress, timeout_s)
-            if keep_in is not None:
-                assert not save, "the last of the files has one place only"
-                _move_variables(job.read_after, folder, keep_in)
-                return result
-            after = {step: read_arrays(variables_file(folder, step)) for step in job.read_after}
-            if save:
-                self._save(variables_file(folder, steps), result)
-            return replace(result, variables_after=after)
+            return self._keep(folder, job, result, save, keep_in)
 
     def _stage(self, data: str | Path | Batches, steps: int, folder: Path) -> tuple[str, dict[str, int]]:
         plan = self._folder.plan
         return stage_data(plan_of_data(plan) if plan.asynchronous else plan, data, steps, folder)
+
+    def _keep(
+        self, folder: Path, job: Job, result: TrainingResult, save: bool, keep_in: Path | None
+    ) -> TrainingResult:
+        """Take the variables out of a job's folder before it goes."""
+        if keep_in is not None:
+            assert not save, "the last of the files has one place only"
+            _move_variables(job.read_after, folder, keep_in)
+            return result
+        after = {step: read_arrays(variables_file(folder, step)) for step in job.read_after}
+        if save:
+            self._save(variables_file(folder, job.steps), result)
+        return replace(result, variables_after=after)
 
     def _save(self, variables: Path, result: TrainingResult) -> None:
         """Keep the trained variables: under another name, and with an error, where copies of them differ."""

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from partc.runtime.plan.program import Box, Range
+from partc.runtime.plan.record import Range
+from partc.runtime.plan.variables import Box
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Shape = tuple[int, ...]

@@ -13,21 +13,8 @@ from partc.runtime.errors import BadPlan
 from partc.runtime.plan.boxes import cover_fault, fault_of
 from partc.runtime.plan.members import has_outputs
 from partc.runtime.plan.moves import intersect, shape_of
-from partc.runtime.plan.program import (
-    Box,
-    DataInput,
-    DrawnInput,
-    Exchange,
-    Made,
-    Plan,
-    Region,
-    Run,
-    Slice,
-    Start,
-    Store,
-    Stored,
-    Wait,
-)
+from partc.runtime.plan.program import Exchange, Plan, Region, Run, Slice, Start, Store, Wait
+from partc.runtime.plan.variables import Box, DataInput, DrawnInput, Made, Stored
 
 MOST_THREADS = 1 << 12  # of one rank
 MOST_BYTES = 1 << 44  # of one value: more than any machine has memory

@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from partc.runtime.plan.program import Box, Move, Range, Region
+from partc.runtime.plan.program import Move, Region
+from partc.runtime.plan.record import Range
+from partc.runtime.plan.variables import Box
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Index = tuple[slice | Array, ...]

@@ -253,7 +253,7 @@ def steps_of(train: onnx.ModelProto, feeds: dict[str, np.ndarray], count: int) -
     """Take steps with stock onnxruntime; return the variables after each."""
     from partc.compiler.importing.import_training import import_training_graph
     from partc.passes.graph.training_graph import StoredTensor
-    from partc.runtime.plan.program import Constant
+    from partc.runtime.plan.variables import Constant
 
     training = import_training_graph(train)
     values = {}

@@ -17,7 +17,8 @@ from partc.runtime.execution import in_process
 from partc.runtime.execution.executor import Executor
 from partc.runtime.execution.in_process import RanksInProcess
 from partc.runtime.plan.plan_folder import PlanFolder
-from partc.runtime.plan.program import Held, Instruction, Rank, Run, Store
+from partc.runtime.plan.program import Instruction, Rank, Run, Store
+from partc.runtime.plan.variables import Held
 from tests.builders.plans.compiled_steps import Compiled, compile_step, random_batches
 from tests.whole_steps.test_distributed_numerics import imported
 

@@ -6,7 +6,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from partc.compiler.differentiation.tensor_types import TensorType, Types, static_shape
-from partc.runtime.plan.program import Constant, Normal, Uniform
+from partc.runtime.plan.variables import Constant, Normal, Uniform
 
 INT64 = TensorProto.INT64
 InitialValue = Constant | Normal | Uniform | TensorProto

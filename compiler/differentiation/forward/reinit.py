@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import onnx
 
 from partc.compiler.differentiation.tensor_types import Types, element_count, static_shape
-from partc.runtime.plan.program import Constant, Normal
+from partc.runtime.plan.variables import Constant, Normal
 
 WEIGHTED = frozenset({"Conv", "Einsum", "Gather", "Gemm", "MatMul"})  # what they read is no bias
 

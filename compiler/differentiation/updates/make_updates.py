@@ -23,7 +23,7 @@ every step, so an average writes whole tables even where the update is sparse.
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from partc.compiler.differentiation.forward.bring_forward import OPSET
 from partc.compiler.differentiation.node_builder import NodeBuilder
@@ -34,7 +34,7 @@ from partc.compiler.differentiation.updates.schedules import schedule_rates
 from partc.compiler.differentiation.updates.update_builder import ReadyGradient, Updates
 from partc.compiler.differentiation.updates.update_options import UpdateOptions, optimizers_of
 from partc.passes.graph.training_graph import Gradient
-from partc.passes.indexed_rows.indexed_slices import sum_rows_function, sum_rows_node
+from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN, SUM_ROWS, sum_rows_function
 from partc.runtime.errors import BadUsage
 
 
@@ -85,7 +85,10 @@ def _sum_rows(build: NodeBuilder, gradient: Gradient) -> ReadyGradient:
     unique_ids = build.fresh(f"{gradient.parameter}/unique_ids")
     sums = build.fresh(f"{gradient.parameter}/summed_rows")
     name = build.fresh(f"{gradient.parameter}/SumRows")
-    build.nodes.append(sum_rows_node(gradient.ids, gradient.rows, unique_ids, sums, name))
+    operands = [gradient.ids, gradient.rows]
+    build.nodes.append(
+        helper.make_node(SUM_ROWS, operands, [unique_ids, sums], name=name, domain=FUNCTION_DOMAIN)
+    )
     function = sum_rows_function(OPSET)
     build.functions.setdefault(function.name, function)
     return ReadyGradient(gradient.parameter, unique_ids=unique_ids, sums=sums)

@@ -15,7 +15,7 @@ from onnx import TensorProto, numpy_helper
 from partc.compiler.differentiation.forward.initial_values import InitialValue
 from partc.compiler.differentiation.node_builder import NodeBuilder
 from partc.compiler.differentiation.tensor_types import Size, TensorType, Types
-from partc.runtime.plan.program import Constant
+from partc.runtime.plan.variables import Constant
 
 LearningRate = float | Literal["fed"]  # fed: a data input `learning_rate`, float32 scalar
 LEARNING_RATE = "learning_rate"

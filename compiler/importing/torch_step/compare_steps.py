@@ -13,7 +13,7 @@ from partc.compiler.importing.torch_step.record_draws import RecordedDraws
 from partc.compiler.importing.torch_step.trace_step import LossFunction, TracedStep
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.execution.device import UNSOUND
-from partc.runtime.plan.program import DrawnInput
+from partc.runtime.plan.variables import DrawnInput
 
 STEPS = 2
 # Of the largest value of a variable. The exporter writes some constants of float64 ops in float32.

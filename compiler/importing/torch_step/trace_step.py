@@ -56,47 +56,20 @@ def trace_step(
 ) -> TracedStep:
     """Trace one step in training mode; the module and the optimizer stay as they are."""
     trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
-    frozen = {name: value.detach() for name, value in module.named_parameters() if not value.requires_grad}
     buffers = {name: value.detach().clone() for name, value in module.named_buffers()}
     slots = _first_slots(module, optimizer, trained)
     start = {name: value.detach().clone() for name, value in trained.items()}
     variables = (
         start | buffers | {_slot(p, k): v for p, slot_values in slots.items() for k, v in slot_values.items()}
     )
-
-    def step(*arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        arguments_by_name = dict(zip(variables, arguments[len(inputs) :], strict=True))
-        parameters = {name: arguments_by_name[name] for name in start}
-
-        def loss_of(
-            parameters: Mapping[str, torch.Tensor],
-        ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-            renewed = {name: arguments_by_name[name].clone() for name in buffers}
-
-            def model(*args: object, **options: object) -> Any:  # whatever the module returns
-                return functional_call(module, {**frozen, **parameters, **renewed}, args, options)
-
-            return loss(model, *arguments[: len(inputs)]), renewed
-
-        gradients, (value, renewed) = grad_and_value(loss_of, has_aux=True)(parameters)
-        slot_values = {
-            name: {key: arguments_by_name[_slot(name, key)] for key in slots[name]} for name in start
-        }
-        after, slot_values = _run_update(optimizer, trained, parameters, gradients, slot_values)
-        following = after | renewed | {_slot(p, k): v for p, s in slot_values.items() for k, v in s.items()}
-        return (value, *(following[name] for name in variables))
-
-    is_float64 = any(value.dtype == torch.float64 for value in trained.values())
-    table = dict(torch.export.default_decompositions())
-    written_out = (*_WRITTEN_OUT, *_WRITTEN_OUT_IN_FLOAT64) if is_float64 else _WRITTEN_OUT
-    table |= torch._decomp.get_decompositions(written_out) | WRITTEN_OUT
+    step = _step_function(module, loss, optimizer, slots, tuple(variables), len(inputs))
+    table = _decompositions(trained)
     was_training = module.training
     module.train()
     try:
         with sdpa_kernel(SDPBackend.MATH):  # the others' gradients are single ops
-            graph = make_fx(functionalize(step, remove="mutations_and_views"), decomposition_table=table)(
-                *inputs, *variables.values()
-            )
+            whole = functionalize(step, remove="mutations_and_views")
+            graph = make_fx(whole, decomposition_table=table)(*inputs, *variables.values())
     except RuntimeError as error:
         if "tracing tensor" not in str(error):
             raise
@@ -109,6 +82,49 @@ def trace_step(
         module.train(was_training)
     _write_views(graph)
     return TracedStep(graph, tuple(inputs), variables, tuple(start))
+
+
+def _step_function(
+    module: torch.nn.Module,
+    loss: LossFunction,
+    optimizer: torch.optim.Optimizer,
+    slots: Slots,
+    variables: Sequence[str],
+    inputs: int,
+) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """Return the step as a function of its inputs and variables, in the order of `variables`."""
+    trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
+    frozen = {name: value.detach() for name, value in module.named_parameters() if not value.requires_grad}
+    buffers = [name for name, _ in module.named_buffers()]
+
+    def step(*arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = dict(zip(variables, arguments[inputs:], strict=True))
+        parameters = {name: given[name] for name in trained}
+
+        def loss_of(
+            parameters: Mapping[str, torch.Tensor],
+        ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            renewed = {name: given[name].clone() for name in buffers}
+
+            def model(*args: object, **options: object) -> Any:  # whatever the module returns
+                return functional_call(module, {**frozen, **parameters, **renewed}, args, options)
+
+            return loss(model, *arguments[:inputs]), renewed
+
+        gradients, (value, renewed) = grad_and_value(loss_of, has_aux=True)(parameters)
+        slot_values = {name: {key: given[_slot(name, key)] for key in slots[name]} for name in trained}
+        after, slot_values = _run_update(optimizer, trained, parameters, gradients, slot_values)
+        following = after | renewed | {_slot(p, k): v for p, s in slot_values.items() for k, v in s.items()}
+        return (value, *(following[name] for name in variables))
+
+    return step
+
+
+def _decompositions(trained: Mapping[str, torch.Tensor]) -> dict[Any, Callable[..., Any]]:
+    is_float64 = any(value.dtype == torch.float64 for value in trained.values())
+    written_out = (*_WRITTEN_OUT, *_WRITTEN_OUT_IN_FLOAT64) if is_float64 else _WRITTEN_OUT
+    table = dict(torch.export.default_decompositions())
+    return table | torch._decomp.get_decompositions(written_out) | WRITTEN_OUT
 
 
 def _write_views(graph: torch.fx.GraphModule) -> None:

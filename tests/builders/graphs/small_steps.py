@@ -11,7 +11,8 @@ from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.aggregate_partials import aggregate_partials
 from partc.passes.layouts.configuration import Configuration, data_parallel
-from partc.passes.layouts.propagate_layouts import LaidOutGraph, Synchronised, propagate_layouts
+from partc.passes.layouts.laid_out_graph import LaidOutGraph, Synchronised
+from partc.passes.layouts.propagate_layouts import propagate_layouts
 from partc.passes.lowering.lower import lower
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.roles.find_roles import find_roles

@@ -13,18 +13,8 @@ from partc.compiler.importing.bindings import GradientTensors
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.plan_folder import read_plan_folder
-from partc.runtime.plan.program import (
-    Box,
-    Constant,
-    DataInput,
-    Held,
-    Normal,
-    Output,
-    PlanVariable,
-    Start,
-    Uniform,
-    Wait,
-)
+from partc.runtime.plan.program import Output, Start, Wait
+from partc.runtime.plan.variables import Box, Constant, DataInput, Held, Normal, PlanVariable, Uniform
 from tests.builders.graphs.small_steps import training_of
 from tests.builders.plans.hand_made_plans import Member, plan_of, rank, run, segment, write_plan
 from tests.builders.plans.random_boxes import indices

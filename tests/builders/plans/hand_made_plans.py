@@ -9,19 +9,8 @@ import onnx
 from msgspec import structs
 
 from partc.runtime.plan.plan_json import encode_plan
-from partc.runtime.plan.program import (
-    PLAN_FORMAT,
-    Buffer,
-    DataInput,
-    Held,
-    Instruction,
-    Output,
-    Plan,
-    PlanVariable,
-    Rank,
-    Run,
-    Slice,
-)
+from partc.runtime.plan.program import PLAN_FORMAT, Buffer, Instruction, Output, Plan, Rank, Run, Slice
+from partc.runtime.plan.variables import DataInput, Held, PlanVariable
 
 
 def write_plan(plan: Plan, folder: Path, segments: dict[str, str], source: bytes = b"") -> Path:

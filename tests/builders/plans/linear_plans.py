@@ -5,17 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from partc.runtime.plan.boxes import rows_box
-from partc.runtime.plan.program import (
-    Buffer,
-    DataInput,
-    Held,
-    Output,
-    PlanVariable,
-    Slice,
-    Start,
-    Uniform,
-    Wait,
-)
+from partc.runtime.plan.program import Buffer, Output, Slice, Start, Wait
+from partc.runtime.plan.variables import DataInput, Held, PlanVariable, Uniform
 from tests.builders.plans.hand_made_plans import Member, plan_of, rank, run, segment, write_plan
 
 GRADIENT = """

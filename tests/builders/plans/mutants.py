@@ -19,7 +19,8 @@ from partc.compiler.verification.ranks import Data, Ranks, launch_in_process
 from partc.runtime.data import initial
 from partc.runtime.execution import in_process
 from partc.runtime.plan.plan_folder import PlanFolder
-from partc.runtime.plan.program import Box, Instruction, Plan, Run, Slice, Start, Store, Wait
+from partc.runtime.plan.program import Instruction, Plan, Run, Slice, Start, Store, Wait
+from partc.runtime.plan.variables import Box
 
 Random = np.random.Generator
 Feeds = dict[str, np.ndarray]

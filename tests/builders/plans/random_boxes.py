@@ -4,7 +4,7 @@ from math import prod
 
 import numpy as np
 
-from partc.runtime.plan.program import Box
+from partc.runtime.plan.variables import Box
 
 FACTORS = ((1,), (2,), (5,), (6,), (3, 2), (2, 3), (1, 4), (2, 1, 3), (2, 3, 2), (0,))
 

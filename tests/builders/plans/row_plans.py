@@ -5,16 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from partc.runtime.plan.boxes import rows_box
-from partc.runtime.plan.program import (
-    DataInput,
-    Held,
-    Instruction,
-    Output,
-    PlanVariable,
-    Start,
-    Uniform,
-    Wait,
-)
+from partc.runtime.plan.program import Instruction, Output, Start, Wait
+from partc.runtime.plan.variables import DataInput, Held, PlanVariable, Uniform
 from tests.builders.plans.hand_made_plans import plan_of, rank, run, segment, write_plan
 
 ROUTE = """

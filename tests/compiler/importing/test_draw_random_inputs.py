@@ -19,7 +19,7 @@ from partc.runtime.data.initial import InitialValues
 from partc.runtime.data.step_draws import draw_total
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.execution.in_process import train_in_process
-from partc.runtime.plan.program import Normal, Uniform
+from partc.runtime.plan.variables import Normal, Uniform
 from tests.builders.plans.compiled_steps import (
     Compiled,
     assert_trains_as_one_device,

@@ -16,7 +16,7 @@ from partc.runtime.data.feeds import open_source
 from partc.runtime.errors import BadModel
 from partc.runtime.execution.in_process import train_in_process
 from partc.runtime.plan.plan_folder import read_plan_folder
-from partc.runtime.plan.program import Constant
+from partc.runtime.plan.variables import Constant
 from tests.checks.command_line import CLUSTER, done, make_mlp
 
 FORWARD = """

@@ -15,7 +15,7 @@ from partc.compiler.importing.ort_training.read_checkpoint import read_checkpoin
 from partc.passes.graph.training_graph import StoredTensor, TrainingGraph, Variable
 from partc.runtime.errors import BadModel, UnsupportedModel
 from partc.runtime.execution.in_process import train_in_process
-from partc.runtime.plan.program import Constant
+from partc.runtime.plan.variables import Constant
 from tests.builders.plans.compiled_steps import Batch, assert_trains_as_one_device, compile_step
 
 ARTIFACTS = Path(__file__).parents[2] / "fixtures" / "ort_training"

@@ -21,7 +21,7 @@ from partc.compiler.options import GraphOptions
 from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.training_graph import Gradient, MadeTensor, StoredTensor
 from partc.runtime.errors import BadModel, BadUsage, PartcError, UnsupportedModel
-from partc.runtime.plan.program import Constant, DataInput, Normal, TakenValues, Uniform
+from partc.runtime.plan.variables import Constant, DataInput, Normal, TakenValues, Uniform
 from tests.builders.graphs.foreign_steps import CLIPPED, SGD, TABLE, import_step, parse, with_zeros
 
 STATE = {"W": "W_next"}

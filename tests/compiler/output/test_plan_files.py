@@ -15,7 +15,7 @@ from partc.compiler.output.plan_files import PlanFiles
 from partc.passes.graph.training_graph import MadeTensor, StoredTensor
 from partc.runtime.errors import BadUsage
 from partc.runtime.plan.plan_folder import read_plan_folder
-from partc.runtime.plan.program import Constant, Made, Stored
+from partc.runtime.plan.variables import Constant, Made, Stored
 from tests.builders.graphs.foreign_steps import ADAM, SGD, parse
 from tests.builders.plans.compiled_steps import compile_step, import_text
 from tests.checks.command_line import hashes_of

@@ -8,7 +8,8 @@ import pytest
 from partc.compiler.importing.bindings import Bindings, GradientTensors, write_bindings
 from partc.compiler.verification.reference import Reference, make_reference
 from partc.runtime.errors import UnsupportedModel
-from partc.runtime.plan.program import PLAN_FORMAT, DataInput, Plan
+from partc.runtime.plan.program import PLAN_FORMAT, Plan
+from partc.runtime.plan.variables import DataInput
 from tests.builders.graphs.foreign_steps import parse
 
 # A clipped table, a running mean, a counter and a learning rate; dE as indexed slices.

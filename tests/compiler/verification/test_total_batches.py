@@ -10,7 +10,8 @@ from partc.compiler.verification.total_batches import total_batches
 from partc.runtime.data.feeds import open_source
 from partc.runtime.errors import BadData
 from partc.runtime.plan.plan_folder import read_plan_folder
-from partc.runtime.plan.program import DataInput, Plan
+from partc.runtime.plan.program import Plan
+from partc.runtime.plan.variables import DataInput
 from tests.builders.plans.linear_plans import linear_all_reduce
 
 INPUTS = (

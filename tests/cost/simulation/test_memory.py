@@ -8,7 +8,7 @@ from partc.cost.cluster.cluster import read_cluster
 from partc.cost.simulation.memory import check_memory, held_bytes
 from partc.runtime.errors import NoPlacement
 from partc.runtime.plan.boxes import rows_box
-from partc.runtime.plan.program import Box, Constant, Held, PlanVariable
+from partc.runtime.plan.variables import Box, Constant, Held, PlanVariable
 from tests.builders.plans.hand_made_plans import Member, plan_of, rank
 
 CLUSTER = read_cluster(Path(__file__).parents[3] / "examples" / "cluster-1x4.json")

@@ -12,18 +12,16 @@ from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.program import (
     PLAN_FORMAT,
     Buffer,
-    Constant,
-    Held,
     Instruction,
     Kind,
     Plan,
-    PlanVariable,
     Rank,
     Run,
     Slice,
     Start,
     Wait,
 )
+from partc.runtime.plan.variables import Constant, Held, PlanVariable
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 TWO_BY_TWO = read_cluster(EXAMPLES / "cluster-2x2.json")

@@ -14,6 +14,7 @@ from partc.passes.analysis import Analysis
 from partc.passes.layouts.place_nodes import crossing, place_nodes
 from partc.passes.search.forward_nodes import forward_nodes
 from tests.builders.graphs.attention_block import attention_step
+from tests.builders.graphs.foreign_steps import parse
 from tests.builders.graphs.random_steps import random_step
 from tests.builders.plans.compiled_steps import compile_step
 
@@ -103,3 +104,35 @@ def test_every_node_has_a_stage_and_wishes_are_obeyed(seed: int, tmp_path: Path)
     assert places.variables.keys() == analysis.training.variables.keys()
     assert all(0 <= stage < 3 for stage in (*places.nodes.values(), *places.variables.values()))
     assert {name: places.nodes[name] for name in wished} == wished
+
+
+def test_rows_of_a_table_are_read_where_they_are_needed_first(tmp_path: Path) -> None:
+    analysis = analysed(two_tables(), tmp_path)
+    begin = products(analysis)
+
+    places = place_nodes(analysis, {begin[0]: 0, begin[1]: 1}, 2)
+
+    assert (places.variables["early"], places.variables["late"]) == (0, 1)
+    gathers = [n.name for n in forward_nodes(analysis.training, analysis.main) if n.op == "Gather"]
+    assert [places.nodes[name] for name in gathers] == [0, 1]
+
+
+def two_tables() -> onnx.ModelProto:
+    forward = parse("""
+        forward (int64[16] ids, int64[16] words) => (float[] loss) {
+            own = Gather (early, ids)
+            h = MatMul (own, A)
+            r = Relu (h)
+            y = MatMul (r, B)
+            other = Gather (late, words)
+            o = Mul (y, other)
+            s = Tanh (o)
+            axes = Constant <value_ints = [0, 1]> ()
+            loss = ReduceMean <keepdims = 0> (s, axes)
+        }
+    """)
+    rng = np.random.default_rng(0)
+    for name, shape in {"early": (20, 8), "late": (20, 8), "A": (8, 8), "B": (8, 8)}.items():
+        values = rng.normal(size=shape).astype(np.float32)
+        forward.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    return build_training_graph(forward, loss="loss", optimizer=SGD(0.1))

@@ -1,6 +1,6 @@
 import pytest
 
-from partc.passes.layouts.decide_layouts import NotServable
+from partc.passes.layouts.decide_on_servers import NotServable
 from partc.passes.layouts.layouts import Layout, Owned, Partial, Replicate, Split
 from partc.runtime.errors import UnsupportedModel
 from tests.builders.graphs.small_steps import lay_out

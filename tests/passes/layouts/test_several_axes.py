@@ -5,7 +5,7 @@ from partc.passes.layouts.boxes import box_of
 from partc.passes.layouts.configuration import Configuration, Wish
 from partc.passes.layouts.layouts import Layout, Mesh, Meshes, Partial, Replicate, Split
 from partc.passes.lowering.lower import lower
-from partc.runtime.plan.program import Box
+from partc.runtime.plan.variables import Box
 from tests.builders.graphs.small_steps import lay_out, lines
 
 MESH = Mesh("worker", (("data", 2), ("tensor", 2)))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from partc.passes.layouts.layouts import Layout, Mesh, Partial, Replicate, Split
-from partc.passes.lowering.reshard import last_change
+from partc.passes.lowering.last_change import last_change
 
 SHAPE = (24, 16)
 

@@ -8,7 +8,7 @@ import pytest
 from onnx.shape_inference import infer_shapes
 
 from partc.passes.roles.find_taken_values import find_taken_values
-from partc.runtime.plan.program import TakenValues
+from partc.runtime.plan.variables import TakenValues
 from tests.builders.graphs.foreign_steps import parse
 from tests.checks.command_line import CLUSTER, done, make_mlp, refused
 

@@ -26,10 +26,10 @@ def shown(items: list[Item]) -> list[tuple[str, list[str]]]:
 def test_a_segment_ends_where_communication_is_waited_for() -> None:
     assert shown(scheduled(lowered_of(TWO_LAYERS, SPLIT))) == [
         ("worker", ["xt", "dW", "db"]),
-        ("message", ["dW@worker.whole", "db@worker.whole"]),
-        ("worker", ["W_next", "b_next", "moved", "mixed", "dV"]),
-        ("message", ["dV@worker.whole"]),
-        ("worker", ["V_next"]),
+        ("message", ["dW@worker.whole"]),
+        ("worker", ["W_next", "moved", "mixed", "dV"]),
+        ("message", ["db@worker.whole", "dV@worker.whole"]),
+        ("worker", ["b_next", "V_next"]),
     ]
 
 

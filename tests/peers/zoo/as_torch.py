@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from partc.passes.graph.training_graph import StoredTensor, TrainingGraph
-from partc.runtime.plan.program import Constant
+from partc.runtime.plan.variables import Constant
 from tests.peers.zoo.export import perturb
 from tests.peers.zoo.exported import Exported
 from tests.peers.zoo.model import Model

@@ -29,7 +29,8 @@ from partc.passes.graph.training_graph import TrainingGraph
 from partc.runtime.errors import BadStrategy, PartcError
 from partc.runtime.execution.in_process import train_in_process
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.plan.program import DataInput, Plan
+from partc.runtime.plan.program import Plan
+from partc.runtime.plan.variables import DataInput
 from tests.peers.score_parameters import score_parameters
 from tests.peers.zoo.as_torch import EPSILON, BesideTorch, Differs, after_steps_in_onnxruntime
 from tests.peers.zoo.exported import Exported, read_exported

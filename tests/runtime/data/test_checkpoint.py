@@ -14,7 +14,7 @@ from partc.runtime.data.checkpoint import (
 )
 from partc.runtime.errors import BadData
 from partc.runtime.plan.boxes import take
-from partc.runtime.plan.program import Box
+from partc.runtime.plan.variables import Box
 from tests.builders.plans.random_boxes import cut, random_shape
 
 

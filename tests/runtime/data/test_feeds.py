@@ -5,7 +5,8 @@ import pytest
 
 from partc.runtime.data.feeds import Source, open_source
 from partc.runtime.errors import BadData
-from partc.runtime.plan.program import DataInput, Plan
+from partc.runtime.plan.program import Plan
+from partc.runtime.plan.variables import DataInput
 from tests.builders.plans.hand_made_plans import plan_of, rank, with_changes
 
 INPUTS = (

@@ -12,7 +12,7 @@ from partc.runtime.data.initial import InitialValues
 from partc.runtime.errors import BadData, BadPlan
 from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.plan_folder import PlanFolder
-from partc.runtime.plan.program import Box, Constant, Initial, Made, Normal, PlanVariable, Stored, Uniform
+from partc.runtime.plan.variables import Box, Constant, Initial, Made, Normal, PlanVariable, Stored, Uniform
 from tests.builders.plans.hand_made_plans import plan_of
 from tests.builders.plans.random_boxes import indices, random_box, random_shape
 

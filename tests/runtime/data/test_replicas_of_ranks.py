@@ -11,7 +11,8 @@ from partc.runtime.data.sharded import ShardedSource
 from partc.runtime.data.step_draws import draw_share, draw_total
 from partc.runtime.interactive.stepper import share_feeds
 from partc.runtime.plan.members import leaders_of, shard_values
-from partc.runtime.plan.program import DataInput, DrawnInput, Plan, ShardInput, Uniform
+from partc.runtime.plan.program import Plan
+from partc.runtime.plan.variables import DataInput, DrawnInput, ShardInput, Uniform
 from tests.builders.plans.hand_made_plans import plan_of, rank, with_changes
 
 # Ranks stand in no order of replicas, and a server among them.

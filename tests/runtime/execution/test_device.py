@@ -12,17 +12,8 @@ from partc.runtime.execution.device import Device, Sessions
 from partc.runtime.execution.environment import Environment
 from partc.runtime.execution.executor import Executor
 from partc.runtime.plan.plan_folder import PlanFolder
-from partc.runtime.plan.program import (
-    Buffer,
-    Constant,
-    DataInput,
-    Held,
-    PlanVariable,
-    Rank,
-    Run,
-    Slice,
-    Store,
-)
+from partc.runtime.plan.program import Buffer, Rank, Run, Slice, Store
+from partc.runtime.plan.variables import Constant, DataInput, Held, PlanVariable
 from partc.runtime.transports.in_memory import Board, InMemoryTransport
 from tests.builders.plans.hand_made_plans import Member, plan_of, rank, run, with_changes
 from tests.checks.gpus import NEEDS_A_GPU

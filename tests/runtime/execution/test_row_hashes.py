@@ -3,7 +3,7 @@ import pytest
 
 from partc.runtime.execution.row_hashes import row_hashes
 from partc.runtime.plan.boxes import columns_of, find_rows, take
-from partc.runtime.plan.program import Box
+from partc.runtime.plan.variables import Box
 from tests.builders.plans.random_boxes import cut, random_shape
 
 

@@ -3,7 +3,8 @@ import pytest
 
 from partc.runtime.jobs.results import assemble_outputs, owners_of, pieces_among
 from partc.runtime.plan.boxes import rows_box
-from partc.runtime.plan.program import Held, Output, PlanVariable, Uniform
+from partc.runtime.plan.program import Output
+from partc.runtime.plan.variables import Held, PlanVariable, Uniform
 from tests.builders.plans.hand_made_plans import plan_of, rank
 
 TABLE = PlanVariable("E", "float32", (8, 2), Uniform(0.0, 1.0, 0), "parameter")

@@ -23,7 +23,7 @@ from partc.runtime.plan.boxes import (
     view,
     with_rows,
 )
-from partc.runtime.plan.program import Box
+from partc.runtime.plan.variables import Box
 from tests.builders.plans.random_boxes import FACTORS, cut, held, indices, random_box, random_shape
 
 QKV = ((4,), (3, 2))

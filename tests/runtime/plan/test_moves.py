@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from partc.runtime.plan.moves import find_moves, intersect, place_in, region_of, shape_of
-from partc.runtime.plan.program import Box, Region
+from partc.runtime.plan.program import Region
+from partc.runtime.plan.variables import Box
 from tests.builders.plans.random_boxes import cut, indices, random_shape
 
 

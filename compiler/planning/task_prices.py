@@ -1,0 +1,160 @@
+"""What tasks take on a cluster's workers and links: prices of the simulator, remembered."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from partc.cost.cluster.cluster import Cluster, ClusterRank, ranks_of, threads_per_core
+from partc.cost.network import collectives
+from partc.cost.network.topology import Network
+from partc.cost.network.traffic import Phases, lane_loads, seconds_of, totals_of
+from partc.cost.simulation.memory import limit_bytes
+from partc.cost.simulation.roofline import start_s, work_s
+from partc.cost.simulation.task_arrays import Floats, Ints
+from partc.passes.scheduling.segment_work import Work
+from partc.passes.search.group_layouts import CollectiveKind
+
+Sent = tuple[tuple[tuple[int, int], int], ...]  # (from, to) and bytes, in order
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moved:
+    """What a communication takes: its seconds, for how long it occupies which lanes, and the bytes sent."""
+
+    seconds: float
+    lanes: Ints
+    occupied_s: Floats
+    nbytes: float
+
+
+@dataclass
+class TaskPrices:
+    """Prices by the numbers of workers. What was asked before is remembered."""
+
+    cluster: Cluster
+    _work: dict[tuple[Work, int], Floats] = field(default_factory=dict)
+    _collectives: dict[tuple[CollectiveKind, int, tuple[int, ...]], Moved] = field(default_factory=dict)
+    _exchanges: dict[Sent, Moved] = field(default_factory=dict)
+    _routes: dict[tuple[int, int], tuple[Ints, float]] = field(default_factory=dict)
+
+    @cached_property
+    def network(self) -> Network:
+        """Return the cluster's links."""
+        return Network(self.cluster)
+
+    @cached_property
+    def workers(self) -> tuple[ClusterRank, ...]:
+        """Return the workers in their order."""
+        return tuple(rank for rank in ranks_of(self.cluster) if rank.replica is not None)
+
+    @cached_property
+    def hosts(self) -> tuple[str, ...]:
+        """Return the workers' hosts."""
+        return tuple(worker.host for worker in self.workers)
+
+    @cached_property
+    def gate(self) -> int:
+        """Return the resource of tasks that take no time; all others are numbered before it."""
+        return 2 * len(self.workers) + len(self.network.lanes)
+
+    def communicating(self, worker: int) -> int:
+        """Return the resource that a worker's communications take; computing takes that of its number."""
+        return len(self.workers) + worker
+
+    def lane(self, lane: int) -> int:
+        """Return the resource that a lane of the network is."""
+        return 2 * len(self.workers) + lane
+
+    @cached_property
+    def limits_bytes(self) -> Floats:
+        """Return what memory each worker has, float64[workers]."""
+        hosts = {host.name: host for host in self.cluster.hosts}
+        return np.array([limit_bytes(worker, hosts[worker.host]) for worker in self.workers], np.float64)
+
+    @cached_property
+    def _kinds(self) -> tuple[Ints, tuple[ClusterRank, ...]]:
+        """Return which workers are alike, int32[workers], and one of each kind."""
+        profiles = {device.name: device.profile for host in self.cluster.hosts for device in host.devices}
+        memory = {host.name: host.memory_bytes_per_s for host in self.cluster.hosts}
+        kinds: dict[object, int] = {}
+        ones: list[ClusterRank] = []
+        numbers = []
+        for worker in self.workers:
+            key = profiles[worker.device], worker.kind, worker.threads, memory[worker.host]
+            if key not in kinds:
+                kinds[key] = len(ones)
+                ones.append(worker)
+            numbers.append(kinds[key])
+        return np.array(numbers, np.int32), tuple(ones)
+
+    @cached_property
+    def _crowding(self) -> Floats:
+        """Return the threads per core if all are at work, float64[workers]."""
+        each = threads_per_core(self.cluster)
+        return np.array([each[w.host] if w.kind == "cpu" else 1.0 for w in self.workers])
+
+    def work_s(self, work: Work, segments: int) -> Floats:
+        """Return how long work takes that is cut into some segments, float64[workers]."""
+        if (work, segments) not in self._work:
+            numbers, ones = self._kinds
+            each = [work_s(work, o, self.cluster) + segments * start_s(o, self.cluster) for o in ones]
+            self._work[work, segments] = np.array(each)[numbers] * self._crowding
+        return self._work[work, segments]
+
+    def collective(self, kind: CollectiveKind, nbytes: int, members: tuple[int, ...]) -> Moved:
+        """Return what a collective takes. `nbytes`: as in Collective."""
+        key = kind, nbytes, members
+        if key not in self._collectives:
+            names = [self.workers[member].device for member in members]
+            self._collectives[key] = self._moved(_phases(self.network, kind, nbytes, names))
+        return self._collectives[key]
+
+    def exchange(self, sent: Sent) -> Moved:
+        """Return what messages among workers take that are sent at once, as collectives.exchange has it."""
+        if sent not in self._exchanges:
+            carried = np.zeros(len(self.network.lanes))
+            messages: Counter[int] = Counter()
+            latency_s = 0.0
+            for pair, nbytes in sent:
+                lanes, route_s = self._route(pair)
+                np.add.at(carried, lanes, nbytes)
+                messages.update(pair)
+                latency_s = max(latency_s, route_s)
+            seconds = max(messages.values(), default=0) * latency_s + self.network.busiest_s(carried)
+            nbytes = float(sum(nbytes for _, nbytes in sent))
+            self._exchanges[sent] = self._occupied(seconds, carried, nbytes)
+        return self._exchanges[sent]
+
+    def _route(self, pair: tuple[int, int]) -> tuple[Ints, float]:
+        """Return the lanes from a worker to another, and the latency of a message."""
+        if pair not in self._routes:
+            route = self.network.route(*(self.workers[worker].device for worker in pair))
+            lanes = np.array([self.network.lane_number[lane] for lane in route.lanes], np.int32)
+            self._routes[pair] = lanes, route.latency_s
+        return self._routes[pair]
+
+    def _moved(self, phases: Phases) -> Moved:
+        nbytes = float(totals_of(self.network, phases).sent.sum())
+        return self._occupied(seconds_of(self.network, phases), lane_loads(self.network, phases), nbytes)
+
+    def _occupied(self, seconds: float, carried: Floats, nbytes: float) -> Moved:
+        used = np.flatnonzero(carried)
+        return Moved(seconds, used.astype(np.int32), carried[used] / self.network.bytes_per_s[used], nbytes)
+
+
+def _phases(network: Network, kind: CollectiveKind, nbytes: int, names: Sequence[str]) -> Phases:
+    count = len(names)
+    match kind:
+        case "all_reduce":
+            return collectives.all_reduce(network, names, nbytes)
+        case "reduce_scatter":
+            return collectives.reduce_scatter(network, names, [nbytes / count] * count)
+        case "all_gather":
+            return collectives.all_gather(network, names, [nbytes / count] * count)
+        case "all_to_all":
+            return collectives.all_to_all_rows(network, names, [nbytes] * count, [1 / count] * count)
+        case "shift":
+            return collectives.shift(network, names, nbytes)

@@ -1,0 +1,119 @@
+"""What is known of a training graph while it is laid out: every tensor's layout, every node's decision."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import onnx_graphsurgeon as gs
+
+from partc.cost.strategy import Synchronisation
+from partc.passes.graph.facts import Facts
+from partc.passes.graph.training_graph import TrainingGraph
+from partc.passes.layouts.configuration import Configuration
+from partc.passes.layouts.decide_layouts import Decision, divides
+from partc.passes.layouts.layouts import Layout, Meshes, Partial, Placement, Replicate, Split
+from partc.runtime.plan.program import Site
+
+WHOLE_ON_WORKERS = Layout("worker")
+
+
+@dataclass(frozen=True)
+class Synchronised:
+    """How the parameters and their followers are kept, in the terms that layouts need.
+
+    chosen  parameter -> how it is synchronised
+    owner   variable (parameter or follower) on servers -> its parameter
+    """
+
+    chosen: Mapping[str, Synchronisation]
+    owner: Mapping[str, str]
+
+    def method(self, parameter: str) -> str | None:
+        """Return all_reduce, all_gather or servers; None where nothing was chosen yet."""
+        return self.chosen[parameter].method if parameter in self.chosen else None
+
+
+@dataclass
+class LaidOutGraph:
+    """The training graph with a layout for every tensor and a decision for every node."""
+
+    training: TrainingGraph
+    facts: Facts
+    zeros: frozenset[str]
+    configuration: Configuration
+    synchronised: Synchronised
+    main: frozenset[str]  # names of the main computation's nodes
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    decisions: dict[str, Decision] = field(default_factory=dict)
+    # partial tensors that are summed over the ranks along a mesh axis: (tensor, axis)
+    made_whole: frozenset[tuple[str, int]] = frozenset()
+
+    @cached_property
+    def homes(self) -> dict[str, dict[int, Split]]:
+        """Return how dense gradients are split where their variables are kept: tensor -> mesh axis."""
+        return {
+            gradient.dense: dict(self.configuration.homes[name].splits())
+            for name, gradient in self.training.gradients.items()
+            if gradient.dense is not None and name in self.configuration.homes
+        }
+
+    @cached_property
+    def stored(self) -> set[str]:
+        """Return the tensors that come from variables and constants alone."""
+        found = set(self.training.variables)
+        for node in self.training.graph.nodes:
+            reads = [t.name for t in node.inputs if t.inputs or not isinstance(t, gs.Constant)]
+            if reads and found.issuperset(filter(None, reads)):
+                found.update(tensor.name for tensor in node.outputs)
+        return found
+
+    def sums_before(self, tensor: str, axis: int) -> bool:
+        """Tell whether a tensor that is partial along a mesh axis is whole once its operands are summed."""
+        return isinstance(self.layout(tensor).along(axis), Partial) and (tensor, axis) not in self.made_whole
+
+    def has_fixed_pieces(self, tensor: str, *layouts: Layout) -> bool:
+        """Tell whether the sizes of a tensor's pieces are known, whatever the data, and in some layouts the
+        same on all ranks."""
+        is_known = tensor in self.facts.fixed_shapes and all(self.facts.shape(tensor))
+        return is_known and not any(layout.uneven() for layout in layouts)
+
+    def cut_at(self, site: Site, tensor: str, axis: int, split: Split) -> Placement:
+        """Return how a mesh divides what another splits so: evenly or not, or whole if entries are few."""
+        if not self.has_fixed_pieces(tensor):
+            return split
+        mesh = self.meshes.of(site)
+        entries = split.uneven or self.facts.shape(tensor)[split.axis] // split.outer
+        if entries < mesh.size(axis):
+            return Replicate()
+        return mesh.cut(axis, split.axis, split.outer, entries)
+
+    def divided_at(self, site: Site, tensor: str, layout: Layout) -> Layout:
+        """Return how a mesh divides what another divides so, if it is another of other parts."""
+        if layout.site == site or self.meshes.are_paired(layout.site, site):
+            return layout
+        mesh = self.meshes.of(site)
+        placements = [
+            self.cut_at(site, tensor, axis, place)
+            if isinstance(place, Split) and mesh.size(axis) > 1
+            else Replicate()
+            for axis, place in enumerate(layout.placements)
+        ]
+        return Layout(site, *placements)
+
+    @property
+    def meshes(self) -> Meshes:
+        """Return the workers' meshes."""
+        return self.configuration.meshes
+
+    @property
+    def replicas(self) -> int:
+        """Return how many replicas there are."""
+        return self.meshes.replicas
+
+    def divides(self, node: gs.Node, decision: Decision) -> bool:
+        """Tell whether the axes of its mesh together cut what a node reads and writes into equal parts."""
+        return divides(self.meshes, node, decision, self.facts)
+
+    def layout(self, tensor: str) -> Layout:
+        """Return a tensor's native layout; constants are whole everywhere."""
+        return self.layouts.get(tensor, WHOLE_ON_WORKERS)

@@ -1,0 +1,136 @@
+"""Cut a part out of a tensor that a rank has whole along a mesh axis; no communication.
+
+A factor that does not lead its axis is brought to the front for that, and back.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from partc.passes.layouts.layouts import WORKER, Layout, Replicate, Split
+from partc.passes.lowering.last_change import Change
+from partc.passes.lowering.lowered_graph import Number, PartNumber, constant
+from partc.passes.lowering.lowering import Lowering
+from partc.runtime.plan.program import Site
+
+INT64 = np.dtype(np.int64)
+
+
+def cut_part(lowering: Lowering, tensor: str, whole: gs.Tensor, wanted: Layout, change: Change) -> gs.Tensor:
+    """Cut a part along a mesh axis out of a tensor that is whole there."""
+    split = wanted.along(change.axis)
+    assert isinstance(split, Split)
+    name = lowering.value_name(tensor, wanted)
+    if isinstance(whole, gs.Constant) and not split.uneven and _is_uniform(whole, split.axis):
+        length = whole.values.shape[split.axis] // lowering.graph.meshes.size(wanted.site, change.axis)
+        return gs.Constant(name, whole.values.take(range(length), axis=split.axis))
+    sizes = lowering.local_sizes(tensor, change.before)
+    if split.outer == 1:
+        return _slice_part(lowering, whole, split, sizes, name, wanted.site, change.axis)
+    fold = Fold(lowering, tensor, change.before, split)
+    front = fold.to_front(whole)
+    factor = (sizes[split.axis] // fold.outer,)
+    in_front = Split(0, uneven=split.uneven)
+    part = _slice_part(lowering, front, in_front, factor, f"{name}.front", wanted.site, change.axis)
+    return fold.back(part, name)
+
+
+def _is_uniform(tensor: gs.Constant, axis: int) -> bool:
+    first = tensor.values.take([0], axis=axis)
+    return bool(np.array_equal(tensor.values, np.broadcast_to(first, tensor.values.shape)))
+
+
+def _slice_part(
+    lowering: Lowering,
+    whole: gs.Tensor,
+    split: Split,
+    shape: tuple[int, ...],
+    name: str,
+    site: Site,
+    mesh_axis: int,
+) -> gs.Tensor:
+    out, axis = lowering.out, split.axis
+    position = lowering.coordinate(site, mesh_axis)
+    ranks = lowering.graph.meshes.size(site, mesh_axis)
+    along = constant(f"{name}.axis", [axis], np.int64)
+    if split.uneven:
+        part = PartNumber(mesh_axis, split.uneven, shape[axis] // split.uneven)
+        ends = (out.numbers(site, (replace(part, tells=what),)) for what in ("start", "stop"))
+        return out.emit("Slice", [whole, *ends, along], name, whole.dtype, site)
+    varies = out.shapes.get(whole.name, shape)[axis] is None
+    if isinstance(whole, gs.Constant) or (whole.name in lowering.facts.fixed_shapes and not varies):
+        size: gs.Tensor = constant(f"{name}.size", [shape[axis] // ranks], np.int64)
+    else:
+        sizes = out.emit("Shape", [whole], f"{name}.sizes", INT64, site)
+        length = out.emit("Gather", [sizes, along], f"{name}.length", INT64, site)
+        parts = constant(f"{name}.ranks", [ranks], np.int64)
+        size = out.emit("Div", [length, parts], f"{name}.size", INT64, site)
+    start = out.emit("Mul", [position, size], f"{name}.start", INT64, site)
+    end = out.emit("Add", [start, size], f"{name}.end", INT64, site)
+    return out.emit("Slice", [whole, start, end, along], name, whole.dtype, site)
+
+
+def local_blocks(lowering: Lowering, layout: Layout, split: Split) -> Number:
+    """Return how many of the blocks before a split factor a rank has under a layout."""
+    within = [p for _, p in layout.splits() if p.axis == split.axis and p.outer < split.outer]
+    kept = (p if p in within else Replicate() for p in layout.placements)
+    return lowering.local_number(Layout(layout.site, *kept), split.axis, split.outer)
+
+
+class Fold:
+    """Brings a factor of an axis (outer x factor x inner) to the front, and back.
+
+    `layout` is whole along the mesh axis that divides the factor.
+    """
+
+    def __init__(self, lowering: Lowering, tensor: str, layout: Layout, split: Split) -> None:
+        self.out = lowering.out
+        self.site = layout.site
+        self.lowering = lowering
+        self.shape = lowering.local_sizes(tensor, layout)
+        sizes = lowering.facts.shape(tensor)
+        self.numbers = [lowering.local_number(layout, axis, size) for axis, size in enumerate(sizes)]
+        self.axis = split.axis
+        self.blocks = local_blocks(lowering, layout, split)
+        self.outer = lowering.largest(layout.site, self.blocks)
+        others = [p for p in layout.placements if not isinstance(p, Replicate)]
+        self.tensor = lowering.value_name(tensor, layout) if others or layout.site != WORKER else tensor
+        own = "" if lowering.graph.configuration.is_one_mesh or "@" in self.tensor else f"@{layout.site}"
+        self.name = f"{self.tensor}{own}.fold{split.axis}.{split.outer}"
+        rank = len(self.shape) + (self.outer > 1)
+        moved = self.axis + (self.outer > 1)
+        self.order = [moved, *(axis for axis in range(rank) if axis != moved)]
+
+    def to_front(self, tensor: gs.Tensor) -> gs.Tensor:
+        """Bring the factor, or a part of it, to the front."""
+        name = f"{self.name}.{tensor.name}"
+        if self.outer > 1:
+            sizes = [*self.numbers[: self.axis], self.blocks, -1, *self.numbers[self.axis + 1 :]]
+            tensor = self._reshape(tensor, sizes, f"{name}.apart")
+        return self.out.emit("Transpose", [tensor], f"{name}.front", tensor.dtype, self.site, perm=self.order)
+
+    def front_shape(self, split: Split | None, parts: int) -> tuple[int | None, ...]:
+        """Return the shape with the factor in front, or of one of the parts into which it is split."""
+        apart: list[int | None] = [n if isinstance(n, int) else None for n in self.numbers]
+        inner = self.shape[self.axis] // self.outer
+        apart[self.axis : self.axis + 1] = [self.blocks if isinstance(self.blocks, int) else None, inner]
+        if self.outer == 1:
+            del apart[self.axis]
+        _, *rest = [apart[axis] for axis in self.order]
+        varies = isinstance(self.numbers[self.axis], PartNumber) and isinstance(self.blocks, int)
+        return (None if varies or (split is not None and split.uneven) else inner // parts, *rest)
+
+    def back(self, tensor: gs.Tensor, name: str) -> gs.Tensor:
+        """Bring the factor, or a part of it, from the front to its place."""
+        inverse = [int(axis) for axis in np.argsort(self.order)]
+        target = name if self.outer == 1 else f"{name}.apart"
+        transposed = self.out.emit("Transpose", [tensor], target, tensor.dtype, self.site, perm=inverse)
+        if self.outer == 1:
+            return transposed
+        sizes = [*self.numbers[: self.axis], -1, *self.numbers[self.axis + 1 :]]
+        return self._reshape(transposed, sizes, name)
+
+    def _reshape(self, tensor: gs.Tensor, sizes: list[Number], name: str) -> gs.Tensor:
+        spelled = self.lowering.numbers(f"{name}.sizes", sizes, self.site)
+        return self.out.emit("Reshape", [tensor, spelled], name, tensor.dtype, self.site)

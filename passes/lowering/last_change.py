@@ -1,0 +1,43 @@
+"""The way from a layout to another on the same mesh, one mesh axis at a time."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import takewhile
+
+from partc.passes.layouts.layouts import Layout, Partial, Replicate, Split
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A tensor's way into a layout: its layout before the last step, and the mesh axis that changes then."""
+
+    before: Layout
+    axis: int
+
+
+def last_change(native: Layout, wanted: Layout, divides: Callable[[Layout], bool]) -> Change:
+    """Return the last step from a layout to another on the same mesh.
+
+    Local cuts come first, since they make what is sent smaller, and gathering last. Mesh axes that cut at
+    one place lie within each other: only the innermost may be undone, or another be cut within it.
+    `divides` tells whether a layout makes parts of equal size: those on the way do as well.
+    """
+    count = max(len(native.placements), len(wanted.placements))
+    undone: list[int] = []
+    cut: list[int] = []
+    for place in {split for _, split in (*native.splits(), *wanted.splits())}:
+        has, wants = ([a for a, split in layout.splits() if split == place] for layout in (native, wanted))
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(has, wants, strict=False)))
+        if wants[shared:]:
+            cut.append(wants[-1])
+        elif has[shared:] and isinstance(wanted.along(has[shared]), Replicate):
+            undone += [has[shared]] if divides(wanted.with_along(has[shared], place)) else []
+    changing = [axis for axis in range(count) if native.along(axis) != wanted.along(axis)]
+    pairs = {axis: (native.along(axis), wanted.along(axis)) for axis in changing}
+    reduced = [axis for axis, pair in pairs.items() if not any(isinstance(p, Split) for p in pair)]
+    if cut and not (undone or reduced):
+        axis = max(cut, key=lambda a: (isinstance(native.along(a), Partial), a))
+        source = native.along(axis)
+        return Change(wanted.with_along(axis, source if isinstance(source, Partial) else Replicate()), axis)
+    axis = min(undone or reduced)
+    return Change(wanted.with_along(axis, native.along(axis)), axis)
