@@ -28,8 +28,8 @@ def convolve(
     scale = math.sqrt(2 / (height * across * channels))
     weight = b.normal(f"{name}.weight", (channels, channels_in, height, across), scale=scale)
     parameters = (weight, b.filled(f"{name}.bias", (channels,), 0.0)) if bias else (weight,)
-    window = {"kernel_shape": list(kernel), "strides": [stride] * 2, "pads": [*pads, *pads]}
-    return b.op("Conv", x, *parameters, **window)
+    strides, around = [stride] * 2, [*pads, *pads]
+    return b.op("Conv", x, *parameters, kernel_shape=list(kernel), strides=strides, pads=around)
 
 
 def dense(b: GraphBuilder, name: str, x: str, width: int, columns: int, *, output: str = "") -> str:
