@@ -1,12 +1,11 @@
-"""FlexFlow's experiments on its models and clusters, simulated (flexflow.txt, section 8).
+"""FlexFlow's figures 7 and 8 on its models and clusters, simulated (flexflow.txt, section 8).
 
     python benchmarks/flexflow.py [--models nmt rnnlm ...] [--clusters p100 k80] [--devices 4 16 64]
                                   [--budget 30] [--seed 0] [--json FILE]
 
 For every model, cluster and number of devices: data parallelism, the experts' strategy (one weird trick for
 convolutional networks, layers over devices for recurrent ones) and what walks over operator groups find.
-Seconds of a step and bytes sent are the task graph's; docs/search.md tells how far it is from plans. Figures 7
-and 8.
+Seconds of a step and bytes sent are the task graph's; docs/search.md tells how far it is from plans.
 """
 
 import argparse

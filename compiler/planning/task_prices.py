@@ -124,8 +124,8 @@ class TaskPrices:
                 messages.update(pair)
                 latency_s = max(latency_s, route_s)
             seconds = max(messages.values(), default=0) * latency_s + self.network.busiest_s(carried)
-            nbytes = float(sum(nbytes for _, nbytes in sent))
-            self._exchanges[sent] = self._occupied(seconds, carried, nbytes)
+            sent_bytes = float(sum(nbytes for _, nbytes in sent))
+            self._exchanges[sent] = self._occupied(seconds, carried, sent_bytes)
         return self._exchanges[sent]
 
     def _route(self, pair: tuple[int, int]) -> tuple[Ints, float]:

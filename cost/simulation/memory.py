@@ -14,7 +14,7 @@ from math import prod
 
 import numpy as np
 
-from partc.cost.cluster.cluster import Cluster
+from partc.cost.cluster.cluster import Cluster, ClusterRank
 from partc.cost.cluster.machines import Host
 from partc.cost.cluster.profiles import PROFILES
 from partc.cost.simulation.live_memory import LiveBytes, live_bytes, live_kind
@@ -113,7 +113,7 @@ def held_bytes(held: Held, variable: PlanVariable) -> int:
     return prod(local_shape(variable.shape, held.box)) * np.dtype(variable.dtype).itemsize
 
 
-def limit_bytes(rank: Rank, host: Host) -> int:
+def limit_bytes(rank: Rank | ClusterRank, host: Host) -> int:
     """Return what the rank's device has: a GPU's own memory, or a CPU rank's part of its host's.
 
     CPU devices that name no memory_bytes share equally what the others leave.

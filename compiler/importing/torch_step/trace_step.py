@@ -123,7 +123,7 @@ def _step_function(
 def _decompositions(trained: Mapping[str, torch.Tensor]) -> dict[Any, Callable[..., Any]]:
     is_float64 = any(value.dtype == torch.float64 for value in trained.values())
     written_out = (*_WRITTEN_OUT, *_WRITTEN_OUT_IN_FLOAT64) if is_float64 else _WRITTEN_OUT
-    table = dict(torch.export.default_decompositions())
+    table: dict[Any, Callable[..., Any]] = dict(torch.export.default_decompositions())
     return table | torch._decomp.get_decompositions(written_out) | WRITTEN_OUT
 
 
