@@ -124,7 +124,8 @@ def _decompositions(trained: Mapping[str, torch.Tensor]) -> dict[Any, Callable[.
     is_float64 = any(value.dtype == torch.float64 for value in trained.values())
     written_out = (*_WRITTEN_OUT, *_WRITTEN_OUT_IN_FLOAT64) if is_float64 else _WRITTEN_OUT
     table: dict[Any, Callable[..., Any]] = dict(torch.export.default_decompositions())
-    return table | torch._decomp.get_decompositions(written_out) | WRITTEN_OUT
+    table.update(torch._decomp.get_decompositions(written_out))
+    return table | WRITTEN_OUT
 
 
 def _write_views(graph: torch.fx.GraphModule) -> None:
