@@ -95,7 +95,7 @@ def test_data_parallelism_takes_as_long_as_its_plan(name: str) -> None:
     assert of.tasks.begin(of.start) == pytest.approx(of.whole_s(of.start), rel=0.2)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", STEPS)
 def test_any_configurations_take_about_as_long_as_their_plan(name: str, seed: int) -> None:
     of = priced(name)
@@ -112,7 +112,7 @@ def test_a_move_is_what_building_anew_makes_and_can_be_undone(name: str) -> None
     of, rng = priced(name), np.random.default_rng(7)
     state = list(of.start)
     before_s = of.tasks.begin(state)
-    for _ in range(30):
+    for _ in range(12):
         number = int(rng.integers(len(of.groups)))
         _, config = of.space.draw(rng)
         step_s = of.tasks.move({number: config})

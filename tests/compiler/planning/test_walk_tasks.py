@@ -39,7 +39,7 @@ def test_a_walk_finds_the_quickest_of_all() -> None:
     least_s, states = exhausted(of)
     assert states > 300
 
-    for seed in range(3):
+    for seed in range(2):
         best, _ = walk_tasks(
             of.tasks, of.space, [of.start], np.random.default_rng(seed), time.monotonic() + 4.0
         )

@@ -23,7 +23,7 @@ def working(config: OperatorConfig) -> tuple[dict[str, int], tuple[int, ...]]:
     return {dimension: parts for dimension, parts in config.split if parts > 1}, config.workers
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", ["mlp", "words"])
 def test_what_was_written_is_read(name: str, seed: int) -> None:
     of = priced(name)
