@@ -18,7 +18,7 @@ from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.verification.verify import verify
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
 from partc.models.catalogue import build_model
-from partc.passes.layouts.layouts import Split
+from partc.passes.layouts.layouts import Partial, Split
 from partc.runtime.errors import BadStrategy, BadUsage
 from partc.runtime.plan.program import Start
 from tests.builders.graphs.random_images import ANY_HEIGHTS, HEIGHTS, random_image_step
@@ -290,6 +290,38 @@ def test_a_file_splits_rows_columns_and_channels_together(cluster: str, asked: A
     assert verified(compiled, batches).passed
     layouts = [layout for _, layout in compiled.compilation.lowered.meanings.values()]
     assert any(layout.widened() or layout.overlapping() for layout in layouts)
+
+
+# Convolutions whose terms, one of each half of the channels, are added only when nothing but a row is left.
+TERMS = """<ir_version: 10, opset_import: ["": 18]>
+terms (float[4,3,7,8] x, float[8,3,3,3] a, float[8,8,3,3] b, float[1,8,3,3] c) => (float loss) {
+    h1 = Conv <pads = [1,1,1,1]> (x, a)
+    h2 = Conv <pads = [1,1,1,1]> (h1, b)
+    y = Conv <pads = [1,1,1,1], strides = [2,2]> (h2, c)
+    z = Tanh (y)
+    square = Mul (z, z)
+    loss = ReduceMean <keepdims = 0> (square)
+}"""
+
+
+def test_terms_of_a_sum_take_their_own_neighbours_rows(tmp_path: Path) -> None:
+    training = import_training_graph(training_of(TERMS))
+    oracle = Oracle(training)
+    split = {"out:2": "rows", "in:0:1": "tensor"}
+
+    compiled = compile_step(
+        training,
+        tmp_path / "out",
+        "2x2",
+        by_file(Asked({"data": 1, "tensor": 2, "rows": 2}, split)),
+        "global",
+    )
+
+    operands = {
+        layout for _, layout in compiled.compilation.lowered.meanings.values() if layout.overlapping()
+    }
+    assert any(isinstance(layout.along(1), Partial) for layout in operands)
+    assert oracle.first_wrong(compiled, random_batches(compiled.plan, 1)[0], ROUNDED) is None
 
 
 @pytest.mark.parametrize(
