@@ -121,8 +121,6 @@ def _local_gradient(
         windows, around = _vary(windows, gradient, axis, cut.ranges)
         if any(map(any, around)):
             pads[axis + 2] = by_place(cut.mesh_axis, around)
-        if gradient.kind == "AveragePoolGrad":
-            counted = _counting_all(windows, axis, counted)
     function = _function(lowering, node, gradient, windows, counted)
     lowering.out.functions[function.name] = function
     return LocalNode(function.name, dict(node.attrs), cuts, pads)
