@@ -7,7 +7,6 @@ members are ready, of which each takes a little time of its own to begin with.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import count
 from math import prod
 
 import numpy as np
@@ -32,8 +31,6 @@ MeshPlace = tuple[Axes, tuple[int, ...]]  # a mesh's axes, and the workers at it
 Task = tuple[int, int]  # the slot of its block, and its index there
 Where = tuple[MeshPlace, Placements]
 Sum = tuple[CollectiveKind, int]  # along which mesh axis
-
-_serials = count()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +75,6 @@ class TaskBlock:
     gates: Mapping[Where, int] = field(default_factory=dict)
     cuts: Mapping[Where, int] = field(default_factory=dict)
     memory: Floats | None = None
-    serial: int = field(default_factory=lambda: next(_serials))
 
 
 class Draft:
@@ -148,13 +144,11 @@ def _pairs(rows: Sequence[tuple[int, int]]) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A tensor that a group reads on one way: the blocks that send it and make it, and their slots."""
+    """A tensor that a group reads on one way: the slots and blocks of what sends it and of what makes it."""
 
     wanted: tuple[Placements, ...]
-    transfer: TaskBlock | None
-    transfer_slot: int
-    maker: TaskBlock | None
-    maker_slot: int
+    transfer: tuple[int, TaskBlock] | None
+    maker: tuple[int, TaskBlock] | None
 
 
 def write_computing(prices: TaskPrices, placed: Placed, way: Way, reads: Sequence[Read]) -> TaskBlock:
@@ -166,12 +160,11 @@ def write_computing(prices: TaskPrices, placed: Placed, way: Way, reads: Sequenc
     for read in reads:
         for placements in read.wanted:
             where = placed.place, placements
-            gate = None if read.transfer is None else read.transfer.gates.get(where)
-            if gate is not None:
-                gates[read.transfer_slot, gate] = None
+            if read.transfer is not None and where in read.transfer[1].gates:
+                gates[read.transfer[0], read.transfer[1].gates[where]] = None
             elif read.maker is not None:
-                makers[read.maker_slot] = read.maker
-            cut_bytes += 0 if read.transfer is None else read.transfer.cuts.get(where, 0)
+                makers[read.maker[0]] = read.maker[1]
+            cut_bytes += 0 if read.transfer is None else read.transfer[1].cuts.get(where, 0)
     collectives = _joined(placed.layout, way)
     seconds = prices.work_s(placed.layout.work[way], bool(gates) + len(collectives))
     if cut_bytes:
