@@ -101,7 +101,7 @@ class GroupLayouts:
         return self._found[key]
 
     def place(self, number: int, tensor: str) -> int:
-        """Return a tensor's number among those of a group, the same in groups that are alike; or NOT_THERE."""
+        """Return a tensor's number among those of a group, the same in alike ones; or NOT_THERE."""
         return self._own_step(number).places.get(tensor, NOT_THERE)
 
     def _own_step(self, number: int) -> "_OwnStep":
@@ -111,7 +111,7 @@ class GroupLayouts:
 
 
 class _OwnStep:
-    """A group as a step of its own. `places`: its tensors' numbers, the same in groups of equal `likeness`."""
+    """A group as a step of its own. `places`: its tensors' numbers, as in groups of equal `likeness`."""
 
     def __init__(
         self, step: GroupedStep, number: int, samples: Mapping[str, Split], signatures: dict[Hashable, int]
