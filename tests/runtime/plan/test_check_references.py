@@ -1,7 +1,6 @@
 """A plan that was edited by hand: refused, until it is accepted; and what does not fit itself, even then."""
 
 import json
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -177,7 +176,7 @@ def test_instructions_in_any_order_any_number_of_times_are_a_plan_or_refused(
         )
     ]
     refused_orders = 0
-    for order in random.Random(5).sample(orders, 40):
+    for order in orders:
         edited_plan = msgspec.structs.replace(plan, instructions=tuple(plan.instructions[n] for n in order))
         (folder / "plan.json").write_bytes(encode_plan(edited_plan))
         try:
@@ -185,4 +184,4 @@ def test_instructions_in_any_order_any_number_of_times_are_a_plan_or_refused(
         except BadPlan:
             refused_orders += 1
 
-    assert refused_orders > 20
+    assert refused_orders > len(orders) / 2
