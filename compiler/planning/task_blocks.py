@@ -172,16 +172,16 @@ def write_computing(prices: TaskPrices, placed: Placed, way: Way, reads: Sequenc
     for worker in placed.workers:
         made = [(slot, maker.done[worker]) for slot, maker in makers.items() if worker in maker.done]
         ends[worker] = draft.task(worker, float(seconds[worker]), [*gates, *made])
-    for (kind, axis), nbytes in collectives.items():
+    for (_, kind, axis), nbytes in sorted(collectives.items()):
         draft.sum_along(placed, kind, axis, nbytes, ends)
     return draft.finish(done={worker: index for worker, (_, index) in ends.items()})
 
 
-def _joined(layout: GroupLayout, way: Way) -> dict[Sum, int]:
-    """Return a way's collectives, those of a kind along an axis as one: bytes."""
-    joined: dict[Sum, int] = {}
+def _joined(layout: GroupLayout, way: Way) -> dict[tuple[int, CollectiveKind, int], int]:
+    """Return a way's collectives, those of a level, kind and axis as one: bytes."""
+    joined: dict[tuple[int, CollectiveKind, int], int] = {}
     for each in layout.collectives[way]:
-        key = each.kind, each.axis
+        key = each.level, each.kind, each.axis
         joined[key] = joined.get(key, 0) + each.nbytes
     return joined
 
