@@ -132,6 +132,21 @@ def near_kinds(step: GroupedStep, space: OperatorSpace) -> tuple[frozenset[int],
     return tuple(frozenset(others - {number}) for number, others in enumerate(near))
 
 
+def random_state(
+    tasks: StepTasks, space: OperatorSpace, start: State, rng: np.random.Generator, moves: int
+) -> State:
+    """Return what kinds' random configurations lead to; those that cannot be are left out."""
+    state = list(start)
+    tasks.begin(state)
+    for _ in range(moves):
+        kind, config = space.draw(rng)
+        changes = dict.fromkeys(space.kinds[kind].groups, config)
+        if tasks.move(changes) is not None:
+            for number in changes:
+                state[number] = config
+    return tuple(state)
+
+
 def fewer_replicas(tasks: StepTasks, space: OperatorSpace) -> State:
     """Return the quickest state in which the samples alone are divided, by all groups alike."""
     groups = range(len(tasks.step.groups))
