@@ -30,9 +30,10 @@ from partc.passes.search.grouped_step import GroupedStep
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A term of a parameter's gradient: its name, who makes it, and that block and its slot."""
+    """A term of a parameter's gradient: its name and layout, who makes it, and that block and its slot."""
 
     name: str
+    layout: Layout
     placed: Placed
     made: TaskBlock
     slot: int
@@ -40,9 +41,10 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """A parameter, the group that keeps it, and what its gradient is made of."""
+    """A parameter, its layout where it is kept, the group that keeps it, and what its gradient is made of."""
 
     parameter: str
+    layout: Layout
     home: Placed
     terms: tuple[Term, ...]
 
@@ -82,10 +84,10 @@ class UpdateWriter:
         memory, seconds = np.zeros(workers), np.zeros(workers)
         meshes: dict[MeshPlace, _OfMesh] = {}
         for update in updates:
-            layout, at = _home(update), list(update.home.workers)
-            own = self._local(update.parameter, layout, update.home.layout.mesh)
+            at = list(update.home.workers)
+            own = self._local(update.parameter, update.layout, update.home.layout.mesh)
             memory[at] += (2 + self._followers.get(update.parameter, 0)) * own
-            seconds[at] += self._update_s(update.parameter, layout, update.home.layout.mesh)[at]
+            seconds[at] += self._update_s(update)[at]
             for term in update.terms:
                 of_mesh = meshes.setdefault(term.placed.place, _OfMesh(term.placed))
                 of_mesh.makers[term.slot] = term.made
@@ -100,10 +102,11 @@ class UpdateWriter:
             draft.task(worker, float(seconds[worker]), behind.get(worker, ()))
         return draft.finish(memory=memory)
 
-    def _update_s(self, parameter: str, layout: Layout, mesh: Mesh) -> Floats:
-        key = parameter, mesh.share(layout)
+    def _update_s(self, update: Updated) -> Floats:
+        mesh = update.home.layout.mesh
+        key = update.parameter, mesh.share(update.layout)
         if key not in self._work:
-            self._work[key] = count_update(self._step, parameter, layout, mesh)
+            self._work[key] = count_update(self._step, update.parameter, update.layout, mesh)
         return self._prices.work_s(self._work[key], 0)
 
     def _local(self, tensor: str, layout: Layout, mesh: Mesh) -> int:
@@ -111,10 +114,9 @@ class UpdateWriter:
 
     def _add_term(self, of_mesh: _OfMesh, update: Updated, term: Term, own: int) -> None:
         """Note how a term is summed and sent. `own`: bytes of the parameter's part where it is kept."""
-        placed, layout = term.placed, _home(update)
+        placed, layout, native = term.placed, update.layout, term.layout
         is_here = placed.place == update.home.place
         is_sparse = self._step.analysis.training.gradients[update.parameter].is_sparse
-        native = placed.layout.has[term.name]
         sums, found = _sums_of(native, layout if is_here else Layout(""), is_sparse)
         nbytes = self._local(term.name, native, placed.layout.mesh)
         if is_sparse:
@@ -144,11 +146,6 @@ class UpdateWriter:
             moved = self._prices.exchange(tuple(sorted(of_mesh.sent.items())))
             ends = dict.fromkeys(members, draft.communicate(moved, members, ends))
         return {worker: ends[worker] for worker in of_mesh.homes if worker in ends}
-
-
-def _home(update: Updated) -> Layout:
-    """Return how the keeper has a parameter; whole where it only keeps it."""
-    return update.home.layout.homes.get(update.parameter, Layout(""))
 
 
 def _sums_of(native: Layout, home: Layout, is_sparse: bool) -> tuple[tuple[Sum, ...], Layout]:

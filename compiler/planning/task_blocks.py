@@ -7,21 +7,19 @@ members are ready, of which each takes a little time of its own to begin with.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import count
 from math import prod
 
 import numpy as np
 
 from partc.compiler.planning.task_prices import Moved, Sent, TaskPrices
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
-from partc.cost.network.ways import Numbers
-from partc.cost.simulation.task_arrays import Floats, Ints
+from partc.cost.simulation.task_arrays import Floats, Ints, Longs
 from partc.passes.layouts.boxes import box_of
 from partc.passes.layouts.layouts import Layout, Mesh
 from partc.passes.scheduling.segment_work import Work
 from partc.passes.search.group_layouts import CollectiveKind, GroupLayout, Placements
 from partc.passes.search.grouped_step import Way
-from partc.runtime.plan.moves import intersect, region_of
+from partc.runtime.plan.moves import region_of
 from partc.runtime.plan.program import Region
 from partc.runtime.plan.record import Range
 
@@ -32,8 +30,6 @@ MeshPlace = tuple[Axes, tuple[int, ...]]  # a mesh's axes, and the workers at it
 Task = tuple[int, int]  # the slot of its block, and its index there
 Where = tuple[MeshPlace, Placements]
 Sum = tuple[CollectiveKind, int]  # along which mesh axis
-
-_serials = count()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +74,6 @@ class TaskBlock:
     gates: Mapping[Where, int] = field(default_factory=dict)
     cuts: Mapping[Where, int] = field(default_factory=dict)
     memory: Floats | None = None
-    serial: int = field(default_factory=lambda: next(_serials))
 
 
 class Draft:
@@ -148,13 +143,11 @@ def _pairs(rows: Sequence[tuple[int, int]]) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A tensor that a group reads on one way: the blocks that send it and make it, and their slots."""
+    """A tensor that a group reads on one way: the slots and blocks of what sends it and of what makes it."""
 
     wanted: tuple[Placements, ...]
-    transfer: TaskBlock | None
-    transfer_slot: int
-    maker: TaskBlock | None
-    maker_slot: int
+    transfer: tuple[int, TaskBlock] | None
+    maker: tuple[int, TaskBlock] | None
 
 
 def write_computing(prices: TaskPrices, placed: Placed, way: Way, reads: Sequence[Read]) -> TaskBlock:
@@ -166,12 +159,11 @@ def write_computing(prices: TaskPrices, placed: Placed, way: Way, reads: Sequenc
     for read in reads:
         for placements in read.wanted:
             where = placed.place, placements
-            gate = None if read.transfer is None else read.transfer.gates.get(where)
-            if gate is not None:
-                gates[read.transfer_slot, gate] = None
+            if read.transfer is not None and where in read.transfer[1].gates:
+                gates[read.transfer[0], read.transfer[1].gates[where]] = None
             elif read.maker is not None:
-                makers[read.maker_slot] = read.maker
-            cut_bytes += 0 if read.transfer is None else read.transfer.cuts.get(where, 0)
+                makers[read.maker[0]] = read.maker[1]
+            cut_bytes += 0 if read.transfer is None else read.transfer[1].cuts.get(where, 0)
     collectives = _joined(placed.layout, way)
     seconds = prices.work_s(placed.layout.work[way], bool(gates) + len(collectives))
     if cut_bytes:
@@ -180,16 +172,16 @@ def write_computing(prices: TaskPrices, placed: Placed, way: Way, reads: Sequenc
     for worker in placed.workers:
         made = [(slot, maker.done[worker]) for slot, maker in makers.items() if worker in maker.done]
         ends[worker] = draft.task(worker, float(seconds[worker]), [*gates, *made])
-    for (kind, axis), nbytes in collectives.items():
+    for (_, kind, axis), nbytes in sorted(collectives.items()):
         draft.sum_along(placed, kind, axis, nbytes, ends)
     return draft.finish(done={worker: index for worker, (_, index) in ends.items()})
 
 
-def _joined(layout: GroupLayout, way: Way) -> dict[Sum, int]:
-    """Return a way's collectives, those of a kind along an axis as one: bytes."""
-    joined: dict[Sum, int] = {}
+def _joined(layout: GroupLayout, way: Way) -> dict[tuple[int, CollectiveKind, int], int]:
+    """Return a way's collectives, those of a level, kind and axis as one: bytes."""
+    joined: dict[tuple[int, CollectiveKind, int], int] = {}
     for each in layout.collectives[way]:
-        key = each.kind, each.axis
+        key = each.level, each.kind, each.axis
         joined[key] = joined.get(key, 0) + each.nbytes
     return joined
 
@@ -263,7 +255,7 @@ Cut = tuple[Axes, Placements]
 
 
 @lru_cache(maxsize=1 << 14)
-def _overlaps(shape: tuple[int, ...], source: Cut, target: Cut) -> tuple[tuple[int, ...], Numbers]:
+def _overlaps(shape: tuple[int, ...], source: Cut, target: Cut) -> tuple[tuple[int, ...], Longs]:
     """Return the region at each place of the source, numbered, and how many elements of each region those at
     each place of the target want, int64[regions, places]."""
     has, wants = _regions(shape, source), _regions(shape, target)
@@ -272,9 +264,9 @@ def _overlaps(shape: tuple[int, ...], source: Cut, target: Cut) -> tuple[tuple[i
     for axis in range(len(shape)):
         ours = {ranges: n for n, ranges in enumerate(dict.fromkeys(region[axis] for region in numbers))}
         theirs = {ranges: n for n, ranges in enumerate(dict.fromkeys(region[axis] for region in wants))}
-        common = np.array([[_common_length(one, other) for other in theirs] for one in ours], np.int64)
         rows = [ours[region[axis]] for region in numbers]
-        elements *= common[np.ix_(rows, [theirs[region[axis]] for region in wants])]
+        columns = [theirs[region[axis]] for region in wants]
+        elements *= _common_lengths(list(ours), list(theirs))[np.ix_(rows, columns)]
     return tuple(numbers[region] for region in has), elements
 
 
@@ -286,6 +278,12 @@ def _regions(shape: tuple[int, ...], cut: Cut) -> tuple[Region, ...]:
     return tuple(region_of(box_of(mesh, layout, shape, mesh.coordinates(place))) for place in places)
 
 
-def _common_length(one: tuple[Range, ...], other: tuple[Range, ...]) -> int:
-    both = intersect((one,), (other,))
-    return 0 if both is None else sum(stop - start for start, stop in both[0])
+def _common_lengths(ours: Sequence[tuple[Range, ...]], theirs: Sequence[tuple[Range, ...]]) -> Longs:
+    """Return how long what every two have in common is. Ranges of one do not overlap."""
+    (starts, stops), (other_starts, other_stops) = (
+        np.array([span for ranges in each for span in ranges], np.int64).T for each in (ours, theirs)
+    )
+    common = np.minimum.outer(stops, other_stops) - np.maximum.outer(starts, other_starts)
+    begins, other_begins = (np.cumsum([0, *(len(ranges) for ranges in each[:-1])]) for each in (ours, theirs))
+    own = np.add.reduceat(common.clip(min=0), begins, axis=0)
+    return np.add.reduceat(own, other_begins, axis=1)

@@ -42,6 +42,7 @@ from partc.runtime.plan.variables import DrawnInput, Uniform
 CollectiveKind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "shift"]
 
 ANY = Uniform(0.0, 1.0, 0)  # what is fed to a group has no values
+NOT_THERE = -1
 
 
 Placements = tuple[Placement, ...]
@@ -49,18 +50,25 @@ Placements = tuple[Placement, ...]
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """What the ranks along a mesh axis do together; `nbytes`: of a rank's tensor, the larger of both ends."""
+    """What the ranks along a mesh axis do together.
+
+    nbytes  of a rank's tensor, the larger of both ends
+    level   how many collectives of its way have to end before it begins
+    """
 
     kind: CollectiveKind
     axis: int
     nbytes: int
+    level: int
 
 
 @dataclass(frozen=True)
 class GroupLayout:
-    """A group under a split. Work and bytes are of one device, the one with the largest part.
+    """Alike groups under a split. Work and bytes are of one device, the one with the largest part.
 
-    kind    a number that alike groups under equal splits have in common
+    Tensors are numbered as `GroupLayouts.place` numbers them.
+
+    kind    a number of the groups' likeness and the split together
     wants   (tensor, way) -> how the group reads what it did not make on that way, without neighbours' entries
     has     tensor -> the layout in which others find it; a term of a gradient may be partial
     homes   parameter -> where it is kept, if this group keeps it
@@ -70,28 +78,19 @@ class GroupLayout:
     mesh: Mesh
     work: Mapping[Way, Work]
     collectives: Mapping[Way, tuple[Collective, ...]]
-    wants: Mapping[tuple[str, Way], tuple[Placements, ...]]
-    has: Mapping[str, Layout]
-    homes: Mapping[str, Layout]
-
-    def renamed(self, names: Mapping[str, str]) -> "GroupLayout":
-        """Return the layout of a group that is alike, whose tensors have other names."""
-        return replace(
-            self,
-            wants={(names[tensor], way): layouts for (tensor, way), layouts in self.wants.items()},
-            has={names[tensor]: layout for tensor, layout in self.has.items()},
-            homes={names[tensor]: layout for tensor, layout in self.homes.items()},
-        )
+    wants: Mapping[tuple[int, Way], tuple[Placements, ...]]
+    has: Mapping[int, Layout]
+    homes: Mapping[int, Layout]
 
 
 @dataclass
 class GroupLayouts:
-    """Lays groups out, each kind of group and each split once."""
+    """Lays groups out, alike ones and each split once."""
 
     step: GroupedStep
     _steps: dict[int, "_OwnStep"] = field(default_factory=dict)
-    _found: dict[tuple[Hashable, SplitDegrees], tuple[int, GroupLayout | None]] = field(default_factory=dict)
-    _renamed: dict[tuple[int, SplitDegrees], GroupLayout | None] = field(default_factory=dict)
+    _signatures: dict[Hashable, int] = field(default_factory=dict)
+    _found: dict[tuple[int, SplitDegrees], GroupLayout | None] = field(default_factory=dict)
     _samples: dict[str, Split] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,31 +100,28 @@ class GroupLayouts:
 
     def __call__(self, number: int, split: SplitDegrees) -> GroupLayout | None:
         """Return a group's layout under a split; None where it cannot be divided so."""
-        key = number, split
-        if key not in self._renamed:
-            own = self._own_step(number)
-            alike = own.signature, split
-            if alike not in self._found:
-                self._found[alike] = number, own.lay_out(split, len(self._found))
-            other, found = self._found[alike]
-            names = dict(zip(self._own_step(other).places, own.places, strict=True))
-            self._renamed[key] = None if found is None else found.renamed(names)
-        return self._renamed[key]
+        own = self._own_step(number)
+        key = own.likeness, split
+        if key not in self._found:
+            self._found[key] = own.lay_out(split, len(self._found))
+        return self._found[key]
 
     def place(self, number: int, tensor: str) -> int:
-        """Return a tensor's place among those of a group, the same in groups that are alike."""
-        return self._own_step(number).places[tensor]
+        """Return a tensor's number among those of a group, the same in alike ones; or NOT_THERE."""
+        return self._own_step(number).places.get(tensor, NOT_THERE)
 
     def _own_step(self, number: int) -> "_OwnStep":
         if number not in self._steps:
-            self._steps[number] = _OwnStep(self.step, number, self._samples)
+            self._steps[number] = _OwnStep(self.step, number, self._samples, self._signatures)
         return self._steps[number]
 
 
 class _OwnStep:
-    """A group as a step of its own. `places`: of its tensors, the same in groups of equal `signature`."""
+    """A group as a step of its own. `places`: its tensors' numbers, as in groups of equal `likeness`."""
 
-    def __init__(self, step: GroupedStep, number: int, samples: Mapping[str, Split]) -> None:
+    def __init__(
+        self, step: GroupedStep, number: int, samples: Mapping[str, Split], signatures: dict[Hashable, int]
+    ) -> None:
         self._whole = step.analysis
         self._group: StepGroup = step.groups[number]
         self._nodes = [node for nodes in self._group.nodes.values() for node in nodes]
@@ -138,8 +134,13 @@ class _OwnStep:
         crossing = [name for name in step.readers if name in made and name not in of_terms]
         results = [name for name in self._whole.training.outputs if name in made]
         self._results = tuple(dict.fromkeys((*crossing, *results)))
+        self._awaited = {*crossing, *of_terms}  # what they come from, too; the loss, say, is not
+        for node in reversed(self._nodes):
+            if any(tensor.name in self._awaited for tensor in node.outputs):
+                self._awaited.update(tensor.name for tensor in node.inputs)
         self._analysis = self._own_analysis(made, samples)
-        self.places, self.signature = self._describe(samples)
+        self.places, signature = self._describe(samples)
+        self.likeness = signatures.setdefault(signature, len(signatures))
 
     def _own_analysis(self, made: set[str], samples: Mapping[str, Split]) -> Analysis:
         whole = self._whole
@@ -214,7 +215,30 @@ class _OwnStep:
         except InputError:
             return None
         aggregate_partials(graph)
-        return _describe_layout(graph, self._group, self._results, self._terms, kind)
+        return self._describe_layout(graph, kind)
+
+    def _describe_layout(self, graph: LaidOutGraph, kind: int) -> GroupLayout:
+        sizes, group, places = LocalSizes(graph), self._group, self.places
+        of_terms = [term for own in self._terms.values() for term in own]
+        results = {*self._results, *of_terms}
+        wants = {
+            (places[tensor], way): tuple(dict.fromkeys(map(plain, layouts)))
+            for way in group.nodes
+            for tensor, layouts in _wanted(graph, group, way).items()
+        }
+        return GroupLayout(
+            kind,
+            graph.meshes.each[0],
+            {way: _count_work(graph, sizes, group.nodes[way], results) for way in group.nodes},
+            {
+                way: tuple(_collectives(graph, sizes, nodes, self._awaited))
+                for way, nodes in group.nodes.items()
+            },
+            wants,
+            {places[name]: _summed(graph.layout(name)) for name in self._results}
+            | {places[term]: graph.layout(term) for term in of_terms},
+            {places[name]: graph.layout(name) for name in graph.training.gradients},
+        )
 
 
 def _parts(split: SplitDegrees) -> int:
@@ -232,32 +256,6 @@ def _fed(name: str, tensor: gs.Tensor, place: Split | None) -> DrawnInput:
 
 
 # ---------------------------------------------------------------- what a laid-out group says
-
-
-def _describe_layout(
-    graph: LaidOutGraph,
-    group: StepGroup,
-    results: tuple[str, ...],
-    terms: Mapping[str, list[str]],
-    kind: int,
-) -> GroupLayout:
-    sizes = LocalSizes(graph)
-    of_terms = [term for own in terms.values() for term in own]
-    wants = {
-        (tensor, way): tuple(dict.fromkeys(map(plain, layouts)))
-        for way in group.nodes
-        for tensor, layouts in _wanted(graph, group, way).items()
-    }
-    return GroupLayout(
-        kind,
-        graph.meshes.each[0],
-        {way: _count_work(graph, sizes, group.nodes[way], {*results, *of_terms}) for way in group.nodes},
-        {way: tuple(_collectives(graph, sizes, group.nodes[way])) for way in group.nodes},
-        wants,
-        {name: _summed(graph.layout(name)) for name in results}
-        | {term: graph.layout(term) for term in of_terms},
-        {name: graph.layout(name) for name in graph.training.gradients},
-    )
 
 
 def plain(layout: Layout) -> Placements:
@@ -296,23 +294,39 @@ def _reads(graph: LaidOutGraph, nodes: tuple[gs.Node, ...]) -> Iterator[tuple[gs
                 yield tensor, layout
 
 
-def _collectives(graph: LaidOutGraph, sizes: LocalSizes, nodes: tuple[gs.Node, ...]) -> Iterator[Collective]:
-    """Yield what the ranks do together on one way: sums, and changes of layout within the group."""
+def _collectives(
+    graph: LaidOutGraph, sizes: LocalSizes, nodes: tuple[gs.Node, ...], awaited: set[str]
+) -> Iterator[Collective]:
+    """Yield what the ranks do together on one way. What nobody awaits goes along with gradients."""
+    found = [each for each in _communicated(graph, sizes, nodes) if each[0] in awaited]
+    joint = {tensor for tensor, *_ in found}
+    level: dict[str, int] = {}
+    for node in nodes:
+        behind = [level[t.name] + (t.name in joint) for t in node.inputs if t.name in level]
+        level.update((tensor.name, max(behind, default=0)) for tensor in node.outputs)
+    for tensor, kind, axis, nbytes in found:
+        yield Collective(kind, axis, nbytes, level[tensor])
+
+
+def _communicated(
+    graph: LaidOutGraph, sizes: LocalSizes, nodes: tuple[gs.Node, ...]
+) -> Iterator[tuple[str, CollectiveKind, int, int]]:
+    """Yield tensors that are summed or laid out otherwise within the group: how, along which axis, bytes."""
     made = {tensor.name for node in nodes for tensor in node.outputs}
     for tensor, axis in sorted(graph.made_whole):
         if tensor in made:
-            yield Collective("all_reduce", axis, sizes.local_nbytes(tensor, graph.layout(tensor)))
+            yield tensor, "all_reduce", axis, sizes.local_nbytes(tensor, graph.layout(tensor))
     seen: set[tuple[str, int, Placement]] = set()
-    for tensor, wanted in _reads(graph, nodes):
-        native = graph.layout(tensor.name)
-        for axis in range(graph.meshes.axes) if tensor.name in made else ():
-            key = tensor.name, axis, wanted.along(axis)
-            kind = _change(native.along(axis), wanted.along(axis), (tensor.name, axis) in graph.made_whole)
+    for read, wanted in _reads(graph, nodes):
+        native = graph.layout(read.name)
+        for axis in range(graph.meshes.axes) if read.name in made else ():
+            key = read.name, axis, wanted.along(axis)
+            kind = _change(native.along(axis), wanted.along(axis), (read.name, axis) in graph.made_whole)
             if kind is None or key in seen or graph.meshes.size(wanted.site, axis) == 1:
                 continue
             seen.add(key)
-            ends = [sizes.local_nbytes(tensor.name, layout) for layout in (native, wanted)]
-            yield Collective(kind, axis, max(0, ends[1] - ends[0]) if kind == "shift" else max(ends))
+            ends = [sizes.local_nbytes(read.name, layout) for layout in (native, wanted)]
+            yield read.name, kind, axis, max(0, ends[1] - ends[0]) if kind == "shift" else max(ends)
 
 
 def _change(native: Placement, wanted: Placement, is_summed: bool) -> CollectiveKind | None:

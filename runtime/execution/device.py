@@ -122,7 +122,7 @@ def _check_names(run: Run, session: ort.InferenceSession) -> None:
 
 
 def _check_shape(run: Run, value: str, shape: list[int], wanted: list[int | str | None]) -> None:
-    """Raise BadPlan unless a value that never moves has the shape that a segment reads."""
+    """Raise BadPlan unless a value has the shape that a segment reads."""
     fits = len(shape) == len(wanted) and all(
         not isinstance(size, int) or size == found for size, found in zip(wanted, shape, strict=True)
     )
@@ -198,10 +198,11 @@ class BoundRun:
         self._placeholder = ort.OrtValue.ortvalue_from_numpy(_PLACEHOLDER)
         self._moving_reads = [pair for pair in run.reads if pair[1] not in values.fixed]
         self._unplaced = [pair for pair in run.writes if pair[1] not in values.fixed]
-        wanted = {info.name: info.shape for info in session.get_inputs()}
+        self._run = run
+        self._wanted = {info.name: info.shape for info in session.get_inputs()}
         for name, value in run.reads:
             if value in values.fixed:
-                _check_shape(run, value, values.fixed[value].shape(), wanted[name])
+                _check_shape(run, value, values.fixed[value].shape(), self._wanted[name])
                 self._binding.bind_ortvalue_input(name, values.fixed[value])
         fixed_writes = [pair for pair in run.writes if pair[1] in values.fixed]
         declared = {output.name: output.shape for output in session.get_outputs()}
@@ -211,11 +212,16 @@ class BoundRun:
         self._release_outputs()
 
     def __call__(self) -> None:
-        """Execute the segment on the values of now."""
+        """Execute the segment on the values of now. Raises BadPlan where a value has another shape."""
         tensors = self._values.tensors
         for name, value in self._moving_reads:
             self._binding.bind_ortvalue_input(name, tensors[value])
-        self._session.run_with_iobinding(self._binding)
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except RuntimeError:
+            for name, value in self._moving_reads:
+                _check_shape(self._run, value, tensors[value].shape(), self._wanted[name])
+            raise
         if self._unplaced:
             results = self._binding.get_outputs()[self._first_unplaced :]
             tensors.update(zip((value for _, value in self._unplaced), results, strict=True))

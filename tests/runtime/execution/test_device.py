@@ -76,6 +76,14 @@ def test_a_stored_value_is_copied(tmp_path: Path) -> None:
     np.testing.assert_array_equal(one.environment.array("W"), np.full((3, 2), 4))
 
 
+@pytest.mark.parametrize("shape", [(3,), (3, 2, 1), (3, 4)])
+def test_what_a_segment_reads_in_another_shape_is_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    one = executor(tmp_path, 3, worker())
+
+    with pytest.raises(BadPlan, match=r"'d' has shape .*, the segment reads"):
+        take_step(one, np.zeros(shape, np.float32))
+
+
 def test_a_value_of_another_size_is_refused(tmp_path: Path) -> None:
     one = executor(tmp_path, 3, worker(), Store("worker", "d", "W"))
 
