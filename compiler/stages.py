@@ -43,8 +43,8 @@ from partc.passes.roles.find_gradients import find_gradients
 from partc.passes.roles.find_roles import find_roles
 from partc.passes.roles.find_sample_axes import check_draws
 from partc.passes.roles.find_zeros import find_zeros
-from partc.passes.search.cut_stages import SentSeconds
 from partc.passes.search.expand_split_ops import expand_split_ops
+from partc.passes.search.shared_weights import SentSeconds
 from partc.runtime.log import log
 from partc.runtime.plan.check_program import check_program
 

@@ -7,9 +7,10 @@ from partc.cost.strategy import MESH_STRATEGY_FORMAT, AxisSplit, Batch, OpConfig
 from partc.passes.analysis import Analysis
 from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh
 from partc.passes.search.cut_layers import cut_layers
-from partc.passes.search.cut_stages import NodeSeconds, SentSeconds, Traffic, cut_stages
+from partc.passes.search.cut_stages import NodeSeconds, cut_stages
 from partc.passes.search.find_groups import spell_dimension
 from partc.passes.search.shard_variables import shard_variables
+from partc.passes.search.shared_weights import PipelineTraffic, SentSeconds
 from partc.passes.search.split_dense import split_dense
 from partc.passes.search.split_space import split_space
 from partc.passes.search.tensor_parallel import split_weights
@@ -60,7 +61,7 @@ def name_strategy(
     if named.stages > 1:
         shares = sizes["data"] if batch == "global" else 1
         ranks = workers // named.stages // (sizes["data"] // shares)
-        traffic = None if sent is None else Traffic(sent, microbatches, ranks, shares)
+        traffic = None if sent is None else PipelineTraffic(sent, microbatches, ranks, shares)
         begin = cut_stages(analysis, named.stages, seconds, traffic)
     return Strategy(
         MESH_STRATEGY_FORMAT,
