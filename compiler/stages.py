@@ -18,7 +18,11 @@ from partc.compiler.planning.price_step import StepPricer
 from partc.cost.assignment.partitions import PartitionSearch, check_partitions, search_partitions
 from partc.cost.assignment.synchronisation import StrategyCosts, choose_strategy
 from partc.cost.cluster.cluster import ranks_of
+from partc.cost.cluster.profiles import PER_COMMUNICATION_S
 from partc.cost.named_strategy import NamedStrategy
+from partc.cost.network import collectives
+from partc.cost.network.topology import Network
+from partc.cost.network.traffic import seconds_of
 from partc.cost.simulation.memory import check_memory
 from partc.cost.simulation.roofline import node_s
 from partc.cost.simulation.timeline import simulate
@@ -40,6 +44,7 @@ from partc.passes.roles.find_roles import find_roles
 from partc.passes.roles.find_sample_axes import check_draws
 from partc.passes.roles.find_zeros import find_zeros
 from partc.passes.search.expand_split_ops import expand_split_ops
+from partc.passes.search.shared_weights import SentSeconds
 from partc.runtime.log import log
 from partc.runtime.plan.check_program import check_program
 
@@ -151,8 +156,21 @@ def write_named_strategy(compilation: Compilation) -> None:
             compilation.worker_hosts,
             batch,
             lambda flops, nbytes: node_s(flops, nbytes, worker, compilation.cluster),
+            _stage_to_stage_s(compilation, named.stages),
         )
         compilation.options = replace(options, strategy=strategy)
+
+
+def _stage_to_stage_s(compilation: Compilation, stages: int) -> SentSeconds:
+    """Return what bytes take from each worker of a stage to the one at its place in another, all at once."""
+    network, workers = Network(compilation.cluster), compilation.worker_names
+    size = max(1, len(workers) // stages)
+
+    def sent_s(nbytes: float, source: int, target: int) -> float:
+        pairs = {(source * size + place, target * size + place): nbytes for place in range(size)}
+        return PER_COMMUNICATION_S + seconds_of(network, collectives.exchange(network, workers, pairs))
+
+    return sent_s
 
 
 def expand_split_operators(compilation: Compilation) -> None:

@@ -10,6 +10,7 @@ from partc.passes.search.cut_layers import cut_layers
 from partc.passes.search.cut_stages import NodeSeconds, cut_stages
 from partc.passes.search.find_groups import spell_dimension
 from partc.passes.search.shard_variables import shard_variables
+from partc.passes.search.shared_weights import PipelineTraffic, SentSeconds
 from partc.passes.search.split_dense import split_dense
 from partc.passes.search.split_space import split_space
 from partc.passes.search.tensor_parallel import split_weights
@@ -21,11 +22,17 @@ MICROBATCHES_PER_STAGE = 4
 
 
 def name_strategy(
-    analysis: Analysis, named: NamedStrategy, hosts: Sequence[str], batch: Batch, seconds: NodeSeconds
+    analysis: Analysis,
+    named: NamedStrategy,
+    hosts: Sequence[str],
+    batch: Batch,
+    seconds: NodeSeconds,
+    sent: SentSeconds | None = None,
 ) -> Strategy:
     """Return what a name means for a step. Raises BadUsage where it means nothing there.
 
-    `hosts`: of every worker; `seconds`: what a node takes on one.
+    `hosts`: of every worker; `seconds`: what a node takes on one; `sent`: what bytes take from a stage's
+    workers to another's, None if nothing.
     """
     workers = len(hosts)
     if named.divides_layers:
@@ -49,7 +56,13 @@ def name_strategy(
         variable: {mesh.axes[axis][0]: AxisSplit(split.axis, split.outer) for axis, split in home.splits()}
         for variable, home in homes.items()
     }
-    begin = cut_stages(analysis, named.stages, seconds) if named.stages > 1 else {}
+    microbatches = named.microbatches or _microbatches(analysis, named.stages)
+    begin: dict[str, int] = {}
+    if named.stages > 1:
+        shares = sizes["data"] if batch == "global" else 1
+        ranks = workers // named.stages // (sizes["data"] // shares)
+        traffic = None if sent is None else PipelineTraffic(sent, microbatches, ranks, shares)
+        begin = cut_stages(analysis, named.stages, seconds, traffic)
     return Strategy(
         MESH_STRATEGY_FORMAT,
         batch,
@@ -58,7 +71,7 @@ def name_strategy(
         variables=variables,
         ops=(*ops, *(OpConfig(node, stage=stage) for node, stage in begin.items())),
         stages=named.stages,
-        microbatches=named.microbatches or _microbatches(analysis, named.stages),
+        microbatches=microbatches,
     )
 
 

@@ -409,7 +409,7 @@ class Layout:
 
     def varying(self) -> list[int]:
         """Return the tensor's axes whose sizes may differ between ranks."""
-        return [p.axis for _, p in (*self.uneven(), *self.overlapping())]
+        return [split.axis for _, split in self.uneven()] + [p.axis for _, p in self.overlapping()]
 
     @property
     def is_whole(self) -> bool:

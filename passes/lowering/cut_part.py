@@ -3,6 +3,7 @@
 A factor that does not lead its axis is brought to the front for that, and back.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -131,6 +132,6 @@ class Fold:
         sizes = [*self.numbers[: self.axis], -1, *self.numbers[self.axis + 1 :]]
         return self._reshape(transposed, sizes, name)
 
-    def _reshape(self, tensor: gs.Tensor, sizes: list[Number], name: str) -> gs.Tensor:
+    def _reshape(self, tensor: gs.Tensor, sizes: Sequence[Number], name: str) -> gs.Tensor:
         spelled = self.lowering.numbers(f"{name}.sizes", sizes, self.site)
         return self.out.emit("Reshape", [tensor, spelled], name, tensor.dtype, self.site)

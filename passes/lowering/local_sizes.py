@@ -64,7 +64,7 @@ class LocalSizes:
             local[overlapping.axis] = _longest(overlapping)
         return tuple(local)
 
-    def local_number(self, layout: Layout, axis: int, number: int) -> Number:
+    def local_number(self, layout: Layout, axis: int, number: int) -> int | PartNumber:
         """Return what is left of a number of entries of an axis in a rank's piece."""
         mesh = self.graph.meshes.of(layout.site)
         uneven = [(a, split.uneven) for a, split in layout.uneven() if split.axis == axis]

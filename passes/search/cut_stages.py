@@ -3,19 +3,22 @@
 Every node is first placed as if each forward node were a stage (layouts/place_nodes.py), which tells what of
 the backward pass and of the updates goes with it. Contiguous stages whose greatest time is least are then
 found by bisection; of those within 5 % of it, the cut over which the fewest bytes go.
+Where that parts the readers of a weight, others are tried (shared_weights.py).
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from math import inf
 
 import onnx_graphsurgeon as gs
 
 from partc.passes.analysis import Analysis
+from partc.passes.layouts.configuration import Places
 from partc.passes.layouts.place_nodes import find_mixed, place_nodes
 from partc.passes.rules.sharding_rules import rule_of
 from partc.passes.search.forward_nodes import forward_nodes
+from partc.passes.search.shared_weights import PipelineTraffic, SharedPipeline, find_shared_weights
 from partc.runtime.errors import BadUsage
 from partc.runtime.log import log
 
@@ -24,10 +27,12 @@ TOLERANCE = 0.05
 UNEVEN = 1.5  # of the busiest stage's time by the mean: what is more is warned of
 
 
-def cut_stages(analysis: Analysis, stages: int, seconds: NodeSeconds) -> dict[str, int]:
+def cut_stages(
+    analysis: Analysis, stages: int, seconds: NodeSeconds, traffic: PipelineTraffic | None = None
+) -> dict[str, int]:
     """Return the forward nodes with which a stage begins -> the stage: all that they read is of earlier ones.
 
-    Raises BadUsage where there are fewer forward nodes than stages.
+    `traffic`: None where messages cost nothing. Raises BadUsage where there are fewer such nodes than stages.
     """
     forward = forward_nodes(analysis.training, analysis.main)
     mixed = find_mixed(forward, analysis.training)
@@ -38,8 +43,13 @@ def cut_stages(analysis: Analysis, stages: int, seconds: NodeSeconds) -> dict[st
             at=f"--strategy pipeline={stages}",
             fix=f"use at most {max(1, len(line))} stages",
         )
-    times = seconds_at(analysis, line, seconds)
-    ends = cut(times, _bytes_behind(analysis, line), stages)
+    alone = place_nodes(analysis, {node.name: place for place, node in enumerate(line)}, len(line))
+    times = _sum_at(analysis, analysis.training.graph.nodes, alone, len(line), seconds)
+    nbytes = _bytes_behind(analysis, line)
+    ends = cut(times, nbytes, stages)
+    if traffic is not None and (shared := find_shared_weights(analysis, alone)):
+        ahead = _sum_at(analysis, forward, alone, len(line), seconds)
+        ends = SharedPipeline(times, ahead, nbytes, shared, stages, traffic).quickest(ends)
     _tell_balance(times, ends)
     stage_of = {node.name: sum(end <= place for end in ends) for place, node in enumerate(line)}
     made = {tensor.name: stage_of[node.name] for node in line for tensor in node.outputs}
@@ -61,11 +71,16 @@ def _tell_balance(times: Sequence[float], ends: Sequence[int]) -> None:
 
 def seconds_at(analysis: Analysis, line: Sequence[gs.Node], seconds: NodeSeconds) -> list[float]:
     """Return what every forward node takes, with what goes with it on the way back and in updates."""
-    alone = {node.name: place for place, node in enumerate(line)}
-    places = place_nodes(analysis, alone, len(line))
-    result = [0.0 for _ in line]
+    places = place_nodes(analysis, {node.name: place for place, node in enumerate(line)}, len(line))
+    return _sum_at(analysis, analysis.training.graph.nodes, places, len(line), seconds)
+
+
+def _sum_at(
+    analysis: Analysis, nodes: Iterable[gs.Node], places: Places, count: int, seconds: NodeSeconds
+) -> list[float]:
+    result = [0.0 for _ in range(count)]
     facts = analysis.facts
-    for node in analysis.training.graph.nodes:
+    for node in nodes:
         if all(facts.fixed_value(tensor.name) is not None for tensor in node.outputs):
             continue
         rule = rule_of(node, facts)
