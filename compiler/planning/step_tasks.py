@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from partc.compiler.planning.step_blocks import BlockList, Present, Written
+from partc.compiler.planning.step_blocks import BlockList, Present, StepBlock, Written
 from partc.compiler.planning.task_blocks import Placed
 from partc.compiler.planning.task_prices import TaskPrices
 from partc.cost.simulation.task_arrays import Floats, Ints
@@ -102,6 +102,15 @@ class StepTasks:
             self._put(number, written)
         if self._before.written:
             self.graph.undo()
+
+    @property
+    def blocks(self) -> Sequence[StepBlock]:
+        """Return the blocks that the graph consists of, each behind those that it waits for."""
+        return self._blocks
+
+    def placed(self, number: int, config: OperatorConfig) -> Placed | None:
+        """Return how a configuration divides and places a group, None where it cannot be divided so."""
+        return self._place(number, config)
 
     @property
     def sent_bytes(self) -> float:
