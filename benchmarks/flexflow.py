@@ -27,12 +27,13 @@ from partc.compiler.options import Options
 from partc.compiler.pipeline import DECIDE, run
 from partc.compiler.planning.search_strategies import make_tasks, space_of
 from partc.compiler.planning.step_tasks import StepTasks
-from partc.compiler.planning.walk_tasks import State, walk_tasks
+from partc.compiler.planning.walk_chains import walk_chains
+from partc.compiler.planning.walk_tasks import State, fewer_replicas
 from partc.compiler.settle_options import settle_options
 from partc.cost.cluster.cluster import Cluster, read_cluster
 from partc.models.catalogue import build_model
 from partc.passes.search.find_groups import OperatorGroup, find_groups
-from partc.passes.search.operator_space import OperatorConfig, data_parallel_config
+from partc.passes.search.operator_space import data_parallel_config
 from partc.passes.search.read_configs import read_configs
 from partc.runtime.errors import PartcError
 
@@ -110,7 +111,9 @@ class Experiment:
     def found(self, starts: list[State], budget_s: float, seed: int) -> tuple[State, int]:
         """Return the quickest state that walks find, and how many proposals there were."""
         until_s, rng = time.monotonic() + budget_s, np.random.default_rng(seed)
-        best, proposals = walk_tasks(self.tasks, space_of(self.first, self.groups), starts, rng, until_s)
+        space = space_of(self.first, self.groups)
+        starts = [fewer_replicas(self.tasks, space), *starts]
+        best, proposals = walk_chains(self.tasks, space, starts, rng, until_s)
         return best.in_order()[0], proposals
 
 
@@ -122,9 +125,8 @@ def experiment(name: str, cluster_name: str, devices: int, budget_s: float, seed
     cluster = first_devices(read_cluster(EXAMPLES / CLUSTERS[cluster_name]), devices)
     own = Experiment(f"{name}, {devices} {cluster_name}", step, cluster)
     data: State = (data_parallel_config(devices),) * len(own.groups)
-    alone: State = (OperatorConfig((("batch", 1),), (0,)),) * len(own.groups)
     by_expert = own.expert(expert)
-    starts = [state for state in (data, by_expert, alone) if state is not None]
+    starts = [state for state in (data, by_expert) if state is not None]
     state, proposals = own.found(starts, budget_s, seed)
     rows = [
         own.row("data", data),

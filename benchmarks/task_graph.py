@@ -24,10 +24,11 @@ from partc.compiler.differentiation.updates.optimizers import Adagrad, Momentum
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options
 from partc.compiler.planning.search_strategies import WholeSteps, make_tasks, space_of, strategy_of
+from partc.compiler.planning.walk_tasks import State, random_state
 from partc.cost.cluster.cluster import read_cluster
 from partc.models.catalogue import build_model
 from partc.passes.search.find_groups import find_groups
-from partc.passes.search.operator_space import OperatorConfig, data_parallel_config
+from partc.passes.search.operator_space import data_parallel_config
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 CLUSTERS = {"2x2": "cluster-2x2.json", "8x6": "cluster-8x6-titanxp.json"}
@@ -103,22 +104,12 @@ class Work:
         yield from self._pair("data", self.start)
         while count:
             moves = int(rng.integers(1, 5))
-            found = list(self._pair(f"{moves} moves", self._moved(rng, moves)))
+            state = random_state(self.tasks, self.space, self.start, rng, moves)
+            found = list(self._pair(f"{moves} moves", state))
             count -= len(found)
             yield from found
 
-    def _moved(self, rng: np.random.Generator, moves: int) -> tuple[OperatorConfig, ...]:
-        state = list(self.start)
-        self.tasks.begin(state)
-        for _ in range(moves):
-            kind, config = self.space.draw(rng)
-            changes = dict.fromkeys(self.space.kinds[kind].groups, config)
-            if self.tasks.move(changes) is not None:
-                for number in changes:
-                    state[number] = config
-        return tuple(state)
-
-    def _pair(self, name: str, state: tuple[OperatorConfig, ...]) -> Iterator[Pair]:
+    def _pair(self, name: str, state: State) -> Iterator[Pair]:
         strategy = strategy_of(state, self._groups, self._first.worker_names, "global")
         plan = self._whole(name, strategy)
         tasks_s = self.tasks.begin(state)

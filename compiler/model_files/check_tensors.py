@@ -228,7 +228,11 @@ def _check_attribute(attribute: AttributeProto, owner: str, is_of_function: bool
             at=owner,
             fix=_EXPORT_AGAIN,
         )
+    if field in _MESSAGES and field not in value_fields:
+        raise BadModel(f"attribute {attribute.name!r} has no value", at=owner, fix=_EXPORT_AGAIN)
 
+
+_MESSAGES = ("t", "g", "sparse_tensor", "tp")  # fields whose absence is not a value
 
 _ATTRIBUTE_FIELDS = {
     AttributeProto.FLOAT: "f",

@@ -121,13 +121,22 @@ def check_model(
     versions = {opset.domain or "": opset.version for opset in model.opset_import}
     functions = {(function.domain, function.name) for function in model.functions}
     functions |= {("com.microsoft", op) for op in lowered}
-    graphs = [model.graph]
-    for training in model.training_info:
-        graphs += [training.initialization]
-    for graph in graphs:
+    initializations = [training.initialization for training in model.training_info]
+    for graph in (model.graph, *initializations):
         _check_graph(graph, outer=frozenset(), versions=versions, functions=functions)
     run_checker(model)
+    for graph in initializations:
+        run_checker(_model_of(graph, model))
     try_inference(without_large_values(model))
+
+
+def _model_of(graph: onnx.GraphProto, model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model of one graph, which may have no name."""
+    alone = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    alone.functions.extend(model.functions)
+    alone.graph.CopyFrom(graph)
+    alone.graph.name = graph.name or "initialization"
+    return alone
 
 
 def _check_opsets(model: onnx.ModelProto) -> None:

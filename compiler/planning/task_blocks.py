@@ -13,14 +13,13 @@ import numpy as np
 
 from partc.compiler.planning.task_prices import Moved, Sent, TaskPrices
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
-from partc.cost.network.ways import Numbers
-from partc.cost.simulation.task_arrays import Floats, Ints
+from partc.cost.simulation.task_arrays import Floats, Ints, Longs
 from partc.passes.layouts.boxes import box_of
 from partc.passes.layouts.layouts import Layout, Mesh
 from partc.passes.scheduling.segment_work import Work
 from partc.passes.search.group_layouts import CollectiveKind, GroupLayout, Placements
 from partc.passes.search.grouped_step import Way
-from partc.runtime.plan.moves import intersect, region_of
+from partc.runtime.plan.moves import region_of
 from partc.runtime.plan.program import Region
 from partc.runtime.plan.record import Range
 
@@ -173,16 +172,16 @@ def write_computing(prices: TaskPrices, placed: Placed, way: Way, reads: Sequenc
     for worker in placed.workers:
         made = [(slot, maker.done[worker]) for slot, maker in makers.items() if worker in maker.done]
         ends[worker] = draft.task(worker, float(seconds[worker]), [*gates, *made])
-    for (kind, axis), nbytes in collectives.items():
+    for (_, kind, axis), nbytes in sorted(collectives.items()):
         draft.sum_along(placed, kind, axis, nbytes, ends)
     return draft.finish(done={worker: index for worker, (_, index) in ends.items()})
 
 
-def _joined(layout: GroupLayout, way: Way) -> dict[Sum, int]:
-    """Return a way's collectives, those of a kind along an axis as one: bytes."""
-    joined: dict[Sum, int] = {}
+def _joined(layout: GroupLayout, way: Way) -> dict[tuple[int, CollectiveKind, int], int]:
+    """Return a way's collectives, those of a level, kind and axis as one: bytes."""
+    joined: dict[tuple[int, CollectiveKind, int], int] = {}
     for each in layout.collectives[way]:
-        key = each.kind, each.axis
+        key = each.level, each.kind, each.axis
         joined[key] = joined.get(key, 0) + each.nbytes
     return joined
 
@@ -256,7 +255,7 @@ Cut = tuple[Axes, Placements]
 
 
 @lru_cache(maxsize=1 << 14)
-def _overlaps(shape: tuple[int, ...], source: Cut, target: Cut) -> tuple[tuple[int, ...], Numbers]:
+def _overlaps(shape: tuple[int, ...], source: Cut, target: Cut) -> tuple[tuple[int, ...], Longs]:
     """Return the region at each place of the source, numbered, and how many elements of each region those at
     each place of the target want, int64[regions, places]."""
     has, wants = _regions(shape, source), _regions(shape, target)
@@ -265,9 +264,9 @@ def _overlaps(shape: tuple[int, ...], source: Cut, target: Cut) -> tuple[tuple[i
     for axis in range(len(shape)):
         ours = {ranges: n for n, ranges in enumerate(dict.fromkeys(region[axis] for region in numbers))}
         theirs = {ranges: n for n, ranges in enumerate(dict.fromkeys(region[axis] for region in wants))}
-        common = np.array([[_common_length(one, other) for other in theirs] for one in ours], np.int64)
         rows = [ours[region[axis]] for region in numbers]
-        elements *= common[np.ix_(rows, [theirs[region[axis]] for region in wants])]
+        columns = [theirs[region[axis]] for region in wants]
+        elements *= _common_lengths(list(ours), list(theirs))[np.ix_(rows, columns)]
     return tuple(numbers[region] for region in has), elements
 
 
@@ -279,6 +278,12 @@ def _regions(shape: tuple[int, ...], cut: Cut) -> tuple[Region, ...]:
     return tuple(region_of(box_of(mesh, layout, shape, mesh.coordinates(place))) for place in places)
 
 
-def _common_length(one: tuple[Range, ...], other: tuple[Range, ...]) -> int:
-    both = intersect((one,), (other,))
-    return 0 if both is None else sum(stop - start for start, stop in both[0])
+def _common_lengths(ours: Sequence[tuple[Range, ...]], theirs: Sequence[tuple[Range, ...]]) -> Longs:
+    """Return how long what every two have in common is. Ranges of one do not overlap."""
+    (starts, stops), (other_starts, other_stops) = (
+        np.array([span for ranges in each for span in ranges], np.int64).T for each in (ours, theirs)
+    )
+    common = np.minimum.outer(stops, other_stops) - np.maximum.outer(starts, other_starts)
+    begins, other_begins = (np.cumsum([0, *(len(ranges) for ranges in each[:-1])]) for each in (ours, theirs))
+    own = np.add.reduceat(common.clip(min=0), begins, axis=0)
+    return np.add.reduceat(own, other_begins, axis=1)

@@ -49,11 +49,16 @@ Placements = tuple[Placement, ...]
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """What the ranks along a mesh axis do together; `nbytes`: of a rank's tensor, the larger of both ends."""
+    """What the ranks along a mesh axis do together.
+
+    nbytes  of a rank's tensor, the larger of both ends
+    level   how many collectives of its way have to end before it begins
+    """
 
     kind: CollectiveKind
     axis: int
     nbytes: int
+    level: int
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,10 @@ class _OwnStep:
         crossing = [name for name in step.readers if name in made and name not in of_terms]
         results = [name for name in self._whole.training.outputs if name in made]
         self._results = tuple(dict.fromkeys((*crossing, *results)))
+        self._awaited = {*crossing, *of_terms}  # what they come from, too; the loss, say, is not
+        for node in reversed(self._nodes):
+            if any(tensor.name in self._awaited for tensor in node.outputs):
+                self._awaited.update(tensor.name for tensor in node.inputs)
         self._analysis = self._own_analysis(made, samples)
         self.places, signature = self._describe(samples)
         self.likeness = signatures.setdefault(signature, len(signatures))
@@ -220,7 +229,10 @@ class _OwnStep:
             kind,
             graph.meshes.each[0],
             {way: _count_work(graph, sizes, group.nodes[way], results) for way in group.nodes},
-            {way: tuple(_collectives(graph, sizes, group.nodes[way])) for way in group.nodes},
+            {
+                way: tuple(_collectives(graph, sizes, nodes, self._awaited))
+                for way, nodes in group.nodes.items()
+            },
             wants,
             {places[name]: _summed(graph.layout(name)) for name in self._results}
             | {places[term]: graph.layout(term) for term in of_terms},
@@ -279,23 +291,39 @@ def _reads(graph: LaidOutGraph, nodes: tuple[gs.Node, ...]) -> Iterator[tuple[gs
                 yield tensor, layout
 
 
-def _collectives(graph: LaidOutGraph, sizes: LocalSizes, nodes: tuple[gs.Node, ...]) -> Iterator[Collective]:
-    """Yield what the ranks do together on one way: sums, and changes of layout within the group."""
+def _collectives(
+    graph: LaidOutGraph, sizes: LocalSizes, nodes: tuple[gs.Node, ...], awaited: set[str]
+) -> Iterator[Collective]:
+    """Yield what the ranks do together on one way. What nobody awaits goes along with gradients."""
+    found = [each for each in _communicated(graph, sizes, nodes) if each[0] in awaited]
+    joint = {tensor for tensor, *_ in found}
+    level: dict[str, int] = {}
+    for node in nodes:
+        behind = [level[t.name] + (t.name in joint) for t in node.inputs if t.name in level]
+        level.update((tensor.name, max(behind, default=0)) for tensor in node.outputs)
+    for tensor, kind, axis, nbytes in found:
+        yield Collective(kind, axis, nbytes, level[tensor])
+
+
+def _communicated(
+    graph: LaidOutGraph, sizes: LocalSizes, nodes: tuple[gs.Node, ...]
+) -> Iterator[tuple[str, CollectiveKind, int, int]]:
+    """Yield tensors that are summed or laid out otherwise within the group: how, along which axis, bytes."""
     made = {tensor.name for node in nodes for tensor in node.outputs}
     for tensor, axis in sorted(graph.made_whole):
         if tensor in made:
-            yield Collective("all_reduce", axis, sizes.local_nbytes(tensor, graph.layout(tensor)))
+            yield tensor, "all_reduce", axis, sizes.local_nbytes(tensor, graph.layout(tensor))
     seen: set[tuple[str, int, Placement]] = set()
-    for tensor, wanted in _reads(graph, nodes):
-        native = graph.layout(tensor.name)
-        for axis in range(graph.meshes.axes) if tensor.name in made else ():
-            key = tensor.name, axis, wanted.along(axis)
-            kind = _change(native.along(axis), wanted.along(axis), (tensor.name, axis) in graph.made_whole)
+    for read, wanted in _reads(graph, nodes):
+        native = graph.layout(read.name)
+        for axis in range(graph.meshes.axes) if read.name in made else ():
+            key = read.name, axis, wanted.along(axis)
+            kind = _change(native.along(axis), wanted.along(axis), (read.name, axis) in graph.made_whole)
             if kind is None or key in seen or graph.meshes.size(wanted.site, axis) == 1:
                 continue
             seen.add(key)
-            ends = [sizes.local_nbytes(tensor.name, layout) for layout in (native, wanted)]
-            yield Collective(kind, axis, ends[1] - ends[0] if kind == "shift" else max(ends))
+            ends = [sizes.local_nbytes(read.name, layout) for layout in (native, wanted)]
+            yield read.name, kind, axis, ends[1] - ends[0] if kind == "shift" else max(ends)
 
 
 def _change(native: Placement, wanted: Placement, is_summed: bool) -> CollectiveKind | None:

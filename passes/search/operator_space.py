@@ -2,8 +2,12 @@
 
 The space is FlexFlow's (flexflow.txt, section 4): an operator divides its samples and one other dimension of
 its output, or of what it sums, into equal parts, each on a device of its own. Of the devices blocks of
-neighbours are tried, and as many of every host. Operators that are alike, such as the steps of a recurrence
-and repeated layers, are a kind, and may be configured together.
+neighbours are tried, and as many of every host.
+
+    kind    operators that are alike and read the same parameters, such as the steps of a recurrence
+    family  kinds that are alike, such as repeated layers
+
+The operators of either may be configured together.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,18 +35,26 @@ class OperatorConfig:
 
 @dataclass(frozen=True, slots=True)
 class OperatorKind:
-    """Groups that are alike, by number, and what they may split: dimension -> the most parts."""
+    """Groups of a kind, by number, those of its family, and what they split: dimension -> the most parts."""
 
     groups: tuple[int, ...]
+    family: tuple[int, ...]
     splits: Mapping[str, int]
 
 
 def kinds_of(groups: Sequence[OperatorGroup]) -> tuple[OperatorKind, ...]:
-    """Return the kinds of operators: alike are those of one op, one shape and the same dimensions."""
-    alike: dict[object, list[int]] = {}
+    """Return the kinds, family by family: alike are operators of one op, shape and set of dimensions."""
+    families: dict[object, list[int]] = {}
     for number, group in enumerate(groups):
-        alike.setdefault((group.op, group.shape, tuple(group.splits.items())), []).append(number)
-    return tuple(OperatorKind(tuple(members), groups[members[0]].splits) for members in alike.values())
+        families.setdefault((group.op, group.shape, tuple(group.splits.items())), []).append(number)
+    kinds: list[OperatorKind] = []
+    for family in families.values():
+        reading: dict[tuple[str, ...], list[int]] = {}
+        for number in family:
+            reading.setdefault(groups[number].reads, []).append(number)
+        splits = groups[family[0]].splits
+        kinds += [OperatorKind(tuple(own), tuple(family), splits) for own in reading.values()]
+    return tuple(kinds)
 
 
 def data_parallel_config(workers: int) -> OperatorConfig:
@@ -58,10 +70,12 @@ class OperatorSpace:
     workers: int
     samples: int
 
-    def draw(self, rng: np.random.Generator) -> tuple[int, OperatorConfig]:
-        """Return a kind's number and a configuration for it."""
+    def draw(
+        self, rng: np.random.Generator, workers: tuple[int, ...] | None = None
+    ) -> tuple[int, OperatorConfig]:
+        """Return a kind's number and a configuration for it, on these workers where some are given."""
         number = int(rng.integers(len(self.kinds)))
-        parts = int(rng.choice(_divisors(self.workers)))
+        parts = int(rng.choice(_divisors(self.workers))) if workers is None else len(workers)
         replicas = int(rng.choice([n for n in _divisors(parts) if self.samples % n == 0]))
         splits = self.kinds[number].splits
         rest = parts // replicas
@@ -69,14 +83,25 @@ class OperatorSpace:
         split = {"batch": replicas}
         if fitting:
             split[str(rng.choice(fitting))] = rest
-        sets = self._sets(prod(split.values()))
-        return number, OperatorConfig(tuple(split.items()), sets[int(rng.integers(len(sets)))])
+        count = prod(split.values())
+        if workers is None or count < len(workers):
+            sets = self._sets(count)
+            workers = sets[int(rng.integers(len(sets)))]
+        return number, OperatorConfig(tuple(split.items()), workers)
 
-    def draw_replicas(self, rng: np.random.Generator) -> OperatorConfig:
-        """Return a configuration for any group: samples alone divided."""
-        replicas = int(rng.choice([n for n in _divisors(self.workers) if self.samples % n == 0]))
-        sets = self._sets(replicas)
-        return OperatorConfig((("batch", replicas),), sets[int(rng.integers(len(sets)))])
+    def fitted(self, kind: int, config: OperatorConfig) -> OperatorConfig | None:
+        """Return a configuration for a kind on the workers of another kind's: its own, or samples alone."""
+        splits, others = self.kinds[kind].splits, config.split[1:]
+        if all(parts == 1 or dimension in self._fitting(splits, parts) for dimension, parts in others):
+            return config
+        workers = len(config.workers)
+        return None if self.samples % workers else OperatorConfig((("batch", workers),), config.workers)
+
+    def replicas(self) -> Iterator[OperatorConfig]:
+        """Yield configurations of samples alone, on the first neighbours and on the first of every host."""
+        for replicas in (n for n in _divisors(self.workers) if self.samples % n == 0):
+            for workers in dict.fromkeys((tuple(range(replicas)), self._spread(0, replicas))):
+                yield OperatorConfig((("batch", replicas),), workers)
 
     def configs(self, kind: int) -> Iterator[OperatorConfig]:
         """Yield everything that may be drawn for a kind; some of it more than once."""
@@ -95,9 +120,12 @@ class OperatorSpace:
 
     def _sets(self, count: int) -> list[tuple[int, ...]]:
         """Return the blocks of neighbours, and as many workers of every host."""
-        stride, everybody = self.workers // count, range(self.workers)
-        blocks = [tuple(everybody[count * n : count * (n + 1)]) for n in range(stride)]
-        return list(dict.fromkeys((*blocks, *(tuple(everybody[n::stride]) for n in range(stride)))))
+        stride = self.workers // count
+        blocks = [tuple(range(count * n, count * (n + 1))) for n in range(stride)]
+        return list(dict.fromkeys((*blocks, *(self._spread(n, count) for n in range(stride)))))
+
+    def _spread(self, first: int, count: int) -> tuple[int, ...]:
+        return tuple(range(first, self.workers, self.workers // count))
 
 
 def _divisors(number: int) -> list[int]:

@@ -212,7 +212,7 @@ class BoundRun:
         self._release_outputs()
 
     def __call__(self) -> None:
-        """Execute the segment on the values of now. Raises BadPlan where one has a shape that it does not read."""
+        """Execute the segment on the values of now. Raises BadPlan where a value has another shape."""
         tensors = self._values.tensors
         for name, value in self._moving_reads:
             self._binding.bind_ortvalue_input(name, tensors[value])

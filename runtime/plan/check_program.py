@@ -89,6 +89,8 @@ def _check_pairs(rank: int, program: Sequence[Instruction]) -> None:
         elif isinstance(instruction, Wait):
             if instruction.tag_id not in started:
                 raise _mistake(f"a wait for communication {instruction.tag_id} before its start", rank)
+            if instruction.tag_id in waited:
+                raise _mistake(f"communication {instruction.tag_id} is waited for twice", rank)
             waited.add(instruction.tag_id)
     if forgotten := started - waited:
         raise _mistake(f"nobody waits for communication {min(forgotten)}", rank)

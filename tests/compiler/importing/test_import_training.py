@@ -1,4 +1,6 @@
 import json
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -17,6 +19,7 @@ from partc.compiler.importing.bindings import (
     write_bindings,
 )
 from partc.compiler.importing.import_training import import_training_graph, read_training_graph
+from partc.compiler.model_files.model_file import check_model
 from partc.compiler.options import GraphOptions
 from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.training_graph import Gradient, MadeTensor, StoredTensor
@@ -288,6 +291,34 @@ def initialize(model: onnx.ModelProto, maker: str) -> None:
     text = f"initial () => (float[4,3] W0) {{ {maker} }}"
     training.initialization.CopyFrom(onnx.parser.parse_graph(text))
     training.initialization_binding.add(key="W", value="W0")
+
+
+MAKERS = {
+    "constant": "n = Constant <value = int64[2] {4, 3}> () W0 = ConstantOfShape <value = float[1] {2}> (n)",
+    "stored": "W0 = Constant <value_floats = [1.0, 2.0]> ()",
+    "normal": "W0 = RandomNormal <shape = [4, 3], mean = 0.0, scale = 0.1, seed = 2.0> ()",
+    "uniform": "W0 = RandomUniform <shape = [4, 3], low = 0.0, high = 0.1, seed = 2.0> ()",
+}
+
+
+@pytest.mark.parametrize("has_value", [True, False])
+@pytest.mark.parametrize("maker", MAKERS)
+def test_a_maker_of_initial_values_is_read_or_refused_whatever_its_attributes_are(
+    maker: str, has_value: bool
+) -> None:
+    model = parse(SGD)
+    initialize(model, MAKERS[maker])
+    made = model.training_info[0].initialization.node
+    attributes = [(place, number) for place, node in enumerate(made) for number in range(len(node.attribute))]
+    for (place, number), type_number in product(attributes, range(15)):
+        damaged = onnx.ModelProto.FromString(model.SerializeToString())
+        attribute = damaged.training_info[0].initialization.node[place].attribute[number]
+        attribute.type = type_number  # type: ignore[assignment]
+        for field in ("t", "f", "ints", "floats") if not has_value else ():
+            attribute.ClearField(field)  # type: ignore[arg-type]
+        with suppress(PartcError):
+            check_model(damaged)
+            import_training_graph(damaged, GraphOptions(state=STATE))
 
 
 def test_a_data_input_of_text_is_refused() -> None:

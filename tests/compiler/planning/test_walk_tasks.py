@@ -7,9 +7,17 @@ import numpy as np
 
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import Momentum
-from partc.compiler.planning.walk_tasks import BestStates, State, TaskWalk, climb, walk_tasks
+from partc.compiler.planning.walk_tasks import (
+    BestStates,
+    State,
+    TaskWalk,
+    climb,
+    fewer_replicas,
+    near_kinds,
+    walk_tasks,
+)
 from partc.models.catalogue import build_model
-from tests.compiler.planning.test_step_tasks import STEPS, Priced
+from tests.compiler.planning.test_step_tasks import STEPS, Priced, priced
 
 
 def two_layers() -> Priced:
@@ -75,3 +83,27 @@ def test_equal_seeds_walk_alike() -> None:
 
     assert ends[0] == ends[1]
     assert len(ends[0]) > 1
+
+
+def test_replicas_are_as_few_as_are_quickest() -> None:
+    of = two_layers()
+    state = fewer_replicas(of.tasks, of.space)
+
+    assert len(set(state)) == 1
+    least_s = min(of.tasks.begin((config,) * len(state)) for config in of.space.replicas())  # type: ignore[type-var]
+    assert of.tasks.begin(state) == least_s
+
+
+def test_kinds_are_near_that_exchange_tensors() -> None:
+    of = priced("words")
+    kind_of = {group: number for number, kind in enumerate(of.space.kinds) for group in kind.groups}
+    near = near_kinds(of.tasks.step, of.space)
+
+    named = {of.groups[kind.groups[0]].reads: number for number, kind in enumerate(of.space.kinds)}
+    assert all(number not in others for number, others in enumerate(near))
+    for tensor, readers in of.tasks.step.readers.items():
+        if tensor in of.tasks.step.maker:
+            made_by = kind_of[of.tasks.step.maker[tensor][0]]
+            assert all(kind_of[group] in {made_by, *near[made_by]} for group, _ in readers)
+    assert len(named) == len(of.space.kinds)
+    assert 0 < sum(map(len, near)) < len(near) * (len(near) - 1)

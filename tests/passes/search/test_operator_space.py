@@ -1,11 +1,12 @@
 """What is drawn of operators' configurations can be asked for, and nothing that can be is left out."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 
 from partc.passes.search.find_groups import OperatorGroup
-from partc.passes.search.operator_space import OperatorSpace, SplitDegrees, kinds_of
+from partc.passes.search.operator_space import OperatorConfig, OperatorSpace, SplitDegrees, kinds_of
 
 WORKERS = (0, 1, 2, 3)
 
@@ -25,6 +26,32 @@ def test_operators_that_are_alike_are_one_kind() -> None:
     kinds = kinds_of([group("x"), group("y"), group("z", columns=5), group("w", op="Gemm")])
 
     assert [kind.groups for kind in kinds] == [(0, 1), (2,), (3,)]
+
+
+def test_operators_of_one_parameter_are_a_kind_of_a_family() -> None:
+    layers = [replace(group(f"{layer}/{step}"), reads=(layer,)) for step in range(2) for layer in "ab"]
+
+    assert [(kind.groups, kind.family) for kind in kinds_of(layers)] == [
+        ((0, 2), (0, 1, 2, 3)),
+        ((1, 3), (0, 1, 2, 3)),
+    ]
+
+
+def test_a_neighbour_has_the_same_workers_and_divides_what_it_can() -> None:
+    space = OperatorSpace(kinds_of([group("x"), group("y", columns=5)]), len(WORKERS), samples=8)
+    columns = OperatorConfig((("batch", 1), ("out:1", 2)), (2, 3))
+    sums = OperatorConfig((("batch", 2), ("in:0:1", 2)), WORKERS)
+
+    assert space.fitted(0, columns) == columns
+    assert space.fitted(1, columns) == OperatorConfig((("batch", 2),), (2, 3))
+    assert space.fitted(1, sums) == sums
+    assert replace(space, samples=7).fitted(1, columns) is None
+
+
+def test_replicas_are_neighbours_or_of_every_host() -> None:
+    space = OperatorSpace(kinds_of([group("x")]), len(WORKERS), samples=2)
+
+    assert [config.workers for config in space.replicas()] == [(0,), (0, 1), (0, 2)]
 
 
 def test_all_degrees_on_blocks_and_on_every_host_are_drawn() -> None:

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from partc.compiler.planning.search_strategies import strategy_of
+from partc.compiler.planning.walk_tasks import random_state
 from partc.passes.distribute import lay_out
 from partc.passes.layouts.configuration import data_parallel
 from partc.passes.search.operator_space import OperatorConfig
 from partc.passes.search.read_configs import read_configs
-from tests.compiler.planning.test_step_tasks import WORKERS, Priced, drawn, priced
+from tests.compiler.planning.test_step_tasks import WORKERS, Priced, priced
 
 
 def of_no_samples(of: Priced) -> set[str]:
@@ -27,7 +28,7 @@ def working(config: OperatorConfig) -> tuple[dict[str, int], tuple[int, ...]]:
 @pytest.mark.parametrize("name", ["mlp", "words"])
 def test_what_was_written_is_read(name: str, seed: int) -> None:
     of = priced(name)
-    state = drawn(of, np.random.default_rng(seed), moves=4)
+    state = random_state(of.tasks, of.space, of.start, np.random.default_rng(seed), moves=4)
     strategy = strategy_of(state, of.groups, of.first.worker_names, "global")
 
     read = read_configs(of.first.analysis, strategy, of.groups)

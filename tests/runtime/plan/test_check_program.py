@@ -70,6 +70,13 @@ def test_a_communication_nobody_waits_for_is_refused() -> None:
         check_program(plan)
 
 
+def test_a_communication_that_is_waited_for_twice_is_refused() -> None:
+    plan = plan_with([exchange(0, "all"), Wait(0), Wait(0)], [{"all": (0, 1)}, {"all": (0, 1)}])
+
+    with pytest.raises(BadPlan, match="communication 0 is waited for twice"):
+        check_program(plan)
+
+
 def test_a_communication_that_starts_twice_is_refused() -> None:
     plan = plan_with([exchange(0, "all"), exchange(0, "all"), Wait(0)], [{"all": (0,)}])
 

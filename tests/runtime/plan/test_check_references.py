@@ -1,6 +1,7 @@
 """A plan that was edited by hand: refused, until it is accepted; and what does not fit itself, even then."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,3 +155,33 @@ def test_a_deleted_all_reduce_is_told_by_the_command_line(made: Path, tmp_path: 
     assert f"the first rank's variables are in {folder / 'disagreeing.safetensors'}" in answer.error
     assert not (folder / "trained.safetensors").exists() and not (folder / "trained.onnx").exists()
     assert read_arrays(folder / "disagreeing.safetensors").keys() >= {"layer0.weight", "layer1.bias"}
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "ps"])
+def test_instructions_in_any_order_any_number_of_times_are_a_plan_or_refused(
+    made: Path, tmp_path: Path, strategy: str
+) -> None:
+    folder = tmp_path / "plan"
+    shutil.copytree(made / strategy, folder)
+    plan = read_plan_folder(folder).plan
+    several = range(len(plan.instructions))
+    orders = [
+        edited
+        for at in several
+        for edited in (
+            [*several[: at + 1], *several[at:]],
+            [*several[:at], *several[at + 1 :]],
+            [at, *several[:at], *several[at + 1 :]],
+            [*several[:at], *several[at + 1 :], at],
+        )
+    ]
+    refused_orders = 0
+    for order in orders:
+        edited_plan = msgspec.structs.replace(plan, instructions=tuple(plan.instructions[n] for n in order))
+        (folder / "plan.json").write_bytes(encode_plan(edited_plan))
+        try:
+            read_plan_folder(folder)
+        except BadPlan:
+            refused_orders += 1
+
+    assert refused_orders > len(orders) / 2
