@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.planning.build_plan import bucket_bytes
@@ -56,6 +57,11 @@ class OwnSpace:
         """Return the kinds of operators, and all configurations of each."""
         return kinds_of_space(self.tasks, self.space)
 
+    @property
+    def states(self) -> int:
+        """Return how many states there are, if all groups of a kind have one configuration."""
+        return prod(map(len, self.kinds.configs))
+
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Return the name of each kind: that of its first operator."""
@@ -74,6 +80,11 @@ class OwnSpace:
         if self.space.samples % self.space.workers == 0:
             starts.insert(0, (data_parallel_config(self.space.workers),) * len(self.groups))
         return starts
+
+    def quickest(self, states: Sequence[State]) -> State:
+        """Return the state of the shortest step, of those that can be."""
+        taken = {state: step_s for state in states if (step_s := self.tasks.begin(state)) is not None}
+        return min(taken, key=taken.__getitem__)
 
     def strategy(self, state: State) -> Strategy:
         """Return the strategy that a state is."""

@@ -89,7 +89,7 @@ class StepTasks:
             self._present.placed[number] = each
         written = self._rewrite({block for number in placed for block in self._following[number]})
         self._before = _Before(former, written)
-        if (self._memory > self.prices.limits_bytes).any():
+        if self.exceeds_memory:
             self.undo()
             return None
         return self.graph.delta(limit_s) if written else self.graph.full()
@@ -111,6 +111,11 @@ class StepTasks:
     def placed(self, number: int, config: OperatorConfig) -> Placed | None:
         """Return how a configuration divides and places a group, None where it cannot be divided so."""
         return self._place(number, config)
+
+    @property
+    def exceeds_memory(self) -> bool:
+        """Tell whether variables take more memory than a worker has."""
+        return bool((self._memory > self.prices.limits_bytes).any())
 
     @property
     def sent_bytes(self) -> float:

@@ -13,6 +13,7 @@ It concerns this sum, never a step.
 """
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -53,7 +54,8 @@ def solve_configurations(costs: AdditiveCosts, seconds: float, seed: int, effort
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1  # so that equal seeds give equal answers
     solver.parameters.random_seed = seed
-    solver.parameters.max_time_in_seconds = max(seconds, 0.01)
+    if seconds < inf:
+        solver.parameters.max_time_in_seconds = max(seconds, 0.01)
     if effort is not None:
         solver.parameters.max_deterministic_time = effort
     status = solver.solve(model)

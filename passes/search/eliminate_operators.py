@@ -9,6 +9,7 @@ producer and one reader. Costs know no direction, so that here any operator with
 Memory has no place in it.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,8 +27,25 @@ class _Eliminated:
     best: np.ndarray
 
 
+def check_reduces(names: Sequence[str], pairs: Iterable[tuple[int, int]]) -> None:
+    """Raise BadUsage where operators that send each other something do not reduce to nothing."""
+    near: dict[int, set[int]] = {number: set() for number in range(len(names))}
+    for j, k in pairs:
+        near[j].add(k)
+        near[k].add(j)
+    while near:
+        operator = min(near, key=lambda number: (len(near[number]), number))
+        neighbours = near[operator]
+        if len(neighbours) > 2:
+            raise _refusal([names[number] for number in near])
+        del near[operator]
+        for number in neighbours:
+            near[number] = (near[number] | neighbours) - {operator, number}
+
+
 def eliminate_operators(costs: AdditiveCosts) -> Choice:
-    """Return the configurations of least cost. Raises BadUsage where an operator with three neighbours is left."""
+    """Return the configurations of least cost. Raises BadUsage as check_reduces does."""
+    check_reduces(costs.names, costs.pair_s)
     own = {number: seconds.copy() for number, seconds in enumerate(costs.own_s)}
     edges: dict[int, dict[int, Floats]] = {number: {} for number in own}
     for (j, k), seconds in costs.pair_s.items():
@@ -35,8 +53,7 @@ def eliminate_operators(costs: AdditiveCosts) -> Choice:
     eliminated: list[_Eliminated] = []
     while own:
         operator = min(own, key=lambda number: (len(edges[number]), number))
-        if len(edges[operator]) > 2:
-            raise _refusal(costs, edges)
+        assert len(edges[operator]) <= 2, "it reduces"
         eliminated.append(_eliminate(operator, own, edges))
     chosen: dict[int, int] = {}
     for each in reversed(eliminated):
@@ -68,10 +85,10 @@ def _join(edges: dict[int, dict[int, Floats]], j: int, k: int, seconds: Floats) 
     edges[k][j] = edges[j][k].T
 
 
-def _refusal(costs: AdditiveCosts, edges: dict[int, dict[int, Floats]]) -> BadUsage:
-    left = [f"'{costs.names[number]}'" for number in edges]
+def _refusal(left: Sequence[str]) -> BadUsage:
+    names = ", ".join(f"'{name}'" for name in left[:6]) + " ..." * (len(left) > 6)
     return BadUsage(
-        f"operators do not reduce to a line: of {len(left)} that are left each sends to, or hears from, three others",
-        at=f"--method dp: {', '.join(left[:6])}{' ...' * (len(left) > 6)}",
+        f"operators do not reduce to a line: each of {len(left)} that are left shares tensors with three others",
+        at=f"--method dp: {names}",
         fix="use --method ilp, which minimises the same sum for any graph, or mcmc",
     )
