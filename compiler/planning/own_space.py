@@ -76,10 +76,14 @@ class OwnSpace:
         """Return data parallelism, the best strategy so far, and everything on one worker."""
         starts = [self.alone]
         if best.has_meshes:
-            starts.insert(0, read_configs(self.first.analysis, best, self.groups))
+            starts.insert(0, self.read(best))
         if self.space.samples % self.space.workers == 0:
             starts.insert(0, (data_parallel_config(self.space.workers),) * len(self.groups))
         return starts
+
+    def read(self, strategy: Strategy) -> State:
+        """Return the state that comes closest to a strategy of meshes."""
+        return read_configs(self.first.analysis, strategy, self.groups)
 
     def quickest(self, states: Sequence[State]) -> State:
         """Return the state of the shortest step, of those that can be."""

@@ -27,7 +27,7 @@ from partc.compiler.planning.whole_steps import Priced, WholeSteps
 from partc.compiler.settle_options import settle_options
 from partc.cost.cluster.cluster import Cluster, ranks_of
 from partc.cost.placement.conflicts import find_conflict
-from partc.cost.placement.latency import list_schedule, place_for_latency
+from partc.cost.placement.latency import MOST_SAT_NODES, list_schedule, place_for_latency
 from partc.cost.placement.problem import Node, Problem
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, Strategy
 from partc.passes.graph.training_graph import TrainingGraph
@@ -93,8 +93,12 @@ def _placements(own: OwnSpace, options: Options) -> Iterator[State]:
     for other in dict.fromkeys((1, workers - 1)) if workers > 1 else (0,):
         problem, groups = _problem(own, costs, other)
         _check_fits(own, problem, groups)
-        seconds = SOLVER_SHARE * options.search.budget_s
-        schedule = place_for_latency(problem, seconds=seconds, seed=options.search.seed).schedule
+        schedule = place_for_latency(
+            problem,
+            seconds=SOLVER_SHARE * options.search.budget_s,
+            seed=options.search.seed,
+            annealed=len(problem.nodes) > MOST_SAT_NODES,
+        ).schedule
         device_of = dict(zip(groups, schedule.placement.device_of, strict=True))
         yield tuple(_on(device_of[group]) for group in range(len(own.groups)))
 

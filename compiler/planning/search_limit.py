@@ -28,6 +28,10 @@ class SearchLimit:
         """Return when it ends, on the monotonic clock."""
         return inf if self.proposals is not None else self.begun_s + self.budget_s
 
+    def early_until_s(self, share: float) -> float:
+        """Return when the first share of the budget ends."""
+        return inf if self.proposals is not None else self.begun_s + share * self.budget_s
+
     def part_until_s(self, share: float, reserve_s: float = 0.0) -> float:
         """Return when a share of what is left ends, apart from a reserve."""
         return time.monotonic() + share * (self.left_s - reserve_s)

@@ -14,6 +14,7 @@ does not compile, that does not fit, or that is slower than anything else that w
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -105,6 +106,7 @@ class _Search:
         self.remarks: list[str] = []
         self._price, self._asked, self._limit, self._show = price, asked, limit, show
         self._state: State | None = None  # of the best, if it is operators' own
+        self._optimal: set[State] = set()  # no single change of them is quicker
         self._rng = np.random.default_rng(asked.seed)
         show(start, start)
 
@@ -118,9 +120,7 @@ class _Search:
             self._refuse_without_choice()
         elif method == "exhaustive":
             check_states(own.kinds)
-            begin, _, _ = climb(
-                own.tasks, own.space, fewer_replicas(own.tasks, own.space), self._limit.until_s
-            )
+            begin, _ = self._climb(own, fewer_replicas(own.tasks, own.space), self._limit.until_s, inf)
             self._exhaust(own, begin, 1.0)
         elif method in ("ilp", "dp"):
             solved = solve_additively(own, method, self._limit, self._asked.seed)
@@ -128,6 +128,8 @@ class _Search:
             self._see_state(own, solved.state, method)
         elif self._limit.left_s > 2 * self._price.slowest_s:
             self._walk(own)
+        if own is not None:
+            self._tell_local_optimum(own)
 
     def _refuse_without_choice(self) -> None:
         if self._asked.method not in ("auto", "mcmc"):
@@ -154,7 +156,7 @@ class _Search:
 
     def _try_names(self) -> None:
         """Price named strategies, as many as there is time for."""
-        until_s = self._limit.part_until_s(NAMED_SHARE)
+        until_s = self._limit.early_until_s(NAMED_SHARE)
         for name in names_for(len(self._price.first.worker_names)):
             if time.monotonic() > until_s:
                 return
@@ -181,10 +183,8 @@ class _Search:
                 own.tasks, own.space, starts, self._rng, until_s, most=most, chains=chains
             )
             self.proposals += proposals
-            climbed, step_s, is_optimal = climb(own.tasks, own.space, found.in_order()[0], until_s, most)
-            found.add(climbed, step_s)
+            found.add(*self._climb(own, found.in_order()[0], until_s, most))
             self._price_best(own, found, remaining)
-            self._tell_optimum(climbed, is_optimal)
             starts = [*starts[:1], *found.in_order()[:2]]
 
     def _additive_starts(self, own: OwnSpace) -> list[State]:
@@ -205,10 +205,35 @@ class _Search:
             if self._limit.left_s < (remaining + 2) * self._price.slowest_s or number == TRIED:
                 return
 
-    def _tell_optimum(self, climbed: State, is_optimal: bool) -> None:
-        self.remarks = [remark for remark in self.remarks if "change of one" not in remark]
-        if climbed == self._state and is_optimal:
-            self.remarks.append("no change of one operator, or of one kind, is quicker by the task graph")
+    def _tell_local_optimum(self, own: OwnSpace) -> None:
+        """Say whether every single change of the answer was tried: where there is time, they are now."""
+        limit, strategy = self._limit, self.best.strategy
+        state = self._state
+        if state is None and strategy.has_meshes and strategy.stages == 1:
+            state = own.read(strategy)
+        if state is not None and state not in self._optimal and limit.left_s > self._price.slowest_s:
+            until_s = limit.part_until_s(1.0, self._price.slowest_s)
+            climbed, _ = self._climb(own, state, until_s, limit.part(1 / 2))
+            if climbed != state and climbed in self._optimal:
+                self._see_state(own, climbed, "climb")
+                if self._state != climbed:
+                    self.remarks.append(
+                        "changes of one operator, or kind, are quicker by the task graph, but no quicker plan"
+                    )
+                    return
+                state = climbed
+        if state in self._optimal:
+            self.remarks.append(
+                "every change of one operator, or kind, was tried: none is quicker by the task graph"
+            )
+        else:
+            self.remarks.append("changes of one operator, or kind, were not all tried")
+
+    def _climb(self, own: OwnSpace, start: State, until_s: float, most: float) -> tuple[State, float]:
+        climbed, step_s, is_optimal = climb(own.tasks, own.space, start, until_s, most)
+        if is_optimal:
+            self._optimal.add(climbed)
+        return climbed, step_s
 
     def _exhaust(self, own: OwnSpace, begin: State, share: float) -> Exhausted:
         """Look at all states, and price each that is quicker than those before."""

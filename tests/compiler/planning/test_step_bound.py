@@ -1,0 +1,37 @@
+"""No step is shorter than its bound, nor than that of any part of its configurations."""
+
+import numpy as np
+import pytest
+
+from partc.compiler.planning.kinds import kinds_of_space
+from partc.compiler.planning.step_bound import StepBound
+from tests.compiler.planning.test_step_tasks import priced
+
+
+@pytest.mark.parametrize("name", ["mlp", "words", "attention"])
+def test_no_step_is_shorter_than_its_bounds(name: str) -> None:
+    of = priced(name)
+    kinds = kinds_of_space(of.tasks, of.space)
+    kinds = type(kinds)(kinds.groups, tuple(configs[::4] for configs in kinds.configs))
+    bound, rng = StepBound(of.tasks, kinds), np.random.default_rng(0)
+    unknown = np.array([len(configs) for configs in kinds.configs])
+    states = np.array([rng.integers(unknown) for _ in range(60)], np.int16)
+    steps_s = np.array([of.tasks.begin(kinds.state(tuple(state.tolist()))) for state in states])
+
+    bounds_s = bound(states)
+    assert (bounds_s <= steps_s).all()
+    assert np.median(bounds_s / steps_s) > 0.4, "it tells something"
+    for known in reversed(range(len(unknown))):
+        states[:, known] = unknown[known]
+        less_s = bound(states)
+        assert (less_s <= bounds_s * (1 + 1e-12)).all(), "what is known less is bounded lower"
+        bounds_s = less_s
+
+
+def test_everything_on_one_worker_is_bounded_by_its_work() -> None:
+    of = priced("mlp")
+    kinds = kinds_of_space(of.tasks, of.space)
+    alone = [[len(c.workers) for c in configs].index(1) for configs in kinds.configs]
+    step_s = of.tasks.begin(kinds.state(tuple(alone)))
+
+    assert StepBound(of.tasks, kinds)(np.array([alone], np.int16))[0] == pytest.approx(step_s, rel=1e-6)
