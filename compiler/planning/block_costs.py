@@ -119,7 +119,14 @@ class BlockCosts:
         self._place({having: source, wanting: target})
         sender, wanted = reading.sender, reading.sender.reads[reading.number]
         placed = self._present.placed
-        key = sender.tensor, sender.place, reading.maker is None, wanted, id(placed[having]), id(placed[wanting])
+        key = (
+            sender.tensor,
+            sender.place,
+            reading.maker is None,
+            wanted,
+            id(placed[having]),
+            id(placed[wanting]),
+        )
         if key not in self._sent:
             self._sent[key] = self._send(reading, source, target)
         return self._sent[key]

@@ -1,8 +1,9 @@
-"""Find the quickest of all states: branch and bound over the configurations of kinds (flexflow.txt, section 8.4).
+"""Find the quickest of all states by branch and bound over kinds (flexflow.txt, section 8.4).
 
-Kinds are configured one after the other. A state in which some are is left where no step that it leads to can
-be quicker than the best known (step_bound.py); what is left when all are configured is priced by the task
-graph, from the lowest bound on, as A* takes them. Of states that differ by symmetric workers one is looked at.
+Kinds are configured one after the other. A state in which some are is dropped where no step that it leads to
+can be quicker than the best known (step_bound.py); what remains when all are configured is priced by the task
+graph, from the lowest bound on, as A* takes them. Of states that symmetric workers make of each other one is
+looked at.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partc.compiler.planning.kinds import Kinds
-from partc.compiler.planning.step_bound import StepBound, States
+from partc.compiler.planning.step_bound import States, StepBound
 from partc.compiler.planning.step_tasks import StepTasks
 from partc.compiler.planning.symmetries import Permutation, symmetries_of
 from partc.compiler.planning.walk_tasks import State
@@ -40,7 +41,7 @@ def check_states(kinds: Kinds, most: int = MOST_STATES) -> None:
     states = prod(map(len, kinds.configs))
     if states > most:
         raise BadUsage(
-            f"{states:.1e} states of {len(kinds.configs)} kinds of operators, of which at most {most:.0e} are tried",
+            f"{states:.1e} states of {len(kinds.configs)} kinds of operators; at most {most:.0e} are tried",
             at="--method exhaustive",
             fix="use a cluster of fewer workers, or --method mcmc",
         )
@@ -114,7 +115,7 @@ class AlikeStates:
 
     def __init__(self, kinds: Kinds, symmetries: Sequence[Permutation]) -> None:
         numbers = [{config: number for number, config in enumerate(own)} for own in kinds.configs]
-        self._images = [  # by symmetry and kind: configuration -> the one that it becomes, -1: none of the space
+        self._images = [  # by symmetry and kind: configuration -> what it becomes, -1: none of the space
             [
                 np.array([own.get(config.moved(places), -1) for config in own] + [len(own)], np.int16)
                 for own in numbers

@@ -27,7 +27,9 @@ class Kinds:
 
     def state(self, choice: Choice) -> State:
         """Return the configuration of every group."""
-        chosen = {g: self.configs[kind][choice[kind]] for kind in range(len(choice)) for g in self.groups[kind]}
+        chosen = {
+            g: self.configs[kind][choice[kind]] for kind in range(len(choice)) for g in self.groups[kind]
+        }
         return tuple(chosen[group] for group in sorted(chosen))
 
 

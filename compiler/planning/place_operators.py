@@ -1,7 +1,7 @@
 """Put each operator on one device, so that a step is as short as can be found: `--strategy placed`.
 
     nodes     what a group computes on one way, and its update; a group's nodes share a device
-    times     of work, by the prices of the task graph; of transfers, between the nearest devices and the farthest
+    times     of work, by the prices of the task graph; of transfers, between near devices and far ones
     memory    variables and their followers
 
 cost/placement finds an answer for either time of transfers. Both, and everything on each of the devices, are
@@ -40,7 +40,7 @@ TRIED = 3  # whole plans, besides everything on one device
 
 
 def place_operators(read: Callable[[], TrainingGraph], cluster: Cluster, options: Options) -> Strategy:
-    """Return the strategy of one device for each operator. Raises NoPlacement where nothing fits, BadUsage."""
+    """Return a strategy of one device for each operator. Raises NoPlacement where none fits, BadUsage."""
     if options.batch == "per-replica":
         raise BadUsage(
             "operators on one device each make one replica of all of them",
@@ -54,7 +54,9 @@ def place_operators(read: Callable[[], TrainingGraph], cluster: Cluster, options
         raise BadUsage("the step has no operators", at="--strategy placed", fix="use another strategy")
     together = [(_on(worker),) * len(own.groups) for worker in range(own.space.workers)]
     states = {state: _improved(own.tasks, state, until_s) for state in _placements(own, options)}
-    states |= {state: _improved(own.tasks, state, until_s) for state in together[:1] if _fits(own.tasks, state)}
+    states |= {
+        state: _improved(own.tasks, state, until_s) for state in together[:1] if _fits(own.tasks, state)
+    }
     price = WholeSteps(read, cluster, options)
     best: Priced | None = None
     found = sorted(set(states.values()), key=lambda each: each[1])
@@ -198,7 +200,7 @@ def _gigabytes(nbytes: Fraction) -> str:
 
 
 def _improved(tasks: StepTasks, start: State, until_s: float) -> tuple[State, float]:
-    """Return what single operators on other devices make of a state while each is quicker; and its seconds."""
+    """Return a state no slower for any one operator elsewhere, if there is time; and its seconds."""
     state, step_s = list(start), tasks.begin(start)
     assert step_s is not None, "an operator on one device can be"
     workers = len(tasks.prices.workers)

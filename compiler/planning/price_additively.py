@@ -5,19 +5,19 @@ configurations those that take least alone are kept, of every set of workers the
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from partc.compiler.planning.block_costs import BlockCosts
+from partc.compiler.planning.kinds import Kinds
 from partc.compiler.planning.step_blocks import ParameterOf, UpdateBlock
 from partc.compiler.planning.step_tasks import StepTasks
 from partc.cost.simulation.task_arrays import Floats
-from partc.compiler.planning.kinds import Kinds
 from partc.passes.search.additive_costs import AdditiveCosts
 from partc.passes.search.operator_space import OperatorConfig
 
 MOST_CONFIGS = 48  # of a kind: pairs are written one by one
+
 
 class AdditivePrices:
     """Prices kinds and pairs of them, one at a time."""
@@ -48,7 +48,7 @@ class AdditivePrices:
         return fewer
 
     def own(self, kind: int) -> tuple[Floats, Floats]:
-        """Return a kind's seconds float64[configurations], and its variables' bytes [configurations, workers]."""
+        """Return a kind's seconds float64[configurations], its variables' bytes [configurations, workers]."""
         found = [self._own(kind, config) for config in self.kinds.configs[kind]]
         return np.array([seconds for seconds, _ in found]), np.array([memory for _, memory in found])
 
@@ -83,7 +83,10 @@ class AdditivePrices:
     def pair(self, j: int, k: int) -> Floats:
         """Return what two kinds send each other, float64[configurations of j, configurations of k]."""
         return np.array(
-            [[self._pair(j, k, ours, theirs) for theirs in self.kinds.configs[k]] for ours in self.kinds.configs[j]]
+            [
+                [self._pair(j, k, ours, theirs) for theirs in self.kinds.configs[k]]
+                for ours in self.kinds.configs[j]
+            ]
         )
 
     def _pair(self, j: int, k: int, ours: OperatorConfig, theirs: OperatorConfig) -> float:
@@ -110,9 +113,7 @@ class AdditivePrices:
         return self._reading_of.get((j, k), [])
 
 
-def terms_within(
-    update: UpdateBlock, homes: frozenset[int], makers: frozenset[int]
-) -> list[ParameterOf]:
+def terms_within(update: UpdateBlock, homes: frozenset[int], makers: frozenset[int]) -> list[ParameterOf]:
     """Return the parameters that some groups keep, with those terms of their gradients that some make."""
     found = []
     for parameter in update.parameters:
@@ -134,4 +135,3 @@ def price_additively(
         pair_s[j, k] = prices.pair(j, k)
     limits = prices._tasks.prices.limits_bytes
     return AdditiveCosts(names, [s for s, _ in own], pair_s, [m for _, m in own], limits)
-

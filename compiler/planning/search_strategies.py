@@ -163,7 +163,7 @@ class _Search:
             self._see(self._price(name, name))
 
     def _walk(self, own: OwnSpace) -> None:
-        """Walk and climb in rounds: what tasks say is quick is priced. `auto` exhausts small spaces before."""
+        """Walk and climb in rounds: what tasks say is quick is priced. `auto` exhausts small spaces first."""
         limit = self._limit
         starts = [*own.starts(self.best.strategy), fewer_replicas(own.tasks, own.space)]
         if self._asked.method == "auto":

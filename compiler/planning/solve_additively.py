@@ -1,4 +1,4 @@
-"""Search by additive costs: the least sum of what operators and transfers take alone, by either of two ways."""
+"""Search by additive costs: the least sum of what operators and transfers take alone, by one of two ways."""
 
 import time
 from dataclasses import dataclass
@@ -25,9 +25,7 @@ class SolvedSum:
     remarks: tuple[str, ...]
 
 
-def solve_additively(
-    own: OwnSpace, method: Literal["ilp", "dp"], limit: SearchLimit, seed: int
-) -> SolvedSum:
+def solve_additively(own: OwnSpace, method: Literal["ilp", "dp"], limit: SearchLimit, seed: int) -> SolvedSum:
     """Return the answer of a method. Raises BadUsage where it cannot be used or has no time, NoPlacement."""
     prices = AdditivePrices(own.tasks, own.kinds)
     if method == "dp":
@@ -51,7 +49,9 @@ def solve_additively(
                 fix="use --method ilp, which does, or mcmc",
             )
         total = seconds(costs.total_s(choice))
-        return SolvedSum(kinds.state(choice), (f"the least sum of times is {total}{left_out}; it is no step's",))
+        return SolvedSum(
+            kinds.state(choice), (f"the least sum of times is {total}{left_out}; it is no step's",)
+        )
     effort = None if limit.proposals is None else EFFORT_PER_PROPOSAL * limit.proposals
     proven = solve_configurations(costs, limit.left_s, seed, effort)
     remark = (
@@ -59,4 +59,3 @@ def solve_additively(
         "a bound of this sum, of no step"
     )
     return SolvedSum(kinds.state(proven.choice), (remark,))
-

@@ -63,7 +63,9 @@ class StepBound:
         self._updates: list[tuple[int, _Table]] = []
         self._computing: list[Floats] = [np.zeros(0)] * len(kinds.groups)
         self._sending: dict[tuple[int, ...], Floats] = {}  # what adds up
-        self._joined: list[tuple[list[int], list[_Table]]] = []  # of each bucket: its makers, and what does not
+        self._joined: list[
+            tuple[list[int], list[_Table]]
+        ] = []  # of each bucket: its makers, and what does not
         self._add_computing()
         self._add_readings()
         for number in self._costs.updates:

@@ -42,7 +42,9 @@ def _is_symmetry(prices: TaskPrices, places: Permutation) -> bool:
     profiles = {device.name: device.profile for host in prices.cluster.hosts for device in host.devices}
     likeness = [(profiles[worker.device], worker.kind, worker.threads) for worker in workers]
     for worker, other in enumerate(places):
-        alike = likeness[worker] == likeness[other] and prices.limits_bytes[worker] == prices.limits_bytes[other]
+        alike = (
+            likeness[worker] == likeness[other] and prices.limits_bytes[worker] == prices.limits_bytes[other]
+        )
         if not alike or hosts.setdefault(prices.hosts[worker], prices.hosts[other]) != prices.hosts[other]:
             return False
     for a, b in permutations(range(len(workers)), 2):

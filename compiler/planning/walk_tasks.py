@@ -164,8 +164,8 @@ def climb(
 ) -> tuple[State, float, bool]:
     """Take every quicker configuration of a kind, or of one group of it, until none is left.
 
-    It ends before that when the time is over, or when `most` configurations were tried. Returns the state, the
-    seconds of its step, and whether no other configuration of any one kind or group is quicker.
+    It ends before that when the time is over, or when `most` configurations were tried. Returns the state,
+    the seconds of its step, and whether no other configuration of any one kind or group is quicker.
     """
     state, step_s = list(start), tasks.begin(start)
     assert step_s is not None, "a start that can be"

@@ -51,7 +51,7 @@ def place_for_latency(
 ) -> LatencySolution:
     """Find a schedule of a small makespan, and bounds. Raises NoPlacement where none fits or is found.
 
-    `annealed`: by kernels too, which half a minute goes into compiling, not by the list scheduler and CP-SAT alone.
+    `annealed`: by kernels too, which take half a minute to compile; else by list scheduler and CP-SAT alone.
     """
     started = time.monotonic()
     listed = list_schedule(problem)

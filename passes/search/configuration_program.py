@@ -34,7 +34,9 @@ class ProvenChoice:
     bound_s: float
 
 
-def solve_configurations(costs: AdditiveCosts, seconds: float, seed: int, effort: float | None = None) -> ProvenChoice:
+def solve_configurations(
+    costs: AdditiveCosts, seconds: float, seed: int, effort: float | None = None
+) -> ProvenChoice:
     """Return the best choice found in time. `effort`: a limit in CP-SAT's own deterministic unit besides.
 
     Raises NoPlacement where variables do not fit, however operators are configured, or none was found.
@@ -46,9 +48,7 @@ def solve_configurations(costs: AdditiveCosts, seconds: float, seed: int, effort
     for each in chosen:
         model.add_exactly_one(each)
     terms = [_weighted(row, own, unit_s) for row, own in zip(chosen, costs.own_s, strict=True)]
-    terms += [
-        _follow(model, chosen[j], chosen[k], pair, unit_s) for (j, k), pair in costs.pair_s.items()
-    ]
+    terms += [_follow(model, chosen[j], chosen[k], pair, unit_s) for (j, k), pair in costs.pair_s.items()]
     _fit(model, costs, chosen)
     model.minimize(sum(terms))
     solver = cp_model.CpSolver()
@@ -92,7 +92,9 @@ def _weighted(variables: list[cp_model.IntVar], seconds: Floats, unit_s: float) 
 def _fit(model: cp_model.CpModel, costs: AdditiveCosts, chosen: list[list[cp_model.IntVar]]) -> None:
     for worker, limit in enumerate(costs.limits_bytes.tolist()):
         variables = [var for row in chosen for var in row]
-        sizes = [-(-int(size) // BYTES) for memory in costs.memory_bytes for size in memory[:, worker].tolist()]
+        sizes = [
+            -(-int(size) // BYTES) for memory in costs.memory_bytes for size in memory[:, worker].tolist()
+        ]
         most = sum(max(memory[:, worker], default=0.0) for memory in costs.memory_bytes)
         if most > limit:
             model.add(cp_model.LinearExpr.weighted_sum(variables, sizes) <= int(limit) // BYTES)

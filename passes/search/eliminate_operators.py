@@ -1,8 +1,8 @@
 """Find the least additive cost by dynamic program, where the graph of operators reduces to nothing.
 
-    elimination of a node   j ── k ── l   becomes   j ── l,  cost[a, c] = min over b of j─k[a, b] + k[b] + k─l[b, c]
-    elimination of an edge  two between the same operators become one, their sum
-    a leaf                  j ── k        becomes   j,       cost[a]    = min over b of j─k[a, b] + k[b]
+    a node   j ── k ── l   becomes   j ── l,   cost[a, c] = min over b of j─k[a, b] + k[b] + k─l[b, c]
+    an edge  of two between the same operators becomes one, their sum
+    a leaf   j ── k        becomes   j,        cost[a]    = min over b of j─k[a, b] + k[b]
 
 OptCNN's (Jia et al., ICML 2018, section 5.2; flexflow.txt, section 8.2.3), which eliminates operators of one
 producer and one reader. Costs know no direction, so that here any operator with at most two neighbours goes.
@@ -88,7 +88,7 @@ def _join(edges: dict[int, dict[int, Floats]], j: int, k: int, seconds: Floats) 
 def _refusal(left: Sequence[str]) -> BadUsage:
     names = ", ".join(f"'{name}'" for name in left[:6]) + " ..." * (len(left) > 6)
     return BadUsage(
-        f"operators do not reduce to a line: each of {len(left)} that are left shares tensors with three others",
+        f"operators do not reduce to a line: each of {len(left)} shares tensors with three others",
         at=f"--method dp: {names}",
         fix="use --method ilp, which minimises the same sum for any graph, or mcmc",
     )

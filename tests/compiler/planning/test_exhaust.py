@@ -31,7 +31,9 @@ def all_steps(tasks: StepTasks, kinds: Kinds, start: State) -> dict[State, float
 def some(of: Priced, every: int) -> Kinds:
     """Return the kinds with some of their configurations."""
     kinds = kinds_of_space(of.tasks, of.space)
-    return Kinds(kinds.groups, tuple(configs[number % every :: every] for number, configs in enumerate(kinds.configs)))
+    return Kinds(
+        kinds.groups, tuple(configs[number % every :: every] for number, configs in enumerate(kinds.configs))
+    )
 
 
 @pytest.mark.parametrize(("name", "every"), [("two layers", 1), ("mlp", 4), ("words", 5)])

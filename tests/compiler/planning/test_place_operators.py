@@ -90,9 +90,10 @@ def test_it_trains_as_one_device(placed: tuple[Compilation, Path]) -> None:
 def test_what_does_not_fit_is_refused_with_the_operators_that_conflict(tmp_path: Path) -> None:
     refused = cluster(memory_bytes=12_000_000)  # 3 MB a device; a branch's 1.6 MB are kept twice
 
-    with pytest.raises(NoPlacement, match="no placement fits: variables of 1 operators take 0.00315 GB") as refusal:
+    with pytest.raises(NoPlacement, match="no placement fits: variables of 1 operators take") as refusal:
         compile_step(branches(), refused, tmp_path / "out", PLACED)
 
+    assert "take 0.00315 GB together" in str(refusal.value)
     assert "devices of 0.00315 GB for variables" in str(refusal.value)
     assert "MatMul" in str(refusal.value)
     assert not (tmp_path / "out").exists()

@@ -8,10 +8,10 @@ import pytest
 
 from partc.compiler.planning.symmetries import symmetries_of
 from partc.compiler.planning.task_prices import TaskPrices
+from partc.compiler.planning.walk_tasks import random_state
 from partc.cost.cluster.cluster import Cluster
 from tests.builders.plans.compiled_steps import cluster_of
 from tests.compiler.planning.test_step_tasks import priced
-from partc.compiler.planning.walk_tasks import random_state
 
 
 def uneven() -> Cluster:
