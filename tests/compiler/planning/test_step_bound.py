@@ -6,6 +6,7 @@ import pytest
 from partc.compiler.planning.kinds import kinds_of_space
 from partc.compiler.planning.step_bound import StepBound
 from tests.compiler.planning.test_step_tasks import priced
+from tests.compiler.planning.test_walk_tasks import two_layers
 
 
 @pytest.mark.parametrize("name", ["mlp", "words", "attention"])
@@ -26,6 +27,22 @@ def test_no_step_is_shorter_than_its_bounds(name: str) -> None:
         less_s = bound(states)
         assert (less_s <= bounds_s * (1 + 1e-12)).all(), "what is known less is bounded lower"
         bounds_s = less_s
+
+
+@pytest.mark.parametrize("name", ["two layers", "mlp", "words", "attention"])
+def test_no_step_of_kinds_that_are_all_alike_is_shorter_than_its_bound(name: str) -> None:
+    of = two_layers() if name == "two layers" else priced(name)
+    kinds = kinds_of_space(of.tasks, of.space)
+    common = [config for config in kinds.configs[0] if all(config in configs for configs in kinds.configs)]
+    assert of.start[0] in common
+    states = np.array([[configs.index(config) for configs in kinds.configs] for config in common], np.int16)
+
+    bounds_s = StepBound(of.tasks, kinds)(states)
+
+    for config, bound_s in zip(common, bounds_s.tolist(), strict=True):
+        step_s = of.tasks.begin((config,) * len(of.groups))
+        assert step_s is not None
+        assert bound_s <= step_s
 
 
 def test_everything_on_one_worker_is_bounded_by_its_work() -> None:

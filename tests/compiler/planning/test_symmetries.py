@@ -9,7 +9,7 @@ import pytest
 from partc.compiler.planning.symmetries import symmetries_of
 from partc.compiler.planning.task_prices import TaskPrices
 from partc.compiler.planning.walk_tasks import random_state
-from partc.cost.cluster.cluster import Cluster
+from partc.cost.cluster.cluster import Cluster, Link
 from tests.builders.plans.compiled_steps import cluster_of
 from tests.compiler.planning.test_step_tasks import priced
 
@@ -21,6 +21,15 @@ def uneven() -> Cluster:
     return msgspec.structs.replace(cluster, links=(cluster.links[0], slower))
 
 
+def ring() -> Cluster:
+    """Return four hosts, each linked to the next: a route to the one opposite goes one way about."""
+    cluster = cluster_of("4x1")
+    names = [host.name for host in cluster.hosts]
+    ends = zip(names, (*names[1:], names[0]), strict=True)
+    links = tuple(Link(pair, bytes_per_s=125e6, latency_s=25e-6) for pair in ends)
+    return msgspec.structs.replace(cluster, links=links, switches=())
+
+
 @pytest.mark.parametrize(
     ("cluster", "count"),
     [
@@ -28,10 +37,11 @@ def uneven() -> Cluster:
         (cluster_of("4x1"), 23),
         (cluster_of("2x2"), 7),
         (uneven(), 3),
+        (ring(), 1),
         (cluster_of("1x1"), 0),
         (cluster_of("2x4"), 2 * 6 + 1),  # exchanges of two workers of a host, and of the hosts
     ],
-    ids=["one host", "four hosts", "two hosts", "uneven hosts", "one worker", "eight workers"],
+    ids=["one host", "four hosts", "two hosts", "uneven hosts", "ring", "one worker", "eight workers"],
 )
 def test_what_may_change_places(cluster: Cluster, count: int) -> None:
     found = symmetries_of(TaskPrices(cluster))
