@@ -26,6 +26,7 @@ from partc.passes.scheduling.bucket_communications import (
     whole_shapes,
 )
 from partc.passes.scheduling.divide_pieces import Piece, divide_pieces
+from partc.passes.scheduling.lead_first import lead_first
 from partc.passes.scheduling.levels import HostGrid
 from partc.passes.scheduling.make_program import Program, ProgramMaker
 from partc.passes.scheduling.order_by_time import order_by_time, ready_slots, step_s
@@ -154,6 +155,8 @@ def _in_order(
     buckets = in_buckets()
     timed = in_buckets(slots=ready_slots(lowered, position_of, seconds)) if has_times else {}
     position_of |= divide_pieces(lowered, _divided_pieces(buckets), position_of)
+    if has_times:
+        position_of = lead_first(lowered, position_of)
     repeated = find_repeated(lowered)
     items = schedule(lowered, buckets, position_of, repeated)
     if has_times:

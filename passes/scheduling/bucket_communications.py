@@ -82,16 +82,15 @@ def depths(lowered: LoweredGraph) -> dict[str, int]:
     return result
 
 
-def _awaited(lowered: LoweredGraph) -> set[str]:
-    """Return the communications that others wait for."""
-    leading: set[str] = set()  # values
-    result: set[str] = set()
+def communications_ahead(lowered: LoweredGraph) -> dict[str, int]:
+    """Return for each node the number of communications on the longest way from it, its own not counted."""
+    ahead: dict[str, int] = {}  # value -> communications behind its maker
+    result: dict[str, int] = {}
     for node in reversed(lowered.nodes):
-        is_awaited = any(tensor.name in leading for tensor in node.outputs)
-        if is_awaited or is_communication(node):
-            leading.update(tensor.name for tensor in node.inputs)
-        if is_awaited and is_communication(node):
-            result.add(node.name)
+        count = max((ahead.get(tensor.name, 0) for tensor in node.outputs), default=0)
+        result[node.name] = count
+        for tensor in node.inputs:
+            ahead[tensor.name] = max(ahead.get(tensor.name, 0), count + is_communication(node))
     return result
 
 
@@ -166,7 +165,7 @@ def bucket_communications(
     whole_shapes  value -> shape of the whole tensor     owned_rows  parameter -> rows per server
     slots         communication -> a number, which those of a bucket have in common
     """
-    depth, awaited = depths(lowered), _awaited(lowered)
+    depth, ahead = depths(lowered), communications_ahead(lowered)
     groups: dict[tuple[object, ...], list[gs.Node]] = {}
     repeated = find_repeated(lowered)
     for node in lowered.nodes:
@@ -178,7 +177,7 @@ def bucket_communications(
         way = (node.op, _sender_site(node), *map(node.attrs.get, ("to", "axis", "reduction", "again")))
         alone = _alone(node, owned_rows, whole_shapes)
         slot = None if node.op in IN_PIECES else (slots or {}).get(node.name)
-        level = depth[node.name] if node.name in awaited else None
+        level = depth[node.name] if ahead[node.name] else None  # nobody waits for the last
         key = (*way, node.name in repeated.nodes, dtype, level, alone, slot)
         groups.setdefault(key, []).append(node)
     order = _order(lowered)
