@@ -4,9 +4,9 @@
                                         [--budget 60] [--walk 5] [--exhaust 600] [--json FILE]
 
 LeNet, and an RNNLM of two steps, on four devices of a cluster. Steps are the task graph's. Exhaustion begins
-where a short walk and a climb end. Of mcmc, from data parallelism: the median over seeds of the seconds until its
-best state is within 0.1 % of the optimum, compiling kernels left out; dp and ilp: the seconds of their tables and of solving, and the
-step of their answer.
+where a short walk and a climb end. Of mcmc, from data parallelism: the median over seeds of the seconds until
+its best state is within 0.1 % of the optimum, compiling kernels left out; dp and ilp: the seconds of their
+tables and of solving, and the step of their answer.
 """
 
 import argparse
@@ -42,7 +42,7 @@ CLOSE = 1e-3  # of the optimum
 
 @dataclass(frozen=True)
 class Row:
-    """A method's answer: the step's seconds, and the seconds that it took to it (None: it did not get there)."""
+    """A method's answer: the step's seconds, and those that it took to it (None: it did not get there)."""
 
     work: str
     method: str
@@ -145,11 +145,8 @@ def main() -> None:
             own.append(case.walked(least.step_s, asked.budget, asked.seeds))
             for row in own:
                 taken = "-" if row.seconds is None else f"{row.seconds:.1f}"
-                ratio = row.step_s / least.step_s
-                print(
-                    f"| {row.work} | {row.method} | {1e3 * row.step_s:.3f} | {ratio:.3f} | {taken} | {row.note} |",
-                    flush=True,
-                )
+                step = f"{1e3 * row.step_s:.3f} | {row.step_s / least.step_s:.3f}"
+                print(f"| {row.work} | {row.method} | {step} | {taken} | {row.note} |", flush=True)
             rows += own
             if asked.json:
                 asked.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")

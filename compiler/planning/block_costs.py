@@ -172,7 +172,9 @@ class BlockCosts:
         ends = block.seconds.tolist()
         for source, target in sorted(block.rows.tolist(), key=lambda row: row[1]):
             ends[target] = max(ends[target], ends[source] + float(block.seconds[target]))
-        occupied_s = np.bincount(block.resources, block.seconds, self.tasks.prices.gate + 1)
+        occupied_s: Floats = np.bincount(block.resources, block.seconds, self.tasks.prices.gate + 1).astype(
+            np.float64
+        )
         first_s = min((ends[task] for task in block.done.values()), default=0.0)
         memory = np.zeros(workers) if block.memory is None else block.memory
         return Alone(max(ends, default=0.0), first_s, occupied_s[:workers], occupied_s[workers:-1], memory)

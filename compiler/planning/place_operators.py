@@ -52,15 +52,12 @@ def place_operators(read: Callable[[], TrainingGraph], cluster: Cluster, options
     own = OwnSpace.of(_decided(read(), cluster, options))
     if own is None:
         raise BadUsage("the step has no operators", at="--strategy placed", fix="use another strategy")
-    together = [(_on(worker),) * len(own.groups) for worker in range(own.space.workers)]
-    states = {state: _improved(own.tasks, state, until_s) for state in _placements(own, options)}
-    states |= {
-        state: _improved(own.tasks, state, until_s) for state in together[:1] if _fits(own.tasks, state)
-    }
+    together = _together(own)
+    starts = [*_placements(own, options), *(state for state in together if _fits(own.tasks, state))]
+    improved = sorted((_improved(own.tasks, state, until_s) for state in starts), key=lambda found: found[1])
     price = WholeSteps(read, cluster, options)
     best: Priced | None = None
-    found = sorted(set(states.values()), key=lambda each: each[1])
-    for state in dict.fromkeys((*(state for state, _ in found[:TRIED]), *states, *together)):
+    for state in dict.fromkeys((*(state for state, _ in improved[:TRIED]), *starts, *together)):
         priced = price("placed", own.strategy(state))
         if priced is not None and (best is None or priced.step_s < best.step_s):
             best = priced
@@ -84,6 +81,16 @@ def _on(worker: int) -> OperatorConfig:
     return OperatorConfig((("batch", 1),), (worker,))
 
 
+def _together(own: OwnSpace) -> list[State]:
+    """Return everything on one device, for devices that take different times or have different memory."""
+    states: dict[tuple[float | None, float], State] = {}
+    for worker in range(own.space.workers):
+        state = (_on(worker),) * len(own.groups)
+        limit_bytes = float(own.tasks.prices.limits_bytes[worker])
+        states.setdefault((own.tasks.begin(state), limit_bytes), state)
+    return list(states.values())
+
+
 def _fits(tasks: StepTasks, state: State) -> bool:
     return tasks.begin(state) is not None and not tasks.exceeds_memory
 
@@ -93,7 +100,8 @@ def _placements(own: OwnSpace, options: Options) -> Iterator[State]:
     costs = BlockCosts(own.tasks)
     workers = own.space.workers
     for other in dict.fromkeys((1, workers - 1)) if workers > 1 else (0,):
-        problem, groups = _problem(own, costs, other)
+        step = _StepProblem(own, costs, other)
+        problem, groups = step.problem(), step.group_of
         _check_fits(own, problem, groups)
         schedule = place_for_latency(
             problem,
@@ -105,67 +113,79 @@ def _placements(own: OwnSpace, options: Options) -> Iterator[State]:
         yield tuple(_on(device_of[group]) for group in range(len(own.groups)))
 
 
-def _problem(own: OwnSpace, costs: BlockCosts, other: int) -> tuple[Problem, list[int]]:
-    """Return the placement problem, and the group of each node. `other`: the worker that tensors go to."""
-    tasks, here, there = own.tasks, _on(0), _on(other)
-    limits = tasks.prices.limits_bytes
-    seconds: list[float] = []
-    groups: list[int] = []
-    number_of: dict[object, int] = {}
+class _StepProblem:
+    """A step as a placement problem: a node for each block, and for each variable that another group reads.
 
-    def add(name: object, group: int, taken_s: float) -> int:
-        number_of[name] = len(groups)
-        groups.append(group)
-        seconds.append(taken_s)
-        return number_of[name]
+    `group_of`: each node's. Tensors that cross take what they do from the first worker to `other`.
+    """
 
-    for number, block in costs.computing.items():
-        add(number, block.group, costs.compute(number, here).seconds)
-    edges: dict[tuple[int, int], None] = {}
-    sent: dict[tuple[int, int], float] = {}
-    for reading in costs.readings:
-        group, reader = reading.groups
-        if reading.maker is None and group == reader:
-            continue
-        kept = reading.tensor, "kept"
-        source = number_of[reading.maker] if reading.maker is not None else number_of.get(kept)
-        if source is None:
-            source = add(kept, group, 0.0)
-        edges[source, number_of[reading.reader]] = None
-        if group != reader:
-            sent[source, reading.tensor] = costs.send(reading, here, there).seconds
-    memory = np.zeros(len(own.groups))
-    for number, update in costs.updates.items():
+    def __init__(self, own: OwnSpace, costs: BlockCosts, other: int) -> None:
+        self._own, self._costs = own, costs
+        self._here, self._there = _on(0), _on(other)
+        self.group_of: list[int] = []
+        self._seconds: list[float] = []
+        self._edges: dict[tuple[int, int], None] = {}
+        self._sent_s: dict[tuple[int, object], float] = {}  # by node, and what is sent
+        self._memory = np.zeros(len(own.groups))
+        self._computing = {
+            number: self._add(block.group, costs.compute(number, self._here).seconds)
+            for number, block in costs.computing.items()
+        }
+        self._add_readings()
+        for number in costs.updates:
+            self._add_updates(number)
+
+    def problem(self) -> Problem:
+        """Return the nodes, a colour for each group, and the devices."""
+        cost = np.zeros(len(self.group_of))
+        for (source, _), seconds in self._sent_s.items():
+            cost[source] += seconds
+        first = {group: node for node, group in reversed(list(enumerate(self.group_of)))}
+        nodes = []
+        for node, (group, seconds) in enumerate(zip(self.group_of, self._seconds, strict=True)):
+            size = Fraction(int(self._memory[group]) if first[group] == node else 0)
+            name, taken = self._own.groups[group].node, _ticks(seconds)
+            nodes.append(Node(name, taken, taken, _ticks(cost[node]), size, group))
+        limits = self._own.tasks.prices.limits_bytes
+        return Problem(tuple(nodes), tuple(self._edges), len(limits), 0, Fraction(int(limits.max())))
+
+    def _add(self, group: int, seconds: float) -> int:
+        self.group_of.append(group)
+        self._seconds.append(seconds)
+        return len(self.group_of) - 1
+
+    def _add_readings(self) -> None:
+        kept: dict[int, int] = {}  # variable -> its node
+        for reading in self._costs.readings:
+            group, reader = reading.groups
+            if reading.maker is not None:
+                source = self._computing[reading.maker]
+            elif group == reader:
+                continue
+            else:
+                if reading.tensor not in kept:
+                    kept[reading.tensor] = self._add(group, 0.0)
+                source = kept[reading.tensor]
+            self._edges[source, self._computing[reading.reader]] = None
+            if group != reader:
+                sent = self._costs.send(reading, self._here, self._there)
+                self._sent_s[source, reading.tensor] = sent.seconds
+
+    def _add_updates(self, number: int) -> None:
+        update = self._costs.updates[number]
         for parameter in update.parameters:
-            applied = ParameterOf(parameter.name, parameter.place, parameter.home, ())
-            alone = costs.update(number, [applied], {parameter.home: here})
-            memory[parameter.home] += alone.memory[0]
-            node = add((number, parameter.name), parameter.home, alone.seconds)
+            home = parameter.home
+            applied = ParameterOf(parameter.name, parameter.place, home, ())
+            alone = self._costs.update(number, [applied], {home: self._here})
+            self._memory[home] += alone.memory[0]
+            node = self._add(home, alone.seconds)
             for term in parameter.terms:
-                source = number_of[update.sources[term.slot]]
-                edges[source, node] = None
-                if term.group != parameter.home:
-                    configs = {parameter.home: there, term.group: here}
-                    one = replace(applied, terms=(term,))
-                    moved_s = costs.update(number, [one], configs).seconds - alone.seconds
-                    sent[source, number] = max(sent.get((source, number), 0.0), moved_s)
-    cost = [0.0] * len(groups)
-    for (source, _), moved_s in sent.items():
-        cost[source] += moved_s
-    first = {group: node for node, group in reversed(list(enumerate(groups)))}
-    nodes = tuple(
-        Node(
-            own.groups[group].node,
-            _ticks(taken_s),
-            _ticks(taken_s),
-            _ticks(moved_s),
-            Fraction(int(memory[group]) if first[group] == node else 0),
-            group,
-        )
-        for node, (group, taken_s, moved_s) in enumerate(zip(groups, seconds, cost, strict=True))
-    )
-    problem = Problem(nodes, tuple(edges), len(limits), 0, Fraction(int(limits.max())))
-    return problem, groups
+                source = self._computing[update.sources[term.slot]]
+                self._edges[source, node] = None
+                if term.group != home:
+                    configs = {home: self._there, term.group: self._here}
+                    moved = self._costs.update(number, [replace(applied, terms=(term,))], configs)
+                    self._sent_s[source, term.name] = moved.seconds - alone.seconds
 
 
 def _ticks(seconds: float) -> Fraction:
@@ -180,7 +200,7 @@ def _check_fits(own: OwnSpace, problem: Problem, groups: list[int]) -> None:
     if conflict is None:
         return
     operators = [own.groups[group].node for group in dict.fromkeys(groups[node] for node in conflict.nodes)]
-    size = sum(problem.nodes[node].size for node in conflict.nodes)
+    size = sum((problem.nodes[node].size for node in conflict.nodes), Fraction(0))
     changes = []
     if conflict.least_memory is not None:
         changes.append(f"devices of {_gigabytes(conflict.least_memory)} for variables")

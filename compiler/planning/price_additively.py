@@ -5,10 +5,11 @@ configurations those that take least alone are kept, of every set of workers the
 """
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 
-from partc.compiler.planning.block_costs import BlockCosts
+from partc.compiler.planning.block_costs import BlockCosts, Reading
 from partc.compiler.planning.kinds import Kinds
 from partc.compiler.planning.step_blocks import ParameterOf, UpdateBlock
 from partc.compiler.planning.step_tasks import StepTasks
@@ -27,25 +28,32 @@ class AdditivePrices:
         self.kinds = kinds
         self._kind_of = kinds.of_group
 
+    @property
+    def limits_bytes(self) -> Floats:
+        """Return what memory each worker has, float64[workers]."""
+        return self._tasks.prices.limits_bytes
+
     def fewer(self, most: int = MOST_CONFIGS, *keep: OperatorConfig) -> "AdditivePrices":
         """Return the prices of kinds of at most so many configurations, and some that stay."""
-        chosen = []
-        for kind, configs in enumerate(self.kinds.configs):
-            order = range(len(configs))
-            if len(configs) > most:
-                own_s, _ = self.own(kind)
-                rank: dict[tuple[int, ...], int] = {}
-                places = {}
-                for number in np.argsort(own_s, kind="stable").tolist():
-                    workers = configs[number].workers
-                    places[number] = rank[workers] = rank.get(workers, -1) + 1
-                kept = sorted(places, key=lambda n: (configs[n] not in keep, places[n], own_s[n]))[:most]
-                order = sorted(kept)  # type: ignore[assignment]
-            chosen.append(tuple(configs[number] for number in order))
+        chosen = tuple(
+            configs if len(configs) <= most else self._least(kind, most, keep)
+            for kind, configs in enumerate(self.kinds.configs)
+        )
         left_out = sum(map(len, self.kinds.configs)) - sum(map(len, chosen))
-        fewer = AdditivePrices(self._tasks, Kinds(self.kinds.groups, tuple(chosen), left_out))
-        fewer._costs = self._costs
+        fewer = AdditivePrices(self._tasks, Kinds(self.kinds.groups, chosen, left_out))
+        fewer._costs = self._costs  # what is known of blocks
         return fewer
+
+    def _least(self, kind: int, most: int, keep: tuple[OperatorConfig, ...]) -> tuple[OperatorConfig, ...]:
+        """Return the configurations of a kind that take least, on each set of workers as many."""
+        configs, (own_s, _) = self.kinds.configs[kind], self.own(kind)
+        on_workers: dict[tuple[int, ...], int] = {}
+        rank: dict[int, int] = {}
+        for number in np.argsort(own_s, kind="stable").tolist():
+            workers = configs[number].workers
+            rank[number] = on_workers[workers] = on_workers.get(workers, -1) + 1
+        order = sorted(rank, key=lambda n: (configs[n] not in keep, rank[n], own_s[n]))
+        return tuple(configs[number] for number in sorted(order[:most]))
 
     def own(self, kind: int) -> tuple[Floats, Floats]:
         """Return a kind's seconds float64[configurations], its variables' bytes [configurations, workers]."""
@@ -93,7 +101,7 @@ class AdditivePrices:
         first, second = frozenset(self.kinds.groups[j]), frozenset(self.kinds.groups[k])
         configs = dict.fromkeys(first, ours) | dict.fromkeys(second, theirs)
         seconds = 0.0
-        for reading in self._between(j, k):
+        for reading in self._between.get((j, k), ()):
             having, wanting = reading.groups
             seconds += self._costs.send(reading, configs[having], configs[wanting]).seconds
         for number, update in self._costs.updates.items():
@@ -104,13 +112,14 @@ class AdditivePrices:
                     seconds += with_s - self._costs.update(number, without, configs).seconds
         return seconds
 
-    def _between(self, j: int, k: int) -> list:
-        if not hasattr(self, "_reading_of"):
-            self._reading_of: dict[tuple[int, ...], list] = {}
-            for reading in self._costs.readings:
-                ends = tuple(sorted(self._kind_of[group] for group in reading.groups))
-                self._reading_of.setdefault(ends, []).append(reading)
-        return self._reading_of.get((j, k), [])
+    @cached_property
+    def _between(self) -> dict[tuple[int, ...], list[Reading]]:
+        """Return what goes from group to group, by the kinds of both, the lower number first."""
+        between: dict[tuple[int, ...], list[Reading]] = {}
+        for reading in self._costs.readings:
+            ends = tuple(sorted(self._kind_of[group] for group in reading.groups))
+            between.setdefault(ends, []).append(reading)
+        return between
 
 
 def terms_within(update: UpdateBlock, homes: frozenset[int], makers: frozenset[int]) -> list[ParameterOf]:
@@ -133,5 +142,4 @@ def price_additively(
         if not go_on():
             return None
         pair_s[j, k] = prices.pair(j, k)
-    limits = prices._tasks.prices.limits_bytes
-    return AdditiveCosts(names, [s for s, _ in own], pair_s, [m for _, m in own], limits)
+    return AdditiveCosts(names, [s for s, _ in own], pair_s, [m for _, m in own], prices.limits_bytes)

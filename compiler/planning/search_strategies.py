@@ -169,10 +169,10 @@ class _Search:
         if self._asked.method == "auto":
             starts += self._additive_starts(own)
             if own.states <= MOST_TRIED_STATES:
-                found = self._exhaust(own, own.quickest(starts), EXHAUSTED_SHARE)
-                if found.is_proven and all(len(groups) == 1 for groups in own.kinds.groups):
+                exhausted = self._exhaust(own, own.quickest(starts), EXHAUSTED_SHARE)
+                if exhausted.is_proven and all(len(groups) == 1 for groups in own.kinds.groups):
                     return  # walks have no other states
-                starts.append(found.state)
+                starts.append(exhausted.state)
         chains = 1 if limit.proposals is not None else 0  # as many on every machine
         for remaining in reversed(range(ROUNDS)):
             if limit.left_s <= 2 * self._price.slowest_s:

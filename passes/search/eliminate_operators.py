@@ -75,7 +75,7 @@ def _eliminate(operator: int, own: dict[int, Floats], edges: dict[int, dict[int,
             own[neighbours[0]] = own[neighbours[0]] + total.min(axis=0)
         case [one, other]:
             total = seconds[:, None, None] + one[:, :, None] + other[:, None, :]
-            _join(edges, *neighbours, total.min(axis=0))
+            _join(edges, neighbours[0], neighbours[1], total.min(axis=0))
     return _Eliminated(operator, neighbours, total.argmin(axis=0))
 
 
