@@ -91,22 +91,33 @@ def _price(
     go_on: Callable[[], bool],
     show: Callable[[Exhausted], None],
 ) -> bool:
-    """Price states from the lowest bound on, and tell whether there was time for all."""
+    """Price states, from the lowest bound on, and tell whether there was time for all.
+
+    Those that differ in the last kind alone are priced one after the other: so little changes between them.
+    """
+    last_groups = kinds.groups[-1]
+    together: dict[bytes, list[int]] = {}
     for number in np.argsort(bounds, kind="stable").tolist():
-        if bounds[number] >= found.step_s:
-            return True
-        if not go_on():
-            return False
-        state = kinds.state(tuple(states[number].tolist()))
-        found.priced += 1
-        step_s = tasks.move(dict(enumerate(state)), found.step_s)
-        if step_s is None:
-            continue
-        if step_s < found.step_s:
-            found.state, found.step_s = state, step_s
-            show(found)
-        else:
-            tasks.undo()
+        together.setdefault(states[number, :-1].tobytes(), []).append(number)
+    for numbers in together.values():
+        is_begun = False
+        for number in numbers:
+            if bounds[number] >= found.step_s:
+                break
+            if not go_on():
+                return False
+            state = kinds.state(tuple(states[number].tolist()))
+            found.priced += 1
+            if is_begun:
+                step_s = tasks.move({group: state[group] for group in last_groups}, found.step_s)
+            else:
+                step_s = tasks.begin(state)
+            if step_s is not None and step_s < found.step_s and not tasks.exceeds_memory:
+                found.state, found.step_s = state, step_s
+                show(found)
+            elif is_begun and step_s is not None:
+                tasks.undo()
+            is_begun = True
     return True
 
 
