@@ -100,7 +100,7 @@ def _split_height(analysis: Analysis, named: NamedStrategy, parts: int) -> tuple
     wishes = split_space(analysis, parts)
     if not any(wish.split for wish in wishes.values()):
         raise BadUsage(
-            f"no windows of a convolution or pooling make rows that divide among {parts} workers",
+            f"no windows of a convolution or pooling make as many rows as there are workers, {parts}",
             at=f"--strategy {named.text}",
             fix="use fewer parts, or another strategy: `partc inspect --groups` lists what each op may split",
         )

@@ -1,5 +1,6 @@
 """report.html: the whole plan on one page that needs no network, for someone who has never seen one."""
 
+from functools import cache
 from pathlib import Path
 
 import jinja2
@@ -69,6 +70,7 @@ def render_report(compilation: Compilation, cluster: Cluster, folder: Path) -> s
     )
 
 
+@cache  # with the templates that it has compiled
 def _environment() -> jinja2.Environment:
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),

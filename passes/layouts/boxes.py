@@ -30,7 +30,10 @@ def _places(layout: Layout, axis: int, size: int) -> list[int]:
 
 
 def box_of(mesh: Mesh, layout: Layout, shape: Sequence[int], place: Sequence[int]) -> Box:
-    """Return the box of the factored shape that the rank at a place of the mesh holds."""
+    """Return the box of the factored shape that the rank at a place of the mesh holds.
+
+    What overlaps is within the tensor.
+    """
     factored = factored_shape(layout, shape)
     ranges = [[(0, size) for size in sizes] for sizes in factored]
     places = [[1, *_places(layout, axis, size)] for axis, size in enumerate(shape)]
@@ -39,4 +42,6 @@ def box_of(mesh: Mesh, layout: Layout, shape: Sequence[int], place: Sequence[int
         start, stop = ranges[split.axis][factor]
         first, last = part_range(stop - start, mesh.size(axis), place[axis])
         ranges[split.axis][factor] = (start + first, start + last)
+    for axis, overlapping in layout.overlapping():
+        ranges[overlapping.axis] = [overlapping.ranges[place[axis]]]
     return Box(factored, tuple(tuple(sizes) for sizes in ranges))

@@ -12,6 +12,7 @@ from partc.passes.layouts.layouts import (
     Layout,
     Mesh,
     Meshes,
+    Overlapping,
     Owned,
     Partial,
     Placement,
@@ -19,8 +20,9 @@ from partc.passes.layouts.layouts import (
     Split,
     Widened,
 )
-from partc.passes.rules.sharding_rule import ShardingRule
+from partc.passes.rules.sharding_rule import Reach, ShardingRule
 from partc.passes.rules.sharding_rules import rule_of
+from partc.runtime.plan.boxes import part_range
 from partc.runtime.plan.program import Site
 
 
@@ -49,7 +51,7 @@ class AxisDecision:
     def is_even(self) -> bool:
         """Tell whether nothing is divided but into equal parts, without neighbours' entries."""
         return not any(
-            placement.uneven if isinstance(placement, Split) else isinstance(placement, Widened)
+            placement.uneven if isinstance(placement, Split) else isinstance(placement, Widened | Overlapping)
             for placement in (*self.inputs, *self.outputs)
         )
 
@@ -109,7 +111,7 @@ def divides(mesh: Mesh | Meshes, node: gs.Node, decision: Decision, facts: Facts
     Into parts of different sizes only where all sizes are known.
     """
     pairs = list(zip((*node.inputs, *node.outputs), (*decision.inputs, *decision.outputs), strict=True))
-    if any(layout.uneven() for _, layout in pairs) and not _has_known_sizes(node, facts):
+    if any(layout.varying() for _, layout in pairs) and not _has_known_sizes(node, facts):
         return False
     return all(mesh.divides(layout, facts.shape(tensor.name)) for tensor, layout in pairs)
 
@@ -156,13 +158,19 @@ def decide_by_wish(
         return whole_axis(node)
     if rule is None:
         return None
-    dims = rule.outputs[0] if wish.operand is None else rule.inputs[wish.operand]
-    found = None if dims is None else rule.factor_at(dims, wish.split.axis, wish.split.outer)
+    found = _asked_factor(rule, wish.operand, wish.split)
     if found is None or not (
         found[0].may_split(found[1], ranks) or found[0].may_split_unevenly(found[1], ranks)
     ):
-        return None
+        found = None if rule.apart is None else _asked_factor(rule.apart, wish.operand, wish.split)
+        if found is None or not found[0].may_reach(found[1], ranks):
+            return None
     return split_on(node, *found, ranks, zeros)
+
+
+def _asked_factor(rule: ShardingRule, operand: int | None, split: Split) -> tuple[ShardingRule, str] | None:
+    dims = rule.outputs[0] if operand is None else rule.inputs[operand]
+    return None if dims is None else rule.factor_at(dims, split.axis, split.outer)
 
 
 def decide_on_table(
@@ -202,11 +210,13 @@ def _split_factors(
     rules: dict[str, ShardingRule] = {}
     firm: set[str] = set()
     operands = zip(node.inputs, rule.inputs, placements, gives_way, strict=True)
-    for tensor, dims, placement, yields in operands:
+    for index, (tensor, dims, placement, yields) in enumerate(operands):
         if not isinstance(placement, Split) or dims is None:
             continue
         found = rule.factor_at(dims, placement.axis, placement.outer, placement.uneven)
-        if found is not None and follows(*found, placement, ranks, widens):
+        if found is None or not follows(*found, placement, ranks, widens):
+            found = _reaching(rule, index, placement, ranks) if widens else None
+        if found is not None:
             rules[found[1]] = found[0]
             weights[found[1]] = weights.get(found[1], 0) + facts.nbytes(tensor.name)
             firm.update(() if yields else (found[1],))
@@ -214,10 +224,18 @@ def _split_factors(
     return [(rules[factor], factor) for factor in order]
 
 
+def _reaching(rule: ShardingRule, index: int, split: Split, ranks: int) -> tuple[ShardingRule, str] | None:
+    """Return the factor whose parts read neighbouring parts of an operand that is split in space."""
+    factor = rule.apart.reaching(index, split.axis) if rule.apart is not None and split.outer == 1 else None
+    if rule.apart is None or factor is None or not rule.apart.may_reach(factor, ranks):
+        return None
+    return rule.apart, factor
+
+
 def follows(rule: ShardingRule, factor: str, split: Split, ranks: int, widens: bool = True) -> bool:
     """Tell whether a factor may be split as an operand that has it is."""
     if split.uneven:
-        return rule.sizes[factor] == split.uneven and rule.may_split_unevenly(factor, ranks)
+        return rule.sizes[factor] == split.uneven and rule.may_split_unevenly(factor, ranks, widens)
     return rule.may_split(factor, ranks, widens)
 
 
@@ -236,11 +254,14 @@ def split_on(
             outputs.append(Partial("sum" if combine == "mean" else combine))
         else:
             return None
-    inputs = tuple(_placement_of(rule, index, factor, uneven) for index in range(len(rule.inputs)))
+    inputs = tuple(_placement_of(rule, index, factor, ranks, uneven) for index in range(len(rule.inputs)))
     return AxisDecision(inputs, tuple(outputs), factor, rule.combine.get(factor) == "mean")
 
 
-def _placement_of(rule: ShardingRule, index: int, factor: str, uneven: int) -> Placement:
+def _placement_of(rule: ShardingRule, index: int, factor: str, ranks: int, uneven: int) -> Placement:
+    reach = rule.reaches.get(factor, {}).get(index)
+    if reach is not None:
+        return _reached(reach, rule.sizes[factor], ranks)
     dims = rule.inputs[index]
     position = None if dims is None else rule.position_of(dims, factor)
     if position is None:
@@ -249,6 +270,14 @@ def _placement_of(rule: ShardingRule, index: int, factor: str, uneven: int) -> P
     if halo is None or not (halo.before or halo.after):
         return Split(*position, uneven)
     return Widened(position[0], halo.before, halo.after, halo.fill)
+
+
+def _reached(reach: Reach, entries: int, ranks: int) -> Placement:
+    """Return what every rank reads of an operand for its part of a factor."""
+    parts = [part_range(entries, ranks, rank) for rank in range(ranks)]
+    read = Overlapping(reach.axis, reach.size, tuple(reach.entries_of(*part) for part in parts), reach.fill)
+    own = tuple(part_range(reach.size, ranks, rank) for rank in range(ranks))
+    return read.own if read.ranges == own else read
 
 
 def _every_term_has(node: gs.Node, rule: ShardingRule, factor: str, zeros: frozenset[str]) -> bool:

@@ -75,7 +75,7 @@ class LaidOutGraph:
         """Tell whether the sizes of a tensor's pieces are known, whatever the data, and in some layouts the
         same on all ranks."""
         is_known = tensor in self.facts.fixed_shapes and all(self.facts.shape(tensor))
-        return is_known and not any(layout.uneven() for layout in layouts)
+        return is_known and not any(layout.varying() for layout in layouts)
 
     def cut_at(self, site: Site, tensor: str, axis: int, split: Split) -> Placement:
         """Return how a mesh divides what another splits so: evenly or not, or whole if entries are few."""

@@ -4,6 +4,7 @@ Replicate        every rank has the whole
 Split            rank r of N has the r-th N-th of one factor of one axis
 Partial          every rank has a term; the tensor is their sum (or maximum, or minimum)
 Widened          rank r of N has the r-th N-th of an axis, and entries of its neighbours' around it
+Overlapping      every rank has entries of an axis of its own, of which others may have some too
 PerReplica       every rank has a tensor of its own: replicas on different data, not pieces
 Owned            servers: each has some rows of axis 0 (or the slices whose ids fall in its rows)
 Gathered         workers: everyone has all that servers own, one server's behind the other's
@@ -11,7 +12,7 @@ RequestedRows    servers: each has the rows that workers' ids request of it, on 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import permutations
 from math import prod
@@ -65,6 +66,43 @@ class Widened:
     fill: Fill = "zero"
 
 
+@dataclass(frozen=True)
+class Overlapping:
+    """Rank r has the entries [start, stop) of `axis`, of `size` entries, that ranges[r] tells.
+
+    Only what an operand must be. Beyond the tensor's ends, below 0 and from `size` on, is what is read as
+    padding.
+    """
+
+    axis: int
+    size: int
+    ranges: tuple[tuple[int, int], ...]
+    fill: Fill = "zero"
+
+    @property
+    def own(self) -> Split:
+        """Return the parts of the axis that nobody shares."""
+        return Split(self.axis, 1, self.size if self.size % len(self.ranges) else 0)
+
+    @cached_property
+    def within(self) -> "Overlapping":
+        """Return what ranks have of the tensor itself, one entry at least."""
+        return replace(self, ranges=tuple(_clamp(entries, self.size) for entries in self.ranges), fill="zero")
+
+    @property
+    def pads(self) -> tuple[tuple[int, int], ...]:
+        """Return what has to be added before and behind the entries of the tensor itself, by rank."""
+        return tuple(
+            (first - start, stop - last)
+            for (start, stop), (first, last) in zip(self.ranges, self.within.ranges, strict=True)
+        )
+
+
+def _clamp(entries: tuple[int, int], size: int) -> tuple[int, int]:
+    first = min(max(entries[0], 0), size - 1)
+    return first, max(min(entries[1], size), first + 1)
+
+
 @dataclass(frozen=True, slots=True)
 class PerReplica:
     """Every replica has its own tensor, computed from its own data."""
@@ -98,7 +136,9 @@ class RequestedRows:
     returned: "Replicate | Split | PerReplica"
 
 
-Placement = Replicate | Split | Partial | Widened | PerReplica | Owned | Gathered | RequestedRows
+Placement = (
+    Replicate | Split | Partial | Widened | Overlapping | PerReplica | Owned | Gathered | RequestedRows
+)
 
 
 REPLICAS = 0  # the axis of a mesh that tells replicas apart, or a parameter's servers
@@ -169,8 +209,9 @@ class Mesh:
     def divides(self, layout: "Layout", shape: Sequence[int]) -> bool:
         """Tell whether all parts of a tensor are of equal size but those that are said to be uneven.
 
-        An UNKNOWN size (0) is taken to divide. What is widened on an axis is cut there along one mesh axis
-        alone, whose ranks are neighbours; so is what is uneven at its place, of which an axis has one.
+        An UNKNOWN size (0) is taken to divide. What is widened on an axis, or overlaps there, is cut there
+        along one mesh axis alone, whose ranks are neighbours; so is what is uneven at its place, of which an
+        axis has one.
         """
         if layout.is_whole:
             return True
@@ -178,9 +219,11 @@ class Mesh:
         uneven = [split.axis for _, split in splits if split.uneven]
         if len(uneven) > len(set(uneven)):
             return False
+        cut = [p.axis for p in layout.placements if isinstance(p, Split | Widened | Overlapping)]
+        if any(cut.count(overlapping.axis) > 1 for _, overlapping in layout.overlapping()):
+            return False
         for axis, widened in layout.widened():
-            cut = [p.axis for p in layout.placements if isinstance(p, Split | Widened)]
-            if cut.count(widened.axis) > 1 or shape[widened.axis] % self.size(axis) or uneven:
+            if cut.count(widened.axis) > 1 or shape[widened.axis] % self.size(axis):
                 return False
         ends: dict[int, int] = {}
         places = {(split.axis, split.outer) for _, split in splits}
@@ -359,6 +402,14 @@ class Layout:
     def widened(self) -> list[tuple[int, Widened]]:
         """Return the mesh axes along which ranks have parts and entries of their neighbours, and which."""
         return [(axis, p) for axis, p in enumerate(self.placements) if isinstance(p, Widened)]
+
+    def overlapping(self) -> list[tuple[int, Overlapping]]:
+        """Return the mesh axes along which ranks have entries that others have too, and which."""
+        return [(axis, p) for axis, p in enumerate(self.placements) if isinstance(p, Overlapping)]
+
+    def varying(self) -> list[int]:
+        """Return the tensor's axes whose sizes may differ between ranks."""
+        return [p.axis for _, p in (*self.uneven(), *self.overlapping())]
 
     @property
     def is_whole(self) -> bool:

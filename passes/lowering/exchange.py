@@ -7,7 +7,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.layouts.boxes import box_of
-from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh, Meshes, PerReplica, Split
+from partc.passes.layouts.layouts import Layout, Mesh, Meshes, Partial, PerReplica, Split
 from partc.passes.lowering.lowering import Lowering
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.plan.moves import find_moves, region_of
@@ -59,10 +59,10 @@ def describe_exchange(node: gs.Node, meshes: Meshes, hosts: Sequence[str]) -> Ex
         source, target = (_within(micro, layout, meshes.microbatches) for layout in (source, target))
     has, wants = (_pieces(*end, shape) for end in zip(ends, (source, target), strict=True))
     moves: list[Move] = []
-    for replica in {piece.replica for piece in has.values()}:
+    for term in sorted({piece.term for piece in has.values()}):
         moves += find_moves(
-            _regions_of(replica, has, workers),
-            _regions_of(replica, wants, workers),
+            _regions_of(term, has, workers),
+            _regions_of(term, wants, workers),
             [hosts[worker] for worker in workers],
         )
     return Exchange(
@@ -76,10 +76,10 @@ def describe_exchange(node: gs.Node, meshes: Meshes, hosts: Sequence[str]) -> Ex
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """What a worker has of a tensor, and of which replica's; None where all have the same."""
+    """What a worker has of a tensor, and of which: replicas have one each, and ranks have terms of a sum."""
 
     region: Region
-    replica: int | None
+    term: tuple[int, ...]
 
 
 def _within(micro: Split, layout: Layout, microbatches: int) -> Layout:
@@ -93,18 +93,18 @@ def _within(micro: Split, layout: Layout, microbatches: int) -> Layout:
 def _pieces(mesh: Mesh, layout: Layout, shape: Sequence[int]) -> dict[int, _Piece]:
     if mesh.microbatch_axis is not None:
         layout = Layout(layout.site, *layout.placements[: mesh.microbatch_axis])
-    is_own = isinstance(layout.along(REPLICAS), PerReplica)
+    own = [axis for axis, p in enumerate(layout.placements) if isinstance(p, PerReplica | Partial)]
     pieces: dict[int, _Piece] = {}
     for position, worker in enumerate(mesh.workers):
         place = mesh.coordinates(position)
         region = region_of(box_of(mesh, layout, shape, place))
-        pieces[worker] = _Piece(region, place[REPLICAS] if is_own else None)
+        pieces[worker] = _Piece(region, tuple(place[axis] for axis in own))
     return pieces
 
 
 def _regions_of(
-    replica: int | None, pieces: Mapping[int, _Piece], workers: Sequence[int]
+    term: tuple[int, ...] | None, pieces: Mapping[int, _Piece], workers: Sequence[int]
 ) -> list[Region | None]:
-    """Return what each worker has of a replica's tensor, or of any one's."""
+    """Return what each worker has of a replica's tensor, or of a term, or of any one's."""
     found = (pieces.get(worker) for worker in workers)
-    return [None if p is None or replica not in (None, p.replica) else p.region for p in found]
+    return [None if p is None or term not in (None, p.term) else p.region for p in found]

@@ -7,7 +7,7 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.layouts.decide_layouts import Decision
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
-from partc.passes.layouts.layouts import REPLICAS, Layout, Owned
+from partc.passes.layouts.layouts import REPLICAS, Layout, Overlapping, Owned
 from partc.passes.lowering.lowered_graph import Number, PartNumber
 from partc.passes.rules.sharding_rules import rule_of
 from partc.runtime.plan.program import Site
@@ -31,6 +31,8 @@ class LocalSizes:
         for _, widened in layout.widened():
             local = self.local_sizes(tensor, layout)[widened.axis]
             nbytes *= Fraction(local, self.facts.shape(tensor)[widened.axis])
+        for _, overlapping in layout.overlapping():
+            nbytes *= Fraction(_longest(overlapping), overlapping.size)
         return int(nbytes)
 
     def local_shape(self, tensor: str, layout: Layout) -> tuple[int | None, ...]:
@@ -40,8 +42,8 @@ class LocalSizes:
         shape: list[int | None] = [size or None for size in self.local_sizes(tensor, layout)]
         if isinstance(layout.along(REPLICAS), Owned):
             shape[0] = None
-        for _, split in layout.uneven():
-            shape[split.axis] = None
+        for axis in layout.varying():
+            shape[axis] = None
         return tuple(shape)
 
     def local_sizes(self, tensor: str, layout: Layout) -> tuple[int, ...]:
@@ -58,6 +60,8 @@ class LocalSizes:
         for mesh_axis, widened in layout.widened():
             part = sizes[widened.axis] // self.graph.meshes.size(layout.site, mesh_axis)
             local[widened.axis] = widened.before + part + widened.after
+        for _, overlapping in layout.overlapping():
+            local[overlapping.axis] = _longest(overlapping)
         return tuple(local)
 
     def local_number(self, layout: Layout, axis: int, number: int) -> Number:
@@ -85,6 +89,10 @@ class LocalSizes:
         for axis, entries in uneven_factors(decision).items():
             flops *= Fraction(mesh.size(axis) * -(-entries // mesh.size(axis)), entries)
         return int(flops)
+
+
+def _longest(overlapping: Overlapping) -> int:
+    return max(stop - start for start, stop in overlapping.ranges)
 
 
 def uneven_factors(decision: Decision) -> dict[int, int]:

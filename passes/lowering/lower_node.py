@@ -117,7 +117,7 @@ def _emit(
             continue
         value = lowering.value_name(tensor.name, layout)
         values.append(value)
-        name = f"{value}.of_part" if means else f"{value}.wide" if local.cuts else value
+        name = f"{value}.of_part" if means else f"{value}.wide" if local.cuts or local.pads else value
         outputs.append(gs.Variable(name, dtype=lowering.facts.dtypes[tensor.name]))
     name = f"{node.name}@{outputs[0].name}"
     copy = gs.Node(local.op, name, local.attributes, operands, outputs, domain=node.domain)
@@ -125,8 +125,8 @@ def _emit(
     _count_flops(lowering, node, copy, decision)
     if means:
         return [_scale(lowering, *pair, means, decision) for pair in zip(outputs, values, strict=True)]
-    if local.cuts:
-        return [cut_to_part(lowering, *pair, local.cuts) for pair in zip(outputs, values, strict=True)]
+    if local.cuts or local.pads:
+        return [cut_to_part(lowering, *pair, local) for pair in zip(outputs, values, strict=True)]
     return outputs
 
 

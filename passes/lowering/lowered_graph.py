@@ -68,7 +68,20 @@ class PartNumber:
         return self.times * {"size": stop - start, "start": start, "stop": stop}[self.tells]
 
 
-Number = int | PartNumber  # the same on all ranks, or not
+@dataclass(frozen=True, slots=True)
+class PlaceNumber:
+    """A number for every place along a mesh axis."""
+
+    axis: int
+    by_place: tuple[int, ...]
+
+    def of(self, part: int, parts: int) -> int:
+        """Return the number of a place."""
+        assert parts == len(self.by_place), f"{self.by_place} on {parts} places"
+        return self.by_place[part]
+
+
+Number = int | PartNumber | PlaceNumber  # the same on all ranks, or not
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +162,7 @@ class LoweredGraph:
         """Return the value int64[n] that holds numbers of which some follow a worker's place in a mesh."""
         mesh = self.meshes.of(site)
         spelled = "_".join(
-            str(n) if isinstance(n, int) else f"{mesh.axes[n.axis][0]}.{n.tells}.{n.entries}x{n.times}"
-            for n in numbers
+            str(n) if isinstance(n, int) else f"{mesh.axes[n.axis][0]}.{_spell(n)}" for n in numbers
         )
         constant = RankConstant("numbers", site=site, numbers=numbers)
         return self._given(f"{site}.parts.{spelled}", constant, (len(numbers),))
@@ -208,6 +220,12 @@ class LoweredGraph:
                 wanted.update(tensor.name for tensor in node.inputs)
                 needed.append(node)
         self.nodes = needed[::-1]
+
+
+def _spell(number: PartNumber | PlaceNumber) -> str:
+    if isinstance(number, PlaceNumber):
+        return "at." + ".".join(map(str, number.by_place))
+    return f"{number.tells}.{number.entries}x{number.times}"
 
 
 def is_communication(node: gs.Node) -> bool:

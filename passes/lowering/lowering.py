@@ -15,6 +15,7 @@ from partc.passes.layouts.layouts import (
     REPLICAS,
     Gathered,
     Layout,
+    Overlapping,
     Owned,
     Partial,
     PerReplica,
@@ -35,6 +36,7 @@ TAGS = {
     Split: "split",
     Partial: "partial",
     Widened: "wide",
+    Overlapping: "overlap",
     PerReplica: "replica",
     Owned: "owned",
     Gathered: "gathered",
@@ -141,6 +143,10 @@ def _tag_along(placement: Placement) -> str:
     if isinstance(placement, Widened):
         kind = "" if placement.fill == "zero" else placement.fill
         return f"{tag}{placement.axis}.{placement.before}.{placement.after}{kind}"
+    if isinstance(placement, Overlapping):
+        kind = "" if placement.fill == "zero" else placement.fill
+        ranges = "_".join(f"{start}:{stop}" for start, stop in placement.ranges)
+        return f"{tag}{placement.axis}.{ranges}{kind}"
     if isinstance(placement, Split):
         uneven = f".{placement.uneven}" if placement.uneven else ""
         return f"{tag}{placement.axis}.{placement.outer}{uneven}"

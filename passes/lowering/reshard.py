@@ -5,6 +5,7 @@ split -> whole       AllGather of pieces as they are; AllGatherRows, the split a
 partial -> split     ReduceScatter
 whole -> split       made in part, or cut locally (cut_part.py)
 split -> widened     ShiftAhead, ShiftBack (widen.py)
+split -> overlapping Exchange, and padding (overlap.py)
 worker partial -> rows owned by servers      Push
 rows owned by servers -> whole               Pull, or ShareRows and SpreadRows (gather_owned.py)
 rows requested of servers -> where they return   AllToAllRows, ScatterRows (request_rows.py)
@@ -34,6 +35,7 @@ from partc.passes.lowering.gather_owned import gather_owned, has_parameter_rows,
 from partc.passes.lowering.last_change import Change, last_change
 from partc.passes.lowering.lowered_graph import PieceCut, constant
 from partc.passes.lowering.lowering import Lowering
+from partc.passes.lowering.overlap import overlap, pad_overlapping
 from partc.passes.lowering.widen import widen
 from partc.runtime.plan.program import Site
 
@@ -56,6 +58,8 @@ def reshard(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> 
         return gather_owned(lowering, tensor, Owned(target.parameter), wanted)
     if isinstance(target, Owned):
         return _to_owners(lowering, tensor, native, wanted)
+    if any(beyond.within != beyond for _, beyond in wanted.overlapping()):
+        return pad_overlapping(lowering, tensor, wanted)
     if "server" in (native.site, wanted.site) and native.site != wanted.site:
         return _to_other_site(lowering, tensor, native, wanted)
     if native.site != wanted.site:
@@ -72,6 +76,8 @@ def reshard(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> 
         return lowering.need(tensor, native)
     if wanted.widened():
         return widen(lowering, tensor, native, wanted)
+    if wanted.overlapping():
+        return overlap(lowering, tensor, native, wanted)
     for axis in range(len(native.placements)):
         if lowering.graph.sums_before(tensor, axis) and isinstance(wanted.along(axis), Replicate):
             native = native.with_along(axis, Replicate())

@@ -13,6 +13,7 @@ import onnx_graphsurgeon as gs
 from partc.passes.layouts.layouts import Layout, Replicate, Split, Widened
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering
+from partc.passes.rules.sharding_rule import Fill
 
 INT64 = np.dtype(np.int64)
 
@@ -99,7 +100,8 @@ class _Widening:
     def _slice(self, part: gs.Tensor, start: int, stop: int, name: str) -> gs.Tensor:
         axis = self.widened.axis
         shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
-        self.out.shapes[name] = tuple(size or None for size in shape)
+        known = self.out.shapes[self.name]
+        self.out.shapes[name] = tuple(size if own else None for size, own in zip(shape, known, strict=True))
         self.out.nbytes[name] = self.out.nbytes[self.name] * (stop - start) // self.shape[axis]
         bounds = [
             constant(f"{name}.{what}", [number], np.int64)
@@ -115,18 +117,18 @@ class _Widening:
         return self.out.emit("Pad", operands, name, self.dtype, self.wanted.site)
 
     def _fill(self, name: str) -> gs.Constant:
-        return gs.Constant(f"{name}.fill", np.array(fill_value(self.widened, self.dtype), self.dtype))
+        return gs.Constant(f"{name}.fill", np.array(fill_value(self.widened.fill, self.dtype), self.dtype))
 
     def _size(self, name: str, like: str) -> None:
         self.out.shapes[name], self.out.nbytes[name] = self.out.shapes[like], self.out.nbytes[like]
 
 
-def fill_value(widened: Widened, dtype: np.dtype) -> np.ndarray:
+def fill_value(fill: Fill, dtype: np.dtype) -> np.ndarray:
     """Return what pads a tensor's ends: a scalar of its element type.
 
     One above the lowest number, which MaxPool begins with: a window of nothing but padding has a winner too.
     """
-    if widened.fill == "zero":
+    if fill == "zero":
         return np.zeros((), dtype)
     if dtype.kind in "iu":
         return np.array(np.iinfo(dtype).min + 1 if dtype.kind == "i" else 0, dtype)

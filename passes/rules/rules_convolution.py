@@ -2,21 +2,26 @@
 
 An axis of an image is named y where it is the output's, and y s where each entry of the output stands for s
 entries of the input: then a part of the output reads a part of the input and a halo (ShardingRule.windows).
-Elsewhere space is whole.
+Where that is not so, or parts are not equal, a rule of its own has the space that windows make and the space
+that they read as factors of their own, `made` and `read`, and tells what parts of one read of the other
+(ShardingRule.apart). Elsewhere space is whole.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Literal
 
 import onnx_graphsurgeon as gs
 
 from partc.passes.graph.facts import Facts
 from partc.passes.rules.rules_elementwise import Rule, named
-from partc.passes.rules.sharding_rule import Combine, Dims, Fill, Halo, ShardingRule
+from partc.passes.rules.sharding_rule import Axis, Combine, Dims, Fill, Halo, Reach, ShardingRule
 from partc.passes.windows.read_windows import counted_padding, gradient_of, windows_of
-from partc.passes.windows.windows import Windows, averages_alike
+from partc.passes.windows.windows import CountedPadding, Windows, averages_alike
 
-Reach = Callable[[Windows, int], tuple[int, int]]  # of the windows of an axis: entries before and behind
+HaloOf = Callable[[Windows, int], tuple[int, int]]  # of the windows of an axis: entries before and behind
+EntriesOf = Callable[[Windows, int, int, int], tuple[int, int]]  # of a part of an axis: what it reads
 
 
 class _ImageFactors:
@@ -67,7 +72,7 @@ def read_by_windows(windows: Windows, sizes: tuple[int, ...], known: dict[str, i
 
 
 def _halos(
-    windows: Windows | None, reach: Mapping[int, Reach], fills: Mapping[int, Fill] | None = None
+    windows: Windows | None, reach: Mapping[int, HaloOf], fills: Mapping[int, Fill] | None = None
 ) -> dict[str, dict[int, Halo]]:
     """Return the halos of parts of every axis that has them. `reach`: of each operand that is widened."""
     if windows is None:
@@ -82,6 +87,55 @@ def _halos(
     }
 
 
+def _with_apart(
+    rule: ShardingRule,
+    windows: Windows | None,
+    cut: Literal["made", "read"],
+    reach: Mapping[int, EntriesOf],
+    fills: Mapping[int, Fill] | None = None,
+    axes: Sequence[int] | None = None,
+) -> ShardingRule:
+    """Add the rule in which parts of the space that windows make, or read, are of any size.
+
+    `reach`: of each operand of which more is read. `axes`: those of space that may be cut so; None: all.
+    """
+    if windows is None:
+        return rule
+    names: dict[Axis, str] = {}
+    for axis in range(len(windows.kernel)):
+        names |= {(f"y{axis}",): f"made{axis}", (f"y{axis}", f"s{axis}"): f"read{axis}"}
+        names[(f"x{axis}",)] = f"read{axis}"
+    sizes = {name: size for name, size in rule.sizes.items() if name[0] not in "xys"}
+    sizes |= {f"made{axis}": size for axis, size in enumerate(windows.target)}
+    sizes |= {f"read{axis}": size for axis, size in enumerate(windows.source)}
+
+    def spell(dims: Dims) -> Dims:
+        return tuple((names[axis],) if axis in names else axis for axis in dims)
+
+    inputs = tuple(None if dims is None else spell(dims) for dims in rule.inputs)
+    space = [axis + 2 for axis in (range(len(windows.kernel)) if axes is None else axes)]
+
+    def reached(index: int, axis: int, entries_of: EntriesOf) -> Reach:
+        ((factor,),) = (inputs[index] or ())[axis : axis + 1]
+        fill: Fill = (fills or {}).get(index, "zero")
+        return Reach(axis, sizes[factor], partial(entries_of, windows, axis - 2), fill)
+
+    apart = ShardingRule(
+        inputs,
+        tuple(spell(dims) for dims in rule.outputs),
+        sizes,
+        rule.terms,
+        rule.linear,
+        {names.get((factor,), factor): how for factor, how in rule.combine.items()},
+        rule.whole | set(names.values()),
+        reaches={
+            f"{cut}{axis - 2}": {index: reached(index, axis, of) for index, of in reach.items()}
+            for axis in space
+        },
+    )
+    return replace(rule, apart=apart)
+
+
 def convolution(node: gs.Node, facts: Facts) -> ShardingRule:
     """Conv: n (g c) x.., (g o) c k.. -> n (g o) y.., sums c and k; terms (X W) + (B)."""
     windows = windows_of(node, facts)
@@ -90,7 +144,8 @@ def convolution(node: gs.Node, facts: Facts) -> ShardingRule:
     inputs: list[Dims] = [factors.image(shapes[0], "c", "x"), factors.kernel(shapes[1], "o", "c")]
     output = factors.image(facts.shape(node.outputs[0].name), "o", "y")
     rule = _contraction(factors, inputs, output, len(shapes) > 2, ("c",))
-    return replace(rule, windows=_halos(windows, {0: Windows.halo}))
+    rule = replace(rule, windows=_halos(windows, {0: Windows.halo}))
+    return _with_apart(rule, windows, "made", {0: Windows.entries_read})
 
 
 def transposed_convolution(node: gs.Node, facts: Facts) -> ShardingRule:
@@ -134,7 +189,7 @@ def weight_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
     ]
     output = factors.kernel(result, "o", "c")
     counted = {"o", "c"} if factors.group > 1 else set()  # a group's channels are counted in its body
-    return ShardingRule(
+    rule = ShardingRule(
         tuple(inputs),
         (output,),
         factors.sizes,
@@ -144,6 +199,7 @@ def weight_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
         whole=factors.whole() | counted,
         windows=_halos(windows, {0: Windows.halo}),
     )
+    return _with_apart(rule, windows, "made", {0: Windows.entries_read})
 
 
 def data_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
@@ -156,7 +212,8 @@ def data_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
     inputs: list[Dims] = [factors.image(output_gradient, "o", "y"), factors.kernel(kernel, "o", "c")]
     output = factors.image(result, "c", "x")
     rule = _contraction(factors, inputs, output, False, ("o",))
-    return replace(rule, windows=_halos(windows, {0: Windows.halo_back}))
+    rule = replace(rule, windows=_halos(windows, {0: Windows.halo_back}))
+    return _with_apart(rule, windows, "read", {0: Windows.readers})
 
 
 def pool(linear: bool) -> Rule:
@@ -167,18 +224,19 @@ def pool(linear: bool) -> Rule:
             return None
         shape, output = (facts.shape(tensor.name) for tensor in (node.inputs[0], node.outputs[0]))
         dims, sizes = named("d", shape)
-        windows, halos = None, {}
+        fills: dict[int, Fill] = {0: "lowest" if node.op == "MaxPool" else "zero"}
+        windows, halos, axes = None, {}, None
         if node.op == "MaxPool" or (node.op == "AveragePool" and not node.attrs.get("ceil_mode", 0)):
             windows = windows_of(node, facts)
         if windows is not None:
             dims = (*dims[:2], *read_by_windows(windows, shape[2:], sizes))
-            halos = _halos(windows, {0: Windows.halo}, {0: "lowest" if node.op == "MaxPool" else "zero"})
+            halos = _halos(windows, {0: Windows.halo}, fills)
         if windows is not None and node.op == "AveragePool":
-            counted = counted_padding(node, windows)
-            halos = {f: halo for f, halo in halos.items() if averages_alike(windows, int(f[1:]), counted)}
+            axes = _axes_averaged_alike(windows, counted_padding(node, windows))
+            halos = {f: halo for f, halo in halos.items() if int(f[1:]) in axes}
         sizes |= {f"y{axis}": size for axis, size in enumerate(output[2:])}
         out = (*dims[:2], *((f"y{axis}",) for axis in range(len(output) - 2)))
-        return ShardingRule(
+        result = ShardingRule(
             (dims,),
             tuple(out for _ in node.outputs),
             sizes,
@@ -187,8 +245,13 @@ def pool(linear: bool) -> Rule:
             whole=frozenset(name for name in sizes if name not in ("d0", "d1")),
             windows=halos,
         )
+        return _with_apart(result, windows, "made", {0: Windows.entries_read}, fills, axes)
 
     return rule
+
+
+def _axes_averaged_alike(windows: Windows, counted: CountedPadding) -> list[int]:
+    return [axis for axis in range(len(windows.kernel)) if averages_alike(windows, axis, counted)]
 
 
 def _tells_places(node: gs.Node) -> bool:
@@ -270,10 +333,12 @@ def window_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
     sizes |= {f"y{axis}": size for axis, size in enumerate(output[2:])}
     image, result = (("n",), ("c",), *space), (("n",), ("c",), *((f"y{a}",) for a in range(len(output) - 2)))
     operands = {last: Windows.halo_back} | ({0: Windows.halo_of_readers} if last else {})
-    halos = _halos(windows, operands, {0: "lowest"} if last else None)
+    fills: dict[int, Fill] = {0: "lowest"} if last else {}
+    halos, axes = _halos(windows, operands, fills), None
     if windows is not None and gradient is not None and not last:
-        halos = {f: h for f, h in halos.items() if averages_alike(windows, int(f[1:]), gradient.counted)}
-    return ShardingRule(
+        axes = _axes_averaged_alike(windows, gradient.counted)
+        halos = {f: halo for f, halo in halos.items() if int(f[1:]) in axes}
+    rule = ShardingRule(
         (image, result) if last else (result,),
         (image,),
         sizes,
@@ -282,6 +347,8 @@ def window_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
         whole=frozenset(sizes.keys() - {"n", *(() if node.op.startswith("AveragePoolGrad") else ("c",))}),
         windows=halos,
     )
+    reach = {last: Windows.readers} | ({0: Windows.entries_of_readers} if last else {})
+    return _with_apart(rule, windows, "read", reach, fills, axes)
 
 
 def local_response(node: gs.Node, facts: Facts) -> ShardingRule:

@@ -12,7 +12,7 @@ This is FlexFlow's table 1 (flexflow.txt, section 4) for every op: a factor of o
 sample factor, of output and a weight a parameter factor, of inputs only a reduction.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -30,6 +30,19 @@ class Halo:
 
     before: int
     after: int
+    fill: Fill = "zero"
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Entries of an operand's axis that a part of another factor reads, and what pads the axis' ends.
+
+    `entries_of`: the part's [start, stop) -> the operand's [first, last), perhaps beyond its `size` entries.
+    """
+
+    axis: int
+    size: int
+    entries_of: Callable[[int, int], tuple[int, int]]
     fill: Fill = "zero"
 
 
@@ -51,6 +64,10 @@ class ShardingRule:
     picks         the op picks the largest, or the smallest, of its operands, point by point
     windows       factor of `whole` that may be split all the same where parts of operands are widened: input
                   index -> halo; inputs that are not listed are read as they are cut
+    reaches       factor whose parts may be of any size -> input index -> what they read of that operand,
+                  which lacks the factor
+    apart         the rule in which space that windows read and space that they make are factors of their own:
+                  its `reaches` tell what this one's `windows` cannot
     bounds        input index -> its numbers, each with the axis of input 0 that it counts entries of, or None
 
     Bounds are an op's lengths, starts or pads: known, counted from the front and within the axis. They are
@@ -72,6 +89,8 @@ class ShardingRule:
     picks: Literal["max", "min"] | None = None
     bounds: Mapping[int, tuple[tuple[int, int | None], ...]] = field(default_factory=dict)
     windows: Mapping[str, Mapping[int, Halo]] = field(default_factory=dict)
+    reaches: Mapping[str, Mapping[int, Reach]] = field(default_factory=dict)
+    apart: "ShardingRule | None" = None
 
     @cached_property
     def flops(self) -> int:
@@ -103,10 +122,26 @@ class ShardingRule:
             for index, halo in self.windows[factor].items()
         )
 
-    def may_split_unevenly(self, factor: str, parts: int) -> bool:
-        """Tell whether a factor that does not divide may be cut: earlier parts have one entry more."""
-        is_free = factor not in self.whole and factor not in self.windows
+    def may_split_unevenly(self, factor: str, parts: int, widens: bool = True) -> bool:
+        """Tell whether a factor that does not divide may be cut: earlier parts have one entry more.
+
+        `widens`: a part of space may be cut that is read as it is cut.
+        """
+        is_free = factor not in self.whole or (widens and self.windows.get(factor) == {})
         return is_free and self.sizes[factor] % parts > 0 and self.sizes[factor] > parts
+
+    def reaching(self, index: int, axis: int) -> str | None:
+        """Return the factor whose parts read, or have, parts of an operand's axis of space."""
+        for factor, reached in self.reaches.items():
+            if index in reached and reached[index].axis == axis:
+                return factor
+            if index not in reached and ((factor,),) == (self.inputs[index] or ())[axis : axis + 1]:
+                return factor
+        return None
+
+    def may_reach(self, factor: str, parts: int) -> bool:
+        """Tell whether a factor of `reaches` may be cut into parts, equal or not."""
+        return factor in self.reaches and self.sizes[factor] >= parts
 
     def _entries(self, index: int, factor: str) -> int:
         """Return the size of an operand's axis that has a factor."""

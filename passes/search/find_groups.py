@@ -113,19 +113,11 @@ def _splits(node: gs.Node, facts: Facts, zeros: frozenset[str]) -> Iterator[tupl
             if factor in seen:
                 continue
             seen.add(factor)
-            parts = _most_parts(rule, factor)
+            parts = rule.sizes[factor]
             decision = decide_by_wish(node, rule, Wish(split, operand), parts, zeros)
             mesh = Mesh("worker", (("any", parts),))
             if decision is not None and divides(mesh, node, decide_axes("worker", [decision]), facts):
                 yield spell_dimension(split, operand), parts
-
-
-def _most_parts(rule: ShardingRule, factor: str) -> int:
-    """Return the most equal parts of a factor: of space, such that one neighbour has what windows read."""
-    size = rule.sizes[factor]
-    if factor not in rule.windows:
-        return size
-    return next(n for n in range(size, 0, -1) if rule.may_split(factor, n))
 
 
 def _places(rule: ShardingRule, dims: Dims) -> Iterator[tuple[str, Split]]:

@@ -24,6 +24,7 @@ from partc.passes.layouts.layouts import (
     Layout,
     Mesh,
     Meshes,
+    Overlapping,
     Partial,
     Placement,
     Replicate,
@@ -263,6 +264,8 @@ def plain(layout: Layout) -> Placements:
     for placement in layout.placements:
         if isinstance(placement, Widened):
             placements.append(Split(placement.axis))
+        elif isinstance(placement, Overlapping):
+            placements.append(placement.own)
         else:
             placements.append(placement if isinstance(placement, Split) else Replicate())
     return Layout("", *placements).placements
@@ -323,7 +326,7 @@ def _communicated(
                 continue
             seen.add(key)
             ends = [sizes.local_nbytes(read.name, layout) for layout in (native, wanted)]
-            yield read.name, kind, axis, ends[1] - ends[0] if kind == "shift" else max(ends)
+            yield read.name, kind, axis, max(0, ends[1] - ends[0]) if kind == "shift" else max(ends)
 
 
 def _change(native: Placement, wanted: Placement, is_summed: bool) -> CollectiveKind | None:
@@ -332,7 +335,7 @@ def _change(native: Placement, wanted: Placement, is_summed: bool) -> Collective
         return "reduce_scatter"
     if not isinstance(native, Split) or native == wanted:
         return None
-    if isinstance(wanted, Widened):
+    if isinstance(wanted, Widened | Overlapping):
         return "shift"
     return "all_to_all" if isinstance(wanted, Split) else "all_gather"
 

@@ -36,9 +36,10 @@ def split_space(analysis: Analysis, parts: int) -> dict[str, Wish]:
 
 def _follow(analysis: Analysis, node: gs.Node, placements: dict[str, Placement], parts: int) -> AxisDecision:
     operands = [placements.get(tensor.name, Replicate()) for tensor in node.inputs]
-    if HEIGHT in operands[:1] and can_expand(node, analysis.facts):  # in primitives it keeps its split
+    height = next((operand for operand in operands[:1] if _is_height(operand)), None)
+    if height is not None and can_expand(node, analysis.facts):  # in primitives it keeps its split
         rest = (Replicate() for _ in node.inputs[1:])
-        return AxisDecision((HEIGHT, *rest), (HEIGHT, *(Replicate() for _ in node.outputs[1:])), "expanded")
+        return AxisDecision((height, *rest), (height, *(Replicate() for _ in node.outputs[1:])), "expanded")
     rule = rule_of(node, analysis.facts)
     return decide_by_rule(
         node, rule, operands, parts, analysis.zeros, analysis.facts, [False] * len(operands), widens=True
@@ -51,7 +52,7 @@ def _split_windows(analysis: Analysis, node: gs.Node, parts: int) -> AxisDecisio
     if rule is None or len(rule.outputs[0]) < 3:
         return None
     found = rule.factor_at(rule.outputs[0], HEIGHT.axis, HEIGHT.outer)
-    if found is None or found[1] not in rule.windows:
+    if found is None or (found[1] not in rule.windows and rule.apart is None):
         return None
     return decide_by_wish(node, rule, Wish(HEIGHT), parts, analysis.zeros)
 
@@ -60,4 +61,8 @@ def _ends_images(analysis: Analysis, node: gs.Node, decision: AxisDecision) -> b
     """Tell whether a result has rows of images in an axis of something else."""
     ranks = [len(analysis.facts.shape(tensor.name)) for tensor in node.outputs]
     splits = [p for p in decision.outputs if isinstance(p, Split)]
-    return any(split != HEIGHT for split in splits) or (bool(splits) and min(ranks) < 3)
+    return not all(map(_is_height, splits)) or (bool(splits) and min(ranks) < 3)
+
+
+def _is_height(placement: Placement) -> bool:
+    return isinstance(placement, Split) and (placement.axis, placement.outer) == (HEIGHT.axis, HEIGHT.outer)

@@ -133,6 +133,8 @@ def _shift(b: FunctionBuilder, padded: str, windows: Windows, tap: tuple[int, ..
     ]
     if not any(starts) and ends == sizes and set(windows.strides) == {1}:
         return padded
+    for axis in windows.varies:  # counted from behind, where the last window ends
+        ends[axis] = ends[axis] - sizes[axis] or np.iinfo(np.int64).max
     axes = b.ints(*range(2, 2 + len(tap)))
     return b.op("Slice", padded, b.ints(*starts), b.ints(*ends), axes, b.ints(*windows.strides))
 
@@ -166,13 +168,20 @@ def average_pool_gradient(
     """Return AveragePoolGrad(dy) -> dx: each window's gradient in equal shares to its entries."""
     b = FunctionBuilder(("dy", "dx"))
     share = b.constant((1 / _entries(windows, counted_padding)).astype(dtype))
-    images = b.op("Reshape", b.op("Mul", "dy", share), b.ints(-1, 1, *windows.target))
+    images = b.op("Reshape", b.op("Mul", "dy", share), _image_shape(b, windows, "dy", 1))
     ones = b.constant(np.ones((1, 1, *windows.kernel), dtype))
     dx = b.op("ConvTranspose", images, ones, **windows.transposed())
-    b.call("Reshape", (dx, b.ints(-1, channels, *windows.source)), ("dx",))
+    b.call("Reshape", (dx, _image_shape(b, windows, dx, channels)), ("dx",))
     suffix = "" if counted_padding is None else "_counting" + "x".join(map(str, sum(counted_padding, ())))
     kind = f"AveragePoolGrad{suffix}_c{channels}"
     return b.finish(_pool_name(kind, windows, dtype), ("dy",), ("dx",), opset)
+
+
+def _image_shape(b: FunctionBuilder, windows: Windows, image: str, channels: int) -> str:
+    """Return the shape of the images [n, channels, ..] that an image's pixels are."""
+    if windows.varies:
+        return b.op("Concat", b.ints(-1, channels), b.op("Shape", image, start=2), axis=0)
+    return b.ints(-1, channels, *(windows.target if image == "dy" else windows.source))
 
 
 def lp_pool_gradient(
@@ -212,7 +221,11 @@ def _entries(windows: Windows, counted_padding: CountedPadding) -> np.ndarray:
             low, high = -counted_padding[0][axis], high + counted_padding[1][axis]
         shape = [1] * len(windows.kernel)
         shape[axis] = y
-        counts = counts * ((reads >= low) & (reads < high)).sum(axis=1).reshape(shape)
+        along = ((reads >= low) & (reads < high)).sum(axis=1)
+        if axis in windows.varies:
+            assert len({*along}) == 1, "averages of parts are of equally many entries"
+            along, shape[axis] = along[:1], 1
+        counts = counts * along.reshape(shape)
     return counts
 
 

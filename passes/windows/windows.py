@@ -29,6 +29,7 @@ class Windows:
     after: Sizes
     source: Sizes  # the input's spatial sizes
     target: Sizes  # the output's
+    varies: Sizes = ()  # axes of which `source` and `target` are the most that a rank has
 
     @property
     def spans(self) -> Sizes:
@@ -72,7 +73,7 @@ class Windows:
         text = "x".join(map(str, self.kernel))
         for letter, sizes in (("s", self.strides), ("d", self.dilations), ("p", (*self.before, *self.after))):
             text += letter + "x".join(str(size).replace("-", "m") for size in sizes)
-        return text
+        return text + "".join(f"v{axis}" for axis in self.varies)
 
     # ------------------------------------------------------------ parts of an axis
 
@@ -94,6 +95,36 @@ class Windows:
         """Return the entries of the input around a part that all windows read which read the part's own."""
         (first, last), stride = self.halo_back(axis), self.strides[axis]
         return first * stride + self.before[axis], max(0, last * stride + self.after[axis])
+
+    def entries_read(self, axis: int, start: int, stop: int) -> tuple[int, int]:
+        """Return the entries of the input that windows [start, stop) read, padding included."""
+        stride, before = self.strides[axis], self.before[axis]
+        return start * stride - before, (stop - 1) * stride - before + self.spans[axis]
+
+    def readers(self, axis: int, start: int, stop: int) -> tuple[int, int]:
+        """Return the windows that read entries [start, stop) of the input; some other one where none does."""
+        stride, before = self.strides[axis], self.before[axis]
+        first = -(-(start + before - self.spans[axis] + 1) // stride)
+        last = (stop - 1 + before) // stride
+        first = min(max(first, 0), self.target[axis] - 1)
+        return first, max(min(last + 1, self.target[axis]), first + 1)
+
+    def entries_of_readers(self, axis: int, start: int, stop: int) -> tuple[int, int]:
+        """Return the entries of the input that all windows read which read entries [start, stop)."""
+        return self.entries_read(axis, *self.readers(axis, start, stop))
+
+    def varying(self, axis: int, windows: int, cut: tuple[int, int] = (0, 0)) -> "Windows":
+        """Return so many windows along an axis, or fewer: of what they read, entries are cut at both ends."""
+        reach = (windows - 1) * self.strides[axis] + self.spans[axis]
+        before, after = cut
+        return replace(
+            self,
+            before=_replaced(self.before, axis, before),
+            after=_replaced(self.after, axis, after),
+            source=_replaced(self.source, axis, reach - before - after),
+            target=_replaced(self.target, axis, windows),
+            varies=(*self.varies, axis),
+        )
 
     def of_part(self, axis: int, parts: int) -> "Windows":
         """Return the windows of a part on its inputs and their halo: nothing is padded."""

@@ -46,6 +46,10 @@ def indices(mesh: Mesh, layout: Layout, shape: Sequence[int], place: Sequence[in
 
 def _of_axis(mesh: Mesh, layout: Layout, axis: int, size: int, place: Sequence[int]) -> np.ndarray:
     kept = np.ones(size, bool)
+    for number, overlapping in layout.overlapping():
+        if overlapping.axis == axis:
+            start, stop = overlapping.within.ranges[place[number]]
+            kept &= (np.arange(size) >= start) & (np.arange(size) < stop)
     splits = [(number, split) for number, split in layout.splits() if split.axis == axis]
     for outer in {split.outer for _, split in splits}:
         here = [(number, split.uneven) for number, split in splits if split.outer == outer]

@@ -15,6 +15,7 @@ import onnx_graphsurgeon as gs
 
 from partc.cost.strategy import OpConfig
 from partc.passes.rules.sharding_rules import rule_of
+from partc.passes.windows.read_windows import gradient_of, windows_of
 from partc.runtime.plan.boxes import local_shape
 from tests.builders.plans.compiled_steps import Compiled
 from tests.checks.work_of_parts import most_flops
@@ -136,6 +137,7 @@ def check_halos(compiled: Compiled, pieces: Pieces) -> int:
         rule = None if node is None else rule_of(node, analysis.facts)
         if node is None or rule is None or not rule.windows:
             continue
+        held += _check_overlaps(compiled, node, copy, pieces)
         for index, tensor in enumerate(copy.inputs):
             layout = lowered.meanings.get(tensor.name, (None, None))[1]
             for number, widened in () if layout is None else layout.widened():
@@ -147,4 +149,36 @@ def check_halos(compiled: Compiled, pieces: Pieces) -> int:
                 for array in found.values():
                     assert array.shape[widened.axis] <= most, (node.name, array.shape, most)
                 held += bool(found)
+    return held
+
+
+def _check_overlaps(compiled: Compiled, node: gs.Node, copy: gs.Node, pieces: Pieces) -> int:
+    """Hold what a rank reads of images that others read too to what the windows of its part read.
+
+    The gradient of the data reads the windows that meet its part; a MaxPool's also what these windows read.
+    """
+    lowered, facts = compiled.compilation.lowered, compiled.compilation.analysis.facts
+    held = 0
+    for index, tensor in enumerate(copy.inputs):
+        layout = lowered.meanings.get(tensor.name, (None, None))[1]
+        for _, overlapping in () if layout is None else layout.overlapping():
+            gradient, axis = gradient_of(node, facts), overlapping.axis
+            windows = windows_of(node, facts) if gradient is None else gradient.windows
+            assert windows is not None
+            stride, span = windows.strides[axis - 2], windows.spans[axis - 2]
+            cut = copy.inputs[1] if node.op.startswith("ConvWeightGrad") else copy.outputs[0]
+            for microbatch in ("", "#0"):
+                for rank, array in pieces.get(f"{tensor.name}{microbatch}", {}).items():
+                    value = gs.Variable(cut.name.removesuffix(".wide"))
+                    part = _shape(compiled, value, pieces, rank, microbatch)[axis]
+                    meeting = (part + span - 2) // stride + 1  # windows that meet so many entries
+                    match node.op.split("_")[0], index:
+                        case ("ConvDataGrad" | "AveragePoolGrad", _) | ("MaxPoolGrad", 1):
+                            most = meeting
+                        case "MaxPoolGrad", _:
+                            most = (meeting - 1) * stride + span
+                        case _:
+                            most = (part - 1) * stride + span
+                    assert not part or array.shape[axis] <= most, (node.name, array.shape, part, most)
+                    held += part > 0
     return held

@@ -27,6 +27,7 @@ from partc.passes.layouts.layouts import (
     REPLICAS,
     Layout,
     Mesh,
+    Overlapping,
     Owned,
     Partial,
     PerReplica,
@@ -301,6 +302,7 @@ def _difference(
             for group, place in zip(groups, places, strict=False)
             for made in _combine(group, layout, mesh, axis, place)
         ]
+    expected = [_without_unread(whole, layout) for whole in expected]
     one_each = expected if len(expected) == len(parts) else expected * len(parts)
     for actual, wanted in zip(parts, one_each, strict=True):
         if actual.shape != wanted.shape:
@@ -329,6 +331,8 @@ def _combine(
         return [_join(group, Split(placement.axis, blocks))]
     if isinstance(placement, Widened):
         return _narrow(group, placement)
+    if isinstance(placement, Overlapping):
+        return _merge(group, placement)
     if isinstance(placement, Partial):
         return [reduce(COMBINE[placement.reduction], group)]
     if isinstance(placement, Owned):
@@ -343,11 +347,47 @@ def _narrow(parts: list[np.ndarray], widened: Widened) -> list[np.ndarray]:
     own = parts[0].shape[axis] - before - widened.after
     whole = np.concatenate([part.take(range(before, before + own), axis) for part in parts], axis)
     around = [(before, widened.after) if a == axis else (0, 0) for a in range(whole.ndim)]
-    fill = fill_value(widened, whole.dtype)
+    fill = fill_value(widened.fill, whole.dtype)
     padded = np.pad(whole, around, constant_values=fill)
     wide = range(parts[0].shape[axis])
     fits = [np.array_equal(p, padded.take([r * own + i for i in wide], axis)) for r, p in enumerate(parts)]
     return [whole] if all(fits) else parts
+
+
+def _merge(parts: list[np.ndarray], overlapping: Overlapping) -> list[np.ndarray]:
+    """Put together parts that overlap; where they differ from each other, or in what pads them, nothing fits.
+
+    What nobody reads is left zero.
+    """
+    axis, size = overlapping.axis, overlapping.size
+    shape = [size if a == axis else length for a, length in enumerate(parts[0].shape)]
+    whole, fill = np.zeros(shape, parts[0].dtype), fill_value(overlapping.fill, parts[0].dtype)
+    fits: list[bool] = []
+    for _ in range(2):  # the second time all are there
+        fits.clear()
+        for part, (start, _stop) in zip(parts, overlapping.ranges, strict=True):
+            for place in range(part.shape[axis]):
+                entry, at = part.take(place, axis), start + place
+                if 0 <= at < size:
+                    target = whole[(slice(None),) * axis + (at,)]
+                    fits.append(np.array_equal(entry, target, equal_nan=True))
+                    target[...] = entry
+                else:
+                    fits.append(bool(np.all(entry == fill)))
+    lengths = [stop - start for start, stop in overlapping.ranges]
+    are_long = [part.shape[axis] for part in parts] == lengths
+    return [whole] if are_long and all(fits) else parts
+
+
+def _without_unread(whole: np.ndarray, layout: Layout) -> np.ndarray:
+    """Return a tensor with zeros where parts that overlap leave entries out."""
+    for _, overlapping in layout.overlapping():
+        read = {entry for entries in overlapping.ranges for entry in range(*entries)}
+        unread = sorted(set(range(overlapping.size)) - read)
+        if unread:
+            whole = whole.copy()
+            whole[(slice(None),) * overlapping.axis + (unread,)] = 0
+    return whole
 
 
 def _join(parts: list[np.ndarray], split: Split) -> np.ndarray:

@@ -16,11 +16,12 @@ from partc.compiler.differentiation.updates.optimizers import SGD
 
 SAMPLES = 4
 HEIGHTS = (8, 12, 16, 24)
+ANY_HEIGHTS = tuple(range(5, 18))
 
 
-def random_image_step(seed: int, exact: bool) -> onnx.ModelProto:
+def random_image_step(seed: int, exact: bool, heights: tuple[int, ...] = HEIGHTS) -> onnx.ModelProto:
     """Return a training step of a random network on images [SAMPLES, c, height(, width)]."""
-    network = _Network(np.random.default_rng(seed), exact)
+    network = _Network(np.random.default_rng(seed), exact, heights)
     chosen = ParameterChoice(train=("w*",), freeze=("c*",))
     return build_training_graph(network.model(), loss="loss", optimizer=SGD(0.5), parameters=chosen)
 
@@ -29,13 +30,14 @@ def random_image_step(seed: int, exact: bool) -> onnx.ModelProto:
 class _Network:
     rng: np.random.Generator
     exact: bool
+    heights: tuple[int, ...]
     nodes: list[str] = field(default_factory=list)
     weights: dict[str, np.ndarray] = field(default_factory=dict)
     count: int = 0
 
     def model(self) -> onnx.ModelProto:
         rng = self.rng
-        space = [int(rng.choice(HEIGHTS)), *([int(rng.integers(4, 9))] if rng.random() < 0.75 else [])]
+        space = [int(rng.choice(self.heights)), *([int(rng.integers(4, 9))] if rng.random() < 0.75 else [])]
         source = f"float[{SAMPLES},{3},{','.join(map(str, space))}] x"
         value, channels = self._convolution("x", 3, space)
         blocks = {

@@ -149,6 +149,29 @@ images (double[8,3,16,8] x, int64[8] labels, double[4,3,3,3] w1, double[4] g1, d
 }
 """
 
+# Rows and columns that hardly anything divides, and windows that lie differently on equal parts of them.
+ODD_IMAGES = """
+odd_images (double[6,3,13,9] x, int64[6] labels, double[4,3,3,3] w1, double[4] g1, double[4] b1,
+    double[4] mean_, double[4] variance_, double[4,4,3,3] w2, double[6,4,3,3] w3, double[6,6,2,2] w4,
+    double[6,6,1,1] w5, double[6,5] w6, double[5] b6) => (double loss) {
+    c1 = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w1)
+    n1, m1, v1 = BatchNormalization <training_mode = 1> (c1, g1, b1, mean_, variance_)
+    r1 = Relu (n1)
+    p1 = MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (r1)
+    c2 = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (p1, w2)
+    s2 = Add (c2, p1)
+    c3 = Conv <kernel_shape = [3, 3], dilations = [2, 1], pads = [1, 1, 1, 1]> (s2, w3)
+    r3 = Relu (c3)
+    a3 = AveragePool <kernel_shape = [3,2], strides = [2,1], pads = [1,0,1,0], count_include_pad = 1> (r3)
+    c4 = Conv <kernel_shape = [2, 2], pads = [0, 0, 1, 1], group = 1> (a3, w4)
+    c5 = Conv <kernel_shape = [1, 1], strides = [1, 2]> (c4, w5)
+    pooled = GlobalAveragePool (c5)
+    f = Flatten (pooled)
+    logits = Gemm (f, w6, b6)
+    loss = SoftmaxCrossEntropyLoss <reduction = "mean"> (logits, labels)
+}
+"""
+
 # An encoder and a decoder that attends to it, of one table: source, target and logits.
 TIED_TRANSLATION = """
 translation (int64[8,5] source, int64[8,3] target, int64[8,3] labels,
@@ -250,6 +273,7 @@ MODELS: dict[str, Callable[[], bytes]] = {
     "mlp": lambda: training_model("mlp, adagrad"),
     "lm": lambda: training_model("lm, adagrad, clipped"),
     "convolutions": _convolutions,
+    "odd images": lambda: _step(ODD_IMAGES, Momentum(0.1), {"mean_": np.zeros(4), "variance_": np.ones(4)}),
     "bert": lambda: _step(BERT, SGD(0.3)),
     "gpt2": _gpt2,
     "clipped attention": lambda: bytes(

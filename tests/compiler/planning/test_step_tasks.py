@@ -37,7 +37,7 @@ def words() -> onnx.ModelProto:
 
 
 def images() -> onnx.ModelProto:
-    forward = build_model("resnet50", batch=8, width=8, image=64, classes=16)
+    forward = build_model("resnet50", batch=8, width=8, image=64, classes=16, blocks=(1, 2, 1, 1))
     return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Momentum(0.1))
 
 

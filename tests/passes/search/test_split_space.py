@@ -77,7 +77,20 @@ def test_rows_are_gathered_where_images_end(tmp_path: Path) -> None:
     assert_trains_as_one_device(result, random_batches(result.plan, 2))
 
 
-def test_rows_are_split_again_behind_windows_that_have_no_equal_parts(tmp_path: Path) -> None:
+def test_rows_are_split_again_behind_windows_that_are_not(tmp_path: Path) -> None:
+    model = step(
+        "float[4,3,10,6] x, float[4,3,3,3] a, float[4,4,3,3] b",
+        "h = Conv <pads = [1,1,1,1]> (x, a) i = LpPool <kernel_shape = [2,2], strides = [1,1]> (h) "
+        "y = Conv <pads = [1,1,1,1]> (i, b)",
+    )
+
+    result = compiled(model, tmp_path)
+
+    assert result.compilation.strategy.ops == (OpConfig("Conv:h", ROWS), OpConfig("Conv:y", ROWS))
+    assert_trains_as_one_device(result, random_batches(result.plan, 2))
+
+
+def test_windows_that_pad_nothing_go_on_with_the_split_of_what_they_read(tmp_path: Path) -> None:
     model = step(
         "float[4,3,10,6] x, float[4,3,3,3] a, float[4,4,3,3] b, float[4,4,3,3] c",
         "h = Conv <pads = [1,1,1,1]> (x, a) i = Conv (h, b) y = Conv <pads = [1,1,1,1]> (i, c)",
@@ -85,7 +98,28 @@ def test_rows_are_split_again_behind_windows_that_have_no_equal_parts(tmp_path: 
 
     result = compiled(model, tmp_path)
 
-    assert result.compilation.strategy.ops == (OpConfig("Conv:h", ROWS), OpConfig("Conv:y", ROWS))
+    assert result.compilation.strategy.ops == (OpConfig("Conv:h", ROWS),)
+    native = result.compilation.lowered.native
+    assert all(Split(2) in native[name].placements for name in ("h", "i", "y"))
+    assert_trains_as_one_device(result, random_batches(result.plan, 2))
+
+
+def test_rows_that_do_not_divide_stay_split(tmp_path: Path) -> None:
+    """Of 7 rows the first rank has 4, of the 4 that windows of stride 2 make each has 2."""
+    model = step(
+        "float[4,3,7,6] x, float[4,3,3,3] a, float[4] s, float[4] z, float[4] m, float[4] v, "
+        "float[4,4,3,3] b, float[4,4,3,3] c",
+        "h = Conv <pads = [1,1,1,1]> (x, a) n, u, w = BatchNormalization <training_mode = 1> (h, s, z, m, v) "
+        "i = Conv <pads = [1,1,1,1], strides = [2,2]> (n, b) y = Conv <pads = [1,1,1,1]> (i, c)",
+    )
+
+    result = compiled(model, tmp_path)
+
+    assert result.compilation.strategy.ops == (OpConfig("Conv:h", ROWS),)
+    native = result.compilation.lowered.native
+    assert Split(2, uneven=7) in native["n"].placements
+    assert Split(2) in native["i"].placements
+    assert {start.kind for start in starts(result)} == {"all_reduce", "exchange", "shift_ahead", "shift_back"}
     assert_trains_as_one_device(result, random_batches(result.plan, 2))
 
 
@@ -129,13 +163,15 @@ def test_a_step_without_images_is_refused(tmp_path: Path) -> None:
     model = step("float[4,6] x, float[6,6] W", "y = MatMul (x, W)")
 
     with pytest.raises(
-        BadUsage, match="no windows of a convolution or pooling make rows that divide among 2"
+        BadUsage, match="no windows of a convolution or pooling make as many rows as there are workers, 2"
     ):
         compiled(model, tmp_path)
 
 
-def test_groups_list_rows_as_far_as_one_neighbour_has_the_halo() -> None:
-    model = step("float[4,3,16,6] x, float[8,3,5,3] a", "y = Conv <pads = [2,1,2,1]> (x, a)")
+def test_groups_list_the_rows_that_windows_make() -> None:
+    model = step(
+        "float[4,3,16,6] x, float[8,3,5,3] a", "y = Conv <pads = [2,1,1,1], strides = [2, 1]> (x, a)"
+    )
 
     (group,) = [group for group in inspect(model).groups if group.op == "Conv"]
 

@@ -1,5 +1,6 @@
 """Windows on parts: what ranks compute of their rows and halos is what the whole does, to the last bit."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,8 @@ from onnx import helper
 from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN
 from partc.passes.windows import window_functions as functions
 from partc.passes.windows.read_windows import FUNCTION_NAME
-from partc.passes.windows.windows import Windows, averages_alike, lay_windows
+from partc.passes.windows.windows import Sizes, Windows, averages_alike, lay_windows
+from partc.runtime.plan.boxes import part_range
 
 OPSET = 21
 FLOAT32 = np.dtype(np.float32)
@@ -132,6 +134,122 @@ def test_winners_of_parts_are_those_of_the_whole_where_entries_tie(seed: int) ->
         parts.append(wide[:, :, before : before + own])
     expected = call(functions.max_pool_gradient(windows, FLOAT32, OPSET), case.x, dy)
     np.testing.assert_array_equal(np.concatenate(parts, 2), expected)
+
+
+# ---------------------------------------------------------------- parts of different sizes
+
+
+@dataclass(frozen=True)
+class UnevenCase:
+    """Windows of any height on any number of rows; parts of the rows that they make, and that they read."""
+
+    windows: Windows
+    x: np.ndarray
+    dy: np.ndarray
+    weight: np.ndarray
+    made: list[tuple[int, int]]
+    read: list[tuple[int, int]]
+
+
+def uneven_case(seed: int, dilates: bool = True) -> UnevenCase:
+    rng = np.random.default_rng(1000 + seed)
+    while True:
+        kernel, stride = int(rng.integers(1, 6)), int(rng.integers(1, 4))
+        dilation, parts = int(rng.integers(1, 3)) if dilates else 1, int(rng.integers(2, 5))
+        pads, rows = tuple(map(int, rng.integers(0, kernel, 2))), int(rng.integers(5, 18))
+        target = (rows + sum(pads) - (kernel - 1) * dilation - 1) // stride + 1
+        if target >= parts:
+            break
+    sizes = (rows, 4), (target, 4)
+    windows = lay_windows((kernel, 3), (stride, 1), (dilation, 1), (pads[0], 1, pads[1], 1), "NOTSET", *sizes)
+    x, dy, weight = (
+        rng.integers(-3, 4, shape).astype(np.float32)
+        for shape in ((2, 3, *sizes[0]), (2, 4, *sizes[1]), (4, 3, kernel, 3))
+    )
+    made, read = ([part_range(size, parts, part) for part in range(parts)] for size in (target, rows))
+    return UnevenCase(windows, x, dy, weight, made, read)
+
+
+def rows_of(image: np.ndarray, start: int, stop: int, fill: float = 0) -> np.ndarray:
+    """Return rows of an image, `fill` where it has none."""
+    before, after = max(0, -start), max(0, stop - image.shape[2])
+    padded = np.pad(image, [(0, 0), (0, 0), (before, after), (0, 0)], constant_values=fill)
+    return padded[:, :, start + before : stop + before]
+
+
+UNEVEN_SEEDS = range(60)
+
+
+@pytest.mark.parametrize("seed", UNEVEN_SEEDS)
+def test_any_part_of_a_convolution_reads_no_rows_but_its_windows(seed: int) -> None:
+    case = uneven_case(seed)
+    local = {**case.windows.forward(), "pads": (0, 1, 0, 1)}
+
+    def convolve(attributes: Mapping[str, Sizes], x: np.ndarray) -> np.ndarray:
+        return run(helper.make_node("Conv", ["x", "w"], ["y"], **attributes), {"x": x, "w": case.weight})
+
+    parts = [convolve(local, rows_of(case.x, *case.windows.entries_read(0, *part))) for part in case.made]
+    assert [part.shape[2] for part in parts] == [stop - start for start, stop in case.made]
+    np.testing.assert_array_equal(np.concatenate(parts, 2), convolve(case.windows.forward(), case.x))
+
+
+@pytest.mark.parametrize("seed", UNEVEN_SEEDS)
+def test_any_part_of_a_gradient_is_made_of_the_windows_that_meet_it(seed: int) -> None:
+    case = uneven_case(seed)
+    windows = case.windows
+    readers = [windows.readers(0, *part) for part in case.read]
+    here = functions.conv_data_gradient(windows.varying(0, 99), 1, OPSET)
+
+    parts = []
+    for part, some in zip(case.read, readers, strict=True):
+        wide = call(here, case.dy[:, :, slice(*some)], case.weight)
+        first, last = windows.entries_read(0, *some)
+        assert wide.shape[2] == last - first
+        parts.append(rows_of(wide, part[0] - first, part[1] - first))
+    expected = call(functions.conv_data_gradient(windows, 1, OPSET), case.dy, case.weight)
+    np.testing.assert_array_equal(np.concatenate(parts, 2), expected)
+
+
+@pytest.mark.parametrize("seed", UNEVEN_SEEDS)
+@pytest.mark.parametrize("channels", [3, 5])  # few are multiplied otherwise
+def test_weights_gradients_of_parts_of_different_sizes_add_up(seed: int, channels: int) -> None:
+    case = uneven_case(seed)
+    x = np.concatenate([case.x, case.x[:, : channels - 3]], 1)
+    shape = (4, channels, *case.weight.shape[2:])
+    most = max(stop - start for start, stop in case.made)
+
+    here = functions.conv_weight_gradient(case.windows.varying(0, most), shape, 1, OPSET)
+    total = np.zeros(shape, np.float32)
+    for part in case.made:
+        own = rows_of(x, *case.windows.entries_read(0, *part))
+        total += call(here, own, case.dy[:, :, slice(*part)])
+    expected = call(functions.conv_weight_gradient(case.windows, shape, 1, OPSET), x, case.dy)
+    np.testing.assert_array_equal(total, expected)
+
+
+@pytest.mark.parametrize("seed", UNEVEN_SEEDS)
+def test_winners_and_averages_of_parts_of_different_sizes_are_those_of_the_whole(seed: int) -> None:
+    case = uneven_case(seed, dilates=False)
+    windows, dy = case.windows, case.dy[:, :3]
+    counted = windows.before, tuple(max(0, after) for after in windows.after)
+    varying = windows.varying(0, 99)
+    bodies = {
+        "winners": functions.max_pool_gradient(varying, FLOAT32, OPSET),
+        "averages": functions.average_pool_gradient(varying, 3, ((0, 1), (0, 1)), FLOAT32, OPSET),
+    }
+
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in bodies}
+    for part in case.read:
+        some = windows.readers(0, *part)
+        first, last = windows.entries_of_readers(0, *part)
+        operands = {"winners": [rows_of(case.x, first, last, LOWEST)], "averages": []}
+        for name, body in bodies.items():
+            wide = call(body, *operands[name], dy[:, :, slice(*some)])
+            parts[name].append(rows_of(wide, part[0] - first, part[1] - first))
+    winners = call(functions.max_pool_gradient(windows, FLOAT32, OPSET), case.x, dy)
+    averages = call(functions.average_pool_gradient(windows, 3, counted, FLOAT32, OPSET), dy)
+    np.testing.assert_array_equal(np.concatenate(parts["winners"], 2), winners)
+    np.testing.assert_allclose(np.concatenate(parts["averages"], 2), averages, rtol=1e-6, atol=1e-6)
 
 
 def laid(kernel: int, stride: int, pads: tuple[int, int], source: int, dilation: int = 1) -> Windows:
