@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from partc.compiler.planning.kinds import kinds_of_space
+from partc.compiler.planning.kinds import Kinds, kinds_of_space
 from partc.compiler.planning.step_bound import StepBound
+from partc.passes.search.operator_space import OperatorConfig
 from tests.compiler.planning.test_step_tasks import priced
 from tests.compiler.planning.test_walk_tasks import two_layers
 
@@ -13,7 +14,7 @@ from tests.compiler.planning.test_walk_tasks import two_layers
 def test_no_step_is_shorter_than_its_bounds(name: str) -> None:
     of = priced(name)
     kinds = kinds_of_space(of.tasks, of.space)
-    kinds = type(kinds)(kinds.groups, tuple(configs[::4] for configs in kinds.configs))
+    kinds = Kinds(kinds.groups, tuple(configs[::4] for configs in kinds.configs))
     bound, rng = StepBound(of.tasks, kinds), np.random.default_rng(0)
     unknown = np.array([len(configs) for configs in kinds.configs])
     states = np.array([rng.integers(unknown) for _ in range(60)], np.int16)
@@ -32,10 +33,11 @@ def test_no_step_is_shorter_than_its_bounds(name: str) -> None:
 @pytest.mark.parametrize("name", ["two layers", "mlp", "words", "attention"])
 def test_no_step_of_kinds_that_are_all_alike_is_shorter_than_its_bound(name: str) -> None:
     of = two_layers() if name == "two layers" else priced(name)
-    kinds = kinds_of_space(of.tasks, of.space)
-    common = [config for config in kinds.configs[0] if all(config in configs for configs in kinds.configs)]
-    assert of.start[0] in common
-    states = np.array([[configs.index(config) for configs in kinds.configs] for config in common], np.int16)
+    every = kinds_of_space(of.tasks, of.space)
+    common = [config for config in every.configs[0] if all(config in configs for configs in every.configs)]
+    common = [of.start[0], *common[::3]]
+    kinds = Kinds(every.groups, (tuple(common),) * len(every.groups))
+    states = np.tile(np.arange(len(common), dtype=np.int16)[:, None], len(every.groups))
 
     bounds_s = StepBound(of.tasks, kinds)(states)
 
@@ -47,8 +49,12 @@ def test_no_step_of_kinds_that_are_all_alike_is_shorter_than_its_bound(name: str
 
 def test_everything_on_one_worker_is_bounded_by_its_work() -> None:
     of = priced("mlp")
-    kinds = kinds_of_space(of.tasks, of.space)
-    alone = [[len(c.workers) for c in configs].index(1) for configs in kinds.configs]
-    step_s = of.tasks.begin(kinds.state(tuple(alone)))
+    alone = OperatorConfig((("batch", 1),), (1,))
+    groups = tuple(kind.groups for kind in of.space.kinds)
+    step_s = of.tasks.begin((alone,) * len(of.groups))
 
-    assert StepBound(of.tasks, kinds)(np.array([alone], np.int16))[0] == pytest.approx(step_s, rel=1e-6)
+    bounds_s = StepBound(of.tasks, Kinds(groups, ((alone,),) * len(groups)))(
+        np.zeros((1, len(groups)), np.int16)
+    )
+
+    assert bounds_s[0] == pytest.approx(step_s, rel=1e-6)
