@@ -35,8 +35,9 @@ ADDITIVE_SHARE = 0.2  # of what is left: what the additive starts of walks may t
 EXHAUSTED_SHARE = 0.5  # of what is left then: what exhaustion may take, where `auto` tries it
 START = "auto"
 ROUNDS = 3  # of walking and pricing
+RESERVE = 1.5  # of what the slowest plan took to price: what is left for pricing
 TRIED = 3  # states that are priced in a round
-MOST_TRIED_STATES = 1_000_000  # that `auto` exhausts
+MOST_TRIED_STATES = 5_000_000  # that `auto` exhausts
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class _Search:
             solved = solve_additively(own, method, self._limit, self._asked.seed)
             self.remarks += solved.remarks
             self._see_state(own, solved.state, method)
-        elif self._limit.left_s > 2 * self._price.slowest_s:
+        elif self._limit.left_s > RESERVE * self._price.slowest_s:
             self._walk(own)
         if own is not None:
             self._tell_local_optimum(own)
@@ -158,7 +159,7 @@ class _Search:
         """Price named strategies, as many as there is time for."""
         until_s = self._limit.early_until_s(NAMED_SHARE)
         for name in names_for(len(self._price.first.worker_names)):
-            if time.monotonic() > until_s:
+            if time.monotonic() + self._price.slowest_s > until_s:
                 return
             self._see(self._price(name, name))
 
@@ -175,9 +176,9 @@ class _Search:
                 starts.append(exhausted.state)
         chains = 1 if limit.proposals is not None else 0  # as many on every machine
         for remaining in reversed(range(ROUNDS)):
-            if limit.left_s <= 2 * self._price.slowest_s:
+            if limit.left_s <= RESERVE * self._price.slowest_s:
                 return
-            until_s = limit.part_until_s(1 / (remaining + 1), 2 * self._price.slowest_s)
+            until_s = limit.part_until_s(1 / (remaining + 1), RESERVE * self._price.slowest_s)
             most = limit.part(1 / (2 * ROUNDS))
             found, proposals = walk_chains(
                 own.tasks, own.space, starts, self._rng, until_s, most=most, chains=chains
