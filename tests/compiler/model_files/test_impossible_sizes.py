@@ -9,6 +9,8 @@ import pytest
 from tests.builders.graphs.foreign_steps import parse
 from tests.checks.command_line import partc, refused
 
+pytestmark = pytest.mark.forks
+
 
 @pytest.mark.parametrize(
     "big",
