@@ -25,7 +25,7 @@ from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options
 from partc.compiler.pipeline import DECIDE, run
-from partc.compiler.planning.search_strategies import make_tasks, space_of
+from partc.compiler.planning.own_space import make_tasks, space_of
 from partc.compiler.planning.step_tasks import StepTasks
 from partc.compiler.planning.walk_chains import walk_chains
 from partc.compiler.planning.walk_tasks import State, fewer_replicas

@@ -13,7 +13,7 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.inspect import Inspection, inspect_graph
-from partc.compiler.options import SEARCH, SEARCH_S, GraphOptions, Options, Partitioner, Sample
+from partc.compiler.options import PLACED, SEARCH, GraphOptions, Options, Partitioner, Sample
 from partc.compiler.output.materialise import write_decisions
 from partc.compiler.output.output_paths import check_output_folder
 from partc.compiler.pipeline import compile_graph
@@ -22,7 +22,9 @@ from partc.compiler.planning.choose_partitions import get_partitioner, measure_p
 from partc.compiler.planning.choose_reading import describe_departures, judge_step
 from partc.compiler.planning.measure_sparsity import measure_sparsity
 from partc.compiler.planning.name_what_fits import may_share_variables, name_what_fits
-from partc.compiler.planning.search_strategies import Found, Priced, search_strategies
+from partc.compiler.planning.place_operators import place_operators
+from partc.compiler.planning.search_strategies import Found, search_strategies
+from partc.compiler.planning.whole_steps import Priced
 from partc.compiler.settle_options import fill_sizes, settle_options
 from partc.compiler.verification.verify import verify
 from partc.cost.assignment.partitions import check_partitions
@@ -120,18 +122,17 @@ def search(
     train: Train,
     cluster: str | Path | Cluster,
     options: Options,
-    budget_s: float,
-    seed: int = 0,
     show: Callable[[Priced, Priced], None] = lambda best, data_parallel: None,
 ) -> Found:
-    """Find a quick strategy within `budget_s` seconds. Raises PartcError.
+    """Find a quick strategy as `options.search` asks for it. Raises PartcError.
 
     `show` is told of each improvement, and of data parallelism. `options.strategy` is not asked for.
     """
     machines = _machines(cluster)
+    options = replace(options, strategy="auto")
     with _naming_files(train, cluster, options):
         return search_strategies(
-            lambda: _read_graph(train, options.options), machines, options, budget_s, seed, show
+            lambda: _read_graph(train, options.options), machines, options, options.search, show
         )
 
 
@@ -176,17 +177,21 @@ def _machines(cluster: str | Path | Cluster) -> Cluster:
 
 
 def _search_where_asked(train: Train, cluster: Cluster, options: Options) -> Options:
-    """Return the options with the strategy that a search finds, where that was asked for."""
-    if options.strategy != SEARCH:
+    """Return the options with the strategy that a search or a placement finds, where that was asked for."""
+    if options.strategy not in (SEARCH, PLACED):
         return options
     if options.asynchronous:
         raise BadUsage(
             "workers that do not wait for each other have no step to make quicker",
-            at="--strategy search with --asynchronous",
+            at=f"--strategy {options.strategy} with --asynchronous",
             fix="leave one of the two out",
         )
-    found = search(train, cluster, replace(options, strategy="auto"), SEARCH_S)
-    return replace(options, strategy=found.best.strategy, batch=found.best.strategy.batch)
+    if options.strategy == SEARCH:
+        strategy = search(train, cluster, options).best.strategy
+    else:
+        with _naming_files(train, cluster, replace(options, strategy="auto")):
+            strategy = place_operators(lambda: _read_graph(train, options.options), cluster, options)
+    return replace(options, strategy=strategy, batch=strategy.batch)
 
 
 @contextmanager

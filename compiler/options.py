@@ -17,7 +17,10 @@ from partc.runtime.plan.program import Aggregation
 SAMPLE_STEPS = 8
 SEARCH = "search"  # for a strategy, for so many seconds
 SEARCH_S = 60.0
+SEARCH_BUDGET = f"{SEARCH_S:.0f}s"
+PLACED = "placed"  # each operator on one device
 
+SearchMethod = Literal["auto", "mcmc", "ilp", "dp", "exhaustive"]
 SearchMode = Literal["off", "model", "measured"]
 
 
@@ -46,6 +49,20 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """How a strategy is searched for.
+
+    budget_s   seconds, unless proposals are given
+    proposals  how many configurations of operators are tried: the same on every machine; None: seconds count
+    """
+
+    budget_s: float = SEARCH_S
+    seed: int = 0
+    method: SearchMethod = "auto"
+    proposals: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Partitioner:
     """How large variables are partitioned, as parallax.get_partitioner makes it.
 
@@ -67,7 +84,8 @@ class Options:
     """How a training step is compiled.
 
     strategy     how the step is spread: a mode, a name such as tensor=2, the path of a strategy.json, a
-                 strategy, or search: what a minute's search finds
+                 strategy, search: what a search finds, or placed: each operator on one device
+    search       how a strategy is searched for, where that is asked for
     batch        what the graph's batch is: one replica's, or the whole; None: as choose_reading.py does
     sizes        symbolic size -> value, for pricing and synthetic data
     options      what the training graph's file does not say
@@ -83,6 +101,7 @@ class Options:
     """
 
     strategy: str | NamedStrategy | Strategy = "auto"
+    search: SearchOptions = SearchOptions()
     batch: Batch | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     options: GraphOptions = GraphOptions()
@@ -104,7 +123,7 @@ class Options:
         if (named := parse_named(self.strategy)) is not None:
             return named
         if not self.strategy.endswith(".json"):
-            fix = f"use one of {', '.join((*modes, SEARCH, *NAMES))}, or the path of a strategy.json"
+            fix = f"use one of {', '.join((*modes, SEARCH, PLACED, *NAMES))}, or the path of a strategy.json"
             raise BadUsage(f"no strategy {self.strategy!r}", at="--strategy", fix=fix)
         return read_strategy(Path(self.strategy))
 

@@ -4,7 +4,13 @@ from pathlib import Path
 
 from partc.compiler.api import compile_step, decide_step
 from partc.compiler.commands import compile_arguments as arguments
-from partc.compiler.commands.arguments import choose_aggregation, parse_bytes, parse_mechanisms, parse_sizes
+from partc.compiler.commands.arguments import (
+    choose_aggregation,
+    parse_bytes,
+    parse_mechanisms,
+    parse_seconds,
+    parse_sizes,
+)
 from partc.compiler.commands.console import tell, working_on
 from partc.compiler.commands.graph_arguments import (
     AxesArgument,
@@ -20,7 +26,7 @@ from partc.compiler.commands.graph_arguments import (
     sample_of,
 )
 from partc.compiler.compilation import Compilation
-from partc.compiler.options import SAMPLE_STEPS, Options, Partitioner
+from partc.compiler.options import SAMPLE_STEPS, SEARCH_BUDGET, Options, Partitioner, SearchOptions
 from partc.compiler.planning.choose_reading import are_of_outputs
 from partc.compiler.report.describe_mesh import describe_grid
 from partc.runtime.plan.program import Plan
@@ -35,6 +41,10 @@ def compile_command(
     cluster: arguments.ClusterFile,
     out: OutArgument,
     strategy: arguments.StrategyName = "auto",
+    budget: arguments.SearchBudget = SEARCH_BUDGET,
+    seed: arguments.SearchSeed = 0,
+    method: arguments.SearchMethodName = "auto",
+    proposals: arguments.SearchProposals = None,
     batch: arguments.BatchReadingName = None,
     state: StateArgument = "",
     sample_axis: AxesArgument = [],
@@ -57,6 +67,7 @@ def compile_command(
     """Spread a training step over a cluster: segments, plan, report."""
     options = Options(
         strategy=strategy,
+        search=SearchOptions(parse_seconds(budget, "--budget"), seed, method, proposals),
         batch=batch,
         sizes=parse_sizes(size),
         options=graph_options(state, sample_axis, loss, initial),

@@ -5,12 +5,28 @@ from typing import Annotated
 
 import typer
 
-from partc.compiler.options import SearchMode
+from partc.compiler.options import SearchMethod, SearchMode
 from partc.cost.strategy import Batch
 
 ClusterFile = Annotated[Path, typer.Option("-c", "--cluster", help="cluster.json, or a resource file.")]
 StrategyName = Annotated[
-    str, typer.Option(help="auto, hybrid, allreduce, ps, search, data=N, tensor=K, fsdp, or a strategy.json.")
+    str,
+    typer.Option(
+        help="auto, hybrid, allreduce, ps, search, placed, data=N, tensor=K, fsdp, or a strategy.json."
+    ),
+]
+SearchBudget = Annotated[str, typer.Option(help="How long to search, such as 60s or 5min.")]
+SearchSeed = Annotated[int, typer.Option(help="The seed of what a search tries.")]
+SearchMethodName = Annotated[
+    SearchMethod, typer.Option(help="How to search: docs/search.md tells which method is for what.")
+]
+SearchProposals = Annotated[
+    int | None,
+    typer.Option(
+        help="How many configurations of operators a search tries, in place of --budget: the same on every "
+        "machine.",
+        min=1,
+    ),
 ]
 BatchReadingName = Annotated[
     Batch | None,

@@ -18,9 +18,9 @@ from partc.compiler.commands.graph_arguments import (
     TrainArgument,
     graph_options,
 )
-from partc.compiler.options import Options
+from partc.compiler.options import SEARCH_BUDGET, Options, SearchOptions
 from partc.compiler.output.output_paths import check_output_file
-from partc.compiler.planning.search_strategies import Priced
+from partc.compiler.planning.whole_steps import Priced
 from partc.compiler.report.units import seconds
 from partc.cost.strategy import write_strategy
 
@@ -31,8 +31,10 @@ def search_command(
     train: TrainArgument,
     cluster: arguments.ClusterFile,
     output: Annotated[Path, typer.Option("-o", "--output", help="The strategy.json to write.")],
-    budget: Annotated[str, typer.Option(help="How long to search, such as 60s or 5min.")] = "60s",
-    seed: Annotated[int, typer.Option(help="The seed of what is tried.")] = 0,
+    budget: arguments.SearchBudget = SEARCH_BUDGET,
+    seed: arguments.SearchSeed = 0,
+    method: arguments.SearchMethodName = "auto",
+    proposals: arguments.SearchProposals = None,
     batch: arguments.BatchReadingName = None,
     state: StateArgument = "",
     sample_axis: AxesArgument = [],
@@ -44,15 +46,20 @@ def search_command(
     check_output_file(output, train)
     output.parent.mkdir(parents=True, exist_ok=True)  # before the search, whose answer is not to be lost
     options = Options(
-        batch=batch, sizes=parse_sizes(size), options=graph_options(state, sample_axis, loss, initial)
+        search=SearchOptions(parse_seconds(budget, "--budget"), seed, method, proposals),
+        batch=batch,
+        sizes=parse_sizes(size),
+        options=graph_options(state, sample_axis, loss, initial),
     )
-    found = search(train, cluster, options, parse_seconds(budget, "--budget"), seed, _show)
+    found = search(train, cluster, options, _show)
     write_strategy(found.best.strategy, output)
     tell(
         f"{found.best.name}: {_compare(found.best, found.data_parallel)}; {found.proposals} proposals and "
         f"{found.priced} strategies priced, {found.refused} not possible, in {seconds(found.seconds)} "
         f"-> {output}"
     )
+    for remark in found.remarks:
+        tell(f"  {remark}")
 
 
 def _show(best: Priced, data_parallel: Priced) -> None:

@@ -1,65 +1,51 @@
-"""Find a quick strategy: every named one, then a walk over operators' own configurations.
+"""Find a quick strategy: named ones, and operators' own configurations by one of several methods.
 
-    names     data parallelism as `auto` has it, then experts and products of them, simplest first
-    walk      from data parallelism, the quickest name and a single worker: operator groups' configurations,
-              priced by the task graph; the quickest states are then priced as whole plans
+    names        data parallelism as `auto` has it, then experts and products of them, simplest first
+    mcmc         walks from data parallelism, the quickest name, fewer replicas and a single worker
+    ilp, dp      the least sum of what operators and transfers take alone: its own answer, or a walk's start
+    exhaustive   the quickest of all states, where these are few
+    auto         names; walks, from the answers of ilp and dp as well; exhaustion where it is possible
 
-What counts is the simulated step of the whole plan, as compiling would lower and schedule it: so nothing is
-returned that does not compile, that does not fit, or that is slower than any named strategy that was priced.
+Configurations are priced by the task graph; the quickest states are then priced as whole plans. What counts
+is the simulated step of the whole plan, as compiling would lower and schedule it: so nothing is returned that
+does not compile, that does not fit, or that is slower than anything else that was priced.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
-from partc.compiler.compilation import Compilation
-from partc.compiler.options import Options
-from partc.compiler.pipeline import DECIDE, LOWERING, run
-from partc.compiler.planning.build_plan import bucket_bytes, build_plan
-from partc.compiler.planning.step_tasks import StepTasks
-from partc.compiler.planning.task_prices import TaskPrices
-from partc.compiler.planning.walk_tasks import State, climb, walk_tasks
-from partc.compiler.settle_options import settle_options
+from partc.compiler.options import Options, SearchOptions
+from partc.compiler.planning.exhaust import Exhausted, check_states, exhaust
+from partc.compiler.planning.own_space import OwnSpace
+from partc.compiler.planning.search_limit import SearchLimit
+from partc.compiler.planning.solve_additively import solve_additively
+from partc.compiler.planning.walk_chains import walk_chains
+from partc.compiler.planning.walk_tasks import BestStates, State, climb, fewer_replicas
+from partc.compiler.planning.whole_steps import Priced, WholeSteps, names_for
 from partc.cost.cluster.cluster import Cluster
-from partc.cost.named_strategy import LAYERWISE, ONE_WEIRD_TRICK
-from partc.cost.simulation.memory import check_memory
-from partc.cost.simulation.timeline import simulate
-from partc.cost.strategy import MESH_STRATEGY_FORMAT, Batch, OpConfig, Strategy
 from partc.passes.graph.training_graph import TrainingGraph
-from partc.passes.search.find_groups import OperatorGroup, find_groups
-from partc.passes.search.grouped_step import group_step
-from partc.passes.search.operator_space import (
-    OperatorConfig,
-    OperatorSpace,
-    data_parallel_config,
-    kinds_of,
-)
-from partc.passes.search.read_configs import read_configs
-from partc.runtime.errors import InputError, NoPlacement
-from partc.runtime.log import silent_log
+from partc.runtime.errors import BadUsage, NoPlacement
 
 NAMED_SHARE = 0.5  # of the budget: what named strategies may take
+ADDITIVE_SHARE = 0.2  # of what is left: what the additive starts of walks may take
+EXHAUSTED_SHARE = 0.5  # of what is left then: what exhaustion may take, where `auto` tries it
 START = "auto"
 ROUNDS = 3  # of walking and pricing
+RESERVE = 1.5  # of what the slowest plan took to price: what is left for pricing
 TRIED = 3  # states that are priced in a round
-
-
-@dataclass(frozen=True, slots=True)
-class Priced:
-    """A strategy and the simulated seconds of its step. `name`: what it is, in a word."""
-
-    name: str
-    strategy: Strategy
-    step_s: float
+MOST_TRIED_STATES = 5_000_000  # that `auto` exhausts
 
 
 @dataclass(frozen=True)
 class Found:
     """The answer of a search: the quickest, and data parallelism; how many were priced, and could not be.
 
-    `proposals`: configurations of operators that were priced by the task graph.
+    `proposals`: configurations of operators that were priced by the task graph. `remarks`: what is known of
+    the answer, in sentences.
     """
 
     best: Priced
@@ -68,176 +54,201 @@ class Found:
     priced: int
     refused: int
     seconds: float
-
-
-@dataclass
-class WholeSteps:
-    """Prices strategies by their whole steps. `read`: returns the graph anew, since compiling changes it."""
-
-    read: Callable[[], TrainingGraph]
-    cluster: Cluster
-    options: Options
-    priced: int = 0
-    refused: int = 0
-    failure: Exception | None = None
-    slowest_s: float = 0.0  # that pricing took
-    replicas: int | None = None  # that a batch per replica allows: those of data parallelism
-    first: Compilation = field(init=False)
-
-    def __call__(self, name: str, strategy: str | Strategy) -> Priced | None:
-        """Return the price of a strategy, None where it cannot be or does not fit."""
-        begun_s = time.monotonic()
-        try:
-            with silent_log():
-                return self._price(name, strategy)
-        except (InputError, NoPlacement) as error:
-            self.refused += 1
-            self.failure = self.failure or error
-            return None
-        finally:
-            self.slowest_s = max(self.slowest_s, time.monotonic() - begun_s)
-
-    def _price(self, name: str, strategy: str | Strategy) -> Priced | None:
-        training = self.read()
-        options = settle_options(replace(self.options, strategy=strategy), training)
-        compilation = Compilation(training, self.cluster, options)
-        if self.replicas is not None and compilation.replicas != self.replicas:
-            return None  # it would train on another total batch
-        run((*DECIDE, LOWERING), compilation)
-        if self.priced == 0:
-            self.first = compilation
-            self.options = replace(self.options, batch=compilation.options.batch)
-            self.replicas = compilation.replicas if compilation.analysis.per_replica else None
-        chosen, sizes = compilation.strategy, compilation.options.sizes
-        plan = build_plan(compilation.analysis, compilation.lowered, chosen, self.cluster, sizes, None)
-        check_memory(plan, self.cluster)
-        self.priced += 1
-        return Priced(name, chosen, simulate(plan, self.cluster).step_s)
+    remarks: tuple[str, ...] = ()
 
 
 def search_strategies(
     read: Callable[[], TrainingGraph],
     cluster: Cluster,
     options: Options,
-    budget_s: float,
-    seed: int,
+    asked: SearchOptions,
     show: Callable[[Priced, Priced], None],
 ) -> Found:
-    """Return the quickest strategy found within a budget. Raises what data parallelism is refused with.
+    """Return the quickest strategy found within a budget. Raises what data parallelism is refused with, and
+    BadUsage where a method cannot be used.
 
     `show` is told of each improvement, and of data parallelism. Ctrl-C ends the search with the best so far.
     """
-    begun_s = time.monotonic()
+    limit = SearchLimit(asked.budget_s, asked.proposals)
     price = WholeSteps(read, cluster, options)
     start = price(START, START)
     if start is None:
         assert price.failure is not None
         raise price.failure
-    search = _Search(price, start, show)
+    search = _Search(price, start, asked, limit, show)
     try:
-        search.try_names(begun_s + NAMED_SHARE * budget_s)
-        search.walk(np.random.default_rng(seed), begun_s + budget_s)
+        search.run()
     except KeyboardInterrupt:
-        pass
+        search.remarks.append("it was interrupted")
     return Found(
-        search.best, start, search.proposals, price.priced, price.refused, time.monotonic() - begun_s
+        search.best,
+        start,
+        search.proposals,
+        price.priced,
+        price.refused,
+        limit.elapsed_s,
+        tuple(dict.fromkeys(search.remarks)),
     )
 
 
 class _Search:
     """The best so far, and what makes it better."""
 
-    def __init__(self, price: WholeSteps, start: Priced, show: Callable[[Priced, Priced], None]) -> None:
+    def __init__(
+        self,
+        price: WholeSteps,
+        start: Priced,
+        asked: SearchOptions,
+        limit: SearchLimit,
+        show: Callable[[Priced, Priced], None],
+    ) -> None:
         self.best = self._start = start
         self.proposals = 0
-        self._price = price
-        self._show = show
+        self.remarks: list[str] = []
+        self._price, self._asked, self._limit, self._show = price, asked, limit, show
+        self._state: State | None = None  # of the best, if it is operators' own
+        self._optimal: set[State] = set()  # no single change of them is quicker
+        self._rng = np.random.default_rng(asked.seed)
         show(start, start)
 
-    def _see(self, priced: Priced | None) -> Priced | None:
-        if priced is not None and priced.step_s < self.best.step_s:
-            self.best = priced
-            self._show(priced, self._start)
-        return priced
+    def run(self) -> None:
+        """Search by the method that was asked for."""
+        method = self._asked.method
+        if method in ("auto", "mcmc"):
+            self._try_names()
+        own = OwnSpace.of(self._price.first)
+        if own is None:
+            self._refuse_without_choice()
+        elif method == "exhaustive":
+            check_states(own.kinds)
+            begin, _ = self._climb(own, fewer_replicas(own.tasks, own.space), self._limit.until_s, inf)
+            self._exhaust(own, begin, 1.0)
+        elif method in ("ilp", "dp"):
+            solved = solve_additively(own, method, self._limit, self._asked.seed)
+            self.remarks += solved.remarks
+            self._see_state(own, solved.state, method)
+        elif self._limit.left_s > RESERVE * self._price.slowest_s:
+            self._walk(own)
+        if own is not None:
+            self._tell_local_optimum(own)
 
-    def try_names(self, until_s: float) -> None:
+    def _refuse_without_choice(self) -> None:
+        if self._asked.method not in ("auto", "mcmc"):
+            raise BadUsage(
+                "a batch of each replica's own leaves operators nothing to choose: all have all workers",
+                at=f"--method {self._asked.method}",
+                fix="add --batch global, or leave --method out",
+            )
+
+    def _see(self, priced: Priced | None) -> bool:
+        """Note a price; tell whether it is the best."""
+        if priced is None or priced.step_s >= self.best.step_s:
+            return False
+        self.best, self._state = priced, None
+        self._show(priced, self._start)
+        return True
+
+    def _see_state(self, own: OwnSpace, state: State, how: str) -> None:
+        """Price a state as a whole plan, and note it."""
+        before = self._state
+        name = f"{how}: {own.told(state, before)}"
+        if self._see(self._price(name, own.strategy(state))):
+            self._state = state
+
+    def _try_names(self) -> None:
         """Price named strategies, as many as there is time for."""
-        for name in _names(len(self._price.first.worker_names)):
-            if time.monotonic() > until_s:
+        until_s = self._limit.early_until_s(NAMED_SHARE)
+        for name in names_for(len(self._price.first.worker_names)):
+            if time.monotonic() + self._price.slowest_s > until_s:
                 return
             self._see(self._price(name, name))
 
-    def walk(self, rng: np.random.Generator, until_s: float) -> None:
-        """Give operator groups configurations of their own, in rounds: what tasks say is quick is priced.
-
-        A batch of each replica's own leaves nothing to choose: all operators have all workers as replicas.
-        """
-        analysis = self._price.first.analysis
-        groups = find_groups(analysis.training, analysis.facts, analysis.main)
-        if analysis.per_replica or not groups or time.monotonic() + 2 * self._price.slowest_s > until_s:
-            return
-        tasks = make_tasks(self._price.first, groups)
-        space = space_of(self._price.first, groups)
-        starts = self._starts(groups, space)
+    def _walk(self, own: OwnSpace) -> None:
+        """Walk and climb in rounds: what tasks say is quick is priced. `auto` exhausts small spaces first."""
+        limit = self._limit
+        starts = [*own.starts(self.best.strategy), fewer_replicas(own.tasks, own.space)]
+        if self._asked.method == "auto":
+            starts += self._additive_starts(own)
+            if own.states <= MOST_TRIED_STATES:
+                exhausted = self._exhaust(own, own.quickest(starts), EXHAUSTED_SHARE)
+                if exhausted.is_proven and all(len(groups) == 1 for groups in own.kinds.groups):
+                    return  # walks have no other states
+                starts.append(exhausted.state)
+        chains = 1 if limit.proposals is not None else 0  # as many on every machine
         for remaining in reversed(range(ROUNDS)):
-            walking_s = until_s - time.monotonic() - 2 * self._price.slowest_s
-            if walking_s <= 0:
+            if limit.left_s <= RESERVE * self._price.slowest_s:
                 return
-            walked_until_s = time.monotonic() + walking_s / (remaining + 1)
-            best, proposals = walk_tasks(tasks, space, starts, rng, walked_until_s)
+            until_s = limit.part_until_s(1 / (remaining + 1), RESERVE * self._price.slowest_s)
+            most = limit.part(1 / (2 * ROUNDS))
+            found, proposals = walk_chains(
+                own.tasks, own.space, starts, self._rng, until_s, most=most, chains=chains
+            )
             self.proposals += proposals
-            climbed, step_s, _ = climb(tasks, space, best.in_order()[0], walked_until_s)
-            best.add(climbed, step_s)
-            for number, state in enumerate(best.in_order()):
-                strategy = strategy_of(state, groups, self._price.first.worker_names, "global")
-                self._see(self._price("operators' own", strategy))
-                if time.monotonic() + (remaining + 2) * self._price.slowest_s > until_s or number == TRIED:
-                    break
-            starts = [*starts[:1], *best.in_order()[:2]]
+            found.add(*self._climb(own, found.in_order()[0], until_s, most))
+            self._price_best(own, found, remaining)
+            starts = [*starts[:1], *found.in_order()[:2]]
 
-    def _starts(self, groups: Sequence[OperatorGroup], space: OperatorSpace) -> list[State]:
-        """Return data parallelism, the quickest name, and everything on one worker."""
-        alone = OperatorConfig((("batch", 1),), (0,))
-        starts = [(alone,) * len(groups)]
-        if self.best.strategy.has_meshes:
-            starts.insert(0, read_configs(self._price.first.analysis, self.best.strategy, groups))
-        if space.samples % space.workers == 0:
-            starts.insert(0, (data_parallel_config(space.workers),) * len(groups))
+    def _additive_starts(self, own: OwnSpace) -> list[State]:
+        """Return the answers of the additive methods, as far as there are any in a share of the time."""
+        limit = self._limit
+        part = SearchLimit(max(0.0, ADDITIVE_SHARE * limit.left_s), limit.proposals)
+        starts = []
+        for method in ("dp", "ilp"):
+            try:
+                starts.append(solve_additively(own, method, part, self._asked.seed).state)
+            except (BadUsage, NoPlacement):
+                continue  # the graph does not reduce, or there was no time: walks have other starts
         return starts
 
+    def _price_best(self, own: OwnSpace, found: BestStates, remaining: int) -> None:
+        for number, state in enumerate(found.in_order()):
+            self._see_state(own, state, "operators' own")
+            if self._limit.left_s < (remaining + 2) * self._price.slowest_s or number == TRIED:
+                return
 
-def strategy_of(
-    state: State, groups: Sequence[OperatorGroup], worker_names: Sequence[str], batch: Batch
-) -> Strategy:
-    """Return the strategy that configures every group."""
-    entries = tuple(
-        OpConfig(group.node, dict(config.split), devices=tuple(worker_names[w] for w in config.workers))
-        for group, config in zip(groups, state, strict=True)
-    )
-    return Strategy(MESH_STRATEGY_FORMAT, batch, {}, ops=entries)
+    def _tell_local_optimum(self, own: OwnSpace) -> None:
+        """Say whether every single change of the answer was tried: where there is time, they are now."""
+        limit, strategy = self._limit, self.best.strategy
+        state = self._state
+        if state is None and strategy.has_meshes and strategy.stages == 1:
+            state = own.read(strategy)
+        if state is not None and state not in self._optimal and limit.left_s > self._price.slowest_s:
+            until_s = limit.part_until_s(1.0, self._price.slowest_s)
+            climbed, _ = self._climb(own, state, until_s, limit.part(1 / 2))
+            if climbed != state and climbed in self._optimal:
+                self._see_state(own, climbed, "climb")
+                if self._state != climbed:
+                    self.remarks.append(
+                        "changes of one operator, or kind, are quicker by the task graph, but no quicker plan"
+                    )
+                    return
+                state = climbed
+        if state in self._optimal:
+            self.remarks.append(
+                "every change of one operator, or kind, was tried: none is quicker by the task graph"
+            )
+        else:
+            self.remarks.append("changes of one operator, or kind, were not all tried")
 
+    def _climb(self, own: OwnSpace, start: State, until_s: float, most: float) -> tuple[State, float]:
+        climbed, step_s, is_optimal = climb(own.tasks, own.space, start, until_s, most)
+        if is_optimal:
+            self._optimal.add(climbed)
+        return climbed, step_s
 
-def make_tasks(first: Compilation, groups: Sequence[OperatorGroup]) -> StepTasks:
-    """Return the task graph of a step's operator groups on its cluster."""
-    step = group_step(first.analysis, groups)
-    return StepTasks(step, TaskPrices(first.cluster), bucket_bytes(first.cluster))
+    def _exhaust(self, own: OwnSpace, begin: State, share: float) -> Exhausted:
+        """Look at all states, and price each that is quicker than those before."""
+        until_s = self._limit.part_until_s(share, self._price.slowest_s)
 
+        def show(found: Exhausted) -> None:
+            self._see_state(own, found.state, "exhaustive")
 
-def space_of(first: Compilation, groups: Sequence[OperatorGroup]) -> OperatorSpace:
-    """Return what configurations of a step's operator groups may be drawn."""
-    analysis = first.analysis
-    fed = analysis.training.data_inputs.values()
-    sizes = [analysis.facts.shape(e.name)[e.sample_axis] for e in fed if e.sample_axis is not None]
-    return OperatorSpace(kinds_of(groups), len(first.worker_names), min(sizes, default=1))
-
-
-def _names(workers: int) -> Iterator[str]:
-    """Yield named strategies, and products of two and three of them, the simplest first."""
-    parts = [n for n in range(2, workers + 1) if workers % n == 0]
-    yield from (f"tensor={n}" for n in parts)
-    yield "fsdp"
-    yield from (LAYERWISE, ONE_WEIRD_TRICK)
-    yield from (f"pipeline={n}" for n in parts)
-    yield from (f"spatial={n}" for n in parts)
-    for n in parts:
-        yield from (f"{words},tensor={n}" for words in ("fsdp", *(f"pipeline={k}" for k in parts)))
+        found = exhaust(own.tasks, own.kinds, begin, lambda: time.monotonic() < until_s, show)
+        self.proposals += found.priced
+        self._see_state(own, found.state, "exhaustive")
+        how = "all" if found.is_proven else "there was no time for all"
+        self.remarks.append(
+            f"{how} {own.states:,} states of kinds of operators: {found.priced:,} priced by the task graph, "
+            + ("the others proven to be no quicker" if found.is_proven else "the quickest so far is taken")
+        )
+        return found

@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from partc.compiler.planning.step_blocks import BlockList, Present, Written
+from partc.compiler.planning.step_blocks import BlockList, Present, StepBlock, Written
 from partc.compiler.planning.task_blocks import Placed
 from partc.compiler.planning.task_prices import TaskPrices
 from partc.cost.simulation.task_arrays import Floats, Ints
@@ -89,7 +89,7 @@ class StepTasks:
             self._present.placed[number] = each
         written = self._rewrite({block for number in placed for block in self._following[number]})
         self._before = _Before(former, written)
-        if (self._memory > self.prices.limits_bytes).any():
+        if self.exceeds_memory:
             self.undo()
             return None
         return self.graph.delta(limit_s) if written else self.graph.full()
@@ -102,6 +102,20 @@ class StepTasks:
             self._put(number, written)
         if self._before.written:
             self.graph.undo()
+
+    @property
+    def blocks(self) -> Sequence[StepBlock]:
+        """Return the blocks that the graph consists of, each behind those that it waits for."""
+        return self._blocks
+
+    def placed(self, number: int, config: OperatorConfig) -> Placed | None:
+        """Return how a configuration divides and places a group, None where it cannot be divided so."""
+        return self._place(number, config)
+
+    @property
+    def exceeds_memory(self) -> bool:
+        """Tell whether variables take more memory than a worker has."""
+        return bool((self._memory > self.prices.limits_bytes).any())
 
     @property
     def sent_bytes(self) -> float:

@@ -159,22 +159,28 @@ def fewer_replicas(tasks: StepTasks, space: OperatorSpace) -> State:
     return best
 
 
-def climb(tasks: StepTasks, space: OperatorSpace, start: State, until_s: float) -> tuple[State, float, bool]:
-    """Take every quicker configuration of a kind until none is left, or the time is over.
+def climb(
+    tasks: StepTasks, space: OperatorSpace, start: State, until_s: float, most: float = float("inf")
+) -> tuple[State, float, bool]:
+    """Take every quicker configuration of a kind, or of one group of it, until none is left.
 
-    Returns the state, the seconds of its step, and whether no other configuration of any one kind is quicker.
+    It ends before that when the time is over, or when `most` configurations were tried. Returns the state,
+    the seconds of its step, and whether no other configuration of any one kind or group is quicker.
     """
     state, step_s = list(start), tasks.begin(start)
     assert step_s is not None, "a start that can be"
-    since_better, kinds = 0, len(space.kinds)
-    for kind in cycle(range(kinds)):
-        if since_better == kinds:
+    units = [(number, kind.groups) for number, kind in enumerate(space.kinds)]
+    units += [(number, (one,)) for number, groups in units if len(groups) > 1 for one in groups]
+    since_better = tried = 0
+    for kind, groups in cycle(units):
+        if since_better == len(units):
             return tuple(state), step_s, True
         since_better += 1
         for config in dict.fromkeys(space.configs(kind)):
-            if time.monotonic() > until_s:
+            if tried >= most or time.monotonic() > until_s:
                 return tuple(state), step_s, False
-            changes = {n: config for n in space.kinds[kind].groups if state[n] != config}
+            tried += 1
+            changes = {n: config for n in groups if state[n] != config}
             found_s = tasks.move(changes, step_s) if changes else None
             if found_s is None:
                 continue

@@ -46,18 +46,25 @@ class LatencySolution:
     seconds: float
 
 
-def place_for_latency(problem: Problem, *, seconds: float = 120.0, seed: int = 0) -> LatencySolution:
-    """Find a schedule of a small makespan, and bounds. Raises NoPlacement where none fits or is found."""
+def place_for_latency(
+    problem: Problem, *, seconds: float = 120.0, seed: int = 0, annealed: bool = True
+) -> LatencySolution:
+    """Find a schedule of a small makespan, and bounds. Raises NoPlacement where none fits or is found.
+
+    `annealed`: by kernels too, which take half a minute to compile; else by list scheduler and CP-SAT alone.
+    """
     started = time.monotonic()
     listed = list_schedule(problem)
     if listed is None:
         raise refuse(problem, contiguous=False)
     path, work = path_bound(problem), work_bound(problem)
     bound = max(path, work)
-    best = min([listed, *_chained(problem, CHAIN_SHARE * seconds, seed)], key=lambda s: makespan(problem, s))
+    chained = _chained(problem, CHAIN_SHARE * seconds, seed) if annealed else []
+    best = min([listed, *chained], key=lambda s: makespan(problem, s))
     value = makespan(problem, best)
-    sat_seconds = SAT_SHARE * seconds if len(problem.nodes) <= MOST_SAT_NODES else 0.0
-    for candidate in _annealed(problem, best, started + seconds - sat_seconds, seed, bound):
+    sat_seconds = (SAT_SHARE if annealed else 1.0) * seconds if len(problem.nodes) <= MOST_SAT_NODES else 0.0
+    annealed_until_s = started + seconds - sat_seconds if annealed else started
+    for candidate in _annealed(problem, best, annealed_until_s, seed, bound):
         if not schedule_violations(problem, candidate) and makespan(problem, candidate) < value:
             best, value = candidate, makespan(problem, candidate)
     solver_bound = bound

@@ -28,6 +28,10 @@ class OperatorConfig:
     split: SplitDegrees
     workers: tuple[int, ...]
 
+    def moved(self, places: Sequence[int]) -> "OperatorConfig":
+        """Return the configuration with each worker's part on the one in its place."""
+        return OperatorConfig(self.split, tuple(places[worker] for worker in self.workers))
+
 
 @dataclass(frozen=True, slots=True)
 class OperatorKind:

@@ -9,13 +9,13 @@ import numpy as np
 import onnx
 import pytest
 
-from partc.compiler import api
 from partc.compiler.api import compile_step, search
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import Adam
-from partc.compiler.options import Options
+from partc.compiler.options import Options, SearchMethod, SearchOptions
 from partc.compiler.planning import search_strategies
-from partc.compiler.planning.search_strategies import Priced, WholeSteps
+from partc.compiler.planning.search_strategies import Found
+from partc.compiler.planning.whole_steps import Priced, WholeSteps
 from partc.compiler.verification.verify import launch_in_process, verify
 from partc.cost.cluster.cluster import encode_cluster
 from partc.cost.strategy import read_strategy
@@ -35,6 +35,10 @@ SHAPES = {"W1": (96, 768), "W2": (768, 4)}  # so wide that replicas of it are sl
 GLOBAL = Options(batch="global")
 
 
+def searching(budget_s: float, method: SearchMethod = "auto", options: Options = GLOBAL) -> Options:
+    return replace(options, search=SearchOptions(budget_s, method=method))
+
+
 @cache
 def wide_mlp() -> onnx.ModelProto:
     forward = parse(FORWARD)
@@ -45,7 +49,7 @@ def wide_mlp() -> onnx.ModelProto:
 
 
 def test_what_is_found_compiles_to_its_price_and_trains_as_one_device(tmp_path: Path) -> None:
-    found = search(wide_mlp(), cluster_of("2x2"), GLOBAL, budget_s=8.0)
+    found = search(wide_mlp(), cluster_of("2x2"), searching(8.0))
 
     compiled = compile_step(
         wide_mlp(), cluster_of("2x2"), tmp_path / "out", replace(GLOBAL, strategy=found.best.strategy)
@@ -74,17 +78,68 @@ def all_names_are_tried() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def found_by_names() -> Priced:
-    return search(wide_mlp(), cluster_of("2x2"), GLOBAL, budget_s=0.1).best
+    return search(wide_mlp(), cluster_of("2x2"), searching(0.1)).best
 
 
 def test_a_batch_per_replica_keeps_its_replicas() -> None:
-    options = Options(batch="per-replica")
-
-    found = search(wide_mlp(), cluster_of("1x2"), options, budget_s=4.0)
+    found = search(wide_mlp(), cluster_of("1x2"), searching(4.0, options=Options(batch="per-replica")))
 
     mesh = found.best.strategy.mesh
     assert not mesh or mesh["data"] == 2, "tensor=2 has one replica, and half the samples"
     assert found.best.strategy.batch == "per-replica"
+
+
+@cache
+def found_by(method: SearchMethod) -> Found:
+    """Return what a method finds in some proposals: in no time, so that it is the same everywhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search_strategies, "names_for", lambda workers: ["tensor=4"])
+        asked = SearchOptions(method=method, proposals=300, seed=4)
+        return search(wide_mlp(), cluster_of("2x2"), replace(GLOBAL, search=asked))
+
+
+@pytest.mark.parametrize("method", ["mcmc", "ilp", "dp", "exhaustive", "auto"])
+def test_every_method_finds_what_compiles_to_its_price(method: SearchMethod, tmp_path: Path) -> None:
+    found = found_by(method)
+    options = replace(GLOBAL, strategy=found.best.strategy)
+
+    assert found.best.step_s < found.data_parallel.step_s / 2
+    assert compile_step(wide_mlp(), cluster_of("2x2"), tmp_path, options).timeline.step_s == found.best.step_s
+
+
+def test_auto_finds_the_quickest_state_and_says_that_it_is_proven() -> None:
+    exhausted, found = found_by("exhaustive"), found_by("auto")
+
+    assert found.best.step_s <= exhausted.best.step_s
+    for each in (exhausted, found):
+        assert "proven to be no quicker" in " ".join(each.remarks)
+    assert exhausted.remarks[1:] == (
+        "every change of one operator, or kind, was tried: none is quicker by the task graph",
+    )
+
+
+def test_what_a_sum_is_bounded_by_is_said_of_the_sum() -> None:
+    remark, *_ = found_by("ilp").remarks
+    assert "none is below" in remark
+    assert "a bound of this sum, of no step" in remark
+    remark, *_ = found_by("dp").remarks
+    assert "it is no step's" in remark
+
+
+@pytest.mark.parametrize("method", ["mcmc", "auto"])
+def test_equal_seeds_and_proposals_find_alike(method: SearchMethod) -> None:
+    first = found_by(method)
+    found_by.cache_clear()
+    again = found_by(method)
+
+    assert (again.best, again.proposals, again.remarks) == (first.best, first.proposals, first.remarks)
+
+
+def test_methods_without_a_choice_are_refused() -> None:
+    per_replica = Options(batch="per-replica")
+
+    with pytest.raises(BadUsage, match="leaves operators nothing to choose"):
+        search(wide_mlp(), cluster_of("1x2"), searching(1.0, "exhaustive", per_replica))
 
 
 def test_ctrl_c_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +153,7 @@ def test_ctrl_c_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(WholeSteps, "__call__", interrupted)
 
-    found = search(wide_mlp(), cluster_of("2x2"), GLOBAL, budget_s=60.0)
+    found = search(wide_mlp(), cluster_of("2x2"), searching(60.0))
 
     assert (found.best.name, found.priced) == ("tensor=4", 3)
 
@@ -110,14 +165,12 @@ def test_what_data_parallelism_is_refused_with_is_raised() -> None:
     step = build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Adam(0.01))
 
     with pytest.raises(UnsupportedModel, match="batch of 7"):
-        search(step, cluster_of("2x4"), GLOBAL, budget_s=1.0)
+        search(step, cluster_of("2x4"), searching(1.0))
 
 
-def test_compile_searches_where_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "SEARCH_S", 0.1)
-
+def test_compile_searches_where_that_is_asked_for(tmp_path: Path) -> None:
     compiled = compile_step(
-        wide_mlp(), cluster_of("2x2"), tmp_path / "out", replace(GLOBAL, strategy="search")
+        wide_mlp(), cluster_of("2x2"), tmp_path / "out", replace(searching(0.1), strategy="search")
     )
 
     assert compiled.strategy.has_meshes
@@ -144,5 +197,7 @@ def test_the_command_writes_a_strategy_that_compile_takes(tmp_path: Path) -> Non
     assert "strategies priced" in said
     assert read_strategy(strategy).has_meshes
     done("compile", train, "-c", cluster, "--strategy", strategy, "-o", tmp_path / "out")
+    said = done("search", *asked, "--proposals", "1", "--method", "dp")
+    assert "the least sum of times is" in said
     refused = partc("search", *asked, "--budget", "soon")
     assert (refused.code, "'soon' is no time" in refused.error) == (2, True)

@@ -11,9 +11,10 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD, Adagrad, Momentum
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options
-from partc.compiler.planning.search_strategies import WholeSteps, make_tasks, strategy_of
+from partc.compiler.planning.own_space import make_tasks, strategy_of
 from partc.compiler.planning.step_tasks import StepTasks
 from partc.compiler.planning.walk_tasks import random_state
+from partc.compiler.planning.whole_steps import WholeSteps
 from partc.cost.cluster.cluster import Cluster
 from partc.models.catalogue import build_model
 from partc.passes.search.find_groups import OperatorGroup, find_groups

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from partc.compiler.planning.search_strategies import strategy_of
+from partc.compiler.planning.own_space import strategy_of
 from partc.compiler.planning.walk_tasks import random_state
 from partc.passes.distribute import lay_out
 from partc.passes.layouts.configuration import data_parallel

@@ -1,0 +1,109 @@
+"""Operators on one device each train as one device, and are no slower than all of them on one."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+
+from partc.compiler.api import compile_step
+from partc.compiler.compilation import Compilation
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import SGD
+from partc.compiler.options import Options, SearchOptions
+from partc.compiler.verification.verify import launch_in_process, verify
+from partc.cost.cluster.cluster import Cluster
+from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
+from partc.runtime.errors import BadUsage, NoPlacement
+from tests.builders.graphs.foreign_steps import parse
+from tests.builders.plans.compiled_steps import cluster_of, random_batches
+
+BRANCHES = """
+branches (double[6,384] x) => (double[6,4] logits) {
+    a = MatMul (x, W1)
+    b = MatMul (x, W2)
+    c = MatMul (x, W3)
+    p = Tanh (a)
+    q = Sigmoid (b)
+    r = Mul (p, q)
+    s = Mul (r, c)
+    logits = MatMul (s, W4)
+}
+"""
+SHAPES = {"W1": (384, 512), "W2": (384, 512), "W3": (384, 512), "W4": (512, 4)}
+PLACED = Options(strategy="placed", search=SearchOptions(budget_s=4.0))
+
+
+@cache
+def branches() -> onnx.ModelProto:
+    """Return a step of three branches, on a batch that four devices do not divide."""
+    forward = parse(BRANCHES)
+    rng = np.random.default_rng(0)
+    for name, shape in SHAPES.items():
+        value = rng.normal(size=shape) / np.sqrt(shape[0])
+        forward.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=SGD(0.1))
+
+
+def cluster(memory_bytes: int = 2**32) -> Cluster:
+    made = cluster_of("1x4")
+    hosts = tuple(msgspec.structs.replace(host, memory_bytes=memory_bytes) for host in made.hosts)
+    return msgspec.structs.replace(made, hosts=hosts)
+
+
+@pytest.fixture(scope="module")
+def placed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Compilation, Path]:
+    out = tmp_path_factory.mktemp("placed") / "out"
+    return compile_step(branches(), cluster(), out, PLACED), out
+
+
+def test_each_operator_has_one_device(placed: tuple[Compilation, Path]) -> None:
+    entries = placed[0].strategy.ops
+
+    assert len(entries) == 4
+    assert all(len(entry.devices) == 1 for entry in entries)
+    assert len({entry.devices for entry in entries}) > 1, "branches run side by side"
+
+
+def test_it_is_no_slower_than_one_device(placed: tuple[Compilation, Path], tmp_path: Path) -> None:
+    nodes = [entry.op for entry in placed[0].strategy.ops]
+    ops = tuple(OpConfig(node, {}, devices=("host0/cpu0",)) for node in nodes)
+    together = Strategy(MESH_STRATEGY_FORMAT, "global", {}, ops=ops)
+
+    alone = compile_step(branches(), cluster(), tmp_path / "out", Options(strategy=together))
+
+    assert placed[0].timeline.step_s < alone.timeline.step_s
+
+
+def test_it_trains_as_one_device(placed: tuple[Compilation, Path]) -> None:
+    compiled, out = placed
+    batches = random_batches(compiled.plan, 2, high=4)
+
+    report = verify(out, steps=2, data=batches, launcher=launch_in_process)
+
+    assert {check.verdict for check in report.variables} == {"equal"}
+
+
+def test_what_does_not_fit_is_refused_with_the_operators_that_conflict(tmp_path: Path) -> None:
+    refused = cluster(memory_bytes=12_000_000)  # 3 MB a device; a branch's 1.6 MB are kept twice
+
+    with pytest.raises(NoPlacement, match="no placement fits: variables of 1 operators take") as refusal:
+        compile_step(branches(), refused, tmp_path / "out", PLACED)
+
+    assert "take 0.00315 GB together" in str(refusal.value)
+    assert "devices of 0.00315 GB for variables" in str(refusal.value)
+    assert "MatMul" in str(refusal.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [replace(PLACED, batch="per-replica"), replace(PLACED, asynchronous=True)],
+    ids=["per-replica", "asynchronous"],
+)
+def test_what_it_does_not_go_with_is_refused(options: Options, tmp_path: Path) -> None:
+    with pytest.raises(BadUsage):
+        compile_step(branches(), cluster(), tmp_path / "out", options)
