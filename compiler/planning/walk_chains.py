@@ -53,12 +53,12 @@ def walk_chains(
     try:
         best, proposals = walk_tasks(tasks, space, starts, rng, until_s, show, most)
     except BaseException:
-        for process, _ in others:
-            process.terminate()
+        for other, _ in others:
+            other.terminate()
         raise
-    for process, here in others:
+    for other, here in others:
         walked = msgspec.json.decode(here.recv_bytes(), type=Walked)
-        process.join()
+        other.join()
         proposals += walked.proposals
         for state, step_s in walked.states:
             best.add(state, step_s)
