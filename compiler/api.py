@@ -15,11 +15,12 @@ from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.inspect import Inspection, inspect_graph
 from partc.compiler.options import PLACED, SEARCH, GraphOptions, Options, Partitioner, Sample
 from partc.compiler.output.materialise import write_decisions
-from partc.compiler.output.output_paths import check_output_folder
-from partc.compiler.pipeline import compile_graph
+from partc.compiler.output.output_paths import check_new_folder, check_output_folder
+from partc.compiler.pipeline import COMPILE, DECIDE, write_plan
 from partc.compiler.planning.check_kernels import check_cpu_kernels
 from partc.compiler.planning.choose_partitions import get_partitioner, measure_partitions, quickest
 from partc.compiler.planning.choose_reading import describe_departures, judge_step
+from partc.compiler.planning.decide_strategy import decide_strategy
 from partc.compiler.planning.measure_sparsity import measure_sparsity
 from partc.compiler.planning.name_what_fits import may_share_variables, name_what_fits
 from partc.compiler.planning.place_operators import place_operators
@@ -89,11 +90,9 @@ def compile_step(
     if isinstance(options.partitions, Partitioner) and options.partitions.search == "measured":
         partitions = _measure_partitions(train, machines, options, options.partitions)
         options = replace(options, partitions=partitions)
-    graph = _read_graph(train, options.options)
-    with _naming_files(train, cluster, options):
-        settled = settle_options(options, graph)
-        with _naming_what_fits(train, machines, settled):
-            return compile_graph(graph, machines, Path(out), settled)
+    with _naming_files(train, cluster, options), _naming_what_fits(train, machines, options):
+        compilation = decide_strategy(lambda: _read_graph(train, options.options), machines, options, COMPILE)
+        return write_plan(compilation, Path(out))
 
 
 def decide_step(train: Train, cluster: str | Path | Cluster, out: str | Path, options: Options) -> Strategy:
@@ -109,13 +108,12 @@ def decide_step(train: Train, cluster: str | Path | Cluster, out: str | Path, op
             at=f"--decisions-only with {other}",
             fix="leave one of the two out",
         )
+    check_new_folder(Path(out))
     machines = _machines(cluster)
     options = _search_where_asked(train, machines, options)
-    graph = _read_graph(train, options.options)
-    with _naming_files(train, cluster, options):
-        settled = settle_options(options, graph)
-        with _naming_what_fits(train, machines, settled):
-            return write_decisions(graph, machines, Path(out), settled)
+    with _naming_files(train, cluster, options), _naming_what_fits(train, machines, options):
+        compilation = decide_strategy(lambda: _read_graph(train, options.options), machines, options, DECIDE)
+        return write_decisions(compilation, Path(out))
 
 
 def search(
@@ -215,7 +213,8 @@ def _naming_what_fits(train: Train, cluster: Cluster, options: Options) -> Itera
         if not may_share_variables(options):
             raise
         graphs = (_read_graph(train, options.options) for _ in count())
-        raise name_what_fits(refusal, graphs, cluster, options) from refusal
+        settled = settle_options(options, next(graphs))
+        raise name_what_fits(refusal, graphs, cluster, settled) from refusal
 
 
 def _measure_partitions(train: Train, cluster: Cluster, options: Options, partitioner: Partitioner) -> int:

@@ -9,6 +9,7 @@ from partc.compiler.planning.check_estimate import EstimateSensitivity
 from partc.compiler.planning.price_step import StepPricer
 from partc.compiler.planning.stopwatch import Stopwatch
 from partc.cost.assignment.partitions import PartitionSearch
+from partc.cost.assignment.search_strategy import Tried
 from partc.cost.assignment.synchronisation import StrategyCosts
 from partc.cost.cluster.cluster import Cluster, ranks_of, view_of_session
 from partc.cost.simulation.memory import DeviceMemory
@@ -47,6 +48,7 @@ class Compilation:
     price: StepPricer = field(init=False)
     strategy: Strategy = field(init=False)
     costs: StrategyCosts = field(init=False)
+    compared: tuple[Tried, ...] = ()  # whole steps that `auto` compared, the one taken first
     sensitivity: EstimateSensitivity | None = None  # where an estimate of rows touched decided
     expected: Mapping[str, ExpectedRows] = field(default_factory=dict)
 

@@ -72,12 +72,17 @@ def run(phases: Iterable[PipelinePhase], compilation: Compilation) -> None:
 
 
 def compile_graph(training: TrainingGraph, cluster: Cluster, out: Path, options: Options) -> Compilation:
-    """Compile into `out`, which appears whole or not at all. Raises PartcError.
+    """Compile into `out` as the options say. Raises PartcError.
 
     An asynchronous plan is that of one session, which every worker of the cluster has for itself.
     """
     compilation = Compilation(training, cluster, options)
     run(COMPILE, compilation)
-    with PlanFiles(out, options.force) as compilation.files:
+    return write_plan(compilation, out)
+
+
+def write_plan(compilation: Compilation, out: Path) -> Compilation:
+    """Write what was decided and lowered into `out`, which appears whole or not at all. Raises PartcError."""
+    with PlanFiles(out, compilation.options.force) as compilation.files:
         run(WRITE, compilation)
     return compilation

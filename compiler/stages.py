@@ -220,6 +220,7 @@ def choose_synchronisation(compilation: Compilation) -> None:
     partitions = compilation.partitions.chosen if compilation.partitions else None
     strategy, compilation.costs = _choose(compilation, partitions, compilation.price)
     compilation.strategy = compilation.options.complete(strategy)
+    compilation.compared = compilation.costs.tried
     for choice in compilation.costs.choices:
         log.info("%s: %s. %s", choice.variable, choice.method, choice.reason)
 

@@ -15,7 +15,7 @@ from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options
 from partc.compiler.output.output_paths import check_output_folder
 from partc.compiler.output.plan_files import MODEL, PlanFiles
-from partc.compiler.pipeline import ANALYSIS, DECIDE, GRADIENTS, LOWERING_AS_DECIDED, SCHEDULE, run
+from partc.compiler.pipeline import ANALYSIS, GRADIENTS, LOWERING_AS_DECIDED, SCHEDULE, run
 from partc.compiler.planning.load_segments import load_segments
 from partc.compiler.settle_options import fill_sizes
 from partc.cost.cluster.cluster import Cluster, encode_cluster, read_any_cluster
@@ -53,17 +53,13 @@ def read_decisions(
     return Decisions(training, read_strategy(strategy), read_any_cluster(cluster), all_sizes, is_asynchronous)
 
 
-def write_decisions(training: TrainingGraph, cluster: Cluster, out: Path, options: Options) -> Strategy:
-    """Decide, and write train.onnx, strategy.json and cluster.json, but no segment. Raises PartcError."""
-    if out.exists() and any(out.iterdir()):
-        raise BadUsage("the output folder is not empty", at=str(out), fix="give a new one with -o")
-    compilation = Compilation(training, cluster, options)
-    run(DECIDE, compilation)
+def write_decisions(compilation: Compilation, out: Path) -> Strategy:
+    """Write train.onnx, strategy.json and cluster.json of what was decided into `out`, but no segment."""
     strategy = compilation.strategy
     out.mkdir(parents=True, exist_ok=True)
-    (out / MODEL).write_bytes(training.source)
+    (out / MODEL).write_bytes(compilation.analysis.training.source)
     (out / STRATEGY).write_bytes(encode_strategy(strategy))
-    (out / CLUSTER).write_bytes(encode_cluster(cluster))
+    (out / CLUSTER).write_bytes(encode_cluster(compilation.cluster))
     return strategy
 
 

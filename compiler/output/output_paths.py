@@ -47,6 +47,13 @@ def check_output_folder(path: Path, force: bool = False) -> None:
     _check_parents(path)
 
 
+def check_new_folder(path: Path) -> None:
+    """Refuse to write into a folder that has files. Raises BadUsage."""
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        raise BadUsage("the output folder is not empty", at=str(path), fix="give a new one with -o")
+    _check_parents(path)
+
+
 class _Earlier(msgspec.Struct):
     """What is asked of an earlier plan.json, of whatever version."""
 

@@ -158,7 +158,7 @@ class _Search:
     def _try_names(self) -> None:
         """Price named strategies, as many as there is time for."""
         until_s = self._limit.early_until_s(NAMED_SHARE)
-        for name in names_for(len(self._price.first.worker_names)):
+        for name in names_for(self._price.first.worker_hosts):
             if time.monotonic() + self._price.slowest_s > until_s:
                 return
             self._see(self._price(name, name))

@@ -1,8 +1,9 @@
 """Price strategies by their whole steps, laid out, lowered and scheduled as `compile` does it."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
@@ -73,13 +74,22 @@ class WholeSteps:
         return Priced(name, chosen, simulate(plan, self.cluster).step_s)
 
 
-def names_for(workers: int) -> Iterator[str]:
-    """Yield names of strategies for so many workers, and products of them, the simplest first."""
-    parts = [n for n in range(2, workers + 1) if workers % n == 0]
-    yield from (f"tensor={n}" for n in parts)
-    yield "fsdp"
-    yield from (LAYERWISE, ONE_WEIRD_TRICK)
-    yield from (f"pipeline={n}" for n in parts)
-    yield from (f"spatial={n}" for n in parts)
+def names_for(hosts: Sequence[str]) -> Iterator[str]:
+    """Yield names of strategies, of each kind one by turns, and then products. `hosts`: of every worker.
+
+    Of degrees, a host's devices come first, then all workers, then the others; of stages, the fewest.
+    """
+    workers, on_host = len(hosts), hosts.count(hosts[0])
+    stages = [n for n in range(2, workers + 1) if workers % n == 0]
+    parts = sorted(stages, key=lambda n: (n != on_host, n != workers, n))
+    kinds = (
+        [f"tensor={n}" for n in parts],
+        [ONE_WEIRD_TRICK],
+        [LAYERWISE],
+        [f"pipeline={n}" for n in stages],
+        [f"spatial={n}" for n in parts],
+        ["fsdp"],
+    )
+    yield from (name for turn in zip_longest(*kinds) for name in turn if name is not None)
     for n in parts:
-        yield from (f"{words},tensor={n}" for words in ("fsdp", *(f"pipeline={k}" for k in parts)))
+        yield from (f"{words},tensor={n}" for words in ("fsdp", *(f"pipeline={k}" for k in stages)))

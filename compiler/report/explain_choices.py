@@ -4,20 +4,20 @@ The examples are the largest sparse and the largest dense parameter. Bytes are t
 cost/network/two_level.py, told per host or per worker.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from partc.compiler.planning.check_estimate import EstimateSensitivity
 from partc.compiler.report.methods import (
     ALONE,
-    CANDIDATES,
     NAMES,
     OUTCOMES,
     SPOKEN,
+    meaning_of,
 )
 from partc.compiler.report.units import count, percent, plural, seconds, size, solver_time
 from partc.cost.assignment.choose_options import OptionSolution
-from partc.cost.assignment.search_strategy import TIE
+from partc.cost.assignment.search_strategy import TIE, Tried
 from partc.cost.assignment.synchronisation import Choice, StrategyCosts
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.network.two_level import ID_BYTES, distinct_rows, owner_hosts
@@ -69,23 +69,28 @@ def worked_examples(
     return tuple(_example(choice, facts[choice.variable], cluster) for choice in largest if choice)
 
 
-def candidates(costs: StrategyCosts, step_s: float) -> tuple[ComparedStrategy, ...]:
-    """Return the strategies whose whole steps were compared, quickest first; `step_s` is the plan's own."""
+def candidates(
+    costs: StrategyCosts, compared: Sequence[Tried], step_s: float
+) -> tuple[ComparedStrategy, ...]:
+    """Return the strategies whose whole steps were compared, quickest first.
+
+    `compared`: them, the one taken first; `step_s`: the plan's own, if none was.
+    """
     if not costs.choices:
         return ()
-    if not costs.tried:
+    if not compared:
         name = next(iter(costs.totals_s)) if len(costs.totals_s) == 1 else ALONE
-        return (ComparedStrategy(name, CANDIDATES[name], seconds(step_s), 1.0 if step_s else 0.0, True),)
-    slowest = max(candidate.step_s for candidate in costs.tried)
+        return (ComparedStrategy(name, meaning_of(name), seconds(step_s), 1.0 if step_s else 0.0, True),)
+    slowest = max(candidate.step_s for candidate in compared)
     return tuple(
         ComparedStrategy(
             ", ".join(candidate.names),
-            CANDIDATES[candidate.names[0]],
+            meaning_of(candidate.names[0]),
             seconds(candidate.step_s),
             _share(candidate.step_s, slowest),
-            candidate is costs.tried[0],
+            candidate is compared[0],
         )
-        for candidate in sorted(costs.tried, key=lambda candidate: candidate.step_s)
+        for candidate in sorted(compared, key=lambda candidate: candidate.step_s)
     )
 
 

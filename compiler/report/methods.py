@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from partc.cost.assignment.search_strategy import DATA_PARALLEL
+
 NAMES = {
     "all_reduce": "AllReduce",
     "all_gather": "AllGatherv",
@@ -30,8 +32,26 @@ CANDIDATES = {
     "ps": "servers for everything",
     "hybrid": "servers for sparse, AllReduce for dense parameters",
     "improved": "the quickest of the others, then changed parameter by parameter while that made it quicker",
+    DATA_PARALLEL: "replicas of the whole step, on every worker one",
     ALONE: "all strategies come out the same",
 }
+
+_WORDS = {
+    "data": "replicas",
+    "tensor": "workers of a replica share weights, and the operators that read them",
+    "spatial": "workers of a replica share the rows of images",
+    "fsdp": "replicas keep parts of the variables, and gather what they read",
+    "pipeline": "layers follow each other in stages, for one micro-batch after the other",
+    "layerwise": "replicas are hosts, layers are divided among a host\u2019s devices",
+    "one-weird-trick": "replicas divide samples of convolutions, and columns of dense layers",
+}
+
+
+def meaning_of(strategy: str) -> str:
+    """Return what a strategy that was compared is, in words: one of `CANDIDATES`, or a name's words."""
+    if strategy in CANDIDATES:
+        return CANDIDATES[strategy]
+    return "; ".join(_WORDS[word.partition("=")[0]] for word in strategy.split(","))
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def render_report(compilation: Compilation, cluster: Cluster, folder: Path) -> s
             explanations=EXPLANATIONS,
             keys=MESH_KEYS if compilation.strategy.has_meshes else KEYS,
             examples=worked_examples(costs, facts, cluster),
-            candidates=candidates(costs, compilation.timeline.step_s),
+            candidates=candidates(costs, compilation.compared, compilation.timeline.step_s),
             sensitivity=describe_sensitivity(compilation.sensitivity),
             solution=describe_solution(costs.solution),
             cluster=draw_cluster(plan, cluster),

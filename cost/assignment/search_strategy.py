@@ -25,6 +25,7 @@ from partc.runtime.errors import NoPlacement
 TIE = 1e-6  # relative difference below which two predictions are equal
 LEAST_SHARE = 0.5  # of the bytes of a sum that a gradient has at least
 MOVED = "improved"
+DATA_PARALLEL = "data parallelism"  # where there is one candidate, whose step is not priced here
 
 
 class StepPrice(Protocol):

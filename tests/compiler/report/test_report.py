@@ -106,7 +106,7 @@ def test_embedding_is_explained_with_all_alternatives_and_the_chosen_one_marked(
 def test_whole_steps_are_compared_and_the_quickest_is_the_chosen_one(on_2x2: Compiled) -> None:
     compilation = on_2x2.compilation
 
-    found = candidates(compilation.costs, compilation.timeline.step_s)
+    found = candidates(compilation.costs, compilation.compared, compilation.timeline.step_s)
 
     assert [candidate.chosen for candidate in found] == [True, *[False] * (len(found) - 1)]
     assert found[0].seconds == units.seconds(compilation.timeline.step_s)

@@ -1,0 +1,113 @@
+"""Decide the strategy of a compilation: what is asked for; for `auto`, the quickest of ways and of names.
+
+    batch per replica   data parallelism, as choose_synchronisation decides it: names have other replicas, but
+                        for `fsdp`, which is taken where memory is too small
+    one batch for all   data parallelism so, and named strategies: the quickest by simulated steps of whole
+                        plans, if it is quicker by more than the price may be off
+
+How many names are priced depends on the graph alone, never on the clock: compiling twice gives the same plan.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+
+from partc.compiler.compilation import Compilation
+from partc.compiler.options import Options
+from partc.compiler.pipeline import PipelinePhase, run
+from partc.compiler.planning.whole_steps import WholeSteps, names_for
+from partc.compiler.settle_options import settle_options
+from partc.cost.assignment.search_strategy import DATA_PARALLEL, Tried
+from partc.cost.cluster.cluster import Cluster
+from partc.passes.graph.training_graph import TrainingGraph
+from partc.runtime.errors import DoesNotFit
+from partc.runtime.log import log
+
+# Names that are tried: together of so many nodes, which takes some ten seconds on 48 devices; at least one.
+TRIED_NODES = 8_000
+MOST_NAMES = 16
+
+Read = Callable[[], TrainingGraph]
+
+
+def decide_strategy(
+    read: Read, cluster: Cluster, options: Options, phases: Sequence[PipelinePhase]
+) -> Compilation:
+    """Return a compilation that has run `phases`, with the strategy asked for, or the quickest for `auto`.
+
+    `read`: returns the graph anew, since compiling changes it; `phases`: up to decisions, or further. Raises
+    PartcError; DoesNotFit where no strategy that is tried fits in memory.
+    """
+    compilation = _compile(read(), cluster, options)
+    try:
+        run(phases, compilation)
+        if not _names_are_open(compilation) or compilation.analysis.per_replica:
+            return compilation
+        compared = _data_parallel(compilation)
+    except DoesNotFit:
+        if not _names_are_open(compilation):
+            raise
+        named = tuple(_price_names(compilation, read))
+        if not named:
+            raise
+        return _take(min(named, key=_step_s), named, compilation, read, phases)
+    named = tuple(_price_names(compilation, read))
+    best = min(named, key=_step_s, default=compared[0])
+    compilation.compared = (*compared, *named)
+    if best.step_s * (1 + compilation.price.doubt_of_simple) >= compared[0].step_s:
+        return compilation
+    return _take(best, compilation.compared, compilation, read, phases)
+
+
+def _compile(training: TrainingGraph, cluster: Cluster, options: Options) -> Compilation:
+    return Compilation(training, cluster, settle_options(options, training))
+
+
+def _take(
+    best: Tried, compared: Sequence[Tried], before: Compilation, read: Read, phases: Sequence[PipelinePhase]
+) -> Compilation:
+    """Return the compilation of a name."""
+    (name,) = best.names
+    log.info("auto: --strategy %s is the quickest of what was priced", name)
+    compilation = _compile(read(), before.cluster, replace(before.options, strategy=name))
+    compilation.watch = before.watch
+    run(phases, compilation)
+    compilation.compared = (best, *(tried for tried in compared if tried is not best))
+    return compilation
+
+
+def _names_are_open(compilation: Compilation) -> bool:
+    """Tell whether a mesh may be taken: nobody asked for something else, or for what meshes do not have."""
+    options = compilation.options
+    return (
+        options.strategy == "auto"
+        and len(compilation.worker_names) > 1
+        and not options.asynchronous
+        and options.partitions is None
+        and not options.without
+    )
+
+
+def _data_parallel(compilation: Compilation) -> tuple[Tried, ...]:
+    """Return what was priced of data parallelism, at least the strategy taken. Raises DoesNotFit."""
+    if tried := compilation.costs.tried:
+        return tried
+    strategy = compilation.strategy
+    return (Tried((DATA_PARALLEL,), strategy, compilation.price(strategy)),)
+
+
+def _price_names(compilation: Compilation, read: Read) -> Iterator[Tried]:
+    """Yield the prices of names, as many as are worth their time, without those that are refused."""
+    analysis = compilation.analysis
+    price = WholeSteps(read, compilation.cluster, compilation.options)
+    price.replicas = compilation.replicas if analysis.per_replica else None
+    names = ["fsdp"] if analysis.per_replica else names_for(compilation.worker_hosts)
+    most = max(1, min(MOST_NAMES, TRIED_NODES // max(1, len(analysis.training.graph.nodes))))
+    with compilation.watch.phase("price names"):
+        for name in islice(names, most):
+            if (priced := price(name, name)) is not None:
+                yield Tried((name,), priced.strategy, priced.step_s)
+
+
+def _step_s(tried: Tried) -> float:
+    return tried.step_s

@@ -1,0 +1,115 @@
+"""`auto` on one batch for all: no name that it tries compiles to a quicker step, and what it takes trains."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+
+from partc.compiler.api import compile_step, decide_step
+from partc.compiler.compilation import Compilation
+from partc.compiler.options import Options
+from partc.compiler.planning import decide_strategy
+from partc.compiler.planning.whole_steps import names_for
+from partc.compiler.verification.verify import launch_in_process, verify
+from partc.cost.assignment.search_strategy import TIE
+from partc.cost.cluster.cluster import Cluster
+from partc.cost.simulation.memory import memory_of
+from partc.runtime.errors import DoesNotFit, PartcError
+from tests.builders.graphs.random_steps import random_step
+from tests.builders.plans.compiled_steps import cluster_of, random_batches
+from tests.builders.plans.small_devices import small_devices
+from tests.compiler.planning.test_name_what_fits import wide_mlp
+
+GLOBAL = Options(batch="global")
+
+
+def compiled(
+    step: onnx.ModelProto, cluster: Cluster, out: Path, strategy: str, options: Options = GLOBAL
+) -> Compilation:
+    return compile_step(step, cluster, out, replace(options, strategy=strategy))
+
+
+def names_of(compilation: Compilation) -> tuple[str, ...]:
+    return tuple(name for tried in compilation.compared for name in tried.names)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 40))])
+def test_no_name_and_no_mode_is_quicker(seed: int, tmp_path: Path) -> None:
+    step, cluster = random_step(seed), cluster_of("2x2" if seed % 2 else "1x2")
+
+    auto = compiled(step, cluster, tmp_path / "auto", "auto")
+
+    hosts = [host.name for host in cluster.hosts for _ in host.devices]
+    for name in ("allreduce", "ps", "hybrid", *names_for(hosts)):
+        try:
+            step_s = compiled(step, cluster, tmp_path / name, name).timeline.step_s
+        except PartcError:
+            continue  # the step cannot be spread so
+        assert auto.timeline.step_s <= step_s * (1 + TIE), name
+        assert [tried.step_s for tried in auto.compared if name in tried.names] in ([], [step_s]), name
+
+
+def test_wide_layers_are_split_and_train_as_one_device(tmp_path: Path) -> None:
+    cluster = cluster_of("2x2")
+
+    auto = compiled(wide_mlp(), cluster, tmp_path / "auto", "auto")
+
+    taken = auto.compared[0].names[0]
+    assert "tensor" in taken
+    assert auto.timeline.step_s == auto.compared[0].step_s
+    assert (
+        auto.timeline.step_s < compiled(wide_mlp(), cluster, tmp_path / "data", "allreduce").timeline.step_s
+    )
+    batches = random_batches(auto.plan, 2, high=3)
+    assert verify(tmp_path / "auto", steps=2, data=batches, launcher=launch_in_process).passed
+    page = (tmp_path / "auto" / "report.html").read_text()
+    assert f'{taken} <span class="tick">chosen</span>' in page
+
+
+def test_decisions_alone_are_the_same(tmp_path: Path) -> None:
+    auto = compiled(wide_mlp(), cluster_of("2x2"), tmp_path / "auto", "auto")
+
+    decided = decide_step(wide_mlp(), cluster_of("2x2"), tmp_path / "decided", replace(GLOBAL))
+
+    assert decided == auto.strategy
+
+
+def test_where_replicas_do_not_fit_the_quickest_name_that_fits_is_taken(tmp_path: Path) -> None:
+    whole = compiled(wide_mlp(), cluster_of("1x4"), tmp_path / "whole", "allreduce")
+    parted = compiled(wide_mlp(), cluster_of("1x4"), tmp_path / "parted", "tensor=4")
+    fullest = max(need.certain_bytes for need in memory_of(parted.plan, cluster_of("1x4")))
+    cluster = small_devices("1x4", fullest)
+    assert fullest < min(need.certain_bytes for need in memory_of(whole.plan, cluster_of("1x4")))
+
+    auto = compiled(wide_mlp(), cluster, tmp_path / "auto", "auto")
+
+    assert max(need.certain_bytes for need in memory_of(auto.plan, cluster)) <= fullest
+    assert all(auto.timeline.step_s <= tried.step_s for tried in auto.compared)
+    with pytest.raises(DoesNotFit):
+        compiled(wide_mlp(), cluster, tmp_path / "refused", "allreduce")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(batch="per-replica"),
+        replace(GLOBAL, partitions=2),
+        replace(GLOBAL, without=("local-aggregation",)),
+    ],
+)
+def test_other_wishes_leave_data_parallelism(options: Options, tmp_path: Path) -> None:
+    auto = compiled(wide_mlp(), cluster_of("2x2"), tmp_path / "auto", "auto", options)
+
+    assert not auto.strategy.has_meshes
+    assert not {"fsdp", "tensor=2"} & set(names_of(auto))
+
+
+def test_so_many_names_are_tried_as_the_graph_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decide_strategy, "TRIED_NODES", 0)
+
+    auto = compiled(wide_mlp(), cluster_of("2x2"), tmp_path / "auto", "auto")
+
+    assert set(names_of(auto)) - {"allreduce", "everything AllReduced", "hybrid", "ps", "busiest link"} == {
+        "tensor=2"
+    }
