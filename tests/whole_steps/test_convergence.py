@@ -46,7 +46,12 @@ def alone(batches: list[dict[str, np.ndarray]], tmp_path_factory: pytest.TempPat
 
 
 @pytest.mark.parametrize(
-    ("cluster", "strategy"), [("2x1", "hybrid"), ("2x2", "hybrid"), ("2x2", "data=2,tensor=2")]
+    ("cluster", "strategy"),
+    [
+        ("2x1", "hybrid"),
+        ("2x2", "data=2,tensor=2"),
+        pytest.param("2x2", "hybrid", marks=pytest.mark.long),
+    ],
 )
 def test_ranks_reach_the_loss_of_one_device(
     batches: list[dict[str, np.ndarray]], alone: np.ndarray, cluster: str, strategy: str, tmp_path: Path

@@ -3,8 +3,6 @@
 import os
 import subprocess
 import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,40 +16,32 @@ UPDATE = ("--loss", "loss", "--optimizer", "adagrad", "--lr", "0.2", "--clip-glo
 SMALL = {"vocab": 2000, "embedding": 32, "cells": 32, "projection": 32, "steps": 4, "samples": 32, "batch": 4}
 
 
-@dataclass(frozen=True)
-class Usage:
-    """What a process took."""
-
-    seconds: float
-    peak_bytes: int
-
-
-def measured(*arguments: object) -> Usage:
-    """Run `partc` in a process of its own."""
-    begun_s = time.monotonic()
+def peak_bytes(*arguments: object) -> int:
+    """Run `partc` in a process of its own, and return the most memory that it had."""
     command = [sys.executable, "-m", "partc.compiler.commands.cli", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0
     scale = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in KiB on Linux
-    return Usage(time.monotonic() - begun_s, usage.ru_maxrss * scale)
+    return usage.ru_maxrss * scale
 
 
 def folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def test_the_papers_size_compiles_for_48_gpus_in_little_time_memory_and_room(tmp_path: Path) -> None:
+def test_the_papers_size_compiles_for_48_gpus_in_little_memory_and_room(tmp_path: Path) -> None:
     forward, train, out = tmp_path / "lm.onnx", tmp_path / "train.onnx", tmp_path / "out"
     done("model", "lm", "-o", forward)
-    graph = measured("grad", forward, *UPDATE, "-o", train)
+    graph = peak_bytes("grad", forward, *UPDATE, "-o", train)
     cluster = EXAMPLES / "cluster-8x6-titanxp.json"
 
-    plan = measured("compile", train, "-c", cluster, "--strategy", "hybrid", "--size", "batch=128", "-o", out)
+    plan = peak_bytes(
+        "compile", train, "-c", cluster, "--strategy", "hybrid", "--size", "batch=128", "-o", out
+    )
 
-    assert graph.seconds + plan.seconds < 30
-    assert max(graph.peak_bytes, plan.peak_bytes) < 2e9
+    assert max(graph, plan) < 2e9
     assert folder_bytes(out) < 50e6
     chosen = read_strategy(out / "strategy.json").parameters
     assert {name for name, choice in chosen.items() if choice.method == "servers"} >= TABLES

@@ -20,7 +20,7 @@ LOSS = ("--loss", "softmax_cross_entropy", "--optimizer", "momentum", "--reinit"
 @pytest.mark.parametrize(
     ("name", "batch", "parameters"),
     [
-        ("light_resnet50", 1, 161),
+        pytest.param("light_resnet50", 1, 161, marks=pytest.mark.long),
         pytest.param("light_inception_v1", 1, 116, marks=pytest.mark.long),
         pytest.param("light_bvlc_alexnet", 1, 16, marks=pytest.mark.long),
         pytest.param("light_resnet50", 2, 161, marks=pytest.mark.long),

@@ -192,6 +192,7 @@ def resnet(image: int, **options: object) -> onnx.ModelProto:
     return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Momentum(0.01))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("cluster", "strategy"), MESHES[:1])
 def test_resnet_50_trains_split_in_height(cluster: str, strategy: str, tmp_path: Path) -> None:
     """Of 28, 14, 7, 4 and 2 rows."""

@@ -62,7 +62,7 @@ def cut_before(op: str) -> Strategy:
     [
         ("abbc", 1e9, "Tanh:h3"),  # balanced between the layers of b, which would be sent
         ("abbc", 30e6, "Tanh:h1"),
-        ("abcdda", 10e9, "MatMul:p3"),
+        pytest.param("abcdda", 10e9, "MatMul:p3", marks=pytest.mark.long),
         ("abcdda", 30e6, "Tanh:h6"),  # nothing is sent but the last activations: the loss is alone
     ],
 )

@@ -36,7 +36,9 @@ def some(of: Priced, every: int) -> Kinds:
     )
 
 
-@pytest.mark.parametrize(("name", "every"), [("two layers", 1), ("mlp", 4), ("words", 5)])
+@pytest.mark.parametrize(
+    ("name", "every"), [("two layers", 1), ("mlp", 4), pytest.param("words", 5, marks=pytest.mark.long)]
+)
 def test_it_finds_the_quickest_of_all(name: str, every: int) -> None:
     of = two_layers() if name == "two layers" else priced(name)
     kinds = some(of, every)

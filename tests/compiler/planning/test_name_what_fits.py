@@ -61,8 +61,9 @@ def needed_bytes(strategy: str) -> int:
     return fullest_bytes(plan, cluster)
 
 
-@pytest.mark.parametrize("strategy", ["hybrid", "allreduce", "data=4"])
-@pytest.mark.parametrize("fitting", ["fsdp", "tensor=2", "tensor=4"])
+@pytest.mark.parametrize(
+    ("strategy", "fitting"), [("hybrid", "fsdp"), ("allreduce", "tensor=2"), ("data=4", "tensor=4")]
+)
 def test_the_first_name_that_fits_is_named_and_trains(strategy: str, fitting: str, tmp_path: Path) -> None:
     cluster = small_devices("1x4", needed_bytes(fitting))
 

@@ -10,7 +10,7 @@ from tests.compiler.planning.test_step_tasks import priced
 from tests.compiler.planning.test_walk_tasks import two_layers
 
 
-@pytest.mark.parametrize("name", ["mlp", "words", "attention"])
+@pytest.mark.parametrize("name", ["mlp", pytest.param("words", marks=pytest.mark.long), "attention"])
 def test_no_step_is_shorter_than_its_bounds(name: str) -> None:
     of = priced(name)
     kinds = kinds_of_space(of.tasks, of.space)
@@ -30,7 +30,9 @@ def test_no_step_is_shorter_than_its_bounds(name: str) -> None:
         bounds_s = less_s
 
 
-@pytest.mark.parametrize("name", ["two layers", "mlp", "words", "attention"])
+@pytest.mark.parametrize(
+    "name", ["two layers", "mlp", pytest.param("words", marks=pytest.mark.long), "attention"]
+)
 def test_no_step_of_kinds_that_are_all_alike_is_shorter_than_its_bound(name: str) -> None:
     of = two_layers() if name == "two layers" else priced(name)
     every = kinds_of_space(of.tasks, of.space)

@@ -11,13 +11,13 @@ from tests.builders.placements import optimum, random_problem
 EXACT = 1 - Fraction(1, 1_000_000)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_answers_are_the_optimum_and_bounds_are_below_it(seed: int) -> None:
     problem = random_problem(seed, backward=seed % 2 == 1)
     best = optimum(problem, contiguous=True)
     assert best is not None
 
-    solution = place_contiguously(problem, seconds=30)
+    solution = place_contiguously(problem, seconds=120)
 
     assert violations(problem, solution.placement, contiguous=True) == ()
     assert solution.value == greatest_load(problem, solution.placement)
@@ -32,7 +32,7 @@ def test_accelerators_alone_and_several_cpus_work_too(seed: int) -> None:
     best = optimum(problem, contiguous=True)
     assert best is not None
 
-    solution = place_contiguously(problem, seconds=30)
+    solution = place_contiguously(problem, seconds=120)
 
     assert solution.certified_bound <= best <= solution.value <= best * Fraction(1001, 1000)
 
