@@ -29,10 +29,12 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.options import SAMPLE_STEPS, SEARCH_BUDGET, Options, Partitioner, SearchOptions
 from partc.compiler.planning.choose_reading import are_of_outputs
 from partc.compiler.report.describe_mesh import describe_grid
+from partc.compiler.report.units import seconds
 from partc.runtime.plan.program import Plan
 
 EPILOG = "Example: partc compile train.onnx -c examples/cluster-2x2.json -o out"
 
+MAX_COMPARED = 3  # strategies besides the one taken
 MAX_SENTENCES = 4  # sentences on the terminal
 
 
@@ -94,6 +96,7 @@ def _print_summary(compilation: Compilation, out: Path) -> None:
     method_counts = ", ".join(f"{methods.count(m)} by {m}" for m in dict.fromkeys(methods))
     tell(f"parameters: {method_counts}")
     _print_mesh(compilation)
+    _print_compared(compilation)
     if compilation.partitions is not None:
         tell(f"partitions of large variables on servers: {compilation.partitions.chosen}")
     _print_departures(compilation.plan)
@@ -125,6 +128,17 @@ def _print_mesh(compilation: Compilation) -> None:
         grid = describe_grid(strategy, compilation.lowered.meshes, " x ")
         parted = len(strategy.parameters.keys() & strategy.variables.keys())
         tell(f"mesh: {grid}; {parted} of {len(strategy.parameters)} parameters kept in parts")
+
+
+def _print_compared(compilation: Compilation) -> None:
+    """Say which of the strategies that `auto` compared was taken, where names were among them."""
+    if not compilation.compared or not compilation.strategy.has_meshes:
+        return
+    taken, *others = compilation.compared
+    others = sorted(others, key=lambda tried: tried.step_s)
+    told = ", ".join(f"{tried.names[0]} {seconds(tried.step_s)}" for tried in others[:MAX_COMPARED])
+    more = f" and {len(others) - MAX_COMPARED} more" if len(others) > MAX_COMPARED else ""
+    tell(f"strategy: {taken.names[0]}, {seconds(taken.step_s)} a step; compared: {told}{more}")
 
 
 def _print_departures(plan: Plan) -> None:

@@ -1,5 +1,6 @@
 """`auto` on one batch for all: no name that it tries compiles to a quicker step, and what it takes trains."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +14,13 @@ from partc.compiler.planning import decide_strategy
 from partc.compiler.planning.whole_steps import names_for
 from partc.compiler.verification.verify import launch_in_process, verify
 from partc.cost.assignment.search_strategy import TIE
-from partc.cost.cluster.cluster import Cluster
+from partc.cost.cluster.cluster import Cluster, encode_cluster
 from partc.cost.simulation.memory import memory_of
 from partc.runtime.errors import DoesNotFit, PartcError
 from tests.builders.graphs.random_steps import random_step
 from tests.builders.plans.compiled_steps import cluster_of, random_batches
 from tests.builders.plans.small_devices import small_devices
+from tests.checks.command_line import done
 from tests.compiler.planning.test_name_what_fits import wide_mlp
 
 GLOBAL = Options(batch="global")
@@ -113,3 +115,17 @@ def test_so_many_names_are_tried_as_the_graph_allows(tmp_path: Path, monkeypatch
     assert set(names_of(auto)) - {"allreduce", "everything AllReduced", "hybrid", "ps", "busiest link"} == {
         "tensor=2"
     }
+
+
+def test_the_command_line_says_what_was_compared(tmp_path: Path) -> None:
+    onnx.save(wide_mlp(), tmp_path / "train.onnx")
+    (tmp_path / "cluster.json").write_bytes(encode_cluster(cluster_of("1x2")))
+
+    shown = done(
+        "compile", tmp_path / "train.onnx", "-c", tmp_path / "cluster.json", "--batch", "global",
+        "-o", tmp_path / "out",
+    )  # fmt: skip
+
+    told = re.search(r"strategy: (\S+), .* a step; compared: (.*)", shown)
+    assert told and told[1].startswith("tensor=")
+    assert "allreduce" in told[2] or "more" in told[2]
