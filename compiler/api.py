@@ -24,8 +24,7 @@ from partc.compiler.planning.decide_strategy import decide_strategy
 from partc.compiler.planning.measure_sparsity import measure_sparsity
 from partc.compiler.planning.name_what_fits import may_share_variables, name_what_fits
 from partc.compiler.planning.place_operators import place_operators
-from partc.compiler.planning.search_strategies import Found, search_strategies
-from partc.compiler.planning.whole_steps import Priced
+from partc.compiler.planning.search_strategies import Found, Show, search_strategies
 from partc.compiler.settle_options import fill_sizes, settle_options
 from partc.compiler.verification.verify import verify
 from partc.cost.assignment.partitions import check_partitions
@@ -120,7 +119,7 @@ def search(
     train: Train,
     cluster: str | Path | Cluster,
     options: Options,
-    show: Callable[[Priced, Priced], None] = lambda best, data_parallel: None,
+    show: Show = lambda best, data_parallel: None,
 ) -> Found:
     """Find a quick strategy as `options.search` asks for it. Raises PartcError.
 

@@ -62,10 +62,12 @@ def search_command(
         tell(f"  {remark}")
 
 
-def _show(best: Priced, data_parallel: Priced) -> None:
+def _show(best: Priced, data_parallel: Priced | None) -> None:
     tell(f"  {best.name}: {_compare(best, data_parallel)}")
 
 
-def _compare(best: Priced, data_parallel: Priced) -> str:
+def _compare(best: Priced, data_parallel: Priced | None) -> str:
+    if data_parallel is None:
+        return f"{seconds(best.step_s)} a step; data parallelism does not fit in memory"
     ratio = data_parallel.step_s / best.step_s
     return f"{seconds(best.step_s)} a step, {ratio:.2f}x as fast as data parallelism"

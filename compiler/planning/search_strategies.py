@@ -28,7 +28,7 @@ from partc.compiler.planning.walk_tasks import BestStates, State, climb, fewer_r
 from partc.compiler.planning.whole_steps import Priced, WholeSteps, names_for
 from partc.cost.cluster.cluster import Cluster
 from partc.passes.graph.training_graph import TrainingGraph
-from partc.runtime.errors import BadUsage, NoPlacement
+from partc.runtime.errors import BadUsage, DoesNotFit, NoPlacement
 
 NAMED_SHARE = 0.5  # of the budget: what named strategies may take
 ADDITIVE_SHARE = 0.2  # of what is left: what the additive starts of walks may take
@@ -40,16 +40,20 @@ TRIED = 3  # states that are priced in a round
 MOST_TRIED_STATES = 5_000_000  # that `auto` exhausts
 
 
+Show = Callable[[Priced, Priced | None], None]
+
+
 @dataclass(frozen=True)
 class Found:
     """The answer of a search: the quickest, and data parallelism; how many were priced, and could not be.
 
+    `data_parallel`: None where it does not fit in memory.
     `proposals`: configurations of operators that were priced by the task graph. `remarks`: what is known of
     the answer, in sentences.
     """
 
     best: Priced
-    data_parallel: Priced
+    data_parallel: Priced | None
     proposals: int
     priced: int
     refused: int
@@ -62,20 +66,17 @@ def search_strategies(
     cluster: Cluster,
     options: Options,
     asked: SearchOptions,
-    show: Callable[[Priced, Priced], None],
+    show: Show,
 ) -> Found:
-    """Return the quickest strategy found within a budget. Raises what data parallelism is refused with, and
-    BadUsage where a method cannot be used.
+    """Return the quickest strategy found within a budget. Raises what data parallelism is refused with, for
+    lack of memory only if no named strategy fits; and BadUsage where a method cannot be used.
 
     `show` is told of each improvement, and of data parallelism. Ctrl-C ends the search with the best so far.
     """
     limit = SearchLimit(asked.budget_s, asked.proposals)
     price = WholeSteps(read, cluster, options)
     start = price(START, START)
-    if start is None:
-        assert price.failure is not None
-        raise price.failure
-    search = _Search(price, start, asked, limit, show)
+    search = _Search(price, start or _first_that_fits(price), start, asked, limit, show)
     try:
         search.run()
     except KeyboardInterrupt:
@@ -91,32 +92,45 @@ def search_strategies(
     )
 
 
+def _first_that_fits(price: WholeSteps) -> Priced:
+    """Return a named strategy, where data parallelism does not fit. Raises what that was refused with."""
+    if isinstance(price.failure, DoesNotFit) and price.first is not None:
+        for name in names_for(price.first.worker_hosts):
+            if (priced := price(name, name)) is not None:
+                return priced
+    assert price.failure is not None
+    raise price.failure
+
+
 class _Search:
-    """The best so far, and what makes it better."""
+    """The best so far, and what makes it better. `data_parallel`: None where it does not fit in memory."""
 
     def __init__(
         self,
         price: WholeSteps,
         start: Priced,
+        data_parallel: Priced | None,
         asked: SearchOptions,
         limit: SearchLimit,
-        show: Callable[[Priced, Priced], None],
+        show: Show,
     ) -> None:
-        self.best = self._start = start
+        assert price.first is not None, "it has priced the start"
+        self._first = price.first
+        self.best, self._data_parallel = start, data_parallel
         self.proposals = 0
         self.remarks: list[str] = []
         self._price, self._asked, self._limit, self._show = price, asked, limit, show
         self._state: State | None = None  # of the best, if it is operators' own
         self._optimal: set[State] = set()  # no single change of them is quicker
         self._rng = np.random.default_rng(asked.seed)
-        show(start, start)
+        show(start, data_parallel)
 
     def run(self) -> None:
         """Search by the method that was asked for."""
         method = self._asked.method
         if method in ("auto", "mcmc"):
             self._try_names()
-        own = OwnSpace.of(self._price.first)
+        own = OwnSpace.of(self._first)
         if own is None:
             self._refuse_without_choice()
         elif method == "exhaustive":
@@ -145,7 +159,7 @@ class _Search:
         if priced is None or priced.step_s >= self.best.step_s:
             return False
         self.best, self._state = priced, None
-        self._show(priced, self._start)
+        self._show(priced, self._data_parallel)
         return True
 
     def _see_state(self, own: OwnSpace, state: State, how: str) -> None:
@@ -158,7 +172,7 @@ class _Search:
     def _try_names(self) -> None:
         """Price named strategies, as many as there is time for."""
         until_s = self._limit.early_until_s(NAMED_SHARE)
-        for name in names_for(self._price.first.worker_hosts):
+        for name in names_for(self._first.worker_hosts):
             if time.monotonic() + self._price.slowest_s > until_s:
                 return
             self._see(self._price(name, name))

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from partc.compiler.compilation import Compilation
@@ -16,7 +16,7 @@ from partc.cost.simulation.memory import check_memory
 from partc.cost.simulation.timeline import simulate
 from partc.cost.strategy import Strategy
 from partc.passes.graph.training_graph import TrainingGraph
-from partc.runtime.errors import InputError, NoPlacement
+from partc.runtime.errors import DoesNotFit, InputError, NoPlacement
 from partc.runtime.log import silent_log
 
 
@@ -41,7 +41,7 @@ class WholeSteps:
     failure: Exception | None = None
     slowest_s: float = 0.0  # that pricing took
     replicas: int | None = None  # that a batch per replica allows: those of data parallelism
-    first: Compilation = field(init=False)
+    first: Compilation | None = None  # data parallelism's
 
     def __call__(self, name: str, strategy: str | Strategy) -> Priced | None:
         """Return the price of a strategy, None where it cannot be or does not fit."""
@@ -62,16 +62,24 @@ class WholeSteps:
         compilation = Compilation(training, self.cluster, options)
         if self.replicas is not None and compilation.replicas != self.replicas:
             return None  # it would train on another total batch
-        run((*DECIDE, LOWERING), compilation)
-        if self.priced == 0:
-            self.first = compilation
-            self.options = replace(self.options, batch=compilation.options.batch)
-            self.replicas = compilation.replicas if compilation.analysis.per_replica else None
+        try:
+            run((*DECIDE, LOWERING), compilation)
+        except DoesNotFit:
+            self._note_first(compilation)
+            raise
+        self._note_first(compilation)
         chosen, sizes = compilation.strategy, compilation.options.sizes
         plan = build_plan(compilation.analysis, compilation.lowered, chosen, self.cluster, sizes, None)
         check_memory(plan, self.cluster)
         self.priced += 1
         return Priced(name, chosen, simulate(plan, self.cluster).step_s)
+
+    def _note_first(self, compilation: Compilation) -> None:
+        """Keep the first step that was analysed, whose batch and total batch the others have."""
+        if self.first is None:
+            self.first = compilation
+            self.options = replace(self.options, batch=compilation.options.batch)
+            self.replicas = compilation.replicas if compilation.analysis.per_replica else None
 
 
 def names_for(hosts: Sequence[str]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
@@ -18,10 +19,12 @@ from partc.compiler.planning.search_strategies import Found
 from partc.compiler.planning.whole_steps import Priced, WholeSteps
 from partc.compiler.verification.verify import launch_in_process, verify
 from partc.cost.cluster.cluster import encode_cluster
+from partc.cost.simulation.memory import memory_of
 from partc.cost.strategy import read_strategy
-from partc.runtime.errors import BadUsage, UnsupportedModel
+from partc.runtime.errors import BadUsage, DoesNotFit, UnsupportedModel
 from tests.builders.graphs.foreign_steps import parse
 from tests.builders.plans.compiled_steps import cluster_of, random_batches
+from tests.builders.plans.small_devices import small_devices
 from tests.checks.command_line import done, partc
 
 FORWARD = """
@@ -48,6 +51,11 @@ def wide_mlp() -> onnx.ModelProto:
     return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Adam(0.01))
 
 
+def data_parallel_s(found: Found) -> float:
+    assert found.data_parallel is not None, "it fits"
+    return found.data_parallel.step_s
+
+
 def test_what_is_found_compiles_to_its_price_and_trains_as_one_device(tmp_path: Path) -> None:
     found = search(wide_mlp(), cluster_of("2x2"), searching(8.0))
 
@@ -56,7 +64,7 @@ def test_what_is_found_compiles_to_its_price_and_trains_as_one_device(tmp_path: 
     )
 
     assert compiled.timeline.step_s == found.best.step_s
-    assert found.best.step_s < found.data_parallel.step_s / 2, "weights are large, activations small"
+    assert found.best.step_s < data_parallel_s(found) / 2, "weights are large, activations small"
     batches = random_batches(compiled.plan, 2, high=4)
     report = verify(tmp_path / "out", steps=2, data=batches, launcher=launch_in_process)
     assert {check.verdict for check in report.variables} == {"equal"}
@@ -103,7 +111,7 @@ def test_every_method_finds_what_compiles_to_its_price(method: SearchMethod, tmp
     found = found_by(method)
     options = replace(GLOBAL, strategy=found.best.strategy)
 
-    assert found.best.step_s < found.data_parallel.step_s / 2
+    assert found.best.step_s < data_parallel_s(found) / 2
     assert compile_step(wide_mlp(), cluster_of("2x2"), tmp_path, options).timeline.step_s == found.best.step_s
 
 
@@ -201,3 +209,26 @@ def test_the_command_writes_a_strategy_that_compile_takes(tmp_path: Path) -> Non
     assert "the least sum of times is" in said
     refused = partc("search", *asked, "--budget", "soon")
     assert (refused.code, "'soon' is no time" in refused.error) == (2, True)
+
+
+def test_where_replicas_do_not_fit_it_begins_at_a_name_that_does() -> None:
+    whole = fullest_bytes("allreduce")
+    parted = fullest_bytes("tensor=4")
+    cluster = small_devices("1x4", parted)
+    assert parted < whole
+
+    found = search(wide_mlp(), cluster, searching(3.0))
+
+    assert found.data_parallel is None
+    with pytest.raises(DoesNotFit):
+        compile_step(wide_mlp(), cluster, "unwritten", replace(GLOBAL, strategy="allreduce"))
+    with TemporaryDirectory() as folder:
+        options = replace(GLOBAL, strategy=found.best.strategy)
+        assert compile_step(wide_mlp(), cluster, folder, options).timeline.step_s == found.best.step_s
+
+
+def fullest_bytes(strategy: str) -> int:
+    """Return the bytes of the fullest device."""
+    with TemporaryDirectory() as folder:
+        plan = compile_step(wide_mlp(), cluster_of("1x4"), folder, replace(GLOBAL, strategy=strategy)).plan
+    return max(need.certain_bytes for need in memory_of(plan, cluster_of("1x4")))
