@@ -1,7 +1,7 @@
 """How well predicted times agree with measured ones: errors, and the order.
 
 The order counts by pairs of strategies whose measured times differ by more than APART. With r the ranks of
-the n measured and s those of the predicted times, equal ones sharing the mean of theirs, the rank correlation is
+measured and s those of predicted times, equal ones sharing the mean of theirs, the rank correlation is
 
     sum a b / sqrt(sum a^2 sum b^2)        a = r_j - r_i, b = s_j - s_i, over those pairs i < j
 

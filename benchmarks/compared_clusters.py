@@ -27,14 +27,14 @@ MEMORY_BYTES = 4 * 2**30
 
 
 def name_of(cluster: str) -> str:
-    """Return what a cluster is called here: with SHARED where its ranks have no core or quota of their own."""
+    """Return what a cluster is called here: with SHARED where its ranks can have no core of their own."""
     crowded = cluster.endswith("-ranks") and int(cluster[0]) > CORES
     return cluster + SHARED * (crowded and quotas_root() is None)
 
 
 @contextmanager
 def compared_cluster(name: str, measured: Path) -> Iterator[Cluster]:
-    """Set up a cluster by the name that `name_of` returns; it is read from a file, or measured and written."""
+    """Set up a cluster of a name as `name_of` returns; its rates are a file's, or measured and written."""
     with _set_up(name) as cluster:
         if not measured.exists():
             found = measure_cluster(cluster, measured.resolve().parent).cluster

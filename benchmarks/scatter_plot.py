@@ -14,7 +14,7 @@ NICE = (1, 2, 5)  # ticks of a decade
 def scatter_plot(
     points: Mapping[str, Sequence[tuple[float, float]]], *, title: str, x: str, y: str, band: float
 ) -> str:
-    """Return an SVG of (x, y) points by name, all above 0; `band`: drawn around the diagonal, 0.1 for 10 %."""
+    """Return an SVG of (x, y) points by name, all above 0; `band` around the diagonal: 0.1 for 10 %."""
     values = [value for own in points.values() for pair in own for value in pair]
     least, most = math.log10(min(values) / 1.2), math.log10(max(values) * 1.2)
     width, height = LEFT + SIDE + RIGHT, TOP + SIDE + BOTTOM

@@ -6,8 +6,8 @@
 
 Of every work on every cluster (compared_clusters.py): strategies that have a name, then random ones of the
 search's space, each of another plan. Two predictions of each: by rates alone, and with segments that were
-measured. Then each is run, all in turn; the median of its rounds counts. A work on a cluster is written when it
-is complete, and not run again when it is in the file; clusters are those measured first (ROWS.CLUSTER.json).
+measured. Then each is run, all in turn; the median of its rounds counts. A work on a cluster is written when
+it is complete, and not run again when it is in the file; clusters are as measured first (ROWS.CLUSTER.json).
 """
 
 import argparse
@@ -286,18 +286,19 @@ def _agreements(rows: Sequence[Row]) -> tuple[Agreement, Agreement]:
 
 
 def _cells(rows: Sequence[Row]) -> str:
-    segments, rates = _agreements(rows)
+    own, rates = _agreements(rows)
     return (
-        f"| {len(rows)} | {segments.median_error:.0%} | {segments.worst_error:.0%} | {segments.correlation:.2f} "
-        f"| {segments.ordered} of {segments.pairs} "
+        f"| {own.count} | {own.median_error:.0%} | {own.worst_error:.0%} | {own.correlation:.2f} "
+        f"| {own.ordered} of {own.pairs} "
         f"| {rates.median_error:.0%} | {rates.worst_error:.0%} | {rates.correlation:.2f} |"
     )
 
 
 def _line(row: Row) -> str:
+    measured_ms, predicted_ms = row.measured_s * 1e3, row.segments_s * 1e3
     return (
-        f"| {row.cluster} | {row.work} | {row.strategy} | {row.measured_s * 1e3:.1f} | {row.segments_s * 1e3:.1f} "
-        f"| {row.segments_s / row.measured_s:.2f} | {row.rates_s * 1e3:.1f} |"
+        f"| {row.cluster} | {row.work} | {row.strategy} | {measured_ms:.1f} | {predicted_ms:.1f} "
+        f"| {predicted_ms / measured_ms:.2f} | {row.rates_s * 1e3:.1f} |"
     )
 
 
