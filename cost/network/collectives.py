@@ -23,9 +23,8 @@ Where two algorithms are named the quicker one counts, as MPI libraries choose b
 Sources: Patarasuk and Yuan, J. Parallel Distrib. Comput. 69 (2009) 117-124, for the ring; Thakur,
 Rabenseifner and Gropp, Int. J. High Perform. Comput. Appl. 19 (2005) 49-66, for the others.
 Row kinds first tell each other their sizes: one more latency a step. Adding m bytes on a CPU moves
-3 m through its host's memory (two reads, a write), and what a member gives to a sum is copied once. That is
-a phase of its own: MPI adds what has arrived, and sends nothing of that sum meanwhile. A GPU adds in its own
-memory, at no cost here.
+3 m through its host's memory (two reads, a write), and what a member gives to a sum is copied once; a GPU
+adds in its own memory, at no cost here.
 Ignored: protocol overhead, a pipeline's first chunk.
 """
 
@@ -231,9 +230,10 @@ def _exchange(network: Network, members: Sequence[str], sent: Array, taken: Arra
 def _with_work(
     network: Network, phases: Phases, members: Sequence[str], touched_bytes: Array | float
 ) -> Phases:
-    """Add memory traffic of each member, float64[members] or the same for all: what has arrived is added."""
+    """Add memory traffic of each member, float64[members] or the same for all, to a single phase."""
     if not phases:
         return ()
+    (phase,) = phases
     ends = numbers_of(network, members)
     work = Work(ends, np.broadcast_to(np.asarray(touched_bytes, np.float64), ends.shape))
-    return (*phases, Phase((work,), 0.0))
+    return (Phase((*phase.flows, work), phase.latency_s),)
