@@ -26,15 +26,15 @@ def line_plot(lines: Mapping[str, Sequence[float]], *, title: str, x: str, y: st
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
         'font-size="12" fill="#333">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        _text(LEFT, 20, title, "start", 'font-weight="bold"'),
+        text_at(LEFT, 20, title, "start", 'font-weight="bold"'),
     ]
     for tick in x_ticks:
-        parts.append(_text(tick * to_x + LEFT, HEIGHT - BOTTOM + 16, f"{tick:g}", "middle"))
+        parts.append(text_at(tick * to_x + LEFT, HEIGHT - BOTTOM + 16, f"{tick:g}", "middle"))
     for tick in y_ticks:
         height = HEIGHT - BOTTOM + tick * to_y
         parts.append(f'<path d="M{LEFT} {height:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
-        parts.append(_text(LEFT - 6, height + 4, f"{tick:g}", "end"))
-    parts += [_text((LEFT + WIDTH) / 2, HEIGHT - 8, x, "middle"), _text(8, TOP - 2, y, "start")]
+        parts.append(text_at(LEFT - 6, height + 4, f"{tick:g}", "end"))
+    parts += [text_at((LEFT + WIDTH) / 2, HEIGHT - 8, x, "middle"), text_at(8, TOP - 2, y, "start")]
     for number, (name, values) in enumerate(lines.items()):
         colour, width, dashes = STYLES[number % len(STYLES)]
         look = f'fill="none" stroke="{colour}" stroke-width="{width}"'
@@ -46,7 +46,7 @@ def line_plot(lines: Mapping[str, Sequence[float]], *, title: str, x: str, y: st
         parts.append(f'<polyline points="{points}" {look}/>')
         height = TOP + 14 + 18 * number
         parts.append(f'<path d="M{WIDTH - 220} {height}h36" {look}/>')
-        parts.append(_text(WIDTH - 176, height + 4, name, "start"))
+        parts.append(text_at(WIDTH - 176, height + 4, name, "start"))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -59,5 +59,6 @@ def _scale(largest: float, start: float, end: float) -> tuple[float, list[float]
     return (end - start) / ticks[-1], ticks
 
 
-def _text(x: float, y: float, text: str, anchor: str, look: str = "") -> str:
+def text_at(x: float, y: float, text: str, anchor: str, look: str = "") -> str:
+    """Return a text element; `anchor`: start, middle or end."""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {look}>{escape(text)}</text>'

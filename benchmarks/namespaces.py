@@ -76,7 +76,7 @@ def namespace_hosts(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         enter = _write_enter(folder, network)
         starters = {"PARTC_MPIEXEC": str(_write_mpiexec(folder, enter, network)), "PARTC_SSH": str(enter)}
-        stack.enter_context(_environment(starters))
+        stack.enter_context(environment(starters))
         yield _cluster(hosts, workers, bits_per_s, network)
 
 
@@ -157,7 +157,8 @@ def _script(path: Path, text: str) -> Path:
 
 
 @contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
+def environment(values: dict[str, str]) -> Iterator[None]:
+    """Set environment variables for a while."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

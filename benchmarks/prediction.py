@@ -99,7 +99,7 @@ def main() -> None:
 
 def _part(whole: Cluster, hosts: int, workers: int) -> Cluster:
     """Return the first hosts with their first workers, which share this machine's cores and memory."""
-    cores = len(os.sched_getaffinity(0)) / hosts
+    cores = sum(host.cores or len(host.devices) for host in whole.hosts) / hosts
     kept = tuple(
         msgspec.structs.replace(
             host,

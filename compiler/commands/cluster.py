@@ -1,4 +1,4 @@
-"""`partc cluster measure`: the rates and latencies of a cluster's links, as they are."""
+"""`partc cluster measure`: rates and latencies of a cluster's links, and its hosts' cores, as they are."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +13,8 @@ from partc.compiler.commands.console import console, tell, working_on
 from partc.compiler.output.output_paths import check_output_file
 from partc.compiler.report.units import percent, seconds, size
 from partc.cost.cluster.cluster import Cluster, encode_cluster, read_any_cluster
+from partc.cost.cluster.fit_cores import fit_cores
+from partc.cost.cluster.machines import Device, Host
 from partc.cost.network import collectives
 from partc.cost.network.fit_links import Line, fit_cluster, fit_line
 from partc.cost.network.topology import Network
@@ -75,19 +77,20 @@ def measure_command(
 
 
 def measure_cluster(cluster: Cluster, shared: Path) -> MeasuredCluster:
-    """Measure with up to two processes a host. `shared`: a folder that all hosts see.
+    """Measure with a process for each CPU share, or two a host. `shared`: a folder that all hosts see.
 
     Raises BadUsage, RankFailed.
     """
-    hosts = [host.name for host in cluster.hosts for _ in host.devices[:2]]
+    measured = [(host, device) for host in cluster.hosts for device in _measured_devices(host)]
+    hosts, ends = [host.name for host, _ in measured], [device.name for _, device in measured]
     addresses = {host.name: host.address for host in cluster.hosts}
-    ends = [device.name for host in cluster.hosts for device in host.devices[:2]]
     if len(hosts) < 2:
         raise BadUsage(
             "one process has nobody to send to", at="hosts", fix="measure a cluster of at least two devices"
         )
     rounds = _rounds(hosts, addresses)
-    probe = Probe(rounds, MESSAGE_BYTES, TOGETHER_BYTES, REPEATS)
+    threads = tuple(device.threads if _is_shared_out(host) else 0 for host, device in measured)
+    probe = Probe(threads, rounds, MESSAGE_BYTES, TOGETHER_BYTES, REPEATS)
     samples = measure(probe, hosts, addresses, shared)
     lines = {
         (hosts[first], hosts[second]): fit_line(
@@ -96,11 +99,33 @@ def measure_cluster(cluster: Cluster, shared: Path) -> MeasuredCluster:
         for pairs in rounds
         for first, second in pairs
     }
-    fitted = fit_cluster(cluster, lines)
-    together = [sample for sample in samples if sample.kind != "message"]
+    fitted = fit_cores(fit_cluster(cluster, lines), _products(samples, hosts, threads))
+    together = [sample for sample in samples if sample.kind in ("all_reduce", "all_gather")]
     return MeasuredCluster(
         fitted, lines, tuple((s, _predicted_s(s, Network(fitted), ends)) for s in together)
     )
+
+
+def _measured_devices(host: Host) -> tuple[Device, ...]:
+    """Return the devices that get a process: of CPU shares all, for they share cores."""
+    return host.devices if _is_shared_out(host) else host.devices[:2]
+
+
+def _is_shared_out(host: Host) -> bool:
+    return all(device.kind == "cpu" for device in host.devices)
+
+
+def _products(
+    samples: Sequence[Sample], hosts: Sequence[str], threads: Sequence[int]
+) -> dict[str, list[tuple[int, float, float]]]:
+    """Return by host what each of its ranks computes with, and takes for a product alone and crowded."""
+    took_s = {(sample.kind, sample.ends[0]): sample.seconds for sample in samples}
+    products: dict[str, list[tuple[int, float, float]]] = {}
+    for rank, (host, count) in enumerate(zip(hosts, threads, strict=True)):
+        if count:
+            times_s = took_s["alone", rank], took_s["crowded", rank]
+            products.setdefault(host, []).append((count, *times_s))
+    return products
 
 
 def _rounds(hosts: Sequence[str], addresses: Mapping[str, str]) -> tuple[tuple[tuple[int, int], ...], ...]:

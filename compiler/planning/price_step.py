@@ -10,7 +10,7 @@ from dataclasses import replace
 from partc.compiler.options import Options
 from partc.compiler.planning.build_plan import build_plan
 from partc.compiler.planning.stopwatch import paused_collection
-from partc.cost.cluster.cluster import Cluster, ranks_of, threads_per_core
+from partc.cost.cluster.cluster import Cluster, ranks_of, shares_places
 from partc.cost.simulation.memory import check_memory
 from partc.cost.simulation.timeline import simulate
 from partc.cost.strategy import Strategy, SyncFacts
@@ -66,7 +66,7 @@ class StepPricer:
 
     @property
     def _is_oversubscribed(self) -> bool:
-        return max(threads_per_core(self._cluster).values()) > 1.0
+        return shares_places(self._cluster)
 
     def __call__(self, strategy: Strategy) -> float:
         """Return the simulated seconds of a step. Raises NoPlacement where it does not fit."""

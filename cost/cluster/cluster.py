@@ -149,13 +149,24 @@ class ClusterRank(Record, frozen=True):
 
 def threads_per_core(cluster: Cluster) -> dict[str, float]:
     """Return how many threads of CPU ranks there are per core of each host, at least 1."""
-    threads = {host.name: 0 for host in cluster.hosts}
-    for rank in ranks_of(cluster):
-        threads[rank.host] += rank.threads if rank.kind == "cpu" else 0
+    threads = _cpu_threads(cluster)
     return {
         host.name: 1.0 if host.cores is None else max(1.0, threads[host.name] / host.cores)
         for host in cluster.hosts
     }
+
+
+def shares_places(cluster: Cluster) -> bool:
+    """Tell whether a host's CPU ranks have more threads than can run at once, so that one waits to run."""
+    threads = _cpu_threads(cluster)
+    return any(threads[host.name] > host.places for host in cluster.hosts)
+
+
+def _cpu_threads(cluster: Cluster) -> dict[str, int]:
+    threads = {host.name: 0 for host in cluster.hosts}
+    for rank in ranks_of(cluster):
+        threads[rank.host] += rank.threads if rank.kind == "cpu" else 0
+    return threads
 
 
 def ranks_of(cluster: Cluster) -> tuple[ClusterRank, ...]:

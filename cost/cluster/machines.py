@@ -1,11 +1,14 @@
 """What a cluster is made of: hosts with their devices, and the links between them."""
 
+from math import ceil, inf
 from typing import Annotated, Literal
 
 import msgspec
 
 from partc.cost.cluster.profiles import HOST_MEMORY_BYTES_PER_S
 from partc.runtime.plan.record import Record
+
+PLACE_NOISE = 0.05  # by which a measured number of cores may be too high
 
 
 class Device(Record, frozen=True):
@@ -22,7 +25,9 @@ class Device(Record, frozen=True):
 class Host(Record, frozen=True):
     """A machine. With `server` false it owns no variables; it still sums what its workers send.
 
-    `cores` of its CPU (a part of one's where hosts share a machine); None: as many as its ranks have threads.
+    `cores` of its CPU, each as quick as for a thread that is alone: a part of one where hosts share a machine
+    or a quota holds ranks back, fewer than there are where cores share their units. None: as many as its
+    ranks have threads.
     """
 
     name: str
@@ -32,6 +37,11 @@ class Host(Record, frozen=True):
     server: bool = True
     memory_bytes_per_s: float = HOST_MEMORY_BYTES_PER_S
     cores: Annotated[float, msgspec.Meta(gt=0)] | None = None
+
+    @property
+    def places(self) -> float:
+        """Return how many threads can run at once: a slow core, or one with a quota, still is a place."""
+        return inf if self.cores is None else max(1, ceil(self.cores - PLACE_NOISE))
 
 
 class Link(Record, frozen=True):

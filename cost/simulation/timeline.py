@@ -198,7 +198,12 @@ class _Play:
 
     def _traits_of(self, device: str) -> Hashable:
         rank = self.ranks[self.rank_at[device]]
-        return rank.sites, float(self.cores.oversubscription_of_all[rank.rank])
+        cores = self.cores
+        return (
+            rank.sites,
+            float(cores.oversubscription_of_all[rank.rank]),
+            float(cores.threads_per_place[rank.rank]),
+        )
 
     def _own_s(self, start: Start, members: Sequence[Rank]) -> float:
         """Return what a member does itself to begin and end a communication."""
@@ -222,9 +227,9 @@ class _Play:
         used, occupied_s = self._occupied(family, carried)
         begin = np.maximum(self.clock[ranks], self.busy[ranks]).max(axis=1)
         begin = np.maximum(begin, self.lanes[used].max(axis=1, initial=0.0))
-        # Who shares a core is not always awake when messages come.
-        oversubscribed = self.cores.oversubscription_of_all[ranks].max(axis=1)
-        woken_s = (oversubscribed - 1) * OVERSUBSCRIBED_WAIT_S if len(first) > 1 else 0.0
+        # Who waits for a place to run is not always awake when messages come.
+        crowded = self.cores.threads_per_place[ranks].max(axis=1)
+        woken_s = (crowded - 1) * OVERSUBSCRIBED_WAIT_S if len(first) > 1 else 0.0
         stop = begin + seconds_of(self.network, phases) + woken_s
         self.lanes[used] = begin[:, np.newaxis] + occupied_s
         self.busy[ranks] = self.done[start.tag_id][ranks] = stop[:, np.newaxis]
@@ -291,7 +296,8 @@ def _compact(column: Column) -> Column:
 class _Cores:
     """The hosts' cores, and the threads of the ranks on them; ranks on GPUs need none.
 
-    `oversubscription_of_all`, float64[ranks], is the threads per core if all ranks are at work, at least 1.
+    `oversubscription_of_all`, float64[ranks], is the threads per core if all ranks are at work, at least 1;
+    `threads_per_place` those for each that can run at once.
     """
 
     def __init__(self, plan: Plan, cluster: Cluster) -> None:
@@ -302,6 +308,9 @@ class _Cores:
         self._threads = np.array([rank.threads if rank.kind == "cpu" else 0 for rank in ranks])
         everybody = np.arange(len(ranks))
         self.oversubscription_of_all = self.oversubscription(everybody, np.ones(len(ranks), bool))
+        threads = np.bincount(self._host_of, self._threads, len(self._cores))
+        places = np.array([host.places for host in cluster.hosts])
+        self.threads_per_place = np.maximum(1.0, threads / places)[self._host_of]
 
     def oversubscription(self, ranks: Numbers, at_work: Flags) -> Array:
         """Return the threads at work per core of the ranks' hosts, at least 1, float64[all ranks]."""

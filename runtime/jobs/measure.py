@@ -17,8 +17,11 @@ PROBE_FILE = "probe.json"
 
 
 class Probe(Record, frozen=True):
-    """What to measure: rounds of pairs (rank, rank), and sizes in bytes."""
+    """What to measure: of every rank the threads that compute, 0 where none do; rounds of pairs (rank, rank),
+    and sizes in bytes.
+    """
 
+    threads: tuple[int, ...]
     rounds: tuple[tuple[tuple[int, int], ...], ...]
     message_bytes: tuple[int, ...]
     together_bytes: tuple[int, ...]  # of a sum over all ranks, and of all parts of a gathering
@@ -26,9 +29,15 @@ class Probe(Record, frozen=True):
 
 
 class Sample(Record, frozen=True):
-    """Seconds that one transfer took: from `ends[0]` to `ends[1]`, or among all ranks."""
+    """Seconds that something took.
 
-    kind: Literal["message", "all_reduce", "all_gather"]
+    message     from `ends[0]` to `ends[1]`
+    alone       a product on one thread of rank `ends[0]`, while nothing else runs
+    crowded     the same while all threads of all ranks compute
+    all_reduce, all_gather  among all ranks
+    """
+
+    kind: Literal["message", "alone", "crowded", "all_reduce", "all_gather"]
     ends: tuple[int, int]
     nbytes: int
     seconds: float

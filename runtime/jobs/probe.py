@@ -1,17 +1,21 @@
 """One rank of a measurement, started by MPI:  python -m partc.runtime.jobs.probe FOLDER
 
-Pairs exchange messages of growing sizes to and fro, the pairs of a round at once; then all ranks sum and
-gather together. Times are the quickest of some repeats, on the clock of the pair's first rank. Before each,
-caches are emptied: a step's messages come from memory too.
+Ranks compute, each alone and then all at once. Pairs exchange messages of growing sizes to and fro, the pairs
+of a round at once; then all ranks sum and gather together. Times of transfers are the quickest of some
+repeats, on the clock of the pair's first rank. Before each, caches are emptied: a step's messages come from
+memory too.
 
     probe.json            what to measure
     samples.rank-R.json   what rank R measured
     error.rank-R.json     why rank R stopped
 """
 
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +28,7 @@ from partc.runtime.jobs.measure import PROBE_FILE, Probe, Sample, samples_file
 
 _LONG_S = 0.2  # a message that takes so long is not repeated as often
 _NAP_S = 1e-3
+_SIDE, _PRODUCTS, _WHILE_S = 256, 500, 0.3  # a product takes a fraction of a millisecond
 _BESIDE = np.empty(1 << 26, np.uint8)  # twice a server CPU's cache
 
 
@@ -34,13 +39,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     write_process(folder, world.rank)
     try:
         probe = msgspec.json.decode((folder / PROBE_FILE).read_bytes(), type=Probe)
-        found = [*_messages(probe, world), *_together(probe, world)]
+        found = [*_computing(probe, world), *_messages(probe, world), *_together(probe, world)]
         samples_file(folder, world.rank).write_bytes(msgspec.json.encode(found))
     except BaseException as error:  # whatever it is, the other ranks must not wait for this one
         failure = failure_of(error, world.rank, f"rank {world.rank}, while measuring")
         write_record(folder / f"error.rank-{world.rank}.json", failure)
         world.Abort(1)
     return 0
+
+
+def _computing(probe: Probe, world: MPI.Intracomm) -> list[Sample]:
+    """Time products of one thread: the median alone, and the mean of a while in which all compute."""
+    threads, alone_s = probe.threads[world.rank], 0.0
+    for rank in range(world.size):
+        _meet(world)
+        if rank == world.rank and threads:
+            multiply = _multiplication()
+            alone_s = statistics.median(_passed_s(multiply) for _ in range(_PRODUCTS))
+    _meet(world)
+    if not threads:
+        return []
+    with ThreadPoolExecutor(threads) as pool:
+        crowded_s = statistics.mean(pool.map(_mean_s, [_multiplication() for _ in range(threads)]))
+    ends = (world.rank, world.rank)
+    return [Sample("alone", ends, 0, alone_s), Sample("crowded", ends, 0, crowded_s)]
+
+
+def _multiplication() -> Callable[[], object]:
+    factor = np.ones((_SIDE, _SIDE), np.float32)
+    return partial(np.matmul, factor, factor, np.empty_like(factor))
+
+
+def _mean_s(action: Callable[[], object]) -> float:
+    """Return how long an action takes on average if it is repeated for a while."""
+    begun_s, count = time.perf_counter(), 0
+    while (passed_s := time.perf_counter() - begun_s) < _WHILE_S or not count:
+        action()
+        count += 1
+    return passed_s / count
+
+
+def _passed_s(action: Callable[[], object]) -> float:
+    begun_s = time.perf_counter()
+    action()
+    return time.perf_counter() - begun_s
 
 
 def _messages(probe: Probe, world: MPI.Intracomm) -> list[Sample]:
@@ -130,9 +172,7 @@ def _quickest(action: Callable[[], None], repeats: int, world: MPI.Intracomm, ot
 
 def _timed(action: Callable[[], None]) -> float:
     _BESIDE.fill(0)
-    begun_s = time.perf_counter()
-    action()
-    return time.perf_counter() - begun_s
+    return _passed_s(action)
 
 
 if __name__ == "__main__":

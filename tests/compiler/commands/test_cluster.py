@@ -20,6 +20,7 @@ def test_a_measured_cluster_can_be_compiled_for(tmp_path: Path) -> None:
         link.bytes_per_s != old.bytes_per_s for link, old in zip(found.links, given.links, strict=True)
     )
     assert all(host.memory_bytes_per_s != given.hosts[0].memory_bytes_per_s for host in found.hosts)
+    assert all(host.cores is not None and 0 < host.cores <= len(host.devices) for host in found.hosts)
     assert [path.name for path in tmp_path.iterdir()] == ["measured.json"]
 
     train = make_mlp(tmp_path) / "train.onnx"

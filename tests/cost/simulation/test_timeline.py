@@ -223,6 +223,15 @@ def test_a_communication_of_crowded_ranks_waits_until_all_are_awake() -> None:
     assert took_s(1.0) == pytest.approx(took_s(2.0) + PER_COMMUNICATION_S + OVERSUBSCRIBED_WAIT_S)
 
 
+def test_cores_that_slow_each_other_down_make_nobody_wait() -> None:
+    def took_s(cores: float) -> float:
+        hosts = tuple(msgspec.structs.replace(host, cores=cores) for host in TWO_BY_TWO.hosts)
+        cluster = msgspec.structs.replace(TWO_BY_TWO, hosts=hosts)
+        return simulate(plan_of(cluster, start(0, 8, group="workers"), Wait(0)), cluster).step_s
+
+    assert took_s(1.25) == pytest.approx(took_s(2.0) + (2 / 1.25 - 1) * PER_COMMUNICATION_S)
+
+
 def test_who_waits_leaves_its_core_to_others() -> None:
     hosts = tuple(msgspec.structs.replace(host, cores=1.0) for host in TWO_BY_TWO.hosts)
     cluster = msgspec.structs.replace(TWO_BY_TWO, hosts=hosts)
