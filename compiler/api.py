@@ -25,6 +25,7 @@ from partc.compiler.planning.name_what_fits import may_share_variables, name_wha
 from partc.compiler.planning.place_operators import place_operators
 from partc.compiler.planning.search_strategies import Found, search_strategies
 from partc.compiler.planning.whole_steps import Priced
+from partc.compiler.planning.read_times import with_times
 from partc.compiler.settle_options import fill_sizes, settle_options
 from partc.compiler.verification.verify import verify
 from partc.cost.assignment.partitions import check_partitions
@@ -85,7 +86,7 @@ def compile_step(
     """Compile a training step for a cluster into the folder `out`. Raises PartcError."""
     check_output_folder(Path(out), options.force)
     machines = _machines(cluster)
-    options = _search_where_asked(train, machines, options)
+    options = _search_where_asked(train, machines, with_times(options, machines))
     if isinstance(options.partitions, Partitioner) and options.partitions.search == "measured":
         partitions = _measure_partitions(train, machines, options, options.partitions)
         options = replace(options, partitions=partitions)
@@ -110,7 +111,7 @@ def decide_step(train: Train, cluster: str | Path | Cluster, out: str | Path, op
             fix="leave one of the two out",
         )
     machines = _machines(cluster)
-    options = _search_where_asked(train, machines, options)
+    options = _search_where_asked(train, machines, with_times(options, machines))
     graph = _read_graph(train, options.options)
     with _naming_files(train, cluster, options):
         settled = settle_options(options, graph)
@@ -129,7 +130,7 @@ def search(
     `show` is told of each improvement, and of data parallelism. `options.strategy` is not asked for.
     """
     machines = _machines(cluster)
-    options = replace(options, strategy="auto")
+    options = replace(with_times(options, machines), strategy="auto")
     with _naming_files(train, cluster, options):
         return search_strategies(
             lambda: _read_graph(train, options.options), machines, options, options.search, show
