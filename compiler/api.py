@@ -20,12 +20,13 @@ from partc.compiler.pipeline import compile_graph
 from partc.compiler.planning.check_kernels import check_cpu_kernels
 from partc.compiler.planning.choose_partitions import get_partitioner, measure_partitions, quickest
 from partc.compiler.planning.choose_reading import describe_departures, judge_step
+from partc.compiler.planning.list_kernels import StepKernels, list_kernels
 from partc.compiler.planning.measure_sparsity import measure_sparsity
 from partc.compiler.planning.name_what_fits import may_share_variables, name_what_fits
 from partc.compiler.planning.place_operators import place_operators
+from partc.compiler.planning.read_times import with_times
 from partc.compiler.planning.search_strategies import Found, search_strategies
 from partc.compiler.planning.whole_steps import Priced
-from partc.compiler.planning.read_times import with_times
 from partc.compiler.settle_options import fill_sizes, settle_options
 from partc.compiler.verification.verify import verify
 from partc.cost.assignment.partitions import check_partitions
@@ -135,6 +136,15 @@ def search(
         return search_strategies(
             lambda: _read_graph(train, options.options), machines, options, options.search, show
         )
+
+
+def kernels_of(
+    train: Train, cluster: str | Path | Cluster, options: Options, with_parts: bool
+) -> StepKernels:
+    """List the kernels of a step, and of the parts that a search may choose. Raises PartcError."""
+    machines = _machines(cluster)
+    with _naming_files(train, cluster, options):
+        return list_kernels(lambda: _read_graph(train, options.options), machines, options, with_parts)
 
 
 def inspect(

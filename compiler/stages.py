@@ -23,8 +23,8 @@ from partc.cost.named_strategy import NamedStrategy
 from partc.cost.network import collectives
 from partc.cost.network.topology import Network
 from partc.cost.network.traffic import seconds_of
-from partc.cost.simulation.memory import check_memory
 from partc.cost.simulation.measured_kernels import prices_sha256
+from partc.cost.simulation.memory import check_memory
 from partc.cost.simulation.roofline import node_s
 from partc.cost.simulation.timeline import Measured, simulate
 from partc.cost.sparsity import with_measured_rows

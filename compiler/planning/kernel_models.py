@@ -1,6 +1,6 @@
 """A kernel as a model that can be run: some copies of it, each on operands of its own.
 
-    MatMul(float32[32,512], float32[512,64])      c0.y = MatMul (c0.0, c0.1)   c1.y = MatMul (c1.0, c1.1)   ...
+    MatMul(float32[32,512], float32[512,64])      c0.y0 = MatMul (c0.0, c0.1)   c1.y0 = MatMul (c1.0, c1.1)
 
 It goes through what segments go through for a CPU (write_segments.py), so that its body is the one that a
 segment would have.
@@ -46,7 +46,9 @@ class KernelLibrary:
         shapes: dict[str, tuple[int | None, ...]] = {}
         dtypes = self._result_dtypes(kernel)
         nodes = [node for copy in range(copies) for node in _nodes(kernel, copy, dtypes, shapes)]
-        wanted = {tensor.name for node in nodes if node.name == node.outputs[0].name for tensor in node.outputs}
+        wanted = {
+            tensor.name for node in nodes if node.name == node.outputs[0].name for tensor in node.outputs
+        }
         writer = SegmentWriter(self.opset, self.functions, lambda model: "", shapes, self.on_cpu)
         return writer.write(Chunk("worker", nodes), wanted, frozenset())
 
@@ -98,9 +100,7 @@ def _nodes(
             operands.append(tensor)
     results = [gs.Variable(f"c{copy}.y{n}", dtype=dtype) for n, dtype in enumerate(dtypes)]
     attributes = {name: list(v) if isinstance(v, tuple) else v for name, v in kernel.attributes}
-    node = gs.Node(
-        kernel.op, results[0].name, attributes, operands, results, domain=kernel.domain or None
-    )
+    node = gs.Node(kernel.op, results[0].name, attributes, operands, results, domain=kernel.domain or None)
     return [*before, node]
 
 

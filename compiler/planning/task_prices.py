@@ -11,8 +11,8 @@ from partc.cost.cluster.cluster import Cluster, ClusterRank, ranks_of, threads_p
 from partc.cost.network import collectives
 from partc.cost.network.topology import Network
 from partc.cost.network.traffic import Phases, lane_loads, seconds_of, totals_of
-from partc.cost.simulation.memory import limit_bytes
 from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
+from partc.cost.simulation.memory import limit_bytes
 from partc.cost.simulation.roofline import start_s, work_s
 from partc.cost.simulation.task_arrays import Floats, Ints
 from partc.passes.scheduling.segment_work import Work

@@ -33,6 +33,7 @@ WARM_UP = 2
 LEAST_RUNS, MOST_RUNS = 5, 40
 ENOUGH_S = 0.05  # of runs, where there were enough of them
 
+READY = "ready"  # the first line of the output
 NOTHING = Kernel("", "Neg", (Operand("float32", (1,)),))
 
 
@@ -94,7 +95,9 @@ class Timer:
         model = self._library.model(kernel, copies)
         onnx.save(model, self._path)
         in_double = any(isinstance(o, Operand) and o.dtype == "float64" for o in kernel.operands)
-        session = open_session(self._path, self._device, (*UNSOUND, *(INEXACT_IN_DOUBLE if in_double else ())))
+        session = open_session(
+            self._path, self._device, (*UNSOUND, *(INEXACT_IN_DOUBLE if in_double else ()))
+        )
         return _BoundCopies(session, self._device, kernel, copies)
 
 
@@ -174,6 +177,7 @@ def main() -> None:
     library = KernelLibrary(
         known.opset_import[0].version, {f.name: f for f in known.functions}, setting.kind == "cpu"
     )
+    print(READY, flush=True)
     with TemporaryDirectory(prefix="partc-kernels.") as folder:
         timer = Timer(library, setting.device, Path(folder))
         for line in sys.stdin:

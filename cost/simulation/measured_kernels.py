@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from partc.cost.cluster.cluster import Cluster, ranks_of
+from partc.cost.cluster.cluster import Cluster, ClusterRank, ranks_of
 from partc.cost.cluster.profiles import profiles_sha256
 from partc.runtime.errors import BadProfile
 from partc.runtime.plan.plan_json import NOT_DECODED
@@ -46,8 +46,8 @@ class MeasuredDevice(Record, frozen=True):
     threads: int
     name: str
     versions: Versions
-    seconds: dict[str, float] = {}
-    unmeasured: dict[str, str] = {}
+    seconds: dict[str, float] = msgspec.field(default_factory=dict)
+    unmeasured: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def device(self) -> DeviceKind:
@@ -99,7 +99,9 @@ def read_profile(path: Path) -> Profile:
             fix="mend it, or remove it and run `partc profile` again",
         ) from error
     for what, where in _wrong(profile):
-        raise BadProfile(what, at=f"{path}: {where}", fix="mend it, or remove it and run `partc profile` again")
+        raise BadProfile(
+            what, at=f"{path}: {where}", fix="mend it, or remove it and run `partc profile` again"
+        )
     return profile
 
 
@@ -184,18 +186,18 @@ def times_for(profile: Profile, cluster: Cluster, versions: Versions) -> tuple[K
     return KernelTimes(seconds, digest), tuple(_remarks(taken, asked, versions))
 
 
-def devices_of(cluster: Cluster) -> tuple[DeviceKind, ...]:
-    """Return the kinds of devices that a cluster's ranks run on."""
+def devices_of(cluster: Cluster) -> dict[DeviceKind, ClusterRank]:
+    """Return the kinds of devices that a cluster's ranks run on, and the first rank of each."""
     profiles = {device.name: device.profile for host in cluster.hosts for device in host.devices}
-    kinds = (
-        (rank.kind, profiles.get(rank.device, "cpu-core"), rank.threads if rank.kind == "cpu" else 1)
-        for rank in ranks_of(cluster)
-    )
-    return tuple(dict.fromkeys(kinds))
+    found: dict[DeviceKind, ClusterRank] = {}
+    for rank in ranks_of(cluster):
+        threads = rank.threads if rank.kind == "cpu" else 1
+        found.setdefault((rank.kind, profiles.get(rank.device, "cpu-core"), threads), rank)
+    return found
 
 
 def _remarks(
-    taken: tuple[MeasuredDevice, ...], asked: tuple[DeviceKind, ...], versions: Versions
+    taken: tuple[MeasuredDevice, ...], asked: Iterable[DeviceKind], versions: Versions
 ) -> Iterator[str]:
     for device in taken:
         there, here = device.versions, versions

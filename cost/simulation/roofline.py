@@ -11,8 +11,8 @@ s  putting an id in order      S  ids that are put in order
 f  flops a second              F  flops
 b  bytes of memory a second    B  bytes that nodes read and write, M of them by nodes that memory holds up
 
-The last two terms of K are the roofline (Williams, Waterman and Patterson, CACM 52 (2009) 65-76) of products, and
-of all that only streams through memory: one does not hide the other, for nodes run one after the other.
+The last two terms of K are the roofline (Williams, Waterman and Patterson, CACM 52 (2009) 65-76) of products,
+and of all that only streams through memory: one does not hide the other, for nodes run one after the other.
 """
 
 from collections.abc import Mapping, Sequence

@@ -34,6 +34,7 @@ SIZED_BY_VALUES = frozenset(
 )
 
 Attribute = tuple[str, object]
+Shape = tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +89,24 @@ class Kernel:
 
 
 class KernelNamer:
-    """Names the kernels of chunks. `shapes`: of values, one rank's."""
+    """Names the kernels of chunks.
+
+    shapes       value -> one rank's
+    read_shapes  (node, place of an operand) -> as it is read there, where values do not tell it
+    """
 
     def __init__(
-        self, shapes: Mapping[str, tuple[int | None, ...]], functions: Mapping[str, onnx.FunctionProto]
+        self,
+        shapes: Mapping[str, Shape],
+        functions: Mapping[str, onnx.FunctionProto],
+        read_shapes: Mapping[tuple[str, int], Shape],
     ) -> None:
         self._shapes = shapes
+        self._read_shapes = read_shapes
         self._functions = functions
         self._bodies: dict[str, str] = {}
 
-    def key(
-        self, node: gs.Node, hot: AbstractSet[str], transposes: Mapping[str, gs.Node]
-    ) -> str | None:
+    def key(self, node: gs.Node, hot: AbstractSet[str], transposes: Mapping[str, gs.Node]) -> str | None:
         """Return a node's key, None where it has none. `transposes`: what it is read through, by result."""
         if node.op in VIEWS | SIZED_BY_VALUES or not node.outputs:
             return None
@@ -127,28 +134,28 @@ class KernelNamer:
                 found.append(seen[tensor.name])
                 continue
             seen[tensor.name] = place
-            operand = self._operand(node, tensor, tensor.name in hot, transposes.get(tensor.name))
+            operand = self._operand(node, place, tensor.name in hot, transposes.get(tensor.name))
             if operand is None:
                 return None
             found.append(operand)
         return tuple(found)
 
-    def _operand(
-        self, node: gs.Node, tensor: gs.Tensor, is_hot: bool, transpose: gs.Node | None
-    ) -> Operand | None:
+    def _operand(self, node: gs.Node, place: int, is_hot: bool, transpose: gs.Node | None) -> Operand | None:
+        tensor = node.inputs[place]
         if isinstance(tensor, gs.Constant):
             values = np.asarray(tensor.values)
             is_told = values.dtype.kind in "iub" or node.op in TOLD_BY_VALUE
             return Operand(values.dtype.name, values.shape, _values(values) if is_told else None)
-        read = tensor if transpose is None else transpose.inputs[0]
-        shape = self._shapes.get(read.name)
-        if shape is None or read.dtype is None or (is_hot and not self._fits_cache(read)):
+        shape = self._read_shapes.get((node.name, place), self._shapes.get(tensor.name))
+        if shape is None or tensor.dtype is None or (is_hot and not self._fits_cache(tensor)):
             return None
         sizes = tuple(size for size in shape if size)
         if len(sizes) < len(shape):
             return None
         permutation = () if transpose is None else tuple(transpose.attrs["perm"])
-        return Operand(np.dtype(read.dtype).name, sizes, None, is_hot, permutation)
+        if permutation:
+            sizes = tuple(sizes[permutation.index(axis)] for axis in range(len(sizes)))
+        return Operand(np.dtype(tensor.dtype).name, sizes, None, is_hot, permutation)
 
     def _fits_cache(self, tensor: gs.Tensor) -> bool:
         elements = 1

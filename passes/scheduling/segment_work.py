@@ -23,7 +23,7 @@ import onnx_graphsurgeon as gs
 from partc.passes.cpu_kernels.block_updates import POINTWISE
 from partc.passes.layouts.layouts import REPLICAS, Owned
 from partc.passes.lowering.lowered_graph import LoweredGraph
-from partc.passes.scheduling.kernels import PRODUCTS, KernelNamer, absorbed_transposes
+from partc.passes.scheduling.kernels import PRODUCTS, KernelNamer, Shape, absorbed_transposes
 from partc.passes.scheduling.prove_in_place import SCATTERS
 from partc.runtime.plan.program import KernelWork
 
@@ -34,6 +34,7 @@ SIZED_ALIKE = POINTWISE | {"Identity", "Reshape", "Unsqueeze", "Where"}
 
 
 Counts = tuple[int, int, int, int]  # flops, touched bytes, streamed bytes, sorted ids
+NO_SHAPES: Mapping[tuple[str, int], Shape] = {}
 NOTHING: Counts = (0, 0, 0, 0)
 
 
@@ -58,6 +59,7 @@ class WorkCounter:
         functions: Mapping[str, onnx.FunctionProto],
         servers: int,
         placed: AbstractSet[str] = frozenset(),
+        read_shapes: Mapping[tuple[str, int], Shape] = NO_SHAPES,
     ) -> None:
         self._placed = placed  # values that lie in buffers or variables
         self._lowered = lowered
@@ -65,7 +67,7 @@ class WorkCounter:
         self._servers = max(1, servers)
         self._assumed: dict[str, int] = {}  # value -> bytes, where they follow the data
         self._bodies: dict[str, tuple[int, bool]] = {}  # function -> its nodes, whether one sorts
-        self._namer = KernelNamer(lowered.shapes, functions)
+        self._namer = KernelNamer(lowered.shapes, functions, read_shapes)
 
     def count(self, nodes: Sequence[gs.Node], wanted: AbstractSet[str]) -> Work:
         """Return the work of a chunk, of whose values some are `wanted` by others."""

@@ -33,7 +33,8 @@ from partc.passes.layouts.layouts import (
 )
 from partc.passes.lowering.local_sizes import LocalSizes
 from partc.passes.lowering.lowered_graph import LoweredGraph
-from partc.passes.scheduling.segment_work import Work, WorkCounter
+from partc.passes.scheduling.kernels import Shape
+from partc.passes.scheduling.segment_work import NO_SHAPES, Work, WorkCounter
 from partc.passes.search.grouped_step import GroupedStep, StepGroup, Way
 from partc.passes.search.operator_space import SplitDegrees
 from partc.runtime.errors import InputError
@@ -344,15 +345,21 @@ def _count_work(
     graph: LaidOutGraph, sizes: LocalSizes, nodes: tuple[gs.Node, ...], results: set[str]
 ) -> Work:
     lowered = LoweredGraph(graph.meshes)
+    read_shapes: dict[tuple[str, int], Shape] = {}
     for node in nodes:
         decision = graph.decisions[node.name]
         lowered.flops[node.name] = sizes.local_flops(node, decision) or 0
         ends = zip((*node.inputs, *node.outputs), (*decision.inputs, *decision.outputs), strict=True)
-        for tensor, layout in ends:
-            if tensor.name and tensor.name not in lowered.nbytes:
+        for place, (tensor, layout) in enumerate(ends):
+            if not tensor.name:
+                continue
+            shape = sizes.local_shape(tensor.name, layout)
+            if tensor.name not in lowered.nbytes:
                 lowered.nbytes[tensor.name] = sizes.local_nbytes(tensor.name, layout)
-                lowered.shapes[tensor.name] = sizes.local_shape(tensor.name, layout)
-    return _count(graph.training, lowered, nodes, results)
+                lowered.shapes[tensor.name] = shape
+            elif shape != lowered.shapes[tensor.name] and place < len(node.inputs):
+                read_shapes[node.name, place] = shape
+    return _count(graph.training, lowered, nodes, results, read_shapes)
 
 
 def count_update(step: GroupedStep, parameter: str, home: Layout, mesh: Mesh) -> Work:
@@ -360,6 +367,7 @@ def count_update(step: GroupedStep, parameter: str, home: Layout, mesh: Mesh) ->
     lowered = LoweredGraph(Meshes((mesh,)))
     facts, share = step.analysis.facts, mesh.share(home)
     shape = facts.shape(parameter)
+    parts = [mesh.parts(home, axis) for axis in range(len(shape))]
     nodes = step.updates[parameter]
     for node in nodes:
         for tensor in (*node.inputs, *node.outputs):
@@ -367,13 +375,18 @@ def count_update(step: GroupedStep, parameter: str, home: Layout, mesh: Mesh) ->
                 own = facts.shape(tensor.name)
                 is_cut = own == shape or (len(own) > 1 and own[1:] == shape[1:])
                 lowered.nbytes[tensor.name] = facts.nbytes(tensor.name) // (share if is_cut else 1)
-                lowered.shapes[tensor.name] = tuple(size or None for size in own)
+                local = [-(-n // each) for n, each in zip(own, parts, strict=True)] if is_cut else own
+                lowered.shapes[tensor.name] = tuple(size or None for size in local)
     return _count(step.analysis.training, lowered, nodes, set())
 
 
 def _count(
-    training: TrainingGraph, lowered: LoweredGraph, nodes: tuple[gs.Node, ...], results: set[str]
+    training: TrainingGraph,
+    lowered: LoweredGraph,
+    nodes: tuple[gs.Node, ...],
+    results: set[str],
+    read_shapes: Mapping[tuple[str, int], Shape] = NO_SHAPES,
 ) -> Work:
     own = sum_rows_function(training.opset)
     functions = {function.name: function for function in (own, *training.functions)}
-    return WorkCounter(lowered, functions, servers=1).count(list(nodes), results)
+    return WorkCounter(lowered, functions, servers=1, read_shapes=read_shapes).count(list(nodes), results)
