@@ -21,7 +21,7 @@ from partc.passes.search.group_layouts import GroupLayouts, count_update
 from partc.passes.search.grouped_step import GroupedStep, group_step
 from partc.runtime.errors import InputError
 from partc.runtime.log import silent_log
-from partc.runtime.plan.program import KernelWork, Run
+from partc.runtime.plan.program import ABSORBED, KernelWork, Run
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class StepKernels:
         """Return what the roofline says of each kernel, all that one segment has of it; the longest first."""
         found: dict[str, float] = {}
         for work in self.work:
-            for kernel in work.kernels:
+            for kernel in (each for each in work.kernels if each.key != ABSORBED):
                 seconds = work_s(_alone(kernel), rank, cluster)
                 found[kernel.key] = max(seconds, found.get(kernel.key, 0.0))
         return dict(sorted(found.items(), key=lambda item: -item[1]))

@@ -22,7 +22,7 @@ from typing import Protocol
 from partc.cost.cluster.cluster import Cluster, ClusterRank
 from partc.cost.cluster.profiles import PER_SORTED_ID_S, PER_VALUE_S, PROFILES, DeviceProfile
 from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
-from partc.runtime.plan.program import KernelWork, Rank, Run
+from partc.runtime.plan.program import ABSORBED, KernelWork, Rank, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,8 @@ def _take(work: CountedWork, seconds: Mapping[str, float]) -> tuple[float, _Rest
     flops, touched, streamed = work.flops, work.touched_bytes, work.streamed_bytes
     sorted_ids = work.sorted_ids
     for kernel in work.kernels:
-        if (kernel_s := seconds.get(kernel.key)) is not None:
+        kernel_s = 0.0 if kernel.key == ABSORBED else seconds.get(kernel.key)
+        if kernel_s is not None:
             measured_s += kernel.count * kernel_s
             flops, touched = flops - kernel.flops, touched - kernel.touched_bytes
             streamed, sorted_ids = streamed - kernel.streamed_bytes, sorted_ids - kernel.sorted_ids

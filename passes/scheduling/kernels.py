@@ -23,6 +23,8 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from partc.runtime.plan.program import ABSORBED
+
 # Larger results stay in no cache, unless they are computed in blocks (block_updates.py): not by one kernel.
 MOST_HOT_ELEMENTS = 1 << 20
 MOST_VALUES = 8  # of a constant of integers that is told by its values: axes, say
@@ -107,12 +109,14 @@ class KernelNamer:
         self._bodies: dict[str, str] = {}
 
     def key(self, node: gs.Node, hot: AbstractSet[str], transposes: Mapping[str, gs.Node]) -> str | None:
-        """Return a node's key, None where it has none. `transposes`: what it is read through, by result."""
+        """Return a node's key, None where it has none. `transposes`: those that vanish, by their results."""
+        if node.op == "Transpose" and node.outputs[0].name in transposes:
+            return ABSORBED
         if node.op in VIEWS | SIZED_BY_VALUES or not node.outputs:
             return None
         attributes = _attributes(node)
         results = [tensor for tensor in node.outputs if tensor.name]
-        operands = self._operands(node, hot, transposes)
+        operands = self._operands(node, hot, transposes if node.op in PRODUCTS else {})
         if attributes is None or operands is None or results != node.outputs[: len(results)]:
             return None
         is_hot = results[0].name in hot

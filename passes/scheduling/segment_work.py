@@ -23,7 +23,7 @@ import onnx_graphsurgeon as gs
 from partc.passes.cpu_kernels.block_updates import POINTWISE
 from partc.passes.layouts.layouts import REPLICAS, Owned
 from partc.passes.lowering.lowered_graph import LoweredGraph
-from partc.passes.scheduling.kernels import PRODUCTS, KernelNamer, Shape, absorbed_transposes
+from partc.passes.scheduling.kernels import KernelNamer, Shape, absorbed_transposes
 from partc.passes.scheduling.prove_in_place import SCATTERS
 from partc.runtime.plan.program import KernelWork
 
@@ -34,6 +34,7 @@ SIZED_ALIKE = POINTWISE | {"Identity", "Reshape", "Unsqueeze", "Where"}
 
 
 Counts = tuple[int, int, int, int]  # flops, touched bytes, streamed bytes, sorted ids
+NO_TRANSPOSES: Mapping[str, gs.Node] = {}
 NO_SHAPES: Mapping[tuple[str, int], Shape] = {}
 NOTHING: Counts = (0, 0, 0, 0)
 
@@ -60,7 +61,9 @@ class WorkCounter:
         servers: int,
         placed: AbstractSet[str] = frozenset(),
         read_shapes: Mapping[tuple[str, int], Shape] = NO_SHAPES,
+        transposes: Mapping[str, gs.Node] = NO_TRANSPOSES,
     ) -> None:
+        self._transposes = dict(transposes)  # that vanish in other chunks
         self._placed = placed  # values that lie in buffers or variables
         self._lowered = lowered
         self._functions = functions
@@ -71,25 +74,18 @@ class WorkCounter:
 
     def count(self, nodes: Sequence[gs.Node], wanted: AbstractSet[str]) -> Work:
         """Return the work of a chunk, of whose values some are `wanted` by others."""
-        cached, transposes = _cached(nodes, wanted), absorbed_transposes(nodes, wanted)
+        cached = _cached(nodes, wanted)
+        transposes = absorbed_transposes(nodes, wanted) | self._transposes
         kernels: dict[str | None, tuple[int, Counts]] = {}
-        vanished: dict[str, Counts] = {}  # by the result of a Transpose that a product absorbs
         number = 0
         for node in nodes:
             counts, body_nodes = self._count(node, cached)
             number += body_nodes
-            if node.outputs and node.outputs[0].name in transposes:
-                vanished[node.outputs[0].name] = counts
-                continue
-            through = transposes if node.op in PRODUCTS else {}
-            for tensor in node.inputs:
-                counts = _sum(counts, vanished.pop(tensor.name, NOTHING))
-            key = self._namer.key(node, cached, through)
+            key = self._namer.key(node, cached, transposes)
             before = kernels.get(key, (0, NOTHING))
             kernels[key] = before[0] + 1, _sum(before[1], counts)
-        total = reduce(_sum, [counts for _, counts in kernels.values()], NOTHING)
-        flops, touched, streamed, sorted_ids = total
-        named = tuple(KernelWork(key, n, *counts) for key, (n, counts) in kernels.items() if key is not None)
+        flops, touched, streamed, sorted_ids = reduce(_sum, [own for _, own in kernels.values()], NOTHING)
+        named = tuple(KernelWork(key, n, *own) for key, (n, own) in kernels.items() if key is not None)
         return Work(flops, touched, streamed, number, sorted_ids, named)
 
     def _count(self, node: gs.Node, cached: AbstractSet[str]) -> tuple[Counts, int]:

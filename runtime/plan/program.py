@@ -30,8 +30,15 @@ Site = str  # worker, server, or a stage of workers: stage0, stage1, ...
 # ---------------------------------------------------------------- instructions
 
 
+# The key of nodes that vanish in others when a session is opened: measured kernels have what they take.
+ABSORBED = "absorbed"
+
+
 class KernelWork(Record, frozen=True, array_like=True):
-    """Equal kernels of a segment, and what they do together. `key`: see passes/scheduling/kernels.py."""
+    """Equal kernels of a segment, and what they do together.
+
+    `key`: what they are, as passes/scheduling/kernels.py tells it, or ABSORBED.
+    """
 
     key: str
     count: int
