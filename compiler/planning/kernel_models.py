@@ -94,12 +94,14 @@ def _nodes(
             tensor = _tensor(operand, f"c{copy}.{place}", shapes)
             if operand.transposed:
                 through = gs.Variable(f"{tensor.name}.transposed", dtype=tensor.dtype)
-                attributes = {"perm": list(operand.transposed)}
-                before.append(gs.Node("Transpose", f"{tensor.name}.turn", attributes, [tensor], [through]))
+                order = {"perm": list(operand.transposed)}
+                before.append(gs.Node("Transpose", f"{tensor.name}.turn", order, [tensor], [through]))
                 tensor = through
             operands.append(tensor)
     results = [gs.Variable(f"c{copy}.y{n}", dtype=dtype) for n, dtype in enumerate(dtypes)]
-    attributes = {name: list(v) if isinstance(v, tuple) else v for name, v in kernel.attributes}
+    attributes: dict[str, object] = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in kernel.attributes
+    }
     node = gs.Node(kernel.op, results[0].name, attributes, operands, results, domain=kernel.domain or None)
     return [*before, node]
 
@@ -130,8 +132,9 @@ def _draw(operand: Operand, bound: int, rng: np.random.Generator) -> np.ndarray:
     dtype = np.dtype(operand.dtype)
     size = int(np.prod(operand.shape, dtype=np.int64))
     count = max(1, min(size, RANDOM_BLOCK))
+    block: np.ndarray
     if dtype.kind == "b":
-        block = rng.integers(0, 2, count) > 0
+        block = rng.integers(0, 2, count)
     elif dtype.kind in "iu":
         block = rng.integers(0, max(1, min(bound, np.iinfo(dtype).max)), size or 1)
     else:

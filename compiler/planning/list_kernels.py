@@ -105,6 +105,6 @@ def _updates(
     step: GroupedStep, layouts: GroupLayouts, group: int, homes: Mapping[int, tuple[Layout, Mesh]]
 ) -> Iterator[Work]:
     for parameter in step.updates:
-        place = layouts.place(group, parameter) if step.homes.get(parameter) == group else None
-        if place in homes:
+        place = layouts.place(group, parameter)
+        if step.homes.get(parameter) == group and place in homes:
             yield count_update(step, parameter, *homes[place])

@@ -27,6 +27,7 @@ from partc.compiler.planning.time_kernels import READY, Answer, Asked, Setting
 from partc.cost.simulation.measured_kernels import DeviceKind, MeasuredDevice
 from partc.runtime.errors import RankFailed
 
+COMMAND = (sys.executable, "-m", "partc.compiler.planning.time_kernels")
 START_S = 120.0  # a process that has not begun by then does not
 END_S = 5.0
 
@@ -108,10 +109,9 @@ def _end_of(process: "subprocess.Popen[bytes]") -> str:
 @contextmanager
 def _process(setting: Setting) -> Iterator["subprocess.Popen[bytes]"]:
     """Start a process that times kernels, and end it. It is none of the terminal's: Ctrl-C is not for it."""
-    arguments = [sys.executable, "-m", "partc.compiler.planning.time_kernels"]
     with TemporaryFile() as errors:
         process = subprocess.Popen(
-            [*arguments, msgspec.json.encode(setting).decode()],
+            [*COMMAND, msgspec.json.encode(setting).decode()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -128,7 +128,7 @@ def _process(setting: Setting) -> Iterator["subprocess.Popen[bytes]"]:
                 why = said[-1] if said else "it says nothing"
                 raise RankFailed(
                     f"the process that times kernels does not start: {why}",
-                    at=" ".join(arguments),
+                    at=" ".join(COMMAND),
                     fix="run the command that it is, and mend what it says",
                 )
             yield process

@@ -141,7 +141,7 @@ class _BoundCopies:
     @property
     def nbytes(self) -> int:
         """Return the bytes of all operands and results of the last run that are not hot twice."""
-        results = sum(value.tensor_size_in_bytes() for value in self._binding.get_outputs())
+        results: int = sum(value.tensor_size_in_bytes() for value in self._binding.get_outputs())
         return results + sum(value.nbytes for value, _ in self._kept)
 
 

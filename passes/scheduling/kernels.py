@@ -258,30 +258,30 @@ def _key(kernel: Kernel) -> str:
 def parse_kernel(key: str) -> Kernel:
     """Return the kernel that a key tells. Raises ValueError where it is none."""
     try:
-        tree = ast.parse(key, mode="eval").body
-        is_hot, tree = _unwrapped(tree)
+        is_hot, tree = _unwrapped(ast.parse(key, mode="eval").body)
         results = 1
         if isinstance(tree, ast.Subscript):
             results, tree = int(ast.literal_eval(tree.slice)), tree.value
-        domain, op = _name_of(tree)
-        named = {word.arg or "": _literal(word.value) for word in tree.keywords}
+        call = _call(tree)
+        domain, _, op = ast.unparse(call.func).rpartition(".")
+        named = {word.arg or "": _literal(word.value) for word in call.keywords}
         body = str(named.pop("body", ""))
-        operands = tuple(map(_parse_operand, tree.args))
-    except (SyntaxError, TypeError, AttributeError, RecursionError, MemoryError) as error:
+        operands = tuple(map(_parse_operand, call.args))
+    except (SyntaxError, TypeError, IndexError, RecursionError, MemoryError) as error:
         raise ValueError(f"not a kernel: {key}") from error
     return Kernel(domain, op, operands, tuple(sorted(named.items())), body, results, is_hot)
 
 
+def _call(tree: ast.expr, name: str = "") -> ast.Call:
+    """Return what calls something, or something of this name. Raises ValueError for anything else."""
+    if not isinstance(tree, ast.Call) or (name and ast.unparse(tree.func) != name):
+        raise ValueError(f"not {name or 'a kernel'}: {ast.unparse(tree)}")
+    return tree
+
+
 def _unwrapped(tree: ast.expr) -> tuple[bool, ast.expr]:
-    is_hot = isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id == "hot"
-    return (True, tree.args[0]) if is_hot else (False, tree)
-
-
-def _name_of(tree: ast.expr) -> tuple[str, str]:
-    if not isinstance(tree, ast.Call):
-        raise ValueError("no operator")
-    domain, _, op = ast.unparse(tree.func).rpartition(".")
-    return domain, op
+    is_hot = isinstance(tree, ast.Call) and ast.unparse(tree.func) == "hot"
+    return is_hot, _call(tree).args[0] if is_hot else tree
 
 
 def _literal(tree: ast.expr) -> object:
@@ -291,17 +291,19 @@ def _literal(tree: ast.expr) -> object:
 
 def _parse_operand(tree: ast.expr) -> Operand | int | None:
     if isinstance(tree, ast.Constant):
-        value = tree.value
-        if value is not None and not isinstance(value, int):
-            raise ValueError("no operand")
-        return value
+        if tree.value is None or isinstance(tree.value, int):
+            return tree.value
+        raise ValueError(f"no operand: {tree.value!r}")
     is_hot, tree = _unwrapped(tree)
     transposed: tuple[int, ...] = ()
-    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id == "Transpose":
-        transposed, tree = tuple(ast.literal_eval(tree.keywords[0].value)), tree.args[0]
+    if isinstance(tree, ast.Call) and tree.keywords:
+        through = _call(tree, "Transpose")
+        transposed, tree = tuple(ast.literal_eval(through.keywords[0].value)), through.args[0]
     values: tuple[object, ...] | None = None
     if isinstance(tree, ast.Call):
         values, tree = tuple(ast.literal_eval(value) for value in tree.args), tree.func
     dtype, _, sizes = ast.unparse(tree).rstrip("]").partition("[")
+    if not dtype.isidentifier():
+        raise ValueError(f"no element type: {dtype}")
     shape = tuple(int(size) for size in sizes.strip("()").split(",") if size.strip())
     return Operand(dtype, shape, values, is_hot, transposed)
