@@ -21,9 +21,11 @@ from partc.compiler.planning.check_kernels import check_cpu_kernels
 from partc.compiler.planning.choose_partitions import get_partitioner, measure_partitions, quickest
 from partc.compiler.planning.choose_reading import describe_departures, judge_step
 from partc.compiler.planning.decide_strategy import decide_strategy
+from partc.compiler.planning.list_kernels import StepKernels, list_kernels
 from partc.compiler.planning.measure_sparsity import measure_sparsity
 from partc.compiler.planning.name_what_fits import may_share_variables, name_what_fits
 from partc.compiler.planning.place_operators import place_operators
+from partc.compiler.planning.read_times import with_times
 from partc.compiler.planning.search_strategies import Found, Show, search_strategies
 from partc.compiler.settle_options import fill_sizes, settle_options
 from partc.compiler.verification.verify import verify
@@ -85,7 +87,7 @@ def compile_step(
     """Compile a training step for a cluster into the folder `out`. Raises PartcError."""
     check_output_folder(Path(out), options.force)
     machines = _machines(cluster)
-    options = _search_where_asked(train, machines, options)
+    options = _search_where_asked(train, machines, with_times(options, machines))
     if isinstance(options.partitions, Partitioner) and options.partitions.search == "measured":
         partitions = _measure_partitions(train, machines, options, options.partitions)
         options = replace(options, partitions=partitions)
@@ -109,7 +111,7 @@ def decide_step(train: Train, cluster: str | Path | Cluster, out: str | Path, op
         )
     check_new_folder(Path(out))
     machines = _machines(cluster)
-    options = _search_where_asked(train, machines, options)
+    options = _search_where_asked(train, machines, with_times(options, machines))
     with _naming_files(train, cluster, options), _naming_what_fits(train, machines, options):
         compilation = decide_strategy(lambda: _read_graph(train, options.options), machines, options, DECIDE)
         return write_decisions(compilation, Path(out))
@@ -126,11 +128,20 @@ def search(
     `show` is told of each improvement, and of data parallelism. `options.strategy` is not asked for.
     """
     machines = _machines(cluster)
-    options = replace(options, strategy="auto")
+    options = replace(with_times(options, machines), strategy="auto")
     with _naming_files(train, cluster, options):
         return search_strategies(
             lambda: _read_graph(train, options.options), machines, options, options.search, show
         )
+
+
+def kernels_of(
+    train: Train, cluster: str | Path | Cluster, options: Options, with_parts: bool
+) -> StepKernels:
+    """List the kernels of a step, and of the parts that a search may choose. Raises PartcError."""
+    machines = _machines(cluster)
+    with _naming_files(train, cluster, options):
+        return list_kernels(lambda: _read_graph(train, options.options), machines, options, with_parts)
 
 
 def inspect(

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import msgspec
 
 from partc.cost.named_strategy import NAMES, NamedStrategy, parse_named
+from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
 from partc.cost.strategy import Batch, Mechanism, Mode, Strategy, read_strategy
 from partc.passes.layouts.strategy_meshes import meshes_of
 from partc.runtime.errors import BadStrategy, BadUsage
@@ -98,6 +99,7 @@ class Options:
     recompute_bytes  what a step's values may take at once, others are computed again; None: as the
                  strategy says
     force        trained variables of an earlier plan in the output folder may go
+    profile      a profile.json of measured kernels, or what it says of the cluster; None: rooflines alone
     """
 
     strategy: str | NamedStrategy | Strategy = "auto"
@@ -112,6 +114,13 @@ class Options:
     aggregation: Aggregation | None = None
     recompute_bytes: int | None = None
     force: bool = False
+    profile: str | Path | KernelTimes | None = None
+
+    @property
+    def times(self) -> KernelTimes:
+        """Return what is known of measured kernels. Needs: the profile has been read."""
+        assert not isinstance(self.profile, str | Path), "the profile is read first"
+        return self.profile or NO_TIMES
 
     def chosen_strategy(self) -> Mode | NamedStrategy | Strategy:
         """Return the mode, or the strategy, which may lie in a file. Raises BadUsage, BadStrategy."""

@@ -23,9 +23,10 @@ from partc.cost.named_strategy import NamedStrategy
 from partc.cost.network import collectives
 from partc.cost.network.topology import Network
 from partc.cost.network.traffic import seconds_of
+from partc.cost.simulation.measured_kernels import prices_sha256
 from partc.cost.simulation.memory import check_memory
 from partc.cost.simulation.roofline import node_s
-from partc.cost.simulation.timeline import simulate
+from partc.cost.simulation.timeline import Measured, simulate
 from partc.cost.sparsity import with_measured_rows
 from partc.cost.strategy import Mode, Strategy
 from partc.cost.strategy_check import check_strategy
@@ -285,7 +286,10 @@ def schedule(compilation: Compilation) -> None:
     )
     if compilation.options.asynchronous:
         plan = make_sessions(plan, compilation.lowered, compilation.cluster, compilation.files.folder)
-    compilation.plan = msgspec.structs.replace(plan, departures=compilation.departures)
+    prices = prices_sha256(compilation.options.times)
+    compilation.plan = msgspec.structs.replace(
+        plan, departures=compilation.departures, cost_cache_sha256=prices
+    )
 
 
 def open_segments(compilation: Compilation) -> None:
@@ -296,7 +300,9 @@ def open_segments(compilation: Compilation) -> None:
 def check_and_simulate(compilation: Compilation) -> None:
     """Prove that the program ends, that it fits in memory, and predict its time."""
     check_program(compilation.plan)
-    compilation.timeline = simulate(compilation.plan, compilation.machines)
+    compilation.timeline = simulate(
+        compilation.plan, compilation.machines, Measured(kernels=compilation.options.times)
+    )
     compilation.memory = check_memory(compilation.plan, compilation.machines)
 
 

@@ -4,6 +4,7 @@ PartcError                  root: catch this one
 ├─ InputError               what the user gave us is wrong
 │  ├─ BadUsage              a command-line option or a function argument
 │  ├─ BadCluster            cluster.json, a resource file
+│  ├─ BadProfile            profile.json, or one that does not fit the cluster
 │  ├─ BadModel              forward.onnx or train.onnx is malformed
 │  ├─ UnsupportedModel      a model that is right but that partc cannot treat
 │  ├─ BadStrategy           strategy.json
@@ -41,6 +42,10 @@ class BadUsage(InputError):
 
 class BadCluster(InputError):
     """The cluster description is wrong."""
+
+
+class BadProfile(InputError):
+    """The file of measured kernels is wrong, or is about none of the cluster's devices."""
 
 
 class BadModel(InputError):

@@ -28,6 +28,7 @@ COMMANDS = {
     "inspect": "Show variables, gradients, data inputs, and the work of one step.",
     "compile": "Spread a training step over a cluster: segments, plan, report.",
     "search": "Find a quick strategy by simulated steps: names, and operators' own devices and degrees.",
+    "profile": "Measure what the operators of a step take on this machine, in whole and in parts.",
     "simulate": "Predict a step: its time, its bytes, its busiest link and its timeline.",
     "run": "Train: one executor daemon per device; save the trained variables.",
     "verify": "Train on all ranks, and compare every step with one device on the same total batch.",

@@ -73,6 +73,15 @@ RecomputeSize = Annotated[
 Force = Annotated[
     bool, typer.Option("--force", help="Replace trained variables that lie in the output folder.")
 ]
+ProfileFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile",
+        help="Kernels as `partc profile` measured them: prices are made of these, and of rooflines for "
+        "others.",
+        metavar="PROFILE.json",
+    ),
+]
 DecisionsOnly = Annotated[
     bool,
     typer.Option(

@@ -35,6 +35,7 @@ def search_command(
     seed: arguments.SearchSeed = 0,
     method: arguments.SearchMethodName = "auto",
     proposals: arguments.SearchProposals = None,
+    profile: arguments.ProfileFile = None,
     batch: arguments.BatchReadingName = None,
     state: StateArgument = "",
     sample_axis: AxesArgument = [],
@@ -48,6 +49,7 @@ def search_command(
     options = Options(
         search=SearchOptions(parse_seconds(budget, "--budget"), seed, method, proposals),
         batch=batch,
+        profile=profile,
         sizes=parse_sizes(size),
         options=graph_options(state, sample_axis, loss, initial),
     )

@@ -1,6 +1,6 @@
 """`partc simulate`: what a plan would take on a cluster, without running it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -8,10 +8,12 @@ import typer
 from rich.console import Group
 from rich.table import Table
 
+from partc.compiler.commands.compile_arguments import ProfileFile
 from partc.compiler.commands.console import console, tell, working_on
 from partc.compiler.commands.graph_arguments import PlanArgument, TraceArgument
 from partc.compiler.output.output_paths import check_output_file
 from partc.compiler.planning.measure_segments import cache_file, measure_segments
+from partc.compiler.planning.read_times import read_times
 from partc.compiler.report.measure_traffic import LaneLoad, host_traffic, lane_loads
 from partc.compiler.report.units import percent, seconds, size
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_predicted_trace
@@ -87,6 +89,7 @@ def simulate_command(
             "--measure", help="Time the plan's segments on this machine's CPU, unless that was done before."
         ),
     ] = False,
+    profile: ProfileFile = None,
 ) -> None:
     """Predict a step: its time, its bytes, its busiest link and its timeline."""
     if trace is not None:
@@ -98,10 +101,10 @@ def simulate_command(
     if plan.asynchronous:
         machines = view_of_session(machines)
     _check_same_ranks(plan, machines, path)
-    measured = NOTHING_MEASURED
+    measured = NOTHING_MEASURED if profile is None else Measured(kernels=read_times(profile, machines))
     if measure:
         with working_on("measuring"):
-            measured = measure_segments(folder)
+            measured = replace(measure_segments(folder), kernels=measured.kernels)
         tell(f"{len(measured.segments)} segments measured; times are kept in {cache_file()}")
     simulation = simulate_plan(plan, machines, measured)
     console.print(simulation.render())

@@ -70,16 +70,17 @@ def _runs(plan: Plan, rank: Rank) -> list[Run]:
 
 def _key(plan: Plan, rank: Rank, run: Run) -> str:
     threads = 1 if run.one_thread else rank.threads
-    return "/".join([plan.files[run.segment], str(threads), onnxruntime.__version__, _cpu()])
+    return "/".join([plan.files[run.segment], str(threads), onnxruntime.__version__, cpu_name()])
 
 
 def _batch_key(plan: Plan) -> str:
     inputs = (plan.data_inputs, plan.drawn_inputs)
     text = repr((inputs, sorted(plan.sizes.items()), plan.batch, plan.replicas))
-    return "/".join(["batch", hashlib.sha256(text.encode()).hexdigest(), np.__version__, _cpu()])
+    return "/".join(["batch", hashlib.sha256(text.encode()).hexdigest(), np.__version__, cpu_name()])
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
+    """Return what this machine's CPU is called."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -121,7 +121,7 @@ def strategy_of(
 def make_tasks(first: Compilation, groups: Sequence[OperatorGroup]) -> StepTasks:
     """Return the task graph of a step's operator groups on its cluster."""
     step = group_step(first.analysis, groups)
-    return StepTasks(step, TaskPrices(first.cluster), bucket_bytes(first.cluster))
+    return StepTasks(step, TaskPrices(first.cluster, first.options.times), bucket_bytes(first.cluster))
 
 
 def space_of(first: Compilation, groups: Sequence[OperatorGroup]) -> OperatorSpace:

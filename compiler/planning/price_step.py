@@ -12,7 +12,7 @@ from partc.compiler.planning.build_plan import build_plan
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.cost.cluster.cluster import Cluster, ranks_of, shares_places
 from partc.cost.simulation.memory import check_memory
-from partc.cost.simulation.timeline import simulate
+from partc.cost.simulation.timeline import Measured, simulate
 from partc.cost.strategy import Strategy, SyncFacts
 from partc.passes.analysis import Analysis
 from partc.passes.distribute import lower_step
@@ -97,4 +97,4 @@ class StepPricer:
         lowered = lower_step(self._analysis, strategy, expected, self._options.asynchronous)
         plan = build_plan(self._analysis, lowered, strategy, self._cluster, self._options.sizes, None)
         check_memory(plan, self._cluster)
-        return simulate(plan, self._cluster).step_s, lowered
+        return simulate(plan, self._cluster, Measured(kernels=self._options.times)).step_s, lowered

@@ -11,6 +11,7 @@ from partc.cost.cluster.cluster import Cluster, ClusterRank, ranks_of, threads_p
 from partc.cost.network import collectives
 from partc.cost.network.topology import Network
 from partc.cost.network.traffic import Phases, lane_loads, seconds_of, totals_of
+from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
 from partc.cost.simulation.memory import limit_bytes
 from partc.cost.simulation.roofline import start_s, work_s
 from partc.cost.simulation.task_arrays import Floats, Ints
@@ -35,6 +36,7 @@ class TaskPrices:
     """Prices by the numbers of workers. What was asked before is remembered."""
 
     cluster: Cluster
+    times: KernelTimes = NO_TIMES
     _work: dict[tuple[Work, int], Floats] = field(default_factory=dict)
     _collectives: dict[tuple[CollectiveKind, int, tuple[int, ...]], Moved] = field(default_factory=dict)
     _exchanges: dict[Sent, Moved] = field(default_factory=dict)
@@ -100,7 +102,10 @@ class TaskPrices:
         """Return how long work takes that is cut into some segments, float64[workers]."""
         if (work, segments) not in self._work:
             numbers, ones = self._kinds
-            each = [work_s(work, o, self.cluster) + segments * start_s(o, self.cluster) for o in ones]
+            each = [
+                work_s(work, one, self.cluster, self.times) + segments * start_s(one, self.cluster)
+                for one in ones
+            ]
             self._work[work, segments] = np.array(each)[numbers] * self._crowding
         return self._work[work, segments]
 

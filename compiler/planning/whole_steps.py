@@ -13,7 +13,7 @@ from partc.compiler.settle_options import settle_options
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.named_strategy import LAYERWISE, ONE_WEIRD_TRICK
 from partc.cost.simulation.memory import check_memory
-from partc.cost.simulation.timeline import simulate
+from partc.cost.simulation.timeline import Measured, simulate
 from partc.cost.strategy import Strategy
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.runtime.errors import DoesNotFit, InputError, NoPlacement
@@ -68,11 +68,12 @@ class WholeSteps:
             self._note_first(compilation)
             raise
         self._note_first(compilation)
+        measured = Measured(kernels=compilation.options.times)
         chosen, sizes = compilation.strategy, compilation.options.sizes
         plan = build_plan(compilation.analysis, compilation.lowered, chosen, self.cluster, sizes, None)
         check_memory(plan, self.cluster)
         self.priced += 1
-        return Priced(name, chosen, simulate(plan, self.cluster).step_s)
+        return Priced(name, chosen, simulate(plan, self.cluster, measured).step_s)
 
     def _note_first(self, compilation: Compilation) -> None:
         """Keep the first step that was analysed, whose batch and total batch the others have."""

@@ -1,23 +1,28 @@
 """What a segment takes on a device, from its work and the device's rates.
 
-    t = o + v V + s S + k N + max((B - M) / b, F / f) + M / b      a CPU
-    t = o + v V + s S + max(k N, max((B - M) / b, F / f) + M / b)  a GPU, whose launches overlap with kernels
+    t = o + v V + s S + k N + K         a CPU
+    t = o + v V + s S + max(k N, K)     a GPU, whose launches overlap with kernels
+    K = sum of t_i + max((B - M) / b, F / f) + M / b
 
 o  starting a segment          V  values that it reads and writes
-k  starting a node             N  nodes                                S  ids that are put in order
+k  starting a node             N  nodes
+t_i  of a kernel that was measured (measured_kernels.py), beyond starting it; what follows is of the others
+s  putting an id in order      S  ids that are put in order
 f  flops a second              F  flops
 b  bytes of memory a second    B  bytes that nodes read and write, M of them by nodes that memory holds up
 
-The last two terms are the roofline (Williams, Waterman and Patterson, CACM 52 (2009) 65-76) of products, and
-of all that only streams through memory: one does not hide the other, for nodes run one after the other.
+The last two terms of K are the roofline (Williams, Waterman and Patterson, CACM 52 (2009) 65-76) of products,
+and of all that only streams through memory: one does not hide the other, for nodes run one after the other.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from partc.cost.cluster.cluster import Cluster, ClusterRank
 from partc.cost.cluster.profiles import PER_SORTED_ID_S, PER_VALUE_S, PROFILES, DeviceProfile
-from partc.runtime.plan.program import Rank, Run
+from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
+from partc.runtime.plan.program import ABSORBED, KernelWork, Rank, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,7 @@ class _Rates:
     """What a rank's device does in a second: of its threads together for a CPU."""
 
     profile: DeviceProfile
+    threads: int
     flops_per_s: float
     bytes_per_s: float
 
@@ -52,11 +58,15 @@ class CountedWork(Protocol):
     def sorted_ids(self) -> int:
         """Return how many ids are put in order."""
 
+    @property
+    def kernels(self) -> Sequence[KernelWork]:
+        """Return of all that, what could be measured by itself."""
 
-def run_s(run: Run, rank: Rank, cluster: Cluster) -> float:
+
+def run_s(run: Run, rank: Rank, cluster: Cluster, times: KernelTimes = NO_TIMES) -> float:
     """Return how long a segment takes on a rank's device."""
     values_s = (len(run.reads) + len(run.writes)) * PER_VALUE_S
-    return start_s(rank, cluster) + values_s + work_s(run, rank, cluster, run.one_thread)
+    return start_s(rank, cluster) + values_s + work_s(run, rank, cluster, times, run.one_thread)
 
 
 def start_s(rank: Rank | ClusterRank, cluster: Cluster) -> float:
@@ -64,16 +74,48 @@ def start_s(rank: Rank | ClusterRank, cluster: Cluster) -> float:
     return _rates(rank, cluster).profile.start_s
 
 
-def work_s(work: CountedWork, rank: Rank | ClusterRank, cluster: Cluster, one_thread: bool = False) -> float:
+def work_s(
+    work: CountedWork,
+    rank: Rank | ClusterRank,
+    cluster: Cluster,
+    times: KernelTimes = NO_TIMES,
+    one_thread: bool = False,
+) -> float:
     """Return how long nodes take on a rank's device, once their segment has been started."""
     rates = _rates(rank, cluster, one_thread)
+    measured = times.on((rank.kind, rates.profile.name, rates.threads))
+    measured_s, rest = _take(work, measured) if measured else (0.0, work)
     products_s = max(
-        work.flops / rates.flops_per_s, (work.touched_bytes - work.streamed_bytes) / rates.bytes_per_s
+        rest.flops / rates.flops_per_s, (rest.touched_bytes - rest.streamed_bytes) / rates.bytes_per_s
     )
-    kernels_s = products_s + work.streamed_bytes / rates.bytes_per_s
+    kernels_s = measured_s + products_s + rest.streamed_bytes / rates.bytes_per_s
     nodes_s = work.nodes * rates.profile.node_s
-    sorting_s = work.sorted_ids * PER_SORTED_ID_S
+    sorting_s = rest.sorted_ids * PER_SORTED_ID_S
     return sorting_s + (max(nodes_s, kernels_s) if rank.kind == "gpu" else nodes_s + kernels_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """What is left of work without the kernels that were measured."""
+
+    flops: int
+    touched_bytes: int
+    streamed_bytes: int
+    sorted_ids: int
+
+
+def _take(work: CountedWork, seconds: Mapping[str, float]) -> tuple[float, _Rest]:
+    """Return what the measured kernels among the work take, and the rest of it."""
+    measured_s = 0.0
+    flops, touched, streamed = work.flops, work.touched_bytes, work.streamed_bytes
+    sorted_ids = work.sorted_ids
+    for kernel in work.kernels:
+        kernel_s = 0.0 if kernel.key == ABSORBED else seconds.get(kernel.key)
+        if kernel_s is not None:
+            measured_s += kernel.count * kernel_s
+            flops, touched = flops - kernel.flops, touched - kernel.touched_bytes
+            streamed, sorted_ids = streamed - kernel.streamed_bytes, sorted_ids - kernel.sorted_ids
+    return measured_s, _Rest(flops, touched, streamed, sorted_ids)
 
 
 def node_s(flops: int, touched_bytes: int, rank: Rank | ClusterRank, cluster: Cluster) -> float:
@@ -91,4 +133,4 @@ def _rates(rank: Rank | ClusterRank, cluster: Cluster, one_thread: bool = False)
     bytes_per_s = profile.memory_bytes_per_s * threads
     if rank.kind == "cpu":
         bytes_per_s = min(bytes_per_s, host.memory_bytes_per_s)
-    return _Rates(profile, profile.matmul_flops_per_s * threads, bytes_per_s)
+    return _Rates(profile, threads, profile.matmul_flops_per_s * threads, bytes_per_s)

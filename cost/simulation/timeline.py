@@ -30,6 +30,7 @@ from partc.cost.network.families import Family, families_of, repeated
 from partc.cost.network.topology import Network, memory_of
 from partc.cost.network.traffic import Phases, Totals, lane_loads, seconds_of
 from partc.cost.network.ways import Array, Numbers
+from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
 from partc.cost.simulation.roofline import run_s
 from partc.runtime.plan.moves import shape_of
 from partc.runtime.plan.program import Plan, Rank, Run, Start, Wait
@@ -112,10 +113,12 @@ class Measured:
 
     segments  seconds of one run, alone on its device
     beside_s  of a rank's step: drawing its batch
+    kernels   of segments that were not measured: prices are made of them
     """
 
     segments: Mapping[str, float] = field(default_factory=dict)
     beside_s: float = 0.0
+    kernels: KernelTimes = NO_TIMES
 
 
 NOTHING_MEASURED = Measured()
@@ -166,7 +169,9 @@ class _Play:
         running = np.concatenate([ranks for _, ranks in kinds]) if kinds else np.zeros(0, np.int64)
         oversubscription = self.cores.oversubscription(running, self._at_work(running))
         for kind, ranks in kinds:
-            alone_s = self.measured.segments.get(run.segment, 0.0) or run_s(run, kind, self.cluster)
+            alone_s = self.measured.segments.get(run.segment, 0.0) or run_s(
+                run, kind, self.cluster, self.measured.kernels
+            )
             begin = self.clock[ranks]
             self.clock[ranks] = stop = begin + alone_s * oversubscription[ranks]
             self.computing[ranks] = stop

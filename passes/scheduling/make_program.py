@@ -199,6 +199,7 @@ class ProgramMaker:
                 work.sorted_ids,
                 sizes.writes,
                 sizes.inner,
+                work.kernels,
             )
         )
         self._advance()

@@ -4,6 +4,7 @@
     streamed_bytes         of those nodes that memory holds up on every device
     nodes                  with those in the bodies of functions, for each costs something to start
     sorted_ids             that a Unique or a SumRows puts in order
+    kernels                of all that, what could be measured by itself (kernels.py)
 
 What follows the data has no size when it is lowered. It is taken to be as large as what it is made of: the
 rows of a table that ids ask for, their update, their sums.
@@ -12,6 +13,7 @@ rows of a table that ids ask for, their update, their sums.
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
 
 import numpy as np
@@ -21,12 +23,20 @@ import onnx_graphsurgeon as gs
 from partc.passes.cpu_kernels.block_updates import POINTWISE
 from partc.passes.layouts.layouts import REPLICAS, Owned
 from partc.passes.lowering.lowered_graph import LoweredGraph
+from partc.passes.scheduling.kernels import KernelNamer, Shape, absorbed_transposes
 from partc.passes.scheduling.prove_in_place import SCATTERS
+from partc.runtime.plan.program import KernelWork
 
 # Flops per byte, below those at which any device of profiles.py computes as fast as it reads (4.5, a CPU).
 LEAST_RIDGE = 4
 
 SIZED_ALIKE = POINTWISE | {"Identity", "Reshape", "Unsqueeze", "Where"}
+
+
+Counts = tuple[int, int, int, int]  # flops, touched bytes, streamed bytes, sorted ids
+NO_TRANSPOSES: Mapping[str, gs.Node] = {}
+NO_SHAPES: Mapping[tuple[str, int], Shape] = {}
+NOTHING: Counts = (0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,7 @@ class Work:
     streamed_bytes: int
     nodes: int
     sorted_ids: int
+    kernels: tuple[KernelWork, ...] = ()
 
 
 class WorkCounter:
@@ -49,27 +60,40 @@ class WorkCounter:
         functions: Mapping[str, onnx.FunctionProto],
         servers: int,
         placed: AbstractSet[str] = frozenset(),
+        read_shapes: Mapping[tuple[str, int], Shape] = NO_SHAPES,
+        transposes: Mapping[str, gs.Node] = NO_TRANSPOSES,
     ) -> None:
+        self._transposes = dict(transposes)  # that vanish in other chunks
         self._placed = placed  # values that lie in buffers or variables
         self._lowered = lowered
         self._functions = functions
         self._servers = max(1, servers)
         self._assumed: dict[str, int] = {}  # value -> bytes, where they follow the data
         self._bodies: dict[str, tuple[int, bool]] = {}  # function -> its nodes, whether one sorts
+        self._namer = KernelNamer(lowered.shapes, functions, read_shapes)
 
     def count(self, nodes: Sequence[gs.Node], wanted: AbstractSet[str]) -> Work:
         """Return the work of a chunk, of whose values some are `wanted` by others."""
         cached = _cached(nodes, wanted)
-        flops = touched = streamed = number = sorted_ids = 0
+        transposes = absorbed_transposes(nodes, wanted) | self._transposes
+        kernels: dict[str | None, tuple[int, Counts]] = {}
+        number = 0
         for node in nodes:
-            own_flops, own_bytes = self._lowered.flops.get(node.name, 0), self._touched(node, cached)
-            flops += own_flops
-            touched += own_bytes
-            streamed += own_bytes if own_flops < LEAST_RIDGE * own_bytes else 0
-            body_nodes, sorts = self._body_of(node.op)
+            counts, body_nodes = self._count(node, cached)
             number += body_nodes
-            sorted_ids += self._elements(node.inputs[0]) if sorts else 0
-        return Work(flops, touched, streamed, number, sorted_ids)
+            key = self._namer.key(node, cached, transposes)
+            before = kernels.get(key, (0, NOTHING))
+            kernels[key] = before[0] + 1, _sum(before[1], counts)
+        flops, touched, streamed, sorted_ids = reduce(_sum, [own for _, own in kernels.values()], NOTHING)
+        named = tuple(KernelWork(key, n, *own) for key, (n, own) in kernels.items() if key is not None)
+        return Work(flops, touched, streamed, number, sorted_ids, named)
+
+    def _count(self, node: gs.Node, cached: AbstractSet[str]) -> tuple[Counts, int]:
+        """Return what a node computes, touches, streams and sorts, and how many nodes it is."""
+        flops, touched = self._lowered.flops.get(node.name, 0), self._touched(node, cached)
+        body_nodes, sorts = self._body_of(node.op)
+        streamed = touched if flops < LEAST_RIDGE * touched else 0
+        return (flops, touched, streamed, self._elements(node.inputs[0]) if sorts else 0), body_nodes
 
     def expected_bytes(self, tensor: gs.Tensor) -> int:
         """Return the size of a value without memory of its own; 0 where it has, or the data decide."""
@@ -134,6 +158,10 @@ class WorkCounter:
             parts = [self._body_of(node.op_type) for node in self._functions[op].node]
             self._bodies[op] = sum(number for number, _ in parts), any(sorts for _, sorts in parts)
         return self._bodies[op]
+
+
+def _sum(one: Counts, other: Counts) -> Counts:
+    return (one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3])
 
 
 def _cached(nodes: Sequence[gs.Node], wanted: AbstractSet[str]) -> set[str]:

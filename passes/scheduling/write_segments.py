@@ -89,7 +89,7 @@ class SegmentWriter:
         return helper.make_tensor_value_info(name, dtype, self.shapes.get(name))
 
     def _model(self, graph: onnx.GraphProto) -> onnx.ModelProto:
-        used = _functions_used(graph.node, self.functions)
+        used = functions_used(graph.node, self.functions)
         domains = sorted({function.domain for function in used})
         opsets = [helper.make_opsetid("", self.opset), *(helper.make_opsetid(d, 1) for d in domains)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, functions=used)
@@ -113,7 +113,7 @@ class SegmentWriter:
         return model
 
 
-def _functions_used(
+def functions_used(
     nodes: Sequence[onnx.NodeProto], functions: Mapping[str, onnx.FunctionProto]
 ) -> list[onnx.FunctionProto]:
     """Return the functions that nodes call, and those that these call."""

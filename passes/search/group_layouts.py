@@ -33,7 +33,8 @@ from partc.passes.layouts.layouts import (
 )
 from partc.passes.lowering.local_sizes import LocalSizes
 from partc.passes.lowering.lowered_graph import LoweredGraph
-from partc.passes.scheduling.segment_work import Work, WorkCounter
+from partc.passes.scheduling.kernels import Shape, absorbed_transposes
+from partc.passes.scheduling.segment_work import NO_SHAPES, NO_TRANSPOSES, Work, WorkCounter
 from partc.passes.search.grouped_step import GroupedStep, StepGroup, Way
 from partc.passes.search.operator_space import SplitDegrees
 from partc.runtime.errors import InputError
@@ -92,10 +93,14 @@ class GroupLayouts:
     _signatures: dict[Hashable, int] = field(default_factory=dict)
     _found: dict[tuple[int, SplitDegrees], GroupLayout | None] = field(default_factory=dict)
     _samples: dict[str, Split] = field(init=False)
+    _transposes: dict[str, gs.Node] = field(init=False)  # of the whole step, that vanish in products
 
     def __post_init__(self) -> None:
         alone = lay_out(self.step.analysis, {}, data_parallel(2))
         places = ((name, layout.along(REPLICAS)) for name, layout in alone.layouts.items())
+        training = self.step.analysis.training
+        terms = {term for own in self.step.terms.values() for term in own}
+        self._transposes = absorbed_transposes(training.graph.nodes, terms.union(training.outputs))
         self._samples = {name: place for name, place in places if isinstance(place, Split)}
 
     def __call__(self, number: int, split: SplitDegrees) -> GroupLayout | None:
@@ -112,7 +117,9 @@ class GroupLayouts:
 
     def _own_step(self, number: int) -> "_OwnStep":
         if number not in self._steps:
-            self._steps[number] = _OwnStep(self.step, number, self._samples, self._signatures)
+            self._steps[number] = _OwnStep(
+                self.step, number, self._samples, self._signatures, self._transposes
+            )
         return self._steps[number]
 
 
@@ -120,8 +127,14 @@ class _OwnStep:
     """A group as a step of its own. `places`: its tensors' numbers, as in groups of equal `likeness`."""
 
     def __init__(
-        self, step: GroupedStep, number: int, samples: Mapping[str, Split], signatures: dict[Hashable, int]
+        self,
+        step: GroupedStep,
+        number: int,
+        samples: Mapping[str, Split],
+        signatures: dict[Hashable, int],
+        transposes: Mapping[str, gs.Node],
     ) -> None:
+        self._transposes = transposes
         self._whole = step.analysis
         self._group: StepGroup = step.groups[number]
         self._nodes = [node for nodes in self._group.nodes.values() for node in nodes]
@@ -196,6 +209,7 @@ class _OwnStep:
                                 tensor.name in variables,
                                 tensor.name in self._whole.zeros,
                                 tensor.name in self._results,
+                                tensor.name in self._transposes,
                                 samples.get(tensor.name),
                                 None if value is None else value.tobytes(),
                             )
@@ -229,7 +243,10 @@ class _OwnStep:
         return GroupLayout(
             kind,
             graph.meshes.each[0],
-            {way: _count_work(graph, sizes, group.nodes[way], results) for way in group.nodes},
+            {
+                way: _count_work(graph, sizes, group.nodes[way], results, self._transposes)
+                for way in group.nodes
+            },
             {
                 way: tuple(_collectives(graph, sizes, nodes, self._awaited))
                 for way, nodes in group.nodes.items()
@@ -341,18 +358,28 @@ def _change(native: Placement, wanted: Placement, is_summed: bool) -> Collective
 
 
 def _count_work(
-    graph: LaidOutGraph, sizes: LocalSizes, nodes: tuple[gs.Node, ...], results: set[str]
+    graph: LaidOutGraph,
+    sizes: LocalSizes,
+    nodes: tuple[gs.Node, ...],
+    results: set[str],
+    transposes: Mapping[str, gs.Node],
 ) -> Work:
     lowered = LoweredGraph(graph.meshes)
+    read_shapes: dict[tuple[str, int], Shape] = {}
     for node in nodes:
         decision = graph.decisions[node.name]
         lowered.flops[node.name] = sizes.local_flops(node, decision) or 0
         ends = zip((*node.inputs, *node.outputs), (*decision.inputs, *decision.outputs), strict=True)
-        for tensor, layout in ends:
-            if tensor.name and tensor.name not in lowered.nbytes:
+        for place, (tensor, layout) in enumerate(ends):
+            if not tensor.name:
+                continue
+            shape = sizes.local_shape(tensor.name, layout)
+            if tensor.name not in lowered.nbytes:
                 lowered.nbytes[tensor.name] = sizes.local_nbytes(tensor.name, layout)
-                lowered.shapes[tensor.name] = sizes.local_shape(tensor.name, layout)
-    return _count(graph.training, lowered, nodes, results)
+                lowered.shapes[tensor.name] = shape
+            elif shape != lowered.shapes[tensor.name] and place < len(node.inputs):
+                read_shapes[node.name, place] = shape
+    return _count(graph.training, lowered, nodes, results, read_shapes, transposes)
 
 
 def count_update(step: GroupedStep, parameter: str, home: Layout, mesh: Mesh) -> Work:
@@ -360,6 +387,7 @@ def count_update(step: GroupedStep, parameter: str, home: Layout, mesh: Mesh) ->
     lowered = LoweredGraph(Meshes((mesh,)))
     facts, share = step.analysis.facts, mesh.share(home)
     shape = facts.shape(parameter)
+    parts = [mesh.parts(home, axis) for axis in range(len(shape))]
     nodes = step.updates[parameter]
     for node in nodes:
         for tensor in (*node.inputs, *node.outputs):
@@ -367,13 +395,22 @@ def count_update(step: GroupedStep, parameter: str, home: Layout, mesh: Mesh) ->
                 own = facts.shape(tensor.name)
                 is_cut = own == shape or (len(own) > 1 and own[1:] == shape[1:])
                 lowered.nbytes[tensor.name] = facts.nbytes(tensor.name) // (share if is_cut else 1)
-                lowered.shapes[tensor.name] = tuple(size or None for size in own)
-    return _count(step.analysis.training, lowered, nodes, set())
+                local = [-(-n // each) for n, each in zip(own, parts, strict=True)] if is_cut else own
+                lowered.shapes[tensor.name] = tuple(size or None for size in local)
+    training = step.analysis.training
+    return _count(training, lowered, nodes, {variable.next for variable in training.variables.values()})
 
 
 def _count(
-    training: TrainingGraph, lowered: LoweredGraph, nodes: tuple[gs.Node, ...], results: set[str]
+    training: TrainingGraph,
+    lowered: LoweredGraph,
+    nodes: tuple[gs.Node, ...],
+    results: set[str],
+    read_shapes: Mapping[tuple[str, int], Shape] = NO_SHAPES,
+    transposes: Mapping[str, gs.Node] = NO_TRANSPOSES,
 ) -> Work:
     own = sum_rows_function(training.opset)
     functions = {function.name: function for function in (own, *training.functions)}
-    return WorkCounter(lowered, functions, servers=1).count(list(nodes), results)
+    return WorkCounter(lowered, functions, 1, frozenset(), read_shapes, transposes).count(
+        list(nodes), results
+    )

@@ -30,6 +30,24 @@ Site = str  # worker, server, or a stage of workers: stage0, stage1, ...
 # ---------------------------------------------------------------- instructions
 
 
+# The key of nodes that vanish in others when a session is opened: measured kernels have what they take.
+ABSORBED = "absorbed"
+
+
+class KernelWork(Record, frozen=True, array_like=True):
+    """Equal kernels of a segment, and what they do together.
+
+    `key`: what they are, as passes/scheduling/kernels.py tells it, or ABSORBED.
+    """
+
+    key: str
+    count: int
+    flops: int
+    touched_bytes: int
+    streamed_bytes: int
+    sorted_ids: int
+
+
 class Run(Record, frozen=True, tag="run"):
     """Execute one segment at one site.
 
@@ -49,6 +67,7 @@ class Run(Record, frozen=True, tag="run"):
     sorted_ids: int = 0  # ids that are put in order
     write_bytes: tuple[int, ...] = ()  # expected, of each write; 0 where it has memory or no known size
     inner_bytes: int = 0  # the most that its nodes have made at once, without what has memory
+    kernels: tuple[KernelWork, ...] = ()  # of that work, what could be measured by itself
 
 
 Kind = Literal[

@@ -6,8 +6,9 @@ import pytest
 from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster, ranks_of
 from partc.cost.cluster.machines import Device, Host
 from partc.cost.cluster.profiles import PER_SORTED_ID_S, PER_VALUE_S, PROFILES
+from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
 from partc.cost.simulation.roofline import node_s, run_s
-from partc.runtime.plan.program import Rank, Run
+from partc.runtime.plan.program import ABSORBED, KernelWork, Rank, Run
 
 EMPTY = Run("worker", "segments/s.onnx", reads=(), writes=())
 
@@ -17,7 +18,7 @@ def cluster_of(kind: str, profile: str) -> Cluster:
     return Cluster(CLUSTER_FORMAT, "one", (Host("h", (device,), memory_bytes=2**34),))
 
 
-def price(kind: str, profile: str, **work: object) -> float:
+def price(kind: str, profile: str, times: KernelTimes = NO_TIMES, **work: object) -> float:
     """Return what work takes beyond the start of its segment."""
     cluster = cluster_of(kind, profile)
     placed = ranks_of(cluster)[0]
@@ -36,7 +37,7 @@ def price(kind: str, profile: str, **work: object) -> float:
         held=(),
     )
     run = msgspec.structs.replace(EMPTY, **work)
-    return run_s(run, rank, cluster) - run_s(EMPTY, rank, cluster)
+    return run_s(run, rank, cluster, times) - run_s(EMPTY, rank, cluster, times)
 
 
 def test_every_node_costs_something_on_a_cpu_besides_what_it_computes() -> None:
@@ -81,3 +82,60 @@ def test_a_single_node_starts_no_segment() -> None:
     cluster = cluster_of("cpu", "cpu-core")
 
     assert node_s(0, 0, ranks_of(cluster)[0], cluster) == PROFILES["cpu-core"].node_s
+
+
+# ---------------------------------------------------------------- measured kernels
+
+WORK = {
+    "flops": 9_000_000,
+    "touched_bytes": 3_000_000,
+    "streamed_bytes": 2_000_000,
+    "nodes": 9,
+    "sorted_ids": 50,
+    "kernels": (
+        KernelWork("known", 3, 4_000_000, 1_000_000, 500_000, 20),
+        KernelWork("other", 2, 1_000_000, 800_000, 700_000, 10),
+        KernelWork(ABSORBED, 1, 0, 300_000, 300_000, 0),
+    ),
+}
+
+
+def test_measured_kernels_take_the_place_of_their_work() -> None:
+    cpu = PROFILES["cpu-core"]
+    rest = {"flops": 5_000_000, "touched_bytes": 1_700_000, "streamed_bytes": 1_200_000, "sorted_ids": 30}
+    times = KernelTimes({("cpu", "cpu-core", 1): {"known": 7e-3, "never asked for": 1.0}}, "x")
+
+    priced = price("cpu", "cpu-core", times, **WORK)
+
+    assert priced == pytest.approx(3 * 7e-3 + price("cpu", "cpu-core", nodes=9, **rest))
+    assert priced - price("cpu", "cpu-core", times, **(WORK | {"nodes": 0})) == pytest.approx(9 * cpu.node_s)
+
+
+def test_measured_kernels_overlap_with_launches_on_a_gpu() -> None:
+    gpu = PROFILES["p100"]
+    quick = KernelTimes({("gpu", "p100", 1): {"known": 0.0, "other": 0.0}}, "x")
+    slow = KernelTimes({("gpu", "p100", 1): {"known": 1.0, "other": 0.0}}, "x")
+    many = WORK | {"nodes": 1000, "sorted_ids": 30}
+
+    assert price("gpu", "p100", quick, **many) == pytest.approx(1000 * gpu.node_s)
+    assert 3.0 <= price("gpu", "p100", slow, **many) < 3.001
+
+
+@pytest.mark.parametrize("device", [("cpu", "cpu-core", 2), ("gpu", "cpu-core", 1), ("cpu", "p100", 1)])
+def test_times_of_another_device_change_nothing(device: tuple[str, str, int]) -> None:
+    times = KernelTimes({device: {"known": 7e-3}}, "x")
+
+    assert price("cpu", "cpu-core", times, **WORK) == price("cpu", "cpu-core", **WORK)
+
+
+def test_what_runs_on_one_thread_takes_the_times_of_one() -> None:
+    times = KernelTimes({("cpu", "cpu-core", 1): {"known": 7e-3}}, "x")
+    cluster = Cluster(
+        CLUSTER_FORMAT, "c", (Host("h", (Device("h/d", "cpu", "cpu-core", threads=4),), memory_bytes=2**34),)
+    )
+    run = msgspec.structs.replace(EMPTY, **WORK)
+    placed = ranks_of(cluster)[0]
+
+    assert run_s(run, placed, cluster, times) < 7e-3  # type: ignore[arg-type]
+    alone = msgspec.structs.replace(run, one_thread=True)
+    assert run_s(alone, placed, cluster, times) > 3 * 7e-3  # type: ignore[arg-type]

@@ -1,0 +1,147 @@
+"""`partc profile`: measure the kernels of a step on this machine, for prices."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from partc.compiler.api import kernels_of
+from partc.compiler.commands import compile_arguments as arguments
+from partc.compiler.commands.arguments import parse_seconds, parse_sizes
+from partc.compiler.commands.console import progress_of, tell, working_on
+from partc.compiler.commands.graph_arguments import (
+    AxesArgument,
+    InitialArgument,
+    LossArgument,
+    SizesArgument,
+    StateArgument,
+    TrainArgument,
+    graph_options,
+)
+from partc.compiler.options import Options
+from partc.compiler.output.output_paths import check_output_file
+from partc.compiler.planning.list_kernels import StepKernels
+from partc.compiler.planning.measure_kernels import measure_kernels, source_here
+from partc.compiler.report.units import percent
+from partc.cost.cluster.cluster import Cluster, ClusterRank, read_any_cluster
+from partc.cost.simulation.measured_kernels import (
+    MeasuredDevice,
+    Profile,
+    devices_of,
+    encode_profile,
+    read_profile,
+)
+from partc.runtime.errors import BadUsage
+
+EPILOG = "Example: partc profile train.onnx -c examples/cluster-2x2.json -o profile.json"
+BUDGET = "120s"
+MOST_REASONS = 3  # why kernels cannot be measured, on the terminal
+MOST_SHOWN = 60  # characters of a kernel
+
+
+def profile_command(
+    train: TrainArgument,
+    cluster: arguments.ClusterFile,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The profile.json to write, or to add to.")],
+    strategy: Annotated[
+        str, typer.Option(help="As of compile: the kernels of its plan. Left out: of any that search finds.")
+    ] = "",
+    budget: Annotated[str, typer.Option(help="How long to measure, such as 60s or 5min.")] = BUDGET,
+    batch: arguments.BatchReadingName = None,
+    state: StateArgument = "",
+    sample_axis: AxesArgument = [],
+    loss: LossArgument = "",
+    initial: InitialArgument = None,
+    size: SizesArgument = [],
+) -> None:
+    """Measure what the operators of a step take on this machine, in whole and in parts."""
+    check_output_file(output, train)
+    budget_s = parse_seconds(budget, "--budget")
+    profile = read_profile(output) if output.exists() else Profile()
+    machines = read_any_cluster(cluster)
+    options = Options(
+        strategy=strategy or "auto",
+        batch=batch,
+        sizes=parse_sizes(size),
+        options=graph_options(state, sample_axis, loss, initial),
+    )
+    sources = _sources(machines)
+    with working_on("listing kernels"):
+        step = kernels_of(train, machines, options, with_parts=not strategy)
+    for remark in step.remarks:
+        tell(remark)
+    until_s = time.monotonic() + budget_s
+    for rank, source in sources:
+        before = profile.of_source(source)
+        expected_s = step.seconds_on(rank, machines)
+        found = _measure(step, list(expected_s), before, until_s)
+        profile = profile.added(found)
+        _write(profile, output)
+        _tell(profile.of_source(source), before, expected_s, output)
+
+
+def _sources(cluster: Cluster) -> list[tuple[ClusterRank, MeasuredDevice]]:
+    """Return a rank of each kind of device, and what its times are of here. Raises BadUsage without any."""
+    found = []
+    for kind, rank in devices_of(cluster).items():
+        if (source := source_here(kind)) is None:
+            tell(f"{kind[1]}: this machine has no GPU that onnxruntime can use; the roofline prices it")
+        else:
+            found.append((rank, source))
+    if not found:
+        raise BadUsage(
+            "none of the cluster's devices can be measured here",
+            at="--cluster",
+            fix="run `partc profile` on a machine that has them, and bring profile.json back",
+        )
+    return found
+
+
+def _measure(
+    step: StepKernels, keys: Sequence[str], before: MeasuredDevice, until_s: float
+) -> MeasuredDevice:
+    """Measure what was not measured before, as far as there is time, or until Ctrl-C."""
+    missing = [key for key in keys if key not in before.seconds and key not in before.unmeasured]
+    seconds: dict[str, float] = {}
+    unmeasured: dict[str, str] = {}
+    with progress_of(f"measuring {before.profile}", len(missing)) as advance:
+        try:
+            for done, answer in enumerate(measure_kernels(missing, step, before.device, until_s), 1):
+                if answer.seconds is None:
+                    unmeasured[answer.key] = answer.unmeasured
+                else:
+                    seconds[answer.key] = answer.seconds
+                advance(done, answer.key[:MOST_SHOWN])
+        except KeyboardInterrupt:
+            tell("interrupted: what was measured is kept")
+    return msgspec.structs.replace(before, seconds=seconds, unmeasured=unmeasured)
+
+
+def _write(profile: Profile, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    beside.write_bytes(encode_profile(profile))
+    beside.replace(path)
+
+
+def _tell(now: MeasuredDevice, before: MeasuredDevice, expected_s: Mapping[str, float], path: Path) -> None:
+    """Say how much is known of the step, and what is left to the roofline."""
+    kernels = len(expected_s)
+    known = [key for key in expected_s if key in now.seconds]
+    earlier = sum(key in before.seconds for key in expected_s)
+    share = sum(map(expected_s.__getitem__, known)) / max(sum(expected_s.values()), 1e-12)
+    tell(
+        f"{now.profile}, {now.name}: {len(known)} of {kernels} kernels, {earlier} of them from before; "
+        f"by the roofline they are {percent(share)} of the work -> {path}"
+    )
+    refused = [key for key in expected_s if key in now.unmeasured]
+    if left := kernels - len(known) - len(refused):
+        tell(f"  {left} not yet: run it again, or give a larger --budget; the roofline prices them meanwhile")
+    if refused:
+        tell(f"  {len(refused)} cannot be run by themselves: the roofline prices them")
+    for key in refused[:MOST_REASONS]:
+        tell(f"    {key}: {now.unmeasured[key]}")
