@@ -68,7 +68,7 @@ def poisoned(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("options", ["", "--strategy ps", "--batch global"])
+@pytest.mark.parametrize("options", ["", "--strategy ps", "--batch global --strategy allreduce"])
 def test_a_nan_loss_stops_and_names_the_step_and_the_rank(poisoned: Path, options: str) -> None:
     done("compile", "train.onnx", "-c", CLUSTER, "-o", "out", *options.split())
     share = 4 if "global" not in options else 1
