@@ -136,8 +136,8 @@ class Candidates:
 
     def take(self, count: int) -> Iterator[Candidate]:
         """Yield up to so many: those with a name, the smallest degrees first, then random ones."""
-        workers = sum(len(host.devices) for host in self._cluster.hosts)
-        names = [*MODES, *sorted(names_for(workers), key=_largest_degree)]
+        hosts = [host.name for host in self._cluster.hosts for _ in host.devices]
+        names = [*MODES, *sorted(names_for(hosts), key=_largest_degree)]
         named = list(islice(self._planned((name, name) for name in names), round(NAMED_SHARE * count)))
         yield from named
         yield from islice(self._planned(self._drawn()), count - len(named))
