@@ -134,7 +134,7 @@ def _print_mesh(compilation: Compilation) -> None:
 
 def _print_compared(compilation: Compilation) -> None:
     """Say which of the strategies that `auto` compared was taken, where names were among them."""
-    if not compilation.compared or not compilation.strategy.has_meshes:
+    if not any(tried.strategy.has_meshes for tried in compilation.compared):
         return
     taken, *others = compilation.compared
     others = sorted(others, key=lambda tried: tried.step_s)
