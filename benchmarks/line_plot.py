@@ -17,40 +17,47 @@ STYLES = (
 TICKS = 5
 
 
-def line_plot(lines: Mapping[str, Sequence[float]], *, title: str, x: str, y: str) -> str:
-    """Return an SVG of lines by name, a value for every step from 1; the vertical axis begins at 0."""
+def line_plot(lines: Mapping[str, Sequence[float]], *, title: str, x: str, y: str, every: float = 1.0) -> str:
+    """Return an SVG of lines by name, whose values are at x = `every`, 2 `every` and so on; y begins at 0."""
     longest = max(len(values) for values in lines.values())
-    to_x, x_ticks = _scale(longest, LEFT, WIDTH - RIGHT)
-    to_y, y_ticks = _scale(max(max(values) for values in lines.values()), HEIGHT - BOTTOM, TOP)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
-        'font-size="12" fill="#333">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        _text(LEFT, 20, title, "start", 'font-weight="bold"'),
-    ]
+    to_x, x_ticks = scale(longest * every, LEFT, WIDTH - RIGHT)
+    to_y, y_ticks = scale(max(max(values) for values in lines.values()), HEIGHT - BOTTOM, TOP)
+    parts = frame(title, y, y_ticks, to_y)
     for tick in x_ticks:
-        parts.append(_text(tick * to_x + LEFT, HEIGHT - BOTTOM + 16, f"{tick:g}", "middle"))
-    for tick in y_ticks:
-        height = HEIGHT - BOTTOM + tick * to_y
-        parts.append(f'<path d="M{LEFT} {height:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
-        parts.append(_text(LEFT - 6, height + 4, f"{tick:g}", "end"))
-    parts += [_text((LEFT + WIDTH) / 2, HEIGHT - 8, x, "middle"), _text(8, TOP - 2, y, "start")]
+        parts.append(text(tick * to_x + LEFT, HEIGHT - BOTTOM + 16, f"{tick:g}", "middle"))
+    parts.append(text((LEFT + WIDTH) / 2, HEIGHT - 8, x, "middle"))
     for number, (name, values) in enumerate(lines.items()):
         colour, width, dashes = STYLES[number % len(STYLES)]
         look = f'fill="none" stroke="{colour}" stroke-width="{width}"'
         look += f' stroke-dasharray="{dashes}"' if dashes else ""
         points = " ".join(
-            f"{LEFT + step * to_x:.1f},{HEIGHT - BOTTOM + value * to_y:.1f}"
+            f"{LEFT + step * every * to_x:.1f},{HEIGHT - BOTTOM + value * to_y:.1f}"
             for step, value in enumerate(values, 1)
         )
         parts.append(f'<polyline points="{points}" {look}/>')
         height = TOP + 14 + 18 * number
         parts.append(f'<path d="M{WIDTH - 220} {height}h36" {look}/>')
-        parts.append(_text(WIDTH - 176, height + 4, name, "start"))
+        parts.append(text(WIDTH - 176, height + 4, name, "start"))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _scale(largest: float, start: float, end: float) -> tuple[float, list[float]]:
+def frame(title: str, y: str, ticks: Sequence[float], to_y: float) -> list[str]:
+    """Return the beginning of an SVG: its title, what the vertical axis is, and lines at its ticks."""
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+        'font-size="12" fill="#333">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        text(LEFT, 20, title, "start", 'font-weight="bold"'),
+        text(8, TOP - 2, y, "start"),
+    ]
+    for tick in ticks:
+        height = HEIGHT - BOTTOM + tick * to_y
+        parts.append(f'<path d="M{LEFT} {height:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
+        parts.append(text(LEFT - 6, height + 4, f"{tick:g}", "end"))
+    return parts
+
+
+def scale(largest: float, start: float, end: float) -> tuple[float, list[float]]:
     """Return units per value, from 0 at `start` to the first tick beyond the largest at `end`, and ticks."""
     rough = largest / TICKS
     power = 10 ** math.floor(math.log10(rough))
@@ -59,5 +66,6 @@ def _scale(largest: float, start: float, end: float) -> tuple[float, list[float]
     return (end - start) / ticks[-1], ticks
 
 
-def _text(x: float, y: float, text: str, anchor: str, look: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {look}>{escape(text)}</text>'
+def text(x: float, y: float, words: str, anchor: str, look: str = "") -> str:
+    """Return words at a place, which is their `start`, `middle` or `end`."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {look}>{escape(words)}</text>'
