@@ -6,7 +6,7 @@ from line_plot import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, frame, scale, tex
 
 COLOURS = ("#9ecae1", "#3182bd", "#08306b", "#e6550d", "#31a354")
 GAP = 0.3  # of a bar's width, twice between groups
-LEGEND = 16  # for its line above the bars
+KEY = 130  # a name of the legend, below the bars
 
 
 def bar_plot(groups: Mapping[str, Mapping[str, float]], *, title: str, y: str) -> str:
@@ -15,8 +15,7 @@ def bar_plot(groups: Mapping[str, Mapping[str, float]], *, title: str, y: str) -
     A group need not have all names: there is no bar then.
     """
     names = list(dict.fromkeys(name for values in groups.values() for name in values))
-    top = TOP + LEGEND
-    to_y, ticks = scale(max(max(values.values()) for values in groups.values()), HEIGHT - BOTTOM, top)
+    to_y, ticks = scale(max(max(values.values()) for values in groups.values()), HEIGHT - BOTTOM, TOP)
     parts = frame(title, y, ticks, to_y)
     wide = (WIDTH - LEFT - RIGHT) / len(groups)
     bar = wide / (len(names) + 2 * GAP)
@@ -29,8 +28,8 @@ def bar_plot(groups: Mapping[str, Mapping[str, float]], *, title: str, y: str) -
             above = HEIGHT - BOTTOM - tall - 3
             parts.append(text(x + bar / 2, above, f"{value:.2g}", "middle", 'font-size="10"'))
     for number, name in enumerate(names):
-        x = LEFT + 130 * number
-        parts += [_rectangle(x, TOP - 2, 12, 12, number), text(x + 18, TOP + 8, name, "start")]
+        x, y_legend = LEFT + KEY * number, HEIGHT - 20
+        parts += [_rectangle(x, y_legend, 12, 12, number), text(x + 18, y_legend + 10, name, "start")]
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

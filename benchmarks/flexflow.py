@@ -11,7 +11,7 @@
     expert   one weird trick for convolutional networks, layers over devices for recurrent ones
     placed   the best of one device for each operator that `--strategy placed` finds: it stands in for
              REINFORCE's placements, which are not published (figure 10a)
-    optcnn   the least sum of times, by OptCNN's dynamic program, `--method dp` (figure 10b)
+    optcnn   the least sum of times, by OptCNN's dynamic program, `--method dp`
     found    what walks over operator groups find, from those before
 
 `--report` compiles what was found; the report.html in its folder draws who computes what of each operator.
@@ -118,11 +118,14 @@ FIGURES = {
     "13": Figure(
         ("inception_v3",),
         (("p100", 4),),
-        (),
+        ("expert", "optcnn"),
         "12 % less time, and 75 % less synchronisation, than data parallelism",
     ),
     "14": Figure(
-        ("nmt",), (("p100", 4),), (), "layers on few devices, softmax by channels, concurrent layers"
+        ("nmt",),
+        (("p100", 4),),
+        ("expert", "optcnn"),
+        "layers of many parameters on few devices, the softmax divided by channels, layers side by side",
     ),
 }
 
@@ -279,7 +282,7 @@ def main() -> None:
     parser.add_argument("--report", type=Path, help="a folder for compiled plans of what was found")
     asked = parser.parse_args()
     figure = FIGURES[asked.figure]
-    heads = "work | system | step, ms | samples/s | to data | found to it | sent, MB | computing of all, s"
+    heads = "work | system | step, ms | samples/s | to data | found to this | sent, MB | computing of all, s"
     print(f"| {heads} | found in, s |")
     print("|---|---|---|---|---|---|---|---|---|")
     rows: list[Row] = []

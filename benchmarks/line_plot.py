@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 WIDTH, HEIGHT = 640, 360
-LEFT, RIGHT, TOP, BOTTOM = 56, 16, 36, 44
+LEFT, RIGHT, TOP, BOTTOM = 56, 16, 48, 44
 # Later lines are thinner and lie on earlier ones, so that equal ones are all seen.
 STYLES = (
     ("#9ecae1", 7.0, ""),
@@ -48,7 +48,7 @@ def frame(title: str, y: str, ticks: Sequence[float], to_y: float) -> list[str]:
         'font-size="12" fill="#333">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         text(LEFT, 20, title, "start", 'font-weight="bold"'),
-        text(8, TOP - 2, y, "start"),
+        text(8, TOP - 12, y, "start"),
     ]
     for tick in ticks:
         height = HEIGHT - BOTTOM + tick * to_y

@@ -228,24 +228,27 @@ def _sampled(row: Walked, every_s: float) -> list[float]:
 
 def show(rows: Sequence[Walked], model: str, devices: int) -> None:
     """Print a line per system, the mean of all seeds."""
-    full_s, delta_s = PAPER[model][PAPER_DEVICES.index(devices)] if devices in PAPER_DEVICES else (0, 0)
-    paper = {"full": f"{full_s:g}", "delta": f"{delta_s:g} ({full_s / delta_s:.1f}x)" if delta_s else ""}
-    totals: dict[str, float] = {}
-    for row in rows:
-        totals[row.system] = totals.get(row.system, 0.0) + row.seconds
-    for system, total in totals.items():
-        own = [row for row in rows if row.system == system]
-        mean = {
-            name: statistics.mean(getattr(row, name) for row in own) for name in ("proposals", "simulating_s")
-        }
-        ended = sum(row.ended for row in own)
-        best_s = min(row.step_s for row in own)
-        print(
-            f"| {own[0].work} | {system} | {total / len(own):.1f} | {totals.get('full', total) / total:.2f}x "
-            f"| {mean['proposals']:.0f} | {mean['simulating_s'] * len(own) / total:.0%} | {1e3 * best_s:.1f} "
-            f"| {ended} of {len(own)} | {paper.get(system, '')} |",
-            flush=True,
-        )
+    paper = dict.fromkeys(SYSTEMS, "")
+    if devices in PAPER_DEVICES:
+        full_s, delta_s = PAPER[model][PAPER_DEVICES.index(devices)]
+        paper |= {"full": f"{full_s:g}", "delta": f"{delta_s:g} ({full_s / delta_s:.1f}x)"}
+    by_system = {name: [row for row in rows if row.system == name] for name in SYSTEMS}
+    full = by_system["full"] or rows
+    for name, own in by_system.items():
+        if own:
+            ended = sum(row.ended for row in own)
+            print(
+                f"| {own[0].work} | {name} | {_mean(own, 'seconds'):.1f} "
+                f"| {_mean(full, 'seconds') / _mean(own, 'seconds'):.2f}x "
+                f"| {_mean(own, 'simulating_s'):.2f} | {_mean(own, 'proposals'):.0f} "
+                f"| {1e3 * min(row.step_s for row in own):.1f} | {ended} of {len(own)} "
+                f"| {paper[name]} |",
+                flush=True,
+            )
+
+
+def _mean(rows: Sequence[Walked], name: str) -> float:
+    return statistics.mean(getattr(row, name) for row in rows)
 
 
 def main() -> None:
@@ -265,7 +268,9 @@ def main() -> None:
     limits = Limits(asked.least, asked.most, asked.budget)
     rows: list[Walked] = []
     compile_kernels()
-    print("| work | system | s | times full | proposals | simulating | best, ms | by the rule | paper, s |")
+    print(
+        "| work | system | s | times full | simulating, s | proposals | best, ms | by the rule | paper, s |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     for model in asked.models:
         for devices in asked.devices:
