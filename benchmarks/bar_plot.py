@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from line_plot import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, frame, scale, text
+from line_plot import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, frame, scale, text_at
 
 COLOURS = ("#9ecae1", "#3182bd", "#08306b", "#e6550d", "#31a354")
 GAP = 0.3  # of a bar's width, twice between groups
@@ -21,15 +21,15 @@ def bar_plot(groups: Mapping[str, Mapping[str, float]], *, title: str, y: str) -
     bar = wide / (len(names) + 2 * GAP)
     for place, (group, values) in enumerate(groups.items()):
         left = LEFT + place * wide
-        parts.append(text(left + wide / 2, HEIGHT - BOTTOM + 16, group, "middle", 'font-size="11"'))
+        parts.append(text_at(left + wide / 2, HEIGHT - BOTTOM + 16, group, "middle", 'font-size="11"'))
         for name, value in values.items():
             x, tall = left + bar * (GAP + names.index(name)), -value * to_y
             parts.append(_rectangle(x, HEIGHT - BOTTOM - tall, bar, tall, names.index(name)))
             above = HEIGHT - BOTTOM - tall - 3
-            parts.append(text(x + bar / 2, above, f"{value:.2g}", "middle", 'font-size="10"'))
+            parts.append(text_at(x + bar / 2, above, f"{value:.2g}", "middle", 'font-size="10"'))
     for number, name in enumerate(names):
         x, y_legend = LEFT + KEY * number, HEIGHT - 20
-        parts += [_rectangle(x, y_legend, 12, 12, number), text(x + 18, y_legend + 10, name, "start")]
+        parts += [_rectangle(x, y_legend, 12, 12, number), text_at(x + 18, y_legend + 10, name, "start")]
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

@@ -24,8 +24,8 @@ def line_plot(lines: Mapping[str, Sequence[float]], *, title: str, x: str, y: st
     to_y, y_ticks = scale(max(max(values) for values in lines.values()), HEIGHT - BOTTOM, TOP)
     parts = frame(title, y, y_ticks, to_y)
     for tick in x_ticks:
-        parts.append(text(tick * to_x + LEFT, HEIGHT - BOTTOM + 16, f"{tick:g}", "middle"))
-    parts.append(text((LEFT + WIDTH) / 2, HEIGHT - 8, x, "middle"))
+        parts.append(text_at(tick * to_x + LEFT, HEIGHT - BOTTOM + 16, f"{tick:g}", "middle"))
+    parts.append(text_at((LEFT + WIDTH) / 2, HEIGHT - 8, x, "middle"))
     for number, (name, values) in enumerate(lines.items()):
         colour, width, dashes = STYLES[number % len(STYLES)]
         look = f'fill="none" stroke="{colour}" stroke-width="{width}"'
@@ -37,7 +37,7 @@ def line_plot(lines: Mapping[str, Sequence[float]], *, title: str, x: str, y: st
         parts.append(f'<polyline points="{points}" {look}/>')
         height = TOP + 14 + 18 * number
         parts.append(f'<path d="M{WIDTH - 220} {height}h36" {look}/>')
-        parts.append(text(WIDTH - 176, height + 4, name, "start"))
+        parts.append(text_at(WIDTH - 176, height + 4, name, "start"))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -47,13 +47,13 @@ def frame(title: str, y: str, ticks: Sequence[float], to_y: float) -> list[str]:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
         'font-size="12" fill="#333">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        text(LEFT, 20, title, "start", 'font-weight="bold"'),
-        text(8, TOP - 12, y, "start"),
+        text_at(LEFT, 20, title, "start", 'font-weight="bold"'),
+        text_at(8, TOP - 12, y, "start"),
     ]
     for tick in ticks:
         height = HEIGHT - BOTTOM + tick * to_y
         parts.append(f'<path d="M{LEFT} {height:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
-        parts.append(text(LEFT - 6, height + 4, f"{tick:g}", "end"))
+        parts.append(text_at(LEFT - 6, height + 4, f"{tick:g}", "end"))
     return parts
 
 
@@ -66,6 +66,6 @@ def scale(largest: float, start: float, end: float) -> tuple[float, list[float]]
     return (end - start) / ticks[-1], ticks
 
 
-def text(x: float, y: float, words: str, anchor: str, look: str = "") -> str:
-    """Return words at a place, which is their `start`, `middle` or `end`."""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {look}>{escape(words)}</text>'
+def text_at(x: float, y: float, text: str, anchor: str, look: str = "") -> str:
+    """Return a text element; `anchor`: start, middle or end."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {look}>{escape(text)}</text>'
