@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 WIDTH, HEIGHT = 640, 360
-LEFT, RIGHT, TOP, BOTTOM = 56, 16, 36, 44
+LEFT, RIGHT, TOP, BOTTOM = 56, 16, 48, 44
 # Later lines are thinner and lie on earlier ones, so that equal ones are all seen.
 STYLES = (
     ("#9ecae1", 7.0, ""),
@@ -17,30 +17,21 @@ STYLES = (
 TICKS = 5
 
 
-def line_plot(lines: Mapping[str, Sequence[float]], *, title: str, x: str, y: str) -> str:
-    """Return an SVG of lines by name, a value for every step from 1; the vertical axis begins at 0."""
+def line_plot(lines: Mapping[str, Sequence[float]], *, title: str, x: str, y: str, every: float = 1.0) -> str:
+    """Return an SVG of lines by name, whose values are at x = `every`, 2 `every` and so on; y begins at 0."""
     longest = max(len(values) for values in lines.values())
-    to_x, x_ticks = _scale(longest, LEFT, WIDTH - RIGHT)
-    to_y, y_ticks = _scale(max(max(values) for values in lines.values()), HEIGHT - BOTTOM, TOP)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
-        'font-size="12" fill="#333">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        text_at(LEFT, 20, title, "start", 'font-weight="bold"'),
-    ]
+    to_x, x_ticks = scale(longest * every, LEFT, WIDTH - RIGHT)
+    to_y, y_ticks = scale(max(max(values) for values in lines.values()), HEIGHT - BOTTOM, TOP)
+    parts = frame(title, y, y_ticks, to_y)
     for tick in x_ticks:
         parts.append(text_at(tick * to_x + LEFT, HEIGHT - BOTTOM + 16, f"{tick:g}", "middle"))
-    for tick in y_ticks:
-        height = HEIGHT - BOTTOM + tick * to_y
-        parts.append(f'<path d="M{LEFT} {height:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
-        parts.append(text_at(LEFT - 6, height + 4, f"{tick:g}", "end"))
-    parts += [text_at((LEFT + WIDTH) / 2, HEIGHT - 8, x, "middle"), text_at(8, TOP - 2, y, "start")]
+    parts.append(text_at((LEFT + WIDTH) / 2, HEIGHT - 8, x, "middle"))
     for number, (name, values) in enumerate(lines.items()):
         colour, width, dashes = STYLES[number % len(STYLES)]
         look = f'fill="none" stroke="{colour}" stroke-width="{width}"'
         look += f' stroke-dasharray="{dashes}"' if dashes else ""
         points = " ".join(
-            f"{LEFT + step * to_x:.1f},{HEIGHT - BOTTOM + value * to_y:.1f}"
+            f"{LEFT + step * every * to_x:.1f},{HEIGHT - BOTTOM + value * to_y:.1f}"
             for step, value in enumerate(values, 1)
         )
         parts.append(f'<polyline points="{points}" {look}/>')
@@ -50,7 +41,23 @@ def line_plot(lines: Mapping[str, Sequence[float]], *, title: str, x: str, y: st
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _scale(largest: float, start: float, end: float) -> tuple[float, list[float]]:
+def frame(title: str, y: str, ticks: Sequence[float], to_y: float) -> list[str]:
+    """Return the beginning of an SVG: its title, what the vertical axis is, and lines at its ticks."""
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+        'font-size="12" fill="#333">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        text_at(LEFT, 20, title, "start", 'font-weight="bold"'),
+        text_at(8, TOP - 12, y, "start"),
+    ]
+    for tick in ticks:
+        height = HEIGHT - BOTTOM + tick * to_y
+        parts.append(f'<path d="M{LEFT} {height:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
+        parts.append(text_at(LEFT - 6, height + 4, f"{tick:g}", "end"))
+    return parts
+
+
+def scale(largest: float, start: float, end: float) -> tuple[float, list[float]]:
     """Return units per value, from 0 at `start` to the first tick beyond the largest at `end`, and ticks."""
     rough = largest / TICKS
     power = 10 ** math.floor(math.log10(rough))

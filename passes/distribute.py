@@ -167,6 +167,6 @@ def lower_step(
     graph = lay_out(analysis, strategy.parameters, configuration_of(analysis, strategy))
     aggregate_partials(graph)
     lowered = lower(graph, expected, sessions)
-    lowered.native = dict(graph.layouts)
+    lowered.native, lowered.decisions = dict(graph.layouts), dict(graph.decisions)
     copy_where_shared(lowered, sessions)
     return lowered

@@ -20,6 +20,7 @@ from partc.compiler.report.describe_program import describe_listings, describe_s
 from partc.compiler.report.describe_servers import describe_servers
 from partc.compiler.report.describe_variables import describe_variables
 from partc.compiler.report.draw_cluster import draw_cluster
+from partc.compiler.report.draw_operators import draw_operators
 from partc.compiler.report.draw_timeline import draw_timelines, list_longest
 from partc.compiler.report.explain_choices import (
     candidates,
@@ -45,6 +46,7 @@ def render_report(compilation: Compilation, cluster: Cluster, folder: Path) -> s
         .render(
             headline=describe_headline(compilation, cluster, _model_name(folder / plan.model)),
             mesh=describe_mesh(compilation),
+            operators=draw_operators(compilation),
             explanations=EXPLANATIONS,
             keys=MESH_KEYS if compilation.strategy.has_meshes else KEYS,
             examples=worked_examples(costs, facts, cluster),

@@ -31,6 +31,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from partc.passes.layouts.decide_layouts import Decision
 from partc.passes.layouts.layouts import Layout, Meshes
 from partc.runtime.plan.boxes import part_range
 from partc.runtime.plan.program import Site
@@ -125,6 +126,7 @@ class LoweredGraph:
     nodes: list[gs.Node] = field(default_factory=list)
     site_of: dict[str, Site] = field(default_factory=dict)  # compute node -> site
     native: dict[str, Layout] = field(default_factory=dict)  # original tensor -> layout
+    decisions: dict[str, Decision] = field(default_factory=dict)  # original node -> how it runs
     meanings: dict[str, tuple[str, Layout]] = field(default_factory=dict)  # value -> original tensor
     states: list[State] = field(default_factory=list)
     outputs: list[tuple[str, str, Layout]] = field(default_factory=list)  # (name, value, layout)

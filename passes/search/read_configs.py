@@ -1,7 +1,8 @@
-"""Tell how a strategy configures every operator group, as far as configurations can say it."""
+"""Tell how a strategy configures operator groups: what each divides, and who computes each part."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -10,51 +11,66 @@ from partc.passes.analysis import Analysis
 from partc.passes.distribute import configuration_of, lay_out
 from partc.passes.layouts.configuration import data_parallel
 from partc.passes.layouts.decide_layouts import AxisDecision, Decision
-from partc.passes.layouts.layouts import Mesh, Split
+from partc.passes.layouts.layouts import Mesh, Meshes, PerReplica, Split
 from partc.passes.layouts.strategy_meshes import BATCH
 from partc.passes.search.find_groups import OperatorGroup, spell_dimension
-from partc.passes.search.operator_space import OperatorConfig
+from partc.passes.search.operator_space import OperatorConfig, SplitDegrees
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorGrid:
+    """What an operator divides, and the workers that compute each part, by number.
+
+    split: dimension -> parts, samples first where it divides them. workers: of each part, the last
+    dimension's neighbours together; several where they do the same.
+    """
+
+    split: SplitDegrees
+    workers: tuple[tuple[int, ...], ...]
+
+    @property
+    def config(self) -> OperatorConfig:
+        """Return the configuration in which one worker computes each part."""
+        return OperatorConfig(self.split, tuple(together[0] for together in self.workers))
 
 
 def read_configs(
     analysis: Analysis, strategy: Strategy, groups: Sequence[OperatorGroup]
 ) -> tuple[OperatorConfig, ...]:
-    """Return the configuration of each group: what its operator divides, on which workers.
+    """Return the configuration of each group under a strategy; of workers that do the same, one does it.
 
-    Of workers that do the same, one does it. Raises InputError where the strategy cannot be laid out.
+    Raises InputError where the strategy cannot be laid out.
     """
     graph = lay_out(analysis, strategy.parameters, configuration_of(analysis, strategy))
-    alone = lay_out(analysis, {}, data_parallel(2))
-    configs: list[OperatorConfig] = []
+    return tuple(grid.config for grid in read_grids(analysis, graph.decisions, graph.meshes, groups))
+
+
+def read_grids(
+    analysis: Analysis, decisions: Mapping[str, Decision], meshes: Meshes, groups: Sequence[OperatorGroup]
+) -> tuple[OperatorGrid, ...]:
+    """Return who computes what of each group's operator, which runs as decided."""
+    alone = lay_out(analysis, {}, data_parallel(2)).decisions
+    grids: list[OperatorGrid] = []
     for group in groups:
-        decision = graph.decisions[group.node]
-        samples = _dimension(alone.decisions[group.node].axes[0])
-        configs.append(_config_of(graph.meshes.of(decision.site), decision, samples))
-    return tuple(configs)
+        decision, samples = decisions[group.node], _dimension(alone[group.node].axes[0])
+        grids.append(_grid_of(meshes.of(decision.site), decision, samples))
+    return tuple(grids)
 
 
-@dataclass(frozen=True, slots=True)
-class _Divided:
-    axis: int
-    dimension: str
-    parts: int
-
-
-def _config_of(mesh: Mesh, decision: Decision, samples: str | None) -> OperatorConfig:
+def _grid_of(mesh: Mesh, decision: Decision, samples: str | None) -> OperatorGrid:
     sizes = [size for _, size in mesh.grid]
-    divided = [
-        _Divided(axis, BATCH if dimension == samples else dimension, sizes[axis])
-        for axis, along in enumerate(decision.axes[: len(sizes)])
-        if sizes[axis] > 1 and (dimension := _dimension(along)) is not None
-    ]
-    grid = np.array(mesh.workers).reshape(sizes)
-    for axis in range(len(sizes)):
-        if all(each.axis != axis for each in divided):
-            grid = grid.take([0], axis=axis)
-    split: dict[str, int] = {}
-    for each in divided:
-        split[each.dimension] = split.get(each.dimension, 1) * each.parts
-    return OperatorConfig(tuple(split.items()) or (("batch", 1),), tuple(grid.ravel().tolist()))
+    axes_of: dict[str, list[int]] = {}  # dimension -> the mesh axes that divide it, in their order
+    for axis, along in enumerate(decision.axes[: len(sizes)]):
+        dimension = _dimension(along)
+        if sizes[axis] > 1 and dimension is not None:
+            axes_of.setdefault(BATCH if dimension == samples else dimension, []).append(axis)
+    ordered = sorted(axes_of.items(), key=lambda item: item[0] != BATCH)
+    dividing = [axis for _, axes in ordered for axis in axes]
+    repeating = [axis for axis in range(len(sizes)) if axis not in dividing]
+    grid = np.array(mesh.workers).reshape(sizes).transpose([*dividing, *repeating])
+    together = grid.reshape(-1, prod(sizes[axis] for axis in repeating)).tolist()
+    split = tuple((dimension, prod(sizes[axis] for axis in axes)) for dimension, axes in ordered)
+    return OperatorGrid(split or ((BATCH, 1),), tuple(map(tuple, together)))
 
 
 def _dimension(along: AxisDecision) -> str | None:
@@ -62,4 +78,6 @@ def _dimension(along: AxisDecision) -> str | None:
     for operand, placement in ((None, along.outputs[0]), *enumerate(along.inputs)):
         if isinstance(placement, Split):
             return spell_dimension(placement, operand)
+        if isinstance(placement, PerReplica):
+            return BATCH
     return None

@@ -5,10 +5,12 @@ import pytest
 
 from partc.compiler.planning.own_space import strategy_of
 from partc.compiler.planning.walk_tasks import random_state
+from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
+from partc.passes.configure import configure
 from partc.passes.distribute import lay_out
 from partc.passes.layouts.configuration import data_parallel
 from partc.passes.search.operator_space import OperatorConfig
-from partc.passes.search.read_configs import read_configs
+from partc.passes.search.read_configs import read_configs, read_grids
 from tests.compiler.planning.test_step_tasks import WORKERS, Priced, priced
 
 
@@ -47,3 +49,19 @@ def test_one_weird_trick_divides_columns_of_dense_layers() -> None:
 
     assert {config.split for config in convolutions} == {(("batch", WORKERS),)}
     assert dense.split == (("out:1", WORKERS),)
+
+
+def test_parts_stand_with_samples_first_and_name_all_that_do_the_same() -> None:
+    of = priced("mlp")
+    analysis = of.first.analysis
+    node = of.groups[1].node
+    ops = (OpConfig(node, {"out:1": "data", "out:0": "tensor"}),)
+    strategy = Strategy(MESH_STRATEGY_FORMAT, "global", {}, mesh={"data": 2, "tensor": 2}, ops=ops)
+    graph = lay_out(analysis, {}, configure(analysis, strategy))
+
+    first, second, _ = read_grids(analysis, graph.decisions, graph.meshes, of.groups)
+
+    assert first.split == (("batch", 2),)
+    assert first.workers == ((0, 1), (2, 3)), "along `tensor` they do the same"
+    assert second.split == (("batch", 2), ("out:1", 2))
+    assert second.workers == ((0,), (2,), (1,), (3,)), "samples along `tensor`, columns along `data`"
