@@ -28,6 +28,7 @@ SHARES = {
     "mesh": 2,
     "plan": 4,
     "data": 3,
+    "profile": 1,
 }
 
 

@@ -10,7 +10,12 @@ import numpy as np
 import onnx
 from onnx.backend.test import data as backend_tests
 
+from partc.compiler.api import kernels_of
 from partc.compiler.commands.cli import main
+from partc.compiler.options import Options
+from partc.compiler.planning.read_times import versions_here
+from partc.cost.cluster.cluster import ranks_of, read_cluster
+from partc.cost.simulation.measured_kernels import MeasuredDevice, Profile, encode_profile
 from tests.builders.graphs.foreign_steps import ADAM, CLIPPED, COUNTED, SGD, TABLE, parse, with_zeros
 from tests.builders.graphs.onnx_cases import onnx_cases, problem, why_unusable
 from tests.builders.graphs.training_models import MODELS, training_model
@@ -55,6 +60,7 @@ class Bases:
     meshes: tuple[Splittable, ...]  # the steps that strategies with a mesh are drawn for
     plans: tuple[Path, ...]  # folders
     data: tuple[tuple[str, Path], ...]  # the plan's folder that reads it, and an .npz file
+    profiles: tuple[tuple[str, Path], ...]  # the step whose kernels each times
 
 
 def make_bases(folder: Path, extra: Iterable[Path] = ()) -> Bases:
@@ -91,7 +97,21 @@ def make_bases(folder: Path, extra: Iterable[Path] = ()) -> Bases:
         tuple(splittable(folder, name) for name in names),
         tuple(plans),
         tuple(_data(folder)),
+        tuple((name, _profile(folder, name)) for name in ("sgd", "mlp_step")),
     )
+
+
+def _profile(folder: Path, name: str) -> Path:
+    """Return a profile of a step's kernels, of invented times."""
+    cluster = read_cluster(CLUSTER)
+    kernels = kernels_of(folder / f"{name}.onnx", cluster, Options(), with_parts=False)
+    seconds = {
+        key: 1e-5 * (place + 1) for place, key in enumerate(kernels.seconds_on(ranks_of(cluster)[0], cluster))
+    }
+    device = MeasuredDevice("cpu", "cpu-core", 1, "invented", versions_here(), seconds, {"Loop()": "refused"})
+    path = folder / f"{name}.profile.json"
+    path.write_bytes(encode_profile(Profile(devices=(device,))))
+    return path
 
 
 def partc(*arguments: object) -> None:

@@ -47,6 +47,7 @@ def draw_case(bases: Bases, kind: str, folder: Path, draw: random.Random) -> Cas
         "strategy": _strategy,
         "mesh": _mesh,
         "plan": _plan,
+        "profile": _profile,
         "data": _data,
     }
     return makers[kind](bases, folder, draw)
@@ -54,7 +55,7 @@ def draw_case(bases: Bases, kind: str, folder: Path, draw: random.Random) -> Cas
 
 # What `make fuzz` draws; "artifacts" besides, when asked for: the ops of onnxruntime-training have no schema
 # that their inputs are held to.
-KINDS = ("model", "step", "external", "cluster", "strategy", "mesh", "plan", "data")
+KINDS = ("model", "step", "external", "cluster", "strategy", "mesh", "plan", "data", "profile")
 
 
 def _model(bases: Bases, folder: Path, draw: random.Random) -> Case:
@@ -136,6 +137,18 @@ def _strategy(bases: Bases, folder: Path, draw: random.Random) -> Case:
     (folder / "s.json").write_bytes(damage_json(path.read_bytes(), draw))
     arguments = ("compile", str(bases.folder / f"{name}.onnx"), "-c", str(CLUSTER), "-o", "out")
     return Case("strategy", (*arguments, "--strategy", "s.json", *READ_ALIKE), "s.json")
+
+
+def _profile(bases: Bases, folder: Path, draw: random.Random) -> Case:
+    name, path = draw.choice(bases.profiles)
+    (folder / "p.json").write_bytes(damage_json(path.read_bytes(), draw))
+    step = str(bases.folder / f"{name}.onnx")
+    if draw.random() < 0.2:
+        return Case(
+            "profile", ("profile", step, "-c", str(CLUSTER), "--budget", "0.1s", "-o", "p.json"), "p.json"
+        )
+    arguments = ("compile", step, "-c", str(CLUSTER), "-o", "out", "--profile", "p.json")
+    return Case("profile", (*arguments, *READ_ALIKE), "p.json")
 
 
 def _mesh(bases: Bases, folder: Path, draw: random.Random) -> Case:
