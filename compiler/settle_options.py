@@ -3,14 +3,21 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
 from partc.compiler.planning.asynchronous import strategy_of_sessions
+from partc.cost.cluster.cluster import Cluster
 from partc.cost.named_strategy import NamedStrategy
 from partc.cost.strategy import Batch, Mode, Strategy
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.runtime.errors import BadStrategy, BadUsage
 
 DEFAULT_BATCH = 8  # a symbolic size that nobody gave a value
+
+
+def begin_compilation(training: TrainingGraph, cluster: Cluster, options: Options) -> Compilation:
+    """Return a compilation of which nothing has run, its options settled. Raises BadUsage, BadStrategy."""
+    return Compilation(training, cluster, settle_options(options, training))
 
 
 def settle_options(options: Options, graph: TrainingGraph) -> Options:

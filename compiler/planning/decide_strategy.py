@@ -11,12 +11,14 @@ How many names are priced depends on the graph alone, never on the clock: compil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
+from operator import attrgetter
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
 from partc.compiler.pipeline import PipelinePhase, run
+from partc.compiler.planning.price_step import MANY_RANKS
 from partc.compiler.planning.whole_steps import WholeSteps, names_for
-from partc.compiler.settle_options import settle_options
+from partc.compiler.settle_options import begin_compilation
 from partc.cost.assignment.search_strategy import DATA_PARALLEL, Tried
 from partc.cost.cluster.cluster import Cluster
 from partc.passes.graph.training_graph import TrainingGraph
@@ -27,8 +29,8 @@ from partc.runtime.log import log
 # names that were to save less were slower when they ran (docs/decisions/045-auto-tries-names.md).
 REQUIRED_GAIN_OF_NAMES = 0.25
 
-# Names that are tried: together of so many nodes, which takes some ten seconds on 48 devices; at least one.
-TRIED_NODES = 8_000
+# Names that are tried: together of so many nodes, which takes some ten seconds on 48 devices.
+TRIED_NODES = 5_000
 MOST_NAMES = 16
 
 Read = Callable[[], TrainingGraph]
@@ -42,50 +44,48 @@ def decide_strategy(
     `read`: returns the graph anew, since compiling changes it; `phases`: up to decisions, or further. Raises
     PartcError; DoesNotFit where no strategy that is tried fits in memory.
     """
-    compilation = _compile(read(), cluster, options)
+    compilation = begin_compilation(read(), cluster, options)
+    if not _names_are_open(compilation):
+        run(phases, compilation)
+        return compilation
+    refusal: DoesNotFit | None = None
     try:
         run(phases, compilation)
-        if not _names_are_open(compilation) or compilation.analysis.per_replica:
+        if compilation.analysis.per_replica:
             return compilation
-        compared = _data_parallel(compilation)
-    except DoesNotFit:
-        if not _names_are_open(compilation):
-            raise
-        named = tuple(_price_names(compilation, read))
-        if not named:
-            raise
-        return _take(min(named, key=_step_s), named, compilation, read, phases)
-    named = tuple(_price_names(compilation, read))
-    best = min(named, key=_step_s, default=compared[0])
-    compilation.compared = (*compared, *named)
-    if best.step_s * (1 + REQUIRED_GAIN_OF_NAMES) >= compared[0].step_s:
+        compilation.compared = _data_parallel(compilation)
+    except DoesNotFit as error:
+        refusal = error
+    named = tuple(_price_names(compilation, read, MOST_NAMES if refusal else _count_tried(compilation)))
+    best = min(named, key=attrgetter("step_s"), default=None)
+    if best is None and refusal is not None:
+        raise refusal
+    ways, compilation.compared = compilation.compared, (*compilation.compared, *named)
+    if best is None or (ways and best.step_s * (1 + REQUIRED_GAIN_OF_NAMES) >= ways[0].step_s):
         return compilation
-    return _take(best, compilation.compared, compilation, read, phases)
+    return _take(best, compilation, read, phases)
 
 
-def _compile(training: TrainingGraph, cluster: Cluster, options: Options) -> Compilation:
-    return Compilation(training, cluster, settle_options(options, training))
-
-
-def _take(
-    best: Tried, compared: Sequence[Tried], before: Compilation, read: Read, phases: Sequence[PipelinePhase]
-) -> Compilation:
-    """Return the compilation of a name."""
+def _take(best: Tried, before: Compilation, read: Read, phases: Sequence[PipelinePhase]) -> Compilation:
+    """Return the compilation of a name instead of the one before."""
     (name,) = best.names
     log.info("auto: --strategy %s is the quickest of what was priced", name)
-    compilation = _compile(read(), before.cluster, replace(before.options, strategy=name))
+    compilation = begin_compilation(read(), before.cluster, replace(before.options, strategy=name))
     compilation.watch = before.watch
     run(phases, compilation)
-    compilation.compared = (best, *(tried for tried in compared if tried is not best))
+    compilation.compared = (best, *(tried for tried in before.compared if tried is not best))
     return compilation
 
 
 def _names_are_open(compilation: Compilation) -> bool:
-    """Tell whether a mesh may be taken: nobody asked for something else, or for what meshes do not have."""
+    """Tell whether a mesh may be taken: nobody asked for something else, or for what meshes do not have.
+
+    Where there are many ranks a single plan takes long to simulate.
+    """
     options = compilation.options
     return (
         options.strategy == "auto"
-        and len(compilation.worker_names) > 1
+        and 1 < len(compilation.worker_names) < MANY_RANKS
         and not options.asynchronous
         and options.partitions is None
         and not options.without
@@ -100,18 +100,18 @@ def _data_parallel(compilation: Compilation) -> tuple[Tried, ...]:
     return (Tried((DATA_PARALLEL,), strategy, compilation.price(strategy)),)
 
 
-def _price_names(compilation: Compilation, read: Read) -> Iterator[Tried]:
-    """Yield the prices of names, as many as are worth their time, without those that are refused."""
+def _count_tried(compilation: Compilation) -> int:
+    """Return how many names are worth their time, where data parallelism does it as well."""
+    return min(MOST_NAMES, TRIED_NODES // max(1, len(compilation.training.graph.nodes)))
+
+
+def _price_names(compilation: Compilation, read: Read, most: int) -> Iterator[Tried]:
+    """Yield the prices of the first names, without those that are refused."""
     analysis = compilation.analysis
-    price = WholeSteps(read, compilation.cluster, compilation.options)
-    price.replicas = compilation.replicas if analysis.per_replica else None
+    replicas = compilation.replicas if analysis.per_replica else None
+    price = WholeSteps(read, compilation.cluster, compilation.options, replicas=replicas)
     names = ["fsdp"] if analysis.per_replica else names_for(compilation.worker_hosts)
-    most = max(1, min(MOST_NAMES, TRIED_NODES // max(1, len(analysis.training.graph.nodes))))
     with compilation.watch.phase("price names"):
         for name in islice(names, most):
             if (priced := price(name, name)) is not None:
                 yield Tried((name,), priced.strategy, priced.step_s)
-
-
-def _step_s(tried: Tried) -> float:
-    return tried.step_s

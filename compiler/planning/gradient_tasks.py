@@ -24,7 +24,8 @@ from partc.compiler.planning.task_prices import TaskPrices
 from partc.cost.simulation.task_arrays import Floats
 from partc.passes.layouts.layouts import Layout, Mesh, Partial, Replicate, Split
 from partc.passes.scheduling.segment_work import Work
-from partc.passes.search.group_layouts import count_update, plain
+from partc.passes.search.count_work import count_update
+from partc.passes.search.group_layouts import plain
 from partc.passes.search.grouped_step import GroupedStep
 
 

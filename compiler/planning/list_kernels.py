@@ -10,14 +10,15 @@ from partc.compiler.options import Options
 from partc.compiler.pipeline import DECIDE, LOWERING, run
 from partc.compiler.planning.build_plan import build_plan
 from partc.compiler.planning.own_space import OwnSpace
-from partc.compiler.settle_options import settle_options
+from partc.compiler.settle_options import begin_compilation
 from partc.cost.cluster.cluster import Cluster, ClusterRank
 from partc.cost.simulation.roofline import CountedWork, work_s
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.indexed_rows.indexed_slices import sum_rows_function
 from partc.passes.layouts.layouts import Layout, Mesh
 from partc.passes.scheduling.segment_work import Work
-from partc.passes.search.group_layouts import GroupLayouts, count_update
+from partc.passes.search.count_work import count_update
+from partc.passes.search.group_layouts import GroupLayouts
 from partc.passes.search.grouped_step import GroupedStep, group_step
 from partc.runtime.errors import InputError
 from partc.runtime.log import silent_log
@@ -76,7 +77,7 @@ def list_kernels(
 
 
 def _decided(training: TrainingGraph, cluster: Cluster, options: Options) -> Compilation:
-    compilation = Compilation(training, cluster, settle_options(options, training))
+    compilation = begin_compilation(training, cluster, options)
     with silent_log():
         run((*DECIDE, LOWERING), compilation)
     return compilation

@@ -24,7 +24,7 @@ from partc.compiler.planning.step_blocks import ParameterOf
 from partc.compiler.planning.step_tasks import StepTasks
 from partc.compiler.planning.walk_tasks import LEAST_GAIN, State
 from partc.compiler.planning.whole_steps import Priced, WholeSteps
-from partc.compiler.settle_options import settle_options
+from partc.compiler.settle_options import begin_compilation
 from partc.cost.cluster.cluster import Cluster, ranks_of
 from partc.cost.placement.conflicts import find_conflict
 from partc.cost.placement.latency import MOST_SAT_NODES, list_schedule, place_for_latency
@@ -71,8 +71,7 @@ def _decided(training: TrainingGraph, cluster: Cluster, options: Options) -> Com
     """Return the analysis of the step as one replica, of which nothing is split."""
     workers = sum(rank.replica is not None for rank in ranks_of(cluster))
     whole = Strategy(MESH_STRATEGY_FORMAT, "global", {}, mesh={"data": 1, "tensor": workers})
-    settled = settle_options(replace(options, strategy=whole), training)
-    compilation = Compilation(training, cluster, settled)
+    compilation = begin_compilation(training, cluster, replace(options, strategy=whole))
     run(DECIDE, compilation)
     return compilation
 

@@ -9,7 +9,7 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
 from partc.compiler.pipeline import DECIDE, LOWERING, run
 from partc.compiler.planning.build_plan import build_plan
-from partc.compiler.settle_options import settle_options
+from partc.compiler.settle_options import begin_compilation
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.named_strategy import LAYERWISE, ONE_WEIRD_TRICK
 from partc.cost.simulation.memory import check_memory
@@ -58,8 +58,7 @@ class WholeSteps:
 
     def _price(self, name: str, strategy: str | Strategy) -> Priced | None:
         training = self.read()
-        options = settle_options(replace(self.options, strategy=strategy), training)
-        compilation = Compilation(training, self.cluster, options)
+        compilation = begin_compilation(training, self.cluster, replace(self.options, strategy=strategy))
         if self.replicas is not None and compilation.replicas != self.replicas:
             return None  # it would train on another total batch
         try:

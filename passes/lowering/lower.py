@@ -26,6 +26,7 @@ from partc.passes.layouts.decide_layouts import (
 )
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import REPLICAS, Layout, Partial, PerReplica, Replicate, Split
+from partc.passes.lowering.last_change import last_change
 from partc.passes.lowering.lower_node import lower_node
 from partc.passes.lowering.lowered_graph import LoweredGraph, State
 from partc.passes.lowering.lowering import Lowering
@@ -59,6 +60,7 @@ class _Lowerer(Lowering):
         self._on_every_rank = _tensors_on_every_rank(graph)
         self._of_data = set() if graph.configuration.is_one_mesh else _made_of_data(graph)
         self._held: list[tuple[str, Site]] = []
+        self._places = {node.name: place for place, node in enumerate(graph.training.graph.nodes)}
 
     def run(self) -> None:
         """Lower the outputs and the variables' next values, and whatever these need."""
@@ -197,6 +199,39 @@ class _Lowerer(Lowering):
         return [self._values[key] for key in keys]
 
     def split_locally(self, tensor: str, layout: Layout, axis: int) -> gs.Tensor | None:
+        divided = self._divided(tensor, layout, axis)
+        if divided is None:
+            return None
+        # Its operands may be made in parts, too, and theirs: in order, so that need() recurses little.
+        chain, waiting = [divided], [divided]
+        known = {(divided[0].name, divided[1])}
+        while waiting:
+            node, decision = waiting.pop()
+            for operand, wanted in zip(node.inputs, decision.inputs, strict=True):
+                before = self._divided_alone(operand.name, wanted)
+                if before is not None and (before[0].name, before[1]) not in known:
+                    known.add((before[0].name, before[1]))
+                    chain.append(before)
+                    waiting.append(before)
+        for node, decision in sorted(chain, key=lambda made: self._places[made[0].name]):
+            self.lower(node, decision)
+        node, decision = divided
+        return self.lower(node, decision)[_index(node, self.source(tensor))]
+
+    def _divided_alone(self, tensor: str, wanted: Layout) -> tuple[gs.Node, Decision] | None:
+        """Return the node that makes a tensor, and how it makes a part, if nothing but a cut is wanted."""
+        if not tensor or (tensor, wanted) in self._values or not wanted.splits():
+            return None
+        native, shape = self.native(tensor, wanted.site), self.facts.shape(tensor)
+        axes = range(max(len(native.placements), len(wanted.placements)))
+        changes = [(native.along(a), wanted.along(a)) for a in axes if native.along(a) != wanted.along(a)]
+        if not changes or not all(isinstance(o, Replicate) and isinstance(w, Split) for o, w in changes):
+            return None
+        change = last_change(native, wanted, lambda layout: self.graph.meshes.divides(layout, shape))
+        return self._divided(tensor, wanted, change.axis)
+
+    def _divided(self, tensor: str, layout: Layout, axis: int) -> tuple[gs.Node, Decision] | None:
+        """Return the node that makes a tensor, and how it makes just a part along a mesh axis, if it can."""
         source = self.source(tensor)
         before, placement = layout.with_along(axis, Replicate()), layout.along(axis)
         if not source.inputs or not isinstance(placement, Split):
@@ -222,7 +257,7 @@ class _Lowerer(Lowering):
         divided = decide_axes(layout.site, axes)
         if not self.graph.divides(node, divided) or self._cuts_more(node, divided, tensor):
             return None
-        return self.lower(node, divided)[index]
+        return node, divided
 
     def _cuts_more(self, node: gs.Node, divided: Decision, tensor: str) -> bool:
         """Tell whether a variable would be cut that is larger than what is made, such as a table of rows."""

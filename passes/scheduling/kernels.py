@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
-from math import isfinite
+from math import isfinite, prod
 
 import numpy as np
 import onnx
@@ -162,10 +162,7 @@ class KernelNamer:
         return Operand(np.dtype(tensor.dtype).name, sizes, None, is_hot, permutation)
 
     def _fits_cache(self, tensor: gs.Tensor) -> bool:
-        elements = 1
-        for size in self._shapes.get(tensor.name, ()):
-            elements *= size or 1
-        return elements < MOST_HOT_ELEMENTS
+        return prod(size or 1 for size in self._shapes.get(tensor.name, ())) < MOST_HOT_ELEMENTS
 
     def _body(self, function: str) -> str:
         if function not in self._bodies:

@@ -15,7 +15,6 @@ from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
 from partc.passes.analysis import Analysis
 from partc.passes.distribute import configuration_of, lay_out
 from partc.passes.graph.training_graph import Gradient, TrainingGraph
-from partc.passes.indexed_rows.indexed_slices import sum_rows_function
 from partc.passes.layouts.aggregate_partials import aggregate_partials
 from partc.passes.layouts.configuration import data_parallel
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
@@ -23,7 +22,6 @@ from partc.passes.layouts.layouts import (
     REPLICAS,
     Layout,
     Mesh,
-    Meshes,
     Overlapping,
     Partial,
     Placement,
@@ -32,9 +30,9 @@ from partc.passes.layouts.layouts import (
     Widened,
 )
 from partc.passes.lowering.local_sizes import LocalSizes
-from partc.passes.lowering.lowered_graph import LoweredGraph
-from partc.passes.scheduling.kernels import Shape, absorbed_transposes
-from partc.passes.scheduling.segment_work import NO_SHAPES, NO_TRANSPOSES, Work, WorkCounter
+from partc.passes.scheduling.kernels import absorbed_transposes
+from partc.passes.scheduling.segment_work import Work
+from partc.passes.search.count_work import count_work
 from partc.passes.search.grouped_step import GroupedStep, StepGroup, Way
 from partc.passes.search.operator_space import SplitDegrees
 from partc.runtime.errors import InputError
@@ -244,7 +242,7 @@ class _OwnStep:
             kind,
             graph.meshes.each[0],
             {
-                way: _count_work(graph, sizes, group.nodes[way], results, self._transposes)
+                way: count_work(graph, sizes, group.nodes[way], results, self._transposes)
                 for way in group.nodes
             },
             {
@@ -355,62 +353,3 @@ def _change(native: Placement, wanted: Placement, is_summed: bool) -> Collective
     if isinstance(wanted, Widened | Overlapping):
         return "shift"
     return "all_to_all" if isinstance(wanted, Split) else "all_gather"
-
-
-def _count_work(
-    graph: LaidOutGraph,
-    sizes: LocalSizes,
-    nodes: tuple[gs.Node, ...],
-    results: set[str],
-    transposes: Mapping[str, gs.Node],
-) -> Work:
-    lowered = LoweredGraph(graph.meshes)
-    read_shapes: dict[tuple[str, int], Shape] = {}
-    for node in nodes:
-        decision = graph.decisions[node.name]
-        lowered.flops[node.name] = sizes.local_flops(node, decision) or 0
-        ends = zip((*node.inputs, *node.outputs), (*decision.inputs, *decision.outputs), strict=True)
-        for place, (tensor, layout) in enumerate(ends):
-            if not tensor.name:
-                continue
-            shape = sizes.local_shape(tensor.name, layout)
-            if tensor.name not in lowered.nbytes:
-                lowered.nbytes[tensor.name] = sizes.local_nbytes(tensor.name, layout)
-                lowered.shapes[tensor.name] = shape
-            elif shape != lowered.shapes[tensor.name] and place < len(node.inputs):
-                read_shapes[node.name, place] = shape
-    return _count(graph.training, lowered, nodes, results, read_shapes, transposes)
-
-
-def count_update(step: GroupedStep, parameter: str, home: Layout, mesh: Mesh) -> Work:
-    """Return the work of a parameter's update where it is kept: in parts what has its shape, or its rows'."""
-    lowered = LoweredGraph(Meshes((mesh,)))
-    facts, share = step.analysis.facts, mesh.share(home)
-    shape = facts.shape(parameter)
-    parts = [mesh.parts(home, axis) for axis in range(len(shape))]
-    nodes = step.updates[parameter]
-    for node in nodes:
-        for tensor in (*node.inputs, *node.outputs):
-            if tensor.name:
-                own = facts.shape(tensor.name)
-                is_cut = own == shape or (len(own) > 1 and own[1:] == shape[1:])
-                lowered.nbytes[tensor.name] = facts.nbytes(tensor.name) // (share if is_cut else 1)
-                local = [-(-n // each) for n, each in zip(own, parts, strict=True)] if is_cut else own
-                lowered.shapes[tensor.name] = tuple(size or None for size in local)
-    training = step.analysis.training
-    return _count(training, lowered, nodes, {variable.next for variable in training.variables.values()})
-
-
-def _count(
-    training: TrainingGraph,
-    lowered: LoweredGraph,
-    nodes: tuple[gs.Node, ...],
-    results: set[str],
-    read_shapes: Mapping[tuple[str, int], Shape] = NO_SHAPES,
-    transposes: Mapping[str, gs.Node] = NO_TRANSPOSES,
-) -> Work:
-    own = sum_rows_function(training.opset)
-    functions = {function.name: function for function in (own, *training.functions)}
-    return WorkCounter(lowered, functions, 1, frozenset(), read_shapes, transposes).count(
-        list(nodes), results
-    )

@@ -119,3 +119,26 @@ def test_a_path_may_be_longer_than_python_recurses(
     compiled = compile_step(training, tmp_path / "out", "1x2", strategy, batch)
 
     assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2))
+
+
+@pytest.mark.parametrize("cluster", ["1x2", "2x2"])
+def test_what_every_rank_could_make_is_made_in_parts_however_long_it_takes(
+    tmp_path: Path, cluster: str, low_limit: int
+) -> None:
+    """A recurrence that begins at a variable is whole by itself; its reader wants the samples of a rank."""
+    steps = low_limit // 4
+    layers = "".join(f"y{i} = Tanh (y{i - 1}) " for i in range(1, steps + 1))
+    forward = parse(f"""
+        deep (float[8,3] x) => (float loss)
+        <float[3,3] W = {{1, 0, 0, 0, 1, 0, 0, 0, 1}}, float[3] first = {{1, 2, 3}}> {{
+            h = MatMul (x, W) sizes = Shape (x) y0 = Expand (first, sizes) {layers}
+            z = Mul (h, y{steps}) loss = ReduceMean <keepdims = 0> (z)
+        }}""")
+    training = import_training_graph(
+        build_training_graph(forward, loss="loss", optimizer=SGD(0.1), parameters=EVERYTHING)
+    )
+    strategy = "data=2,tensor=2" if cluster == "2x2" else "allreduce"
+
+    compiled = compile_step(training, tmp_path / "out", cluster, strategy, "global")
+
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2))

@@ -22,6 +22,8 @@ CASES = [
     ("lm, sgd", "3x1", "ps", "global"),
     ("lm, momentum, time-major", "2x2s", "hybrid", "per-replica"),
     ("foreign adam", "1x3", "ps", "per-replica"),
+    ("lm, sgd", "2x2", "tensor=2", "global"),
+    ("mlp, momentum, clipped", "2x2", "tensor=4", "global"),
 ]
 
 

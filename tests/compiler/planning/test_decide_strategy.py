@@ -110,7 +110,7 @@ def test_other_wishes_leave_data_parallelism(options: Options, tmp_path: Path) -
 
 
 def test_so_many_names_are_tried_as_the_graph_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decide_strategy, "TRIED_NODES", 0)
+    monkeypatch.setattr(decide_strategy, "_count_tried", lambda compilation: 1)
 
     auto = compiled(wide_mlp(), cluster_of("2x2"), tmp_path / "auto", "auto")
 
@@ -149,3 +149,13 @@ def test_a_name_is_taken_where_it_saves_more_than_prices_are_off(
     auto = compiled(wide_mlp(), cluster_of("2x2"), tmp_path / "auto", "auto")
 
     assert auto.strategy.has_meshes == is_taken
+
+
+def test_no_names_are_tried_on_many_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = compiled(wide_mlp(), cluster_of("2x2"), tmp_path / "few", "auto")
+    monkeypatch.setattr(decide_strategy, "MANY_RANKS", 4)
+
+    many = compiled(wide_mlp(), cluster_of("2x2"), tmp_path / "many", "auto")
+
+    assert few.strategy.has_meshes
+    assert not any(tried.strategy.has_meshes for tried in many.compared)

@@ -11,7 +11,9 @@ from tests.builders.placements import optimum, random_problem
 EXACT = 1 - Fraction(1, 1_000_000)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "seed", [*range(20), *(pytest.param(n, marks=pytest.mark.long) for n in range(20, 40))]
+)
 def test_answers_are_the_optimum_and_bounds_are_below_it(seed: int) -> None:
     problem = random_problem(seed, backward=seed % 2 == 1)
     best = optimum(problem, contiguous=True)
