@@ -20,6 +20,11 @@ PROFILES = {"cpu": "cpu-core", "gpu": "titan-xp"}  # what it predicts is not ask
 
 def prepare_plan(work: str, folder: Path, kind: Literal["cpu", "gpu"]) -> None:
     """Write the work's plan for one device into a folder."""
+    compile_for_one_device(write_training_step(work, folder), folder / "plan", kind)
+
+
+def write_training_step(work: str, folder: Path) -> Path:
+    """Write the work's training graph into a folder."""
     from partc.compiler.differentiation.build import build_training_graph
     from partc.compiler.differentiation.updates.optimizers import Adagrad, AdamW, Momentum
 
@@ -31,7 +36,7 @@ def prepare_plan(work: str, folder: Path, kind: Literal["cpu", "gpu"]) -> None:
     forward = _forward(work, folder)
     train = build_training_graph(forward, loss=loss, optimizer=optimizer, folder=folder)
     onnx.save(train, folder / "train.onnx")
-    compile_for_one_device(folder / "train.onnx", folder / "plan", kind)
+    return folder / "train.onnx"
 
 
 def compile_for_one_device(

@@ -19,15 +19,35 @@ Step = Callable[[Mapping[str, np.ndarray]], float]
 
 def torch_step(work: str, device: str = "cpu") -> Step:
     """Return a function that trains one step on a batch and returns the loss."""
-    torch.set_num_threads(1)
     torch.set_default_device(device)
     torch.backends.cudnn.allow_tf32 = False  # float32, as partc computes
+    model = torch_model(work)
+    return step_of(model, optimizer_of(work, model), device)
+
+
+def torch_model(work: str) -> nn.Module:
+    """Return a work's model, which takes a batch and returns the loss, with the same weights each time."""
+    torch.set_num_threads(1)
     torch.manual_seed(0)
-    loss, optimizer = {"resnet50": _resnet50, "gpt2": _gpt2, "lm": _lm}[work]()
+    return {"resnet50": _resnet50, "gpt2": lambda: Gpt2(GPT2), "lm": SampledLm}[work]()
+
+
+def optimizer_of(work: str, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer that a work is trained with."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if work == "resnet50":
+        return torch.optim.SGD(parameters, lr=RESNET50["lr"], momentum=RESNET50["momentum"])
+    if work == "gpt2":
+        return torch.optim.AdamW(parameters, lr=GPT2["lr"], weight_decay=GPT2["weight_decay"])
+    return torch.optim.Adagrad(parameters, lr=LM["lr"], initial_accumulator_value=0.1)
+
+
+def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, device: str = "cpu") -> Step:
+    """Return a function that trains one step of a model on a batch and returns the loss."""
 
     def step(batch: Mapping[str, np.ndarray]) -> float:
         optimizer.zero_grad()
-        value = loss(*(torch.from_numpy(array).to(device) for array in batch.values()))
+        value = model(*(torch.from_numpy(array).to(device) for array in batch.values()))
         value.backward()
         optimizer.step()
         return float(value.detach())
@@ -67,12 +87,19 @@ def _stages(width: int) -> list[nn.Module]:
     return blocks
 
 
-def _resnet50() -> tuple[Callable[..., torch.Tensor], torch.optim.Optimizer]:
+class WithCrossEntropy(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(self.model(x), labels)
+
+
+def _resnet50() -> nn.Module:
     stem = [_normalised_conv(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, RESNET50["classes"])]
-    model = nn.Sequential(*stem, *_stages(64), *head)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RESNET50["lr"], momentum=RESNET50["momentum"])
-    return lambda x, labels: functional.cross_entropy(model(x), labels), optimizer
+    return WithCrossEntropy(nn.Sequential(*stem, *_stages(64), *head))
 
 
 # ---------------------------------------------------------------- GPT-2
@@ -119,11 +146,6 @@ class Gpt2(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def _gpt2() -> tuple[Callable[..., torch.Tensor], torch.optim.Optimizer]:
-    model = Gpt2(GPT2)
-    return model, torch.optim.AdamW(model.parameters(), lr=GPT2["lr"], weight_decay=GPT2["weight_decay"])
-
-
 # ---------------------------------------------------------------- LSTM language model
 
 
@@ -133,10 +155,14 @@ class SampledLm(nn.Module):
         width = LM["projection"]
         self.table = nn.Embedding(LM["vocab"], LM["embedding"], sparse=True)
         self.lstm = nn.LSTM(LM["embedding"], LM["cells"], proj_size=width, bias=True)
+        with torch.no_grad():  # one bias, and gates that remember at first, as models/lm.py has them
+            self.lstm.bias_hh_l0.zero_().requires_grad_(False)
+            self.lstm.bias_ih_l0.zero_()[LM["cells"] : 2 * LM["cells"]] = 1.0
         self.classes = nn.Embedding(LM["vocab"], width, sparse=True)
         self.biases = nn.Embedding(LM["vocab"], 1, sparse=True)
-        for table in (self.table, self.classes, self.biases):
+        for table in (self.table, self.classes):
             nn.init.uniform_(table.weight, -0.05, 0.05)
+        nn.init.zeros_(self.biases.weight)
 
     def forward(self, words: torch.Tensor, labels: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
         hidden = self.lstm(self.table(words.t()))[0].flatten(0, 1)
@@ -155,9 +181,45 @@ def _log_expected_count(ids: torch.Tensor) -> torch.Tensor:
     return torch.log(law * LM["samples"]).float()
 
 
-def _lm() -> tuple[Callable[..., torch.Tensor], torch.optim.Optimizer]:
-    model = SampledLm()
-    return model, torch.optim.Adagrad(model.parameters(), lr=LM["lr"])
+# ---------------------------------------------------------------- the same weights in partc
+
+
+def weights_for_partc(work: str) -> dict[str, np.ndarray]:
+    """Return a work's first weights by the names that partc's model has for them."""
+    model = torch_model(work)
+    if work == "gpt2":  # exported: the weights are in the file
+        return {}
+    if work == "resnet50":
+        return _weights_of_resnet50(model)
+    lstm = model.lstm
+    # PyTorch's gates are i, f, g, o; those of models/lm.py i, g, f, o.
+    of_input, recurrent = (_reordered(weight).t() for weight in (lstm.weight_ih_l0, lstm.weight_hh_l0))
+    tensors = {
+        "embedding": model.table.weight,
+        "lstm.input_weight": of_input,
+        "lstm.recurrent_weight": recurrent,
+        "lstm.projection_weight": lstm.weight_hr_l0.t(),
+        "softmax.weight": model.classes.weight,
+        "softmax.bias": model.biases.weight[:, 0],
+    }
+    return {name: tensor.detach().contiguous().numpy() for name, tensor in tensors.items()}
+
+
+def _reordered(weight: torch.Tensor) -> torch.Tensor:
+    i, f, g, o = weight.chunk(4)
+    return torch.cat([i, g, f, o])
+
+
+def _weights_of_resnet50(model: nn.Module) -> dict[str, np.ndarray]:
+    blocks = [f"stage{stage}.{n}" for stage, count in enumerate((3, 4, 6, 3)) for n in range(count)]
+    convolutions = ["stem"]
+    for block in blocks:
+        convolutions += [f"{block}.{part}" for part in ("down", "middle", "up")]
+        convolutions += [f"{block}.shortcut"] if block.endswith(".0") else []
+    names = [f"{layer}.{part}" for layer in convolutions for part in ("weight", "scale", "shift")]
+    *of_layers, dense, bias = (parameter.detach().numpy() for parameter in model.parameters())
+    weights = dict(zip(names, of_layers, strict=True))
+    return weights | {"head.weight": np.ascontiguousarray(dense.T), "head.bias": bias}
 
 
 # ---------------------------------------------------------------- export

@@ -15,17 +15,12 @@ from partc.compiler.planning.load_segments import load_segments
 from partc.compiler.planning.measure_sparsity import measure_sparsity
 from partc.compiler.planning.name_strategy import name_strategy
 from partc.compiler.planning.price_step import StepPricer
+from partc.compiler.planning.stage_prices import StagePrices
 from partc.cost.assignment.partitions import PartitionSearch, check_partitions, search_partitions
 from partc.cost.assignment.synchronisation import StrategyCosts, choose_strategy
-from partc.cost.cluster.cluster import ranks_of
-from partc.cost.cluster.profiles import PER_COMMUNICATION_S
 from partc.cost.named_strategy import NamedStrategy
-from partc.cost.network import collectives
-from partc.cost.network.topology import Network
-from partc.cost.network.traffic import seconds_of
 from partc.cost.simulation.measured_kernels import prices_sha256
 from partc.cost.simulation.memory import check_memory
-from partc.cost.simulation.roofline import node_s
 from partc.cost.simulation.timeline import Measured, simulate
 from partc.cost.sparsity import with_measured_rows
 from partc.cost.strategy import Mode, Strategy
@@ -45,7 +40,6 @@ from partc.passes.roles.find_roles import find_roles
 from partc.passes.roles.find_sample_axes import check_draws
 from partc.passes.roles.find_zeros import find_zeros
 from partc.passes.search.expand_split_ops import expand_split_ops
-from partc.passes.search.shared_weights import SentSeconds
 from partc.runtime.log import log
 from partc.runtime.plan.check_program import check_program
 
@@ -149,29 +143,16 @@ def write_named_strategy(compilation: Compilation) -> None:
     """Write a strategy that was asked for by name out, as a file could say it. Raises BadUsage."""
     options = compilation.options
     if isinstance(named := options.chosen_strategy(), NamedStrategy):
-        batch = options.chosen_batch()
-        worker = next(rank for rank in ranks_of(compilation.cluster) if rank.replica is not None)
+        prices = StagePrices(compilation.cluster)
         strategy = name_strategy(
             compilation.analysis,
             named,
             compilation.worker_hosts,
-            batch,
-            lambda flops, nbytes: node_s(flops, nbytes, worker, compilation.cluster),
-            _stage_to_stage_s(compilation, named.stages),
+            options.chosen_batch(),
+            prices.node_s,
+            prices.sent(named.stages),
         )
         compilation.options = replace(options, strategy=strategy)
-
-
-def _stage_to_stage_s(compilation: Compilation, stages: int) -> SentSeconds:
-    """Return what bytes take from each worker of a stage to the one at its place in another, all at once."""
-    network, workers = Network(compilation.cluster), compilation.worker_names
-    size = max(1, len(workers) // stages)
-
-    def sent_s(nbytes: float, source: int, target: int) -> float:
-        pairs = {(source * size + place, target * size + place): nbytes for place in range(size)}
-        return PER_COMMUNICATION_S + seconds_of(network, collectives.exchange(network, workers, pairs))
-
-    return sent_s
 
 
 def expand_split_operators(compilation: Compilation) -> None:

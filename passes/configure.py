@@ -11,6 +11,7 @@ devices of their own have a mesh of as many parts (layouts/strategy_meshes.py).
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 
 import onnx_graphsurgeon as gs
 
@@ -32,7 +33,6 @@ from partc.passes.layouts.layouts import (
     Layout,
     Mesh,
     Meshes,
-    Placement,
     Replicate,
     Split,
 )
@@ -213,8 +213,7 @@ def _homes(
         mesh = meshes.each[places.variables.get(name, 0)]
         if not mesh.divides(_home(splits, mesh, shape), shape):
             raise BadStrategy(
-                f"a variable shaped {list(shape)} cannot be cut so: more parts than entries, or several mesh "
-                "axes at a place that they do not divide",
+                f"a variable shaped {list(shape)} cannot be cut so: more parts than entries",
                 at=f"variables: {name}",
                 fix="split another axis, or along a mesh axis of another size",
             )
@@ -229,15 +228,9 @@ def _homes(
 
 def _home(splits: Mapping[str, AxisSplit], mesh: Mesh, shape: Sequence[int]) -> Layout:
     """Return where a variable of a shape is kept; an axis that does not divide is cut unevenly."""
-    placements: list[Placement] = []
-    for axis, (name, size) in enumerate(mesh.grid):
-        asked = splits.get(name)
-        if asked is None or size == 1:
-            placements.append(Replicate())
-        else:
-            factor = shape[asked.axis] // asked.outer
-            placements.append(mesh.cut(axis, asked.axis, asked.outer, factor))
-    return Layout(mesh.name, *placements)
+    asked = (splits.get(name) if size > 1 else None for name, size in mesh.grid)
+    placements = (Replicate() if split is None else Split(split.axis, split.outer) for split in asked)
+    return mesh.nest_splits(Layout(mesh.name, *placements), shape)
 
 
 def _dimension(split: AxisSplit) -> str:
@@ -292,9 +285,10 @@ def _wishes_of(
             wishes[axis] = wish
             decision = decide_by_wish(node, rule, wish, mesh.size(axis), analysis.zeros)
             asked[axis] = decision or whole_axis(node)
-            if decision is None or not divides(mesh, node, decide_axes(mesh.name, asked), analysis.facts):
+            if decision is None or not divides(mesh, node, decide_axes(mesh, asked), analysis.facts):
+                parts_asked = prod(mesh.size(a) for a, other in wishes.items() if other == wish)
                 raise BadStrategy(
-                    f"{node.op} {node.name!r} cannot split {dimension} into {mesh.size(axis)} parts",
+                    f"{node.op} {node.name!r} cannot split {dimension} into {parts_asked} parts",
                     at=where,
                     fix="`partc inspect --groups` lists what each op may split",
                 )

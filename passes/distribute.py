@@ -149,7 +149,9 @@ def _keep(
             for name in {parameter, *(n for n, leader in analysis.followers.items() if leader == parameter)}:
                 own = homes.get(name, Layout(home.site))
                 part = home_of_follower(home, shapes[parameter], shapes[name]).along(axis)
-                homes[name] = own.with_along(axis, part)
+                mesh, joint = configuration.meshes.of(home.site), own.with_along(axis, part)
+                tried = (joint, mesh.nest_splits(joint, shapes[name]), own)
+                homes[name] = next(layout for layout in tried if mesh.divides(layout, shapes[name]))
     return replace(configuration, homes={name: home for name, home in homes.items() if not home.is_whole})
 
 

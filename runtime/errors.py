@@ -9,17 +9,40 @@ PartcError                  root: catch this one
 │  ├─ UnsupportedModel      a model that is right but that partc cannot treat
 │  ├─ BadStrategy           strategy.json
 │  ├─ BadPlan               out/plan.json or a file that it names
-│  └─ BadData               the training data
+│  ├─ BadData               the training data
+│  └─ BadCheckpoint         a checkpoint is damaged, or of another model
 ├─ NoPlacement              the solver proved that nothing fits
 │  └─ DoesNotFit            a device, or a host, has too little memory
+├─ NotSaved                 a checkpoint could not be written
 ├─ Diverged                 training met a NaN or an infinity
 ├─ CopiesDiffer             ranks ended with different copies of a variable
-└─ RankFailed               an executor died while training
+├─ RankFailed               an executor died while training
+└─ Stopped                  somebody asked for an end
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The one process of a job that is to blame for its end, and where it was.
+
+    killed   a signal, or an exit without a word            failed   an error of its own
+    hung     no sign of life: stopped, or frozen            stuck    all wait, for this one
+    lost     its host, or what watches over it there, is gone
+    """
+
+    kind: Literal["killed", "failed", "hung", "stuck", "lost"]
+    member: str  # rank 3; worker-1; server-0
+    host: str
+    device: str
+    step: int
+    at: str  # a segment or communication, or what else it was at
+    reason: str
 
 
 class PartcError(Exception):
@@ -30,6 +53,7 @@ class PartcError(Exception):
         self.what = what
         self.at = at
         self.fix = fix
+        self.cause: Cause | None = None  # of an error that ended a job
 
 
 class InputError(PartcError):
@@ -68,6 +92,10 @@ class BadData(InputError):
     """The training data does not fit the model."""
 
 
+class BadCheckpoint(InputError):
+    """A checkpoint is damaged, or does not fit the plan."""
+
+
 class NoPlacement(PartcError):
     """The solver proved that no placement satisfies the constraints."""
 
@@ -78,6 +106,10 @@ class DoesNotFit(NoPlacement):
     def __init__(self, what: str, *, at: str, fix: str, missing_bytes: int = 0) -> None:
         super().__init__(what, at=at, fix=fix)
         self.missing_bytes = missing_bytes
+
+
+class NotSaved(PartcError):
+    """A checkpoint could not be written, or the disk is full."""
 
 
 class Diverged(PartcError):
@@ -92,6 +124,14 @@ class RankFailed(PartcError):
     """An executor died, or stopped making progress, while training."""
 
 
+class Stopped(PartcError):
+    """A signal asked for an end. `signal`: its number."""
+
+    def __init__(self, what: str, *, at: str, fix: str, signal: int) -> None:
+        super().__init__(what, at=at, fix=fix)
+        self.signal = signal
+
+
 @contextmanager
 def naming(file: object, *kinds: type[PartcError]) -> Iterator[None]:
     """Let errors of these kinds say which file they are about, where they do not yet.
@@ -104,3 +144,13 @@ def naming(file: object, *kinds: type[PartcError]) -> Iterator[None]:
         if not isinstance(file, str | Path) or str(file) in error.at:
             raise
         raise type(error)(error.what, at=f"{file}: {error.at}", fix=error.fix) from error
+
+
+@contextmanager
+def naming_file(path: Path) -> Iterator[None]:
+    """Let the system's errors say which file they are about: a write that fails on a full disk does not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise

@@ -70,6 +70,17 @@ def parse_seconds(text: str, option: str) -> float:
     return found_s
 
 
+def parse_interval(text: str, option: str) -> tuple[int | None, float | None]:
+    """Parse a number of steps, or `90s`, `10min`: steps and seconds, one of them or none. Raises BadUsage."""
+    if not text:
+        return None, None
+    if text.isdigit() and int(text):
+        return int(text), None
+    if text.endswith(("s", "min", "h")):
+        return None, parse_seconds(text, option)
+    raise BadUsage(f"{text!r} is no interval", at=option, fix="write 1000 for steps, or 90s, 10min, 2h")
+
+
 def parse_batch_size(text: str) -> int | Literal["dynamic"] | None:
     """Parse --batch-size: a number or `dynamic`; empty text is None. Raises BadUsage."""
     if not text:

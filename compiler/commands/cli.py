@@ -4,7 +4,7 @@
     partc compile    -> out/              partc run, partc verify       partc executor
 
 Exit codes: 0 done, 1 verification failed or an executor died, 2 what the user gave must change, 3 a mistake
-of partc's own.
+of partc's own, 128 + N stopped by signal N.
 """
 
 import sys
@@ -15,8 +15,9 @@ from pathlib import Path
 
 import typer
 
-from partc.runtime.errors import BadUsage, PartcError, RankFailed
-from partc.runtime.log import configure_log, log
+from partc.runtime.errors import BadUsage, PartcError, RankFailed, Stopped
+from partc.runtime.log import configure_log, log, printable
+from partc.runtime.supervision.stop_signals import raise_when_stopped
 
 INTERNAL_ERROR = 3
 
@@ -31,6 +32,7 @@ COMMANDS = {
     "profile": "Measure what the operators of a step take on this machine, in whole and in parts.",
     "simulate": "Predict a step: its time, its bytes, its busiest link and its timeline.",
     "run": "Train: one executor daemon per device; save the trained variables.",
+    "checkpoint": "List, verify and export what a training was saved as.",
     "verify": "Train on all ranks, and compare every step with one device on the same total batch.",
     "seal": "Accept a plan that you edited by hand: check its program, and write its hashes anew.",
     "executor": "Run one rank of a job: the daemon itself, one per device.",
@@ -111,28 +113,36 @@ def _internal(error: Exception) -> str:
     )
 
 
+def _tell(said: object) -> None:
+    """Say what went wrong; names in it may be anybody's."""
+    print(printable(f"partc: {said}"), file=sys.stderr)
+
+
 def exit_code_of(command: Callable[[], object], arguments: Sequence[str] = ()) -> int:
     """Run a command; tell what went wrong on stderr, and return the exit code."""
     try:
         code = command()
+    except Stopped as error:
+        _tell(error)
+        return 128 + error.signal
     except PartcError as error:
-        print(f"partc: {error}", file=sys.stderr)
+        _tell(error)
         return 1 if isinstance(error, RankFailed) else 2
     except typer.TyperException as error:
-        print(f"partc: {_bad_command(error, arguments)}", file=sys.stderr)
+        _tell(_bad_command(error, arguments))
         return 2
     except OSError as error:
-        print(f"partc: {_bad_file(error)}", file=sys.stderr)
+        _tell(_bad_file(error))
         return 2
     except MemoryError as error:
-        print(f"partc: {_no_memory(error)}", file=sys.stderr)
+        _tell(_no_memory(error))
         return 2
     except (KeyboardInterrupt, typer.Abort):
-        print("partc: interrupted", file=sys.stderr)
+        _tell("interrupted")
         return 130
     except Exception as error:  # the last resort: an honest word instead of a traceback
         log.debug("an internal error", exc_info=error)
-        print(f"partc: {_internal(error)}", file=sys.stderr)
+        _tell(_internal(error))
         return INTERNAL_ERROR
     return code if isinstance(code, int) else 0
 
@@ -143,6 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def run() -> object:
         configure_log()
+        raise_when_stopped()
         app = app_for(given[0] if given else "")
         return app(args=given or ["--help"], prog_name="partc", standalone_mode=False)
 

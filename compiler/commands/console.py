@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from partc.runtime.log import printable
+
 # A pipe has no width: wide enough for tables, unless the reader says otherwise.
 _HAS_WIDTH = sys.stdout.isatty() or "COLUMNS" in os.environ
 console = Console(highlight=False, markup=False, emoji=False, width=None if _HAS_WIDTH else 120)
@@ -20,7 +22,7 @@ LINE_EVERY_S = 2.0
 
 def tell(line: str) -> None:
     """Print a line as it is: names may hold brackets, and a reader of a pipe wants it in one piece."""
-    console.print(Text(line), soft_wrap=True)
+    console.print(Text(printable(line)), soft_wrap=True)
 
 
 class Advance(Protocol):
@@ -47,7 +49,7 @@ def progress_of(what: str, total: int) -> Iterator[Advance]:
         task = bars.add_task(what, total=total, note="")
 
         def advance(steps_done: int, note: str = "") -> None:
-            bars.update(task, completed=steps_done, note=note)
+            bars.update(task, completed=steps_done, note=printable(note))
 
         yield advance
 

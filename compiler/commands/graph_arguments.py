@@ -7,9 +7,16 @@ import typer
 
 from partc.compiler.commands.arguments import parse_axes, parse_pairs
 from partc.compiler.options import GraphOptions, Sample
+from partc.runtime.checkpoints.manifest import FOLDER
 
 PlanArgument = Annotated[Path, typer.Argument(help="A plan's folder, as compile wrote it.", metavar="OUT")]
-DataArgument = Annotated[str, typer.Option(help="FILE.npz, synthetic, or MODULE:FUNC.")]
+CheckpointsOption = Annotated[
+    Path | None,
+    typer.Option("--checkpoints", help="Their folder; OUT/checkpoints if none is named.", metavar="DIR"),
+]
+DataArgument = Annotated[
+    str, typer.Option(help="FILE.npz, FILE.parquet, a folder of such files, synthetic, or MODULE:FUNC.")
+]
 TraceArgument = Annotated[
     Path | None,
     typer.Option("--trace", help="A timeline to write, in Chrome's trace event format.", metavar="FILE.json"),
@@ -39,6 +46,11 @@ SampleDataArgument = Annotated[
 SampleStepsArgument = Annotated[
     int, typer.Option(min=1, help="How many steps of the sample data are looked at.")
 ]
+
+
+def checkpoints_of(out: Path, named: Path | None) -> Path:
+    """Return the folder of a plan's checkpoints."""
+    return out / FOLDER if named is None else named
 
 
 def graph_options(state: str, axes: list[str], loss: str, initial: Path | None) -> GraphOptions:

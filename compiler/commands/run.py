@@ -1,28 +1,65 @@
 """`partc run`: train a plan."""
 
+import signal
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import typer
 
+from partc.compiler.commands.arguments import parse_interval
 from partc.compiler.commands.console import Advance, progress_of, tell
-from partc.compiler.commands.graph_arguments import DataArgument, PlanArgument, TraceArgument
+from partc.compiler.commands.graph_arguments import (
+    CheckpointsOption,
+    DataArgument,
+    PlanArgument,
+    TraceArgument,
+    checkpoints_of,
+)
 from partc.compiler.output.deploy import write_trained_model
 from partc.compiler.output.output_paths import check_output_file
+from partc.compiler.report.units import percent, seconds
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_run_trace
-from partc.runtime.jobs.job import Progress
+from partc.runtime.data.batches import samples_of_step
+from partc.runtime.jobs.job import Checkpoints, Notice, Progress
 from partc.runtime.jobs.launcher import OnProgress
-from partc.runtime.jobs.results import TRAINED_FILE
+from partc.runtime.jobs.metrics import METRICS_FILE
+from partc.runtime.jobs.restarts import train_with_restarts
+from partc.runtime.jobs.results import TRAINED_FILE, TrainingResult
 from partc.runtime.jobs.runner import Runner
-from partc.runtime.plan.plan_folder import read_plan_folder
+from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 
-EPILOG = f"Example: partc run out --data synthetic --steps 100\n\n{HOW_TO_OPEN}"
+SLOW_DATA = 0.05  # of the time
+UNEQUAL_WAITING = 0.1
+EPILOG = (
+    "Asked to stop (Ctrl-C, SIGTERM, SIGHUP), it ends after the step under way with a checkpoint, from which "
+    "--resume goes on, with this plan or another one of the same model.\n\n"
+    f"Example: partc run out --data synthetic --steps 100\n\n{HOW_TO_OPEN}"
+)
 
 
 def run_command(
     out: PlanArgument,
-    steps: Annotated[int, typer.Option(help="How many steps to train.")],
+    steps: Annotated[int, typer.Option(help="How many steps to train, with those of a resumed training.")],
     data: DataArgument = "synthetic",
-    seed: Annotated[int, typer.Option(help="The seed of synthetic data and of what a step draws.")] = 0,
+    shuffle: Annotated[
+        bool,
+        typer.Option("--shuffle", help="Shuffle the samples of files, in every epoch anew, by the seed."),
+    ] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="The seed of synthetic data and of what a step draws: 0, if none is given."),
+    ] = None,
+    save_every: Annotated[
+        str, typer.Option(help="Save a checkpoint after every so many steps, or seconds: 1000, 90s, 10min.")
+    ] = "",
+    keep: Annotated[int, typer.Option(min=1, help="How many checkpoints stay.")] = 3,
+    checkpoints: CheckpointsOption = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint that is whole.")
+    ] = False,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="How often to go on from the last checkpoint when a rank failed.")
+    ] = 0,
     on_nan: Annotated[
         Literal["stop", "continue"], typer.Option(help="What to do when the loss is not finite.")
     ] = "stop",
@@ -33,33 +70,75 @@ def run_command(
         int | None,
         typer.Option(help="Of an asynchronous plan: the most steps a worker may be ahead of the slowest."),
     ] = None,
-) -> None:
+) -> int:
     """Train: one executor daemon per device; save the trained variables."""
     if trace is not None:
         check_output_file(trace)
     folder = read_plan_folder(out)
+    steps_apart, seconds_apart = parse_interval(save_every, "--save-every")
+    kept = checkpoints_of(out, checkpoints).resolve()
+    may_save = save_every or not folder.plan.asynchronous
     with progress_of("training", steps) as advance:
-        result = Runner(folder).train(
-            data,
-            steps,
-            seed=seed,
-            stop_when_diverged=on_nan == "stop",
-            on_progress=_showing(advance),
-            timeout_s=timeout,
-            traced_steps=trace_steps if trace else 0,
-            staleness=staleness,
-        )
-    for worker in result.lost_workers:
-        tell(f"{worker}; the others trained on")
-    tell(f"{steps} steps, {result.steps_per_s:.1f} steps/s -> {out / TRAINED_FILE}")
+
+        def train(resume: bool) -> TrainingResult:
+            return Runner(folder).train(
+                data,
+                steps,
+                shuffle=shuffle,
+                seed=seed,
+                stop_when_diverged=on_nan == "stop",
+                outputs="none",
+                on_progress=_showing(advance),
+                timeout_s=timeout,
+                traced_steps=trace_steps if trace else 0,
+                staleness=staleness,
+                checkpoints=Checkpoints(str(kept), steps_apart, seconds_apart, keep) if may_save else None,
+                resume=resume,
+                metrics=out / METRICS_FILE,
+            )
+
+        result = train_with_restarts(train, restarts, resume, tell)
+    for line in _summary(folder, result):
+        tell(line)
     tell(f"forward model with the trained variables -> {write_trained_model(folder)}")
     if trace is not None:
         write_run_trace(trace, folder, result.times)
         tell(f"timeline, as predicted and as measured -> {trace}")
+    done = result.first_step + result.last_step
+    if done < steps:
+        tell(f"stopped after step {done} of {steps}, saved in {kept}: --resume goes on from there")
+    return 0 if done == steps else 128 + (result.stopped_by or signal.SIGTERM)
+
+
+def _summary(folder: PlanFolder, result: TrainingResult) -> Iterator[str]:
+    """Yield what a training came to, and who kept it waiting."""
+    for worker in result.lost_workers:
+        yield f"{worker}; the others trained on"
+    done = result.first_step + result.last_step
+    samples = samples_of_step(folder.plan)
+    speed = f"{result.steps_per_s:.1f} steps/s"
+    if samples is not None and not folder.plan.asynchronous:
+        speed += f", {samples * result.steps_per_s:,.0f} samples/s"
+    yield f"{done} steps, {speed} -> {folder.path / TRAINED_FILE}"
+    step_s = 1 / result.steps_per_s
+    yield f"a step: {seconds(step_s)}, predicted {seconds(folder.plan.predicted_step_s)}"
+    shares = {rank: waited / (step_s * result.last_step) for rank, waited in result.waiting_s.items()}
+    slowest, most = min(shares, key=shares.__getitem__, default=0), max(shares.values(), default=0.0)
+    if shares and most - shares[slowest] > UNEQUAL_WAITING:
+        place = next(rank for rank in folder.plan.ranks if rank.rank == slowest)
+        yield (
+            f"slowest: rank {slowest} ({place.device}), which waited for others "
+            f"{percent(shares[slowest])} of the time; the one that waited most: {percent(most)}"
+        )
+    if (share := result.data_s / (step_s * result.last_step)) > SLOW_DATA:
+        yield f"a rank waited for data {percent(share)} of the time: it is read more slowly than it is used"
 
 
 def _showing(advance: Advance) -> OnProgress:
-    def show(progress: Progress) -> None:
+    def show(progress: Progress | Notice) -> None:
+        if isinstance(progress, Notice):
+            tell(progress.text)
+            return
         loss = "" if progress.loss is None else f"loss {progress.loss:.5g}  "
         advance(progress.step, f"{loss}{progress.steps_per_s:.1f} steps/s")
 

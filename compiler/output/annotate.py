@@ -14,7 +14,7 @@ from math import prod
 import onnx
 
 from partc.cost.cluster.cluster import Cluster, groups_of, ranks_of
-from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh, Meshes, Owned, Replicate, Split
+from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh, Meshes, Owned, Replicate
 
 CONFIGURATION = "partc"
 ANNOTATED_IR_VERSION = 11
@@ -77,8 +77,10 @@ def _specs(
         spec = onnx.ShardingSpecProto(tensor_name=tensor)
         _add_devices(spec, holders(layout))
         for axis in sorted({split.axis for _, split in layout.splits()}):
-            places = sorted({split.outer for _, split in layout.splits() if split.axis == axis})
-            cuts = [(outer, _parts(layout, Split(axis, outer), mesh)) for outer in places]
+            here = [split for _, split in layout.splits() if split.axis == axis]
+            behind = {split.outer * split.uneven for split in here if split.uneven} - {shape[axis]}
+            places = sorted({split.outer for split in here} | behind)
+            cuts = [(outer, _parts(layout, axis, outer, mesh)) for outer in places]
             _shard(spec.sharded_dim.add(axis=axis), shape[axis], cuts)
         yield spec
 
@@ -96,8 +98,9 @@ def _shard(sharded: onnx.ShardedDimProto, length: int, cuts: Sequence[tuple[int,
         before = end
 
 
-def _parts(layout: Layout, place: Split, mesh: Mesh) -> int:
-    return prod(mesh.size(axis) for axis, split in layout.splits() if split == place)
+def _parts(layout: Layout, axis: int, outer: int, mesh: Mesh) -> int:
+    here = (number for number, split in layout.splits() if (split.axis, split.outer) == (axis, outer))
+    return prod(map(mesh.size, here))
 
 
 def _holders(layout: Layout, workers: Sequence[int], mesh: Mesh) -> list[list[int]]:

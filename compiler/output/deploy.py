@@ -1,7 +1,10 @@
 """Put trained variables back into a forward model that any ONNX runtime can serve."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 from onnx import numpy_helper
 
@@ -12,11 +15,20 @@ from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.jobs.results import TRAINED_FILE
 from partc.runtime.plan.plan_folder import PlanFolder
 
+Array = np.ndarray[Any, np.dtype[Any]]
+
 DEPLOYED = "trained.onnx"
 
 
 def write_trained_model(folder: PlanFolder) -> Path:
-    """Write trained.onnx: the forward outputs, computed from data with the trained variables.
+    """Write trained.onnx, from what a training left in the plan's folder."""
+    path = folder.path / DEPLOYED
+    write_forward_model(folder, read_arrays(folder.path / TRAINED_FILE), path)
+    return path
+
+
+def write_forward_model(folder: PlanFolder, variables: Mapping[str, Array], path: Path) -> None:
+    """Write a forward model: its outputs, computed from data with these variables.
 
     The outputs are those recorded by `partc grad`; of a foreign graph, those that are no next value.
     """
@@ -27,20 +39,17 @@ def write_trained_model(folder: PlanFolder) -> Path:
     outputs = list(bindings.forward_outputs) or [name for name in results if name != bindings.loss] or results
     _stop_dropping(model)
     forward = cut_model(model, {}, outputs)
-    parameters = read_arrays(folder.path / TRAINED_FILE)
-    inputs = [value for value in forward.graph.input if value.name not in parameters]
+    inputs = [value for value in forward.graph.input if value.name not in variables]
     weights = [
-        numpy_helper.from_array(parameters[value.name], value.name)
+        numpy_helper.from_array(variables[value.name], value.name)
         for value in forward.graph.input
-        if value.name in parameters
+        if value.name in variables
     ]
     del forward.graph.input[:]
     forward.graph.input.extend(inputs)
     forward.graph.initializer.extend(weights)
     del forward.metadata_props[:], forward.training_info[:]
-    path = folder.path / DEPLOYED
     write_model(forward, path)
-    return path
 
 
 def _stop_dropping(model: onnx.ModelProto) -> None:

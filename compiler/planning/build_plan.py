@@ -13,7 +13,7 @@ from partc.cost.simulation.roofline import node_s
 from partc.cost.strategy import Strategy
 from partc.passes.analysis import Analysis
 from partc.passes.indexed_rows.indexed_slices import sum_rows_function
-from partc.passes.layouts.layouts import REPLICAS, PerReplica, Split
+from partc.passes.layouts.layouts import MICROBATCHES, REPLICAS, PerReplica, Split
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.microbatches.find_repeated import Repeated, find_repeated
 from partc.passes.microbatches.join_microbatches import join_microbatches
@@ -80,7 +80,7 @@ def build_plan(
         drawn_inputs=tuple(training.drawn_inputs.values()),
         aggregation=strategy.aggregation,
         recomputed=recomputed,
-        constants=_row_ends(lowered, rows) | program.constants,
+        constants=_row_ends(lowered, rows) | _moments(program),
         unread_inputs=training.unread_inputs,
         microbatches=lowered.meshes.microbatches,
     )
@@ -111,6 +111,11 @@ def _row_ends(lowered: LoweredGraph, rows: OwnedRows) -> dict[str, tuple[int, ..
         for value, constant in lowered.constants.items()
         if constant.parameter is not None and constant.holds == "row_ends"
     }
+
+
+def _moments(program: Program) -> dict[str, tuple[int, ...]]:
+    """Return the constants that tell every rank which micro-batch it is."""
+    return {name: (number,) for number, name in enumerate(program.moments.get(MICROBATCHES, ()))}
 
 
 def _make_program(

@@ -1,7 +1,7 @@
 """Decide the strategy of a compilation: what is asked for; for `auto`, the quickest of ways and of names.
 
     batch per replica   data parallelism, as choose_synchronisation decides it: names have other replicas, but
-                        for `fsdp`, which is taken where memory is too small
+                        for `fsdp` and micro-batches, which are taken where memory is too small
     one batch for all   data parallelism so, and named strategies: the quickest by simulated steps of whole
                         plans, if it is quicker by more than the price may be off (a quarter)
 
@@ -16,6 +16,7 @@ from operator import attrgetter
 from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
 from partc.compiler.pipeline import PipelinePhase, run
+from partc.compiler.planning.name_what_fits import names_by_need
 from partc.compiler.planning.price_step import MANY_RANKS
 from partc.compiler.planning.whole_steps import WholeSteps, names_for
 from partc.compiler.settle_options import begin_compilation
@@ -51,12 +52,12 @@ def decide_strategy(
     refusal: DoesNotFit | None = None
     try:
         run(phases, compilation)
-        if compilation.analysis.per_replica:
+        if compilation.analysis.per_replica or compilation.workers == 1:
             return compilation
         compilation.compared = _data_parallel(compilation)
     except DoesNotFit as error:
         refusal = error
-    named = tuple(_price_names(compilation, read, MOST_NAMES if refusal else _count_tried(compilation)))
+    named = tuple(_price_names(compilation, read, refusal is not None))
     best = min(named, key=attrgetter("step_s"), default=None)
     if best is None and refusal is not None:
         raise refusal
@@ -85,7 +86,7 @@ def _names_are_open(compilation: Compilation) -> bool:
     options = compilation.options
     return (
         options.strategy == "auto"
-        and 1 < len(compilation.worker_names) < MANY_RANKS
+        and compilation.workers < MANY_RANKS
         and not options.asynchronous
         and options.partitions is None
         and not options.without
@@ -105,13 +106,20 @@ def _count_tried(compilation: Compilation) -> int:
     return min(MOST_NAMES, TRIED_NODES // max(1, len(compilation.training.graph.nodes)))
 
 
-def _price_names(compilation: Compilation, read: Read, most: int) -> Iterator[Tried]:
-    """Yield the prices of the first names, without those that are refused."""
+def _price_names(compilation: Compilation, read: Read, is_refused: bool) -> Iterator[Tried]:
+    """Yield the prices of the first names, without those that are refused.
+
+    Where nothing fits so far, not even a name, the first that does of those that need less is the last.
+    """
     analysis = compilation.analysis
     replicas = compilation.replicas if analysis.per_replica else None
     price = WholeSteps(read, compilation.cluster, compilation.options, replicas=replicas)
     names = ["fsdp"] if analysis.per_replica else names_for(compilation.worker_hosts)
     with compilation.watch.phase("price names"):
-        for name in islice(names, most):
+        for name in islice(names, MOST_NAMES if is_refused else _count_tried(compilation)):
             if (priced := price(name, name)) is not None:
                 yield Tried((name,), priced.strategy, priced.step_s)
+        if is_refused and not price.priced:
+            fitting = price.first_of(names_by_need(compilation.workers))
+            if fitting is not None:
+                yield Tried((fitting.name,), fitting.strategy, fitting.step_s)

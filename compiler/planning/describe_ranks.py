@@ -126,18 +126,13 @@ class _Describer:
     def _constants(self) -> dict[str, tuple[int, ...]]:
         values: dict[str, tuple[int, ...]] = {}
         for value, constant in self._lowered.constants.items():
-            if value == MICROBATCHES:
-                continue
             if constant.holds == "coordinate" and (place := self._place_in(constant.site)) is not None:
-                values[value] = (place[constant.axis],)
+                if value != MICROBATCHES:  # which the plan tells all ranks
+                    values[value] = (place[constant.axis],)
             elif constant.holds == "numbers" and (place := self._place_in(constant.site)) is not None:
                 mesh = self._lowered.meshes.of(constant.site or WORKER)
-                values[value] = tuple(
-                    number
-                    if isinstance(number, int)
-                    else number.of(place[number.axis], mesh.size(number.axis))
-                    for number in constant.numbers
-                )
+                for moment, name in enumerate(self._program.moments.get(value, (value,))):
+                    values[name] = constant.numbers_at((*place, moment), mesh)
             elif constant.parameter is not None and self._server is not None:
                 start, stop = self._rows[constant.parameter][self._server]
                 if constant.holds == "first_row":

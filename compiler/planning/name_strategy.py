@@ -1,6 +1,6 @@
 """Write a named strategy out: an ordinary strategy, as a file could say it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from partc.cost.named_strategy import NamedStrategy
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, AxisSplit, Batch, OpConfig, Strategy
@@ -40,22 +40,9 @@ def name_strategy(
     if named.splits_dense:
         return _one_weird_trick(analysis, named, workers, batch)
     sizes = named.mesh(workers)
-    mesh = Mesh("worker", tuple(sizes.items()))
-    homes: dict[str, Layout] = {}
     ops: tuple[OpConfig, ...] = ()
-    for axis, (name, size) in enumerate(mesh.axes):
-        if name == "spatial" and size > 1:
-            ops = _split_height(analysis, named, size)
-        if name == "tensor" and size > 1:
-            for variable, split in split_weights(analysis, mesh, axis).items():
-                homes[variable] = homes.get(variable, Layout("worker")).with_along(axis, split)
-    if named.shards_variables:
-        for variable, split in shard_variables(analysis, mesh, homes).items():
-            homes[variable] = homes.get(variable, Layout("worker")).with_along(REPLICAS, split)
-    variables = {
-        variable: {mesh.axes[axis][0]: AxisSplit(split.axis, split.outer) for axis, split in home.splits()}
-        for variable, home in homes.items()
-    }
+    if (parts := sizes.get("spatial", 1)) > 1:
+        ops = _split_height(analysis, named, parts)
     microbatches = named.microbatches or _microbatches(analysis, named.stages)
     begin: dict[str, int] = {}
     if named.stages > 1:
@@ -68,11 +55,30 @@ def name_strategy(
         batch,
         {},
         mesh=sizes,
-        variables=variables,
+        variables=share_variables(analysis, sizes, named.shards_variables),
         ops=(*ops, *(OpConfig(node, stage=stage) for node, stage in begin.items())),
         stages=named.stages,
         microbatches=microbatches,
     )
+
+
+def share_variables(
+    analysis: Analysis, sizes: Mapping[str, int], by_replicas: bool
+) -> dict[str, dict[str, AxisSplit]]:
+    """Return variable -> mesh axis -> where it is split. `by_replicas`: among replicas too, as by fsdp."""
+    mesh = Mesh("worker", tuple(sizes.items()))
+    homes: dict[str, Layout] = {}
+    for axis, (name, size) in enumerate(mesh.axes):
+        if name == "tensor" and size > 1:
+            for variable, split in split_weights(analysis, mesh, axis).items():
+                homes[variable] = homes.get(variable, Layout("worker")).with_along(axis, split)
+    if by_replicas:
+        for variable, split in shard_variables(analysis, mesh, homes).items():
+            homes[variable] = homes.get(variable, Layout("worker")).with_along(REPLICAS, split)
+    return {
+        variable: {mesh.axes[axis][0]: AxisSplit(split.axis, split.outer) for axis, split in home.splits()}
+        for variable, home in homes.items()
+    }
 
 
 def _layerwise(
@@ -102,11 +108,18 @@ def _layerwise(
 
 def _microbatches(analysis: Analysis, stages: int) -> int:
     """Return into how many parts a replica's batch is best divided: up to four a stage, all equal."""
-    fed = analysis.training.data_inputs.values()
-    own = 1 if analysis.per_replica else analysis.replicas
-    sizes = [analysis.facts.shape(e.name)[e.sample_axis] // own for e in fed if e.sample_axis is not None]
     most = MICROBATCHES_PER_STAGE * stages if stages > 1 else 1
-    return max(count for count in range(1, most + 1) if all(size % count == 0 for size in sizes))
+    counts = microbatch_counts(analysis, 1 if analysis.per_replica else analysis.replicas)
+    return max(count for count in counts if count <= most)
+
+
+def microbatch_counts(analysis: Analysis, shares: int) -> tuple[int, ...]:
+    """Return into how many equal parts a replica's batch may pass. `shares`: replicas of the graph's own."""
+    fed = analysis.training.data_inputs.values()
+    sizes = [analysis.facts.shape(e.name)[e.sample_axis] // shares for e in fed if e.sample_axis is not None]
+    return tuple(n for n in range(1, min(sizes, default=1) + 1) if all(size % n == 0 for size in sizes)) or (
+        1,
+    )
 
 
 def _split_height(analysis: Analysis, named: NamedStrategy, parts: int) -> tuple[OpConfig, ...]:

@@ -15,7 +15,7 @@ from partc.passes.graph.training_graph import TrainingGraph
 from partc.runtime.errors import DoesNotFit, InputError
 from partc.runtime.log import log
 
-MICROBATCHES = (2, 4, 8)  # that are tried alone; the most of them in products
+MICROBATCHES = (2, 4, 8)  # that are tried, alone and in products
 
 
 def may_share_variables(options: Options) -> bool:
@@ -37,7 +37,7 @@ def name_what_fits(
     """
     missing: dict[str, int] = {}
     workers = sum(rank.replica is not None for rank in ranks_of(cluster))
-    for name, training in zip(_names(workers), graphs, strict=False):
+    for name, training in zip(names_by_need(workers), graphs, strict=False):
         try:
             needed_bytes = _needed_bytes(
                 training, cluster, replace(options, strategy=parse_named(name) or name)
@@ -56,8 +56,8 @@ def name_what_fits(
     return _with_fix(refusal, f"{refusal.fix}; no other strategy that was tried suffices: {nearest}")
 
 
-def _names(workers: int) -> Iterator[str]:
-    """Yield what to try: one thing at a time, then products."""
+def names_by_need(workers: int) -> Iterator[str]:
+    """Yield names that keep less on a device than data parallelism: one thing at a time, then products."""
     if workers > 1:
         yield "fsdp"
     yield from (f"microbatches={count}" for count in MICROBATCHES)
@@ -70,11 +70,12 @@ def _names(workers: int) -> Iterator[str]:
 
 def _products(stages: int, parts: int, replicas: int) -> Iterator[str]:
     split = [f"tensor={parts}"] if parts > 1 else []
-    spread = [f"pipeline={stages}"] if stages > 1 else [f"microbatches={MICROBATCHES[-1]}"]
-    if split:
-        yield ",".join(spread + split)
-    if replicas > 1:
-        yield ",".join([*spread, f"fsdp={replicas}", *split])
+    spreads = [f"pipeline={stages}"] if stages > 1 else [f"microbatches={count}" for count in MICROBATCHES]
+    for spread in spreads:
+        if split:
+            yield ",".join([spread, *split])
+        if replicas > 1:
+            yield ",".join([spread, f"fsdp={replicas}", *split])
 
 
 def _divisors(workers: int) -> Iterator[int]:

@@ -1,10 +1,11 @@
 """Find a quick strategy: named ones, and operators' own configurations by one of several methods.
 
     names        data parallelism as `auto` has it, then experts and products of them, simplest first
-    mcmc         walks from data parallelism, the quickest name, fewer replicas and a single worker
+    pipelines    climbs from names over stages, cuts, micro-batches, and what a stage's workers divide
+    mcmc         names, pipelines; walks from data parallelism, the best so far, fewer replicas and one worker
     ilp, dp      the least sum of what operators and transfers take alone: its own answer, or a walk's start
     exhaustive   the quickest of all states, where these are few
-    auto         names; walks, from the answers of ilp and dp as well; exhaustion where it is possible
+    auto         names, pipelines; walks, from the answers of ilp and dp as well; exhaustion where possible
 
 Configurations are priced by the task graph; the quickest states are then priced as whole plans. What counts
 is the simulated step of the whole plan, as compiling would lower and schedule it: so nothing is returned that
@@ -14,23 +15,31 @@ does not compile, that does not fit, or that is slower than anything else that w
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from math import inf
 
 import numpy as np
 
 from partc.compiler.options import Options, SearchOptions
+from partc.compiler.planning.climb_pipelines import climb_pipelines
+from partc.compiler.planning.estimate_pipelines import PipelineEstimate
 from partc.compiler.planning.exhaust import Exhausted, check_states, exhaust
+from partc.compiler.planning.name_what_fits import names_by_need
 from partc.compiler.planning.own_space import OwnSpace
 from partc.compiler.planning.search_limit import SearchLimit
 from partc.compiler.planning.solve_additively import solve_additively
+from partc.compiler.planning.step_pipelines import StepPipelines
 from partc.compiler.planning.walk_chains import walk_chains
 from partc.compiler.planning.walk_tasks import BestStates, State, climb, fewer_replicas
 from partc.compiler.planning.whole_steps import Priced, WholeSteps, names_for
 from partc.cost.cluster.cluster import Cluster
 from partc.passes.graph.training_graph import TrainingGraph
+from partc.passes.search.pipeline_space import Pipeline
 from partc.runtime.errors import BadUsage, DoesNotFit, NoPlacement
 
 NAMED_SHARE = 0.5  # of the budget: what named strategies may take
+PIPELINE_SHARE = 0.4  # of what is left: what pipelines may take
+PIPELINE_PROPOSALS = 0.05  # of proposals: whole plans of pipelines, which take longer than the task graph's
 ADDITIVE_SHARE = 0.2  # of what is left: what the additive starts of walks may take
 EXHAUSTED_SHARE = 0.5  # of what is left then: what exhaustion may take, where `auto` tries it
 START = "auto"
@@ -95,9 +104,9 @@ def search_strategies(
 def _first_that_fits(price: WholeSteps) -> Priced:
     """Return a named strategy, where data parallelism does not fit. Raises what that was refused with."""
     if isinstance(price.failure, DoesNotFit) and price.first is not None:
-        for name in names_for(price.first.worker_hosts):
-            if (priced := price(name, name)) is not None:
-                return priced
+        hosts = price.first.worker_hosts
+        if (priced := price.first_of(chain(names_for(hosts), names_by_need(len(hosts))))) is not None:
+            return priced
     assert price.failure is not None
     raise price.failure
 
@@ -120,6 +129,7 @@ class _Search:
         self.proposals = 0
         self.remarks: list[str] = []
         self._price, self._asked, self._limit, self._show = price, asked, limit, show
+        self._named = [start]
         self._state: State | None = None  # of the best, if it is operators' own
         self._optimal: set[State] = set()  # no single change of them is quicker
         self._rng = np.random.default_rng(asked.seed)
@@ -130,6 +140,7 @@ class _Search:
         method = self._asked.method
         if method in ("auto", "mcmc"):
             self._try_names()
+            self._climb_pipelines()
         own = OwnSpace.of(self._first)
         if own is None:
             self._refuse_without_choice()
@@ -175,7 +186,38 @@ class _Search:
         for name in names_for(self._first.worker_hosts):
             if time.monotonic() + self._price.slowest_s > until_s:
                 return
-            self._see(self._price(name, name))
+            if (priced := self._price(name, name)) is not None:
+                self._named.append(priced)
+                self._see(priced)
+
+    def _climb_pipelines(self) -> None:
+        """Climb among pipelines, from the names that are some."""
+        pipelines, limit = StepPipelines(self._first), self._limit
+        until_s, most = limit.part_until_s(PIPELINE_SHARE), limit.part(PIPELINE_PROPOSALS)
+        best: list[Pipeline] = []
+
+        def goes_on(priced: int) -> bool:
+            return priced < most and time.monotonic() + self._price.slowest_s < until_s
+
+        def price_s(pipeline: Pipeline) -> float:
+            told = pipelines.told(pipeline, best[-1] if best else None)
+            priced = self._price(f"pipeline: {told}", pipelines.strategy(pipeline))
+            if self._see(priced):
+                best.append(pipeline)
+            return inf if priced is None else priced.step_s
+
+        if not goes_on(0):
+            return
+        read = {pipelines.read(priced.strategy): priced.step_s for priced in self._named}
+        named = {pipeline: step_s for pipeline, step_s in read.items() if pipeline is not None}
+        estimate = PipelineEstimate(pipelines).step_s
+        climb = climb_pipelines(pipelines.space, named, price_s, estimate, goes_on, self._rng)
+        are_tried = any(pipeline in climb.optimal for pipeline in climb.in_order[:1])
+        self.remarks.append(
+            f"{climb.priced} pipelines priced; single changes of the quickest, of a cut, of micro-batches or "
+            "of what a stage's workers divide, were "
+            + ("all tried: none is quicker" if are_tried else "not all tried")
+        )
 
     def _walk(self, own: OwnSpace) -> None:
         """Walk and climb in rounds: what tasks say is quick is priced. `auto` exhausts small spaces first."""

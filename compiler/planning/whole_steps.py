@@ -1,7 +1,7 @@
 """Price strategies by their whole steps, laid out, lowered and scheduled as `compile` does it."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
@@ -55,6 +55,10 @@ class WholeSteps:
             return None
         finally:
             self.slowest_s = max(self.slowest_s, time.monotonic() - begun_s)
+
+    def first_of(self, names: Iterable[str]) -> Priced | None:
+        """Return the price of the first name that can be and fits, None where there is none."""
+        return next((priced for name in names if (priced := self(name, name)) is not None), None)
 
     def _price(self, name: str, strategy: str | Strategy) -> Priced | None:
         training = self.read()

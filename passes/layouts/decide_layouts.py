@@ -1,8 +1,9 @@
 """Decide how one node runs, from the layouts of its operands and its sharding rule."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 
 import onnx_graphsurgeon as gs
 
@@ -30,8 +31,9 @@ from partc.runtime.plan.program import Site
 class AxisDecision:
     """How one node runs along one mesh axis: what its operands must be there, what its outputs are.
 
-    `factor` is the split factor if one is; `is_mean` tells that outputs are means over a part and
-    count for a part's share only; `cuts_table`, that ids of the whole index a part of a table's rows.
+    `factor` is the split factor if one is, `entries` its size, where another axis may split it too; `is_mean`
+    tells that outputs are means over a part and count for a part's share only; `cuts_table`, that ids of the
+    whole index a part of a table's rows.
     """
 
     inputs: tuple[Placement, ...]
@@ -39,6 +41,7 @@ class AxisDecision:
     factor: str | None = None
     is_mean: bool = False
     cuts_table: bool = False
+    entries: int = 0
 
     @property
     def is_whole(self) -> bool:
@@ -89,10 +92,28 @@ def decide_one_axis(
     return Decision(site, (AxisDecision(tuple(inputs), tuple(outputs), factor),), offset_ids)
 
 
-def decide_axes(site: Site, axes: Sequence[AxisDecision]) -> Decision:
+def decide_axes(mesh: Mesh, axes: Sequence[AxisDecision]) -> Decision:
     """Return the decision that runs a node along every mesh axis as decided there."""
     divided = [number for number, axis in enumerate(axes) if not axis.is_whole]
-    return Decision(site, tuple(axes[: max(divided, default=0) + 1]))
+    return Decision(mesh.name, _nested(mesh, axes[: max(divided, default=0) + 1]))
+
+
+def _nested(mesh: Mesh, axes: Sequence[AxisDecision]) -> tuple[AxisDecision, ...]:
+    """Let axes that split one factor each divide what those before them left."""
+    factors = [axis.entries for axis in axes]
+    parts = prod(mesh.size(number) for number, entries in enumerate(factors) if entries)
+    if all(axis.is_even and axis.entries % parts == 0 for axis in axes if axis.entries):
+        return tuple(axes)
+    inputs = [mesh.nest([axis.inputs[n] for axis in axes], factors) for n in range(len(axes[0].inputs))]
+    outputs = [mesh.nest([axis.outputs[n] for axis in axes], factors) for n in range(len(axes[0].outputs))]
+    return tuple(
+        replace(
+            axis,
+            inputs=tuple(placements[number] for placements in inputs),
+            outputs=tuple(placements[number] for placements in outputs),
+        )
+        for number, axis in enumerate(axes)
+    )
 
 
 def whole_axis(node: gs.Node) -> AxisDecision:
@@ -113,6 +134,9 @@ def divides(mesh: Mesh | Meshes, node: gs.Node, decision: Decision, facts: Facts
     pairs = list(zip((*node.inputs, *node.outputs), (*decision.inputs, *decision.outputs), strict=True))
     if any(layout.varying() for _, layout in pairs) and not _has_known_sizes(node, facts):
         return False
+    shared = [f.mesh_axes for _, layout in pairs for f in layout.uneven() if len(f.mesh_axes) > 1]
+    if not all(decision.axes[axis].entries for axes in shared for axis in axes):
+        return False  # what windows reach for is told of parts along one axis
     return all(mesh.divides(layout, facts.shape(tensor.name)) for tensor, layout in pairs)
 
 
@@ -255,7 +279,8 @@ def split_on(
         else:
             return None
     inputs = tuple(_placement_of(rule, index, factor, ranks, uneven) for index in range(len(rule.inputs)))
-    return AxisDecision(inputs, tuple(outputs), factor, rule.combine.get(factor) == "mean")
+    is_mean, entries = rule.combine.get(factor) == "mean", 0 if factor in rule.reaches else rule.sizes[factor]
+    return AxisDecision(inputs, tuple(outputs), factor, is_mean, entries=entries)
 
 
 def _placement_of(rule: ShardingRule, index: int, factor: str, ranks: int, uneven: int) -> Placement:

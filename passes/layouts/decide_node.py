@@ -86,9 +86,9 @@ def _decide_on_workers(
 ) -> Decision:
     """Decide axis by axis. Where that would cut too small, axes with a wish come first, and one that cuts
     what others cut already keeps the node whole."""
-    count, site = graph.meshes.axes, graph.configuration.site_of(node.name)
+    count, mesh = graph.meshes.axes, graph.meshes.of(graph.configuration.site_of(node.name))
     axes = [_decide_along(graph, node, rule, layouts, axis) for axis in range(count)]
-    decision = decide_axes(site, axes)
+    decision = decide_axes(mesh, axes)
     divided = [axis for axis in axes if not axis.is_whole]
     if not divided or (len(divided) == 1 and divided[0].is_even) or graph.divides(node, decision):
         return decision
@@ -96,9 +96,9 @@ def _decide_on_workers(
     fitting = [whole_axis(node) for _ in range(count)]
     for axis in sorted(range(count), key=lambda axis: axis not in wishes):
         fitting[axis] = axes[axis]
-        if not graph.divides(node, decide_axes(site, fitting)):
+        if not graph.divides(node, decide_axes(mesh, fitting)):
             fitting[axis] = whole_axis(node)
-    return decide_axes(site, fitting)
+    return decide_axes(mesh, fitting)
 
 
 def _decide_along(
@@ -216,9 +216,10 @@ def _decide_replica_op(graph: LaidOutGraph, node: gs.Node, layout: Layout) -> De
     def result(placement: Placement) -> Placement:
         if isinstance(placement, PerReplica):
             return Split(0) if stacks else Partial("sum")
-        if stacks and is_own and isinstance(placement, Split) and placement.axis == 0 and placement.outer > 1:
-            return replace(placement, outer=placement.outer * graph.replicas)  # the blocks of all replicas
-        return placement
+        if not (stacks and is_own and isinstance(placement, Split) and placement.axis == 0):
+            return placement
+        is_apart = placement.outer > 1 or placement.uneven  # among the blocks of all replicas
+        return replace(placement, outer=placement.outer * graph.replicas) if is_apart else placement
 
     axes = [
         AxisDecision((placement,), (result(placement),))

@@ -82,7 +82,7 @@ class LaidOutGraph:
         if not self.has_fixed_pieces(tensor):
             return split
         mesh = self.meshes.of(site)
-        entries = split.uneven or self.facts.shape(tensor)[split.axis] // split.outer
+        entries = self._factor(tensor, split)
         if entries < mesh.size(axis):
             return Replicate()
         return mesh.cut(axis, split.axis, split.outer, entries)
@@ -98,7 +98,14 @@ class LaidOutGraph:
             else Replicate()
             for axis, place in enumerate(layout.placements)
         ]
-        return Layout(site, *placements)
+        factors = [
+            self._factor(tensor, p) if isinstance(p, Split) and self.has_fixed_pieces(tensor) else 0
+            for p in layout.placements
+        ]
+        return Layout(site, *mesh.nest(placements, factors))
+
+    def _factor(self, tensor: str, split: Split) -> int:
+        return split.uneven or self.facts.shape(tensor)[split.axis] // split.outer
 
     @property
     def meshes(self) -> Meshes:

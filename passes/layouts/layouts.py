@@ -31,18 +31,33 @@ class Replicate:
     """Every rank of the site has the whole tensor."""
 
 
+_WHOLE = Replicate()
+
+
 @dataclass(frozen=True, slots=True)
 class Split:
     """Rank r of N has the r-th N-th of a factor of `axis`.
 
     The axis, of size outer x factor x inner, is cut along its middle: [T, B, H] reshaped to
-    [T * B, H] and split on B is Split(axis=0, outer=T). `uneven`: the size of a factor that N does not
-    divide, of which earlier ranks have one entry more (runtime/plan/boxes.py); 0: N divides it.
+    [T * B, H] and split on B is Split(axis=0, outer=T). `uneven`: the size of a factor that is not divided
+    equally, of which earlier ranks have one entry more (runtime/plan/boxes.py); 0: all parts are equal.
+    Of mesh axes that cut a factor together each divides what those before it left: the size is the whole
+    factor's, and said by those along which, with those before, parts differ (`Mesh.nest`).
     """
 
     axis: int
     outer: int = 1
     uneven: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UnevenFactor:
+    """A factor of an axis, behind `outer` blocks, whose entries mesh axes divide into parts that differ."""
+
+    axis: int
+    outer: int
+    entries: int
+    mesh_axes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,15 +225,11 @@ class Mesh:
         """Tell whether all parts of a tensor are of equal size but those that are said to be uneven.
 
         An UNKNOWN size (0) is taken to divide. What is widened on an axis, or overlaps there, is cut there
-        along one mesh axis alone, whose ranks are neighbours; so is what is uneven at its place, of which an
-        axis has one.
+        along one mesh axis alone, whose ranks are neighbours.
         """
         if layout.is_whole:
             return True
         splits = layout.splits()
-        uneven = [split.axis for _, split in splits if split.uneven]
-        if len(uneven) > len(set(uneven)):
-            return False
         cut = [p.axis for p in layout.placements if isinstance(p, Split | Widened | Overlapping)]
         if any(cut.count(overlapping.axis) > 1 for _, overlapping in layout.overlapping()):
             return False
@@ -229,10 +240,11 @@ class Mesh:
         places = {(split.axis, split.outer) for _, split in splits}
         for place in sorted(places, key=lambda place: (place[0], -place[1])):
             tensor_axis, outer = place
-            here = [(axis, split) for axis, split in splits if (split.axis, split.outer) == place]
-            parts = prod(self.size(axis) for axis, _ in here)
-            entries = max(split.uneven for _, split in here)
-            if entries and (len(here) > 1 or entries < parts):
+            here = [axis for axis, split in splits if (split.axis, split.outer) == place]
+            parts = prod(map(self.size, here))
+            said = [placement if axis in here else _WHOLE for axis, placement in enumerate(layout.placements)]
+            entries = max(split.uneven for axis, split in splits if axis in here)
+            if entries and (entries < parts or self.nest(said, [entries] * len(said)) != tuple(said)):
                 return False
             if ends.get(tensor_axis, shape[tensor_axis]) % (outer * (entries or parts)):
                 return False
@@ -242,6 +254,33 @@ class Mesh:
     def cut(self, axis: int, tensor_axis: int, outer: int, factor: int) -> Split:
         """Return the split of a factor along a mesh axis, uneven where its size does not divide."""
         return Split(tensor_axis, outer, factor if factor % self.size(axis) else 0)
+
+    def nest(self, placements: Sequence[Placement], factors: Sequence[int]) -> tuple[Placement, ...]:
+        """Return placements along the axes, those that split one factor each dividing what others left.
+
+        `factors`: by axis, the size of the factor that is split there; of 0 splits stay as they are.
+        """
+        parts: dict[tuple[int, int], int] = {}
+        nested: list[Placement] = []
+        for axis, (placement, size) in enumerate(zip(placements, factors, strict=True)):
+            if isinstance(placement, Split):
+                place = placement.axis, placement.outer
+                parts[place] = parts.get(place, 1) * self.size(axis)
+                if size:
+                    placement = replace(placement, uneven=size if size % parts[place] else 0)
+            nested.append(placement)
+        return tuple(nested)
+
+    def nest_splits(self, layout: "Layout", shape: Sequence[int]) -> "Layout":
+        """Return the layout of a tensor whose axes are factored where they are split, and nowhere else."""
+        places = {(split.axis, split.outer) for _, split in layout.splits()}
+
+        def factor(split: Split) -> int:
+            ends = [outer for axis, outer in places if axis == split.axis and outer > split.outer]
+            return min(ends, default=shape[split.axis]) // split.outer
+
+        factors = [factor(p) if isinstance(p, Split) else 0 for p in layout.placements]
+        return Layout(layout.site, *self.nest(layout.placements, factors))
 
 
 @dataclass(frozen=True)
@@ -370,7 +409,7 @@ class Layout:
     """Where a tensor's pieces are: a mesh, and a placement along each of its axes.
 
     Along axes behind the last placement the tensor is whole: `Layout("worker")` is whole on any mesh.
-    Axes that split one tensor axis at one place apply in mesh order.
+    Axes that split one tensor axis at one place apply in mesh order: each divides what those before it left.
     """
 
     site: Site
@@ -395,9 +434,13 @@ class Layout:
         """Return the mesh axes that split the tensor, and where."""
         return [(axis, split) for axis, split in enumerate(self.placements) if isinstance(split, Split)]
 
-    def uneven(self) -> list[tuple[int, Split]]:
-        """Return the mesh axes whose ranks have parts of different sizes, and where."""
-        return [(axis, split) for axis, split in self.splits() if split.uneven]
+    def uneven(self) -> list[UnevenFactor]:
+        """Return the factors of which ranks have parts of different sizes."""
+        sizes = {(split.axis, split.outer): split.uneven for _, split in self.splits() if split.uneven}
+        return [
+            UnevenFactor(*place, size, tuple(a for a, s in self.splits() if (s.axis, s.outer) == place))
+            for place, size in sorted(sizes.items())
+        ]
 
     def widened(self) -> list[tuple[int, Widened]]:
         """Return the mesh axes along which ranks have parts and entries of their neighbours, and which."""
@@ -409,7 +452,7 @@ class Layout:
 
     def varying(self) -> list[int]:
         """Return the tensor's axes whose sizes may differ between ranks."""
-        return [split.axis for _, split in self.uneven()] + [p.axis for _, p in self.overlapping()]
+        return [factor.axis for factor in self.uneven()] + [p.axis for _, p in self.overlapping()]
 
     @property
     def is_whole(self) -> bool:

@@ -19,7 +19,7 @@ from partc.passes.layouts.decide_layouts import run_whole
 from partc.passes.layouts.decide_node import decide_node
 from partc.passes.layouts.decide_on_servers import run_on_workers
 from partc.passes.layouts.laid_out_graph import WHOLE_ON_WORKERS, LaidOutGraph
-from partc.passes.layouts.layouts import REPLICAS, Layout, Owned, PerReplica, Replicate, Split
+from partc.passes.layouts.layouts import Layout, Owned, PerReplica, Replicate, Split
 from partc.passes.rules.sharding_rules import is_sum_rows
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.plan.variables import DrawnInput
@@ -56,12 +56,11 @@ def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
         split = Split(entry.sample_axis, outer)
         _check_divides(graph, name, split, per_replica or is_alone)
         samples = graph.facts.shape(name)[entry.sample_axis] // outer
-        shared = graph.meshes.of(first).cut(REPLICAS, entry.sample_axis, outer, samples)
-        graph.layouts[name] = Layout(
-            first, Replicate() if is_alone else PerReplica() if per_replica else shared
-        )
+        layout = Layout(first, Replicate() if is_alone else PerReplica() if per_replica else split)
         if graph.meshes.microbatch_axis is not None:
-            graph.layouts[name] = graph.layouts[name].with_along(graph.meshes.microbatch_axis, split)
+            layout = layout.with_along(graph.meshes.microbatch_axis, split)
+        factors = [samples] * len(layout.placements)
+        graph.layouts[name] = Layout(first, *graph.meshes.of(first).nest(layout.placements, factors))
     for name, given in graph.training.shard_inputs.items():
         is_own = given.holds == "shard_id" and not is_alone
         graph.layouts[name] = Layout(first, PerReplica() if is_own else Replicate())
@@ -73,26 +72,28 @@ def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
 
 
 def _check_divides(graph: LaidOutGraph, name: str, split: Split, is_own: bool) -> None:
-    """Hold the samples of a batch, or of a replica's own, to those who share it.
+    """Hold the samples of a batch, or of a replica's own, to those who share it and to micro-batches.
 
-    Earlier replicas may have one more where the batch has a size of its own, and is not divided further.
+    Earlier ones may have one more where the batch has a size of its own.
     """
     size = graph.facts.shape(name)[split.axis] // split.outer
     replicas, parts = 1 if is_own else graph.replicas, graph.meshes.microbatches
-    is_uneven = parts == 1 and size > replicas and graph.has_fixed_pieces(name)
-    if size % replicas and not is_uneven:
+    if size % (replicas * parts) == 0 or (size > replicas * parts and graph.has_fixed_pieces(name)):
+        return
+    others = (
+        f"a multiple of {replicas * parts}, or of a size that the model tells, {replicas * parts} at least"
+    )
+    if size % replicas and (size < replicas or not graph.has_fixed_pieces(name)):
         raise UnsupportedModel(
             f"a batch of {size} does not divide among {replicas} replicas",
             at=f"input {name!r}, axis {split.axis}",
-            fix=f"use a batch that is a multiple of {replicas * parts}, or of a size that the model tells, "
-            f"{replicas} at least and without micro-batches, or --batch per-replica",
+            fix=f"use a batch that is {others}, or --batch per-replica",
         )
-    if parts > 1 and size % (replicas * parts):
-        raise UnsupportedModel(
-            f"a replica's batch of {size // replicas} does not divide into {parts} micro-batches",
-            at=f"input {name!r}, axis {split.axis}",
-            fix=f"use a batch that is a multiple of {replicas * parts}, or fewer micro-batches",
-        )
+    raise UnsupportedModel(
+        f"a replica's batch of {size // replicas} does not divide into {parts} micro-batches",
+        at=f"input {name!r}, axis {split.axis}",
+        fix=f"use a batch that is {others}, or fewer micro-batches",
+    )
 
 
 def _sparse_readers(graph: LaidOutGraph) -> dict[str, str]:

@@ -13,7 +13,6 @@ from partc.passes.layouts.layouts import WORKER, Layout, Replicate, Split
 from partc.passes.lowering.last_change import Change
 from partc.passes.lowering.lowered_graph import Number, PartNumber, constant
 from partc.passes.lowering.lowering import Lowering
-from partc.runtime.plan.program import Site
 
 INT64 = np.dtype(np.int64)
 
@@ -28,12 +27,11 @@ def cut_part(lowering: Lowering, tensor: str, whole: gs.Tensor, wanted: Layout, 
         return gs.Constant(name, whole.values.take(range(length), axis=split.axis))
     sizes = lowering.local_sizes(tensor, change.before)
     if split.outer == 1:
-        return _slice_part(lowering, whole, split, sizes, name, wanted.site, change.axis)
+        return _slice_part(lowering, tensor, whole, split.axis, split, sizes, name, change)
     fold = Fold(lowering, tensor, change.before, split)
     front = fold.to_front(whole)
     factor = (sizes[split.axis] // fold.outer,)
-    in_front = Split(0, uneven=split.uneven)
-    part = _slice_part(lowering, front, in_front, factor, f"{name}.front", wanted.site, change.axis)
+    part = _slice_part(lowering, tensor, front, 0, split, factor, f"{name}.front", change)
     return fold.back(part, name)
 
 
@@ -44,19 +42,21 @@ def _is_uniform(tensor: gs.Constant, axis: int) -> bool:
 
 def _slice_part(
     lowering: Lowering,
+    tensor: str,
     whole: gs.Tensor,
+    axis: int,
     split: Split,
     shape: tuple[int, ...],
     name: str,
-    site: Site,
-    mesh_axis: int,
+    change: Change,
 ) -> gs.Tensor:
-    out, axis = lowering.out, split.axis
+    """Slice the part out of `axis` of a value, which has the factor in front there."""
+    out, site, mesh_axis = lowering.out, change.before.site, change.axis
     position = lowering.coordinate(site, mesh_axis)
     ranks = lowering.graph.meshes.size(site, mesh_axis)
     along = constant(f"{name}.axis", [axis], np.int64)
     if split.uneven:
-        part = PartNumber(mesh_axis, split.uneven, shape[axis] // split.uneven)
+        part = lowering.part_number(tensor, change.before, split, mesh_axis)
         ends = (out.numbers(site, (replace(part, tells=what),)) for what in ("start", "stop"))
         return out.emit("Slice", [whole, *ends, along], name, whole.dtype, site)
     varies = out.shapes.get(whole.name, shape)[axis] is None

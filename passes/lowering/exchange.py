@@ -7,7 +7,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.layouts.boxes import box_of
-from partc.passes.layouts.layouts import Layout, Mesh, Meshes, Partial, PerReplica, Split
+from partc.passes.layouts.layouts import Layout, Mesh, Meshes, Partial, PerReplica, Replicate, Split
 from partc.passes.lowering.lowering import Lowering
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.plan.moves import find_moves, region_of
@@ -45,19 +45,20 @@ def exchange(lowering: Lowering, tensor: str, source: Layout, wanted: Layout) ->
     return result
 
 
-def describe_exchange(node: gs.Node, meshes: Meshes, hosts: Sequence[str]) -> Exchange:
+def describe_exchange(node: gs.Node, meshes: Meshes, hosts: Sequence[str], microbatch: int = 0) -> Exchange:
     """Return who sends what to whom: members are the source's workers, then the target's.
 
-    `hosts`: by worker.
+    `hosts`: by worker. Where micro-batches are alike, they are told as tensors of their own; else as parts of
+    the whole.
     """
     source, target, shape = (node.attrs[name] for name in ("source", "target", "shape"))
     ends = meshes.of(source.site), meshes.of(target.site)
     workers = list(dict.fromkeys((*ends[0].workers, *ends[1].workers)))
     axis = meshes.microbatch_axis
-    if axis is not None and isinstance(micro := source.along(axis), Split):
+    if axis is not None and isinstance(micro := source.along(axis), Split) and not micro.uneven:
         shape = tuple(s // meshes.microbatches if a == micro.axis else s for a, s in enumerate(shape))
-        source, target = (_within(micro, layout, meshes.microbatches) for layout in (source, target))
-    has, wants = (_pieces(*end, shape) for end in zip(ends, (source, target), strict=True))
+        source, target = (_within(axis, layout, meshes.microbatches) for layout in (source, target))
+    has, wants = (_pieces(*end, shape, microbatch) for end in zip(ends, (source, target), strict=True))
     moves: list[Move] = []
     for term in sorted({piece.term for piece in has.values()}):
         moves += find_moves(
@@ -82,21 +83,22 @@ class _Piece:
     term: tuple[int, ...]
 
 
-def _within(micro: Split, layout: Layout, microbatches: int) -> Layout:
+def _within(micro_axis: int, layout: Layout, microbatches: int) -> Layout:
     """Return a layout as one of a micro-batch, which has fewer of the blocks that are divided."""
+    micro = layout.along(micro_axis)
+    assert isinstance(micro, Split)
+    layout = layout.with_along(micro_axis, Replicate())
     for axis, split in layout.splits():
         if split.axis == micro.axis and split.outer > micro.outer:
             layout = layout.with_along(axis, replace(split, outer=split.outer // microbatches))
     return layout
 
 
-def _pieces(mesh: Mesh, layout: Layout, shape: Sequence[int]) -> dict[int, _Piece]:
-    if mesh.microbatch_axis is not None:
-        layout = Layout(layout.site, *layout.placements[: mesh.microbatch_axis])
+def _pieces(mesh: Mesh, layout: Layout, shape: Sequence[int], microbatch: int) -> dict[int, _Piece]:
     own = [axis for axis, p in enumerate(layout.placements) if isinstance(p, PerReplica | Partial)]
     pieces: dict[int, _Piece] = {}
     for position, worker in enumerate(mesh.workers):
-        place = mesh.coordinates(position)
+        place = (*mesh.coordinates(position), microbatch)
         region = region_of(box_of(mesh, layout, shape, place))
         pieces[worker] = _Piece(region, tuple(place[axis] for axis in own))
     return pieces

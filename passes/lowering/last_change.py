@@ -25,13 +25,16 @@ def last_change(native: Layout, wanted: Layout, divides: Callable[[Layout], bool
     count = max(len(native.placements), len(wanted.placements))
     undone: list[int] = []
     cut: list[int] = []
-    for place in {split for _, split in (*native.splits(), *wanted.splits())}:
-        has, wants = ([a for a, split in layout.splits() if split == place] for layout in (native, wanted))
+    for place in {(split.axis, split.outer) for _, split in (*native.splits(), *wanted.splits())}:
+        has, wants = (
+            [(a, split) for a, split in layout.splits() if (split.axis, split.outer) == place]
+            for layout in (native, wanted)
+        )
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(has, wants, strict=False)))
         if wants[shared:]:
-            cut.append(wants[-1])
-        elif has[shared:] and isinstance(wanted.along(has[shared]), Replicate):
-            undone += [has[shared]] if divides(wanted.with_along(has[shared], place)) else []
+            cut.append(wants[-1][0])
+        elif has[shared:] and isinstance(wanted.along(has[shared][0]), Replicate):
+            undone += [has[shared][0]] if divides(wanted.with_along(*has[shared])) else []
     changing = [axis for axis in range(count) if native.along(axis) != wanted.along(axis)]
     pairs = {axis: (native.along(axis), wanted.along(axis)) for axis in changing}
     reduced = [axis for axis, pair in pairs.items() if not any(isinstance(p, Split) for p in pair)]

@@ -7,8 +7,8 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.layouts.decide_layouts import Decision
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
-from partc.passes.layouts.layouts import REPLICAS, Layout, Overlapping, Owned
-from partc.passes.lowering.lowered_graph import Number, PartNumber
+from partc.passes.layouts.layouts import REPLICAS, Layout, Overlapping, Owned, Replicate, Split
+from partc.passes.lowering.lowered_graph import FactorPart, Number, PartNumber
 from partc.passes.rules.sharding_rules import rule_of
 from partc.runtime.plan.program import Site
 
@@ -25,9 +25,8 @@ class LocalSizes:
         nbytes = Fraction(self.facts.nbytes(tensor))
         if self.local_shape(tensor, layout):
             nbytes /= self.graph.meshes.of(layout.site).share(layout)
-        for axis, split in layout.uneven():
-            parts = self.graph.meshes.size(layout.site, axis)
-            nbytes *= Fraction(parts * -(-split.uneven // parts), split.uneven)
+        for factor in layout.uneven():
+            nbytes *= self._excess(layout.site, FactorPart(factor.entries, factor.mesh_axes))
         for _, widened in layout.widened():
             local = self.local_sizes(tensor, layout)[widened.axis]
             nbytes *= Fraction(local, self.facts.shape(tensor)[widened.axis])
@@ -53,10 +52,8 @@ class LocalSizes:
         """
         sizes, mesh = self.facts.shape(tensor), self.graph.meshes.of(layout.site)
         local = [size // mesh.parts(layout, axis) for axis, size in enumerate(sizes)]
-        for _, split in layout.uneven():
-            local[split.axis] = self.largest(
-                layout.site, self.local_number(layout, split.axis, sizes[split.axis])
-            )
+        for axis in {factor.axis for factor in layout.uneven()}:
+            local[axis] = self.largest(layout.site, self.local_number(layout, axis, sizes[axis]))
         for mesh_axis, widened in layout.widened():
             part = sizes[widened.axis] // self.graph.meshes.size(layout.site, mesh_axis)
             local[widened.axis] = widened.before + part + widened.after
@@ -67,16 +64,39 @@ class LocalSizes:
     def local_number(self, layout: Layout, axis: int, number: int) -> int | PartNumber:
         """Return what is left of a number of entries of an axis in a rank's piece."""
         mesh = self.graph.meshes.of(layout.site)
-        uneven = [(a, split.uneven) for a, split in layout.uneven() if split.axis == axis]
-        parts = mesh.parts(layout, axis) // prod(mesh.size(a) for a, _ in uneven)
-        entries = uneven[0][1] if uneven else 1
+        uneven = tuple(FactorPart(f.entries, f.mesh_axes) for f in layout.uneven() if f.axis == axis)
+        parts = mesh.parts(layout, axis) // prod(mesh.size(a) for part in uneven for a in part.mesh_axes)
+        entries = prod(part.entries for part in uneven)
         assert number % (entries * parts) == 0, f"{number} entries of an axis are cut by {layout}"
         each = number // (entries * parts)
-        return PartNumber(uneven[0][0], entries, each) if uneven and number else each
+        return PartNumber(uneven, each) if uneven and number else each
+
+    def part_number(self, tensor: str, layout: Layout, split: Split, mesh_axis: int) -> PartNumber:
+        """Return how many entries of its axis an uneven split along one more mesh axis leaves of a piece.
+
+        `layout`: the piece's, as it is before. Blocks before the factor are not counted.
+        """
+        here = [axis for axis, p in layout.splits() if (p.axis, p.outer) == (split.axis, split.outer)]
+        within = (
+            p if isinstance(p, Split) and p.outer > split.outer else Replicate() for p in layout.placements
+        )
+        size = self.facts.shape(tensor)[split.axis] // (split.outer * split.uneven)
+        inner = self.local_number(Layout(layout.site, *within), split.axis, size)
+        own = FactorPart(split.uneven, (*here, mesh_axis))
+        if isinstance(inner, int):
+            return PartNumber((own,), inner)
+        return PartNumber((own, *inner.parts), inner.times)
 
     def largest(self, site: Site, number: Number) -> int:
-        """Return the largest that a number is on any rank."""
-        return number if isinstance(number, int) else number.of(0, self.graph.meshes.size(site, number.axis))
+        """Return the largest that a number of a part's entries is on any rank."""
+        mesh = self.graph.meshes.of(site)
+        return number if isinstance(number, int) else number.of([0] * len(mesh.axes), mesh)
+
+    def _excess(self, site: Site, part: FactorPart) -> Fraction:
+        """Return what the largest part has of the mean."""
+        mesh = self.graph.meshes.of(site)
+        largest = self.largest(site, PartNumber((part,), 1))
+        return Fraction(largest * prod(map(mesh.size, part.mesh_axes)), part.entries)
 
     def local_flops(self, node: gs.Node, decision: Decision) -> int | None:
         """Return one rank's operations, those of the largest part; None where no rule tells them."""
@@ -86,8 +106,8 @@ class LocalSizes:
         mesh = self.graph.meshes.of(decision.site)
         divided = [number for number, axis in enumerate(decision.axes) if axis.factor is not None]
         flops = Fraction(rule.flops, prod(map(mesh.size, divided)))
-        for axis, entries in uneven_factors(decision).items():
-            flops *= Fraction(mesh.size(axis) * -(-entries // mesh.size(axis)), entries)
+        for part in uneven_parts(decision):
+            flops *= self._excess(decision.site, part)
         return int(flops)
 
 
@@ -95,7 +115,8 @@ def _longest(overlapping: Overlapping) -> int:
     return max(stop - start for start, stop in overlapping.ranges)
 
 
-def uneven_factors(decision: Decision) -> dict[int, int]:
-    """Return the factors that are cut into parts of different sizes: mesh axis -> entries."""
+def uneven_parts(decision: Decision) -> tuple[FactorPart, ...]:
+    """Return the parts of different sizes that a decision cuts factors into, by the axes that do."""
     layouts = (*decision.inputs, *decision.outputs)
-    return {axis: split.uneven for layout in layouts for axis, split in layout.uneven()}
+    found = {factor.mesh_axes: factor.entries for layout in layouts for factor in layout.uneven()}
+    return tuple(FactorPart(entries, axes) for axes, entries in found.items())

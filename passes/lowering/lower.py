@@ -125,7 +125,7 @@ class _Lowerer(Lowering):
             of_data = tensor.name in self._of_data
             return replace(decision, site=layout.site) if of_data else run_whole(node, layout.site)
         return decide_axes(
-            layout.site,
+            self.graph.meshes.of(layout.site),
             [
                 whole_axis(node) if layout.along(axis) != native.along(axis) else along
                 for axis, along in enumerate(decision.axes)
@@ -254,7 +254,9 @@ class _Lowerer(Lowering):
         decision = self._decision_for(source, before)
         axes = [*decision.axes, *(whole_axis(node) for _ in range(axis + 1 - len(decision.axes)))]
         axes[axis] = along
-        divided = decide_axes(layout.site, axes)
+        divided = decide_axes(self.graph.meshes.of(layout.site), axes)
+        if divided.outputs[index] != layout:
+            return None
         if not self.graph.divides(node, divided) or self._cuts_more(node, divided, tensor):
             return None
         return node, divided

@@ -19,10 +19,10 @@ from partc.passes.layouts.decide_on_servers import slices_rows
 from partc.passes.layouts.layouts import REPLICAS, Layout, Owned, PerReplica, Replicate, RequestedRows
 from partc.passes.lowering.gather_owned import slice_owned_rows
 from partc.passes.lowering.local_bounds import local_bounds
-from partc.passes.lowering.local_sizes import uneven_factors
+from partc.passes.lowering.local_sizes import uneven_parts
 from partc.passes.lowering.local_windows import cut_to_part, local_node
 from partc.passes.lowering.lower_table import cuts_table, lower_table
-from partc.passes.lowering.lowered_graph import PartNumber, constant
+from partc.passes.lowering.lowered_graph import FactorPart, PartNumber, constant
 from partc.passes.lowering.lowering import INT64, Lowering, tag
 from partc.passes.replicas import average_replicas
 from partc.passes.rules.sharding_rules import is_sum_rows, rule_of
@@ -141,24 +141,25 @@ def _scale(
     lowering: Lowering, mean: gs.Tensor, value: str, means: Sequence[int], decision: Decision
 ) -> gs.Tensor:
     """A mean over a part counts for its share of the whole."""
-    mesh, uneven = lowering.graph.meshes.of(decision.site), uneven_factors(decision)
-    share: gs.Tensor = constant(
-        f"{mean.name}.share", 1.0 / prod(mesh.size(a) for a in means if a not in uneven), mean.dtype
-    )
-    for axis in (axis for axis in means if axis in uneven):
-        share = _weigh(lowering, share, mean, PartNumber(axis, uneven[axis], 1), decision.site)
+    mesh = lowering.graph.meshes.of(decision.site)
+    uneven = [part for part in uneven_parts(decision) if set(part.mesh_axes) <= set(means)]
+    equal = set(means).difference(*(part.mesh_axes for part in uneven))
+    share: gs.Tensor = constant(f"{mean.name}.share", 1.0 / prod(map(mesh.size, equal)), mean.dtype)
+    for part in uneven:
+        share = _weigh(lowering, share, mean, part, decision.site)
     return lowering.out.emit("Mul", [mean, share], value, mean.dtype, decision.site)
 
 
-def _weigh(lowering: Lowering, share: gs.Tensor, mean: gs.Tensor, count: PartNumber, site: Site) -> gs.Tensor:
+def _weigh(lowering: Lowering, share: gs.Tensor, mean: gs.Tensor, part: FactorPart, site: Site) -> gs.Tensor:
     """Return a share by how many entries of a factor a rank has."""
-    out, name = lowering.out, f"{mean.name}.share.{count.axis}"
+    out, name = lowering.out, f"{mean.name}.share.{'.'.join(map(str, part.mesh_axes))}"
     first = constant(f"{name}.place", 0, np.int64)
-    own = out.emit("Gather", [out.numbers(site, (count,)), first], f"{name}.entries", INT64, site)
+    count = out.numbers(site, (PartNumber((part,), 1),))
+    own = out.emit("Gather", [count, first], f"{name}.entries", INT64, site)
     counted = out.emit("Cast", [own], f"{name}.counted", mean.dtype, site, to=onnx_number(mean.dtype))
-    whole = constant(f"{name}.whole", count.entries, mean.dtype)
-    part = out.emit("Div", [counted, whole], f"{name}.part", mean.dtype, site)
-    return out.emit("Mul", [share, part], name, mean.dtype, site)
+    whole = constant(f"{name}.whole", part.entries, mean.dtype)
+    ratio = out.emit("Div", [counted, whole], f"{name}.part", mean.dtype, site)
+    return out.emit("Mul", [share, ratio], name, mean.dtype, site)
 
 
 def _lower_replica_average(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:

@@ -6,7 +6,8 @@ import onnx_graphsurgeon as gs
 from partc.passes.graph.expand_gather import Part, write_gather, write_scatter
 from partc.passes.graph.node_writer import NodeWriter
 from partc.passes.layouts.decide_layouts import Decision
-from partc.passes.lowering.lowered_graph import PartNumber, constant
+from partc.passes.layouts.layouts import Split
+from partc.passes.lowering.lowered_graph import FactorPart, PartNumber, constant
 from partc.passes.lowering.lowering import Lowering, tag
 
 INT64 = np.dtype(np.int64)
@@ -48,8 +49,10 @@ def _part(lowering: Lowering, node: gs.Node, decision: Decision) -> Part:
     axis = next(number for number, along in enumerate(decision.axes) if along.cuts_table)
     rows = lowering.facts.shape(node.inputs[0].name)[0]
     parts = lowering.graph.meshes.size(decision.site, axis)
-    if rows % parts:
-        own = PartNumber(axis, rows, 1, "start"), PartNumber(axis, rows, 1)
+    split = decision.inputs[0].along(axis)
+    if isinstance(split, Split) and split.uneven:  # of a factor: [B, T] made one has rows of T entries
+        held = (FactorPart(split.uneven, (axis,)),), rows // split.uneven
+        own = PartNumber(*held, "start"), PartNumber(*held)
         first, count = (lowering.out.numbers(decision.site, (number,)) for number in own)
         return Part(first, count, rows)
     count = constant(f"{node.name}.row_count.{axis}", [rows // parts], np.int64)

@@ -24,7 +24,9 @@ pieces. Communication nodes have domain `partc.communication`:
 Along micro-batches no message goes: AllReduce and AllGather there are what a rank does with all of them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Literal
 
 import numpy as np
@@ -32,9 +34,10 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from partc.passes.layouts.decide_layouts import Decision
-from partc.passes.layouts.layouts import Layout, Meshes
+from partc.passes.layouts.layouts import Layout, Mesh, Meshes
 from partc.runtime.plan.boxes import part_range
 from partc.runtime.plan.program import Site
+from partc.runtime.plan.record import Range
 
 COMMUNICATION_DOMAIN = "partc.communication"
 
@@ -52,21 +55,41 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class PartNumber:
-    """A number that a rank's part of a factor tells: how many entries it has, its first or the one behind.
+class FactorPart:
+    """A rank's part of a factor's entries: each of the mesh axes divides what those before it left."""
 
-    A mesh axis divides the factor's `entries`; each counts `times`.
+    entries: int
+    mesh_axes: tuple[int, ...]
+
+    def range_at(self, place: Sequence[int], mesh: Mesh) -> Range:
+        """Return the entries that a place has, counted from the first that the axes before the last left."""
+        start, stop = 0, self.entries
+        for axis in self.mesh_axes:
+            start, stop = part_range(stop - start, mesh.size(axis), place[axis])
+        return start, stop
+
+
+@dataclass(frozen=True, slots=True)
+class PartNumber:
+    """A number that a rank's part of a tensor's axis tells: its size, its first entry or the one behind.
+
+    The axis has the entries of all `parts` multiplied, `times`; of the first part start and end are told.
     """
 
-    axis: int
-    entries: int
+    parts: tuple[FactorPart, ...]
     times: int
     tells: Literal["size", "start", "stop"] = "size"
 
-    def of(self, part: int, parts: int) -> int:
-        """Return the number of a part."""
-        start, stop = part_range(self.entries, parts, part)
-        return self.times * {"size": stop - start, "start": start, "stop": stop}[self.tells]
+    @property
+    def mesh_axes(self) -> tuple[int, ...]:
+        """Return the axes of the mesh along which it differs."""
+        return tuple(axis for part in self.parts for axis in part.mesh_axes)
+
+    def of(self, place: Sequence[int], mesh: Mesh) -> int:
+        """Return the number of the rank at a place of the mesh."""
+        (start, stop), *others = (part.range_at(place, mesh) for part in self.parts)
+        own = {"size": stop - start, "start": start, "stop": stop}[self.tells]
+        return self.times * own * prod(last - first for first, last in others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +99,15 @@ class PlaceNumber:
     axis: int
     by_place: tuple[int, ...]
 
-    def of(self, part: int, parts: int) -> int:
-        """Return the number of a place."""
-        assert parts == len(self.by_place), f"{self.by_place} on {parts} places"
-        return self.by_place[part]
+    @property
+    def mesh_axes(self) -> tuple[int, ...]:
+        """Return the axis of the mesh along which it differs."""
+        return (self.axis,)
+
+    def of(self, place: Sequence[int], mesh: Mesh) -> int:
+        """Return the number of the rank at a place of the mesh."""
+        assert mesh.size(self.axis) == len(self.by_place), f"{self.by_place} on {mesh}"
+        return self.by_place[place[self.axis]]
 
 
 Number = int | PartNumber | PlaceNumber  # the same on all ranks, or not
@@ -112,6 +140,17 @@ class RankConstant:
     axis: int = 0
     site: Site | None = None
     numbers: tuple[Number, ...] = ()
+
+    @property
+    def mesh_axes(self) -> frozenset[int]:
+        """Return the axes of a mesh along which it differs."""
+        if self.holds == "coordinate":
+            return frozenset({self.axis})
+        return frozenset(axis for n in self.numbers if not isinstance(n, int) for axis in n.mesh_axes)
+
+    def numbers_at(self, place: Sequence[int], mesh: Mesh) -> tuple[int, ...]:
+        """Return the numbers of the rank at a place of the mesh, which has an index for every axis."""
+        return tuple(n if isinstance(n, int) else n.of(place, mesh) for n in self.numbers)
 
 
 # How values that hold a place are named; behind the parameter, where it is a parameter's.
@@ -163,11 +202,15 @@ class LoweredGraph:
     def numbers(self, site: Site, numbers: tuple[Number, ...]) -> gs.Variable:
         """Return the value int64[n] that holds numbers of which some follow a worker's place in a mesh."""
         mesh = self.meshes.of(site)
-        spelled = "_".join(
-            str(n) if isinstance(n, int) else f"{mesh.axes[n.axis][0]}.{_spell(n)}" for n in numbers
-        )
+        spelled = "_".join(str(n) if isinstance(n, int) else _spell(n, mesh) for n in numbers)
         constant = RankConstant("numbers", site=site, numbers=numbers)
         return self._given(f"{site}.parts.{spelled}", constant, (len(numbers),))
+
+    @property
+    def moment_constants(self) -> dict[str, RankConstant]:
+        """Return the constants that each micro-batch has of its own."""
+        axis = self.meshes.microbatch_axis
+        return {name: given for name, given in self.constants.items() if axis in given.mesh_axes}
 
     def first_row(self, parameter: str) -> gs.Variable:
         """Return the value int64[1] that holds the first row of a parameter that a server owns."""
@@ -224,10 +267,12 @@ class LoweredGraph:
         self.nodes = needed[::-1]
 
 
-def _spell(number: PartNumber | PlaceNumber) -> str:
+def _spell(number: PartNumber | PlaceNumber, mesh: Mesh) -> str:
     if isinstance(number, PlaceNumber):
-        return "at." + ".".join(map(str, number.by_place))
-    return f"{number.tells}.{number.entries}x{number.times}"
+        return f"{mesh.axes[number.axis][0]}.at." + ".".join(map(str, number.by_place))
+    axes = ("*".join(mesh.axes[axis][0] for axis in part.mesh_axes) for part in number.parts)
+    sizes = "x".join(str(part.entries) for part in number.parts)
+    return f"{'.'.join(axes)}.{number.tells}.{sizes}x{number.times}"
 
 
 def is_communication(node: gs.Node) -> bool:

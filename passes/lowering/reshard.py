@@ -14,6 +14,8 @@ as it is, from one stage to another          ToStage: a piece to the rank at its
 among meshes of other shapes                 Exchange: what each rank wants, of those who have it
 """
 
+from math import prod
+
 import numpy as np
 import onnx_graphsurgeon as gs
 
@@ -178,7 +180,9 @@ def _cut_of(lowering: Lowering, whole: Layout, split: Split) -> PieceCut:
     """Return where a tensor that is laid out as `whole` is cut, as its shape is on a rank."""
     blocks = local_blocks(lowering, whole, split)
     assert isinstance(blocks, int), "pieces are of fixed shapes"
-    return PieceCut(split.axis, blocks, split.uneven)
+    here = [axis for axis, p in whole.splits() if (p.axis, p.outer) == (split.axis, split.outer)]
+    mesh = lowering.graph.meshes.of(whole.site)
+    return PieceCut(split.axis, blocks, split.uneven // prod(map(mesh.size, here)))
 
 
 def _all_reduce(lowering: Lowering, tensor: str, wanted: Layout, change: Change) -> gs.Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from partc.passes.layouts.layouts import MICROBATCHES, Meshes
+from partc.passes.layouts.layouts import Meshes
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 
 VIEWS = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
@@ -42,7 +42,7 @@ class Repeated:
 
 def find_repeated(lowered: LoweredGraph) -> Repeated:
     """Return what differs between micro-batches: what comes of a part of the batch, up to where they join."""
-    values: set[str] = {MICROBATCHES}
+    values = {*lowered.moment_constants}
     nodes: set[str] = set()
     for node in lowered.nodes:
         if not joins_microbatches(node, lowered.meshes) and any(t.name in values for t in node.inputs):

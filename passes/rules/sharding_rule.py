@@ -123,12 +123,12 @@ class ShardingRule:
         )
 
     def may_split_unevenly(self, factor: str, parts: int, widens: bool = True) -> bool:
-        """Tell whether a factor that does not divide may be cut: earlier parts have one entry more.
+        """Tell whether a factor may be cut into parts of which earlier ones have one entry more.
 
         `widens`: a part of space may be cut that is read as it is cut.
         """
         is_free = factor not in self.whole or (widens and self.windows.get(factor) == {})
-        return is_free and self.sizes[factor] % parts > 0 and self.sizes[factor] > parts
+        return is_free and self.sizes[factor] >= parts
 
     def reaching(self, index: int, axis: int) -> str | None:
         """Return the factor whose parts read, or have, parts of an operand's axis of space."""

@@ -70,8 +70,10 @@ class Collective:
     exchange: Exchange | None = None
 
 
-def levels_of(message: Communication, topology: HostGrid, lowered: LoweredGraph) -> list[Collective]:
-    """Return the collectives that carry out a message, in order."""
+def levels_of(
+    message: Communication, topology: HostGrid, lowered: LoweredGraph, microbatch: int = 0
+) -> list[Collective]:
+    """Return the collectives that carry out a message of a micro-batch, in order."""
     if message.bucket is not None:
         return _bucket_levels(message.bucket, topology, lowered.meshes)
     node = message.nodes[0]
@@ -94,7 +96,7 @@ def levels_of(message: Communication, topology: HostGrid, lowered: LoweredGraph)
             )
         ]
     if node.op == "Exchange":
-        return [_exchange_level(message, topology, lowered)]
+        return [_exchange_level(message, topology, lowered, microbatch)]
     kind, group, senders, receivers = (ROWS | SHIFTS)[node.op]
     if "axis" in node.attrs:
         senders = receivers = node.attrs["site"]
@@ -110,9 +112,11 @@ def levels_of(message: Communication, topology: HostGrid, lowered: LoweredGraph)
     ]
 
 
-def _exchange_level(message: Communication, topology: HostGrid, lowered: LoweredGraph) -> Collective:
+def _exchange_level(
+    message: Communication, topology: HostGrid, lowered: LoweredGraph, microbatch: int
+) -> Collective:
     (node,) = message.nodes
-    exchange = describe_exchange(node, lowered.meshes, topology.host_of)
+    exchange = describe_exchange(node, lowered.meshes, topology.host_of, microbatch)
     elements = sum(prod(shape_of(move.region)) for move in exchange.moves if move.source != move.target)
     senders, receivers = node.attrs["site"], node.attrs["to"]
     return Collective(

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from partc.passes.layouts.layouts import MICROBATCHES
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.microbatches.find_repeated import Repeated
 from partc.passes.microbatches.take_turns import Turn
@@ -42,7 +41,8 @@ class Program:
     # (value, the parameter whose rows it holds, its bucket, its place there); None: a part along a mesh axis
     owned_slices: list[tuple[str, str | None, Bucket, int]] = field(default_factory=list)
     renamed: dict[str, str] = field(default_factory=dict)  # value -> the variable written in place
-    constants: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of every micro-batch: its number
+    # constant -> its names, one for every micro-batch, where these have different ones
+    moments: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +106,11 @@ class ProgramMaker:
                 self._start(turn.item, turn.microbatch)
         self._finish(self._in_flight)
         self.program.instructions += self._owed
-        if MICROBATCHES in self.lowered.constants:
-            numbers = range(self.repeated.count)
-            self.program.constants = {self.repeated.name(MICROBATCHES, n): (n,) for n in numbers}
+        moments = range(self.repeated.count)
+        self.program.moments = {
+            name: tuple(self.repeated.name(name, moment) for moment in moments)
+            for name in self.lowered.moment_constants
+        }
         for state in self.lowered.states:
             if state not in safe:
                 self.program.instructions.append(Store(state.site, state.next, state.value))
@@ -252,7 +254,7 @@ class ProgramMaker:
                     self.writer.shapes.setdefault(tensor.name, shape)
         levels = [
             self._of_microbatch(level, message.bucket, microbatch)
-            for level in levels_of(message, self.topology, self.lowered)
+            for level in levels_of(message, self.topology, self.lowered, microbatch or 0)
         ]
         flight = _Flight(levels, frozenset(reads | writes))
         self._in_flight.append(flight)
@@ -304,7 +306,8 @@ class ProgramMaker:
         """Return what one row of each value looks like, nothing where that follows the data."""
         if level.kind not in ROW_KINDS:
             return ()
-        values = level.writes if level.kind == "scatter_rows" else level.writes[:-1]
+        written = level.writes if level.kind == "scatter_rows" else level.writes[:-1]
+        values = [self.repeated.value_of(name) for name in written]
         known = [self.writer.shapes.get(value, (None, None))[1:] for value in values]
         if any(size is None for shape in known for size in shape):
             return ()

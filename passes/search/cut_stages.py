@@ -7,7 +7,8 @@ Where that parts the readers of a weight, others are tried (shared_weights.py).
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import inf
 
@@ -18,13 +19,92 @@ from partc.passes.layouts.configuration import Places
 from partc.passes.layouts.place_nodes import find_mixed, place_nodes
 from partc.passes.rules.sharding_rules import rule_of
 from partc.passes.search.forward_nodes import forward_nodes
-from partc.passes.search.shared_weights import PipelineTraffic, SharedPipeline, find_shared_weights
+from partc.passes.search.shared_weights import (
+    PipelineTraffic,
+    SharedPipeline,
+    SharedWeight,
+    find_shared_weights,
+)
 from partc.runtime.errors import BadUsage
 from partc.runtime.log import log
 
 NodeSeconds = Callable[[int, int], float]  # (flops, bytes read and written) -> seconds
 TOLERANCE = 0.05
 UNEVEN = 1.5  # of the busiest stage's time by the mean: what is more is warned of
+
+
+@dataclass(frozen=True)
+class StageLine:
+    """The forward nodes of data and variables, in their order: a stage may begin with any but the first.
+
+    times   of each, with what goes with it on the way back and in updates, in seconds
+    ahead   of each, on the way forward alone
+    nbytes  that go over a cut before each place
+    shared  weights that several of them read
+    places  of all nodes and variables, each with that of the line that it goes with
+    """
+
+    nodes: Sequence[gs.Node]
+    times: Sequence[float]
+    ahead: Sequence[float]
+    nbytes: Sequence[int]
+    shared: Sequence[SharedWeight]
+    places: Places
+
+    def cut(self, stages: int, traffic: PipelineTraffic | None = None) -> list[int]:
+        """Return the places at which stages behind the first begin.
+
+        `traffic`: None where messages cost nothing. Raises BadUsage where there are fewer places than stages.
+        """
+        if len(self.nodes) < stages:
+            raise BadUsage(
+                f"{stages} stages of {len(self.nodes)} ops that read variables and data",
+                at=f"--strategy pipeline={stages}",
+                fix=f"use at most {max(1, len(self.nodes))} stages",
+            )
+        starts = cut(self.times, self.nbytes, stages)
+        if traffic is None or not self.shared:
+            return starts
+        priced = SharedPipeline(self.times, self.ahead, self.nbytes, self.shared, stages, traffic)
+        return priced.quickest(starts)
+
+    def begins(self, starts: Sequence[int]) -> dict[str, int]:
+        """Return the nodes with which a stage begins -> the stage: all that they read is of earlier ones."""
+        stage_of = {
+            node.name: sum(start <= place for start in starts) for place, node in enumerate(self.nodes)
+        }
+        made = {tensor.name: stage_of[node.name] for node in self.nodes for tensor in node.outputs}
+        return {
+            node.name: stage_of[node.name]
+            for node in self.nodes
+            if stage_of[node.name] > max((made[t.name] for t in node.inputs if t.name in made), default=0)
+        }
+
+    def starts(self, stage_of: Mapping[str, int], stages: int) -> tuple[int, ...]:
+        """Return the places of the first nodes of stages behind the first, as `begins` names them."""
+        places = {node.name: place for place, node in enumerate(self.nodes)}
+        first = dict.fromkeys(range(1, stages), len(self.nodes))
+        for name, stage in stage_of.items():
+            if stage and name in places:
+                first[stage] = min(first[stage], places[name])
+        return tuple(first.values())
+
+
+def stage_line(analysis: Analysis, seconds: NodeSeconds) -> StageLine:
+    """Return the line of a step's nodes. `seconds`: what a node takes on a worker."""
+    forward = forward_nodes(analysis.training, analysis.main)
+    mixed = find_mixed(forward, analysis.training)
+    line = [node for node in forward if node.name in mixed]
+    count = max(1, len(line))
+    alone = place_nodes(analysis, {node.name: place for place, node in enumerate(line)}, count)
+    return StageLine(
+        line,
+        _sum_at(analysis, analysis.training.graph.nodes, alone, count, seconds),
+        _sum_at(analysis, forward, alone, count, seconds),
+        _bytes_behind(analysis, line),
+        find_shared_weights(analysis, alone),
+        alone,
+    )
 
 
 def cut_stages(
@@ -34,30 +114,10 @@ def cut_stages(
 
     `traffic`: None where messages cost nothing. Raises BadUsage where there are fewer such nodes than stages.
     """
-    forward = forward_nodes(analysis.training, analysis.main)
-    mixed = find_mixed(forward, analysis.training)
-    line = [node for node in forward if node.name in mixed]
-    if len(line) < stages:
-        raise BadUsage(
-            f"{stages} stages of {len(line)} ops that read variables and data",
-            at=f"--strategy pipeline={stages}",
-            fix=f"use at most {max(1, len(line))} stages",
-        )
-    alone = place_nodes(analysis, {node.name: place for place, node in enumerate(line)}, len(line))
-    times = _sum_at(analysis, analysis.training.graph.nodes, alone, len(line), seconds)
-    nbytes = _bytes_behind(analysis, line)
-    ends = cut(times, nbytes, stages)
-    if traffic is not None and (shared := find_shared_weights(analysis, alone)):
-        ahead = _sum_at(analysis, forward, alone, len(line), seconds)
-        ends = SharedPipeline(times, ahead, nbytes, shared, stages, traffic).quickest(ends)
-    _tell_balance(times, ends)
-    stage_of = {node.name: sum(end <= place for end in ends) for place, node in enumerate(line)}
-    made = {tensor.name: stage_of[node.name] for node in line for tensor in node.outputs}
-    return {
-        node.name: stage_of[node.name]
-        for node in line
-        if stage_of[node.name] > max((made[t.name] for t in node.inputs if t.name in made), default=0)
-    }
+    line = stage_line(analysis, seconds)
+    starts = line.cut(stages, traffic)
+    _tell_balance(line.times, starts)
+    return line.begins(starts)
 
 
 def _tell_balance(times: Sequence[float], ends: Sequence[int]) -> None:

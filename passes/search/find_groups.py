@@ -116,7 +116,7 @@ def _splits(node: gs.Node, facts: Facts, zeros: frozenset[str]) -> Iterator[tupl
             parts = rule.sizes[factor]
             decision = decide_by_wish(node, rule, Wish(split, operand), parts, zeros)
             mesh = Mesh("worker", (("any", parts),))
-            if decision is not None and divides(mesh, node, decide_axes("worker", [decision]), facts):
+            if decision is not None and divides(mesh, node, decide_axes(mesh, [decision]), facts):
                 yield spell_dimension(split, operand), parts
 
 

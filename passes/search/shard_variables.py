@@ -13,16 +13,18 @@ from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh, Split
 def shard_variables(analysis: Analysis, mesh: Mesh, homes: Mapping[str, Layout]) -> dict[str, Split]:
     """Return where each trained variable is split along the replicas' axis: its first axis that divides.
 
-    Of one that has none, the first axis that makes parts at all, of which earlier ones have one entry more.
+    Of one that has none, the first axis that makes parts at all, of which earlier ones have one entry more,
+    where no other mesh axis cuts it: a variable of one such axis is small, and its parts would go one by one.
     """
     found: dict[str, Split] = {}
     for name in analysis.training.gradients:
         shape = analysis.training.variables[name].shape
         home = homes.get(name, Layout("worker"))
-        equal = [Split(axis) for axis in range(len(shape))]
-        uneven = [mesh.cut(REPLICAS, axis, 1, size) for axis, size in enumerate(shape)]
-        for split in (*equal, *uneven):
-            if mesh.divides(home.with_along(REPLICAS, split), shape):
-                found[name] = split
-                break
+        places = [Split(axis) for axis in range(len(shape))]
+        tried = [(place, mesh.nest_splits(home.with_along(REPLICAS, place), shape)) for place in places]
+        fitting = [(place, layout) for place, layout in tried if mesh.divides(layout, shape)]
+        equal = [place for place, layout in fitting if layout.uneven() == home.uneven()]
+        alone = [place for place, layout in fitting if (REPLICAS,) in (f.mesh_axes for f in layout.uneven())]
+        if equal or alone:
+            found[name] = (*equal, *alone)[0]
     return found

@@ -174,7 +174,7 @@ class _DenseSearch:
         return decision is not None and self._divides(node, decision)
 
     def _divides(self, node: gs.Node, decision: AxisDecision) -> bool:
-        return divides(self.mesh, node, decide_axes("worker", [decision]), self.analysis.facts)
+        return divides(self.mesh, node, decide_axes(self.mesh, [decision]), self.analysis.facts)
 
     def _shape(self, tensor: gs.Tensor) -> tuple[int, ...]:
         return self.analysis.facts.shape(tensor.name)

@@ -6,6 +6,7 @@ Columns of one layer and rows of the next, heads of an attention and cells of a 
 themselves, as in Megatron-LM (Shoeybi et al. 2019, section 3); biases follow the ops that read them.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -65,7 +66,11 @@ def _improve(analysis: Analysis, mesh: Mesh, axis: int, search: "_WeightSearch")
 
 
 def _sent_bytes(graph: LaidOutGraph, axis: int) -> int:
-    """Return what the layouts of a step make its ranks send along a mesh axis."""
+    return sum(times * graph.facts.nbytes(name) for name, times in sent_along(graph, axis).items())
+
+
+def sent_along(graph: LaidOutGraph, axis: int) -> dict[str, int]:
+    """Return the tensors that the layouts of a step make its ranks send along a mesh axis, and how often."""
     wanted = {
         (tensor.name, layout.along(axis))
         for node in graph.training.graph.nodes
@@ -76,8 +81,8 @@ def _sent_bytes(graph: LaidOutGraph, axis: int) -> int:
         n for n, p in wanted if isinstance(graph.layout(n).along(axis), Partial) and isinstance(p, Split)
     }
     summed = set(summed_along(graph, axis))
-    once = sum(map(graph.facts.nbytes, (*gathered, *(scattered - summed))))
-    return once + 2 * sum(map(graph.facts.nbytes, summed))  # an AllReduce is a scatter and a gather
+    once = Counter((*gathered, *(scattered - summed)))
+    return dict(once + Counter(dict.fromkeys(summed, 2)))  # an AllReduce is a scatter and a gather
 
 
 def _lay_out(analysis: Analysis, mesh: Mesh, axis: int, weights: Mapping[str, Split]) -> LaidOutGraph:

@@ -22,8 +22,9 @@ from partc.runtime.asynchronous.job import (
 from partc.runtime.asynchronous.session import own_ranks, server_name, servers_of, worker_name
 from partc.runtime.data.checkpoint import TensorFile, read_array, read_arrays, write_arrays, write_tensors
 from partc.runtime.errors import BadUsage
-from partc.runtime.jobs.job import Job, variables_file
+from partc.runtime.jobs.job import Checkpoints, Job, variables_file
 from partc.runtime.jobs.results import Owner, TrainingResult, owners_of, pieces_among
+from partc.runtime.jobs.step_outputs import read_outputs
 from partc.runtime.plan.boxes import assemble
 from partc.runtime.plan.program import Plan
 
@@ -32,7 +33,11 @@ Report = TypeVar("Report", ServerReport, WorkerReport)
 
 
 def check_sessions_request(
-    plan: Plan, staleness: int | None, read_after: Collection[int], traced_steps: int
+    plan: Plan,
+    staleness: int | None,
+    read_after: Collection[int],
+    traced_steps: int,
+    checkpoints: Checkpoints | None,
 ) -> None:
     """Refuse what only one of the two ways to train can do. Raises BadUsage."""
     if staleness is not None and not plan.asynchronous:
@@ -43,6 +48,12 @@ def check_sessions_request(
         )
     if staleness is not None and staleness < 0:
         raise BadUsage(f"a staleness of {staleness} steps", at="--staleness", fix="give 0 or more steps")
+    if plan.asynchronous and checkpoints is not None:
+        raise BadUsage(
+            "checkpoints of workers that do not wait for each other: there is no step that all have done",
+            at="--save-every",
+            fix="leave it out, or compile without --asynchronous",
+        )
     if plan.asynchronous and (traced_steps or (read_after and len(plan.asynchronous) > 1)):
         raise BadUsage(
             "variables after a step, or the times of a step, where every worker is in another step",
@@ -70,7 +81,8 @@ def collect_sessions(plan: Plan, folder: Path, job: Job, lost: tuple[str, ...]) 
     (chief, *_) = of_servers.values()
     return TrainingResult(
         variables=variables,
-        outputs=_outputs(plan, folder, job, workers),
+        outputs=tuple(_outputs(folder, workers)),
+        last_step=job.steps,
         payload_bytes={rank: report.payload_bytes for rank, report in of_servers.items()}
         | {own_ranks(plan)[0].rank: of_workers[0].payload_bytes},
         steps_per_s=min(report.steps_per_s for report in of_workers),
@@ -83,13 +95,10 @@ def _report(folder: Path, name: str, kind: type[Report]) -> Report:
     return msgspec.json.decode(report_file(folder, name).read_bytes(), type=kind)
 
 
-def _outputs(plan: Plan, folder: Path, job: Job, workers: Sequence[int]) -> tuple[dict[str, Array], ...]:
-    by_worker = [read_arrays(session_outputs_file(folder, worker_name(worker))) for worker in workers]
-    names = [output.name for output in plan.outputs if job.outputs == "all" or output.name == plan.loss]
-    return tuple(
-        {name: np.stack([arrays[f"{step}/{name}"] for arrays in by_worker]) for name in names}
-        for step in range(1, job.steps + 1)
-    )
+def _outputs(folder: Path, workers: Sequence[int]) -> Iterator[dict[str, Array]]:
+    logs = [read_outputs(session_outputs_file(folder, worker_name(worker))) for worker in workers]
+    for of_step in zip(*logs, strict=True):
+        yield {name: np.stack([outputs[name] for outputs in of_step]) for name in of_step[0]}
 
 
 def _write_after(plan: Plan, folder: Path, step: int) -> None:

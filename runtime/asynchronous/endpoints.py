@@ -1,14 +1,10 @@
-"""Where servers listen, and who may speak to them.
+"""Where servers listen (transports/locked_sockets.py).
 
-    all hosts are this machine   a socket file in a folder that only this user may enter
-    hosts have addresses         a TCP port that the server's host picks, told in a file of the job's folder,
-                                 which all hosts see; encrypted, for those who know the job's key alone
-
-CurveZMQ (RFC 26 of zeromq.org) takes no connection from who does not know the server's public key. It is
-the job's: drawn for it, and written where only this user may read.
+all hosts are this machine   a socket file
+hosts have addresses         a TCP port that the server's host picks, told in a file of the job's folder,
+                             which all hosts see
 """
 
-import os
 import socket
 import time
 from collections.abc import Mapping
@@ -19,24 +15,10 @@ import zmq
 from partc.runtime.asynchronous.session import server_name, servers_of
 from partc.runtime.errors import BadUsage, RankFailed
 from partc.runtime.plan.program import Plan
-from partc.runtime.plan.record import Record
+from partc.runtime.transports.locked_sockets import LOCAL, is_one_machine
 
-LOCAL = "localhost"
-KEY_FILE = "session.key"
 _ANY_PORT = ":*"
 _LOOK_S = 0.05
-
-
-class Key(Record, frozen=True):
-    """A CURVE key pair, in ZeroMQ's printable form (Z85)."""
-
-    public: str
-    secret: str
-
-
-def is_one_machine(addresses: Mapping[str, str]) -> bool:
-    """Tell whether all hosts are the machine that this runs on."""
-    return all(address == LOCAL for address in addresses.values())
 
 
 def endpoints_of(plan: Plan, addresses: Mapping[str, str], sockets: str) -> dict[str, str]:
@@ -51,22 +33,6 @@ def endpoints_of(plan: Plan, addresses: Mapping[str, str], sockets: str) -> dict
                 fix="give every host the address by which the others know it",
             )
     return {server_name(rank.rank): f"tcp://{addresses[rank.host]}{_ANY_PORT}" for rank in servers_of(plan)}
-
-
-def write_key(folder: Path) -> None:
-    """Draw the job's key."""
-    public, secret = zmq.curve_keypair()
-    descriptor = os.open(folder / KEY_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(public + b"\n" + secret + b"\n")
-
-
-def read_key(folder: Path) -> Key | None:
-    """Return the job's key, if it has one."""
-    if not (folder / KEY_FILE).exists():
-        return None
-    public, secret = (folder / KEY_FILE).read_text().split()
-    return Key(public, secret)
 
 
 def listen(router: "zmq.Socket[bytes]", name: str, endpoint: str, folder: Path) -> None:

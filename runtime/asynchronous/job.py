@@ -3,12 +3,11 @@
 Beside what every job's folder holds (runtime/jobs/job.py):
 
     session.json                     how the sessions run
-    session.key, endpoint.NAME       between machines, see endpoints.py
-    error.rank-NAME.json             why a server or worker stopped
+    endpoint.NAME                    between machines, see endpoints.py
     report.NAME.json                 what it sent, how old its values were
     pieces.NAME.safetensors          what it holds at the end: value (of a server), variable (of a worker)
     pieces.NAME.step-S.safetensors   the same after step S, if there is one worker and the job asks for it
-    outputs.NAME.safetensors         "STEP/NAME" -> output, of a worker
+    outputs.NAME                     what a worker's steps put out (runtime/jobs/step_outputs.py)
 """
 
 from pathlib import Path
@@ -61,11 +60,6 @@ def report_file(folder: Path, name: str) -> Path:
     return folder / f"report.{name}.json"
 
 
-def error_file(folder: Path, name: str) -> Path:
-    """Return the file in which a process says why it stopped."""
-    return folder / f"error.rank-{name}.json"
-
-
 def pieces_file(folder: Path, name: str, step: int | None = None) -> Path:
     """Return the file of what a process holds after a step, at the end if none is named."""
     after = "" if step is None else f".step-{step}"
@@ -74,4 +68,4 @@ def pieces_file(folder: Path, name: str, step: int | None = None) -> Path:
 
 def session_outputs_file(folder: Path, name: str) -> Path:
     """Return the file of a worker's outputs."""
-    return folder / f"outputs.{name}.safetensors"
+    return folder / f"outputs.{name}"

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import zmq
 
-from partc.runtime.asynchronous.endpoints import Key, find, listen, read_key
+from partc.runtime.asynchronous.endpoints import find, listen
 from partc.runtime.asynchronous.job import SessionJob
 from partc.runtime.asynchronous.messages import SessionMessage, decode_message, encode_message
 from partc.runtime.errors import BadPlan
 from partc.runtime.plan.program import Plan, Start
+from partc.runtime.transports.locked_sockets import lock, read_key
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Received = tuple[SessionMessage, list[memoryview]]
@@ -82,18 +83,9 @@ class Mesh:
         if name:
             opened.set(zmq.ROUTING_ID, name.encode())
         if self._key is not None:
-            self._lock(opened, self._key, is_server=kind == zmq.ROUTER)
+            lock(opened, self._key, is_server=kind == zmq.ROUTER)
         self._poller.register(opened, zmq.POLLIN)
         return opened
-
-    @staticmethod
-    def _lock(opened: "zmq.Socket[bytes]", key: Key, is_server: bool) -> None:
-        opened.set(zmq.CURVE_PUBLICKEY, key.public.encode())
-        opened.set(zmq.CURVE_SECRETKEY, key.secret.encode())
-        if is_server:
-            opened.set(zmq.CURVE_SERVER, 1)
-        else:
-            opened.set(zmq.CURVE_SERVERKEY, key.public.encode())
 
 
 def limit_of_messages(plan: Plan) -> int:

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from partc.runtime.data.column import Column
+from partc.runtime.data.not_finite import Index, element
 from partc.runtime.errors import BadData
 from partc.runtime.plan.boxes import part_range
 from partc.runtime.plan.program import Plan, Rank
@@ -22,6 +24,15 @@ def total_shape(plan: Plan, data_input: DataInput) -> tuple[int | str, ...]:
     return tuple(shape)
 
 
+def samples_of_step(plan: Plan) -> int | None:
+    """Return how many samples a step takes; None where no input says it."""
+    for data_input in plan.data_inputs:
+        if data_input.sample_axis is not None:
+            size = total_shape(plan, data_input)[data_input.sample_axis]
+            return size if isinstance(size, int) else None
+    return None
+
+
 def sizes_of(plan: Plan, batch: Mapping[str, Array]) -> dict[str, int]:
     """Return the symbolic sizes that a checked total batch shows."""
     sizes: dict[str, int] = {}
@@ -31,6 +42,14 @@ def sizes_of(plan: Plan, batch: Mapping[str, Array]) -> dict[str, int]:
                 is_total = axis == data_input.sample_axis and plan.batch == "per-replica"
                 sizes[size] = batch[data_input.name].shape[axis] // (plan.replicas if is_total else 1)
     return sizes
+
+
+def place_in_batch(
+    name: str, plan: Plan, rank: Rank | None, step: int, data_input: DataInput, index: Index
+) -> str:
+    """Say which element of a step's batch it is."""
+    in_total = index_in_total(plan, rank, data_input, index)
+    return f"{name}, batch of step {step + 1}: {element(data_input.name, in_total)}"
 
 
 def check_total_batch(plan: Plan, batch: Mapping[str, Array], place: str = "") -> None:
@@ -134,7 +153,9 @@ def check_input(plan: Plan, data_input: DataInput, array: Array, place: str = ""
 
 
 def _check_microbatches(plan: Plan, data_input: DataInput, samples: int, place: str) -> None:
-    if samples % plan.microbatches:
+    """Refuse samples of which the plan does not know how many there are, and that do not divide."""
+    is_told = data_input.sample_axis is not None and isinstance(data_input.shape[data_input.sample_axis], int)
+    if not is_told and samples % plan.microbatches:
         raise BadData(
             f"a replica's {samples} samples do not divide into {plan.microbatches} micro-batches",
             at=f"{place}data input {data_input.name!r}, axis {data_input.sample_axis}",
@@ -142,7 +163,7 @@ def _check_microbatches(plan: Plan, data_input: DataInput, samples: int, place: 
         )
 
 
-def refuse_empty(data_input: DataInput, array: Array, place: str = "") -> None:
+def refuse_empty(data_input: DataInput, array: Array | Column, place: str = "") -> None:
     """Refuse data without samples: a mean over none is no number. Raises BadData."""
     axis = data_input.sample_axis
     if axis is not None and axis < array.ndim and not array.shape[axis]:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from partc.runtime.errors import BadData
+from partc.runtime.errors import BadData, naming_file
 from partc.runtime.plan.boxes import contiguous_rows, is_whole, place
 from partc.runtime.plan.variables import Box
 
@@ -52,7 +52,7 @@ class TensorFile:
 def write_tensors(path: Path, tensors: Sequence[TensorFile]) -> None:
     """Write a safetensors file, replacing an earlier one only when complete."""
     part = path.with_name(path.name + ".part")
-    with part.open("w+b") as stream:
+    with naming_file(part), part.open("w+b") as stream:
         header = _header(tensors)
         stream.write(len(header).to_bytes(8, "little"))
         stream.write(header)

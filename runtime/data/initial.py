@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnxruntime as ort
@@ -28,6 +28,13 @@ from partc.runtime.plan.variables import Box, Constant, Initial, Made, Normal, P
 Array = np.ndarray[Any, np.dtype[Any]]
 
 BLOCK_BYTES = 1 << 22  # of rows that are drawn whole, where only columns of them are kept
+
+
+class FirstValues(Protocol):
+    """What variables begin with."""
+
+    def part(self, name: str, box: Box | None = None) -> Array:
+        """Return a fresh local tensor of a part of variable `name`, in C order."""
 
 
 class InitialValues:

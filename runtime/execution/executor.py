@@ -96,7 +96,8 @@ class Executor:
         }
         self._terms = loss_terms(plan)
         self.loss_terms: dict[str, Array] = {}  # of the last step, as this rank computed them
-        self.current: Instruction | None = None  # for messages
+        self.current: Instruction | None = None  # for messages; None between steps
+        self.awaited: Start | None = None  # what this rank can do nothing without
 
     def step(self, feeds: Mapping[str, Array]) -> Iterator[Start]:
         """Execute one training step; yield the communication waited for as long as it is not complete."""
@@ -120,6 +121,7 @@ class Executor:
             self.environment.drop(self._last_read_by[index])
         for tag_id in tuple(self._under_way):
             yield from self._wait(tag_id)
+        self.current = None
 
     def _keep_loss_terms(self, run: Run) -> None:
         # A reduction in place overwrites them.
@@ -130,7 +132,9 @@ class Executor:
     def _wait(self, tag_id: int) -> Iterator[Start]:
         part, handle = self._under_way[tag_id]
         while not handle.done():
+            self.awaited = part.start
             yield part.start
+        self.awaited = None
         del self._under_way[tag_id]
         if part.lands:
             for name, array in _unplaced(part, handle):

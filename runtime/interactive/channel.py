@@ -6,7 +6,6 @@ connections close, and the ranks end too.
 """
 
 import secrets
-import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from zmq.utils.monitor import recv_monitor_message
 from partc.runtime.errors import RankFailed
 from partc.runtime.interactive.messages import StepperMessage, decode, encode
 from partc.runtime.plan.record import Record
+from partc.runtime.transports.locked_sockets import own_address
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Received = tuple[StepperMessage, dict[str, Array]]
@@ -25,7 +25,6 @@ CHANNEL_FILE = "channel.json"
 _HEARTBEAT_MS = 5_000
 _SILENCE_MS = 60_000  # a host that is not heard for so long is taken for dead
 _MEANWHILE_MS = 5
-_HERE = ("localhost", "127.0.0.1")
 
 
 class Channel(Record, frozen=True):
@@ -42,7 +41,7 @@ class StepperEnd:
         self._context = zmq.Context()
         self._router = _open(self._context, zmq.ROUTER)
         self._router.set(zmq.ROUTER_MANDATORY, 1)
-        own = {host: _own_address(address) for host, address in addresses.items()}
+        own = {host: own_address(address) for host, address in addresses.items()}
         ports = {
             address: self._router.bind_to_random_port(f"tcp://{address}") for address in set(own.values())
         }
@@ -121,20 +120,3 @@ def _open(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> "zmq.Socket[b
 
 def _identity(channel: Channel, rank: int) -> bytes:
     return f"{channel.secret}/{rank}".encode()
-
-
-def _own_address(address: str) -> str:
-    """Return the address under which this machine is seen from another."""
-    if address in _HERE:
-        return "127.0.0.1"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((address, 9))  # sends nothing: it asks which way a packet would leave
-        except OSError as error:
-            raise RankFailed(
-                f"the host cannot be reached: {error}",
-                at=f"address {address!r}",
-                fix="write the host's network name as its address in the cluster file",
-            ) from error
-        own: str = probe.getsockname()[0]
-    return own

@@ -7,7 +7,8 @@ It loads its part of the plan, owns its variables, steps, reports, and writes wh
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,14 @@ import msgspec
 import numpy as np
 from mpi4py import MPI
 
-from partc.runtime.data.checkpoint import map_arrays, write_arrays
+from partc.runtime.checkpoints.manifest import TrainingPosition
+from partc.runtime.checkpoints.stored_values import StoredValues
+from partc.runtime.data.batches import samples_of_step
+from partc.runtime.data.checkpoint import map_arrays
 from partc.runtime.data.feeds import Shares, open_source
-from partc.runtime.data.initial import InitialValues
+from partc.runtime.data.initial import FirstValues, InitialValues
 from partc.runtime.data.not_finite import with_cause
+from partc.runtime.data.prefetch import Prefetched
 from partc.runtime.data.step_draws import draw_share
 from partc.runtime.errors import BadPlan
 from partc.runtime.execution.device import Sessions, device_of
@@ -28,23 +33,27 @@ from partc.runtime.execution.executor import Executor, diverged, is_finite, loss
 from partc.runtime.execution.recorder import RankTimes, Recorder
 from partc.runtime.execution.variable_watch import VariableWatch
 from partc.runtime.jobs.clock_offset import offset_to_first
-from partc.runtime.jobs.daemon_variables import VariablesOfRank
+from partc.runtime.jobs.daemon_variables import VariablesOfRank, complete
 from partc.runtime.jobs.job import (
     INITIAL_FILE,
     RankReport,
     Reporter,
-    failure_of,
     outputs_file,
     read_job,
     times_file,
     variables_file,
-    write_process,
     write_record,
 )
+from partc.runtime.jobs.meetings import Meetings
+from partc.runtime.jobs.metrics import MetricsLog
+from partc.runtime.jobs.saving import Saving
+from partc.runtime.jobs.step_outputs import OutputLog
 from partc.runtime.log import configure_log
 from partc.runtime.plan.members import leaders_of
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.plan.program import Plan, Rank
+from partc.runtime.plan.program import Output, Plan, Rank, Run, Start
+from partc.runtime.supervision.messages import Position
+from partc.runtime.supervision.pulse import Pulse, failure_of
 from partc.runtime.transports.mpi import MPITransport
 from partc.runtime.transports.patience import Patience, spin_s_for
 
@@ -60,21 +69,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def play(kind: "type[Daemon]", argv: Sequence[str] | None = None) -> int:
-    """Be a daemon of that kind. A failure ends the whole MPI job."""
+    """Be a daemon of that kind. A failure ends the whole job."""
     (folder_name,) = sys.argv[1:] if argv is None else argv
-    folder = Path(folder_name)
     world = MPI.COMM_WORLD
+    pulse = Pulse.of_process()
     daemon: Daemon | None = None
-    write_process(folder, world.rank)
     try:
         configure_log()
-        daemon = kind(folder, world)
+        daemon = kind(Path(folder_name), world)
+        pulse.follow(daemon.position)
         daemon.train()
+        pulse.end()
     except BaseException as error:  # whatever it is, the other ranks must not wait for this one
         at = daemon.describe() if daemon else f"rank {world.rank}, while loading"
-        failure = failure_of(error, world.rank, at)
-        write_record(folder / f"error.rank-{world.rank}.json", failure)
-        print(f"rank {world.rank}: {failure.what}\n  at:  {failure.at}", file=sys.stderr, flush=True)
+        pulse.fail(failure_of(error, at))
         world.Abort(1)
     return 0
 
@@ -90,34 +98,41 @@ class Daemon:
         self._plan = msgspec.structs.replace(plan_folder.plan, sizes=plan_folder.plan.sizes | self._job.sizes)
         self._rank = _rank_of(self._plan, world)
         self._leads_replica = self._rank in leaders_of(self._plan)
-        self._source = self._open_source()
+        source = self._open_source()
+        self._source = Prefetched(source, self._job.first_batch - self._job.data_from + self._job.steps - 1)
         self._transport = MPITransport(self._plan, world)
         traced = self._job.traced_steps
         self._recorder = Recorder(traced, self._transport.traffic) if traced else None
         self._executor = self._make_executor(plan_folder)
         self._variables = VariablesOfRank(self._plan, self._rank, self._executor.environment, world)
         self._watch = VariableWatch(self._plan, self._rank, self._executor.environment)
+        self._meetings = Meetings(world, complete)
+        self._saving = self._make_saving()
         self._patience = Patience(spin_s_for(_threads_on_machine(self._rank, world)), self._job.deadline_s)
-        self._outputs: dict[str, Array] = {}
         self._feeds: dict[str, Array] = {}  # of the step
         self._reporter = Reporter(self._job)
         self.step = 0
 
     def train(self) -> None:
-        """Train all steps, then write what this rank owns."""
+        """Train all steps, or until asked to stop; then write what this rank owns."""
+        self._meetings.listen()
         self._variables.barrier()
         self._reporter.begin()
-        for step in range(1, self._job.steps + 1):
-            self.step = step
-            self._train_step()
-            self._keep_outputs()
-            if step in self._job.read_after:
-                self._variables.write(variables_file(self._folder, step))
-        steps_per_s = self._reporter.steps_per_s(self._job.steps)
-        if self._job.steps not in self._job.read_after:
-            self._variables.write(variables_file(self._folder, self._job.steps))
-        if self._leads_replica:
-            write_arrays(outputs_file(self._folder, self._rank.rank), self._outputs)
+        with ExitStack() as at_the_end, closing(self._source):
+            keep = self._open_logs(at_the_end)
+            for step in range(1, self._job.steps + 1):
+                self.step = step
+                self._train_step()
+                keep()
+                if step in self._job.read_after:
+                    self._variables.write(variables_file(self._folder, step))
+                if self._save_or_stop():
+                    break
+        steps_per_s = self._reporter.steps_per_s(self.step)
+        if self._saving is not None:
+            self._saving.finish()
+        if self.step not in self._job.read_after:
+            self._variables.write(variables_file(self._folder, self.step))
         if self._recorder is not None:
             self._write_times(self._recorder)
         self._write_report(steps_per_s)
@@ -125,10 +140,23 @@ class Daemon:
 
     def describe(self) -> str:
         """Say where this rank is, for messages."""
-        return f"rank {self._rank.rank} ({self._rank.host}/{self._rank.device}), step {self.step}"
+        at = self.position().at
+        return f"rank {self._rank.rank} ({self._rank.host}/{self._rank.device}), step {self.step}, {at}"
+
+    def position(self) -> Position:
+        """Return where this rank is: asked by another thread."""
+        current, awaited = self._executor.current, self._executor.awaited
+        match awaited or current:
+            case Run(segment=segment):
+                at = segment
+            case Start() as start:
+                at = f"communication {start.label or start.kind} ({start.tag_id})"
+            case _:
+                at = "reading data" if current is None else "moving values"
+        return Position(self.step, at, awaited is not None, self._rank.device)
 
     def _open_source(self) -> Shares:
-        return open_source(self._job.data, self._plan, self._job.seed)
+        return open_source(self._job.data, self._plan, self._job.seed, self._job.is_shuffled)
 
     def _train_step(self) -> None:
         self._feeds = self._source.share(self._rank, self._batch)
@@ -142,17 +170,61 @@ class Daemon:
 
     @property
     def _batch(self) -> int:
-        return self.step - 1 + self._job.first_batch
+        return self.step - 1 + self._job.first_batch - self._job.data_from
 
-    def _keep_outputs(self) -> None:
+    def _save_or_stop(self) -> bool:
+        """Save after a step if it is time, and tell whether it is the last."""
+        saving = self._saving
+        agreed = self._meetings.after(self.step, saving is not None and saving.is_due_by_time())
+        step = self._job.first_step + self.step
+        is_last = agreed.stops or self.step == self._job.steps
+        if saving is not None and (agreed.saves or agreed.stops or saving.is_due_after(step, is_last)):
+            saving.begin(self._training_position())
+        return agreed.stops
+
+    def _training_position(self) -> TrainingPosition:
+        batches, samples = self._job.first_batch + self.step, samples_of_step(self._plan)
+        return TrainingPosition(
+            step=self._job.first_step + self.step,
+            seed=self._job.seed,
+            batches=batches,
+            samples=None if samples is None else batches * samples,
+            data=self._job.data_name,
+        )
+
+    def _open_logs(self, at_the_end: ExitStack) -> Callable[[], None]:
+        """Open what takes each step's outputs, and return what writes them."""
         if not self._leads_replica:
-            return
+            return lambda: None
+        path = self._job.metrics_file if self._rank.replica == 0 else ""
+        metrics = (
+            at_the_end.enter_context(closing(MetricsLog(Path(path), self._job.first_step))) if path else None
+        )
+        log = at_the_end.enter_context(OutputLog(outputs_file(self._folder, self._rank.rank)))
+        names = {output.name: output.value for output in self._plan.outputs if self._is_kept(output)}
         environment = self._executor.environment
-        for output in self._plan.outputs:
-            if self._job.outputs == "all" or output.name == self._plan.loss:
-                self._outputs[f"{self.step}/{output.name}"] = environment.array(output.value).copy()
-        if self._rank.replica == 0:
-            self._reporter.report(self.step, loss_of(self._plan, environment))
+
+        def keep() -> None:
+            if names:
+                log.append({name: environment.array(value) for name, value in names.items()})
+            if self._rank.replica == 0:
+                loss = loss_of(self._plan, environment)
+                self._reporter.report(self.step, loss)
+                if metrics is not None:
+                    metrics.append(self._job.first_step + self.step, loss)
+
+        return keep
+
+    def _is_kept(self, output: Output) -> bool:
+        asked = self._job.outputs
+        return asked == "all" or (asked == "loss" and output.name == self._plan.loss)
+
+    def _make_saving(self) -> Saving | None:
+        if self._job.checkpoints is None:
+            return None
+        return Saving(
+            self._job.checkpoints, self._plan, self._executor.environment.array, self._world, complete
+        )
 
     def _check_loss(self) -> None:
         if is_finite(self._plan, self._rank, self._executor):
@@ -163,10 +235,15 @@ class Daemon:
         raise with_cause(error, self._plan, self._feeds, partial(self._source.place, self._rank, self._batch))
 
     def _make_executor(self, folder: PlanFolder) -> Executor:
-        given = map_arrays(self._folder / INITIAL_FILE) if self._job.has_initial else None
-        environment = Environment(self._plan, self._rank, device_of(self._rank), InitialValues(folder, given))
+        environment = Environment(self._plan, self._rank, device_of(self._rank), self._first_values(folder))
         observe = self._recorder.watch if self._recorder is not None else iter
         return Executor(self._plan, self._rank, environment, Sessions(folder), self._transport, observe)
+
+    def _first_values(self, folder: PlanFolder) -> FirstValues:
+        if self._job.resumed_from:
+            return StoredValues(Path(self._job.resumed_from))
+        given = map_arrays(self._folder / INITIAL_FILE) if self._job.has_initial else None
+        return InitialValues(folder, given)
 
     def _write_times(self, recorder: Recorder) -> None:
         offset_s, uncertainty_s = offset_to_first(self._world, self._variables.barrier)
@@ -182,6 +259,10 @@ class Daemon:
             exchanged=traffic.exchanged,
             steps_per_s=steps_per_s,
             disagreeing=self._variables.disagreeing(),
+            last_step=self.step,
+            waiting_s=self._patience.waited_s,
+            data_s=self._source.waited_s,
+            saving_s=self._saving.waited_s if self._saving is not None else 0.0,
         )
         write_record(self._folder / f"rank-{self._rank.rank}.json", report)
 

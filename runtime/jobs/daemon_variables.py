@@ -33,7 +33,7 @@ class VariablesOfRank:
 
     def barrier(self) -> None:
         """Wait for all ranks, asleep."""
-        _complete(self._world.Ibarrier())
+        complete(self._world.Ibarrier())
 
     def write(self, path: Path) -> None:
         """Write all variables to `path`: every owner its pieces to a file of its own, then rank 0 merges."""
@@ -54,8 +54,8 @@ class VariablesOfRank:
                 if owner.rank == self._rank.rank:
                     digest = _digest(self._environment.array(owner.held.value))
                     lowest[number] = highest[number] = digest
-        _complete(self._world.Iallreduce(MPI.IN_PLACE, lowest, MPI.MIN))
-        _complete(self._world.Iallreduce(MPI.IN_PLACE, highest, MPI.MAX))
+        complete(self._world.Iallreduce(MPI.IN_PLACE, lowest, MPI.MIN))
+        complete(self._world.Iallreduce(MPI.IN_PLACE, highest, MPI.MAX))
         differing = zip(self._copies, lowest, highest, strict=True)
         return tuple(dict.fromkeys(name for (name, _), low, high in differing if low < high))
 
@@ -78,7 +78,8 @@ def _part_file(path: Path, rank: int) -> Path:
     return path.with_suffix(f".rank-{rank}.part")
 
 
-def _complete(request: MPI.Request) -> None:
+def complete(request: MPI.Request) -> None:
+    """Wait for a request, asleep."""
     while not request.Test():
         time.sleep(_POLL_S)
 

@@ -4,19 +4,17 @@ Everything lies in the job's folder, which all hosts see:
 
     job.json                 the job
     initial.safetensors      first values that replace the plan's, if any
-    error.rank-R.json        why rank R stopped
-    process.rank-R           the process of rank R
     rank-R.json              what rank R sent
     times.rank-R.json        when rank R executed what, if the job is traced
-    outputs.rank-R.safetensors       "STEP/NAME" -> output
+    outputs.rank-R                   what a step's outputs were, one step behind the other (step_outputs.py)
     variables.step-S.safetensors     the variables after step S
+
+    supervisor.json, job.key         where keepers report to, and the key to it between machines
 
 What a rank prints while it trains are lines of JSON that the launcher reads.
 """
 
-import os
 import time
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -24,9 +22,8 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from partc.runtime import errors
 from partc.runtime.data.checkpoint import write_arrays
-from partc.runtime.errors import PartcError, RankFailed
+from partc.runtime.errors import naming_file
 from partc.runtime.execution.recorder import RankTimes
 from partc.runtime.plan.record import Record
 from partc.runtime.transports.exchanged import Exchanged
@@ -37,27 +34,42 @@ INITIAL_FILE = "initial.safetensors"
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+class Checkpoints(Record, frozen=True):
+    """Where and when a training is saved; after a step in which it is asked to stop, at any rate."""
+
+    folder: str
+    every_steps: int | None = None
+    every_s: float | None = None
+    keep: int = 3  # so many complete ones stay
+
+
 class Job(Record, frozen=True):
     """What the executors are to do."""
 
     plan_folder: str
-    steps: int
+    steps: int  # beside those that were trained before
     data: str  # as open_source takes it
+    is_shuffled: bool = False  # the samples of files
     seed: int = 0
     sizes: dict[str, int] = msgspec.field(default_factory=dict)  # symbolic sizes that are not the plan's
     read_after: tuple[int, ...] = ()  # steps (from 1) after which the variables are written
     stop_when_diverged: bool = True
-    outputs: Literal["loss", "all"] = "loss"
+    outputs: Literal["none", "loss", "all"] = "loss"
     has_initial: bool = False
     report_every_s: float = 0.5
     deadline_s: float = 600.0  # longest wait for one communication
     traced_steps: int = 0  # the last so many steps are timed, instruction by instruction
     first_step: int = 0  # steps that were trained before: random numbers go on behind them
-    first_batch: int = 0  # batches of the data that were used before
+    first_batch: int = 0  # batches that were used before
+    data_from: int = 0  # the batch with which `data` begins: batches that are handed over begin behind these
+    data_name: str = ""  # as it was asked for
+    resumed_from: str = ""  # the checkpoint that the variables come from
+    checkpoints: Checkpoints | None = None
+    metrics_file: str = ""  # takes a line of every step
 
 
 class Progress(Record, frozen=True, tag="progress"):
-    """A line that the first worker prints."""
+    """A line that the first worker prints. Steps count from the training's beginning, whoever resumed it."""
 
     step: int
     steps: int
@@ -65,27 +77,18 @@ class Progress(Record, frozen=True, tag="progress"):
     steps_per_s: float
 
 
-class Failure(Record, frozen=True):
-    """Why a rank stopped."""
+class Notice(Record, frozen=True, tag="notice"):
+    """A line that the first rank prints: something that a person should know while training goes on."""
 
-    rank: int
-    time_s: float  # since the epoch
-    kind: str  # a class of runtime/errors.py
-    what: str
-    at: str
-    fix: str
-
-
-def failure_of(error: BaseException, rank: int, at: str) -> Failure:
-    """Return what a rank leaves behind when it stops; `at` is where it was."""
-    if not isinstance(error, PartcError):
-        traceback.print_exception(error)
-        error = RankFailed(f"{type(error).__name__}: {error}", at=at, fix="see run.log in the plan's folder")
-    return Failure(rank, time.time(), type(error).__name__, error.what, error.at, error.fix)
+    text: str
 
 
 class RankReport(Record, frozen=True):
-    """What one rank sent in all, by kind, and which replicated variables disagree."""
+    """What one rank sent in all, by kind, and which replicated variables disagree.
+
+    `last_step`: after which it ended, as all ranks did. `waiting_s`, `data_s`, `saving_s`: how long it waited
+    for communications, for data, and for checkpoints.
+    """
 
     payload_bytes: dict[str, int]
     ids_bytes: dict[str, int]
@@ -93,12 +96,17 @@ class RankReport(Record, frozen=True):
     exchanged: Exchanged
     steps_per_s: float
     disagreeing: tuple[str, ...]
+    last_step: int
+    waiting_s: float
+    data_s: float
+    saving_s: float
 
 
 def write_record(path: Path, record: Record) -> None:
     """Write a record as JSON: whole or not at all, since a rank may be killed at any moment."""
     part = path.with_name(path.name + ".part")
-    part.write_bytes(msgspec.json.encode(record))
+    with naming_file(part):
+        part.write_bytes(msgspec.json.encode(record))
     part.replace(path)
 
 
@@ -129,33 +137,6 @@ def read_times(folder: Path, rank: int) -> RankTimes:
     return msgspec.json.decode(times_file(folder, rank).read_bytes(), type=RankTimes)
 
 
-def first_failure(folder: Path) -> PartcError | None:
-    """Return the error of the rank that stopped first, None if no rank said why."""
-    failures = [
-        msgspec.json.decode(path.read_bytes(), type=Failure) for path in folder.glob("error.rank-*.json")
-    ]
-    if not failures:
-        return None
-    first = min(failures, key=lambda failure: (failure.time_s, failure.rank))
-    kind = getattr(errors, first.kind, RankFailed)
-    error: PartcError = kind(first.what, at=first.at, fix=first.fix)
-    return error
-
-
-def write_process(folder: Path, rank: int) -> None:
-    """Note which process this rank is."""
-    (folder / f"process.rank-{rank}").write_text(str(os.getpid()))
-
-
-def ranks_of_process(folder: Path, process: int) -> list[int]:
-    """Return the ranks that noted a process of this number: several, where hosts number theirs alike."""
-    return sorted(
-        int(path.suffix.removeprefix(".rank-"))
-        for path in folder.glob("process.rank-*")
-        if path.read_text() == str(process)
-    )
-
-
 def variables_file(folder: Path, step: int) -> Path:
     """Return the file of the variables after a step."""
     return folder / f"variables.step-{step}.safetensors"
@@ -163,7 +144,7 @@ def variables_file(folder: Path, step: int) -> Path:
 
 def outputs_file(folder: Path, rank: int) -> Path:
     """Return the file of a worker's outputs."""
-    return folder / f"outputs.rank-{rank}.safetensors"
+    return folder / f"outputs.rank-{rank}"
 
 
 class Reporter:
@@ -187,5 +168,11 @@ class Reporter:
         if step < self._job.steps and step > 1 and now_s - self._reported_s < self._job.report_every_s:
             return
         self._reported_s = now_s
-        line = Progress(step, self._job.steps, loss, self.steps_per_s(step))
+        before = self._job.first_step
+        line = Progress(before + step, before + self._job.steps, loss, self.steps_per_s(step))
         print(msgspec.json.encode(line).decode(), flush=True)
+
+
+def notify(text: str) -> None:
+    """Print what a person should know."""
+    print(msgspec.json.encode(Notice(text)).decode(), flush=True)

@@ -41,17 +41,22 @@ def held_folder(parent: Path, prefix: str) -> Iterator[Path]:
 def remove_stale(parent: Path, prefix: str = PREFIX) -> None:
     """Remove the folders whose process is gone."""
     for lock_file in parent.glob(f"{glob.escape(prefix)}*/{LOCK_FILE}"):
-        try:
-            lock = os.open(lock_file, os.O_RDWR)
-        except OSError:  # another job removes it
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove_from_writers(lock_file.parent)
-        except OSError:  # held by a job that runs; or a file system without locks, where nobody can tell
-            pass
-        finally:
-            os.close(lock)
+        remove_left(lock_file.parent)
+
+
+def remove_left(folder: Path) -> None:
+    """Remove a folder if its process is gone."""
+    try:
+        lock = os.open(folder / LOCK_FILE, os.O_RDWR)
+    except OSError:  # somebody else removes it
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _remove_from_writers(folder)
+    except OSError:  # held by a job that runs; or a file system without locks, where nobody can tell
+        pass
+    finally:
+        os.close(lock)
 
 
 def _remove_from_writers(folder: Path) -> None:

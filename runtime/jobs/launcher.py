@@ -1,8 +1,7 @@
-"""Start one executor daemon per rank with mpiexec, and watch over them from outside the MPI job."""
+"""Start the ranks of a job with mpiexec, each under its keeper, and watch over them from outside MPI."""
 
 import os
 import queue
-import re
 import shutil
 import signal
 import subprocess
@@ -12,12 +11,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
-from partc.runtime.errors import BadUsage, RankFailed
-from partc.runtime.jobs.job import Progress, first_failure, ranks_of_process
+from partc.runtime import errors
+from partc.runtime.errors import BadUsage, PartcError, RankFailed, Stopped
+from partc.runtime.jobs.job import Notice, Progress
 from partc.runtime.log import log as records
+from partc.runtime.log import printable
+from partc.runtime.supervision.messages import Ended
+from partc.runtime.supervision.roster import Trouble, how
+from partc.runtime.supervision.stop_signals import StopSignals, name_of, stop_signals, stopped
+from partc.runtime.supervision.supervisor import Supervisor
 
 RANK_VARIABLES = {
     # Threads of other libraries in the ranks would fight ONNX Runtime's for the cores.
@@ -27,10 +33,16 @@ RANK_VARIABLES = {
     # MPICH gathers unequal parts in pieces of 32 KB, a poll each: 50 MB took 1.8 s, whole 20 ms.
     "MPIR_CVAR_ALLGATHERV_PIPELINE_MSG_SIZE": str(1 << 30),
 }
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[Progress | Notice], None]
+
+_TOLD: msgspec.json.Decoder[Progress | Notice] = msgspec.json.Decoder(Progress | Notice)
 
 DAEMON = "partc.runtime.jobs.daemon"
+KEEPER = "partc.runtime.supervision.keeper"
 _GRACE_S = 5.0  # from a polite end to a kill
+_STOP_S = 30.0  # that a job that is to stop may stand still
+_LOOK_S = 0.1
+_SETTLE_S = 0.4  # from the first bad news to a verdict: who died first may be told last
 
 
 def launch(
@@ -41,36 +53,219 @@ def launch(
     on_progress: OnProgress | None,
     timeout_s: float | None,
     daemon: str = DAEMON,
-) -> None:
-    """Run a job to its end. Raises the error of the rank that failed first.
+) -> int:
+    """Run a job to its end. Return the number of the signal that made its ranks stop before, 0 if none did.
 
-    `hosts`: each rank's. `addresses`: host -> network name. No line from the ranks for `timeout_s` ends the
-    job. `daemon`: the module that every rank runs.
+    `hosts`: each rank's. `addresses`: host -> network name. A job in which no rank gets on for `timeout_s` is
+    ended. `daemon`: the module that every rank runs. Raises the error of the rank that is to blame, whose
+    `cause` says where it was; and Stopped if ranks that a signal asked to stop did not do so well.
     """
+    members = {f"rank {rank}": host for rank, host in enumerate(hosts)}
     command = mpiexec_command(hosts, job_folder, addresses, daemon)
-    records.info("starting %d ranks: %s", len(hosts), " ".join(command))
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=rank_environment(),
-        start_new_session=True,
-    )
-    try:
-        _watch(process, log, on_progress, timeout_s)
-    finally:
-        _end(process)
-    if process.returncode == 0:
-        return
-    raise first_failure(job_folder) or _unexplained(job_folder, log, process.returncode)
+    with (
+        stop_signals() as signals,
+        log.open("w") as stream,
+        Supervisor(members, addresses, job_folder, timeout_s) as supervisor,
+    ):
+        records.info("starting %d ranks: %s", len(hosts), " ".join(command))
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=rank_environment(),
+            start_new_session=True,  # a terminal's Ctrl-C is for the launcher
+        )
+        try:
+            return _Watch(process, supervisor, signals, Log(stream), on_progress).to_the_end()
+        finally:
+            supervisor.end()
+            _end(process)
+
+
+class _Watch:
+    """Decides what becomes of a job of ranks that need each other."""
+
+    def __init__(
+        self,
+        process: "subprocess.Popen[bytes]",
+        supervisor: Supervisor,
+        signals: StopSignals,
+        log: "Log",
+        on_progress: OnProgress | None,
+    ) -> None:
+        self._process = process
+        self._supervisor = supervisor
+        self._stop = StopRequest(supervisor, signals)
+        self._log = log
+        self._on_progress = on_progress
+        self._lines = read_lines("mpiexec", process)
+
+    def to_the_end(self) -> int:
+        """Watch until all ranks have ended; return what `launch` does."""
+        while not self._is_over():
+            self._look()
+        self._look()
+        if self._process.returncode == 0 or self._all_well():
+            return self._stop.number
+        self._verdict()
+        if self._stop.number:
+            raise self._stop.error()
+        raise RankFailed(
+            f"mpiexec died: {how(self._process.returncode)}, and no rank says why",
+            at="mpiexec" if self._supervisor.roster.beats() else "mpiexec, before a rank had started",
+            fix=f"see who killed it, and whether it reaches all hosts; read {self._log.path}",
+        )
+
+    def _look(self) -> None:
+        self._forward()
+        self._supervisor.watch(_LOOK_S)
+        self._stop.look()
+        if self._supervisor.roster.troubles():
+            self._verdict()
+
+    def _verdict(self) -> None:
+        """Hear everybody who has something to say, then raise the error of who is to blame, if anybody is."""
+        until_s = time.monotonic() + _SETTLE_S
+        while (left_s := until_s - time.monotonic()) > 0:
+            self._supervisor.watch(min(left_s, _LOOK_S))
+        if troubles := self._supervisor.roster.troubles():
+            self._supervisor.order("end")
+            self._forward()
+            raise error_of(troubles[0], self._log.path)
+
+    def _is_over(self) -> bool:
+        return self._process.poll() is not None
+
+    def _all_well(self) -> bool:
+        ended = self._supervisor.roster.ended()
+        return (
+            not self._supervisor.roster.living() and all(e.code == 0 for e in ended.values()) and bool(ended)
+        )
+
+    def _forward(self) -> None:
+        """Hand progress on, and log the rest."""
+        for name, line in [*taken(self._lines), *self._supervisor.take_lines()]:
+            progress = progress_in(line)
+            if progress is None:
+                self._log.write(name, line)
+            elif self._on_progress is not None:
+                self._on_progress(progress)
+
+
+class StopRequest:
+    """Has a job stop when a signal asks for it: well the first time, at once the second."""
+
+    def __init__(self, supervisor: Supervisor, signals: StopSignals) -> None:
+        self._supervisor = supervisor
+        self._signals = signals
+        self.number = 0
+
+    def look(self) -> None:
+        """See whether somebody asks. Raises Stopped where it was asked twice, or nothing moves."""
+        number = self._signals.number or self._supervisor.asked_by_host
+        if not number:
+            return
+        roster = self._supervisor.roster
+        if not self.number:
+            self.number = number
+            roster.is_stopping = True
+            records.warning("%s: the ranks are asked to stop; once more ends them at once", name_of(number))
+            self._supervisor.order("stop")
+        if self._signals.count > 1 or (roster.living() and roster.still_s > _STOP_S):
+            raise self.error()
+        if not roster.living():
+            self._supervisor.order("end", roster.ended())
+
+    def error(self) -> Stopped:
+        """Return what to raise where ranks could not stop well."""
+        positions = map(self._supervisor.roster.position, self._supervisor.roster.ended())
+        step = max((position.step for position in positions), default=0)
+        return stopped(self.number, f"step {step}" if step else "before the first step")
+
+
+def error_of(trouble: Trouble, log: Path) -> PartcError:
+    """Return the error of the process that is to blame."""
+    cause = trouble.cause
+    failure = None if trouble.ended is None else trouble.ended.failure
+    if failure is not None:
+        kind = getattr(errors, failure.kind, RankFailed)
+        error: PartcError = kind(failure.what, at=failure.at, fix=failure.fix)
+    else:
+        place = f"{cause.host}/{cause.device}" if cause.device else cause.host
+        error = RankFailed(
+            f"{cause.member} {cause.reason}",
+            at=", ".join(
+                (f"{cause.member} ({place})", *([f"step {cause.step}"] if cause.step else []), cause.at)
+            ),
+            fix=f"{_FIXES[cause.kind]}; read {log}{_memory(trouble.ended)}",
+        )
+    error.cause = cause
+    return error
+
+
+_FIXES = {
+    "killed": "see who killed it; a kill without a word is often a lack of memory",
+    "failed": "see what it says",
+    "hung": "see what stopped it: a signal, a frozen container, a disk that does not answer",
+    "stuck": "see what it is at; raise the timeout if steps are this long",
+    "lost": "see whether its host runs and can be reached",
+}
+
+
+def _memory(ended: Ended | None) -> str:
+    return f" (it held at most {ended.peak_bytes / 1e9:.1f} GB)" if ended is not None else ""
+
+
+class Log:
+    """The file of what ranks print. A disk that is full ends no training."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self.path = Path(stream.name)
+        self._is_full = False
+
+    def write(self, name: str, line: str) -> None:
+        """Add a line that a process printed."""
+        if self._is_full:
+            return
+        try:
+            self._stream.write(f"{name}: {printable(line)}\n")
+            self._stream.flush()
+        except OSError as error:
+            self._is_full = True
+            records.warning("%s ends here: %s", self.path, error.strerror)
+
+
+Line = tuple[str, str]  # (process, what it printed)
+
+
+def read_lines(
+    name: str, process: "subprocess.Popen[bytes]", lines: "queue.Queue[Line] | None" = None
+) -> "queue.Queue[Line]":
+    """Return a queue that takes what a process prints: mpiexec or ssh, since members have keepers."""
+    into: queue.Queue[Line] = queue.Queue() if lines is None else lines
+
+    def read() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            into.put((name, line.decode(errors="replace").rstrip("\n")))
+
+    threading.Thread(target=read, daemon=True).start()
+    return into
+
+
+def taken(lines: "queue.Queue[Line]") -> list[Line]:
+    """Return what is in a queue now."""
+    return [lines.get() for _ in range(lines.qsize())]
 
 
 def mpiexec_command(
     hosts: Sequence[str], job_folder: Path, addresses: Mapping[str, str], daemon: str = DAEMON
 ) -> list[str]:
     """Return the command that starts every rank on its host, in rank order."""
-    started = [sys.executable, "-m", daemon, str(job_folder)]
+    folder = str(job_folder.absolute())
+    started = [sys.executable, "-m", KEEPER, folder, "rank", daemon, folder]
     mpiexec = find_mpiexec()
     places = [addresses.get(host, "localhost") for host in hosts]
     if all(place == "localhost" for place in places):
@@ -101,66 +296,21 @@ def rank_environment() -> dict[str, str]:
     return RANK_VARIABLES | dict(os.environ)
 
 
-def _watch(
-    process: subprocess.Popen[str], log: Path, on_progress: OnProgress | None, timeout_s: float | None
-) -> None:
-    """Forward progress and log the rest until the job ends."""
-    lines: queue.Queue[str | None] = queue.Queue()
-    threading.Thread(target=_read_lines, args=(process, lines), daemon=True).start()
-    with log.open("w") as stream:
-        while True:
-            try:
-                line = lines.get(timeout=timeout_s)
-            except queue.Empty:
-                raise RankFailed(
-                    f"no rank said anything for {timeout_s:.0f} s",
-                    at="the executors",
-                    fix=f"read {log}; raise the timeout if steps are this long",
-                ) from None
-            if line is None:
-                break
-            progress = progress_in(line)
-            if progress is None:
-                stream.write(line)
-            elif on_progress is not None:
-                on_progress(progress)
-    process.wait()
-
-
-def _unexplained(job_folder: Path, log: Path, code: int) -> RankFailed:
-    """Return the error of a job whose ranks left no word, from what mpiexec printed."""
-    text = log.read_text()
-    reason = re.search(r"EXIT STRING: (.*)", text)
-    process = re.search(r"PID (\d+)", text)
-    ranks = ranks_of_process(job_folder, int(process[1])) if process else []
-    return RankFailed(
-        f"an executor died: {reason[1] if reason else f'mpiexec ended with code {code}'}",
-        at=f"rank {' or '.join(map(str, ranks))}" if ranks else "an unknown rank",
-        fix=f"read {log}; a kill without a word is often a lack of memory",
-    )
-
-
-def _read_lines(process: subprocess.Popen[str], lines: "queue.Queue[str | None]") -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        lines.put(line)
-    lines.put(None)
-
-
-def progress_in(line: str) -> Progress | None:
-    """Return the progress that a line of a rank tells, None if it is some other line."""
+def progress_in(line: str) -> Progress | Notice | None:
+    """Return what a line of a rank tells a person, None if it is some other line."""
     try:
-        return msgspec.json.decode(line, type=Progress)
+        return _TOLD.decode(line)
     except msgspec.MsgspecError:
         return None
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: "subprocess.Popen[bytes]") -> None:
     """End mpiexec and what it started, if they still run."""
     for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline_s = time.monotonic() + _GRACE_S
+        while process.poll() is None and time.monotonic() < deadline_s:
+            time.sleep(0.02)
         if process.poll() is not None:
             return
         os.killpg(process.pid, number)
-        deadline_s = time.monotonic() + _GRACE_S
-        while process.poll() is None and time.monotonic() < deadline_s:
-            time.sleep(0.05)
+    process.wait()

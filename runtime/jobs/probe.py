@@ -7,7 +7,6 @@ memory too.
 
     probe.json            what to measure
     samples.rank-R.json   what rank R measured
-    error.rank-R.json     why rank R stopped
 """
 
 import statistics
@@ -23,8 +22,9 @@ import msgspec
 import numpy as np
 from mpi4py import MPI
 
-from partc.runtime.jobs.job import failure_of, write_process, write_record
 from partc.runtime.jobs.measure import PROBE_FILE, Probe, Sample, samples_file
+from partc.runtime.supervision.messages import Position
+from partc.runtime.supervision.pulse import Pulse, failure_of
 
 _LONG_S = 0.2  # a message that takes so long is not repeated as often
 _NAP_S = 1e-3
@@ -35,15 +35,16 @@ _BESIDE = np.empty(1 << 26, np.uint8)  # twice a server CPU's cache
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure this process's part. A failure ends the whole MPI job."""
     (name,) = sys.argv[1:] if argv is None else argv
-    folder, world = Path(name), MPI.COMM_WORLD
-    write_process(folder, world.rank)
+    folder, world, pulse = Path(name), MPI.COMM_WORLD, Pulse.of_process()
+    at = f"rank {world.rank}, while measuring"
     try:
+        pulse.follow(lambda: Position(at="while measuring"))
         probe = msgspec.json.decode((folder / PROBE_FILE).read_bytes(), type=Probe)
         found = [*_computing(probe, world), *_messages(probe, world), *_together(probe, world)]
         samples_file(folder, world.rank).write_bytes(msgspec.json.encode(found))
+        pulse.end()
     except BaseException as error:  # whatever it is, the other ranks must not wait for this one
-        failure = failure_of(error, world.rank, f"rank {world.rank}, while measuring")
-        write_record(folder / f"error.rank-{world.rank}.json", failure)
+        pulse.fail(failure_of(error, at))
         world.Abort(1)
     return 0
 

@@ -25,12 +25,22 @@ class TrainingResult:
 
     `outputs` has one entry per step: output name -> value of the total batch; per-replica outputs are
     stacked along a new leading axis. `variables_after` holds the variables after the steps asked for.
+    `first_step`: steps that were trained before this run; `last_step`: of this run, fewer than asked for if
+    it was asked to stop; `stopped_by`: the signal by which the launcher was asked, 0 if none. `waiting_s`:
+    rank -> how long it waited for communications; `data_s`, `saving_s`: how long the rank that waited longest
+    waited for data, and for checkpoints.
     `disagreeing` names replicated variables whose copies are not bitwise equal: always a mistake.
     """
 
     variables: dict[str, Array]
     outputs: tuple[dict[str, Array], ...] = ()
     variables_after: dict[int, dict[str, Array]] = field(default_factory=dict)
+    first_step: int = 0
+    last_step: int = 0
+    stopped_by: int = 0
+    waiting_s: dict[int, float] = field(default_factory=dict)
+    data_s: float = 0.0
+    saving_s: float = 0.0
     disagreeing: tuple[str, ...] = ()
     payload_bytes: dict[int, dict[str, int]] = field(default_factory=dict)  # rank -> kind -> supplied in all
     exchanged: dict[int, Exchanged] = field(default_factory=dict)  # rank -> sent and received in all

@@ -1,7 +1,7 @@
 """Train a plan on its cluster: the public way to run."""
 
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -13,11 +13,24 @@ import numpy as np
 from partc.runtime.asynchronous.collect import check_sessions_request, collect_sessions
 from partc.runtime.asynchronous.launcher import launch_sessions
 from partc.runtime.asynchronous.session import plan_of_data
+from partc.runtime.checkpoints.manifest import refuse_others
+from partc.runtime.checkpoints.resume import Begun, resume_from
+from partc.runtime.checkpoints.write_checkpoint import remove_parts
 from partc.runtime.data.batches import check_total_batch, sizes_of
 from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.data.feeds import STAGED_FILE
+from partc.runtime.data.sample_files import is_of_samples
 from partc.runtime.errors import BadData, BadPlan, BadUsage, CopiesDiffer
-from partc.runtime.jobs.job import Job, outputs_file, read_report, read_times, variables_file, write_job
+from partc.runtime.jobs.job import (
+    Checkpoints,
+    Job,
+    Notice,
+    outputs_file,
+    read_report,
+    read_times,
+    variables_file,
+    write_job,
+)
 from partc.runtime.jobs.job_folder import job_folder
 from partc.runtime.jobs.launcher import OnProgress, launch
 from partc.runtime.jobs.results import (
@@ -26,17 +39,19 @@ from partc.runtime.jobs.results import (
     TrainingResult,
     assemble_outputs,
 )
+from partc.runtime.jobs.step_outputs import read_outputs
 from partc.runtime.plan.members import leaders_of
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.plan.plan_json import NOT_DECODED
 from partc.runtime.plan.program import Plan
+from partc.runtime.supervision.stop_signals import stopped
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Batches = Iterable[Mapping[str, Array]]
 
 LOG_FILE = "run.log"
-# Ranks lose patience before the launcher does: they can say what they waited for.
-_RANKS_SHARE = 0.8
+# The supervisor loses patience before ranks do: it knows for whom they wait.
+_RANKS_SHARE = 2.0
 
 
 class Runner:
@@ -52,39 +67,51 @@ class Runner:
         steps: int,
         *,
         initial: Mapping[str, Array] | None = None,
-        seed: int = 0,
+        shuffle: bool = False,
+        seed: int | None = None,
         sizes: Mapping[str, int] | None = None,
         read_after: Collection[int] = (),
         stop_when_diverged: bool = True,
-        outputs: Literal["loss", "all"] = "loss",
+        outputs: Literal["none", "loss", "all"] = "loss",
         on_progress: OnProgress | None = None,
         timeout_s: float = 600.0,
         save: bool = True,
         traced_steps: int = 0,
         staleness: int | None = None,
-        first_step: int = 0,
         keep_in: Path | None = None,
+        checkpoints: Checkpoints | None = None,
+        resume: bool = False,
+        metrics: Path | None = None,
     ) -> TrainingResult:
         """Train `steps` steps and save trained.safetensors in the plan's folder, unless told not to.
 
-        `data`: FILE.npz, "synthetic", "MODULE:FUNC", or total batches. `initial`: whole variables that
-        replace the plan's first values. `sizes`: symbolic sizes that differ from the plan's. `read_after`:
-        steps (from 1) whose variables are returned as well. `traced_steps`: how many of the last steps are
-        timed instruction by instruction. `staleness`: of an asynchronous plan, the most steps that a worker
-        may be ahead of the slowest; None: no bound. `first_step`: how many steps were trained before, so that
-        draws, and data that is not handed over as batches, go on there. `keep_in`: a folder that takes the
-        variables after `read_after`, as files (job.py), instead of the result. Raises the error of
-        the rank that failed first, and CopiesDiffer if `save` is asked and replicas are not equal in the end.
+        `data`: files of samples, "synthetic", "MODULE:FUNC" (runtime/data/feeds.py), or total batches.
+        `shuffle`: samples of files, in every epoch anew, as the seed says. `initial`: whole variables that
+        replace the plan's first values. `seed`: of synthetic data and draws; None: 0, or the resumed
+        training's. `sizes`: symbolic sizes that differ from the plan's. `read_after`: steps (from 1) whose
+        variables are returned as well. `traced_steps`: how many of the last steps are timed instruction by
+        instruction. `staleness`: of an asynchronous plan, the most steps that a worker may be ahead of the
+        slowest; None: no bound. `keep_in`: a folder that takes the variables after `read_after`, as files
+        (job.py), instead of the result.
+
+        `checkpoints`: where and when the training is saved; asked to stop, it is saved after that step.
+        `resume`: go on from the newest of them that is whole, to `steps` in all; where there is none, begin.
+        `metrics`: a file that takes a line of every step.
+
+        Raises the error of the rank that failed first, NotSaved if the last checkpoint could not be written,
+        and CopiesDiffer if `save` is asked and replicas are not equal in the end.
         """
-        _check_request(steps, first_step, timeout_s)
-        check_sessions_request(self._folder.plan, staleness, read_after, traced_steps)
+        _check_request(steps, timeout_s)
+        check_sessions_request(self._folder.plan, staleness, read_after, traced_steps, checkpoints)
+        begun = self._begin(steps, seed, checkpoints, resume, on_progress)
         with job_folder(self._folder.path) as folder:
-            staged, data_sizes = self._stage(data, steps, folder)
+            staged, data_sizes = self._stage(data, begun.batches, steps - begun.step, folder)
             job = Job(
                 plan_folder=str(self._folder.path.resolve()),
-                steps=steps,
+                steps=steps - begun.step,
                 data=staged,
-                seed=seed,
+                is_shuffled=shuffle,
+                seed=begun.seed,
                 sizes=data_sizes | dict(sizes or {}),
                 read_after=tuple(sorted(read_after)),
                 stop_when_diverged=stop_when_diverged,
@@ -92,16 +119,51 @@ class Runner:
                 has_initial=initial is not None,
                 deadline_s=_RANKS_SHARE * timeout_s,
                 traced_steps=traced_steps,
-                first_step=first_step,
-                first_batch=first_step if isinstance(data, str | Path) else 0,
+                first_step=begun.step,
+                first_batch=begun.batches,
+                data_from=0 if isinstance(data, str | Path) else begun.batches,
+                data_name=str(data) if isinstance(data, str | Path) else "",
+                resumed_from="" if begun.checkpoint is None else str(begun.checkpoint.resolve()),
+                checkpoints=checkpoints,
+                metrics_file="" if metrics is None else str(metrics.resolve()),
             )
             write_job(folder, job, initial)
             result = self._play(folder, job, staleness, on_progress, timeout_s)
             return self._keep(folder, job, result, save, keep_in)
 
-    def _stage(self, data: str | Path | Batches, steps: int, folder: Path) -> tuple[str, dict[str, int]]:
+    def _begin(
+        self,
+        steps: int,
+        seed: int | None,
+        checkpoints: Checkpoints | None,
+        resume: bool,
+        on_progress: OnProgress | None,
+    ) -> Begun:
+        """Return where training begins, and make way for its checkpoints."""
+        if checkpoints is None:
+            return Begun(seed=seed or 0)
+        folder = Path(checkpoints.folder)
+        remove_parts(folder)
+        if not resume:
+            refuse_others(folder)
+            return Begun(seed=seed or 0)
+        begun = resume_from(
+            self._folder.plan, folder, seed, lambda text: on_progress(Notice(text)) if on_progress else None
+        )
+        if begun.step >= steps:
+            raise BadUsage(
+                f"{steps} steps, of which {begun.step} are trained",
+                at="--steps",
+                fix="give the number of steps in all, more than these",
+            )
+        return begun
+
+    def _stage(
+        self, data: str | Path | Batches, used: int, steps: int, folder: Path
+    ) -> tuple[str, dict[str, int]]:
         plan = self._folder.plan
-        return stage_data(plan_of_data(plan) if plan.asynchronous else plan, data, steps, folder)
+        unused = data if isinstance(data, str | Path) else islice(data, used, None)
+        return stage_data(plan_of_data(plan) if plan.asynchronous else plan, unused, steps, folder)
 
     def _keep(
         self, folder: Path, job: Job, result: TrainingResult, save: bool, keep_in: Path | None
@@ -113,7 +175,7 @@ class Runner:
             return result
         after = {step: read_arrays(variables_file(folder, step)) for step in job.read_after}
         if save:
-            self._save(variables_file(folder, job.steps), result)
+            self._save(variables_file(folder, result.last_step), result)
         return replace(result, variables_after=after)
 
     def _save(self, variables: Path, result: TrainingResult) -> None:
@@ -137,15 +199,24 @@ class Runner:
         if plan.asynchronous:
             lost = launch_sessions(plan, folder, log, addresses, staleness, on_progress, timeout_s)
             return collect_sessions(plan, folder, job, lost)
-        launch([rank.host for rank in plan.ranks], folder, log, addresses, on_progress, timeout_s)
-        return self._collect(folder, job)
+        hosts = [rank.host for rank in plan.ranks]
+        stopped_by = launch(hosts, folder, log, addresses, on_progress, timeout_s)
+        if stopped_by and job.checkpoints is None:
+            raise stopped(stopped_by, "all ranks")
+        return replace(self._collect(folder, job), stopped_by=stopped_by)
 
     def _collect(self, folder: Path, job: Job) -> TrainingResult:
         plan = self._folder.plan
         reports = {rank.rank: read_report(folder, rank.rank) for rank in plan.ranks}
+        last_step = reports[0].last_step
         return TrainingResult(
-            variables=read_arrays(variables_file(folder, job.steps)),
-            outputs=_outputs(plan, folder, job),
+            variables=read_arrays(variables_file(folder, last_step)),
+            outputs=tuple(_outputs(plan, folder)),
+            first_step=job.first_step,
+            last_step=last_step,
+            waiting_s={rank: report.waiting_s for rank, report in reports.items()},
+            data_s=max(report.data_s for report in reports.values()),
+            saving_s=max(report.saving_s for report in reports.values()),
             disagreeing=reports[0].disagreeing,
             payload_bytes={rank: report.payload_bytes for rank, report in reports.items()},
             exchanged={rank: report.exchanged for rank, report in reports.items()},
@@ -154,11 +225,9 @@ class Runner:
         )
 
 
-def _check_request(steps: int, first_step: int, timeout_s: float) -> None:
+def _check_request(steps: int, timeout_s: float) -> None:
     if steps < 1:
         raise BadUsage(f"{steps} steps", at="--steps", fix="train at least one step")
-    if first_step < 0:
-        raise BadUsage(f"first step {first_step}", at="first_step", fix="count from 0")
     if not timeout_s > 0:
         raise BadUsage(f"a timeout of {timeout_s} s", at="--timeout", fix="give more than 0 seconds")
 
@@ -168,23 +237,18 @@ def _move_variables(steps: Iterable[int], source: Path, target: Path) -> None:
         shutil.move(variables_file(source, step), variables_file(target, step))
 
 
-def _outputs(plan: Plan, folder: Path, job: Job) -> tuple[dict[str, Array], ...]:
-    by_rank = {rank.rank: read_arrays(outputs_file(folder, rank.rank)) for rank in leaders_of(plan)}
-    names = {output.name for output in plan.outputs if job.outputs == "all" or output.name == plan.loss}
-    return tuple(
-        assemble_outputs(
-            plan,
-            {rank: {name: arrays[f"{step}/{name}"] for name in names} for rank, arrays in by_rank.items()},
-        )
-        for step in range(1, job.steps + 1)
-    )
+def _outputs(plan: Plan, folder: Path) -> Iterator[dict[str, Array]]:
+    leaders = [rank.rank for rank in leaders_of(plan)]
+    logs = [read_outputs(outputs_file(folder, rank)) for rank in leaders]
+    for of_step in zip(*logs, strict=True):
+        yield assemble_outputs(plan, dict(zip(leaders, of_step, strict=True)))
 
 
 def stage_data(
     plan: Plan, data: str | Path | Batches, steps: int, folder: Path
 ) -> tuple[str, dict[str, int]]:
     """Return the data as the daemons can open it, and its symbolic sizes. Batches go to a file."""
-    if isinstance(data, Path) or (isinstance(data, str) and data.endswith(".npz")):
+    if isinstance(data, Path) or (isinstance(data, str) and is_of_samples(data)):
         return str(Path(data).resolve()), {}
     if isinstance(data, str):
         return data, {}

@@ -14,7 +14,7 @@ _LONGEST_SLEEP_S = 500e-6
 
 
 class Patience:
-    """Waits between two tests of one communication."""
+    """Waits between two tests of one communication. `waited_s`: in all so far."""
 
     def __init__(self, spin_s: float, deadline_s: float) -> None:
         self._spin_s = spin_s
@@ -22,6 +22,7 @@ class Patience:
         self._awaited: Start | None = None
         self._since_s = 0.0
         self._sleep_s = _FIRST_SLEEP_S
+        self.waited_s = 0.0
 
     def wait(self, start: Start, rank: int) -> None:
         """Let a moment pass. Raises RankFailed when `start` has been awaited longer than the deadline."""
@@ -31,15 +32,16 @@ class Patience:
         waited_s = now_s - self._since_s
         if waited_s < self._spin_s:
             os.sched_yield()
-            return
-        if waited_s > self._deadline_s:
+        elif waited_s > self._deadline_s:
             raise RankFailed(
                 f"nothing came for {waited_s:.0f} s",
                 at=f"rank {rank}, communication {start.label or start.kind} ({start.tag_id})",
                 fix="look for a rank that hangs or is starved; raise the timeout if steps are this long",
             )
-        time.sleep(self._sleep_s)
-        self._sleep_s = min(2 * self._sleep_s, _LONGEST_SLEEP_S)
+        else:
+            time.sleep(self._sleep_s)
+            self._sleep_s = min(2 * self._sleep_s, _LONGEST_SLEEP_S)
+        self.waited_s += time.monotonic() - now_s
 
 
 def spin_s_for(threads_on_machine: int) -> float:

@@ -53,14 +53,12 @@ def _of_axis(mesh: Mesh, layout: Layout, axis: int, size: int, place: Sequence[i
     splits = [(number, split) for number, split in layout.splits() if split.axis == axis]
     for outer in {split.outer for _, split in splits}:
         here = [(number, split.uneven) for number, split in splits if split.outer == outer]
-        part, parts = 0, 1
-        for number, _ in here:  # earlier axes of the mesh are the outer ones
-            part, parts = part * mesh.size(number) + place[number], parts * mesh.size(number)
         block = size // outer
-        entries = max(uneven for _, uneven in here) or parts
-        lengths = [len(piece) for piece in np.array_split(np.arange(entries), parts)]
-        owners = np.repeat(np.arange(parts), lengths)
-        kept &= owners[np.arange(size) % block // (block // entries)] == part
+        entries = max(uneven for _, uneven in here) or prod(mesh.size(number) for number, _ in here)
+        own = np.arange(entries)
+        for number, _ in here:  # earlier axes of the mesh are the outer ones
+            own = np.array_split(own, mesh.size(number))[place[number]]
+        kept &= np.isin(np.arange(size) % block // (block // entries), own)
     return kept
 
 

@@ -18,7 +18,7 @@ from partc.passes.rules.sharding_rules import rule_of
 from partc.passes.windows.read_windows import gradient_of, windows_of
 from partc.runtime.plan.boxes import local_shape
 from tests.builders.plans.compiled_steps import Compiled
-from tests.checks.work_of_parts import most_flops
+from tests.checks.work_of_parts import entries_of, most_flops
 
 Pieces = Mapping[str, Mapping[int, np.ndarray]]  # value -> rank -> what it has of it
 
@@ -57,13 +57,16 @@ def _limit(compiled: Compiled, node: gs.Node, config: OpConfig, copy: gs.Node) -
         for dimension, along in config.split.items()
     }
     samples = parts.pop("batch", 1)
-    limit = most_flops(rule, parts)
     if analysis.per_replica or node.name not in _of_samples(compiled):
-        return limit
+        return most_flops(rule, parts)
     fed = analysis.training.data_inputs.values()
     (size,) = {entry.shape[entry.sample_axis] for entry in fed if entry.sample_axis is not None}
     assert isinstance(size, int)
-    return limit * Fraction(-(-size // samples), size)
+    for dimension in [
+        d for d in parts if entries_of(rule, d) == size
+    ]:  # parts of parts, if it is the samples'
+        samples *= parts.pop(dimension)
+    return most_flops(rule, parts) * Fraction(-(-size // samples), size)
 
 
 def _of_samples(compiled: Compiled) -> set[str]:

@@ -323,11 +323,14 @@ def _combine(
     placement = layout.along(axis)
     if isinstance(placement, Split):
         blocks = placement.outer
-        for other, split in layout.splits():
-            if other < axis and split.axis == placement.axis and split.outer < placement.outer:
-                entries = split.uneven or mesh.size(other)
-                own = np.array_split(np.arange(entries), mesh.size(other))[place[other]]
-                blocks = blocks // entries * len(own)
+        splits = [(other, split) for other, split in layout.splits() if split.axis == placement.axis]
+        for outer in {split.outer for _, split in splits if split.outer < placement.outer}:
+            here = [(other, split.uneven) for other, split in splits if split.outer == outer]
+            entries = max(uneven for _, uneven in here) or prod(mesh.size(other) for other, _ in here)
+            own = np.arange(entries)
+            for other in (other for other, _ in here if other < axis):
+                own = np.array_split(own, mesh.size(other))[place[other]]
+            blocks = blocks // entries * len(own)
         return [_join(group, Split(placement.axis, blocks))]
     if isinstance(placement, Widened):
         return _narrow(group, placement)

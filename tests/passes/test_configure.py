@@ -63,7 +63,7 @@ def product(training: Compiled) -> str:
         ({"variables": {"W": {"tensor": AxisSplit(2)}}}, "axis 2 of a variable", "variables: W: tensor"),
         ({"variables": {"W": {"tensor": AxisSplit(1, 4)}}}, "axis 1 behind 4", "variables: W: tensor"),
         (
-            {"variables": {"b": {"data": AxisSplit(0), "tensor": AxisSplit(0)}}},
+            {"variables": {"b": {"data": AxisSplit(0, 2), "tensor": AxisSplit(0, 2)}}},
             "cannot be cut so: more parts than entries",
             "variables: b",
         ),

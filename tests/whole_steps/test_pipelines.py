@@ -213,7 +213,7 @@ def file(**fields: object) -> Strategy:
             "recompute_bytes",
         ),
         (file(stages=2, mesh={}), BadStrategy, "there is no mesh", "mesh"),
-        ("pipeline=2,microbatches=3", UnsupportedModel, "does not divide into 3 micro-batches", "input"),
+        ("pipeline=2,microbatches=9", UnsupportedModel, "8 does not divide into 9 micro-batches", "input"),
         ("pipeline=200,data=1", BadUsage, "does not make a grid of 2 workers", "--strategy"),
     ],
 )

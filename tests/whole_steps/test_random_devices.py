@@ -9,21 +9,24 @@ from partc.passes.rules.sharding_rules import rule_of
 from tests.builders.graphs.random_steps import random_step
 from tests.builders.plans.compiled_steps import Compiled, compile_step, random_batches, verified
 from tests.builders.plans.random_meshes import random_devices
+from tests.checks.oracle import Oracle
 from tests.checks.work_of_parts import most_flops
 
 BATCHES = ("global", "per-replica")
 
 
-def check(seed: int, folder: Path) -> None:
+def check(seed: int, folder: Path, samples: int = 8, are_equal: bool = True) -> None:
     batch = BATCHES[seed % 2]
-    training = import_training_graph(random_step(seed))
+    training = import_training_graph(random_step(seed, samples=samples))
+    oracle = Oracle(training)
     sizes = [e.shape[e.sample_axis] for e in training.data_inputs.values() if e.sample_axis is not None]
-    samples = sizes[0] if sizes else 1
-    assert isinstance(samples, int)
-    cluster, strategy = random_devices(training, batch, samples, seed)
+    assert sizes == [samples] * len(sizes)
+    cluster, strategy = random_devices(training, batch, samples, seed, are_equal)
 
     compiled = compile_step(training, folder / "out", cluster, strategy, batch)
-    report = verified(compiled, random_batches(compiled.plan, 2, seed))
+    batches = random_batches(compiled.plan, 2, seed)
+    assert oracle.first_wrong(compiled, batches[0]) is None
+    report = verified(compiled, batches)
     check_work(compiled)
 
     assert {check.verdict for check in report.variables} == {"equal"}, report.summary()
@@ -51,3 +54,19 @@ def check_work(compiled: Compiled) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_a_random_choice_of_devices_trains_as_on_one_device(seed: int, tmp_path: Path) -> None:
     check(seed, tmp_path)
+
+
+def check_uneven(seed: int, folder: Path) -> None:
+    """Draw micro-batches of which earlier ones have one sample more."""
+    check(seed, folder, (7, 10, 6)[seed // 2 % 3], are_equal=False)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_devices_of_micro_batches_of_any_sizes_train_as_one(seed: int, tmp_path: Path) -> None:
+    check_uneven(seed, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(12, 400))
+def test_many_devices_of_micro_batches_of_any_sizes_train_as_one(seed: int, tmp_path: Path) -> None:
+    check_uneven(seed, tmp_path)

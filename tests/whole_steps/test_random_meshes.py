@@ -21,11 +21,11 @@ BATCHES = ("global", "per-replica")
 UNEVEN = (5, 7, 6, 9)  # sizes that meshes do not divide
 
 
-def check(seed: int, folder: Path, samples: int = 8, width: int = 4) -> None:
+def check(seed: int, folder: Path, samples: int = 8, width: int = 4, nests: bool = False) -> None:
     batch = BATCHES[seed % 2]
     training = import_training_graph(random_step(seed, samples=samples, width=width))
     oracle = Oracle(training)
-    cluster, strategy = random_mesh_strategy(training, batch, seed)
+    cluster, strategy = random_mesh_strategy(training, batch, seed, nests)
 
     compiled = compile_step(training, folder / "out", cluster, strategy, batch)
     batches = random_batches(compiled.plan, 2, seed)
@@ -65,20 +65,21 @@ def check_work(compiled: Compiled) -> None:
     lowered, facts = compiled.compilation.lowered, compiled.compilation.analysis.facts
     nodes = {node.name: node for node in compiled.compilation.training.graph.nodes}
     for config in compiled.compilation.strategy.ops:
-        parts = {d: parts_of(compiled, [axis]) for d, axis in config.split.items() if d != "batch"}
+        split = {d: str(axes).split("*") for d, axes in (config.split or {}).items()}
+        parts = {d: parts_of(compiled, axes) for d, axes in split.items() if d != "batch"}
         if all(facts.fixed_value(tensor.name) is not None for tensor in nodes[config.op].outputs):
             continue  # it is computed when compiled
         copies = [copy for copy, original in lowered.original.items() if original == config.op]
         rule = rule_of(nodes[config.op], facts)
         if copies and parts and rule is not None:
             assert min(lowered.flops[copy] for copy in copies) <= most_flops(rule, parts)
-        for dimension, axis in config.split.items():
+        for dimension, axis in ((d, axis) for d, axes in split.items() for axis in axes):
             if dimension.startswith("out:") and parts_of(compiled, [axis]) > 1:
                 place, _, outer = dimension.removeprefix("out:").partition("/")
                 layout = lowered.native[nodes[config.op].outputs[0].name]
-                split = layout.along(number_of(compiled, axis))
-                assert isinstance(split, Split)
-                assert (split.axis, split.outer) == (int(place), int(outer or 1))
+                found = layout.along(number_of(compiled, axis))
+                assert isinstance(found, Split)
+                assert (found.axis, found.outer) == (int(place), int(outer or 1))
 
 
 def parts_of(compiled: Compiled, axes: Iterable[str | int]) -> int:
@@ -116,3 +117,20 @@ def test_a_random_uneven_split_trains_as_on_one_device(seed: int, tmp_path: Path
 @pytest.mark.parametrize("seed", range(20, 1020))
 def test_many_random_uneven_splits_train_as_on_one_device(seed: int, tmp_path: Path) -> None:
     check_uneven(seed, tmp_path)
+
+
+def check_nested(seed: int, folder: Path) -> None:
+    """Let axes of the mesh split one dimension together, of sizes that none or only some of them divide."""
+    samples = 7 if BATCHES[seed % 2] == "global" and seed % 3 else 8
+    check(seed, folder, samples, (*UNEVEN, 10)[seed // 2 % 5], nests=True)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_axes_that_split_one_dimension_train_as_on_one_device(seed: int, tmp_path: Path) -> None:
+    check_nested(seed, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(20, 1020))
+def test_many_axes_that_split_one_dimension_train_as_on_one_device(seed: int, tmp_path: Path) -> None:
+    check_nested(seed, tmp_path)

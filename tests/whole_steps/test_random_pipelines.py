@@ -8,24 +8,27 @@ from partc.compiler.importing.import_training import import_training_graph
 from tests.builders.graphs.random_steps import random_step
 from tests.builders.plans.compiled_steps import compile_step, random_batches, verified
 from tests.builders.plans.random_meshes import random_pipeline
+from tests.checks.oracle import Oracle
 
 BATCHES = ("global", "per-replica")
 
 
-def check(seed: int, folder: Path) -> None:
+def check(seed: int, folder: Path, samples: int = 8, width: int = 4, are_equal: bool = True) -> None:
     batch = BATCHES[seed % 2]
-    training = import_training_graph(random_step(seed))
+    training = import_training_graph(random_step(seed, samples=samples, width=width))
+    oracle = Oracle(training)
     sizes = [
         entry.shape[entry.sample_axis]
         for entry in training.data_inputs.values()
         if entry.sample_axis is not None
     ]
-    samples = sizes[0]
-    assert isinstance(samples, int)
-    cluster, strategy = random_pipeline(training, batch, samples, seed)
+    assert sizes[0] == samples
+    cluster, strategy = random_pipeline(training, batch, samples, seed, are_equal)
 
     compiled = compile_step(training, folder / "out", cluster, strategy, batch)
-    report = verified(compiled, random_batches(compiled.plan, 2, seed))
+    batches = random_batches(compiled.plan, 2, seed)
+    assert oracle.first_wrong(compiled, batches[0]) is None
+    report = verified(compiled, batches)
 
     assert {check.verdict for check in report.variables} == {"equal"}, report.summary()
     assert not report.disagreeing
@@ -40,3 +43,19 @@ def test_a_random_pipeline_trains_as_on_one_device(seed: int, tmp_path: Path) ->
 @pytest.mark.parametrize("seed", range(12, 400))
 def test_any_pipeline_trains_as_on_one_device(seed: int, tmp_path: Path) -> None:
     check(seed, tmp_path)
+
+
+def check_uneven(seed: int, folder: Path) -> None:
+    """Draw micro-batches of which earlier ones have one sample more."""
+    check(seed, folder, (7, 10, 6)[seed // 2 % 3], (4, 5)[seed // 6 % 2], are_equal=False)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_micro_batches_of_any_sizes_train_as_on_one_device(seed: int, tmp_path: Path) -> None:
+    check_uneven(seed, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(20, 600))
+def test_many_micro_batches_of_any_sizes_train_as_on_one_device(seed: int, tmp_path: Path) -> None:
+    check_uneven(seed, tmp_path)

@@ -28,14 +28,14 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     open_in_float64(monkeypatch)
 
 
-def check(model: str, seed: int, folder: Path) -> None:
+def check(model: str, seed: int, folder: Path, are_equal: bool = True) -> None:
     batch = BATCHES[seed % 2]
     training = import_training_graph(onnx.ModelProto.FromString(soap_model(model)))
     oracle = Oracle(training)
     sizes = [e.shape[e.sample_axis] for e in training.data_inputs.values() if e.sample_axis is not None]
     samples = sizes[0]
     assert isinstance(samples, int)
-    cluster, strategy = random_soap(training, batch, samples, seed)
+    cluster, strategy = random_soap(training, batch, samples, seed, are_equal)
 
     compiled = compile_step(training, folder / "out", cluster, strategy, batch)
     batches = random_batches(compiled.plan, 2, seed, high=CLASSES.get(model))
@@ -70,3 +70,18 @@ def test_any_degrees_on_any_devices_train_as_one(model: str, seed: int, tmp_path
 @pytest.mark.parametrize(("model", "seed"), [drawn for drawn in ALL if drawn not in SAMPLED])
 def test_many_degrees_on_any_devices_train_as_one(model: str, seed: int, tmp_path: Path) -> None:
     check(model, seed, tmp_path)
+
+
+UNEVEN = [(model, seed) for model in MODELS for seed in range(60)]
+UNEVEN_SAMPLED = [(model, seed) for model, seed in UNEVEN if seed < (4 if model == "mlp" else 1)]
+
+
+@pytest.mark.parametrize(("model", "seed"), UNEVEN_SAMPLED)
+def test_parts_of_parts_of_any_sizes_train_as_one(model: str, seed: int, tmp_path: Path) -> None:
+    check(model, seed, tmp_path, are_equal=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("model", "seed"), [drawn for drawn in UNEVEN if drawn not in UNEVEN_SAMPLED])
+def test_many_parts_of_parts_of_any_sizes_train_as_one(model: str, seed: int, tmp_path: Path) -> None:
+    check(model, seed, tmp_path, are_equal=False)

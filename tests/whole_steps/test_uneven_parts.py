@@ -23,6 +23,19 @@ from tests.builders.plans.compiled_steps import (
 )
 from tests.checks.oracle import Oracle
 
+# Rows of four entries made one axis, of which some are read by place.
+PICKED = """
+step (double[10,4] x, double[4,3] W) => (double loss, double[4,3] W_next)
+<int64[1] flat = {-1}, int64[3] places = {2, 13, 39}> {
+    t = Tanh (x)
+    entries = Reshape (t, flat)
+    picked = Gather (entries, places)
+    loss = ReduceSum <keepdims = 0> (picked)
+    part = Mul (W, picked)
+    W_next = Sub (W, part)
+}
+"""
+
 LM = {"vocab": 23, "embedding": 7, "cells": 5, "projection": 6, "steps": 3, "samples": 9, "dtype": "float64"}
 
 # A mean over samples that no gradient rule divides: what each rank has counts by its samples.
@@ -88,6 +101,13 @@ def test_means_over_samples_weigh_true_counts(tmp_path: Path) -> None:
     assert [out.name for out in plan.outputs] == ["loss"]
 
 
+def test_entries_are_read_where_parts_of_whole_rows_have_them(tmp_path: Path) -> None:
+    training = import_text(PICKED, sample_axes={"x": 0})
+    tanh = next(node.name for node in training.graph.nodes if node.op == "Tanh")
+
+    check(training, "2x2", meshed({}, OpConfig(tanh, {"out:0": "tensor"})), "global", tmp_path)
+
+
 def test_a_vocabulary_of_which_earlier_ranks_have_one_row_more(tmp_path: Path) -> None:
     training = step("lm", 8)
     table = max(training.gradients, key=lambda name: training.variables[name].shape[0])
@@ -117,6 +137,63 @@ def test_fsdp_keeps_parts_of_what_does_not_divide(tmp_path: Path) -> None:
     assert [shapes[weight, rank.rank] for rank in plan.ranks] == [(2, 7), (2, 7), (1, 7), (1, 7)]
 
 
+def test_axes_that_cut_one_dimension_divide_what_those_before_left(tmp_path: Path) -> None:
+    training = step("mlp", 10)
+    weight = next(name for name in training.gradients if training.variables[name].shape == (6, 7))
+    first = next(n.name for n in training.graph.nodes if weight in {tensor.name for tensor in n.inputs})
+    both = {"data": AxisSplit(1), "tensor": AxisSplit(1)}
+    strategy = meshed({weight: both}, OpConfig(first, {"out:1": "data*tensor"}), data=2)
+
+    plan = check(training, "2x2", strategy, "global", tmp_path)
+
+    assert columns_of(plan, weight) == [(0, 2), (2, 4), (4, 6), (6, 7)]
+
+
+def test_axes_of_which_only_all_together_make_parts_that_differ(tmp_path: Path) -> None:
+    training = step("mlp", 10)
+    weight = next(name for name in training.gradients if training.variables[name].shape == (6, 7))
+    last = next(name for name in training.gradients if training.variables[name].shape == (7, 5))
+    variables = {
+        weight: {"data": AxisSplit(0), "tensor": AxisSplit(0)},
+        last: {"data": AxisSplit(0), "tensor": AxisSplit(1)},
+    }
+
+    plan = check(training, "2x2", meshed(variables, data=2), "global", tmp_path)
+
+    rows = [
+        held.box.ranges[0][0]
+        for rank in plan.ranks
+        for held in rank.held
+        if held.variable == weight and held.box
+    ]
+    assert rows == [(0, 2), (2, 3), (3, 5), (5, 6)]
+
+
+def columns_of(plan: Plan, variable: str) -> list[tuple[int, int]]:
+    held = [held.box for rank in plan.ranks for held in rank.held if held.variable == variable]
+    return [box.ranges[1][0] for box in held if box is not None]
+
+
+@pytest.mark.parametrize(
+    ("name", "samples", "strategy", "batch"),
+    [
+        ("mlp", 7, "data=1,tensor=4,microbatches=2", "global"),
+        ("mlp", 7, "data=1,tensor=4,microbatches=4", "per-replica"),
+        ("lm", 10, "data=2,tensor=2,microbatches=4", "global"),
+        ("mlp", 7, "fsdp=2,tensor=2,microbatches=3", "global"),
+        ("lm", 7, "pipeline=2,data=2,microbatches=3", "global"),
+        ("lm", 5, "pipeline=2,fsdp=2,microbatches=3", "per-replica"),
+        ("mlp", 6, "pipeline=4,data=1,microbatches=5", "global"),
+    ],
+)
+def test_micro_batches_of_which_earlier_ones_have_one_sample_more(
+    name: str, samples: int, strategy: str, batch: str, tmp_path: Path
+) -> None:
+    plan = check(step(name, samples), "2x2", strategy, batch, tmp_path)
+
+    assert samples % (plan.microbatches * (plan.replicas if batch == "global" else 1))
+
+
 def meshed(variables: dict[str, dict[str, AxisSplit]], *ops: OpConfig, data: int = 1) -> Strategy:
     mesh = {"data": data, "tensor": 4 // data}
     return Strategy(MESH_STRATEGY_FORMAT, "global", {}, mesh=mesh, variables=variables, ops=ops)
@@ -141,3 +218,32 @@ def test_more_replicas_than_samples_are_refused(tmp_path: Path) -> None:
     training = step("mlp", 3)
     with pytest.raises(UnsupportedModel, match=r"(?s)a batch of 3 does not divide among 4.*at:.*fix: "):
         compile_step(training, tmp_path / "out", "2x2", "data=4", "global")
+
+
+def test_more_parts_of_parts_than_rows_are_refused(tmp_path: Path) -> None:
+    training = import_text(MEANS, sample_axes={"x": 0})
+    strategy = meshed({"m": {"data": AxisSplit(0), "tensor": AxisSplit(0)}}, data=2)
+    with pytest.raises(BadStrategy, match=r"(?s)more parts than entries.*at:.*variables: m.*fix: "):
+        compile_step(training, tmp_path / "out", "2x2", strategy, "global")
+
+
+def test_more_parts_of_parts_than_an_op_has_entries_are_refused(tmp_path: Path) -> None:
+    training = import_text(MEANS, sample_axes={"x": 0})
+    product_of = next(node.name for node in training.graph.nodes if node.op == "MatMul")
+    strategy = meshed({}, OpConfig(product_of, {"out:1": "data*tensor"}), data=2)
+    with pytest.raises(BadStrategy, match=r"(?s)cannot split out:1 into 4 parts.*fix: "):
+        compile_step(training, tmp_path / "out", "2x2", strategy, "global")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "batch", "what"),
+    [
+        ("data=4,microbatches=2", "global", "a replica's batch of 1 does not divide into 2"),
+        ("data=4,microbatches=8", "per-replica", "a replica's batch of 7 does not divide into 8"),
+    ],
+)
+def test_more_micro_batches_than_samples_are_refused(
+    strategy: str, batch: str, what: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedModel, match=f"(?s){what} micro-batches.*at:.*input.*fix: .*at least"):
+        compile_step(step("mlp", 7), tmp_path / "out", "2x2", strategy, batch)

@@ -33,17 +33,26 @@ MESHES: tuple[tuple[str, dict[str, int]], ...] = (
 )
 
 
-def random_mesh_strategy(training: TrainingGraph, batch: str, seed: int) -> tuple[str, Strategy]:
-    """Return a cluster, and a strategy for it that splits what may be split at random."""
+NESTED = tuple((cluster, sizes) for cluster, sizes in MESHES if sum(size > 1 for size in sizes.values()) > 1)
+
+
+def random_mesh_strategy(
+    training: TrainingGraph, batch: str, seed: int, nests: bool = False
+) -> tuple[str, Strategy]:
+    """Return a cluster, and a strategy for it that splits what may be split at random.
+
+    `nests`: mesh axes often split one dimension together.
+    """
     rng = np.random.default_rng(seed)
-    cluster, sizes = MESHES[int(rng.integers(len(MESHES)))]
+    meshes = NESTED if nests else MESHES
+    cluster, sizes = meshes[int(rng.integers(len(meshes)))]
     mesh = Mesh("worker", tuple(sizes.items()))
-    variables = {name: random_home(mesh, v.shape, rng) for name, v in training.variables.items()}
+    variables = {name: random_home(mesh, v.shape, rng, nests) for name, v in training.variables.items()}
     facts = infer_facts(training, {}, sizes["data"])
     zeros = find_zeros(training.graph, facts)
     asked = rng.random() < 0.7
     ops = [
-        OpConfig(node.name, random_split(node, facts, zeros, sizes, batch, rng))
+        OpConfig(node.name, random_split(node, facts, zeros, sizes, batch, rng, nests))
         for node in training.graph.nodes
         if asked and rng.random() < 0.6
     ]
@@ -52,14 +61,20 @@ def random_mesh_strategy(training: TrainingGraph, batch: str, seed: int) -> tupl
     return cluster, strategy
 
 
-def random_home(mesh: Mesh, shape: tuple[int, ...], rng: np.random.Generator) -> dict[str, AxisSplit]:
+def random_home(
+    mesh: Mesh, shape: tuple[int, ...], rng: np.random.Generator, nests: bool = False
+) -> dict[str, AxisSplit]:
     home, splits = Layout("worker"), {}
     for axis, (name, _) in enumerate(mesh.axes):
         place = Split(int(rng.integers(len(shape) + 1)), int(rng.integers(1, 3)))
-        if place.axis < len(shape):
-            place = mesh.cut(axis, place.axis, place.outer, shape[place.axis] // place.outer)
-        if place.axis < len(shape) and mesh.divides(home.with_along(axis, place), shape):
-            home, splits[name] = home.with_along(axis, place), AxisSplit(place.axis, place.outer)
+        if nests and splits and rng.random() < 0.5:
+            before = next(iter(splits.values()))
+            place = Split(before.axis, before.outer)
+        if place.axis >= len(shape) or shape[place.axis] % place.outer:
+            continue
+        tried = home.with_along(axis, place)
+        if mesh.divides(mesh.nest_splits(tried, shape), shape):
+            home, splits[name] = tried, AxisSplit(place.axis, place.outer)
     return splits
 
 
@@ -70,20 +85,25 @@ def random_split(
     sizes: dict[str, int],
     batch: str,
     rng: np.random.Generator,
+    nests: bool = False,
 ) -> dict[str, int | str]:
+    """Return what an op splits along which axis, or along which axes together where `nests`."""
     split: dict[str, int | str] = {}
     mesh, asked = Mesh("worker", tuple(sizes.items())), [whole_axis(node) for _ in sizes]
     for number, (axis, size) in enumerate(sizes.items()):
         if axis == "data" and batch == "per-replica":
             split["batch"] = axis
             continue
-        free = {d: how for d, how in dimensions_of(node, facts, zeros, size).items() if d not in split}
+        found = dimensions_of(node, facts, zeros, size)
+        free = [d for d in found if d not in split or (nests and d != "batch")]
         if not free or rng.random() > 0.8:
             continue
-        dimension = str(rng.choice(list(free)))
-        tried = [*asked[:number], free[dimension], *asked[number + 1 :]]
-        if divides(mesh, node, decide_axes("worker", tried), facts):
-            split[dimension], asked = axis, tried
+        shared = [d for d in free if d in split]
+        dimension = str(rng.choice(shared if shared and rng.random() < 0.7 else free))
+        tried = [*asked[:number], found[dimension], *asked[number + 1 :]]
+        if divides(mesh, node, decide_axes(mesh, tried), facts):
+            split[dimension] = f"{split[dimension]}*{axis}" if dimension in split else axis
+            asked = tried
     return split
 
 
@@ -137,17 +157,21 @@ def random_shares(training: TrainingGraph, batch: str, samples: int, seed: int) 
 CLUSTERS = {"1x2": 2, "1x3": 3, "2x2": 4, "2x4": 8}  # workers
 
 
-def random_devices(training: TrainingGraph, batch: str, samples: int, seed: int) -> tuple[str, Strategy]:
+def random_devices(
+    training: TrainingGraph, batch: str, samples: int, seed: int, are_equal: bool = True
+) -> tuple[str, Strategy]:
     """Return a cluster, and a strategy for it whose ops have any devices of their own, and any splits.
 
-    Some strategies have a grid of all workers besides, some micro-batches.
+    Some strategies have a grid of all workers besides, some micro-batches, or all where these need not be
+    equal.
     """
     rng = np.random.default_rng(seed)
     cluster = str(rng.choice(list(CLUSTERS)))
     names = [rank.device for rank in ranks_of(cluster_of(cluster)) if rank.replica is not None]
     replicas = int(rng.choice([n for n in (1, 2, 4) if len(names) % n == 0]))
     own = samples if batch == "per-replica" else samples // replicas
-    microbatches = int(rng.choice([count for count in (1, 1, 2, 4) if own % count == 0]))
+    counts = [n for n in (1, 1, 2, 4) if own % n == 0] if are_equal else [n for n in (2, 3, 4) if n <= own]
+    microbatches = int(rng.choice(counts or [1]))
     grid = {"data": replicas, "tensor": len(names) // replicas} if rng.random() < 0.4 else {}
     are_bound = batch == "per-replica" or microbatches > 1
     facts = infer_facts(training, {}, replicas)
@@ -156,8 +180,9 @@ def random_devices(training: TrainingGraph, batch: str, samples: int, seed: int)
     share = rng.choice([0.2, 0.6])
     for node in training.graph.nodes:
         if node.name in main and rng.random() < share:
-            samples = replicas if are_bound else int(rng.choice([1, replicas]))
-            ops.append(_on_devices(node, facts, zeros, names, samples, rng))
+            shares = replicas if are_bound else int(rng.choice([1, replicas]))
+            most = len(names) // shares if are_equal else min(len(names), samples) // shares
+            ops.append(_on_devices(node, facts, zeros, names, shares, most, rng))
     if not ops:
         first = next(node for node in training.graph.nodes if node.name in main)
         ops.append(OpConfig(first.name, {"batch": replicas}, devices=tuple(names[:replicas])))
@@ -178,17 +203,21 @@ def _on_devices(
     zeros: frozenset[str],
     names: list[str],
     samples: int,
+    most: int,
     rng: np.random.Generator,
 ) -> OpConfig:
-    """Return an op on devices drawn in any order, split as its rule allows."""
+    """Return an op on devices drawn in any order, split as its rule allows.
+
+    `samples`: into how many parts these are split, another dimension into `most` at most.
+    """
     split: dict[str, int | str] = {"batch": samples}
-    parts = int(rng.choice([n for n in (1, 2, 3, 4) if n * samples <= len(names)]))
+    parts = int(rng.choice([n for n in (1, 2, 3, 4) if n <= most]))
     found = dimensions_of(node, facts, zeros, parts)
     meshes = Mesh("worker", (("data", samples), ("axis1", parts)))
     fitting = [
         dimension
         for dimension, how in found.items()
-        if divides(meshes, node, decide_axes("worker", [whole_axis(node), how]), facts)
+        if divides(meshes, node, decide_axes(meshes, [whole_axis(node), how]), facts)
     ]
     if parts > 1 and fitting:
         split[str(rng.choice(fitting))] = parts
@@ -210,12 +239,19 @@ PIPELINES: tuple[tuple[str, dict[str, int], int], ...] = (  # cluster, mesh of e
 )
 
 
-def random_pipeline(training: TrainingGraph, batch: str, samples: int, seed: int) -> tuple[str, Strategy]:
-    """Return a cluster, and a strategy for it of any stages, of any nodes there, and of any micro-batches."""
+def random_pipeline(
+    training: TrainingGraph, batch: str, samples: int, seed: int, are_equal: bool = True
+) -> tuple[str, Strategy]:
+    """Return a cluster, and a strategy for it of any stages, of any nodes there, and of any micro-batches.
+
+    `are_equal`: micro-batches have equally many samples; else more than one, of which earlier ones may have
+    one more.
+    """
     rng = np.random.default_rng(seed)
     cluster, sizes, stages = PIPELINES[int(rng.integers(len(PIPELINES)))]
     own = samples if batch == "per-replica" else samples // sizes["data"]
-    microbatches = int(rng.choice([count for count in range(1, own + 1) if own % count == 0]))
+    counts = [count for count in range(1, own + 1) if (own % count == 0 if are_equal else count > 1)]
+    microbatches = int(rng.choice(counts))
     mesh = Mesh("worker", tuple(sizes.items()))
     variables = {name: random_home(mesh, v.shape, rng) for name, v in training.variables.items()}
     main = find_roles(training).main

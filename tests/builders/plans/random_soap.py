@@ -28,8 +28,14 @@ CLUSTERS = {"1x2": 0.3, "1x3": 0.25, "2x2": 0.25, "2x4": 0.2}  # 2, 3, 4 and 8 w
 SPLIT, WHOLE = 0.6, 0.2  # of groups on a grid: whose dimensions are drawn; of which nothing is said
 
 
-def random_soap(training: TrainingGraph, batch: str, samples: int, seed: int) -> tuple[str, Strategy]:
-    """Return a cluster, and a strategy for it. `samples`: of the graph's batch."""
+def random_soap(
+    training: TrainingGraph, batch: str, samples: int, seed: int, are_equal: bool = True
+) -> tuple[str, Strategy]:
+    """Return a cluster, and a strategy for it. `samples`: of the graph's batch.
+
+    `are_equal`: micro-batches are, and mesh axes that cut one dimension together make equal parts of it; else
+    there are micro-batches more often than not, and axes that do not.
+    """
     rng = np.random.default_rng(seed)
     cluster = str(rng.choice(list(CLUSTERS), p=list(CLUSTERS.values())))
     devices = [rank.device for rank in ranks_of(cluster_of(cluster)) if rank.replica is not None]
@@ -39,6 +45,8 @@ def random_soap(training: TrainingGraph, batch: str, samples: int, seed: int) ->
     own = samples if batch == "per-replica" else samples // replicas
     divides_equally = batch == "per-replica" or samples % replicas == 0
     counts = [n for n in (1, 1, 1, 2, 4) if own % n == 0 and (divides_equally or n == 1)]
+    if not are_equal:
+        counts = [n for n in (1, 2, 3, 4, 5) if n <= own]
     microbatches = int(rng.choice(counts))
     facts = infer_facts(training, {}, replicas)
     draw = _Draw(
@@ -52,6 +60,8 @@ def random_soap(training: TrainingGraph, batch: str, samples: int, seed: int) ->
         grid,
         stages,
         [[str(name) for name in rng.permutation(devices)] for _ in range(int(rng.integers(1, 4)))],
+        microbatches,
+        are_equal,
     )
     nodes = {node.name: node for node in training.graph.nodes}
     groups = [nodes[group.node] for group in find_groups(training, facts, find_roles(training).main)]
@@ -123,6 +133,8 @@ class _Draw:
     grid: dict[str, int]
     stages: int
     orders: list[list[str]]  # of devices; operators take the first so many of one
+    microbatches: int
+    are_equal: bool
 
     def on_grid(self, node: gs.Node, is_alone: bool) -> OpConfig:
         """Draw a stage, and what the axes of the grid divide.
@@ -135,21 +147,33 @@ class _Draw:
         if rng.random() > SPLIT and stage is not None:
             return OpConfig(node.name, stage=stage)
         batch = "per-replica" if self.is_bound else self.batch
-        split = random_split(node, self.facts, self.zeros, self.grid, batch, rng)
+        split = random_split(node, self.facts, self.zeros, self.grid, batch, rng, nests=not self.are_equal)
         kept = {
             dimension: along
             for dimension, along in split.items()
-            if not self.clashes(dimension, self.replicas)
+            if not self.clashes(dimension, self.replicas, self.grid_parts(dimension, str(along)))
         }
         return OpConfig(node.name, kept, stage=stage)
 
     def clashes(self, dimension: str, parts: int, size: int = 1) -> bool:
         """Tell whether a dimension may be one that cannot be cut where samples are, in so many parts.
 
-        An inner factor of axis 0, or the axis itself where samples are cut unevenly.
+        An inner factor of axis 0, or the axis itself where samples are cut unevenly, or there are too few.
         """
         place, _, outer = dimension.partition("/")
-        return place in ("out:0", "in:0:0") and bool(outer or self.samples % (parts * size))
+        if place not in ("out:0", "in:0:0"):
+            return False
+        if self.are_equal:
+            return bool(outer or self.samples % (parts * size))
+        return bool(outer) or self.samples < parts * size * self.microbatches
+
+    def grid_parts(self, dimension: str, along: str) -> int:
+        """Return into how many parts axes of the grid cut a dimension, where that is asked."""
+        return (
+            1
+            if self.are_equal or dimension == "batch"
+            else prod(map(self.grid.__getitem__, along.split("*")))
+        )
 
     def on_devices(self, node: gs.Node) -> OpConfig:
         """Draw devices, and degrees that multiply to as many: of samples, and of two dimensions besides."""
@@ -170,7 +194,7 @@ class _Draw:
                 for dimension, how in found.items()
                 if dimension not in split
                 and not self.clashes(dimension, parts, size)
-                and divides(mesh, node, decide_axes("worker", [*decisions, how]), self.facts)
+                and divides(mesh, node, decide_axes(mesh, [*decisions, how]), self.facts)
             ]
             if fitting:
                 space = [d for d in fitting if node.op == "Conv" and d[:5] in ("out:2", "out:3")]

@@ -157,12 +157,14 @@ def test_run_trains_and_saves_twice_and_verify_leaves_that_alone(folder: Path, t
 
     shown = done("run", out, "--data", "synthetic", "--steps", "3")
 
-    assert re.search(rf"^3 steps, [\d.]+ steps/s -> {out}/trained.safetensors$", shown, re.MULTILINE)
+    done_line = rf"^3 steps, [\d.]+ steps/s, [\d,]+ samples/s -> {out}/trained.safetensors$"
+    assert re.search(done_line, shown, re.MULTILINE)
+    assert re.search(r"^a step: \d.* predicted \d.*s$", shown, re.MULTILINE)
     assert shown.splitlines()[-1] == f"forward model with the trained variables -> {out}/trained.onnx"
     trained = load_file(out / "trained.safetensors")
     assert trained["layer0.weight"].shape == (6, 8)
     after = hashes_of(out)
-    assert after.keys() - before.keys() == {"trained.safetensors", "trained.onnx", "run.log"}
+    assert after.keys() - before.keys() == {"trained.safetensors", "trained.onnx", "run.log", "metrics.jsonl"}
     assert before.items() <= after.items()
 
     shown = done("verify", out, "--steps", "2", "--seed", "7")

@@ -78,9 +78,9 @@ def test_a_wrong_command_is_refused(folder: Path, command: str, what: str, fix: 
 @pytest.mark.parametrize(
     ("data", "what", "fix"),
     [
-        ("nope", "'nope' is of no known form", "FILE.npz, synthetic or MODULE:FUNC"),
+        ("nope", "'nope' is of no known form", "synthetic or MODULE:FUNC"),
         ("nowhere.npz", "no such file", "numpy.savez"),
-        ("folder", "'folder' is of no known form", "FILE.npz"),
+        ("folder", "a folder without data", ".npz, .npy or .parquet"),
         ("text.npz", "not an .npz file", "numpy.savez"),
         ("nomodule:f", "No module named 'nomodule'", "a function without arguments"),
         ("os:nofunction", "no attribute 'nofunction'", "a function without arguments"),

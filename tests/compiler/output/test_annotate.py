@@ -128,3 +128,18 @@ def test_two_mesh_axes_on_one_axis_lie_within_each_other() -> None:
 
     assert shards(spec) == [(0, [(8, 4)])]
     assert list(spec.device) == [0, 1, 2, 3]
+
+
+def test_parts_that_differ_are_shards_of_their_factor() -> None:
+    text = "graph (float[30,7] x) => (float[30,7] y, float[30,7] z) { y = Relu (x) z = Abs (x) }"
+    layouts = {
+        "y": Layout("worker", Split(0), Split(0, 1, 10)),  # ten rows of three entries: 3, 2, 3 and 2
+        "z": Layout("worker", Replicate(), Split(1, 1, 7)),
+    }
+    meshes = Meshes((Mesh("worker", (("data", 2), ("tensor", 2))),))
+
+    specs = specs_of(annotate(parse(text), layouts, {"y": (30, 7), "z": (30, 7)}, cluster_of("2x2"), meshes))
+
+    assert shards(specs["y"]) == [(0, [(10, 4), (3, 1)])]
+    assert list(specs["y"].device) == [0, 1, 2, 3]
+    assert shards(specs["z"]) == [(1, [(7, 2)])]

@@ -2,21 +2,26 @@
 
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
-from partc.compiler.api import compile_step, decide_step
+from partc.compiler.api import compile_step, decide_step, search
 from partc.compiler.compilation import Compilation
-from partc.compiler.options import Options
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import SGD
+from partc.compiler.options import Options, SearchOptions
 from partc.compiler.planning import decide_strategy
 from partc.compiler.planning.whole_steps import Priced, WholeSteps, names_for
 from partc.compiler.verification.verify import launch_in_process, verify
 from partc.cost.assignment.search_strategy import TIE
 from partc.cost.cluster.cluster import Cluster, encode_cluster
-from partc.cost.simulation.memory import memory_of
+from partc.cost.simulation.memory import DeviceMemory, memory_of
 from partc.runtime.errors import DoesNotFit, PartcError
+from tests.builders.graphs.foreign_steps import parse
 from tests.builders.graphs.random_steps import random_step
 from tests.builders.plans.compiled_steps import cluster_of, random_batches
 from tests.builders.plans.small_devices import small_devices
@@ -92,6 +97,46 @@ def test_where_replicas_do_not_fit_the_quickest_name_that_fits_is_taken(tmp_path
     assert all(auto.timeline.step_s <= tried.step_s for tried in auto.compared)
     with pytest.raises(DoesNotFit):
         compiled(wide_mlp(), cluster, tmp_path / "refused", "allreduce")
+
+
+@cache
+def deep_mlp() -> onnx.ModelProto:
+    """Return a step of one weight, read by eight layers, and of many samples."""
+    layers = "\n".join(
+        f"a{n} = MatMul ({f'h{n - 1}' if n else 'x'}, W)\n h{n} = Tanh (a{n})" for n in range(8)
+    )
+    forward = parse(f"forward (double[64,16] x) => (double[64,16] h7) {{ {layers} }}")
+    weight = np.random.default_rng(0).normal(size=(16, 16))
+    forward.graph.initializer.append(onnx.numpy_helper.from_array(weight, "W"))
+    return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=SGD(0.1))
+
+
+@pytest.mark.parametrize("hosts", ["1x1", "1x2"])
+def test_where_nothing_else_fits_the_batch_passes_in_parts(
+    hosts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def all_bytes(self: DeviceMemory) -> int:
+        return self.variables_bytes + self.buffers_bytes + self.values_bytes + self.activations_bytes
+
+    def needed_bytes(name: str) -> int:
+        plan = compiled(deep_mlp(), cluster_of(hosts), tmp_path / name, name, each).plan
+        return max(map(all_bytes, memory_of(plan, cluster_of(hosts))))
+
+    each = Options(batch="per-replica")
+    names = ("allreduce", "fsdp", "microbatches=2")
+    limit_bytes = needed_bytes("microbatches=4")
+    assert limit_bytes < min(map(needed_bytes, names))
+    monkeypatch.setattr(DeviceMemory, "certain_bytes", property(all_bytes))  # activations count as well
+
+    auto = compiled(deep_mlp(), small_devices(hosts, limit_bytes), tmp_path / "auto", "auto", each)
+
+    assert (names_of(auto), auto.strategy.microbatches) == (("microbatches=4",), 4)
+    batches = random_batches(auto.plan, 2, high=3)
+    assert verify(tmp_path / "auto", steps=2, data=batches, launcher=launch_in_process).passed
+    searched = replace(each, search=SearchOptions(budget_s=0.1))
+    found = search(deep_mlp(), small_devices(hosts, limit_bytes), searched)
+    assert found.data_parallel is None
+    assert found.best.strategy.microbatches >= 4
 
 
 @pytest.mark.parametrize(

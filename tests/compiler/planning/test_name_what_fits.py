@@ -12,6 +12,8 @@ import pytest
 from partc.compiler.api import compile
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import Adam
+from partc.compiler.planning.name_what_fits import names_by_need
+from partc.compiler.report.methods import meaning_of
 from partc.compiler.verification.verify import launch_in_process, verify
 from partc.cost.cluster.cluster import Cluster, encode_cluster
 from partc.cost.simulation.memory import memory_of
@@ -146,3 +148,8 @@ def test_a_pipeline_is_named_where_nothing_else_shares_the_variables_and_trains(
     folder = compile(odd_chain(), cluster, tmp_path / "out", strategy=name, batch="global")
     batches = random_batches(folder.plan, 2, high=3)
     assert verify(folder, steps=2, data=batches, launcher=launch_in_process).passed
+
+
+def test_the_report_has_words_for_every_name_that_may_be_taken() -> None:
+    for name in names_by_need(12):
+        assert meaning_of(name)

@@ -13,10 +13,11 @@ import pytest
 from partc.compiler.api import compile_step, search
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import Adam
+from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options, SearchMethod, SearchOptions
 from partc.compiler.planning import search_strategies
 from partc.compiler.planning.search_strategies import Found
-from partc.compiler.planning.whole_steps import Priced, WholeSteps
+from partc.compiler.planning.whole_steps import Priced, WholeSteps, names_for
 from partc.compiler.verification.verify import launch_in_process, verify
 from partc.cost.cluster.cluster import encode_cluster
 from partc.cost.simulation.memory import memory_of
@@ -26,6 +27,7 @@ from tests.builders.graphs.foreign_steps import parse
 from tests.builders.plans.compiled_steps import cluster_of, random_batches
 from tests.builders.plans.small_devices import small_devices
 from tests.checks.command_line import done, partc
+from tests.compiler.planning.test_step_pipelines import uneven_mlp
 
 FORWARD = """
 forward (double[8,96] x) => (double[8,4] logits) {
@@ -232,3 +234,21 @@ def fullest_bytes(strategy: str) -> int:
     with TemporaryDirectory() as folder:
         plan = compile_step(wide_mlp(), cluster_of("1x4"), folder, replace(GLOBAL, strategy=strategy)).plan
     return max(need.certain_bytes for need in memory_of(plan, cluster_of("1x4")))
+
+
+def test_pipelines_between_names_are_found_and_told() -> None:
+    step = uneven_mlp()
+    told: list[str] = []
+    options = replace(GLOBAL, search=SearchOptions(method="mcmc", proposals=100))
+
+    found = search(step, cluster_of("2x2"), options, lambda best, data_parallel: told.append(best.name))
+
+    price = WholeSteps(lambda: import_training_graph(step), cluster_of("2x2"), GLOBAL)
+    named = [
+        priced.step_s
+        for name in names_for(["host0", "host0", "host1", "host1"])
+        if (priced := price(name, name))
+    ]
+    assert found.best.step_s <= min(named)
+    assert any(name.startswith("pipeline: ") for name in told)
+    assert any("pipelines priced" in remark for remark in found.remarks)

@@ -1,5 +1,7 @@
 """Layouts on a mesh of two axes: samples along one, weights' columns and rows along the other."""
 
+from itertools import product
+
 from partc.passes.layouts.aggregate_partials import aggregate_partials
 from partc.passes.layouts.boxes import box_of
 from partc.passes.layouts.configuration import Configuration, Wish
@@ -100,7 +102,32 @@ def test_earlier_parts_of_what_does_not_divide_have_one_entry_more() -> None:
 
 def test_what_cannot_be_cut_unevenly() -> None:
     assert MESH.divides(Layout("worker", Split(0, 1, 5), Split(0, 5)), (20,))
-    assert not MESH.divides(Layout("worker", Split(0, 1, 5), Split(0)), (20,))  # two axes at its place
+    assert not MESH.divides(Layout("worker", Split(0, 1, 5), Split(0)), (20,))  # what is left is not told
     assert not MESH.divides(Layout("worker", Split(0, 1, 5), Split(0, 2)), (20,))  # within an entry of it
-    assert not MESH.divides(Layout("worker", Split(0, 1, 5), Split(0, 5, 3)), (15,))  # two of one axis
+    assert not MESH.divides(Layout("worker", Split(0, 1, 5), Split(0, 1, 15)), (15,))  # of other factors
     assert not MESH.divides(Layout("worker", Split(0, 1, 1)), (4,))  # more parts than entries
+    assert not MESH.divides(Layout("worker", Split(0, 1, 3), Split(0, 1, 3)), (3,))
+
+
+def test_axes_at_one_place_divide_what_those_before_them_left() -> None:
+    layout = MESH.nest_splits(Layout("worker", Split(0), Split(0)), (10,))
+
+    assert layout == Layout("worker", Split(0), Split(0, 1, 10))  # the first alone makes equal parts
+    assert MESH.divides(layout, (10,))
+    assert rows(layout, (10,)) == [(0, 3), (3, 5), (5, 8), (8, 10)]
+    assert MESH.nest_splits(Layout("worker", Split(0), Split(0)), (8,)) == Layout(
+        "worker", Split(0), Split(0)
+    )
+
+
+def test_one_axis_of_a_tensor_has_two_factors_of_parts_that_differ() -> None:
+    layout = MESH.nest_splits(Layout("worker", Split(0), Split(0, outer=5)), (15,))
+
+    assert layout == Layout("worker", Split(0, 1, 5), Split(0, 5, 3))
+    assert MESH.divides(layout, (15,))
+    assert rows(layout, (15,)) == [((0, 3), (0, 2)), ((0, 3), (2, 3)), ((3, 5), (0, 2)), ((3, 5), (2, 3))]
+
+
+def rows(layout: Layout, shape: tuple[int, ...]) -> list[object]:
+    boxes = [box_of(MESH, layout, shape, place) for place in product(range(2), range(2))]
+    return [box.ranges[0] if len(box.ranges[0]) > 1 else box.ranges[0][0] for box in boxes]

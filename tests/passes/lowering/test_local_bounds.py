@@ -1,7 +1,9 @@
 from collections.abc import Callable
+from itertools import product
 
+from partc.passes.layouts.layouts import Mesh
 from partc.passes.lowering.local_bounds import local_bounds
-from partc.passes.lowering.lowered_graph import PartNumber
+from partc.passes.lowering.lowered_graph import FactorPart, PartNumber
 from partc.passes.rules.sharding_rule import ShardingRule
 
 
@@ -34,9 +36,23 @@ def test_pads_that_take_away_are_divided_alike() -> None:
 
 
 def test_what_differs_from_rank_to_rank_is_told_apart() -> None:
-    own = PartNumber(1, 7, 2)
+    own = PartNumber((FactorPart(7, (1,)),), 2)
 
     found = local_bounds(rule_with({1: ((0, 0), (14, 1))}), lambda axis, _: own if axis else 0)
 
     assert found == {1: (0, own)}
-    assert [own.of(part, 4) for part in range(4)] == [4, 4, 4, 2]
+    mesh = Mesh("worker", (("data", 2), ("tensor", 4)))
+    assert [own.of((0, part), mesh) for part in range(4)] == [4, 4, 4, 2]
+
+
+def test_a_number_follows_every_axis_that_divides_its_factors() -> None:
+    mesh = Mesh("worker", (("data", 2), ("tensor", 2), ("sequence", 2)))
+    rows, columns = FactorPart(7, (0, 1)), FactorPart(5, (2,))
+
+    sizes = [PartNumber((rows, columns), 3).of(place, mesh) for place in product(range(2), repeat=3)]
+    starts = [
+        PartNumber((rows, columns), 3, "start").of(place, mesh) for place in product(range(2), repeat=3)
+    ]
+
+    assert sizes == [3 * a * b for a in (2, 2, 2, 1) for b in (3, 2)]
+    assert starts == [3 * a * b for a in (0, 2, 0, 2) for b in (3, 2)]  # of what the axis before left

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import zmq
 
-from partc.runtime.asynchronous.endpoints import KEY_FILE, find, read_key, write_key
+from partc.runtime.asynchronous.endpoints import find
 from partc.runtime.asynchronous.job import SessionJob
 from partc.runtime.asynchronous.mesh import Mesh, limit_of_messages
 from partc.runtime.asynchronous.messages import Begin, Grant, Piece, SessionMessage, encode_message
 from partc.runtime.errors import BadPlan, RankFailed
+from partc.runtime.transports.locked_sockets import KEY_FILE, read_key, write_key
 from tests.builders.plans.session_plans import additive_step, compile_sessions
 
 LIMIT = 1000

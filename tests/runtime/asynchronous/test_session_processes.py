@@ -21,6 +21,7 @@ from tests.builders.plans.session_plans import (
     whole_batches,
 )
 from tests.checks.command_line import CLUSTER, done, make_mlp, refused
+from tests.checks.job_processes import job_processes
 
 # Worker 1 dies of itself when it is asked for the batch of a step.
 DYING = """
@@ -58,7 +59,7 @@ def test_the_killing_of_a_worker_stops_no_other_and_is_reported(additive: PlanFo
 
     result = Runner(additive).train(data, 12, staleness=1, timeout_s=60, on_progress=seen.append)
 
-    assert result.lost_workers == ("worker 1 (host0/host0/cpu1) died: signal 9",)
+    assert result.lost_workers == ("worker 1 (host0/host0/cpu1) died: signal 9 (SIGKILL)",)
     assert (seen[-1].step, seen[-1].steps) == (12, 12)
     assert [output["loss"].shape for output in result.outputs] == [(1,)] * 12
     assert sum(result.missed_pushes.values()) == 12 + 2
@@ -74,33 +75,18 @@ def test_the_killing_of_a_worker_stops_no_other_and_is_reported(additive: PlanFo
 
 def test_the_death_of_a_server_ends_the_run(additive: PlanFolder) -> None:
     def kill_server(progress: Progress) -> None:
-        for process in processes_with("server"):
-            os.kill(process, signal.SIGKILL)
+        for found in job_processes(additive.path):
+            if (found.role, found.name) == ("member", "server-1"):
+                os.kill(found.process, signal.SIGKILL)
 
     batches = [*whole_batches(additive, steps=1)] * 3000
 
-    with pytest.raises(RankFailed, match=r"a server died: signal 9\n  at:  server-1\n  fix: read .*run.log"):
+    with pytest.raises(
+        RankFailed, match=r"server-1 died: signal 9 .*\n  at:  server-1 \(host0\).*\n.*run.log"
+    ):
         Runner(additive).train(batches, 3000, timeout_s=60, on_progress=kill_server)
 
-    assert processes_with("worker") == []
-
-
-def processes_with(part: str) -> list[int]:
-    """Return the processes that play a part and whose parent this process is."""
-    found: list[int] = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError):
-            continue
-        if (
-            b"partc.runtime.asynchronous.process" in words
-            and part.encode() in words
-            and parent == os.getpid()
-        ):
-            found.append(int(folder.name))
-    return found
+    assert job_processes(additive.path) == []
 
 
 @pytest.mark.long

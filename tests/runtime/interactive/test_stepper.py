@@ -17,10 +17,10 @@ from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.errors import BadData, BadUsage, Diverged, RankFailed
 from partc.runtime.execution.in_process import train_in_process
 from partc.runtime.interactive.stepper import Stepper
-from partc.runtime.jobs.job_folder import job_folder
 from partc.runtime.jobs.results import TRAINED_FILE
 from tests.builders.plans.linear_plans import linear_all_reduce, linear_batches, linear_servers
 from tests.builders.plans.row_plans import table_batches, table_on_servers
+from tests.checks.job_processes import is_alive, job_processes, process_of
 
 Batch = dict[str, np.ndarray]
 PLANS = {
@@ -115,9 +115,8 @@ def test_a_loss_that_is_no_number_ends_the_job_and_says_so(shared: Path) -> None
 
 def test_a_rank_that_is_killed_is_named(shared: Path) -> None:
     with Stepper(shared) as stepper:
-        job = stepper._job_folder
-        os.kill(int((job / "process.rank-1").read_text()), signal.SIGKILL)
-        with pytest.raises(RankFailed):
+        os.kill(process_of(stepper._job_folder, "member", "rank 1"), signal.SIGKILL)
+        with pytest.raises(RankFailed, match="rank 1 died: signal 9"):
             stepper.run("loss", per_replica(stepper, BATCH))
 
 
@@ -147,8 +146,7 @@ import sys, time
 from pathlib import Path
 from partc.runtime.interactive.stepper import Stepper
 stepper = Stepper(sys.argv[1])
-job = stepper._job_folder
-print(*[path.read_text() for path in job.glob("process.rank-*")], flush=True)
+print(stepper._job_folder, flush=True)
 {then}
 """
 
@@ -158,7 +156,8 @@ def test_ranks_end_with_the_process_that_steps_them(shared: Path, then: str) -> 
     command = [sys.executable, "-c", LEFT_OPEN.format(then=then), str(shared)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        ranks = [int(number) for number in process.stdout.readline().split()]
+        job = Path(process.stdout.readline().strip())
+        ranks = [found.process for found in job_processes(job) if found.role == "member"]
         assert len(ranks) == 2
         if "sleep" in then:
             process.kill()
@@ -168,13 +167,6 @@ def test_ranks_end_with_the_process_that_steps_them(shared: Path, then: str) -> 
     while any(map(is_alive, ranks)) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     assert not any(map(is_alive, ranks))
-
-
-def is_alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 HOLD_A_STEPPER = """
@@ -187,7 +179,7 @@ time.sleep(600)
 """
 
 
-def test_what_a_killed_stepper_leaves_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_what_a_killed_stepper_leaves_its_keepers_remove(tmp_path: Path) -> None:
     linear_all_reduce(folder := tmp_path / "out", replicas=2)
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD_A_STEPPER, str(folder)], stdout=subprocess.PIPE, text=True
@@ -197,10 +189,11 @@ def test_what_a_killed_stepper_leaves_is_removed_by_the_next(tmp_path: Path) -> 
         assert holder.stdout.readline() == "ready\n"
         holder.send_signal(signal.SIGKILL)
         holder.wait()
-        assert set(folder.glob(".run-*"))
-
-        with job_folder(folder) as own:
-            assert set(folder.glob(".run-*")) == {own}
+        deadline_s = time.monotonic() + 20
+        while (job_processes(folder) or list(folder.glob(".run-*"))) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        assert job_processes(folder) == []
+        assert list(folder.glob(".run-*")) == []
     finally:
         holder.kill()
         holder.wait()

@@ -8,7 +8,6 @@ import threading
 import time
 from pathlib import Path
 
-from partc.runtime.jobs.job import ranks_of_process
 from partc.runtime.jobs.job_folder import job_folder
 
 HOLD = """
@@ -81,12 +80,3 @@ def test_what_was_not_left_by_a_job_stays(tmp_path: Path) -> None:
         pass
 
     assert (tmp_path / ".run-notes").exists()
-
-
-def test_processes_of_one_number_on_several_hosts_are_all_named(tmp_path: Path) -> None:
-    for rank, process in ((3, 70), (0, 71), (12, 70)):
-        (tmp_path / f"process.rank-{rank}").write_text(str(process))
-
-    assert ranks_of_process(tmp_path, 70) == [3, 12]
-    assert ranks_of_process(tmp_path, 71) == [0]
-    assert ranks_of_process(tmp_path, 72) == []

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from partc.runtime.errors import BadUsage
-from partc.runtime.jobs.launcher import find_mpiexec, mpiexec_command
+from partc.runtime.jobs.launcher import KEEPER, find_mpiexec, mpiexec_command
 from tests.builders.plans.hand_made_plans import plan_of, rank
 
 PLAN = plan_of([rank(r, ("worker",), r, {}) for r in range(3)], [])
@@ -15,7 +15,8 @@ def test_one_machine_needs_no_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     command = mpiexec_command([rank.host for rank in PLAN.ranks], Path("job"), {"alpha": "localhost"})
 
     assert command[:3] == ["/bin/true", "-n", "3"]
-    assert command[-3:] == ["-m", "partc.runtime.jobs.daemon", "job"]
+    folder = str(Path("job").absolute())
+    assert command[-5:] == [KEEPER, folder, "rank", "partc.runtime.jobs.daemon", folder]
 
 
 def test_ranks_start_on_their_hosts_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

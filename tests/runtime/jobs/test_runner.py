@@ -143,8 +143,13 @@ def test_a_rank_that_dies_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     folder = linear_all_reduce(tmp_path / "out", 2)
 
-    with pytest.raises(RankFailed, match=r"signal 9\)\n  at:  rank 1\n  fix: read .*run.log"):
+    with pytest.raises(
+        RankFailed, match=r"rank 1 died: signal 9 .*\n  at:  rank 1 \(alpha\), while loading\n.*run.log"
+    ) as caught:
         Runner(folder).train("dying_batches:die", 2)
+
+    assert caught.value.cause is not None
+    assert (caught.value.cause.kind, caught.value.cause.member) == ("killed", "rank 1")
 
 
 def test_what_goes_wrong_in_a_daemon_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,14 +161,17 @@ def test_what_goes_wrong_in_a_daemon_comes_back(tmp_path: Path, monkeypatch: pyt
         Runner(folder).train("odd_batches:fail", 2)
 
 
-def test_a_rank_that_hangs_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_in_which_nobody_gets_on_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow_batches.py").write_text(
         "import time\ndef forever():\n    time.sleep(60)\n    yield {}\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     folder = linear_all_reduce(tmp_path / "out", 2)
 
-    with pytest.raises(RankFailed, match="no rank said anything for 2 s"):
+    with pytest.raises(
+        RankFailed,
+        match=r"rank [01] did not go on for 2 s\n  at:  rank [01] \(alpha/.*, step 1, reading data",
+    ):
         Runner(folder).train("slow_batches:forever", 2, timeout_s=2.0)
 
 

@@ -1,0 +1,52 @@
+"""Find out where to go on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from partc.runtime.checkpoints.manifest import newest_checkpoint
+from partc.runtime.checkpoints.stored_values import StoredValues
+from partc.runtime.data.batches import samples_of_step
+from partc.runtime.errors import BadUsage
+from partc.runtime.plan.program import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What was trained before: steps, batches of the data that this plan reads, and who has the variables."""
+
+    step: int = 0
+    batches: int = 0
+    seed: int = 0
+    checkpoint: Path | None = None
+
+
+def resume_from(plan: Plan, checkpoints: Path, seed: int | None, tell: Callable[[str], None]) -> Begun:
+    """Return the newest whole checkpoint's place; the beginning where there is no checkpoint.
+
+    `seed`: as asked for; None: the checkpoint's. A plan that takes more or fewer samples in a step goes on
+    with the first whole batch that was not used. Raises BadCheckpoint, and BadUsage of another seed.
+    """
+    newest, faults = newest_checkpoint(checkpoints)
+    if newest is None:
+        if faults:
+            raise faults[0]
+        tell(f"no checkpoint in {checkpoints}: training begins")
+        return Begun(seed=seed or 0)
+    stored = StoredValues(newest)
+    stored.check(plan)
+    position = stored.manifest.position
+    for fault in faults:
+        tell(f"{fault.what}, at {fault.at}: the checkpoint of step {position.step} is used")
+    if seed not in (None, position.seed):
+        raise BadUsage(
+            f"seed {seed}, where training began with {position.seed}: random numbers would be others",
+            at="--seed",
+            fix=f"leave it out, or give {position.seed}",
+        )
+    return Begun(position.step, _batches(plan, position.samples, position.batches), position.seed, newest)
+
+
+def _batches(plan: Plan, samples: int | None, batches: int) -> int:
+    a_step = samples_of_step(plan)
+    return batches if samples is None or a_step is None else -(-samples // a_step)

@@ -1,0 +1,160 @@
+"""Samples of files, a step's after the other's.
+
+An input with a sample axis has M samples along it, and step s takes samples [s B, (s+1) B) modulo M of the
+total batch B, at most M; shuffled, each epoch of M has an order of its own. Without a sample axis: an array
+of the input's rank is read every step, one with a further leading axis has one entry per step.
+"""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from partc.runtime.data.batches import (
+    check_total_batch,
+    check_values_taken,
+    index_in_total,
+    inputs_of,
+    place_in_batch,
+    refuse_empty,
+    total_shape,
+)
+from partc.runtime.data.column import Column
+from partc.runtime.data.not_finite import Index, element
+from partc.runtime.data.sample_order import SampleOrder
+from partc.runtime.errors import BadData, BadUsage
+from partc.runtime.plan.boxes import part_range
+from partc.runtime.plan.program import Plan, Rank
+from partc.runtime.plan.variables import DataInput
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+# Values of what is larger are checked step by step: nobody waits until all of it was read.
+CHECKED_AT_ONCE_BYTES = 1 << 28
+
+
+class ArraySource:
+    """Arrays that hold all samples.
+
+    `name`: the file or folder that the user gave, if it is one. `shuffle_seed` None: samples as they lie.
+    Raises BadData where arrays do not fit the plan's inputs or each other.
+    """
+
+    def __init__(
+        self, plan: Plan, columns: Mapping[str, Column], name: str = "", shuffle_seed: int | None = None
+    ) -> None:
+        self._plan = plan
+        self._name = name
+        self._columns = dict(columns)
+        self._shuffle_seed = shuffle_seed
+        fitting = {
+            data_input.name
+            for data_input in plan.data_inputs
+            if data_input.name in columns and _has_rank(data_input, columns[data_input.name])
+        }
+        self._orders = {
+            data_input.name: SampleOrder(columns[data_input.name].shape[data_input.sample_axis], shuffle_seed)
+            for data_input in plan.data_inputs
+            if data_input.sample_axis is not None and data_input.name in fitting
+        }
+        first = {
+            data_input.name: self._rows(data_input, 0, 0, 1)
+            for data_input in plan.data_inputs
+            if data_input.name in fitting
+        }
+        stray = {name: np.empty(0) for name in columns.keys() - fitting}
+        check_total_batch(plan, {**first, **stray})
+        self._check_samples()
+
+    def total(self, step: int) -> dict[str, Array]:
+        """Return the batch of all replicas."""
+        return {data_input.name: self._rows(data_input, step, 0, 1) for data_input in self._plan.data_inputs}
+
+    def share(self, rank: Rank, step: int) -> dict[str, Array]:
+        """Return what one rank is fed. Raises BadData of values that the model does not take."""
+        shares: dict[str, Array] = {}
+        for data_input in inputs_of(self._plan, rank):
+            rows = self._rows(data_input, step, rank.replica or 0, self._plan.replicas)
+            if self._columns[data_input.name].nbytes > CHECKED_AT_ONCE_BYTES:
+                check_values_taken(data_input, rows, None, f"{self._name or 'data'}, step {step + 1}, ")
+            shares[data_input.name] = rows
+        return shares
+
+    def place(self, rank: Rank | None, step: int, data_input: DataInput, index: Index) -> str:
+        """Say where the user finds an element: in the file, or in a batch."""
+        if not self._name:
+            return place_in_batch("data", self._plan, rank, step, data_input, index)
+        column, axis = self._columns[data_input.name], data_input.sample_axis
+        if axis is None:
+            in_file = index if column.ndim == len(index) else (step % column.shape[0], *index)
+        else:
+            in_total = index_in_total(self._plan, rank, data_input, index)
+            number = step * self._batch(data_input, axis) + in_total[axis]
+            sample = int(self._orders[data_input.name].indices(number, 1)[0])
+            in_file = (*index[:axis], sample, *index[axis + 1 :])
+        return f"{self._name}: {element(data_input.name, in_file)}"
+
+    def _rows(self, data_input: DataInput, step: int, part: int, parts: int) -> Array:
+        """Return part `part` of `parts` of one step's samples."""
+        column, axis = self._columns[data_input.name], data_input.sample_axis
+        if axis is None:
+            whole = column.whole()
+            return np.asarray(whole if column.ndim == len(data_input.shape) else whole[step % len(whole)])
+        batch = self._batch(data_input, axis)
+        start, stop = part_range(batch, parts, part)
+        return column.take(self._orders[data_input.name].indices(step * batch + start, stop - start))
+
+    def _batch(self, data_input: DataInput, axis: int) -> int:
+        """Return how many entries a step takes: as declared, else all there are."""
+        declared = total_shape(self._plan, data_input)[axis]
+        return declared if isinstance(declared, int) else self._columns[data_input.name].shape[axis]
+
+    def _check_samples(self) -> None:
+        """Refuse inputs of unequal length, whose samples would be paired wrongly, and values out of range."""
+        counts: dict[str, tuple[int, int]] = {}  # entries, and those of a step
+        for data_input in self._plan.data_inputs:
+            column, axis = self._columns[data_input.name], data_input.sample_axis
+            declared = 0 if axis is None else total_shape(self._plan, data_input)[axis]
+            batch = declared if axis is not None and isinstance(declared, int) else None
+            if column.nbytes <= CHECKED_AT_ONCE_BYTES:
+                check_values_taken(data_input, column.whole(), batch)
+            if axis is not None:
+                _refuse_short(data_input, column.shape[axis], batch)
+                counts[data_input.name] = column.shape[axis], batch or 1
+        for (one, (count, batch)), (other, (others, its)) in pairwise(counts.items()):
+            if count * its != others * batch:
+                raise BadData(
+                    f"{count} samples of {one!r} and {others} of {other!r}: they would be paired wrongly",
+                    at=f"data inputs {one!r} and {other!r}",
+                    fix="give every input the same samples, in the same order",
+                )
+            if count != others and self._shuffle_seed is not None:
+                raise BadUsage(
+                    f"a step takes {batch} of {one!r} and {its} of {other!r}: what goes together?",
+                    at="--shuffle",
+                    fix="shuffle the files, and leave --shuffle out",
+                )
+
+
+def _refuse_short(data_input: DataInput, samples: int, batch: int | None) -> None:
+    """Refuse a file that does not fill one step: some of its samples would count twice in it."""
+    if batch is not None and samples < batch:
+        raise BadData(
+            f"{samples} samples, where a step takes {batch}: some would count twice in it",
+            at=f"data input {data_input.name!r}",
+            fix=f"supply {batch} samples at least, or compile for a smaller batch or fewer replicas",
+        )
+
+
+def _has_rank(data_input: DataInput, column: Column) -> bool:
+    refuse_empty(data_input, column)
+    further = 1 if data_input.sample_axis is None else 0
+    ranks = (len(data_input.shape), len(data_input.shape) + further)
+    if column.ndim in ranks and (column.ndim == 0 or column.shape[0]):
+        return True
+    raise BadData(
+        f"an array has shape {list(column.shape)}, the model reads {list(data_input.shape)}",
+        at=f"data input {data_input.name!r}",
+        fix=f"supply an array of rank {' or '.join(map(str, sorted(set(ranks))))} that is not empty",
+    )

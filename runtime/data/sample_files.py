@@ -1,0 +1,107 @@
+"""Files of samples: what lies uncompressed in them is mapped, not read.
+
+    FILE.npz               an array for each input
+    FILE.parquet           a column for each input: numbers, or lists of them that are all alike
+    FOLDER/NAME.npy        an array for each input
+    FOLDER/*.npz           shards: arrays that follow each other along the sample axis, in the order of names
+    FOLDER/*.parquet       the same
+
+A column of a Parquet file has samples first; they are put along the input's sample axis.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partc.runtime.data.column import Column
+from partc.runtime.data.npz import map_npy, map_npz
+from partc.runtime.errors import BadData, BadUsage
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Axes = Mapping[str, int | None]  # input -> its sample axis
+
+_KINDS = ".npz, .npy or .parquet files"
+
+
+def is_of_samples(data: str) -> bool:
+    """Tell whether `--data` names files of samples."""
+    return data.endswith((".npz", ".parquet")) or Path(data).is_dir()
+
+
+def open_samples(path: Path, axes: Axes) -> dict[str, Column]:
+    """Open what a path holds: name -> samples. Raises BadData."""
+    if path.suffix == ".parquet":
+        return _columns([_parquet(path, axes)], axes)
+    if not path.is_dir():
+        return _columns([map_npz(path)], axes)
+    if found := sorted(path.glob("*.npy")):
+        return _columns([{file.stem: map_npy(file) for file in found}], axes)
+    if found := sorted(path.glob("*.npz")):
+        return _columns([map_npz(file) for file in found], axes)
+    if found := sorted(path.glob("*.parquet")):
+        return _columns([_parquet(file, axes) for file in found], axes)
+    raise BadData("a folder without data", at=str(path), fix=f"give a folder of {_KINDS}")
+
+
+def _columns(shards: Sequence[Mapping[str, Array]], axes: Axes) -> dict[str, Column]:
+    first = shards[0]
+    for shard in shards:
+        if missing := first.keys() ^ shard.keys():
+            raise BadData(
+                f"array {min(missing)!r} is in some files and not in others",
+                at="data",
+                fix="let all files hold the same arrays",
+            )
+    return {
+        name: Column(
+            [shard[name] for shard in (shards if axes.get(name) is not None else shards[:1])],
+            axes.get(name),
+            name,
+        )
+        for name in first
+    }
+
+
+def _parquet(path: Path, axes: Axes) -> dict[str, Array]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise BadUsage(
+            "reading Parquet needs pyarrow, which is not installed",
+            at=str(path),
+            fix="pip install 'partc[parquet]'",
+        ) from error
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise BadData(f"no table can be read: {error}", at=str(path), fix="give a Parquet file") from error
+    arrays = {name: _numbers(table[name].combine_chunks(), f"{path}: {name}") for name in table.column_names}
+    return {name: np.moveaxis(array, 0, axes.get(name) or 0) for name, array in arrays.items()}
+
+
+def _numbers(column: Any, at: str) -> Array:  # pyarrow's arrays, which have no types to check against
+    """Return a column as an array; nested lists become axes."""
+    lengths: list[int] = []
+    if column.null_count:
+        raise BadData(
+            f"{column.null_count} values are missing", at=at, fix="leave such rows out, or fill them"
+        )
+    rows = len(column)
+    while hasattr(column.type, "value_type"):
+        inner = column.flatten()
+        outer = rows * int(np.prod(lengths, dtype=np.int64))
+        length, rest = divmod(len(inner), max(1, outer))
+        same = hasattr(column.type, "list_size") or bool(
+            (np.diff(column.offsets.to_numpy(zero_copy_only=False)) == length).all()
+        )
+        if rest or not same:
+            raise BadData("lists of unequal length", at=at, fix="pad them to one length")
+        lengths.append(length)
+        column = inner
+    numbers: Array = column.to_numpy(zero_copy_only=False)
+    if numbers.dtype == object:
+        raise BadData(f"values of type {column.type}", at=at, fix="give numbers, or lists of numbers")
+    return numbers.reshape(rows, *lengths)

@@ -1,0 +1,71 @@
+"""When ranks agree on what to do after a step: rarely enough that it costs nothing.
+
+A signal reaches some ranks in some step, and time passes on the first rank's clock; but all ranks must save,
+or stop, after the same step. So they meet after a step that they agreed on at the last meeting: one small
+AllReduce, every half second or so.
+"""
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from mpi4py import MPI
+
+EVERY_S = 0.5
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+# Waits for a request without keeping a core busy.
+Complete = Callable[[MPI.Request], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What all ranks do after a step."""
+
+    stops: bool = False
+    saves: bool = False
+
+
+NOTHING = Agreement()
+
+
+class Meetings:
+    """One rank's part in meetings."""
+
+    def __init__(self, world: MPI.Intracomm, complete: Complete) -> None:
+        self._world = world
+        self._complete = complete
+        self._next = 1
+        self._met_s = time.monotonic()
+        self._met_after = 0
+        self.is_asked_to_stop = False
+
+    def listen(self) -> None:
+        """Take signals as a wish to stop after a step. A second one ends this process, as it always did."""
+        for number in _SIGNALS:
+            signal.signal(number, self._hear)
+
+    def after(self, step: int, wants_to_save: bool) -> Agreement:
+        """Return what all ranks do after a step (from 1). Only the first rank's wish to save counts."""
+        if step < self._next:
+            return NOTHING
+        wishes = np.array((self.is_asked_to_stop, wants_to_save, self._steps_apart(step)), np.int64)
+        if self._world.rank != 0:
+            wishes[1:] = 0
+        self._complete(self._world.Iallreduce(MPI.IN_PLACE, wishes, MPI.MAX))
+        stops, saves, steps_apart = (int(wish) for wish in wishes)
+        self._next = step + steps_apart
+        return Agreement(stops > 0, saves > 0)
+
+    def _steps_apart(self, step: int) -> int:
+        """Return how many steps take EVERY_S, as many as took the time since the last meeting."""
+        now_s = time.monotonic()
+        step_s = (now_s - self._met_s) / max(1, step - self._met_after)
+        self._met_s, self._met_after = now_s, step
+        return max(1, int(EVERY_S / max(step_s, 1e-9)))
+
+    def _hear(self, number: int, frame: object) -> None:
+        self.is_asked_to_stop = True
+        signal.signal(number, signal.SIG_DFL)

@@ -1,0 +1,79 @@
+"""metrics.jsonl: a line of every step, appended while a training goes on.
+
+    {"step":1200,"loss":2.3026,"s":0.0123}
+
+`s` are the seconds since the step before ended. A run that goes on from a checkpoint takes away what is
+behind it.
+"""
+
+import time
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from partc.runtime.plan.record import Record
+
+METRICS_FILE = "metrics.jsonl"
+_FLUSH_EVERY_S = 1.0
+
+
+class StepMetrics(Record, frozen=True):
+    """A step's line."""
+
+    step: int
+    loss: float | None  # JSON has no NaN and no infinity: null
+    s: float
+
+
+class MetricsLog:
+    """Appends a line for each step behind those up to step `after`, of which there may be some.
+
+    A training that fails before its first step's end leaves the file as it was.
+    """
+
+    def __init__(self, path: Path, after: int) -> None:
+        self._path = path
+        self._after = after
+        self._stream: TextIO | None = None
+        self._ended_s = self._flushed_s = time.monotonic()
+
+    def append(self, step: int, loss: float | None) -> None:
+        """Write what a step came to."""
+        if self._stream is None:
+            _keep_lines(self._path, self._after)
+            self._stream = self._path.open("a")
+        now_s = time.monotonic()
+        line = StepMetrics(step, loss, round(now_s - self._ended_s, 6))
+        self._ended_s = now_s
+        self._stream.write(msgspec.json.encode(line).decode() + "\n")
+        if now_s - self._flushed_s > _FLUSH_EVERY_S:
+            self._stream.flush()
+            self._flushed_s = now_s
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._stream is not None:
+            self._stream.close()
+
+
+def _keep_lines(path: Path, after: int) -> None:
+    part = path.with_name(path.name + ".part")
+    with part.open("w") as kept:
+        if after and path.exists():
+            with path.open() as lines:
+                kept.writelines(line for line in lines if _step_of(line) <= after)
+    part.replace(path)
+
+
+def read_metrics(path: Path) -> list[StepMetrics]:
+    """Read the lines that were written whole."""
+    with path.open("rb") as lines:
+        return [msgspec.json.decode(line, type=StepMetrics) for line in lines if line.endswith(b"\n")]
+
+
+def _step_of(line: str) -> float:
+    try:
+        return msgspec.json.decode(line, type=StepMetrics).step
+    except msgspec.MsgspecError:  # cut off by the end of its writer
+        return float("inf")

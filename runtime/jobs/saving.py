@@ -1,0 +1,84 @@
+"""When a rank saves, and what becomes of a checkpoint that cannot be written."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+from partc.runtime.checkpoints.manifest import TrainingPosition
+from partc.runtime.checkpoints.write_checkpoint import CheckpointWriter, ReadValue
+from partc.runtime.errors import NotSaved
+from partc.runtime.jobs.job import Checkpoints, notify
+from partc.runtime.jobs.meetings import Complete
+from partc.runtime.plan.program import Plan
+
+
+class Saving:
+    """One rank's part in saving a training.
+
+    A checkpoint that cannot be written is told, and training goes on with the one before; the next is tried
+    in its time. Only the last of a run must succeed.
+    """
+
+    def __init__(
+        self, asked: Checkpoints, plan: Plan, read: ReadValue, world: MPI.Intracomm, complete: Complete
+    ) -> None:
+        self._asked = asked
+        self._read = read
+        self._world = world
+        self._complete = complete
+        self._writer = CheckpointWriter(plan, world.rank, Path(asked.folder), asked.keep)
+        self._begun_s = time.monotonic()
+        self._begun = 0  # the step of the checkpoint under way
+        self.saved = 0  # of the last complete one
+        self.waited_s = 0.0  # how long training waited for copies, and for earlier checkpoints
+
+    def is_due_by_time(self) -> bool:
+        """Tell whether this rank's clock says that it is time to save."""
+        return self._asked.every_s is not None and time.monotonic() - self._begun_s >= self._asked.every_s
+
+    def is_due_after(self, step: int, is_last: bool) -> bool:
+        """Tell whether the step is one to save after: also the last, where saving was asked for."""
+        every = self._asked.every_steps
+        return (every is not None and step % every == 0) or (is_last and self._is_asked)
+
+    @property
+    def _is_asked(self) -> bool:
+        return self._asked.every_steps is not None or self._asked.every_s is not None
+
+    def begin(self, position: TrainingPosition) -> None:
+        """Begin a checkpoint. All ranks must call it."""
+        if (fault := self._settle()) and self._world.rank == 0:
+            notify(f"{fault}; training goes on")
+        begun_s = time.monotonic()
+        self._writer.begin(self._read, position)
+        self._begun, self._begun_s = position.step, time.monotonic()
+        self.waited_s += self._begun_s - begun_s
+
+    def finish(self) -> None:
+        """End the last checkpoint. All ranks must call it. Raises NotSaved."""
+        if fault := self._settle():
+            raise NotSaved(
+                fault,
+                at=self._asked.folder,
+                fix="make room there, or name another folder with --checkpoints"
+                + (f"; the last checkpoint is of step {self.saved}" if self.saved else ""),
+            )
+
+    def _settle(self) -> str:
+        """End the checkpoint under way, on all ranks alike; return what was wrong with it."""
+        begun_s = time.monotonic()
+        failed = np.array([not self._writer.wait_for_own()], np.int64)
+        self.waited_s += time.monotonic() - begun_s
+        self._complete(self._world.Iallreduce(MPI.IN_PLACE, failed, MPI.MAX))
+        if self._writer.finish(is_given_up=bool(failed[0])):
+            self.saved = self._begun
+            return ""
+        fault = self._writer.fault
+        why = (
+            f"rank {self._world.rank}: {getattr(fault, 'strerror', None) or fault}"
+            if fault
+            else "another rank failed"
+        )
+        return f"the checkpoint of step {self._begun} could not be written: {why}"

@@ -1,0 +1,98 @@
+"""What members of a job, their keepers and the supervisor say to each other.
+
+A *member* is a process of the job: a rank, or a server or worker of asynchronous training.
+
+    member -> keeper        Position   where it is, a few times a second      (a pipe, lines of JSON)
+                            Failure    why it stops
+    keeper -> supervisor    Beat       its member's last position, and how long there was no sign of life
+                            Printed    what its member prints
+                            Ended      its member's end, before the keeper's own
+                            Asked      somebody else asks the member to stop: a batch system, say
+    supervisor -> keeper    Order      go on | stop well | end: the member; its keeper, once it is dead
+"""
+
+from typing import Literal
+
+import msgspec
+
+from partc.runtime.plan.record import Record
+
+
+class Position(Record, frozen=True, tag="position"):
+    """Where a member is. `awaits`: it has nothing to do until others have done something."""
+
+    step: int = 0
+    at: str = "while loading"
+    awaits: bool = False
+    device: str = ""
+
+
+class Failure(Record, frozen=True, tag="failure"):
+    """Why a member stops by itself."""
+
+    time_s: float  # since the epoch
+    kind: str  # a class of runtime/errors.py
+    what: str
+    at: str
+    fix: str
+    is_echo: bool = False  # what others' end does to this one
+
+
+class Beat(Record, frozen=True, tag="beat"):
+    """A keeper is there, and its member. `still_s`: for how long the member showed no sign of life."""
+
+    process: int
+    keeper: int
+    host: str
+    position: Position
+    still_s: float = 0.0
+    segments: tuple[str, ...] = ()  # of shared memory, which others would have to remove
+
+
+class Ended(Record, frozen=True, tag="ended"):
+    """A member has ended. `code`: its exit code, or minus the signal's number.
+
+    `by_keeper`: why the keeper itself ended it, if it did.
+    """
+
+    code: int
+    time_s: float  # since the epoch
+    position: Position
+    peak_bytes: int
+    failure: Failure | None = None
+    by_keeper: str = ""
+
+
+class Printed(Record, frozen=True, tag="printed"):
+    """Some of what a member prints: any bytes."""
+
+    text: bytes
+
+
+class Asked(Record, frozen=True, tag="asked"):
+    """A member's host asks it to stop, by a signal of this number."""
+
+    signal: int
+
+
+class Order(Record, frozen=True, tag="order"):
+    """What the supervisor wants; `go_on` only sees whether the keeper can be reached."""
+
+    what: Literal["go_on", "stop", "end"]
+
+
+class Meeting(Record, frozen=True):
+    """Where keepers find the supervisor: a file in the job's folder."""
+
+    endpoints: dict[str, str]  # member -> endpoint
+    beat_s: float
+    patience_s: float  # how long a keeper does without a connection
+    folders: tuple[str, ...] = ()  # temporary ones, to be removed by whoever outlives the launcher
+
+
+Said = Position | Failure
+Reported = Beat | Printed | Ended | Asked
+
+SAID = msgspec.json.Decoder(Said)
+REPORTED = msgspec.msgpack.Decoder(Reported)
+ORDER = msgspec.msgpack.Decoder(Order)

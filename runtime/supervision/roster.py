@@ -1,0 +1,197 @@
+"""Who of a job lives, who does not, and who is to blame: decisions alone, no sockets and no clocks.
+
+    dead    its keeper says how it ended
+    hung    its keeper says for how long there has been no sign of life
+    lost    its keeper is out of reach
+    stuck   nobody's position has changed for long: who waits for nobody is to blame
+
+A member that is slow is none of these. Time that the supervisor did not watch, because it was stopped itself,
+counts for nobody.
+"""
+
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from partc.runtime.errors import Cause
+from partc.runtime.supervision.messages import Beat, Ended, Position
+
+_LONGEST_LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long something may be so until a member is taken for it, in seconds."""
+
+    hung_s: float
+    silent_s: float  # a keeper that is connected, but not heard
+    gone_s: float  # a keeper that is not connected
+    stuck_s: float | None  # None: no limit
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A member that ended a job, or would. `is_echo`: others' end explains it.
+
+    `time_s`: when the supervisor learned of it; `told_s`: when it happened, by the clock of its host.
+    """
+
+    cause: Cause
+    is_echo: bool
+    time_s: float
+    told_s: float = 0.0
+    ended: Ended | None = None
+
+
+@dataclass(slots=True)
+class _Member:
+    name: str
+    host: str
+    beat: Beat | None = None
+    ended: Ended | None = None
+    ended_s: float = 0.0
+    heard_s: float = 0.0
+    moved_s: float = 0.0
+    gone_s: float | None = None
+
+    @property
+    def position(self) -> Position:
+        if self.ended is not None:
+            return self.ended.position
+        return Position(at="before it started") if self.beat is None else self.beat.position
+
+
+class Roster:
+    """The members of a job. Times are seconds of a clock that stands still while nobody watches."""
+
+    def __init__(self, hosts: Mapping[str, str], limits: Limits) -> None:
+        self._members = {name: _Member(name, host) for name, host in hosts.items()}
+        self._limits = limits
+        self._now_s = 0.0
+        self._looked_s: float | None = None
+        self._forgotten: set[str] = set()
+        self.is_stopping = False  # then an end by SIGTERM is what was asked for
+
+    def pass_time(self, now_s: float) -> None:
+        """Let time pass; `now_s` is any monotonic clock's."""
+        if self._looked_s is not None:
+            self._now_s += min(now_s - self._looked_s, _LONGEST_LOOK_S)
+        self._looked_s = now_s
+
+    def hear_beat(self, name: str, beat: Beat) -> None:
+        """Take in that a member is there."""
+        member = self._members.setdefault(name, _Member(name, beat.host))
+        if member.beat is None or member.beat.position != beat.position:
+            member.moved_s = self._now_s
+        member.beat, member.heard_s, member.gone_s = beat, self._now_s, None
+
+    def hear_end(self, name: str, ended: Ended) -> None:
+        """Take in that a member has ended."""
+        member = self._members.setdefault(name, _Member(name, ""))
+        if member.ended is None:
+            member.ended, member.ended_s, member.moved_s = ended, self._now_s, self._now_s
+
+    def miss(self, names: Iterable[str]) -> None:
+        """Take in whose keepers cannot be reached; all others can."""
+        gone = set(names)
+        for member in self._members.values():
+            if member.name not in gone:
+                member.gone_s = None
+            elif member.gone_s is None:
+                member.gone_s = self._now_s
+
+    def living(self) -> list[str]:
+        """Return the members that have been heard, and have not ended."""
+        return [m.name for m in self._members.values() if m.beat is not None and m.ended is None]
+
+    def beat(self, name: str) -> Beat | None:
+        """Return a member's last beat."""
+        return self._members[name].beat if name in self._members else None
+
+    def beats(self) -> list[Beat]:
+        """Return the last beat of every member that was ever heard."""
+        return [member.beat for member in self._members.values() if member.beat is not None]
+
+    def ended(self) -> dict[str, Ended]:
+        """Return how those members ended that have."""
+        return {m.name: m.ended for m in self._members.values() if m.ended is not None}
+
+    @property
+    def still_s(self) -> float:
+        """For how long nobody's position has changed."""
+        return self._now_s - max((member.moved_s for member in self._members.values()), default=0.0)
+
+    def position(self, name: str) -> Position:
+        """Return where a member was last."""
+        return self._members[name].position if name in self._members else Position()
+
+    def forget(self, name: str) -> None:
+        """Ask no more about a member."""
+        self._forgotten.add(name)
+
+    def troubles(self) -> list[Trouble]:
+        """Return who is in trouble, whom to blame first."""
+        asked = [member for name, member in self._members.items() if name not in self._forgotten]
+        found = [trouble for member in asked if (trouble := self._trouble(member)) is not None]
+        if not found and self._limits.stuck_s is not None and self.still_s > self._limits.stuck_s:
+            found = self._standstill(asked, self._limits.stuck_s)
+        return sorted(found, key=lambda trouble: (trouble.is_echo, trouble.time_s, trouble.told_s))
+
+    def _trouble(self, member: _Member) -> Trouble | None:
+        limits, now_s = self._limits, self._now_s
+        if member.ended is not None:
+            return self._end(member, member.ended)
+        if member.beat is None:
+            return None
+        if member.beat.still_s > limits.hung_s:
+            reason = f"hangs: no sign of life for {member.beat.still_s:.0f} s"
+            return Trouble(_cause("hung", member, reason), False, now_s - limits.hung_s)
+        if member.gone_s is not None and now_s - member.gone_s > limits.gone_s:
+            return Trouble(_cause("lost", member, "was lost: its keeper died"), False, member.gone_s)
+        if now_s - member.heard_s > limits.silent_s:
+            reason = f"was lost: not heard for {now_s - member.heard_s:.0f} s"
+            return Trouble(_cause("lost", member, reason), False, member.heard_s)
+        return None
+
+    def _end(self, member: _Member, ended: Ended) -> Trouble | None:
+        if ended.failure is not None:
+            cause = _cause("failed", member, ended.failure.what)
+            return Trouble(cause, ended.failure.is_echo, member.ended_s, ended.failure.time_s, ended)
+        if ended.by_keeper:
+            cause = _cause("lost", member, f"was ended: {ended.by_keeper}")
+            return Trouble(cause, True, member.ended_s, ended.time_s, ended)
+        if ended.code == 0 or (self.is_stopping and ended.code == -signal.SIGTERM):
+            return None
+        # An exit without a word, and abort(), are how MPI answers the end of another rank.
+        is_echo = ended.code > 0 or ended.code == -signal.SIGABRT
+        cause = _cause("killed", member, f"died: {how(ended.code)}")
+        return Trouble(cause, is_echo, member.ended_s, ended.time_s, ended)
+
+    def _standstill(self, members: list[_Member], limit_s: float) -> list[Trouble]:
+        """Blame whoever waits for nobody: of these, and where all wait, who is furthest behind."""
+        alive = [member for member in members if member.ended is None]
+        if not alive:
+            return []
+        busy = [member for member in alive if not member.position.awaits] or alive
+        last = min(busy, key=lambda member: (member.beat is not None, member.position.step, member.moved_s))
+        waiting = [member for member in alive if member.position.awaits and member is not last]
+        reason = f"did not go on for {limit_s:.0f} s"
+        if waiting:
+            reason += f", and {waiting[0].name} waits in {waiting[0].position.at}"
+        return [Trouble(_cause("stuck", last, reason), False, last.moved_s)]
+
+
+def how(code: int) -> str:
+    """Say how a process ended."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _cause(kind: Literal["killed", "failed", "hung", "stuck", "lost"], member: _Member, reason: str) -> Cause:
+    position = member.position
+    return Cause(kind, member.name, member.host, position.device, position.step, position.at, reason)

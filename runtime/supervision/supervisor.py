@@ -1,0 +1,203 @@
+"""The launcher's side: hears all keepers of a job, tells them what to do, and knows who is in trouble.
+
+Nobody else is heard: transports/locked_sockets.py.
+"""
+
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+import msgspec
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from partc.runtime.errors import naming_file
+from partc.runtime.jobs.job_folder import held_folder
+from partc.runtime.supervision.keeping import MEETING_FILE
+from partc.runtime.supervision.messages import REPORTED, Asked, Beat, Ended, Meeting, Order, Printed
+from partc.runtime.supervision.process_state import is_running, remove_segments
+from partc.runtime.supervision.roster import Limits, Roster
+from partc.runtime.transports.locked_sockets import (
+    LOCAL,
+    is_one_machine,
+    lock,
+    own_address,
+    read_key,
+    write_key,
+)
+
+HUNG_S = 5.0
+FOLDERS = "partc-"  # what temporary folders of sockets are called
+_BEATS_PER_S = 2_000  # of all keepers together
+_BEAT_S = 0.25
+_HERE_S, _AWAY_S = 0.5, 90.0  # a keeper's patience: a cut cable may come back, a socket file does not
+_GONE_HERE_S, _GONE_AWAY_S = 1.0, 3.0
+_SILENT_HERE_S = 10.0
+_SUSPICION_S = 3.0
+_LARGEST_BYTES = 1 << 20
+_LEAVE_S = 3.0
+_LONGEST_LINE = 1 << 16
+_AT_ONCE = 1_000  # messages
+
+
+class Supervisor:
+    """Watches over the members of one job.
+
+    `hosts`: member -> host; `addresses`: host -> network name. `folder`: the job's, which all hosts see.
+    `stuck_s`: how long nobody may get on. `folders`: the
+    job's other temporary ones, which keepers remove if the launcher is killed. Use it in a `with`.
+    """
+
+    def __init__(
+        self,
+        hosts: Mapping[str, str],
+        addresses: Mapping[str, str],
+        folder: Path,
+        stuck_s: float | None,
+        folders: Sequence[Path] = (),
+        hung_s: float = HUNG_S,
+    ) -> None:
+        here = is_one_machine({host: addresses.get(host, LOCAL) for host in hosts.values()})
+        silent_s, gone_s = (_SILENT_HERE_S, _GONE_HERE_S) if here else (_AWAY_S, _GONE_AWAY_S)
+        self.roster = Roster(hosts, Limits(hung_s, silent_s, gone_s, stuck_s))
+        self.asked_by_host = 0  # the signal by which a batch system wants an end
+        self._suspicious_until_s = 0.0
+        self._lines: list[tuple[str, str]] = []
+        self._rest: dict[str, bytes] = defaultdict(bytes)  # of a line that is not whole yet
+        self._at_the_end = ExitStack()
+        self._sockets = self._at_the_end.enter_context(held_folder(Path(tempfile.gettempdir()), FOLDERS))
+        self._context = zmq.Context()
+        self._at_the_end.callback(self._context.destroy, linger=200)
+        self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        self._router.set(zmq.ROUTER_MANDATORY, 1)
+        self._router.set(zmq.ROUTER_HANDOVER, 1)
+        self._router.set(zmq.MAXMSGSIZE, _LARGEST_BYTES)
+        self._router.set(zmq.SNDHWM, 0)
+        endpoints = self._listen_here(hosts) if here else self._listen(hosts, addresses, folder)
+        self._monitor = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._at_the_end.callback(self._router.disable_monitor)
+        self._poller = zmq.Poller()
+        self._poller.register(self._router, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        beat_s = max(_BEAT_S, len(hosts) / _BEATS_PER_S)
+        temporary = tuple(str(made.absolute()) for made in (folder, self._sockets, *folders))
+        meeting = Meeting(endpoints, beat_s, _HERE_S if here else _AWAY_S, temporary)
+        with naming_file(folder / MEETING_FILE):
+            (folder / MEETING_FILE).write_bytes(msgspec.json.encode(meeting))
+
+    def watch(self, timeout_s: float) -> None:
+        """Hear what has come; wait for the first for `timeout_s`."""
+        ready = dict(self._poller.poll(round(timeout_s * 1e3)))
+        self.roster.pass_time(time.monotonic())
+        if self._monitor in ready:
+            while self._monitor.poll(0):
+                recv_monitor_message(self._monitor)
+            self._suspicious_until_s = time.monotonic() + _SUSPICION_S
+        if time.monotonic() < self._suspicious_until_s:
+            self.roster.miss(name for name in self.roster.living() if not self._send(name, Order("go_on")))
+        for _ in range(_AT_ONCE):
+            if not self._hear():
+                break
+
+    def order(self, what: Literal["stop", "end"], names: Collection[str] | None = None) -> None:
+        """Have members, all that live if none are named, stop well, or end; keepers of the dead leave."""
+        for name in self.roster.living() if names is None else names:
+            self._send(name, Order(what))
+
+    def take_lines(self) -> list[tuple[str, str]]:
+        """Return what members have printed since, line by line: (member, line)."""
+        lines, self._lines = self._lines, []
+        return lines
+
+    def end(self) -> None:
+        """End whoever still runs, and wait until nobody of this machine does."""
+        self.order("end")
+        deadline_s = time.monotonic() + _LEAVE_S
+        while any(map(self._may_answer, self.roster.living())) and time.monotonic() < deadline_s:
+            self.watch(0.02)
+        # Not before all have ended: MPI kills keepers when one leaves, and they have something to tidy up.
+        self.order("end", self.roster.ended())
+        here = [beat for beat in self.roster.beats() if _is_here(beat)]
+        processes = [process for beat in here for process in (beat.keeper, beat.process)]
+        deadline_s = time.monotonic() + _LEAVE_S
+        while any(map(is_running, processes)) and time.monotonic() < deadline_s:
+            self.watch(0.02)
+        for process in processes:  # a keeper may have been stopped
+            if is_running(process):
+                with suppress(OSError):
+                    os.kill(process, signal.SIGKILL)
+        if any(ended.code for ended in self.roster.ended().values()) or self.roster.living():
+            remove_segments({name for beat in here for name in beat.segments})
+
+    def __enter__(self) -> "Supervisor":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._at_the_end.close()
+
+    def _listen_here(self, hosts: Mapping[str, str]) -> dict[str, str]:
+        endpoint = f"ipc://{self._sockets}/supervisor"
+        self._router.bind(endpoint)
+        return dict.fromkeys(hosts, endpoint)
+
+    def _listen(self, hosts: Mapping[str, str], addresses: Mapping[str, str], folder: Path) -> dict[str, str]:
+        write_key(folder)
+        key = read_key(folder)
+        assert key is not None
+        lock(self._router, key, is_server=True)
+        own = {host: own_address(addresses.get(host, LOCAL)) for host in set(hosts.values())}
+        endpoints: dict[str, str] = {}
+        for address in set(own.values()):
+            self._router.bind(f"tcp://{address}:*")
+            endpoints[address] = self._router.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        return {member: endpoints[own[host]] for member, host in hosts.items()}
+
+    def _may_answer(self, name: str) -> bool:
+        beat = self.roster.beat(name)
+        return beat is None or not _is_here(beat) or is_running(beat.keeper)
+
+    def _send(self, name: str, order: Order) -> bool:
+        """Tell a keeper; return whether it can be reached."""
+        try:
+            self._router.send_multipart([name.encode(), msgspec.msgpack.encode(order)], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def _hear(self) -> bool:
+        try:
+            identity, *frames = self._router.recv_multipart(zmq.NOBLOCK)
+            reported = REPORTED.decode(frames[0])
+        except zmq.Again:
+            return False
+        except (msgspec.MsgspecError, IndexError):
+            return True
+        name = identity.decode(errors="replace")
+        match reported:
+            case Beat():
+                self.roster.hear_beat(name, reported)
+            case Ended():
+                self.roster.hear_end(name, reported)
+                if reported.code == 0:
+                    self.order("end", [name])
+            case Printed(text=text):
+                *whole, self._rest[name] = (self._rest[name] + text).split(b"\n")
+                self._lines += [(name, line.decode(errors="replace")) for line in whole]
+                self._rest[name] = self._rest[name][-_LONGEST_LINE:]
+            case Asked(signal=number):
+                self.asked_by_host = number
+        return True
+
+
+def _is_here(beat: Beat) -> bool:
+    return beat.host == socket.gethostname()

@@ -1,0 +1,92 @@
+"""Sockets (ZeroMQ) that hear those alone who may speak.
+
+    all hosts are this machine   a socket file in a folder that only this user may enter
+    hosts have addresses         a TCP port, encrypted, for those who know the job's key
+
+CurveZMQ (RFC 26 of zeromq.org) takes no connection from who does not know the server's public key. It is
+the job's: drawn for it, and written where only this user may read.
+"""
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import zmq
+
+from partc.runtime.errors import RankFailed
+from partc.runtime.plan.record import Record
+
+LOCAL = "localhost"
+KEY_FILE = "job.key"
+_ANSWER_S = 0.5
+_HERE = (LOCAL, "127.0.0.1")
+
+
+class Key(Record, frozen=True):
+    """A CURVE key pair, in ZeroMQ's printable form (Z85)."""
+
+    public: str
+    secret: str
+
+
+def is_one_machine(addresses: Mapping[str, str]) -> bool:
+    """Tell whether all hosts are the machine that this runs on."""
+    return all(address == LOCAL for address in addresses.values())
+
+
+def write_key(folder: Path) -> None:
+    """Draw the job's key."""
+    public, secret = zmq.curve_keypair()
+    descriptor = os.open(folder / KEY_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(public + b"\n" + secret + b"\n")
+
+
+def read_key(folder: Path) -> Key | None:
+    """Return the job's key, if it has one."""
+    if not (folder / KEY_FILE).exists():
+        return None
+    public, secret = (folder / KEY_FILE).read_text().split()
+    return Key(public, secret)
+
+
+def lock(opened: "zmq.Socket[bytes]", key: Key, is_server: bool) -> None:
+    """Let a socket that is not connected yet speak with those alone who know the key."""
+    opened.set(zmq.CURVE_PUBLICKEY, key.public.encode())
+    opened.set(zmq.CURVE_SECRETKEY, key.secret.encode())
+    if is_server:
+        opened.set(zmq.CURVE_SERVER, 1)
+    else:
+        opened.set(zmq.CURVE_SERVERKEY, key.public.encode())
+
+
+def is_refused(endpoint: str) -> bool:
+    """Tell whether nobody listens at a TCP port whose machine is there."""
+    if not endpoint.startswith("tcp://"):
+        return False
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), _ANSWER_S):
+            return False
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+
+
+def own_address(address: str) -> str:
+    """Return the address under which this machine is seen from another. Raises RankFailed."""
+    if address in _HERE:
+        return "127.0.0.1"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))  # sends nothing: it asks which way a packet would leave
+        except OSError as error:
+            raise RankFailed(
+                f"the host cannot be reached: {error}",
+                at=f"address {address!r}",
+                fix="write the host's network name as its address in the cluster file",
+            ) from error
+        own: str = probe.getsockname()[0]
+    return own

@@ -1,0 +1,1 @@
+"""Processes of running jobs killed and stopped at random: `make chaos`."""

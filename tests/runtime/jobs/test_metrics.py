@@ -1,0 +1,35 @@
+from pathlib import Path
+
+from partc.runtime.jobs.metrics import MetricsLog, read_metrics
+
+
+def log(path: Path, first: int, last: int, after: int) -> None:
+    metrics = MetricsLog(path, after)
+    for step in range(first, last + 1):
+        metrics.append(step, step / 2 if step != 3 else float("nan"))
+    metrics.close()
+
+
+def test_a_run_that_goes_on_writes_behind_its_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log(path, 1, 6, after=0)
+    with path.open("a") as stream:
+        stream.write('{"step":7,"lo')  # where its writer was killed
+
+    assert [line.step for line in read_metrics(path)] == [1, 2, 3, 4, 5, 6]
+    log(path, 5, 7, after=4)
+
+    assert [(line.step, line.loss) for line in read_metrics(path)] == [
+        (1, 0.5), (2, 1.0), (3, None), (4, 2.0), (5, 2.5), (6, 3.0), (7, 3.5)
+    ]  # fmt: skip
+
+
+def test_a_new_run_begins_anew_and_one_without_steps_leaves_what_was(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log(path, 1, 6, after=0)
+    MetricsLog(path, 0).close()
+    assert len(read_metrics(path)) == 6
+
+    log(path, 1, 2, after=0)
+
+    assert [line.step for line in read_metrics(path)] == [1, 2]

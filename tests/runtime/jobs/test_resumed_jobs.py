@@ -1,0 +1,195 @@
+"""Trainings that are stopped, saved, and gone on with: daemons over MPI, by the same plan and by others."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import Adam
+from partc.compiler.importing.import_training import import_training_graph
+from partc.models.catalogue import build_model
+from partc.runtime.checkpoints.manifest import folder_of, steps_in
+from partc.runtime.checkpoints.stored_values import StoredValues
+from partc.runtime.errors import BadCheckpoint, BadUsage, NotSaved
+from partc.runtime.execution.in_process import train_in_process
+from partc.runtime.jobs.job import Checkpoints, Notice, Progress
+from partc.runtime.jobs.metrics import read_metrics
+from partc.runtime.jobs.runner import Runner
+from tests.builders.plans.boxed_plans import LAYOUTS, boxed_momentum, momentum_batches
+from tests.builders.plans.compiled_steps import Compiled, compile_step, random_batches
+from tests.builders.plans.linear_plans import linear_all_reduce, linear_batches, linear_servers
+from tests.compiler.importing.test_draw_random_inputs import compiled_dropout
+
+BATCHES = momentum_batches(2, steps=5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two replicas of two ranks, each with strided boxes of variables."""
+    return boxed_momentum(tmp_path_factory.mktemp("plans") / "out", LAYOUTS["strided"], 2)
+
+
+def test_a_training_that_goes_on_ends_with_the_same_bits(folder: Path, tmp_path: Path) -> None:
+    asked = Checkpoints(str(tmp_path / "kept"), every_steps=2)
+    metrics = tmp_path / "metrics.jsonl"
+    whole = Runner(folder).train(BATCHES, 5, outputs="all")
+
+    Runner(folder).train(BATCHES, 3, checkpoints=asked, metrics=metrics)
+    (tmp_path / "kept" / folder_of(3) / "COMMIT").unlink()
+    told: list[Progress | Notice] = []
+    rest = Runner(folder).train(
+        BATCHES, 5, checkpoints=asked, resume=True, outputs="all", on_progress=told.append, metrics=metrics
+    )
+
+    assert steps_in(tmp_path / "kept") == [2, 3, 4, 5][-3:]
+    assert (rest.first_step, rest.last_step) == (2, 3)
+    assert "the checkpoint of step 2 is used" in told[0].text  # type: ignore[union-attr]
+    assert told[-1].step == 5  # type: ignore[union-attr]
+    for name, value in whole.variables.items():
+        np.testing.assert_array_equal(rest.variables[name], value)
+    for resumed, uninterrupted in zip(rest.outputs, whole.outputs[2:], strict=True):
+        np.testing.assert_array_equal(resumed["loss"], uninterrupted["loss"])
+    assert [line.step for line in read_metrics(metrics)] == [1, 2, 3, 4, 5]
+
+
+def test_draws_go_on_where_they_stopped(tmp_path: Path) -> None:
+    done = compiled_dropout("batch-major", tmp_path / "out", "1x2")
+    batches = random_batches(done.plan, 4)
+    asked = Checkpoints(str(tmp_path / "kept"), every_steps=2)
+
+    Runner(done.folder).train(batches, 2, checkpoints=asked, seed=9)
+    rest = Runner(done.folder).train(batches, 4, checkpoints=asked, resume=True)
+
+    for name, value in Runner(done.folder).train(batches, 4, seed=9).variables.items():
+        np.testing.assert_array_equal(rest.variables[name], value)
+    with pytest.raises(BadUsage, match="seed 8, where training began with 9"):
+        Runner(done.folder).train(batches, 6, checkpoints=asked, resume=True, seed=8)
+
+
+def deep(folder: Path, cluster: str, strategy: str) -> Compiled:
+    forward = build_model("mlp", dtype="float64", sizes=[12, 24, 24, 24, 5], batch=12)
+    step = build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Adam(0.01))
+    return compile_step(import_training_graph(step), folder, cluster, strategy, batch="global")
+
+
+WAYS = [
+    ("2x2", "allreduce"),
+    ("1x3", "ps"),
+    ("2x3", "tensor=2"),
+    ("2x2", "pipeline=2,microbatches=2"),
+    ("1x2", "fsdp"),
+    ("1x1", "auto"),
+]
+
+
+def test_ranks_and_strategies_change_on_the_way(tmp_path: Path) -> None:
+    """From four ranks to three, to six, to a pipeline, from servers to AllReduce: as one device trains."""
+    asked = Checkpoints(str(tmp_path / "kept"), every_steps=100)
+    plans = [deep(tmp_path / str(number), *way) for number, way in enumerate(WAYS)]
+    batches = random_batches(plans[0].plan, len(WAYS))
+
+    for number, plan in enumerate(plans, 1):
+        Runner(plan.folder).train(batches, number, checkpoints=asked, resume=number > 1)
+
+    trained = StoredValues(tmp_path / "kept" / folder_of(len(WAYS)))
+    expected = train_in_process(plans[-1].folder, batches).variables
+    for name, value in expected.items():
+        np.testing.assert_allclose(trained.part(name), value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def a_file_of_samples(tmp_path: Path, steps: int) -> Path:
+    batches = linear_batches(2, steps=steps)
+    joined = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    np.savez(tmp_path / "data.npz", allow_pickle=False, **joined)
+    return tmp_path / "data.npz"
+
+
+def test_data_goes_on_where_it_stopped_though_steps_take_more(tmp_path: Path) -> None:
+    """Two replicas use 8 samples a step, four use 16: after three steps of two, the third batch of four."""
+    data = a_file_of_samples(tmp_path, steps=8)
+    two, four = (linear_all_reduce(tmp_path / str(n), n) for n in (2, 4))
+    asked = Checkpoints(str(tmp_path / "kept"), every_steps=100)
+
+    begun = Runner(two).train(data, 3, checkpoints=asked)
+    rest = Runner(four).train(data, 5, checkpoints=asked, resume=True)
+
+    arrays = np.load(data)
+    third_and_fourth = [{name: arrays[name][16 * n : 16 * (n + 1)] for name in arrays} for n in (2, 3)]
+    expected = train_in_process(four, third_and_fourth, begun.variables).variables["W"]
+    np.testing.assert_allclose(rest.variables["W"], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_rank_that_is_asked_to_stop_makes_all_stop_and_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    (tmp_path / "endless.py").write_text(
+        "import os, time, numpy as np\n"
+        "def batches():\n"
+        "    for step in range(100000):\n"
+        "        time.sleep(0.01)\n"
+        f"        if step == 30 and os.environ['PMI_RANK'] == '1': os.kill(os.getpid(), {int(number)})\n"
+        "        yield {'x': np.full((8, 3), step % 7.0), 'y': np.ones((8, 2))}\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    folder = linear_servers(tmp_path / "out", merged=True, scattered=True)
+    asked = Checkpoints(str(tmp_path / "kept"))
+
+    result = Runner(folder).train("endless:batches", 100_000, checkpoints=asked)
+
+    assert 30 < result.last_step < 10_000
+    assert steps_in(tmp_path / "kept") == [result.last_step]
+    stored = StoredValues(tmp_path / "kept" / folder_of(result.last_step))
+    np.testing.assert_array_equal(stored.part("W"), result.variables["W"])
+    assert stored.manifest.position.batches == result.last_step
+    assert len(result.outputs) == result.last_step
+
+
+def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path) -> None:
+    """The folder of checkpoints becomes a file: none can be written."""
+    folder = linear_all_reduce(tmp_path / "out", 2)
+    (tmp_path / "kept").write_text("in the way")
+    told: list[Progress | Notice] = []
+
+    with pytest.raises(NotSaved, match=r"the checkpoint of step 4 could not be written: (rank|another)"):
+        Runner(folder).train(
+            linear_batches(2, steps=4),
+            4,
+            checkpoints=Checkpoints(str(tmp_path / "kept"), every_steps=2),
+            on_progress=told.append,
+        )
+
+    (notice,) = [line for line in told if isinstance(line, Notice)]
+    assert "the checkpoint of step 2 could not be written" in notice.text
+    assert notice.text.endswith("training goes on")
+
+
+def refusals(tmp_path: Path, folder: Path) -> dict[str, tuple[Callable[[], object], type[Exception], str]]:
+    kept = Checkpoints(str(tmp_path / "kept"), every_steps=1)
+    runner, batches = Runner(folder), linear_batches(2, steps=4)
+    other = linear_all_reduce(tmp_path / "boxed", 1).parent / "momentum"
+    boxed_momentum(other, LAYOUTS["whole"])
+    return {
+        "not resumed": (lambda: runner.train(batches, 4, checkpoints=kept), BadUsage, "of another training"),
+        "done": (lambda: runner.train(batches, 2, checkpoints=kept, resume=True), BadUsage, "of which 2 are"),
+        "another model": (
+            lambda: Runner(other).train(momentum_batches(1, steps=4), 4, checkpoints=kept, resume=True),
+            BadCheckpoint,
+            "of another model",
+        ),
+    }
+
+
+@pytest.mark.parametrize("case", ["not resumed", "done", "another model"])
+def test_what_cannot_be_gone_on_with_is_refused_and_stays(tmp_path: Path, case: str) -> None:
+    folder = linear_all_reduce(tmp_path / "out", 2)
+    Runner(folder).train(linear_batches(2, steps=2), 2, checkpoints=Checkpoints(str(tmp_path / "kept"), 1))
+    train, kind, what = refusals(tmp_path, folder)[case]
+
+    with pytest.raises(kind, match=what):
+        train()
+
+    assert steps_in(tmp_path / "kept") == [1, 2]

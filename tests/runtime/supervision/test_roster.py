@@ -1,0 +1,200 @@
+"""Who is to blame: decisions alone."""
+
+import signal
+
+import pytest
+
+from partc.runtime.supervision.messages import Beat, Ended, Failure, Position
+from partc.runtime.supervision.roster import Limits, Roster
+
+LIMITS = Limits(hung_s=5, silent_s=10, gone_s=1, stuck_s=60)
+KILLED = -signal.SIGKILL
+
+
+def roster(ranks: int = 3) -> Roster:
+    made = Roster({f"rank {rank}": "alpha" for rank in range(ranks)}, LIMITS)
+    made.pass_time(100.0)
+    for rank in range(ranks):
+        made.hear_beat(f"rank {rank}", beat())
+    return made
+
+
+def beat(step: int = 1, at: str = "a.onnx", awaits: bool = False, still_s: float = 0.0) -> Beat:
+    return Beat(7, 6, "here", Position(step, at, awaits, "cpu0"), still_s)
+
+
+def ended(code: int, time_s: float = 0.0, failure: Failure | None = None, by_keeper: str = "") -> Ended:
+    return Ended(code, time_s, Position(3, "a.onnx", False, "cpu0"), 10**9, failure, by_keeper)
+
+
+def failure(what: str, is_echo: bool = False) -> Failure:
+    return Failure(1.0, "RankFailed", what, "there", "do", is_echo)
+
+
+def pass_seconds(made: Roster, seconds: int, since_s: float = 100.0) -> None:
+    for second in range(seconds):
+        made.pass_time(since_s + second + 1)
+
+
+def blamed(made: Roster) -> list[tuple[str, str]]:
+    return [(trouble.cause.member, trouble.cause.kind) for trouble in made.troubles()]
+
+
+def test_who_runs_or_has_ended_well_is_in_no_trouble() -> None:
+    made = roster()
+    made.hear_end("rank 1", ended(0))
+
+    assert blamed(made) == []
+    assert made.living() == ["rank 0", "rank 2"]
+
+
+def test_a_death_is_told_with_its_place() -> None:
+    made = roster()
+    made.hear_end("rank 1", ended(KILLED))
+
+    (trouble,) = made.troubles()
+
+    cause = trouble.cause
+    assert (cause.kind, cause.member, cause.host, cause.device) == ("killed", "rank 1", "alpha", "cpu0")
+    assert (cause.step, cause.at, cause.reason) == (3, "a.onnx", "died: signal 9 (SIGKILL)")
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        ended(1, 0.0, failure("MPI error", is_echo=True)),
+        ended(15),
+        ended(-signal.SIGABRT),
+        ended(KILLED, by_keeper="what started the ranks of its host is gone"),
+    ],
+    ids=["an error of MPI's", "an exit without a word", "abort", "ended by its keeper"],
+)
+def test_what_others_die_of_is_not_the_cause_though_it_be_told_first(echo: Ended) -> None:
+    made = roster()
+    made.hear_end("rank 0", echo)
+    made.pass_time(100.1)
+    made.hear_end("rank 2", ended(KILLED, 5.0))
+
+    assert [member for member, _ in blamed(made)] == ["rank 2", "rank 0"]
+
+
+def test_of_two_deaths_heard_at_once_the_earlier_is_the_cause() -> None:
+    made = roster()
+    made.hear_end("rank 0", ended(KILLED, time_s=5.2))
+    made.hear_end("rank 2", ended(KILLED, time_s=5.1))
+
+    assert blamed(made)[0] == ("rank 2", "killed")
+
+
+def test_who_shows_no_sign_of_life_hangs_and_who_waits_for_it_does_not() -> None:
+    made = roster()
+    for rank in (0, 2):
+        made.hear_beat(f"rank {rank}", beat(awaits=True))
+    made.hear_beat("rank 1", beat(still_s=5.5))
+
+    assert blamed(made) == [("rank 1", "hung")]
+
+
+def test_a_keeper_out_of_reach_is_lost_unless_it_is_heard_again() -> None:
+    made = roster()
+    made.miss(["rank 1", "rank 2"])
+    made.pass_time(100.5)
+    made.hear_beat("rank 2", beat())
+    pass_seconds(made, 2, since_s=100.5)
+
+    assert blamed(made) == [("rank 1", "lost")]
+
+
+def test_the_keeper_that_was_out_of_reach_first_is_the_cause() -> None:
+    made = roster()
+    made.miss(["rank 2"])
+    made.pass_time(100.05)
+    made.miss(["rank 0", "rank 1", "rank 2"])
+    pass_seconds(made, 2, since_s=100.05)
+
+    assert blamed(made)[0] == ("rank 2", "lost")
+
+
+def test_a_keeper_that_is_silent_is_lost() -> None:
+    made = roster()
+    for second in range(11):
+        made.pass_time(101.0 + second)
+        made.hear_beat("rank 0", beat())
+        made.hear_beat("rank 1", beat())
+
+    assert blamed(made) == [("rank 2", "lost")]
+
+
+def test_nobody_is_silent_while_nobody_listened() -> None:
+    made = roster()
+    made.pass_time(10_000.0)
+
+    assert blamed(made) == []
+
+
+def stand_still(made: Roster, beats: dict[str, Beat], seconds: int = 63) -> None:
+    for second in range(seconds):
+        made.pass_time(101.0 + second)
+        for name, heard in beats.items():
+            made.hear_beat(name, heard)
+
+
+def test_slow_is_not_stuck_while_anybody_gets_on() -> None:
+    made = roster()
+    for second in range(200):
+        made.pass_time(101.0 + second)
+        made.hear_beat("rank 0", beat(step=second // 40))
+        made.hear_beat("rank 1", beat())
+        made.hear_beat("rank 2", beat())
+
+    assert blamed(made) == []
+
+
+def test_of_ranks_that_do_not_get_on_the_one_that_waits_for_nobody_is_to_blame() -> None:
+    made = roster()
+    waits = beat(2, "communication dW (4)", awaits=True)
+
+    stand_still(made, {"rank 0": waits, "rank 1": beat(2, "b.onnx"), "rank 2": waits})
+
+    (trouble,) = made.troubles()
+    assert (trouble.cause.member, trouble.cause.kind, trouble.cause.at) == ("rank 1", "stuck", "b.onnx")
+    assert "rank 0 waits in communication dW (4)" in trouble.cause.reason
+
+
+def test_where_all_wait_who_is_furthest_behind_is_to_blame() -> None:
+    made = roster()
+
+    stand_still(made, {f"rank {r}": beat(3 - (r == 1), "communication", awaits=True) for r in range(3)})
+
+    assert blamed(made) == [("rank 1", "stuck")]
+
+
+def test_who_never_started_is_to_blame_first() -> None:
+    made = Roster({"rank 0": "alpha", "rank 1": "beta"}, LIMITS)
+    made.pass_time(100.0)
+
+    stand_still(made, {"rank 0": beat()})
+
+    (trouble,) = made.troubles()
+    assert (trouble.cause.member, trouble.cause.host, trouble.cause.at) == (
+        "rank 1",
+        "beta",
+        "before it started",
+    )
+
+
+def test_an_end_by_the_signal_that_asked_for_it_is_no_trouble() -> None:
+    made = roster()
+    made.is_stopping = True
+    made.hear_end("rank 0", ended(-signal.SIGTERM))
+    made.hear_end("rank 1", ended(1, 0.0, failure("no space left")))
+
+    assert blamed(made) == [("rank 1", "failed")]
+
+
+def test_nobody_asks_about_who_was_left_behind() -> None:
+    made = roster()
+    made.hear_end("rank 0", ended(KILLED))
+    made.forget("rank 0")
+
+    assert blamed(made) == []
