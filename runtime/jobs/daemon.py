@@ -222,9 +222,8 @@ class Daemon:
     def _make_saving(self) -> Saving | None:
         if self._job.checkpoints is None:
             return None
-        return Saving(
-            self._job.checkpoints, self._plan, self._executor.environment.array, self._world, complete
-        )
+        read = self._executor.environment.array
+        return Saving(self._job.checkpoints, self._plan, read, self._world, complete, self._folder)
 
     def _check_loss(self) -> None:
         if is_finite(self._plan, self._rank, self._executor):

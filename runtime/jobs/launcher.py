@@ -53,11 +53,13 @@ def launch(
     on_progress: OnProgress | None,
     timeout_s: float | None,
     daemon: str = DAEMON,
+    folders: Sequence[Path] = (),
 ) -> int:
     """Run a job to its end. Return the number of the signal that made its ranks stop before, 0 if none did.
 
     `hosts`: each rank's. `addresses`: host -> network name. A job in which no rank gets on for `timeout_s` is
-    ended. `daemon`: the module that every rank runs. Raises the error of the rank that is to blame, whose
+    ended. `daemon`: the module that every rank runs. `folders`: temporary ones beside the job's, for keepers to
+    remove if this process is killed. Raises the error of the rank that is to blame, whose
     `cause` says where it was; and Stopped if ranks that a signal asked to stop did not do so well.
     """
     members = {f"rank {rank}": host for rank, host in enumerate(hosts)}
@@ -65,7 +67,7 @@ def launch(
     with (
         stop_signals() as signals,
         log.open("w") as stream,
-        Supervisor(members, addresses, job_folder, timeout_s) as supervisor,
+        Supervisor(members, addresses, job_folder, timeout_s, folders) as supervisor,
     ):
         records.info("starting %d ranks: %s", len(hosts), " ".join(command))
         process = subprocess.Popen(
@@ -80,7 +82,7 @@ def launch(
             return _Watch(process, supervisor, signals, Log(stream), on_progress).to_the_end()
         finally:
             supervisor.end()
-            _end(process)
+            _end(process, 0.0 if supervisor.roster.unheard() else _GRACE_S)
 
 
 class _Watch:
@@ -121,7 +123,7 @@ class _Watch:
         self._forward()
         self._supervisor.watch(_LOOK_S)
         self._stop.look()
-        if self._supervisor.roster.troubles():
+        if self._supervisor.roster.troubles() or self._is_cut_short():
             self._verdict()
 
     def _verdict(self) -> None:
@@ -129,10 +131,21 @@ class _Watch:
         until_s = time.monotonic() + _SETTLE_S
         while (left_s := until_s - time.monotonic()) > 0:
             self._supervisor.watch(min(left_s, _LOOK_S))
-        if troubles := self._supervisor.roster.troubles():
+        if self._is_cut_short():
+            raise self._stop.error()
+        troubles = self._supervisor.roster.troubles()
+        if troubles and not (_follows_from_mpi(troubles[0]) and self._is_mpi_killed()):
             self._supervisor.order("end")
             self._forward()
             raise error_of(troubles[0], self._log.path)
+
+    def _is_cut_short(self) -> bool:
+        """Tell whether ranks that were loading have ended by the signal that asks for an end: the others, that
+        would stop after a step, wait for them."""
+        return bool(self._stop.number) and self._supervisor.roster.has_ended_by(signal.SIGTERM)
+
+    def _is_mpi_killed(self) -> bool:
+        return (self._process.poll() or 0) < 0
 
     def _is_over(self) -> bool:
         return self._process.poll() is not None
@@ -159,6 +172,7 @@ class StopRequest:
     def __init__(self, supervisor: Supervisor, signals: StopSignals) -> None:
         self._supervisor = supervisor
         self._signals = signals
+        self._asked: set[str] = set()
         self.number = 0
 
     def look(self) -> None:
@@ -171,7 +185,9 @@ class StopRequest:
             self.number = number
             roster.is_stopping = True
             records.warning("%s: the ranks are asked to stop; once more ends them at once", name_of(number))
-            self._supervisor.order("stop")
+        if late := set(roster.living()) - self._asked:  # keepers of a job that has just begun come one by one
+            self._supervisor.order("stop", late)
+            self._asked |= late
         if self._signals.count > 1 or (roster.living() and roster.still_s > _STOP_S):
             raise self.error()
         if not roster.living():
@@ -202,6 +218,11 @@ def error_of(trouble: Trouble, log: Path) -> PartcError:
         )
     error.cause = cause
     return error
+
+
+def _follows_from_mpi(trouble: Trouble) -> bool:
+    """Tell whether the end of mpiexec explains a trouble: it takes keepers with it."""
+    return trouble.is_echo or trouble.cause.kind == "lost"
 
 
 _FIXES = {
@@ -304,10 +325,11 @@ def progress_in(line: str) -> Progress | Notice | None:
         return None
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End mpiexec and what it started, if they still run."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        deadline_s = time.monotonic() + _GRACE_S
+def _end(process: "subprocess.Popen[bytes]", patience_s: float) -> None:
+    """End mpiexec and what it started, if they still run after `patience_s`: it ends with its ranks, but for
+    those that nobody has heard yet, which know of no end."""
+    for number, grace_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, _GRACE_S)):
+        deadline_s = time.monotonic() + grace_s
         while process.poll() is None and time.monotonic() < deadline_s:
             time.sleep(0.02)
         if process.poll() is not None:

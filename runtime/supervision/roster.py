@@ -105,6 +105,10 @@ class Roster:
         """Return the members that have been heard, and have not ended."""
         return [m.name for m in self._members.values() if m.beat is not None and m.ended is None]
 
+    def unheard(self) -> list[str]:
+        """Return the members whose keepers have not been heard yet."""
+        return [m.name for m in self._members.values() if m.beat is None and m.ended is None]
+
     def beat(self, name: str) -> Beat | None:
         """Return a member's last beat."""
         return self._members[name].beat if name in self._members else None
@@ -116,6 +120,10 @@ class Roster:
     def ended(self) -> dict[str, Ended]:
         """Return how those members ended that have."""
         return {m.name: m.ended for m in self._members.values() if m.ended is not None}
+
+    def has_ended_by(self, number: int) -> bool:
+        """Tell whether a signal of this number has ended a member."""
+        return any(ended.code == -number for ended in self.ended().values())
 
     @property
     def still_s(self) -> float:

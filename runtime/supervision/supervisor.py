@@ -30,8 +30,7 @@ from partc.runtime.transports.locked_sockets import (
     is_one_machine,
     lock,
     own_address,
-    read_key,
-    write_key,
+    own_key,
 )
 
 HUNG_S = 5.0
@@ -151,10 +150,7 @@ class Supervisor:
         return dict.fromkeys(hosts, endpoint)
 
     def _listen(self, hosts: Mapping[str, str], addresses: Mapping[str, str], folder: Path) -> dict[str, str]:
-        write_key(folder)
-        key = read_key(folder)
-        assert key is not None
-        lock(self._router, key, is_server=True)
+        lock(self._router, own_key(folder), is_server=True)
         own = {host: own_address(addresses.get(host, LOCAL)) for host in set(hosts.values())}
         endpoints: dict[str, str] = {}
         for address in set(own.values()):

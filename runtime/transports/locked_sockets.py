@@ -35,12 +35,15 @@ def is_one_machine(addresses: Mapping[str, str]) -> bool:
     return all(address == LOCAL for address in addresses.values())
 
 
-def write_key(folder: Path) -> None:
-    """Draw the job's key."""
-    public, secret = zmq.curve_keypair()
+def own_key(folder: Path) -> Key:
+    """Return the job's key; draw it, if it has none yet."""
+    if (key := read_key(folder)) is not None:
+        return key
+    public, secret = (half.decode() for half in zmq.curve_keypair())
     descriptor = os.open(folder / KEY_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(public + b"\n" + secret + b"\n")
+    with os.fdopen(descriptor, "w") as file:
+        file.write(f"{public}\n{secret}\n")
+    return Key(public, secret)
 
 
 def read_key(folder: Path) -> Key | None:
