@@ -28,6 +28,7 @@ CHANNEL_FILE = "channel.json"
 _HEARTBEAT_MS = 5_000
 _SILENCE_MS = 60_000  # a host that is not heard for so long is taken for dead
 _MEANWHILE_MS = 5
+_LOCK_BYTES = 1_024  # more than what encryption adds to a frame
 
 
 class Channel(Record, frozen=True):
@@ -51,7 +52,7 @@ class StepperEnd:
         key = None if here else own_key(folder)
         self._router = _open(self._context, zmq.ROUTER, key)
         self._router.set(zmq.ROUTER_MANDATORY, 1)
-        self._router.set(zmq.MAXMSGSIZE, LARGEST_FRAME_BYTES)
+        self._router.set(zmq.MAXMSGSIZE, LARGEST_FRAME_BYTES + _LOCK_BYTES)
         if here:
             self._router.bind(f"ipc://{self.sockets}/stepper")
             self.channel = Channel(dict.fromkeys(addresses, f"ipc://{self.sockets}/stepper"))
