@@ -75,7 +75,7 @@ def writers_of(plan: Plan) -> dict[str, tuple[Owner, ...]]:
 class CheckpointWriter:
     """One rank's part in checkpoints, one at a time.
 
-    `keep`: how many complete ones stay. `job`: the job's folder, which is there for as long as the job may write.
+    `keep`: how many complete ones stay. `job`: the job's folder, there for as long as the job may write.
     """
 
     def __init__(self, plan: Plan, rank: int, checkpoints: Path, keep: int, job: Path) -> None:

@@ -58,8 +58,8 @@ def launch(
     """Run a job to its end. Return the number of the signal that made its ranks stop before, 0 if none did.
 
     `hosts`: each rank's. `addresses`: host -> network name. A job in which no rank gets on for `timeout_s` is
-    ended. `daemon`: the module that every rank runs. `folders`: temporary ones beside the job's, for keepers to
-    remove if this process is killed. Raises the error of the rank that is to blame, whose
+    ended. `daemon`: the module that every rank runs. `folders`: temporary ones beside the job's, for keepers
+    to remove if this process is killed. Raises the error of the rank that is to blame, whose
     `cause` says where it was; and Stopped if ranks that a signal asked to stop did not do so well.
     """
     members = {f"rank {rank}": host for rank, host in enumerate(hosts)}
@@ -140,8 +140,10 @@ class _Watch:
             raise error_of(troubles[0], self._log.path)
 
     def _is_cut_short(self) -> bool:
-        """Tell whether ranks that were loading have ended by the signal that asks for an end: the others, that
-        would stop after a step, wait for them."""
+        """Tell whether ranks that were loading have ended by the signal that asks for an end.
+
+        The others, which would stop after a step, wait for them.
+        """
         return bool(self._stop.number) and self._supervisor.roster.has_ended_by(signal.SIGTERM)
 
     def _is_mpi_killed(self) -> bool:
@@ -326,8 +328,10 @@ def progress_in(line: str) -> Progress | Notice | None:
 
 
 def _end(process: "subprocess.Popen[bytes]", patience_s: float) -> None:
-    """End mpiexec and what it started, if they still run after `patience_s`: it ends with its ranks, but for
-    those that nobody has heard yet, which know of no end."""
+    """End mpiexec and what it started, if they still run after `patience_s`.
+
+    It ends with its ranks, but for those that nobody has heard yet, which know of no end.
+    """
     for number, grace_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, _GRACE_S)):
         deadline_s = time.monotonic() + grace_s
         while process.poll() is None and time.monotonic() < deadline_s:

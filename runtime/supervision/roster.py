@@ -71,6 +71,7 @@ class Roster:
         self._now_s = 0.0
         self._looked_s: float | None = None
         self._forgotten: set[str] = set()
+        self._most = 2 * len(hosts)
         self.is_stopping = False  # then an end by SIGTERM is what was asked for
 
     def pass_time(self, now_s: float) -> None:
@@ -78,6 +79,10 @@ class Roster:
         if self._looked_s is not None:
             self._now_s += min(now_s - self._looked_s, _LONGEST_LOOK_S)
         self._looked_s = now_s
+
+    def knows(self, name: str) -> bool:
+        """Tell whether somebody is a member. Processes that MPI did not number may be, as many as ranks."""
+        return name in self._members or (name.startswith("process ") and len(self._members) < self._most)
 
     def hear_beat(self, name: str, beat: Beat) -> None:
         """Take in that a member is there."""

@@ -179,6 +179,8 @@ class Supervisor:
         except (msgspec.MsgspecError, IndexError):
             return True
         name = identity.decode(errors="replace")
+        if not self.roster.knows(name):
+            return True
         match reported:
             case Beat():
                 self.roster.hear_beat(name, reported)

@@ -36,6 +36,7 @@ def main() -> int:
     parser.add_argument("--cases", type=int, help="how many of each kind")
     parser.add_argument("--share", type=float, default=1.0, help="of the cases of each kind")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long hostile bytes come")
     parser.add_argument("--list", action="store_true", help="say which kinds there are")
     asked = parser.parse_args()
     if asked.list:
@@ -47,7 +48,7 @@ def main() -> int:
     random.Random(asked.seed).shuffle(queue)
     outcomes: dict[Scenario, list[Outcome]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="partc-chaos.") as made:
-        stage = Stage(Path(made).resolve())
+        stage = Stage(Path(made).resolve(), asked.minutes)
         for number, scenario in enumerate(queue):
             outcome = _run(scenario, stage, f"{asked.seed}/{number}")
             outcomes[scenario].append(outcome)

@@ -3,7 +3,6 @@
 import random
 import signal
 import time
-from pathlib import Path
 
 from tests.chaos.faults import KILL, STOP, Fault
 from tests.chaos.stage import Bench, Stage

@@ -12,11 +12,11 @@ TOLD_WITHIN_S = 5.0
 
 @dataclass(frozen=True)
 class Fault:
-    """`role`: whose processes are hit, `victims` of them drawn. `told`: a pattern of what the launcher says then;
-    NAME is a victim's. It says so in its output, or, where the others go on, in the log.
+    """`role`: whose processes are hit, `victims` of them drawn. `told`: a pattern of what the launcher says
+    then; NAME is a victim's. It says so in its output, or, where the others go on, in the log.
 
     `then`: it resumes, by itself unless the launcher was hit, and ends with the bits of an uninterrupted run;
-    the others train on; or all end. `again`: once more while it recovers. `with_keeper`: and the member's keeper.
+    the others train on; or all end. `again`: once more while it recovers. `with_keeper`: the keeper, too.
     """
 
     name: str

@@ -29,6 +29,7 @@ def train() -> int:
     parser.add_argument("--save-every", type=int)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--restarts", type=int, default=0)
+    parser.add_argument("--timeout", type=float, default=60.0)
     asked = parser.parse_args()
     raise_when_stopped()
     checkpoints = Checkpoints(asked.checkpoints, asked.save_every) if asked.checkpoints else None
@@ -39,7 +40,7 @@ def train() -> int:
             asked.steps,
             outputs="none",
             on_progress=show,
-            timeout_s=60,
+            timeout_s=asked.timeout,
             checkpoints=checkpoints,
             resume=resume,
         )

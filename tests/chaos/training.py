@@ -56,6 +56,7 @@ class Training:
         self.root = root
         self.plan = root / "plan"
         self.checkpoints = root / "checkpoints"
+        root.mkdir(parents=True, exist_ok=True)
         shutil.copytree(plan, self.plan)
         (root / "tmp").mkdir()
         self._told = root / "told"
@@ -118,6 +119,17 @@ class Training:
             if time.monotonic() > deadline_s:
                 raise AssertionError(f"nothing of that for {within_s:.0f} s: {self.told[-600:]}")
             time.sleep(look_s)
+
+    def until_it_gets_on(self) -> None:
+        """Wait until there is a step more than when it was last asked, or begun again, and some of them."""
+        lines = len(self.told.splitlines())
+        self.until(lambda: sum(line.startswith("step ") for line in self.told.splitlines()[lines:]) >= 2)
+
+    def kill_launcher(self) -> None:
+        """Kill the launcher alone."""
+        assert self.launcher is not None
+        self.processes("member")
+        self.launcher.kill()
 
     def send(self, victims: list[JobProcess], number: signal.Signals) -> None:
         """Send a signal to those of these that are still there."""

@@ -71,6 +71,15 @@ def test_a_rank_is_heard_and_answered(addresses: dict[str, str], tmp_path: Path)
     assert not stepper.sockets.exists()
 
 
+def pour(endpoint: str, said: bytes) -> None:
+    """Say something, then send 64 MB."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    with socket.create_connection((host, int(port)), 10.0) as stranger:
+        stranger.sendall(said)
+        for _ in range(64):
+            stranger.sendall(bytes(1 << 20))
+
+
 @pytest.mark.parametrize(
     "said",
     [b"GET / HTTP/1.1\r\n\r\n", NULL_GREETING + bytes(1000), CURVE_GREETING + LONG_COMMAND],
@@ -78,12 +87,8 @@ def test_a_rank_is_heard_and_answered(addresses: dict[str, str], tmp_path: Path)
 )
 def test_a_stranger_is_cut_off(said: bytes, stepper: StepperEnd) -> None:
     """It may send no more than a few megabytes, which the system holds."""
-    host, _, port = stepper.channel.endpoints["alpha"].removeprefix("tcp://").rpartition(":")
-    with socket.create_connection((host, int(port)), 10.0) as stranger:
-        with pytest.raises(ConnectionError):
-            stranger.sendall(said)
-            for _ in range(64):
-                stranger.sendall(bytes(1 << 20))
+    with pytest.raises(ConnectionError):
+        pour(stepper.channel.endpoints["alpha"], said)
 
     assert stepper.receive(0.05) is None
 
