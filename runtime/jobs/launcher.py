@@ -43,6 +43,7 @@ _GRACE_S = 5.0  # from a polite end to a kill
 _STOP_S = 30.0  # that a job that is to stop may stand still
 _LOOK_S = 0.1
 _SETTLE_S = 0.4  # from the first bad news to a verdict: who died first may be told last
+_MISSED_S = 4.0  # from MPI's end until keepers that it took along are missed
 
 
 def launch(
@@ -110,6 +111,7 @@ class _Watch:
         self._look()
         if self._process.returncode == 0 or self._all_well():
             return self._stop.number
+        self._await_trouble()
         self._verdict()
         if self._stop.number:
             raise self._stop.error()
@@ -125,6 +127,12 @@ class _Watch:
         self._stop.look()
         if self._supervisor.roster.troubles() or self._is_cut_short():
             self._verdict()
+
+    def _await_trouble(self) -> None:
+        """Wait for word of why MPI has ended: it ends with any rank's keeper, and takes the others along."""
+        roster, until_s = self._supervisor.roster, time.monotonic() + _MISSED_S
+        while roster.beats() and not roster.troubles() and time.monotonic() < until_s:
+            self._supervisor.watch(_LOOK_S)
 
     def _verdict(self) -> None:
         """Hear everybody who has something to say, then raise the error of who is to blame, if anybody is."""
