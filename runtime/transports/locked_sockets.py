@@ -14,7 +14,7 @@ from pathlib import Path
 
 import zmq
 
-from partc.runtime.errors import RankFailed
+from partc.runtime.errors import BadUsage, RankFailed
 from partc.runtime.plan.record import Record
 
 LOCAL = "localhost"
@@ -79,7 +79,10 @@ def is_refused(endpoint: str) -> bool:
 
 
 def own_address(address: str) -> str:
-    """Return the address under which this machine is seen from another. Raises RankFailed."""
+    """Return the address under which this machine is seen from another. Raises RankFailed and BadUsage."""
+    if address.startswith("-"):
+        fix = "write a network name: what begins with a dash, ssh takes for an option"
+        raise BadUsage(f"no address: {address!r}", at="cluster.json: hosts", fix=fix)
     if address in _HERE:
         return "127.0.0.1"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
