@@ -24,6 +24,7 @@ from partc.runtime.supervision.messages import Ended
 from partc.runtime.supervision.roster import Trouble, how
 from partc.runtime.supervision.stop_signals import StopSignals, name_of, stop_signals, stopped
 from partc.runtime.supervision.supervisor import Supervisor
+from partc.runtime.transports.locked_sockets import LOCAL, is_one_machine
 
 RANK_VARIABLES = {
     # Threads of other libraries in the ranks would fight ONNX Runtime's for the cores.
@@ -33,6 +34,8 @@ RANK_VARIABLES = {
     # MPICH gathers unequal parts in pieces of 32 KB, a poll each: 50 MB took 1.8 s, whole 20 ms.
     "MPIR_CVAR_ALLGATHERV_PIPELINE_MSG_SIZE": str(1 << 30),
 }
+# MPICH's ranks of one machine speak by shared memory alone, and open no ports.
+LOCAL_VARIABLES = {"UCX_TLS": "self,sm"}
 OnProgress = Callable[[Progress | Notice], None]
 
 _TOLD: msgspec.json.Decoder[Progress | Notice] = msgspec.json.Decoder(Progress | Notice)
@@ -76,7 +79,7 @@ def launch(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=rank_environment(),
+            env=rank_environment(is_one_machine({host: addresses.get(host, LOCAL) for host in hosts})),
             start_new_session=True,  # a terminal's Ctrl-C is for the launcher
         )
         try:
@@ -298,12 +301,18 @@ def mpiexec_command(
     folder = str(job_folder.absolute())
     started = [sys.executable, "-m", KEEPER, folder, "rank", daemon, folder]
     mpiexec = find_mpiexec()
-    places = [addresses.get(host, "localhost") for host in hosts]
-    if all(place == "localhost" for place in places):
-        return [mpiexec, "-n", str(len(hosts)), *started]
+    places = [addresses.get(host, LOCAL) for host in hosts]
+    if is_one_machine(dict(zip(hosts, places, strict=True))):
+        return [_without_ports(mpiexec), "-n", str(len(hosts)), *started]
     # Ranks fill the hosts in order, one entry for each run of neighbours; the daemons find their rank.
     counted = ",".join(f"{address}:{len(list(ranks))}" for address, ranks in groupby(places))
     return [mpiexec, "-host", counted, "-n", str(len(hosts)), *started]
+
+
+def _without_ports(mpiexec: str) -> str:
+    """Return MPICH's mpiexec for one machine, if it lies beside: the other listens on all interfaces."""
+    forker = Path(f"{mpiexec}.gforker")
+    return mpiexec if "PARTC_MPIEXEC" in os.environ or not forker.exists() else str(forker)
 
 
 def find_mpiexec() -> str:
@@ -322,9 +331,9 @@ def find_mpiexec() -> str:
     return found
 
 
-def rank_environment() -> dict[str, str]:
+def rank_environment(is_one_machine: bool = False) -> dict[str, str]:
     """Return the environment that ranks run in."""
-    return RANK_VARIABLES | dict(os.environ)
+    return RANK_VARIABLES | (LOCAL_VARIABLES if is_one_machine else {}) | dict(os.environ)
 
 
 def progress_in(line: str) -> Progress | Notice | None:

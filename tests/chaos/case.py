@@ -4,6 +4,7 @@ import random
 import signal
 import time
 
+from partc.runtime.jobs.launcher import find_mpiexec
 from tests.chaos.faults import KILL, STOP, Fault
 from tests.chaos.stage import Bench, Stage
 from tests.chaos.training import FOREVER, LOOK_S, OVER_S, Outcome, Training
@@ -19,6 +20,8 @@ def run_case(fault: Fault, stage: Stage, draw: random.Random) -> Outcome:
     """Run a case. Raises TooEarly where the training is over before."""
     bench = stage.bench(fault.bench)
     with Training(bench.plan, stage.case_folder()) as training:
+        if fault.is_hydras:
+            training.environment["PARTC_MPIEXEC"] = find_mpiexec()
         if fault.then == "resumes":
             restarts = 0 if fault.hits_launcher else _RESTARTS
             training.begin_saving(bench.steps, bench.save_every, "--restarts", str(restarts))

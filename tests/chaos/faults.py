@@ -31,6 +31,7 @@ class Fault:
     victims: int = 1
     again: bool = False
     with_keeper: bool = False
+    is_hydras: bool = False  # the mpiexec of many machines is to be used for one
 
     @property
     def row(self) -> str:
@@ -66,7 +67,7 @@ FAULTS = (
     Fault("rank killed", 60, "member", KILL, _DIED),
     Fault("rank killed, with servers", 20, "member", KILL, _DIED, bench="servers"),
     Fault("rank's keeper killed", 20, "keeper", KILL, _LOST),
-    Fault("MPI's proxy killed", 10, "proxy", KILL, _PROXY, part=""),
+    Fault("MPI's proxy killed", 10, "proxy", KILL, _PROXY, part="", is_hydras=True),
     Fault("mpiexec killed", 15, "mpiexec", KILL, r"mpiexec died: signal 9", part=""),
     Fault("launcher killed", 15, "launcher", KILL, ""),
     Fault("two ranks killed", 10, "member", KILL, _DIED, victims=2),

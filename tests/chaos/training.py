@@ -59,13 +59,14 @@ class Training:
         root.mkdir(parents=True, exist_ok=True)
         shutil.copytree(plan, self.plan)
         (root / "tmp").mkdir()
+        self.environment = {"TMPDIR": str(root / "tmp")}
         self._told = root / "told"
         self._told.touch()
         self._shared = set(os.listdir(SHARED))
         self._seen: set[int] = set()
         self.launcher: subprocess.Popen[bytes] | None = None
 
-    def begin(self, steps: int, *options: str, environment: Mapping[str, str] | None = None) -> None:
+    def begin(self, steps: int, *options: str) -> None:
         """Start a launcher. `options`: of tests/chaos/train.py."""
         command = [sys.executable, "-m", "tests.chaos.train", str(self.plan), str(steps), *options]
         with self._told.open("a") as told:
@@ -73,7 +74,7 @@ class Training:
                 command,
                 stdout=told,
                 stderr=subprocess.STDOUT,
-                env=dict(os.environ) | {"TMPDIR": str(self.root / "tmp")} | dict(environment or {}),
+                env=dict(os.environ) | self.environment,
                 start_new_session=True,
             )
 

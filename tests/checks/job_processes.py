@@ -24,7 +24,7 @@ def job_processes(folder: Path) -> list[JobProcess]:
     kept = {process: line for process, line in words.items() if KEEPER in line}
     ours = {p: line for p, line in kept.items() if any(word.startswith(inside) for word in line)}
     for process, line in ours.items():
-        if line[0].endswith("mpiexec"):
+        if "mpiexec" in line[0]:
             found.append(JobProcess(process, "mpiexec"))
             continue
         parent = _parent(process)
