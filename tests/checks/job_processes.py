@@ -28,7 +28,7 @@ def job_processes(folder: Path) -> list[JobProcess]:
             found.append(JobProcess(process, "mpiexec"))
             continue
         parent = _parent(process)
-        is_member = parent in ours and KEEPER in ours[parent]
+        is_member = parent in ours and "mpiexec" not in ours[parent][0]
         found.append(JobProcess(process, "member" if is_member else "keeper", _name(process, line)))
         if not is_member and "hydra_pmi_proxy" in words.get(parent, [""])[0]:
             found.append(JobProcess(parent, "proxy"))
