@@ -27,7 +27,7 @@ from pathlib import Path
 
 from partc.runtime.asynchronous.endpoints import endpoints_of
 from partc.runtime.asynchronous.job import SessionJob, write_session_job
-from partc.runtime.asynchronous.mesh import Mesh, limit_of_messages
+from partc.runtime.asynchronous.mesh import LAUNCHER, Mesh, limit_of_messages
 from partc.runtime.asynchronous.messages import Finish, Gone
 from partc.runtime.asynchronous.session import describe_worker, server_name, servers_of, worker_name
 from partc.runtime.errors import BadUsage, Cause, RankFailed
@@ -123,7 +123,7 @@ def launch_sessions(
         @cache
         def mesh() -> Mesh:
             """Connect when there is something to tell: a server that fails to start is to say so itself."""
-            return at_the_end.enter_context(closing(Mesh("launcher", session_job, job_folder, _GRACE_S)))
+            return at_the_end.enter_context(closing(Mesh(LAUNCHER, session_job, job_folder, _GRACE_S)))
 
         crew = at_the_end.enter_context(_crew(plan, job_folder, addresses, supervisor))
         stop = StopRequest(supervisor, signals)
