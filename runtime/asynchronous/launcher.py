@@ -146,9 +146,9 @@ class _Crew:
         }
         self.processes = {name: self._start(name, command) for name, command in commands.items()}
 
-    def end(self) -> None:
-        """End whoever still runs."""
-        deadline_s = time.monotonic() + _GRACE_S
+    def end(self, patience_s: float) -> None:
+        """End whoever still runs after so long: those that nobody has heard yet know of no end."""
+        deadline_s = time.monotonic() + patience_s
         for process in self.processes.values():
             try:
                 process.wait(max(0.0, deadline_s - time.monotonic()))
@@ -178,7 +178,7 @@ def _crew(
         yield crew
     finally:
         supervisor.end()
-        crew.end()
+        crew.end(0.0 if supervisor.roster.unheard() else _GRACE_S)
 
 
 class _Watch:
