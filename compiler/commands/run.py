@@ -20,7 +20,7 @@ from partc.compiler.output.output_paths import check_output_file
 from partc.compiler.report.units import percent, seconds
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_run_trace
 from partc.runtime.data.batches import samples_of_step
-from partc.runtime.jobs.job import Checkpoints, Notice, Progress
+from partc.runtime.jobs.job import Checkpoints, Notice, Progress, Straggler
 from partc.runtime.jobs.launcher import OnProgress
 from partc.runtime.jobs.metrics import METRICS_FILE
 from partc.runtime.jobs.restarts import train_with_restarts
@@ -140,6 +140,13 @@ def _showing(advance: Advance) -> OnProgress:
             tell(progress.text)
             return
         loss = "" if progress.loss is None else f"loss {progress.loss:.5g}  "
-        advance(progress.step, f"{loss}{progress.steps_per_s:.1f} steps/s")
+        advance(progress.step, f"{loss}{progress.steps_per_s:.1f} steps/s{_straggling(progress.straggler)}")
 
     return show
+
+
+def _straggling(straggler: Straggler | None) -> str:
+    """Say who keeps others waiting, if anybody does."""
+    if straggler is None:
+        return ""
+    return f"  slowest: rank {straggler.rank}, others wait up to {percent(straggler.others_waited)}"

@@ -43,6 +43,14 @@ class Checkpoints(Record, frozen=True):
     keep: int = 3  # so many complete ones stay
 
 
+class Straggler(Record, frozen=True):
+    """A rank that keeps others waiting: shares of the time that it waited itself, and at most another one."""
+
+    rank: int
+    waited: float
+    others_waited: float
+
+
 class Job(Record, frozen=True):
     """What the executors are to do."""
 
@@ -75,6 +83,7 @@ class Progress(Record, frozen=True, tag="progress"):
     steps: int
     loss: float | None
     steps_per_s: float
+    straggler: Straggler | None = None  # lately
 
 
 class Notice(Record, frozen=True, tag="notice"):
@@ -153,6 +162,7 @@ class Reporter:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._begun_s = self._reported_s = 0.0
+        self.straggler: Straggler | None = None
 
     def begin(self) -> None:
         """Start the clock."""
@@ -169,7 +179,7 @@ class Reporter:
             return
         self._reported_s = now_s
         before = self._job.first_step
-        line = Progress(before + step, before + self._job.steps, loss, self.steps_per_s(step))
+        line = Progress(before + step, before + self._job.steps, loss, self.steps_per_s(step), self.straggler)
         print(msgspec.json.encode(line).decode(), flush=True)
 
 

@@ -22,13 +22,19 @@ class Saving:
     """
 
     def __init__(
-        self, asked: Checkpoints, plan: Plan, read: ReadValue, world: MPI.Intracomm, complete: Complete
+        self,
+        asked: Checkpoints,
+        plan: Plan,
+        read: ReadValue,
+        world: MPI.Intracomm,
+        complete: Complete,
+        job: Path,
     ) -> None:
         self._asked = asked
         self._read = read
         self._world = world
         self._complete = complete
-        self._writer = CheckpointWriter(plan, world.rank, Path(asked.folder), asked.keep)
+        self._writer = CheckpointWriter(plan, world.rank, Path(asked.folder), asked.keep, job)
         self._begun_s = time.monotonic()
         self._begun = 0  # the step of the checkpoint under way
         self.saved = 0  # of the last complete one
