@@ -65,10 +65,10 @@ class Source(Shares, Protocol):
         """Return the batch of all replicas."""
 
 
-def open_source(data: str, plan: Plan, seed: int = 0, is_shuffled: bool = False) -> Source:
+def open_source(data: str, plan: Plan, seed: int = 0, is_shuffled: bool = False, first: int = 0) -> Source:
     """Open what the `--data` option names. Raises BadData.
 
-    `is_shuffled`: samples of files, in every epoch anew.
+    `is_shuffled`: samples of files, in every epoch anew. `first`: no batch before this one will be asked for.
     """
     if is_of_samples(data):
         path = Path(data)

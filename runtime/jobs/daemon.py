@@ -110,7 +110,7 @@ class Daemon:
         self._saving = self._make_saving()
         self._patience = Patience(spin_s_for(_threads_on_machine(self._rank, world)), self._job.deadline_s)
         self._feeds: dict[str, Array] = {}  # of the step
-        self._reporter = Reporter(self._job)
+        self._reporter = Reporter(self._job, self._job.first_step)
         self.step = 0
 
     def train(self) -> None:

@@ -66,6 +66,9 @@ class Job(Record, frozen=True):
     resumed_from: str = ""  # the checkpoint that the variables come from
     checkpoints: Checkpoints | None = None
     metrics_file: str = ""  # takes a line of every step
+    worker_steps: tuple[
+        int, ...
+    ] = ()  # of each asynchronous worker, trained before; `first_step` is their mean
 
 
 class Progress(Record, frozen=True, tag="progress"):
@@ -147,11 +150,28 @@ def outputs_file(folder: Path, rank: int) -> Path:
     return folder / f"outputs.rank-{rank}"
 
 
-class Reporter:
-    """Prints progress, now and then."""
+class Saved(Record, frozen=True, tag="saved"):
+    """A line that the first rank prints: a checkpoint is complete."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    step: int
+
+
+class Restarted(Record, frozen=True, tag="restarted"):
+    """A member of the job is started again; the launcher says so itself."""
+
+    member: str
+
+
+Told = Progress | Notice | Saved | Restarted
+
+
+class Reporter:
+    """Prints progress, now and then. `trained`: steps before those that are reported."""
+
+    def __init__(self, job: Job, trained: int) -> None:
+        self._trained = trained
+        self._last = job.first_step + job.steps
+        self._report_every_s = job.report_every_s
         self._begun_s = self._reported_s = 0.0
 
     def begin(self) -> None:
@@ -165,14 +185,22 @@ class Reporter:
     def report(self, step: int, loss: float | None) -> None:
         """Print a line of JSON, if the last is old enough."""
         now_s = time.monotonic()
-        if step < self._job.steps and step > 1 and now_s - self._reported_s < self._job.report_every_s:
+        done = self._trained + step
+        if done < self._last and step > 1 and now_s - self._reported_s < self._report_every_s:
             return
         self._reported_s = now_s
-        before = self._job.first_step
-        line = Progress(before + step, before + self._job.steps, loss, self.steps_per_s(step))
-        print(msgspec.json.encode(line).decode(), flush=True)
+        _print(Progress(done, self._last, loss, self.steps_per_s(step)))
 
 
 def notify(text: str) -> None:
     """Print what a person should know."""
-    print(msgspec.json.encode(Notice(text)).decode(), flush=True)
+    _print(Notice(text))
+
+
+def tell_saved(step: int) -> None:
+    """Print that a checkpoint is complete."""
+    _print(Saved(step))
+
+
+def _print(told: Told) -> None:
+    print(msgspec.json.encode(told).decode(), flush=True)

@@ -17,7 +17,7 @@ import msgspec
 
 from partc.runtime import errors
 from partc.runtime.errors import BadUsage, PartcError, RankFailed, Stopped
-from partc.runtime.jobs.job import Notice, Progress
+from partc.runtime.jobs.job import Told
 from partc.runtime.log import log as records
 from partc.runtime.log import printable
 from partc.runtime.supervision.messages import Ended
@@ -33,9 +33,9 @@ RANK_VARIABLES = {
     # MPICH gathers unequal parts in pieces of 32 KB, a poll each: 50 MB took 1.8 s, whole 20 ms.
     "MPIR_CVAR_ALLGATHERV_PIPELINE_MSG_SIZE": str(1 << 30),
 }
-OnProgress = Callable[[Progress | Notice], None]
+OnProgress = Callable[[Told], None]
 
-_TOLD: msgspec.json.Decoder[Progress | Notice] = msgspec.json.Decoder(Progress | Notice)
+_TOLD: msgspec.json.Decoder[Told] = msgspec.json.Decoder(Told)
 
 DAEMON = "partc.runtime.jobs.daemon"
 KEEPER = "partc.runtime.supervision.keeper"
@@ -177,6 +177,11 @@ class StopRequest:
         if not roster.living():
             self._supervisor.order("end", roster.ended())
 
+    @property
+    def is_hurried(self) -> bool:
+        """Whether the end is to come at once."""
+        return self._signals.count > 1
+
     def error(self) -> Stopped:
         """Return what to raise where ranks could not stop well."""
         positions = map(self._supervisor.roster.position, self._supervisor.roster.ended())
@@ -296,7 +301,7 @@ def rank_environment() -> dict[str, str]:
     return RANK_VARIABLES | dict(os.environ)
 
 
-def progress_in(line: str) -> Progress | Notice | None:
+def progress_in(line: str) -> Told | None:
     """Return what a line of a rank tells a person, None if it is some other line."""
     try:
         return _TOLD.decode(line)

@@ -13,6 +13,7 @@ import numpy as np
 from partc.runtime.asynchronous.collect import check_sessions_request, collect_sessions
 from partc.runtime.asynchronous.launcher import launch_sessions
 from partc.runtime.asynchronous.session import plan_of_data
+from partc.runtime.asynchronous.watch import Rules
 from partc.runtime.checkpoints.manifest import refuse_others
 from partc.runtime.checkpoints.resume import Begun, resume_from
 from partc.runtime.checkpoints.write_checkpoint import remove_parts
@@ -82,6 +83,7 @@ class Runner:
         checkpoints: Checkpoints | None = None,
         resume: bool = False,
         metrics: Path | None = None,
+        worker_restarts: int = 0,
     ) -> TrainingResult:
         """Train `steps` steps and save trained.safetensors in the plan's folder, unless told not to.
 
@@ -96,16 +98,19 @@ class Runner:
 
         `checkpoints`: where and when the training is saved; asked to stop, it is saved after that step.
         `resume`: go on from the newest of them that is whole, to `steps` in all; where there is none, begin.
-        `metrics`: a file that takes a line of every step.
+        `metrics`: a file that takes a line of every step. `worker_restarts`: how often an asynchronous worker
+        that died is started again.
 
         Raises the error of the rank that failed first, NotSaved if the last checkpoint could not be written,
         and CopiesDiffer if `save` is asked and replicas are not equal in the end.
         """
         _check_request(steps, timeout_s)
-        check_sessions_request(self._folder.plan, staleness, read_after, traced_steps, checkpoints)
+        check_sessions_request(self._folder.plan, staleness, read_after, traced_steps > 0)
         begun = self._begin(steps, seed, checkpoints, resume, on_progress)
+        behind = begun.furthest - min(begun.workers, default=begun.step)  # of an asynchronous worker
         with job_folder(self._folder.path) as folder:
-            staged, data_sizes = self._stage(data, begun.batches, steps - begun.step, folder)
+            used = begun.batches - behind
+            staged, data_sizes = self._stage(data, used, steps - begun.furthest + behind, folder)
             job = Job(
                 plan_folder=str(self._folder.path.resolve()),
                 steps=steps - begun.step,
@@ -121,14 +126,16 @@ class Runner:
                 traced_steps=traced_steps,
                 first_step=begun.step,
                 first_batch=begun.batches,
-                data_from=0 if isinstance(data, str | Path) else begun.batches,
+                data_from=0 if isinstance(data, str | Path) else used,
                 data_name=str(data) if isinstance(data, str | Path) else "",
                 resumed_from="" if begun.checkpoint is None else str(begun.checkpoint.resolve()),
                 checkpoints=checkpoints,
                 metrics_file="" if metrics is None else str(metrics.resolve()),
+                worker_steps=begun.workers,
             )
             write_job(folder, job, initial)
-            result = self._play(folder, job, staleness, on_progress, timeout_s)
+            rules = Rules(begun.workers, staleness, worker_restarts, checkpoints)
+            result = self._play(folder, job, rules, on_progress, timeout_s)
             return self._keep(folder, job, result, save, keep_in)
 
     def _begin(
@@ -140,15 +147,20 @@ class Runner:
         on_progress: OnProgress | None,
     ) -> Begun:
         """Return where training begins, and make way for its checkpoints."""
+        plan = self._folder.plan
+        anew = Begun(seed=seed or 0, workers=(0,) * len(plan.asynchronous))
         if checkpoints is None:
-            return Begun(seed=seed or 0)
+            return anew
         folder = Path(checkpoints.folder)
         remove_parts(folder)
         if not resume:
             refuse_others(folder)
-            return Begun(seed=seed or 0)
+            return anew
         begun = resume_from(
-            self._folder.plan, folder, seed, lambda text: on_progress(Notice(text)) if on_progress else None
+            plan_of_data(plan) if plan.asynchronous else plan,
+            folder,
+            seed,
+            lambda text: on_progress(Notice(text)) if on_progress else None,
         )
         if begun.step >= steps:
             raise BadUsage(
@@ -192,13 +204,15 @@ class Runner:
             )
 
     def _play(
-        self, folder: Path, job: Job, staleness: int | None, on_progress: OnProgress | None, timeout_s: float
+        self, folder: Path, job: Job, rules: Rules, on_progress: OnProgress | None, timeout_s: float
     ) -> TrainingResult:
         """Start the processes of a job, wait for them, and collect what they made."""
         plan, addresses, log = self._folder.plan, self._addresses, self._folder.path / LOG_FILE
         if plan.asynchronous:
-            lost = launch_sessions(plan, folder, log, addresses, staleness, on_progress, timeout_s)
-            return collect_sessions(plan, folder, job, lost)
+            ended = launch_sessions(plan, folder, log, addresses, rules, on_progress, timeout_s)
+            if ended.stopped_by and job.checkpoints is None:
+                raise stopped(ended.stopped_by, "all workers")
+            return collect_sessions(plan, folder, job, ended)
         hosts = [rank.host for rank in plan.ranks]
         stopped_by = launch(hosts, folder, log, addresses, on_progress, timeout_s)
         if stopped_by and job.checkpoints is None:

@@ -7,7 +7,7 @@ import numpy as np
 from mpi4py import MPI
 
 from partc.runtime.checkpoints.manifest import TrainingPosition
-from partc.runtime.checkpoints.write_checkpoint import CheckpointWriter, ReadValue
+from partc.runtime.checkpoints.write_checkpoint import CheckpointWriter, ReadValue, pieces_of_ranks
 from partc.runtime.errors import NotSaved
 from partc.runtime.jobs.job import Checkpoints, notify
 from partc.runtime.jobs.meetings import Complete
@@ -28,7 +28,8 @@ class Saving:
         self._read = read
         self._world = world
         self._complete = complete
-        self._writer = CheckpointWriter(plan, world.rank, Path(asked.folder), asked.keep)
+        pieces = pieces_of_ranks(plan)
+        self._writer = CheckpointWriter(plan, world.rank, Path(asked.folder), asked.keep, pieces)
         self._begun_s = time.monotonic()
         self._begun = 0  # the step of the checkpoint under way
         self.saved = 0  # of the last complete one
