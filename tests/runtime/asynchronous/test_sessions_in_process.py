@@ -91,7 +91,7 @@ def test_nobody_is_further_ahead_than_the_bound_and_some_are_as_far(
 
 
 def test_without_a_bound_workers_run_ahead_and_miss_pushes(perceptron: PlanFolder) -> None:
-    batches = batches_of_workers(perceptron, steps=10)
+    batches = batches_of_workers(perceptron, steps=20)
 
     servers = [
         server

@@ -13,7 +13,7 @@ import pytest
 
 from partc.runtime.checkpoints.manifest import TrainingPosition, folder_of, newest_checkpoint, steps_in
 from partc.runtime.checkpoints.stored_values import StoredValues
-from partc.runtime.checkpoints.write_checkpoint import CheckpointWriter, remove_parts, writers_of
+from partc.runtime.checkpoints.write_checkpoint import CheckpointWriter, pieces_of_ranks, remove_parts, writers_of
 from partc.runtime.plan.boxes import take
 from partc.runtime.plan.plan_folder import read_plan_folder
 from partc.runtime.plan.program import Plan
@@ -45,7 +45,10 @@ def whole_at(variable: str, step: int) -> np.ndarray:
 
 def write(plan: Plan, checkpoints: Path, step: int, keep: int = 3) -> list[CheckpointWriter]:
     """Let all ranks write, the first of them last."""
-    writers = [CheckpointWriter(plan, rank.rank, checkpoints, keep) for rank in reversed(plan.ranks)]
+    pieces = pieces_of_ranks(plan)
+    writers = [
+        CheckpointWriter(plan, rank.rank, checkpoints, keep, pieces) for rank in reversed(plan.ranks)
+    ]
     for writer, rank in zip(writers, reversed(plan.ranks), strict=True):
         writer.begin(values_at(plan, rank.rank, step), TrainingPosition(step, 0, step, None, ""))
     succeeded = [writer.wait_for_own() for writer in writers]
@@ -116,7 +119,7 @@ def test_wherever_it_ends_the_earlier_one_stays_or_the_new_one_is_whole(tmp_path
         checkpoints = tmp_path / str(call)
 
         def begin(step: int, folder: Path = checkpoints) -> None:
-            writer = CheckpointWriter(plan, 0, folder, keep=1)
+            writer = CheckpointWriter(plan, 0, folder, 1, pieces_of_ranks(plan))
             writer.begin(lambda _: np.full((3, 2), float(step)), TrainingPosition(step, 0, step, None, ""))
             writer.finish(is_given_up=False)
 
