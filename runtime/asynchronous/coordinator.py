@@ -100,6 +100,7 @@ class Coordinator:
         self._clock = Clock(steps, staleness)
         self._lives: dict[int, _Life] = {}  # by worker
         self._joining: dict[int, int] = {}  # worker -> session
+        self._lost: dict[int, int] = {}  # worker -> its last session that was lost
         self._policy = saves
         self._saves = False
         self._saved = list(steps)  # the steps that the last checkpoint holds
@@ -216,9 +217,10 @@ class Coordinator:
 
     def _join(self, session: int) -> None:
         worker = self._worker(session)
-        if (life := self._lives.get(worker)) is not None:
-            if life.session >= session:
-                return
+        life = self._lives.get(worker)
+        if session <= self._lost.get(worker, -1) or (life is not None and session <= life.session):
+            return  # a late word of somebody who has died since
+        if life is not None:
             self._lose(life.session)  # the launcher's word of its end is still on its way
         self._joining[worker] = session
 
@@ -243,6 +245,7 @@ class Coordinator:
     def _lose(self, session: int) -> None:
         worker = self._worker(session)
         life = self._lives.get(worker)
+        self._lost[worker] = max(session, self._lost.get(worker, -1))
         if life is not None and life.session > session:
             return
         if self._joining.get(worker, session) == session:
