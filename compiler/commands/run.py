@@ -20,7 +20,7 @@ from partc.compiler.output.output_paths import check_output_file
 from partc.compiler.report.units import percent, seconds
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_run_trace
 from partc.runtime.data.batches import samples_of_step
-from partc.runtime.jobs.job import Checkpoints, Notice, Progress
+from partc.runtime.jobs.job import Checkpoints, Notice, Progress, Told
 from partc.runtime.jobs.launcher import OnProgress
 from partc.runtime.jobs.metrics import METRICS_FILE
 from partc.runtime.jobs.restarts import train_with_restarts
@@ -30,6 +30,7 @@ from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 
 SLOW_DATA = 0.05  # of the time
 UNEQUAL_WAITING = 0.1
+WORKER_RESTARTS = 3
 EPILOG = (
     "Asked to stop (Ctrl-C, SIGTERM, SIGHUP), it ends after the step under way with a checkpoint, from which "
     "--resume goes on, with this plan or another one of the same model.\n\n"
@@ -58,8 +59,13 @@ def run_command(
         bool, typer.Option("--resume", help="Go on from the newest checkpoint that is whole.")
     ] = False,
     restarts: Annotated[
-        int, typer.Option(min=0, help="How often to go on from the last checkpoint when a rank failed.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            min=0,
+            help="How often to go on from the last checkpoint when a rank failed: 0, if nothing is said. "
+            "How often each asynchronous worker that died is started again: 3.",
+        ),
+    ] = None,
     on_nan: Annotated[
         Literal["stop", "continue"], typer.Option(help="What to do when the loss is not finite.")
     ] = "stop",
@@ -77,7 +83,6 @@ def run_command(
     folder = read_plan_folder(out)
     steps_apart, seconds_apart = parse_interval(save_every, "--save-every")
     kept = checkpoints_of(out, checkpoints).resolve()
-    may_save = save_every or not folder.plan.asynchronous
     with progress_of("training", steps) as advance:
 
         def train(resume: bool) -> TrainingResult:
@@ -92,12 +97,13 @@ def run_command(
                 timeout_s=timeout,
                 traced_steps=trace_steps if trace else 0,
                 staleness=staleness,
-                checkpoints=Checkpoints(str(kept), steps_apart, seconds_apart, keep) if may_save else None,
+                checkpoints=Checkpoints(str(kept), steps_apart, seconds_apart, keep),
                 resume=resume,
                 metrics=out / METRICS_FILE,
+                worker_restarts=WORKER_RESTARTS if restarts is None else restarts,
             )
 
-        result = train_with_restarts(train, restarts, resume, tell)
+        result = train_with_restarts(train, restarts or 0, resume, tell)
     for line in _summary(folder, result):
         tell(line)
     tell(f"forward model with the trained variables -> {write_trained_model(folder)}")
@@ -135,11 +141,12 @@ def _summary(folder: PlanFolder, result: TrainingResult) -> Iterator[str]:
 
 
 def _showing(advance: Advance) -> OnProgress:
-    def show(progress: Progress | Notice) -> None:
-        if isinstance(progress, Notice):
-            tell(progress.text)
-            return
-        loss = "" if progress.loss is None else f"loss {progress.loss:.5g}  "
-        advance(progress.step, f"{loss}{progress.steps_per_s:.1f} steps/s")
+    def show(told: Told) -> None:
+        match told:
+            case Notice(text=text):
+                tell(text)
+            case Progress(step=step, loss=loss, steps_per_s=steps_per_s):
+                loss_text = "" if loss is None else f"loss {loss:.5g}  "
+                advance(step, f"{loss_text}{steps_per_s:.1f} steps/s")
 
     return show
