@@ -13,7 +13,12 @@ import pytest
 
 from partc.runtime.checkpoints.manifest import TrainingPosition, folder_of, newest_checkpoint, steps_in
 from partc.runtime.checkpoints.stored_values import StoredValues
-from partc.runtime.checkpoints.write_checkpoint import CheckpointWriter, pieces_of_ranks, remove_parts, writers_of
+from partc.runtime.checkpoints.write_checkpoint import (
+    CheckpointWriter,
+    pieces_of_ranks,
+    remove_parts,
+    writers_of,
+)
 from partc.runtime.plan.boxes import take
 from partc.runtime.plan.plan_folder import read_plan_folder
 from partc.runtime.plan.program import Plan
@@ -46,9 +51,7 @@ def whole_at(variable: str, step: int) -> np.ndarray:
 def write(plan: Plan, checkpoints: Path, step: int, keep: int = 3) -> list[CheckpointWriter]:
     """Let all ranks write, the first of them last."""
     pieces = pieces_of_ranks(plan)
-    writers = [
-        CheckpointWriter(plan, rank.rank, checkpoints, keep, pieces) for rank in reversed(plan.ranks)
-    ]
+    writers = [CheckpointWriter(plan, rank.rank, checkpoints, keep, pieces) for rank in reversed(plan.ranks)]
     for writer, rank in zip(writers, reversed(plan.ranks), strict=True):
         writer.begin(values_at(plan, rank.rank, step), TrainingPosition(step, 0, step, None, ""))
     succeeded = [writer.wait_for_own() for writer in writers]
