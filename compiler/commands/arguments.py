@@ -81,6 +81,16 @@ def parse_interval(text: str, option: str) -> tuple[int | None, float | None]:
     raise BadUsage(f"{text!r} is no interval", at=option, fix="write 1000 for steps, or 90s, 10min, 2h")
 
 
+def parse_endpoint(text: str, option: str) -> tuple[str, int] | None:
+    """Parse `9400` or `0.0.0.0:9400` into address and port; only this machine if none is given. Raises BadUsage."""
+    if not text:
+        return None
+    address, _, port = text.rpartition(":")
+    if not port.isdigit() or int(port) > 65535:
+        raise BadUsage(f"{text!r} is no port", at=option, fix=f"write {option} 9400, or 0.0.0.0:9400")
+    return address.strip("[]") or "127.0.0.1", int(port)
+
+
 def parse_batch_size(text: str) -> int | Literal["dynamic"] | None:
     """Parse --batch-size: a number or `dynamic`; empty text is None. Raises BadUsage."""
     if not text:

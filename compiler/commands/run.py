@@ -2,11 +2,12 @@
 
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Annotated, Literal
 
 import typer
 
-from partc.compiler.commands.arguments import parse_interval
+from partc.compiler.commands.arguments import parse_endpoint, parse_interval
 from partc.compiler.commands.console import Advance, progress_of, tell
 from partc.compiler.commands.graph_arguments import (
     CheckpointsOption,
@@ -19,14 +20,17 @@ from partc.compiler.output.deploy import write_trained_model
 from partc.compiler.output.output_paths import check_output_file
 from partc.compiler.report.units import percent, seconds
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_run_trace
+from partc.runtime.asynchronous.session import plan_of_data
 from partc.runtime.data.batches import samples_of_step
-from partc.runtime.jobs.job import Checkpoints, Notice, Progress, Told
+from partc.runtime.jobs.job import Checkpoints, Notice, Progress, Restarted, Told
 from partc.runtime.jobs.launcher import OnProgress
 from partc.runtime.jobs.metrics import METRICS_FILE
+from partc.runtime.jobs.metrics_port import MetricsPort
 from partc.runtime.jobs.restarts import train_with_restarts
 from partc.runtime.jobs.results import TRAINED_FILE, TrainingResult
 from partc.runtime.jobs.runner import Runner
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
+from partc.runtime.plan.program import Plan
 
 SLOW_DATA = 0.05  # of the time
 UNEQUAL_WAITING = 0.1
@@ -76,6 +80,14 @@ def run_command(
         int | None,
         typer.Option(help="Of an asynchronous plan: the most steps a worker may be ahead of the slowest."),
     ] = None,
+    metrics_port: Annotated[
+        str,
+        typer.Option(
+            help="Answer Prometheus on this port, to this machine alone unless an address is given: 9400, "
+            "0.0.0.0:9400.",
+            metavar="[ADDRESS:]PORT",
+        ),
+    ] = "",
 ) -> int:
     """Train: one executor daemon per device; save the trained variables."""
     if trace is not None:
@@ -83,7 +95,22 @@ def run_command(
     folder = read_plan_folder(out)
     steps_apart, seconds_apart = parse_interval(save_every, "--save-every")
     kept = checkpoints_of(out, checkpoints).resolve()
-    with progress_of("training", steps) as advance:
+    endpoint = parse_endpoint(metrics_port, "--metrics-port")
+    with ExitStack() as at_the_end:
+        hears: list[OnProgress] = []
+        if endpoint is not None:
+            port = at_the_end.enter_context(MetricsPort(*endpoint, samples_of_step(_plan_of_samples(folder))))
+            tell(f"metrics: {port.url}")
+            hears.append(port.hear)
+        hears.append(_showing(at_the_end.enter_context(progress_of("training", steps))))
+
+        def on_progress(told: Told) -> None:
+            for hear in hears:
+                hear(told)
+
+        def restart(text: str) -> None:
+            tell(text)
+            on_progress(Restarted("all ranks"))
 
         def train(resume: bool) -> TrainingResult:
             return Runner(folder).train(
@@ -93,7 +120,7 @@ def run_command(
                 seed=seed,
                 stop_when_diverged=on_nan == "stop",
                 outputs="none",
-                on_progress=_showing(advance),
+                on_progress=on_progress,
                 timeout_s=timeout,
                 traced_steps=trace_steps if trace else 0,
                 staleness=staleness,
@@ -101,9 +128,10 @@ def run_command(
                 resume=resume,
                 metrics=out / METRICS_FILE,
                 worker_restarts=WORKER_RESTARTS if restarts is None else restarts,
+                tells_waiting=endpoint is not None,
             )
 
-        result = train_with_restarts(train, restarts or 0, resume, tell)
+        result = train_with_restarts(train, restarts or 0, resume, restart)
     for line in _summary(folder, result):
         tell(line)
     tell(f"forward model with the trained variables -> {write_trained_model(folder)}")
@@ -138,6 +166,11 @@ def _summary(folder: PlanFolder, result: TrainingResult) -> Iterator[str]:
         )
     if (share := result.data_s / (step_s * result.last_step)) > SLOW_DATA:
         yield f"a rank waited for data {percent(share)} of the time: it is read more slowly than it is used"
+
+
+def _plan_of_samples(folder: PlanFolder) -> Plan:
+    """Return the plan whose step is that of all workers."""
+    return plan_of_data(folder.plan) if folder.plan.asynchronous else folder.plan
 
 
 def _showing(advance: Advance) -> OnProgress:

@@ -6,9 +6,9 @@ it waits for, which ends a segment there, so that the backward pass goes on mean
 well before the first node that reads a large AllGather, so that what is before it need not wait.
 
 What is computed from variables alone, such as the decayed means of an optimizer, needs no communication
-but waits for the wave that reads it: made in the first wave, it would lie in memory through the whole step. What
-nobody on a server reads, a counter's next value, waits for the servers' last wave: nothing is written before
-gradients have come.
+but waits for the wave that reads it: made in the first wave, it would lie in memory through the whole
+step. What nobody on a server reads, a counter's next value, waits for the servers' last wave: nothing is
+written before gradients have come.
 """
 
 import heapq

@@ -1,12 +1,12 @@
-"""What the first server decides for all: which pushes take effect, who may begin a step, when to save, when to end.
+"""What the first server decides for all: which pushes take effect, who may begin a step, when to save.
 
     a push        every server has all of it ─ Commit ─> every server applies it ─ Applied ─>
     a checkpoint  no Commit meanwhile; when all that was committed is applied: Save, and on
     a worker      that has died is Gone: what of it is not committed is applied nowhere
                   that comes back goes on behind its last committed step, when that is applied everywhere
 
-So a push is applied by all servers or by none, and what a checkpoint holds are whole pushes. Decisions alone: no sockets,
-no clocks, no files.
+So a push is applied by all servers or by none, and what a checkpoint holds are whole pushes. Decisions
+alone: no sockets, no clocks, no files.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,8 +56,8 @@ def never_due(step: int) -> bool:
 class SavePolicy:
     """When checkpoints are due, and who is told of written ones.
 
-    `is_due`: asked with the mean step of all workers, after every push that is committed. `written`: told what
-    was wrong on servers that could not write their part.
+    `is_due`: asked with the mean step of all workers, after every push that is committed. `written`: told
+    what was wrong on servers that could not write their part.
     """
 
     is_due: Callable[[int], bool] = never_due

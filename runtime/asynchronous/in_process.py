@@ -82,8 +82,9 @@ def train_sessions_in_process(
 ) -> SessionsResult:
     """Train one step per total batch with every worker.
 
-    `dies`, `comes_back`: session -> the turn at which it dies, after how many further turns its worker begins the
-    next one. `save_every`: so many steps of all workers. `steps`: worker -> how many it has trained before.
+    `dies`, `comes_back`: session -> the turn at which it dies, after how many further turns its worker
+    begins the next one. `save_every`: so many steps of all workers. `steps`: worker -> how many it has
+    trained before.
     """
     play = _Play(folder, batches, staleness, initial, save_every, steps)
     turns = play.run(random.Random(seed), dict(dies or {}), dict(comes_back or {}))

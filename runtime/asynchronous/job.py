@@ -7,8 +7,8 @@ Beside what every job's folder holds (runtime/jobs/job.py):
     report.NAME.json                 what it sent, how old its values were
     pieces.NAME.safetensors          what a server holds at the end, by values
     kept.safetensors                 what workers keep at the end, put together
-    pieces.NAME.step-S.safetensors   what a server or worker (by variables) holds after step S, if there is one
-                                     worker and the job asks for it
+    pieces.NAME.step-S.safetensors   what a server or worker (by variables) holds after step S, if there is
+                                     one worker and the job asks for it
     outputs.NAME                     what a worker's steps put out (runtime/jobs/step_outputs.py)
 """
 
@@ -36,8 +36,8 @@ class SessionJob(Record, frozen=True):
 class SessionsEnd:
     """How a job's processes ended.
 
-    `trained`: names of those that trained to the end, or until they were asked to stop by signal `stopped_by`;
-    `lost`: workers that died and were not started again, and how.
+    `trained`: names of those that trained to the end, or until they were asked to stop by signal
+    `stopped_by`; `lost`: workers that died and were not started again, and how.
     """
 
     trained: tuple[str, ...]

@@ -1,8 +1,8 @@
 """Variables that workers keep for themselves: a moving average of data, a state that is carried on.
 
-The chief has each worker's as they were after its last step that was committed. Of all together they are the mean,
-as under synchronous training, where each step ends with that mean. Of whole numbers, which have no mean, the
-first worker's are taken.
+The chief has each worker's as they were after its last step that was committed. Of all together they are
+the mean, as under synchronous training, where each step ends with that mean. Of whole numbers, which have
+no mean, the first worker's are taken.
 """
 
 from collections.abc import Mapping, Sequence

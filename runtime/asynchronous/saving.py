@@ -1,7 +1,7 @@
 """One server's part in the checkpoints of asynchronous training.
 
-The chief says when: all servers have applied the same pushes then. Each copies what it owns and goes on; a thread of
-each writes the copy, and the chief's completes the checkpoint when all have written.
+The chief says when: all servers have applied the same pushes then. Each copies what it owns and goes on; a
+thread of each writes the copy, and the chief's completes the checkpoint when all have written.
 """
 
 import time

@@ -4,8 +4,8 @@ It owns variables that all sessions share, and plays its rank of every session: 
 has come is carried out before anything else is heard, and an executor is left only where it waits. So a
 segment, and all segments between two waits of a session, are atomic: no other session sees them half done.
 
-Before its commit point (commit_point.py) a step writes nothing; it goes on from there when the chief says that all
-servers have all of its push. The first of the servers is the chief (coordinator.py).
+Before its commit point (commit_point.py) a step writes nothing; it goes on from there when the chief says
+that all servers have all of its push. The first of the servers is the chief (coordinator.py).
 
 What it owns is one memory that the environments of all sessions share.
 """
@@ -43,7 +43,6 @@ from partc.runtime.asynchronous.session import (
     server_name,
     servers_of,
     session_name,
-    worker_of,
 )
 from partc.runtime.asynchronous.session_transport import SessionTransport
 from partc.runtime.data.initial import FirstValues
@@ -96,8 +95,8 @@ class Staleness:
 class Surroundings:
     """What a server asks of its process.
 
-    `save`: copy what the server owns, now; it is told how many steps of each worker are in it. `after_step`: told a
-    step (from 1) of any session when its push is applied. `saves`: of the chief.
+    `save`: copy what the server owns, now; it is told how many steps of each worker are in it.
+    `after_step`: told a step (from 1) of any session when its push is applied. `saves`: of the chief.
     """
 
     feeds: Feeds

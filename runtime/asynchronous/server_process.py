@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from partc.runtime.asynchronous.job import ServerReport, kept_file, pieces_file, report_file
 from partc.runtime.asynchronous.coordinator import SavePolicy
+from partc.runtime.asynchronous.job import ServerReport, kept_file, pieces_file, report_file
 from partc.runtime.asynchronous.kept_variables import kept_variables, mean_of_kept
 from partc.runtime.asynchronous.saving import ServerSaving
 from partc.runtime.asynchronous.server import Server, SharedValues, Surroundings

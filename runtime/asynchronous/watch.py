@@ -34,8 +34,8 @@ _LONGEST_WAIT_S = 60.0
 class Rules:
     """How the sessions of a job go.
 
-    `worker_steps`: how many each worker has trained before. `restarts`: how often a worker that died is started
-    again. `checkpoints`: None where nothing is saved.
+    `worker_steps`: how many each worker has trained before. `restarts`: how often a worker that died is
+    started again. `checkpoints`: None where nothing is saved.
     """
 
     worker_steps: tuple[int, ...]

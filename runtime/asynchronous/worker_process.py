@@ -27,7 +27,7 @@ from partc.runtime.data.prefetch import Prefetched
 from partc.runtime.data.step_draws import draw_share
 from partc.runtime.errors import Diverged, RankFailed
 from partc.runtime.execution.device import Sessions
-from partc.runtime.jobs.job import Reporter, write_record
+from partc.runtime.jobs.job import Reporter, WaitReporter, write_record
 from partc.runtime.jobs.metrics import MetricsLog
 from partc.runtime.jobs.step_outputs import OutputLog
 from partc.runtime.plan.program import Rank
@@ -52,6 +52,7 @@ class WorkerProcess(SessionProcess):
             if inputs_of(self.plan, rank)
         }
         self._awaited = "loading"
+        self._waited_s = 0.0
         self._is_asked_to_stop = False
         self.step = 0
 
@@ -73,6 +74,7 @@ class WorkerProcess(SessionProcess):
         trained = self.step = self._worker.trained
         reporter = Reporter(self.job, trained)
         reporter.begin()
+        waits = WaitReporter(self.job, self.name)
         with ExitStack() as at_the_end:
             log = at_the_end.enter_context(OutputLog(session_outputs_file(self.folder, self.name)))
             metrics = self._open_metrics(at_the_end)
@@ -80,6 +82,7 @@ class WorkerProcess(SessionProcess):
                 self._train_step(log)
                 loss = self._worker.loss()
                 reporter.report(self.step - trained, loss)
+                waits.report(self._waited_s)
                 if metrics is not None:
                     metrics.append(self.step, loss)
         self._listen_through(self._worker.applied(self.step))
@@ -145,13 +148,15 @@ class WorkerProcess(SessionProcess):
             pass
 
     def _listening(self, waits: Iterable[str]) -> Iterable[None]:
-        """Hear messages as long as something is waited for, but not for ever for the same; yield each time."""
+        """Hear messages while something is waited for, but not for ever for the same; yield each time."""
         self._awaited, since_s = "", time.monotonic()
         for waiting in waits:
             if waiting != self._awaited:
                 self._awaited, since_s = waiting, time.monotonic()
+            begun_s = time.monotonic()
             for message, frames in self.mesh.receive(POLL_S):
                 self._worker.receive(message, frames)
+            self._waited_s += time.monotonic() - begun_s
             if time.monotonic() - since_s > self.job.deadline_s:
                 raise RankFailed(
                     f"nothing came for {self.job.deadline_s:.0f} s",

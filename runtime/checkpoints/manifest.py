@@ -54,8 +54,8 @@ class StoredFile(Record, frozen=True):
 class TrainingPosition(Record, frozen=True, omit_defaults=True):
     """Where a training is: what a run that goes on must know besides variables.
 
-    Random numbers of a step follow from `seed` and the step's number alone (runtime/data/step_draws.py). Workers of
-    asynchronous training are each in a step of its own.
+    Random numbers of a step follow from `seed` and the step's number alone (runtime/data/step_draws.py).
+    Workers of asynchronous training are each in a step of its own.
     """
 
     step: int  # steps that are done; in the mean of asynchronous workers

@@ -15,8 +15,8 @@ from partc.runtime.plan.program import Plan
 class Begun:
     """What was trained before: steps, batches of the data that this plan reads, and who has the variables.
 
-    `workers`: of an asynchronous plan, the steps of each worker; `step` is their mean then, and `batches` those of
-    the worker that is furthest.
+    `workers`: of an asynchronous plan, the steps of each worker; `step` is their mean then, and `batches`
+    those of the worker that is furthest.
     """
 
     step: int = 0
@@ -35,9 +35,9 @@ def resume_from(plan: Plan, checkpoints: Path, seed: int | None, tell: Callable[
     """Return the newest whole checkpoint's place; the beginning where there is no checkpoint.
 
     `seed`: as asked for; None: the checkpoint's. A plan that takes more or fewer samples in a step goes on
-    with the first whole batch that was not used. An asynchronous plan's total batch is that of all workers: each
-    goes on where it was, if there are as many and their batches are as large; otherwise all begin alike.
-    Raises BadCheckpoint, and BadUsage of another seed.
+    with the first whole batch that was not used. An asynchronous plan's total batch is that of all
+    workers: each goes on where it was, if there are as many and their batches are as large; otherwise all
+    begin alike. Raises BadCheckpoint, and BadUsage of another seed.
     """
     count = len(plan.asynchronous)
     newest, faults = newest_checkpoint(checkpoints)

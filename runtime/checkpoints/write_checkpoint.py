@@ -117,6 +117,11 @@ class CheckpointWriter:
         """Tell whether this rank's pieces of the checkpoint under way are written, or could not be."""
         return self._thread is not None and self._has_written.is_set()
 
+    @property
+    def is_complete(self) -> bool:
+        """Tell whether this rank has done its part in the checkpoint under way, and well."""
+        return self._thread is not None and not self._thread.is_alive() and self.fault is None
+
     def wait_for_own(self) -> bool:
         """Wait until this rank's pieces are written, if there are any; tell whether they could be."""
         if self._thread is not None:

@@ -38,6 +38,7 @@ from partc.runtime.jobs.job import (
     INITIAL_FILE,
     RankReport,
     Reporter,
+    WaitReporter,
     outputs_file,
     read_job,
     times_file,
@@ -111,6 +112,7 @@ class Daemon:
         self._patience = Patience(spin_s_for(_threads_on_machine(self._rank, world)), self._job.deadline_s)
         self._feeds: dict[str, Array] = {}  # of the step
         self._reporter = Reporter(self._job, self._job.first_step)
+        self._wait_reporter = WaitReporter(self._job, f"rank {world.rank}")
         self.step = 0
 
     def train(self) -> None:
@@ -124,6 +126,7 @@ class Daemon:
                 self.step = step
                 self._train_step()
                 keep()
+                self._wait_reporter.report(self._patience.waited_s)
                 if step in self._job.read_after:
                     self._variables.write(variables_file(self._folder, step))
                 if self._save_or_stop():
@@ -175,6 +178,8 @@ class Daemon:
     def _save_or_stop(self) -> bool:
         """Save after a step if it is time, and tell whether it is the last."""
         saving = self._saving
+        if saving is not None:
+            saving.look()
         agreed = self._meetings.after(self.step, saving is not None and saving.is_due_by_time())
         step = self._job.first_step + self.step
         is_last = agreed.stops or self.step == self._job.steps

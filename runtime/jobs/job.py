@@ -156,13 +156,21 @@ class Saved(Record, frozen=True, tag="saved"):
     step: int
 
 
+class Waited(Record, frozen=True, tag="waited"):
+    """A line that a rank prints now and then, if the job asks: how many of so many seconds it waited."""
+
+    member: str  # rank 0, worker-0
+    waited_s: float
+    trained_s: float
+
+
 class Restarted(Record, frozen=True, tag="restarted"):
     """A member of the job is started again; the launcher says so itself."""
 
     member: str
 
 
-Told = Progress | Notice | Saved | Restarted
+Told = Progress | Notice | Saved | Waited | Restarted
 
 
 class Reporter:
@@ -190,6 +198,24 @@ class Reporter:
             return
         self._reported_s = now_s
         _print(Progress(done, self._last, loss, self.steps_per_s(step)))
+
+
+class WaitReporter:
+    """Prints now and then how much a member waited for others, if the job asks for it."""
+
+    def __init__(self, job: Job, member: str) -> None:
+        self._is_asked = job.tells_waiting
+        self._every_s = job.report_every_s
+        self._member = member
+        self._told_s = time.monotonic()
+        self._told_waited_s = 0.0
+
+    def report(self, waited_s: float) -> None:
+        """Print how much was waited since the last line, if that is old enough; in all it is `waited_s`."""
+        now_s = time.monotonic()
+        if self._is_asked and now_s - self._told_s >= self._every_s:
+            _print(Waited(self._member, waited_s - self._told_waited_s, now_s - self._told_s))
+            self._told_s, self._told_waited_s = now_s, waited_s
 
 
 def notify(text: str) -> None:

@@ -84,6 +84,7 @@ class Runner:
         resume: bool = False,
         metrics: Path | None = None,
         worker_restarts: int = 0,
+        tells_waiting: bool = False,
     ) -> TrainingResult:
         """Train `steps` steps and save trained.safetensors in the plan's folder, unless told not to.
 
@@ -99,7 +100,8 @@ class Runner:
         `checkpoints`: where and when the training is saved; asked to stop, it is saved after that step.
         `resume`: go on from the newest of them that is whole, to `steps` in all; where there is none, begin.
         `metrics`: a file that takes a line of every step. `worker_restarts`: how often an asynchronous worker
-        that died is started again.
+        that died is started again. `tells_waiting`: `on_progress` hears now and then how much each rank
+        waited.
 
         Raises the error of the rank that failed first, NotSaved if the last checkpoint could not be written,
         and CopiesDiffer if `save` is asked and replicas are not equal in the end.
@@ -132,6 +134,7 @@ class Runner:
                 checkpoints=checkpoints,
                 metrics_file="" if metrics is None else str(metrics.resolve()),
                 worker_steps=begun.workers,
+                tells_waiting=tells_waiting,
             )
             write_job(folder, job, initial)
             rules = Rules(begun.workers, staleness, worker_restarts, checkpoints)
