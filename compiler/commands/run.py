@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from partc.compiler.commands.arguments import parse_endpoint, parse_interval
+from partc.compiler.commands.arguments import parse_endpoint, parse_interval, parse_steps
 from partc.compiler.commands.console import Advance, progress_of, tell
 from partc.compiler.commands.graph_arguments import (
     CheckpointsOption,
@@ -75,7 +75,13 @@ def run_command(
     ] = "stop",
     timeout: Annotated[float, typer.Option(help="Seconds without progress that end the run.")] = 600.0,
     trace: TraceArgument = None,
-    trace_steps: Annotated[int, typer.Option(min=1, help="How many of the last steps a trace shows.")] = 3,
+    trace_steps: Annotated[
+        str,
+        typer.Option(
+            help="The steps that a trace shows: 3, the last three; 100-105,500, these; 500-500, that one.",
+            metavar="STEPS",
+        ),
+    ] = "3",
     staleness: Annotated[
         int | None,
         typer.Option(help="Of an asynchronous plan: the most steps a worker may be ahead of the slowest."),
@@ -95,6 +101,7 @@ def run_command(
     folder = read_plan_folder(out)
     steps_apart, seconds_apart = parse_interval(save_every, "--save-every")
     kept = checkpoints_of(out, checkpoints).resolve()
+    traced = parse_steps(trace_steps, "--trace-steps") if trace is not None else 0
     endpoint = parse_endpoint(metrics_port, "--metrics-port")
     with ExitStack() as at_the_end:
         hears: list[OnProgress] = []
@@ -122,7 +129,7 @@ def run_command(
                 outputs="none",
                 on_progress=on_progress,
                 timeout_s=timeout,
-                traced_steps=trace_steps if trace else 0,
+                traced_steps=traced,
                 staleness=staleness,
                 checkpoints=Checkpoints(str(kept), steps_apart, seconds_apart, keep),
                 resume=resume,

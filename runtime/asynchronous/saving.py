@@ -39,7 +39,7 @@ def pieces_of_servers(plan: Plan) -> Pieces:
 
 
 class ServerSaving:
-    """Saves what one server owns. `told`: takes what was wrong with its part, or nothing, once it is written."""
+    """Saves what one server owns. `told`: takes what was wrong with its part, once that is written."""
 
     def __init__(
         self, asked: Checkpoints, plan: Plan, rank: int, job: Job, told: Callable[[str], None]

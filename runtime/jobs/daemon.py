@@ -103,7 +103,7 @@ class Daemon:
         self._source = Prefetched(source, self._job.first_batch - self._job.data_from + self._job.steps - 1)
         self._transport = MPITransport(self._plan, world)
         traced = self._job.traced_steps
-        self._recorder = Recorder(traced, self._transport.traffic) if traced else None
+        self._recorder = Recorder(traced, self._transport.traffic, self._job.first_step) if traced else None
         self._executor = self._make_executor(plan_folder)
         self._variables = VariablesOfRank(self._plan, self._rank, self._executor.environment, world)
         self._watch = VariableWatch(self._plan, self._rank, self._executor.environment)
@@ -159,7 +159,8 @@ class Daemon:
         return Position(self.step, at, awaited is not None, self._rank.device)
 
     def _open_source(self) -> Shares:
-        return open_source(self._job.data, self._plan, self._job.seed, self._job.is_shuffled)
+        first = self._job.first_batch - self._job.data_from
+        return open_source(self._job.data, self._plan, self._job.seed, self._job.is_shuffled, first)
 
     def _train_step(self) -> None:
         self._feeds = self._source.share(self._rank, self._batch)

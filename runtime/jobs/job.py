@@ -24,7 +24,7 @@ import numpy as np
 
 from partc.runtime.data.checkpoint import write_arrays
 from partc.runtime.errors import naming_file
-from partc.runtime.execution.recorder import RankTimes
+from partc.runtime.execution.recorder import RankTimes, TracedSteps
 from partc.runtime.plan.record import Record
 from partc.runtime.transports.exchanged import Exchanged
 
@@ -58,7 +58,7 @@ class Job(Record, frozen=True):
     has_initial: bool = False
     report_every_s: float = 0.5
     deadline_s: float = 600.0  # longest wait for one communication
-    traced_steps: int = 0  # the last so many steps are timed, instruction by instruction
+    traced_steps: TracedSteps = 0  # are timed, instruction by instruction
     first_step: int = 0  # steps that were trained before: random numbers go on behind them
     first_batch: int = 0  # batches that were used before
     data_from: int = 0  # the batch with which `data` begins: batches that are handed over begin behind these

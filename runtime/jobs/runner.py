@@ -22,6 +22,7 @@ from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.data.feeds import STAGED_FILE
 from partc.runtime.data.sample_files import is_of_samples
 from partc.runtime.errors import BadData, BadPlan, BadUsage, CopiesDiffer
+from partc.runtime.execution.recorder import TracedSteps
 from partc.runtime.jobs.job import (
     Checkpoints,
     Job,
@@ -77,7 +78,7 @@ class Runner:
         on_progress: OnProgress | None = None,
         timeout_s: float = 600.0,
         save: bool = True,
-        traced_steps: int = 0,
+        traced_steps: TracedSteps = 0,
         staleness: int | None = None,
         keep_in: Path | None = None,
         checkpoints: Checkpoints | None = None,
@@ -92,10 +93,10 @@ class Runner:
         `shuffle`: samples of files, in every epoch anew, as the seed says. `initial`: whole variables that
         replace the plan's first values. `seed`: of synthetic data and draws; None: 0, or the resumed
         training's. `sizes`: symbolic sizes that differ from the plan's. `read_after`: steps (from 1) whose
-        variables are returned as well. `traced_steps`: how many of the last steps are timed instruction by
-        instruction. `staleness`: of an asynchronous plan, the most steps that a worker may be ahead of the
-        slowest; None: no bound. `keep_in`: a folder that takes the variables after `read_after`, as files
-        (job.py), instead of the result.
+        variables are returned as well. `traced_steps`: how many of the last steps, or which, are timed
+        instruction by instruction. `staleness`: of an asynchronous plan, the most steps that a worker may
+        be ahead of the slowest; None: no bound. `keep_in`: a folder that takes the variables after
+        `read_after`, as files (job.py), instead of the result.
 
         `checkpoints`: where and when the training is saved; asked to stop, it is saved after that step.
         `resume`: go on from the newest of them that is whole, to `steps` in all; where there is none, begin.
@@ -107,8 +108,9 @@ class Runner:
         and CopiesDiffer if `save` is asked and replicas are not equal in the end.
         """
         _check_request(steps, timeout_s)
-        check_sessions_request(self._folder.plan, staleness, read_after, traced_steps > 0)
+        check_sessions_request(self._folder.plan, staleness, read_after, bool(traced_steps))
         begun = self._begin(steps, seed, checkpoints, resume, on_progress)
+        _check_traced(traced_steps, begun.step, steps)
         behind = begun.furthest - min(begun.workers, default=begun.step)  # of an asynchronous worker
         with job_folder(self._folder.path) as folder:
             used = begun.batches - behind
@@ -247,6 +249,17 @@ def _check_request(steps: int, timeout_s: float) -> None:
         raise BadUsage(f"{steps} steps", at="--steps", fix="train at least one step")
     if not timeout_s > 0:
         raise BadUsage(f"a timeout of {timeout_s} s", at="--timeout", fix="give more than 0 seconds")
+
+
+def _check_traced(traced: TracedSteps, done: int, steps: int) -> None:
+    """Refuse to trace steps that will not be trained. Raises BadUsage."""
+    for first, last in () if isinstance(traced, int) else traced:
+        if first <= done or last > steps:
+            raise BadUsage(
+                f"steps {first} to {last} are to be traced, where {done + 1} to {steps} are trained",
+                at="--trace-steps",
+                fix="choose among these",
+            )
 
 
 def _move_variables(steps: Iterable[int], source: Path, target: Path) -> None:
