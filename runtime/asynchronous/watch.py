@@ -17,7 +17,7 @@ from partc.runtime.asynchronous.session import (
     worker_of,
 )
 from partc.runtime.errors import Cause, Diverged, PartcError, RankFailed
-from partc.runtime.jobs.job import Checkpoints, Notice, Progress, Restarted
+from partc.runtime.jobs.job import Checkpoints, Notice, Progress, Restarted, Saved
 from partc.runtime.jobs.launcher import Log, OnProgress, StopRequest, error_of, progress_in, taken
 from partc.runtime.plan.program import Plan
 from partc.runtime.supervision.messages import Ended
@@ -73,6 +73,8 @@ class SessionsWatch:
         self._returning: dict[int, float] = {}  # session -> when it is to begin
         self._trained: list[str] = []
         self._lost: list[str] = []
+        self._told_to_stop: set[str] | None = None  # None: nobody is to stop
+        self._saved_step: int | None = None  # of the last checkpoint
         self._over_s: dict[str, float] = {}  # process -> when it was first seen to have ended
 
     def to_the_end(self) -> SessionsEnd:
@@ -123,8 +125,10 @@ class SessionsWatch:
             ended = self._supervisor.roster.ended()
             if servers <= ended.keys() or any(ended[name].code for name in servers & ended.keys()):
                 break
-        if all(name in ended and ended[name].code == 0 for name in servers):
-            self._tell("what all workers had trained is saved: --resume goes on from there")
+        if self._saved_step is not None and all(name in ended and ended[name].code == 0 for name in servers):
+            self._tell(
+                f"what was trained is saved, after step {self._saved_step}: --resume goes on from there"
+            )
 
     def _look(self) -> None:
         self._forward()
@@ -141,6 +145,7 @@ class SessionsWatch:
                 raise self._stop.error()
         if self._stop.number:
             self._returning.clear()
+            self._stop_the_late(roster.living())
         for trouble in [*roster.troubles(), *self._unheard()]:
             self._troubled(trouble)
         for session in [session for session, at_s in self._returning.items() if at_s <= time.monotonic()]:
@@ -148,10 +153,20 @@ class SessionsWatch:
             self._training[session_name(session, self._workers)] = session
             self._crew.start_session(session)
 
+    def _stop_the_late(self, living: list[str]) -> None:
+        """Have those stop, too, who were not heard yet when the others were told; nobody twice."""
+        if self._told_to_stop is None:
+            self._told_to_stop = set(living)
+        if late := set(living) - self._told_to_stop:
+            self._told_to_stop |= late
+            self._supervisor.order("stop", sorted(late))
+
     def _forward(self) -> None:
         """Hand on what a person should know, and log the rest."""
         for name, line in [*taken(self._crew.lines), *self._supervisor.take_lines()]:
             told = progress_in(line)
+            if isinstance(told, Saved):
+                self._saved_step = told.step
             if told is None:
                 self._log.write(name, line)
             elif self._on_progress is not None and (name == self._first() or not isinstance(told, Progress)):
