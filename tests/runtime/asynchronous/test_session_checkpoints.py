@@ -1,7 +1,10 @@
 """Asynchronous trainings that are saved, stopped, gone on with, and whose workers die: processes."""
 
 import os
+import random
 import signal
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +16,8 @@ from partc.runtime.checkpoints.stored_values import StoredValues
 from partc.runtime.errors import BadData, NotSaved, RankFailed
 from partc.runtime.jobs.job import Checkpoints, Notice, Progress, Restarted, Saved, Told
 from partc.runtime.jobs.metrics import read_metrics
+from partc.runtime.jobs.restarts import train_with_restarts
+from partc.runtime.jobs.results import TrainingResult
 from partc.runtime.jobs.runner import Runner
 from partc.runtime.plan.plan_folder import PlanFolder
 from tests.builders.plans.compiled_steps import compile_step
@@ -202,3 +207,57 @@ def test_the_last_checkpoint_that_cannot_be_written_is_an_error(additive: PlanFo
         Runner(additive).train(
             batches, 4, checkpoints=Checkpoints(str(tmp_path / "file" / "x"), every_steps=2)
         )
+
+
+@pytest.mark.long
+def test_workers_killed_at_any_time_are_taken_back_and_no_push_is_torn(additive: PlanFolder) -> None:
+    batches = whole_batches(additive, steps=1) * 1500
+    rng = random.Random(0)
+    kills: list[str] = []
+
+    def kill(told: Told) -> None:
+        living = [found for found in job_processes(additive.path) if found.role == "member"]
+        workers = [found for found in living if found.name.startswith("worker") and found.name not in kills]
+        if isinstance(told, Progress) and len(kills) < 6 and workers:
+            killed = rng.choice(workers)
+            time.sleep(rng.uniform(0, 0.05))
+            kills.append(killed.name)
+            with suppress(ProcessLookupError):
+                os.kill(killed.process, signal.SIGKILL)
+
+    result = Runner(additive).train(
+        batches, 1500, staleness=3, worker_restarts=6, on_progress=kill, outputs="none"
+    )
+
+    assert len(kills) >= 3
+    assert result.lost_workers == ()
+    assert_equal(result.variables, train_in_turn(additive, batches))
+
+
+@pytest.mark.long
+def test_the_death_of_a_server_is_gone_on_from_by_the_last_checkpoint(
+    additive: PlanFolder, tmp_path: Path
+) -> None:
+    asked = Checkpoints(str(tmp_path / "kept"), every_steps=20)
+    batches = whole_batches(additive, steps=1) * 400
+    killed: list[int] = []
+
+    def kill(told: Told) -> None:
+        if isinstance(told, Saved) and told.step >= 40 and not killed:
+            (server,) = (
+                found.process
+                for found in job_processes(additive.path)
+                if (found.role, found.name) == ("member", "server-1")
+            )
+            killed.append(server)
+            os.kill(server, signal.SIGKILL)
+
+    def train(resume: bool) -> TrainingResult:
+        return Runner(additive).train(batches, 400, checkpoints=asked, resume=resume, on_progress=kill)
+
+    told: list[str] = []
+    result = train_with_restarts(train, 1, False, told.append, sleep=lambda _: None)
+
+    assert killed and "server-1 died: signal 9 (SIGKILL)" in told[0]
+    assert result.first_step >= 40
+    assert_equal(result.variables, train_in_turn(additive, batches))
