@@ -73,8 +73,8 @@ RecomputeSize = Annotated[
 RoundSums = Annotated[
     Literal["float16", "bfloat16"] | None,
     typer.Option(
-        help="Round dense gradients to 16 bits before they are sent, sum them in float32: half the bytes; not "
-        "what one device trains.",
+        help="Round dense gradients to 16 bits before they are sent, sum them in float32: half the bytes, "
+        "not what one device trains.",
     ),
 ]
 Force = Annotated[

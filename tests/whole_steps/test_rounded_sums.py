@@ -111,7 +111,7 @@ def test_a_rounded_plan_is_verified_within_its_type_and_not_within_another(
 
 
 def test_only_who_asks_for_it_gets_it_and_is_warned(tmp_path: Path) -> None:
-    done("model", "mlp", "--set", "sizes=[40,50,5]", "-o", tmp_path / "forward.onnx")
+    done("model", "mlp", "--set", "sizes=40,50,5", "-o", tmp_path / "forward.onnx")
     loss = ("--loss", "softmax_cross_entropy")
     done("grad", tmp_path / "forward.onnx", *loss, "-o", tmp_path / "train.onnx")
     common = ("compile", tmp_path / "train.onnx", "-c", CLUSTER, "-o", tmp_path / "out", "--force")
