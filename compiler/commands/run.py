@@ -155,6 +155,8 @@ def _summary(folder: PlanFolder, result: TrainingResult) -> Iterator[str]:
     """Yield what a training came to, and who kept it waiting."""
     for worker in result.lost_workers:
         yield f"{worker}; the others trained on"
+    if not result.last_step:
+        return
     done = result.first_step + result.last_step
     samples = samples_of_step(folder.plan)
     speed = f"{result.steps_per_s:.1f} steps/s"

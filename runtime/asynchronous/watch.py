@@ -108,18 +108,18 @@ class SessionsWatch:
 
     def _rescue(self, error: PartcError) -> None:
         """Let the servers save what they have, if all of them live, and it is worth it."""
-        ended = self._supervisor.roster.ended()
-        is_whole = not any(server in ended for server in self._servers)
-        is_hurried = self._stop.is_hurried
-        if self._rules.checkpoints is None or not is_whole or is_hurried or isinstance(error, Diverged):
+        servers = set(self._servers)
+        is_to_blame = error.cause is not None and error.cause.member in servers
+        is_whole = not is_to_blame and servers <= set(self._supervisor.roster.living())
+        if self._rules.checkpoints is None or not is_whole or isinstance(error, Diverged):
             return
         for name in [*self._training]:
             self._dismiss(name)
         self._returning.clear()
-        servers = set(self._servers)
         self._mesh().post(self._chief, End(saves=True))
+        ended: dict[str, Ended] = {}
         deadline_s = time.monotonic() + _RESCUE_S
-        while time.monotonic() < deadline_s:
+        while time.monotonic() < deadline_s and not self._stop.is_hurried:
             self._forward()
             self._supervisor.watch(_LOOK_S)
             ended = self._supervisor.roster.ended()
