@@ -69,8 +69,8 @@ def _batch(plan: Plan) -> str:
     if plan.asynchronous:
         return (
             f"Asynchronous: {plural(len(plan.asynchronous), 'worker')} train on samples of their own and "
-            "wait for nobody, so the result is not the single device’s. Every push is applied once and "
-            "whole by the server that owns the variable; what a worker computes with may be older, by no "
+            "wait for nobody, so the result is not the single device’s. Every push is applied once, and "
+            "by all servers or by none; what a worker computes with may be older, by no "
             "more steps than --staleness allows. What follows is one worker’s session with all servers."
         )
     if plan.batch == "global":
