@@ -66,6 +66,7 @@ class Job(Record, frozen=True):
     resumed_from: str = ""  # the checkpoint that the variables come from
     checkpoints: Checkpoints | None = None
     metrics_file: str = ""  # takes a line of every step
+    tells_waiting: bool = False  # ranks say now and then how much they waited
     worker_steps: tuple[
         int, ...
     ] = ()  # of each asynchronous worker, trained before; `first_step` is their mean

@@ -42,7 +42,7 @@ class DenseHandle(MPIHandle):
         for target, place, arrived in self._landings:
             target[place] = arrived.reshape(target[place].shape)
         for target, arrived in self._sums:
-            target[...] = sum_of(arrived.reshape(len(self.part.members), -1)).reshape(target.shape)
+            target[...] = sum_of([*arrived.reshape(len(self.part.members), -1)]).reshape(target.shape)
 
     def _chunks_of(self, dense: Dense, comm: MPI.Intracomm) -> list[Chunk]:
         start = self.part.start
@@ -86,7 +86,7 @@ class DenseHandle(MPIHandle):
         self._landings.append((dense.target, (), whole))
 
         def gather(second: MPI.Intracomm) -> list[MPI.Request]:
-            total = sum_of(arrived.reshape(len(counts), own))
+            total = sum_of([*arrived.reshape(len(counts), own)])
             return _begin_all_gather(whole, rounded(part, total), counts, second)
 
         return Chunk([request], gather)
