@@ -42,7 +42,7 @@ from partc.runtime.errors import BadUsage, Diverged
 from partc.runtime.execution.row_hashes import row_hashes
 from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.plan.program import Plan, rounding_of
+from partc.runtime.plan.program import Plan
 from partc.runtime.plan.variables import DataInput
 
 __all__ = ["VerifyReport", "launch_daemons", "launch_in_process", "verify"]
@@ -297,7 +297,7 @@ class _Comparison:
                 after[v.name],
                 expected.variables[v.name],
                 others.get(v.name, 0),
-                self._passed(v.name),
+                self._reference.passed_types.get(v.name),
             )
             for v in self._plan.variables
         }
@@ -325,11 +325,6 @@ class _Comparison:
             ],
             lost if is_alike and not self.disagreeing else [],
         )
-
-    def _passed(self, variable: str) -> np.dtype[Any] | None:
-        """Return the narrowest float type on the way of a variable's change, None if none is narrower."""
-        own, rounding = self._reference.passed_types.get(variable), rounding_of(self._plan)
-        return np.dtype(rounding) if rounding and own is None else own
 
     def _tables_before(self, step: int, rows: Mapping[str, Array]) -> dict[str, Array]:
         if step > 1:
