@@ -7,6 +7,7 @@ A DEALER bears its owner's name, so that a server answers by name. Order holds f
 peer that died is forgotten by ZeroMQ: nobody else notices.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import zmq
 
 from partc.runtime.asynchronous.endpoints import find, listen
 from partc.runtime.asynchronous.job import SessionJob
+from partc.runtime.asynchronous.kept_variables import kept_variables
 from partc.runtime.asynchronous.messages import SessionMessage, decode_message, encode_message
 from partc.runtime.errors import BadPlan
 from partc.runtime.plan.program import Plan, Start
@@ -91,8 +93,9 @@ class Mesh:
 def limit_of_messages(plan: Plan) -> int:
     """Return the most bytes that one value of a plan may take on its way."""
     buffers = [buffer.elements * np.dtype(buffer.dtype).itemsize for buffer in plan.buffers]
+    kept = [np.dtype(v.dtype).itemsize * math.prod(v.shape) for v in kept_variables(plan)]
     rows = [_ROWS_AT_MOST * start.payload_bytes for start in plan.instructions if isinstance(start, Start)]
-    return max([_ROOM_BYTES, *buffers, *rows])
+    return max([_ROOM_BYTES, *buffers, *kept, *rows])
 
 
 def _read_all(ready: "zmq.Socket[bytes]", skipped: int) -> Iterator[Received]:
