@@ -68,6 +68,7 @@ def launch(
     """
     members = {f"rank {rank}": host for rank, host in enumerate(hosts)}
     command = mpiexec_command(hosts, job_folder, addresses, daemon)
+    is_here = is_one_machine({host: addresses.get(host, LOCAL) for host in hosts})
     with (
         stop_signals() as signals,
         log.open("w") as stream,
@@ -79,14 +80,14 @@ def launch(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=rank_environment(is_one_machine({host: addresses.get(host, LOCAL) for host in hosts})),
+            env=rank_environment(is_here),
             start_new_session=True,  # a terminal's Ctrl-C is for the launcher
         )
         try:
             return _Watch(process, supervisor, signals, Log(stream), on_progress).to_the_end()
         finally:
             supervisor.end()
-            _end(process, 0.0 if supervisor.roster.unheard() else _GRACE_S)
+            _end(process, is_here, 0.0 if supervisor.roster.unheard() else _GRACE_S)
 
 
 class _Watch:
@@ -349,12 +350,14 @@ def progress_in(line: str) -> Told | None:
         return None
 
 
-def _end(process: "subprocess.Popen[bytes]", patience_s: float) -> None:
+def _end(process: "subprocess.Popen[bytes]", is_here: bool, patience_s: float) -> None:
     """End mpiexec and what it started, if they still run after `patience_s`.
 
-    It ends with its ranks, but for those that nobody has heard yet, which know of no end.
+    It ends with its ranks, but for those that nobody has heard yet, which know of no end. Where all are here,
+    nothing is left for it to do, and it would take seconds.
     """
-    for number, grace_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, _GRACE_S)):
+    ways = ((signal.SIGTERM, patience_s), (signal.SIGKILL, _GRACE_S))
+    for number, grace_s in ((signal.SIGKILL, 0.0),) if is_here else ways:
         deadline_s = time.monotonic() + grace_s
         while process.poll() is None and time.monotonic() < deadline_s:
             time.sleep(0.02)

@@ -9,7 +9,7 @@ import socket
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +23,7 @@ from partc.runtime.errors import naming_file
 from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.supervision.keeping import MEETING_FILE
 from partc.runtime.supervision.messages import REPORTED, Asked, Beat, Ended, Meeting, Order, Printed
-from partc.runtime.supervision.process_state import is_running, remove_segments
+from partc.runtime.supervision.process_state import is_running, process_state, remove_segments
 from partc.runtime.supervision.roster import Limits, Roster
 from partc.runtime.transports.locked_sockets import (
     LOCAL,
@@ -136,13 +136,11 @@ class Supervisor:
         self.order("end", self.roster.ended())
         here = [beat for beat in self.roster.beats() if _is_here(beat)]
         processes = [process for beat in here for process in (beat.keeper, beat.process)]
+        _kill(filter(_is_stopped, processes))
         deadline_s = time.monotonic() + _LEAVE_S
         while any(map(is_running, processes)) and time.monotonic() < deadline_s:
             self.watch(0.02)
-        for process in processes:  # a keeper may have been stopped
-            if is_running(process):
-                with suppress(OSError):
-                    os.kill(process, signal.SIGKILL)
+        _kill(filter(is_running, processes))
         if any(ended.code for ended in self.roster.ended().values()) or self.roster.living():
             remove_segments({name for beat in here for name in beat.segments})
 
@@ -170,7 +168,9 @@ class Supervisor:
 
     def _may_answer(self, name: str) -> bool:
         beat = self.roster.beat(name)
-        return beat is None or not _is_here(beat) or is_running(beat.keeper)
+        return (
+            beat is None or not _is_here(beat) or (is_running(beat.keeper) and not _is_stopped(beat.keeper))
+        )
 
     def _send(self, name: str, order: Order) -> bool:
         """Tell a keeper; return whether it can be reached."""
@@ -210,3 +210,14 @@ class Supervisor:
 
 def _is_here(beat: Beat) -> bool:
     return beat.host == socket.gethostname()
+
+
+def _is_stopped(process: int) -> bool:
+    state = process_state(process)
+    return state is not None and state.is_stopped
+
+
+def _kill(processes: Iterable[int]) -> None:
+    for process in processes:
+        with suppress(OSError):
+            os.kill(process, signal.SIGKILL)

@@ -58,15 +58,16 @@ def main() -> int:
 
 def _run(scenario: Scenario, stage: Stage, seed: str) -> Outcome:
     """Run a case, again where a training was over before anything could be done to it."""
+    said = ""
     for attempt in range(_TRIES):
         try:
             return scenario.run(stage, random.Random(f"{seed}/{attempt}"))
-        except TooEarly:
-            continue
+        except TooEarly as error:
+            said = str(error)
         except Exception as error:
             traceback.print_exc()
             return Outcome(failures=(f"{type(error).__name__}: {error}",))
-    return Outcome(failures=("trainings were over too early",))
+    return Outcome(failures=(f"trainings were over too early: {said}",))
 
 
 def _describe(outcome: Outcome) -> str:

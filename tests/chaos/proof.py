@@ -32,6 +32,5 @@ SCENARIOS = (
     Scenario("hostile bytes", "at the supervisor's port", hostile.attack),
     Scenario("hostile bytes", "at servers' ports", hostile.attack_servers),
     *(Scenario("slow", how, partial(slow_network.train_through, how)) for how in slow_network.TROUBLES),
-    Scenario("hung", "host frozen, and woken late", slow_network.freeze_a_host),
 )
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}

@@ -1,4 +1,4 @@
-"""Hosts as network namespaces: links cut and slow, ranks slow, a host that stops. Needs root and iproute2."""
+"""Hosts as network namespaces: links cut and slow, ranks slow. Needs root and iproute2."""
 
 import random
 import signal
@@ -16,15 +16,12 @@ from partc.compiler.pipeline import compile_graph
 from partc.cost.cluster.cluster import Cluster
 from tests.chaos.stage import Bench, Stage, mlp_step
 from tests.chaos.training import Outcome, Training
-from tests.checks.job_processes import JobProcess, is_alive
 
 NETWORK = Network("pch", "10.213.9")
 BITS_PER_S = 1e9
 _HOSTS = 2
 _PERIOD_S, _RUNS = 0.05, 0.2  # a fifth of the time
 _SLOW_S = 10.0
-_LOST_WITHIN_S = 120.0
-_AWAKE_S = 30.0
 
 
 @contextmanager
@@ -48,29 +45,6 @@ def train_through(how: str, stage: Stage, draw: random.Random) -> Outcome:
         failures = failures or training.differences(bench.expected)
         failures += [training.told[-800:]] if failures else []
         return Outcome(how, "training", failures=tuple(failures), figures=f"{during} steps meanwhile")
-
-
-def freeze_a_host(stage: Stage, draw: random.Random) -> Outcome:
-    """Stop all processes of a host; wake them when the job has gone on without them."""
-    with hosts(stage) as bench, Training(bench.plan, stage.case_folder()) as training:
-        training.begin_saving(bench.steps, bench.save_every, "--restarts", "1")
-        training.until(lambda: training.step)
-        frozen = [JobProcess(number, "frozen") for number in _processes_of(NETWORK.host(2))]
-        training.send(frozen, signal.SIGSTOP)
-        begun_s = time.monotonic()
-        training.until(lambda: "rank 1 was lost" in training.told, within_s=_LOST_WITHIN_S)
-        told_s = time.monotonic() - begun_s
-        asleep = [found for found in frozen if is_alive(found.process)]
-        training.until_it_gets_on()
-        training.send(asleep, signal.SIGCONT)
-        failures = training.end(0)
-        deadline_s = time.monotonic() + _AWAKE_S
-        while any(is_alive(found.process) for found in frozen) and time.monotonic() < deadline_s:
-            time.sleep(0.05)
-        failures += training.left()
-        failures = failures or training.differences(bench.expected)
-        failures += [training.told[-800:]] if failures else []
-        return Outcome(f"host 2, {len(asleep)} processes woken", "training", told_s, tuple(failures))
 
 
 def _cut(seconds: float, training: Training, draw: random.Random) -> None:
@@ -112,11 +86,6 @@ def _compile(cluster: Cluster, folder: Path) -> Path:
     step = import_training_graph(mlp_step())
     compile_graph(step, cluster, folder, Options(strategy="allreduce", batch="global"))
     return folder
-
-
-def _processes_of(namespace: str) -> list[int]:
-    told = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=True)
-    return [int(number) for number in told.stdout.split()]
 
 
 def _run(*command: str) -> None:

@@ -114,6 +114,14 @@ def test_a_server_elsewhere_is_deaf_to_strangers(tmp_path: Path) -> None:
                 assert heard(server, 1, tries=20) == []
 
 
+def test_a_name_that_the_job_does_not_have_is_not_heard(
+    server: Mesh, endpoints: dict[str, str], tmp_path: Path
+) -> None:
+    with closing(mesh("worker-1", endpoints, tmp_path)) as stranger:
+        stranger.post("server-1", Begin(0, 1))
+        assert heard(server, 1, tries=10) == []
+
+
 def test_the_key_is_its_users_alone(tmp_path: Path) -> None:
     assert read_key(tmp_path) is None
 
