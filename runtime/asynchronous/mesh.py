@@ -7,6 +7,7 @@ A DEALER bears its owner's name, so that a server answers by name. Order holds f
 peer that died is forgotten by ZeroMQ: nobody else notices.
 """
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import zmq
 
 from partc.runtime.asynchronous.endpoints import find, listen
 from partc.runtime.asynchronous.job import SessionJob
+from partc.runtime.asynchronous.kept_variables import kept_variables
 from partc.runtime.asynchronous.messages import SessionMessage, decode_message, encode_message
 from partc.runtime.asynchronous.session import worker_name
 from partc.runtime.errors import BadPlan
@@ -44,7 +46,7 @@ class Mesh:
         self._context = zmq.Context()
         self._limit_bytes = job.limit_bytes
         self._key = read_key(folder)
-        workers = map(worker_name, range(job.workers))
+        workers = map(worker_name, range(len(job.steps)))
         self._peers = {peer.encode() for peer in (*job.endpoints, *workers, LAUNCHER)}
         self._poller = zmq.Poller()
         self._router = self._open(zmq.ROUTER, "") if name in job.endpoints else None
@@ -97,8 +99,9 @@ class Mesh:
 def limit_of_messages(plan: Plan) -> int:
     """Return the most bytes that one value of a plan may take on its way."""
     buffers = [buffer.elements * np.dtype(buffer.dtype).itemsize for buffer in plan.buffers]
+    kept = [np.dtype(v.dtype).itemsize * math.prod(v.shape) for v in kept_variables(plan)]
     rows = [_ROWS_AT_MOST * start.payload_bytes for start in plan.instructions if isinstance(start, Start)]
-    return max([_ROOM_BYTES, *buffers, *rows])
+    return max([_ROOM_BYTES, *buffers, *kept, *rows])
 
 
 def _read_all(ready: "zmq.Socket[bytes]", peers: Collection[bytes] | None) -> Iterator[Received]:
@@ -108,7 +111,7 @@ def _read_all(ready: "zmq.Socket[bytes]", peers: Collection[bytes] | None) -> It
             parts = ready.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return
-        if peers is not None and parts.pop(0).bytes not in peers:
+        if peers is not None and parts.pop(0).bytes.partition(b".")[0] not in peers:  # in any of its lives
             continue
         if parts:
             yield decode_message(parts[0].bytes), [part.buffer for part in parts[1:]]

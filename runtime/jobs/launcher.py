@@ -17,7 +17,7 @@ import msgspec
 
 from partc.runtime import errors
 from partc.runtime.errors import BadUsage, PartcError, RankFailed, Stopped
-from partc.runtime.jobs.job import Notice, Progress
+from partc.runtime.jobs.job import Told
 from partc.runtime.log import log as records
 from partc.runtime.log import printable
 from partc.runtime.supervision.messages import Ended
@@ -36,9 +36,9 @@ RANK_VARIABLES = {
 }
 # MPICH's ranks of one machine speak by shared memory alone, and open no ports.
 LOCAL_VARIABLES = {"UCX_TLS": "self,sm"}
-OnProgress = Callable[[Progress | Notice], None]
+OnProgress = Callable[[Told], None]
 
-_TOLD: msgspec.json.Decoder[Progress | Notice] = msgspec.json.Decoder(Progress | Notice)
+_TOLD: msgspec.json.Decoder[Told] = msgspec.json.Decoder(Told)
 
 DAEMON = "partc.runtime.jobs.daemon"
 KEEPER = "partc.runtime.supervision.keeper"
@@ -207,6 +207,11 @@ class StopRequest:
         if not roster.living():
             self._supervisor.order("end", roster.ended())
 
+    @property
+    def is_hurried(self) -> bool:
+        """Whether the end is to come at once."""
+        return self._signals.count > 1
+
     def error(self) -> Stopped:
         """Return what to raise where ranks could not stop well."""
         positions = map(self._supervisor.roster.position, self._supervisor.roster.ended())
@@ -337,7 +342,7 @@ def rank_environment(is_one_machine: bool = False) -> dict[str, str]:
     return RANK_VARIABLES | (LOCAL_VARIABLES if is_one_machine else {}) | dict(os.environ)
 
 
-def progress_in(line: str) -> Progress | Notice | None:
+def progress_in(line: str) -> Told | None:
     """Return what a line of a rank tells a person, None if it is some other line."""
     try:
         return _TOLD.decode(line)

@@ -80,6 +80,10 @@ class Roster:
             self._now_s += min(now_s - self._looked_s, _LONGEST_LOOK_S)
         self._looked_s = now_s
 
+    def expect(self, name: str, host: str) -> None:
+        """Make somebody a member who was none from the beginning."""
+        self._members.setdefault(name, _Member(name, host))
+
     def knows(self, name: str) -> bool:
         """Tell whether somebody is a member. Processes that MPI did not number may be, as many as ranks."""
         return name in self._members or (name.startswith("process ") and len(self._members) < self._most)
