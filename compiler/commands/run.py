@@ -22,7 +22,7 @@ from partc.compiler.report.units import percent, seconds
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_run_trace
 from partc.runtime.asynchronous.session import plan_of_data
 from partc.runtime.data.batches import samples_of_step
-from partc.runtime.jobs.job import Checkpoints, Notice, Progress, Restarted, Told
+from partc.runtime.jobs.job import Checkpoints, Notice, Progress, Restarted, Straggler, Told
 from partc.runtime.jobs.launcher import OnProgress
 from partc.runtime.jobs.metrics import METRICS_FILE
 from partc.runtime.jobs.metrics_port import MetricsPort
@@ -187,8 +187,15 @@ def _showing(advance: Advance) -> OnProgress:
         match told:
             case Notice(text=text):
                 tell(text)
-            case Progress(step=step, loss=loss, steps_per_s=steps_per_s):
+            case Progress(step=step, loss=loss, steps_per_s=steps_per_s, straggler=straggler):
                 loss_text = "" if loss is None else f"loss {loss:.5g}  "
-                advance(step, f"{loss_text}{steps_per_s:.1f} steps/s")
+                advance(step, f"{loss_text}{steps_per_s:.1f} steps/s{_straggling(straggler)}")
 
     return show
+
+
+def _straggling(straggler: Straggler | None) -> str:
+    """Say who keeps others waiting, if anybody does."""
+    if straggler is None:
+        return ""
+    return f"  slowest: rank {straggler.rank}, others wait up to {percent(straggler.others_waited)}"

@@ -42,14 +42,21 @@ class ServerSaving:
     """Saves what one server owns. `told`: takes what was wrong with its part, once that is written."""
 
     def __init__(
-        self, asked: Checkpoints, plan: Plan, rank: int, job: Job, told: Callable[[str], None]
+        self,
+        asked: Checkpoints,
+        plan: Plan,
+        rank: int,
+        job: Job,
+        folder: Path,
+        told: Callable[[str], None],
     ) -> None:
         self._asked = asked
         self._plan = plan
         self._rank = rank
         self._job = job
         self._told = told
-        self._writer = CheckpointWriter(plan, rank, Path(asked.folder), asked.keep, pieces_of_servers(plan))
+        pieces = pieces_of_servers(plan)
+        self._writer = CheckpointWriter(plan, rank, Path(asked.folder), asked.keep, pieces, folder)
         self._begun_s = time.monotonic()
         self._begun = job.first_step  # the step of the checkpoint under way, or of the last
         self._is_told = True

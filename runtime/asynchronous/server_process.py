@@ -39,7 +39,9 @@ class ServerProcess(SessionProcess):
         self._first_values = self.first_values()
         asked = self.job.checkpoints
         self._saving = (
-            None if asked is None else ServerSaving(asked, self.plan, rank, self.job, self._tell_written)
+            None
+            if asked is None
+            else ServerSaving(asked, self.plan, rank, self.job, folder, self._tell_written)
         )
         saves = SavePolicy() if self._saving is None else SavePolicy(self._saving.is_due, self._complete)
         around = Surroundings(self._feeds, self.mesh.post, self._save, self._keep, saves)

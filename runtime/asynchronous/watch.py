@@ -150,7 +150,9 @@ class SessionsWatch:
             self._troubled(trouble)
         for session in [session for session, at_s in self._returning.items() if at_s <= time.monotonic()]:
             del self._returning[session]
-            self._training[session_name(session, self._workers)] = session
+            name = session_name(session, self._workers)
+            self._training[name] = session
+            roster.expect(name, self._plan.asynchronous[worker_of(session, self._workers)].host)
             self._crew.start_session(session)
 
     def _stop_the_late(self, living: list[str]) -> None:

@@ -3,8 +3,12 @@
 At a step's end every rank copies its pieces, and trains on; a thread of each writes them. Each part of a
 variable is written by one of the ranks that hold it. The first rank's thread waits for the files of all,
 writes the table of contents, commits, and removes what is too old. Everything is on disk before its name is.
+
+A generation writes in folders of its own, and commits nothing once its job's folder is gone: a rank that was
+stopped, given up and then goes on cannot spoil what its successors write.
 """
 
+import errno
 import os
 import shutil
 import threading
@@ -44,9 +48,9 @@ Pieces = Mapping[
 _LOOK_S = 0.02
 
 
-def part_folder(checkpoints: Path, step: int) -> Path:
-    """Return the folder of a checkpoint that is being written."""
-    return checkpoints / f".{folder_of(step)}.part"
+def part_folder(checkpoints: Path, step: int, job: Path) -> Path:
+    """Return the folder of a checkpoint that a job's ranks are writing. `job`: the job's own folder."""
+    return checkpoints / f".{folder_of(step)}.{job.name.lstrip('.')}.part"
 
 
 def remove_parts(checkpoints: Path) -> None:
@@ -84,13 +88,17 @@ class CheckpointWriter:
     """One rank's part in checkpoints, one at a time.
 
     `pieces`: of all ranks; the first of them completes a checkpoint. `keep`: how many complete ones stay.
+    `job`: the job's folder, there for as long as the job may write.
     """
 
-    def __init__(self, plan: Plan, rank: int, checkpoints: Path, keep: int, pieces: Pieces) -> None:
+    def __init__(
+        self, plan: Plan, rank: int, checkpoints: Path, keep: int, pieces: Pieces, job: Path
+    ) -> None:
         self._plan = plan
         self._rank = rank
         self._checkpoints = checkpoints
         self._keep = keep
+        self._job = job
         self._thread: threading.Thread | None = None
         self._has_written = threading.Event()
         self._is_given_up = threading.Event()
@@ -140,7 +148,7 @@ class CheckpointWriter:
         return self.fault is None and not is_given_up
 
     def _write(self, position: TrainingPosition) -> None:
-        folder = part_folder(self._checkpoints, position.step)
+        folder = part_folder(self._checkpoints, position.step, self._job)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._write_pieces(folder)
@@ -179,6 +187,8 @@ class CheckpointWriter:
         )
         committed = write_manifest(folder, manifest)
         _write_durably(folder / COMMIT_FILE, committed)
+        if not self._job.exists():
+            raise FileNotFoundError(errno.ENOENT, "the job is over", str(self._job))
         complete = self._checkpoints / folder_of(position.step)
         shutil.rmtree(complete, ignore_errors=True)  # of an earlier run, damaged: a whole one is gone on from
         folder.rename(complete)

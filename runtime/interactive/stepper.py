@@ -40,6 +40,7 @@ from partc.runtime.plan.members import leaders_of
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.plan.program import Plan
 from partc.runtime.plan.variables import DataInput
+from partc.runtime.transports.locked_sockets import LOCAL
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ReplicaFeeds = Mapping[str, Sequence[Array]]
@@ -121,7 +122,8 @@ class Stepper:
         self._job_folder = self._at_the_end.enter_context(job_folder(folder.path))
         self._error: PartcError | None = None
         known = addresses_of(folder.path) if addresses is None else addresses
-        self._ranks = StepperEnd({rank.host: known.get(rank.host, "localhost") for rank in self.plan.ranks})
+        places = {rank.host: known.get(rank.host, LOCAL) for rank in self.plan.ranks}
+        self._ranks = StepperEnd(places, self._job_folder)
         job = Job(
             plan_folder=str(folder.path.resolve()),
             steps=0,
@@ -217,6 +219,7 @@ class Stepper:
                     None,
                     None,
                     DAEMON,
+                    [self._ranks.sockets],
                 )
             except PartcError as error:
                 self._error = error

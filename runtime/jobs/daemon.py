@@ -45,7 +45,7 @@ from partc.runtime.jobs.job import (
     variables_file,
     write_record,
 )
-from partc.runtime.jobs.meetings import Meetings
+from partc.runtime.jobs.meetings import NOTHING, Meetings
 from partc.runtime.jobs.metrics import MetricsLog
 from partc.runtime.jobs.saving import Saving
 from partc.runtime.jobs.step_outputs import OutputLog
@@ -181,7 +181,10 @@ class Daemon:
         saving = self._saving
         if saving is not None:
             saving.look()
-        agreed = self._meetings.after(self.step, saving is not None and saving.is_due_by_time())
+        is_due = saving is not None and saving.is_due_by_time()
+        agreed = self._meetings.after(self.step, is_due, self._patience.waited_s)
+        if agreed is not NOTHING:
+            self._reporter.straggler = agreed.straggler
         step = self._job.first_step + self.step
         is_last = agreed.stops or self.step == self._job.steps
         if saving is not None and (agreed.saves or agreed.stops or saving.is_due_after(step, is_last)):
@@ -228,9 +231,8 @@ class Daemon:
     def _make_saving(self) -> Saving | None:
         if self._job.checkpoints is None:
             return None
-        return Saving(
-            self._job.checkpoints, self._plan, self._executor.environment.array, self._world, complete
-        )
+        read = self._executor.environment.array
+        return Saving(self._job.checkpoints, self._plan, read, self._world, complete, self._folder)
 
     def _check_loss(self) -> None:
         if is_finite(self._plan, self._rank, self._executor):

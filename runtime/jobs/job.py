@@ -43,6 +43,14 @@ class Checkpoints(Record, frozen=True):
     keep: int = 3  # so many complete ones stay
 
 
+class Straggler(Record, frozen=True):
+    """A rank that keeps others waiting: shares of the time that it waited itself, and at most another one."""
+
+    rank: int
+    waited: float
+    others_waited: float
+
+
 class Job(Record, frozen=True):
     """What the executors are to do."""
 
@@ -79,6 +87,7 @@ class Progress(Record, frozen=True, tag="progress"):
     steps: int
     loss: float | None
     steps_per_s: float
+    straggler: Straggler | None = None  # lately
 
 
 class Notice(Record, frozen=True, tag="notice"):
@@ -182,6 +191,7 @@ class Reporter:
         self._last = job.first_step + job.steps
         self._report_every_s = job.report_every_s
         self._begun_s = self._reported_s = 0.0
+        self.straggler: Straggler | None = None
 
     def begin(self) -> None:
         """Start the clock."""
@@ -198,7 +208,7 @@ class Reporter:
         if done < self._last and step > 1 and now_s - self._reported_s < self._report_every_s:
             return
         self._reported_s = now_s
-        _print(Progress(done, self._last, loss, self.steps_per_s(step)))
+        _print(Progress(done, self._last, loss, self.steps_per_s(step), self.straggler))
 
 
 class WaitReporter:

@@ -24,6 +24,7 @@ from partc.runtime.supervision.messages import Ended
 from partc.runtime.supervision.roster import Trouble, how
 from partc.runtime.supervision.stop_signals import StopSignals, name_of, stop_signals, stopped
 from partc.runtime.supervision.supervisor import Supervisor
+from partc.runtime.transports.locked_sockets import LOCAL, is_one_machine
 
 RANK_VARIABLES = {
     # Threads of other libraries in the ranks would fight ONNX Runtime's for the cores.
@@ -33,6 +34,8 @@ RANK_VARIABLES = {
     # MPICH gathers unequal parts in pieces of 32 KB, a poll each: 50 MB took 1.8 s, whole 20 ms.
     "MPIR_CVAR_ALLGATHERV_PIPELINE_MSG_SIZE": str(1 << 30),
 }
+# MPICH's ranks of one machine speak by shared memory alone, and open no ports.
+LOCAL_VARIABLES = {"UCX_TLS": "self,sm"}
 OnProgress = Callable[[Told], None]
 
 _TOLD: msgspec.json.Decoder[Told] = msgspec.json.Decoder(Told)
@@ -43,6 +46,7 @@ _GRACE_S = 5.0  # from a polite end to a kill
 _STOP_S = 30.0  # that a job that is to stop may stand still
 _LOOK_S = 0.1
 _SETTLE_S = 0.4  # from the first bad news to a verdict: who died first may be told last
+_MISSED_S = 4.0  # from MPI's end until keepers that it took along are missed
 
 
 def launch(
@@ -53,11 +57,13 @@ def launch(
     on_progress: OnProgress | None,
     timeout_s: float | None,
     daemon: str = DAEMON,
+    folders: Sequence[Path] = (),
 ) -> int:
     """Run a job to its end. Return the number of the signal that made its ranks stop before, 0 if none did.
 
     `hosts`: each rank's. `addresses`: host -> network name. A job in which no rank gets on for `timeout_s` is
-    ended. `daemon`: the module that every rank runs. Raises the error of the rank that is to blame, whose
+    ended. `daemon`: the module that every rank runs. `folders`: temporary ones beside the job's, for keepers
+    to remove if this process is killed. Raises the error of the rank that is to blame, whose
     `cause` says where it was; and Stopped if ranks that a signal asked to stop did not do so well.
     """
     members = {f"rank {rank}": host for rank, host in enumerate(hosts)}
@@ -65,7 +71,7 @@ def launch(
     with (
         stop_signals() as signals,
         log.open("w") as stream,
-        Supervisor(members, addresses, job_folder, timeout_s) as supervisor,
+        Supervisor(members, addresses, job_folder, timeout_s, folders) as supervisor,
     ):
         records.info("starting %d ranks: %s", len(hosts), " ".join(command))
         process = subprocess.Popen(
@@ -73,14 +79,14 @@ def launch(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=rank_environment(),
+            env=rank_environment(is_one_machine({host: addresses.get(host, LOCAL) for host in hosts})),
             start_new_session=True,  # a terminal's Ctrl-C is for the launcher
         )
         try:
             return _Watch(process, supervisor, signals, Log(stream), on_progress).to_the_end()
         finally:
             supervisor.end()
-            _end(process)
+            _end(process, 0.0 if supervisor.roster.unheard() else _GRACE_S)
 
 
 class _Watch:
@@ -108,6 +114,7 @@ class _Watch:
         self._look()
         if self._process.returncode == 0 or self._all_well():
             return self._stop.number
+        self._await_trouble()
         self._verdict()
         if self._stop.number:
             raise self._stop.error()
@@ -121,18 +128,37 @@ class _Watch:
         self._forward()
         self._supervisor.watch(_LOOK_S)
         self._stop.look()
-        if self._supervisor.roster.troubles():
+        if self._supervisor.roster.troubles() or self._is_cut_short():
             self._verdict()
+
+    def _await_trouble(self) -> None:
+        """Wait for word of why MPI has ended: it ends with any rank's keeper, and takes the others along."""
+        roster, until_s = self._supervisor.roster, time.monotonic() + _MISSED_S
+        while roster.beats() and not roster.troubles() and time.monotonic() < until_s:
+            self._supervisor.watch(_LOOK_S)
 
     def _verdict(self) -> None:
         """Hear everybody who has something to say, then raise the error of who is to blame, if anybody is."""
         until_s = time.monotonic() + _SETTLE_S
         while (left_s := until_s - time.monotonic()) > 0:
             self._supervisor.watch(min(left_s, _LOOK_S))
-        if troubles := self._supervisor.roster.troubles():
+        if self._is_cut_short():
+            raise self._stop.error()
+        troubles = self._supervisor.roster.troubles()
+        if troubles and not (_follows_from_mpi(troubles[0]) and self._is_mpi_killed()):
             self._supervisor.order("end")
             self._forward()
             raise error_of(troubles[0], self._log.path)
+
+    def _is_cut_short(self) -> bool:
+        """Tell whether ranks that were loading have ended by the signal that asks for an end.
+
+        The others, which would stop after a step, wait for them.
+        """
+        return bool(self._stop.number) and self._supervisor.roster.has_ended_by(signal.SIGTERM)
+
+    def _is_mpi_killed(self) -> bool:
+        return (self._process.poll() or 0) < 0
 
     def _is_over(self) -> bool:
         return self._process.poll() is not None
@@ -159,6 +185,7 @@ class StopRequest:
     def __init__(self, supervisor: Supervisor, signals: StopSignals) -> None:
         self._supervisor = supervisor
         self._signals = signals
+        self._asked: set[str] = set()
         self.number = 0
 
     def look(self) -> None:
@@ -171,7 +198,9 @@ class StopRequest:
             self.number = number
             roster.is_stopping = True
             records.warning("%s: the ranks are asked to stop; once more ends them at once", name_of(number))
-            self._supervisor.order("stop")
+        if late := set(roster.living()) - self._asked:  # keepers of a job that has just begun come one by one
+            self._supervisor.order("stop", late)
+            self._asked |= late
         if self._signals.count > 1 or (roster.living() and roster.still_s > _STOP_S):
             raise self.error()
         if not roster.living():
@@ -207,6 +236,11 @@ def error_of(trouble: Trouble, log: Path) -> PartcError:
         )
     error.cause = cause
     return error
+
+
+def _follows_from_mpi(trouble: Trouble) -> bool:
+    """Tell whether the end of mpiexec explains a trouble: it takes keepers with it."""
+    return trouble.is_echo or trouble.cause.kind == "lost"
 
 
 _FIXES = {
@@ -272,12 +306,18 @@ def mpiexec_command(
     folder = str(job_folder.absolute())
     started = [sys.executable, "-m", KEEPER, folder, "rank", daemon, folder]
     mpiexec = find_mpiexec()
-    places = [addresses.get(host, "localhost") for host in hosts]
-    if all(place == "localhost" for place in places):
-        return [mpiexec, "-n", str(len(hosts)), *started]
+    places = [addresses.get(host, LOCAL) for host in hosts]
+    if is_one_machine(dict(zip(hosts, places, strict=True))):
+        return [_without_ports(mpiexec), "-n", str(len(hosts)), *started]
     # Ranks fill the hosts in order, one entry for each run of neighbours; the daemons find their rank.
     counted = ",".join(f"{address}:{len(list(ranks))}" for address, ranks in groupby(places))
     return [mpiexec, "-host", counted, "-n", str(len(hosts)), *started]
+
+
+def _without_ports(mpiexec: str) -> str:
+    """Return MPICH's mpiexec for one machine, if it lies beside: the other listens on all interfaces."""
+    forker = Path(f"{mpiexec}.gforker")
+    return mpiexec if "PARTC_MPIEXEC" in os.environ or not forker.exists() else str(forker)
 
 
 def find_mpiexec() -> str:
@@ -296,9 +336,9 @@ def find_mpiexec() -> str:
     return found
 
 
-def rank_environment() -> dict[str, str]:
+def rank_environment(is_one_machine: bool = False) -> dict[str, str]:
     """Return the environment that ranks run in."""
-    return RANK_VARIABLES | dict(os.environ)
+    return RANK_VARIABLES | (LOCAL_VARIABLES if is_one_machine else {}) | dict(os.environ)
 
 
 def progress_in(line: str) -> Told | None:
@@ -309,10 +349,13 @@ def progress_in(line: str) -> Told | None:
         return None
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End mpiexec and what it started, if they still run."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        deadline_s = time.monotonic() + _GRACE_S
+def _end(process: "subprocess.Popen[bytes]", patience_s: float) -> None:
+    """End mpiexec and what it started, if they still run after `patience_s`.
+
+    It ends with its ranks, but for those that nobody has heard yet, which know of no end.
+    """
+    for number, grace_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, _GRACE_S)):
+        deadline_s = time.monotonic() + grace_s
         while process.poll() is None and time.monotonic() < deadline_s:
             time.sleep(0.02)
         if process.poll() is not None:

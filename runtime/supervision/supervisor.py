@@ -30,8 +30,7 @@ from partc.runtime.transports.locked_sockets import (
     is_one_machine,
     lock,
     own_address,
-    read_key,
-    write_key,
+    own_key,
 )
 
 HUNG_S = 5.0
@@ -44,6 +43,7 @@ _SILENT_HERE_S = 10.0
 _SUSPICION_S = 3.0
 _LARGEST_BYTES = 1 << 20
 _LEAVE_S = 3.0
+_SURE_S = 2.0
 _LONGEST_LINE = 1 << 16
 _AT_ONCE = 1_000  # messages
 
@@ -68,7 +68,8 @@ class Supervisor:
         here = is_one_machine({host: addresses.get(host, LOCAL) for host in hosts.values()})
         silent_s, gone_s = (_SILENT_HERE_S, _GONE_HERE_S) if here else (_AWAY_S, _GONE_AWAY_S)
         self.roster = Roster(hosts, Limits(hung_s, silent_s, gone_s, stuck_s))
-        self.asked_by_host = 0  # the signal by which a batch system wants an end
+        self._asked = 0
+        self._asked_s = 0.0
         self._suspicious_until_s = 0.0
         self._lines: list[tuple[str, str]] = []
         self._rest: dict[str, bytes] = defaultdict(bytes)  # of a line that is not whole yet
@@ -106,6 +107,14 @@ class Supervisor:
         for _ in range(_AT_ONCE):
             if not self._hear():
                 break
+
+    @property
+    def asked_by_host(self) -> int:
+        """The signal by which a batch system wants an end, 0 if none does.
+
+        MPI signals, too, when a keeper has died: that is known before this tells.
+        """
+        return self._asked if time.monotonic() - self._asked_s > _SURE_S else 0
 
     def order(self, what: Literal["stop", "end"], names: Collection[str] | None = None) -> None:
         """Have members, all that live if none are named, stop well, or end; keepers of the dead leave."""
@@ -151,10 +160,7 @@ class Supervisor:
         return dict.fromkeys(hosts, endpoint)
 
     def _listen(self, hosts: Mapping[str, str], addresses: Mapping[str, str], folder: Path) -> dict[str, str]:
-        write_key(folder)
-        key = read_key(folder)
-        assert key is not None
-        lock(self._router, key, is_server=True)
+        lock(self._router, own_key(folder), is_server=True)
         own = {host: own_address(addresses.get(host, LOCAL)) for host in set(hosts.values())}
         endpoints: dict[str, str] = {}
         for address in set(own.values()):
@@ -183,6 +189,8 @@ class Supervisor:
         except (msgspec.MsgspecError, IndexError):
             return True
         name = identity.decode(errors="replace")
+        if not self.roster.knows(name):
+            return True
         match reported:
             case Beat():
                 self.roster.hear_beat(name, reported)
@@ -195,7 +203,8 @@ class Supervisor:
                 self._lines += [(name, line.decode(errors="replace")) for line in whole]
                 self._rest[name] = self._rest[name][-_LONGEST_LINE:]
             case Asked(signal=number):
-                self.asked_by_host = number
+                if not self._asked:
+                    self._asked, self._asked_s = number, time.monotonic()
         return True
 
 

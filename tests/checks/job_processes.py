@@ -24,11 +24,11 @@ def job_processes(folder: Path) -> list[JobProcess]:
     kept = {process: line for process, line in words.items() if KEEPER in line}
     ours = {p: line for p, line in kept.items() if any(word.startswith(inside) for word in line)}
     for process, line in ours.items():
-        if line[0].endswith("mpiexec"):
+        if "mpiexec" in line[0]:
             found.append(JobProcess(process, "mpiexec"))
             continue
         parent = _parent(process)
-        is_member = parent in ours and KEEPER in ours[parent]
+        is_member = parent in ours and "mpiexec" not in ours[parent][0]
         found.append(JobProcess(process, "member" if is_member else "keeper", _name(process, line)))
         if not is_member and "hydra_pmi_proxy" in words.get(parent, [""])[0]:
             found.append(JobProcess(parent, "proxy"))
