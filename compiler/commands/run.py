@@ -20,6 +20,7 @@ from partc.compiler.output.output_paths import check_output_file
 from partc.compiler.report.units import percent, seconds
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_run_trace
 from partc.runtime.data.batches import samples_of_step
+from partc.runtime.engines.joined import check_place, take_place
 from partc.runtime.jobs.job import Checkpoints, Notice, Progress
 from partc.runtime.jobs.launcher import OnProgress
 from partc.runtime.jobs.metrics import METRICS_FILE
@@ -72,16 +73,19 @@ def run_command(
     ] = None,
 ) -> int:
     """Train: one executor daemon per device; save the trained variables."""
+    place = take_place()
     if trace is not None:
         check_output_file(trace)
     folder = read_plan_folder(out)
+    if place is not None:
+        check_place(place, len(folder.plan.ranks), restarts, bool(folder.plan.asynchronous))
     steps_apart, seconds_apart = parse_interval(save_every, "--save-every")
     kept = checkpoints_of(out, checkpoints).resolve()
     may_save = save_every or not folder.plan.asynchronous
     with progress_of("training", steps) as advance:
 
         def train(resume: bool) -> TrainingResult:
-            return Runner(folder).train(
+            return Runner(folder, place=place).train(
                 data,
                 steps,
                 shuffle=shuffle,

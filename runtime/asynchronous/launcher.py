@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import cache
 from pathlib import Path
@@ -30,18 +30,18 @@ from partc.runtime.asynchronous.job import SessionJob, write_session_job
 from partc.runtime.asynchronous.mesh import Mesh, limit_of_messages
 from partc.runtime.asynchronous.messages import Finish, Gone
 from partc.runtime.asynchronous.session import describe_worker, server_name, servers_of, worker_name
+from partc.runtime.engines.engine import passed_on, rank_environment
+from partc.runtime.engines.machines import Machine, Machines, write_environments
+from partc.runtime.engines.rank_command import KEEPER
 from partc.runtime.errors import BadUsage, Cause, RankFailed
 from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.jobs.launcher import (
-    KEEPER,
-    RANK_VARIABLES,
     Line,
     Log,
     OnProgress,
     StopRequest,
     error_of,
     progress_in,
-    rank_environment,
     read_lines,
     taken,
 )
@@ -53,26 +53,21 @@ from partc.runtime.supervision.supervisor import FOLDERS, Supervisor
 from partc.runtime.transports.locked_sockets import LOCAL
 
 MODULE = "partc.runtime.asynchronous.process"
-_PASSED_ON = ("PYTHONPATH", "PATH")
 
 
-def command_for(job_folder: Path, name: str, part: str, number: int, address: str) -> list[str]:
-    """Return the command for a server or worker at an address. Raises BadUsage."""
-    folder = str(job_folder.absolute())
-    started = [sys.executable, "-m", KEEPER, folder, name, MODULE, folder, part, str(number)]
+def command_for(job_folder: Path, name: str, part: str, number: int, machine: Machine) -> list[str]:
+    """Return the command for a server or worker on a host. Raises BadUsage."""
+    folder, address = str(job_folder.absolute()), machine.address
+    python = machine.python or sys.executable
+    started = [python, "-m", KEEPER, folder, name, MODULE, folder, part, str(number)]
     if address == LOCAL:
         return started
     if address.startswith("-"):
         fix = "write a network name: what begins with a dash, ssh takes for an option"
         raise BadUsage(f"no address: {address!r}", at="cluster.json: hosts", fix=fix)
-    remote = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*_variables(os.environ), *started])}"
+    variables = [f"{variable}={value}" for variable, value in passed_on().items()]
+    remote = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*variables, *started])}"
     return [*_find_ssh(), address, remote]
-
-
-def _variables(environment: Mapping[str, str]) -> list[str]:
-    own = {name: value for name, value in environment.items() if name.startswith("PARTC_")}
-    passed = {name: environment[name] for name in _PASSED_ON if name in environment}
-    return [f"{name}={value}" for name, value in (RANK_VARIABLES | passed | own).items()]
 
 
 def _find_ssh() -> list[str]:
@@ -95,7 +90,7 @@ def launch_sessions(
     plan: Plan,
     job_folder: Path,
     log: Path,
-    addresses: Mapping[str, str],
+    machines: Machines,
     staleness: int | None,
     on_progress: OnProgress | None,
     timeout_s: float | None,
@@ -105,6 +100,7 @@ def launch_sessions(
     A job in which no process gets on for `timeout_s` is ended. Raises the error of who failed first, and
     Stopped where a signal asked for an end.
     """
+    addresses = machines.addresses
     hosts = {server_name(rank.rank): rank.host for rank in servers_of(plan)}
     hosts |= {worker_name(number): place.host for number, place in enumerate(plan.asynchronous)}
     with (
@@ -116,6 +112,7 @@ def launch_sessions(
         endpoints = endpoints_of(plan, addresses, str(sockets))
         session_job = SessionJob(endpoints, limit_of_messages(plan), len(plan.asynchronous), staleness)
         write_session_job(job_folder, session_job)
+        write_environments(job_folder, hosts, machines)
         supervisor = at_the_end.enter_context(
             Supervisor(hosts, addresses, job_folder, timeout_s, folders=(sockets,))
         )
@@ -125,7 +122,7 @@ def launch_sessions(
             """Connect when there is something to tell: a server that fails to start is to say so itself."""
             return at_the_end.enter_context(closing(Mesh("launcher", session_job, job_folder, _GRACE_S)))
 
-        crew = at_the_end.enter_context(_crew(plan, job_folder, addresses, supervisor))
+        crew = at_the_end.enter_context(_crew(plan, job_folder, machines, supervisor))
         stop = StopRequest(supervisor, signals)
         return _Watch(plan, crew, supervisor, stop, mesh, Log(stream), on_progress).to_the_end()
 
@@ -133,7 +130,7 @@ def launch_sessions(
 class _Crew:
     """The processes and what they print."""
 
-    def __init__(self, plan: Plan, job_folder: Path, addresses: Mapping[str, str]) -> None:
+    def __init__(self, plan: Plan, job_folder: Path, machines: Machines) -> None:
         self.lines: queue.Queue[Line] = queue.Queue()
         servers = {server_name(rank.rank): ("server", rank.rank, rank.host) for rank in servers_of(plan)}
         workers = {
@@ -141,7 +138,7 @@ class _Crew:
             for number, place in enumerate(plan.asynchronous)
         }
         commands = {
-            name: command_for(job_folder, name, part, number, addresses.get(host, LOCAL))
+            name: command_for(job_folder, name, part, number, machines.of(host))
             for name, (part, number, host) in (servers | workers).items()
         }
         self.processes = {name: self._start(name, command) for name, command in commands.items()}
@@ -170,10 +167,8 @@ class _Crew:
 
 
 @contextmanager
-def _crew(
-    plan: Plan, job_folder: Path, addresses: Mapping[str, str], supervisor: Supervisor
-) -> Iterator[_Crew]:
-    crew = _Crew(plan, job_folder, addresses)
+def _crew(plan: Plan, job_folder: Path, machines: Machines, supervisor: Supervisor) -> Iterator[_Crew]:
+    crew = _Crew(plan, job_folder, machines)
     try:
         yield crew
     finally:

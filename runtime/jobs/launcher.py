@@ -1,22 +1,23 @@
-"""Start the ranks of a job with mpiexec, each under its keeper, and watch over them from outside MPI."""
+"""Have the ranks of a job started, each under its keeper, and watch over them from outside MPI."""
 
 import os
 import queue
-import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
 from partc.runtime import errors
-from partc.runtime.errors import BadUsage, PartcError, RankFailed, Stopped
+from partc.runtime.engines.machines import Machines
+from partc.runtime.engines.place import Place
+from partc.runtime.engines.rank_command import DAEMON
+from partc.runtime.engines.start_ranks import prepare_ranks
+from partc.runtime.errors import PartcError, RankFailed, Stopped
 from partc.runtime.jobs.job import Notice, Progress
 from partc.runtime.log import log as records
 from partc.runtime.log import printable
@@ -25,20 +26,10 @@ from partc.runtime.supervision.roster import Trouble, how
 from partc.runtime.supervision.stop_signals import StopSignals, name_of, stop_signals, stopped
 from partc.runtime.supervision.supervisor import Supervisor
 
-RANK_VARIABLES = {
-    # Threads of other libraries in the ranks would fight ONNX Runtime's for the cores.
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "PYTHONUNBUFFERED": "1",
-    # MPICH gathers unequal parts in pieces of 32 KB, a poll each: 50 MB took 1.8 s, whole 20 ms.
-    "MPIR_CVAR_ALLGATHERV_PIPELINE_MSG_SIZE": str(1 << 30),
-}
 OnProgress = Callable[[Progress | Notice], None]
 
 _TOLD: msgspec.json.Decoder[Progress | Notice] = msgspec.json.Decoder(Progress | Notice)
 
-DAEMON = "partc.runtime.jobs.daemon"
-KEEPER = "partc.runtime.supervision.keeper"
 _GRACE_S = 5.0  # from a polite end to a kill
 _STOP_S = 30.0  # that a job that is to stop may stand still
 _LOOK_S = 0.1
@@ -49,35 +40,34 @@ def launch(
     hosts: Sequence[str],
     job_folder: Path,
     log: Path,
-    addresses: Mapping[str, str],
+    machines: Machines,
     on_progress: OnProgress | None,
     timeout_s: float | None,
     daemon: str = DAEMON,
+    place: Place | None = None,
 ) -> int:
     """Run a job to its end. Return the number of the signal that made its ranks stop before, 0 if none did.
 
-    `hosts`: each rank's. `addresses`: host -> network name. A job in which no rank gets on for `timeout_s` is
-    ended. `daemon`: the module that every rank runs. Raises the error of the rank that is to blame, whose
-    `cause` says where it was; and Stopped if ranks that a signal asked to stop did not do so well.
+    `hosts`: each rank's. A job in which no rank gets on for `timeout_s` is ended. `daemon`: the module that
+    every rank runs. `place`: of this process, if others have started the ranks. Raises the error of the rank
+    that is to blame, whose `cause` says where it was; and Stopped if ranks that a signal asked to stop did
+    not do so well.
     """
     members = {f"rank {rank}": host for rank, host in enumerate(hosts)}
-    command = mpiexec_command(hosts, job_folder, addresses, daemon)
+    start = prepare_ranks(hosts, job_folder, machines, daemon, place)
     with (
         stop_signals() as signals,
         log.open("w") as stream,
-        Supervisor(members, addresses, job_folder, timeout_s) as supervisor,
+        Supervisor(members, start.machines.addresses, job_folder, timeout_s) as supervisor,
     ):
-        records.info("starting %d ranks: %s", len(hosts), " ".join(command))
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=rank_environment(),
-            start_new_session=True,  # a terminal's Ctrl-C is for the launcher
-        )
+        records.info("starting %s", start.told)
+        written = Log(stream)
+        written.write("launcher", start.told)
+        process = start.begin()
+        if place is not None:
+            place.has_begun = True
         try:
-            return _Watch(process, supervisor, signals, Log(stream), on_progress).to_the_end()
+            return _Watch(process, supervisor, signals, written, on_progress, start.is_joined).to_the_end()
         finally:
             supervisor.end()
             _end(process)
@@ -93,8 +83,10 @@ class _Watch:
         signals: StopSignals,
         log: "Log",
         on_progress: OnProgress | None,
+        is_joined: bool,
     ) -> None:
         self._process = process
+        self._is_joined = is_joined
         self._supervisor = supervisor
         self._stop = StopRequest(supervisor, signals)
         self._log = log
@@ -135,7 +127,8 @@ class _Watch:
             raise error_of(troubles[0], self._log.path)
 
     def _is_over(self) -> bool:
-        return self._process.poll() is not None
+        # Where others have started the ranks, the process is the first rank's alone.
+        return self._process.poll() is not None and not (self._is_joined and self._supervisor.roster.living())
 
     def _all_well(self) -> bool:
         ended = self._supervisor.roster.ended()
@@ -258,42 +251,6 @@ def read_lines(
 def taken(lines: "queue.Queue[Line]") -> list[Line]:
     """Return what is in a queue now."""
     return [lines.get() for _ in range(lines.qsize())]
-
-
-def mpiexec_command(
-    hosts: Sequence[str], job_folder: Path, addresses: Mapping[str, str], daemon: str = DAEMON
-) -> list[str]:
-    """Return the command that starts every rank on its host, in rank order."""
-    folder = str(job_folder.absolute())
-    started = [sys.executable, "-m", KEEPER, folder, "rank", daemon, folder]
-    mpiexec = find_mpiexec()
-    places = [addresses.get(host, "localhost") for host in hosts]
-    if all(place == "localhost" for place in places):
-        return [mpiexec, "-n", str(len(hosts)), *started]
-    # Ranks fill the hosts in order, one entry for each run of neighbours; the daemons find their rank.
-    counted = ",".join(f"{address}:{len(list(ranks))}" for address, ranks in groupby(places))
-    return [mpiexec, "-host", counted, "-n", str(len(hosts)), *started]
-
-
-def find_mpiexec() -> str:
-    """Return the mpiexec to use: PARTC_MPIEXEC, the one installed with this Python, or the system's."""
-    if chosen := os.environ.get("PARTC_MPIEXEC"):
-        found = shutil.which(chosen)
-    else:
-        beside = Path(sys.executable).parent / "mpiexec"
-        found = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if found is None:
-        raise BadUsage(
-            "no mpiexec was found",
-            at=f"PARTC_MPIEXEC={chosen}" if chosen else str(Path(sys.executable).parent),
-            fix="`pip install mpich`, or set PARTC_MPIEXEC to your MPI's mpiexec",
-        )
-    return found
-
-
-def rank_environment() -> dict[str, str]:
-    """Return the environment that ranks run in."""
-    return RANK_VARIABLES | dict(os.environ)
 
 
 def progress_in(line: str) -> Progress | Notice | None:

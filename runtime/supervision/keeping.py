@@ -45,6 +45,16 @@ _QUEUE = 100  # messages that wait for the supervisor
 _OTHERS_S = 1.0  # for keepers beside this one, which MPI kills when it goes
 
 
+def await_folder(told: int) -> Path | None:
+    """Return the job's folder as a member tells it that has learned it by MPI, None if it ends without."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (read := os.read(told, 1)):
+            return None
+        line += read
+    return Path(os.fsdecode(line[:-1])) if line.startswith(b"/") else None
+
+
 def keep(folder: Path, name: str, child: int, told: int, printed: int) -> int:
     """Keep a member until its end; return the exit code that tells it.
 

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from partc.runtime.jobs.launcher import KEEPER
+from partc.runtime.engines.rank_command import KEEPER
 
 
 @dataclass(frozen=True)
