@@ -17,10 +17,12 @@ from partc.compiler.commands.graph_arguments import (
 )
 from partc.compiler.output.deploy import write_trained_model
 from partc.compiler.output.output_paths import check_output_file
+from partc.compiler.recompile import HostsLeft
 from partc.compiler.report.units import percent, seconds
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_run_trace
 from partc.runtime.data.batches import samples_of_step
 from partc.runtime.engines.joined import check_place, take_place
+from partc.runtime.errors import BadUsage
 from partc.runtime.jobs.job import Checkpoints, Notice, Progress
 from partc.runtime.jobs.launcher import OnProgress
 from partc.runtime.jobs.metrics import METRICS_FILE
@@ -61,6 +63,13 @@ def run_command(
     restarts: Annotated[
         int, typer.Option(min=0, help="How often to go on from the last checkpoint when a rank failed.")
     ] = 0,
+    min_hosts: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="With --restarts: go on without hosts that are lost, with so many at least.",
+        ),
+    ] = 0,
     on_nan: Annotated[
         Literal["stop", "continue"], typer.Option(help="What to do when the loss is not finite.")
     ] = "stop",
@@ -82,10 +91,17 @@ def run_command(
     steps_apart, seconds_apart = parse_interval(save_every, "--save-every")
     kept = checkpoints_of(out, checkpoints).resolve()
     may_save = save_every or not folder.plan.asynchronous
+    if min_hosts and not restarts:
+        raise BadUsage(
+            "nothing is started again without --restarts",
+            at=f"--min-hosts {min_hosts}",
+            fix="say how often: --restarts 3",
+        )
+    left = HostsLeft(folder, min_hosts, tell)
     with progress_of("training", steps) as advance:
 
         def train(resume: bool) -> TrainingResult:
-            return Runner(folder, place=place).train(
+            return Runner(left.folder, place=place).train(
                 data,
                 steps,
                 shuffle=shuffle,
@@ -101,7 +117,8 @@ def run_command(
                 metrics=out / METRICS_FILE,
             )
 
-        result = train_with_restarts(train, restarts, resume, tell)
+        result = train_with_restarts(train, restarts, resume, tell, look=left.look)
+    folder = left.folder
     for line in _summary(folder, result):
         tell(line)
     tell(f"forward model with the trained variables -> {write_trained_model(folder)}")

@@ -30,6 +30,8 @@ OnProgress = Callable[[Progress | Notice], None]
 
 _TOLD: msgspec.json.Decoder[Progress | Notice] = msgspec.json.Decoder(Progress | Notice)
 
+FIRST = "rank 0"
+MPIEXEC = "mpiexec"  # what is called so in a log: whatever has started the ranks
 _GRACE_S = 5.0  # from a polite end to a kill
 _STOP_S = 30.0  # that a job that is to stop may stand still
 _LOOK_S = 0.1
@@ -69,7 +71,7 @@ def launch(
         try:
             return _Watch(process, supervisor, signals, written, on_progress, start.is_joined).to_the_end()
         finally:
-            supervisor.end()
+            supervisor.end(only=[FIRST] if start.is_joined else None)
             _end(process)
 
 
@@ -91,7 +93,7 @@ class _Watch:
         self._stop = StopRequest(supervisor, signals)
         self._log = log
         self._on_progress = on_progress
-        self._lines = read_lines("mpiexec", process)
+        self._lines = read_lines(MPIEXEC, process)
 
     def to_the_end(self) -> int:
         """Watch until all ranks have ended; return what `launch` does."""
@@ -103,8 +105,10 @@ class _Watch:
         self._verdict()
         if self._stop.number:
             raise self._stop.error()
+        last = self._log.last.get(MPIEXEC, "")
         raise RankFailed(
-            f"mpiexec died: {how(self._process.returncode)}, and no rank says why",
+            f"mpiexec died: {how(self._process.returncode)}, and no rank says why"
+            + (f"; its last words: {last}" if last else ""),
             at="mpiexec" if self._supervisor.roster.beats() else "mpiexec, before a rank had started",
             fix=f"see who killed it, and whether it reaches all hosts; read {self._log.path}",
         )
@@ -217,9 +221,11 @@ class Log:
         self._stream = stream
         self.path = Path(stream.name)
         self._is_full = False
+        self.last: dict[str, str] = {}  # process -> its last line
 
     def write(self, name: str, line: str) -> None:
         """Add a line that a process printed."""
+        self.last[name] = printable(line).strip() or self.last.get(name, "")
         if self._is_full:
             return
         try:
