@@ -57,7 +57,7 @@ def main() -> None:
     rows: list[Row] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        cluster = _two_ranks()
+        cluster = two_ranks()
         if options.hosts:
             cluster = stack.enter_context(namespace_hosts(options.hosts, 1, options.mbit * 1e6))
         ranks = options.hosts or 2
@@ -67,7 +67,7 @@ def main() -> None:
             took_s: dict[str, list[float]] = {"partc": [], "pytorch": []}
             for _ in range(options.rounds):
                 steps = options.steps + WARM_UP
-                took_s["partc"] += [line.s for line in _train(work, plan, ranks, steps)][WARM_UP:]
+                took_s["partc"] += [line.s for line in train_partc(work, plan, ranks, steps)][WARM_UP:]
                 took_s["pytorch"] += [line.s for line in _train_torch(work, ranks, options.hosts, steps)][
                     WARM_UP:
                 ]
@@ -87,17 +87,22 @@ def _rows(work: str, hosts: int, step_s: Mapping[str, float]) -> list[Row]:
     ]
 
 
-def _two_ranks() -> Cluster:
+def two_ranks() -> Cluster:
+    """Return a cluster of two cores of this machine."""
     devices = tuple(Device(f"cpu{number}", "cpu", "cpu-core", memory_bytes=2**34) for number in range(2))
     return Cluster(CLUSTER_FORMAT, "two ranks", (Host("localhost", devices, memory_bytes=2**35),))
 
 
 def _compile(work: str, cluster: Cluster, folder: Path) -> Path:
     folder.mkdir()
-    train = write_training_step(work, folder)
-    graph = GraphOptions(sample_axes={"sampled": None} if work == "lm" else None)
-    compile_step(train, cluster, folder / "plan", Options(batch="per-replica", options=graph))
+    compile_for(work, write_training_step(work, folder), cluster, folder / "plan")
     return folder / "plan"
+
+
+def compile_for(work: str, train: Path, cluster: Cluster, out: Path) -> None:
+    """Write the plan of a work's training graph that has a batch for each replica."""
+    graph = GraphOptions(sample_axes={"sampled": None} if work == "lm" else None)
+    compile_step(train, cluster, out, Options(batch="per-replica", options=graph))
 
 
 def _batches(work: str, ranks: int, steps: int) -> Iterator[dict[str, np.ndarray]]:
@@ -110,7 +115,8 @@ def _batches(work: str, ranks: int, steps: int) -> Iterator[dict[str, np.ndarray
         }
 
 
-def _train(work: str, plan: Path, ranks: int, steps: int) -> list[StepMetrics]:
+def train_partc(work: str, plan: Path, ranks: int, steps: int) -> list[StepMetrics]:
+    """Train a plan, and return what its metrics say of every step."""
     metrics = plan / "metrics.jsonl"
     Runner(plan).train(
         _batches(work, ranks, steps),

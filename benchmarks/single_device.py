@@ -49,9 +49,16 @@ class StepProcess:
         )
 
     def step(self) -> dict[str, float]:
-        assert self._child.stdin is not None and self._child.stdout is not None
+        self.begin()
+        return self.reply()
+
+    def begin(self) -> None:
+        assert self._child.stdin is not None
         self._child.stdin.write("step\n")
         self._child.stdin.flush()
+
+    def reply(self) -> dict[str, float]:
+        assert self._child.stdout is not None
         reply = self._child.stdout.readline()
         if not reply:
             raise SystemExit(f"a step failed: exit status {self._child.wait()}, see above")

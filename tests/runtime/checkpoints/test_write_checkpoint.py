@@ -148,7 +148,8 @@ def test_a_rank_that_cannot_write_leaves_the_earlier_one(plan: Plan, tmp_path: P
     with mock.patch.object(Path, "open", full):
         writers = write(plan, tmp_path / "kept", 2)
 
-    assert [str(writer.fault) for writer in writers if writer.fault] == ["[Errno 28] No space left on device"]
+    told = [str(writer.fault) for writer in writers if writer.fault]
+    assert len(told) == 1 and "No space left on device" in told[0] and "rank-4.safetensors" in told[0]
     assert newest_checkpoint(tmp_path / "kept") == (tmp_path / "kept" / folder_of(1), [])
     write(plan, tmp_path / "kept", 3)
     assert newest_checkpoint(tmp_path / "kept") == (tmp_path / "kept" / folder_of(3), [])
