@@ -38,6 +38,7 @@ RANK_VARIABLES = {
     "MPIR_CVAR_ALLGATHERV_PIPELINE_MSG_SIZE": str(1 << 30),
 }
 PASSED_ON = ("PYTHONPATH", "PATH")  # to processes on other machines
+_OF_THIS_PROCESS = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
 _ANSWER_S = 20.0
 
 Kind = Literal["mpich", "intel", "openmpi", "srun"]
@@ -108,9 +109,14 @@ def start_command(
     return _COMMANDS[engine.kind](engine, groups, machines.mpiexec, words, folder)
 
 
-def rank_environment() -> dict[str, str]:
-    """Return the environment that ranks run in."""
-    return RANK_VARIABLES | dict(os.environ)
+def rank_environment(is_joined: bool = False) -> dict[str, str]:
+    """Return the environment that ranks run in.
+
+    Of what starts this process itself, as `srun -n 1` does, its ranks know nothing, unless they join that.
+    """
+    of_this = {name for name in os.environ if name.startswith(_OF_THIS_PROCESS) and "_MCA_" not in name}
+    kept = {name: value for name, value in os.environ.items() if is_joined or name not in of_this}
+    return RANK_VARIABLES | kept
 
 
 def passed_on() -> dict[str, str]:

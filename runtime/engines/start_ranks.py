@@ -34,7 +34,7 @@ class RankStart:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=rank_environment() | self.command.environment,
+            env=rank_environment(self.is_joined) | self.command.environment,
             start_new_session=True,  # a terminal's Ctrl-C is for the launcher
             close_fds=not self.is_joined,  # what MPI left open for the rank that this process is
         )

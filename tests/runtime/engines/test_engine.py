@@ -133,6 +133,23 @@ def test_within_an_allocation_slurm_starts_ranks_unless_somebody_is_named(
     assert find_engine() == Engine("openmpi", str(other), f"PARTC_MPIEXEC={other}")
 
 
+def test_ranks_do_not_take_themselves_for_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`srun -n 1 partc run`, say: the task's number is none of its ranks'."""
+    for name, value in {
+        "PMI_RANK": "0",
+        "SLURM_PROCID": "0",
+        "PMIX_MCA_gds": "hash",
+        "SLURM_JOB_ID": "7",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+    ranks = rank_environment()
+
+    assert {"PMI_RANK", "SLURM_PROCID"}.isdisjoint(ranks)
+    assert (ranks["PMIX_MCA_gds"], ranks["SLURM_JOB_ID"], ranks["OMP_NUM_THREADS"]) == ("hash", "7", "1")
+    assert rank_environment(is_joined=True)["PMI_RANK"] == "0"
+
+
 def test_an_mpiexec_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARTC_MPIEXEC", "/nowhere/mpiexec")
 
