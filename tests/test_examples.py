@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from partc.compiler.commands.run import run_command
-from partc.cost.cluster.cluster import read_any_cluster
 from partc.runtime.engines.allotted_nodes import HOST_FILES
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -69,8 +68,3 @@ def test_a_manifest_is_one_of_mpi_operators(manifest: Path) -> None:
         assert {mount["name"] for c in pod["containers"] for mount in c["volumeMounts"]} == volumes
     (worker,) = replicas["Worker"]["template"]["spec"]["containers"]
     assert "/dev/shm" in {mount["mountPath"] for mount in worker["volumeMounts"]}
-
-
-@pytest.mark.parametrize("cluster", sorted(EXAMPLES.glob("cluster-*.json")), ids=lambda path: path.name)
-def test_a_cluster_file_is_read(cluster: Path) -> None:
-    assert read_any_cluster(cluster).hosts

@@ -1,6 +1,7 @@
 """What hosts lack is found before the first step, all of it at once, and named: each lack is injected."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,31 @@ def test_a_hosts_environment_reaches_its_ranks_and_its_packages_are_compared(tmp
 
     with pytest.raises(HostLacks, match=r"numpy is 9\.9, host 'alpha' .* has .*\n  at:  host 'beta'"):
         Runner(folder).train("synthetic", 2)
+
+
+def test_a_hosts_python_and_environment_run_its_ranks(tmp_path: Path) -> None:
+    """Beta's interpreter notes that it was called; its ranks' data come from where its environment says."""
+    folder = linear_all_reduce(tmp_path / "out", 2)
+    alpha, beta = read_plan_folder(folder).plan.ranks
+    rewritten(folder, ranks=(alpha, structs.replace(beta, host="beta")))
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho called >> {tmp_path}/called\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "seen.py").write_text(
+        "import os, pathlib, numpy as np\n"
+        "def batches():\n"
+        f"    (pathlib.Path({str(tmp_path)!r}) / os.environ['OWN_MARK']).touch()\n"
+        "    while True:\n"
+        "        yield {'x': np.ones((8, 3)), 'y': np.ones((8, 2))}\n"
+    )
+    own = {"PYTHONPATH": str(tmp_path)}
+    hosts = [
+        {"name": "alpha", "environment": own | {"OWN_MARK": "of-alpha"}},
+        {"name": "beta", "environment": own | {"OWN_MARK": "of-beta"}, "python": str(python)},
+    ]
+    (folder / "cluster.json").write_text(json.dumps({"hosts": hosts}))
+
+    Runner(folder).train("seen:batches", 2)
+
+    assert (tmp_path / "of-alpha").exists() and (tmp_path / "of-beta").exists()
+    assert (tmp_path / "called").read_text() == "called\n"
