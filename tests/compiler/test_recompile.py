@@ -117,7 +117,7 @@ def test_a_host_that_is_gone_costs_a_restart_and_no_step(tmp_path: Path) -> None
     network = Network("pmh", "10.213.21")
     with namespace_hosts(3, 1, 1e9, network) as cluster:
         folder = compiled(tmp_path / "out", cluster)
-        options = ("--steps", "400", "--save-every", "5", "--restarts", "2", "--min-hosts", "2")
+        options = ("--steps", "2000", "--save-every", "20", "--restarts", "2", "--min-hosts", "2")
         process = subprocess.Popen(
             [sys.executable, *LAUNCH, str(folder.path), *options],
             stdout=subprocess.PIPE,
@@ -132,7 +132,7 @@ def test_a_host_that_is_gone_costs_a_restart_and_no_step(tmp_path: Path) -> None
 
     assert process.returncode == 0, said
     assert "h2 cannot be reached: compiled for the other 2 hosts" in said
-    assert "400 steps" in said and steps_in(tmp_path / "out" / "checkpoints")[-1] == 400
+    assert "2000 steps" in said and steps_in(tmp_path / "out" / "checkpoints")[-1] == 2000
 
 
 def _lose(namespace: str) -> None:
