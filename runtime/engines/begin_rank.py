@@ -13,17 +13,21 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import mpi4py
 import msgspec
 import numpy as np
-from mpi4py import MPI
 
-from partc.runtime.engines.host_check import Found, judge, look_around
-from partc.runtime.engines.place import own_place
-from partc.runtime.engines.rank_command import UNTOLD
-from partc.runtime.errors import HostLacks, PartcError, RankFailed
-from partc.runtime.jobs.job import JOB_FILE, read_job
-from partc.runtime.supervision.process_state import PULSE
-from partc.runtime.supervision.pulse import Pulse, failure_of
+mpi4py.rc.initialize = False  # not before this host is known to have room for it
+mpi4py.rc.finalize = True
+from mpi4py import MPI  # noqa: E402
+
+from partc.runtime.engines.host_check import Found, check_shared_memory, judge, look_around  # noqa: E402
+from partc.runtime.engines.place import own_place  # noqa: E402
+from partc.runtime.engines.rank_command import UNTOLD  # noqa: E402
+from partc.runtime.errors import HostLacks, PartcError, RankFailed  # noqa: E402
+from partc.runtime.jobs.job import JOB_FILE, read_job  # noqa: E402
+from partc.runtime.supervision.process_state import PULSE  # noqa: E402
+from partc.runtime.supervision.pulse import Pulse, failure_of  # noqa: E402
 
 _LONGEST_PATH = 4096
 _POLL_S = 1e-3
@@ -35,14 +39,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     how, daemon, told = sys.argv[1:] if argv is None else argv
     world = MPI.COMM_WORLD
     try:
+        check_shared_memory()
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
         _check_world(world)
         folder = _share_folder(told, world) if how == "joined" else told
         if folder == UNTOLD:
             return 0
         _check_hosts(Path(folder), world)
     except PartcError as error:
-        Pulse.of_process().fail(failure_of(error, f"rank {world.rank}, before it began"))
-        world.Abort(1)
+        Pulse.of_process().fail(failure_of(error, "before it began"))
+        if MPI.Is_initialized():
+            world.Abort(1)
+        return 1
     sys.argv = [daemon, folder]
     runpy.run_module(daemon, run_name="__main__", alter_sys=True)
     return 0

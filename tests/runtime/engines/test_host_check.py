@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from partc.runtime.engines.host_check import PACKAGES, Found, Lack, available_bytes, judge, look_around
+from partc.runtime.engines.host_check import (
+    PACKAGES,
+    Found,
+    Lack,
+    available_bytes,
+    check_shared_memory,
+    judge,
+    look_around,
+)
 from partc.runtime.errors import HostLacks
 from partc.runtime.jobs.job import Checkpoints, Job
 from partc.runtime.jobs.runner import Runner
@@ -69,6 +77,18 @@ def test_a_containers_limit_counts_for_memory(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("3000\n")
     assert available_bytes(tmp_path / "meminfo", tmp_path) == 2000
     assert available_bytes(tmp_path / "none", tmp_path / "none") is None
+
+
+def test_little_shared_memory_is_refused_before_mpi_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMPI_COMM_WORLD_LOCAL_SIZE", raising=False)
+    monkeypatch.setenv("MPI_LOCALNRANKS", "2")
+    check_shared_memory(tmp_path)
+    monkeypatch.setenv("MPI_LOCALNRANKS", str(10**9))
+
+    with pytest.raises(HostLacks, match=r"ranks of this machine need .* MB of shared memory, .* are free"):
+        check_shared_memory(tmp_path)
 
 
 def test_a_gpu_that_is_not_there_is_lacking(tmp_path: Path) -> None:
