@@ -7,12 +7,15 @@ a step's communications without computing, and a whole step; medians of the slow
 
     hidden     (computing + communicating - step) / communicating
     line rate  bytes that a ring's AllReduce sends, 2 (n - 1) / n of a sum's, by the seconds of communicating
+    cores      seconds that this machine's cores are at work meanwhile, the network's share too: hosts of one
+               machine cannot hide more of it than cores are idle while they compute
 
 Needs partc with its `peers` extra.
 """
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -21,6 +24,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from data_parallel import compile_for
@@ -56,6 +60,7 @@ def main() -> None:
         system: statistics.median(max(taken) for taken in zip(*(rank[system] for rank in told), strict=True))
         for system in SYSTEMS
     }
+    busy_s = {system: statistics.median(told[0]["busy"][system]) for system in SYSTEMS}
     computing_s, communicating_s, step_s = (slowest[system] for system in SYSTEMS)
     hidden = (computing_s + communicating_s - step_s) / communicating_s
     sent_bytes = 2 * (options.hosts - 1) / options.hosts * told[0]["bytes"]
@@ -66,8 +71,10 @@ def main() -> None:
         f"{hidden:.0%} hidden, {of_line:.0%} of the line's rate",
         flush=True,
     )
+    print("cores at work:", ", ".join(f"{system} {busy_s[system]:.2f} s" for system in SYSTEMS), flush=True)
     if options.json:
         row = {"work": options.work, "hosts": options.hosts, **slowest, "hidden": hidden, "of_line": of_line}
+        row["busy"] = busy_s
         options.json.write_text(json.dumps(row, indent=1) + "\n")
 
 
@@ -106,16 +113,33 @@ def _be_rank(folder: Path, work: str, rounds: int) -> None:
     }
     patience = Patience(0.0, 600.0)
     took_s: dict[str, list[float]] = {system: [] for system in SYSTEMS}
+    busy_s: dict[str, list[float]] = {system: [] for system in SYSTEMS}
     for number in range(WARM_UP + rounds):
         batch = batch_of_replica(work, number, world.rank)
         for system, executor in executors.items():
-            world.Barrier()
-            begun_s = time.perf_counter()
+            _meet(world)
+            begun_s, busy_before_s = time.perf_counter(), _busy_s()
             for awaited in executor.step(batch):
                 patience.wait(awaited, world.rank)
+            passed_s = time.perf_counter() - begun_s
+            _meet(world)
             if number >= WARM_UP:
-                took_s[system].append(time.perf_counter() - begun_s)
-    (folder / f"rank-{world.rank}.json").write_text(json.dumps({**took_s, "bytes": nbytes}))
+                took_s[system].append(passed_s)
+                busy_s[system].append(_busy_s() - busy_before_s)
+    (folder / f"rank-{world.rank}.json").write_text(json.dumps({**took_s, "busy": busy_s, "bytes": nbytes}))
+
+
+def _meet(world: Any) -> None:
+    """Wait for all ranks asleep: MPI's own waiting takes a core."""
+    arrived = world.Ibarrier()
+    while not arrived.Test():
+        time.sleep(1e-3)
+
+
+def _busy_s() -> float:
+    """Return the seconds that the machine's cores have worked: user, nice, system, irq and softirq."""
+    user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def _sums_alone(plan: Plan, environment: Environment) -> tuple[Plan, int]:

@@ -5,6 +5,7 @@ result = partc.Runner(plan).train("synthetic", steps=100)
 """
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ _MODULES = {"torch": "partc.compiler.importing.torch_step"}
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return version("partc")
     if name in _MODULES:
         return import_module(_MODULES[name])
     if name not in _HOME:

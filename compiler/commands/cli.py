@@ -11,7 +11,9 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -45,14 +47,13 @@ def app_for(selected: str) -> typer.Typer:
     """Return the command line with one command that can be run; of the others it has the names alone."""
     app = typer.Typer(
         name="partc",
-        help="Compile one ONNX training step into the ONNX subgraphs that train it on every device of "
-        "a cluster.",
         no_args_is_help=True,
         add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+    app.callback()(_partc)
     for name, line in COMMANDS.items():
         if name != selected:
             app.command(name, help=line)(_not_imported)
@@ -64,6 +65,21 @@ def app_for(selected: str) -> typer.Typer:
         else:
             app.command(name, epilog=module.EPILOG)(command)
     return app
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"partc {version('partc')}")
+        raise typer.Exit
+
+
+def _partc(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Compile one ONNX training step into the ONNX subgraphs that train it on every device of a cluster."""
 
 
 def _not_imported() -> None:

@@ -72,7 +72,7 @@ def look_around(job: Job | None, rank: int, here: Sequence[int]) -> Found:
         return Found(rank, machine, "", "", plan.sha256, versions, ())
     lacks = [*_gpu_lacks(own)]
     if rank == min(here):
-        lacks += [*_file_lacks(plan, job), *_memory_lacks(plan, here)]
+        lacks += [*_file_lacks(plan, job, here), *_memory_lacks(plan, here)]
     if rank == 0:
         lacks += _disk_lacks(plan, job)
     return Found(rank, machine, own.host, own.device, plan.sha256, versions, tuple(lacks))
@@ -145,10 +145,11 @@ def _version(name: str) -> str:
     return ""
 
 
-def _file_lacks(plan: Plan, job: Job) -> Iterator[Lack]:
+def _file_lacks(plan: Plan, job: Job, here: Sequence[int]) -> Iterator[Lack]:
     for fault in faults_of_files(plan, Path(job.plan_folder)):
         yield Lack(f"{fault.what}: {fault.at}", fault.fix)
-    if job.data.startswith("/") and not Path(job.data).exists():
+    # Of data that the first rank lacks, too, its daemon says more.
+    if min(here) > 0 and job.data.startswith("/") and not Path(job.data).exists():
         yield Lack(f"the data is not there: {job.data}", "let every host see the data under the same path")
 
 

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     job_folder = await_folder(told[0]) if folder == UNTOLD else Path(folder)
     if job_folder is None:
         return _without_job(child, printed[0])
-    return keep(job_folder, name, child, told[0], printed[0])
+    return keep(job_folder, name, child, told[0], printed[0], stays=folder == UNTOLD)
 
 
 def rank_name() -> str:

@@ -55,15 +55,16 @@ def await_folder(told: int) -> Path | None:
     return Path(os.fsdecode(line[:-1])) if line.startswith(b"/") else None
 
 
-def keep(folder: Path, name: str, child: int, told: int, printed: int) -> int:
+def keep(folder: Path, name: str, child: int, told: int, printed: int, stays: bool = False) -> int:
     """Keep a member until its end; return the exit code that tells it.
 
-    `told`, `printed`: pipes on which it says where it is, and to which it prints.
+    `told`, `printed`: pipes on which it says where it is, and to which it prints. `stays`: what has started both
+    the launcher and this process ends either when the other goes, and the launcher has something to say.
     """
     meeting = msgspec.json.decode((folder / MEETING_FILE).read_bytes(), type=Meeting)
     member, line = _Member(child, told, printed), _Line(folder, name, meeting)
     try:
-        return _Keeper(member, line, meeting.beat_s).watch()
+        return _Keeper(member, line, meeting.beat_s, stays).watch()
     finally:
         line.close()
         if line.is_cut():
@@ -75,10 +76,11 @@ def keep(folder: Path, name: str, child: int, told: int, printed: int) -> int:
 class _Keeper:
     """Watches one member."""
 
-    def __init__(self, member: "_Member", line: "_Line", beat_s: float) -> None:
+    def __init__(self, member: "_Member", line: "_Line", beat_s: float, stays: bool) -> None:
         self._member = member
         self._line = line
         self._beat_s = beat_s
+        self._stays = stays
         self._parent = os.getppid()
         self._asked = 0  # by a signal of this number
         self._by_keeper = ""
@@ -137,7 +139,7 @@ class _Keeper:
         if ended.code != 0:
             remove_segments(self._member.segments)
         is_told, deadline_s = False, time.monotonic() + _LAST_S
-        while time.monotonic() < deadline_s and not self._line.is_cut():
+        while time.monotonic() < deadline_s and (self._stays or not self._line.is_cut()):
             self._pass_on()
             is_told = is_told or self._line.tell(ended)
             order = self._line.receive(self._beat_s, None)

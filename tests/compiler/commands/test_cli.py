@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,15 @@ def test_the_help_of_model_lists_models_and_their_options() -> None:
 
     assert "mlp: multi-layer perceptron" in shown
     assert "vocab" in shown
+
+
+def test_all_ways_tell_the_version_that_is_installed() -> None:
+    installed = version("partc")
+    assert done("--version") == f"partc {installed}\n"
+    in_python = "import partc, sys; print(partc.__version__); sys.argv[1:] = ['--version']"
+    run_module = f"{in_python}; import runpy; runpy.run_module('partc', run_name='__main__')"
+    shown = subprocess.run([sys.executable, "-c", run_module], capture_output=True, text=True)
+    assert (shown.returncode, shown.stdout) == (0, f"{installed}\npartc {installed}\n")
 
 
 def test_it_runs_as_a_module_and_as_a_script() -> None:

@@ -101,6 +101,14 @@ def test_a_gpu_that_is_not_there_is_lacking(tmp_path: Path) -> None:
     assert "cpu0" in lack.what and ("CUDA provider" in lack.what or "GPUs" in lack.what)
 
 
+def test_data_that_another_machine_does_not_see_is_lacking(tmp_path: Path) -> None:
+    job = Job(str(linear_all_reduce(tmp_path / "out", 2)), 1, str(tmp_path / "data.npz"))
+
+    assert look_around(job, 0, [0, 1]).lacks == (), "the first rank's daemon says more"
+    (lack,) = look_around(job, 1, [1]).lacks
+    assert lack.what == f"the data is not there: {tmp_path / 'data.npz'}"
+
+
 def test_files_memory_and_disk_that_are_lacking_end_a_job_before_it_begins(tmp_path: Path) -> None:
     """Two ranks need 2 TB for a variable, a segment is gone, and another one is not the plan's."""
     folder = linear_all_reduce(tmp_path / "out", 2)

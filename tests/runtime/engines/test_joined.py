@@ -83,7 +83,7 @@ def test_an_error_of_a_rank_is_told(plan: Path) -> None:
     done = started([find_mpiexec(), "-n", "2"], str(plan), "--steps", "3", "--data", "/nowhere.npz")
 
     assert done.returncode == 2
-    assert done.stderr.count("the data is not there: /nowhere.npz") == 1
+    assert done.stderr.count("no such file") == 1 and "/nowhere.npz" in done.stderr
 
 
 def test_processes_that_their_mpi_leaves_alone_say_so(plan: Path) -> None:
