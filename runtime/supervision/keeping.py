@@ -58,7 +58,7 @@ def await_folder(told: int) -> Path | None:
 def keep(folder: Path, name: str, child: int, told: int, printed: int, stays: bool = False) -> int:
     """Keep a member until its end; return the exit code that tells it.
 
-    `told`, `printed`: pipes on which it says where it is, and to which it prints. `stays`: whatever started it
+    `told`, `printed`: pipes on which it says where it is, and to which it prints. `stays`: what started it
     started the launcher, too, and ends that when this process goes, before it has said what it has to say.
     """
     meeting = msgspec.json.decode((folder / MEETING_FILE).read_bytes(), type=Meeting)
