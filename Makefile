@@ -17,7 +17,7 @@ ZOO := build-zoo
 TWO := -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-gpu test-peers test-peers-all zoo fuzz lint types clean
+.PHONY: help demo test test-all test-gpu test-peers test-peers-all zoo fuzz chaos lint types clean
 
 help:
 	@echo "make demo      build, compile, run and verify a small language model on this machine"
@@ -28,6 +28,7 @@ help:
 	@echo "make test-peers-all  the same, every model"
 	@echo "make zoo       every exported model through the whole road; writes the table of docs/training-graphs.md"
 	@echo "make fuzz      4,000 damaged files, drawn from SEED (0): refused, or answered, and nothing else"
+	@echo "make chaos     jobs hurt in every way of docs/faults.md, drawn from SEED (0), SHARE (1) of the cases: hours; as root"
 	@echo "make lint      ruff format, ruff check, mypy --strict"
 	@echo "make clean     remove .venv and everything else that make made"
 
@@ -60,6 +61,11 @@ SEED ?= 0
 CASES ?= 4000
 fuzz: $(VENV)/installed-for-tests
 	@$(BIN)/python -m tests.fuzz --seed $(SEED) --cases $(CASES) --keep build/fuzz
+
+SHARE ?= 1
+MINUTES ?= 10
+chaos: $(VENV)/installed-for-tests
+	@$(BIN)/python -m tests.chaos --seed $(SEED) --share $(SHARE) --minutes $(MINUTES)
 
 lint: types
 	@$(BIN)/ruff format --check .

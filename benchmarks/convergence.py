@@ -1,6 +1,7 @@
 """Do N ranks converge as one device does? Training runs on 1, 2 and 4 ranks, on the same batches.
 
     python benchmarks/convergence.py --out convergence.json --plots docs [--works digits words] [--steps 400]
+                                     [--rounded]
 
     digits   LeNet on scikit-learn's 1,797 images of digits (pip install 'partc[benchmarks]'), 8 x 8 pixels,
              each drawn as 4 x 4; batch 64, momentum
@@ -34,6 +35,7 @@ from partc.compiler.options import Options
 from partc.cost.cluster.cluster import Cluster, read_cluster
 from partc.models.catalogue import build_model
 from partc.runtime.jobs.runner import Runner
+from partc.runtime.plan.program import Rounding
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "cluster-2x2.json"
 BATCH = {"digits": 64, "words": 32}
@@ -50,15 +52,18 @@ class Run:
     hosts: int
     workers: int
     strategy: str
+    rounding: Rounding = ""
 
     @property
     def name(self) -> str:
         """Return what the legend says."""
         ranks = self.hosts * self.workers
-        return f"{ranks} rank{'s' * (ranks > 1)}, {self.strategy}" if ranks > 1 else "1 rank"
+        rounded = f", {self.rounding} sums" if self.rounding else ""
+        return f"{ranks} rank{'s' * (ranks > 1)}, {self.strategy}{rounded}" if ranks > 1 else "1 rank"
 
 
 RUNS = (Run(1, 1, "hybrid"), Run(2, 1, "hybrid"), Run(2, 2, "hybrid"), Run(2, 2, "data=2,tensor=2"))
+ROUNDED = (Run(2, 2, "hybrid", "bfloat16"), Run(2, 2, "hybrid", "float16"))
 
 
 def main() -> None:
@@ -68,7 +73,8 @@ def main() -> None:
     for work in options.works:
         step, batches = WORKS[work]
         data = [batch for batch, _ in zip(batches(), range(options.steps), strict=False)]
-        losses = {run.name: _train(step(), run, data) for run in RUNS}
+        runs = (*RUNS, *ROUNDED) if options.rounded else RUNS
+        losses = {run.name: _train(step(), run, data) for run in runs}
         found[work] = _summary(losses)
         plot = line_plot(
             {name: _smooth(values) for name, values in losses.items()},
@@ -85,7 +91,8 @@ def _train(step: onnx.ModelProto, run: Run, data: list[Batch]) -> list[float]:
     """Return the loss of every step."""
     with tempfile.TemporaryDirectory() as folder:
         plan = Path(folder) / "plan"
-        compile_step(step, _cluster(run), plan, Options(strategy=run.strategy, batch="global"))
+        options = Options(strategy=run.strategy, batch="global", round_sums=run.rounding)
+        compile_step(step, _cluster(run), plan, options)
         result = Runner(plan).train(data, len(data), save=False)
     return [float(next(iter(outputs.values()))) for outputs in result.outputs]
 
@@ -182,6 +189,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--plots", type=Path, required=True)
     parser.add_argument("--works", nargs="+", default=list(WORKS), choices=list(WORKS))
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--rounded", action="store_true", help="with sums of 16 bits, too")
     return parser.parse_args()
 
 

@@ -13,7 +13,7 @@ from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
 from partc.cost.strategy import Batch, Mechanism, Mode, Strategy, read_strategy
 from partc.passes.layouts.strategy_meshes import meshes_of
 from partc.runtime.errors import BadStrategy, BadUsage
-from partc.runtime.plan.program import Aggregation
+from partc.runtime.plan.program import Aggregation, Rounding
 
 SAMPLE_STEPS = 8
 SEARCH = "search"  # for a strategy, for so many seconds
@@ -96,6 +96,8 @@ class Options:
     asynchronous workers push and pull without waiting for each other (docs/asynchronous.md)
     aggregation  whether gradients are averaged or summed, and which ones are outputs; None: as the
                  strategy says
+    round_sums   the 16-bit type to which dense gradients are rounded before they are sent: not what one
+                 device trains, and chosen by nobody but the user
     recompute_bytes  what a step's values may take at once, others are computed again; None: as the
                  strategy says
     force        trained variables of an earlier plan in the output folder may go
@@ -113,6 +115,7 @@ class Options:
     asynchronous: bool = False
     aggregation: Aggregation | None = None
     recompute_bytes: int | None = None
+    round_sums: Rounding = ""
     force: bool = False
     profile: str | Path | KernelTimes | None = None
 
@@ -176,6 +179,12 @@ class Options:
             return self.recompute_bytes
         return self.strategy.recompute_bytes if isinstance(self.strategy, Strategy) else None
 
+    def chosen_rounding(self) -> Rounding:
+        """Return to what gradients are rounded, of which a user's own strategy may tell."""
+        if self.round_sums:
+            return self.round_sums
+        return self.strategy.round_sums if isinstance(self.strategy, Strategy) else ""
+
     def complete(self, strategy: Strategy) -> Strategy:
         """Return a strategy with the decisions that are the user's alone."""
         asked = self.strategy if isinstance(self.strategy, Strategy) else strategy
@@ -189,4 +198,5 @@ class Options:
             microbatches=asked.microbatches,
             aggregation=self.chosen_aggregation(),
             recompute_bytes=self.chosen_recompute_bytes(),
+            round_sums=self.chosen_rounding(),
         )

@@ -24,9 +24,21 @@ def settle_options(options: Options, graph: TrainingGraph) -> Options:
     """Return the options as the compiler takes them. Raises BadUsage, BadStrategy."""
     strategy = options.chosen_strategy()
     batch = choose_batch(options.batch, strategy)
+    _check_rounding(options, strategy)
     if options.asynchronous:
         strategy = strategy_of_sessions(strategy, batch)
     return replace(options, strategy=strategy, batch=batch, sizes=fill_sizes(options.sizes, graph))
+
+
+def _check_rounding(options: Options, strategy: Mode | NamedStrategy | Strategy) -> None:
+    """Refuse to round the sums of what is more than replicas that meet in every step. Raises BadUsage."""
+    is_mesh = isinstance(strategy, NamedStrategy) or (isinstance(strategy, Strategy) and strategy.has_meshes)
+    if options.chosen_rounding() and (options.asynchronous or is_mesh):
+        raise BadUsage(
+            "sums are rounded of replicas that are whole on their workers and meet in every step",
+            at="--round-sums",
+            fix="leave it out, or compile with --strategy auto, allreduce, ps or hybrid",
+        )
 
 
 def fill_sizes(values: Mapping[str, int], graph: TrainingGraph) -> dict[str, int]:

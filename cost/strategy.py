@@ -8,7 +8,7 @@ import msgspec
 
 from partc.runtime.errors import BadStrategy
 from partc.runtime.plan.plan_json import NOT_DECODED
-from partc.runtime.plan.program import Aggregation
+from partc.runtime.plan.program import Aggregation, Rounding
 from partc.runtime.plan.record import Record
 
 STRATEGY_FORMAT = "partc-strategy/1"  # every worker is a replica
@@ -86,6 +86,7 @@ class Strategy(Record, frozen=True, omit_defaults=True):
     ops              what ops split, where not what follows from their operands; the last that fits an op
     stages           meshes of that shape that follow each other in a pipeline, of the workers in their order
     microbatches     parts of each replica's batch that pass through one after the other
+    round_sums       the type to which dense gradients are rounded before they are sent
     """
 
     format: str
@@ -98,6 +99,7 @@ class Strategy(Record, frozen=True, omit_defaults=True):
     ops: tuple[OpConfig, ...] = ()
     stages: Annotated[int, msgspec.Meta(ge=1)] = 1
     microbatches: Annotated[int, msgspec.Meta(ge=1)] = 1
+    round_sums: Rounding = ""
 
     @property
     def has_meshes(self) -> bool:

@@ -20,6 +20,7 @@ from partc.passes.layouts.layouts import REPLICAS, Layout, Split
 from partc.passes.layouts.propagate_layouts import propagate_layouts
 from partc.passes.lowering.lower import lower
 from partc.passes.lowering.lowered_graph import LoweredGraph
+from partc.passes.lowering.round_sums import round_sums
 from partc.passes.scheduling.bucket_communications import copy_where_shared
 from partc.passes.search.follow_readers import follow_readers
 from partc.runtime.errors import BadUsage
@@ -171,4 +172,7 @@ def lower_step(
     lowered = lower(graph, expected, sessions)
     lowered.native, lowered.decisions = dict(graph.layouts), dict(graph.decisions)
     copy_where_shared(lowered, sessions)
+    if strategy.round_sums:
+        shapes = {tuple(analysis.training.variables[name].shape) for name in analysis.training.gradients}
+        round_sums(lowered, analysis.facts, shapes, strategy.round_sums)
     return lowered

@@ -104,6 +104,37 @@ def test_nothing_is_pickled(path: Path) -> None:
     assert PICKLES.isdisjoint(name.split(".")[0] for name in modules)
 
 
+def loads_code(source: str) -> list[str]:
+    """Return calls that make code or objects of what they read: eval, exec, and numpy's pickles."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    named = [ast.unparse(call.func) for call in calls]
+    allowed = [
+        name
+        for call, name in zip(calls, named, strict=True)
+        for word in call.keywords
+        if word.arg == "allow_pickle" and ast.unparse(word.value) != "False"
+    ]
+    return [name for name in named if name in ("eval", "exec")] + allowed
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("eval(text)", ["eval"]),
+        ("np.load(path, allow_pickle=True)", ["np.load"]),
+        ("np.load(path, allow_pickle=may)", ["np.load"]),
+        ("np.savez(path, allow_pickle=False, **arrays)\nre.compile(text)", []),
+    ],
+)
+def test_what_makes_code_of_files_is_seen(source: str, found: list[str]) -> None:
+    assert loads_code(source) == found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_no_file_is_executed(path: Path) -> None:
+    assert loads_code(path.read_text(encoding="utf-8")) == []
+
+
 def test_every_source_folder_is_installed() -> None:
     pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     folders = {str(path.parent.relative_to(ROOT)).replace("/", ".") for path in SOURCES}

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from partc.cost.strategy import Mechanism
 from partc.runtime.errors import BadUsage
+from partc.runtime.execution.recorder import TracedSteps
 from partc.runtime.plan.program import Aggregation
 
 
@@ -79,6 +80,31 @@ def parse_interval(text: str, option: str) -> tuple[int | None, float | None]:
     if text.endswith(("s", "min", "h")):
         return None, parse_seconds(text, option)
     raise BadUsage(f"{text!r} is no interval", at=option, fix="write 1000 for steps, or 90s, 10min, 2h")
+
+
+def parse_steps(text: str, option: str) -> TracedSteps:
+    """Parse `3`, the last three steps, or `100-105,500`, these; one step is `500-500`. Raises BadUsage."""
+    if text.isdigit() and int(text):
+        return int(text)
+    ranges: list[tuple[int, int]] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not 0 < first <= last:
+            fix = f"write {option} 100-105,500 for these steps, or {option} 3 for the last three"
+            raise BadUsage(f"{text!r} are no steps", at=option, fix=fix)
+        ranges.append((first, last))
+    return tuple(ranges)
+
+
+def parse_endpoint(text: str, option: str) -> tuple[str, int] | None:
+    """Parse `9400` or `0.0.0.0:9400`: address (else this machine alone) and port. Raises BadUsage."""
+    if not text:
+        return None
+    address, _, port = text.rpartition(":")
+    if not port.isdigit() or int(port) > 65535:
+        raise BadUsage(f"{text!r} is no port", at=option, fix=f"write {option} 9400, or 0.0.0.0:9400")
+    return address.strip("[]") or "127.0.0.1", int(port)
 
 
 def parse_batch_size(text: str) -> int | Literal["dynamic"] | None:

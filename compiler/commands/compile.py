@@ -30,7 +30,7 @@ from partc.compiler.options import SAMPLE_STEPS, SEARCH_BUDGET, Options, Partiti
 from partc.compiler.planning.choose_reading import are_of_outputs
 from partc.compiler.report.describe_mesh import describe_grid
 from partc.compiler.report.units import seconds
-from partc.runtime.plan.program import Plan
+from partc.runtime.plan.program import Plan, rounding_of
 
 EPILOG = "Example: partc compile train.onnx -c examples/cluster-2x2.json -o out"
 
@@ -64,6 +64,7 @@ def compile_command(
     sum_sparse: arguments.SumSparse = False,
     fetch_gradients: arguments.FetchGradients = "",
     recompute: arguments.RecomputeSize = "",
+    round_sums: arguments.RoundSums = None,
     force: arguments.Force = False,
     decisions_only: arguments.DecisionsOnly = False,
 ) -> None:
@@ -81,6 +82,7 @@ def compile_command(
         asynchronous=asynchronous,
         aggregation=choose_aggregation(sum_dense, sum_sparse, fetch_gradients),
         recompute_bytes=parse_bytes(recompute, "--recompute"),
+        round_sums=round_sums or "",
         force=force,
     )
     if decisions_only:
@@ -116,6 +118,8 @@ def _print_summary(compilation: Compilation, out: Path) -> None:
         tell(f"computed again: {recomputed.values} values; at most {after} at once instead of {before}")
     if compilation.sensitivity is not None:
         tell(compilation.sensitivity.sentence())
+    if rounding := rounding_of(compilation.plan):
+        tell(f"warning: gradients are rounded to {rounding} before they are sent: not what one device trains")
     step_ms = compilation.timeline.step_s * 1e3
     if workers := len(compilation.plan.asynchronous):
         tell(f"asynchronous: {workers} workers, each in a session of its own with all servers")

@@ -1,7 +1,7 @@
 """The arguments that `partc compile` alone has."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -68,6 +68,13 @@ RecomputeSize = Annotated[
     typer.Option(
         help="SIZE, such as 800MB, that a step's values may take at once: others are computed again.",
         metavar="SIZE",
+    ),
+]
+RoundSums = Annotated[
+    Literal["float16", "bfloat16"] | None,
+    typer.Option(
+        help="Round dense gradients to 16 bits before they are sent, sum them in float32: half the bytes, "
+        "not what one device trains.",
     ),
 ]
 Force = Annotated[

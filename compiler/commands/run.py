@@ -2,11 +2,12 @@
 
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Annotated, Literal
 
 import typer
 
-from partc.compiler.commands.arguments import parse_interval
+from partc.compiler.commands.arguments import parse_endpoint, parse_interval, parse_steps
 from partc.compiler.commands.console import Advance, progress_of, tell
 from partc.compiler.commands.graph_arguments import (
     CheckpointsOption,
@@ -20,19 +21,23 @@ from partc.compiler.output.output_paths import check_output_file
 from partc.compiler.recompile import HostsLeft
 from partc.compiler.report.units import percent, seconds
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_run_trace
+from partc.runtime.asynchronous.session import plan_of_data
 from partc.runtime.data.batches import samples_of_step
 from partc.runtime.engines.joined import check_place, take_place
 from partc.runtime.errors import BadUsage
-from partc.runtime.jobs.job import Checkpoints, Notice, Progress
+from partc.runtime.jobs.job import Checkpoints, Notice, Progress, Restarted, Straggler, Told
 from partc.runtime.jobs.launcher import OnProgress
 from partc.runtime.jobs.metrics import METRICS_FILE
+from partc.runtime.jobs.metrics_port import MetricsPort
 from partc.runtime.jobs.restarts import train_with_restarts
 from partc.runtime.jobs.results import TRAINED_FILE, TrainingResult
 from partc.runtime.jobs.runner import Runner
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
+from partc.runtime.plan.program import Plan
 
 SLOW_DATA = 0.05  # of the time
 UNEQUAL_WAITING = 0.1
+WORKER_RESTARTS = 3
 EPILOG = (
     "Asked to stop (Ctrl-C, SIGTERM, SIGHUP), it ends after the step under way with a checkpoint, from which "
     "--resume goes on, with this plan or another one of the same model.\n\n"
@@ -61,8 +66,13 @@ def run_command(
         bool, typer.Option("--resume", help="Go on from the newest checkpoint that is whole.")
     ] = False,
     restarts: Annotated[
-        int, typer.Option(min=0, help="How often to go on from the last checkpoint when a rank failed.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            min=0,
+            help="How often to go on from the last checkpoint when a rank failed: 0, if nothing is said. "
+            "How often each asynchronous worker that died is started again: 3.",
+        ),
+    ] = None,
     min_hosts: Annotated[
         int,
         typer.Option(
@@ -75,11 +85,25 @@ def run_command(
     ] = "stop",
     timeout: Annotated[float, typer.Option(help="Seconds without progress that end the run.")] = 600.0,
     trace: TraceArgument = None,
-    trace_steps: Annotated[int, typer.Option(min=1, help="How many of the last steps a trace shows.")] = 3,
+    trace_steps: Annotated[
+        str,
+        typer.Option(
+            help="The steps that a trace shows: 3, the last three; 100-105,500, these; 500-500, that one.",
+            metavar="STEPS",
+        ),
+    ] = "3",
     staleness: Annotated[
         int | None,
         typer.Option(help="Of an asynchronous plan: the most steps a worker may be ahead of the slowest."),
     ] = None,
+    metrics_port: Annotated[
+        str,
+        typer.Option(
+            help="Answer Prometheus on this port, to this machine alone unless an address is given: 9400, "
+            "0.0.0.0:9400.",
+            metavar="[ADDRESS:]PORT",
+        ),
+    ] = "",
 ) -> int:
     """Train: one executor daemon per device; save the trained variables."""
     place = take_place()
@@ -87,10 +111,9 @@ def run_command(
         check_output_file(trace)
     folder = read_plan_folder(out)
     if place is not None:
-        check_place(place, len(folder.plan.ranks), restarts, bool(folder.plan.asynchronous))
+        check_place(place, len(folder.plan.ranks), restarts or 0, bool(folder.plan.asynchronous))
     steps_apart, seconds_apart = parse_interval(save_every, "--save-every")
     kept = checkpoints_of(out, checkpoints).resolve()
-    may_save = save_every or not folder.plan.asynchronous
     if min_hosts and not restarts:
         raise BadUsage(
             "nothing is started again without --restarts",
@@ -98,7 +121,23 @@ def run_command(
             fix="say how often: --restarts 3",
         )
     left = HostsLeft(folder, min_hosts, tell)
-    with progress_of("training", steps) as advance:
+    traced = parse_steps(trace_steps, "--trace-steps") if trace is not None else 0
+    endpoint = parse_endpoint(metrics_port, "--metrics-port")
+    with ExitStack() as at_the_end:
+        hears: list[OnProgress] = []
+        if endpoint is not None:
+            port = at_the_end.enter_context(MetricsPort(*endpoint, samples_of_step(_plan_of_samples(folder))))
+            tell(f"metrics: {port.url}")
+            hears.append(port.hear)
+        hears.append(_showing(at_the_end.enter_context(progress_of("training", steps))))
+
+        def on_progress(told: Told) -> None:
+            for hear in hears:
+                hear(told)
+
+        def restart(text: str) -> None:
+            tell(text)
+            on_progress(Restarted("all ranks"))
 
         def train(resume: bool) -> TrainingResult:
             return Runner(left.folder, place=place).train(
@@ -108,16 +147,18 @@ def run_command(
                 seed=seed,
                 stop_when_diverged=on_nan == "stop",
                 outputs="none",
-                on_progress=_showing(advance),
+                on_progress=on_progress,
                 timeout_s=timeout,
-                traced_steps=trace_steps if trace else 0,
+                traced_steps=traced,
                 staleness=staleness,
-                checkpoints=Checkpoints(str(kept), steps_apart, seconds_apart, keep) if may_save else None,
+                checkpoints=Checkpoints(str(kept), steps_apart, seconds_apart, keep),
                 resume=resume,
                 metrics=out / METRICS_FILE,
+                worker_restarts=WORKER_RESTARTS if restarts is None else restarts,
+                tells_waiting=endpoint is not None,
             )
 
-        result = train_with_restarts(train, restarts, resume, tell, look=left.look)
+        result = train_with_restarts(train, restarts or 0, resume, restart, look=left.look)
     folder = left.folder
     for line in _summary(folder, result):
         tell(line)
@@ -135,6 +176,8 @@ def _summary(folder: PlanFolder, result: TrainingResult) -> Iterator[str]:
     """Yield what a training came to, and who kept it waiting."""
     for worker in result.lost_workers:
         yield f"{worker}; the others trained on"
+    if not result.last_step:
+        return
     done = result.first_step + result.last_step
     samples = samples_of_step(folder.plan)
     speed = f"{result.steps_per_s:.1f} steps/s"
@@ -155,12 +198,25 @@ def _summary(folder: PlanFolder, result: TrainingResult) -> Iterator[str]:
         yield f"a rank waited for data {percent(share)} of the time: it is read more slowly than it is used"
 
 
+def _plan_of_samples(folder: PlanFolder) -> Plan:
+    """Return the plan whose step is that of all workers."""
+    return plan_of_data(folder.plan) if folder.plan.asynchronous else folder.plan
+
+
 def _showing(advance: Advance) -> OnProgress:
-    def show(progress: Progress | Notice) -> None:
-        if isinstance(progress, Notice):
-            tell(progress.text)
-            return
-        loss = "" if progress.loss is None else f"loss {progress.loss:.5g}  "
-        advance(progress.step, f"{loss}{progress.steps_per_s:.1f} steps/s")
+    def show(told: Told) -> None:
+        match told:
+            case Notice(text=text):
+                tell(text)
+            case Progress(step=step, loss=loss, steps_per_s=steps_per_s, straggler=straggler):
+                loss_text = "" if loss is None else f"loss {loss:.5g}  "
+                advance(step, f"{loss_text}{steps_per_s:.1f} steps/s{_straggling(straggler)}")
 
     return show
+
+
+def _straggling(straggler: Straggler | None) -> str:
+    """Say who keeps others waiting, if anybody does."""
+    if straggler is None:
+        return ""
+    return f"  slowest: rank {straggler.rank}, others wait up to {percent(straggler.others_waited)}"

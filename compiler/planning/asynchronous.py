@@ -17,6 +17,7 @@ from partc.cost.named_strategy import NamedStrategy
 from partc.cost.strategy import Batch, Mode, Strategy
 from partc.passes.layouts.layouts import REPLICAS, Owned
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
+from partc.runtime.asynchronous.commit_point import first_unpushed
 from partc.runtime.asynchronous.session import servers_of
 from partc.runtime.errors import BadUsage, UnsupportedModel
 from partc.runtime.plan.program import (
@@ -66,6 +67,7 @@ def make_sessions(plan: Plan, lowered: LoweredGraph, cluster: Cluster, folder: P
     _check_counters(lowered)
     for rank in servers_of(plan):
         _check_updates(plan, rank, folder)
+    _check_pushes(plan)
     return plan
 
 
@@ -156,6 +158,16 @@ def _check_updates(plan: Plan, rank: Rank, folder: Path) -> None:
             f"the update of {variables[value]!r} reads it, waits for other ranks, and writes it: "
             "what others push meanwhile would be lost",
             at=f"variable {variables[value]!r}",
+            fix=_SYNCHRONOUS,
+        )
+
+
+def _check_pushes(plan: Plan) -> None:
+    """Refuse a step whose push servers could not hold back until all of them have all of it."""
+    if (start := first_unpushed(plan)) is not None:
+        raise UnsupportedModel(
+            "a worker computes with what the same step writes to a variable of the servers",
+            at=f"communication {start.label or start.kind}, which needs it",
             fix=_SYNCHRONOUS,
         )
 

@@ -9,7 +9,7 @@ from partc.compiler.report.measure_traffic import host_traffic
 from partc.compiler.report.units import count, join_words, plural, seconds, size
 from partc.cost.assignment.synchronisation import Choice
 from partc.cost.cluster.cluster import Cluster
-from partc.runtime.plan.program import Aggregation, Plan
+from partc.runtime.plan.program import Aggregation, Plan, rounding_of
 from partc.runtime.plan.variables import DataInput
 
 
@@ -40,7 +40,7 @@ def describe_headline(compilation: Compilation, cluster: Cluster, model: str) ->
         model=model,
         cluster=cluster.name,
         machines=_machines(cluster),
-        batch=_batch(compilation.plan),
+        batch=_rounding(compilation.plan) + _batch(compilation.plan),
         strategy=_of_mesh(compilation)
         if compilation.strategy.has_meshes
         else _strategy(compilation.costs.choices),
@@ -54,12 +54,23 @@ def _machines(cluster: Cluster) -> str:
     return f"{plural(len(cluster.hosts), 'host')}, {devices}"
 
 
+def _rounding(plan: Plan) -> str:
+    """Say what is not the single device's, if gradients are rounded."""
+    rounding = rounding_of(plan)
+    if not rounding:
+        return ""
+    return (
+        f"Dense gradients are rounded to {rounding} before they are sent, and summed in float32: "
+        "the result is near the single device’s, and not equal. "
+    )
+
+
 def _batch(plan: Plan) -> str:
     if plan.asynchronous:
         return (
             f"Asynchronous: {plural(len(plan.asynchronous), 'worker')} train on samples of their own and "
-            "wait for nobody, so the result is not the single device’s. Every push is applied once and "
-            "whole by the server that owns the variable; what a worker computes with may be older, by no "
+            "wait for nobody, so the result is not the single device’s. Every push is applied once, and "
+            "by all servers or by none; what a worker computes with may be older, by no "
             "more steps than --staleness allows. What follows is one worker’s session with all servers."
         )
     if plan.batch == "global":

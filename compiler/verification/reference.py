@@ -32,7 +32,7 @@ from partc.compiler.verification.split_step import SplitStep, Tensors
 from partc.compiler.verification.touched_rows import find_tables, places, read_by_places
 from partc.passes.graph.training_graph import IR_VERSION
 from partc.runtime.errors import BadPlan
-from partc.runtime.plan.program import Plan
+from partc.runtime.plan.program import Plan, rounding_of
 
 TABLE_LIMIT_BYTES = 1 << 26  # a table that is larger is given by the rows that a step touches
 
@@ -74,6 +74,9 @@ class Reference:
         of_results = passed_types(model, [*bindings.state.values(), plan.loss or ""], self._split.samples)
         names = {output: name for name, output in bindings.state.items()}
         self.passed_types = {names.get(result, result): dtype for result, dtype in of_results.items()}
+        if rounding := rounding_of(plan):
+            summed = [variable.name for variable in plan.variables if variable.dtype == "float32"]
+            self.passed_types |= dict.fromkeys(summed, np.dtype(rounding))
 
     def rows(self, variables: Mapping[str, Array], batch: Mapping[str, Array]) -> dict[str, Array]:
         """Return the rows of the tables that a step on a total batch touches, int64[k] ascending."""

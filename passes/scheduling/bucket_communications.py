@@ -24,7 +24,7 @@ from partc.passes.layouts.layouts import Meshes, Reduction
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 from partc.passes.microbatches.find_repeated import find_repeated, joins_microbatches
 from partc.passes.scheduling.divide_pieces import Piece, Pieces, is_contiguous, lay_out_pieces
-from partc.runtime.plan.program import Site
+from partc.runtime.plan.program import Rounding, Site
 
 BUCKET_BYTES = 25_000_000  # where an AllReduce nears the line rate of fast links
 BUCKET_S = 30e-3  # of a bucket on the slowest link: measured quickest at 1 Gbit/s (decision 033)
@@ -56,6 +56,7 @@ class Bucket:
     axis: int = 0  # of the workers' mesh
     receivers: tuple[Site, ...] = ()  # of what goes to another mesh
     pieces: tuple[tuple[Piece, ...], ...] = ()  # by member and part along the mesh axis
+    rounds_to: Rounding = ""  # what sums of it are sent as
 
     @property
     def is_divided(self) -> bool:
@@ -174,7 +175,8 @@ def bucket_communications(
         if whole_value(node) not in whole_shapes:
             continue
         dtype = np.dtype(node.inputs[0].dtype).name
-        way = (node.op, _sender_site(node), *map(node.attrs.get, ("to", "axis", "reduction", "again")))
+        ways = ("to", "axis", "reduction", "again", "rounds_to")
+        way = (node.op, _sender_site(node), *map(node.attrs.get, ways))
         alone = _alone(node, owned_rows, whole_shapes)
         slot = None if node.op in IN_PIECES else (slots or {}).get(node.name)
         level = depth[node.name] if ahead[node.name] else None  # nobody waits for the last
@@ -308,6 +310,7 @@ def _lay_out(
         axis,
         (first.attrs["to"],) if "to" in first.attrs else (),
         pieces.of_members,
+        first.attrs.get("rounds_to", ""),
     )
 
 

@@ -20,7 +20,7 @@ from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.bucket_communications import IN_PIECES, Bucket
 from partc.passes.scheduling.schedule import Communication
 from partc.runtime.plan.moves import shape_of
-from partc.runtime.plan.program import Exchange, Kind, Site
+from partc.runtime.plan.program import Exchange, Kind, Rounding, Site
 
 ROWS: dict[str, tuple[Kind, str, Site, Site]] = {
     "AllGatherRows": ("all_gather_rows", "workers", "worker", "worker"),
@@ -68,6 +68,7 @@ class Collective:
     payload_bytes: int = 0
     label: str = ""
     exchange: Exchange | None = None
+    rounds_to: Rounding = ""
 
 
 def levels_of(
@@ -144,8 +145,21 @@ def _bucket_levels(bucket: Bucket, topology: HostGrid, meshes: Meshes) -> list[C
         counts = bucket.counts if kind in ("reduce_scatter", "all_gather") else ()
         adds = kind in ("reduce", "all_reduce", "reduce_scatter")
         reduction: Reduction = bucket.reduction if adds else "sum"
+        is_rounded = bucket.rounds_to and kind in ("all_reduce", "reduce_scatter")
+        rounds_to: Rounding = bucket.rounds_to if is_rounded else ""
+        nbytes = bucket.elements * np.dtype(rounds_to or bucket.dtype).itemsize
         return Collective(
-            kind, group, senders, receivers, place, place, reduction, counts, bucket.nbytes, label
+            kind,
+            group,
+            senders,
+            receivers,
+            place,
+            place,
+            reduction,
+            counts,
+            nbytes,
+            label,
+            rounds_to=rounds_to,
         )
 
     worker: Site = "worker"

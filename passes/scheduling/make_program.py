@@ -299,6 +299,7 @@ class ProgramMaker:
                 level.label,
                 rows=self._row_shapes(level),
                 exchange=level.exchange,
+                rounds_to=level.rounds_to,
             )
         )
 

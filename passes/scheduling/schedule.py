@@ -6,7 +6,9 @@ it waits for, which ends a segment there, so that the backward pass goes on mean
 well before the first node that reads a large AllGather, so that what is before it need not wait.
 
 What is computed from variables alone, such as the decayed means of an optimizer, needs no communication
-but waits for the wave that reads it: made in the first wave, it would lie in memory through the whole step.
+but waits for the wave that reads it: made in the first wave, it would lie in memory through the whole
+step. What nobody on a server reads, a counter's next value, waits for the servers' last wave: nothing is
+written before gradients have come.
 """
 
 import heapq
@@ -159,12 +161,15 @@ def _late_where_free(lowered: LoweredGraph, depth: Mapping[str, int], repeated: 
     """
     late = {node.name for node in late_nodes(lowered)}
     waves = dict(depth)
+    last = max((wave for name, wave in depth.items() if lowered.site_of.get(name) == "server"), default=0)
     first_read: dict[str, int] = {}
     for node in reversed(lowered.nodes):
         reads = [first_read[tensor.name] for tensor in node.outputs if tensor.name in first_read]
         is_turned = node.op in VIEWS and node.name in repeated.nodes
         if reads and not is_communication(node) and (is_turned or node.name in late):
             waves[node.name] = min(reads)
+        elif not reads and node.name in late and lowered.site_of[node.name] == "server":
+            waves[node.name] = last
         for tensor in node.inputs:
             first_read[tensor.name] = min(waves[node.name], first_read.get(tensor.name, waves[node.name]))
     return waves

@@ -1,9 +1,4 @@
-"""The variables at the end: pieces from their servers, and what each worker kept for itself.
-
-A variable that workers keep, a moving average of data or a state carried on, is the mean of what the
-workers have: as under synchronous training, where each step ends with that mean. Of whole numbers, which
-have no mean, the first worker's are taken.
-"""
+"""What an asynchronous job leaves: variables in pieces from their servers, outputs and reports."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +9,9 @@ import numpy as np
 
 from partc.runtime.asynchronous.job import (
     ServerReport,
+    SessionsEnd,
     WorkerReport,
+    kept_file,
     pieces_file,
     report_file,
     session_outputs_file,
@@ -22,7 +19,7 @@ from partc.runtime.asynchronous.job import (
 from partc.runtime.asynchronous.session import own_ranks, server_name, servers_of, worker_name
 from partc.runtime.data.checkpoint import TensorFile, read_array, read_arrays, write_arrays, write_tensors
 from partc.runtime.errors import BadUsage
-from partc.runtime.jobs.job import Checkpoints, Job, variables_file
+from partc.runtime.jobs.job import Job, variables_file
 from partc.runtime.jobs.results import Owner, TrainingResult, owners_of, pieces_among
 from partc.runtime.jobs.step_outputs import read_outputs
 from partc.runtime.plan.boxes import assemble
@@ -33,11 +30,7 @@ Report = TypeVar("Report", ServerReport, WorkerReport)
 
 
 def check_sessions_request(
-    plan: Plan,
-    staleness: int | None,
-    read_after: Collection[int],
-    traced_steps: int,
-    checkpoints: Checkpoints | None,
+    plan: Plan, staleness: int | None, read_after: Collection[int], is_traced: bool
 ) -> None:
     """Refuse what only one of the two ways to train can do. Raises BadUsage."""
     if staleness is not None and not plan.asynchronous:
@@ -48,45 +41,47 @@ def check_sessions_request(
         )
     if staleness is not None and staleness < 0:
         raise BadUsage(f"a staleness of {staleness} steps", at="--staleness", fix="give 0 or more steps")
-    if plan.asynchronous and checkpoints is not None:
-        raise BadUsage(
-            "checkpoints of workers that do not wait for each other: there is no step that all have done",
-            at="--save-every",
-            fix="leave it out, or compile without --asynchronous",
-        )
-    if plan.asynchronous and (traced_steps or (read_after and len(plan.asynchronous) > 1)):
+    if plan.asynchronous and (is_traced or (read_after and len(plan.asynchronous) > 1)):
         raise BadUsage(
             "variables after a step, or the times of a step, where every worker is in another step",
-            at="--trace" if traced_steps else "read_after",
+            at="--trace" if is_traced else "read_after",
             fix="leave it out, or compile without --asynchronous",
         )
 
 
-def collect_sessions(plan: Plan, folder: Path, job: Job, lost: tuple[str, ...]) -> TrainingResult:
+def collect_sessions(plan: Plan, folder: Path, job: Job, ended: SessionsEnd) -> TrainingResult:
     """Return what an asynchronous job left in its folder, and write its variables there.
 
-    `outputs` of a step are those of all workers that trained to the end, along a new first axis.
+    `outputs` of a step are those of all workers whose one process trained all steps, along a new first axis.
     """
-    workers = [w for w in range(len(plan.asynchronous)) if report_file(folder, worker_name(w)).exists()]
+    of_servers = {r.rank: _report(folder, server_name(r.rank), ServerReport) for r in servers_of(plan)}
+    (chief, *_) = of_servers.values()
+    last_step = sum(chief.steps) // len(chief.steps) - job.first_step if ended.stopped_by else job.steps
     variables = merge_variables(
         plan,
         {rank.rank: read_arrays(pieces_file(folder, server_name(rank.rank))) for rank in servers_of(plan)},
-        [read_arrays(pieces_file(folder, worker_name(worker))) for worker in workers],
+        read_arrays(kept_file(folder)),
     )
-    write_arrays(variables_file(folder, job.steps), variables)
+    write_arrays(variables_file(folder, last_step), variables)
     for step in job.read_after:
         _write_after(plan, folder, step)
-    of_servers = {r.rank: _report(folder, server_name(r.rank), ServerReport) for r in servers_of(plan)}
-    of_workers = [_report(folder, worker_name(worker), WorkerReport) for worker in workers]
-    (chief, *_) = of_servers.values()
+    of_workers = {name: _report(folder, name, WorkerReport) for name in ended.trained}
+    first_worker = min(of_workers, default="")
+    payload_bytes = {rank: report.payload_bytes for rank, report in of_servers.items()}
+    if first_worker:
+        payload_bytes[own_ranks(plan)[0].rank] = of_workers[first_worker].payload_bytes
+    whole = [worker_name(w) for w in range(len(plan.asynchronous)) if worker_name(w) in of_workers]
     return TrainingResult(
         variables=variables,
-        outputs=tuple(_outputs(folder, workers)),
-        last_step=job.steps,
-        payload_bytes={rank: report.payload_bytes for rank, report in of_servers.items()}
-        | {own_ranks(plan)[0].rank: of_workers[0].payload_bytes},
-        steps_per_s=min(report.steps_per_s for report in of_workers),
-        lost_workers=lost,
+        outputs=tuple(_outputs(folder, whole)),
+        first_step=job.first_step,
+        last_step=last_step,
+        stopped_by=ended.stopped_by,
+        payload_bytes=payload_bytes,
+        steps_per_s=min((r.steps_per_s for r in of_workers.values() if r.steps_per_s), default=0.0),
+        data_s=max((report.data_s for report in of_workers.values()), default=0.0),
+        saving_s=max(report.saving_s for report in of_servers.values()),
+        lost_workers=ended.lost,
         missed_pushes=chief.missed,
     )
 
@@ -95,9 +90,9 @@ def _report(folder: Path, name: str, kind: type[Report]) -> Report:
     return msgspec.json.decode(report_file(folder, name).read_bytes(), type=kind)
 
 
-def _outputs(folder: Path, workers: Sequence[int]) -> Iterator[dict[str, Array]]:
-    logs = [read_outputs(session_outputs_file(folder, worker_name(worker))) for worker in workers]
-    for of_step in zip(*logs, strict=True):
+def _outputs(folder: Path, names: Sequence[str]) -> Iterator[dict[str, Array]]:
+    logs = [read_outputs(session_outputs_file(folder, name)) for name in names]
+    for of_step in zip(*logs, strict=False):
         yield {name: np.stack([outputs[name] for outputs in of_step]) for name in of_step[0]}
 
 
@@ -122,9 +117,9 @@ def _write_after(plan: Plan, folder: Path, step: int) -> None:
 
 
 def merge_variables(
-    plan: Plan, of_servers: Mapping[int, Mapping[str, Array]], of_workers: Sequence[Mapping[str, Array]]
+    plan: Plan, of_servers: Mapping[int, Mapping[str, Array]], kept: Mapping[str, Array]
 ) -> dict[str, Array]:
-    """Return every variable, whole. `of_servers`: rank -> value name -> what it owns."""
+    """Return every variable, whole. `of_servers`: rank -> value name -> what it owns; `kept`: by workers."""
     servers = {rank.rank for rank in servers_of(plan)}
     variables = {variable.name: variable for variable in plan.variables}
     merged: dict[str, Array] = {}
@@ -135,14 +130,6 @@ def merge_variables(
                 (owner.held.box, of_servers[owner.rank][owner.held.value]) for owner in pieces_among(shared)
             ]
             merged[name] = assemble(variables[name].shape, np.dtype(variables[name].dtype), pieces)
-        else:
-            merged[name] = _mean([worker[name] for worker in of_workers])
+        elif name in kept:
+            merged[name] = kept[name]
     return merged
-
-
-def _mean(values: Sequence[Array]) -> Array:
-    first = values[0]
-    if first.dtype.kind != "f" or len(values) == 1:
-        return first.copy()
-    mean = np.mean(values, axis=0, dtype=np.float64)
-    return np.asarray(mean, dtype=first.dtype)

@@ -5,11 +5,14 @@ Beside what every job's folder holds (runtime/jobs/job.py):
     session.json                     how the sessions run
     endpoint.NAME                    between machines, see endpoints.py
     report.NAME.json                 what it sent, how old its values were
-    pieces.NAME.safetensors          what it holds at the end: value (of a server), variable (of a worker)
-    pieces.NAME.step-S.safetensors   the same after step S, if there is one worker and the job asks for it
+    pieces.NAME.safetensors          what a server holds at the end, by values
+    kept.safetensors                 what workers keep at the end, put together
+    pieces.NAME.step-S.safetensors   what a server or worker (by variables) holds after step S, if there is
+                                     one worker and the job asks for it
     outputs.NAME                     what a worker's steps put out (runtime/jobs/step_outputs.py)
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -25,13 +28,28 @@ class SessionJob(Record, frozen=True):
 
     endpoints: dict[str, str]  # server name -> where it listens
     limit_bytes: int  # of one value on its way
-    workers: int  # so many of the plan's workers train
+    steps: tuple[int, ...]  # of the workers that train: how many each has trained before
     staleness: int | None = None  # None: workers never wait for each other
 
 
-class ServerReport(Record, frozen=True):
-    """What one server saw."""
+@dataclass(frozen=True, slots=True)
+class SessionsEnd:
+    """How a job's processes ended.
 
+    `trained`: names of those that trained to the end, or until they were asked to stop by signal
+    `stopped_by`; `lost`: workers that died and were not started again, and how.
+    """
+
+    trained: tuple[str, ...]
+    lost: tuple[str, ...]
+    stopped_by: int = 0
+
+
+class ServerReport(Record, frozen=True):
+    """What one server saw. `steps`, of the chief: how many each worker has trained; in all of them."""
+
+    steps: tuple[int, ...]
+    saving_s: float
     payload_bytes: dict[str, int]
     pushes: int
     missed: dict[int, int]  # pushes of others between a step's beginning and its own -> steps
@@ -39,10 +57,11 @@ class ServerReport(Record, frozen=True):
 
 
 class WorkerReport(Record, frozen=True):
-    """What one worker did."""
+    """What one worker did. `data_s`: how long it waited for data."""
 
     payload_bytes: dict[str, int]
     steps_per_s: float
+    data_s: float
 
 
 def write_session_job(folder: Path, job: SessionJob) -> None:
@@ -64,6 +83,11 @@ def pieces_file(folder: Path, name: str, step: int | None = None) -> Path:
     """Return the file of what a process holds after a step, at the end if none is named."""
     after = "" if step is None else f".step-{step}"
     return folder / f"pieces.{name}{after}.safetensors"
+
+
+def kept_file(folder: Path) -> Path:
+    """Return the file of what workers keep for themselves."""
+    return folder / "kept.safetensors"
 
 
 def session_outputs_file(folder: Path, name: str) -> Path:

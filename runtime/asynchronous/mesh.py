@@ -7,7 +7,8 @@ A DEALER bears its owner's name, so that a server answers by name. Order holds f
 peer that died is forgotten by ZeroMQ: nobody else notices.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import zmq
 
 from partc.runtime.asynchronous.endpoints import find, listen
 from partc.runtime.asynchronous.job import SessionJob
+from partc.runtime.asynchronous.kept_variables import kept_variables
 from partc.runtime.asynchronous.messages import SessionMessage, decode_message, encode_message
+from partc.runtime.asynchronous.session import worker_name
 from partc.runtime.errors import BadPlan
 from partc.runtime.plan.program import Plan, Start
 from partc.runtime.transports.locked_sockets import lock, read_key
@@ -27,6 +30,9 @@ Received = tuple[SessionMessage, list[memoryview]]
 # Rows vary from step to step: they may be this many times what was expected, and never less than the room.
 _ROWS_AT_MOST = 16
 _ROOM_BYTES = 64 * 2**20
+
+
+LAUNCHER = "launcher"
 
 
 class Mesh:
@@ -40,6 +46,8 @@ class Mesh:
         self._context = zmq.Context()
         self._limit_bytes = job.limit_bytes
         self._key = read_key(folder)
+        workers = map(worker_name, range(len(job.steps)))
+        self._peers = {peer.encode() for peer in (*job.endpoints, *workers, LAUNCHER)}
         self._poller = zmq.Poller()
         self._router = self._open(zmq.ROUTER, "") if name in job.endpoints else None
         if self._router is not None:
@@ -68,7 +76,7 @@ class Mesh:
     def receive(self, timeout_s: float) -> Iterator[Received]:
         """Yield all messages that have come; wait for the first for `timeout_s`. Raises RankFailed."""
         for ready, _ in self._poller.poll(int(timeout_s * 1e3)):
-            yield from _read_all(ready, skipped=1 if ready is self._router else 0)
+            yield from _read_all(ready, self._peers if ready is self._router else None)
 
     def close(self) -> None:
         """Close. What has not left yet is for somebody who has ended."""
@@ -91,15 +99,19 @@ class Mesh:
 def limit_of_messages(plan: Plan) -> int:
     """Return the most bytes that one value of a plan may take on its way."""
     buffers = [buffer.elements * np.dtype(buffer.dtype).itemsize for buffer in plan.buffers]
+    kept = [np.dtype(v.dtype).itemsize * math.prod(v.shape) for v in kept_variables(plan)]
     rows = [_ROWS_AT_MOST * start.payload_bytes for start in plan.instructions if isinstance(start, Start)]
-    return max([_ROOM_BYTES, *buffers, *rows])
+    return max([_ROOM_BYTES, *buffers, *kept, *rows])
 
 
-def _read_all(ready: "zmq.Socket[bytes]", skipped: int) -> Iterator[Received]:
+def _read_all(ready: "zmq.Socket[bytes]", peers: Collection[bytes] | None) -> Iterator[Received]:
+    """Yield what has come. `peers`: who may speak, of a socket that says who did; others are not heard."""
     while True:
         try:
-            parts = ready.recv_multipart(zmq.NOBLOCK, copy=False)[skipped:]
+            parts = ready.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return
+        if peers is not None and parts.pop(0).bytes.partition(b".")[0] not in peers:  # in any of its lives
+            continue
         if parts:
             yield decode_message(parts[0].bytes), [part.buffer for part in parts[1:]]

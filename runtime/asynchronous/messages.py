@@ -2,10 +2,19 @@
 
     worker -> servers    Begin      carry out your part of my step from here on
     any    -> any        Piece      one member's part in a communication; its values follow as frames
-    worker -> chief      Ask        may I start this step?          chief -> worker   Grant
     server -> worker     Applied    everything that your step pushes is applied here (the chief is told, too)
-    launcher -> servers  Gone       this worker will not come back
-    launcher -> servers  Finish     write what you own, and end
+
+The chief, the first of the servers, decides for all of them (coordinator.py):
+
+    worker -> chief      Join       where do I begin?               chief -> servers  Open      a session
+    server -> chief      Opened                                     chief -> worker   Welcome   here
+    worker -> chief      Ask        may I start this step?          chief -> worker   Grant
+    worker -> chief      Kept       what the worker keeps for itself after a step; its values follow
+    server -> chief      Ready      all that a step pushes is here  chief -> servers  Commit    apply it
+    launcher -> chief    Lost       this session has ended          chief -> servers  Gone      forget it
+    chief -> servers     Save       copy what you own, and write it
+    server -> chief      Written    that is done, or failed
+    launcher -> chief    End        no worker is left to train      chief -> servers  Finish    write, and end
 
 A frame holds an array's elements in C order and nothing else: type and shape are the plan's.
 """
@@ -34,6 +43,40 @@ class Piece(Record, frozen=True, tag="piece"):
     rows: int = 0
 
 
+class Applied(Record, frozen=True, tag="applied"):
+    """A server has carried out its part of a step."""
+
+    session: int
+    step: int
+    server: int
+
+
+class Join(Record, frozen=True, tag="join"):
+    """A worker has started."""
+
+    session: int
+
+
+class Open(Record, frozen=True, tag="open"):
+    """A session begins behind a step that its worker has trained before."""
+
+    session: int
+    step: int
+
+
+class Opened(Record, frozen=True, tag="opened"):
+    """A server takes part in a session."""
+
+    session: int
+    server: int
+
+
+class Welcome(Record, frozen=True, tag="welcome"):
+    """A worker goes on behind this step."""
+
+    step: int
+
+
 class Ask(Record, frozen=True, tag="ask"):
     """A worker wants to start a step."""
 
@@ -47,25 +90,66 @@ class Grant(Record, frozen=True, tag="grant"):
     step: int
 
 
-class Applied(Record, frozen=True, tag="applied"):
-    """A server has carried out its part of a step."""
+class Kept(Record, frozen=True, tag="kept"):
+    """What a worker keeps for itself after a step."""
+
+    session: int
+    step: int
+
+
+class Ready(Record, frozen=True, tag="ready"):
+    """A server has all that a step pushes to it, and has written nothing yet."""
 
     session: int
     step: int
     server: int
 
 
-class Gone(Record, frozen=True, tag="gone"):
-    """A worker died."""
+class Commit(Record, frozen=True, tag="commit"):
+    """Every server has all that a step pushes to it."""
+
+    session: int
+    step: int
+
+
+class Lost(Record, frozen=True, tag="lost"):
+    """A worker's process has ended before it had trained all steps."""
 
     session: int
 
 
+class Gone(Record, frozen=True, tag="gone"):
+    """Of a session nothing will be committed any more."""
+
+    session: int
+
+
+class Save(Record, frozen=True, tag="save"):
+    """All servers have applied the same pushes. `steps`: how many steps of each worker."""
+
+    steps: tuple[int, ...]
+
+
+class Written(Record, frozen=True, tag="written"):
+    """A server has written its part of a checkpoint; `fault`: what was wrong, if it could not."""
+
+    server: int
+    fault: str
+
+
+class End(Record, frozen=True, tag="end"):
+    """No worker is left to train. `saves`: with a checkpoint."""
+
+    saves: bool
+
+
 class Finish(Record, frozen=True, tag="finish"):
-    """No worker is left to train."""
+    """Nothing will be pushed any more."""
 
 
-SessionMessage = Begin | Piece | Ask | Grant | Applied | Gone | Finish
+ToChief = Applied | Join | Opened | Ask | Kept | Ready | Lost | Written | End
+ToServers = Open | Commit | Gone | Save | Finish
+SessionMessage = Begin | Piece | Grant | Welcome | ToServers | ToChief
 
 _DECODER = msgspec.msgpack.Decoder(SessionMessage)
 

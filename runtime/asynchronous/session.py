@@ -31,6 +31,17 @@ def worker_name(worker: int) -> str:
     return f"worker-{worker}"
 
 
+def worker_of(session: int, workers: int) -> int:
+    """Return whose a session is: worker w has session w, and after each death one `workers` further."""
+    return session % workers
+
+
+def session_name(session: int, workers: int) -> str:
+    """Return what the worker of a session is called among peers: in each of its lives otherwise."""
+    life, worker = divmod(session, workers)
+    return f"{worker_name(worker)}.{life + 1}" if life else worker_name(worker)
+
+
 def servers_of(plan: Plan) -> tuple[Rank, ...]:
     """Return the ranks that all sessions share; the first of them, the chief, keeps the clock."""
     return tuple(rank for rank in plan.ranks if rank.host != SESSION_HOST)
@@ -44,7 +55,7 @@ def own_ranks(plan: Plan) -> tuple[Rank, ...]:
 def peer_of(plan: Plan, session: int, rank: int) -> str:
     """Return who plays a rank of a session."""
     is_own = any(own.rank == rank for own in own_ranks(plan))
-    return worker_name(session) if is_own else server_name(rank)
+    return session_name(session, len(plan.asynchronous)) if is_own else server_name(rank)
 
 
 def plan_of_data(plan: Plan, sizes: Mapping[str, int] | None = None) -> Plan:

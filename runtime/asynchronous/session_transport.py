@@ -5,7 +5,7 @@ Nothing is believed: sender, number, sizes and row types are held to the plan be
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -21,6 +21,7 @@ from partc.runtime.asynchronous.routes import (
     piece_for,
     routes_of,
 )
+from partc.runtime.asynchronous.session import own_ranks
 from partc.runtime.errors import BadPlan
 from partc.runtime.plan.program import Plan, Rank, Start
 from partc.runtime.transports.communication import ROW_KINDS, Part
@@ -46,6 +47,9 @@ class SessionTransport:
         self._send = send
         self._routes = routes_of(plan, rank)
         self._inbox: dict[tuple[int, int], deque[tuple[Piece, Frames]]] = {}
+        self._pushers = {own.rank for own in own_ranks(plan)} - {rank.rank}
+        self._push_pieces = sum(self._pieces_of_push(route) for route in self._routes.values())
+        self._pushed: Counter[int] = Counter()  # step -> pieces of the worker that have come
         for route in self._routes.values():
             _check_row_shapes(route.start)
 
@@ -83,6 +87,23 @@ class SessionTransport:
         if len(waiting) >= _WAITING_AT_MOST:
             raise refused(f"communication {piece.tag_id} of {len(waiting) + 1} steps at once", at)
         waiting.append((piece, frames))
+        if piece.sender in self._pushers:
+            self._pushed[piece.step] += 1
+
+    def has_push(self, step: int) -> bool:
+        """Tell whether all has come that the session's worker sends in a step."""
+        return self._pushed[step] == self._push_pieces
+
+    def forget_push(self, step: int) -> None:
+        """Count the pieces of a step no more."""
+        self._pushed.pop(step, None)
+
+    def _pieces_of_push(self, route: Route) -> int:
+        own = route.members.index(self._rank)
+        return sum(
+            member in self._pushers and route.carries(source, own)
+            for source, member in enumerate(route.members)
+        )
 
     def has_all(self, tag_id: int, sources: Sequence[int]) -> bool:
         """Tell whether something has come from each of these members."""

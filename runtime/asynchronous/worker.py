@@ -7,7 +7,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from partc.runtime.asynchronous.messages import Applied, Ask, Begin, Grant, Piece, SessionMessage
+from partc.runtime.asynchronous.kept_variables import kept_arrays, kept_variables
+from partc.runtime.asynchronous.messages import (
+    Applied,
+    Ask,
+    Begin,
+    Grant,
+    Join,
+    Kept,
+    Piece,
+    SessionMessage,
+    Welcome,
+)
 from partc.runtime.asynchronous.session import (
     Post,
     own_ranks,
@@ -16,10 +27,11 @@ from partc.runtime.asynchronous.session import (
     rank_of_data,
     server_name,
     servers_of,
-    worker_name,
+    session_name,
+    worker_of,
 )
 from partc.runtime.asynchronous.session_transport import SessionTransport
-from partc.runtime.data.initial import InitialValues
+from partc.runtime.data.initial import FirstValues
 from partc.runtime.execution.device import Sessions, device_of
 from partc.runtime.execution.environment import Environment
 from partc.runtime.execution.executor import Executor, loss_of
@@ -30,18 +42,28 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Worker:
-    """Trains one replica against the servers. `staleness` None: it never waits for other workers."""
+    """Trains one replica against the servers. `staleness` None: it never waits for other workers.
+
+    `trained`: the step that it goes on behind, known once it has joined.
+    """
 
     def __init__(
         self,
         plan: Plan,
-        worker: int,
+        session: int,
         loaded: Sessions,
-        initial: InitialValues,
+        initial: FirstValues,
         staleness: int | None,
         post: Post,
     ) -> None:
+        worker = worker_of(session, len(plan.asynchronous))
         self.number = worker
+        self.trained = 0
+        self._session = session
+        self._name = session_name(session, len(plan.asynchronous))
+        self._chief = server_name(servers_of(plan)[0].rank)
+        self._is_welcome = False
+        self._kept_variables = kept_variables(plan)
         self._plan = plan
         self._post = post
         self._is_bounded = staleness is not None
@@ -52,7 +74,7 @@ class Worker:
         self._executors: dict[int, Executor] = {}
         for rank in own_ranks(plan):
             rank_here = _rank_on_device(plan, rank, worker)
-            transport = SessionTransport(plan, rank_here, worker, self._send)
+            transport = SessionTransport(plan, rank_here, session, self._send)
             environment = Environment(plan, rank_here, device_of(rank_here), initial)
             environment.feed(shard_values(plan_of_data(plan), rank_of_data(rank_here, worker)))
             self._transports[rank.rank] = transport
@@ -61,6 +83,8 @@ class Worker:
     def receive(self, message: SessionMessage, frames: Sequence[memoryview] = ()) -> None:
         """Take in a message."""
         match message:
+            case Welcome(step=step):
+                self._go_on_behind(step, frames)
             case Grant(step=step):
                 self._granted = step
             case Applied(server=server, step=step) if server in self._applied:
@@ -68,15 +92,24 @@ class Worker:
             case Piece(target=target) if target in self._transports:
                 self._transports[target].deliver(message, frames)
 
-    def step(self, step: int, feeds: Mapping[int, Mapping[str, Array]]) -> Iterator[str]:
-        """Carry out one step (from 1); yield what it waits for. `feeds`: rank -> what it is fed."""
+    def join(self) -> Iterator[str]:
+        """Begin its session; yield whom it waits for."""
+        self._post(self._chief, Join(self._session), ())
+        while not self._is_welcome:
+            yield self._chief
+
+    def may_begin(self, step: int) -> Iterator[str]:
+        """Yield whom it waits for until it may begin a step (from 1)."""
         yield from self.applied(step - 2)
         if self._is_bounded:
-            self._post(server_name(min(self._applied)), Ask(self.number, step), ())
+            self._post(self._chief, Ask(self._session, step), ())
             while self._granted < step:
                 yield "slower workers"
+
+    def step(self, step: int, feeds: Mapping[int, Mapping[str, Array]]) -> Iterator[str]:
+        """Carry out one step that it may begin; yield what it waits for. `feeds`: rank -> what it is fed."""
         for server in self._applied:
-            self._post(server_name(server), Begin(self.number, step), ())
+            self._post(server_name(server), Begin(self._session, step), ())
         running = {}
         for rank, executor in self._executors.items():
             self._transports[rank].step = step
@@ -88,6 +121,10 @@ class Worker:
             awaited = next(filter(None, waiting.values()), None)
             if awaited is not None and not self._told_itself:
                 yield f"communication {awaited.label or awaited.kind} ({awaited.tag_id})"
+        if self._kept_variables:
+            kept = self.variables()
+            arrays = [kept[variable.name] for variable in self._kept_variables]
+            self._post(self._chief, Kept(self._session, step), arrays)
 
     def applied(self, step: int) -> Iterator[str]:
         """Yield whom it waits for until every server has applied a step's pushes."""
@@ -124,9 +161,19 @@ class Worker:
             counted += transport.traffic.payload_bytes
         return dict(counted)
 
+    def _go_on_behind(self, step: int, frames: Sequence[memoryview]) -> None:
+        self._is_welcome = True
+        self.trained = step
+        self._applied = dict.fromkeys(self._applied, step)
+        kept = kept_arrays(self._kept_variables, frames, self._chief) if frames else {}
+        for rank in own_ranks(self._plan):
+            for held in rank.held:
+                if held.variable in kept:
+                    self._executors[rank.rank].environment.put(held.value, kept[held.variable])
+
     def _send(self, piece: Piece, arrays: Sequence[Array]) -> None:
-        peer = peer_of(self._plan, self.number, piece.target)
-        if peer == worker_name(self.number):
+        peer = peer_of(self._plan, self._session, piece.target)
+        if peer == self._name:
             frames = [memoryview(array.tobytes()) for array in arrays]
             self._transports[piece.target].deliver(piece, frames)
             self._told_itself = True

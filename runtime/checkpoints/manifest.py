@@ -51,17 +51,19 @@ class StoredFile(Record, frozen=True):
     pieces: tuple[StoredPiece, ...]
 
 
-class TrainingPosition(Record, frozen=True):
+class TrainingPosition(Record, frozen=True, omit_defaults=True):
     """Where a training is: what a run that goes on must know besides variables.
 
     Random numbers of a step follow from `seed` and the step's number alone (runtime/data/step_draws.py).
+    Workers of asynchronous training are each in a step of its own.
     """
 
-    step: int  # steps that are done
+    step: int  # steps that are done; in the mean of asynchronous workers
     seed: int
-    batches: int  # of the data that were used
+    batches: int  # of the data that were used, by the worker that is furthest
     samples: int | None  # in these batches; None: no input says how many a step takes
     data: str  # as it was named
+    workers: tuple[int, ...] = ()  # steps that each worker of asynchronous training has done
 
 
 class Manifest(Record, frozen=True):

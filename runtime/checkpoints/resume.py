@@ -13,26 +13,39 @@ from partc.runtime.plan.program import Plan
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What was trained before: steps, batches of the data that this plan reads, and who has the variables."""
+    """What was trained before: steps, batches of the data that this plan reads, and who has the variables.
+
+    `workers`: of an asynchronous plan, the steps of each worker; `step` is their mean then, and `batches`
+    those of the worker that is furthest.
+    """
 
     step: int = 0
     batches: int = 0
     seed: int = 0
     checkpoint: Path | None = None
+    workers: tuple[int, ...] = ()
+
+    @property
+    def furthest(self) -> int:
+        """The most steps that a worker has done."""
+        return max(self.workers, default=self.step)
 
 
 def resume_from(plan: Plan, checkpoints: Path, seed: int | None, tell: Callable[[str], None]) -> Begun:
     """Return the newest whole checkpoint's place; the beginning where there is no checkpoint.
 
     `seed`: as asked for; None: the checkpoint's. A plan that takes more or fewer samples in a step goes on
-    with the first whole batch that was not used. Raises BadCheckpoint, and BadUsage of another seed.
+    with the first whole batch that was not used. An asynchronous plan's total batch is that of all
+    workers: each goes on where it was, if there are as many and their batches are as large; otherwise all
+    begin alike. Raises BadCheckpoint, and BadUsage of another seed.
     """
+    count = len(plan.asynchronous)
     newest, faults = newest_checkpoint(checkpoints)
     if newest is None:
         if faults:
             raise faults[0]
         tell(f"no checkpoint in {checkpoints}: training begins")
-        return Begun(seed=seed or 0)
+        return Begun(seed=seed or 0, workers=(0,) * count)
     stored = StoredValues(newest)
     stored.check(plan)
     position = stored.manifest.position
@@ -44,7 +57,10 @@ def resume_from(plan: Plan, checkpoints: Path, seed: int | None, tell: Callable[
             at="--seed",
             fix=f"leave it out, or give {position.seed}",
         )
-    return Begun(position.step, _batches(plan, position.samples, position.batches), position.seed, newest)
+    batches = _batches(plan, position.samples, position.batches)
+    is_alike = len(position.workers) == count and batches == position.batches
+    workers = position.workers if is_alike else (position.step,) * count
+    return Begun(position.step, batches, position.seed, newest, workers)
 
 
 def _batches(plan: Plan, samples: int | None, batches: int) -> int:

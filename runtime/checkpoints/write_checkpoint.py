@@ -3,12 +3,16 @@
 At a step's end every rank copies its pieces, and trains on; a thread of each writes them. Each part of a
 variable is written by one of the ranks that hold it. The first rank's thread waits for the files of all,
 writes the table of contents, commits, and removes what is too old. Everything is on disk before its name is.
+
+A generation writes in folders of its own, and commits nothing once its job's folder is gone: a rank that was
+stopped, given up and then goes on cannot spoil what its successors write.
 """
 
+import errno
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,13 +41,16 @@ from partc.runtime.plan.program import Plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ReadValue = Callable[[str], Array]  # a value of the rank's environment, in host memory
+Pieces = Mapping[
+    int, Sequence[tuple[str, StoredPiece]]
+]  # rank -> values, and what part of which variable each is
 
 _LOOK_S = 0.02
 
 
-def part_folder(checkpoints: Path, step: int) -> Path:
-    """Return the folder of a checkpoint that is being written."""
-    return checkpoints / f".{folder_of(step)}.part"
+def part_folder(checkpoints: Path, step: int, job: Path) -> Path:
+    """Return the folder of a checkpoint that a job's ranks are writing. `job`: the job's own folder."""
+    return checkpoints / f".{folder_of(step)}.{job.name.lstrip('.')}.part"
 
 
 def remove_parts(checkpoints: Path) -> None:
@@ -68,23 +75,35 @@ def writers_of(plan: Plan) -> dict[str, tuple[Owner, ...]]:
     return writers
 
 
-class CheckpointWriter:
-    """One rank's part in checkpoints, one at a time. `keep`: how many complete ones stay."""
+def pieces_of_ranks(plan: Plan) -> Pieces:
+    """Return what each rank writes: of copies one writes all."""
+    pieces: dict[int, list[tuple[str, StoredPiece]]] = {rank.rank: [] for rank in plan.ranks}
+    for name, owners in writers_of(plan).items():
+        for owner in owners:
+            pieces[owner.rank].append((owner.held.value, StoredPiece(name, owner.held.box)))
+    return pieces
 
-    def __init__(self, plan: Plan, rank: int, checkpoints: Path, keep: int) -> None:
+
+class CheckpointWriter:
+    """One rank's part in checkpoints, one at a time.
+
+    `pieces`: of all ranks; the first of them completes a checkpoint. `keep`: how many complete ones stay.
+    `job`: the job's folder, there for as long as the job may write.
+    """
+
+    def __init__(
+        self, plan: Plan, rank: int, checkpoints: Path, keep: int, pieces: Pieces, job: Path
+    ) -> None:
         self._plan = plan
         self._rank = rank
         self._checkpoints = checkpoints
         self._keep = keep
+        self._job = job
         self._thread: threading.Thread | None = None
         self._has_written = threading.Event()
         self._is_given_up = threading.Event()
-        self._pieces = [
-            (owner.held.value, StoredPiece(name, owner.held.box))
-            for name, owners in writers_of(plan).items()
-            for owner in owners
-            if owner.rank == rank
-        ]
+        self._ranks = tuple(pieces)
+        self._pieces = pieces[rank]
         self._copies: dict[str, Array] = {}
         self.fault: Exception | None = None  # of the last one, on this rank
 
@@ -100,6 +119,16 @@ class CheckpointWriter:
         self._is_given_up.clear()
         self._thread = threading.Thread(target=self._write, args=(position,), name="checkpoint")
         self._thread.start()
+
+    @property
+    def has_written(self) -> bool:
+        """Tell whether this rank's pieces of the checkpoint under way are written, or could not be."""
+        return self._thread is not None and self._has_written.is_set()
+
+    @property
+    def is_complete(self) -> bool:
+        """Tell whether this rank has done its part in the checkpoint under way, and well."""
+        return self._thread is not None and not self._thread.is_alive() and self.fault is None
 
     def wait_for_own(self) -> bool:
         """Wait until this rank's pieces are written, if there are any; tell whether they could be."""
@@ -119,12 +148,12 @@ class CheckpointWriter:
         return self.fault is None and not is_given_up
 
     def _write(self, position: TrainingPosition) -> None:
-        folder = part_folder(self._checkpoints, position.step)
+        folder = part_folder(self._checkpoints, position.step, self._job)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._write_pieces(folder)
             self._has_written.set()
-            if self._rank == 0:
+            if self._rank == self._ranks[0]:
                 self._commit(folder, position)
         except Exception as error:
             self.fault = error
@@ -139,7 +168,7 @@ class CheckpointWriter:
         _write_durably(folder / f"rank-{self._rank}.json", msgspec.json.encode(stored))
 
     def _commit(self, folder: Path, position: TrainingPosition) -> None:
-        files = {f"rank-{rank.rank}": folder / f"rank-{rank.rank}.json" for rank in self._plan.ranks}
+        files = {f"rank-{rank}": folder / f"rank-{rank}.json" for rank in self._ranks}
         while not all(path.exists() for path in files.values()):
             if self._is_given_up.wait(_LOOK_S):
                 return
@@ -158,6 +187,8 @@ class CheckpointWriter:
         )
         committed = write_manifest(folder, manifest)
         _write_durably(folder / COMMIT_FILE, committed)
+        if not self._job.exists():
+            raise FileNotFoundError(errno.ENOENT, "the job is over", str(self._job))
         complete = self._checkpoints / folder_of(position.step)
         shutil.rmtree(complete, ignore_errors=True)  # of an earlier run, damaged: a whole one is gone on from
         folder.rename(complete)

@@ -3,13 +3,16 @@
 FILES          arrays that hold all samples: FILE.npz, FILE.parquet, or a folder (sample_files.py)
 synthetic      random values addressed by (seed, input, step): normal, or integers on [0, high)
 MODULE:FUNC    a function that returns an iterator of total batches (input name -> array), or one of
-               (num_shards, shard_id) that returns one replica's batches: every rank reads its own
+               (num_shards, shard_id) that returns one replica's batches: every rank reads its own. It is
+               given what else its parameters ask for: `start`, the batches to leave out; `seed`
 """
 
 import hashlib
 import importlib
+import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,10 +68,10 @@ class Source(Shares, Protocol):
         """Return the batch of all replicas."""
 
 
-def open_source(data: str, plan: Plan, seed: int = 0, is_shuffled: bool = False) -> Source:
+def open_source(data: str, plan: Plan, seed: int = 0, is_shuffled: bool = False, first: int = 0) -> Source:
     """Open what the `--data` option names. Raises BadData.
 
-    `is_shuffled`: samples of files, in every epoch anew.
+    `is_shuffled`: samples of files, in every epoch anew. `first`: no batch before this one will be asked for.
     """
     if is_of_samples(data):
         path = Path(data)
@@ -79,14 +82,18 @@ def open_source(data: str, plan: Plan, seed: int = 0, is_shuffled: bool = False)
             return ArraySource(plan, columns, name, seed if is_shuffled else None)
     if is_shuffled:
         raise BadUsage(
-            "data that cannot be shuffled", at="--shuffle", fix="give files of samples with --data"
+            "data that cannot be shuffled",
+            at="--shuffle",
+            fix="give files of samples with --data, or let a function that takes `seed` shuffle its own",
         )
     if data == "synthetic":
         return SyntheticSource(plan, seed)
     if ":" in data:
         function = find_function(data)
-        sharded = is_read_by_shard(function)
-        return ShardedSource(plan, function, data) if sharded else FunctionSource(plan, data)
+        given, first = choose_arguments(function, first, seed)
+        if is_read_by_shard(function):
+            return ShardedSource(plan, partial(function, **given), data, first)
+        return FunctionSource(plan, data, partial(function, **given), first)
     raise BadData(
         f"data {data!r} is of no known form",
         at="--data",
@@ -137,13 +144,13 @@ class SyntheticSource:
 
 
 class FunctionSource:
-    """Total batches from an iterator that a user's function returns."""
+    """Total batches from an iterator that a user's function returns; its first is that of step `first`."""
 
-    def __init__(self, plan: Plan, name: str) -> None:
+    def __init__(self, plan: Plan, name: str, function: Callable[[], Any], first: int = 0) -> None:
         self._plan = plan
         self._name = name
-        self._batches: Iterator[Mapping[str, Array]] = _call(name)
-        self._step = -1
+        self._batches: Iterator[Mapping[str, Array]] = _call(name, function)
+        self._step = first - 1
         self._batch: dict[str, Array] = {}
 
     def total(self, step: int) -> dict[str, Array]:
@@ -187,8 +194,17 @@ def find_function(name: str) -> Any:  # whatever the user's module has under tha
         raise _uncallable(name, error) from error
 
 
-def _call(name: str) -> Any:  # whatever the user's function returns; checked batch by batch
-    function = find_function(name)
+def choose_arguments(function: Any, start: int, seed: int) -> tuple[dict[str, int], int]:
+    """Return what a function is given besides shards, and with which batch it begins then."""
+    try:
+        wanted = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # builtins have no signature
+        return {}, 0
+    given = {name: value for name, value in (("start", start), ("seed", seed)) if name in wanted}
+    return given, given.get("start", 0)
+
+
+def _call(name: str, function: Callable[[], Any]) -> Any:  # whatever it returns; checked batch by batch
     try:
         return iter(function())
     except (ImportError, AttributeError, TypeError, ValueError) as error:

@@ -65,13 +65,14 @@ def is_read_by_shard(function: Callable[..., object]) -> bool:
 class ShardedSource:
     """One replica's batches at a time, from a user's function of (num_shards, shard_id).
 
-    Inputs without a sample axis are the same for all replicas: shard 0's.
+    Inputs without a sample axis are the same for all replicas: shard 0's. Shards begin with the batch of step
+    `first`.
     """
 
-    def __init__(self, plan: Plan, read: ReadShard, name: str) -> None:
+    def __init__(self, plan: Plan, read: ReadShard, name: str, first: int = 0) -> None:
         self._plan = plan
         self._name = name
-        self._shards = [_Shard(read, plan.replicas, shard, name) for shard in range(plan.replicas)]
+        self._shards = [_Shard(read, plan.replicas, shard, name, first) for shard in range(plan.replicas)]
         self._has_shared = any(entry.sample_axis is None for entry in plan.data_inputs)
 
     def total(self, step: int) -> dict[str, Array]:
@@ -103,11 +104,11 @@ class ShardedSource:
 class _Shard:
     """The batches of one shard, in their order; not opened before the first is wanted."""
 
-    def __init__(self, read: ReadShard, num_shards: int, shard_id: int, name: str) -> None:
+    def __init__(self, read: ReadShard, num_shards: int, shard_id: int, name: str, first: int) -> None:
         self._read = partial(read, num_shards, shard_id)
         self._at = f"{name}, shard {shard_id} of {num_shards}"
         self._batches: Iterator[Batch] | None = None
-        self._step = -1
+        self._step = first - 1
         self._batch: dict[str, Array] = {}
 
     def batch(self, step: int) -> dict[str, Array]:

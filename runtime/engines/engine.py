@@ -37,6 +37,9 @@ RANK_VARIABLES = {
     # MPICH gathers unequal parts in pieces of 32 KB, a poll each: 50 MB took 1.8 s, whole 20 ms.
     "MPIR_CVAR_ALLGATHERV_PIPELINE_MSG_SIZE": str(1 << 30),
 }
+# MPICH's ranks of one machine speak by shared memory alone, and open no ports.
+LOCAL_VARIABLES = {"UCX_TLS": "self,sm"}
+BESIDE = "installed with this Python"
 PASSED_ON = ("PYTHONPATH", "PATH")  # to processes on other machines
 _OF_THIS_PROCESS = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
 _ANSWER_S = 20.0
@@ -87,7 +90,7 @@ def find_engine() -> Engine:
         return Engine("srun", srun, f"allocation {os.environ['SLURM_JOB_ID']} of Slurm's")
     beside = Path(sys.executable).parent / "mpiexec"
     if beside.exists():
-        return _engine(str(beside), "installed with this Python")
+        return _engine(str(beside), BESIDE)
     return _engine(shutil.which("mpiexec"), f"{beside.parent}, then PATH")
 
 
@@ -157,7 +160,14 @@ def _mpich(
 ) -> Command:
     at = [] if _is_local(groups) else ["-host", _counted(groups)]
     segments = (["-n", str(count), python, *words] for python, count in _pythons(groups))
-    return Command([engine.program, *options, *at, *_joined(segments)], _own_library(engine))
+    program = _without_ports(engine) if _is_local(groups) and not options else engine.program
+    return Command([program, *options, *at, *_joined(segments)], _own_library(engine))
+
+
+def _without_ports(engine: Engine) -> str:
+    """Return MPICH's mpiexec for one machine, if it lies beside: the other listens on all interfaces."""
+    forker = Path(f"{engine.program}.gforker")
+    return str(forker) if engine.source == BESIDE and forker.exists() else engine.program
 
 
 def _intel(

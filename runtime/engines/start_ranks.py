@@ -8,11 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partc.runtime.engines.allotted_nodes import allotted_nodes
-from partc.runtime.engines.engine import Command, find_engine, rank_environment, start_command
+from partc.runtime.engines.engine import (
+    LOCAL_VARIABLES,
+    Command,
+    find_engine,
+    rank_environment,
+    start_command,
+)
 from partc.runtime.engines.joined import seen_by_others
 from partc.runtime.engines.machines import Machines, write_environments
 from partc.runtime.engines.place import Place
 from partc.runtime.engines.rank_command import rank_words
+from partc.runtime.transports.locked_sockets import LOCAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,21 +27,26 @@ class RankStart:
     """What starts ranks. `machines`: where the plan's hosts are; `told`: where ranks come from, for the log.
 
     `is_joined`: somebody else has started the others, and the command is the first rank's alone.
+    `is_here`: MPICH starts them, all on this machine.
     """
 
     command: Command
     machines: Machines
     told: str
     is_joined: bool = False
+    is_here: bool = False
 
     def begin(self) -> "subprocess.Popen[bytes]":
         """Start them."""
+        local = LOCAL_VARIABLES if self.is_here else {}
         return subprocess.Popen(
             self.command.words,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=rank_environment(self.is_joined) | self.command.environment,
+            env=(LOCAL_VARIABLES if self.is_here else {})
+            | rank_environment(self.is_joined)
+            | self.command.environment,
             start_new_session=True,  # a terminal's Ctrl-C is for the launcher
             close_fds=not self.is_joined,  # what MPI left open for the rank that this process is
         )
@@ -61,4 +73,5 @@ def prepare_ranks(
     command = start_command(engine, hosts, machines, words, job_folder)
     line = shlex.join(f"{name}={value}" for name, value in command.environment.items())
     told = f"{len(hosts)} ranks, by {engine.kind} ({engine.source}): {line} {shlex.join(command.words)}"
-    return RankStart(command, machines, told)
+    here = engine.kind == "mpich" and all(machines.of(host).address == LOCAL for host in distinct)
+    return RankStart(command, machines, told, is_here=here)

@@ -99,10 +99,29 @@ class Executor:
         self.current: Instruction | None = None  # for messages; None between steps
         self.awaited: Start | None = None  # what this rank can do nothing without
 
+    @property
+    def program(self) -> tuple[Instruction, ...]:
+        """Return the instructions of a step."""
+        return self._program
+
     def step(self, feeds: Mapping[str, Array]) -> Iterator[Start]:
         """Execute one training step; yield the communication waited for as long as it is not complete."""
         self.environment.feed(feeds)
-        for index, instruction in enumerate(self._observe(self._program)):
+        yield from self._execute(enumerate(self._observe(self._program)))
+        yield from self._end_step()
+
+    def step_until(self, feeds: Mapping[str, Array], stop: int) -> Iterator[Start]:
+        """Execute a step's instructions before number `stop`, as `step` does."""
+        self.environment.feed(feeds)
+        yield from self._execute(enumerate(self._program[:stop]))
+
+    def step_from(self, start: int) -> Iterator[Start]:
+        """Execute the other instructions of the step, from number `start` on."""
+        yield from self._execute(enumerate(self._program[start:], start))
+        yield from self._end_step()
+
+    def _execute(self, numbered: Iterable[tuple[int, Instruction]]) -> Iterator[Start]:
+        for index, instruction in numbered:
             self.current = instruction
             match instruction:
                 case Run():
@@ -119,6 +138,8 @@ class Executor:
                 case Store(source=source, target=target):
                     self.environment.put(target, self.environment.array(source))
             self.environment.drop(self._last_read_by[index])
+
+    def _end_step(self) -> Iterator[Start]:
         for tag_id in tuple(self._under_way):
             yield from self._wait(tag_id)
         self.current = None

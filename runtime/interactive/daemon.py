@@ -69,7 +69,7 @@ class InteractiveDaemon(Daemon):
         # What this rank sends may need its help to leave while it waits to be asked again.
         self._help_messages = world.Iprobe
         channel = msgspec.json.decode((folder / CHANNEL_FILE).read_bytes(), type=Channel)
-        self._stepper = RankEnd(channel, self._rank.host, self._rank.rank)
+        self._stepper = RankEnd(channel, self._rank.host, self._rank.rank, folder)
 
     def train(self) -> None:
         """Do what is asked until nothing more is."""

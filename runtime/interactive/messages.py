@@ -1,4 +1,4 @@
-"""What a stepper and the ranks say to each other: a small header, then one frame per array.
+"""What a stepper and the ranks say to each other: a small header, then frames of each array.
 
     rank    -> stepper   Ready      loaded, and waiting
     stepper -> rank      Step       train one step on what follows, or on your own data
@@ -10,9 +10,11 @@
     rank    -> stepper   Found      what was asked for follows
     stepper -> rank      Close      end
 
-A frame holds an array's elements in C order; the header says their type and shape.
+Frames hold arrays' elements in C order; the header says their types and shapes. No frame is long, so that who
+listens can refuse those that are before it takes memory for them.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,9 +27,11 @@ from partc.runtime.plan.record import Record
 Array = np.ndarray[Any, np.dtype[Any]]
 Buffer = bytes | memoryview
 
+LARGEST_FRAME_BYTES = 1 << 20
+
 
 class Tensor(Record, frozen=True):
-    """The name, element type and shape of a frame."""
+    """The name, element type and shape of an array."""
 
     name: str
     dtype: str
@@ -97,9 +101,13 @@ def describe(arrays: Mapping[str, Array]) -> tuple[Tensor, ...]:
     return tuple(Tensor(name, array.dtype.name, array.shape) for name, array in arrays.items())
 
 
-def encode(message: StepperMessage, arrays: Mapping[str, Array]) -> list[bytes]:
-    """Return a message's frames."""
-    return [msgspec.msgpack.encode(message), *(array.tobytes() for array in arrays.values())]
+def encode(message: StepperMessage, arrays: Mapping[str, Array]) -> list[Buffer]:
+    """Return a message's frames: its own, then those of each array, none longer than LARGEST_FRAME_BYTES."""
+    frames: list[Buffer] = [msgspec.msgpack.encode(message)]
+    for array in arrays.values():
+        raw = memoryview(array.tobytes())
+        frames += [raw[at : at + LARGEST_FRAME_BYTES] for at in range(0, len(raw), LARGEST_FRAME_BYTES)]
+    return frames
 
 
 def decode(frames: Sequence[Buffer]) -> tuple[StepperMessage, dict[str, Array]]:
@@ -107,14 +115,22 @@ def decode(frames: Sequence[Buffer]) -> tuple[StepperMessage, dict[str, Array]]:
     try:
         message: StepperMessage = _DECODER.decode(frames[0])
         tensors = message.tensors if isinstance(message, _WITH_TENSORS) else ()
-        arrays = {
-            tensor.name: np.frombuffer(frame, np.dtype(tensor.dtype)).reshape(tensor.shape)
-            for tensor, frame in zip(tensors, frames[1:], strict=True)
-        }
-    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+        rest = list(frames[1:])
+        arrays = {tensor.name: _take(tensor, rest) for tensor in tensors}
+        if rest:
+            raise ValueError(f"{len(rest)} frames too many")
+    except (msgspec.MsgspecError, ValueError, TypeError, IndexError) as error:
         raise RankFailed(
             f"a message that is none: {error}",
             at="the connection between the runner and its ranks",
             fix="let all hosts have the same version of partc",
         ) from error
     return message, arrays
+
+
+def _take(tensor: Tensor, rest: list[Buffer]) -> Array:
+    """Return a tensor of the first of these frames, and take those away."""
+    dtype = np.dtype(tensor.dtype)
+    count = -(-math.prod(tensor.shape) * dtype.itemsize // LARGEST_FRAME_BYTES)
+    own, rest[:] = rest[:count], rest[count:]
+    return np.frombuffer(own[0] if count == 1 else b"".join(own), dtype).reshape(tensor.shape)

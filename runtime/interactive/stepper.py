@@ -122,7 +122,8 @@ class Stepper:
         self._job_folder = self._at_the_end.enter_context(job_folder(folder.path))
         self._error: PartcError | None = None
         machines = machines_of(folder.path) if addresses is None else Machines.at(addresses)
-        self._ranks = StepperEnd({rank.host: machines.of(rank.host).address for rank in self.plan.ranks})
+        places = {rank.host: machines.of(rank.host).address for rank in self.plan.ranks}
+        self._ranks = StepperEnd(places, self._job_folder)
         job = Job(
             plan_folder=str(folder.path.resolve()),
             steps=0,
@@ -216,6 +217,7 @@ class Stepper:
                     None,
                     None,
                     DAEMON,
+                    [self._ranks.sockets],
                 )
             except PartcError as error:
                 self._error = error

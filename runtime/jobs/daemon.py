@@ -38,13 +38,14 @@ from partc.runtime.jobs.job import (
     INITIAL_FILE,
     RankReport,
     Reporter,
+    WaitReporter,
     outputs_file,
     read_job,
     times_file,
     variables_file,
     write_record,
 )
-from partc.runtime.jobs.meetings import Meetings
+from partc.runtime.jobs.meetings import NOTHING, Meetings
 from partc.runtime.jobs.metrics import MetricsLog
 from partc.runtime.jobs.saving import Saving
 from partc.runtime.jobs.step_outputs import OutputLog
@@ -102,7 +103,7 @@ class Daemon:
         self._source = Prefetched(source, self._job.first_batch - self._job.data_from + self._job.steps - 1)
         self._transport = MPITransport(self._plan, world)
         traced = self._job.traced_steps
-        self._recorder = Recorder(traced, self._transport.traffic) if traced else None
+        self._recorder = Recorder(traced, self._transport.traffic, self._job.first_step) if traced else None
         self._executor = self._make_executor(plan_folder)
         self._variables = VariablesOfRank(self._plan, self._rank, self._executor.environment, world)
         self._watch = VariableWatch(self._plan, self._rank, self._executor.environment)
@@ -110,7 +111,8 @@ class Daemon:
         self._saving = self._make_saving()
         self._patience = Patience(spin_s_for(_threads_on_machine(self._rank, world)), self._job.deadline_s)
         self._feeds: dict[str, Array] = {}  # of the step
-        self._reporter = Reporter(self._job)
+        self._reporter = Reporter(self._job, self._job.first_step)
+        self._wait_reporter = WaitReporter(self._job, f"rank {world.rank}")
         self.step = 0
 
     def train(self) -> None:
@@ -124,6 +126,7 @@ class Daemon:
                 self.step = step
                 self._train_step()
                 keep()
+                self._wait_reporter.report(self._patience.waited_s)
                 if step in self._job.read_after:
                     self._variables.write(variables_file(self._folder, step))
                 if self._save_or_stop():
@@ -156,7 +159,8 @@ class Daemon:
         return Position(self.step, at, awaited is not None, self._rank.device)
 
     def _open_source(self) -> Shares:
-        return open_source(self._job.data, self._plan, self._job.seed, self._job.is_shuffled)
+        first = self._job.first_batch - self._job.data_from
+        return open_source(self._job.data, self._plan, self._job.seed, self._job.is_shuffled, first)
 
     def _train_step(self) -> None:
         self._feeds = self._source.share(self._rank, self._batch)
@@ -175,7 +179,12 @@ class Daemon:
     def _save_or_stop(self) -> bool:
         """Save after a step if it is time, and tell whether it is the last."""
         saving = self._saving
-        agreed = self._meetings.after(self.step, saving is not None and saving.is_due_by_time())
+        if saving is not None:
+            saving.look()
+        is_due = saving is not None and saving.is_due_by_time()
+        agreed = self._meetings.after(self.step, is_due, self._patience.waited_s)
+        if agreed is not NOTHING:
+            self._reporter.straggler = agreed.straggler
         step = self._job.first_step + self.step
         is_last = agreed.stops or self.step == self._job.steps
         if saving is not None and (agreed.saves or agreed.stops or saving.is_due_after(step, is_last)):
@@ -222,9 +231,8 @@ class Daemon:
     def _make_saving(self) -> Saving | None:
         if self._job.checkpoints is None:
             return None
-        return Saving(
-            self._job.checkpoints, self._plan, self._executor.environment.array, self._world, complete
-        )
+        read = self._executor.environment.array
+        return Saving(self._job.checkpoints, self._plan, read, self._world, complete, self._folder)
 
     def _check_loss(self) -> None:
         if is_finite(self._plan, self._rank, self._executor):

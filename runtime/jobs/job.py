@@ -24,7 +24,7 @@ import numpy as np
 
 from partc.runtime.data.checkpoint import write_arrays
 from partc.runtime.errors import naming_file
-from partc.runtime.execution.recorder import RankTimes
+from partc.runtime.execution.recorder import RankTimes, TracedSteps
 from partc.runtime.plan.record import Record
 from partc.runtime.transports.exchanged import Exchanged
 
@@ -43,6 +43,14 @@ class Checkpoints(Record, frozen=True):
     keep: int = 3  # so many complete ones stay
 
 
+class Straggler(Record, frozen=True):
+    """A rank that keeps others waiting: shares of the time that it waited itself, and at most another one."""
+
+    rank: int
+    waited: float
+    others_waited: float
+
+
 class Job(Record, frozen=True):
     """What the executors are to do."""
 
@@ -58,7 +66,7 @@ class Job(Record, frozen=True):
     has_initial: bool = False
     report_every_s: float = 0.5
     deadline_s: float = 600.0  # longest wait for one communication
-    traced_steps: int = 0  # the last so many steps are timed, instruction by instruction
+    traced_steps: TracedSteps = 0  # are timed, instruction by instruction
     first_step: int = 0  # steps that were trained before: random numbers go on behind them
     first_batch: int = 0  # batches that were used before
     data_from: int = 0  # the batch with which `data` begins: batches that are handed over begin behind these
@@ -66,6 +74,10 @@ class Job(Record, frozen=True):
     resumed_from: str = ""  # the checkpoint that the variables come from
     checkpoints: Checkpoints | None = None
     metrics_file: str = ""  # takes a line of every step
+    tells_waiting: bool = False  # ranks say now and then how much they waited
+    worker_steps: tuple[
+        int, ...
+    ] = ()  # of each asynchronous worker, trained before; `first_step` is their mean
 
 
 class Progress(Record, frozen=True, tag="progress"):
@@ -75,6 +87,7 @@ class Progress(Record, frozen=True, tag="progress"):
     steps: int
     loss: float | None
     steps_per_s: float
+    straggler: Straggler | None = None  # lately
 
 
 class Notice(Record, frozen=True, tag="notice"):
@@ -147,12 +160,38 @@ def outputs_file(folder: Path, rank: int) -> Path:
     return folder / f"outputs.rank-{rank}"
 
 
-class Reporter:
-    """Prints progress, now and then."""
+class Saved(Record, frozen=True, tag="saved"):
+    """A line that the first rank prints: a checkpoint is complete."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    step: int
+
+
+class Waited(Record, frozen=True, tag="waited"):
+    """A line that a rank prints now and then, if the job asks: how many of so many seconds it waited."""
+
+    member: str  # rank 0, worker-0
+    waited_s: float
+    trained_s: float
+
+
+class Restarted(Record, frozen=True, tag="restarted"):
+    """A member of the job is started again; the launcher says so itself."""
+
+    member: str
+
+
+Told = Progress | Notice | Saved | Waited | Restarted
+
+
+class Reporter:
+    """Prints progress, now and then. `trained`: steps before those that are reported."""
+
+    def __init__(self, job: Job, trained: int) -> None:
+        self._trained = trained
+        self._last = job.first_step + job.steps
+        self._report_every_s = job.report_every_s
         self._begun_s = self._reported_s = 0.0
+        self.straggler: Straggler | None = None
 
     def begin(self) -> None:
         """Start the clock."""
@@ -165,14 +204,40 @@ class Reporter:
     def report(self, step: int, loss: float | None) -> None:
         """Print a line of JSON, if the last is old enough."""
         now_s = time.monotonic()
-        if step < self._job.steps and step > 1 and now_s - self._reported_s < self._job.report_every_s:
+        done = self._trained + step
+        if done < self._last and step > 1 and now_s - self._reported_s < self._report_every_s:
             return
         self._reported_s = now_s
-        before = self._job.first_step
-        line = Progress(before + step, before + self._job.steps, loss, self.steps_per_s(step))
-        print(msgspec.json.encode(line).decode(), flush=True)
+        _print(Progress(done, self._last, loss, self.steps_per_s(step), self.straggler))
+
+
+class WaitReporter:
+    """Prints now and then how much a member waited for others, if the job asks for it."""
+
+    def __init__(self, job: Job, member: str) -> None:
+        self._is_asked = job.tells_waiting
+        self._every_s = job.report_every_s
+        self._member = member
+        self._told_s = time.monotonic()
+        self._told_waited_s = 0.0
+
+    def report(self, waited_s: float) -> None:
+        """Print how much was waited since the last line, if that is old enough; in all it is `waited_s`."""
+        now_s = time.monotonic()
+        if self._is_asked and now_s - self._told_s >= self._every_s:
+            _print(Waited(self._member, waited_s - self._told_waited_s, now_s - self._told_s))
+            self._told_s, self._told_waited_s = now_s, waited_s
 
 
 def notify(text: str) -> None:
     """Print what a person should know."""
-    print(msgspec.json.encode(Notice(text)).decode(), flush=True)
+    _print(Notice(text))
+
+
+def tell_saved(step: int) -> None:
+    """Print that a checkpoint is complete."""
+    _print(Saved(step))
+
+
+def _print(told: Told) -> None:
+    print(msgspec.json.encode(told).decode(), flush=True)

@@ -18,7 +18,7 @@ from partc.runtime.engines.place import Place
 from partc.runtime.engines.rank_command import DAEMON
 from partc.runtime.engines.start_ranks import prepare_ranks
 from partc.runtime.errors import PartcError, RankFailed, Stopped
-from partc.runtime.jobs.job import Notice, Progress
+from partc.runtime.jobs.job import Told
 from partc.runtime.log import log as records
 from partc.runtime.log import printable
 from partc.runtime.supervision.messages import Ended
@@ -26,9 +26,9 @@ from partc.runtime.supervision.roster import Trouble, how
 from partc.runtime.supervision.stop_signals import StopSignals, name_of, stop_signals, stopped
 from partc.runtime.supervision.supervisor import Supervisor
 
-OnProgress = Callable[[Progress | Notice], None]
+OnProgress = Callable[[Told], None]
 
-_TOLD: msgspec.json.Decoder[Progress | Notice] = msgspec.json.Decoder(Progress | Notice)
+_TOLD: msgspec.json.Decoder[Told] = msgspec.json.Decoder(Told)
 
 FIRST = "rank 0"
 MPIEXEC = "mpiexec"  # what is called so in a log: whatever has started the ranks
@@ -36,6 +36,7 @@ _GRACE_S = 5.0  # from a polite end to a kill
 _STOP_S = 30.0  # that a job that is to stop may stand still
 _LOOK_S = 0.1
 _SETTLE_S = 0.4  # from the first bad news to a verdict: who died first may be told last
+_MISSED_S = 4.0  # from MPI's end until keepers that it took along are missed
 
 
 def launch(
@@ -46,12 +47,14 @@ def launch(
     on_progress: OnProgress | None,
     timeout_s: float | None,
     daemon: str = DAEMON,
+    folders: Sequence[Path] = (),
     place: Place | None = None,
 ) -> int:
     """Run a job to its end. Return the number of the signal that made its ranks stop before, 0 if none did.
 
     `hosts`: each rank's. A job in which no rank gets on for `timeout_s` is ended. `daemon`: the module that
-    every rank runs. `place`: of this process, if others have started the ranks. Raises the error of the rank
+    every rank runs. `folders`: temporary ones beside the job's, for keepers to remove if this process is
+    killed. `place`: of this process, if others have started the ranks. Raises the error of the rank
     that is to blame, whose `cause` says where it was; and Stopped if ranks that a signal asked to stop did
     not do so well.
     """
@@ -60,7 +63,7 @@ def launch(
     with (
         stop_signals() as signals,
         log.open("w") as stream,
-        Supervisor(members, start.machines.addresses, job_folder, timeout_s) as supervisor,
+        Supervisor(members, start.machines.addresses, job_folder, timeout_s, folders) as supervisor,
     ):
         records.info("starting %s", start.told)
         written = Log(stream)
@@ -72,7 +75,7 @@ def launch(
             return _Watch(process, supervisor, signals, written, on_progress, start.is_joined).to_the_end()
         finally:
             supervisor.end(only=[FIRST] if start.is_joined else None)
-            _end(process)
+            _end(process, start.is_here, 0.0 if supervisor.roster.unheard() else _GRACE_S)
 
 
 class _Watch:
@@ -102,6 +105,7 @@ class _Watch:
         self._look()
         if self._process.returncode == 0 or self._all_well():
             return self._stop.number
+        self._await_trouble()
         self._verdict()
         if self._stop.number:
             raise self._stop.error()
@@ -117,18 +121,37 @@ class _Watch:
         self._forward()
         self._supervisor.watch(_LOOK_S)
         self._stop.look()
-        if self._supervisor.roster.troubles():
+        if self._supervisor.roster.troubles() or self._is_cut_short():
             self._verdict()
+
+    def _await_trouble(self) -> None:
+        """Wait for word of why MPI has ended: it ends with any rank's keeper, and takes the others along."""
+        roster, until_s = self._supervisor.roster, time.monotonic() + _MISSED_S
+        while roster.beats() and not roster.troubles() and time.monotonic() < until_s:
+            self._supervisor.watch(_LOOK_S)
 
     def _verdict(self) -> None:
         """Hear everybody who has something to say, then raise the error of who is to blame, if anybody is."""
         until_s = time.monotonic() + _SETTLE_S
         while (left_s := until_s - time.monotonic()) > 0:
             self._supervisor.watch(min(left_s, _LOOK_S))
-        if troubles := self._supervisor.roster.troubles():
+        if self._is_cut_short():
+            raise self._stop.error()
+        troubles = self._supervisor.roster.troubles()
+        if troubles and not (_follows_from_mpi(troubles[0]) and self._is_mpi_killed()):
             self._supervisor.order("end")
             self._forward()
             raise error_of(troubles[0], self._log.path)
+
+    def _is_cut_short(self) -> bool:
+        """Tell whether ranks that were loading have ended by the signal that asks for an end.
+
+        The others, which would stop after a step, wait for them.
+        """
+        return bool(self._stop.number) and self._supervisor.roster.has_ended_by(signal.SIGTERM)
+
+    def _is_mpi_killed(self) -> bool:
+        return (self._process.poll() or 0) < 0
 
     def _is_over(self) -> bool:
         # Where others have started the ranks, the process is the first rank's alone.
@@ -156,6 +179,7 @@ class StopRequest:
     def __init__(self, supervisor: Supervisor, signals: StopSignals) -> None:
         self._supervisor = supervisor
         self._signals = signals
+        self._asked: set[str] = set()
         self.number = 0
 
     def look(self) -> None:
@@ -168,11 +192,18 @@ class StopRequest:
             self.number = number
             roster.is_stopping = True
             records.warning("%s: the ranks are asked to stop; once more ends them at once", name_of(number))
-            self._supervisor.order("stop")
+        if late := set(roster.living()) - self._asked:  # keepers of a job that has just begun come one by one
+            self._supervisor.order("stop", late)
+            self._asked |= late
         if self._signals.count > 1 or (roster.living() and roster.still_s > _STOP_S):
             raise self.error()
         if not roster.living():
             self._supervisor.order("end", roster.ended())
+
+    @property
+    def is_hurried(self) -> bool:
+        """Whether the end is to come at once."""
+        return self._signals.count > 1
 
     def error(self) -> Stopped:
         """Return what to raise where ranks could not stop well."""
@@ -199,6 +230,11 @@ def error_of(trouble: Trouble, log: Path) -> PartcError:
         )
     error.cause = cause
     return error
+
+
+def _follows_from_mpi(trouble: Trouble) -> bool:
+    """Tell whether the end of mpiexec explains a trouble: it takes keepers with it."""
+    return trouble.is_echo or trouble.cause.kind == "lost"
 
 
 _FIXES = {
@@ -259,7 +295,7 @@ def taken(lines: "queue.Queue[Line]") -> list[Line]:
     return [lines.get() for _ in range(lines.qsize())]
 
 
-def progress_in(line: str) -> Progress | Notice | None:
+def progress_in(line: str) -> Told | None:
     """Return what a line of a rank tells a person, None if it is some other line."""
     try:
         return _TOLD.decode(line)
@@ -267,10 +303,15 @@ def progress_in(line: str) -> Progress | Notice | None:
         return None
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End mpiexec and what it started, if they still run."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        deadline_s = time.monotonic() + _GRACE_S
+def _end(process: "subprocess.Popen[bytes]", is_here: bool, patience_s: float) -> None:
+    """End mpiexec and what it started, if they still run after `patience_s`.
+
+    It ends with its ranks, but for those that nobody has heard yet, which know of no end. Where all are here,
+    nothing is left for it to do, and it would take seconds.
+    """
+    ways = ((signal.SIGTERM, patience_s), (signal.SIGKILL, _GRACE_S))
+    for number, grace_s in ((signal.SIGKILL, 0.0),) if is_here else ways:
+        deadline_s = time.monotonic() + grace_s
         while process.poll() is None and time.monotonic() < deadline_s:
             time.sleep(0.02)
         if process.poll() is not None:

@@ -2,7 +2,8 @@
 
 A signal reaches some ranks in some step, and time passes on the first rank's clock; but all ranks must save,
 or stop, after the same step. So they meet after a step that they agreed on at the last meeting: one small
-AllReduce, every half second or so.
+AllReduce, every half second or so, and every tenth step at least. There they also learn who keeps the others
+waiting: whoever waited least itself.
 """
 
 import signal
@@ -13,7 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from mpi4py import MPI
 
+from partc.runtime.jobs.job import Straggler
+
 EVERY_S = 0.5
+STEPS_APART = 10  # at most: a straggler is known within two meetings
+UNEQUAL_WAITING = 0.2  # of the time
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 # Waits for a request without keeping a core busy.
@@ -26,9 +31,12 @@ class Agreement:
 
     stops: bool = False
     saves: bool = False
+    straggler: Straggler | None = None
 
 
 NOTHING = Agreement()
+_MILLE = 1_000
+_RANKS = 1 << 32
 
 
 class Meetings:
@@ -40,6 +48,7 @@ class Meetings:
         self._next = 1
         self._met_s = time.monotonic()
         self._met_after = 0
+        self._waited_s = 0.0
         self.is_asked_to_stop = False
 
     def listen(self) -> None:
@@ -47,25 +56,46 @@ class Meetings:
         for number in _SIGNALS:
             signal.signal(number, self._hear)
 
-    def after(self, step: int, wants_to_save: bool) -> Agreement:
-        """Return what all ranks do after a step (from 1). Only the first rank's wish to save counts."""
+    def after(self, step: int, wants_to_save: bool, waited_s: float) -> Agreement:
+        """Return what all ranks do after a step (from 1). Only the first rank's wish to save counts.
+
+        `waited_s`: how long this rank has waited for others in all.
+        """
         if step < self._next:
             return NOTHING
-        wishes = np.array((self.is_asked_to_stop, wants_to_save, self._steps_apart(step)), np.int64)
+        waited = self._share_waited(waited_s)
+        worked = (_MILLE - waited) * _RANKS + self._world.rank
+        wishes = np.array(
+            (self.is_asked_to_stop, wants_to_save, self._steps_apart(step), waited, worked), np.int64
+        )
         if self._world.rank != 0:
-            wishes[1:] = 0
+            wishes[1:3] = 0
         self._complete(self._world.Iallreduce(MPI.IN_PLACE, wishes, MPI.MAX))
-        stops, saves, steps_apart = (int(wish) for wish in wishes)
+        stops, saves, steps_apart, most, worked = (int(wish) for wish in wishes)
         self._next = step + steps_apart
-        return Agreement(stops > 0, saves > 0)
+        return Agreement(stops > 0, saves > 0, _straggler(most, _MILLE - worked // _RANKS, worked % _RANKS))
+
+    def _share_waited(self, waited_s: float) -> int:
+        """Return how much of the time since the last meeting this rank waited, in thousandths."""
+        passed_s = max(time.monotonic() - self._met_s, 1e-9)
+        share = (waited_s - self._waited_s) / passed_s
+        self._waited_s = waited_s
+        return min(_MILLE, max(0, round(share * _MILLE)))
 
     def _steps_apart(self, step: int) -> int:
         """Return how many steps take EVERY_S, as many as took the time since the last meeting."""
         now_s = time.monotonic()
         step_s = (now_s - self._met_s) / max(1, step - self._met_after)
         self._met_s, self._met_after = now_s, step
-        return max(1, int(EVERY_S / max(step_s, 1e-9)))
+        return min(STEPS_APART, max(1, int(EVERY_S / max(step_s, 1e-9))))
 
     def _hear(self, number: int, frame: object) -> None:
         self.is_asked_to_stop = True
         signal.signal(number, signal.SIG_DFL)
+
+
+def _straggler(most: int, least: int, rank: int) -> Straggler | None:
+    """Return who keeps others waiting, None if all wait about alike. Shares are in thousandths."""
+    if most - least < UNEQUAL_WAITING * _MILLE:
+        return None
+    return Straggler(rank, least / _MILLE, most / _MILLE)

@@ -12,6 +12,7 @@ import numpy as np
 from partc.runtime.asynchronous.collect import check_sessions_request, collect_sessions
 from partc.runtime.asynchronous.launcher import launch_sessions
 from partc.runtime.asynchronous.session import plan_of_data
+from partc.runtime.asynchronous.watch import Rules
 from partc.runtime.checkpoints.manifest import refuse_others
 from partc.runtime.checkpoints.resume import Begun, resume_from
 from partc.runtime.checkpoints.write_checkpoint import remove_parts
@@ -22,6 +23,7 @@ from partc.runtime.data.sample_files import is_of_samples
 from partc.runtime.engines.machines import Machines, machines_of
 from partc.runtime.engines.place import Place
 from partc.runtime.errors import BadData, BadUsage, CopiesDiffer
+from partc.runtime.execution.recorder import TracedSteps
 from partc.runtime.jobs.job import (
     Checkpoints,
     Job,
@@ -83,12 +85,14 @@ class Runner:
         on_progress: OnProgress | None = None,
         timeout_s: float = 600.0,
         save: bool = True,
-        traced_steps: int = 0,
+        traced_steps: TracedSteps = 0,
         staleness: int | None = None,
         keep_in: Path | None = None,
         checkpoints: Checkpoints | None = None,
         resume: bool = False,
         metrics: Path | None = None,
+        worker_restarts: int = 0,
+        tells_waiting: bool = False,
     ) -> TrainingResult:
         """Train `steps` steps and save trained.safetensors in the plan's folder, unless told not to.
 
@@ -96,23 +100,28 @@ class Runner:
         `shuffle`: samples of files, in every epoch anew, as the seed says. `initial`: whole variables that
         replace the plan's first values. `seed`: of synthetic data and draws; None: 0, or the resumed
         training's. `sizes`: symbolic sizes that differ from the plan's. `read_after`: steps (from 1) whose
-        variables are returned as well. `traced_steps`: how many of the last steps are timed instruction by
-        instruction. `staleness`: of an asynchronous plan, the most steps that a worker may be ahead of the
-        slowest; None: no bound. `keep_in`: a folder that takes the variables after `read_after`, as files
-        (job.py), instead of the result.
+        variables are returned as well. `traced_steps`: how many of the last steps, or which, are timed
+        instruction by instruction. `staleness`: of an asynchronous plan, the most steps that a worker may
+        be ahead of the slowest; None: no bound. `keep_in`: a folder that takes the variables after
+        `read_after`, as files (job.py), instead of the result.
 
         `checkpoints`: where and when the training is saved; asked to stop, it is saved after that step.
         `resume`: go on from the newest of them that is whole, to `steps` in all; where there is none, begin.
-        `metrics`: a file that takes a line of every step.
+        `metrics`: a file that takes a line of every step. `worker_restarts`: how often an asynchronous worker
+        that died is started again. `tells_waiting`: `on_progress` hears now and then how much each rank
+        waited.
 
         Raises the error of the rank that failed first, NotSaved if the last checkpoint could not be written,
         and CopiesDiffer if `save` is asked and replicas are not equal in the end.
         """
         _check_request(steps, timeout_s)
-        check_sessions_request(self._folder.plan, staleness, read_after, traced_steps, checkpoints)
+        check_sessions_request(self._folder.plan, staleness, read_after, bool(traced_steps))
         begun = self._begin(steps, seed, checkpoints, resume, on_progress)
+        _check_traced(traced_steps, begun.step, steps)
+        behind = begun.furthest - min(begun.workers, default=begun.step)  # of an asynchronous worker
         with job_folder(self._folder.path) as folder:
-            staged, data_sizes = self._stage(data, begun.batches, steps - begun.step, folder)
+            used = begun.batches - behind
+            staged, data_sizes = self._stage(data, used, steps - begun.furthest + behind, folder)
             job = Job(
                 plan_folder=str(self._folder.path.resolve()),
                 steps=steps - begun.step,
@@ -128,14 +137,17 @@ class Runner:
                 traced_steps=traced_steps,
                 first_step=begun.step,
                 first_batch=begun.batches,
-                data_from=0 if isinstance(data, str | Path) else begun.batches,
+                data_from=0 if isinstance(data, str | Path) else used,
                 data_name=str(data) if isinstance(data, str | Path) else "",
                 resumed_from="" if begun.checkpoint is None else str(begun.checkpoint.resolve()),
                 checkpoints=checkpoints,
                 metrics_file="" if metrics is None else str(metrics.resolve()),
+                worker_steps=begun.workers,
+                tells_waiting=tells_waiting,
             )
             write_job(folder, job, initial)
-            result = self._play(folder, job, staleness, on_progress, timeout_s)
+            rules = Rules(begun.workers, staleness, worker_restarts, checkpoints)
+            result = self._play(folder, job, rules, on_progress, timeout_s)
             return self._keep(folder, job, result, save, keep_in)
 
     def _begin(
@@ -147,15 +159,20 @@ class Runner:
         on_progress: OnProgress | None,
     ) -> Begun:
         """Return where training begins, and make way for its checkpoints."""
+        plan = self._folder.plan
+        anew = Begun(seed=seed or 0, workers=(0,) * len(plan.asynchronous))
         if checkpoints is None:
-            return Begun(seed=seed or 0)
+            return anew
         folder = Path(checkpoints.folder)
         remove_parts(folder)
         if not resume:
             refuse_others(folder)
-            return Begun(seed=seed or 0)
+            return anew
         begun = resume_from(
-            self._folder.plan, folder, seed, lambda text: on_progress(Notice(text)) if on_progress else None
+            plan_of_data(plan) if plan.asynchronous else plan,
+            folder,
+            seed,
+            lambda text: on_progress(Notice(text)) if on_progress else None,
         )
         if begun.step >= steps:
             raise BadUsage(
@@ -199,13 +216,15 @@ class Runner:
             )
 
     def _play(
-        self, folder: Path, job: Job, staleness: int | None, on_progress: OnProgress | None, timeout_s: float
+        self, folder: Path, job: Job, rules: Rules, on_progress: OnProgress | None, timeout_s: float
     ) -> TrainingResult:
         """Start the processes of a job, wait for them, and collect what they made."""
         plan, machines, log = self._folder.plan, self._machines, self._folder.path / LOG_FILE
         if plan.asynchronous:
-            lost = launch_sessions(plan, folder, log, machines, staleness, on_progress, timeout_s)
-            return collect_sessions(plan, folder, job, lost)
+            ended = launch_sessions(plan, folder, log, machines, rules, on_progress, timeout_s)
+            if ended.stopped_by and job.checkpoints is None:
+                raise stopped(ended.stopped_by, "all workers")
+            return collect_sessions(plan, folder, job, ended)
         hosts = [rank.host for rank in plan.ranks]
         stopped_by = launch(hosts, folder, log, machines, on_progress, timeout_s, place=self._place)
         if stopped_by and job.checkpoints is None:
@@ -237,6 +256,17 @@ def _check_request(steps: int, timeout_s: float) -> None:
         raise BadUsage(f"{steps} steps", at="--steps", fix="train at least one step")
     if not timeout_s > 0:
         raise BadUsage(f"a timeout of {timeout_s} s", at="--timeout", fix="give more than 0 seconds")
+
+
+def _check_traced(traced: TracedSteps, done: int, steps: int) -> None:
+    """Refuse to trace steps that will not be trained. Raises BadUsage."""
+    for first, last in () if isinstance(traced, int) else traced:
+        if first <= done or last > steps:
+            raise BadUsage(
+                f"steps {first} to {last} are to be traced, where {done + 1} to {steps} are trained",
+                at="--trace-steps",
+                fix="choose among these",
+            )
 
 
 def _move_variables(steps: Iterable[int], source: Path, target: Path) -> None:

@@ -7,9 +7,9 @@ import numpy as np
 from mpi4py import MPI
 
 from partc.runtime.checkpoints.manifest import TrainingPosition
-from partc.runtime.checkpoints.write_checkpoint import CheckpointWriter, ReadValue
+from partc.runtime.checkpoints.write_checkpoint import CheckpointWriter, ReadValue, pieces_of_ranks
 from partc.runtime.errors import NotSaved
-from partc.runtime.jobs.job import Checkpoints, notify
+from partc.runtime.jobs.job import Checkpoints, notify, tell_saved
 from partc.runtime.jobs.meetings import Complete
 from partc.runtime.plan.program import Plan
 
@@ -22,15 +22,23 @@ class Saving:
     """
 
     def __init__(
-        self, asked: Checkpoints, plan: Plan, read: ReadValue, world: MPI.Intracomm, complete: Complete
+        self,
+        asked: Checkpoints,
+        plan: Plan,
+        read: ReadValue,
+        world: MPI.Intracomm,
+        complete: Complete,
+        job: Path,
     ) -> None:
         self._asked = asked
         self._read = read
         self._world = world
         self._complete = complete
-        self._writer = CheckpointWriter(plan, world.rank, Path(asked.folder), asked.keep)
+        pieces = pieces_of_ranks(plan)
+        self._writer = CheckpointWriter(plan, world.rank, Path(asked.folder), asked.keep, pieces, job)
         self._begun_s = time.monotonic()
         self._begun = 0  # the step of the checkpoint under way
+        self._is_told = True  # that it is complete
         self.saved = 0  # of the last complete one
         self.waited_s = 0.0  # how long training waited for copies, and for earlier checkpoints
 
@@ -54,7 +62,14 @@ class Saving:
         begun_s = time.monotonic()
         self._writer.begin(self._read, position)
         self._begun, self._begun_s = position.step, time.monotonic()
+        self._is_told = False
         self.waited_s += self._begun_s - begun_s
+
+    def look(self) -> None:
+        """Tell of a checkpoint that has become complete; the first rank completes them."""
+        if not self._is_told and self._world.rank == 0 and self._writer.is_complete:
+            self._is_told = True
+            tell_saved(self._begun)
 
     def finish(self) -> None:
         """End the last checkpoint. All ranks must call it. Raises NotSaved."""
@@ -72,7 +87,11 @@ class Saving:
         failed = np.array([not self._writer.wait_for_own()], np.int64)
         self.waited_s += time.monotonic() - begun_s
         self._complete(self._world.Iallreduce(MPI.IN_PLACE, failed, MPI.MAX))
-        if self._writer.finish(is_given_up=bool(failed[0])):
+        is_complete = self._writer.finish(is_given_up=bool(failed[0]))
+        if is_complete:
+            if not self._is_told and self._world.rank == 0:
+                self._is_told = True
+                tell_saved(self._begun)
             self.saved = self._begun
             return ""
         fault = self._writer.fault

@@ -207,6 +207,8 @@ def _start(start: Start, groups: Sequence[tuple[int, ...]], at: str) -> Iterator
         yield "a negative number of bytes or elements", at
     if start.counts and {len(start.counts)} != sizes:
         yield f"{len(start.counts)} counts for a group of {sorted(sizes)}", at
+    if start.rounds_to and (start.kind not in ("all_reduce", "reduce_scatter") or start.reduction != "sum"):
+        yield f"{start.kind} ({start.reduction}) of rounded values", at
     if start.kind in ("reduce_scatter", "all_gather") and not start.counts:
         yield f"no counts for {start.kind}", at
     reads, writes = len(start.reads), len(start.writes)

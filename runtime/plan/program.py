@@ -93,6 +93,9 @@ class RowShape(Record, frozen=True):
     shape: tuple[int, ...]
 
 
+# A float type of 16 bits, as numpy names it; empty: values travel as they are.
+Rounding = Literal["", "float16", "bfloat16"]
+
 Region = tuple[tuple[Range, ...], ...]  # of a tensor: for every axis ascending index ranges
 
 
@@ -147,6 +150,7 @@ class Start(Record, frozen=True, tag="start", omit_defaults=True):
     label: str = ""  # what a person calls it, for the report and traces
     rows: tuple[RowShape, ...] = ()  # of row kinds, one per value; empty: as the senders tell
     exchange: Exchange | None = None  # of that kind
+    rounds_to: Rounding = ""  # of all_reduce and reduce_scatter: what is sent; it is summed in float32
 
 
 class Wait(Record, frozen=True, tag="wait", omit_defaults=True):
@@ -300,6 +304,11 @@ class Plan(Record, frozen=True):
 def members_of(plan: Plan, group: str, rank: Rank) -> tuple[int, ...]:
     """Return the ranks that a rank meets in a group; the first is the root."""
     return plan.groups[group][rank.groups[group]]
+
+
+def rounding_of(plan: Plan) -> Rounding:
+    """Return the type to which a plan rounds what ranks sum; empty if it rounds nothing."""
+    return next((i.rounds_to for i in plan.instructions if isinstance(i, Start) and i.rounds_to), "")
 
 
 def instructions_of(plan: Plan, rank: Rank) -> tuple[Instruction, ...]:

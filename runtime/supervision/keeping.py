@@ -271,7 +271,8 @@ class _Line:
     """The connection to the supervisor."""
 
     def __init__(self, folder: Path, name: str, meeting: Meeting) -> None:
-        endpoint = meeting.endpoints.get(name) or next(iter(meeting.endpoints.values()))
+        first_life = name.partition(".")[0]  # of an asynchronous worker that is started again
+        endpoint = meeting.endpoints.get(first_life) or next(iter(meeting.endpoints.values()))
         self._patience_s = meeting.patience_s
         self._context = zmq.Context()
         self._dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)

@@ -71,6 +71,7 @@ class Roster:
         self._now_s = 0.0
         self._looked_s: float | None = None
         self._forgotten: set[str] = set()
+        self._most = 2 * len(hosts)
         self.is_stopping = False  # then an end by SIGTERM is what was asked for
 
     def pass_time(self, now_s: float) -> None:
@@ -78,6 +79,14 @@ class Roster:
         if self._looked_s is not None:
             self._now_s += min(now_s - self._looked_s, _LONGEST_LOOK_S)
         self._looked_s = now_s
+
+    def expect(self, name: str, host: str) -> None:
+        """Make somebody a member who was none from the beginning."""
+        self._members.setdefault(name, _Member(name, host))
+
+    def knows(self, name: str) -> bool:
+        """Tell whether somebody is a member. Processes that MPI did not number may be, as many as ranks."""
+        return name in self._members or (name.startswith("process ") and len(self._members) < self._most)
 
     def hear_beat(self, name: str, beat: Beat) -> None:
         """Take in that a member is there."""
@@ -105,6 +114,10 @@ class Roster:
         """Return the members that have been heard, and have not ended."""
         return [m.name for m in self._members.values() if m.beat is not None and m.ended is None]
 
+    def unheard(self) -> list[str]:
+        """Return the members whose keepers have not been heard yet."""
+        return [m.name for m in self._members.values() if m.beat is None and m.ended is None]
+
     def beat(self, name: str) -> Beat | None:
         """Return a member's last beat."""
         return self._members[name].beat if name in self._members else None
@@ -116,6 +129,10 @@ class Roster:
     def ended(self) -> dict[str, Ended]:
         """Return how those members ended that have."""
         return {m.name: m.ended for m in self._members.values() if m.ended is not None}
+
+    def has_ended_by(self, number: int) -> bool:
+        """Tell whether a signal of this number has ended a member."""
+        return any(ended.code == -number for ended in self.ended().values())
 
     @property
     def still_s(self) -> float:

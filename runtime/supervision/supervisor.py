@@ -9,7 +9,7 @@ import socket
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -23,15 +23,14 @@ from partc.runtime.errors import naming_file
 from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.supervision.keeping import MEETING_FILE
 from partc.runtime.supervision.messages import REPORTED, Asked, Beat, Ended, Meeting, Order, Printed
-from partc.runtime.supervision.process_state import is_running, remove_segments
+from partc.runtime.supervision.process_state import is_running, process_state, remove_segments
 from partc.runtime.supervision.roster import Limits, Roster
 from partc.runtime.transports.locked_sockets import (
     LOCAL,
     is_one_machine,
     lock,
     own_address,
-    read_key,
-    write_key,
+    own_key,
 )
 
 HUNG_S = 5.0
@@ -44,6 +43,7 @@ _SILENT_HERE_S = 10.0
 _SUSPICION_S = 3.0
 _LARGEST_BYTES = 1 << 20
 _LEAVE_S = 3.0
+_SURE_S = 2.0
 _LONGEST_LINE = 1 << 16
 _AT_ONCE = 1_000  # messages
 
@@ -68,7 +68,8 @@ class Supervisor:
         here = is_one_machine({host: addresses.get(host, LOCAL) for host in hosts.values()})
         silent_s, gone_s = (_SILENT_HERE_S, _GONE_HERE_S) if here else (_AWAY_S, _GONE_AWAY_S)
         self.roster = Roster(hosts, Limits(hung_s, silent_s, gone_s, stuck_s))
-        self.asked_by_host = 0  # the signal by which a batch system wants an end
+        self._asked = 0
+        self._asked_s = 0.0
         self._suspicious_until_s = 0.0
         self._lines: list[tuple[str, str]] = []
         self._rest: dict[str, bytes] = defaultdict(bytes)  # of a line that is not whole yet
@@ -107,6 +108,14 @@ class Supervisor:
             if not self._hear():
                 break
 
+    @property
+    def asked_by_host(self) -> int:
+        """The signal by which a batch system wants an end, 0 if none does.
+
+        MPI signals, too, when a keeper has died: that is known before this tells.
+        """
+        return self._asked if time.monotonic() - self._asked_s > _SURE_S else 0
+
     def order(self, what: Literal["stop", "end"], names: Collection[str] | None = None) -> None:
         """Have members, all that live if none are named, stop well, or end; keepers of the dead leave."""
         for name in self.roster.living() if names is None else names:
@@ -133,13 +142,11 @@ class Supervisor:
         self.order("end", self.roster.ended())
         here = [beat for beat in self.roster.beats() if _is_here(beat)]
         processes = [process for beat in here for process in (beat.keeper, beat.process)]
+        _kill(filter(_is_stopped, processes))
         deadline_s = time.monotonic() + _LEAVE_S
         while any(map(is_running, processes)) and time.monotonic() < deadline_s:
             self.watch(0.02)
-        for process in processes:  # a keeper may have been stopped
-            if is_running(process):
-                with suppress(OSError):
-                    os.kill(process, signal.SIGKILL)
+        _kill(filter(is_running, processes))
         if any(ended.code for ended in self.roster.ended().values()) or self.roster.living():
             remove_segments({name for beat in here for name in beat.segments})
 
@@ -157,10 +164,7 @@ class Supervisor:
         return dict.fromkeys(hosts, endpoint)
 
     def _listen(self, hosts: Mapping[str, str], addresses: Mapping[str, str], folder: Path) -> dict[str, str]:
-        write_key(folder)
-        key = read_key(folder)
-        assert key is not None
-        lock(self._router, key, is_server=True)
+        lock(self._router, own_key(folder), is_server=True)
         own = {host: own_address(addresses.get(host, LOCAL)) for host in set(hosts.values())}
         endpoints: dict[str, str] = {}
         for address in set(own.values()):
@@ -170,7 +174,9 @@ class Supervisor:
 
     def _may_answer(self, name: str) -> bool:
         beat = self.roster.beat(name)
-        return beat is None or not _is_here(beat) or is_running(beat.keeper)
+        return (
+            beat is None or not _is_here(beat) or (is_running(beat.keeper) and not _is_stopped(beat.keeper))
+        )
 
     def _send(self, name: str, order: Order) -> bool:
         """Tell a keeper; return whether it can be reached."""
@@ -189,6 +195,8 @@ class Supervisor:
         except (msgspec.MsgspecError, IndexError):
             return True
         name = identity.decode(errors="replace")
+        if not self.roster.knows(name):
+            return True
         match reported:
             case Beat():
                 self.roster.hear_beat(name, reported)
@@ -201,9 +209,21 @@ class Supervisor:
                 self._lines += [(name, line.decode(errors="replace")) for line in whole]
                 self._rest[name] = self._rest[name][-_LONGEST_LINE:]
             case Asked(signal=number):
-                self.asked_by_host = number
+                if not self._asked:
+                    self._asked, self._asked_s = number, time.monotonic()
         return True
 
 
 def _is_here(beat: Beat) -> bool:
     return beat.host == socket.gethostname()
+
+
+def _is_stopped(process: int) -> bool:
+    state = process_state(process)
+    return state is not None and state.is_stopped
+
+
+def _kill(processes: Iterable[int]) -> None:
+    for process in processes:
+        with suppress(OSError):
+            os.kill(process, signal.SIGKILL)

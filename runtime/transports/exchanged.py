@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from partc.runtime.transports.communication import ROW_KINDS, Part
+from partc.runtime.transports.rounded_sums import sent_bytes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -61,7 +62,8 @@ class Exchanged:
             return
         if part.start.kind not in ROW_KINDS:
             for dense in part.dense:
-                sent, received = _dense_bytes(part, dense.source.nbytes, dense.target.nbytes)
+                sizes = sent_bytes(part, dense.source), sent_bytes(part, dense.target)
+                sent, received = _dense_bytes(part, *sizes)
                 self.values_sent += sent
                 self.values_received += received
             return

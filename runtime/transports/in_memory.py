@@ -11,6 +11,7 @@ import numpy as np
 
 from partc.runtime.errors import BadPlan
 from partc.runtime.transports.communication import ROW_KINDS, SHIFTS, Dense, Part
+from partc.runtime.transports.rounded_sums import is_rounded, rounded, sum_of
 from partc.runtime.transports.transport import Traffic
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -112,7 +113,11 @@ def _combine(parts: list[Part], index: int) -> None:
         for member in members:
             _land(member.target, whole)
         return
-    total = functools.reduce(_REDUCTIONS[start.reduction], sources)
+    if is_rounded(parts[0]):
+        total = sum_of([rounded(part, source) for part, source in zip(parts, sources, strict=True)])
+        total = total if start.kind == "reduce_scatter" else rounded(parts[0], total)
+    else:
+        total = functools.reduce(_REDUCTIONS[start.reduction], sources)
     if start.kind == "reduce":
         _land(members[0].target, total)
         return

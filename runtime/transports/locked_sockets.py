@@ -14,7 +14,7 @@ from pathlib import Path
 
 import zmq
 
-from partc.runtime.errors import RankFailed
+from partc.runtime.errors import BadUsage, RankFailed
 from partc.runtime.plan.record import Record
 
 LOCAL = "localhost"
@@ -35,12 +35,15 @@ def is_one_machine(addresses: Mapping[str, str]) -> bool:
     return all(address == LOCAL for address in addresses.values())
 
 
-def write_key(folder: Path) -> None:
-    """Draw the job's key."""
-    public, secret = zmq.curve_keypair()
+def own_key(folder: Path) -> Key:
+    """Return the job's key; draw it, if it has none yet."""
+    if (key := read_key(folder)) is not None:
+        return key
+    public, secret = (half.decode() for half in zmq.curve_keypair())
     descriptor = os.open(folder / KEY_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(public + b"\n" + secret + b"\n")
+    with os.fdopen(descriptor, "w") as file:
+        file.write(f"{public}\n{secret}\n")
+    return Key(public, secret)
 
 
 def read_key(folder: Path) -> Key | None:
@@ -76,7 +79,10 @@ def is_refused(endpoint: str) -> bool:
 
 
 def own_address(address: str) -> str:
-    """Return the address under which this machine is seen from another. Raises RankFailed."""
+    """Return the address under which this machine is seen from another. Raises RankFailed and BadUsage."""
+    if address.startswith("-"):
+        fix = "write a network name: what begins with a dash, ssh takes for an option"
+        raise BadUsage(f"no address: {address!r}", at="cluster.json: hosts", fix=fix)
     if address in _HERE:
         return "127.0.0.1"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

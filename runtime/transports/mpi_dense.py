@@ -16,6 +16,7 @@ from mpi4py import MPI
 from partc.runtime.plan.moves import Index
 from partc.runtime.transports.communication import Dense, Part
 from partc.runtime.transports.mpi_handle import Array, Chunk, Group, MPIHandle
+from partc.runtime.transports.rounded_sums import is_rounded, regions_of, rounded, sum_of
 
 # Measured with 2 to 4 members, in one machine and at 1 Gbit/s (docs/benchmarks.md): shorter sums take the
 # same or less in one collective, and so does an all_reduce of two members.
@@ -31,6 +32,7 @@ class DenseHandle(MPIHandle):
     def __init__(self, part: Part, group: Group, progress: Callable[[], None]) -> None:
         # (target, where in it, what arrived elsewhere)
         self._landings: list[tuple[Array, Index, Array]] = []
+        self._sums: list[tuple[Array, Array]] = []  # (target, what members sent of it, rounded)
         super().__init__(part, group, progress)
 
     def _begin(self, comm: MPI.Intracomm) -> list[Chunk]:
@@ -39,9 +41,13 @@ class DenseHandle(MPIHandle):
     def _land(self) -> None:
         for target, place, arrived in self._landings:
             target[place] = arrived.reshape(target[place].shape)
+        for target, arrived in self._sums:
+            target[...] = sum_of([*arrived.reshape(len(self.part.members), -1)]).reshape(target.shape)
 
     def _chunks_of(self, dense: Dense, comm: MPI.Intracomm) -> list[Chunk]:
         start = self.part.start
+        if is_rounded(self.part):
+            return [self._begin_rounded_sum(dense, comm)]
         match start.kind:
             case "broadcast":
                 return [Chunk([comm.Ibcast(_bytes_of(dense.target), root=0)])]
@@ -61,6 +67,29 @@ class DenseHandle(MPIHandle):
         if self._in_two_phases(whole):
             return self._begin_long_sum(whole, comm)
         return [Chunk([self._begin_short_sum(whole, comm)])]
+
+    def _begin_rounded_sum(self, dense: Dense, comm: MPI.Intracomm) -> Chunk:
+        """Send each member the region that it sums; sums that all want follow in a second phase."""
+        part = self.part
+        sent = rounded(part, dense.source)
+        counts = regions_of(part, sent.size)
+        own = counts[part.position]
+        arrived = np.empty(own * len(part.members), sent.dtype)
+        sizes, own_sizes = [count * sent.itemsize for count in counts], [own * sent.itemsize] * len(counts)
+        request = comm.Ialltoallv(
+            [_bytes_of(sent), sizes, MPI.BYTE], [_bytes_of(arrived), own_sizes, MPI.BYTE]
+        )
+        if part.start.kind == "reduce_scatter":
+            self._sums.append((dense.target, arrived))
+            return Chunk([request])
+        whole = np.empty(sent.size, sent.dtype)
+        self._landings.append((dense.target, (), whole))
+
+        def gather(second: MPI.Intracomm) -> list[MPI.Request]:
+            total = sum_of([*arrived.reshape(len(counts), own)])
+            return _begin_all_gather(whole, rounded(part, total), counts, second)
+
+        return Chunk([request], gather)
 
     def _begin_shift(self, dense: Dense, comm: MPI.Intracomm) -> list[MPI.Request]:
         """Send to one neighbour, receive of the other. Two ranks' messages arrive in the order they begin."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from partc.runtime.transports.communication import ROW_KINDS, SHIFTS, Part
 from partc.runtime.transports.exchanged import Exchanged
+from partc.runtime.transports.rounded_sums import sent_bytes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -68,7 +69,7 @@ class Traffic:
             self.payload_bytes[kind] += part.sent_bytes
             return
         if kind not in ROW_KINDS:
-            self.payload_bytes[kind] += sum(dense.source.nbytes for dense in part.dense)
+            self.payload_bytes[kind] += sum(sent_bytes(part, dense.source) for dense in part.dense)
             return
         share = _share_to_others(part)
         for array in part.rows:

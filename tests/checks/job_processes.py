@@ -6,7 +6,7 @@ from pathlib import Path
 
 from partc.runtime.engines.rank_command import KEEPER
 
-STARTERS = ("mpiexec", "mpirun", "prterun")
+STARTERS = ("mpiexec", "mpiexec.gforker", "mpirun", "prterun")
 
 
 @dataclass(frozen=True)

@@ -94,12 +94,25 @@ def start_of(folder: PlanFolder) -> dict[str, np.ndarray]:
 
 def train_in_turn(folder: PlanFolder, batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Return the variables after one device has trained all workers' batches, one after the other."""
+    return train_steps(folder, batches, [len(batches)] * len(folder.plan.asynchronous))
+
+
+def train_steps(
+    folder: PlanFolder,
+    batches: Sequence[Mapping[str, np.ndarray]],
+    steps: Sequence[int],
+    behind: Sequence[int] | None = None,
+    variables: dict[str, np.ndarray] | None = None,
+) -> dict[str, np.ndarray]:
+    """Return the variables after one device has trained so many steps of each worker, behind others."""
     plan = folder.plan
     reference = make_reference(plan, folder.path / plan.model)
-    variables = start_of(folder)
-    for batch in batches:
-        for share in _shares(folder, batch):
-            variables = reference.step(variables, share).variables
+    variables = variables or start_of(folder)
+    first = behind or [0] * len(steps)
+    for number, batch in enumerate(batches):
+        for worker, share in enumerate(_shares(folder, batch)):
+            if first[worker] <= number < steps[worker]:
+                variables = reference.step(variables, share).variables
     return variables
 
 

@@ -5,9 +5,11 @@ import pytest
 from partc.compiler.commands.arguments import (
     parse_axes,
     parse_batch_size,
+    parse_endpoint,
     parse_learning_rate,
     parse_pairs,
     parse_sizes,
+    parse_steps,
 )
 from partc.compiler.options import Options
 from partc.compiler.settle_options import DEFAULT_BATCH, choose_batch, fill_sizes
@@ -25,6 +27,33 @@ def test_texts_become_values() -> None:
     assert parse_sizes(["batch=16", "words=8"]) == {"batch": 16, "words": 8}
     assert [parse_batch_size(text) for text in ("", "8", "dynamic")] == [None, 8, "dynamic"]
     assert [parse_learning_rate(text) for text in ("0.5", "1e-3", "fed")] == [0.5, 1e-3, "fed"]
+
+
+def test_steps_are_the_last_ones_or_ranges() -> None:
+    assert parse_steps("3", "--trace-steps") == 3
+    assert parse_steps("100-105,500", "--trace-steps") == ((100, 105), (500, 500))
+    assert parse_steps("7-7", "--trace-steps") == ((7, 7),)
+
+
+@pytest.mark.parametrize("text", ["", "0", "0-3", "3-1", "a", "1-", "1,,2", "-3"])
+def test_what_are_no_steps_is_refused(text: str) -> None:
+    with pytest.raises(
+        BadUsage, match=r"at:  --trace-steps\n  fix: write --trace-steps 100-105,500 for these"
+    ):
+        parse_steps(text, "--trace-steps")
+
+
+def test_a_port_is_this_machines_own_unless_an_address_is_given() -> None:
+    assert parse_endpoint("", "--metrics-port") is None
+    assert parse_endpoint("9400", "--metrics-port") == ("127.0.0.1", 9400)
+    assert parse_endpoint("0.0.0.0:9400", "--metrics-port") == ("0.0.0.0", 9400)
+    assert parse_endpoint("[::1]:0", "--metrics-port") == ("::1", 0)
+
+
+@pytest.mark.parametrize("text", ["x", "70000", "host:", "-1"])
+def test_what_is_no_port_is_refused(text: str) -> None:
+    with pytest.raises(BadUsage, match=r"fix: write --metrics-port 9400, or 0\.0\.0\.0:9400"):
+        parse_endpoint(text, "--metrics-port")
 
 
 @pytest.mark.parametrize("text", ["W", "W=", "=W_next", "W=W_next,", "W=W_next,b"])

@@ -79,6 +79,20 @@ def test_every_rank_shows_every_instruction_of_the_last_steps(traced: Traced) ->
         assert [e["name"] for e in bars(traced.run, process, "step")] == ["step 3", "step 4"]
 
 
+def test_chosen_steps_alone_are_shown(traced: Traced, tmp_path: Path) -> None:
+    done("run", traced.out, "--steps", 6, "--trace", tmp_path / "run.json", "--trace-steps", "2-3,5")
+
+    events = read_trace(tmp_path / "run.json")
+    for rank in traced.plan.ranks:
+        steps = bars(events, f"rank {rank.rank} {rank.device}: measured", "step")
+        assert [step["name"] for step in steps] == ["step 2", "step 3", "step 5"]
+    traces = ("run", traced.out, "--steps", 6, "--trace", tmp_path / "run.json", "--trace-steps")
+    refused(*traces, "5-8", what="steps 5 to 8", at="--trace-steps", fix="choose among these")
+    refused(
+        *traces, "5-3", what="'5-3' are no steps", at="--trace-steps", fix="write --trace-steps 100-105,500"
+    )
+
+
 def test_communications_have_the_names_of_the_plan_on_both_sides(traced: Traced) -> None:
     rank = traced.plan.ranks[0]
     labels = {i.label or i.kind for i in instructions_of(traced.plan, rank) if isinstance(i, Start)}

@@ -11,7 +11,7 @@ from partc.runtime.asynchronous.job import SessionJob
 from partc.runtime.asynchronous.mesh import Mesh, limit_of_messages
 from partc.runtime.asynchronous.messages import Begin, Grant, Piece, SessionMessage, encode_message
 from partc.runtime.errors import BadPlan, RankFailed
-from partc.runtime.transports.locked_sockets import KEY_FILE, read_key, write_key
+from partc.runtime.transports.locked_sockets import KEY_FILE, own_key, read_key
 from tests.builders.plans.session_plans import additive_step, compile_sessions
 
 LIMIT = 1000
@@ -23,7 +23,7 @@ def endpoints(tmp_path: Path) -> dict[str, str]:
 
 
 def mesh(name: str, endpoints: dict[str, str], folder: Path) -> Mesh:
-    return Mesh(name, SessionJob(endpoints, LIMIT, workers=1), folder, deadline_s=0.2)
+    return Mesh(name, SessionJob(endpoints, LIMIT, steps=(0,)), folder, deadline_s=0.2)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ ELSEWHERE = {"server-1": "tcp://127.0.0.2:*"}
 
 
 def test_a_server_elsewhere_tells_its_port_and_hears_who_has_the_key(tmp_path: Path) -> None:
-    write_key(tmp_path)
+    own_key(tmp_path)
     with closing(mesh("server-1", ELSEWHERE, tmp_path)) as server:
         assert find("server-1", ELSEWHERE["server-1"], tmp_path, 0.0).startswith("tcp://127.0.0.2:")
         with closing(mesh("worker-0", ELSEWHERE, tmp_path)) as worker:
@@ -99,7 +99,7 @@ def test_a_server_elsewhere_tells_its_port_and_hears_who_has_the_key(tmp_path: P
 
 def test_a_server_elsewhere_is_deaf_to_strangers(tmp_path: Path) -> None:
     """One with a key of its own, and one that speaks in the clear."""
-    write_key(tmp_path)
+    own_key(tmp_path)
     with closing(mesh("server-1", ELSEWHERE, tmp_path)) as server, zmq.Context() as context:
         endpoint = find("server-1", ELSEWHERE["server-1"], tmp_path, 0.0)
         public, secret = zmq.curve_keypair()
@@ -114,10 +114,18 @@ def test_a_server_elsewhere_is_deaf_to_strangers(tmp_path: Path) -> None:
                 assert heard(server, 1, tries=20) == []
 
 
+def test_a_name_that_the_job_does_not_have_is_not_heard(
+    server: Mesh, endpoints: dict[str, str], tmp_path: Path
+) -> None:
+    with closing(mesh("worker-1", endpoints, tmp_path)) as stranger:
+        stranger.post("server-1", Begin(0, 1))
+        assert heard(server, 1, tries=10) == []
+
+
 def test_the_key_is_its_users_alone(tmp_path: Path) -> None:
     assert read_key(tmp_path) is None
 
-    write_key(tmp_path)
+    own_key(tmp_path)
 
     assert (tmp_path / KEY_FILE).stat().st_mode & 0o777 == 0o600
     key = read_key(tmp_path)

@@ -9,6 +9,7 @@ import pytest
 from partc.compiler.verification.verify import verify
 from partc.runtime.asynchronous.launcher import launch_sessions
 from partc.runtime.asynchronous.session import with_one_worker
+from partc.runtime.asynchronous.watch import Rules
 from partc.runtime.engines.machines import Machines
 from partc.runtime.errors import BadData, BadUsage, Diverged, RankFailed
 from partc.runtime.jobs.job import Progress
@@ -203,7 +204,7 @@ def test_a_server_that_others_would_not_find_is_refused(additive: PlanFolder, tm
     machines = Machines.at({"host0": "localhost", "host1": "127.0.0.3"})
 
     with pytest.raises(BadUsage, match=r"host 'host0' has the address 'localhost'.*\n.*\n  fix: give every"):
-        launch_sessions(folder.plan, tmp_path, tmp_path / "log", machines, None, None, 1.0)
+        launch_sessions(folder.plan, tmp_path, tmp_path / "log", machines, Rules((0, 0)), None, 1.0)
 
 
 def test_a_missing_ssh_is_named(additive: PlanFolder, monkeypatch: pytest.MonkeyPatch) -> None:

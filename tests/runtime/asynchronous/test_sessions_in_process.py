@@ -1,19 +1,21 @@
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from partc.runtime.asynchronous.in_process import train_sessions_in_process
+from partc.runtime.asynchronous.in_process import Saved, SessionsResult, train_sessions_in_process
 from partc.runtime.asynchronous.session import plan_of_data, with_one_worker
 from partc.runtime.data.step_draws import draw_total
 from partc.runtime.plan.plan_folder import PlanFolder
-from tests.builders.plans.compiled_steps import import_text
+from tests.builders.plans.compiled_steps import Batch, import_text
 from tests.builders.plans.session_plans import (
     additive_step,
     batches_of_workers,
     compile_sessions,
     start_of,
     train_in_turn,
+    train_steps,
     whole_batches,
 )
 
@@ -91,7 +93,7 @@ def test_nobody_is_further_ahead_than_the_bound_and_some_are_as_far(
 
 
 def test_without_a_bound_workers_run_ahead_and_miss_pushes(perceptron: PlanFolder) -> None:
-    batches = batches_of_workers(perceptron, steps=10)
+    batches = batches_of_workers(perceptron, steps=20)
 
     servers = [
         server
@@ -135,6 +137,118 @@ def test_the_death_of_a_worker_stops_no_other(
     assert [steps[worker] for worker in (0, 1, 3)] == [5, 5, 5]
     assert steps[2] < 5
     assert all(3 * 5 <= server.pushes < 4 * 5 for server in result.staleness.values())
+
+
+def assert_pushes_are_whole(
+    folder: PlanFolder, result: SessionsResult, batches: Sequence[Batch], seed: int
+) -> None:
+    """Whatever servers hold, then and at each checkpoint, is all of some pushes, the same on all servers."""
+    assert {server.pushes for server in result.staleness.values()} == {sum(result.steps)}
+    for saved in (*result.saved, Saved(result.steps, result.variables)):
+        for name, value in train_steps(folder, batches, saved.steps).items():
+            what = f"{name} after {saved.steps} of seed {seed}"
+            np.testing.assert_array_equal(saved.variables[name], value, err_msg=what)
+
+
+@pytest.mark.parametrize("staleness", [None, 1])
+def test_a_push_is_applied_wholly_or_nowhere_whenever_workers_die(
+    additive: PlanFolder, staleness: int | None
+) -> None:
+    batches = whole_batches(additive, steps=4)
+    ends: set[int] = set()
+
+    for seed in range(12):
+        dies = dict(zip((1, 2), np.random.default_rng(seed).integers(1, 900, 2).tolist(), strict=True))
+        result = train_sessions_in_process(additive, batches, seed=seed, staleness=staleness, dies=dies)
+
+        assert (result.steps[0], result.steps[3]) == (4, 4)
+        ends.add(result.steps[1])
+        assert_pushes_are_whole(additive, result, batches, seed)
+    assert len(ends) > 2
+
+
+@pytest.mark.parametrize("staleness", [None, 1])
+def test_workers_that_come_back_train_what_they_had_not(additive: PlanFolder, staleness: int | None) -> None:
+    batches = whole_batches(additive, steps=4)
+
+    for seed in range(8):
+        turns = np.random.default_rng(seed).integers(1, 600, 6).tolist()
+        result = train_sessions_in_process(
+            additive,
+            batches,
+            seed=seed,
+            staleness=staleness,
+            dies={1: turns[0], 2: turns[1], 5: turns[0] + turns[2]},  # 5 is what worker 1 comes back as
+            comes_back={1: turns[3] // 4, 2: turns[4] // 4, 5: turns[5] // 4},
+            save_every=1,
+        )
+
+        assert result.steps == (4, 4, 4, 4)
+        assert_pushes_are_whole(additive, result, batches, seed)
+        if staleness is not None:
+            assert all(server.widest_lag <= staleness for server in result.staleness.values())
+
+
+def test_checkpoints_hold_whole_pushes_of_workers_in_any_step(additive: PlanFolder) -> None:
+    batches = whole_batches(additive, steps=6)
+
+    unequal = 0
+    for seed in SEEDS:
+        result = train_sessions_in_process(additive, batches, seed=seed, save_every=1)
+
+        assert [sum(saved.steps) // 4 for saved in result.saved] == sorted(
+            {sum(saved.steps) // 4 for saved in result.saved}
+        )
+        assert len(result.saved) >= 5
+        unequal += sum(len(set(saved.steps)) > 1 for saved in result.saved)
+        assert_pushes_are_whole(additive, result, batches, seed)
+    assert unequal > len(SEEDS)
+
+
+def test_what_a_checkpoint_holds_is_gone_on_from(additive: PlanFolder) -> None:
+    batches = whole_batches(additive, steps=5)
+    (saved, *_) = train_sessions_in_process(additive, batches[:3], seed=2, save_every=1).saved
+
+    result = train_sessions_in_process(additive, batches, initial=saved.variables, steps=saved.steps)
+
+    assert result.steps == (5, 5, 5, 5)
+    for name, value in train_in_turn(additive, batches).items():
+        np.testing.assert_array_equal(result.variables[name], value, err_msg=name)
+
+
+def test_a_worker_that_comes_back_has_what_it_kept(tmp_path: Path) -> None:
+    folder = compile_sessions("averages and a counter", tmp_path / "out", "1x2")
+    batches = batches_of_workers(folder, steps=4)
+
+    for seed in range(6):
+        turn = int(np.random.default_rng(seed).integers(1, 120))
+        result = train_sessions_in_process(folder, batches, seed=seed, dies={1: turn}, comes_back={1: 5})
+
+        assert result.steps == (4, 4)
+        assert result.variables["count"] == start_of(folder)["count"] + 2 * 4
+        mean = start_of(folder)["x_mean"]
+        for batch in batches:
+            mean = 0.9 * mean + 0.1 * batch["x"].mean(axis=0)
+        np.testing.assert_allclose(result.variables["x_mean"], mean, rtol=1e-12, err_msg=f"seed {seed}")
+
+
+@pytest.mark.long
+def test_pushes_stay_whole_in_many_orders(additive: PlanFolder) -> None:
+    batches = whole_batches(additive, steps=4)
+
+    for seed in range(150):
+        turns = np.random.default_rng(seed).integers(1, 1200, 4).tolist()
+        result = train_sessions_in_process(
+            additive,
+            batches,
+            seed=seed,
+            staleness=seed % 3 or None,
+            dies=dict(enumerate(turns)) | {4: turns[0] + turns[1]},
+            comes_back=dict(enumerate(turns)) if seed % 2 else {0: 7},
+            save_every=1,
+        )
+
+        assert_pushes_are_whole(additive, result, batches, seed)
 
 
 @pytest.mark.parametrize("staleness", [None, 1])

@@ -13,7 +13,12 @@ import pytest
 
 from partc.runtime.checkpoints.manifest import TrainingPosition, folder_of, newest_checkpoint, steps_in
 from partc.runtime.checkpoints.stored_values import StoredValues
-from partc.runtime.checkpoints.write_checkpoint import CheckpointWriter, remove_parts, writers_of
+from partc.runtime.checkpoints.write_checkpoint import (
+    CheckpointWriter,
+    pieces_of_ranks,
+    remove_parts,
+    writers_of,
+)
 from partc.runtime.plan.boxes import take
 from partc.runtime.plan.plan_folder import read_plan_folder
 from partc.runtime.plan.program import Plan
@@ -45,7 +50,10 @@ def whole_at(variable: str, step: int) -> np.ndarray:
 
 def write(plan: Plan, checkpoints: Path, step: int, keep: int = 3) -> list[CheckpointWriter]:
     """Let all ranks write, the first of them last."""
-    writers = [CheckpointWriter(plan, rank.rank, checkpoints, keep) for rank in reversed(plan.ranks)]
+    job, pieces = checkpoints.parent, pieces_of_ranks(plan)
+    writers = [
+        CheckpointWriter(plan, rank.rank, checkpoints, keep, pieces, job) for rank in reversed(plan.ranks)
+    ]
     for writer, rank in zip(writers, reversed(plan.ranks), strict=True):
         writer.begin(values_at(plan, rank.rank, step), TrainingPosition(step, 0, step, None, ""))
     succeeded = [writer.wait_for_own() for writer in writers]
@@ -116,7 +124,7 @@ def test_wherever_it_ends_the_earlier_one_stays_or_the_new_one_is_whole(tmp_path
         checkpoints = tmp_path / str(call)
 
         def begin(step: int, folder: Path = checkpoints) -> None:
-            writer = CheckpointWriter(plan, 0, folder, keep=1)
+            writer = CheckpointWriter(plan, 0, folder, 1, pieces_of_ranks(plan), tmp_path)
             writer.begin(lambda _: np.full((3, 2), float(step)), TrainingPosition(step, 0, step, None, ""))
             writer.finish(is_given_up=False)
 
@@ -153,3 +161,24 @@ def test_a_rank_that_cannot_write_leaves_the_earlier_one(plan: Plan, tmp_path: P
     assert newest_checkpoint(tmp_path / "kept") == (tmp_path / "kept" / folder_of(1), [])
     write(plan, tmp_path / "kept", 3)
     assert newest_checkpoint(tmp_path / "kept") == (tmp_path / "kept" / folder_of(3), [])
+
+
+def test_who_outlives_its_job_commits_nothing(tmp_path: Path) -> None:
+    """A rank that was stopped goes on when its successors have saved the same step."""
+    plan = read_plan_folder(linear_all_reduce(tmp_path / "out", 1)).plan
+    jobs = [tmp_path / name for name in (".run-first", ".run-second")]
+    for job in jobs:
+        job.mkdir()
+    pieces = pieces_of_ranks(plan)
+    first, second = (CheckpointWriter(plan, 0, tmp_path / "kept", 1, pieces, job) for job in jobs)
+    position = TrainingPosition(2, 0, 2, None, "")
+
+    second.begin(lambda _: np.full((3, 2), 2.0), position)
+    assert second.finish(is_given_up=False)
+    jobs[0].rmdir()
+    first.begin(lambda _: np.full((3, 2), 1.0), position)
+
+    assert not first.finish(is_given_up=False)
+    np.testing.assert_array_equal(
+        StoredValues(tmp_path / "kept" / folder_of(2)).part("W"), np.full((3, 2), 2.0)
+    )

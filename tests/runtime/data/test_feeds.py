@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,41 @@ def test_a_function_supplies_total_batches(tmp_path: Path, monkeypatch: pytest.M
         source.total(2)
     with pytest.raises(BadData, match="name a module on the Python path"):
         open_source("my_batches:three", plan)
+
+
+def test_a_function_begins_where_it_is_told_and_shuffles_by_the_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "resumable.py").write_text(
+        "import itertools, numpy as np\n"
+        "made = []\n"
+        "def batches(seed, start=0):\n"
+        "    for step in itertools.count(start):\n"
+        "        made.append(step)\n"
+        "        x = np.full((8, 3), step + 100 * seed, np.float32)\n"
+        "        yield {'x': x, 'steps': np.zeros((7, 8), np.int64),\n"
+        "               'lr': np.float32(1), 'negatives': np.arange(4)}\n"
+        "def shards(num_shards, shard_id, start=0):\n"
+        "    for batch in batches(0, start):\n"
+        "        yield {**batch, 'x': batch['x'][:4] + 10 * shard_id, 'steps': batch['steps'][:, :4]}\n"
+        "def forgetful():\n"
+        "    return batches(0)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    plan = two_replicas()
+
+    total = open_source("resumable:batches", plan, seed=2, first=5).total(5)
+    sharded = open_source("resumable:shards", plan, first=5)
+    made = list(sys.modules["resumable"].made)
+    forgetful = open_source("resumable:forgetful", plan, first=5)
+
+    assert (total["x"] == 205).all()
+    assert [float(sharded.share(rank, 6)["x"][0, 0]) for rank in plan.ranks if rank.replica is not None] == [
+        6,
+        16,
+    ]
+    assert made == [5]
+    assert (forgetful.total(5)["x"] == 5).all()
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,14 @@ def test_only_the_last_steps_are_kept() -> None:
     assert [step.step for step in recorder.steps()] == [4, 5]
 
 
+def test_chosen_steps_are_kept_and_counted_from_the_first_of_the_training() -> None:
+    recorder = Recorder(((3, 4), (7, 7)), Traffic(), first_step=2)
+    for _ in range(6):
+        assert tuple(recorder.watch(PROGRAM)) == PROGRAM
+
+    assert [step.step for step in recorder.steps()] == [3, 4, 7]
+
+
 def test_a_watched_executor_computes_the_same_and_notes_every_instruction(tmp_path: Path) -> None:
     folder = read_plan_folder(linear_all_reduce(tmp_path / "out", replicas=1))
     batches = linear_batches(1, steps=2)

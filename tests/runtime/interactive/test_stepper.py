@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import zmq
 
 from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.errors import BadData, BadUsage, Diverged, RankFailed
@@ -118,17 +117,6 @@ def test_a_rank_that_is_killed_is_named(shared: Path) -> None:
         os.kill(process_of(stepper._job_folder, "member", "rank 1"), signal.SIGKILL)
         with pytest.raises(RankFailed, match="rank 1 died: signal 9"):
             stepper.run("loss", per_replica(stepper, BATCH))
-
-
-def test_strangers_are_not_heard(running: Stepper) -> None:
-    endpoint = next(iter(running._ranks.channel.endpoints.values()))
-    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-        stranger.set(zmq.ROUTING_ID, b"0000/0")
-        stranger.set(zmq.LINGER, 0)
-        stranger.connect(endpoint)
-        stranger.send_multipart([b"nonsense"])
-
-        running.run("loss", per_replica(running, BATCH))
 
 
 def test_a_closed_stepper_leaves_nothing_and_does_nothing(tmp_path: Path) -> None:

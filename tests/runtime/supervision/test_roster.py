@@ -198,3 +198,30 @@ def test_nobody_asks_about_who_was_left_behind() -> None:
     made.forget("rank 0")
 
     assert blamed(made) == []
+
+
+def test_strangers_are_no_members_and_those_without_a_number_not_endlessly_many() -> None:
+    made = roster()
+    assert made.knows("rank 2")
+    assert not made.knows("rank 3")
+
+    for process in range(100):
+        if made.knows(f"process {process}"):
+            made.hear_beat(f"process {process}", beat())
+
+    assert len(made.living()) == 6
+
+
+def test_who_was_not_heard_yet_is_known() -> None:
+    made = Roster({"rank 0": "alpha", "rank 1": "beta"}, LIMITS)
+    made.hear_beat("rank 0", beat())
+
+    assert made.unheard() == ["rank 1"]
+
+
+def test_an_end_by_a_signal_is_known() -> None:
+    made = roster()
+    made.hear_end("rank 0", ended(-signal.SIGTERM))
+
+    assert made.has_ended_by(signal.SIGTERM)
+    assert not made.has_ended_by(signal.SIGKILL)

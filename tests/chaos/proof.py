@@ -1,0 +1,36 @@
+"""All that is proven, as data: scenarios, each of a row of the proof in docs/faults.md."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from tests.chaos import damaged, hostile, resized, slow_network, without_end
+from tests.chaos.case import run_case
+from tests.chaos.faults import FAULTS
+from tests.chaos.stage import Stage
+from tests.chaos.training import Outcome
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`cases`: how many, drawn differently. `run`: raises TooEarly where nothing could be tried."""
+
+    row: str
+    name: str
+    run: Callable[[Stage, random.Random], Outcome]
+    cases: int = 1
+
+
+SCENARIOS = (
+    *(Scenario(fault.row, fault.name, partial(run_case, fault), fault.weight) for fault in FAULTS),
+    *(Scenario("checkpoint damaged", how, partial(damaged.resume_after, how), 4) for how in damaged.DAMAGES),
+    Scenario("checkpoint damaged", "disk full", damaged.fill_the_disk, 3),
+    Scenario("resize", "other ranks, other strategies", resized.resume_on_others, 2),
+    Scenario("50 kills and restarts", "50 kills and restarts", without_end.restart_often),
+    Scenario("a long run", "100,000 steps, a kill every 10,000", without_end.train_long),
+    Scenario("hostile bytes", "at the supervisor's port", hostile.attack),
+    Scenario("hostile bytes", "at servers' ports", hostile.attack_servers),
+    *(Scenario("slow", how, partial(slow_network.train_through, how)) for how in slow_network.TROUBLES),
+)
+BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
