@@ -44,9 +44,7 @@ class RankStart:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=(LOCAL_VARIABLES if self.is_here else {})
-            | rank_environment(self.is_joined)
-            | self.command.environment,
+            env=local | rank_environment(self.is_joined) | self.command.environment,
             start_new_session=True,  # a terminal's Ctrl-C is for the launcher
             close_fds=not self.is_joined,  # what MPI left open for the rank that this process is
         )
