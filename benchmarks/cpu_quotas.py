@@ -17,7 +17,7 @@ from pathlib import Path
 
 from namespaces import environment
 
-from partc.runtime.jobs.launcher import find_mpiexec
+from partc.runtime.engines.engine import find_mpiexec
 
 ROOTS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
 # Short, so that half a core is half as quick even for a millisecond's work; a quota is 1 ms at least.

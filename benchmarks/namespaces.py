@@ -24,7 +24,7 @@ from pathlib import Path
 
 from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster
 from partc.cost.cluster.machines import Device, Host, Link
-from partc.runtime.jobs.launcher import find_mpiexec
+from partc.runtime.engines.engine import find_mpiexec
 
 LATENCY_S = 50e-6  # one way, through two veths and the bridge: measured with ping, rounded up
 MEMORY_BYTES = 4 * 2**30

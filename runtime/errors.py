@@ -13,6 +13,7 @@ PartcError                  root: catch this one
 │  └─ BadCheckpoint         a checkpoint is damaged, or of another model
 ├─ NoPlacement              the solver proved that nothing fits
 │  └─ DoesNotFit            a device, or a host, has too little memory
+├─ HostLacks                a host has not what a job needs
 ├─ NotSaved                 a checkpoint could not be written
 ├─ Diverged                 training met a NaN or an infinity
 ├─ CopiesDiffer             ranks ended with different copies of a variable
@@ -106,6 +107,10 @@ class DoesNotFit(NoPlacement):
     def __init__(self, what: str, *, at: str, fix: str, missing_bytes: int = 0) -> None:
         super().__init__(what, at=at, fix=fix)
         self.missing_bytes = missing_bytes
+
+
+class HostLacks(PartcError):
+    """A host, or several, have not what a job needs: found before its first step."""
 
 
 class NotSaved(PartcError):

@@ -19,6 +19,7 @@ from partc.cost.network import collectives
 from partc.cost.network.fit_links import Line, fit_cluster, fit_line
 from partc.cost.network.topology import Network
 from partc.cost.network.traffic import seconds_of
+from partc.runtime.engines.machines import Machine, Machines
 from partc.runtime.errors import BadUsage
 from partc.runtime.jobs.measure import Probe, Sample, measure
 
@@ -91,7 +92,8 @@ def measure_cluster(cluster: Cluster, shared: Path) -> MeasuredCluster:
     rounds = _rounds(hosts, addresses)
     threads = tuple(device.threads if _is_shared_out(host) else 0 for host, device in measured)
     probe = Probe(threads, rounds, MESSAGE_BYTES, TOGETHER_BYTES, REPEATS)
-    samples = measure(probe, hosts, addresses, shared)
+    machines = tuple(Machine(h.name, h.address, h.environment, h.python) for h in cluster.hosts)
+    samples = measure(probe, hosts, Machines(machines, cluster.mpiexec), shared)
     lines = {
         (hosts[first], hosts[second]): fit_line(
             [(s.nbytes, s.seconds) for s in samples if s.kind == "message" and s.ends == (first, second)]

@@ -8,6 +8,7 @@ import typer
 from partc.compiler.commands.arguments import parse_sizes
 from partc.compiler.commands.console import tell
 from partc.compiler.output.materialise import materialise, read_central_plan, read_decisions
+from partc.runtime.engines.rank_command import DAEMON
 from partc.runtime.errors import BadUsage
 from partc.runtime.jobs.job import JOB_FILE
 
@@ -52,6 +53,6 @@ def executor_command(
             at="partc executor" if job is None else str(job),
             fix="use `partc run`, which makes a job and starts it",
         )
-    from partc.runtime.jobs import daemon
+    from partc.runtime.engines import begin_rank
 
-    raise typer.Exit(daemon.main([str(job)]))
+    raise typer.Exit(begin_rank.main(["started", DAEMON, str(job)]))

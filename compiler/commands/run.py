@@ -18,10 +18,13 @@ from partc.compiler.commands.graph_arguments import (
 )
 from partc.compiler.output.deploy import write_trained_model
 from partc.compiler.output.output_paths import check_output_file
+from partc.compiler.recompile import HostsLeft
 from partc.compiler.report.units import percent, seconds
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_run_trace
 from partc.runtime.asynchronous.session import plan_of_data
 from partc.runtime.data.batches import samples_of_step
+from partc.runtime.engines.joined import check_place, take_place
+from partc.runtime.errors import BadUsage
 from partc.runtime.jobs.job import Checkpoints, Notice, Progress, Restarted, Straggler, Told
 from partc.runtime.jobs.launcher import OnProgress
 from partc.runtime.jobs.metrics import METRICS_FILE
@@ -70,6 +73,13 @@ def run_command(
             "How often each asynchronous worker that died is started again: 3.",
         ),
     ] = None,
+    min_hosts: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="With --restarts: go on without hosts that are lost, with so many at least.",
+        ),
+    ] = 0,
     on_nan: Annotated[
         Literal["stop", "continue"], typer.Option(help="What to do when the loss is not finite.")
     ] = "stop",
@@ -96,11 +106,21 @@ def run_command(
     ] = "",
 ) -> int:
     """Train: one executor daemon per device; save the trained variables."""
+    place = take_place()
     if trace is not None:
         check_output_file(trace)
     folder = read_plan_folder(out)
+    if place is not None:
+        check_place(place, len(folder.plan.ranks), restarts or 0, bool(folder.plan.asynchronous))
     steps_apart, seconds_apart = parse_interval(save_every, "--save-every")
     kept = checkpoints_of(out, checkpoints).resolve()
+    if min_hosts and not restarts:
+        raise BadUsage(
+            "nothing is started again without --restarts",
+            at=f"--min-hosts {min_hosts}",
+            fix="say how often: --restarts 3",
+        )
+    left = HostsLeft(folder, min_hosts, tell)
     traced = parse_steps(trace_steps, "--trace-steps") if trace is not None else 0
     endpoint = parse_endpoint(metrics_port, "--metrics-port")
     with ExitStack() as at_the_end:
@@ -120,7 +140,7 @@ def run_command(
             on_progress(Restarted("all ranks"))
 
         def train(resume: bool) -> TrainingResult:
-            return Runner(folder).train(
+            return Runner(left.folder, place=place).train(
                 data,
                 steps,
                 shuffle=shuffle,
@@ -138,7 +158,8 @@ def run_command(
                 tells_waiting=endpoint is not None,
             )
 
-        result = train_with_restarts(train, restarts or 0, resume, restart)
+        result = train_with_restarts(train, restarts or 0, resume, restart, look=left.look)
+    folder = left.folder
     for line in _summary(folder, result):
         tell(line)
     tell(f"forward model with the trained variables -> {write_trained_model(folder)}")

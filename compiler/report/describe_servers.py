@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from partc.compiler.report.units import percent, plural, shorten, size, solver_time
 from partc.cost.assignment.server_assignment import ServerAssignment
-from partc.cost.simulation.memory import held_bytes
+from partc.runtime.plan.held_memory import held_bytes
 from partc.runtime.plan.program import Plan, Rank
 
 

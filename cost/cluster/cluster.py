@@ -32,7 +32,7 @@ from typing import Literal
 import msgspec
 import onnxruntime as ort
 
-from partc.cost.cluster.cluster_checks import check_machines
+from partc.cost.cluster.cluster_checks import check_machines, check_mpiexec_options
 from partc.cost.cluster.machines import Device, Host, Link
 from partc.runtime.asynchronous.session import SESSION_HOST
 from partc.runtime.errors import BadCluster
@@ -44,19 +44,24 @@ CLUSTER_FORMAT = "partc-cluster/1"
 
 
 class Cluster(Record, frozen=True):
-    """Everything partc knows about the machines. Checked where it is built: raises BadCluster."""
+    """Everything partc knows about the machines. Checked where it is built: raises BadCluster.
+
+    `mpiexec`: what mpiexec, or what else starts ranks, is told besides.
+    """
 
     format: str
     name: str
     hosts: tuple[Host, ...]
     switches: tuple[str, ...] = ()
     links: tuple[Link, ...] = ()
+    mpiexec: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.format != CLUSTER_FORMAT:
             what, fix = f"a cluster of format {self.format!r}", f"write {CLUSTER_FORMAT!r}"
             raise BadCluster(what, at="format", fix=fix)
         check_machines(self.hosts, self.switches, self.links)
+        check_mpiexec_options(self.mpiexec)
 
 
 # ---------------------------------------------------------------- files

@@ -1,5 +1,6 @@
 """What a cluster must satisfy before anything is computed from it. Every failure is a BadCluster."""
 
+import re
 from collections.abc import Iterator
 
 import networkx as nx
@@ -11,6 +12,7 @@ from partc.runtime.errors import BadCluster
 # Bytes, and bytes per second: beyond any machine, and well inside the solvers' 64 bits.
 MOST = 1e16
 LONGEST_S = 3600.0
+_RANKS_OWN = ("PMI_", "PMIX_", "OMPI_COMM_", "SLURM_PROCID", "PARTC_PULSE", "PARTC_ENTERED")
 MOST_THREADS = 1 << 16
 
 Named = list[tuple[str, str]]  # (name, where it is given)
@@ -28,6 +30,17 @@ def check_machines(hosts: tuple[Host, ...], switches: tuple[str, ...], links: tu
     _check_paths(hosts, links, [(name, at) for name, at in names if name not in switches])
 
 
+def check_mpiexec_options(options: tuple[str, ...]) -> None:
+    """Raise BadCluster where what mpiexec is told cannot be words of a command line."""
+    for i, option in enumerate(options):
+        if not option or "\0" in option:
+            raise BadCluster(
+                f"{option!r} is no word of a command line",
+                at=f"mpiexec[{i}]",
+                fix='write each word by itself, such as ["-iface", "ib0"]',
+            )
+
+
 def _check_host(host: Host, at: str) -> None:
     if not host.devices:
         raise BadCluster("a host without devices", at=f"{at}: devices", fix="add a device, or drop the host")
@@ -39,6 +52,7 @@ def _check_host(host: Host, at: str) -> None:
         _check_device(device, f"{at}: devices[{i}] ({device.name})")
     _check_gpu_indices(host, at)
     _check_memory_of_cpus(host, at)
+    _check_processes(host, at)
 
 
 def _check_device(device: Device, at: str) -> None:
@@ -82,6 +96,29 @@ def _check_memory_of_cpus(host: Host, at: str) -> None:
             f"its CPU devices want {wanted} bytes together, the host has {host.memory_bytes}",
             at=f"{at}: memory_bytes",
             fix=f"lower the devices' memory_bytes by {wanted - host.memory_bytes} together",
+        )
+
+
+def _check_processes(host: Host, at: str) -> None:
+    """Check what the host's processes are started with."""
+    for name, value in host.environment.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or "\0" in value:
+            raise BadCluster(
+                f"no environment variable: {name!r} with the value {value!r}",
+                at=f"{at}: environment",
+                fix="name it by letters, digits and underscores, and write its value as text",
+            )
+        if name.startswith(_RANKS_OWN):
+            raise BadCluster(
+                f"the environment variable {name!r} is set for every rank by what starts it",
+                at=f"{at}: environment",
+                fix="leave it out",
+            )
+    if host.python.startswith("-") or any(character in host.python for character in "\0\n"):
+        raise BadCluster(
+            f"no path of an interpreter: {host.python!r}",
+            at=f"{at}: python",
+            fix="write the path of a Python that has partc, as /opt/partc/bin/python, or leave it out",
         )
 
 

@@ -27,7 +27,8 @@ class Host(Record, frozen=True):
 
     `cores` of its CPU, each as quick as for a thread that is alone: a part of one where hosts share a machine
     or a quota holds ranks back, fewer than there are where cores share their units. None: as many as its
-    ranks have threads.
+    ranks have threads. `environment`: what its ranks' environment has besides; `python`: the interpreter that
+    runs them, empty for the one that `partc run` runs in.
     """
 
     name: str
@@ -37,6 +38,8 @@ class Host(Record, frozen=True):
     server: bool = True
     memory_bytes_per_s: float = HOST_MEMORY_BYTES_PER_S
     cores: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
+    python: str = ""
 
     @property
     def places(self) -> float:

@@ -8,20 +8,15 @@ activations  what its segments make besides, at the moment when that is most. An
              writes some results over what they are made of, so it may need less.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass
-from math import prod
-
-import numpy as np
 
 from partc.cost.cluster.cluster import Cluster, ClusterRank
 from partc.cost.cluster.machines import Host
 from partc.cost.cluster.profiles import PROFILES
 from partc.cost.simulation.live_memory import LiveBytes, live_bytes, live_kind
 from partc.runtime.errors import DoesNotFit
-from partc.runtime.plan.boxes import local_shape
-from partc.runtime.plan.program import Plan, Rank, Site
-from partc.runtime.plan.variables import Held, PlanVariable
+from partc.runtime.plan.held_memory import buffers_bytes, held_bytes
+from partc.runtime.plan.program import Plan, Rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +46,7 @@ def memory_of(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
     hosts = {host.name: host for host in cluster.hosts}
     variables = {variable.name: variable for variable in plan.variables}
     in_buffers = {piece.value for piece in plan.slices}
-    buffers = {sites: _buffers_bytes(plan, sites) for sites in {rank.sites for rank in plan.ranks}}
+    buffers = {sites: buffers_bytes(plan, sites) for sites in {rank.sites for rank in plan.ranks}}
     live: dict[object, LiveBytes] = {}
     needs: list[DeviceMemory] = []
     for rank in plan.ranks:
@@ -70,14 +65,6 @@ def memory_of(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
         )
         needs.append(need)
     return tuple(needs)
-
-
-def _buffers_bytes(plan: Plan, sites: Collection[Site]) -> int:
-    """Return the size of all memory that ranks of these sites have for communication."""
-    own = (
-        buffer for buffer in plan.buffers if buffer.memory is None and not set(sites).isdisjoint(buffer.sites)
-    )
-    return sum(buffer.elements * np.dtype(buffer.dtype).itemsize for buffer in own)
 
 
 def check_memory(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
@@ -106,11 +93,6 @@ def _largest(plan: Plan, rank: Rank) -> tuple[str, int]:
     variables = {variable.name: variable for variable in plan.variables}
     sizes = {held.variable: held_bytes(held, variables[held.variable]) for held in rank.held}
     return max(sizes.items(), key=lambda item: (item[1], item[0]), default=("none", 0))
-
-
-def held_bytes(held: Held, variable: PlanVariable) -> int:
-    """Return the size of a variable, or of the part of it that a rank holds."""
-    return prod(local_shape(variable.shape, held.box)) * np.dtype(variable.dtype).itemsize
 
 
 def limit_bytes(rank: Rank | ClusterRank, host: Host) -> int:

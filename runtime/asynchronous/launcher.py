@@ -10,7 +10,7 @@ Whatever ends a run whose servers all live: they save what they have, if checkpo
 """
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from partc.runtime.asynchronous.mesh import LAUNCHER, Mesh, limit_of_messages
 from partc.runtime.asynchronous.processes import Crew
 from partc.runtime.asynchronous.session import server_name, servers_of, worker_name
 from partc.runtime.asynchronous.watch import Rules, SessionsWatch
+from partc.runtime.engines.machines import Machines, write_environments
 from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.jobs.launcher import Log, OnProgress, StopRequest
 from partc.runtime.plan.program import Plan
@@ -34,7 +35,7 @@ def launch_sessions(
     plan: Plan,
     job_folder: Path,
     log: Path,
-    addresses: Mapping[str, str],
+    machines: Machines,
     rules: Rules,
     on_progress: OnProgress | None,
     timeout_s: float | None,
@@ -44,6 +45,7 @@ def launch_sessions(
     A job in which no process gets on for `timeout_s` is ended. Raises the error of who failed first, and
     Stopped where workers that were asked to stop did not do so well.
     """
+    addresses = machines.addresses
     hosts = {server_name(rank.rank): rank.host for rank in servers_of(plan)}
     hosts |= {worker_name(number): place.host for number, place in enumerate(plan.asynchronous)}
     with (
@@ -55,6 +57,7 @@ def launch_sessions(
         endpoints = endpoints_of(plan, addresses, str(sockets))
         session_job = SessionJob(endpoints, limit_of_messages(plan), rules.worker_steps, rules.staleness)
         write_session_job(job_folder, session_job)
+        write_environments(job_folder, hosts, machines)
         supervisor = at_the_end.enter_context(
             Supervisor(hosts, addresses, job_folder, timeout_s, folders=(sockets,))
         )
@@ -64,16 +67,14 @@ def launch_sessions(
             """Connect when there is something to tell: a server that fails to start is to say so itself."""
             return at_the_end.enter_context(closing(Mesh(LAUNCHER, session_job, job_folder, _CONNECT_S)))
 
-        crew = at_the_end.enter_context(_crew(plan, job_folder, addresses, supervisor))
+        crew = at_the_end.enter_context(_crew(plan, job_folder, machines, supervisor))
         stop = StopRequest(supervisor, signals)
         return SessionsWatch(plan, crew, supervisor, stop, mesh, Log(stream), rules, on_progress).to_the_end()
 
 
 @contextmanager
-def _crew(
-    plan: Plan, job_folder: Path, addresses: Mapping[str, str], supervisor: Supervisor
-) -> Iterator[Crew]:
-    crew = Crew(plan, job_folder, addresses)
+def _crew(plan: Plan, job_folder: Path, machines: Machines, supervisor: Supervisor) -> Iterator[Crew]:
+    crew = Crew(plan, job_folder, machines)
     try:
         crew.start_all()
         yield crew

@@ -15,37 +15,43 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from partc.runtime.asynchronous.session import server_name, servers_of, session_name, worker_of
+from partc.runtime.engines.engine import passed_on, rank_environment
+from partc.runtime.engines.machines import Machine, Machines
+from partc.runtime.engines.rank_command import KEEPER
 from partc.runtime.errors import BadUsage
-from partc.runtime.jobs.launcher import KEEPER, RANK_VARIABLES, Line, rank_environment, read_lines
+from partc.runtime.jobs.launcher import Line, read_lines
 from partc.runtime.plan.program import Plan
 from partc.runtime.transports.locked_sockets import LOCAL
 
 MODULE = "partc.runtime.asynchronous.process"
 _GRACE_S = 5.0  # from a polite end to a kill
-_PASSED_ON = ("PYTHONPATH", "PATH")
 
 
-def command_for(job_folder: Path, name: str, part: str, number: int, address: str) -> list[str]:
-    """Return the command for a server or worker at an address. Raises BadUsage."""
-    folder = str(job_folder.absolute())
-    started = [sys.executable, "-m", KEEPER, folder, name, MODULE, folder, part, str(number)]
+def command_for(job_folder: Path, name: str, part: str, number: int, machine: Machine) -> list[str]:
+    """Return the command for a server or worker on a host. Raises BadUsage."""
+    folder, address = str(job_folder.absolute()), machine.address
+    started = [
+        machine.python or sys.executable,
+        "-m",
+        KEEPER,
+        folder,
+        name,
+        MODULE,
+        folder,
+        part,
+        str(number),
+    ]
     if address == LOCAL:
         return started
     if address.startswith("-"):
         fix = "write a network name: what begins with a dash, ssh takes for an option"
         raise BadUsage(f"no address: {address!r}", at="cluster.json: hosts", fix=fix)
-    remote = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*_variables(os.environ), *started])}"
+    variables = [f"{variable}={value}" for variable, value in passed_on().items()]
+    remote = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*variables, *started])}"
     return [*_find_ssh(), address, remote]
-
-
-def _variables(environment: Mapping[str, str]) -> list[str]:
-    own = {name: value for name, value in environment.items() if name.startswith("PARTC_")}
-    passed = {name: environment[name] for name in _PASSED_ON if name in environment}
-    return [f"{name}={value}" for name, value in (RANK_VARIABLES | passed | own).items()]
 
 
 def _find_ssh() -> list[str]:
@@ -62,12 +68,12 @@ def _find_ssh() -> list[str]:
 class Crew:
     """The processes and what they print."""
 
-    def __init__(self, plan: Plan, job_folder: Path, addresses: Mapping[str, str]) -> None:
+    def __init__(self, plan: Plan, job_folder: Path, machines: Machines) -> None:
         self.lines: queue.Queue[Line] = queue.Queue()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._plan = plan
         self._job_folder = job_folder
-        self._addresses = addresses
+        self._machines = machines
 
     def start_all(self) -> None:
         """Start all servers, and the first session of every worker."""
@@ -93,9 +99,9 @@ class Crew:
                 process.wait()
 
     def _start(self, name: str, part: str, number: int, host: str) -> None:
-        address = self._addresses.get(host, LOCAL)
+        machine = self._machines.of(host)
         process = subprocess.Popen(
-            command_for(self._job_folder, name, part, number, address),
+            command_for(self._job_folder, name, part, number, machine),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -16,6 +16,7 @@ import numpy as np
 
 from partc.runtime.data.batches import check_share, inputs_of
 from partc.runtime.data.checkpoint import read_arrays
+from partc.runtime.engines.machines import Machines, machines_of
 from partc.runtime.errors import BadData, BadUsage, PartcError, RankFailed
 from partc.runtime.interactive.channel import CHANNEL_FILE, StepperEnd
 from partc.runtime.interactive.messages import (
@@ -35,12 +36,11 @@ from partc.runtime.jobs.job import Job, write_job, write_record
 from partc.runtime.jobs.job_folder import job_folder
 from partc.runtime.jobs.launcher import launch
 from partc.runtime.jobs.results import TRAINED_FILE, Owner
-from partc.runtime.jobs.runner import LOG_FILE, addresses_of
+from partc.runtime.jobs.runner import LOG_FILE
 from partc.runtime.plan.members import leaders_of
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.plan.program import Plan
 from partc.runtime.plan.variables import DataInput
-from partc.runtime.transports.locked_sockets import LOCAL
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ReplicaFeeds = Mapping[str, Sequence[Array]]
@@ -121,8 +121,8 @@ class Stepper:
         self._at_the_end = ExitStack()
         self._job_folder = self._at_the_end.enter_context(job_folder(folder.path))
         self._error: PartcError | None = None
-        known = addresses_of(folder.path) if addresses is None else addresses
-        places = {rank.host: known.get(rank.host, LOCAL) for rank in self.plan.ranks}
+        machines = machines_of(folder.path) if addresses is None else Machines.at(addresses)
+        places = {rank.host: machines.of(rank.host).address for rank in self.plan.ranks}
         self._ranks = StepperEnd(places, self._job_folder)
         job = Job(
             plan_folder=str(folder.path.resolve()),
@@ -134,7 +134,7 @@ class Stepper:
             has_initial=initial is not None,
             deadline_s=timeout_s,
         )
-        self._daemons = self._launch(job, initial, known)
+        self._daemons = self._launch(job, initial, machines)
         atexit.register(self.close)
         try:
             self._await_all(Ready)
@@ -202,9 +202,7 @@ class Stepper:
     ) -> None:
         self.close()
 
-    def _launch(
-        self, job: Job, initial: Mapping[str, Array] | None, addresses: Mapping[str, str]
-    ) -> threading.Thread:
+    def _launch(self, job: Job, initial: Mapping[str, Array] | None, machines: Machines) -> threading.Thread:
         folder = self._job_folder
         write_job(folder, job, initial)
         write_record(folder / CHANNEL_FILE, self._ranks.channel)
@@ -215,7 +213,7 @@ class Stepper:
                     [rank.host for rank in self.plan.ranks],
                     folder,
                     self._path / LOG_FILE,
-                    addresses,
+                    machines,
                     None,
                     None,
                     DAEMON,

@@ -51,7 +51,7 @@ from partc.runtime.jobs.saving import Saving
 from partc.runtime.jobs.step_outputs import OutputLog
 from partc.runtime.log import configure_log
 from partc.runtime.plan.members import leaders_of
-from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
+from partc.runtime.plan.plan_folder import PlanFolder, open_plan_folder
 from partc.runtime.plan.program import Output, Plan, Rank, Run, Start
 from partc.runtime.supervision.messages import Position
 from partc.runtime.supervision.pulse import Pulse, failure_of
@@ -95,7 +95,7 @@ class Daemon:
         self._folder = folder
         self._world = world
         self._job = read_job(folder)
-        plan_folder = read_plan_folder(self._job.plan_folder, is_checked=True)
+        plan_folder = open_plan_folder(self._job.plan_folder)  # begin_rank.py has checked its files
         self._plan = msgspec.structs.replace(plan_folder.plan, sizes=plan_folder.plan.sizes | self._job.sizes)
         self._rank = _rank_of(self._plan, world)
         self._leads_replica = self._rank in leaders_of(self._plan)

@@ -1,22 +1,23 @@
-"""Start the ranks of a job with mpiexec, each under its keeper, and watch over them from outside MPI."""
+"""Have the ranks of a job started, each under its keeper, and watch over them from outside MPI."""
 
 import os
 import queue
-import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
 from partc.runtime import errors
-from partc.runtime.errors import BadUsage, PartcError, RankFailed, Stopped
+from partc.runtime.engines.machines import Machines
+from partc.runtime.engines.place import Place
+from partc.runtime.engines.rank_command import DAEMON
+from partc.runtime.engines.start_ranks import prepare_ranks
+from partc.runtime.errors import PartcError, RankFailed, Stopped
 from partc.runtime.jobs.job import Told
 from partc.runtime.log import log as records
 from partc.runtime.log import printable
@@ -24,24 +25,13 @@ from partc.runtime.supervision.messages import Ended
 from partc.runtime.supervision.roster import Trouble, how
 from partc.runtime.supervision.stop_signals import StopSignals, name_of, stop_signals, stopped
 from partc.runtime.supervision.supervisor import Supervisor
-from partc.runtime.transports.locked_sockets import LOCAL, is_one_machine
 
-RANK_VARIABLES = {
-    # Threads of other libraries in the ranks would fight ONNX Runtime's for the cores.
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "PYTHONUNBUFFERED": "1",
-    # MPICH gathers unequal parts in pieces of 32 KB, a poll each: 50 MB took 1.8 s, whole 20 ms.
-    "MPIR_CVAR_ALLGATHERV_PIPELINE_MSG_SIZE": str(1 << 30),
-}
-# MPICH's ranks of one machine speak by shared memory alone, and open no ports.
-LOCAL_VARIABLES = {"UCX_TLS": "self,sm"}
 OnProgress = Callable[[Told], None]
 
 _TOLD: msgspec.json.Decoder[Told] = msgspec.json.Decoder(Told)
 
-DAEMON = "partc.runtime.jobs.daemon"
-KEEPER = "partc.runtime.supervision.keeper"
+FIRST = "rank 0"
+MPIEXEC = "mpiexec"  # what is called so in a log: whatever has started the ranks
 _GRACE_S = 5.0  # from a polite end to a kill
 _STOP_S = 30.0  # that a job that is to stop may stand still
 _LOOK_S = 0.1
@@ -53,41 +43,39 @@ def launch(
     hosts: Sequence[str],
     job_folder: Path,
     log: Path,
-    addresses: Mapping[str, str],
+    machines: Machines,
     on_progress: OnProgress | None,
     timeout_s: float | None,
     daemon: str = DAEMON,
     folders: Sequence[Path] = (),
+    place: Place | None = None,
 ) -> int:
     """Run a job to its end. Return the number of the signal that made its ranks stop before, 0 if none did.
 
-    `hosts`: each rank's. `addresses`: host -> network name. A job in which no rank gets on for `timeout_s` is
-    ended. `daemon`: the module that every rank runs. `folders`: temporary ones beside the job's, for keepers
-    to remove if this process is killed. Raises the error of the rank that is to blame, whose
-    `cause` says where it was; and Stopped if ranks that a signal asked to stop did not do so well.
+    `hosts`: each rank's. A job in which no rank gets on for `timeout_s` is ended. `daemon`: the module that
+    every rank runs. `folders`: temporary ones beside the job's, for keepers to remove if this process is
+    killed. `place`: of this process, if others have started the ranks. Raises the error of the rank
+    that is to blame, whose `cause` says where it was; and Stopped if ranks that a signal asked to stop did
+    not do so well.
     """
     members = {f"rank {rank}": host for rank, host in enumerate(hosts)}
-    command = mpiexec_command(hosts, job_folder, addresses, daemon)
-    is_here = is_one_machine({host: addresses.get(host, LOCAL) for host in hosts})
+    start = prepare_ranks(hosts, job_folder, machines, daemon, place)
     with (
         stop_signals() as signals,
         log.open("w") as stream,
-        Supervisor(members, addresses, job_folder, timeout_s, folders) as supervisor,
+        Supervisor(members, start.machines.addresses, job_folder, timeout_s, folders) as supervisor,
     ):
-        records.info("starting %d ranks: %s", len(hosts), " ".join(command))
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=rank_environment(is_here),
-            start_new_session=True,  # a terminal's Ctrl-C is for the launcher
-        )
+        records.info("starting %s", start.told)
+        written = Log(stream)
+        written.write("launcher", start.told)
+        process = start.begin()
+        if place is not None:
+            place.has_begun = True
         try:
-            return _Watch(process, supervisor, signals, Log(stream), on_progress).to_the_end()
+            return _Watch(process, supervisor, signals, written, on_progress, start.is_joined).to_the_end()
         finally:
-            supervisor.end()
-            _end(process, is_here, 0.0 if supervisor.roster.unheard() else _GRACE_S)
+            supervisor.end(only=[FIRST] if start.is_joined else None)
+            _end(process, start.is_here, 0.0 if supervisor.roster.unheard() else _GRACE_S)
 
 
 class _Watch:
@@ -100,13 +88,15 @@ class _Watch:
         signals: StopSignals,
         log: "Log",
         on_progress: OnProgress | None,
+        is_joined: bool,
     ) -> None:
         self._process = process
+        self._is_joined = is_joined
         self._supervisor = supervisor
         self._stop = StopRequest(supervisor, signals)
         self._log = log
         self._on_progress = on_progress
-        self._lines = read_lines("mpiexec", process)
+        self._lines = read_lines(MPIEXEC, process)
 
     def to_the_end(self) -> int:
         """Watch until all ranks have ended; return what `launch` does."""
@@ -119,8 +109,10 @@ class _Watch:
         self._verdict()
         if self._stop.number:
             raise self._stop.error()
+        last = self._log.last.get(MPIEXEC, "")
         raise RankFailed(
-            f"mpiexec died: {how(self._process.returncode)}, and no rank says why",
+            f"mpiexec died: {how(self._process.returncode)}, and no rank says why"
+            + (f"; its last words: {last}" if last else ""),
             at="mpiexec" if self._supervisor.roster.beats() else "mpiexec, before a rank had started",
             fix=f"see who killed it, and whether it reaches all hosts; read {self._log.path}",
         )
@@ -162,7 +154,8 @@ class _Watch:
         return (self._process.poll() or 0) < 0
 
     def _is_over(self) -> bool:
-        return self._process.poll() is not None
+        # Where others have started the ranks, the process is the first rank's alone.
+        return self._process.poll() is not None and not (self._is_joined and self._supervisor.roster.living())
 
     def _all_well(self) -> bool:
         ended = self._supervisor.roster.ended()
@@ -264,9 +257,11 @@ class Log:
         self._stream = stream
         self.path = Path(stream.name)
         self._is_full = False
+        self.last: dict[str, str] = {}  # process -> its last line
 
     def write(self, name: str, line: str) -> None:
         """Add a line that a process printed."""
+        self.last[name] = printable(line).strip() or self.last.get(name, "")
         if self._is_full:
             return
         try:
@@ -298,48 +293,6 @@ def read_lines(
 def taken(lines: "queue.Queue[Line]") -> list[Line]:
     """Return what is in a queue now."""
     return [lines.get() for _ in range(lines.qsize())]
-
-
-def mpiexec_command(
-    hosts: Sequence[str], job_folder: Path, addresses: Mapping[str, str], daemon: str = DAEMON
-) -> list[str]:
-    """Return the command that starts every rank on its host, in rank order."""
-    folder = str(job_folder.absolute())
-    started = [sys.executable, "-m", KEEPER, folder, "rank", daemon, folder]
-    mpiexec = find_mpiexec()
-    places = [addresses.get(host, LOCAL) for host in hosts]
-    if is_one_machine(dict(zip(hosts, places, strict=True))):
-        return [_without_ports(mpiexec), "-n", str(len(hosts)), *started]
-    # Ranks fill the hosts in order, one entry for each run of neighbours; the daemons find their rank.
-    counted = ",".join(f"{address}:{len(list(ranks))}" for address, ranks in groupby(places))
-    return [mpiexec, "-host", counted, "-n", str(len(hosts)), *started]
-
-
-def _without_ports(mpiexec: str) -> str:
-    """Return MPICH's mpiexec for one machine, if it lies beside: the other listens on all interfaces."""
-    forker = Path(f"{mpiexec}.gforker")
-    return mpiexec if "PARTC_MPIEXEC" in os.environ or not forker.exists() else str(forker)
-
-
-def find_mpiexec() -> str:
-    """Return the mpiexec to use: PARTC_MPIEXEC, the one installed with this Python, or the system's."""
-    if chosen := os.environ.get("PARTC_MPIEXEC"):
-        found = shutil.which(chosen)
-    else:
-        beside = Path(sys.executable).parent / "mpiexec"
-        found = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if found is None:
-        raise BadUsage(
-            "no mpiexec was found",
-            at=f"PARTC_MPIEXEC={chosen}" if chosen else str(Path(sys.executable).parent),
-            fix="`pip install mpich`, or set PARTC_MPIEXEC to your MPI's mpiexec",
-        )
-    return found
-
-
-def rank_environment(is_one_machine: bool = False) -> dict[str, str]:
-    """Return the environment that ranks run in."""
-    return RANK_VARIABLES | (LOCAL_VARIABLES if is_one_machine else {}) | dict(os.environ)
 
 
 def progress_in(line: str) -> Told | None:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from partc.runtime.engines.machines import Machines
 from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.jobs.launcher import launch
 from partc.runtime.plan.record import Record
@@ -52,7 +53,7 @@ MODULE = "partc.runtime.jobs.probe"
 TIMEOUT_S = 120.0
 
 
-def measure(probe: Probe, hosts: Sequence[str], addresses: dict[str, str], shared: Path) -> list[Sample]:
+def measure(probe: Probe, hosts: Sequence[str], machines: Machines, shared: Path) -> list[Sample]:
     """Return the samples of all ranks. `hosts`: each rank's. `shared`: a folder that all hosts see.
 
     Raises RankFailed, and leaves measure.log in the shared folder then.
@@ -60,7 +61,7 @@ def measure(probe: Probe, hosts: Sequence[str], addresses: dict[str, str], share
     log = shared / "measure.log"
     with held_folder(shared, ".measure-") as folder:
         (folder / PROBE_FILE).write_bytes(msgspec.json.encode(probe))
-        launch(hosts, folder, log, addresses, None, TIMEOUT_S, MODULE)
+        launch(hosts, folder, log, machines, None, TIMEOUT_S, MODULE)
         log.unlink()
         return [
             sample

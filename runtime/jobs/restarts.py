@@ -15,11 +15,12 @@ def train_with_restarts(
     resume: bool,
     tell: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
+    look: Callable[[], None] = lambda: None,
 ) -> TrainingResult:
     """Train, at most `restarts` times again after a rank failed; each wait is twice as long as the last.
 
-    `train`: takes whether to go on from the newest checkpoint. Raises the last RankFailed, and at once what
-    would come again: a wrong plan, data or a loss that is not finite.
+    `train`: takes whether to go on from the newest checkpoint. `look`: is called before each further time.
+    Raises the last RankFailed, and at once what would come again: a wrong plan or data, a loss that diverges.
     """
     for number in range(restarts + 1):
         try:
@@ -30,4 +31,5 @@ def train_with_restarts(
             wait_s = min(LONGEST_WAIT_S, 2.0**number)
             tell(f"{error.what}, at {error.at}: restart {number + 1} of {restarts} in {wait_s:.0f} s")
             sleep(wait_s)
+            look()
     raise AssertionError("a training returns or fails")

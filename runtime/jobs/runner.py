@@ -7,7 +7,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 
 from partc.runtime.asynchronous.collect import check_sessions_request, collect_sessions
@@ -21,7 +20,9 @@ from partc.runtime.data.batches import check_total_batch, sizes_of
 from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.data.feeds import STAGED_FILE
 from partc.runtime.data.sample_files import is_of_samples
-from partc.runtime.errors import BadData, BadPlan, BadUsage, CopiesDiffer
+from partc.runtime.engines.machines import Machines, machines_of
+from partc.runtime.engines.place import Place
+from partc.runtime.errors import BadData, BadUsage, CopiesDiffer
 from partc.runtime.execution.recorder import TracedSteps
 from partc.runtime.jobs.job import (
     Checkpoints,
@@ -44,7 +45,6 @@ from partc.runtime.jobs.results import (
 from partc.runtime.jobs.step_outputs import read_outputs
 from partc.runtime.plan.members import leaders_of
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.plan.plan_json import NOT_DECODED
 from partc.runtime.plan.program import Plan
 from partc.runtime.supervision.stop_signals import stopped
 
@@ -59,9 +59,16 @@ _RANKS_SHARE = 2.0
 class Runner:
     """Trains one plan, a daemon per rank."""
 
-    def __init__(self, plan: PlanFolder | Path | str, addresses: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        plan: PlanFolder | Path | str,
+        addresses: Mapping[str, str] | None = None,
+        place: Place | None = None,
+    ) -> None:
+        """`place`: of this process, the first, among ranks that others have started."""
         self._folder = plan if isinstance(plan, PlanFolder) else read_plan_folder(plan)
-        self._addresses = addresses_of(self._folder.path) if addresses is None else dict(addresses)
+        self._machines = machines_of(self._folder.path) if addresses is None else Machines.at(addresses)
+        self._place = place
 
     def train(
         self,
@@ -212,14 +219,14 @@ class Runner:
         self, folder: Path, job: Job, rules: Rules, on_progress: OnProgress | None, timeout_s: float
     ) -> TrainingResult:
         """Start the processes of a job, wait for them, and collect what they made."""
-        plan, addresses, log = self._folder.plan, self._addresses, self._folder.path / LOG_FILE
+        plan, machines, log = self._folder.plan, self._machines, self._folder.path / LOG_FILE
         if plan.asynchronous:
-            ended = launch_sessions(plan, folder, log, addresses, rules, on_progress, timeout_s)
+            ended = launch_sessions(plan, folder, log, machines, rules, on_progress, timeout_s)
             if ended.stopped_by and job.checkpoints is None:
                 raise stopped(ended.stopped_by, "all workers")
             return collect_sessions(plan, folder, job, ended)
         hosts = [rank.host for rank in plan.ranks]
-        stopped_by = launch(hosts, folder, log, addresses, on_progress, timeout_s)
+        stopped_by = launch(hosts, folder, log, machines, on_progress, timeout_s, place=self._place)
         if stopped_by and job.checkpoints is None:
             raise stopped(stopped_by, "all ranks")
         return replace(self._collect(folder, job), stopped_by=stopped_by)
@@ -307,24 +314,3 @@ def _check_same_shapes(first: Mapping[str, Array], batch: Mapping[str, Array]) -
                 at=f"data input {name!r}",
                 fix="supply batches of one size, or a MODULE:FUNC",
             )
-
-
-class _HostAddress(msgspec.Struct):
-    name: str
-    address: str = "localhost"
-
-
-class _HostAddresses(msgspec.Struct):
-    hosts: tuple[_HostAddress, ...]
-
-
-def addresses_of(folder: Path) -> dict[str, str]:
-    """Return the network names of the hosts, from the cluster file beside the plan."""
-    path = folder / "cluster.json"
-    if not path.exists():
-        return {}
-    try:
-        hosts = msgspec.json.decode(path.read_bytes(), type=_HostAddresses).hosts
-    except NOT_DECODED as error:
-        raise BadPlan(f"not a cluster: {error}", at=str(path), fix="compile the model again") from error
-    return {host.name: host.address for host in hosts}

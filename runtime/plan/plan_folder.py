@@ -8,6 +8,7 @@ Paths that a file names may lead to files in its own folder, and nowhere else.
 """
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -37,13 +38,29 @@ def read_plan_folder(path: Path | str, *, is_checked: bool = False) -> PlanFolde
     `is_checked`: whoever started this process has checked the program of the plan with this hash.
     """
     folder = Path(path)
-    plan = _read(folder)
-    _check_hash(plan, folder)
-    for name, expected in plan.files.items():
-        _check_file(folder, name, expected)
+    plan = open_plan_folder(folder).plan
+    for fault in faults_of_files(plan, folder):
+        raise fault
     if not is_checked:
         _check_program(plan, folder)
     return PlanFolder(plan, folder)
+
+
+def open_plan_folder(path: Path | str) -> PlanFolder:
+    """Read plan.json and check its hash, but neither its files nor its program. Raises BadPlan."""
+    folder = Path(path)
+    plan = _read(folder)
+    _check_hash(plan, folder)
+    return PlanFolder(plan, folder)
+
+
+def faults_of_files(plan: Plan, folder: Path) -> Iterator[BadPlan]:
+    """Yield what is wrong with the files that a plan names: missing, outside of its folder, or changed."""
+    for name, expected in plan.files.items():
+        try:
+            _check_file(folder, name, expected)
+        except BadPlan as fault:
+            yield fault
 
 
 def seal_plan_folder(path: Path | str) -> list[str]:

@@ -4,23 +4,32 @@
 
 MEMBER is a name, or `rank`: then its number is in the environment, as MPI starts ranks. The module runs in a
 child that is forked before anything is loaded, so that a keeper costs neither a second start nor much memory.
-It inherits what MPI left open for it, and ends when its keeper does.
+It inherits what MPI left open for it, and ends when its keeper does. With what the cluster file gives its
+host as environment, the keeper starts itself again: libraries are looked for as a process began.
+
+JOB_FOLDER is `-` where others have started the ranks: then the member learns it by MPI, and tells it.
 """
 
+import json
 import os
 import runpy
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from partc.runtime.engines.rank_command import ENVIRONMENT_FILE, KEEPER, UNTOLD
 from partc.runtime.supervision.process_state import PULSE, end_with_parent
 
+_ENTERED = "PARTC_ENTERED"  # environment variable: the file whose environment this process has
 _RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Start a member of a job, and keep it until its end."""
-    folder, member, module, *arguments = sys.argv[1:] if argv is None else argv
+    folder, member, module, *arguments = words = sys.argv[1:] if argv is None else list(argv)
+    name = rank_name() if member == "rank" else member
+    _enter_environment(Path(folder) / ENVIRONMENT_FILE, name, words)
     told, printed = os.pipe(), os.pipe()
     keeper = os.getpid()
     child = os.fork()
@@ -33,15 +42,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _be_member(module, arguments, told[1])
     os.close(told[1])
     os.close(printed[1])
-    from partc.runtime.supervision.keeping import keep  # while the member loads, too
+    from partc.runtime.supervision.keeping import await_folder, keep  # while the member loads, too
 
-    return keep(Path(folder), rank_name() if member == "rank" else member, child, told[0], printed[0])
+    job_folder = await_folder(told[0]) if folder == UNTOLD else Path(folder)
+    if job_folder is None:
+        return _without_job(child, printed[0])
+    return keep(job_folder, name, child, told[0], printed[0], stays=folder == UNTOLD)
 
 
 def rank_name() -> str:
     """Return the name of the rank that MPI has started this process as."""
     number = next((os.environ[name] for name in _RANKS if name in os.environ), None)
     return f"process {os.getpid()}" if number is None else f"rank {number}"
+
+
+def _enter_environment(file: Path, name: str, words: Sequence[str]) -> None:
+    """Start this process again with what a file gives the member as environment, once."""
+    if os.environ.pop(_ENTERED, "") == str(file) or not file.exists():
+        return
+    own: dict[str, str] = json.loads(file.read_bytes()).get(name, {})
+    if own:
+        environment = os.environ | own | {_ENTERED: str(file)}
+        os.execve(sys.executable, [sys.executable, "-m", KEEPER, *words], environment)
+
+
+def _without_job(child: int, printed: int) -> int:
+    """Return how a member ended that learned of no job, and pass on why."""
+    _, status = os.waitpid(child, 0)
+    os.set_blocking(printed, False)
+    with suppress(BlockingIOError):
+        os.write(sys.stderr.fileno(), os.read(printed, 1 << 16))
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
 
 
 def _be_member(module: str, arguments: Sequence[str], pipe: int) -> int:

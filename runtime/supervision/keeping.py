@@ -45,15 +45,26 @@ _QUEUE = 100  # messages that wait for the supervisor
 _OTHERS_S = 1.0  # for keepers beside this one, which MPI kills when it goes
 
 
-def keep(folder: Path, name: str, child: int, told: int, printed: int) -> int:
+def await_folder(told: int) -> Path | None:
+    """Return the job's folder as a member tells it that has learned it by MPI, None if it ends without."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (read := os.read(told, 1)):
+            return None
+        line += read
+    return Path(os.fsdecode(line[:-1])) if line.startswith(b"/") else None
+
+
+def keep(folder: Path, name: str, child: int, told: int, printed: int, stays: bool = False) -> int:
     """Keep a member until its end; return the exit code that tells it.
 
-    `told`, `printed`: pipes on which it says where it is, and to which it prints.
+    `told`, `printed`: pipes on which it says where it is, and to which it prints. `stays`: what started it
+    started the launcher, too, and ends that when this process goes, before it has said what it has to say.
     """
     meeting = msgspec.json.decode((folder / MEETING_FILE).read_bytes(), type=Meeting)
     member, line = _Member(child, told, printed), _Line(folder, name, meeting)
     try:
-        return _Keeper(member, line, meeting.beat_s).watch()
+        return _Keeper(member, line, meeting.beat_s, stays).watch()
     finally:
         line.close()
         if line.is_cut():
@@ -65,10 +76,11 @@ def keep(folder: Path, name: str, child: int, told: int, printed: int) -> int:
 class _Keeper:
     """Watches one member."""
 
-    def __init__(self, member: "_Member", line: "_Line", beat_s: float) -> None:
+    def __init__(self, member: "_Member", line: "_Line", beat_s: float, stays: bool) -> None:
         self._member = member
         self._line = line
         self._beat_s = beat_s
+        self._stays = stays
         self._parent = os.getppid()
         self._asked = 0  # by a signal of this number
         self._by_keeper = ""
@@ -127,7 +139,7 @@ class _Keeper:
         if ended.code != 0:
             remove_segments(self._member.segments)
         is_told, deadline_s = False, time.monotonic() + _LAST_S
-        while time.monotonic() < deadline_s and not self._line.is_cut():
+        while time.monotonic() < deadline_s and (self._stays or not self._line.is_cut()):
             self._pass_on()
             is_told = is_told or self._line.tell(ended)
             order = self._line.receive(self._beat_s, None)

@@ -126,12 +126,18 @@ class Supervisor:
         lines, self._lines = self._lines, []
         return lines
 
-    def end(self) -> None:
-        """End whoever still runs, and wait until nobody of this machine does."""
+    def end(self, only: Collection[str] | None = None) -> None:
+        """End whoever still runs, and wait until nobody of this machine does.
+
+        `only`: whose keepers may go; what has started the others would end this process when they do.
+        """
         self.order("end")
         deadline_s = time.monotonic() + _LEAVE_S
         while any(map(self._may_answer, self.roster.living())) and time.monotonic() < deadline_s:
             self.watch(0.02)
+        if only is not None:
+            self.order("end", only)
+            return
         # Not before all have ended: MPI kills keepers when one leaves, and they have something to tidy up.
         self.order("end", self.roster.ended())
         here = [beat for beat in self.roster.beats() if _is_here(beat)]

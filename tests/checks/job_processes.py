@@ -4,7 +4,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from partc.runtime.jobs.launcher import KEEPER
+from partc.runtime.engines.rank_command import KEEPER
+
+STARTERS = ("mpiexec", "mpiexec.gforker", "mpirun", "prterun")
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,11 @@ def job_processes(folder: Path) -> list[JobProcess]:
     kept = {process: line for process, line in words.items() if KEEPER in line}
     ours = {p: line for p, line in kept.items() if any(word.startswith(inside) for word in line)}
     for process, line in ours.items():
-        if "mpiexec" in line[0]:
+        if line[0].endswith(STARTERS):
             found.append(JobProcess(process, "mpiexec"))
             continue
         parent = _parent(process)
-        is_member = parent in ours and "mpiexec" not in ours[parent][0]
+        is_member = parent in ours and not ours[parent][0].endswith(STARTERS)
         found.append(JobProcess(process, "member" if is_member else "keeper", _name(process, line)))
         if not is_member and "hydra_pmi_proxy" in words.get(parent, [""])[0]:
             found.append(JobProcess(parent, "proxy"))
@@ -75,4 +77,5 @@ def _name(process: int, line: list[str]) -> str:
         environment = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
     except OSError:
         return ""
-    return next((f"rank {e[9:].decode()}" for e in environment if e.startswith(b"PMI_RANK=")), "")
+    ranks = (b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK=")
+    return next((f"rank {e.partition(b'=')[2].decode()}" for e in environment if e.startswith(ranks)), "")

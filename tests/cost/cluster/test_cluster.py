@@ -122,9 +122,34 @@ def greedy_devices(cluster: Json) -> None:
         device["memory_bytes"] = 3 * 2**30
 
 
+def variable_with_a_space(cluster: Json) -> None:
+    cluster["hosts"][0]["environment"] = {"LD PATH": "/x"}
+
+
+def variable_of_ranks(cluster: Json) -> None:
+    cluster["hosts"][0]["environment"] = {"PMI_RANK": "0"}
+
+
+def number_as_a_variables_value(cluster: Json) -> None:
+    cluster["hosts"][0]["environment"] = {"THREADS": 4}
+
+
+def option_as_python(cluster: Json) -> None:
+    cluster["hosts"][1]["python"] = "-c"
+
+
+def empty_option(cluster: Json) -> None:
+    cluster["mpiexec"] = ["-iface", ""]
+
+
 @pytest.mark.parametrize(
     ("spoil", "what", "at", "fix"),
     [
+        (variable_with_a_space, "no environment variable: 'LD PATH'", "environment", "letters"),
+        (variable_of_ranks, "'PMI_RANK' is set for every rank", "environment", "leave it out"),
+        (number_as_a_variables_value, "Expected `str`", "environment", "schema"),
+        (option_as_python, "no path of an interpreter: '-c'", "hosts[1] (host1): python", "/opt"),
+        (empty_option, "no word of a command line", "mpiexec[1]", "-iface"),
         (rename_link_end, "unknown device, host or switch 'host7'", "links[0]", "host1"),
         (zero_bandwidth, "without bandwidth: 0.0 bytes/s", "links[0]: host0 -> host1: bytes_per_s", "125e6"),
         (no_bandwidth, "missing required field `bytes_per_s`", "$.links[0]", "schema"),

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 from partc.cost.cluster.cluster import read_cluster
-from partc.cost.simulation.memory import check_memory, held_bytes
+from partc.cost.simulation.memory import check_memory
 from partc.runtime.errors import NoPlacement
 from partc.runtime.plan.boxes import rows_box
+from partc.runtime.plan.held_memory import held_bytes
 from partc.runtime.plan.variables import Box, Constant, Held, PlanVariable
 from tests.builders.plans.hand_made_plans import Member, plan_of, rank
 

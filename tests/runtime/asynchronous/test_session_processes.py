@@ -10,6 +10,7 @@ from partc.compiler.verification.verify import verify
 from partc.runtime.asynchronous.launcher import launch_sessions
 from partc.runtime.asynchronous.session import with_one_worker
 from partc.runtime.asynchronous.watch import Rules
+from partc.runtime.engines.machines import Machines
 from partc.runtime.errors import BadData, BadUsage, Diverged, RankFailed
 from partc.runtime.jobs.job import Progress
 from partc.runtime.jobs.runner import Runner
@@ -200,10 +201,10 @@ def test_the_death_of_a_remote_worker_stops_no_other(ssh: Path) -> None:
 
 def test_a_server_that_others_would_not_find_is_refused(additive: PlanFolder, tmp_path: Path) -> None:
     folder = compile_sessions(additive_step(), tmp_path / "two", "2x1")
-    addresses = {"host0": "localhost", "host1": "127.0.0.3"}
+    machines = Machines.at({"host0": "localhost", "host1": "127.0.0.3"})
 
     with pytest.raises(BadUsage, match=r"host 'host0' has the address 'localhost'.*\n.*\n  fix: give every"):
-        launch_sessions(folder.plan, tmp_path, tmp_path / "log", addresses, Rules((0, 0)), None, 1.0)
+        launch_sessions(folder.plan, tmp_path, tmp_path / "log", machines, Rules((0, 0)), None, 1.0)
 
 
 def test_a_missing_ssh_is_named(additive: PlanFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from partc.runtime.engines.rank_command import KEEPER
 from partc.runtime.errors import Cause
-from partc.runtime.jobs.launcher import KEEPER
 from partc.runtime.supervision.supervisor import Supervisor
 from tests.checks.job_processes import is_alive
 
