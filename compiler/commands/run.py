@@ -177,6 +177,8 @@ def _summary(folder: PlanFolder, result: TrainingResult) -> Iterator[str]:
     for worker in result.lost_workers:
         yield f"{worker}; the others trained on"
     if not result.last_step:
+        if result.first_step:
+            yield f"{result.first_step} steps, all of them before -> {folder.path / TRAINED_FILE}"
         return
     done = result.first_step + result.last_step
     samples = samples_of_step(folder.plan)

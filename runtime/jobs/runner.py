@@ -15,9 +15,10 @@ from partc.runtime.asynchronous.session import plan_of_data
 from partc.runtime.asynchronous.watch import Rules
 from partc.runtime.checkpoints.manifest import refuse_others
 from partc.runtime.checkpoints.resume import Begun, resume_from
+from partc.runtime.checkpoints.stored_values import StoredValues
 from partc.runtime.checkpoints.write_checkpoint import remove_parts
 from partc.runtime.data.batches import check_total_batch, sizes_of
-from partc.runtime.data.checkpoint import read_arrays
+from partc.runtime.data.checkpoint import read_arrays, write_arrays
 from partc.runtime.data.feeds import STAGED_FILE
 from partc.runtime.data.sample_files import is_of_samples
 from partc.runtime.engines.machines import Machines, machines_of
@@ -106,7 +107,8 @@ class Runner:
         `read_after`, as files (job.py), instead of the result.
 
         `checkpoints`: where and when the training is saved; asked to stop, it is saved after that step.
-        `resume`: go on from the newest of them that is whole, to `steps` in all; where there is none, begin.
+        `resume`: go on from the newest of them that is whole, to `steps` in all, perhaps none; where there
+        is none, begin.
         `metrics`: a file that takes a line of every step. `worker_restarts`: how often an asynchronous worker
         that died is started again. `tells_waiting`: `on_progress` hears now and then how much each rank
         waited.
@@ -117,6 +119,8 @@ class Runner:
         _check_request(steps, timeout_s)
         check_sessions_request(self._folder.plan, staleness, read_after, bool(traced_steps))
         begun = self._begin(steps, seed, checkpoints, resume, on_progress)
+        if begun.checkpoint is not None and begun.step == steps:
+            return self._already_trained(begun.checkpoint, begun.step, save)
         _check_traced(traced_steps, begun.step, steps)
         behind = begun.furthest - min(begun.workers, default=begun.step)  # of an asynchronous worker
         with job_folder(self._folder.path) as folder:
@@ -174,13 +178,20 @@ class Runner:
             seed,
             lambda text: on_progress(Notice(text)) if on_progress else None,
         )
-        if begun.step >= steps:
+        if begun.step > steps:
             raise BadUsage(
                 f"{steps} steps, of which {begun.step} are trained",
                 at="--steps",
-                fix="give the number of steps in all, more than these",
+                fix="give the number of steps in all",
             )
         return begun
+
+    def _already_trained(self, checkpoint: Path, steps: int, save: bool) -> TrainingResult:
+        """Return what a training came to that failed when nothing was left to it but its end."""
+        variables = dict(StoredValues(checkpoint).whole())
+        if save:
+            write_arrays(self._folder.path / TRAINED_FILE, variables)
+        return TrainingResult(variables, first_step=steps)
 
     def _stage(
         self, data: str | Path | Batches, used: int, steps: int, folder: Path

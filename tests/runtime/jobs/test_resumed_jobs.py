@@ -13,10 +13,12 @@ from partc.compiler.importing.import_training import import_training_graph
 from partc.models.catalogue import build_model
 from partc.runtime.checkpoints.manifest import folder_of, steps_in
 from partc.runtime.checkpoints.stored_values import StoredValues
+from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.errors import BadCheckpoint, BadUsage, NotSaved
 from partc.runtime.execution.in_process import train_in_process
 from partc.runtime.jobs.job import Checkpoints, Notice, Progress
 from partc.runtime.jobs.metrics import read_metrics
+from partc.runtime.jobs.results import TRAINED_FILE
 from partc.runtime.jobs.runner import Runner
 from tests.builders.plans.boxed_plans import LAYOUTS, boxed_momentum, momentum_batches
 from tests.builders.plans.compiled_steps import Compiled, compile_step, random_batches
@@ -140,7 +142,7 @@ def test_a_rank_that_is_asked_to_stop_makes_all_stop_and_save(
 
     result = Runner(folder).train("endless:batches", 100_000, checkpoints=asked)
 
-    assert 30 < result.last_step < 10_000
+    assert 30 <= result.last_step < 10_000
     assert steps_in(tmp_path / "kept") == [result.last_step]
     stored = StoredValues(tmp_path / "kept" / folder_of(result.last_step))
     np.testing.assert_array_equal(stored.part("W"), result.variables["W"])
@@ -174,7 +176,7 @@ def refusals(tmp_path: Path, folder: Path) -> dict[str, tuple[Callable[[], objec
     boxed_momentum(other, LAYOUTS["whole"])
     return {
         "not resumed": (lambda: runner.train(batches, 4, checkpoints=kept), BadUsage, "of another training"),
-        "done": (lambda: runner.train(batches, 2, checkpoints=kept, resume=True), BadUsage, "of which 2 are"),
+        "more": (lambda: runner.train(batches, 1, checkpoints=kept, resume=True), BadUsage, "of which 2 are"),
         "another model": (
             lambda: Runner(other).train(momentum_batches(1, steps=4), 4, checkpoints=kept, resume=True),
             BadCheckpoint,
@@ -183,7 +185,7 @@ def refusals(tmp_path: Path, folder: Path) -> dict[str, tuple[Callable[[], objec
     }
 
 
-@pytest.mark.parametrize("case", ["not resumed", "done", "another model"])
+@pytest.mark.parametrize("case", ["not resumed", "more", "another model"])
 def test_what_cannot_be_gone_on_with_is_refused_and_stays(tmp_path: Path, case: str) -> None:
     folder = linear_all_reduce(tmp_path / "out", 2)
     Runner(folder).train(linear_batches(2, steps=2), 2, checkpoints=Checkpoints(str(tmp_path / "kept"), 1))
@@ -193,3 +195,18 @@ def test_what_cannot_be_gone_on_with_is_refused_and_stays(tmp_path: Path, case: 
         train()
 
     assert steps_in(tmp_path / "kept") == [1, 2]
+
+
+def test_a_training_that_has_only_its_end_left_is_taken_from_its_last_checkpoint(tmp_path: Path) -> None:
+    folder, batches = linear_all_reduce(tmp_path / "out", 2), linear_batches(2, steps=2)
+    kept = Checkpoints(str(tmp_path / "kept"), 1)
+    whole = Runner(folder).train(batches, 2, checkpoints=kept)
+    (folder / TRAINED_FILE).unlink()
+
+    again = Runner(folder).train(batches, 2, checkpoints=kept, resume=True)
+
+    assert (again.first_step, again.last_step) == (2, 0)
+    saved = read_arrays(folder / TRAINED_FILE)
+    for name, value in whole.variables.items():
+        np.testing.assert_array_equal(again.variables[name], value)
+        np.testing.assert_array_equal(saved[name], value)
