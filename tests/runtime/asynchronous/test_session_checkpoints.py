@@ -70,6 +70,7 @@ def test_a_saved_training_goes_on_to_what_an_uninterrupted_one_is(
     assert [line.step for line in read_metrics(tmp_path / "metrics.jsonl")] == [6, 7, 8, 9]
 
 
+@pytest.mark.long
 def test_other_plans_go_on_asynchronous_and_synchronous_ones(additive: PlanFolder, tmp_path: Path) -> None:
     asked = Checkpoints(str(tmp_path / "kept"))
     batches = whole_batches(additive, steps=3)

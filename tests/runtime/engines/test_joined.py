@@ -59,6 +59,7 @@ def test_every_process_that_mpiexec_starts_becomes_a_rank(plan: Path, tmp_path: 
     assert_trained(plan, batches)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not MPIRUN.exists(), reason="Open MPI's wheel is not installed beside MPICH's")
 def test_and_so_does_every_process_that_mpirun_starts(plan: Path, tmp_path: Path) -> None:
     data, batches = data_file(plan, tmp_path)

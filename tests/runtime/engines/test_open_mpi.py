@@ -57,6 +57,7 @@ def test_ranks_over_open_mpi_train_as_one_process_does(tmp_path: Path, name: str
     assert actual.disagreeing == ()
 
 
+@pytest.mark.long
 def test_a_compiled_step_on_four_ranks_is_one_devices(tmp_path: Path) -> None:
     four = deep(tmp_path / "four", "2x2", "tensor=2")
     batches = random_batches(four.plan, 3)

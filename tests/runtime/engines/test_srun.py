@@ -86,6 +86,7 @@ def test_hosts_without_addresses_are_the_nodes_of_the_allocation(
     assert "--mpi=pmi2" not in (slurm / "told").read_text()
 
 
+@pytest.mark.long
 def test_every_task_of_a_step_becomes_a_rank(slurm: Path) -> None:
     plan = deep(slurm / "out", "1x2", "auto").folder
     command = ["srun", "-n", "2", sys.executable, "-m", "partc.compiler.commands.cli", "run", str(plan.path)]

@@ -14,6 +14,7 @@ from partc.runtime.jobs.runner import Runner
 from tests.builders.plans.linear_plans import linear_all_reduce
 
 
+@pytest.mark.long
 def test_killed_ranks_cost_a_few_steps_and_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 kills itself in steps 3 and 7, once each."""
     (tmp_path / "deadly.py").write_text(

@@ -87,6 +87,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.long
 def test_ranks_and_strategies_change_on_the_way(tmp_path: Path) -> None:
     """From four ranks to three, to six, to a pipeline, from servers to AllReduce: as one device trains."""
     asked = Checkpoints(str(tmp_path / "kept"), every_steps=100)
