@@ -27,7 +27,7 @@ PACKAGES = ("partc", "numpy", "onnxruntime", "mpi4py", "safetensors", "msgspec")
 _ALSO_CALLED = {"onnxruntime": ("onnxruntime-gpu",)}
 _SHARED = Path("/dev/shm")
 # How many ranks are on this machine -> what each takes of /dev/shm: MPICH 5.0.2 1.1 MB, Open MPI 5.0.11
-# 16.8 MB, of which it touches a little. Measured with 2, 4 and 8 local ranks, November 2026.
+# 16.8 MB, of which it touches a little. Measured with 2 and 4 local ranks, November 2026.
 _SEGMENTS = {"MPI_LOCALNRANKS": 1_100_000, "OMPI_COMM_WORLD_LOCAL_SIZE": 1 << 24}
 _GROUP = Path("/sys/fs/cgroup")
 
