@@ -236,6 +236,7 @@ def fullest_bytes(strategy: str) -> int:
     return max(need.certain_bytes for need in memory_of(plan, cluster_of("1x4")))
 
 
+@pytest.mark.long
 def test_pipelines_between_names_are_found_and_told() -> None:
     step = uneven_mlp()
     told: list[str] = []

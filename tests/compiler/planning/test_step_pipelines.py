@@ -102,7 +102,9 @@ def test_other_names_are_no_pipelines(name: str) -> None:
     assert on.pipelines.read(named.strategy) is None
 
 
-@pytest.mark.parametrize(("cluster", "most"), [("1x2", 8), ("2x1", 8), ("2x2", 20)])
+@pytest.mark.parametrize(
+    ("cluster", "most"), [("1x2", 8), ("2x1", 8), pytest.param("2x2", 20, marks=pytest.mark.long)]
+)
 def test_a_climb_finds_the_quickest_of_all_cuts_microbatches_and_grids(cluster: str, most: int) -> None:
     on = priced_on(cluster)
     start = Pipeline(len(on.pipelines.first.worker_names))

@@ -18,7 +18,9 @@ def certified(problem: Problem, load: Fraction) -> Certificate | None:
     return try_load(problem, load, (), deadline_s=NEVER_ENDS).certificate
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(n, marks=pytest.mark.long) for n in range(6, 12))]
+)
 def test_the_most_valuable_set_is_that_of_trying_all(seed: int) -> None:
     random = Random(seed)
     problem = random_problem(seed, nodes=9, memory=False)

@@ -57,6 +57,7 @@ def test_a_training_that_goes_on_ends_with_the_same_bits(folder: Path, tmp_path:
     assert [line.step for line in read_metrics(metrics)] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.long
 def test_draws_go_on_where_they_stopped(tmp_path: Path) -> None:
     done = compiled_dropout("batch-major", tmp_path / "out", "1x2")
     batches = random_batches(done.plan, 4)
