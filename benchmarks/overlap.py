@@ -35,10 +35,10 @@ from sizes import WORKS, batch_of_replica
 
 from partc.cost.cluster.cluster import Cluster
 from partc.runtime.data.initial import InitialValues
+from partc.runtime.engines.engine import find_mpiexec, rank_environment
 from partc.runtime.execution.device import Sessions, device_of
 from partc.runtime.execution.environment import Environment
 from partc.runtime.execution.executor import Executor
-from partc.runtime.jobs.launcher import find_mpiexec, rank_environment
 from partc.runtime.plan.plan_folder import read_plan_folder
 from partc.runtime.plan.program import Plan, Start, Wait
 from partc.runtime.transports.patience import Patience

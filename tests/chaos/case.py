@@ -4,7 +4,7 @@ import random
 import signal
 import time
 
-from partc.runtime.jobs.launcher import find_mpiexec
+from partc.runtime.engines.engine import find_mpiexec
 from tests.chaos.faults import KILL, STOP, Fault
 from tests.chaos.stage import Bench, Stage
 from tests.chaos.training import FOREVER, LOOK_S, OVER_S, Outcome, Training
