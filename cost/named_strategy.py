@@ -1,6 +1,6 @@
 """Strategies that have a name, and products of them: `data=2,tensor=4`, `fsdp`, `pipeline=4,microbatches=8`.
 
-data=N     N replicas; left out: as many as the workers allow
+data[=N]   N replicas; without a number, or left out: as many as the workers allow
 spatial=K  the K workers of a replica share the rows of its images, and tell neighbours those at the border
 tensor=K   the K workers of a replica share its weights, and the ops that read them
 fsdp[=N]   N replicas share the variables: each keeps a part, and gathers what it reads
@@ -81,7 +81,7 @@ def parse_named(text: str) -> NamedStrategy | None:
         return NamedStrategy(text, {}, False, True)
     for name, equals, value in words:
         axis = {"fsdp": "data", "replicas": "data"}.get(name, name)
-        needs_size = name not in ("fsdp", LAYERWISE)
+        needs_size = name not in ("data", "fsdp", LAYERWISE)
         if name not in NAMES or (not equals and needs_size) or (equals and not _is_size(value)):
             raise BadUsage(
                 f"no strategy {text!r}",

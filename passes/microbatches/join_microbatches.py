@@ -59,7 +59,8 @@ def _concat(node: gs.Node, repeated: Repeated, lowered: LoweredGraph) -> gs.Node
         gs.Variable(repeated.name(piece.name, number), dtype=piece.dtype) for number in range(repeated.count)
     ]
     for own in pieces:
-        lowered.shapes.setdefault(own.name, lowered.shapes.get(piece.name, ()))
+        if piece.name in lowered.shapes:
+            lowered.shapes.setdefault(own.name, lowered.shapes[piece.name])
         lowered.nbytes.setdefault(own.name, lowered.nbytes.get(piece.name, 0))
     result = gs.Variable(whole.name, dtype=whole.dtype)
     return gs.Node("Concat", f"{node.name}.of_all", {"axis": 0}, pieces, [result])
