@@ -39,6 +39,7 @@ def compiled_block(folder: Path, cluster: str, strategy: str | Strategy, batch: 
         ("2x2", "pipeline=2,data=2,microbatches=2", "global"),
         ("2x2", "pipeline=2,tensor=2,microbatches=8", "global"),
         ("2x2", "pipeline=2,fsdp=2,microbatches=2", "per-replica"),
+        ("1x2", "data", "global"),
         ("1x1", "microbatches=8", "global"),
         ("1x2", "tensor=2,microbatches=4", "per-replica"),
         ("1x2", "fsdp=2,microbatches=4", "global"),
@@ -223,3 +224,14 @@ def test_what_cannot_be_is_refused(
     with pytest.raises(error, match=f"(?s){what}.*at: .*{at}.*fix: "):
         compiled_block(tmp_path, "1x2", strategy)
     assert not (tmp_path / "out").exists()
+
+
+def test_rows_of_unknown_number_are_joined_over_micro_batches(tmp_path: Path) -> None:
+    """Replicas of a stage gather rows of tables in each micro-batch, before these are joined."""
+    forward = build_model("lm", batch=8, vocab=2000, embedding=32, cells=64, projection=32)
+    training = import_training_graph(build_training_graph(forward, loss="loss", optimizer=Adagrad(0.1)))
+
+    compiled = compile_step(training, tmp_path / "out", "2x2", "pipeline=2,microbatches=4", "global")
+
+    report = verified(compiled, random_batches(compiled.plan, 2, seed=1))
+    assert report.passed, report.summary()
