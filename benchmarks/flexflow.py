@@ -37,14 +37,14 @@ from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options, SearchOptions
 from partc.compiler.pipeline import DECIDE, compile_graph, run
-from partc.compiler.planning.own_space import OwnSpace, make_tasks, space_of, strategy_of
-from partc.compiler.planning.place_operators import place_operators
-from partc.compiler.planning.search_limit import SearchLimit
-from partc.compiler.planning.solve_additively import solve_additively
-from partc.compiler.planning.step_tasks import StepTasks
-from partc.compiler.planning.walk_chains import walk_chains
-from partc.compiler.planning.walk_tasks import State, fewer_replicas
+from partc.compiler.search.own_space import OwnSpace, make_tasks, space_of, strategy_of
+from partc.compiler.search.place_operators import place_operators
+from partc.compiler.search.search_limit import SearchLimit
+from partc.compiler.search.solve_additively import solve_additively
+from partc.compiler.search.walk_chains import walk_chains
+from partc.compiler.search.walk_tasks import State, fewer_replicas
 from partc.compiler.settle_options import settle_options
+from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.cost.cluster.cluster import Cluster, read_cluster
 from partc.cost.strategy import Strategy
 from partc.models.catalogue import build_model

@@ -22,11 +22,11 @@ from flexflow import CLUSTERS, EXAMPLES, Experiment, first_devices
 
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD
-from partc.compiler.planning.exhaust import exhaust
-from partc.compiler.planning.own_space import OwnSpace
-from partc.compiler.planning.search_limit import SearchLimit
-from partc.compiler.planning.solve_additively import solve_additively
-from partc.compiler.planning.walk_tasks import State, climb, fewer_replicas, walk_tasks
+from partc.compiler.search.exhaust import exhaust
+from partc.compiler.search.own_space import OwnSpace
+from partc.compiler.search.search_limit import SearchLimit
+from partc.compiler.search.solve_additively import solve_additively
+from partc.compiler.search.walk_tasks import State, climb, fewer_replicas, walk_tasks
 from partc.cost.cluster.cluster import read_cluster
 from partc.models.catalogue import build_model
 from partc.passes.search.operator_space import data_parallel_config

@@ -23,10 +23,10 @@ from deep_transformer import DeepTransformer, Sizes
 from partc.compiler.api import compile_step, kernels_of
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import Adagrad, Momentum
+from partc.compiler.kernel_times.measure_kernels import measure_kernels, source_here
+from partc.compiler.kernel_times.measure_segments import CACHE, measure_segments
+from partc.compiler.kernel_times.read_times import versions_here
 from partc.compiler.options import Options
-from partc.compiler.planning.measure_kernels import measure_kernels, source_here
-from partc.compiler.planning.measure_segments import CACHE, measure_segments
-from partc.compiler.planning.read_times import versions_here
 from partc.cost.cluster.cluster import Cluster, ranks_of, read_cluster
 from partc.cost.simulation.measured_kernels import (
     NO_TIMES,

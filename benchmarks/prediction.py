@@ -22,8 +22,8 @@ import onnx
 from partc.compiler.api import compile_step
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import Adagrad, Momentum
+from partc.compiler.kernel_times.measure_segments import CACHE, measure_segments
 from partc.compiler.options import Options
-from partc.compiler.planning.measure_segments import CACHE, measure_segments
 from partc.cost.cluster.cluster import Cluster, read_cluster
 from partc.cost.simulation.timeline import simulate
 from partc.models.catalogue import build_model

@@ -33,11 +33,11 @@ from scatter_plot import scatter_plot
 from partc.compiler.api import compile_step
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import Adagrad, Momentum
+from partc.compiler.kernel_times.measure_segments import CACHE, measure_segments
 from partc.compiler.options import Options
-from partc.compiler.planning.measure_segments import CACHE, measure_segments
-from partc.compiler.planning.own_space import OwnSpace
-from partc.compiler.planning.walk_tasks import random_state
-from partc.compiler.planning.whole_steps import names_for
+from partc.compiler.search.own_space import OwnSpace
+from partc.compiler.search.walk_tasks import random_state
+from partc.compiler.search.whole_steps import names_for
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.simulation.timeline import simulate
 from partc.cost.strategy import Strategy

@@ -23,9 +23,9 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import Adagrad, Momentum
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options
-from partc.compiler.planning.own_space import make_tasks, space_of, strategy_of
-from partc.compiler.planning.walk_tasks import State, random_state
-from partc.compiler.planning.whole_steps import WholeSteps
+from partc.compiler.search.own_space import make_tasks, space_of, strategy_of
+from partc.compiler.search.walk_tasks import State, random_state
+from partc.compiler.search.whole_steps import WholeSteps
 from partc.cost.cluster.cluster import read_cluster
 from partc.models.catalogue import build_model
 from partc.passes.search.find_groups import find_groups

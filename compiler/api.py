@@ -13,6 +13,8 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.inspect import Inspection, inspect_graph
+from partc.compiler.kernel_times.list_kernels import StepKernels, list_kernels
+from partc.compiler.kernel_times.read_times import with_times
 from partc.compiler.options import PLACED, SEARCH, GraphOptions, Options, Partitioner, Sample
 from partc.compiler.output.materialise import write_decisions
 from partc.compiler.output.output_paths import check_new_folder, check_output_folder
@@ -20,13 +22,11 @@ from partc.compiler.pipeline import COMPILE, DECIDE, write_plan
 from partc.compiler.planning.check_kernels import check_cpu_kernels
 from partc.compiler.planning.choose_partitions import get_partitioner, measure_partitions, quickest
 from partc.compiler.planning.choose_reading import describe_departures, judge_step
-from partc.compiler.planning.decide_strategy import decide_strategy
-from partc.compiler.planning.list_kernels import StepKernels, list_kernels
 from partc.compiler.planning.measure_sparsity import measure_sparsity
-from partc.compiler.planning.name_what_fits import may_share_variables, name_what_fits
-from partc.compiler.planning.place_operators import place_operators
-from partc.compiler.planning.read_times import with_times
-from partc.compiler.planning.search_strategies import Found, Show, search_strategies
+from partc.compiler.search.decide_strategy import decide_strategy
+from partc.compiler.search.name_what_fits import may_share_variables, name_what_fits
+from partc.compiler.search.place_operators import place_operators
+from partc.compiler.search.search_strategies import Found, Show, search_strategies
 from partc.compiler.settle_options import fill_sizes, settle_options
 from partc.compiler.verification.verify import verify
 from partc.cost.assignment.partitions import check_partitions

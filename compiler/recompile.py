@@ -17,7 +17,7 @@ from partc.compiler.options import Options
 from partc.compiler.output.materialise import CLUSTER, STRATEGY
 from partc.compiler.output.plan_files import INITIAL
 from partc.compiler.pipeline import COMPILE, write_plan
-from partc.compiler.planning.decide_strategy import decide_strategy
+from partc.compiler.search.decide_strategy import decide_strategy
 from partc.cost.cluster.cluster import Cluster, read_cluster
 from partc.cost.strategy import read_strategy
 from partc.runtime.engines.lost_hosts import lost_hosts

@@ -71,16 +71,16 @@ def configure(analysis: Analysis, strategy: Strategy) -> Configuration:
     return Configuration(meshes, homes, wishes, places)
 
 
-Asked = tuple[int, OpConfig, list[gs.Node]]  # the number of an entry for ops, the entry, its nodes
+OperatorEntry = tuple[int, OpConfig, list[gs.Node]]  # the number of an entry for ops, the entry, its nodes
 
 
-def _asked(analysis: Analysis, strategy: Strategy) -> Iterable[Asked]:
+def _asked(analysis: Analysis, strategy: Strategy) -> Iterable[OperatorEntry]:
     for number, config in enumerate(strategy.ops):
         yield number, config, _matching(analysis, config, f"ops[{number}]")
 
 
 def _where(
-    analysis: Analysis, strategy: Strategy, meshes: Meshes, asked: Iterable[Asked]
+    analysis: Analysis, strategy: Strategy, meshes: Meshes, asked: Iterable[OperatorEntry]
 ) -> Iterable[tuple[str, int]]:
     """Yield the nodes whose mesh a strategy names, and its number."""
     for number, config, nodes in asked:

@@ -22,10 +22,10 @@ from partc.compiler.commands.graph_arguments import (
     TrainArgument,
     graph_options,
 )
+from partc.compiler.kernel_times.list_kernels import StepKernels
+from partc.compiler.kernel_times.measure_kernels import measure_kernels, source_here
 from partc.compiler.options import Options
 from partc.compiler.output.output_paths import check_output_file
-from partc.compiler.planning.list_kernels import StepKernels
-from partc.compiler.planning.measure_kernels import measure_kernels, source_here
 from partc.compiler.report.units import percent
 from partc.cost.cluster.cluster import Cluster, ClusterRank, read_any_cluster
 from partc.cost.simulation.measured_kernels import (

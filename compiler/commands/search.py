@@ -20,8 +20,8 @@ from partc.compiler.commands.graph_arguments import (
 )
 from partc.compiler.options import SEARCH_BUDGET, Options, SearchOptions
 from partc.compiler.output.output_paths import check_output_file
-from partc.compiler.planning.whole_steps import Priced
 from partc.compiler.report.units import seconds
+from partc.compiler.search.whole_steps import Priced
 from partc.cost.strategy import write_strategy
 
 EPILOG = "Example: partc search train.onnx -c examples/cluster-2x2.json --batch global -o strategy.json"

@@ -11,9 +11,9 @@ from rich.table import Table
 from partc.compiler.commands.compile_arguments import ProfileFile
 from partc.compiler.commands.console import console, tell, working_on
 from partc.compiler.commands.graph_arguments import PlanArgument, TraceArgument
+from partc.compiler.kernel_times.measure_segments import cache_file, measure_segments
+from partc.compiler.kernel_times.read_times import read_times
 from partc.compiler.output.output_paths import check_output_file
-from partc.compiler.planning.measure_segments import cache_file, measure_segments
-from partc.compiler.planning.read_times import read_times
 from partc.compiler.report.measure_traffic import LaneLoad, host_traffic, lane_loads
 from partc.compiler.report.units import percent, seconds, size
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_predicted_trace

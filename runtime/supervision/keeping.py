@@ -20,7 +20,6 @@ from partc.runtime.jobs.job_folder import remove_left
 from partc.runtime.supervision.messages import (
     ORDER,
     SAID,
-    Asked,
     Beat,
     Ended,
     Failure,
@@ -29,6 +28,7 @@ from partc.runtime.supervision.messages import (
     Position,
     Printed,
     Reported,
+    StopRequested,
 )
 from partc.runtime.supervision.process_state import process_state, remove_segments, shared_segments
 from partc.runtime.transports.locked_sockets import is_refused, lock, read_key
@@ -98,7 +98,7 @@ class _Keeper:
             if order is not None:
                 self._obey(order)
             elif self._asked:
-                self._line.tell(Asked(self._asked))
+                self._line.tell(StopRequested(self._asked))
                 self._asked = 0
             elif not self._by_keeper:
                 self._by_keeper = self._fence()

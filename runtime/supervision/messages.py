@@ -7,7 +7,7 @@ A *member* is a process of the job: a rank, or a server or worker of asynchronou
     keeper -> supervisor    Beat       its member's last position, and how long there was no sign of life
                             Printed    what its member prints
                             Ended      its member's end, before the keeper's own
-                            Asked      somebody else asks the member to stop: a batch system, say
+                            StopRequested      somebody else asks the member to stop: a batch system, say
     supervisor -> keeper    Order      go on | stop well | end: the member; its keeper, once it is dead
 """
 
@@ -69,7 +69,7 @@ class Printed(Record, frozen=True, tag="printed"):
     text: bytes
 
 
-class Asked(Record, frozen=True, tag="asked"):
+class StopRequested(Record, frozen=True, tag="asked"):
     """A member's host asks it to stop, by a signal of this number."""
 
     signal: int
@@ -91,7 +91,7 @@ class Meeting(Record, frozen=True):
 
 
 Said = Position | Failure
-Reported = Beat | Printed | Ended | Asked
+Reported = Beat | Printed | Ended | StopRequested
 
 SAID = msgspec.json.Decoder(Said)
 REPORTED = msgspec.msgpack.Decoder(Reported)

@@ -22,7 +22,7 @@ from zmq.utils.monitor import recv_monitor_message
 from partc.runtime.errors import naming_file
 from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.supervision.keeping import MEETING_FILE
-from partc.runtime.supervision.messages import REPORTED, Asked, Beat, Ended, Meeting, Order, Printed
+from partc.runtime.supervision.messages import REPORTED, Beat, Ended, Meeting, Order, Printed, StopRequested
 from partc.runtime.supervision.process_state import is_running, process_state, remove_segments
 from partc.runtime.supervision.roster import Limits, Roster
 from partc.runtime.transports.locked_sockets import (
@@ -208,7 +208,7 @@ class Supervisor:
                 *whole, self._rest[name] = (self._rest[name] + text).split(b"\n")
                 self._lines += [(name, line.decode(errors="replace")) for line in whole]
                 self._rest[name] = self._rest[name][-_LONGEST_LINE:]
-            case Asked(signal=number):
+            case StopRequested(signal=number):
                 if not self._asked:
                     self._asked, self._asked_s = number, time.monotonic()
         return True

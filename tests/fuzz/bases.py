@@ -12,8 +12,8 @@ from onnx.backend.test import data as backend_tests
 
 from partc.compiler.api import kernels_of
 from partc.compiler.commands.cli import main
+from partc.compiler.kernel_times.read_times import versions_here
 from partc.compiler.options import Options
-from partc.compiler.planning.read_times import versions_here
 from partc.cost.cluster.cluster import ranks_of, read_cluster
 from partc.cost.simulation.measured_kernels import MeasuredDevice, Profile, encode_profile
 from tests.builders.graphs.foreign_steps import ADAM, CLIPPED, COUNTED, SGD, TABLE, parse, with_zeros

@@ -250,14 +250,14 @@ def test_rows_pass_through_stages_and_micro_batches(
 
 
 @dataclass(frozen=True)
-class Asked:
+class SplitByFile:
     """What a strategy file asks of the second convolution of STACK, whose rows are 16 and columns 8."""
 
     mesh: dict[str, int]
     split: dict[str, int | str]
 
 
-def by_file(asked: Asked) -> Strategy:
+def by_file(asked: SplitByFile) -> Strategy:
     ops = (OpConfig("Conv:h2", asked.split),)
     return Strategy(MESH_STRATEGY_FORMAT, "global", {}, mesh=asked.mesh, ops=ops)
 
@@ -265,25 +265,32 @@ def by_file(asked: Asked) -> Strategy:
 @pytest.mark.parametrize(
     ("cluster", "asked"),
     [
-        ("1x2", Asked({"data": 1, "rows": 2}, {"out:2": "rows"})),
-        ("1x2", Asked({"data": 2}, {"out:2": "data"})),
-        ("1x4", Asked({"data": 1, "columns": 4}, {"out:3": "columns"})),
-        ("2x2", Asked({"data": 1, "rows": 2, "columns": 2}, {"out:2": "rows", "out:3": "columns"})),
-        ("2x2", Asked({"data": 1, "rows": 2, "tensor": 2}, {"out:2": "rows", "out:1": "tensor"})),
-        ("1x3", Asked({"data": 1, "rows": 3}, {"out:2": "rows"})),  # 6, 5 and 5
-        ("2x8", Asked({"data": 1, "rows": 16}, {"out:2": "rows"})),  # windows reach over two neighbours
-        ("2x3", Asked({"data": 1, "rows": 3, "columns": 2}, {"out:2": "rows", "out:3": "columns"})),
-        ("2x3", Asked({"data": 1, "rows": 2, "columns": 3}, {"out:2": "rows", "out:3": "columns"})),
-        ("3x3", Asked({"data": 1, "rows": 3, "columns": 3}, {"out:2": "rows", "out:3": "columns"})),
-        ("2x3", Asked({"data": 1, "tensor": 2, "rows": 3}, {"out:2": "rows", "in:0:1": "tensor"})),
-        ("2x3", Asked({"data": 3, "rows": 2}, {"batch": "data", "out:2": "rows"})),  # 2, 1 and 1 samples
+        ("1x2", SplitByFile({"data": 1, "rows": 2}, {"out:2": "rows"})),
+        ("1x2", SplitByFile({"data": 2}, {"out:2": "data"})),
+        ("1x4", SplitByFile({"data": 1, "columns": 4}, {"out:3": "columns"})),
+        ("2x2", SplitByFile({"data": 1, "rows": 2, "columns": 2}, {"out:2": "rows", "out:3": "columns"})),
+        ("2x2", SplitByFile({"data": 1, "rows": 2, "tensor": 2}, {"out:2": "rows", "out:1": "tensor"})),
+        ("1x3", SplitByFile({"data": 1, "rows": 3}, {"out:2": "rows"})),  # 6, 5 and 5
+        ("2x8", SplitByFile({"data": 1, "rows": 16}, {"out:2": "rows"})),  # windows reach over two neighbours
+        ("2x3", SplitByFile({"data": 1, "rows": 3, "columns": 2}, {"out:2": "rows", "out:3": "columns"})),
+        ("2x3", SplitByFile({"data": 1, "rows": 2, "columns": 3}, {"out:2": "rows", "out:3": "columns"})),
+        ("3x3", SplitByFile({"data": 1, "rows": 3, "columns": 3}, {"out:2": "rows", "out:3": "columns"})),
+        ("2x3", SplitByFile({"data": 1, "tensor": 2, "rows": 3}, {"out:2": "rows", "in:0:1": "tensor"})),
+        (
+            "2x3",
+            SplitByFile({"data": 3, "rows": 2}, {"batch": "data", "out:2": "rows"}),
+        ),  # 2, 1 and 1 samples
         (
             "2x4",
-            Asked({"data": 2, "rows": 2, "tensor": 2}, {"batch": "data", "out:2": 2, "in:0:1": "tensor"}),
+            SplitByFile(
+                {"data": 2, "rows": 2, "tensor": 2}, {"batch": "data", "out:2": 2, "in:0:1": "tensor"}
+            ),
         ),
     ],
 )
-def test_a_file_splits_rows_columns_and_channels_together(cluster: str, asked: Asked, tmp_path: Path) -> None:
+def test_a_file_splits_rows_columns_and_channels_together(
+    cluster: str, asked: SplitByFile, tmp_path: Path
+) -> None:
     training = import_training_graph(training_of(STACK))
     oracle = Oracle(training)
 
@@ -317,7 +324,7 @@ def test_terms_of_a_sum_take_their_own_neighbours_rows(tmp_path: Path) -> None:
         training,
         tmp_path / "out",
         "1x6",
-        by_file(Asked({"data": 1, "tensor": 2, "rows": 3}, split)),
+        by_file(SplitByFile({"data": 1, "tensor": 2, "rows": 3}, split)),
         "global",
     )
 
@@ -331,12 +338,12 @@ def test_terms_of_a_sum_take_their_own_neighbours_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cluster", "asked"),
     [
-        ("2x2", Asked({"data": 1, "a": 2, "b": 2}, {"out:2": "a*b"})),  # neighbours along two axes
-        ("3x3", Asked({"data": 1, "columns": 9}, {"out:3": "columns"})),  # of 8
+        ("2x2", SplitByFile({"data": 1, "a": 2, "b": 2}, {"out:2": "a*b"})),  # neighbours along two axes
+        ("3x3", SplitByFile({"data": 1, "columns": 9}, {"out:3": "columns"})),  # of 8
     ],
 )
 def test_more_parts_than_rows_and_rows_along_two_axes_are_refused(
-    cluster: str, asked: Asked, tmp_path: Path
+    cluster: str, asked: SplitByFile, tmp_path: Path
 ) -> None:
     training = import_training_graph(training_of(STACK))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from partc.compiler.commands import profile as command
-from partc.compiler.planning.time_kernels import Answer
+from partc.compiler.kernel_times.time_kernels import Answer
 from tests.checks.command_line import CLUSTER, EXAMPLES, done, make_mlp, partc, refused
 
 

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from partc.compiler.planning.own_space import strategy_of
-from partc.compiler.planning.walk_tasks import random_state
+from partc.compiler.search.own_space import strategy_of
+from partc.compiler.search.walk_tasks import random_state
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
 from partc.passes.configure import configure
 from partc.passes.distribute import lay_out
 from partc.passes.layouts.configuration import data_parallel
 from partc.passes.search.operator_space import OperatorConfig
 from partc.passes.search.read_configs import read_configs, read_grids
-from tests.compiler.planning.test_step_tasks import WORKERS, Priced, priced
+from tests.compiler.task_graphs.test_step_tasks import WORKERS, Priced, priced
 
 
 def of_no_samples(of: Priced) -> set[str]:

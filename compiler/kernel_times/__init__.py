@@ -1,0 +1,1 @@
+"""What kernels and segments take, measured on this machine."""

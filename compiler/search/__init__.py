@@ -1,0 +1,1 @@
+"""Searches for a strategy: names, pipelines, walks, exhaustion, integer programs, placements."""

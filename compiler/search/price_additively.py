@@ -1,0 +1,145 @@
+"""Additive costs of the kinds of operators of a step, from its blocks alone.
+
+Kinds are what is configured together. Within a kind, what its groups send each other is its own cost. Of many
+configurations those that take least alone are kept, of every set of workers the same number.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from partc.compiler.search.kinds import Kinds
+from partc.compiler.task_graphs.block_costs import BlockCosts, Reading
+from partc.compiler.task_graphs.step_blocks import ParameterOf, UpdateBlock
+from partc.compiler.task_graphs.step_tasks import StepTasks
+from partc.cost.simulation.task_arrays import Floats
+from partc.passes.search.additive_costs import AdditiveCosts
+from partc.passes.search.operator_space import OperatorConfig
+
+MOST_CONFIGS = 48  # of a kind: pairs are written one by one
+
+
+class AdditivePrices:
+    """Prices kinds and pairs of them, one at a time."""
+
+    def __init__(self, tasks: StepTasks, kinds: Kinds) -> None:
+        self._costs, self._tasks = BlockCosts(tasks), tasks
+        self.kinds = kinds
+        self._kind_of = kinds.of_group
+
+    @property
+    def limits_bytes(self) -> Floats:
+        """Return what memory each worker has, float64[workers]."""
+        return self._tasks.prices.limits_bytes
+
+    def fewer(self, most: int = MOST_CONFIGS, *keep: OperatorConfig) -> "AdditivePrices":
+        """Return the prices of kinds of at most so many configurations, and some that stay."""
+        chosen = tuple(
+            configs if len(configs) <= most else self._least(kind, most, keep)
+            for kind, configs in enumerate(self.kinds.configs)
+        )
+        left_out = sum(map(len, self.kinds.configs)) - sum(map(len, chosen))
+        fewer = AdditivePrices(self._tasks, Kinds(self.kinds.groups, chosen, left_out))
+        fewer._costs = self._costs  # what is known of blocks
+        return fewer
+
+    def _least(self, kind: int, most: int, keep: tuple[OperatorConfig, ...]) -> tuple[OperatorConfig, ...]:
+        """Return the configurations of a kind that take least, on each set of workers as many."""
+        configs, (own_s, _) = self.kinds.configs[kind], self.own(kind)
+        on_workers: dict[tuple[int, ...], int] = {}
+        rank: dict[int, int] = {}
+        for number in np.argsort(own_s, kind="stable").tolist():
+            workers = configs[number].workers
+            rank[number] = on_workers[workers] = on_workers.get(workers, -1) + 1
+        order = sorted(rank, key=lambda n: (configs[n] not in keep, rank[n], own_s[n]))
+        return tuple(configs[number] for number in sorted(order[:most]))
+
+    def own(self, kind: int) -> tuple[Floats, Floats]:
+        """Return a kind's seconds float64[configurations], its variables' bytes [configurations, workers]."""
+        found = [self._own(kind, config) for config in self.kinds.configs[kind]]
+        return np.array([seconds for seconds, _ in found]), np.array([memory for _, memory in found])
+
+    def _own(self, kind: int, config: OperatorConfig) -> tuple[float, Floats]:
+        groups = frozenset(self.kinds.groups[kind])
+        configs = dict.fromkeys(groups, config)
+        costs = self._costs
+        seconds, memory = 0.0, np.zeros(len(self._tasks.prices.workers))
+        for number, block in costs.computing.items():
+            if block.group in groups:
+                seconds += costs.compute(number, config).seconds
+        for reading in costs.readings:
+            if groups.issuperset(reading.groups):
+                seconds += costs.send(reading, config, config).seconds
+        for number, update in costs.updates.items():
+            own = terms_within(update, groups, groups)
+            if own:
+                alone = costs.update(number, own, configs)
+                seconds += alone.seconds
+                memory += alone.memory
+        return seconds, memory
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """Return the kinds that send each other something, the lower number first."""
+        ends = {tuple(sorted(self._kind_of[group] for group in r.groups)) for r in self._costs.readings}
+        for update in self._costs.updates.values():
+            for parameter in update.parameters:
+                homes = self._kind_of[parameter.home]
+                ends |= {tuple(sorted((homes, self._kind_of[term.group]))) for term in parameter.terms}
+        return sorted((j, k) for j, k in ends if j != k)
+
+    def pair(self, j: int, k: int) -> Floats:
+        """Return what two kinds send each other, float64[configurations of j, configurations of k]."""
+        return np.array(
+            [
+                [self._pair(j, k, ours, theirs) for theirs in self.kinds.configs[k]]
+                for ours in self.kinds.configs[j]
+            ]
+        )
+
+    def _pair(self, j: int, k: int, ours: OperatorConfig, theirs: OperatorConfig) -> float:
+        first, second = frozenset(self.kinds.groups[j]), frozenset(self.kinds.groups[k])
+        configs = dict.fromkeys(first, ours) | dict.fromkeys(second, theirs)
+        seconds = 0.0
+        for reading in self._between.get((j, k), ()):
+            having, wanting = reading.groups
+            seconds += self._costs.send(reading, configs[having], configs[wanting]).seconds
+        for number, update in self._costs.updates.items():
+            for homes, makers in ((first, second), (second, first)):
+                if shared := terms_within(update, homes, makers):
+                    with_s = self._costs.update(number, shared, configs).seconds
+                    without = [ParameterOf(p.name, p.place, p.home, ()) for p in shared]
+                    seconds += with_s - self._costs.update(number, without, configs).seconds
+        return seconds
+
+    @cached_property
+    def _between(self) -> dict[tuple[int, ...], list[Reading]]:
+        """Return what goes from group to group, by the kinds of both, the lower number first."""
+        between: dict[tuple[int, ...], list[Reading]] = {}
+        for reading in self._costs.readings:
+            ends = tuple(sorted(self._kind_of[group] for group in reading.groups))
+            between.setdefault(ends, []).append(reading)
+        return between
+
+
+def terms_within(update: UpdateBlock, homes: frozenset[int], makers: frozenset[int]) -> list[ParameterOf]:
+    """Return the parameters that some groups keep, with those terms of their gradients that some make."""
+    found = []
+    for parameter in update.parameters:
+        terms = tuple(term for term in parameter.terms if term.group in makers)
+        if parameter.home in homes and (terms or homes == makers):
+            found.append(ParameterOf(parameter.name, parameter.place, parameter.home, terms))
+    return found
+
+
+def price_additively(
+    prices: AdditivePrices, names: Sequence[str], go_on: Callable[[], bool] = lambda: True
+) -> AdditiveCosts | None:
+    """Return the costs of all kinds and pairs, None where there is no time left. `names`: of kinds."""
+    own = [prices.own(kind) for kind in range(len(prices.kinds.groups))]
+    pair_s = {}
+    for j, k in prices.pairs():
+        if not go_on():
+            return None
+        pair_s[j, k] = prices.pair(j, k)
+    return AdditiveCosts(names, [s for s, _ in own], pair_s, [m for _, m in own], prices.limits_bytes)

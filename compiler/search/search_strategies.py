@@ -1,0 +1,310 @@
+"""Find a quick strategy: named ones, and operators' own configurations by one of several methods.
+
+    names        data parallelism as `auto` has it, then experts and products of them, simplest first
+    pipelines    climbs from names over stages, cuts, micro-batches, and what a stage's workers divide
+    mcmc         names, pipelines; walks from data parallelism, the best so far, fewer replicas and one worker
+    ilp, dp      the least sum of what operators and transfers take alone: its own answer, or a walk's start
+    exhaustive   the quickest of all states, where these are few
+    auto         names, pipelines; walks, from the answers of ilp and dp as well; exhaustion where possible
+
+Configurations are priced by the task graph; the quickest states are then priced as whole plans. What counts
+is the simulated step of the whole plan, as compiling would lower and schedule it: so nothing is returned that
+does not compile, that does not fit, or that is slower than anything else that was priced.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from math import inf
+
+import numpy as np
+
+from partc.compiler.options import Options, SearchOptions
+from partc.compiler.search.climb_pipelines import climb_pipelines
+from partc.compiler.search.estimate_pipelines import PipelineEstimate
+from partc.compiler.search.exhaust import Exhausted, check_states, exhaust
+from partc.compiler.search.name_what_fits import names_by_need
+from partc.compiler.search.own_space import OwnSpace
+from partc.compiler.search.search_limit import SearchLimit
+from partc.compiler.search.solve_additively import solve_additively
+from partc.compiler.search.step_pipelines import StepPipelines
+from partc.compiler.search.walk_chains import walk_chains
+from partc.compiler.search.walk_tasks import BestStates, State, climb, fewer_replicas
+from partc.compiler.search.whole_steps import Priced, WholeSteps, names_for
+from partc.cost.cluster.cluster import Cluster
+from partc.passes.graph.training_graph import TrainingGraph
+from partc.passes.search.pipeline_space import Pipeline
+from partc.runtime.errors import BadUsage, DoesNotFit, NoPlacement
+
+NAMED_SHARE = 0.5  # of the budget: what named strategies may take
+PIPELINE_SHARE = 0.4  # of what is left: what pipelines may take
+PIPELINE_PROPOSALS = 0.05  # of proposals: whole plans of pipelines, which take longer than the task graph's
+ADDITIVE_SHARE = 0.2  # of what is left: what the additive starts of walks may take
+EXHAUSTED_SHARE = 0.5  # of what is left then: what exhaustion may take, where `auto` tries it
+START = "auto"
+ROUNDS = 3  # of walking and pricing
+RESERVE = 1.5  # of what the slowest plan took to price: what is left for pricing
+TRIED = 3  # states that are priced in a round
+MOST_TRIED_STATES = 5_000_000  # that `auto` exhausts
+
+
+Show = Callable[[Priced, Priced | None], None]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The answer of a search: the quickest, and data parallelism; how many were priced, and could not be.
+
+    `data_parallel`: None where it does not fit in memory.
+    `proposals`: configurations of operators that were priced by the task graph. `remarks`: what is known of
+    the answer, in sentences.
+    """
+
+    best: Priced
+    data_parallel: Priced | None
+    proposals: int
+    priced: int
+    refused: int
+    seconds: float
+    remarks: tuple[str, ...] = ()
+
+
+def search_strategies(
+    read: Callable[[], TrainingGraph],
+    cluster: Cluster,
+    options: Options,
+    asked: SearchOptions,
+    show: Show,
+) -> Found:
+    """Return the quickest strategy found within a budget. Raises what data parallelism is refused with, for
+    lack of memory only if no named strategy fits; and BadUsage where a method cannot be used.
+
+    `show` is told of each improvement, and of data parallelism. Ctrl-C ends the search with the best so far.
+    """
+    limit = SearchLimit(asked.budget_s, asked.proposals)
+    price = WholeSteps(read, cluster, options)
+    start = price(START, START)
+    search = _Search(price, start or _first_that_fits(price), start, asked, limit, show)
+    try:
+        search.run()
+    except KeyboardInterrupt:
+        search.remarks.append("it was interrupted")
+    return Found(
+        search.best,
+        start,
+        search.proposals,
+        price.priced,
+        price.refused,
+        limit.elapsed_s,
+        tuple(dict.fromkeys(search.remarks)),
+    )
+
+
+def _first_that_fits(price: WholeSteps) -> Priced:
+    """Return a named strategy, where data parallelism does not fit. Raises what that was refused with."""
+    if isinstance(price.failure, DoesNotFit) and price.first is not None:
+        hosts = price.first.worker_hosts
+        if (priced := price.first_of(chain(names_for(hosts), names_by_need(len(hosts))))) is not None:
+            return priced
+    assert price.failure is not None
+    raise price.failure
+
+
+class _Search:
+    """The best so far, and what makes it better. `data_parallel`: None where it does not fit in memory."""
+
+    def __init__(
+        self,
+        price: WholeSteps,
+        start: Priced,
+        data_parallel: Priced | None,
+        asked: SearchOptions,
+        limit: SearchLimit,
+        show: Show,
+    ) -> None:
+        assert price.first is not None, "it has priced the start"
+        self._first = price.first
+        self.best, self._data_parallel = start, data_parallel
+        self.proposals = 0
+        self.remarks: list[str] = []
+        self._price, self._asked, self._limit, self._show = price, asked, limit, show
+        self._named = [start]
+        self._state: State | None = None  # of the best, if it is operators' own
+        self._optimal: set[State] = set()  # no single change of them is quicker
+        self._rng = np.random.default_rng(asked.seed)
+        show(start, data_parallel)
+
+    def run(self) -> None:
+        """Search by the method that was asked for."""
+        method = self._asked.method
+        if method in ("auto", "mcmc"):
+            self._try_names()
+            self._climb_pipelines()
+        own = OwnSpace.of(self._first)
+        if own is None:
+            self._refuse_without_choice()
+        elif method == "exhaustive":
+            check_states(own.kinds)
+            begin, _ = self._climb(own, fewer_replicas(own.tasks, own.space), self._limit.until_s, inf)
+            self._exhaust(own, begin, 1.0)
+        elif method in ("ilp", "dp"):
+            solved = solve_additively(own, method, self._limit, self._asked.seed)
+            self.remarks += solved.remarks
+            self._see_state(own, solved.state, method)
+        elif self._limit.left_s > RESERVE * self._price.slowest_s:
+            self._walk(own)
+        if own is not None:
+            self._tell_local_optimum(own)
+
+    def _refuse_without_choice(self) -> None:
+        if self._asked.method not in ("auto", "mcmc"):
+            raise BadUsage(
+                "a batch of each replica's own leaves operators nothing to choose: all have all workers",
+                at=f"--method {self._asked.method}",
+                fix="add --batch global, or leave --method out",
+            )
+
+    def _see(self, priced: Priced | None) -> bool:
+        """Note a price; tell whether it is the best."""
+        if priced is None or priced.step_s >= self.best.step_s:
+            return False
+        self.best, self._state = priced, None
+        self._show(priced, self._data_parallel)
+        return True
+
+    def _see_state(self, own: OwnSpace, state: State, how: str) -> None:
+        """Price a state as a whole plan, and note it."""
+        before = self._state
+        name = f"{how}: {own.told(state, before)}"
+        if self._see(self._price(name, own.strategy(state))):
+            self._state = state
+
+    def _try_names(self) -> None:
+        """Price named strategies, as many as there is time for."""
+        until_s = self._limit.early_until_s(NAMED_SHARE)
+        for name in names_for(self._first.worker_hosts):
+            if time.monotonic() + self._price.slowest_s > until_s:
+                return
+            if (priced := self._price(name, name)) is not None:
+                self._named.append(priced)
+                self._see(priced)
+
+    def _climb_pipelines(self) -> None:
+        """Climb among pipelines, from the names that are some."""
+        pipelines, limit = StepPipelines(self._first), self._limit
+        until_s, most = limit.part_until_s(PIPELINE_SHARE), limit.part(PIPELINE_PROPOSALS)
+        best: list[Pipeline] = []
+
+        def goes_on(priced: int) -> bool:
+            return priced < most and time.monotonic() + self._price.slowest_s < until_s
+
+        def price_s(pipeline: Pipeline) -> float:
+            told = pipelines.told(pipeline, best[-1] if best else None)
+            priced = self._price(f"pipeline: {told}", pipelines.strategy(pipeline))
+            if self._see(priced):
+                best.append(pipeline)
+            return inf if priced is None else priced.step_s
+
+        if not goes_on(0):
+            return
+        read = {pipelines.read(priced.strategy): priced.step_s for priced in self._named}
+        named = {pipeline: step_s for pipeline, step_s in read.items() if pipeline is not None}
+        estimate = PipelineEstimate(pipelines).step_s
+        climb = climb_pipelines(pipelines.space, named, price_s, estimate, goes_on, self._rng)
+        are_tried = any(pipeline in climb.optimal for pipeline in climb.in_order[:1])
+        self.remarks.append(
+            f"{climb.priced} pipelines priced; single changes of the quickest, of a cut, of micro-batches or "
+            "of what a stage's workers divide, were "
+            + ("all tried: none is quicker" if are_tried else "not all tried")
+        )
+
+    def _walk(self, own: OwnSpace) -> None:
+        """Walk and climb in rounds: what tasks say is quick is priced. `auto` exhausts small spaces first."""
+        limit = self._limit
+        starts = [*own.starts(self.best.strategy), fewer_replicas(own.tasks, own.space)]
+        if self._asked.method == "auto":
+            starts += self._additive_starts(own)
+            if own.states <= MOST_TRIED_STATES:
+                exhausted = self._exhaust(own, own.quickest(starts), EXHAUSTED_SHARE)
+                if exhausted.is_proven and all(len(groups) == 1 for groups in own.kinds.groups):
+                    return  # walks have no other states
+                starts.append(exhausted.state)
+        chains = 1 if limit.proposals is not None else 0  # as many on every machine
+        for remaining in reversed(range(ROUNDS)):
+            if limit.left_s <= RESERVE * self._price.slowest_s:
+                return
+            until_s = limit.part_until_s(1 / (remaining + 1), RESERVE * self._price.slowest_s)
+            most = limit.part(1 / (2 * ROUNDS))
+            found, proposals = walk_chains(
+                own.tasks, own.space, starts, self._rng, until_s, most=most, chains=chains
+            )
+            self.proposals += proposals
+            found.add(*self._climb(own, found.in_order()[0], until_s, most))
+            self._price_best(own, found, remaining)
+            starts = [*starts[:1], *found.in_order()[:2]]
+
+    def _additive_starts(self, own: OwnSpace) -> list[State]:
+        """Return the answers of the additive methods, as far as there are any in a share of the time."""
+        limit = self._limit
+        part = SearchLimit(max(0.0, ADDITIVE_SHARE * limit.left_s), limit.proposals)
+        starts = []
+        for method in ("dp", "ilp"):
+            try:
+                starts.append(solve_additively(own, method, part, self._asked.seed).state)
+            except (BadUsage, NoPlacement):
+                continue  # the graph does not reduce, or there was no time: walks have other starts
+        return starts
+
+    def _price_best(self, own: OwnSpace, found: BestStates, remaining: int) -> None:
+        for number, state in enumerate(found.in_order()):
+            self._see_state(own, state, "operators' own")
+            if self._limit.left_s < (remaining + 2) * self._price.slowest_s or number == TRIED:
+                return
+
+    def _tell_local_optimum(self, own: OwnSpace) -> None:
+        """Say whether every single change of the answer was tried: where there is time, they are now."""
+        limit, strategy = self._limit, self.best.strategy
+        state = self._state
+        if state is None and strategy.has_meshes and strategy.stages == 1:
+            state = own.read(strategy)
+        if state is not None and state not in self._optimal and limit.left_s > self._price.slowest_s:
+            until_s = limit.part_until_s(1.0, self._price.slowest_s)
+            climbed, _ = self._climb(own, state, until_s, limit.part(1 / 2))
+            if climbed != state and climbed in self._optimal:
+                self._see_state(own, climbed, "climb")
+                if self._state != climbed:
+                    self.remarks.append(
+                        "changes of one operator, or kind, are quicker by the task graph, but no quicker plan"
+                    )
+                    return
+                state = climbed
+        if state in self._optimal:
+            self.remarks.append(
+                "every change of one operator, or kind, was tried: none is quicker by the task graph"
+            )
+        else:
+            self.remarks.append("changes of one operator, or kind, were not all tried")
+
+    def _climb(self, own: OwnSpace, start: State, until_s: float, most: float) -> tuple[State, float]:
+        climbed, step_s, is_optimal = climb(own.tasks, own.space, start, until_s, most)
+        if is_optimal:
+            self._optimal.add(climbed)
+        return climbed, step_s
+
+    def _exhaust(self, own: OwnSpace, begin: State, share: float) -> Exhausted:
+        """Look at all states, and price each that is quicker than those before."""
+        until_s = self._limit.part_until_s(share, self._price.slowest_s)
+
+        def show(found: Exhausted) -> None:
+            self._see_state(own, found.state, "exhaustive")
+
+        found = exhaust(own.tasks, own.kinds, begin, lambda: time.monotonic() < until_s, show)
+        self.proposals += found.priced
+        self._see_state(own, found.state, "exhaustive")
+        how = "all" if found.is_proven else "there was no time for all"
+        self.remarks.append(
+            f"{how} {own.states:,} states of kinds of operators: {found.priced:,} priced by the task graph, "
+            + ("the others proven to be no quicker" if found.is_proven else "the quickest so far is taken")
+        )
+        return found

@@ -1,0 +1,79 @@
+"""Walks over operator groups' configurations in several processes, one a core, each with a seed of its own.
+
+Processes are forked, so that each begins with the task graph, its compiled code and what is remembered of
+blocks; they send their best states back as JSON.
+"""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+
+import msgspec
+import numpy as np
+
+from partc.compiler.search.walk_tasks import BestStates, State, walk_tasks
+from partc.compiler.task_graphs.step_tasks import StepTasks
+from partc.passes.search.operator_space import OperatorSpace
+
+
+class Walked(msgspec.Struct, frozen=True):
+    """What a process found."""
+
+    states: tuple[tuple[State, float], ...]
+    proposals: int
+
+
+def walk_chains(
+    tasks: StepTasks,
+    space: OperatorSpace,
+    starts: Sequence[State],
+    rng: np.random.Generator,
+    until_s: float,
+    show: Callable[[float], None] = lambda step_s: None,
+    most: float = float("inf"),
+    chains: int = 0,
+) -> tuple[BestStates, int]:
+    """Return the best states of all chains, and how many proposals were tried. `most`: of each chain.
+    `chains`: 0 for one a core.
+
+    `show` is told what this process's own chain finds.
+    """
+    count = chains or len(os.sched_getaffinity(0))
+    context = multiprocessing.get_context("fork")
+    others: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
+    for own in rng.spawn(count)[1:]:
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=_walk, args=(there, tasks, space, starts, own, until_s, most))
+        process.daemon = True
+        process.start()
+        there.close()
+        others.append((process, here))
+    try:
+        best, proposals = walk_tasks(tasks, space, starts, rng, until_s, show, most)
+    except BaseException:
+        for other, _ in others:
+            other.terminate()
+        raise
+    for other, here in others:
+        walked = msgspec.json.decode(here.recv_bytes(), type=Walked)
+        other.join()
+        proposals += walked.proposals
+        for state, step_s in walked.states:
+            best.add(state, step_s)
+    return best, proposals
+
+
+def _walk(
+    there: Connection,
+    tasks: StepTasks,
+    space: OperatorSpace,
+    starts: Sequence[State],
+    rng: np.random.Generator,
+    until_s: float,
+    most: float,
+) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first process's, which ends this one
+    best, proposals = walk_tasks(tasks, space, starts, rng, until_s, most=most)
+    there.send_bytes(msgspec.json.encode(Walked(tuple(best.found.items()), proposals)))

@@ -1,0 +1,223 @@
+"""Walk over the configurations of operator groups, priced by the task graph.
+
+Markov chain Monte Carlo as in flexflow.txt, section 6.2: from each start a walk of its own, by turns.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+
+import numpy as np
+
+from partc.compiler.task_graphs.step_tasks import StepTasks
+from partc.passes.search.grouped_step import GroupedStep
+from partc.passes.search.metropolis import highest_accepted
+from partc.passes.search.operator_space import OperatorConfig, OperatorSpace, data_parallel_config
+
+# Of proposals: those for a single group and for a family; others are for a kind, and perhaps neighbours.
+SINGLE_SHARE, FAMILY_SHARE = 0.2, 0.1
+ONE_MORE = 0.5  # how probable one more neighbour is
+USED_SHARE = 0.5  # of proposals: those on the workers of another group
+BEST_KEPT = 16
+LEAST_GAIN = 1e-6  # of a step: less is rounding
+
+State = tuple[OperatorConfig, ...]  # by group
+
+
+@dataclass
+class BestStates:
+    """The best states that walks came upon, by seconds of a step."""
+
+    found: dict[State, float] = field(default_factory=dict)
+
+    @property
+    def least_s(self) -> float:
+        """Return the shortest step."""
+        return min(self.found.values(), default=float("inf"))
+
+    def add(self, state: State, step_s: float) -> None:
+        """Note a state, if it is among the best."""
+        if len(self.found) < BEST_KEPT or step_s < max(self.found.values()):
+            self.found[state] = step_s
+            if len(self.found) > BEST_KEPT:
+                del self.found[max(self.found, key=self.found.__getitem__)]
+
+    def in_order(self) -> list[State]:
+        """Return them from the quickest on."""
+        return sorted(self.found, key=self.found.__getitem__)
+
+
+class TaskWalk:
+    """A walk from one start. `proposals` counts what was tried, `refused` what could not be."""
+
+    def __init__(self, tasks: StepTasks, space: OperatorSpace, best: BestStates, start: State) -> None:
+        self._tasks = tasks
+        self._space = space
+        self._near = near_kinds(tasks.step, space)
+        self._best = best
+        self._state = list(start)
+        self.step_s = tasks.begin(start)
+        self.proposals = self.refused = 0
+        if self.step_s is not None:
+            best.add(start, self.step_s)
+
+    def advance(self, rng: np.random.Generator, count: int) -> None:
+        """Try proposals; the task graph has this walk's state before and after."""
+        assert self.step_s is not None, "a start that can be"
+        for _ in range(count):
+            self.proposals += 1
+            changes = self._propose(rng)
+            limit_s = highest_accepted(self.step_s, self._best.least_s, rng)
+            step_s = self._tasks.move(changes, limit_s) if changes else None
+            if step_s is None:
+                self.refused += 1
+            elif step_s > limit_s:
+                self._tasks.undo()
+            else:
+                self.step_s = step_s
+                for number, config in changes.items():
+                    self._state[number] = config
+                if step_s < self._best.least_s * (1 + 1e-3):
+                    self._best.add(tuple(self._state), step_s)
+
+    def resume(self) -> None:
+        """Give the task graph this walk's state again."""
+        self._tasks.begin(self._state)
+
+    def _propose(self, rng: np.random.Generator) -> Mapping[int, OperatorConfig]:
+        share, used = rng.random(), None
+        if rng.random() < USED_SHARE:
+            used = self._state[rng.integers(len(self._state))].workers
+        number, config = self._space.draw(rng, used)
+        kind = self._space.kinds[number]
+        if share < SINGLE_SHARE:
+            proposed = {int(rng.choice(kind.groups)): config}
+        elif share < SINGLE_SHARE + FAMILY_SHARE:
+            proposed = dict.fromkeys(kind.family, config)
+        else:
+            proposed = {
+                n: own for k, own in self._spread(number, config, rng) for n in self._space.kinds[k].groups
+            }
+        return {group: own for group, own in proposed.items() if self._state[group] != own}
+
+    def _spread(
+        self, kind: int, config: OperatorConfig, rng: np.random.Generator
+    ) -> Iterator[tuple[int, OperatorConfig]]:
+        """Yield a kind and, one time in two each, one more that exchanges tensors with those so far."""
+        chosen = {kind: config}
+        yield kind, config
+        while rng.random() < ONE_MORE:
+            near = sorted({n for k in chosen for n in self._near[k]} - chosen.keys())
+            if not near:
+                return
+            other = near[rng.integers(len(near))]
+            fitted = self._space.fitted(other, config)
+            if fitted is None:
+                return
+            chosen[other] = fitted
+            yield other, fitted
+
+
+def near_kinds(step: GroupedStep, space: OperatorSpace) -> tuple[frozenset[int], ...]:
+    """Return for each kind those whose operators it exchanges tensors with."""
+    kind_of = {group: number for number, kind in enumerate(space.kinds) for group in kind.groups}
+    near: list[set[int]] = [set() for _ in space.kinds]
+    for tensor, readers in step.readers.items():
+        if tensor in step.maker:
+            made_by = kind_of[step.maker[tensor][0]]
+            for group, _ in readers:
+                near[made_by].add(kind_of[group])
+                near[kind_of[group]].add(made_by)
+    return tuple(frozenset(others - {number}) for number, others in enumerate(near))
+
+
+def random_state(
+    tasks: StepTasks, space: OperatorSpace, start: State, rng: np.random.Generator, moves: int
+) -> State:
+    """Return what kinds' random configurations lead to; those that cannot be are left out."""
+    state = list(start)
+    tasks.begin(state)
+    for _ in range(moves):
+        kind, config = space.draw(rng)
+        changes = dict.fromkeys(space.kinds[kind].groups, config)
+        if tasks.move(changes) is not None:
+            for number in changes:
+                state[number] = config
+    return tuple(state)
+
+
+def fewer_replicas(tasks: StepTasks, space: OperatorSpace) -> State:
+    """Return the quickest state in which the samples alone are divided, by all groups alike."""
+    groups = range(len(tasks.step.groups))
+    best, least_s = (data_parallel_config(1),) * len(groups), float("inf")
+    tasks.begin(best)
+    for config in space.replicas():
+        step_s = tasks.move(dict.fromkeys(groups, config), least_s)
+        if step_s is not None and step_s < least_s:
+            best, least_s = (config,) * len(groups), step_s
+    return best
+
+
+def climb(
+    tasks: StepTasks, space: OperatorSpace, start: State, until_s: float, most: float = float("inf")
+) -> tuple[State, float, bool]:
+    """Take every quicker configuration of a kind, or of one group of it, until none is left.
+
+    It ends before that when the time is over, or when `most` configurations were tried. Returns the state,
+    the seconds of its step, and whether no other configuration of any one kind or group is quicker.
+    """
+    state, step_s = list(start), tasks.begin(start)
+    assert step_s is not None, "a start that can be"
+    units = [(number, kind.groups) for number, kind in enumerate(space.kinds)]
+    units += [(number, (one,)) for number, groups in units if len(groups) > 1 for one in groups]
+    since_better = tried = 0
+    for kind, groups in cycle(units):
+        if since_better == len(units):
+            return tuple(state), step_s, True
+        since_better += 1
+        for config in dict.fromkeys(space.configs(kind)):
+            if tried >= most or time.monotonic() > until_s:
+                return tuple(state), step_s, False
+            tried += 1
+            changes = {n: config for n in groups if state[n] != config}
+            found_s = tasks.move(changes, step_s) if changes else None
+            if found_s is None:
+                continue
+            if found_s < step_s * (1 - LEAST_GAIN):
+                step_s, since_better = found_s, 0
+                for number in changes:
+                    state[number] = config
+            else:
+                tasks.undo()
+    raise AssertionError("there is a kind")
+
+
+def walk_tasks(
+    tasks: StepTasks,
+    space: OperatorSpace,
+    starts: Sequence[State],
+    rng: np.random.Generator,
+    until_s: float,
+    show: Callable[[float], None] = lambda step_s: None,
+    most: float = float("inf"),
+    turn: int = 50,
+) -> tuple[BestStates, int]:
+    """Return the best states, and how many proposals were tried.
+
+    Walks end when the time is over, when half of it has brought nothing, or when `most` proposals were tried.
+    """
+    best = BestStates()
+    walks = [walk for start in starts if (walk := TaskWalk(tasks, space, best, start)).step_s is not None]
+    patience_s = (until_s - time.monotonic()) / 2
+    improved_s, least_s = time.monotonic(), best.least_s
+    tried = 0
+    while walks and tried < most and time.monotonic() < min(until_s, improved_s + patience_s):
+        for walk in walks:
+            walk.resume()
+            walk.advance(rng, turn)
+        tried = sum(walk.proposals for walk in walks)
+        if best.least_s < least_s:
+            improved_s, least_s = time.monotonic(), best.least_s
+            show(least_s)
+    return best, tried

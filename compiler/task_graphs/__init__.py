@@ -1,0 +1,1 @@
+"""The task graph of operator groups: what a search prices instead of whole plans."""

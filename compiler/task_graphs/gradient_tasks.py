@@ -1,0 +1,164 @@
+"""The tasks that sum the gradients of a bucket of parameters, send them where these are kept, and apply them.
+
+Terms that a mesh makes are summed there first, together; rows of indexed gradients are gathered, or summed as
+dense ones where that moves less.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from partc.compiler.task_graphs.task_blocks import (
+    Draft,
+    MeshPlace,
+    Placed,
+    Sum,
+    Task,
+    TaskBlock,
+    Tensor,
+    moves_between,
+)
+from partc.compiler.task_graphs.task_prices import TaskPrices
+from partc.cost.simulation.task_arrays import Floats
+from partc.passes.layouts.layouts import Layout, Mesh, Partial, Replicate, Split
+from partc.passes.scheduling.segment_work import Work
+from partc.passes.search.count_work import count_update
+from partc.passes.search.group_layouts import plain
+from partc.passes.search.grouped_step import GroupedStep
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A term of a parameter's gradient: its name and layout, who makes it, and that block and its slot."""
+
+    name: str
+    layout: Layout
+    placed: Placed
+    made: TaskBlock
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """A parameter, its layout where it is kept, the group that keeps it, and what its gradient is made of."""
+
+    parameter: str
+    layout: Layout
+    home: Placed
+    terms: tuple[Term, ...]
+
+
+@dataclass(slots=True)
+class _OfMesh:
+    """What a mesh makes of a bucket's gradients.
+
+    sums   the collectives that sum terms, one after the other -> bytes
+    sent   (from, to) -> bytes
+    homes  the workers that keep the parameters
+    """
+
+    placed: Placed
+    makers: dict[int, TaskBlock] = field(default_factory=dict)  # by slot
+    sums: dict[tuple[Sum, ...], int] = field(default_factory=dict)
+    sent: dict[tuple[int, int], int] = field(default_factory=dict)
+    homes: dict[int, None] = field(default_factory=dict)
+
+
+class UpdateWriter:
+    """Writes the blocks of updates."""
+
+    def __init__(self, step: GroupedStep, prices: TaskPrices) -> None:
+        self._step = step
+        self._prices = prices
+        self._facts = step.analysis.facts
+        self._work: dict[tuple[str, int], Work] = {}
+        self._followers: dict[str, int] = {}
+        for name, leader in step.analysis.followers.items():
+            if leader is not None and leader != name:
+                self._followers[leader] = self._followers.get(leader, 0) + 1
+
+    def write(self, updates: Sequence[Updated]) -> TaskBlock:
+        """Return the block of a bucket's updates."""
+        workers = len(self._prices.workers)
+        memory, seconds = np.zeros(workers), np.zeros(workers)
+        meshes: dict[MeshPlace, _OfMesh] = {}
+        for update in updates:
+            at = list(update.home.workers)
+            own = self._local(update.parameter, update.layout, update.home.layout.mesh)
+            memory[at] += (2 + self._followers.get(update.parameter, 0)) * own
+            seconds[at] += self._update_s(update)[at]
+            for term in update.terms:
+                of_mesh = meshes.setdefault(term.placed.place, _OfMesh(term.placed))
+                of_mesh.makers[term.slot] = term.made
+                of_mesh.homes.update(dict.fromkeys(update.home.workers))
+                self._add_term(of_mesh, update, term, own)
+        draft = Draft(self._prices)
+        behind: dict[int, list[Task]] = {}
+        for of_mesh in meshes.values():
+            for worker, end in self._bring_home(draft, of_mesh).items():
+                behind.setdefault(worker, []).append(end)
+        for worker in np.flatnonzero(seconds).tolist():
+            draft.task(worker, float(seconds[worker]), behind.get(worker, ()))
+        return draft.finish(memory=memory)
+
+    def _update_s(self, update: Updated) -> Floats:
+        mesh = update.home.layout.mesh
+        key = update.parameter, mesh.share(update.layout)
+        if key not in self._work:
+            self._work[key] = count_update(self._step, update.parameter, update.layout, mesh)
+        return self._prices.work_s(self._work[key], 0)
+
+    def _local(self, tensor: str, layout: Layout, mesh: Mesh) -> int:
+        return -(-self._facts.nbytes(tensor) // mesh.share(layout))
+
+    def _add_term(self, of_mesh: _OfMesh, update: Updated, term: Term, own: int) -> None:
+        """Note how a term is summed and sent. `own`: bytes of the parameter's part where it is kept."""
+        placed, layout, native = term.placed, update.layout, term.layout
+        is_here = placed.place == update.home.place
+        is_sparse = self._step.analysis.training.gradients[update.parameter].is_sparse
+        sums, found = _sums_of(native, layout if is_here else Layout(""), is_sparse)
+        nbytes = self._local(term.name, native, placed.layout.mesh)
+        if is_sparse:
+            nbytes *= prod(placed.layout.mesh.size(axis) for kind, axis in sums if kind == "all_gather")
+            if 2 * own < nbytes:
+                sums, nbytes = tuple(("all_reduce", axis) for _, axis in sums), own
+        if sums:
+            of_mesh.sums[sums] = of_mesh.sums.get(sums, 0) + nbytes
+        if not is_here or found.placements != layout.placements:
+            shape, dtype = self._facts.shape(update.parameter), self._facts.dtypes[update.parameter]
+            ends = (placed.place, plain(found)), (update.home.place, plain(layout))
+            for pair, moved in moves_between(Tensor(shape, dtype.itemsize), *ends, self._prices.hosts):
+                of_mesh.sent[pair] = of_mesh.sent.get(pair, 0) + (min(moved, nbytes) if is_sparse else moved)
+
+    def _bring_home(self, draft: Draft, of_mesh: _OfMesh) -> Mapping[int, Task]:
+        """Add the collectives and messages of a mesh's gradients; return what each keeper waits for."""
+        placed = of_mesh.placed
+        ends = {
+            worker: draft.join((slot, made.done[worker]) for slot, made in of_mesh.makers.items())
+            for worker in placed.workers
+        }
+        for sums, nbytes in of_mesh.sums.items():
+            for kind, axis in sums:
+                draft.sum_along(placed, kind, axis, nbytes, ends)
+        if of_mesh.sent:
+            members = tuple(dict.fromkeys((*placed.workers, *of_mesh.homes)))
+            moved = self._prices.exchange(tuple(sorted(of_mesh.sent.items())))
+            ends = dict.fromkeys(members, draft.communicate(moved, members, ends))
+        return {worker: ends[worker] for worker in of_mesh.homes if worker in ends}
+
+
+def _sums_of(native: Layout, home: Layout, is_sparse: bool) -> tuple[tuple[Sum, ...], Layout]:
+    """Return the collectives that sum a term where it is made, and its layout behind them."""
+    sums: list[Sum] = []
+    found = native
+    for axis, placement in enumerate(native.placements):
+        kept = home.along(axis)
+        if isinstance(placement, Partial):
+            sums.append(("reduce_scatter" if isinstance(kept, Split) else "all_reduce", axis))
+            found = found.with_along(axis, kept if isinstance(kept, Split) else Replicate())
+        elif is_sparse and isinstance(placement, Split) and placement.axis == 0:
+            sums.append(("all_gather", axis))
+            found = found.with_along(axis, Replicate())
+    return tuple(sums), found

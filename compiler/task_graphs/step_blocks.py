@@ -1,0 +1,332 @@
+"""The blocks that a step's task graph consists of: what each is written by, and how.
+
+    computing  what a group does on one way
+    transfer   a tensor, from the group that has it to those that want it on other devices, or other parts
+    update     a bucket of parameters
+
+A block is written by the configurations of its `groups` and by the results of its `sources`: the blocks that
+it waits for, all before it, in slots 0, 1, ... Blocks of equal keys are written alike.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from typing import Protocol
+
+from partc.compiler.task_graphs.gradient_tasks import Term, Updated, UpdateWriter
+from partc.compiler.task_graphs.task_blocks import (
+    Placed,
+    Read,
+    TaskBlock,
+    Tensor,
+    write_computing,
+    write_transfer,
+)
+from partc.compiler.task_graphs.task_prices import TaskPrices
+from partc.passes.layouts.layouts import Layout
+from partc.passes.search.group_layouts import GroupLayouts, plain
+from partc.passes.search.grouped_step import ASIDE, FORWARD, GroupedStep, Way
+
+Computing = tuple[int, Way]  # a group, and on which way
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Written:
+    """A block, as it was written. Blocks of equal `results` have what others look for at the same tasks."""
+
+    block: TaskBlock
+    serial: int
+    results: int
+
+
+@dataclass(slots=True)
+class Present:
+    """What blocks are written by: how groups are placed, and the blocks written before them."""
+
+    placed: list[Placed]
+    written: list[Written | None]
+
+    def block(self, number: int) -> TaskBlock:
+        """Return a block that has been written."""
+        return self._written(number).block
+
+    def results(self, sources: Sequence[int]) -> tuple[int, ...]:
+        """Return what tells the results of blocks."""
+        return tuple([self._written(number).results for number in sources])
+
+    def places(self, groups: Sequence[int]) -> tuple[Placed, ...]:
+        """Return how groups are placed: one object where alike groups are placed alike."""
+        return tuple([self.placed[group] for group in groups])
+
+    def _written(self, number: int) -> Written:
+        found = self.written[number]
+        assert found is not None, "blocks are written in order"
+        return found
+
+
+class StepBlock(Protocol):
+    """A block of the step."""
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """Return the groups whose configurations it is written by."""
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """Return the blocks that it waits for, by slot."""
+
+    def key(self, present: Present) -> Hashable:
+        """Return what is equal where blocks are written alike."""
+
+    def write(self, present: Present) -> TaskBlock:
+        """Write it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTensor:
+    """A tensor that a group reads: its number there, and the slots of what sends it and of what makes it."""
+
+    place: int
+    transfer: int | None
+    maker: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ComputingBlock:
+    """What a group does on one way. `likeness`: a number of what it reads, and through which slots."""
+
+    prices: TaskPrices
+    likeness: int
+    group: int
+    way: Way
+    reads: tuple[ReadTensor, ...]
+    sources: tuple[int, ...]
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """Return the group."""
+        return (self.group,)
+
+    def key(self, present: Present) -> Hashable:
+        """Return how the group is placed, on which way, and what it reads."""
+        return present.placed[self.group], self.way, self.likeness, present.results(self.sources)
+
+    def write(self, present: Present) -> TaskBlock:
+        """Return a task on each worker, and the collectives behind them."""
+        placed = present.placed[self.group]
+        blocks = [present.block(source) for source in self.sources]
+        reads = [
+            Read(
+                placed.layout.wants.get((read.place, self.way), ()),
+                None if read.transfer is None else (read.transfer, blocks[read.transfer]),
+                None if read.maker is None else (read.maker, blocks[read.maker]),
+            )
+            for read in self.reads
+        ]
+        return write_computing(self.prices, placed, self.way, reads)
+
+
+@dataclass(frozen=True, slots=True)
+class TransferBlock:
+    """A tensor that goes from the group that makes or keeps it to all that read it.
+
+    likeness  a number of the tensor's size and its places
+    place     its number in that group
+    reads     its number in each group that reads it, and on which way
+    """
+
+    prices: TaskPrices
+    likeness: int
+    tensor: Tensor
+    place: int
+    reads: tuple[tuple[int, Way], ...]
+    groups: tuple[int, ...]  # the one that has it, then those that read it
+    sources: tuple[int, ...]
+
+    def key(self, present: Present) -> Hashable:
+        """Return what is sent, how groups have it and want it, and what makes it."""
+        return "transfer", self.likeness, present.places(self.groups), present.results(self.sources)
+
+    def write(self, present: Present) -> TaskBlock:
+        """Return the messages that bring it to where it is wanted."""
+        keeper, *readers = (present.placed[group] for group in self.groups)
+        wants = (
+            (reader, reader.layout.wants.get(read, ()))
+            for reader, read in zip(readers, self.reads, strict=True)
+        )
+        made = present.block(self.sources[0]) if self.sources else None
+        had = keeper.layout.has if self.sources else keeper.layout.homes
+        layout = plain(had.get(self.place, Layout("")))
+        return write_transfer(self.prices, self.tensor, keeper, layout, made, wants)
+
+
+@dataclass(frozen=True, slots=True)
+class TermOf:
+    """A term of a gradient: its name, its number in the group that makes it, and that block's slot."""
+
+    name: str
+    place: int
+    group: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterOf:
+    """A parameter: its name, its number in the group that keeps it, and the terms of its gradient."""
+
+    name: str
+    place: int
+    home: int
+    terms: tuple[TermOf, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateBlock:
+    """A bucket of parameters: their gradients' sums, on their way home, and their updates."""
+
+    writer: UpdateWriter
+    bucket: int
+    parameters: tuple[ParameterOf, ...]
+    groups: tuple[int, ...]
+    sources: tuple[int, ...]
+
+    def key(self, present: Present) -> Hashable:
+        """Return which bucket it is, where it is kept and made, and the tasks that make it."""
+        return "update", self.bucket, present.places(self.groups), present.results(self.sources)
+
+    def write(self, present: Present) -> TaskBlock:
+        """Return the sums, the messages and the updates."""
+        updates = []
+        for parameter in self.parameters:
+            home = present.placed[parameter.home]
+            layout = home.layout.homes.get(parameter.place, Layout(""))  # whole where it is only kept
+            terms = tuple(self._term(term, present) for term in parameter.terms)
+            updates.append(Updated(parameter.name, layout, home, terms))
+        return self.writer.write(updates)
+
+    def _term(self, term: TermOf, present: Present) -> Term:
+        placed, made = present.placed[term.group], present.block(self.sources[term.slot])
+        return Term(term.name, placed.layout.has[term.place], placed, made, term.slot)
+
+
+# ---------------------------------------------------------------- what blocks there are
+
+
+class BlockList:
+    """The blocks of a step, each behind those that it waits for."""
+
+    def __init__(
+        self, step: GroupedStep, layouts: GroupLayouts, prices: TaskPrices, bucket_bytes: int
+    ) -> None:
+        self.blocks: list[StepBlock] = []
+        self._step, self._layouts, self._prices = step, layouts, prices
+        self._computing: dict[Computing, int] = {}
+        self._transfer: dict[str, int] = {}
+        self._likenesses: dict[Hashable, int] = {}
+        order = _computing_order(step)
+        made: dict[Computing, list[str]] = {}
+        for tensor in step.readers:
+            if tensor in step.maker:
+                made.setdefault(step.maker[tensor], []).append(tensor)
+            else:
+                self._add_transfer(tensor)
+        for computing in order:
+            self._add_computing(*computing)
+            for tensor in made.get(computing, ()):
+                self._add_transfer(tensor)
+        writer = UpdateWriter(step, prices)
+        for bucket, parameters in enumerate(_buckets(step, order, bucket_bytes)):
+            self._add_update(writer, bucket, parameters)
+
+    def _add_computing(self, group: int, way: Way) -> None:
+        slots: dict[int, int] = {}  # block -> slot
+        reads = []
+        for tensor in _reads(self._step, group, way):
+            transfer, maker = self._transfer.get(tensor), self._maker(tensor)
+            for block in (transfer, maker):
+                if block is not None:
+                    slots.setdefault(block, len(slots))
+            place = self._layouts.place(group, tensor)
+            reads.append(ReadTensor(place, *(None if b is None else slots[b] for b in (transfer, maker))))
+        self._computing[group, way] = len(self.blocks)
+        likeness = self._likeness(tuple(reads))
+        self.blocks.append(ComputingBlock(self._prices, likeness, group, way, tuple(reads), tuple(slots)))
+
+    def _likeness(self, described: Hashable) -> int:
+        return self._likenesses.setdefault(described, len(self._likenesses))
+
+    def _maker(self, tensor: str) -> int | None:
+        maker = self._step.maker.get(tensor)
+        return None if maker is None else self._computing[maker]
+
+    def _add_transfer(self, tensor: str) -> None:
+        step, made = self._step, self._maker(tensor)
+        facts, readers = step.analysis.facts, step.readers[tensor]
+        source = step.homes[tensor] if made is None else step.maker[tensor][0]
+        known = Tensor(facts.shape(tensor), facts.dtypes[tensor].itemsize)
+        place = self._layouts.place(source, tensor)
+        reads = tuple((self._layouts.place(group, tensor), way) for group, way in readers)
+        groups = (source, *(group for group, _ in readers))
+        self._transfer[tensor] = len(self.blocks)
+        likeness = self._likeness((known, made is None, place, reads))
+        sources = () if made is None else (made,)
+        self.blocks.append(TransferBlock(self._prices, likeness, known, place, reads, groups, sources))
+
+    def _add_update(self, writer: UpdateWriter, bucket: int, parameters: Sequence[str]) -> None:
+        step = self._step
+        slots: dict[int, int] = {}
+        groups: dict[int, None] = {}
+        found = []
+        for parameter in parameters:
+            home = step.homes.get(parameter, 0)
+            groups[home] = None
+            terms = []
+            for term in filter(step.maker.__contains__, step.terms[parameter]):
+                group, _ = maker = step.maker[term]
+                groups[group] = None
+                slot = slots.setdefault(self._computing[maker], len(slots))
+                terms.append(TermOf(term, self._layouts.place(group, term), group, slot))
+            place = self._layouts.place(home, parameter)
+            found.append(ParameterOf(parameter, place, home, tuple(terms)))
+        self.blocks.append(UpdateBlock(writer, bucket, tuple(found), tuple(groups), tuple(slots)))
+
+
+def _reads(step: GroupedStep, number: int, way: Way) -> list[str]:
+    """Return what a group reads on one way that it does not make on it, in order."""
+    nodes = step.groups[number].nodes[way]
+    made = {tensor.name for node in nodes for tensor in node.outputs}
+    return list(dict.fromkeys(t.name for n in nodes for t in n.inputs if t.name and t.name not in made))
+
+
+def _computing_order(step: GroupedStep) -> list[Computing]:
+    """Return what is computed, each behind what it reads: forward, back, and weights as early as may be."""
+    behind: dict[Computing, set[Computing]] = {}
+    for way in sorted({way for group in step.groups for way in group.nodes}):
+        numbers = [number for number, group in enumerate(step.groups) if way in group.nodes]
+        for number in numbers if way[0] in (FORWARD, ASIDE) else reversed(numbers):
+            behind[number, way] = set()
+    for tensor, readers in step.readers.items():
+        if tensor in step.maker:
+            for reader in readers:
+                behind[reader].add(step.maker[tensor])
+    return list(TopologicalSorter(behind).static_order())
+
+
+def _buckets(step: GroupedStep, order: Sequence[Computing], limit_bytes: int) -> list[list[str]]:
+    """Return the parameters whose gradients travel together, in the order in which these are made."""
+    made_at = {computing: place for place, computing in enumerate(order)}
+    ready = {
+        parameter: max((made_at[step.maker[term]] for term in terms if term in step.maker), default=0)
+        for parameter, terms in step.terms.items()
+    }
+    buckets: list[list[str]] = [[]]
+    filled = 0
+    for parameter in sorted(ready, key=lambda name: ready[name]):
+        is_sparse = step.analysis.training.gradients[parameter].is_sparse
+        nbytes = 0 if is_sparse else step.analysis.facts.nbytes(parameter)
+        if buckets[-1] and filled + nbytes > limit_bytes:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(parameter)
+        filled += nbytes
+    return buckets

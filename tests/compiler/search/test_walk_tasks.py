@@ -1,0 +1,109 @@
+"""Walks find what exhaustion finds, and a climb ends where no change of a kind is quicker."""
+
+import time
+from itertools import product
+
+import numpy as np
+
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import Momentum
+from partc.compiler.search.walk_tasks import (
+    BestStates,
+    State,
+    TaskWalk,
+    climb,
+    fewer_replicas,
+    near_kinds,
+    walk_tasks,
+)
+from partc.models.catalogue import build_model
+from tests.compiler.task_graphs.test_step_tasks import STEPS, Priced, priced
+
+
+def two_layers() -> Priced:
+    def build() -> object:
+        forward = build_model("mlp", sizes=(96, 768, 16), batch=8)
+        return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Momentum(0.1))
+
+    STEPS.setdefault("two layers", build)  # type: ignore[arg-type]
+    return Priced("two layers")
+
+
+def exhausted(of: Priced) -> tuple[float, int]:
+    """Return the shortest step of all, and how many there are."""
+    each = [list(dict.fromkeys(of.space.configs(kind))) for kind in range(len(of.space.kinds))]
+    steps = []
+    of.tasks.begin(of.start)
+    for state in product(*each):
+        step_s = of.tasks.move(dict(enumerate(state)))
+        if step_s is not None:
+            steps.append(step_s)
+    return min(steps), len(steps)
+
+
+def test_a_walk_finds_the_quickest_of_all() -> None:
+    of = two_layers()
+    assert [kind.groups for kind in of.space.kinds] == [(0,), (1,)]
+    least_s, states = exhausted(of)
+    assert states > 300
+
+    for seed in range(2):
+        best, _ = walk_tasks(
+            of.tasks, of.space, [of.start], np.random.default_rng(seed), time.monotonic() + 4.0
+        )
+        climbed, step_s, is_done = climb(of.tasks, of.space, best.in_order()[0], time.monotonic() + 30.0)
+
+        assert is_done
+        assert step_s == of.tasks.begin(climbed)
+        assert abs(step_s / least_s - 1) < 1e-5
+
+
+def test_no_change_of_a_kind_is_quicker_than_where_a_climb_ends() -> None:
+    of = two_layers()
+    state, step_s, is_done = climb(of.tasks, of.space, of.start, time.monotonic() + 60.0)
+    assert is_done
+    assert step_s < of.tasks.begin(of.start)  # type: ignore[operator]
+
+    for kind in range(len(of.space.kinds)):
+        for config in of.space.configs(kind):
+            changed: State = tuple(
+                config if number in of.space.kinds[kind].groups else own for number, own in enumerate(state)
+            )
+            found_s = of.tasks.begin(changed)
+            assert found_s is None or found_s >= step_s * (1 - 1e-5)
+
+
+def test_equal_seeds_walk_alike() -> None:
+    of = two_layers()
+    ends = []
+    for _ in range(2):
+        best = BestStates()
+        TaskWalk(of.tasks, of.space, best, of.start).advance(np.random.default_rng(5), 200)
+        ends.append(best.found)
+
+    assert ends[0] == ends[1]
+    assert len(ends[0]) > 1
+
+
+def test_replicas_are_as_few_as_are_quickest() -> None:
+    of = two_layers()
+    state = fewer_replicas(of.tasks, of.space)
+
+    assert len(set(state)) == 1
+    least_s = min(of.tasks.begin((config,) * len(state)) for config in of.space.replicas())  # type: ignore[type-var]
+    assert of.tasks.begin(state) == least_s
+
+
+def test_kinds_are_near_that_exchange_tensors() -> None:
+    of = priced("words")
+    kind_of = {group: number for number, kind in enumerate(of.space.kinds) for group in kind.groups}
+    near = near_kinds(of.tasks.step, of.space)
+
+    named = {of.groups[kind.groups[0]].reads: number for number, kind in enumerate(of.space.kinds)}
+    assert all(number not in others for number, others in enumerate(near))
+    for tensor, readers in of.tasks.step.readers.items():
+        if tensor in of.tasks.step.maker:
+            made_by = kind_of[of.tasks.step.maker[tensor][0]]
+            assert all(kind_of[group] in {made_by, *near[made_by]} for group, _ in readers)
+    assert len(named) == len(of.space.kinds)
+    assert 0 < sum(map(len, near)) < len(near) * (len(near) - 1)

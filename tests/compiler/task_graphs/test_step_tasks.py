@@ -1,0 +1,131 @@
+"""The task graph of a step agrees with its compiled plan, and a move of it with building it anew."""
+
+from functools import cache
+
+import numpy as np
+import onnx
+import pytest
+
+from partc.compiler.compilation import Compilation
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import SGD, Adagrad, Momentum
+from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.options import Options
+from partc.compiler.search.own_space import make_tasks, strategy_of
+from partc.compiler.search.walk_tasks import random_state
+from partc.compiler.search.whole_steps import WholeSteps
+from partc.compiler.task_graphs.step_tasks import StepTasks
+from partc.cost.cluster.cluster import Cluster
+from partc.models.catalogue import build_model
+from partc.passes.search.find_groups import OperatorGroup, find_groups
+from partc.passes.search.operator_space import OperatorConfig, OperatorSpace, data_parallel_config, kinds_of
+from tests.builders.graphs.attention_block import attention_step
+from tests.builders.plans.compiled_steps import cluster_of
+
+GLOBAL = Options(batch="global", strategy="allreduce")
+WORKERS = 4
+
+
+def mlp() -> onnx.ModelProto:
+    forward = build_model("mlp", sizes=(256, 1024, 512, 64), batch=32)
+    return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Momentum(0.1))
+
+
+def words() -> onnx.ModelProto:
+    sizes = {"vocab": 4000, "embedding": 64, "cells": 128, "projection": 64, "steps": 6, "samples": 64}
+    return build_training_graph(build_model("lm", batch=16, **sizes), loss="loss", optimizer=Adagrad(0.1))
+
+
+def images() -> onnx.ModelProto:
+    forward = build_model("resnet50", batch=8, width=8, image=64, classes=16, blocks=(1, 2, 1, 1))
+    return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Momentum(0.1))
+
+
+STEPS = {"mlp": mlp, "words": words, "images": images, "attention": lambda: attention_step(SGD(0.1))}
+
+
+@cache
+def step(name: str) -> onnx.ModelProto:
+    return STEPS[name]()
+
+
+def cluster() -> Cluster:
+    return cluster_of("2x2")
+
+
+class Priced:
+    """A step, its task graph, and its price as a whole plan."""
+
+    def __init__(self, name: str) -> None:
+        self.whole = WholeSteps(lambda: import_training_graph(step(name)), cluster(), GLOBAL)
+        self.whole("allreduce", "allreduce")
+        self.first: Compilation = self.whole.first
+        analysis = self.first.analysis
+        self.groups: tuple[OperatorGroup, ...] = find_groups(analysis.training, analysis.facts, analysis.main)
+        self.tasks: StepTasks = make_tasks(self.first, self.groups)
+        self.space = OperatorSpace(kinds_of(self.groups), WORKERS, 8)
+        self.start = (data_parallel_config(WORKERS),) * len(self.groups)
+
+    def whole_s(self, configs: tuple[OperatorConfig, ...]) -> float | None:
+        strategy = strategy_of(configs, self.groups, self.first.worker_names, "global")
+        priced = self.whole("own", strategy)
+        return None if priced is None else priced.step_s
+
+
+@cache
+def priced(name: str) -> Priced:
+    return Priced(name)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_data_parallelism_takes_as_long_as_its_plan(name: str) -> None:
+    of = priced(name)
+
+    assert of.tasks.begin(of.start) == pytest.approx(of.whole_s(of.start), rel=0.15)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", STEPS)
+def test_any_configurations_take_about_as_long_as_their_plan(name: str, seed: int) -> None:
+    of = priced(name)
+    state = random_state(of.tasks, of.space, of.start, np.random.default_rng(seed), moves=3)
+    whole_s = of.whole_s(state)
+    if whole_s is None:
+        pytest.skip("this strategy has no plan")
+
+    assert of.tasks.begin(state) == pytest.approx(whole_s, rel=0.25)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_move_is_what_building_anew_makes_and_can_be_undone(name: str) -> None:
+    of, rng = priced(name), np.random.default_rng(7)
+    state = list(of.start)
+    before_s = of.tasks.begin(state)
+    for _ in range(12):
+        number = int(rng.integers(len(of.groups)))
+        _, config = of.space.draw(rng)
+        step_s = of.tasks.move({number: config})
+        if step_s is None:
+            assert of.tasks.graph.full() == before_s, "a refused move changes nothing"
+        elif rng.random() < 0.5:
+            of.tasks.undo()
+            assert of.tasks.graph.full() == before_s
+        else:
+            state[number], before_s = config, step_s
+            other = make_tasks(of.first, of.groups)
+            assert other.begin(state) == step_s
+
+
+def test_variables_that_do_not_fit_are_refused() -> None:
+    of = priced("mlp")
+    of.tasks.begin(of.start)
+    alone = OperatorConfig((("batch", 1),), (0,))
+    small = np.full(WORKERS, 3.0 * sum(4 * size for size in (256 * 1024, 1024 * 512, 512 * 64)) / 2)
+    limits = of.tasks.prices.limits_bytes
+    try:
+        of.tasks.prices.limits_bytes = small
+        everything = dict.fromkeys(range(len(of.groups)), alone)
+        assert of.tasks.move(everything) is None
+    finally:
+        of.tasks.prices.limits_bytes = limits
+    assert of.tasks.graph.full() == of.tasks.begin(of.start)

@@ -1,0 +1,51 @@
+"""What goes between groups is what an exchange of the plan would send."""
+
+from math import prod
+
+import numpy as np
+import pytest
+
+from partc.compiler.task_graphs.task_blocks import Tensor, Where, moves_between
+from partc.passes.layouts.boxes import box_of
+from partc.passes.layouts.layouts import Layout, Mesh, Replicate, Split
+from partc.runtime.plan.moves import find_moves, region_of, shape_of
+
+HOSTS = ("a", "a", "a", "a", "b", "b", "b", "b")
+SHAPE = (8, 12)
+AXES = (
+    (("data", 1),),
+    (("data", 2),),
+    (("data", 4),),
+    (("data", 2), ("axis1", 2)),
+    (("data", 1), ("axis1", 3)),
+)
+PLACEMENTS = ((), (Split(0),), (Split(1),), (Split(1, 4),), (Split(0), Split(1)), (Replicate(), Split(0)))
+
+
+def drawn(rng: np.random.Generator) -> Where:
+    while True:
+        axes = AXES[rng.integers(len(AXES))]
+        placements = PLACEMENTS[rng.integers(len(PLACEMENTS))]
+        mesh, layout = Mesh("m", axes), Layout("m", *placements)
+        if len(placements) <= len(axes) and mesh.divides(layout, SHAPE):
+            workers = rng.permutation(8)[: prod(size for _, size in axes)]
+            return (axes, tuple(workers.tolist())), layout.placements
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_moves_are_those_of_an_exchange(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    source, target = drawn(rng), drawn(rng)
+    workers = tuple(dict.fromkeys((*source[0][1], *target[0][1])))
+    regions = []
+    for (axes, own), placements in (source, target):
+        mesh, layout = Mesh("m", axes), Layout("m", *placements)
+        boxes = {w: box_of(mesh, layout, SHAPE, mesh.coordinates(n)) for n, w in enumerate(own)}
+        regions.append([region_of(boxes[w]) if w in boxes else None for w in workers])
+    expected: dict[tuple[int, int], int] = {}
+    for move in find_moves(*regions, [HOSTS[worker] for worker in workers]):
+        if move.source != move.target:
+            pair = workers[move.source], workers[move.target]
+            expected[pair] = expected.get(pair, 0) + 4 * prod(shape_of(move.region))
+
+    assert dict(moves_between(Tensor(SHAPE, 4), source, target, HOSTS)) == expected
