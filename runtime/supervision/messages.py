@@ -7,7 +7,7 @@ A *member* is a process of the job: a rank, or a server or worker of asynchronou
     keeper -> supervisor    Beat       its member's last position, and how long there was no sign of life
                             Printed    what its member prints
                             Ended      its member's end, before the keeper's own
-                            StopRequested      somebody else asks the member to stop: a batch system, say
+                            StopRequested  somebody else asks the member to stop: a batch system, say
     supervisor -> keeper    Order      go on | stop well | end: the member; its keeper, once it is dead
 """
 
