@@ -136,11 +136,15 @@ def _tell(error: PartcError, as_json: bool) -> None:
         write_json(Failure(type(error).__name__, error.what, error.at, error.fix))
 
 
+def _is_of_the_parser(error: Exception) -> bool:
+    return isinstance(error, typer.TyperException | typer.Abort)
+
+
 def exit_code_of(command: Callable[[], object], arguments: Sequence[str] = ()) -> int:
     """Run a command; tell what went wrong on stderr, and return the exit code."""
     as_json = "--json" in arguments
     try:
-        with one_tree():
+        with one_tree(_is_of_the_parser):
             code = command()
     except InternalError as error:  # the last resort: an honest word instead of a traceback
         log.debug("an internal error", exc_info=error.__cause__)

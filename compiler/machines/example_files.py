@@ -32,7 +32,7 @@ def describe_example(path: Path) -> str:
         return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0].rstrip(".")
     comments = (line.lstrip("#").strip() for line in text.splitlines() if line.startswith("#"))
     sentences = (line for line in comments if line and not line.startswith(("!", "SBATCH")))
-    return next(sentences, "").rstrip(".")
+    return next(sentences, "").rstrip(".:")
 
 
 def copy_examples(name: str, target: Path) -> Iterator[Path]:
