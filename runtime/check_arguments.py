@@ -85,7 +85,7 @@ def _shown(signature: inspect.Signature) -> str:
 
 
 @cache
-def _hints(annotated: Callable[..., object]) -> dict[str, Any]:
+def _hints(annotated: Any) -> dict[str, Any]:
     try:
         return get_type_hints(annotated)
     except NameError:  # types of a library that is imported when it is needed
@@ -101,7 +101,8 @@ def _check(value: object, hint: Any, at: str) -> None:
         fix = one_of(choices, value) if choices and isinstance(value, str) else f"give {_told(hint)}"
         raise BadUsage(f"{shown} is not {_told(hint)}", at=at, fix=fix)
     if is_dataclass(value) and type(value).__module__.startswith("partc."):
-        hints = _hints(type(value))
+        kind: Any = type(value)
+        hints = _hints(kind)
         for field in fields(value):
             _check(
                 getattr(value, field.name), hints[field.name], f"{at}: {type(value).__name__}.{field.name}"
