@@ -27,6 +27,7 @@ from partc.runtime.jobs.launcher import Log, OnProgress, StopRequest
 from partc.runtime.plan.program import Plan
 from partc.runtime.supervision.stop_signals import stop_signals
 from partc.runtime.supervision.supervisor import FOLDERS, Supervisor
+from partc.runtime.transports.locked_sockets import LOCAL
 
 _CONNECT_S = 5.0
 
@@ -55,7 +56,10 @@ def launch_sessions(
         ExitStack() as at_the_end,
     ):
         endpoints = endpoints_of(plan, addresses, str(sockets))
-        session_job = SessionJob(endpoints, limit_of_messages(plan), rules.worker_steps, rules.staleness)
+        places = {name: addresses.get(host, LOCAL) for name, host in hosts.items()}
+        session_job = SessionJob(
+            endpoints, limit_of_messages(plan), rules.worker_steps, places, rules.staleness
+        )
         write_session_job(job_folder, session_job)
         write_environments(job_folder, hosts, machines)
         supervisor = at_the_end.enter_context(
