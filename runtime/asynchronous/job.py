@@ -25,13 +25,20 @@ from partc.runtime.plan.record import Record
 SESSION_FILE = "session.json"
 
 
+class ProcessPlace(Record, frozen=True):
+    """Where a process runs: the plan's host, and its network name."""
+
+    host: str
+    address: str
+
+
 class SessionJob(Record, frozen=True):
-    """How the sessions of a job run. `places`: each process -> its host's network name; the chief first."""
+    """How the sessions of a job run. `places`: of all its processes in their first lives; the chief first."""
 
     endpoints: dict[str, str]  # server name -> where it listens
     limit_bytes: int  # of one value on its way
     steps: tuple[int, ...]  # of the workers that train: how many each has trained before
-    places: dict[str, str]
+    places: dict[str, ProcessPlace]
     staleness: int | None = None  # None: workers never wait for each other
 
 

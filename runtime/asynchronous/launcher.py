@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from partc.runtime.asynchronous.endpoints import endpoints_of
-from partc.runtime.asynchronous.job import SessionJob, SessionsEnd, write_session_job
+from partc.runtime.asynchronous.job import ProcessPlace, SessionJob, SessionsEnd, write_session_job
 from partc.runtime.asynchronous.mesh import LAUNCHER, Mesh, limit_of_messages
 from partc.runtime.asynchronous.processes import Crew
 from partc.runtime.asynchronous.session import server_name, servers_of, worker_name
@@ -56,7 +56,7 @@ def launch_sessions(
         ExitStack() as at_the_end,
     ):
         endpoints = endpoints_of(plan, addresses, str(sockets))
-        places = {name: addresses.get(host, LOCAL) for name, host in hosts.items()}
+        places = {name: ProcessPlace(host, addresses.get(host, LOCAL)) for name, host in hosts.items()}
         session_job = SessionJob(
             endpoints, limit_of_messages(plan), rules.worker_steps, places, rules.staleness
         )

@@ -74,13 +74,14 @@ def await_start(folder: Path, part: str, number: int) -> None:
 
 def look_around(job: Job, sessions: SessionJob, name: str) -> Found:
     """Return what a process finds on its machine; the first process of each looks for files and memory."""
-    found = found_by(name)
+    own = sessions.places[name]
+    found = msgspec.structs.replace(found_by(name), host=own.host)
     try:
         plan = open_plan_folder(job.plan_folder).plan
     except BadPlan as fault:
         return msgspec.structs.replace(found, lacks=(lack_of(fault),))
     place, _ = _members(plan)[name]
-    here = [other for other, address in sessions.places.items() if address == sessions.places[name]]
+    here = [other for other, there in sessions.places.items() if there.address == own.address]
     is_chief = name == next(iter(sessions.places))
     lacks = [*gpu_lacks(place)]
     if name == here[0]:
@@ -89,9 +90,7 @@ def look_around(job: Job, sessions: SessionJob, name: str) -> Found:
         lacks += memory_lacks(sum(needed_bytes(plan, rank) for rank in ranks), f"{len(here)} processes")
     if is_chief:
         lacks += disk_lacks(plan, job)
-    return msgspec.structs.replace(
-        found, host=place.host, device=place.device, plan_sha256=plan.sha256, lacks=tuple(lacks)
-    )
+    return msgspec.structs.replace(found, device=place.device, plan_sha256=plan.sha256, lacks=tuple(lacks))
 
 
 def _members(plan: Plan) -> dict[str, tuple[Rank | SessionWorker, tuple[Rank, ...]]]:

@@ -14,7 +14,7 @@ import msgspec
 
 from partc.runtime.plan.plan_folder import PLAN_FILE, read_plan_folder, seal_plan_folder
 from partc.runtime.plan.plan_json import encode_plan
-from tests.chaos.slow_network import HOSTS, hosts, session_hosts
+from tests.chaos.slow_network import HOSTS, NETWORK, hosts, session_hosts
 from tests.chaos.stage import Stage
 from tests.chaos.training import Outcome, Training
 
@@ -35,7 +35,10 @@ def refuse(way: str, is_asynchronous: bool, stage: Stage, draw: random.Random) -
         told_s = time.monotonic() - begun_s
         failures += training.left()
         said = training.told
-        failures += [] if told in said and f"'h{number}'" in said else [f"host h{number} was not named"]
+        is_named = (
+            f"'h{number}'" in said or NETWORK.host(number) in said
+        )  # who cannot read a plan has no other
+        failures += [] if told in said and is_named else [f"host h{number} was not named"]
         failures += ["it began"] if training.step else []
         failures += [said[-800:]] if failures else []
         return Outcome(f"h{number}", "asynchronous" if is_asynchronous else "", told_s, tuple(failures))

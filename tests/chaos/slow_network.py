@@ -1,5 +1,6 @@
 """Hosts as network namespaces: links cut and slow, ranks slow, a host that stops. Needs root and iproute2."""
 
+import os
 import random
 import signal
 import subprocess
@@ -19,7 +20,8 @@ from tests.chaos.stage import Bench, Stage, mlp_step
 from tests.chaos.training import Outcome, Training
 from tests.checks.job_processes import JobProcess, is_alive
 
-NETWORK = Network("pch", "10.213.9")
+_OWN = 30 + os.getpid() % 200  # another run beside this one has other namespaces
+NETWORK = Network(f"pch{_OWN}", f"10.213.{_OWN}")
 BITS_PER_S = 1e9
 HOSTS = 2
 _PERIOD_S, _RUNS = 0.05, 0.2  # a fifth of the time

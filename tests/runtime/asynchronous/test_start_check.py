@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from partc.runtime.asynchronous import start_check
-from partc.runtime.asynchronous.job import SessionJob, write_session_job
+from partc.runtime.asynchronous.job import ProcessPlace, SessionJob, write_session_job
 from partc.runtime.asynchronous.start_check import await_start
 from partc.runtime.engines.host_check import Found, found_by
 from partc.runtime.errors import HostLacks, RankFailed
@@ -28,7 +28,8 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> PlanFolder:
 def job_of(plan: PlanFolder, folder: Path, deadline_s: float = 20.0) -> Path:
     """Write a job: each host has a server and a worker."""
     folder.mkdir()
-    places = {"server-1": "a", "server-2": "b", "worker-0": "a", "worker-1": "b"}
+    first, second = ProcessPlace("host0", "a"), ProcessPlace("host1", "b")
+    places = {"server-1": first, "server-2": second, "worker-0": first, "worker-1": second}
     write_session_job(folder, SessionJob({}, 1000, steps=(0, 0), places=places))
     write_job(folder, Job(str(plan.path), 1, "synthetic", deadline_s=deadline_s), None)
     return folder
