@@ -26,7 +26,7 @@ class Patience:
         self.waited_s = 0.0
 
     def through(self, step: Iterable[Start], rank: int) -> None:
-        """Go through a step, which yields what it awaits. Raises RankFailed when that is too long the same."""
+        """Go through a step that yields what it awaits. Raises RankFailed where that takes too long."""
         self._awaited = None  # in the last step the same communication may have been awaited last
         for start in step:
             self._wait(start, rank)
