@@ -69,26 +69,35 @@ def train_through(how: str, stage: Stage, draw: random.Random) -> Outcome:
 def freeze_a_host(stage: Stage, draw: random.Random) -> Outcome:
     """Stop all processes of a host; wake them when the job has gone on without them."""
     with hosts(stage) as bench, Training(bench.plan, stage.case_folder()) as training:
-        training.begin_saving(bench.steps, bench.save_every, "--restarts", "1")
+        training.begin_saving(bench.steps, bench.save_every, "--restarts", "1", "--timeout", "300")
         training.until(lambda: training.step)
         time.sleep(draw.uniform(0, 2))
         frozen = [JobProcess(number, "frozen") for number in _processes_of(NETWORK.host(2))]
         training.send(frozen, signal.SIGSTOP)
-        begun_s = time.monotonic()
-        training.until(lambda: "rank 1 was lost" in training.told, within_s=_LOST_WITHIN_S)
-        told_s = time.monotonic() - begun_s
-        training.until_it_gets_on()
-        asleep = [found for found in frozen if is_alive(found.process)]
-        failures = [] if asleep else ["nobody of the host was left to be woken"]
-        training.send(asleep, signal.SIGCONT)
-        failures += training.end(0)
-        deadline_s = time.monotonic() + _AWAKE_S
-        while any(is_alive(found.process) for found in asleep) and time.monotonic() < deadline_s:
-            time.sleep(0.05)
-        failures += training.left()
-        failures = failures or training.differences(bench.expected)
+        try:
+            told_s, failures, woken = _wake(frozen, training)
+            failures = failures or training.differences(bench.expected)
+        finally:
+            training.send(frozen, signal.SIGKILL)
         failures += [training.told[-800:]] if failures else []
-        return Outcome(f"host 2, {len(asleep)} processes woken", "training", told_s, tuple(failures))
+        return Outcome(f"host 2, {woken} processes woken", "training", told_s, tuple(failures))
+
+
+def _wake(frozen: list[JobProcess], training: Training) -> tuple[float, list[str], int]:
+    """Wake who is frozen when the job has gone on; return after what time it was told, and what did not hold."""
+    begun_s = time.monotonic()
+    training.until(lambda: "rank 1 was lost" in training.told, within_s=_LOST_WITHIN_S)
+    told_s = time.monotonic() - begun_s
+    training.until_it_gets_on()
+    asleep = [found for found in frozen if is_alive(found.process)]
+    failures = [] if asleep else ["nobody of the host was left to be woken"]
+    training.send(asleep, signal.SIGCONT)
+    failures += training.end(0)
+    deadline_s = time.monotonic() + _AWAKE_S
+    while any(is_alive(found.process) for found in asleep) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    failures += [f"process {found.process} goes on" for found in asleep if is_alive(found.process)]
+    return told_s, failures + training.left(), len(asleep)
 
 
 def _cut(seconds: float, training: Training, draw: random.Random) -> None:
