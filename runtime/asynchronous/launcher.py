@@ -52,7 +52,7 @@ def launch_sessions(
     with (
         stop_signals() as signals,
         held_folder(Path(tempfile.gettempdir()), FOLDERS) as sockets,
-        log.open("w") as stream,
+        log.open("w", encoding="utf-8") as stream,
         ExitStack() as at_the_end,
     ):
         endpoints = endpoints_of(plan, addresses, str(sockets))

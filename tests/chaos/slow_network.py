@@ -84,7 +84,7 @@ def freeze_a_host(stage: Stage, draw: random.Random) -> Outcome:
 
 
 def _wake(frozen: list[JobProcess], training: Training) -> tuple[float, list[str], int]:
-    """Wake who is frozen when the job has gone on; return after what time it was told, and what did not hold."""
+    """Wake who is frozen once the job goes on; return when it was told, what did not hold, how many woke."""
     begun_s = time.monotonic()
     training.until(lambda: "rank 1 was lost" in training.told, within_s=_LOST_WITHIN_S)
     told_s = time.monotonic() - begun_s

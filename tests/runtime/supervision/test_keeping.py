@@ -189,3 +189,19 @@ def test_a_process_ends_with_the_supervisor(keep: Callable[..., Kept], address: 
         time.sleep(0.02)
     assert not is_alive(child)
     assert kept.keeper.wait(WITHIN_S) == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize("address", ["localhost", "127.0.0.2"], ids=["here", "over the network"])
+def test_a_process_that_starts_when_the_supervisor_is_gone_ends(tmp_path: Path, address: str) -> None:
+    with Supervisor({"one": "alpha"}, {"alpha": address}, tmp_path, None):
+        pass
+    (tmp_path / "member.py").write_text(MEMBER.replace("HOW", "time.sleep(600)"))
+    command = [sys.executable, "-m", KEEPER, str(tmp_path), "one", "member"]
+    environment = dict(os.environ) | {"PYTHONPATH": str(tmp_path)}
+    keeper = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+
+    try:
+        assert keeper.wait(WITHIN_S) == 128 + signal.SIGKILL
+    finally:
+        keeper.kill()
+        keeper.wait()
