@@ -19,6 +19,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from partc.runtime.jobs.job_folder import remove_left
 from partc.runtime.supervision.contact import Contact
+from partc.runtime.supervision.janitor import Janitor
 from partc.runtime.supervision.messages import (
     ORDER,
     SAID,
@@ -55,17 +56,21 @@ def await_folder(told: int) -> Path | None:
     return Path(os.fsdecode(line[:-1])) if line.startswith(b"/") else None
 
 
-def keep(folder: Path, name: str, child: int, told: int, printed: int, stays: bool = False) -> int:
+def keep(
+    folder: Path, name: str, child: int, told: int, printed: int, janitor: Janitor, stays: bool = False
+) -> int:
     """Keep a member until its end; return the exit code that tells it.
 
-    `told`, `printed`: pipes on which it says where it is, and to which it prints. `stays`: what started it
-    started the launcher, too, and ends that when this process goes, before it has said what it has to say.
+    `told`, `printed`: pipes on which it says where it is, and to which it prints. `janitor`: tidies up when
+    this process is killed. `stays`: what started it started the launcher, too, and ends that when this process
+    goes, before it has said what it has to say.
     """
     meeting = msgspec.json.decode((folder / MEETING_FILE).read_bytes(), type=Meeting)
-    member, line = _Member(child, told, printed), _Line(folder, name, meeting)
+    member, line = _Member(child, told, printed, janitor), _Line(folder, name, meeting)
     try:
         return _Keeper(member, line, meeting.beat_s, stays).watch()
     finally:
+        janitor.dismiss()
         line.close()
         if line.is_cut():
             for temporary in meeting.folders:
@@ -151,10 +156,11 @@ class _Keeper:
 class _Member:
     """A child process, and the pipes on which it tells where it is, and prints."""
 
-    def __init__(self, child: int, told: int, printed: int) -> None:
+    def __init__(self, child: int, told: int, printed: int, janitor: Janitor) -> None:
         self.told: int | None = told
         self.printed: int | None = printed
         self.segments: set[str] = set()
+        self._janitor = janitor
         self._child = child
         self._position = Position()
         self._failure: Failure | None = None
@@ -253,6 +259,7 @@ class _Member:
     def _note_segments(self) -> None:
         self._mapped_s = time.monotonic()
         self.segments |= shared_segments(self._child)
+        self._janitor.note(self.segments)
 
     def _take(self, line: bytes) -> bool:
         try:

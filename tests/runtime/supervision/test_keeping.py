@@ -177,6 +177,22 @@ def test_a_process_ends_with_its_keeper(keep: Callable[..., Kept]) -> None:
     kept.until(lambda: not is_alive(child))
 
 
+def test_shared_memory_goes_when_a_keeper_is_killed(keep: Callable[..., Kept]) -> None:
+    """As MPI's proxy kills it, all of its group, when nobody else is on the host who could tidy up."""
+    segment = Path(f"/dev/shm/mpich_shm_test_{os.getpid()}")
+    kept = keep(
+        f"import mmap; file = open({str(segment)!r}, 'w+b'); file.write(bytes(4096)); file.flush(); "
+        "mapped = mmap.mmap(file.fileno(), 4096); time.sleep(60)"
+    )
+    try:
+        kept.until(lambda: any(beat.segments for beat in kept.supervisor.roster.beats()))
+        assert segment.exists()
+        kept.keeper.kill()
+        kept.until(lambda: not segment.exists())
+    finally:
+        segment.unlink(missing_ok=True)
+
+
 @pytest.mark.parametrize("address", ["localhost", "127.0.0.2"], ids=["here", "over the network"])
 def test_a_process_ends_with_the_supervisor(keep: Callable[..., Kept], address: str) -> None:
     kept = keep(addresses={"alpha": address})
