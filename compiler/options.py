@@ -100,6 +100,7 @@ class Options:
                  device trains, and chosen by nobody but the user
     recompute_bytes  what a step's values may take at once, others are computed again; None: as the
                  strategy says
+    asked        what was asked as `strategy` where that has been replaced by what it led to
     force        trained variables of an earlier plan in the output folder may go
     profile      a profile.json of measured kernels, or what it says of the cluster; None: rooflines alone
     """
@@ -116,6 +117,7 @@ class Options:
     aggregation: Aggregation | None = None
     recompute_bytes: int | None = None
     round_sums: Rounding = ""
+    asked: str = ""
     force: bool = False
     profile: str | Path | KernelTimes | None = None
 
@@ -124,6 +126,15 @@ class Options:
         """Return what is known of measured kernels. Needs: the profile has been read."""
         assert not isinstance(self.profile, str | Path), "the profile is read first"
         return self.profile or NO_TIMES
+
+    @property
+    def asked_strategy(self) -> str:
+        """Return the name of the strategy that was asked for, nothing where that was a file, or has none."""
+        if self.asked:
+            return self.asked
+        if isinstance(self.strategy, NamedStrategy):
+            return self.strategy.text
+        return self.strategy if isinstance(self.strategy, str) and not self.strategy.endswith(".json") else ""
 
     def chosen_strategy(self) -> Mode | NamedStrategy | Strategy:
         """Return the mode, or the strategy, which may lie in a file. Raises BadUsage, BadStrategy."""
