@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from partc.runtime.check_arguments import public
 from partc.runtime.data.batches import join_shares
 from partc.runtime.data.sharded import Batch, ShardedData
 from partc.runtime.errors import BadData, BadUsage
@@ -49,6 +50,7 @@ class GraphRunner(NamedTuple):
     worker_id: int
     num_replicas_per_worker: int
 
+    @public
     def run(self, fetches: str | Sequence[str] = (), feeds: ReplicaFeeds | None = None) -> FetchedValues:
         """Train one step; return for every fetch a list of each replica's value.
 
@@ -56,6 +58,7 @@ class GraphRunner(NamedTuple):
         """
         return self.training.run(fetches, feeds)
 
+    @public
     def train(self, steps: int) -> None:
         """Train so many steps on the data that was given to get_runner."""
         self.training.train(steps)

@@ -20,6 +20,7 @@ from partc.compiler.api import compile
 from partc.compiler.graph_runner import AsynchronousTraining, GraphRunner, SteppedTraining, Training
 from partc.compiler.options import GraphOptions, Partitioner
 from partc.cost.cluster.cluster import Cluster, read_any_cluster
+from partc.runtime.check_arguments import public
 from partc.runtime.data.feeds import find_function
 from partc.runtime.data.sharded import Batch, ReadShard, ShardedData, is_read_by_shard
 from partc.runtime.errors import BadData, BadUsage
@@ -76,6 +77,7 @@ class ParallaxConfig:
         return replace(self.partitioner, search="off")
 
 
+@public
 def shard(data: Iterable[Batch] | ReadShard | str) -> ShardedData:
     """Split a data set so that every replica reads a part of its own.
 
@@ -99,6 +101,7 @@ def shard(data: Iterable[Batch] | ReadShard | str) -> ShardedData:
     return ShardedData(function, data)
 
 
+@public
 def get_runner(
     graph: Graph,
     resource_info: ResourceInfo,
@@ -132,6 +135,7 @@ def get_runner(
     return GraphRunner(start(plan, data, settings.timeout_s), 1, 0, replicas)
 
 
+@public
 def parallel_run(
     graph: Graph,
     run: RunFunction,
