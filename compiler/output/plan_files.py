@@ -57,10 +57,11 @@ class PlanFiles:
             if error is None:
                 _swap(self.folder, self.out)
 
-    def save_segment(self, model: onnx.ModelProto) -> str:
-        """Store a segment under its hash, so that equal segments are one file."""
+    def save_segment(self, model: onnx.ModelProto, name: str) -> str:
+        """Store a segment under its name, which no other has."""
         data = model.SerializeToString(deterministic=True)
-        path = f"segments/{hashlib.sha256(data).hexdigest()[:16]}.onnx"
+        path = f"segments/{name}.onnx"
+        assert not (self.folder / path).exists(), f"two segments are called {name}"
         (self.folder / path).write_bytes(data)
         log.debug("%s: %d nodes, %d bytes", path, len(model.graph.node), len(data))
         return path

@@ -77,7 +77,7 @@ def _bars_of_step(
 def _name(instruction: Instruction, starts: Mapping[int, Start], names: Mapping[str, str]) -> str:
     match instruction:
         case Run(site=site, segment=segment):
-            return f"{names[PurePosixPath(segment).stem[:8]]} ({site})"
+            return f"{names[PurePosixPath(segment).stem]} ({site})"
         case Store(target=target):
             return f"store {target}"
         case Start() | Wait():
