@@ -10,6 +10,7 @@ from partc.compiler.report.page import render_report
 from partc.cost.cluster.cluster import encode_cluster
 from partc.cost.sparsity import encode_sparsity
 from partc.cost.strategy import encode_strategy
+from partc.runtime.plan.device_index import write_device_index
 from partc.runtime.plan.plan_folder import sha256_of_file
 from partc.runtime.plan.plan_json import encode_plan
 
@@ -31,6 +32,7 @@ def describe_plan(compilation: Compilation) -> None:
     annotated = annotate(model, lowered.native, compilation.shapes, machines, lowered.meshes)
     (folder / ANNOTATED).write_bytes(annotated.SerializeToString(deterministic=True))
     (folder / REPORT).write_text(render_report(compilation, machines, folder), encoding="utf-8")
+    write_device_index(compilation.plan, folder)
     hashes = {
         str(path.relative_to(folder)): sha256_of_file(path)
         for path in sorted(folder.rglob("*"))

@@ -8,7 +8,7 @@ what they do to rows and parts: unique-ids, sum, lookup, average, copy, arrange.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -20,6 +20,7 @@ from partc.passes.analysis import Analysis
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.schedule import Chunk
 from partc.passes.search.forward_nodes import forward_nodes
+from partc.runtime.plan.device_index import index_ranges
 from partc.runtime.plan.program import Site
 
 PHASES = ("forward", "backward", "post-aggregation", "update")
@@ -89,17 +90,6 @@ class SegmentTitler:
             "source_nodes": msgspec.json.encode(list(dict.fromkeys(sources))).decode(),
         }
         return SegmentTitle(metadata["segment"], doc, metadata)
-
-
-def index_ranges(numbers: Iterable[int]) -> str:
-    """Return numbers in words that stay short: 0-47,50."""
-    ranges: list[list[int]] = []
-    for number in sorted(numbers):
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def _phases(analysis: Analysis) -> dict[str, str]:

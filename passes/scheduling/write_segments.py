@@ -115,7 +115,7 @@ class SegmentWriter:
 
 
 def _describe_values(model: onnx.ModelProto, inferred: onnx.ModelProto) -> None:
-    """Tell the types of what is passed on within a segment; `inferred`: the segment before it was rewritten."""
+    """Tell the types of what is passed on within a segment; `inferred`: what it was before rewriting."""
     graph = model.graph
     passed_on = {name for node in graph.node for name in node.output if name}
     passed_on -= {output.name for output in graph.output}
