@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from partc.compiler.differentiation.updates.optimizers import SGD, Adagrad, Momentum
     from partc.compiler.importing import torch_step as torch
     from partc.compiler.importing.shard_inputs import create_num_shards_and_shard_id
-    from partc.compiler.parallax_api import ParallaxConfig, get_runner, parallel_run, shard
+    from partc.compiler.parallax_api import get_runner, parallel_run, shard
+    from partc.compiler.parallax_config import (
+        CheckpointConfig,
+        CommunicationConfig,
+        MPIConfig,
+        ParallaxConfig,
+        ProfileConfig,
+        PSConfig,
+        SessionConfig,
+    )
     from partc.models.catalogue import build_model
     from partc.runtime.errors import PartcError
     from partc.runtime.jobs.runner import Runner
@@ -21,10 +30,16 @@ if TYPE_CHECKING:
 __all__ = [
     "SGD",
     "Adagrad",
+    "CheckpointConfig",
+    "CommunicationConfig",
+    "MPIConfig",
     "Momentum",
+    "PSConfig",
     "ParallaxConfig",
     "PartcError",
+    "ProfileConfig",
     "Runner",
+    "SessionConfig",
     "build_model",
     "build_training_graph",
     "compile",
@@ -42,7 +57,13 @@ __all__ = [
 _HOME = {
     "Adagrad": "partc.compiler.differentiation.updates.optimizers",
     "Momentum": "partc.compiler.differentiation.updates.optimizers",
-    "ParallaxConfig": "partc.compiler.parallax_api",
+    "CheckpointConfig": "partc.compiler.parallax_config",
+    "CommunicationConfig": "partc.compiler.parallax_config",
+    "MPIConfig": "partc.compiler.parallax_config",
+    "PSConfig": "partc.compiler.parallax_config",
+    "ProfileConfig": "partc.compiler.parallax_config",
+    "SessionConfig": "partc.compiler.parallax_config",
+    "ParallaxConfig": "partc.compiler.parallax_config",
     "SGD": "partc.compiler.differentiation.updates.optimizers",
     "PartcError": "partc.runtime.errors",
     "Runner": "partc.runtime.jobs.runner",

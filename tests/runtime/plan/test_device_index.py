@@ -27,9 +27,7 @@ def test_every_rank_lists_what_it_runs_in_order(compiled: Compiled) -> None:
         listed = json.loads((folder / f"devices/rank-{rank.rank}/segments.json").read_bytes())
         runs = [i.segment for i in instructions_of(plan, rank) if isinstance(i, Run)]
         assert [entry["file"] for entry in listed["segments"]] == list(dict.fromkeys(runs))
-        assert [entry["runs"] for entry in listed["segments"]] == [
-            runs.count(s) for s in dict.fromkeys(runs)
-        ]
+        assert [entry["runs"] for entry in listed["segments"]] == [runs.count(s) for s in dict.fromkeys(runs)]
         assert listed["devices"] == [rank.device]
         assert listed["ranks"] == str(rank.rank)
         assert all((folder / entry["file"]).is_file() for entry in listed["segments"])
