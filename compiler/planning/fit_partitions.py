@@ -41,7 +41,7 @@ class PartitionFit:
 def sample_partitions(
     measure_s: Callable[[int], float], machines: int, least: int, most: int
 ) -> dict[int, float]:
-    """Return partitions -> measured seconds of a step: doubled from `machines`, then halved, while that gains.
+    """Return partitions -> measured seconds of a step: doubled from `machines`, then halved, while it gains.
 
     `least`, `most`: what may be tried; no P is measured twice.
     """
