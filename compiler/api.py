@@ -96,7 +96,9 @@ def compile_step(
         partitions = _measure_partitions(train, machines, options, options.partitions)
         options = replace(options, partitions=partitions)
     with _naming_files(train, cluster, options), _naming_what_fits(train, machines, options):
-        compilation = decide_strategy(lambda: _read_graph(train, options.options), machines, options, COMPILE)
+        compilation = decide_strategy(
+            lambda: _read_graph(train, options.options), machines, options, COMPILE, follows_annotations=True
+        )
         return write_plan(compilation, Path(out))
 
 
@@ -117,7 +119,9 @@ def decide_step(train: Train, cluster: str | Path | Cluster, out: str | Path, op
     machines = _machines(cluster)
     options = _search_where_asked(train, machines, with_times(options, machines))
     with _naming_files(train, cluster, options), _naming_what_fits(train, machines, options):
-        compilation = decide_strategy(lambda: _read_graph(train, options.options), machines, options, DECIDE)
+        compilation = decide_strategy(
+            lambda: _read_graph(train, options.options), machines, options, DECIDE, follows_annotations=True
+        )
         return write_decisions(compilation, Path(out))
 
 

@@ -10,7 +10,7 @@ from partc.runtime.errors import BadUsage
 
 def check_types(config: object, at: str) -> None:
     """Hold a record's fields against their types. Raises BadUsage."""
-    assert is_dataclass(config)
+    assert is_dataclass(config) and not isinstance(config, type)
     hints = get_type_hints(type(config))
     for entry in fields(config):
         value = getattr(config, entry.name)

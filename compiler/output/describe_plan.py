@@ -29,7 +29,9 @@ def describe_plan(compilation: Compilation) -> None:
     if compilation.sparsity is not None:
         (folder / SPARSITY).write_bytes(encode_sparsity(compilation.sparsity))
     lowered, model = compilation.lowered, onnx.load(folder / MODEL)
-    annotated = annotate(model, lowered.native, compilation.shapes, machines, lowered.meshes)
+    annotated = annotate(
+        model, lowered.native, compilation.shapes, machines, lowered.meshes, files.segments_of
+    )
     (folder / ANNOTATED).write_bytes(annotated.SerializeToString(deterministic=True))
     (folder / REPORT).write_text(render_report(compilation, machines, folder), encoding="utf-8")
     write_device_index(compilation.plan, folder)

@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 
 from partc.compiler.output.output_paths import TRAINED_FILES, check_output_folder, files_of_earlier_plan
+from partc.compiler.output.title_segments import SegmentTitle
 from partc.passes.graph.training_graph import InitialValue, MadeTensor, StoredTensor, TrainingGraph
 from partc.runtime.data.checkpoint import TensorFile, write_tensors
 from partc.runtime.errors import BadUsage
@@ -35,6 +36,7 @@ class PlanFiles:
         self._force = force
         self.out = out.resolve()  # a link to a folder stays a link
         self._initial: dict[str, StoredTensor] = {}
+        self.segments_of: dict[str, list[SegmentTitle]] = {}  # of each node of the training graph
 
     def __enter__(self) -> "PlanFiles":
         check_output_folder(self.out, self._force)

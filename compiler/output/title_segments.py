@@ -8,7 +8,7 @@ what they do to rows and parts: unique-ids, sum, lookup, average, copy, arrange.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -55,8 +55,11 @@ class SegmentTitler:
         self._digits = max(2, len(str(most)))
         self._number = 0
 
-    def entitle(self, model: onnx.ModelProto, chunk: Chunk) -> SegmentTitle:
-        """Write the next segment's title into it: graph name, documentation, metadata, its nodes' sources."""
+    def entitle(self, model: onnx.ModelProto, chunk: Chunk) -> tuple[SegmentTitle, Collection[str]]:
+        """Write the next segment's title into it: graph name, documentation, metadata, its nodes' sources.
+
+        Returns the title, and the nodes of the training graph that the segment has.
+        """
         self._number += 1
         title = self._title(chunk)
         model.graph.name, model.graph.doc_string = title.name, title.doc
@@ -66,7 +69,7 @@ class SegmentTitler:
         for node in model.graph.node:
             if (source := self._original.get(node.name)) is not None:
                 node.metadata_props.add(key=SOURCE, value=source)
-        return title
+        return title, {self._original[node.name] for node in chunk.nodes if node.name in self._original}
 
     def _title(self, chunk: Chunk) -> SegmentTitle:
         sources = [self._original[node.name] for node in chunk.nodes if node.name in self._original]

@@ -237,7 +237,9 @@ def _segment_writer(
     titler = SegmentTitler(analysis, lowered, ranks_at_sites(cluster, lowered.meshes), most)
 
     def save(model: onnx.ModelProto, chunk: Chunk) -> str:
-        title = titler.entitle(model, chunk)
+        title, nodes = titler.entitle(model, chunk)
+        for node in nodes:
+            files.segments_of.setdefault(node, []).append(title)
         return files.save_segment(model, title.name)
 
     on_cpu = all(device.kind == "cpu" for host in cluster.hosts for device in host.devices)

@@ -68,7 +68,7 @@ def check_partitions(cluster: Cluster, partitions: int) -> int:
 def partition_evenly(
     facts: Sequence[SyncFacts], cluster: Cluster, partitions: int
 ) -> dict[str, tuple[Shard, ...]]:
-    """Divide each of `facts` into `partitions` equal parts, as far as it has rows; return the servers' shards.
+    """Return the servers' shards of `partitions` equal parts of each of `facts`, as far as it has rows.
 
     Parts go to the servers that would be done first with what they carry so far. Of more parts than servers
     each server has several, as one shard.
