@@ -95,7 +95,7 @@ class Span:
 def draw_timelines(timeline: Timeline, plan: Plan, segment_names: dict[str, str]) -> tuple[Gantt, ...]:
     """Return the step's picture, and a second one of its end where communication is too thin to see.
 
-    segment_names: the first eight characters of a segment's file name -> what the page calls it
+    segment_names: a segment's file name, without .onnx -> what the page calls it
     """
     if timeline.step_s <= 0.0:
         return ()

@@ -20,7 +20,9 @@ from partc.passes.lowering.lowering import Lowering
 from partc.passes.windows.windows import CountedPadding, Windows, averages_alike, entries_averaged
 from partc.runtime.plan.program import Site
 
-Ranges = tuple[tuple[int, int], ...]  # by place along a mesh axis: the first entry, and the one behind the last
+Ranges = tuple[
+    tuple[int, int], ...
+]  # by place along a mesh axis: the first entry, and the one behind the last
 
 
 @dataclass(frozen=True, slots=True)
