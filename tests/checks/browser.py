@@ -1,8 +1,8 @@
 """Chromium without a window, driven over the DevTools protocol.
 
 The protocol's messages are JSON, ended by a zero byte, on two pipes that the browser inherits as files 3 and 4
-(--remote-debugging-pipe): no port listens, and no WebSocket library is needed. Why not Playwright or Selenium:
-docs/decisions/055-the-report-without-a-library.md.
+(--remote-debugging-pipe): no port listens, and no WebSocket library is needed. Why not Playwright or
+Selenium: docs/decisions/055-the-report-without-a-library.md.
 
     browser (one process for all tests)
       └─ page (a tab: a width, a colour scheme, its errors)      evaluate, click, press, drag, wheel, picture
@@ -216,8 +216,9 @@ class Page:
     def centre(self, selector: str) -> tuple[float, float]:
         """Return where the middle of an element is, once it is scrolled into view."""
         x, y = self.evaluate(
-            f"(() => {{ const e = {_first(selector)}; e.scrollIntoView({{block: 'center', behavior: 'instant'}});"
-            "const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()"
+            f"(() => {{ const e = {_first(selector)}, into = {{block: 'center', behavior: 'instant'}};"
+            "e.scrollIntoView(into); const b = e.getBoundingClientRect();"
+            "return [b.x + b.width / 2, b.y + b.height / 2]; })()"
         )
         return x, y
 
