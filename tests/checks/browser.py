@@ -1,6 +1,6 @@
 """Chromium without a window, driven over the DevTools protocol.
 
-The protocol's messages are JSON, ended by a zero byte, on two pipes that the browser inherits as files 3 and 4
+The protocol's messages are JSON, ended by a zero byte, on two pipes that the browser inherits as 3 and 4
 (--remote-debugging-pipe): no port listens, and no WebSocket library is needed. Why not Playwright or
 Selenium: docs/decisions/055-the-report-without-a-library.md.
 
