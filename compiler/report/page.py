@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.report.describe_headline import describe_headline
-from partc.compiler.report.describe_program import segment_names
+from partc.compiler.report.describe_program import describe_segments, instruction_words
 from partc.compiler.report.plan_sections import (
     assumptions_section,
     cluster_section,
@@ -35,7 +35,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("why", "Why", "mesh.html", mesh_section),
     Section("operators", "Operators", "operators.html", operators_section),
     Section("cluster", "Cluster", "cluster.html", cluster_section),
-    Section("timeline", "Timeline", "timeline.html", timeline_section),
+    Section("timeline", "Timeline", "timeline.html", timeline_section, scripts=("timeline.js",)),
     Section("devices", "Devices", "devices.html", devices_section),
     Section("servers", "Servers", "servers.html", servers_section),
     Section("variables", "Variables", "variables.html", variables_section),
@@ -46,7 +46,9 @@ SECTIONS: tuple[Section, ...] = (
 
 def render_report(compilation: Compilation, cluster: Cluster, folder: Path) -> str:
     """Return the page. `folder` holds the plan's model and segments; equal plans give equal pages."""
-    source = ReportSource(compilation, cluster, folder, segment_names(compilation.plan))
+    segments = describe_segments(compilation.plan, folder)
+    words = instruction_words(compilation, segments)
+    source = ReportSource(compilation, cluster, folder, segments, words)
     described = [(section, section.describe(source)) for section in SECTIONS]
     present = [(section, values) for section, values in described if values is not None]
     return (

@@ -10,19 +10,19 @@ from partc.compiler.report.describe_assumptions import (
 )
 from partc.compiler.report.describe_devices import describe_devices
 from partc.compiler.report.describe_mesh import describe_mesh
-from partc.compiler.report.describe_program import describe_listings, describe_segments
+from partc.compiler.report.describe_program import describe_listings
 from partc.compiler.report.describe_servers import describe_servers
 from partc.compiler.report.describe_variables import describe_variables
 from partc.compiler.report.draw_cluster import draw_cluster
 from partc.compiler.report.draw_operators import draw_operators
-from partc.compiler.report.draw_timeline import draw_timelines, list_longest
+from partc.compiler.report.draw_timeline import draw_timeline, list_longest
 from partc.compiler.report.explain_choices import (
     candidates,
     describe_sensitivity,
     describe_solution,
     worked_examples,
 )
-from partc.compiler.report.methods import EXPLANATIONS, KEYS, MESH_KEYS
+from partc.compiler.report.methods import EXPLANATIONS
 from partc.compiler.report.section import ReportSource
 
 Values = Mapping[str, object]
@@ -67,11 +67,10 @@ def cluster_section(source: ReportSource) -> Values:
 
 def timeline_section(source: ReportSource) -> Values:
     """Draw the predicted step."""
-    compilation, names = source.compilation, dict(source.segment_names)
+    timeline = source.compilation.timeline
     return {
-        "timelines": draw_timelines(compilation.timeline, compilation.plan, names),
-        "longest": list_longest(compilation.timeline, names),
-        "keys": MESH_KEYS if compilation.strategy.has_meshes else KEYS,
+        "timeline": draw_timeline(timeline, source.compilation.plan, source.words),
+        "longest": list_longest(timeline, source.words),
     }
 
 
@@ -109,6 +108,5 @@ def assumptions_section(source: ReportSource) -> Values:
 
 def program_section(source: ReportSource) -> Values:
     """List segments and instructions."""
-    plan = source.compilation.plan
-    segments = describe_segments(plan, source.folder)
-    return {"segments": segments, "listings": describe_listings(plan, segments)}
+    listings = describe_listings(source.compilation.plan, source.segments, source.words)
+    return {"segments": source.segments, "listings": listings}

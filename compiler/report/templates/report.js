@@ -1,4 +1,5 @@
 "use strict";
+document.documentElement.classList.add("with-scripts");  // shows what works with them alone
 // What all sections share: what is printed is unfolded, and folded again afterwards.
 {
   let unfolded = [];
