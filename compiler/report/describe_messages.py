@@ -72,7 +72,7 @@ class MessageNames:
         if start.kind in ("gather_rows", "scatter_rows", "all_gather_rows", "all_to_all_rows"):
             return self._tell_rows(start)
         subject, operation = self.subject(start), start.label.partition(" ")[0]
-        whom = _WHOM.get(start.group, f"the ranks of {start.senders}")
+        whom = _WHOM.get(start.group, _along(start))
         match start.kind:
             case "all_reduce":
                 verb = {"sum": "sum", "max": "find the largest of", "min": "find the smallest of"}
@@ -178,6 +178,13 @@ class MessageNames:
         return frozenset(self.compilation.analysis.facts.shapes)
 
 
+def _along(start: Start) -> str:
+    """Name the ranks of a mesh that meet along one of its axes."""
+    site, _, axis = start.group.partition(".")
+    of = "" if site == "worker" else f" of {site}"
+    return f"the ranks along {axis}{of}" if axis else f"the ranks of {start.senders}"
+
+
 def _receivers(start: Start) -> str:
     if start.group in ("host", "host_workers"):
         return "the workers of each host"
@@ -185,9 +192,12 @@ def _receivers(start: Start) -> str:
 
 
 def _readable(tensor: str) -> str:
-    """Return a tensor's name; that of what the compiler made for a gradient, by what it is the gradient of."""
-    made = re.match(r"(?:\w+:)?(.+?)/gradient/", tensor)
-    return f"the gradient at {made[1]}" if made else tensor
+    """Return a tensor's name, or the node for what the compiler made of it, such as Op:node/gradient/Mul."""
+    made = re.match(r"\w+:(.+?)/gradient/", tensor)
+    if made:
+        return f"the gradient at {made[1]}"
+    part = re.match(r"\w+:(.+)/([A-Za-z]+)(?:_\d+)?$", tensor)
+    return f"the {part[2]} in {part[1]}" if part else tensor.removesuffix(".average")
 
 
 def _some(names: Iterable[str]) -> str:

@@ -156,7 +156,7 @@ def _listing(
     for _, together in groupby(instructions, key=_kind_of):
         alike = list(together)
         match alike[0]:
-            case Run() as run:
+            case Run():
                 steps += [_run_step(run, segments) for run in alike if isinstance(run, Run)]
             case Wait():
                 steps.append(_wait_step([wait.tag_id for wait in alike if isinstance(wait, Wait)]))

@@ -1,8 +1,8 @@
 """A step's predicted timeline: a row per rank, a lane to compute and one to communicate.
 
-Ranks that do the same at the same time share a row once there are more than FEW_RANKS. A row's bars of one colour
-are one path, so that a thousand of them are as quick as one; templates/timeline.js stretches the paths to what is
-in view, and finds the bar under the pointer in `TimelinePicture.data`.
+Ranks that do the same at the same time share a row once there are more than FEW_RANKS. A row's bars of one
+colour are one path, so that many are as quick as one; templates/timeline.js stretches the paths to
+what is in view, and finds the bar under the pointer in `TimelinePicture.data`.
 
     x   0 .. UNITS: the step        y   0 .. HEIGHT: computing above, communication below
 """
@@ -68,8 +68,8 @@ class TimelinePicture:
     """Everything that the template draws, and what its script is given.
 
     data    step_s; end: where the busy end begins, in units; words: (kind, short, what), by number;
-            rows: for each its name and two lanes of [units since the bar before, units that it lasts, its words,
-            bytes], one after the other
+            rows: for each its name and two lanes of [units since the bar before, units that it lasts,
+            its words, bytes], one after the other
     """
 
     rows: tuple[Row, ...]

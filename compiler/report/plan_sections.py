@@ -9,10 +9,11 @@ from partc.compiler.report.describe_assumptions import (
     whole_ops,
 )
 from partc.compiler.report.describe_devices import describe_devices
+from partc.compiler.report.describe_links import describe_links, measure_loads
 from partc.compiler.report.describe_mesh import describe_mesh
 from partc.compiler.report.describe_program import describe_listings
 from partc.compiler.report.describe_servers import describe_servers
-from partc.compiler.report.describe_variables import describe_variables
+from partc.compiler.report.describe_variables import describe_variables, group_reasons
 from partc.compiler.report.draw_cluster import draw_cluster
 from partc.compiler.report.draw_operators import draw_operators
 from partc.compiler.report.draw_timeline import draw_timeline, list_longest
@@ -58,9 +59,12 @@ def operators_section(source: ReportSource) -> Values | None:
 
 
 def cluster_section(source: ReportSource) -> Values:
-    """Draw the cluster."""
+    """Draw the cluster, and list what its links carry."""
+    plan = source.compilation.plan
+    loads = measure_loads(plan, source.cluster, source.compilation.timeline.step_s)
     return {
-        "cluster": draw_cluster(source.compilation.plan, source.cluster),
+        "cluster": draw_cluster(plan, source.cluster, loads),
+        "links": describe_links(loads),
         "assignment": source.compilation.costs.assignment,
     }
 
@@ -88,7 +92,11 @@ def servers_section(source: ReportSource) -> Values:
 def variables_section(source: ReportSource) -> Values:
     """List all variables."""
     compilation = source.compilation
-    return {"variables": describe_variables(compilation.plan, compilation.costs.choices, source.facts)}
+    choices = compilation.costs.choices
+    return {
+        "variables": describe_variables(compilation.plan, choices, source.facts),
+        "reasons": group_reasons(choices),
+    }
 
 
 def assumptions_section(source: ReportSource) -> Values:
