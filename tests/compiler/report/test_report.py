@@ -12,9 +12,9 @@ from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options
 from partc.compiler.pipeline import compile_graph
 from partc.compiler.report import units
+from partc.compiler.report.describe_links import StepLoads, measure_loads
 from partc.compiler.report.describe_variables import FIGURE
 from partc.compiler.report.draw_cluster import draw_cluster
-from partc.compiler.report.describe_links import StepLoads, measure_loads
 from partc.compiler.report.explain_choices import candidates, worked_examples
 from partc.compiler.report.measure_traffic import host_traffic
 from partc.compiler.report.page import render_report
@@ -86,7 +86,9 @@ def test_every_variable_is_listed_with_its_price_by_each_way(compiled: Compiled)
     for choice in compiled.compilation.costs.choices:
         for time_s in choice.seconds.values():
             assert plain(units.seconds(time_s)) in text
-        assert FIGURE.sub("#", choice.reason) in FIGURE.sub("#", text)  # told once, with the largest's figures
+        assert FIGURE.sub("#", choice.reason) in FIGURE.sub(
+            "#", text
+        )  # told once, with the largest's figures
 
 
 def test_embedding_is_explained_with_all_alternatives_and_the_chosen_one_marked(on_2x2: Compiled) -> None:
