@@ -22,22 +22,37 @@ if TYPE_CHECKING:
     from partc.compiler.importing import torch_step as torch
     from partc.compiler.importing.shard_inputs import create_num_shards_and_shard_id
     from partc.compiler.options import GraphOptions, Options, Partitioner, Sample, SearchOptions
-    from partc.compiler.parallax_api import ParallaxConfig, get_runner, parallel_run, shard
+    from partc.compiler.parallax_api import get_runner, parallel_run, shard
+    from partc.compiler.parallax_config import (
+        CheckpointConfig,
+        CommunicationConfig,
+        MPIConfig,
+        ParallaxConfig,
+        ProfileConfig,
+        PSConfig,
+        SessionConfig,
+    )
     from partc.runtime.errors import PartcError
     from partc.runtime.jobs.runner import Runner
 
 __all__ = [
     "SGD",
     "Adagrad",
+    "CheckpointConfig",
+    "CommunicationConfig",
     "GraphOptions",
+    "MPIConfig",
     "Momentum",
     "Options",
+    "PSConfig",
     "ParallaxConfig",
     "PartcError",
     "Partitioner",
+    "ProfileConfig",
     "Runner",
     "Sample",
     "SearchOptions",
+    "SessionConfig",
     "build_model",
     "build_training_graph",
     "compile",
@@ -57,7 +72,13 @@ _HOME = {
     "Adagrad": "partc.compiler.differentiation.updates.optimizers",
     "GraphOptions": "partc.compiler.options",
     "Momentum": "partc.compiler.differentiation.updates.optimizers",
-    "ParallaxConfig": "partc.compiler.parallax_api",
+    "CheckpointConfig": "partc.compiler.parallax_config",
+    "CommunicationConfig": "partc.compiler.parallax_config",
+    "MPIConfig": "partc.compiler.parallax_config",
+    "PSConfig": "partc.compiler.parallax_config",
+    "ProfileConfig": "partc.compiler.parallax_config",
+    "SessionConfig": "partc.compiler.parallax_config",
+    "ParallaxConfig": "partc.compiler.parallax_config",
     "SGD": "partc.compiler.differentiation.updates.optimizers",
     "Options": "partc.compiler.options",
     "PartcError": "partc.runtime.errors",

@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 verification failed or an executor died, 2 what the user g
 of partc's own, 128 + N stopped by signal N.
 """
 
+import io
 import os
 import re
 import sys
@@ -142,6 +143,13 @@ def _is_of_the_parser(error: Exception) -> bool:
     return isinstance(error, typer.TyperException | typer.Abort)
 
 
+def _replace_what_cannot_be_printed() -> None:
+    """Let no character that a terminal's encoding lacks end a command: µ in ASCII, say."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def exit_code_of(command: Callable[[], object], arguments: Sequence[str] = ()) -> int:
     """Run a command; tell what went wrong on stderr, and return the exit code."""
     as_json = "--json" in arguments
@@ -170,6 +178,7 @@ def exit_code_of(command: Callable[[], object], arguments: Sequence[str] = ()) -
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code. Never shows a traceback for the user's mistakes."""
     given = sys.argv[1:] if arguments is None else list(arguments)
+    _replace_what_cannot_be_printed()
 
     def run() -> object:
         configure_log()

@@ -97,6 +97,7 @@ class Runner:
         metrics: Path | None = None,
         worker_restarts: int = 0,
         tells_waiting: bool = False,
+        redirect: Path | None = None,
     ) -> TrainingResult:
         """Train `steps` steps and save trained.safetensors in the plan's folder, unless told not to.
 
@@ -114,7 +115,7 @@ class Runner:
         is none, begin.
         `metrics`: a file that takes a line of every step. `worker_restarts`: how often an asynchronous worker
         that died is started again. `tells_waiting`: `on_progress` hears now and then how much each rank
-        waited.
+        waited. `redirect`: a folder that takes what each process prints, a file for each.
 
         Raises the error of the rank that failed first, NotSaved if the last checkpoint could not be written,
         and CopiesDiffer if `save` is asked and replicas are not equal in the end.
@@ -155,7 +156,7 @@ class Runner:
             )
             write_job(folder, job, initial)
             rules = Rules(begun.workers, staleness, worker_restarts, checkpoints)
-            result = self._play(folder, job, rules, on_progress, timeout_s)
+            result = self._play(folder, job, rules, on_progress, timeout_s, redirect)
             return self._keep(folder, job, result, save, keep_in)
 
     def _begin(
@@ -233,17 +234,25 @@ class Runner:
             )
 
     def _play(
-        self, folder: Path, job: Job, rules: Rules, on_progress: OnProgress | None, timeout_s: float
+        self,
+        folder: Path,
+        job: Job,
+        rules: Rules,
+        on_progress: OnProgress | None,
+        timeout_s: float,
+        redirect: Path | None,
     ) -> TrainingResult:
         """Start the processes of a job, wait for them, and collect what they made."""
         plan, machines, log = self._folder.plan, self._machines, self._folder.path / LOG_FILE
         if plan.asynchronous:
-            ended = launch_sessions(plan, folder, log, machines, rules, on_progress, timeout_s)
+            ended = launch_sessions(plan, folder, log, machines, rules, on_progress, timeout_s, redirect)
             if ended.stopped_by and job.checkpoints is None:
                 raise stopped(ended.stopped_by, "all workers")
             return collect_sessions(plan, folder, job, ended)
         hosts = [rank.host for rank in plan.ranks]
-        stopped_by = launch(hosts, folder, log, machines, on_progress, timeout_s, place=self._place)
+        stopped_by = launch(
+            hosts, folder, log, machines, on_progress, timeout_s, place=self._place, redirect=redirect
+        )
         if stopped_by and job.checkpoints is None:
             raise stopped(stopped_by, "all ranks")
         return replace(self._collect(folder, job), stopped_by=stopped_by)
