@@ -31,6 +31,10 @@ def test_all_are_copied_and_none_over_another(tmp_path: Path) -> None:
     names = names_of_examples(SOURCES)
     assert shown.splitlines() == [str(tmp_path / "mine" / name) for name in names]
     assert all((tmp_path / "mine" / n).read_bytes() == (SOURCES / n).read_bytes() for n in names)
+    done("examples", "copy", "slurm", tmp_path / "other")
+    assert (
+        len(list((tmp_path / "other" / "slurm").iterdir())) == len(list((SOURCES / "slurm").iterdir())) == 2
+    )
     refused("examples", "copy", names[0], tmp_path / "mine", what="there already", fix="another folder")
     refused("examples", "copy", "cluster-2x3.json", tmp_path, what="no example", fix="'cluster-2x2.json'")
 
