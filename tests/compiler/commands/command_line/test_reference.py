@@ -10,7 +10,7 @@ from partc.compiler.commands.results.schemas import RESULTS
 from tests.checks.command_line import done, refused
 
 PAGE = Path(__file__).parents[4] / "docs" / "commands.md"
-COMMANDS = [*(name for name in RESULTS if name != "failure"), "schema"]
+COMMANDS = [name for name in RESULTS if name != "failure"]
 
 
 def test_the_page_is_what_the_command_line_says() -> None:
