@@ -80,7 +80,9 @@ def strategy_of_annotations(
 
 
 def _source(training: TrainingGraph) -> onnx.ModelProto:
-    return onnx.ModelProto.FromString(training.source)
+    model = onnx.ModelProto()
+    model.ParseFromString(training.source)
+    return model
 
 
 def _choose_configuration(model: onnx.ModelProto, cluster: Cluster) -> tuple[str, list[int]]:
@@ -217,7 +219,9 @@ class _Pinned:
             first = [n for n, (split, _) in enumerate(pin.parts) if split == samples]
             order = [*first, *(n for n in range(len(pin.parts)) if n not in first)]
             ranks = (by_axis.transpose(order) if pin.parts else by_axis).reshape(-1).tolist()
-            split = {_spell(s, s == samples): number for s, number in (pin.parts[n] for n in order)}
+            split: dict[str, int | str] = {
+                _spell(s, s == samples): number for s, number in (pin.parts[n] for n in order)
+            }
             devices = tuple(self._names[rank] for rank in ranks)
             yield OpConfig(pin.node, split if pin.parts or len(ranks) == 1 else None, devices=devices)
 

@@ -2,21 +2,18 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from onnx import numpy_helper
 
 import partc
 from partc.compiler import parallax_api
 from partc.compiler.graph_runner import TrainingOptions
-from partc.compiler.options import GraphOptions, Partitioner
+from partc.compiler.options import Partitioner
 from partc.cost.cluster.cluster import read_any_cluster
 from partc.cost.strategy import read_strategy
 from partc.runtime.errors import BadUsage
 from partc.runtime.jobs.job import Checkpoints
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.plan.program import Run
-from tests.builders.graphs.foreign_steps import TABLE, parse
 from tests.checks.command_line import CLUSTER
 
 
@@ -35,12 +32,13 @@ def test_what_is_configured_reaches_the_plan_and_the_job(
     monkeypatch.setattr(
         parallax_api, "SteppedTraining", lambda plan, data, options: started.append((plan, options))
     )
-    model = parse(TABLE)
-    model.graph.initializer.append(numpy_helper.from_array(np.ones((10, 4), np.float32), "E"))
+    sizes = {"vocab": 50, "embedding": 4, "cells": 4, "projection": 4, "steps": 2, "samples": 3}
+    model = partc.build_training_graph(
+        partc.build_model("lm", batch=2, **sizes), loss="loss", optimizer=partc.SGD(0.1)
+    )
     config = partc.ParallaxConfig(
         strategy="ps",
         out=tmp_path / "out",
-        options=GraphOptions(state={"E": "E_next"}),
         communication=partc.CommunicationConfig(partc.PSConfig(local_aggregation=False)),
         checkpoints=partc.CheckpointConfig(tmp_path / "saved", save_ckpt_secs=60.0),
         profile=partc.ProfileConfig(tmp_path / "profile", [2], profile_worker=1),
@@ -52,7 +50,7 @@ def test_what_is_configured_reaches_the_plan_and_the_job(
     partc.get_runner(model, CLUSTER, config)
 
     ((plan, job),) = started
-    assert not read_strategy(tmp_path / "out/strategy.json").parameters["E"].local_aggregation
+    assert not read_strategy(tmp_path / "out/strategy.json").parameters["embedding"].local_aggregation
     assert {rank.threads for rank in plan.plan.ranks} == {2}
     assert job == TrainingOptions(
         timeout_s=9.0,
