@@ -98,7 +98,11 @@ class SegmentTitler:
 
 
 def _sources(source: bytes, lowered: LoweredGraph) -> dict[str, str]:
-    """Return the user's node of each node that stands for one, or for a part of one: `loss/Max` of `loss`."""
+    """Return the user's node of each node that stands for one, or does a part of what one does.
+
+    loss/Max            of loss, which was said in primitives
+    Gather_5.pull.ids   of Gather_5, whose table is on servers
+    """
     theirs = {node.name for node in onnx.ModelProto.FromString(source).graph.node}
     found: dict[str, str] = {}
     for node, name in lowered.original.items():
@@ -106,6 +110,10 @@ def _sources(source: bytes, lowered: LoweredGraph) -> dict[str, str]:
             name = name.rpartition("/")[0]
         if name in theirs:
             found[node] = name
+    for copy in lowered.nodes:
+        name, pull, _ = copy.name.partition(".pull.")
+        if pull and name in theirs:
+            found[copy.name] = name
     return found
 
 

@@ -117,6 +117,9 @@ def test_sources_are_nodes_of_the_users_graph_and_every_one_is_somewhere(
         if any(e.key == "partc.segment" for e in node.metadata_props)
     }
     assert told.keys() == seen
+    if plan == "servers":  # the lookup in the table is on the servers, too
+        lookups = [name for name, node in theirs.items() if node.op_type == "Gather" and "E" in node.input]
+        assert lookups and all("server-lookup" in told[name] for name in lookups)
     for name, model in segments_of(folder):
         for source in json.loads(metadata(model)["partc.source_nodes"]):
             assert name in told[source].split(",")
