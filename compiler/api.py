@@ -33,10 +33,13 @@ from partc.compiler.verification.verify import verify
 from partc.cost.assignment.partitions import check_partitions
 from partc.cost.cluster.cluster import Cluster, read_any_cluster
 from partc.cost.strategy import Mode, Strategy
+from partc.models.catalogue import ModelRequestError
+from partc.models.catalogue import build_model as build_catalogued
 from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.roles.find_gradients import find_gradients
 from partc.passes.rules.sharding_rules import count_flops
+from partc.runtime.check_arguments import check_call, public
 from partc.runtime.errors import (
     BadCluster,
     BadModel,
@@ -56,7 +59,7 @@ ABOUT_THE_MODEL = (BadModel, UnsupportedModel, BadUsage)
 Train = str | Path | onnx.ModelProto
 Fields = ParamSpec("Fields")
 
-__all__ = ["build_training_graph", "compile", "get_partitioner", "inspect", "search", "verify"]
+__all__ = ["build_model", "build_training_graph", "compile", "get_partitioner", "inspect", "search", "verify"]
 
 
 def _compiler_for(
@@ -64,6 +67,7 @@ def _compiler_for(
 ) -> Callable[Concatenate[Train, str | Path | Cluster, str | Path, Fields], PlanFolder]:
     """Return `compile` with the options as keywords: their names and types are those of the one record."""
 
+    @public
     def compile(
         train: Train,
         cluster: str | Path | Cluster,
@@ -76,6 +80,7 @@ def _compiler_for(
 
         Keywords: the fields of Options. Raises PartcError.
         """
+        check_call(make_options, positional, fields)
         compile_step(train, cluster, out, make_options(*positional, **fields))
         return read_plan_folder(out)
 
@@ -125,6 +130,7 @@ def decide_step(train: Train, cluster: str | Path | Cluster, out: str | Path, op
         return write_decisions(compilation, Path(out))
 
 
+@public
 def search(
     train: Train,
     cluster: str | Path | Cluster,
@@ -152,6 +158,7 @@ def kernels_of(
         return list_kernels(lambda: _read_graph(train, options.options), machines, options, with_parts)
 
 
+@public
 def inspect(
     train: Train,
     *,
@@ -172,6 +179,15 @@ def inspect(
         departures = describe_departures(judge_step(graph, all_sizes))
         facts = infer_facts(graph, all_sizes)
         return inspect_graph(graph, count_flops(graph, facts), sparsity, departures, facts, refusal)
+
+
+@public
+def build_model(name: str, **options: object) -> onnx.ModelProto:
+    """Build the forward graph of a model of partc's own, by its name and options. Raises BadUsage."""
+    try:
+        return build_catalogued(name, **options)
+    except ModelRequestError as error:  # models stand alone, and know no error of partc's
+        raise BadUsage(error.what, at=error.at, fix=error.fix) from error
 
 
 def _refusal_of_kernels(graph: TrainingGraph) -> str:
@@ -207,7 +223,7 @@ def _search_where_asked(train: Train, cluster: Cluster, options: Options) -> Opt
     else:
         with _naming_files(train, cluster, replace(options, strategy="auto")):
             strategy = place_operators(lambda: _read_graph(train, options.options), cluster, options)
-    return replace(options, strategy=strategy, batch=strategy.batch)
+    return replace(options, strategy=strategy, batch=strategy.batch, asked=options.strategy)
 
 
 @contextmanager

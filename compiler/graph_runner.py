@@ -10,6 +10,7 @@ import numpy as np
 
 from partc.compiler.traces.write_traces import write_run_trace
 from partc.passes.replicas.average_replicas import own_output
+from partc.runtime.check_arguments import public
 from partc.runtime.checkpoints.manifest import newest_checkpoint
 from partc.runtime.checkpoints.stored_values import StoredValues
 from partc.runtime.data.batches import join_shares
@@ -99,6 +100,7 @@ class GraphRunner(NamedTuple):
     worker_id: int
     num_replicas_per_worker: int
 
+    @public
     def run(self, fetches: str | Sequence[str] = (), feeds: ReplicaFeeds | None = None) -> FetchedValues:
         """Train one step; return for every fetch a list of each replica's value.
 
@@ -106,6 +108,7 @@ class GraphRunner(NamedTuple):
         """
         return self.training.run(fetches, feeds)
 
+    @public
     def train(self, steps: int) -> None:
         """Train so many steps on the data that was given to get_runner. Raises BadUsage."""
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:

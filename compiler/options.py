@@ -12,7 +12,7 @@ from partc.cost.named_strategy import NAMES, NamedStrategy, parse_named
 from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
 from partc.cost.strategy import Batch, Mechanism, Mode, Strategy, read_strategy
 from partc.passes.layouts.strategy_meshes import meshes_of
-from partc.runtime.errors import BadStrategy, BadUsage
+from partc.runtime.errors import BadStrategy, BadUsage, one_of
 from partc.runtime.plan.program import Aggregation, Rounding
 
 SAMPLE_STEPS = 8
@@ -23,6 +23,11 @@ PLACED = "placed"  # each operator on one device
 
 SearchMethod = Literal["auto", "mcmc", "ilp", "dp", "exhaustive"]
 SearchMode = Literal["off", "model", "measured", "fitted"]
+
+
+def strategy_names() -> tuple[str, ...]:
+    """Return the words that ask for a strategy: modes, searches, and what named strategies begin with."""
+    return (*get_args(Mode), SEARCH, PLACED, *NAMES)
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,7 @@ class Options:
                  device trains, and chosen by nobody but the user
     recompute_bytes  what a step's values may take at once, others are computed again; None: as the
                  strategy says
+    asked        what was asked as `strategy` where that has been replaced by what it led to
     force        trained variables of an earlier plan in the output folder may go
     profile      a profile.json of measured kernels, or what it says of the cluster; None: rooflines alone
     """
@@ -122,6 +128,7 @@ class Options:
     replica_outputs: bool = False
     recompute_bytes: int | None = None
     round_sums: Rounding = ""
+    asked: str = ""
     force: bool = False
     profile: str | Path | KernelTimes | None = None
 
@@ -130,6 +137,15 @@ class Options:
         """Return what is known of measured kernels. Needs: the profile has been read."""
         assert not isinstance(self.profile, str | Path), "the profile is read first"
         return self.profile or NO_TIMES
+
+    @property
+    def asked_strategy(self) -> str:
+        """Return the name of the strategy that was asked for, nothing where that was a file, or has none."""
+        if self.asked:
+            return self.asked
+        if isinstance(self.strategy, NamedStrategy):
+            return self.strategy.text
+        return self.strategy if isinstance(self.strategy, str) and not self.strategy.endswith(".json") else ""
 
     def chosen_strategy(self) -> Mode | NamedStrategy | Strategy:
         """Return the mode, or the strategy, which may lie in a file. Raises BadUsage, BadStrategy."""
@@ -141,7 +157,7 @@ class Options:
         if (named := parse_named(self.strategy)) is not None:
             return named
         if not self.strategy.endswith(".json"):
-            fix = f"use one of {', '.join((*modes, SEARCH, PLACED, *NAMES))}, or the path of a strategy.json"
+            fix = f"{one_of(strategy_names(), self.strategy)}, or the path of a strategy.json"
             raise BadUsage(f"no strategy {self.strategy!r}", at="--strategy", fix=fix)
         return read_strategy(Path(self.strategy))
 

@@ -27,6 +27,7 @@ from partc.compiler.graph_runner import (
 from partc.compiler.options import GraphOptions
 from partc.compiler.parallax_config import TRACE_FILE, ParallaxConfig
 from partc.cost.cluster.cluster import Cluster, read_any_cluster
+from partc.runtime.check_arguments import public
 from partc.runtime.data.feeds import find_function
 from partc.runtime.data.sharded import Batch, ReadShard, ShardedData, is_read_by_shard
 from partc.runtime.errors import BadData, BadUsage
@@ -38,6 +39,7 @@ ResourceInfo = str | Path | Cluster
 RunFunction = Callable[[Training, int, int, int], None]  # (training, num_workers, worker_id, replicas)
 
 
+@public
 def shard(data: Iterable[Batch] | ReadShard | str) -> ShardedData:
     """Split a data set so that every replica reads a part of its own.
 
@@ -61,6 +63,7 @@ def shard(data: Iterable[Batch] | ReadShard | str) -> ShardedData:
     return ShardedData(function, data)
 
 
+@public
 def get_runner(
     graph: Graph,
     resource_info: ResourceInfo,
@@ -122,6 +125,7 @@ def _check_arguments(graph: object, resource_info: object, config: object, data:
             raise BadUsage(f"{type(value).__name__} {value!r:.60}", at=f"get_runner: {name}", fix=fix)
 
 
+@public
 def parallel_run(
     graph: Graph,
     run: RunFunction,

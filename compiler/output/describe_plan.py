@@ -41,5 +41,10 @@ def describe_plan(compilation: Compilation) -> None:
         if path.is_file()
     }
     step_s = compilation.timeline.step_s
-    plan = msgspec.structs.replace(compilation.plan, files=hashes, predicted_step_s=step_s)
+    plan = msgspec.structs.replace(
+        compilation.plan,
+        files=hashes,
+        predicted_step_s=step_s,
+        asked_strategy=compilation.options.asked_strategy,
+    )
     (folder / "plan.json").write_bytes(encode_plan(plan))

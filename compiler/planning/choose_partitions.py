@@ -12,6 +12,7 @@ from statistics import median
 
 from partc.compiler.options import Partitioner, SearchMode
 from partc.cost.assignment.partitions import TIE
+from partc.runtime.check_arguments import public
 from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.jobs.runner import Runner
 from partc.runtime.plan.plan_folder import PlanFolder
@@ -20,6 +21,7 @@ TRIAL_STEPS = 20
 TRIAL_ROUNDS = 3
 
 
+@public
 def get_partitioner(min_partitions: int = 1, search_partitions: bool | SearchMode = True) -> Partitioner:
     """Return a partitioner that starts from the fewest partitions that fit in memory.
 

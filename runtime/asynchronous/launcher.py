@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from partc.runtime.asynchronous.endpoints import endpoints_of
-from partc.runtime.asynchronous.job import SessionJob, SessionsEnd, write_session_job
+from partc.runtime.asynchronous.job import ProcessPlace, SessionJob, SessionsEnd, write_session_job
 from partc.runtime.asynchronous.mesh import LAUNCHER, Mesh, limit_of_messages
 from partc.runtime.asynchronous.processes import Crew
 from partc.runtime.asynchronous.session import server_name, servers_of, worker_name
@@ -27,6 +27,7 @@ from partc.runtime.jobs.launcher import Log, OnProgress, StopRequest
 from partc.runtime.plan.program import Plan
 from partc.runtime.supervision.stop_signals import stop_signals
 from partc.runtime.supervision.supervisor import FOLDERS, Supervisor
+from partc.runtime.transports.locked_sockets import LOCAL
 
 _CONNECT_S = 5.0
 
@@ -52,11 +53,14 @@ def launch_sessions(
     with (
         stop_signals() as signals,
         held_folder(Path(tempfile.gettempdir()), FOLDERS) as sockets,
-        log.open("w") as stream,
+        log.open("w", encoding="utf-8") as stream,
         ExitStack() as at_the_end,
     ):
         endpoints = endpoints_of(plan, addresses, str(sockets))
-        session_job = SessionJob(endpoints, limit_of_messages(plan), rules.worker_steps, rules.staleness)
+        places = {name: ProcessPlace(host, addresses.get(host, LOCAL)) for name, host in hosts.items()}
+        session_job = SessionJob(
+            endpoints, limit_of_messages(plan), rules.worker_steps, places, rules.staleness
+        )
         write_session_job(job_folder, session_job)
         write_environments(job_folder, hosts, machines)
         supervisor = at_the_end.enter_context(

@@ -64,7 +64,7 @@ def launch(
     start = prepare_ranks(hosts, job_folder, machines, daemon, place)
     with (
         stop_signals() as signals,
-        log.open("w") as stream,
+        log.open("w", encoding="utf-8") as stream,
         Supervisor(members, start.machines.addresses, job_folder, timeout_s, folders) as supervisor,
     ):
         records.info("starting %s", start.told)
@@ -197,7 +197,8 @@ class StopRequest:
         if late := set(roster.living()) - self._asked:  # keepers of a job that has just begun come one by one
             self._supervisor.order("stop", late)
             self._asked |= late
-        if self._signals.count > 1 or (roster.living() and roster.still_s > _STOP_S):
+        stands_still = bool(roster.living()) and roster.still_s > _STOP_S
+        if self._signals.count > 1 or stands_still or not roster.beats():  # nobody has begun: nothing is lost
             raise self.error()
         if not roster.living():
             self._supervisor.order("end", roster.ended())

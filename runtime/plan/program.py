@@ -300,6 +300,7 @@ class Plan(Record, frozen=True):
     # value -> int64 vector, the same on all ranks
     constants: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
     microbatches: int = 1  # into which every replica's batch is divided
+    asked_strategy: str = "auto"  # the name that was asked for; nothing: strategy.json is the user's own
     sha256: str = ""  # of all the rest, as plan_json.py writes it: a plan that was edited does not fit it
 
 
