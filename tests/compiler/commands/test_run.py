@@ -13,7 +13,7 @@ from tests.builders.plans.linear_plans import linear_all_reduce
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> PlanFolder:
-    """Return a plan of two replicas of five samples each."""
+    """Return a plan of two replicas of four samples each."""
     folder = read_plan_folder(linear_all_reduce(tmp_path_factory.mktemp("plan") / "out", 2))
     return PlanFolder(msgspec.structs.replace(folder.plan, predicted_step_s=0.25), folder.path)
 
@@ -24,7 +24,7 @@ def described(progress: Progress, plan: PlanFolder) -> str:
 
 def test_a_line_says_loss_speed_and_what_was_predicted(plan: PlanFolder) -> None:
     assert described(Progress(3, 9, 0.25, 2.0), plan) == (
-        "loss 0.25  2.0 steps/s, 20 samples/s  a step 500 ms, predicted 250 ms"
+        "loss 0.25  2.0 steps/s, 16 samples/s  a step 500 ms, predicted 250 ms"
     )
 
 
