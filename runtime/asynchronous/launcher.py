@@ -40,11 +40,12 @@ def launch_sessions(
     rules: Rules,
     on_progress: OnProgress | None,
     timeout_s: float | None,
+    redirect: Path | None = None,
 ) -> SessionsEnd:
     """Run an asynchronous job to its end, or until a signal asks for one.
 
-    A job in which no process gets on for `timeout_s` is ended. Raises the error of who failed first, and
-    Stopped where workers that were asked to stop did not do so well.
+    A job in which no process gets on for `timeout_s` is ended. `redirect`: as `launch` takes it. Raises the
+    error of who failed first, and Stopped where workers that were asked to stop did not do so well.
     """
     addresses = machines.addresses
     hosts = {server_name(rank.rank): rank.host for rank in servers_of(plan)}
@@ -73,7 +74,9 @@ def launch_sessions(
 
         crew = at_the_end.enter_context(_crew(plan, job_folder, machines, supervisor))
         stop = StopRequest(supervisor, signals)
-        return SessionsWatch(plan, crew, supervisor, stop, mesh, Log(stream), rules, on_progress).to_the_end()
+        return SessionsWatch(
+            plan, crew, supervisor, stop, mesh, Log(stream, redirect, hosts), rules, on_progress
+        ).to_the_end()
 
 
 @contextmanager

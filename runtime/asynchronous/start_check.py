@@ -83,7 +83,7 @@ def look_around(job: Job, sessions: SessionJob, name: str) -> Found:
     place, _ = _members(plan)[name]
     here = [other for other, there in sessions.places.items() if there.address == own.address]
     is_chief = name == next(iter(sessions.places))
-    lacks = [*gpu_lacks(place)]
+    lacks = [*gpu_lacks(place.device, place.device_index)] if place.kind == "gpu" else []
     if name == here[0]:
         lacks += file_lacks(plan, job, looks_for_data=True)
         ranks = [rank for other in here for rank in _members(plan)[other][1]]

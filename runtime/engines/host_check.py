@@ -23,7 +23,7 @@ from partc.runtime.errors import BadPlan, HostLacks
 from partc.runtime.jobs.job import Job
 from partc.runtime.plan.held_memory import buffers_bytes, stored_bytes, variables_bytes
 from partc.runtime.plan.plan_folder import faults_of_files, open_plan_folder
-from partc.runtime.plan.program import Plan, Rank, SessionWorker
+from partc.runtime.plan.program import Plan, Rank
 from partc.runtime.plan.record import Record
 
 PACKAGES = ("partc", "numpy", "onnxruntime", "mpi4py", "safetensors", "msgspec")
@@ -72,7 +72,7 @@ def look_around(job: Job | None, rank: int, here: Sequence[int]) -> Found:
     own = next((entry for entry in plan.ranks if entry.rank == rank), None)
     if own is None:  # the daemon says that their numbers differ
         return structs.replace(found, plan_sha256=plan.sha256)
-    lacks = [*gpu_lacks(own)]
+    lacks = [*gpu_lacks(own.device, own.device_index)] if own.kind == "gpu" else []
     if rank == min(here):
         # Of data that the first rank lacks, too, its daemon says more.
         lacks += file_lacks(plan, job, looks_for_data=rank > 0)
@@ -170,15 +170,13 @@ def file_lacks(plan: Plan, job: Job, looks_for_data: bool) -> Iterator[Lack]:
         yield Lack(f"the data is not there: {job.data}", "let every host see the data under the same path")
 
 
-def gpu_lacks(place: Rank | SessionWorker) -> Iterator[Lack]:
-    """Yield what this machine lacks to compute on a device, if that is a GPU."""
-    if place.kind != "gpu":
-        return
+def gpu_lacks(device: str, index: int) -> Iterator[Lack]:
+    """Yield why onnxruntime cannot use this machine's GPU of that number, for a device of that name."""
     import onnxruntime as ort
 
     if "CUDAExecutionProvider" not in ort.get_available_providers():
         yield Lack(
-            f"onnxruntime has no CUDA provider, which {place.device!r} needs",
+            f"onnxruntime has no CUDA provider, which {device!r} needs",
             "install onnxruntime-gpu in place of onnxruntime, or compile for CPU devices",
         )
         return
@@ -188,15 +186,15 @@ def gpu_lacks(place: Rank | SessionWorker) -> Iterator[Lack]:
             ctypes.CDLL(str(libraries / f"libonnxruntime_providers_{name}.so"), ctypes.RTLD_GLOBAL)
     except OSError as error:
         yield Lack(
-            f"onnxruntime's CUDA provider does not load, which {place.device!r} needs: {error}",
+            f"onnxruntime's CUDA provider does not load, which {device!r} needs: {error}",
             "install CUDA 13 and cuDNN 9 there, or name their folder in the host's `environment`, "
             'as {"LD_LIBRARY_PATH": "/usr/local/cuda/lib64"}',
         )
         return
     count = sum(device.ep_name == "CUDAExecutionProvider" for device in ort.get_ep_devices())
-    if 0 < count <= place.device_index:
+    if 0 < count <= index:
         fix = "write the GPUs that it has in the cluster file, and compile again"
-        yield Lack(f"{count} GPUs, {place.device!r} is number {place.device_index}, from 0", fix)
+        yield Lack(f"{count} GPUs, {device!r} is number {index}, from 0", fix)
 
 
 def needed_bytes(plan: Plan, rank: Rank) -> int:

@@ -201,11 +201,13 @@ class Aggregation(Record, frozen=True, omit_defaults=True):
 
     average_dense, average_sparse: the mean over all replicas; False: the sum
     fetched: parameters whose aggregated gradients are outputs of the step
+    replica_outputs: beside the mean of a scalar output, each replica's own is one: NAME.replica
     """
 
     average_dense: bool = True
     average_sparse: bool = True
     fetched: tuple[str, ...] = ()
+    replica_outputs: bool = False
 
 
 class Output(Record, frozen=True, omit_defaults=True):

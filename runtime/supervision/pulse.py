@@ -85,8 +85,8 @@ def failure_of(error: BaseException, at: str) -> Failure:
         traceback.print_exception(error)
         error = _rank_failed(error, at)
     is_echo = kind.__module__.startswith("mpi4py")
-    said = (printable(text) for text in (error.what, error.at, error.fix))  # anybody's: JSON wants UTF-8
-    return Failure(time.time(), type(error).__name__, *said, is_echo)
+    what, at, fix = (printable(text) for text in (error.what, error.at, error.fix))  # JSON wants UTF-8
+    return Failure(time.time(), type(error).__name__, what, at, fix, is_echo)
 
 
 def _rank_failed(error: BaseException, at: str) -> RankFailed:
