@@ -162,13 +162,6 @@ def _check_microbatches(strategy: Strategy) -> None:
             at="mesh",
             fix='write "microbatches" beside the mesh',
         )
-    own = any(config.devices for config in strategy.ops)
-    if strategy.recompute_bytes is not None and (strategy.stages > 1 or strategy.microbatches > 1 or own):
-        raise BadStrategy(
-            "values are to be computed again, but operators have devices or micro-batches of their own",
-            at="recompute_bytes",
-            fix="leave it out: more micro-batches, or more stages, keep fewer values at once",
-        )
 
 
 def _check_needs_no_mesh(strategy: Strategy) -> None:
