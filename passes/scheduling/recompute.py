@@ -183,7 +183,7 @@ class Recomputation:
 
     def _name(self, value: str, microbatch: int | None) -> str:
         name = self.repeated.name(value, microbatch)
-        self._base[name] = value
+        self._base.setdefault(name, value)  # one that joins micro-batches reads each by its name
         return name
 
     # ------------------------------------------------------------ what may be given up
