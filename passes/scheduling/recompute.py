@@ -225,6 +225,8 @@ class Recomputation:
         step = self._steps[following]
         if last_read == peak or self._steps[last_read].item is step.item or not isinstance(step.item, Chunk):
             return None
+        if self._steps[life.produced_at].microbatch != step.microbatch:
+            return None  # it is joined with those of others
         return following if any(node is step.node for node in step.item.nodes) else None
 
     def _option_for(self, value: str, before: int, freed_bytes: int, below_s: float) -> _Option | None:
