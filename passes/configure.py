@@ -27,15 +27,8 @@ from partc.passes.layouts.configuration import (
     home_of_follower,
 )
 from partc.passes.layouts.decide_layouts import decide_axes, decide_by_wish, divides, whole_axis
-from partc.passes.layouts.layouts import (
-    MICROBATCHES,
-    REPLICAS,
-    Layout,
-    Mesh,
-    Meshes,
-    Replicate,
-    Split,
-)
+from partc.passes.layouts.layouts import MICROBATCHES, REPLICAS, Layout, Replicate, Split
+from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.passes.layouts.place_nodes import place_nodes
 from partc.passes.layouts.strategy_meshes import meshes_of, number_of, own_axes
 from partc.passes.rules.sharding_rules import rule_of

@@ -14,7 +14,8 @@ from math import prod
 import onnx
 
 from partc.cost.cluster.cluster import Cluster, groups_of, ranks_of
-from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh, Meshes, Owned, Replicate
+from partc.passes.layouts.layouts import REPLICAS, Layout, Owned, Replicate
+from partc.passes.layouts.meshes import Mesh, Meshes
 
 CONFIGURATION = "partc"
 ANNOTATED_IR_VERSION = 11

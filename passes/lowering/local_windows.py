@@ -192,7 +192,9 @@ def _weights_of_readers(
 ) -> tuple[WindowWeights, ...]:
     """Return what the windows that read each rank's part of an averaged image count for."""
     windows = gradient.windows
-    readers = {axis: equal.of(windows.target[axis], *windows.halo_back(axis)) for axis, equal in parts.items()}
+    readers = {
+        axis: equal.of(windows.target[axis], *windows.halo_back(axis)) for axis, equal in parts.items()
+    }
     for axis, cut in uneven.items():
         ranges = tuple(windows.readers(axis, *part) for part in cut.ranges)
         readers[axis] = SpaceParts(cut.mesh_axis, ranges)

@@ -87,9 +87,7 @@ def reshard(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> 
         return exchange(lowering, tensor, native, wanted)
     shape = lowering.facts.shape(tensor)
     meshes = lowering.graph.meshes
-    change = last_change(
-        native, wanted, lambda layout: meshes.divides(layout, shape), meshes.microbatch_axis
-    )
+    change = last_change(native, wanted, lambda layout: meshes.divides(layout, shape), meshes.microbatch_axis)
     return _change_axis(lowering, tensor, wanted, change)
 
 

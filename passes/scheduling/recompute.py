@@ -3,14 +3,14 @@
     forward    segment 1   a = Gelu (h)   ...                  frees a: its next reader computes it again
     backward   segment 7   a' = Gelu (h)  dW = MatMul (a', dy)
 
-As long as the values that exist at once on a rank exceed the limit, the one is given up that costs the fewest
-seconds per byte at the peak: of those that exist there, but are read only before and after. It is computed
-again in the segment of its next reader, from what exists there; what does not, is computed again as well. This
-is the problem of Jain et al., "Checkmate" (MLSys 2020), whose schedules keep the order of stages too; the
-choice is greedy, with the lives of all values worked out anew after each step.
+As long as the values that exist at once on a rank exceed the limit, the one is given up that costs the
+fewest seconds per byte at the peak: of those that exist there, but are read only before and after. It is
+computed again in the segment of its next reader, from what exists there; what does not, is computed again as
+well. This is the problem of Jain et al., "Checkmate" (MLSys 2020), whose schedules keep the order of stages
+too; the choice is greedy, with the lives of all values worked out anew after each step.
 
-A rank runs what the meshes that it is in run, in the order of their turns, and of a micro-batch under way keeps
-as much as of another: what is computed again is so for each, and frees the bytes of all that wait.
+A rank runs what the meshes that it is in run, in the order of their turns. What is computed again is so for
+each micro-batch, and frees the bytes of all that wait under way.
 
 A copy must not meet its original in one segment, where ONNX Runtime would merge the two. So segments are cut
 shorter first (`cut_shorter`).
@@ -23,7 +23,7 @@ from math import inf
 
 import onnx_graphsurgeon as gs
 
-from partc.passes.layouts.layouts import Meshes
+from partc.passes.layouts.meshes import Meshes
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.microbatches.find_repeated import Repeated
 from partc.passes.microbatches.take_turns import Turn
@@ -171,7 +171,10 @@ class Recomputation:
         self._position = {(id(step.node), step.microbatch): n for n, step in enumerate(self._steps)}
         self._base: dict[str, str] = {}  # name of a micro-batch's value -> the value
         named = [
-            [[self._name(t.name, step.microbatch) for t in ts] for ts in (step.node.inputs, step.node.outputs)]
+            [
+                [self._name(t.name, step.microbatch) for t in ts]
+                for ts in (step.node.inputs, step.node.outputs)
+            ]
             for step in self._steps
         ]
         sizes = {name: size for name, base in self._base.items() if (size := self._sizes.get(base, 0))}
@@ -180,6 +183,9 @@ class Recomputation:
         for name in self._lives.values:
             self._versions.setdefault(self._original(self._base[name]), []).append(self._base[name])
         return self._lives
+
+    def _names(self, tensors: Sequence[gs.Tensor], microbatch: int | None) -> list[str]:
+        return [self._name(tensor.name, microbatch) for tensor in tensors]
 
     def _name(self, value: str, microbatch: int | None) -> str:
         name = self.repeated.name(value, microbatch)
@@ -201,12 +207,12 @@ class Recomputation:
         return best
 
     def _candidates(self) -> Iterator[tuple[str, int, int]]:
-        """Return values that exist at the peak and are not read there, their first reader behind it, and bytes.
+        """Return values that exist at the peak and are not read there, who reads them next, and their bytes.
 
         Of several micro-batches with the same reader, that where most exists when it reads.
         """
         found: dict[tuple[str, int], list[int]] = {}
-        for name, life in self._lives.values.items():
+        for name in self._lives.values:
             before = self._reader_behind_peak(name)
             if before is not None:
                 found.setdefault((self._base[name], id(self._steps[before].node)), []).append(before)
@@ -241,7 +247,11 @@ class Recomputation:
             if made.node.name in nodes:
                 continue
             item = made.item
-            if not isinstance(item, Chunk) or item is reader.item or item.is_repeated != reader.item.is_repeated:
+            if (
+                not isinstance(item, Chunk)
+                or item is reader.item
+                or item.is_repeated != reader.item.is_repeated
+            ):
                 return None
             nodes[made.node.name] = made.node
             seconds += self._seconds_of(made.node)
@@ -275,9 +285,14 @@ class Recomputation:
         version, reader = self._version(tensor.name, before), self._steps[before]
         if version is None:
             return True
-        moments = [m for node, m in self._position if node == id(reader.node)] if reader.microbatch is not None else [None]
+        moments = (
+            [m for node, m in self._position if node == id(reader.node)]
+            if reader.microbatch is not None
+            else [None]
+        )
         return all(
-            self._lives.values[self._name(version, moment)].produced_at < self._position[id(reader.node), moment]
+            self._lives.values[self._name(version, moment)].produced_at
+            < self._position[id(reader.node), moment]
             for moment in moments
         )
 

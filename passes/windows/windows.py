@@ -184,10 +184,12 @@ def lay_transposed_windows(
 ) -> Windows:
     """Return the windows of a ConvTranspose: those of the convolution that carries its output to its input.
 
-    `source`, `target`: the spatial sizes of its output, and of its input. `pads`: None where the output's sizes
-    are what is given, from which padding follows; odd ones are laid as ONNX Runtime does.
+    `source`, `target`: the spatial sizes of its output, and of its input. `pads`: None where the output's
+    sizes are what is given, from which padding follows; odd ones are laid as ONNX Runtime does.
     """
-    reach = [(t - 1) * s + span for t, s, span in zip(target, strides, spans_of(kernel, dilations), strict=True)]
+    reach = [
+        (t - 1) * s + span for t, s, span in zip(target, strides, spans_of(kernel, dilations), strict=True)
+    ]
     padding = [r + b - x for r, b, x in zip(reach, output_padding, source, strict=True)]
     if auto_pad == "VALID":
         before: Sizes = (0,) * len(padding)

@@ -36,9 +36,7 @@ ALL_TOO_LOW = frozenset((69, 81, 131, 176, 186, 291))
 ROUNDED = 1e-4  # of a tensor's largest entry, in float32
 
 
-def check_random(
-    seed: int, folder: Path, heights: tuple[int, ...] = HEIGHTS, has_all: bool = False
-) -> None:
+def check_random(seed: int, folder: Path, heights: tuple[int, ...] = HEIGHTS, has_all: bool = False) -> None:
     is_exact = seed % 2 == 0
     training = import_training_graph(random_image_step(seed, is_exact, heights, has_all))
     oracle = Oracle(training)
