@@ -77,7 +77,8 @@ class Direction:
     x2: float
     y2: float
     width: float
-    label: str
+    amount: str
+    share: str
     title: str
 
 
@@ -302,7 +303,8 @@ def _direction(lane: Lane, points: Points, aside: float, loads: StepLoads) -> Di
         x2 + dx,
         y2 + dy,
         THINNEST + (THICKEST - THINNEST) * min(1.0, share),
-        f"{arrow} {size(load.bytes)}, {percent(share)}",
+        f"{arrow} {size(load.bytes)}",
+        percent(share),
         f"{name_lane(lane)}: {size(load.bytes)} in a step, "
         f"busy {seconds(load.seconds)}, {percent(share)} of it",
     )

@@ -93,10 +93,11 @@ def draw_timeline(timeline: Timeline, plan: Plan, words: WordsOf) -> TimelinePic
         return None
     groups = _group_ranks(timeline, plan)
     listed = groups[:MAX_ROWS]
+    lanes_of = _lanes_of(timeline, [members[0] for members in listed], len(plan.ranks))
     numbers: dict[Words, int] = {}
     rows, data = [], []
     for members in listed:
-        lanes = [_events(timeline, members[0], lane) for lane in ("compute", "communication")]
+        lanes = lanes_of[members[0]]
         rows.append(_row(members, lanes, timeline.step_s, plan, words))
         data.append(
             {
@@ -156,15 +157,20 @@ def _mix(hashes: Hashes) -> Hashes:
     return hashes ^ (hashes >> np.uint64(31))
 
 
-def _events(timeline: Timeline, rank: int, lane: str) -> list[_Event]:
-    """Return what a rank does in a lane and takes any time, by time."""
-    found = []
+def _lanes_of(timeline: Timeline, ranks: Sequence[int], number: int) -> dict[int, list[list[_Event]]]:
+    """Return what each of some ranks does and takes any time, computing and communicating, by time.
+
+    `number`: of all ranks
+    """
+    lanes: dict[int, list[list[_Event]]] = {rank: [[], []] for rank in ranks}
+    is_listed = np.zeros(number, bool)
+    is_listed[list(ranks)] = True
     for bars in timeline.bars:
-        for at in np.flatnonzero(bars.ranks == rank) if bars.lane == lane else ():
-            event = _event(bars, int(at))
-            if event.stop_s > event.start_s:
-                found.append(event)
-    return sorted(found, key=lambda event: event.start_s)
+        for at in np.flatnonzero(is_listed[bars.ranks] & (bars.stop_s > bars.start_s)).tolist():
+            lanes[int(bars.ranks[at])][bars.lane != "compute"].append(_event(bars, at))
+    for lane in (lane for of_rank in lanes.values() for lane in of_rank):
+        lane.sort(key=lambda event: event.start_s)
+    return lanes
 
 
 def _event(bars: Bars, at: int) -> _Event:

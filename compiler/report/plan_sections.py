@@ -9,7 +9,7 @@ from partc.compiler.report.describe_assumptions import (
     whole_ops,
 )
 from partc.compiler.report.describe_devices import describe_devices
-from partc.compiler.report.describe_links import describe_links, measure_loads
+from partc.compiler.report.describe_links import describe_links, loads_of
 from partc.compiler.report.describe_mesh import describe_mesh
 from partc.compiler.report.describe_program import describe_listings
 from partc.compiler.report.describe_servers import describe_servers
@@ -61,7 +61,7 @@ def operators_section(source: ReportSource) -> Values | None:
 def cluster_section(source: ReportSource) -> Values:
     """Draw the cluster, and list what its links carry."""
     plan = source.compilation.plan
-    loads = measure_loads(plan, source.cluster, source.compilation.timeline.step_s)
+    loads = loads_of(source.traffic, source.cluster, source.compilation.timeline.step_s)
     return {
         "cluster": draw_cluster(plan, source.cluster, loads),
         "links": describe_links(loads),

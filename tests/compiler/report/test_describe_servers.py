@@ -62,4 +62,4 @@ def test_a_server_owns_its_rows(tmp_path: Path) -> None:
     plan = read_plan_folder(table_on_servers(tmp_path / "out", merged=True)).plan
 
     assert words(describe_contents("alpha", plan, 40).headline) == "server (rank 0): 80 B"
-    assert words(describe_copies(plan)) == "Every worker keeps its own copy of 0 variables, 0 B together."
+    assert words(describe_copies(plan)) == "No worker keeps a copy of a variable."
