@@ -52,7 +52,7 @@ def describe_headline(
 
 def _machines(cluster: Cluster) -> str:
     profiles = Counter(device.profile for host in cluster.hosts for device in host.devices)
-    devices = join_words([f"{number}\u00a0×\u00a0{profile}" for profile, number in sorted(profiles.items())])
+    devices = join_words([f"{count(number)}\u00a0×\u00a0{profile}" for profile, number in sorted(profiles.items())])
     return f"{plural(len(cluster.hosts), 'host')}, {devices}"
 
 
@@ -111,7 +111,8 @@ def _of_mesh(compilation: Compilation) -> str:
     amount = size(sum(choice.bytes for choice in choices))
     parted = sum(choice.variable in compilation.strategy.variables for choice in choices)
     kinds = join_words(_kinds(list(choices))) or "no parameter"
-    return f"{kinds} ({amount}) on a mesh of {grid}, {parted} of them kept in parts."
+    kept = f"{parted} of them kept in parts" if parted else "each kept whole"
+    return f"{kinds} ({amount}) on a mesh of {grid}, {kept}."
 
 
 def _strategy(choices: tuple[Choice, ...]) -> str:

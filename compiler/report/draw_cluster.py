@@ -205,7 +205,7 @@ def _box(host: Host, plan: Plan, x: float, y: float, grid: _Grid, switches: int,
         contents=contents,
         chips=_chips(host, plan, x + PADDING, y + _chips_top(contents), grid),
         inner_link=shorten(_profiles(host, switches), grid.characters),
-        inside=shorten(_inside(host.name, busiest, loads), grid.characters),
+        inside=_inside(host.name, busiest, loads),
         inside_share=0.0 if busiest is None else loads.share(busiest.lane),
     )
 
@@ -237,8 +237,8 @@ def _profiles(host: Host, switches: int) -> str:
 def _inside(host: str, busiest: LaneLoad | None, loads: StepLoads) -> str:
     if busiest is None:
         return "inside: nothing moves"
-    link = "memory" if busiest.lane == memory_of(host) else "busiest link"
-    return f"{link} inside: {size(busiest.bytes)}, busy {percent(loads.share(busiest.lane))}"
+    link = "memory" if busiest.lane == memory_of(host) else "inside"
+    return f"{link}: {size(busiest.bytes)}, {percent(loads.share(busiest.lane))} busy"
 
 
 def _cables(
