@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from partc.compiler.compilation import Compilation
-from partc.compiler.report.describe_mesh import describe_grid
+from partc.compiler.report.choices.describe_mesh import describe_grid
 from partc.compiler.report.measure_traffic import StepTraffic
 from partc.compiler.report.units import count, join_words, plural, seconds, size
 from partc.cost.assignment.synchronisation import Choice
@@ -52,7 +52,8 @@ def describe_headline(
 
 def _machines(cluster: Cluster) -> str:
     profiles = Counter(device.profile for host in cluster.hosts for device in host.devices)
-    devices = join_words([f"{count(number)}\u00a0×\u00a0{profile}" for profile, number in sorted(profiles.items())])
+    counted = [f"{count(number)}\u00a0×\u00a0{profile}" for profile, number in sorted(profiles.items())]
+    devices = join_words(counted)
     return f"{plural(len(cluster.hosts), 'host')}, {devices}"
 
 

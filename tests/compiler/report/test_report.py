@@ -12,10 +12,10 @@ from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options
 from partc.compiler.pipeline import compile_graph
 from partc.compiler.report import units
-from partc.compiler.report.describe_links import StepLoads, loads_of
-from partc.compiler.report.describe_variables import FIGURE
-from partc.compiler.report.draw_cluster import draw_cluster
-from partc.compiler.report.explain_choices import candidates, worked_examples
+from partc.compiler.report.choices.describe_variables import FIGURE
+from partc.compiler.report.choices.explain_choices import candidates, worked_examples
+from partc.compiler.report.cluster.describe_links import StepLoads, loads_of
+from partc.compiler.report.cluster.draw_cluster import draw_cluster
 from partc.compiler.report.measure_traffic import host_traffic, step_traffic
 from partc.compiler.report.page import render_report
 from partc.cost.cluster.cluster import Cluster

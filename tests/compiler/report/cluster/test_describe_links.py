@@ -12,7 +12,7 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.report import units
-from partc.compiler.report.describe_links import describe_links, loads_of
+from partc.compiler.report.cluster.describe_links import describe_links, loads_of
 from partc.compiler.report.measure_traffic import step_traffic
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.strategy import Mode

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from partc.compiler.report.describe_links import StepLoads, name_lane, switches_within
-from partc.compiler.report.describe_servers import ServerContents, describe_contents, describe_copies
+from partc.compiler.report.cluster.describe_links import StepLoads, name_lane, switches_within
+from partc.compiler.report.cluster.describe_servers import ServerContents, describe_contents, describe_copies
 from partc.compiler.report.measure_traffic import LaneLoad
 from partc.compiler.report.units import percent, plural, rate, seconds, shorten, size
 from partc.cost.cluster.cluster import Cluster

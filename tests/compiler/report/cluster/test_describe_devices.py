@@ -6,7 +6,7 @@ from math import prod
 import numpy as np
 import pytest
 
-from partc.compiler.report.describe_devices import describe_devices
+from partc.compiler.report.cluster.describe_devices import describe_devices
 from partc.compiler.report.units import size
 from tests.builders.plans.compiled_reports import Compiled, plain
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import Momentum
 from partc.compiler.importing.import_training import import_training_graph
-from partc.compiler.report.describe_variables import describe_variables, group_reasons
+from partc.compiler.report.choices.describe_variables import describe_variables, group_reasons
 from partc.models.catalogue import build_model
 from tests.builders.plans.compiled_steps import compile_step
 

@@ -1,8 +1,12 @@
 from dataclasses import replace
 from pathlib import Path
 
-from partc.compiler.report.describe_servers import describe_contents, describe_copies, describe_servers
-from partc.compiler.report.describe_variables import describe_variables
+from partc.compiler.report.choices.describe_variables import describe_variables
+from partc.compiler.report.cluster.describe_servers import (
+    describe_contents,
+    describe_copies,
+    describe_servers,
+)
 from partc.cost.assignment.server_assignment import ServerAssignment
 from partc.runtime.plan.plan_folder import read_plan_folder
 from tests.builders.plans.boxed_plans import LAYOUTS, boxed_momentum
