@@ -29,6 +29,7 @@ from partc.compiler.report.explain_choices import (
     worked_examples,
 )
 from partc.compiler.report.methods import EXPLANATIONS, KEYS, MESH_KEYS
+from partc.compiler.report.operators.describe_graph import describe_graph
 from partc.cost.cluster.cluster import Cluster
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -47,6 +48,7 @@ def render_report(compilation: Compilation, cluster: Cluster, folder: Path) -> s
             headline=describe_headline(compilation, cluster, _model_name(folder / plan.model)),
             mesh=describe_mesh(compilation),
             operators=draw_operators(compilation),
+            graph=describe_graph(compilation, cluster, folder),
             explanations=EXPLANATIONS,
             keys=MESH_KEYS if compilation.strategy.has_meshes else KEYS,
             examples=worked_examples(costs, facts, cluster),
