@@ -1,7 +1,8 @@
-"""Tell communications in words: what is sent, and what becomes of it.
+"""Tell what communications send, in words; what becomes of it the page says by their kind.
 
-    AllReduce MatMul_8@worker.part           sum the result of MatMul_8, so that each has the sum
-    AllToAllRows Gather_5.pull.found         exchange the rows of embedding that Gather_5 looks up, among servers
+    AllReduce MatMul_8@worker.part           the result of MatMul_8
+    AllToAllRows Gather_5.pull.found         the rows of embedding that Gather_5 looks up
+    AllGather b.sent.AllGather and 1 more    variable b, variable W
 """
 
 import re
@@ -13,33 +14,27 @@ import onnx_graphsurgeon as gs
 from partc.compiler.report.operators.group_nodes import NodeGroups, Way
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
-from partc.runtime.plan.program import Plan, Start
+from partc.runtime.plan.program import Kind, Plan, Start
 
-PHRASES = {
-    "all_reduce": "sum {what}, so that each has the sum",
-    "reduce": "sum {what} on the first of them",
-    "broadcast": "send {what} on to the others",
-    "reduce_scatter": "sum {what}, so that each has its part of the sum",
-    "all_gather": "collect the parts of {what}, so that each has the whole",
-    "shift_ahead": "hand border rows of {what} on to the next",
-    "shift_back": "hand border rows of {what} back to the one before",
-    "exchange": "bring {what} to the devices that read it",
-    "gather_rows": "collect {what} on the host’s server",
-    "scatter_rows": "hand {what} back to the host’s workers",
-    "all_gather_rows": "collect {what} of all of them, everywhere",
-    "all_to_all_rows": "exchange {what} among servers, each with its owner",
-}
 LABEL = re.compile(r"(?P<op>\S+) (?P<value>.*?)(?: and \d+ more)?(?: #(?P<part>\d+))?")
 MOMENT = re.compile(r"#\d+$")
-NAMED = 2  # things that a message names
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Something that is sent: in words, and the names of the nodes and variables that it is about."""
+
+    words: str
+    subjects: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A communication of a step: in words, and the names of the nodes and variables that it is about."""
+    """A communication: its kind, all that it sends, and its micro-batch, counted from 1; 0 without any."""
 
-    words: str
-    subjects: tuple[str, ...]
+    kind: Kind
+    sent: tuple[Sent, ...]
+    microbatch: int
 
 
 class MessageDescriber:
@@ -81,17 +76,12 @@ class MessageDescriber:
     def _describe(self, start: Start) -> Message:
         found = LABEL.fullmatch(start.label)
         first = [found["value"]] if found is not None else []
-        part = f", of micro-batch {int(found['part']) + 1}" if found is not None and found["part"] else ""
+        microbatch = int(found["part"]) + 1 if found is not None and found["part"] else 0
         inside = [MOMENT.sub("", v) for read in start.reads for v in self._in_buffer.get(read, ())]
         nodes = [self._sent[value] for value in dict.fromkeys((*first, *inside)) if value in self._sent]
-        told = list(dict.fromkeys(self._tell(node) for node in nodes))
-        what = " and ".join(words for words, _ in told[:NAMED]) or "values"
-        if len(told) > NAMED:
-            what = f"{', '.join(words for words, _ in told[:NAMED])} and {len(told) - NAMED} more"
-        subjects = tuple(dict.fromkeys(name for _, names in told for name in names))
-        return Message(PHRASES[start.kind].format(what=what) + part, subjects)
+        return Message(start.kind, tuple(dict.fromkeys(map(self._tell, nodes))), microbatch)
 
-    def _tell(self, node: gs.Node) -> tuple[str, tuple[str, ...]]:
+    def _tell(self, node: gs.Node) -> Sent:
         """Return what a communication sends, and what of the user's graph that is."""
         value = node.inputs[0].name
         tensors = (self._lowered.meanings.get(t.name, ("", None))[0] for t in (*node.inputs, *node.outputs))
@@ -100,23 +90,24 @@ class MessageDescriber:
         if ".pull" in value and owner:
             tables = [name for name in self._reads[owner] if name in self._training.variables]
             rows = "rows" if ".found" in value or ".asked" in value else "ids of the rows"
-            return f"the {rows} of {tables[0] if tables else 'a table'} that {owner} looks up", (owner, *tables)
+            table = tables[0] if tables else "a table"
+            return Sent(f"the {rows} of {table} that {owner} looks up", (owner, *tables))
         if ".push" in value:
             parameter = value.partition(".push")[0]
-            return f"the rows of the gradient of {parameter}", (parameter,)
+            return Sent(f"the rows of the gradient of {parameter}", (parameter,))
         of_gradient, of_copy = value.partition(".gradient")[0], value.partition(".sent.")[0]
         if not tensor and of_copy in self._training.variables:
-            return f"variable {of_copy}", (of_copy,)
+            return Sent(f"variable {of_copy}", (of_copy,))
         if tensor in self._parameter_of or (not tensor and of_gradient in self._training.gradients):
             parameter = self._parameter_of.get(tensor, of_gradient)
-            return f"the gradient of {parameter}", (parameter, *self._maker(tensor))
+            return Sent(f"the gradient of {parameter}", (parameter, *self._maker(tensor)))
         if tensor in self._training.variables:
-            return f"variable {tensor}", (tensor,)
+            return Sent(f"variable {tensor}", (tensor,))
         if tensor in self._made_by:
-            return self._result(self._made_by[tensor]), (self._made_by[tensor],)
+            return Sent(self._result(self._made_by[tensor]), (self._made_by[tensor],))
         if tensor:
-            return f"input {tensor}", (tensor,)
-        return (f"what {owner} reads", (owner,)) if owner else ("values", ())
+            return Sent(f"input {tensor}", (tensor,))
+        return Sent(f"what {owner} reads", (owner,)) if owner else Sent("values", ())
 
     def _maker(self, tensor: str) -> Sequence[str]:
         return [self._made_by[tensor]] if tensor in self._made_by else []

@@ -21,6 +21,7 @@ from partc.passes.search.forward_nodes import forward_nodes
 from partc.passes.search.grouped_step import FORWARD, GroupedStep, group_step
 
 MOST_LAYERS = 40
+GRADIENT_WORD = "/gradient/"  # between the names of a node and of one of its gradient, by `partc grad`
 SEPARATORS = re.compile(r"[./]+|::")
 
 
@@ -48,8 +49,8 @@ class NodeGroup:
 class NodeGroups:
     """The groups, the names of the layers, the way of every node, and what gradients are of.
 
-    `gradient_of`: node of the way back -> the node of the way forward, in its group, whose operands or results
-    it reads, or whose parameter's gradient it makes.
+    `gradient_of`: node of the way back -> the node of the way forward that it is part of the gradient of: as
+    `partc grad` names it, else, in its group, whose parameter's gradient it makes, or whose tensors it reads.
     """
 
     groups: tuple[NodeGroup, ...]
@@ -92,6 +93,10 @@ def group_nodes(compilation: Compilation) -> NodeGroups:
     gradient_of: dict[str, str] = {}
     for nodes in of_group[:-1]:
         gradient_of |= _find_forward(nodes, ways, parameter_of)
+    for name, way in ways.items():
+        named = name.rpartition(GRADIENT_WORD)[0]
+        if way is Way.GRADIENT and ways.get(named) is Way.FORWARD:
+            gradient_of[name] = named
     return NodeGroups(tuple(groups), tuple(layers), ways, gradient_of)
 
 

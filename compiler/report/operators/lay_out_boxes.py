@@ -18,7 +18,7 @@ import networkx as nx
 
 Edge = tuple[int, int]
 
-WIDEST = 6  # boxes of a row
+WIDEST = 4  # boxes of a row
 SHAPE = 2.6  # rows of a column for each box of width, so that a screen is filled: boxes are wider than high
 SWEEPS = 4
 
@@ -56,12 +56,14 @@ def place_boxes(count: int, edges: Iterable[Edge]) -> BoxPlaces:
 
 
 def _pull_down(graph: nx.DiGraph, ranks: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Move what reads nothing here to just above its first reader."""
+    """Move what reads nothing here to just above its first reader, and what nobody reads either to the end."""
     rank_of = {box: number for number, rank in enumerate(ranks) for box in rank}
     for box in graph:
         if graph.in_degree(box) == 0 and graph.out_degree(box):
             rank_of[box] = min(rank_of[reader] for reader in graph.successors(box)) - 1
-    moved: list[list[int]] = [[] for _ in ranks]
+    alone = set(nx.isolates(graph))
+    rank_of.update(dict.fromkeys(alone, len(ranks)))
+    moved: list[list[int]] = [[] for _ in range(len(ranks) + 1)]
     for box in sorted(rank_of):
         moved[rank_of[box]].append(box)
     return [rank for rank in moved if rank]

@@ -62,7 +62,7 @@ def _divided(
     if not traced.sites:
         return REPLACED if name in names.replaced else FOLDED
     decision = compilation.lowered.decisions.get(name)
-    if decision is None or set(traced.sites) != {decision.site}:
+    if decision is None or decision.site not in traced.sites:
         return describer.whole_at(traced.sites)
     node = names.in_plan[name]
     rank = len(compilation.shapes.get(node.outputs[0].name, ()))

@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from partc.compiler.report.operators.describe_messages import MessageDescriber
+from partc.compiler.report.operators.describe_messages import MessageDescriber, Sent
 from partc.compiler.report.operators.encode_columns import Interned, flattened
 from partc.compiler.report.operators.number_names import Names
 from partc.runtime.plan.boxes import describe_box, is_empty, local_shape
@@ -33,16 +33,15 @@ def tell_ranks(
     numbers = names.any
     sites = Interned[str]()
     groups = Interned[str]()
-    words = Interned[tuple[str, tuple[int, ...]]]()
+    told, phrases = Interned[tuple[str, tuple[int, ...], int]](), Interned[Sent]()
     rows: list[tuple[int, int, int, int, int]] = []  # kind, site or group, segment or words, bytes, tag
     for instruction in plan.instructions:
         match instruction:
             case Run():
                 rows.append((RUN, sites(instruction.site), segments[instruction.segment], 0, 0))
             case Start():
-                told = messages.describe(instruction)
-                subjects = tuple(numbers[name] for name in told.subjects if name in numbers)
-                said = words((told.words, subjects))
+                message = messages.describe(instruction)
+                said = told((message.kind, tuple(map(phrases, message.sent)), message.microbatch))
                 rows.append(
                     (START, groups(instruction.group), said, instruction.payload_bytes, instruction.tag_id)
                 )
@@ -56,8 +55,11 @@ def tell_ranks(
         _describe_ranks(plan, names, sites, groups),
         {**columns, "sites": sites.items, "groups": [plan.groups.get(name, ()) for name in groups.items]},
         {
-            "words": [said for said, _ in words.items],
-            "about": flattened([subjects for _, subjects in words.items]),
+            "kind": [kind for kind, _, _ in told.items],
+            "sent": flattened([sent for _, sent, _ in told.items]),
+            "microbatch": [microbatch for _, _, microbatch in told.items],
+            "words": [sent.words for sent in phrases.items],
+            "about": flattened([[numbers[n] for n in sent.subjects if n in numbers] for sent in phrases.items]),
         },
     )
 

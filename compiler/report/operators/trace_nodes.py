@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path, PurePosixPath
 
+import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
@@ -139,11 +140,11 @@ def _node_names(path: Path) -> tuple[str, ...]:
 def _segment_seconds(compilation: Compilation, runs: Mapping[Place, int]) -> dict[Place, float]:
     """Return how long the runs of each segment take together, on the slowest of its ranks."""
     by_label = {f"{site} {PurePosixPath(path).stem[:8]}": (site, path) for site, path in runs}
-    found = dict.fromkeys(runs, 0.0)
+    each_s = {place: np.zeros(len(compilation.plan.ranks)) for place in runs}
     for bars in compilation.timeline.bars:
-        if bars.lane == "compute" and bars.ranks.size:
-            found[by_label[bars.label]] += float((bars.stop_s - bars.start_s).max())
-    return found
+        if bars.lane == "compute":
+            each_s[by_label[bars.label]][bars.ranks] += bars.stop_s - bars.start_s
+    return {place: float(found.max()) for place, found in each_s.items()}
 
 
 def _alone_seconds(compilation: Compilation, cluster: Cluster) -> dict[str, float]:

@@ -17,6 +17,7 @@ const unflatten = column => {
 const readsOf = unflatten(nodes.reads);
 const nodesOfSegment = unflatten(segments.nodes);
 const subjectsOf = unflatten(messages.about);
+const sentIn = unflatten(messages.sent);
 
 const expand = runs => {
   const found = [];
@@ -62,7 +63,7 @@ const messagesAbout = later(() => {
   const found = new Map();
   instructions.kind.forEach((kind, at) => {
     if (kind !== 1) return;
-    for (const subject of subjectsOf(instructions.what[at])) {
+    for (const subject of new Set(sentIn(instructions.what[at]).flatMap(subjectsOf))) {
       if (!found.has(subject)) found.set(subject, []);
       found.get(subject).push(at);
     }
@@ -136,7 +137,7 @@ const make = (tag, attributes, ...children) => {
   element.append(...children.flat().filter(child => child !== null && child !== undefined));
   return element;
 };
-const SVG = "http://www.w3.org/2000/svg";
+const SVG = document.querySelector("#graph .edges").namespaceURI;
 const draw = (tag, attributes) => {
   const element = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);

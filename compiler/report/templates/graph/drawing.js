@@ -1,6 +1,6 @@
 // ---------------------------------------------------------------- the drawing
 
-const SIZES = {container: {width: 196, height: 58}, node: {width: 172, height: 46}};
+const SIZES = {container: {width: 196, height: 58}, node: {width: 184, height: 46}};
 const GAP_X = 22, GAP_Y = 30, GAP_COLUMN = 46, LANE_TITLE = 34, MARGIN = 20;
 const LEAST_TEXT = 11.5, TEXT = 13, CLOSE = 2.4, SMALLEST = 0.05, STARTS_AT = 0.62;
 const MOST_DRAWN = 700;
@@ -13,9 +13,9 @@ const eye = {x: 0, y: 0, scale: 1};
 const arrange = ([things, columns, rows, places, width, ends], kind, left, top) => {
   const size = SIZES[kind === "node" ? "node" : "container"];
   const step = size.width + GAP_X, column = width * step - GAP_X + GAP_COLUMN;
-  const first = boxes.length;
+  const first = boxes.length, long = Math.max(0, ...rows) + 1;
   things.forEach((thing, at) => boxes.push({kind, thing, ...size,
-    x: left + columns[at] * column + places[at] * step / 2, y: top + rows[at] * (size.height + GAP_Y), column: columns[at]}));
+    x: left + columns[at] * column + places[at] * step / 2, y: top + rows[at] * (size.height + GAP_Y), column: columns[at], order: columns[at] * long + rows[at]}));
   for (let at = 0; at < ends.length; at += 2) edges.push([first + ends[at], first + ends[at + 1]]);
   const own = boxes.slice(first);
   return {width: Math.max(0, ...own.map(box => box.x + box.width - left)), height: Math.max(0, ...own.map(box => box.y + box.height - top))};
@@ -88,10 +88,12 @@ const textOf = box => {
   }
   if (box.kind === "group") {
     const head = groups.head[box.thing];
-    return head < 0 ? [groupName(box.thing), plural(membersOfGroup()[box.thing].length, "node")] : [opOf(head), nodes.name[head]];
+    return head < 0 ? [groupName(box.thing), plural(membersOfGroup()[box.thing].length, "node")] : [opOf(head), ownName(head)];
   }
-  return [opOf(box.thing), nodes.name[box.thing]];
+  return [opOf(box.thing), ownName(box.thing)];
 };
+// A name without the operator that it begins with, for that is above it.
+const ownName = node => nodes.name[node].startsWith(`${opOf(node)}:`) ? nodes.name[node].slice(opOf(node).length + 1) : nodes.name[node];
 const labelOf = box => {
   const ranks_ = box.kind === "node" ? splits[nodes.split[box.thing]].ranks : box.kind === "group" ? ranksOfGroup(box.thing) : [...new Set(groupsOfLayer()[box.thing].flatMap(ranksOfGroup))];
   return `${box.kind === "node" ? "" : `${box.kind} `}${textOf(box).join(", ")}, on ${ranksText(ranks_)}`;
@@ -103,6 +105,7 @@ const element = at => {
     box.element = make("button", {type: "button", class: `box ${box.kind}${box.kind === "node" && nodes.way[box.thing] > 0 ? " back" : ""}`, tabindex: "-1", "aria-label": labelOf(box), title: box.kind === "node" ? nodes.name[box.thing] : null,
       style: `left:${box.x}px;top:${box.y}px;width:${box.width}px;height:${box.height}px`, onclick: () => activate(at)},
       grid ? swatch(grid, 30) : null, make("span", {class: "name"}, make("b", {}, title), make("span", {}, sub)));
+    box.sub = sub;
   }
   return box.element;
 };
@@ -138,15 +141,18 @@ const path = (from, to) => {
 const drawEdges = () => {
   edgesSvg.setAttribute("width", extent.width + 80);
   edgesSvg.setAttribute("height", extent.height + 40);
-  const lines = [], across = [];
+  const lines = {across: [], skip: [], line: [], head: []};
   for (const [a, b, kind] of edges) {
     const from = boxes[a], to = boxes[b];
-    (kind ? across : lines).push(kind ? `M${from.x + from.width / 2} ${from.y + from.height / 2}L${to.x + to.width / 2} ${to.y + to.height / 2}` : path(from, to));
+    if (kind) {
+      lines.across.push(`M${from.x + from.width / 2} ${from.y + from.height / 2}L${to.x + to.width / 2} ${to.y + to.height / 2}`);
+      continue;
+    }
+    const arrives = to.order === from.order + 1;
+    lines[arrives ? "line" : "skip"].push(path(from, to));
+    if (arrives) lines.head.push(`M${to.x + to.width / 2 - 4} ${to.y - 6}h8l-4 6z`);
   }
-  const heads = edges.filter(edge => !edge[2]).map(([a, b]) => [boxes[a], boxes[b]])
-    .filter(([a, b]) => (b.y > a.y && b.y - a.y - a.height < GAP_Y * 1.5) || (a.column !== b.column && b.x > a.x))
-    .map(([, b]) => `M${b.x + b.width / 2 - 4} ${b.y - 6}h8l-4 6z`);
-  edgesSvg.replaceChildren(draw("path", {class: "across", d: across.join("")}), draw("path", {class: "line", d: lines.join("")}), draw("path", {class: "head", d: heads.join("")}));
+  edgesSvg.replaceChildren(...Object.entries(lines).map(([name, own]) => draw("path", {class: name, d: own.join("")})));
 };
 
 // ---------------------------------------------------------------- moving and zooming
@@ -157,11 +163,15 @@ const look = () => {
   drawing.classList.toggle("far", eye.scale < 0.55);
   drawing.classList.toggle("very-far", eye.scale < 0.24);
   const view = {left: -eye.x / eye.scale, top: -eye.y / eye.scale, right: (drawing.clientWidth - eye.x) / eye.scale, bottom: (drawing.clientHeight - eye.y) / eye.scale};
-  const many = boxes.length > MOST_DRAWN;
+  const many = boxes.length > MOST_DRAWN, text = Math.max(TEXT, LEAST_TEXT / eye.scale);
   boxes.forEach((box, at) => {
     const seen = !many || at === focused || (box.x < view.right && box.x + box.width > view.left && box.y < view.bottom && box.y + box.height > view.top);
     if (seen) {
       if (!element(at).isConnected) world.append(element(at));
+      if (box.text !== text && box.kind !== "layer") {
+        box.text = text;
+        box.element.lastChild.lastChild.textContent = shortName(box.sub, Math.floor((box.width - 62) / (text * 0.62)));
+      }
     } else if (box.element) box.element.remove();
   });
   markSelected();
@@ -178,9 +188,13 @@ const centre = scale => {
   eye.x = Math.max(12, (drawing.clientWidth - extent.width * scale) / 2);
   eye.y = Math.max(12, (drawing.clientHeight - extent.height * scale) / 2);
 };
+const tall = () => matchMedia("(max-width: 900px)").matches ? 420 : 560;
 const begin = () => {
   world.replaceChildren(edgesSvg, ...world.querySelectorAll(".lane"));
   drawEdges();
+  drawing.style.height = `${tall()}px`;
+  const wide = (drawing.clientWidth - 24) / extent.width;
+  drawing.style.height = `${Math.round(Math.min(tall(), Math.max(240, extent.height * Math.min(1, Math.max(STARTS_AT, wide)) + 24)))}px`;
   centre(Math.min(1, Math.max(STARTS_AT, whole())));
   settled = performance.now();
   look();

@@ -16,29 +16,50 @@ const programOf = rank => {
   });
   return steps;
 };
-const stepLine = (rank, at) => {
-  const kind = instructions.kind[at], tag = `#${instructions.tag[at]}`;
+// Instructions that follow each other and differ in their micro-batch alone are one line.
+const linesOf = (rank, steps) => {
+  const lines = [];
+  for (const at of steps) {
+    const kind = instructions.kind[at], message = instructions.what[at];
+    const key = kind === 0 ? `run ${message}` : kind === 1 ? `start ${instructions.at[at]} ${messages.kind[message]} ${sentIn(message)}` : kind === 2 ? "wait" : "store";
+    const last = lines[lines.length - 1];
+    if (last && last.key === key) last.steps.push(at); else lines.push({key, kind, steps: [at]});
+  }
+  return lines;
+};
+const tagsOf = steps => steps.map(at => instructions.tag[at]).reduce((runs, tag) => {
+  const last = runs[runs.length - 1];
+  if (last && tag === last[1] + 1) last[1] = tag; else runs.push([tag, tag]);
+  return runs;
+}, []).map(([a, b]) => a === b ? `#${a}` : `#${a}–${b}`).join(", ");
+const timesText = steps => steps.length > 1 ? `, ${steps.length} times` : "";
+const stepLine = (rank, {kind, steps}) => {
+  const at = steps[0];
   if (kind === 0) {
     const segment = instructions.what[at], own = nodesOfSegment(segment);
-    const details = make("details", {}, make("summary", {}, `Run ${segments.name[segment]}: ${plural(own.length, "node")}, ${time(segments.time[segment])}`));
+    const details = make("details", {}, make("summary", {}, `Run ${segments.name[segment]}${timesText(steps)}: ${plural(own.length, "node")}, ${time(segments.time[segment])}`));
     details.addEventListener("toggle", () => details.childElementCount === 1 && details.append(listed(own)), {once: true});
     return make("li", {class: "run"}, details);
   }
   if (kind === 1) {
     const group = instructions.groups[instructions.at[at]][ranks.groupsOf[ranks.groups[rank]][instructions.at[at]]] ?? [];
-    const others = group.filter(other => other !== rank);
-    return make("li", {class: "start"}, `${tag} Begin to ${told(at)}`, others.length ? make("span", {class: "note"}, ` with ${ranksText(others)}`) : null);
+    const others = group.filter(other => other !== rank), message = instructions.what[at];
+    const sum = steps.reduce((all, step) => all + instructions.bytes[step], 0);
+    const numbers = steps.map(step => messages.microbatch[instructions.what[step]]).filter(Boolean);
+    const micro = numbers.length ? `, of micro-batch${numbers.length > 1 ? "es" : ""} ${ranges(numbers)}` : "";
+    return make("li", {class: "start"}, `${tagsOf(steps)} Begin to ${wordsOf(message, {root: group[0] === rank, first: `rank ${group[0]}`})}${micro}${sum ? ` (${bytes(sum)})` : ""}`,
+      others.length && (others.length > 1 || group[0] === rank) ? make("span", {class: "note"}, ` with ${ranksText(others)}`) : null);
   }
-  if (kind === 2) return make("li", {class: "wait"}, `Wait for ${tag}`);
-  return make("li", {class: "store"}, "Copy a variable’s next value over it");
+  if (kind === 2) return make("li", {class: "wait"}, `Wait for ${tagsOf(steps)}`);
+  return make("li", {class: "store"}, steps.length > 1 ? `Copy the next values of ${steps.length} variables over them` : "Copy a variable’s next value over it");
 };
 const rankCard = rank => {
-  const held = ranks.holdings[ranks.holds[rank]], steps = programOf(rank), lines = [];
+  const held = ranks.holdings[ranks.holds[rank]], program = programOf(rank), steps = linesOf(rank, program), lines = [];
   for (let at = 0; at < held.length; at += 3) lines.push(held.slice(at, at + 3));
   const total = lines.reduce((sum, [, , size]) => sum + size, 0);
-  const list = make("ol", {class: "steps"}, steps.slice(0, FIRST_STEPS).map(at => stepLine(rank, at)));
+  const list = make("ol", {class: "steps"}, steps.slice(0, FIRST_STEPS).map(step => stepLine(rank, step)));
   const rest = steps.length > FIRST_STEPS ? make("button", {type: "button", class: "go", onclick: event => {
-    list.append(...steps.slice(FIRST_STEPS).map(at => stepLine(rank, at)));
+    list.append(...steps.slice(FIRST_STEPS).map(step => stepLine(rank, step)));
     event.target.remove();
   }}, `The other ${(steps.length - FIRST_STEPS).toLocaleString("en")} steps`) : null;
   const keeps = make("details", {}, make("summary", {}, `Keeps ${plural(lines.length, "variable")}, ${bytes(total)}`));
@@ -46,5 +67,5 @@ const rankCard = rank => {
     make("thead", {}, make("tr", {}, ["Variable", "Part", "Bytes"].map((name, at) => make("th", {scope: "col", class: at === 2 ? "number" : null}, name)))),
     make("tbody", {}, lines.map(([variable, box, size]) => make("tr", {}, make("td", {}, link(variable)), make("td", {}, ranks.boxes[box] || "whole"), make("td", {class: "number"}, bytes(size)))))))));
   return [`rank ${rank}`, ranks.device[rank], make("p", {}, chip(rank), ` on host ${ranks.hosts[ranks.host[rank]]}.`), keeps,
-    make("h4", {}, `What it does in a step, in order: ${plural(steps.length, "instruction")}`), list, rest];
+    make("h4", {}, `What it does in a step, in order: ${plural(program.length, "instruction")}`), list, rest];
 };
