@@ -67,7 +67,9 @@ class Browser:
         os.close(self._from)
         self._profile.cleanup()
 
-    def open(self, page: Path, width: int = 1400, height: int = 900, dark: bool = False, at: str = "") -> None:
+    def open(
+        self, page: Path, width: int = 1400, height: int = 900, dark: bool = False, at: str = ""
+    ) -> None:
         """Open a page, `at` its fragment, and wait until it is loaded. Forgets the troubles before."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", {"features": [scheme]})

@@ -1,8 +1,8 @@
 """Tell what communications send, in words; what becomes of it the page says by their kind.
 
-    AllReduce MatMul_8@worker.part           the result of MatMul_8
-    AllToAllRows Gather_5.pull.found         the rows of embedding that Gather_5 looks up
-    AllGather b.sent.AllGather and 1 more    variable b, variable W
+AllReduce MatMul_8@worker.part           the result of MatMul_8
+AllToAllRows Gather_5.pull.found         the rows of embedding that Gather_5 looks up
+AllGather b.sent.AllGather and 1 more    variable b, variable W
 """
 
 import re

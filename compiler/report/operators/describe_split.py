@@ -1,7 +1,7 @@
 """Tell in words, and as a grid of parts, how a node is divided among devices: flexflow.txt, figures 13 and 14.
 
-    split into 2 by samples and 4 by output columns         rows of the grid: parts of the samples
-                                                            columns: parts of other dimensions
+split into 2 by samples and 4 by output columns         rows of the grid: parts of the samples
+                                                        columns: parts of other dimensions
 """
 
 from collections.abc import Mapping, Sequence
@@ -81,7 +81,9 @@ class SplitDescriber:
         return DividedNode(words, rows, prod(parts.values()) // rows, together, tuple(grid.ravel().tolist()))
 
     def _on_servers(self, decision: Decision) -> DividedNode:
-        owned = any(isinstance(layout.along(REPLICAS), Owned) for layout in (*decision.inputs, *decision.outputs))
+        owned = any(
+            isinstance(layout.along(REPLICAS), Owned) for layout in (*decision.inputs, *decision.outputs)
+        )
         servers = len(self._servers)
         if not owned or servers == 1:
             return self.whole_at(("server",))
@@ -95,7 +97,9 @@ class SplitDescriber:
             divided = f"run by each of {count(parts['samples'])} replicas on its own batch"
         else:
             divided = "split into " + join_words([f"{count(n)} by {name}" for name, n in parts.items()])
-        return f"{divided}, each part computed on {count(together)} devices alike" if together > 1 else divided
+        return (
+            f"{divided}, each part computed on {count(together)} devices alike" if together > 1 else divided
+        )
 
 
 def _whole_words(devices: int) -> str:
@@ -118,7 +122,9 @@ def _dimension(along: AxisDecision, axis: int, op: str, rank: int, updates: bool
     if axis == REPLICAS and not updates:
         return "samples"
     if not isinstance(along.outputs[0], Split):
-        return "what it sums" if isinstance(along.outputs[0], Partial) else f"axis {split.axis} of what it reads"
+        return (
+            "what it sums" if isinstance(along.outputs[0], Partial) else f"axis {split.axis} of what it reads"
+        )
     if updates:
         return f"axis {split.axis} of its variable"
     return name_axis(op, split.axis, rank)

@@ -56,7 +56,9 @@ def _links(nodes: Sequence[gs.Node]) -> list[tuple[str, str]]:
     """Return who reads what another makes, each pair once."""
     made_by = {tensor.name: node.name for node in nodes for tensor in node.outputs if tensor.name}
     return list(
-        dict.fromkeys((made_by[t.name], node.name) for node in nodes for t in node.inputs if t.name in made_by)
+        dict.fromkeys(
+            (made_by[t.name], node.name) for node in nodes for t in node.inputs if t.name in made_by
+        )
     )
 
 

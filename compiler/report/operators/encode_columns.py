@@ -1,7 +1,7 @@
 """Compact JSON for a page: columns in place of records, and what repeats said once.
 
-    Interned      a list of different things; elsewhere their numbers stand for them
-    flattened     lists of lists of numbers as one list, and the length of each
+Interned      a list of different things; elsewhere their numbers stand for them
+flattened     lists of lists of numbers as one list, and the length of each
 """
 
 import json

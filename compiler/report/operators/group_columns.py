@@ -70,7 +70,9 @@ def _say(dimension: str, group: NodeGroup) -> str:
 def _dimensions(group: NodeGroup) -> str:
     if group.operator is None:
         return ""
-    return join_words([f"{_say(name, group)} into {count(most)}" for name, most in group.operator.splits.items()])
+    return join_words(
+        [f"{_say(name, group)} into {count(most)}" for name, most in group.operator.splits.items()]
+    )
 
 
 def variable_columns(compilation: Compilation, names: Names) -> dict[str, object]:

@@ -175,9 +175,7 @@ def _name_layers(paths: Sequence[tuple[str, ...]]) -> tuple[list[str], list[int]
         known = path or known
         filled.append(known)
     deepest = max(map(len, filled), default=0)
-    depth = next(
-        (d for d in range(deepest, 1, -1) if len({path[:d] for path in filled}) <= MOST_LAYERS), 1
-    )
+    depth = next((d for d in range(deepest, 1, -1) if len({path[:d] for path in filled}) <= MOST_LAYERS), 1)
     names = [".".join(path[:depth]) or "the whole step" for path in filled]
     layers = list(dict.fromkeys(names))
     at = {name: number for number, name in enumerate(layers)}

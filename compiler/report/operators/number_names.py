@@ -1,8 +1,8 @@
 """One row of numbers for everything that a reader may ask for, by the user's own names.
 
-    0 ...            the nodes of the user's file, in its order
-    users ...        nodes that partc added
-    first_variable   variables, then data inputs
+0 ...            the nodes of the user's file, in its order
+users ...        nodes that partc added
+first_variable   variables, then data inputs
 """
 
 from collections.abc import Mapping

@@ -130,4 +130,6 @@ class _GroupPricer:
                 alone = self._costs.update(number, own, {group: config})
                 updating_s += alone.seconds
                 memory_bytes += float(alone.memory.max(initial=0.0))
-        return Alternative(_plain(config.split), len(config.workers), computing_s, updating_s, memory_bytes, False)
+        return Alternative(
+            _plain(config.split), len(config.workers), computing_s, updating_s, memory_bytes, False
+        )

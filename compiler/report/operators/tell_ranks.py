@@ -50,7 +50,9 @@ def tell_ranks(
                 rows.append((WAIT, site, 0, 0, instruction.tag_id))
             case Store():
                 rows.append((STORE, sites(instruction.site), 0, 0, 0))
-    columns = {name: [row[at] for row in rows] for at, name in enumerate(("kind", "at", "what", "bytes", "tag"))}
+    columns = {
+        name: [row[at] for row in rows] for at, name in enumerate(("kind", "at", "what", "bytes", "tag"))
+    }
     return RankColumns(
         _describe_ranks(plan, names, sites, groups),
         {**columns, "sites": sites.items, "groups": [plan.groups.get(name, ()) for name in groups.items]},
@@ -59,7 +61,9 @@ def tell_ranks(
             "sent": flattened([sent for _, sent, _ in told.items]),
             "microbatch": [microbatch for _, _, microbatch in told.items],
             "words": [sent.words for sent in phrases.items],
-            "about": flattened([[numbers[n] for n in sent.subjects if n in numbers] for sent in phrases.items]),
+            "about": flattened(
+                [[numbers[n] for n in sent.subjects if n in numbers] for sent in phrases.items]
+            ),
         },
     )
 

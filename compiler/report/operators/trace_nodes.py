@@ -126,9 +126,7 @@ def _summed(by_site: Mapping[Site, _Sum], order: Mapping[str, int]) -> NodeTrace
     )
 
 
-def _owners(
-    names: Iterable[str], original: Mapping[str, str], helped: Mapping[str, str]
-) -> tuple[str, ...]:
+def _owners(names: Iterable[str], original: Mapping[str, str], helped: Mapping[str, str]) -> tuple[str, ...]:
     found = (original.get(name) or helped.get(name) for name in names)
     return tuple(dict.fromkeys(name for name in found if name is not None))
 

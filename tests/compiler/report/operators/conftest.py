@@ -58,7 +58,9 @@ class Page:
         """Return segment -> the names of its nodes before the first @, as its file has them."""
         paths = {i.segment for i in self.plan.instructions if isinstance(i, Run)}
         return {
-            path: {n.name.partition("@")[0] for n in onnx.load(self.folder / path).graph.node if "@" in n.name}
+            path: {
+                n.name.partition("@")[0] for n in onnx.load(self.folder / path).graph.node if "@" in n.name
+            }
             for path in paths
         }
 

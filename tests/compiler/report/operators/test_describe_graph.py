@@ -22,9 +22,9 @@ def test_nodes_are_those_of_the_users_file_in_its_order(page: Page) -> None:
     names = page.columns["nodes"]["name"]
 
     assert names[: page.columns["users"]] == [node.name for node in page.model.graph.node]
-    assert [page.columns["nodes"]["ops"][op] for op in page.columns["nodes"]["op"]][: page.columns["users"]] == [
-        node.op_type for node in page.model.graph.node
-    ]
+    assert [page.columns["nodes"]["ops"][op] for op in page.columns["nodes"]["op"]][
+        : page.columns["users"]
+    ] == [node.op_type for node in page.model.graph.node]
 
 
 def test_devices_are_those_whose_programs_run_a_copy(page: Page) -> None:
@@ -40,7 +40,9 @@ def test_what_no_device_computes_says_why(page: Page) -> None:
 
     assert without
     assert not any(page.ranks_that_run(name) for name in without)
-    assert {page.node(name)["words"] for name in without} == {"worked out when compiling: no device computes it"}
+    assert {page.node(name)["words"] for name in without} == {
+        "worked out when compiling: no device computes it"
+    }
 
 
 def test_bytes_are_those_of_a_ranks_parts(mesh_page: Page) -> None:
@@ -61,7 +63,9 @@ def test_splits_are_told_in_words(mesh_page: Page) -> None:
     assert words[0] == "split into 2 by samples and 2 by output columns"
     assert words[1] == "split into 2 by samples and 2 by what it sums"
     assert mesh_page.node(LAYERS[0])["grid"] == (2, 2, 1)
-    assert mesh_page.node("Sub:layer0.bias_next")["words"].startswith("split into 2 by axis 0 of its variable")
+    assert mesh_page.node("Sub:layer0.bias_next")["words"].startswith(
+        "split into 2 by axis 0 of its variable"
+    )
 
 
 def test_times_of_all_nodes_are_what_a_rank_computes(mesh_page: Page) -> None:
@@ -99,7 +103,9 @@ def test_a_ranks_program_can_be_told_of_the_columns(page: Page) -> None:
         member = ranks["groupsOf"][ranks["groups"][rank.rank]]
         told = [
             (page.columns["segments"]["path"][what] if kind == 0 else tag)
-            for kind, at, what, tag in zip(*(columns[key] for key in ("kind", "at", "what", "tag")), strict=True)
+            for kind, at, what, tag in zip(
+                *(columns[key] for key in ("kind", "at", "what", "tag")), strict=True
+            )
             if (kind == 0 and at in sites) or (kind == 1 and member[at] >= 0)
         ]
         assert told == [
@@ -123,7 +129,9 @@ def test_what_is_sent_is_told_by_the_users_names(page: Page) -> None:
 
 def test_rows_on_servers_are_told_by_table_and_reader(server_page: Page) -> None:
     words = server_page.columns["messages"]["words"]
-    gather = next(n.name for n in server_page.model.graph.node if "embedding" in n.input and n.op_type == "Gather")
+    gather = next(
+        n.name for n in server_page.model.graph.node if "embedding" in n.input and n.op_type == "Gather"
+    )
 
     assert f"the rows of embedding that {gather} looks up" in words
     assert "the rows of the gradient of embedding" in words
@@ -136,4 +144,6 @@ def test_every_way_of_a_parameter_has_its_predicted_time(server_page: Page) -> N
 
     for name, times in zip(columns["name"], columns["times"], strict=True):
         told_s = sorted(ns / 1e9 for _, ns in times)
-        assert told_s == pytest.approx(sorted(choices[name].seconds.values()) if name in choices else [], rel=1e-3)
+        assert told_s == pytest.approx(
+            sorted(choices[name].seconds.values()) if name in choices else [], rel=1e-3
+        )

@@ -62,7 +62,9 @@ def test_gradients_that_partc_wrote_know_their_node_by_name(mesh_page: Page) -> 
 
 
 def test_gradients_of_other_origin_are_found_by_what_they_read(tmp_path: Path) -> None:
-    compilation = compile_step(import_text(FOREIGN), tmp_path / "out", "1x2", "tensor=2", "global").compilation
+    compilation = compile_step(
+        import_text(FOREIGN), tmp_path / "out", "1x2", "tensor=2", "global"
+    ).compilation
     groups = group_nodes(compilation)
     node_of = {t.name: n.name for n in compilation.training.graph.nodes for t in n.outputs}
 
