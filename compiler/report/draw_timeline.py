@@ -1,54 +1,52 @@
-"""A step's predicted timeline as a picture: a row per rank, a lane to compute and one to communicate.
+"""A step's predicted timeline: a row per rank, a lane to compute and one to communicate.
 
-Ranks that do the same at the same time share a row once there are more than FEW_RANKS.
+Ranks that do the same at the same time share a row once there are more than FEW_RANKS. A row's bars of one
+colour are one path, so that many are as quick as one; templates/timeline.js stretches the paths to
+what is in view, and finds the bar under the pointer in `TimelinePicture.data`.
 
-The events that take longest are a list, too, for those who cannot point at a picture.
+    x   0 .. UNITS: the step        y   0 .. HEIGHT: computing above, communication below
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor, log10
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from partc.compiler.report.methods import method_of_label
-from partc.compiler.report.units import plural, seconds, shorten, size, some_ranges
-from partc.cost.simulation.timeline import Bars, Event, Timeline
+from partc.compiler.report.describe_messages import Words
+from partc.compiler.report.methods import KEYS, Key
+from partc.compiler.report.units import plural, seconds, some_ranges
+from partc.cost.network.ways import Array
+from partc.cost.simulation.timeline import Bars, Timeline
 from partc.runtime.plan.program import Plan, Rank
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
+WordsOf = Mapping[int, Words]  # of the plan's instructions, by their place
 
-WIDTH = 1080
-LABEL_WIDTH = 190
-ROW, COMPUTE, COMMUNICATE, TOP = 62, 26, 18, 26
+UNITS = 1_000_000  # of time in a step: thousands of bars are told apart when the view is enlarged
+HEIGHT, COMPUTE, GAP = 46, 26, 2
 FEW_RANKS = 6
-MAX_ROWS = 12
-CHARACTER = 7.4  # width of a character of a bar's label
-REMARK_CHARACTERS = 25  # fit left of the bars
-THINNEST = 1.0
-TICKS = 8
-ZOOM_BELOW = 0.25  # communication shorter than this share of the step gets a picture of its own
+MAX_ROWS = 20
+TICKS = 6
+BUSY_END = (
+    0.25  # communication behind the last long computation has a button if it is shorter than this share
+)
 
 
 @dataclass(frozen=True, slots=True)
-class TimeBar:
-    """An event, drawn."""
+class BarPath:
+    """All bars of a row that have one colour, as an SVG path."""
 
-    x: float
-    y: float
-    width: float
-    height: float
-    kind: str  # compute, or the method that a communication serves
-    label: str
-    title: str
+    kind: str
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
     """A mark of the time axis."""
 
-    x: float
+    share: float  # of the step
     label: str
 
 
@@ -56,69 +54,81 @@ class Tick:
 class Row:
     """One rank, or several that behave alike."""
 
-    y: float
     name: str
     remark: str
     plays: str
-    bars: tuple[TimeBar, ...]
+    paths: tuple[BarPath, ...]
     compute: str
     communicate: str
     idle: str
 
 
 @dataclass(frozen=True, slots=True)
-class Gantt:
-    """Everything that the template draws."""
+class TimelinePicture:
+    """Everything that the template draws, and what its script is given.
 
-    title: str
-    width: float
-    height: float
-    left: float
+    data    step_s; end: where the busy end begins, in units; words: (kind, short, what), by number;
+            rows: for each its name and two lanes of [units since the bar before, units that it lasts,
+            its words, bytes], one after the other
+    """
+
     rows: tuple[Row, ...]
     ticks: tuple[Tick, ...]
+    keys: tuple[Key, ...]
     left_out: int
+    data: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """The part of the step that a picture shows."""
-
+class _Event:
     start_s: float
     stop_s: float
-
-    def x(self, time_s: float) -> float:
-        """Return where a time lies in the picture, clamped to its edges."""
-        share = (time_s - self.start_s) / (self.stop_s - self.start_s)
-        return LABEL_WIDTH + min(1.0, max(0.0, share)) * (WIDTH - LABEL_WIDTH)
+    instruction: int
+    payload_bytes: int
 
 
-def draw_timelines(timeline: Timeline, plan: Plan, segment_names: dict[str, str]) -> tuple[Gantt, ...]:
-    """Return the step's picture, and a second one of its end where communication is too thin to see.
-
-    segment_names: the first eight characters of a segment's file name -> what the page calls it
-    """
+def draw_timeline(timeline: Timeline, plan: Plan, words: WordsOf) -> TimelinePicture | None:
+    """Return the step's picture; None where nothing takes any time. `words`: of runs and starts."""
     if timeline.step_s <= 0.0:
-        return ()
+        return None
     groups = _group_ranks(timeline, plan)
-    whole = _draw("The whole step", Span(0.0, timeline.step_s), groups, timeline, plan, segment_names)
-    zoom = _busy_end(timeline)
-    if zoom is None:
-        return (whole,)
-    title = f"The last {seconds(zoom.stop_s - zoom.start_s)} of it, enlarged"
-    return (whole, _draw(title, zoom, groups, timeline, plan, segment_names))
+    listed = groups[:MAX_ROWS]
+    numbers: dict[Words, int] = {}
+    rows, data = [], []
+    for members in listed:
+        lanes = [_events(timeline, members[0], lane) for lane in ("compute", "communication")]
+        rows.append(_row(members, lanes, timeline.step_s, plan, words))
+        data.append(
+            {
+                "name": f"{rows[-1].name} ({rows[-1].remark})",
+                "lanes": [_encode(lane, timeline.step_s, words, numbers) for lane in lanes],
+            }
+        )
+    kinds = {word.kind for word in numbers}
+    end_s = _busy_end_s(timeline)
+    return TimelinePicture(
+        rows=tuple(rows),
+        ticks=_ticks(timeline.step_s),
+        keys=tuple(key for key in KEYS if key.kind in kinds),
+        left_out=len(groups) - len(listed),
+        data={
+            "step_s": timeline.step_s,
+            "end": None if end_s is None else round(end_s / timeline.step_s * UNITS),
+            "words": [[word.kind, word.short, word.what] for word in numbers],
+            "rows": data,
+        },
+    )
 
 
-def _busy_end(timeline: Timeline) -> Span | None:
-    """Return the end of the step from its last long computation on, if that is short."""
+def _busy_end_s(timeline: Timeline) -> float | None:
+    """Return when the step's last long computation ends, if little of the step is left then."""
     computing = [bars for bars in timeline.bars if bars.lane == "compute"]
     if not computing:
         return None
     lengths_s = np.concatenate([bars.stop_s - bars.start_s for bars in computing])
-    stop_s = np.concatenate([bars.stop_s for bars in computing])[int(lengths_s.argmax())]
-    rest_s = timeline.step_s - float(stop_s)
-    if not 0.0 < rest_s < ZOOM_BELOW * timeline.step_s:
-        return None
-    return Span(float(stop_s) - 0.04 * rest_s, timeline.step_s)
+    stop_s = float(np.concatenate([bars.stop_s for bars in computing])[int(lengths_s.argmax())])
+    rest_s = timeline.step_s - stop_s
+    return stop_s - 0.04 * rest_s if 0.0 < rest_s < BUSY_END * timeline.step_s else None
 
 
 def _group_ranks(timeline: Timeline, plan: Plan) -> list[list[int]]:
@@ -146,50 +156,36 @@ def _mix(hashes: Hashes) -> Hashes:
     return hashes ^ (hashes >> np.uint64(31))
 
 
-def _draw(
-    title: str,
-    span: Span,
-    groups: list[list[int]],
-    timeline: Timeline,
-    plan: Plan,
-    segment_names: dict[str, str],
-) -> Gantt:
-    visible_groups = groups[:MAX_ROWS]
-    rows = tuple(
-        _row(members, TOP + index * ROW, span, timeline, plan, segment_names)
-        for index, members in enumerate(visible_groups)
-    )
-    return Gantt(
-        title=title,
-        width=WIDTH,
-        height=TOP + ROW * len(visible_groups),
-        left=LABEL_WIDTH,
-        rows=rows,
-        ticks=_ticks(span),
-        left_out=len(groups) - len(visible_groups),
+def _events(timeline: Timeline, rank: int, lane: str) -> list[_Event]:
+    """Return what a rank does in a lane and takes any time, by time."""
+    found = []
+    for bars in timeline.bars:
+        for at in np.flatnonzero(bars.ranks == rank) if bars.lane == lane else ():
+            event = _event(bars, int(at))
+            if event.stop_s > event.start_s:
+                found.append(event)
+    return sorted(found, key=lambda event: event.start_s)
+
+
+def _event(bars: Bars, at: int) -> _Event:
+    return _Event(
+        float(bars.start_s[at]), float(bars.stop_s[at]), bars.instruction, int(bars.payload_bytes[at])
     )
 
 
 def _row(
-    members: list[int], y: float, span: Span, timeline: Timeline, plan: Plan, segment_names: dict[str, str]
+    members: list[int], lanes: Sequence[Sequence[_Event]], step_s: float, plan: Plan, words: WordsOf
 ) -> Row:
-    own = timeline.events_of(members[0])
-    bars = [
-        _bar(event, y, span, segment_names)
-        for event in own
-        if event.stop_s > span.start_s and event.start_s < span.stop_s and _length_s(event) > 0.0
-    ]
-    rank = next(rank for rank in plan.ranks if rank.rank == members[0])
-    compute_s, communicate_s = _total_s(own, "compute"), _total_s(own, "communication")
+    rank = plan.ranks[members[0]]
+    compute_s, communicate_s = (sum(event.stop_s - event.start_s for event in lane) for lane in lanes)
     return Row(
-        y=y,
         name=f"{'rank' if len(members) == 1 else 'ranks'} {some_ranges(members, 2)}",
-        remark=shorten(rank.device, REMARK_CHARACTERS) if len(members) == 1 else _who(members, rank, plan),
+        remark=rank.device if len(members) == 1 else _who(members, rank, plan),
         plays=" + ".join(rank.sites),
-        bars=tuple(bars),
+        paths=_paths(lanes, step_s, words),
         compute=seconds(compute_s),
         communicate=seconds(communicate_s),
-        idle=seconds(timeline.step_s - compute_s),
+        idle=seconds(step_s - compute_s),
     )
 
 
@@ -200,38 +196,39 @@ def _who(members: list[int], first: Rank, plan: Plan) -> str:
     return plural(len(members), first.sites[0])
 
 
-def _bar(event: Event, y: float, span: Span, segment_names: dict[str, str]) -> TimeBar:
-    computes = event.lane == "compute"
-    label, what = event.label, ""
-    if computes:
-        site, _, digest = event.label.partition(" ")
-        label = segment_names.get(digest, digest)
-        what = f" ({site})"
-    else:
-        what = f", {size(event.payload_bytes)} a rank" if event.payload_bytes else ""
-    x = span.x(event.start_s)
-    width = max(THINNEST, span.x(event.stop_s) - x)
-    times = f"{seconds(_length_s(event))}, from {seconds(event.start_s)} to {seconds(event.stop_s)}"
-    short = label.partition(" ")[0]
-    return TimeBar(
-        x=x,
-        y=y + (4 if computes else 6 + COMPUTE),
-        width=width,
-        height=COMPUTE if computes else COMMUNICATE,
-        kind="compute" if computes else method_of_label(event.label),
-        label=short if width > len(short) * CHARACTER + 6 else "",
-        title=f"{label}{what}: {times}",
+def _paths(lanes: Sequence[Sequence[_Event]], step_s: float, words: WordsOf) -> tuple[BarPath, ...]:
+    drawn: dict[str, list[str]] = {}
+    for number, lane in enumerate(lanes):
+        y, height = (0, COMPUTE) if number == 0 else (COMPUTE + GAP, HEIGHT - COMPUTE - GAP)
+        for event in lane:
+            start, stop = _units(event, step_s)
+            bar = f"M{start} {y}h{max(1, stop - start)}v{height}H{start}z"
+            drawn.setdefault(words[event.instruction].kind, []).append(bar)
+    return tuple(BarPath(kind, "".join(bars)) for kind, bars in drawn.items())
+
+
+def _units(event: _Event, step_s: float) -> tuple[int, int]:
+    return round(event.start_s / step_s * UNITS), round(event.stop_s / step_s * UNITS)
+
+
+def _encode(lane: Iterable[_Event], step_s: float, words: WordsOf, numbers: dict[Words, int]) -> list[int]:
+    """Return a lane as the page's script reads it. `numbers`: those of the words so far."""
+    encoded: list[int] = []
+    before = 0
+    for event in lane:
+        start, stop = _units(event, step_s)
+        number = numbers.setdefault(words[event.instruction], len(numbers))
+        encoded += [start - before, stop - start, number, event.payload_bytes]
+        before = stop
+    return encoded
+
+
+def _ticks(step_s: float) -> tuple[Tick, ...]:
+    between_s = _round_step(step_s)
+    return tuple(
+        Tick(number * between_s / step_s, seconds(number * between_s))
+        for number in range(floor(step_s / between_s * (1 + 1e-12)) + 1)
     )
-
-
-def _ticks(span: Span) -> tuple[Tick, ...]:
-    step_s = _round_step(span.stop_s - span.start_s)
-    first = int(-(-span.start_s // step_s))
-    ticks: list[Tick] = []
-    while (first + len(ticks)) * step_s <= span.stop_s * (1 + 1e-12):
-        time_s = (first + len(ticks)) * step_s
-        ticks.append(Tick(span.x(time_s), seconds(time_s)))
-    return tuple(ticks)
 
 
 def _round_step(length_s: float) -> float:
@@ -239,14 +236,6 @@ def _round_step(length_s: float) -> float:
     rough = length_s / TICKS
     power: float = 10.0 ** floor(log10(rough))
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
-
-
-def _length_s(event: Event) -> float:
-    return event.stop_s - event.start_s
-
-
-def _total_s(events: Sequence[Event], lane: Literal["compute", "communication"]) -> float:
-    return sum(_length_s(event) for event in events if event.lane == lane)
 
 
 MAX_LISTED = 8
@@ -263,28 +252,29 @@ class LongEvent:
     length: str
 
 
-def list_longest(timeline: Timeline, segment_names: dict[str, str]) -> tuple[LongEvent, ...]:
-    """Return the longest events, those of the same name counted once: where it takes longest."""
-    bars_by_name: dict[tuple[str, str], list[Bars]] = {}
+def list_longest(timeline: Timeline, words: WordsOf) -> tuple[LongEvent, ...]:
+    """Return the longest events, those in the same words counted once: where it takes longest."""
+    bars_by_words: dict[Words, list[Bars]] = {}
     for bars in timeline.bars:
-        bars_by_name.setdefault((bars.lane, bars.label), []).append(bars)
-    longest = [(max(map(_longest_of, same), key=_length_s), same) for same in bars_by_name.values()]
-    longest.sort(key=lambda group: (-_length_s(group[0]), group[0].start_s, group[0].label))
-    return tuple(_describe(event, same, segment_names) for event, same in longest[:MAX_LISTED])
+        bars_by_words.setdefault(words[bars.instruction], []).append(bars)
+    longest = [(max(map(_longest_of, same), key=_length_s), same) for same in bars_by_words.values()]
+    longest.sort(key=lambda group: (-_length_s(group[0]), group[0].start_s, group[0].instruction))
+    return tuple(_describe(event, same, words[event.instruction]) for event, same in longest[:MAX_LISTED])
 
 
-def _longest_of(bars: Bars) -> Event:
-    at = int((bars.stop_s - bars.start_s).argmax())
-    times = float(bars.start_s[at]), float(bars.stop_s[at])
-    return Event(int(bars.ranks[at]), bars.lane, bars.label, *times, int(bars.payload_bytes[at]))
+def _longest_of(bars: Bars) -> _Event:
+    lengths_s: Array = bars.stop_s - bars.start_s
+    return _event(bars, int(lengths_s.argmax()))
 
 
-def _describe(event: Event, same: list[Bars], segment_names: dict[str, str]) -> LongEvent:
-    computes = event.lane == "compute"
-    site, _, digest = event.label.partition(" ")
+def _length_s(event: _Event) -> float:
+    return event.stop_s - event.start_s
+
+
+def _describe(event: _Event, same: list[Bars], words: Words) -> LongEvent:
     return LongEvent(
-        kind="compute" if computes else method_of_label(event.label),
-        what=f"{segment_names.get(digest, digest)} ({site})" if computes else event.label,
+        kind=words.kind,
+        what=words.what if words.kind == "compute" else f"{words.what} ({words.short})",
         where=plural(len(np.unique(np.concatenate([bars.ranks for bars in same]))), "rank"),
         start=seconds(event.start_s),
         length=seconds(_length_s(event)),

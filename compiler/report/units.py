@@ -89,6 +89,9 @@ def _three_digits(value: float) -> str:
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
-def solver_time(deterministic_time: float) -> str:
-    """Print a solver's deterministic time; nothing where presolving answered, and nothing was searched."""
-    return f"{deterministic_time:.4f}" if deterministic_time >= 5e-5 else ""
+def solver_work(deterministic_time: float) -> str:
+    """Print CP-SAT's deterministic time: work of about as many seconds, the same on every machine.
+
+    Nothing is printed where presolving answered, and nothing was searched.
+    """
+    return f"about {seconds(deterministic_time)}" if deterministic_time >= 5e-5 else ""

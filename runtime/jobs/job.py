@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from partc.runtime.data.checkpoint import write_arrays
-from partc.runtime.errors import naming_file
+from partc.runtime.errors import BadUsage, naming_file
 from partc.runtime.execution.recorder import RankTimes, TracedSteps
 from partc.runtime.plan.record import Record
 from partc.runtime.transports.exchanged import Exchanged
@@ -116,10 +116,18 @@ class RankReport(Record, frozen=True):
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Write a record as JSON: whole or not at all, since a rank may be killed at any moment."""
+    """Write a record as JSON: whole or not at all, since a rank may be killed at any moment.
+
+    Raises BadUsage for what is no text: a path of bytes that are no UTF-8.
+    """
     part = path.with_name(path.name + ".part")
+    try:
+        text = msgspec.json.encode(record)
+    except UnicodeEncodeError as error:
+        what = "a name that is not UTF-8, which a job's files cannot hold"
+        raise BadUsage(what, at=error.object, fix="give that file or folder another name") from error
     with naming_file(part):
-        part.write_bytes(msgspec.json.encode(record))
+        part.write_bytes(text)
     part.replace(path)
 
 

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from partc.runtime.engines.rank_command import ENVIRONMENT_FILE, KEEPER, UNTOLD
+from partc.runtime.supervision.janitor import begin_janitor
 from partc.runtime.supervision.process_state import PULSE, end_with_parent
 
 _ENTERED = "PARTC_ENTERED"  # environment variable: the file whose environment this process has
@@ -30,14 +31,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder, member, module, *arguments = words = sys.argv[1:] if argv is None else list(argv)
     name = rank_name() if member == "rank" else member
     _enter_environment(Path(folder) / ENVIRONMENT_FILE, name, words)
-    told, printed = os.pipe(), os.pipe()
+    told, printed, janitor = os.pipe(), os.pipe(), begin_janitor()
     keeper = os.getpid()
     child = os.fork()
     if child == 0:
         end_with_parent(keeper)
         os.dup2(printed[1], sys.stdout.fileno())
         os.dup2(printed[1], sys.stderr.fileno())
-        for descriptor in (told[0], *printed):
+        for descriptor in (told[0], *printed, *([] if janitor.pipe is None else [janitor.pipe])):
             os.close(descriptor)
         return _be_member(module, arguments, told[1])
     os.close(told[1])
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     job_folder = await_folder(told[0]) if folder == UNTOLD else Path(folder)
     if job_folder is None:
         return _without_job(child, printed[0])
-    return keep(job_folder, name, child, told[0], printed[0], stays=folder == UNTOLD)
+    return keep(job_folder, name, child, told[0], printed[0], janitor, stays=folder == UNTOLD)
 
 
 def rank_name() -> str:

@@ -20,7 +20,7 @@ from tests.checks.float64_windows import open_in_float64
 from tests.checks.oracle import Oracle
 
 BATCHES = ("global", "per-replica")
-CLASSES = {"clipped attention": 3, "mlp": 5, "convolutions": 5, "odd images": 5}
+CLASSES = {"clipped attention": 3, "mlp": 5, "convolutions": 5, "odd images": 5, "spread images": 5}
 
 
 @pytest.fixture(autouse=True)

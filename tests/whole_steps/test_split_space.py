@@ -34,13 +34,13 @@ TOO_LOW = frozenset((42, 57, 69, 81))
 ROUNDED = 1e-4  # of a tensor's largest entry, in float32
 
 
-def check_random(seed: int, folder: Path, heights: tuple[int, ...] = HEIGHTS) -> None:
+def check_random(seed: int, folder: Path, heights: tuple[int, ...] = HEIGHTS, has_all: bool = False) -> None:
     is_exact = seed % 2 == 0
-    training = import_training_graph(random_image_step(seed, is_exact, heights))
+    training = import_training_graph(random_image_step(seed, is_exact, heights, has_all))
     oracle = Oracle(training)
     meshes = MESHES if heights == HEIGHTS else UNEVEN_MESHES
     asked = (*meshes[seed % len(meshes)], BATCHES[seed // 2 % 2])
-    if heights == ANY_HEIGHTS and seed in TOO_LOW:
+    if heights == ANY_HEIGHTS and seed in TOO_LOW and not has_all:
         with pytest.raises(BadUsage, match="no windows of a convolution or pooling make as many rows as"):
             compile_step(training, folder / "out", *asked)
         return
@@ -74,6 +74,17 @@ def test_a_random_network_of_any_height_trains_as_on_one_device(seed: int, tmp_p
 @pytest.mark.parametrize("seed", range(10, 150))
 def test_many_random_networks_of_any_height_train_as_on_one_device(seed: int, tmp_path: Path) -> None:
     check_random(seed, tmp_path, ANY_HEIGHTS)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_random_network_of_all_windows_trains_as_on_one_device(seed: int, tmp_path: Path) -> None:
+    check_random(seed, tmp_path, ANY_HEIGHTS, has_all=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(12, 300))
+def test_many_random_networks_of_all_windows_train_as_on_one_device(seed: int, tmp_path: Path) -> None:
+    check_random(seed, tmp_path, ANY_HEIGHTS, has_all=True)
 
 
 # ---------------------------------------------------------------- what is sent

@@ -1,15 +1,14 @@
 """Everything that the page knows of the user's nodes and variables, as columns that its script looks into."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import onnx
 from markupsafe import Markup
 
-from partc.compiler.compilation import Compilation
 from partc.compiler.report.device_colours import colour_devices
-from partc.compiler.report.operators.describe_messages import MessageDescriber
 from partc.compiler.report.operators.encode_columns import script_json
+from partc.compiler.report.operators.find_subjects import SubjectFinder
 from partc.compiler.report.operators.group_columns import (
     drawing_columns,
     group_columns,
@@ -22,7 +21,7 @@ from partc.compiler.report.operators.number_names import number_names
 from partc.compiler.report.operators.price_alternatives import price_alternatives
 from partc.compiler.report.operators.tell_ranks import tell_ranks
 from partc.compiler.report.operators.trace_nodes import trace_nodes
-from partc.cost.cluster.cluster import Cluster
+from partc.compiler.report.section import ReportSource
 from partc.runtime.plan.program import Plan
 
 
@@ -33,28 +32,28 @@ class GraphDescription:
     nodes: int
     variables: int
     layers: int
-    ranks: int
     data: Markup
 
 
-def describe_graph(compilation: Compilation, cluster: Cluster, folder: Path) -> GraphDescription:
-    """Return the user's graph with all that was decided. `folder` holds the plan's model and segments."""
-    plan = compilation.plan
-    data = graph_columns(compilation, cluster, folder)
+def graph_section(source: ReportSource) -> Mapping[str, object]:
+    """Return the user's graph with all that was decided."""
+    plan = source.compilation.plan
+    data = graph_columns(source)
     nodes, layers = data["users"], data["layers"]
     assert isinstance(nodes, int) and isinstance(layers, list)
-    return GraphDescription(nodes, len(plan.variables), len(layers), len(plan.ranks), script_json(data))
+    return {"graph": GraphDescription(nodes, len(plan.variables), len(layers), script_json(data))}
 
 
-def graph_columns(compilation: Compilation, cluster: Cluster, folder: Path) -> dict[str, object]:
+def graph_columns(source: ReportSource) -> dict[str, object]:
     """Return all columns by name. Times are in nanoseconds, of one step on one rank; bytes likewise."""
+    compilation, folder = source.compilation, source.folder
     plan = compilation.plan
     names = number_names(compilation, onnx.load(folder / plan.model, load_external_data=False))
     groups = group_nodes(compilation)
-    trace = trace_nodes(compilation, cluster, folder)
+    trace = trace_nodes(compilation, source.cluster, folder)
     segments = {path: number for number, path in enumerate(trace.segments)}
-    messages = MessageDescriber(plan, compilation.lowered, compilation.training, groups, trace.helped)
-    ranks = tell_ranks(plan, names, segments, messages)
+    subjects = SubjectFinder(plan, compilation.lowered, compilation.training, trace.helped)
+    ranks = tell_ranks(plan, names, segments, subjects, source.words)
     return {
         "step": compilation.timeline.step_s * NANOSECONDS,
         "users": names.users,
@@ -63,7 +62,7 @@ def graph_columns(compilation: Compilation, cluster: Cluster, folder: Path) -> d
         "layers": list(groups.layers),
         "variables": variable_columns(compilation, names),
         "inputs": [entry.name for entry in plan.data_inputs],
-        "segments": segment_columns(compilation, names, trace, segments),
+        "segments": segment_columns(source.segments, names, trace, segments),
         "drawings": drawing_columns(compilation, groups, names),
         "ranks": {**ranks.ranks, **_colours(plan)},
         "instructions": ranks.instructions,

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from pathlib import PurePosixPath
 
 import numpy as np
 
 from partc.compiler.compilation import Compilation
-from partc.compiler.report.describe_program import segment_names
+from partc.compiler.report.describe_program import SegmentRow
 from partc.compiler.report.methods import NAMES
 from partc.compiler.report.operators.describe_split import say_dimension
 from partc.compiler.report.operators.draw_graph import Drawing, draw_graph
@@ -99,15 +98,15 @@ def variable_columns(compilation: Compilation, names: Names) -> dict[str, object
 
 
 def segment_columns(
-    compilation: Compilation, names: Names, trace: PlanTrace, segments: Mapping[str, int]
+    rows: Iterable[SegmentRow], names: Names, trace: PlanTrace, segments: Mapping[str, int]
 ) -> dict[str, object]:
-    """Return for each segment its name, its file, what one run takes, and its nodes."""
-    called = segment_names(compilation.plan)
+    """Return for each segment what the page calls it, its file, what one run takes, and its nodes."""
+    called = {row.path: row.name for row in rows}
     seconds = dict.fromkeys(segments, 0.0)
     for (site, path), all_s in trace.seconds.items():
         seconds[path] = max(seconds[path], all_s / trace.runs[site, path])
     return {
-        "name": [called[PurePosixPath(path).stem[:8]] for path in segments],
+        "name": [called[path] for path in segments],
         "path": list(segments),
         "time": [round(seconds[path] * NANOSECONDS) for path in segments],
         "nodes": flattened([names.nodes[name] for name in trace.segments[path]] for path in segments),

@@ -6,8 +6,9 @@ from math import prod
 
 import numpy as np
 
-from partc.compiler.report.operators.describe_messages import MessageDescriber, Sent
+from partc.compiler.report.describe_messages import Words
 from partc.compiler.report.operators.encode_columns import Interned, flattened
+from partc.compiler.report.operators.find_subjects import SubjectFinder
 from partc.compiler.report.operators.number_names import Names
 from partc.runtime.plan.boxes import describe_box, is_empty, local_shape
 from partc.runtime.plan.program import Plan, Run, Start, Store, Wait
@@ -27,24 +28,25 @@ class RankColumns:
 
 
 def tell_ranks(
-    plan: Plan, names: Names, segments: Mapping[str, int], messages: MessageDescriber
+    plan: Plan,
+    names: Names,
+    segments: Mapping[str, int],
+    subjects: SubjectFinder,
+    words: Mapping[int, Words],
 ) -> RankColumns:
-    """Return the columns. `segments`: path -> its number."""
+    """Return the columns. `segments`: path -> its number; `words`: of instructions, by their places."""
     numbers = names.any
-    sites = Interned[str]()
-    groups = Interned[str]()
-    told, phrases = Interned[tuple[str, tuple[int, ...], int]](), Interned[Sent]()
-    rows: list[tuple[int, int, int, int, int]] = []  # kind, site or group, segment or words, bytes, tag
-    for instruction in plan.instructions:
+    sites, groups = Interned[str](), Interned[str]()
+    told = Interned[tuple[str, tuple[int, ...]]]()
+    rows: list[tuple[int, int, int, int, int]] = []  # kind, site or group, segment or message, bytes, tag
+    for place, instruction in enumerate(plan.instructions):
         match instruction:
             case Run():
                 rows.append((RUN, sites(instruction.site), segments[instruction.segment], 0, 0))
             case Start():
-                message = messages.describe(instruction)
-                said = told((message.kind, tuple(map(phrases, message.sent)), message.microbatch))
-                rows.append(
-                    (START, groups(instruction.group), said, instruction.payload_bytes, instruction.tag_id)
-                )
+                about = tuple(numbers[name] for name in subjects.find(instruction) if name in numbers)
+                said, nbytes = told((words[place].what, about)), instruction.payload_bytes
+                rows.append((START, groups(instruction.group), said, nbytes, instruction.tag_id))
             case Wait():
                 site = EVERYWHERE if instruction.site is None else sites(instruction.site)
                 rows.append((WAIT, site, 0, 0, instruction.tag_id))
@@ -57,13 +59,8 @@ def tell_ranks(
         _describe_ranks(plan, names, sites, groups),
         {**columns, "sites": sites.items, "groups": [plan.groups.get(name, ()) for name in groups.items]},
         {
-            "kind": [kind for kind, _, _ in told.items],
-            "sent": flattened([sent for _, sent, _ in told.items]),
-            "microbatch": [microbatch for _, _, microbatch in told.items],
-            "words": [sent.words for sent in phrases.items],
-            "about": flattened(
-                [[numbers[n] for n in sent.subjects if n in numbers] for sent in phrases.items]
-            ),
+            "words": [said for said, _ in told.items],
+            "about": flattened([about for _, about in told.items]),
         },
     )
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -137,11 +137,12 @@ def _node_names(path: Path) -> tuple[str, ...]:
 
 def _segment_seconds(compilation: Compilation, runs: Mapping[Place, int]) -> dict[Place, float]:
     """Return how long the runs of each segment take together, on the slowest of its ranks."""
-    by_label = {f"{site} {PurePosixPath(path).stem[:8]}": (site, path) for site, path in runs}
-    each_s = {place: np.zeros(len(compilation.plan.ranks)) for place in runs}
+    plan = compilation.plan
+    each_s = {place: np.zeros(len(plan.ranks)) for place in runs}
     for bars in compilation.timeline.bars:
-        if bars.lane == "compute":
-            each_s[by_label[bars.label]][bars.ranks] += bars.stop_s - bars.start_s
+        run = plan.instructions[bars.instruction]
+        if isinstance(run, Run):
+            each_s[run.site, run.segment][bars.ranks] += bars.stop_s - bars.start_s
     return {place: float(found.max()) for place, found in each_s.items()}
 
 

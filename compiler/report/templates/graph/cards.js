@@ -29,30 +29,10 @@ const sentence = node => {
   const where = split.ranks.length ? `${split.words}, on ${devicesText(split.ranks)}` : split.words;
   return `${opOf(node)}${layer >= 0 ? ` of ${data.layers[layer]}` : ""}: ${where}.`;
 };
-// What members do in a communication. Where the first of them does something else: `root` is that, `first` its name.
-const KINDS = {
-  all_reduce: what => `sum ${what}, so that each has the sum`,
-  reduce: (what, root, first) => root ? `sum ${what} of all of them` : `send ${what} to be summed on ${first}`,
-  broadcast: (what, root, first) => root ? `send ${what} to the others` : `receive ${what} from ${first}`,
-  reduce_scatter: what => `sum ${what}, so that each has its part of the sum`,
-  all_gather: what => `collect the parts of ${what}, so that each has the whole`,
-  shift_ahead: what => `hand border rows of ${what} on to the next`,
-  shift_back: what => `hand border rows of ${what} back to the one before`,
-  exchange: what => `bring ${what} to the devices that read it`,
-  gather_rows: (what, root, first) => root ? `collect ${what} of all of them` : `send ${what} to ${first}`,
-  scatter_rows: (what, root, first) => root ? `hand ${what} to the others` : `receive ${what} from ${first}`,
-  all_gather_rows: what => `collect ${what} of all of them, everywhere`,
-  all_to_all_rows: what => `exchange ${what}, each row with its owner`,
-};
-const NAMED = 2;
-const wordsOf = (message, {root = true, first: firstName = "the first", about} = {}) => {
-  const sent = sentIn(message), first = sent.filter(phrase => about !== undefined && subjectsOf(phrase).includes(about));
-  const named = (first.length ? first : sent).slice(0, NAMED), rest = sent.length - named.length;
-  const what = named.map(phrase => messages.words[phrase]).join(rest ? ", " : " and ") || "values";
-  return KINDS[messages.kind[message]](rest ? `${what} and ${plural(rest, "other")}` : what, root, firstName);
-};
+const MICRO = /, micro-batch (\d+)$/;
+const wordsOf = message => messages.words[message].replace(MICRO, "");
 const listOfMessages = thing => {
-  const texts = new Set((messagesAbout().get(thing) ?? []).map(at => `${wordsOf(instructions.what[at], {about: thing})}${instructions.bytes[at] ? ` (${bytes(instructions.bytes[at])})` : ""}`));
+  const texts = new Set((messagesAbout().get(thing) ?? []).map(at => `${wordsOf(instructions.what[at])}${instructions.bytes[at] ? ` (${bytes(instructions.bytes[at])})` : ""}`));
   const found = [...texts];
   return found.length === 0 ? [] : fact("What is sent for it", make("ul", {}, found.slice(0, 8).map(words => make("li", {}, words))),
     found.length > 8 ? `and ${found.length - 8} more` : null);
@@ -92,7 +72,7 @@ const considered = group => {
     make("td", {class: "number"}, bytes(memory)));
   return make("div", {}, make("h4", {}, "What else its group could be"),
     make("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": "What else its group could be"}, make("table", {},
-      make("thead", {}, make("tr", {}, ["Configuration", "Predicted, alone", "Variables"].map((name, at) => make("th", at ? {class: "number", scope: "col"} : {scope: "col"}, name)))),
+      make("thead", {}, make("tr", {}, ["Configuration", "Predicted, alone", "Variables, gradients"].map((name, at) => make("th", at ? {class: "number", scope: "col"} : {scope: "col"}, name)))),
       make("tbody", {}, rows.map(line)))),
     make("p", {class: "note"}, "Computing, and gradients with the update, as the search prices them, each alone: what others wait for is not in it, so the quickest step may be another. ", space));
 };

@@ -17,7 +17,6 @@ const unflatten = column => {
 const readsOf = unflatten(nodes.reads);
 const nodesOfSegment = unflatten(segments.nodes);
 const subjectsOf = unflatten(messages.about);
-const sentIn = unflatten(messages.sent);
 
 const expand = runs => {
   const found = [];
@@ -63,7 +62,7 @@ const messagesAbout = later(() => {
   const found = new Map();
   instructions.kind.forEach((kind, at) => {
     if (kind !== 1) return;
-    for (const subject of new Set(sentIn(instructions.what[at]).flatMap(subjectsOf))) {
+    for (const subject of subjectsOf(instructions.what[at])) {
       if (!found.has(subject)) found.set(subject, []);
       found.get(subject).push(at);
     }

@@ -21,7 +21,7 @@ const linesOf = (rank, steps) => {
   const lines = [];
   for (const at of steps) {
     const kind = instructions.kind[at], message = instructions.what[at];
-    const key = kind === 0 ? `run ${message}` : kind === 1 ? `start ${instructions.at[at]} ${messages.kind[message]} ${sentIn(message)}` : kind === 2 ? "wait" : "store";
+    const key = kind === 0 ? `run ${message}` : kind === 1 ? `start ${instructions.at[at]} ${wordsOf(message)}` : kind === 2 ? "wait" : "store";
     const last = lines[lines.length - 1];
     if (last && last.key === key) last.steps.push(at); else lines.push({key, kind, steps: [at]});
   }
@@ -45,10 +45,10 @@ const stepLine = (rank, {kind, steps}) => {
     const group = instructions.groups[instructions.at[at]][ranks.groupsOf[ranks.groups[rank]][instructions.at[at]]] ?? [];
     const others = group.filter(other => other !== rank), message = instructions.what[at];
     const sum = steps.reduce((all, step) => all + instructions.bytes[step], 0);
-    const numbers = steps.map(step => messages.microbatch[instructions.what[step]]).filter(Boolean);
+    const numbers = steps.map(step => MICRO.exec(messages.words[instructions.what[step]])).filter(Boolean).map(found => Number(found[1]));
     const micro = numbers.length ? `, of micro-batch${numbers.length > 1 ? "es" : ""} ${ranges(numbers)}` : "";
-    return make("li", {class: "start"}, `${tagsOf(steps)} Begin to ${wordsOf(message, {root: group[0] === rank, first: `rank ${group[0]}`})}${micro}${sum ? ` (${bytes(sum)})` : ""}`,
-      others.length && (others.length > 1 || group[0] === rank) ? make("span", {class: "note"}, ` with ${ranksText(others)}`) : null);
+    return make("li", {class: "start"}, `${tagsOf(steps)} ${wordsOf(message)}${micro}${sum ? ` (${bytes(sum)})` : ""}`,
+      others.length ? make("span", {class: "note"}, `, with ${ranksText(others)}`) : null);
   }
   if (kind === 2) return make("li", {class: "wait"}, `Wait for ${tagsOf(steps)}`);
   return make("li", {class: "store"}, steps.length > 1 ? `Copy the next values of ${steps.length} variables over them` : "Copy a variable’s next value over it");

@@ -8,7 +8,7 @@ from partc.compiler.report.operators.encode_columns import script_json
 from partc.compiler.report.operators.price_alternatives import Alternative, price_alternatives
 from tests.compiler.report.operators.conftest import SIZES, Page
 
-FLOAT, KEPT = 4, 3  # bytes; a parameter, and two moments of Adam
+FLOAT, KEPT = 4, 4  # bytes; a parameter, its gradient, and two moments of Adam
 
 
 @pytest.fixture(scope="module")
