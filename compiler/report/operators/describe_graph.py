@@ -71,7 +71,7 @@ def graph_columns(source: ReportSource) -> dict[str, object]:
 
 
 def _colours(plan: Plan) -> dict[str, list[str]]:
-    """Return the colour of every rank that works on a replica, and that of text on it; nothing for servers."""
+    """Return the colour of every rank that works on a replica, and that of text on it; none for servers."""
     colours = iter(colour_devices([rank.host for rank in plan.ranks if rank.replica is not None]))
     found = [next(colours) if rank.replica is not None else None for rank in plan.ranks]
     return {

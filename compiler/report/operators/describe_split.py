@@ -1,4 +1,4 @@
-"""Tell in words, and as a grid of parts, how a node is divided among devices: flexflow.txt, figures 13 and 14.
+"""Tell in words, and as a grid of parts, how a node is divided among devices (flexflow.txt, figures 13, 14).
 
 split into 2 by samples and 4 by output columns         rows of the grid: parts of the samples
                                                         columns: parts of other dimensions

@@ -24,7 +24,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class GraphDrawings:
-    """The drawing of all layers, of each layer's groups, and of each group's nodes: a drawing for each way."""
+    """Drawings of all layers, of each layer's groups, and of each group's nodes: one for each way."""
 
     layers: Drawing
     of_layers: tuple[Drawing, ...]

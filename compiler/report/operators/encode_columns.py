@@ -38,10 +38,10 @@ def flattened(lists: Iterable[Sequence[int]]) -> dict[str, list[int]]:
 def script_json(data: object) -> Markup:
     """Return data as JSON that may stand in a script element whatever its texts are."""
     text = json.dumps(_plain(data), ensure_ascii=False, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))  # noqa: S704
+    return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))
 
 
-def _plain(data: Any) -> Any:  # noqa: ANN401
+def _plain(data: Any) -> Any:  # JSON is of any type
     """Shorten numbers: whole ones where they are, else four digits."""
     if isinstance(data, float):
         return int(data) if data.is_integer() else float(f"{data:.4g}")

@@ -19,7 +19,7 @@ MOMENT = re.compile(r"#\d+$")
 
 
 class SubjectFinder:
-    """Knows what lies in buffers, and what values mean. `helped`: communication -> the node that it is for."""
+    """Knows what buffers hold, and what values mean. `helped`: communication -> the node that it is for."""
 
     def __init__(
         self, plan: Plan, lowered: LoweredGraph, training: TrainingGraph, helped: Mapping[str, str]

@@ -42,7 +42,7 @@ def group_columns(groups: NodeGroups, names: Names, alternatives: Alternatives) 
 
 
 def _considered(group: NodeGroup, alternatives: Iterable[Alternative]) -> Considered:
-    """Return words, devices, nanoseconds of computing and of updating, bytes of variables, whether it was taken."""
+    """Return words, devices, nanoseconds of computing and updating, bytes of variables, whether taken."""
     return tuple(
         (
             _say_split(each.split, group),
@@ -75,7 +75,7 @@ def _dimensions(group: NodeGroup) -> str:
 
 
 def variable_columns(compilation: Compilation, names: Names) -> dict[str, object]:
-    """Return for each variable what it is, how it is synchronised, and what the other ways would take alone."""
+    """Return for each variable what it is, how it is synchronised, and what each way would take alone."""
     variables = compilation.plan.variables
     choices = {choice.variable: choice for choice in compilation.costs.choices}
     training = compilation.training.variables

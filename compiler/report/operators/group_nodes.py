@@ -18,7 +18,7 @@ import onnx_graphsurgeon as gs
 from partc.compiler.compilation import Compilation
 from partc.passes.search.find_groups import OperatorGroup, find_groups
 from partc.passes.search.forward_nodes import forward_nodes
-from partc.passes.search.grouped_step import FORWARD, GroupedStep, group_step
+from partc.passes.search.grouped_step import GroupedStep, group_step
 
 MOST_LAYERS = 40
 GRADIENT_WORD = "/gradient/"  # between the names of a node and of one of its gradient, by `partc grad`
@@ -101,7 +101,7 @@ def group_nodes(compilation: Compilation) -> NodeGroups:
 
 
 def _numbers(step: GroupedStep) -> dict[str, int]:
-    """Return node -> the number of its group: of sums of gradients and updates, where the parameter is kept."""
+    """Return node -> its group's number: of sums of gradients and updates, where the parameter is kept."""
     found = {n.name: g for g, group in enumerate(step.groups) for way in group.nodes.values() for n in way}
     made_by = {t.name: node for node in step.analysis.training.graph.nodes for t in node.outputs}
     for parameter, nodes in step.updates.items():

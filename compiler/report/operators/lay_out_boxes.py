@@ -1,12 +1,12 @@
-"""Place the boxes of a drawing: in layers, each box below what it reads, in columns where the page is wider than high.
+"""Place the boxes of a drawing: each below what it reads, in columns where the page is wider than high.
 
-    ┌─ column 0 ─┬─ column 1 ─┐     rank    the longest way to a box from one that reads nothing here
+    ┌─ column 0 ─┬─ column 1 ─┐     rank    the longest way to a box from one that reads nothing
     │   a        │   e        │     row     a rank, or a part of one of many boxes
     │  b c       │   f        │     column  as many rows as give the drawing the shape of a screen
     │   d        │  g h i     │
     └────────────┴────────────┘     Neighbours of a row are in the order of the mean place of what they read.
 
-That is Sugiyama, Tagawa and Toda's layered drawing (IEEE Trans. Systems, Man and Cybernetics 11 (1981) 109-125),
+That is Sugiyama, Tagawa and Toda's layered drawing (IEEE Trans. SMC 11 (1981) 109-125),
 without bends: edges that skip rows are drawn behind the boxes.
 """
 
@@ -37,7 +37,7 @@ class BoxPlaces:
 
 
 def place_boxes(count: int, edges: Iterable[Edge]) -> BoxPlaces:
-    """Return where `count` boxes go. Edges lead from box to box; those that lead back in their order do not count."""
+    """Return where `count` boxes go. Edges that lead back in the order of the boxes do not count."""
     graph = nx.DiGraph()
     graph.add_nodes_from(range(count))
     graph.add_edges_from((source, target) for source, target in edges if source < target)
@@ -56,7 +56,7 @@ def place_boxes(count: int, edges: Iterable[Edge]) -> BoxPlaces:
 
 
 def _pull_down(graph: nx.DiGraph, ranks: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Move what reads nothing here to just above its first reader, and what nobody reads either to the end."""
+    """Move what reads nothing to just above its first reader, and what nobody reads either to the end."""
     rank_of = {box: number for number, rank in enumerate(ranks) for box in rank}
     for box in graph:
         if graph.in_degree(box) == 0 and graph.out_degree(box):

@@ -1,10 +1,10 @@
-"""What else each operator group could be, and what that would take: the search's own prices, one group at a time.
+"""What else each operator group could be, and what that would take: the search's prices, group by group.
 
     computing   the group's nodes on the way forward and back, and what its ranks sum meanwhile
     updating    its parameters' gradients, summed and brought to where they are kept, and the update
     memory      of its variables and their gradients, on the device that keeps most
 
-Other groups' tensors are taken to be there. Operators that are alike are priced once: on one device, and on all
+Other groups' tensors are taken to be there. Alike operators are priced once: on one device, and on all
 of them in every way, simple ones first. Of a batch per replica there is nothing to choose: every worker is a
 replica of the whole step.
 """
@@ -46,7 +46,7 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Alternatives:
-    """By group in the order of find_groups: configurations, the quickest first, or else why there are none."""
+    """By group as find_groups has them: configurations, the quickest first, or why there are none."""
 
     of_groups: tuple[tuple[Alternative, ...], ...]
     why_none: str
@@ -81,7 +81,7 @@ def price_alternatives(compilation: Compilation) -> Alternatives:
 
 
 def _candidates(own: OwnSpace, number: int, most: int) -> list[OperatorConfig]:
-    """Return configurations of a kind: on one device, samples on all, then others of fewer dimensions first."""
+    """Return a kind's configurations: on one device, samples on all, others of fewer dimensions first."""
     by_split: dict[SplitDegrees, OperatorConfig] = {}
     for config in own.space.configs(number):
         if len(config.workers) in (1, own.space.workers):

@@ -51,7 +51,7 @@ class NodeTrace:
 class PlanTrace:
     """All nodes of the training graph by name, and of each segment the nodes that it runs, in order.
 
-    `helped`: lowered node that no node stands for -> the node for which partc added it, where that can be told.
+    `helped`: lowered node that stands for no node -> the node for which partc added it, where that is known.
     """
 
     nodes: Mapping[str, NodeTrace]
