@@ -295,4 +295,6 @@ def _describe(progress: Progress, folder: PlanFolder) -> str:
     if (straggler := progress.straggler) is not None:
         waits, others = percent(straggler.waited), percent(straggler.others_waited)
         words.append(f"slowest: rank {straggler.rank} waits {waits}, others up to {others}")
+    if progress.data_waited > SLOW_DATA:
+        words.append(f"waits for data {percent(progress.data_waited)}")
     return "  ".join(words)

@@ -217,7 +217,7 @@ class Daemon:
                 log.append({name: environment.array(value) for name, value in names.items()})
             if self._rank.replica == 0:
                 loss = loss_of(self._plan, environment)
-                self._reporter.report(self.step, loss)
+                self._reporter.report(self.step, loss, self._source.waited_s)
                 if metrics is not None:
                     metrics.append(self._job.first_step + self.step, loss)
 

@@ -16,13 +16,14 @@ from partc.runtime import errors
 from partc.runtime.engines.machines import Machines
 from partc.runtime.engines.place import Place
 from partc.runtime.engines.rank_command import DAEMON
-from partc.runtime.engines.start_ranks import prepare_ranks
+from partc.runtime.engines.start_ranks import RankStart, prepare_ranks
 from partc.runtime.errors import PartcError, RankFailed, Stopped
 from partc.runtime.jobs.job import Told
 from partc.runtime.log import log as records
 from partc.runtime.log import printable
 from partc.runtime.supervision.messages import Ended
 from partc.runtime.supervision.roster import Trouble, how
+from partc.runtime.supervision.started_keepers import StartedKeepers
 from partc.runtime.supervision.stop_signals import StopSignals, name_of, stop_signals, stopped
 from partc.runtime.supervision.supervisor import Supervisor
 
@@ -74,7 +75,8 @@ def launch(
         if place is not None:
             place.has_begun = True
         try:
-            return _Watch(process, supervisor, signals, written, on_progress, start.is_joined).to_the_end()
+            watch = _Watch(process, supervisor, signals, written, on_progress, start)
+            return watch.to_the_end()
         finally:
             supervisor.end(only=[FIRST] if start.is_joined else None)
             _end(process, start.is_here, 0.0 if supervisor.roster.unheard() else _GRACE_S)
@@ -90,10 +92,11 @@ class _Watch:
         signals: StopSignals,
         log: "Log",
         on_progress: OnProgress | None,
-        is_joined: bool,
+        start: RankStart,
     ) -> None:
         self._process = process
-        self._is_joined = is_joined
+        self._is_joined = start.is_joined
+        self._keepers = StartedKeepers(process.pid) if start.is_here else None
         self._supervisor = supervisor
         self._stop = StopRequest(supervisor, signals)
         self._log = log
@@ -122,9 +125,16 @@ class _Watch:
     def _look(self) -> None:
         self._forward()
         self._supervisor.watch(_LOOK_S)
+        self._look_for_unheard()
         self._stop.look()
         if self._supervisor.roster.troubles() or self._is_cut_short():
             self._verdict()
+
+    def _look_for_unheard(self) -> None:
+        """See whether keepers that were started have ended before they could be heard."""
+        roster = self._supervisor.roster
+        if self._keepers is not None and (unheard := roster.unheard()):
+            roster.lose_unheard(self._keepers.ended(unheard))
 
     def _await_trouble(self) -> None:
         """Wait for word of why MPI has ended: it ends with any rank's keeper, and takes the others along."""

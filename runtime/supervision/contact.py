@@ -18,12 +18,13 @@ class Contact:
     def __init__(self, patience_s: float, now_s: float) -> None:
         self._patience_s = patience_s
         self._is_connected = False
+        self._is_refused = False
         self._given_up_s = now_s + FIRST_S
         self._asked_s = now_s
 
     def begins(self) -> None:
         """Take in that there is a connection."""
-        self._is_connected = True
+        self._is_connected, self._is_refused = True, False
 
     def ends(self, now_s: float) -> None:
         """Take in that the connection has ended, or could not be made; of these the first counts."""
@@ -38,9 +39,10 @@ class Contact:
         """
         if self._is_connected:
             return False
-        if now_s > self._given_up_s:
+        if self._is_refused or now_s > self._given_up_s:
             return True
         if now_s - self._asked_s < REFUSED_AFTER_S:
             return False
         self._asked_s = now_s
-        return is_refused()
+        self._is_refused = is_refused()
+        return self._is_refused

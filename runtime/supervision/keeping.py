@@ -62,8 +62,8 @@ def keep(
     """Keep a member until its end; return the exit code that tells it.
 
     `told`, `printed`: pipes on which it says where it is, and to which it prints. `janitor`: tidies up when
-    this process is killed. `stays`: what started it started the launcher, too, and ends that when this process
-    goes, before it has said what it has to say.
+    this process is killed. `stays`: what started it started the launcher, too, and ends that when this one
+    goes, before that has said what it has to say.
     """
     meeting = msgspec.json.decode((folder / MEETING_FILE).read_bytes(), type=Meeting)
     member, line = _Member(child, told, printed, janitor), _Line(folder, name, meeting)

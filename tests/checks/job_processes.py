@@ -20,7 +20,7 @@ class JobProcess:
 
 
 def job_processes(folder: Path) -> list[JobProcess]:
-    """Return the processes of a job in that folder, the job's or the plan's, without launcher and janitors."""
+    """Return the processes of a job in that folder, or a plan's, without launcher and janitors."""
     inside = str(folder.resolve())
     found: list[JobProcess] = []
     words = {process: _words(process) for process in _processes()}

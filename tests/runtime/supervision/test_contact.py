@@ -22,6 +22,14 @@ def test_a_keeper_that_comes_after_its_launcher_was_killed_ends_soon() -> None:
     assert lost_after(Contact(PATIENCE_S, 0.0), 0.0, refused=True) == pytest.approx(REFUSED_AFTER_S)
 
 
+def test_who_is_gone_stays_gone() -> None:
+    """A keeper asks again when it leaves, and removes the launcher's folders then."""
+    contact = Contact(PATIENCE_S, 0.0)
+
+    assert contact.is_lost(1.5, lambda: True)
+    assert contact.is_lost(1.6, lambda: False)
+
+
 def test_a_keeper_that_nobody_answers_waits_for_a_slow_machine() -> None:
     assert lost_after(Contact(PATIENCE_S, 0.0), 0.0, refused=False) == pytest.approx(FIRST_S, abs=0.2)
 
