@@ -1,6 +1,5 @@
 """What `partc run` shows while it trains."""
 
-
 import msgspec
 import pytest
 
