@@ -157,16 +157,18 @@ def decide_by_rule(
     facts: Facts,
     stored: Sequence[bool] = (),
     widens: bool = False,
+    kept: Split | None = None,
 ) -> AxisDecision:
     """Split the node along an axis if a split operand allows it, else keep partials, else run whole.
 
     `stored`: operands that come from variables alone, which give way to those that come from data.
-    `widens`: parts of operands may be had with entries of their neighbours', as windows read them.
+    `widens`: parts of operands may be had with entries of their neighbours', as windows read them. `kept`:
+    how the first output is kept, which sends it on if it is made in other parts.
     """
     if rule is None or all(isinstance(placement, Replicate) for placement in placements):
         return whole_axis(node)
     gives_way = stored or [False] * len(placements)
-    for refined, factor in _split_factors(node, rule, placements, ranks, facts, gives_way, widens):
+    for refined, factor in _split_factors(node, rule, placements, ranks, facts, gives_way, widens, kept):
         decision = split_on(node, refined, factor, ranks, zeros)
         if decision is not None:
             return decision
@@ -226,9 +228,10 @@ def _split_factors(
     facts: Facts,
     gives_way: Sequence[bool],
     widens: bool,
+    kept: Split | None,
 ) -> list[tuple[ShardingRule, str]]:
-    """Return the factors that operands are split on, those of most bytes first, each with the rule
-    that names it."""
+    """Return the factors that operands are split on, each with the rule that names it: first what leaves
+    most bytes, of operands and of an output that is kept, where they are."""
     weights: dict[str, int] = {}
     rules: dict[str, ShardingRule] = {}
     firm: set[str] = set()
@@ -243,6 +246,13 @@ def _split_factors(
             rules[found[1]] = found[0]
             weights[found[1]] = weights.get(found[1], 0) + facts.nbytes(tensor.name)
             firm.update(() if yields else (found[1],))
+    made_bytes = facts.nbytes(node.outputs[0].name) if len(weights) > 1 else 0
+    for factor in weights:
+        position = rules[factor].position_of(rules[factor].outputs[0], factor)
+        if position is None:  # a sum
+            weights[factor] -= made_bytes
+        elif kept is not None and position == (kept.axis, kept.outer):
+            weights[factor] += made_bytes
     order = sorted(weights, key=lambda factor: (factor not in firm, -weights[factor]))
     return [(rules[factor], factor) for factor in order]
 

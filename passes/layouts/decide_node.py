@@ -127,10 +127,13 @@ def _decide_along(
         return asked
     if axis != REPLICAS and (on_table := _decide_on_table(graph, node, layouts, axis)) is not None:
         return on_table
-    stored = [name in graph.stored for name in names]
-    if axis == REPLICAS and node.name in graph.main and all(stored) and rule is not None and rule.moves:
+    stored = [axis == REPLICAS and name in graph.stored for name in names]  # of a replica, bytes decide
+    if node.name in graph.main and all(stored) and rule is not None and rule.moves:
         return whole_axis(node)  # replicas gather what they share as it is kept, and turn it then
-    return decide_by_rule(node, rule, placements, ranks, graph.zeros, graph.facts, stored, widens=True)
+    kept = graph.homes.get(node.outputs[0].name, {}).get(axis) if node.name in graph.main else None
+    return decide_by_rule(
+        node, rule, placements, ranks, graph.zeros, graph.facts, stored, widens=True, kept=kept
+    )
 
 
 def _kept_part(graph: LaidOutGraph, node: gs.Node, layouts: Sequence[Layout], axis: int) -> Split | None:

@@ -12,6 +12,8 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.adafactor import Adafactor
 from partc.compiler.differentiation.updates.optimizers import SGD, Optimizer
 from partc.compiler.importing.import_training import import_training_graph
+from partc.cost.strategy import STRATEGY_FORMAT, AxisSplit, Strategy
+from partc.runtime.plan.program import Start
 from tests.builders.plans.compiled_steps import assert_trains_as_one_device, compile_step, random_batches
 from tests.checks.training_steps import EVERYTHING
 
@@ -81,4 +83,25 @@ def test_means_of_rows_are_split_where_they_have_the_rows(
 
     compiled = compile_step(training, tmp_path / "out", *mesh, batch)
 
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2))
+
+
+def test_gradients_are_made_in_the_parts_in_which_their_weights_are_kept(tmp_path: Path) -> None:
+    """Both operands of a weight's gradient are divided; gathering one of them leaves it where it is kept."""
+    layers = (
+        "double[4,6] x, double[6,32] a, double[32,32] b, double[32,32] c | h = MatMul (x, a) t = Tanh (h) "
+    )
+    training = import_training_graph(
+        train_graph(layers + "g = MatMul (t, b) u = Tanh (g) y = MatMul (u, c)", SGD(lr=0.1))
+    )
+    columns = {"tensor": AxisSplit(1)}
+    strategy = Strategy(
+        STRATEGY_FORMAT, "global", {}, mesh={"data": 1, "tensor": 2}, variables=dict.fromkeys("abc", columns)
+    )
+
+    compiled = compile_step(training, tmp_path / "out", "1x2", strategy, "global")
+
+    weight_bytes = 32 * 32 * 8
+    sent = [i.payload_bytes for i in compiled.plan.instructions if isinstance(i, Start)]
+    assert sent and max(sent) < weight_bytes / 2
     assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2))
