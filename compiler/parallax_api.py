@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from types import NoneType
 
 import onnx
 
@@ -79,7 +78,6 @@ def get_runner(
     """
     configure_log()
     settings = config or ParallaxConfig()
-    _check_arguments(graph, resource_info, settings, data)
     given = resource_info if isinstance(resource_info, Cluster) else read_any_cluster(Path(resource_info))
     machines = settings.machines(given)
     plan = compile(
@@ -111,18 +109,6 @@ def get_runner(
     start = SteppedTraining if settings.sync else AsynchronousTraining
     replicas = plan.plan.replicas if settings.sync else len(plan.plan.asynchronous)
     return GraphRunner(start(plan, data, job), 1, 0, replicas)
-
-
-def _check_arguments(graph: object, resource_info: object, config: object, data: object) -> None:
-    """Refuse what get_runner cannot take. Raises BadUsage."""
-    for value, kinds, name, fix in (
-        (graph, (str, Path, onnx.ModelProto), "graph", "give a model or the path of its file"),
-        (resource_info, (str, Path, Cluster), "resource_info", "give a resource file's path, or a Cluster"),
-        (config, (ParallaxConfig,), "config", "give a partc.ParallaxConfig"),
-        (data, (ShardedData, NoneType), "data", "give what partc.shard(...) returns"),
-    ):
-        if not isinstance(value, kinds):
-            raise BadUsage(f"{type(value).__name__} {value!r:.60}", at=f"get_runner: {name}", fix=fix)
 
 
 @public

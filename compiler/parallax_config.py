@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from partc.compiler.field_types import check_types
 from partc.compiler.options import GraphOptions, Partitioner
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.strategy import Mechanism
+from partc.runtime.check_arguments import check_fields
 from partc.runtime.errors import BadUsage
 from partc.runtime.execution.recorder import TracedSteps
 from partc.runtime.jobs.job import Checkpoints
@@ -47,7 +47,7 @@ class PSConfig:
 
     def __post_init__(self) -> None:
         at = "config.communication.ps"
-        check_types(self, at)
+        check_fields(self)
         if not self.replicate_variables:
             raise BadUsage(
                 "workers read a variable of the servers once a step, into memory of their own",
@@ -78,7 +78,7 @@ class MPIConfig:
     mpirun_options: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        check_types(self, "config.communication.mpi")
+        check_fields(self)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class CommunicationConfig:
     mpi: MPIConfig = MPIConfig()
 
     def __post_init__(self) -> None:
-        check_types(self, "config.communication")
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         at = "config.checkpoints"
-        check_types(self, at)
+        check_fields(self)
         if self.ckpt_dir is None and (self.save_ckpt_steps is not None or self.save_ckpt_secs is not None):
             raise BadUsage(
                 "a training is to be saved, but not where",
@@ -146,7 +146,7 @@ class ProfileConfig:
 
     def __post_init__(self) -> None:
         at = "config.profile"
-        check_types(self, at)
+        check_fields(self)
         steps = self.profile_steps if self.profile_range is None else self.profile_range
         if (self.profile_dir is None) != (not steps):
             what, name, fix = (
@@ -188,7 +188,7 @@ class SessionConfig:
 
     def __post_init__(self) -> None:
         at = "config.session"
-        check_types(self, at)
+        check_fields(self)
         if self.intra_op_threads is not None and self.intra_op_threads < 1:
             raise BadUsage(
                 f"{self.intra_op_threads} threads", at=f"{at}.intra_op_threads", fix="give 1 or more"
@@ -239,7 +239,7 @@ class ParallaxConfig:
     redirect_path: str | Path | None = None
 
     def __post_init__(self) -> None:
-        check_types(self, "config")
+        check_fields(self)
         if self.strategy == "allreduce" and self.communication.ps != PSConfig():
             raise BadUsage(
                 "settings of servers, where every worker keeps every variable",

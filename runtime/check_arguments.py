@@ -52,6 +52,15 @@ def check_call(function: Callable[..., object], given: tuple[object, ...], named
             _check(value, hints[argument], f"{name}({argument}=...)")
 
 
+def check_fields(record: object) -> None:
+    """Raise BadUsage where a dataclass has a field of another type than it declares."""
+    assert is_dataclass(record) and not isinstance(record, type)
+    kind = type(record)
+    hints = get_type_hints(kind)
+    for field in fields(record):
+        _check(getattr(record, field.name), hints[field.name], f"{kind.__name__}.{field.name}")
+
+
 def comes_from_caller(error: Exception) -> bool:
     """Tell whether an exception was raised in code that is neither partc's nor that of a library below it."""
     trace = error.__traceback__
