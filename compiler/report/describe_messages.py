@@ -165,7 +165,8 @@ class MessageNames:
 
     @cached_property
     def _in_buffers(self) -> dict[str, tuple[str, ...]]:
-        plan, found = self.compilation.plan, {}
+        plan = self.compilation.plan
+        found: dict[str, list[str]] = {}
         for piece in (*plan.slices, *(piece for rank in plan.ranks[:1] for piece in rank.slices)):
             found.setdefault(piece.buffer, []).append(piece.value)
         return {buffer: tuple(values) for buffer, values in found.items()}

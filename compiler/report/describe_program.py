@@ -74,8 +74,8 @@ def describe_segments(plan: Plan, folder: Path) -> tuple[SegmentRow, ...]:
 
 
 def segment_names(plan: Plan) -> dict[str, str]:
-    """Return what pages and traces call the segments, by the first eight digits of their hash."""
-    return {Path(run.segment).stem[:8]: f"S{i}" for i, run in enumerate(_first_runs(plan), 1)}
+    """Return what pages and traces call the segments, by their files' names."""
+    return {Path(run.segment).stem: f"S{i}" for i, run in enumerate(_first_runs(plan), 1)}
 
 
 def _first_runs(plan: Plan) -> tuple[Run, ...]:

@@ -14,6 +14,7 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.report.describe_headline import describe_headline
 from partc.compiler.report.describe_program import describe_segments, instruction_words
 from partc.compiler.report.measure_traffic import step_traffic
+from partc.compiler.report.operators.describe_graph import graph_section
 from partc.compiler.report.plan_sections import (
     assumptions_section,
     cluster_section,
@@ -34,6 +35,14 @@ TEMPLATES = Path(__file__).parent / "templates"
 SECTIONS: tuple[Section, ...] = (
     Section("why", "Why", "why.html", why_section),
     Section("why", "Why", "mesh.html", mesh_section),
+    Section(
+        "graph",
+        "Every operator",
+        "graph/graph.html",
+        graph_section,
+        styles=("graph/graph.css",),
+        scripts=("graph/graph.js",),
+    ),
     Section("operators", "Operators", "operators.html", operators_section),
     Section("cluster", "Cluster", "cluster.html", cluster_section),
     Section("timeline", "Timeline", "timeline.html", timeline_section, scripts=("timeline.js",)),

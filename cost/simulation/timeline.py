@@ -168,7 +168,7 @@ class _Play:
         self.totals = Totals.nothing(self.network)
 
     def run(self, run: Run, number: int) -> None:
-        label = f"{run.site} {PurePosixPath(run.segment).stem[:8]}"
+        label = f"{run.site} {PurePosixPath(run.segment).stem}"
         kinds = [(kind, ranks) for kind, ranks in self.kinds if run.site in kind.sites]
         running = np.concatenate([ranks for _, ranks in kinds]) if kinds else np.zeros(0, np.int64)
         oversubscription = self.cores.oversubscription(running, self._at_work(running))

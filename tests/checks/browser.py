@@ -41,6 +41,7 @@ KEYS = {  # key -> code of the DOM, number of Windows
     "Enter": ("Enter", 13),
     "Escape": ("Escape", 27),
     "Tab": ("Tab", 9),
+    "Backspace": ("Backspace", 8),
     "ArrowLeft": ("ArrowLeft", 37),
     "ArrowUp": ("ArrowUp", 38),
     "ArrowRight": ("ArrowRight", 39),

@@ -6,7 +6,8 @@ from math import prod
 from partc.compiler.compilation import Compilation
 from partc.compiler.report.units import count, join_words, operations, plural, size, some_ranges
 from partc.cost.strategy import Strategy
-from partc.passes.layouts.layouts import Layout, Mesh, Meshes, Split
+from partc.passes.layouts.layouts import Layout, Split
+from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.runtime.plan.boxes import local_shape
 from partc.runtime.plan.program import Plan, Run, Site, Start
 
