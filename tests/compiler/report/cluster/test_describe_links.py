@@ -78,7 +78,7 @@ def check(folder: Path, compiled: Compiled) -> None:
     step_s = compiled.compilation.timeline.step_s
     expected = between_two_hosts(folder)
 
-    loads = loads_of(step_traffic(compiled.compilation.plan, compiled.cluster), compiled.cluster, step_s)
+    loads = loads_of(step_traffic(compiled.compilation.plan, compiled.cluster, {}), compiled.cluster, step_s)
     told = describe_links(loads)
 
     assert expected
@@ -125,7 +125,7 @@ def test_bytes_between_hosts_of_meshes_are_the_sums_over_instructions(strategy: 
 def test_a_direction_without_load_is_there_and_says_so(all_compiled: dict[str, Compiled]) -> None:
     alone = all_compiled["cluster-1x4"]
 
-    loads = loads_of(step_traffic(alone.compilation.plan, alone.cluster), alone.cluster, 1.0)
+    loads = loads_of(step_traffic(alone.compilation.plan, alone.cluster, {}), alone.cluster, 1.0)
 
     assert describe_links(loads).between == ()
     assert "the memory of host0" in describe_links(loads).sentences[0]
@@ -134,7 +134,7 @@ def test_a_direction_without_load_is_there_and_says_so(all_compiled: dict[str, C
 def test_alike_links_share_a_line_that_names_them_all(all_compiled: dict[str, Compiled]) -> None:
     ten = all_compiled["ten hosts"]
 
-    loads = loads_of(step_traffic(ten.compilation.plan, ten.cluster), ten.cluster, 1.0)
+    loads = loads_of(step_traffic(ten.compilation.plan, ten.cluster, {}), ten.cluster, 1.0)
     told = describe_links(loads)
 
     assert len(told.between) < 20
