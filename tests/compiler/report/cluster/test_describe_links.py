@@ -17,6 +17,7 @@ from partc.compiler.report.measure_traffic import step_traffic
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.strategy import Mode
 from partc.models.catalogue import build_model
+from partc.runtime.plan.program import Start
 from tests.builders.plans.compiled_reports import Compiled, TextReader, compile_lm, plain
 from tests.builders.plans.compiled_steps import compile_step
 
@@ -120,6 +121,27 @@ def test_bytes_between_hosts_of_meshes_are_the_sums_over_instructions(strategy: 
     compiled = Compiled(made.compilation, made.compilation.cluster, made.folder.path)
 
     check(compiled.folder, compiled)
+
+
+def test_what_a_link_carries_is_told_by_communication(all_compiled: dict[str, Compiled]) -> None:
+    compiled = all_compiled["cluster-2x2"]
+    starts = [(n, i) for n, i in enumerate(compiled.compilation.plan.instructions) if isinstance(i, Start)]
+
+    traffic = step_traffic(
+        compiled.compilation.plan, compiled.cluster, {n: f"{i.kind} {n}" for n, i in starts}
+    )
+
+    ends = compiled.cluster.links[0].ends
+    one_by_one = {load.lane: load.bytes for load in traffic.lanes}
+    told = traffic.contents[ends]
+    assert [nbytes for _, nbytes in told] == sorted((nbytes for _, nbytes in told), reverse=True)
+    assert 0.5 * one_by_one[ends] < sum(nbytes for _, nbytes in told) <= one_by_one[ends] * (1 + 1e-9)
+    rows = dict(told)
+    for number, start in starts:
+        name = f"{start.kind} {number}"
+        if name in rows and start.kind == "all_gather_rows":  # of four, around a ring
+            assert rows[name] == pytest.approx(3 * start.payload_bytes)
+    assert any(name.startswith("all_gather_rows") for name in rows)
 
 
 def test_a_direction_without_load_is_there_and_says_so(all_compiled: dict[str, Compiled]) -> None:
