@@ -125,6 +125,15 @@ def instruction_words(compilation: Compilation, segments: tuple[SegmentRow, ...]
     return words
 
 
+def names_of_messages(words: Mapping[int, Words]) -> dict[int, str]:
+    """Return what each communication moves, the same for all micro-batches."""
+    return {
+        number: message.what.partition(", micro-batch ")[0]
+        for number, message in words.items()
+        if message.kind != "compute"
+    }
+
+
 def _run_words(segment: SegmentRow) -> Words:
     updates = f"; updates {segment.updates}" if segment.updates else ""
     ops = f", most of them {segment.ops}" if segment.ops else ""

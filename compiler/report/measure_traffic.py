@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.network import traffic
 from partc.cost.network.families import Family, families_of, in_every
@@ -12,6 +14,8 @@ from partc.cost.network.traffic import Phase, Phases
 from partc.cost.network.ways import Array
 from partc.cost.simulation.timeline import phases_of
 from partc.runtime.plan.program import Plan, Rank, Start
+
+MOST_CONTENTS = 6  # of a lane's contents
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +29,47 @@ class LaneLoad:
 
 @dataclass(frozen=True, slots=True)
 class StepTraffic:
-    """What a step's communications move: by host (received, sent), by lane, the longest occupied first."""
+    """What a step's communications move: by host (received, sent), by lane, the longest occupied first.
+
+    contents: of each lane what it carries most of, by name, in bytes
+    """
 
     hosts: dict[str, tuple[float, float]]
     lanes: tuple[LaneLoad, ...]
+    contents: dict[Lane, tuple[tuple[str, float], ...]]
 
 
-def step_traffic(plan: Plan, cluster: Cluster) -> StepTraffic:
-    """Return both at once: going through a large plan's communications takes seconds."""
+def step_traffic(plan: Plan, cluster: Cluster, names: Mapping[int, str]) -> StepTraffic:
+    """Return all at once: a large plan has many communications.
+
+    `names`: of communications by their place in the plan's instructions; those of one name are added
+    """
     network = Network(cluster)
-    totals = traffic.totals_of(network, _phases(plan, network))
+    totals = traffic.Totals.nothing(network)
+    carried: dict[str, Array] = {}
+    for number, phases in _by_instruction(plan, network):
+        lanes = carried.setdefault(names.get(number, ""), np.zeros(len(network.lanes)))
+        for flows in (flows for phase in phases for flows in phase.flows):
+            flows.load(network, lanes)
+            flows.count(network, totals)
+    lane_bytes = np.sum([np.zeros(len(network.lanes)), *carried.values()], axis=0)
     borders = zip(totals.ingress.tolist(), totals.egress.tolist(), strict=True)
-    return StepTraffic(dict(zip(network.hosts, borders, strict=True)), _loads(network, totals.lanes))
+    return StepTraffic(
+        dict(zip(network.hosts, borders, strict=True)),
+        _loads(network, lane_bytes),
+        _contents(network, carried),
+    )
+
+
+def _contents(network: Network, carried: Mapping[str, Array]) -> dict[Lane, tuple[tuple[str, float], ...]]:
+    if not carried:
+        return {}
+    names, amounts = list(carried), np.stack(list(carried.values()))
+    order = np.argsort(-amounts, axis=0, kind="stable")[:MOST_CONTENTS]
+    return {
+        lane: tuple((names[at], float(amounts[at, number])) for at in order[:, number] if amounts[at, number])
+        for number, lane in enumerate(network.lanes)
+    }
 
 
 def host_traffic(plan: Plan, cluster: Cluster) -> dict[str, tuple[float, float]]:
@@ -64,14 +97,20 @@ def _loads(network: Network, lane_bytes: Array) -> tuple[LaneLoad, ...]:
 
 def _phases(plan: Plan, network: Network) -> Iterator[Phase]:
     """Yield what all groups of ranks send in each of a step's communications."""
+    for _, phases in _by_instruction(plan, network):
+        yield from phases
+
+
+def _by_instruction(plan: Plan, network: Network) -> Iterator[tuple[int, Phases]]:
+    """Yield each communication's place in the plan's instructions, and what all of its groups send."""
     ranks = {rank.device: rank for rank in plan.ranks}
     families_of_group: dict[str, tuple[Family, ...]] = {}
-    for start in plan.instructions:
+    for number, start in enumerate(plan.instructions):
         if isinstance(start, Start):
             if start.group not in families_of_group:
                 families_of_group[start.group] = _families(start.group, plan, network)
             collective = partial(_collective, start, ranks, network)
-            yield from in_every(network, families_of_group[start.group], collective)
+            yield number, in_every(network, families_of_group[start.group], collective)
 
 
 def _collective(start: Start, ranks: Mapping[str, Rank], network: Network, members: Sequence[str]) -> Phases:

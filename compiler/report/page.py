@@ -12,7 +12,11 @@ from markupsafe import Markup
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.report.describe_headline import describe_headline
-from partc.compiler.report.describe_program import describe_segments, instruction_words
+from partc.compiler.report.describe_program import (
+    describe_segments,
+    instruction_words,
+    names_of_messages,
+)
 from partc.compiler.report.measure_traffic import step_traffic
 from partc.compiler.report.operators.describe_graph import graph_section
 from partc.compiler.report.plan_sections import (
@@ -58,7 +62,7 @@ def render_report(compilation: Compilation, cluster: Cluster, folder: Path) -> s
     """Return the page. `folder` holds the plan's model and segments; equal plans give equal pages."""
     segments = describe_segments(compilation.plan, folder)
     words = instruction_words(compilation, segments)
-    traffic = step_traffic(compilation.plan, cluster)
+    traffic = step_traffic(compilation.plan, cluster, names_of_messages(words))
     source = ReportSource(compilation, cluster, folder, segments, words, traffic)
     model = _model_name(folder / compilation.plan.model)
     described = [(section, section.describe(source)) for section in SECTIONS]

@@ -63,9 +63,10 @@ def cluster_section(source: ReportSource) -> Values:
     """Draw the cluster, and list what its links carry."""
     plan = source.compilation.plan
     loads = loads_of(source.traffic, source.cluster, source.compilation.timeline.step_s)
+    links = describe_links(loads)
     return {
-        "cluster": draw_cluster(plan, source.cluster, loads),
-        "links": describe_links(loads),
+        "cluster": draw_cluster(plan, source.cluster, loads, links.anchor_of),
+        "links": links,
         "assignment": source.compilation.costs.assignment,
     }
 

@@ -30,15 +30,21 @@ class LinkRow:
     busy: str  # time
     share: float  # of the step
     percent: str
+    anchor: str
+    contents: tuple[tuple[str, str], ...]  # what it carries most of, and how much
 
 
 @dataclass(frozen=True, slots=True)
 class LinkLoads:
-    """The busiest, in sentences, and all links: between hosts, and inside them."""
+    """The busiest, in sentences, and all links: between hosts, and inside them.
+
+    anchor_of: the id of the line in which a link is, alone or with others
+    """
 
     sentences: tuple[str, ...]
     between: tuple[LinkRow, ...]
     inside: tuple[LinkRow, ...]
+    anchor_of: Mapping[Lane, str]
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,7 @@ class StepLoads:
     bytes_per_s: Mapping[Lane, float]
     latency_s: Mapping[Lane, float]
     host_inside: Mapping[Lane, str]  # lanes inside a host, and that host
+    contents: Mapping[Lane, tuple[tuple[str, float], ...]]
 
     def share(self, lane: Lane) -> float:
         """Return for which share of the step a lane is busy."""
@@ -71,7 +78,7 @@ def loads_of(traffic: StepTraffic, cluster: Cluster, step_s: float) -> StepLoads
             rates[lane], latencies[lane] = link.bytes_per_s, link.latency_s
     loads = {lane: LaneLoad(lane, 0.0, 0.0) for lane in rates}
     loads |= {load.lane: load for load in traffic.lanes}
-    return StepLoads(step_s, loads, rates, latencies, _lanes_inside(cluster, rates))
+    return StepLoads(step_s, loads, rates, latencies, _lanes_inside(cluster, rates), traffic.contents)
 
 
 def switches_within(cluster: Cluster) -> dict[str, str]:
@@ -108,14 +115,16 @@ def describe_links(loads: StepLoads) -> LinkLoads:
     """Return all links as text, the busiest first."""
     inside = [load for lane, load in loads.of_lane.items() if lane in loads.host_inside]
     between = [load for lane, load in loads.of_lane.items() if lane not in loads.host_inside]
+    rows = _rows(between, "between", loads), _rows(inside, "inside", loads)
     return LinkLoads(
         tuple(
             _busiest(of, where, loads)
             for of, where in ((between, "between hosts"), (inside, "inside hosts"))
             if of
         ),
-        _rows(between, loads),
-        _rows(inside, loads),
+        tuple(row for row, _ in rows[0]),
+        tuple(row for row, _ in rows[1]),
+        {load.lane: row.anchor for row, same in (*rows[0], *rows[1]) for load in same},
     )
 
 
@@ -149,15 +158,18 @@ def _text(load: LaneLoad, loads: StepLoads) -> tuple[str, ...]:
     )
 
 
-def _rows(of: Sequence[LaneLoad], loads: StepLoads) -> tuple[LinkRow, ...]:
+def _rows(of: Sequence[LaneLoad], where: str, loads: StepLoads) -> list[tuple[LinkRow, list[LaneLoad]]]:
     alike: dict[tuple[str, ...], list[LaneLoad]] = {}
     for load in of:
         alike.setdefault(_text(load, loads), []).append(load)
     groups = sorted(alike.items(), key=lambda item: -item[1][0].seconds)
-    return tuple(_row(text, same, loads) for text, same in groups)
+    return [
+        (_row(text, same, f"link-{where}-{number}", loads), same)
+        for number, (text, same) in enumerate(groups)
+    ]
 
 
-def _row(text: tuple[str, ...], same: Sequence[LaneLoad], loads: StepLoads) -> LinkRow:
+def _row(text: tuple[str, ...], same: Sequence[LaneLoad], anchor: str, loads: StepLoads) -> LinkRow:
     names = [name_lane(load.lane) for load in same]
     nbytes, speed, latency, busy, share = text
     return LinkRow(
@@ -170,4 +182,6 @@ def _row(text: tuple[str, ...], same: Sequence[LaneLoad], loads: StepLoads) -> L
         busy,
         loads.share(same[0].lane),
         share,
+        anchor,
+        tuple((what, size(of_it)) for what, of_it in loads.contents.get(same[0].lane, ())),
     )

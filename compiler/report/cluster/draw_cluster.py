@@ -80,6 +80,7 @@ class Direction:
     amount: str
     share: str
     title: str
+    anchor: str  # of its line in the table
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +116,11 @@ class Picture:
     caption: str
 
 
-def draw_cluster(plan: Plan, cluster: Cluster, loads: StepLoads) -> Picture:
-    """Return the picture of a cluster under a plan, and what its links carry."""
+def draw_cluster(plan: Plan, cluster: Cluster, loads: StepLoads, anchor_of: Mapping[Lane, str]) -> Picture:
+    """Return the picture of a cluster under a plan, and what its links carry.
+
+    `anchor_of`: the ids of links' lines in the table
+    """
     hosts = cluster.hosts[:MAX_HOSTS]
     within = switches_within(cluster)
     between = [name for name in cluster.switches if name not in within]
@@ -135,7 +139,7 @@ def draw_cluster(plan: Plan, cluster: Cluster, loads: StepLoads) -> Picture:
         width=WIDTH,
         height=max(bottoms),
         boxes=boxes,
-        cables=_cables(cluster, boxes, dict(zip(between, bars, strict=True)), loads),
+        cables=_cables(cluster, boxes, dict(zip(between, bars, strict=True)), loads, anchor_of),
         bars=bars,
         left_out=len(cluster.hosts) - len(hosts),
         caption=describe_copies(plan),
@@ -242,7 +246,11 @@ def _inside(host: str, busiest: LaneLoad | None, loads: StepLoads) -> str:
 
 
 def _cables(
-    cluster: Cluster, boxes: Sequence[Box], bar_of: Mapping[str, Bar], loads: StepLoads
+    cluster: Cluster,
+    boxes: Sequence[Box],
+    bar_of: Mapping[str, Bar],
+    loads: StepLoads,
+    anchor_of: Mapping[Lane, str],
 ) -> tuple[Cable, ...]:
     box_of = {host.name: box for host, box in zip(cluster.hosts, boxes, strict=False)}
     cables: list[Cable] = []
@@ -254,7 +262,7 @@ def _cables(
             points = _between(box_of[ends[0]], box_of[ends[1]])
         else:
             continue
-        cables.append(_cable(link, ends, points, loads))
+        cables.append(_cable(link, ends, points, loads, anchor_of))
     return tuple(cables)
 
 
@@ -282,16 +290,20 @@ def _between(one: Box, other: Box) -> Points:
     )
 
 
-def _cable(link: Link, ends: Sequence[str], points: Points, loads: StepLoads) -> Cable:
+def _cable(
+    link: Link, ends: Sequence[str], points: Points, loads: StepLoads, anchor_of: Mapping[Lane, str]
+) -> Cable:
     x1, y1, x2, y2 = points
     label = rate(link.bytes_per_s)
     title = f"{link.ends[0]} – {link.ends[1]}: {label}, {seconds(link.latency_s)} latency"
-    there = _direction((ends[0], ends[1]), points, -LANES_APART, loads)
-    back = _direction((ends[1], ends[0]), (x2, y2, x1, y1), LANES_APART, loads)
+    there = _direction((ends[0], ends[1]), points, -LANES_APART, loads, anchor_of)
+    back = _direction((ends[1], ends[0]), (x2, y2, x1, y1), LANES_APART, loads, anchor_of)
     return Cable((x1 + x2) / 2, (y1 + y2) / 2, y1 == y2, label, title, (there, back))
 
 
-def _direction(lane: Lane, points: Points, aside: float, loads: StepLoads) -> Direction:
+def _direction(
+    lane: Lane, points: Points, aside: float, loads: StepLoads, anchor_of: Mapping[Lane, str]
+) -> Direction:
     x1, y1, x2, y2 = points
     level = y1 == y2
     dx, dy = (0.0, aside) if level else (aside, 0.0)
@@ -307,4 +319,5 @@ def _direction(lane: Lane, points: Points, aside: float, loads: StepLoads) -> Di
         percent(share),
         f"{name_lane(lane)}: {size(load.bytes)} in a step, "
         f"busy {seconds(load.seconds)}, {percent(share)} of it",
+        anchor_of[lane],
     )

@@ -41,3 +41,13 @@ document.documentElement.classList.add("with-scripts");  // shows what works wit
   addEventListener("filled", mark);
   mark();
 }
+
+// A line of a table that a link leads to is unfolded.
+{
+  const unfold = () => {
+    const line = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (line && line.tagName === "TR") for (const details of line.querySelectorAll("details")) details.open = true;
+  };
+  addEventListener("hashchange", unfold);
+  unfold();
+}

@@ -1,11 +1,12 @@
 // The timeline: a view of the step that zooms and pans. Its bars are paths in units of a millionth of the step, which a
 // view stretches by the viewBox; names on bars and the outline of the one that is chosen are laid over them.
-for (const figure of document.querySelectorAll(".timeline")) {
+for (const area of document.querySelectorAll(".timeline-area")) {
+  const figure = area.querySelector(".timeline");
   const UNITS = 1e6, NARROWEST = 20, LANES = [[0, 26], [28, 18]];
   const data = JSON.parse(figure.querySelector(".timeline-data").textContent);
   const body = figure.querySelector(".timeline-body"), told = figure.querySelector(".timeline-told");
   const ticks = figure.querySelector(".timeline-ticks"), shown = figure.querySelector(".timeline-view");
-  const table = figure.parentNode.querySelector(".timeline-table");
+  const table = area.querySelector(".timeline-table");
   const choice = table.querySelector("select");
   let from = 0, length = UNITS, chosen = null, waiting = false;
 
@@ -245,7 +246,7 @@ for (const figure of document.querySelectorAll(".timeline")) {
 
   body.tabIndex = 0;
   body.setAttribute("role", "application");
-  body.setAttribute("aria-label", "Timeline of the step. Arrow keys go from bar to bar, plus and minus zoom.");
+  body.setAttribute("aria-label", `${figure.getAttribute("aria-label")}. Arrow keys go from bar to bar, plus and minus zoom.`);
   new ResizeObserver(() => look(from, length)).observe(rows[0].plot);
   draw();
 }

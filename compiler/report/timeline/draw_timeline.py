@@ -25,9 +25,7 @@ HEIGHT, COMPUTE, GAP = 46, 26, 2
 MAX_ROWS = 20
 TICKS = 6
 APART = 1e-6  # of the step: ranks that begin the same so much apart are said to
-BUSY_END = (
-    0.25  # communication behind the last long computation has a button if it is shorter than this share
-)
+BUSY_END = 0.25  # of the step: what follows the last long computation has a button if it is shorter
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +62,7 @@ class TimelinePicture:
     """Everything that the template draws, and what its script is given.
 
     data    step_s; end: where the busy end begins, in units; words: (kind, short, what), by number;
+            instructions: the number of each one's words, -1 for those that have none;
             rows: for each its name and two lanes of [units since the bar before, units that it lasts,
             its words, bytes], one after the other
     """
@@ -97,6 +96,10 @@ def draw_timeline(timeline: Timeline, plan: Plan, words: WordsOf) -> TimelinePic
         )
     kinds = {word.kind for word in numbers}
     end_s = _busy_end_s(timeline)
+    instructions = [
+        numbers.setdefault(words[number], len(numbers)) if number in words else -1
+        for number in range(len(plan.instructions))
+    ]
     return TimelinePicture(
         rows=tuple(rows),
         ticks=_ticks(timeline.step_s),
@@ -106,6 +109,7 @@ def draw_timeline(timeline: Timeline, plan: Plan, words: WordsOf) -> TimelinePic
             "step_s": timeline.step_s,
             "end": None if end_s is None else round(end_s / timeline.step_s * UNITS),
             "words": [[word.kind, word.short, word.what] for word in numbers],
+            "instructions": instructions,
             "rows": data,
         },
     )

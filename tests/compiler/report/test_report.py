@@ -1,6 +1,7 @@
 """The page is read as a reader would: its text and its structure. Its looks: test_report_in_browser.py."""
 
 import re
+from collections import defaultdict
 from itertools import combinations
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from tests.builders.plans.compiled_reports import (
 )
 from tests.builders.plans.compiled_steps import cluster_of
 
+ANCHORS: defaultdict[tuple[str, str], str] = defaultdict(str)  # of links' lines, of which none is looked at
 DONE = ("compute", "all-reduce", "all-gather", "servers", "transfer")
 KEPT = ("weights", "slots", "values", "activations", "buffers")
 CSS = Path(__file__).parents[3] / "compiler" / "report" / "templates" / "report.css"
@@ -163,7 +165,9 @@ def test_inputs_segments_and_instructions_are_listed(on_2x2: Compiled) -> None:
 def test_hosts_beyond_the_eighth_are_counted_and_long_names_cut(all_compiled: dict[str, Compiled]) -> None:
     ten = all_compiled["ten hosts"]
 
-    picture = draw_cluster(ten.compilation.plan, ten.cluster, loads(ten.compilation.plan, ten.cluster))
+    picture = draw_cluster(
+        ten.compilation.plan, ten.cluster, loads(ten.compilation.plan, ten.cluster), ANCHORS
+    )
 
     assert len(picture.boxes) == 8
     assert picture.left_out == 2
@@ -190,7 +194,7 @@ def test_switches_inside_hosts_are_counted_and_those_between_hosts_drawn(tmp_pat
     training = import_training_graph(onnx.ModelProto.FromString(training_model("mlp, sgd")))
     plan = compile_graph(training, cluster, tmp_path / "out", Options(batch="per-replica")).plan
 
-    picture = draw_cluster(plan, cluster, loads(plan, cluster))
+    picture = draw_cluster(plan, cluster, loads(plan, cluster), ANCHORS)
 
     assert [bar.name for bar in picture.bars] == ["switch"]
     assert len(picture.cables) == 2
@@ -232,7 +236,7 @@ def rgb(colour: str) -> list[float]:
 
 
 def loads(plan: Plan, cluster: Cluster) -> StepLoads:
-    return loads_of(step_traffic(plan, cluster), cluster, 1.0)
+    return loads_of(step_traffic(plan, cluster, {}), cluster, 1.0)
 
 
 def contrast(one: str, other: str) -> float:

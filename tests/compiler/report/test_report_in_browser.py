@@ -24,6 +24,16 @@ def test_nothing_is_wrong_with_the_page(compiled: Compiled, browser: Browser, wi
         assert page.errors == []
 
 
+@pytest.mark.parametrize(("width", "dark"), [(1400, True), (400, False)])
+def test_nothing_is_wrong_with_the_other_looks(
+    on_2x2: Compiled, browser: Browser, width: int, dark: bool
+) -> None:
+    with browser.open(on_2x2.folder / "report.html", width, dark=dark) as page:
+        assert audit(page, unfold=False) == NOTHING_WRONG
+        assert audit(page) == NOTHING_WRONG
+        assert page.errors == []
+
+
 @pytest.mark.parametrize(("width", "dark"), LOOKS)
 def test_nothing_is_wrong_with_operators_on_many_devices(
     browser: Browser, width: int, dark: bool, tmp_path: Path
@@ -92,3 +102,17 @@ def test_links_of_the_navigation_lead_to_sections(on_2x2: Compiled, browser: Bro
         page.click("nav a[href='#devices']")
         assert page.evaluate("location.hash") == "#devices"
         assert -1 <= page.evaluate("document.querySelector('#devices').getBoundingClientRect().top") < 300
+
+
+@pytest.mark.parametrize("width", [1400, 400])
+def test_a_click_on_a_link_tells_what_it_carries(on_2x2: Compiled, browser: Browser, width: int) -> None:
+    with browser.open(on_2x2.folder / "report.html", width) as page:
+        page.evaluate("document.querySelector('svg a[href^=\"#link-\"]').focus()")
+        page.press("Enter")
+        page.evaluate("new Promise(done => setTimeout(done, 50))")
+
+        assert page.evaluate("location.hash").startswith("#link-between-")
+        line = page.evaluate("document.querySelector('tr:target').innerText")
+        assert "host0 → host1" in line
+        assert "of embedding’s touched rows" in line
+        assert page.errors == []

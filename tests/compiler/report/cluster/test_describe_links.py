@@ -17,6 +17,7 @@ from partc.compiler.report.measure_traffic import step_traffic
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.strategy import Mode
 from partc.models.catalogue import build_model
+from partc.runtime.plan.program import Start
 from tests.builders.plans.compiled_reports import Compiled, TextReader, compile_lm, plain
 from tests.builders.plans.compiled_steps import compile_step
 
@@ -78,7 +79,7 @@ def check(folder: Path, compiled: Compiled) -> None:
     step_s = compiled.compilation.timeline.step_s
     expected = between_two_hosts(folder)
 
-    loads = loads_of(step_traffic(compiled.compilation.plan, compiled.cluster), compiled.cluster, step_s)
+    loads = loads_of(step_traffic(compiled.compilation.plan, compiled.cluster, {}), compiled.cluster, step_s)
     told = describe_links(loads)
 
     assert expected
@@ -122,10 +123,31 @@ def test_bytes_between_hosts_of_meshes_are_the_sums_over_instructions(strategy: 
     check(compiled.folder, compiled)
 
 
+def test_what_a_link_carries_is_told_by_communication(all_compiled: dict[str, Compiled]) -> None:
+    compiled = all_compiled["cluster-2x2"]
+    starts = [(n, i) for n, i in enumerate(compiled.compilation.plan.instructions) if isinstance(i, Start)]
+
+    traffic = step_traffic(
+        compiled.compilation.plan, compiled.cluster, {n: f"{i.kind} {n}" for n, i in starts}
+    )
+
+    ends = compiled.cluster.links[0].ends
+    one_by_one = {load.lane: load.bytes for load in traffic.lanes}
+    told = traffic.contents[ends]
+    assert [nbytes for _, nbytes in told] == sorted((nbytes for _, nbytes in told), reverse=True)
+    assert 0.5 * one_by_one[ends] < sum(nbytes for _, nbytes in told) <= one_by_one[ends] * (1 + 1e-9)
+    rows = dict(told)
+    for number, start in starts:
+        name = f"{start.kind} {number}"
+        if name in rows and start.kind == "all_gather_rows":  # of four, around a ring
+            assert rows[name] == pytest.approx(3 * start.payload_bytes)
+    assert any(name.startswith("all_gather_rows") for name in rows)
+
+
 def test_a_direction_without_load_is_there_and_says_so(all_compiled: dict[str, Compiled]) -> None:
     alone = all_compiled["cluster-1x4"]
 
-    loads = loads_of(step_traffic(alone.compilation.plan, alone.cluster), alone.cluster, 1.0)
+    loads = loads_of(step_traffic(alone.compilation.plan, alone.cluster, {}), alone.cluster, 1.0)
 
     assert describe_links(loads).between == ()
     assert "the memory of host0" in describe_links(loads).sentences[0]
@@ -134,7 +156,7 @@ def test_a_direction_without_load_is_there_and_says_so(all_compiled: dict[str, C
 def test_alike_links_share_a_line_that_names_them_all(all_compiled: dict[str, Compiled]) -> None:
     ten = all_compiled["ten hosts"]
 
-    loads = loads_of(step_traffic(ten.compilation.plan, ten.cluster), ten.cluster, 1.0)
+    loads = loads_of(step_traffic(ten.compilation.plan, ten.cluster, {}), ten.cluster, 1.0)
     told = describe_links(loads)
 
     assert len(told.between) < 20

@@ -10,6 +10,7 @@ from partc.compiler.report.describe_messages import Words
 from partc.compiler.report.describe_program import describe_segments, instruction_words
 from partc.compiler.report.timeline.bar_events import list_longest
 from partc.compiler.report.timeline.draw_timeline import UNITS, TimelinePicture, draw_timeline
+from partc.compiler.report.timeline.page_words import words_of_page
 from partc.cost.simulation.timeline import Bars, Timeline
 from tests.builders.plans.compiled_reports import Compiled
 
@@ -51,6 +52,15 @@ def test_every_event_of_every_rank_is_in_the_data(on_2x2: Compiled) -> None:
                 assert stop == pytest.approx(stop_s / timeline.step_s * UNITS, abs=1)
                 assert nbytes == payload
                 assert (data["words"][word][0] == "compute") is (lane == "compute")
+
+
+def test_words_are_read_back_from_the_page(on_2x2: Compiled) -> None:
+    compilation = on_2x2.compilation
+
+    words = words_of_page(on_2x2.page)
+
+    assert words == instruction_words(compilation, describe_segments(compilation.plan, on_2x2.folder))
+    assert words_of_page("<html></html>") == {}
 
 
 def test_paths_have_a_rectangle_for_each_bar(on_2x2: Compiled) -> None:

@@ -1,0 +1,18 @@
+"""Read back from a page what it calls the plan's instructions, for those who have no compilation any more."""
+
+import json
+import re
+
+from partc.compiler.report.describe_messages import Words
+
+_DATA = re.compile(r'<script type="application/json" class="timeline-data">(.*?)</script>', re.DOTALL)
+
+
+def words_of_page(page: str) -> dict[int, Words]:
+    """Return the words by the instructions' places; nothing where the page has no timeline."""
+    found = _DATA.search(page)
+    if found is None:
+        return {}
+    data = json.loads(found[1])
+    words = [Words(*told) for told in data["words"]]
+    return {place: words[number] for place, number in enumerate(data["instructions"]) if number >= 0}
