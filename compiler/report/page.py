@@ -13,6 +13,7 @@ from markupsafe import Markup
 from partc.compiler.compilation import Compilation
 from partc.compiler.report.describe_headline import describe_headline
 from partc.compiler.report.describe_program import describe_segments, instruction_words
+from partc.compiler.report.measure_traffic import step_traffic
 from partc.compiler.report.operators.describe_graph import graph_section
 from partc.compiler.report.plan_sections import (
     assumptions_section,
@@ -57,14 +58,16 @@ def render_report(compilation: Compilation, cluster: Cluster, folder: Path) -> s
     """Return the page. `folder` holds the plan's model and segments; equal plans give equal pages."""
     segments = describe_segments(compilation.plan, folder)
     words = instruction_words(compilation, segments)
-    source = ReportSource(compilation, cluster, folder, segments, words)
+    traffic = step_traffic(compilation.plan, cluster)
+    source = ReportSource(compilation, cluster, folder, segments, words, traffic)
+    model = _model_name(folder / compilation.plan.model)
     described = [(section, section.describe(source)) for section in SECTIONS]
     present = [(section, values) for section, values in described if values is not None]
     return (
         _environment()
         .get_template("report.html")
         .render(
-            headline=describe_headline(compilation, cluster, _model_name(folder / compilation.plan.model)),
+            headline=describe_headline(compilation, cluster, model, traffic),
             sections=[section for section, _ in present],
             bodies=[
                 Markup(_environment().get_template(section.template).render(values))

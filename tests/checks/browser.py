@@ -191,6 +191,12 @@ class Page:
         while not self._is_loaded:
             self._browser.next_message("Page.loadEventFired")
 
+    def reload(self) -> None:
+        """Load the page again."""
+        self._is_loaded = False
+        self.call("Page.reload")
+        self.wait_for_load()
+
     def resize(self, width: int, height: int = 900) -> None:
         """Give the tab another size, in CSS pixels."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}

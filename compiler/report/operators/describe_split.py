@@ -12,7 +12,8 @@ import numpy as np
 
 from partc.compiler.report.units import count, join_words
 from partc.passes.layouts.decide_layouts import AxisDecision, Decision
-from partc.passes.layouts.layouts import REPLICAS, Mesh, Meshes, Owned, Partial, PerReplica, Split
+from partc.passes.layouts.layouts import REPLICAS, Owned, Partial, PerReplica, Split
+from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.runtime.plan.program import Plan, Site
 
 IMAGES = {"Conv": 2, "ConvTranspose": 2, "MaxPool": 2, "AveragePool": 2}  # op -> its first axis of space
