@@ -5,8 +5,8 @@ group      an operator that a strategy configures, the light ones around it, the
 way        forward, gradient or update
 
 Layers are told by the names of what groups read, as deep as few enough come out; a group that reads no
-parameter is in the layer of its node's name, or else in that of the group before it. Where names tell nothing,
-layers are the blocks of alike operators that repeat.
+parameter is in the layer of its node's name, or else in that of the group before it. Where names tell
+nothing, layers are the blocks of alike operators that repeat.
 """
 
 import re
