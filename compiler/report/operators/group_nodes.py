@@ -4,14 +4,16 @@ layer      groups whose parameters' names begin alike: `encoder.0` of encoder.0.
 group      an operator that a strategy configures, the light ones around it, their gradients and updates
 way        forward, gradient or update
 
-Layers are told by the names of what groups read, as deep as few enough layers come out; a group that reads no
-parameter is in the layer of its node's name, or else in that of the group before it.
+Layers are told by the names of what groups read, as deep as few enough come out; a group that reads no
+parameter is in the layer of its node's name, or else in that of the group before it. Where names tell
+nothing, layers are the blocks of alike operators that repeat.
 """
 
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 
 import onnx_graphsurgeon as gs
 
@@ -21,6 +23,7 @@ from partc.passes.search.forward_nodes import forward_nodes
 from partc.passes.search.grouped_step import GroupedStep, group_step
 
 MOST_LAYERS = 40
+ALIKE = 0.8  # of operators, that blocks repeat
 GRADIENT_WORD = "/gradient/"  # between the names of a node and of one of its gradient, by `partc grad`
 SEPARATORS = re.compile(r"[./]+|::")
 
@@ -74,8 +77,8 @@ def group_nodes(compilation: Compilation) -> NodeGroups:
         of_group[number.get(node.name, len(operators))].append(node)
     operands = {n.name: [tensor.name for tensor in n.inputs] for n in training.graph.nodes}
     ways = {n.name: _way(n, forward, analysis.main) for n in training.graph.nodes}
-    layers, layer_of = _name_layers(
-        [operator_path(operator, operands[operator.node]) for operator in operators]
+    layers, layer_of = name_layers(
+        [operator_path(operator, operands[operator.node]) for operator in operators], operators
     )
     groups = [
         NodeGroup(operator, layer_of[place], tuple(node.name for node in of_group[place]))
@@ -164,7 +167,9 @@ def operator_path(operator: OperatorGroup, operands: Collection[str]) -> tuple[s
     return operator.reads[-1:]
 
 
-def _name_layers(paths: Sequence[tuple[str, ...]]) -> tuple[list[str], list[int]]:
+def name_layers(
+    paths: Sequence[tuple[str, ...]], operators: Sequence[OperatorGroup]
+) -> tuple[list[str], list[int]]:
     """Return the layers' names in the order of their first group, and each group's number.
 
     An empty path is that of the group before it, or of the first that has one.
@@ -177,6 +182,24 @@ def _name_layers(paths: Sequence[tuple[str, ...]]) -> tuple[list[str], list[int]
     deepest = max(map(len, filled), default=0)
     depth = next((d for d in range(deepest, 1, -1) if len({path[:d] for path in filled}) <= MOST_LAYERS), 1)
     names = [".".join(path[:depth]) or "the whole step" for path in filled]
+    if len(set(names)) > MOST_LAYERS:
+        names = _name_blocks(names, [(operator.op, operator.shape) for operator in operators])
     layers = list(dict.fromkeys(names))
     at = {name: number for number, name in enumerate(layers)}
     return layers, [at[name] for name in names]
+
+
+def _name_blocks(names: Sequence[str], alike: Sequence[object]) -> list[str]:
+    """Name groups by the blocks that repeat, from the first name of a block to the last: w1 – w8."""
+    count = len(names)
+    lengths = range(2, count // 3 + 1)
+    repeats = {n: sum(a == b for a, b in zip(alike, alike[n:], strict=False)) / (count - n) for n in lengths}
+    most = max(repeats.values(), default=0.0)
+    length = next((n for n in lengths if most >= ALIKE and repeats[n] == most), count // MOST_LAYERS + 1)
+    first = next((n for n in range(count - length) if alike[n] == alike[n + length]), 0) % length
+    ends = sorted({0, *range(first, count, length), count})
+    blocks: list[str] = []
+    for start, stop in pairwise(ends):
+        own = names[start], names[stop - 1]
+        blocks += [own[0] if own[0] == own[1] else f"{own[0]} – {own[1]}"] * (stop - start)
+    return blocks

@@ -66,15 +66,15 @@ const considered = group => {
   const space = groups.dimensions[group] ? `${opOf(groups.head[group])} may be split at most by ${groups.dimensions[group]}.` : null;
   if (rows.length === 0)
     return make("div", {}, make("h4", {}, "What else was considered"), make("p", {class: "note"}, [groups.whyNone, space].filter(Boolean).join(" ")));
-  const line = ([words, devices, computing, updating, memory, taken]) => make("tr", taken ? {class: "chosen"} : {},
+  const line = ([words, devices, computing, updating, memory, taken]) => make("tr", taken ? {class: "taken"} : {},
     make("th", {scope: "row"}, words, taken ? make("span", {class: "tick"}, " ✓ taken") : null, make("span", {class: "sub"}, `on ${plural(devices, "device")}`)),
     make("td", {class: "number"}, time(computing + updating), make("span", {class: "sub"}, updating ? `${time(computing)} + ${time(updating)}` : "")),
     make("td", {class: "number"}, bytes(memory)));
   return make("div", {}, make("h4", {}, "What else its group could be"),
-    make("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": "What else its group could be"}, make("table", {},
-      make("thead", {}, make("tr", {}, ["Configuration", "Predicted, alone", "Variables, gradients"].map((name, at) => make("th", at ? {class: "number", scope: "col"} : {scope: "col"}, name)))),
+    make("div", {class: "wide", tabindex: "0", role: "region", "aria-label": "What else its group could be"}, make("table", {},
+      make("thead", {}, make("tr", {}, ["Configuration", "Predicted, alone", "Memory"].map((name, at) => make("th", at ? {class: "number", scope: "col"} : {scope: "col"}, name)))),
       make("tbody", {}, rows.map(line)))),
-    make("p", {class: "note"}, "Computing, and gradients with the update, as the search prices them, each alone: what others wait for is not in it, so the quickest step may be another. ", space));
+    make("p", {class: "note"}, "Computing, and gradients with the update, as the search prices them, each alone: what others wait for is not in it, so the quickest step may be another. Memory is of variables and their gradients, on one device. ", space));
 };
 
 const variableCard = thing => {
@@ -96,7 +96,7 @@ const variableCard = thing => {
   const times = [...variables.times[at]].sort((a, b) => a[1] - b[1]);
   const table = times.length ? make("div", {}, make("h4", {}, "What else was considered"), make("table", {class: "narrow"},
     make("thead", {}, make("tr", {}, make("th", {scope: "col"}, "Exchange"), make("th", {class: "number", scope: "col"}, "Predicted, alone"))),
-    make("tbody", {}, times.map(([way, ns]) => make("tr", way === variables.method[at] ? {class: "chosen"} : {},
+    make("tbody", {}, times.map(([way, ns]) => make("tr", way === variables.method[at] ? {class: "taken"} : {},
       make("th", {scope: "row"}, way, way === variables.method[at] ? make("span", {class: "tick"}, " ✓ taken") : null), make("td", {class: "number"}, time(ns)))))),
     variables.reason[at] ? make("p", {class: "note"}, variables.reason[at]) : null) : null;
   return [variables.role[at], nameOf(thing), facts(rows), table];

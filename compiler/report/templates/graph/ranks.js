@@ -63,7 +63,7 @@ const rankCard = rank => {
     event.target.remove();
   }}, `The other ${(steps.length - FIRST_STEPS).toLocaleString("en")} steps`) : null;
   const keeps = make("details", {}, make("summary", {}, `Keeps ${plural(lines.length, "variable")}, ${bytes(total)}`));
-  keeps.addEventListener("toggle", () => keeps.childElementCount === 1 && keeps.append(make("div", {class: "scroll"}, make("table", {},
+  keeps.addEventListener("toggle", () => keeps.childElementCount === 1 && keeps.append(make("div", {class: "wide", tabindex: "0", role: "region", "aria-label": "What it keeps"}, make("table", {},
     make("thead", {}, make("tr", {}, ["Variable", "Part", "Bytes"].map((name, at) => make("th", {scope: "col", class: at === 2 ? "number" : null}, name)))),
     make("tbody", {}, lines.map(([variable, box, size]) => make("tr", {}, make("td", {}, link(variable)), make("td", {}, ranks.boxes[box] || "whole"), make("td", {class: "number"}, bytes(size)))))))));
   return [`rank ${rank}`, ranks.device[rank], make("p", {}, chip(rank), ` on host ${ranks.hosts[ranks.host[rank]]}.`), keeps,

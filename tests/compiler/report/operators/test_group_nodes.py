@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from partc.compiler.report.operators.group_nodes import Way, group_nodes
+from partc.compiler.report.operators.group_nodes import Way, group_nodes, name_layers
+from partc.passes.search.find_groups import OperatorGroup
 from tests.builders.plans.compiled_steps import compile_step, import_text
 from tests.compiler.report.operators.conftest import Page
 
@@ -75,3 +76,15 @@ def test_gradients_of_other_origin_are_found_by_what_they_read(tmp_path: Path) -
     assert gradient_of("second_gradient") == gradient_of("across") == node_of["made"]
     assert gradient_of("first_gradient") == node_of["hidden"]
     assert gradient_of("slope") == node_of["kept"]
+
+
+def test_without_telling_names_layers_are_the_blocks_that_repeat() -> None:
+    # An embedding, fifty blocks of three operators, and a last one; no name says so.
+    shapes = [(100, 4), *[(8, 16), (8, 16), (8, 4)] * 50, (8, 2)]
+    operators = [OperatorGroup(f"n{n}", "MatMul", shape, (f"w{n}",), 0, {}) for n, shape in enumerate(shapes)]
+
+    layers, numbers = name_layers([operator.reads for operator in operators], operators)
+
+    assert layers[:3] == ["w0", "w1 – w3", "w4 – w6"]
+    assert len(layers) == 52
+    assert numbers == sorted(numbers)
