@@ -1,7 +1,5 @@
 """What `partc run` shows while it trains."""
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
