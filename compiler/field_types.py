@@ -27,8 +27,11 @@ def _fits(value: object, hint: Any) -> bool:  # a type of any form
     if origin in (UnionType, Union):
         return any(_fits(value, each) for each in arguments)
     if origin is tuple or origin is Sequence:
-        is_sequence = isinstance(value, Sequence) and not isinstance(value, str)
-        return is_sequence and all(_fits(each, arguments[0]) for each in value)
+        return (
+            isinstance(value, Sequence)
+            and not isinstance(value, str)
+            and all(_fits(each, arguments[0]) for each in value)
+        )
     if origin is Mapping:
         return isinstance(value, Mapping) and all(
             _fits(key, arguments[0]) and _fits(each, arguments[1]) for key, each in value.items()

@@ -6,7 +6,7 @@ are held against their fields. What an annotation cannot tell, the functions che
 
 import inspect
 import sysconfig
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache, wraps
 from numbers import Integral, Real
@@ -77,13 +77,15 @@ def _not_bound(signature: inspect.Signature, named: Mapping[str, object], name: 
 
 
 def _shown(signature: inspect.Signature) -> str:
-    required = [p for p in signature.parameters.values() if p.default is p.empty and p.name != "self"]
+    any_number = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    own = (p for p in signature.parameters.values() if p.kind not in any_number and p.name != "self")
+    required = [p for p in own if p.default is p.empty]
     named = (f"{p.name}=..." if p.kind is p.KEYWORD_ONLY else p.name for p in required)
     return f"({', '.join(named)})"
 
 
 @cache
-def _hints(annotated: Callable[..., object]) -> dict[str, Any]:
+def _hints(annotated: Any) -> dict[str, Any]:
     try:
         return get_type_hints(annotated)
     except NameError:  # types of a library that is imported when it is needed
@@ -99,7 +101,8 @@ def _check(value: object, hint: Any, at: str) -> None:
         fix = one_of(choices, value) if choices and isinstance(value, str) else f"give {_told(hint)}"
         raise BadUsage(f"{shown} is not {_told(hint)}", at=at, fix=fix)
     if is_dataclass(value) and type(value).__module__.startswith("partc."):
-        hints = _hints(type(value))
+        kind: Any = type(value)
+        hints = _hints(kind)
         for field in fields(value):
             _check(
                 getattr(value, field.name), hints[field.name], f"{at}: {type(value).__name__}.{field.name}"
@@ -147,15 +150,29 @@ def _fits_container(value: object, origin: Any, inner: tuple[Any, ...]) -> bool:
 
 
 _NUMBERS: dict[Any, Any] = {bool: bool, int: Integral, float: Real}
-_KINDS: dict[Any, str] = {Iterable: "an iterable", Collection: "a collection", Sequence: "a sequence"}
-_WORDS = {str: "text", bool: "True or False", int: "a whole number", float: "a number", Path: "a Path"}
+_KINDS: dict[Any, str] = {
+    Iterable: "an iterable",
+    Collection: "a collection",
+    Sequence: "a sequence",
+    list: "a list",
+    tuple: "a tuple",
+}
+_WORDS: dict[Any, str] = {
+    str: "text",
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    Path: "a Path",
+}
 
 
 def _choices(hint: Any) -> list[str]:
-    """Return the words that a type lists, wherever in it."""
+    """Return the words that a type consists of; none if other values are of it, too, but None."""
     if get_origin(hint) is Literal:
-        return [one for one in get_args(hint) if isinstance(one, str)]
-    return [word for one in get_args(hint) for word in _choices(one)]
+        return [one for one in get_args(hint) if isinstance(one, str) and one]
+    kinds = [one for one in get_args(hint) if one is not type(None)]
+    is_one = get_origin(hint) in (Union, UnionType) and len(kinds) == 1
+    return _choices(kinds[0]) if is_one else []
 
 
 def _told(hint: Any) -> str:
@@ -171,7 +188,7 @@ def _told(hint: Any) -> str:
         return "a function"
     if origin is not None and issubclass(origin, Mapping):
         return f"a mapping of {_told(inner[0])} to {_told(inner[1])}"
-    if (origin is not None and issubclass(origin, Collection | Iterator)) or origin is Iterable:
-        return f"{_KINDS.get(origin, 'a list')} of {_told(inner[0])}"
+    if origin in _KINDS:
+        return f"{_KINDS[origin]} of {_told(inner[0])}"
     named = getattr(origin or hint, "__name__", str(hint))
-    return _WORDS.get(hint) or ("an " if named[0] in "aeiouAEIOU" else "a ") + named
+    return _WORDS.get(hint) or ("an " if named[0] in "aeiouAEO" else "a ") + named

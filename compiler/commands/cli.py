@@ -112,8 +112,10 @@ def _not_imported() -> None:
 def _bad_command(error: typer.TyperException, arguments: Sequence[str]) -> BadUsage:
     command = f"partc {arguments[0]}" if arguments[:1] and arguments[0] in COMMANDS else "partc"
     what, _, meant = error.format_message().partition(" Did you mean ")
+    what, _, possible = what.partition(" (Possible options: ")
     what = what.replace("Value error, ", "").removesuffix(".")
-    suggested = f"use {meant.rstrip('?.')}, or " if meant else _nearest_choice(what)
+    meant = meant.rstrip("?.") or possible.rstrip(").").replace(", ", " or ")
+    suggested = f"use {meant}, or " if meant else _nearest_choice(what)
     return BadUsage(what[0].lower() + what[1:], at=f"`{command}`", fix=f"{suggested}see `{command} --help`")
 
 

@@ -22,6 +22,7 @@ from partc.cost.strategy import (
     MESH_STRATEGY_FORMAT,
     STRATEGY_FORMAT,
     AxisSplit,
+    Batch,
     OpConfig,
     Strategy,
     Synchronisation,
@@ -59,9 +60,13 @@ def has_annotations(training: TrainingGraph) -> bool:
 
 
 def strategy_of_annotations(
-    training: TrainingGraph, sizes: Mapping[str, int], cluster: Cluster
+    training: TrainingGraph, sizes: Mapping[str, int], cluster: Cluster, batch: Batch | None = None
 ) -> Strategy | None:
-    """Return the strategy that the user's file pins, None if it says nothing. Raises BadModel."""
+    """Return the strategy that the user's file pins, None if it says nothing. Raises BadModel.
+
+    A tensor of the file is the whole tensor, so that its samples are those of one batch for all. `batch`: as
+    asked for, where nothing is said of samples; None: each replica's.
+    """
     model = _source(training)
     if not any(node.device_configurations for node in model.graph.node):
         return None
@@ -76,11 +81,13 @@ def strategy_of_annotations(
         if place.configuration_id == configuration
         for pin in _pins(node, place, ranks, facts)
     ]
-    return _Pinned(training, facts, cluster, pins).strategy()
+    return _Pinned(training, facts, cluster, pins).strategy(batch or "per-replica")
 
 
 def _source(training: TrainingGraph) -> onnx.ModelProto:
-    return onnx.ModelProto.FromString(training.source)
+    model = onnx.ModelProto()
+    model.ParseFromString(training.source)
+    return model
 
 
 def _choose_configuration(model: onnx.ModelProto, cluster: Cluster) -> tuple[str, list[int]]:
@@ -156,8 +163,11 @@ class _Pinned:
         self._variables = {next_of[p.tensor]: p for p in pins if p.node not in main and p.tensor in next_of}
         self._gradients = training.gradients
 
-    def strategy(self) -> Strategy:
-        """Return what is pinned. Raises BadModel where a strategy cannot say it."""
+    def strategy(self, otherwise: Batch) -> Strategy:
+        """Return what is pinned. Raises BadModel where a strategy cannot say it.
+
+        `otherwise`: what the batch is if nothing is said of samples.
+        """
         servers = {n: p for n, p in self._variables.items() if self._is_of_servers(p)}
         parted = {n: p for n, p in self._variables.items() if p.parts and n not in servers}
         parameters = {n: Synchronisation("servers") for n in servers if n in self._gradients}
@@ -173,7 +183,7 @@ class _Pinned:
             homes = {name: {DATA: self._home(pin)} for name, pin in parted.items()}
             mesh = {DATA: len(self._workers)}
             return Strategy(MESH_STRATEGY_FORMAT, "global", {}, mesh=mesh, variables=homes)
-        return Strategy(STRATEGY_FORMAT, "global", parameters)
+        return Strategy(STRATEGY_FORMAT, "global" if self._ops else otherwise, parameters)
 
     def _is_of_servers(self, pin: _Pin) -> bool:
         is_by_rows = len(pin.parts) == 1 and pin.parts[0][0] == Split(0)
@@ -217,7 +227,9 @@ class _Pinned:
             first = [n for n, (split, _) in enumerate(pin.parts) if split == samples]
             order = [*first, *(n for n in range(len(pin.parts)) if n not in first)]
             ranks = (by_axis.transpose(order) if pin.parts else by_axis).reshape(-1).tolist()
-            split = {_spell(s, s == samples): number for s, number in (pin.parts[n] for n in order)}
+            split: dict[str, int | str] = {
+                _spell(s, s == samples): number for s, number in (pin.parts[n] for n in order)
+            }
             devices = tuple(self._names[rank] for rank in ranks)
             yield OpConfig(pin.node, split if pin.parts or len(ranks) == 1 else None, devices=devices)
 

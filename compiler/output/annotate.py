@@ -19,7 +19,8 @@ import onnx
 from partc.compiler.output.title_segments import KEY, SegmentTitle
 from partc.compiler.planning.describe_ranks import ranks_at_sites
 from partc.cost.cluster.cluster import Cluster, ranks_of
-from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh, Meshes, Owned, Replicate
+from partc.passes.layouts.layouts import REPLICAS, Layout, Owned, Replicate
+from partc.passes.layouts.meshes import Mesh, Meshes
 
 CONFIGURATION = "partc"
 ANNOTATED_IR_VERSION = 11

@@ -51,6 +51,7 @@ class SegmentTitler:
     ) -> None:
         self._phase_of = _phases(analysis)
         self._original = lowered.original
+        self._source_of = _sources(analysis.training.source, lowered)
         self._ranks = ranks
         self._digits = max(2, len(str(most)))
         self._number = 0
@@ -67,22 +68,23 @@ class SegmentTitler:
         for key, value in title.metadata.items():
             model.metadata_props.add(key=KEY + key, value=value)
         for node in model.graph.node:
-            if (source := self._original.get(node.name)) is not None:
+            if (source := self._source_of.get(node.name)) is not None:
                 node.metadata_props.add(key=SOURCE, value=source)
-        return title, {self._original[node.name] for node in chunk.nodes if node.name in self._original}
+        return title, {self._source_of[node.name] for node in chunk.nodes if node.name in self._source_of}
 
     def _title(self, chunk: Chunk) -> SegmentTitle:
-        sources = [self._original[node.name] for node in chunk.nodes if node.name in self._original]
-        counts = Counter(self._phase_of.get(name, "update") for name in sources)
+        sources = [self._source_of[node.name] for node in chunk.nodes if node.name in self._source_of]
+        originals = [self._original[node.name] for node in chunk.nodes if node.name in self._original]
+        counts = Counter(self._phase_of.get(name, "update") for name in originals)
         turn = _turn(chunk)
         does = "-".join([*_deeds(chunk, counts), *([turn] if turn else [])])
         number = f"{self._number:0{self._digits}}"
         ranks = index_ranges(self._ranks[chunk.site])
         phases = ", ".join(f"{counts[phase]} {phase}" for phase in PHASES if counts[phase])
-        own = len(chunk.nodes) - len(sources)
+        own = len(chunk.nodes) - len(originals)
         doc = (
             f"Segment {self._number} of a training step that partc divided. Ranks {ranks} run it, as "
-            f"`{chunk.site}`{_how_often(chunk, turn)}. It has {len(sources)} nodes of the training graph"
+            f"`{chunk.site}`{_how_often(chunk, turn)}. It has {len(originals)} nodes of the training graph"
             f"{f' ({phases})' if phases else ''} and {own} that join what ranks compute."
         )
         metadata = {
@@ -93,6 +95,26 @@ class SegmentTitler:
             "source_nodes": msgspec.json.encode(list(dict.fromkeys(sources))).decode(),
         }
         return SegmentTitle(metadata["segment"], doc, metadata)
+
+
+def _sources(source: bytes, lowered: LoweredGraph) -> dict[str, str]:
+    """Return the user's node of each node that stands for one, or does a part of what one does.
+
+    loss/Max            of loss, which was said in primitives
+    Gather_5.pull.ids   of Gather_5, whose table is on servers
+    """
+    theirs = {node.name for node in onnx.ModelProto.FromString(source).graph.node}
+    found: dict[str, str] = {}
+    for node, name in lowered.original.items():
+        while name not in theirs and "/" in name:
+            name = name.rpartition("/")[0]
+        if name in theirs:
+            found[node] = name
+    for copy in lowered.nodes:
+        name, pull, _ = copy.name.partition(".pull.")
+        if pull and name in theirs:
+            found[copy.name] = name
+    return found
 
 
 def _phases(analysis: Analysis) -> dict[str, str]:

@@ -36,7 +36,7 @@ from partc.passes.scheduling.make_program import Program, ProgramMaker
 from partc.passes.scheduling.order_by_time import order_by_time, ready_slots, step_s
 from partc.passes.scheduling.outline_segments import SegmentOutliner
 from partc.passes.scheduling.place_gathers import gather_again, place_gathers
-from partc.passes.scheduling.recompute import recompute
+from partc.passes.scheduling.recompute import Cutter, Recomputation
 from partc.passes.scheduling.schedule import Chunk, Communication, Item, schedule
 from partc.passes.scheduling.write_segments import SegmentWriter
 from partc.passes.search.forward_nodes import forward_nodes
@@ -129,18 +129,35 @@ def _make_program(
     cluster: Cluster,
     files: PlanFiles | None,
 ) -> tuple[Program, Recomputed | None]:
-    if strategy.recompute_bytes is not None:
+    is_limited = strategy.recompute_bytes is not None
+    if is_limited and lowered.meshes.microbatches == 1:  # else what both ways read is read all the time
         gather_again(lowered, {node.name for node in forward_nodes(analysis.training, analysis.main)})
     seconds = _durations(lowered, cluster)
-    (items, repeated), recomputed = _in_order(analysis, lowered, rows, cluster, seconds), None
-    if strategy.recompute_bytes is not None:
-        items, recomputed = _recompute(items, analysis, lowered, strategy.recompute_bytes, cluster)
-    items, gathered = place_gathers(items, lowered, are_late=recomputed is not None)
-    items = join_microbatches(items, lowered, repeated)
+    items, repeated = _in_order(analysis, lowered, rows, cluster, seconds)
     overwrites = [(state.value, state.next) for state in lowered.states]
-    turns = take_turns(items, repeated, overwrites, lowered.meshes.sites, seconds)
+
+    def in_turns(items: Sequence[Item]) -> tuple[list[Turn], set[str]]:
+        placed, gathered = place_gathers(items, lowered, are_late=is_limited)
+        joined = join_microbatches(placed, lowered, repeated)
+        return take_turns(joined, repeated, overwrites, lowered.meshes.sites, seconds), gathered
+
+    (turns, gathered), recomputed = in_turns(items), None
+    if strategy.recompute_bytes is not None:
+        limit_bytes = strategy.recompute_bytes
+        search = _recomputation(analysis, lowered, repeated, limit_bytes, cluster)
+        before_bytes = search.most_bytes(turns)
+        if before_bytes > limit_bytes:
+            cutter = Cutter(lowered, search.sizes, before_bytes)
+            if repeated.count == 1:
+                turns, gathered = in_turns([piece for item in items for piece in cutter.cut(item)])
+            else:
+                turns = [Turn(piece, turn.microbatch) for turn in turns for piece in cutter.cut(turn.item)]
+            search.fit(turns)
+            repeated = search.repeated
+        after_bytes = search.most_bytes(turns)
+        recomputed = Recomputed(limit_bytes, before_bytes, after_bytes, len(search.nodes), search.flops)
     writer = _segment_writer(analysis, lowered, cluster, turns, files)
-    late = gathered if recomputed is not None else ()
+    late = gathered if is_limited else ()
     return ProgramMaker(lowered, turns, repeated, _host_grid(cluster), writer, late).make(), recomputed
 
 
@@ -246,17 +263,15 @@ def _segment_writer(
     return SegmentWriter(opset, functions, save, dict(lowered.shapes), on_cpu)
 
 
-def _recompute(
-    items: list[Item], analysis: Analysis, lowered: LoweredGraph, limit_bytes: int, cluster: Cluster
-) -> tuple[list[Item], Recomputed]:
+def _recomputation(
+    analysis: Analysis, lowered: LoweredGraph, repeated: Repeated, limit_bytes: int, cluster: Cluster
+) -> Recomputation:
     worker = next(placed for placed in ranks_of(cluster) if placed.replica is not None)
 
     def seconds(flops: int, touched_bytes: int) -> float:
         return node_s(flops, touched_bytes, worker, cluster)
 
-    choice = recompute(items, lowered, analysis.main, limit_bytes, seconds)
-    summary = Recomputed(limit_bytes, choice.before_bytes, choice.after_bytes, choice.values, choice.flops)
-    return choice.items, summary
+    return Recomputation(lowered, repeated, analysis.main, limit_bytes, seconds)
 
 
 def _describe_variables(

@@ -6,7 +6,8 @@ from math import prod
 from partc.cost.cluster.cluster import Cluster, ClusterRank, groups_of, ranks_of
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.boxes import box_of
-from partc.passes.layouts.layouts import MICROBATCHES, REPLICAS, WORKER, Meshes, Owned
+from partc.passes.layouts.layouts import MICROBATCHES, REPLICAS, WORKER, Owned
+from partc.passes.layouts.meshes import Meshes
 from partc.passes.lowering.lowered_graph import LoweredGraph, State
 from partc.passes.scheduling.levels import name_way
 from partc.passes.scheduling.make_program import Program

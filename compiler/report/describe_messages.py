@@ -5,9 +5,12 @@ Start all_to_all_rows "AllToAllRows Gather:Gather_184.pull.found"
 """
 
 import re
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+
+import onnx_graphsurgeon as gs
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.report.methods import method_of_label
@@ -132,7 +135,21 @@ class MessageNames:
     def _table(self, value: str) -> str:
         """Return the parameter whose rows a value holds, or has the ids of."""
         prefix = re.split(r"\.(?:pull|push|exchange)\b", value)[0]
-        return self._tables.get(prefix, prefix if prefix in self._variables else self._tensor(value))
+        if prefix in self._tables or prefix in self._variables:
+            return self._tables.get(prefix, prefix)
+        return self._parameter_behind(self._tensor(value))
+
+    def _parameter_behind(self, tensor: str) -> str:
+        """Return the parameter into whose gradient a tensor goes, or else its own name."""
+        ahead, seen = deque([tensor]), {tensor}
+        while ahead:
+            name = ahead.popleft()
+            if name in self._gradients:
+                return self._gradients[name]
+            results = [result.name for node in self._readers.get(name, ()) for result in node.outputs]
+            ahead += [result for result in results if result not in seen]
+            seen.update(results)
+        return _readable(tensor)
 
     def _tensor(self, value: str) -> str:
         """Return the tensor of the user's graph that a value holds, or its sum, or a part of it."""
@@ -148,7 +165,8 @@ class MessageNames:
 
     @cached_property
     def _in_buffers(self) -> dict[str, tuple[str, ...]]:
-        plan, found = self.compilation.plan, {}
+        plan = self.compilation.plan
+        found: dict[str, list[str]] = {}
         for piece in (*plan.slices, *(piece for rank in plan.ranks[:1] for piece in rank.slices)):
             found.setdefault(piece.buffer, []).append(piece.value)
         return {buffer: tuple(values) for buffer, values in found.items()}
@@ -174,6 +192,14 @@ class MessageNames:
         return {node.name: node.inputs[0].name for node in nodes if node.op == "Gather"}
 
     @cached_property
+    def _readers(self) -> dict[str, list[gs.Node]]:
+        found: dict[str, list[gs.Node]] = {}
+        for node in self.compilation.analysis.training.graph.nodes:
+            for operand in node.inputs:
+                found.setdefault(operand.name, []).append(node)
+        return found
+
+    @cached_property
     def _tensors(self) -> frozenset[str]:
         return frozenset(self.compilation.analysis.facts.shapes)
 
@@ -193,7 +219,7 @@ def _receivers(start: Start) -> str:
 
 def _readable(tensor: str) -> str:
     """Return a tensor's name, or the node for what the compiler made of it, such as Op:node/gradient/Mul."""
-    made = re.match(r"\w+:(.+?)/gradient/", tensor)
+    made = re.match(r"(?:\w+:)?(.+?)/gradient/", tensor)
     if made:
         return f"the gradient at {made[1]}"
     part = re.match(r"\w+:(.+)/([A-Za-z]+)(?:_\d+)?$", tensor)

@@ -13,6 +13,8 @@ from markupsafe import Markup
 from partc.compiler.compilation import Compilation
 from partc.compiler.report.describe_headline import describe_headline
 from partc.compiler.report.describe_program import describe_segments, instruction_words
+from partc.compiler.report.measure_traffic import step_traffic
+from partc.compiler.report.operators.describe_graph import graph_section
 from partc.compiler.report.plan_sections import (
     assumptions_section,
     cluster_section,
@@ -33,6 +35,14 @@ TEMPLATES = Path(__file__).parent / "templates"
 SECTIONS: tuple[Section, ...] = (
     Section("why", "Why", "why.html", why_section),
     Section("why", "Why", "mesh.html", mesh_section),
+    Section(
+        "graph",
+        "Every operator",
+        "graph/graph.html",
+        graph_section,
+        styles=("graph/graph.css",),
+        scripts=("graph/graph.js",),
+    ),
     Section("operators", "Operators", "operators.html", operators_section),
     Section("cluster", "Cluster", "cluster.html", cluster_section),
     Section("timeline", "Timeline", "timeline.html", timeline_section, scripts=("timeline.js",)),
@@ -48,14 +58,16 @@ def render_report(compilation: Compilation, cluster: Cluster, folder: Path) -> s
     """Return the page. `folder` holds the plan's model and segments; equal plans give equal pages."""
     segments = describe_segments(compilation.plan, folder)
     words = instruction_words(compilation, segments)
-    source = ReportSource(compilation, cluster, folder, segments, words)
+    traffic = step_traffic(compilation.plan, cluster)
+    source = ReportSource(compilation, cluster, folder, segments, words, traffic)
+    model = _model_name(folder / compilation.plan.model)
     described = [(section, section.describe(source)) for section in SECTIONS]
     present = [(section, values) for section, values in described if values is not None]
     return (
         _environment()
         .get_template("report.html")
         .render(
-            headline=describe_headline(compilation, cluster, _model_name(folder / compilation.plan.model)),
+            headline=describe_headline(compilation, cluster, model, traffic),
             sections=[section for section, _ in present],
             bodies=[
                 Markup(_environment().get_template(section.template).render(values))

@@ -2,29 +2,30 @@
 
 from collections.abc import Mapping
 
+from partc.compiler.report.choices.describe_mesh import describe_mesh
+from partc.compiler.report.choices.describe_variables import describe_variables, group_reasons
+from partc.compiler.report.choices.explain_choices import (
+    candidates,
+    describe_sensitivity,
+    describe_solution,
+    worked_examples,
+)
+from partc.compiler.report.cluster.describe_devices import describe_devices
+from partc.compiler.report.cluster.describe_links import describe_links, loads_of
+from partc.compiler.report.cluster.describe_servers import describe_servers
+from partc.compiler.report.cluster.draw_cluster import draw_cluster
 from partc.compiler.report.describe_assumptions import (
     describe_draws,
     describe_inputs,
     describe_sparsity,
     whole_ops,
 )
-from partc.compiler.report.describe_devices import describe_devices
-from partc.compiler.report.describe_links import describe_links, measure_loads
-from partc.compiler.report.describe_mesh import describe_mesh
 from partc.compiler.report.describe_program import describe_listings
-from partc.compiler.report.describe_servers import describe_servers
-from partc.compiler.report.describe_variables import describe_variables, group_reasons
-from partc.compiler.report.draw_cluster import draw_cluster
 from partc.compiler.report.draw_operators import draw_operators
-from partc.compiler.report.draw_timeline import draw_timeline, list_longest
-from partc.compiler.report.explain_choices import (
-    candidates,
-    describe_sensitivity,
-    describe_solution,
-    worked_examples,
-)
 from partc.compiler.report.methods import EXPLANATIONS
 from partc.compiler.report.section import ReportSource
+from partc.compiler.report.timeline.bar_events import list_longest
+from partc.compiler.report.timeline.draw_timeline import draw_timeline
 
 Values = Mapping[str, object]
 
@@ -61,7 +62,7 @@ def operators_section(source: ReportSource) -> Values | None:
 def cluster_section(source: ReportSource) -> Values:
     """Draw the cluster, and list what its links carry."""
     plan = source.compilation.plan
-    loads = measure_loads(plan, source.cluster, source.compilation.timeline.step_s)
+    loads = loads_of(source.traffic, source.cluster, source.compilation.timeline.step_s)
     return {
         "cluster": draw_cluster(plan, source.cluster, loads),
         "links": describe_links(loads),

@@ -7,6 +7,7 @@ from pathlib import Path
 from partc.compiler.compilation import Compilation
 from partc.compiler.report.describe_messages import Words
 from partc.compiler.report.describe_program import SegmentRow
+from partc.compiler.report.measure_traffic import StepTraffic
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.strategy import SyncFacts
 
@@ -25,6 +26,7 @@ class ReportSource:
     folder: Path
     segments: tuple[SegmentRow, ...]
     words: Mapping[int, Words]
+    traffic: StepTraffic
 
     @property
     def facts(self) -> dict[str, SyncFacts]:

@@ -40,6 +40,8 @@ def percent(share: float) -> str:
     """Print a share, with more digits where it is small: 0.32 %."""
     if share == 0.0:
         return f"0{NO_BREAK}%"
+    if share < 0.00005:
+        return f"under{NO_BREAK}0.01{NO_BREAK}%"
     digits = 0 if share >= 0.1 else 1 if share >= 0.01 else 2
     return f"{share * 100:.{digits}f}{NO_BREAK}%"
 

@@ -83,7 +83,7 @@ def _follow_annotations(options: Options, training: TrainingGraph, cluster: Clus
         log.warning("the devices that the model's annotations name are not followed: a strategy is asked for")
         return options
     sizes = fill_sizes(options.sizes, training)
-    pinned = strategy_of_annotations(training, sizes, cluster)
+    pinned = strategy_of_annotations(training, sizes, cluster, options.batch)
     assert pinned is not None, "the file has annotations"
     return replace(options, strategy=pinned)
 

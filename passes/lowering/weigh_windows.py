@@ -1,12 +1,12 @@
-"""Let windows of an average count for what the average counts, where it is made as if it counted all they read.
+"""Let windows of an average count for what it counts, where it is made as if it counted all that they read.
 
     AveragePool of 3 entries, padding not counted     a b | c d on 2 ranks
 
     rank 0    0 a b c    means of three (0 + a + b) / 3 and (a + b + c) / 3    times 3 / 2 and 3 / 3
     rank 1    b c d 0                   (b + c + d) / 3     (c + d + 0) / 3    times 3 / 3 and 3 / 2
 
-The weight of a window is its taps over the entries that count. Axes are weighed one after the other; each rank
-cuts those of its windows out of all, so that ranks share their segments.
+The weight of a window is its taps over the entries that count. Axes are weighed one after the other; each
+rank cuts those of its windows out of all, so that ranks share their segments.
 """
 
 from collections.abc import Mapping, Sequence

@@ -170,8 +170,8 @@ class _Search:
     @classmethod
     def of(cls, training: TrainingGraph, facts: Facts, to_the_end: bool = False) -> "_Search":
         graph = training.graph
-        has_loss = training.loss is not None and not to_the_end
-        wanted = [training.loss] if has_loss else [t.name for t in graph.outputs]
+        loss = None if to_the_end else training.loss
+        wanted = [t.name for t in graph.outputs] if loss is None else [loss]
         leading = ancestors(graph, wanted)
         nodes = tuple(n for n in graph.nodes if any(t.name in leading for t in n.outputs))
         producers = {tensor.name: node for node in nodes for tensor in node.outputs}

@@ -184,8 +184,8 @@ def lay_transposed_windows(
 ) -> Windows:
     """Return the windows of a ConvTranspose: those of the convolution that carries its output to its input.
 
-    `source`, `target`: the spatial sizes of its output, and of its input. `pads`: None where the output's sizes
-    are what is given, from which padding follows; odd ones are laid as ONNX Runtime does.
+    `source`, `target`: the spatial sizes of its output, and of its input. `pads`: None where the output's
+    sizes are what is given, from which padding follows; odd ones are laid as ONNX Runtime does.
     """
     reach = [
         (t - 1) * s + span for t, s, span in zip(target, strides, spans_of(kernel, dilations), strict=True)

@@ -236,12 +236,6 @@ def file(**fields: object) -> Strategy:
             "a mesh axis called 'microbatch'",
             "mesh",
         ),
-        (
-            file(stages=2, recompute_bytes=10**9),
-            BadStrategy,
-            "computed again, but operators have devices",
-            "recompute_bytes",
-        ),
         (file(stages=2, mesh={}), BadStrategy, "there is no mesh", "mesh"),
         ("pipeline=2,microbatches=9", UnsupportedModel, "8 does not divide into 9 micro-batches", "input"),
         ("pipeline=200,data=1", BadUsage, "does not make a grid of 2 workers", "--strategy"),

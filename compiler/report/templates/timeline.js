@@ -75,12 +75,12 @@ for (const figure of document.querySelectorAll(".timeline")) {
     fillTable();
   };
   const labels = (bars, lane, width) => inView(bars).flatMap(bar => {
-    const left = Math.max(0, place(bar.start)) * width, right = Math.min(1, place(bar.stop)) * width;
-    if (right - left < 3) return [];
+    const left = Math.max(0, place(bar.start)), share = Math.min(1, place(bar.stop)) - left;
+    if (share * width < 3) return [];
     const label = document.createElement("span"), short = data.words[bar.word][1];
     label.className = "onbar";
-    label.style.cssText = `left:${left}px;width:${right - left}px;top:${LANES[lane][0]}px;height:${LANES[lane][1]}px`;
-    if (right - left > short.length * 7.6 + 6) label.textContent = short;
+    label.style.cssText = `left:${left * 100}%;width:${share * 100}%;top:${LANES[lane][0]}px;height:${LANES[lane][1]}px`;
+    if (share * width > short.length * 7.6 + 6) label.textContent = short;
     return [label];
   });
   const drawTicks = width => {
@@ -99,7 +99,7 @@ for (const figure of document.querySelectorAll(".timeline")) {
 
   // ---- the chosen bar: {row, lane, at}
   const outline = document.createElement("span");
-  outline.className = "chosen";
+  outline.className = "timeline-chosen";
   const barOf = which => rows[which.row].lanes[which.lane][which.at];
   const mark = () => {
     if (!chosen) return outline.remove();

@@ -120,6 +120,8 @@ class _Network:
 
     def _uncounted(self, value: str, channels: int, space: list[int]) -> tuple[str, int]:
         """Average over what windows have of the image, perhaps with a last window that reaches beyond it."""
+        if min(space) < 3:
+            return value, channels
         before, after = (int(self.rng.integers(2)) for _ in range(2))
         stride, counts = int(self.rng.choice([1, 2])), int(self.rng.random() < 0.3)
         rank, room = len(space), space[0] + before + after - 2

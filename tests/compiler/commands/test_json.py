@@ -16,6 +16,7 @@ from partc.compiler.commands.results.machines import (
     ExampleList,
     ExamplesCopied,
     Profiled,
+    SchemaList,
 )
 from partc.compiler.commands.results.models import Inspected, ModelList, ModelWritten, OpList, StepWritten
 from partc.compiler.commands.results.plans import (
@@ -171,12 +172,12 @@ def test_a_failure_answers_with_its_three_parts(tmp_path: Path) -> None:
 
 def test_every_command_has_a_schema() -> None:
     with_commands = {"checkpoint", "cluster", "examples"}
-    without = {"schema"}
-    assert {name.partition(" ")[0] for name in RESULTS} == {*COMMANDS, "failure"} - without
+    assert {name.partition(" ")[0] for name in RESULTS} == {*COMMANDS, "failure"}
     assert {name.partition(" ")[0] for name in RESULTS if " " in name} == with_commands
     for name in RESULTS:
         schema = json.loads(done("schema", *name.split()))
         assert "$defs" in schema and ("$ref" in schema or "anyOf" in schema)
+    assert answered(SchemaList, "schema").commands == tuple(RESULTS)
     assert done("schema").split("\n")[:-1] == list(RESULTS)
 
 

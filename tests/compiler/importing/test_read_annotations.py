@@ -165,6 +165,29 @@ def test_what_partc_writes_is_what_it_reads(tmp_path: Path, strategy: str) -> No
     assert list(annotated.configuration) == list(again.configuration)
 
 
+def test_a_table_on_servers_stays_there_and_every_replica_keeps_its_batch(tmp_path: Path) -> None:
+    sizes = {"vocab": 50, "embedding": 4, "cells": 4, "projection": 4, "steps": 2, "samples": 3}
+    forward = partc.build_model("lm", batch=2, **sizes)
+    model = partc.build_training_graph(forward, loss="loss", optimizer=partc.SGD(0.1))
+    options = Options(strategy="ps", batch="per-replica")
+    compile_step(model, cluster_of("2x2"), tmp_path / "first", options)
+    first = read_plan_folder(tmp_path / "first").plan
+    np.savez(tmp_path / "zeros.npz", **{v.name: np.zeros(v.shape, v.dtype) for v in first.variables})
+    initial = GraphOptions(initial=tmp_path / "zeros.npz")
+
+    compile_step(
+        onnx.load(tmp_path / "first/annotated.onnx"),
+        cluster_of("2x2"),
+        tmp_path / "second",
+        Options(options=initial),
+    )
+
+    second = read_plan_folder(tmp_path / "second").plan
+    assert second.batch == first.batch == "per-replica"
+    on_servers = [{v.name for v in plan.variables if v.method == "servers"} for plan in (first, second)]
+    assert on_servers[0] and on_servers[0] <= on_servers[1]
+
+
 def test_an_explicit_strategy_goes_before_annotations_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from partc.compiler.output.annotate import annotate
 from partc.passes.layouts.configuration import data_parallel
-from partc.passes.layouts.layouts import Layout, Mesh, Meshes, Owned, Replicate, Split
+from partc.passes.layouts.layouts import Layout, Owned, Replicate, Split
+from partc.passes.layouts.meshes import Mesh, Meshes
 from tests.builders.graphs.foreign_steps import SGD, TABLE, parse
 from tests.builders.plans.compiled_steps import Compiled, cluster_of, compile_step, import_text
 

@@ -12,11 +12,11 @@ from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options
 from partc.compiler.pipeline import compile_graph
 from partc.compiler.report import units
-from partc.compiler.report.describe_links import StepLoads, measure_loads
-from partc.compiler.report.describe_variables import FIGURE
-from partc.compiler.report.draw_cluster import draw_cluster
-from partc.compiler.report.explain_choices import candidates, worked_examples
-from partc.compiler.report.measure_traffic import host_traffic
+from partc.compiler.report.choices.describe_variables import FIGURE
+from partc.compiler.report.choices.explain_choices import candidates, worked_examples
+from partc.compiler.report.cluster.describe_links import StepLoads, loads_of
+from partc.compiler.report.cluster.draw_cluster import draw_cluster
+from partc.compiler.report.measure_traffic import host_traffic, step_traffic
 from partc.compiler.report.page import render_report
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.cluster.machines import Link
@@ -163,7 +163,7 @@ def test_inputs_segments_and_instructions_are_listed(on_2x2: Compiled) -> None:
 def test_hosts_beyond_the_eighth_are_counted_and_long_names_cut(all_compiled: dict[str, Compiled]) -> None:
     ten = all_compiled["ten hosts"]
 
-    picture = draw_cluster(ten.compilation.plan, ten.cluster, loads_of(ten.compilation.plan, ten.cluster))
+    picture = draw_cluster(ten.compilation.plan, ten.cluster, loads(ten.compilation.plan, ten.cluster))
 
     assert len(picture.boxes) == 8
     assert picture.left_out == 2
@@ -190,7 +190,7 @@ def test_switches_inside_hosts_are_counted_and_those_between_hosts_drawn(tmp_pat
     training = import_training_graph(onnx.ModelProto.FromString(training_model("mlp, sgd")))
     plan = compile_graph(training, cluster, tmp_path / "out", Options(batch="per-replica")).plan
 
-    picture = draw_cluster(plan, cluster, loads_of(plan, cluster))
+    picture = draw_cluster(plan, cluster, loads(plan, cluster))
 
     assert [bar.name for bar in picture.bars] == ["switch"]
     assert len(picture.cables) == 2
@@ -231,8 +231,8 @@ def rgb(colour: str) -> list[float]:
     return [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
 
 
-def loads_of(plan: Plan, cluster: Cluster) -> StepLoads:
-    return measure_loads(plan, cluster, 1.0)
+def loads(plan: Plan, cluster: Cluster) -> StepLoads:
+    return loads_of(step_traffic(plan, cluster), cluster, 1.0)
 
 
 def contrast(one: str, other: str) -> float:

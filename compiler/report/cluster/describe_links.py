@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 import networkx as nx
 
-from partc.compiler.report.measure_traffic import LaneLoad, lane_loads
+from partc.compiler.report.measure_traffic import LaneLoad, StepTraffic
 from partc.compiler.report.units import count, percent, rate, seconds, size
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.network.topology import Lane, memory_of
-from partc.runtime.plan.program import Plan
 
 MAX_NAMES = 2000  # of alike links
 
@@ -63,15 +62,15 @@ class StepLoads:
         return busiest if busiest is not None and busiest.bytes else None
 
 
-def measure_loads(plan: Plan, cluster: Cluster, step_s: float) -> StepLoads:
-    """Return what all links carry, from the plan's communications."""
+def loads_of(traffic: StepTraffic, cluster: Cluster, step_s: float) -> StepLoads:
+    """Return what all links carry, those with nothing, too."""
     rates = {memory_of(host.name): host.memory_bytes_per_s for host in cluster.hosts}
     latencies = dict.fromkeys(rates, 0.0)
     for link in cluster.links:
         for lane in (link.ends, link.ends[::-1]):
             rates[lane], latencies[lane] = link.bytes_per_s, link.latency_s
     loads = {lane: LaneLoad(lane, 0.0, 0.0) for lane in rates}
-    loads |= {load.lane: load for load in lane_loads(plan, cluster)}
+    loads |= {load.lane: load for load in traffic.lanes}
     return StepLoads(step_s, loads, rates, latencies, _lanes_inside(cluster, rates))
 
 

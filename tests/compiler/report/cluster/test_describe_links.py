@@ -12,7 +12,8 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.report import units
-from partc.compiler.report.describe_links import describe_links, measure_loads
+from partc.compiler.report.cluster.describe_links import describe_links, loads_of
+from partc.compiler.report.measure_traffic import step_traffic
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.strategy import Mode
 from partc.models.catalogue import build_model
@@ -77,7 +78,7 @@ def check(folder: Path, compiled: Compiled) -> None:
     step_s = compiled.compilation.timeline.step_s
     expected = between_two_hosts(folder)
 
-    loads = measure_loads(compiled.compilation.plan, compiled.cluster, step_s)
+    loads = loads_of(step_traffic(compiled.compilation.plan, compiled.cluster), compiled.cluster, step_s)
     told = describe_links(loads)
 
     assert expected
@@ -124,7 +125,7 @@ def test_bytes_between_hosts_of_meshes_are_the_sums_over_instructions(strategy: 
 def test_a_direction_without_load_is_there_and_says_so(all_compiled: dict[str, Compiled]) -> None:
     alone = all_compiled["cluster-1x4"]
 
-    loads = measure_loads(alone.compilation.plan, alone.cluster, alone.compilation.timeline.step_s)
+    loads = loads_of(step_traffic(alone.compilation.plan, alone.cluster), alone.cluster, 1.0)
 
     assert describe_links(loads).between == ()
     assert "the memory of host0" in describe_links(loads).sentences[0]
@@ -133,7 +134,7 @@ def test_a_direction_without_load_is_there_and_says_so(all_compiled: dict[str, C
 def test_alike_links_share_a_line_that_names_them_all(all_compiled: dict[str, Compiled]) -> None:
     ten = all_compiled["ten hosts"]
 
-    loads = measure_loads(ten.compilation.plan, ten.cluster, ten.compilation.timeline.step_s)
+    loads = loads_of(step_traffic(ten.compilation.plan, ten.cluster), ten.cluster, 1.0)
     told = describe_links(loads)
 
     assert len(told.between) < 20

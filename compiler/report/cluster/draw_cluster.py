@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from partc.compiler.report.describe_links import StepLoads, name_lane, switches_within
-from partc.compiler.report.describe_servers import ServerContents, describe_contents, describe_copies
+from partc.compiler.report.cluster.describe_links import StepLoads, name_lane, switches_within
+from partc.compiler.report.cluster.describe_servers import ServerContents, describe_contents, describe_copies
 from partc.compiler.report.measure_traffic import LaneLoad
 from partc.compiler.report.units import percent, plural, rate, seconds, shorten, size
 from partc.cost.cluster.cluster import Cluster
@@ -77,7 +77,8 @@ class Direction:
     x2: float
     y2: float
     width: float
-    label: str
+    amount: str
+    share: str
     title: str
 
 
@@ -204,7 +205,7 @@ def _box(host: Host, plan: Plan, x: float, y: float, grid: _Grid, switches: int,
         contents=contents,
         chips=_chips(host, plan, x + PADDING, y + _chips_top(contents), grid),
         inner_link=shorten(_profiles(host, switches), grid.characters),
-        inside=shorten(_inside(host.name, busiest, loads), grid.characters),
+        inside=_inside(host.name, busiest, loads),
         inside_share=0.0 if busiest is None else loads.share(busiest.lane),
     )
 
@@ -236,8 +237,8 @@ def _profiles(host: Host, switches: int) -> str:
 def _inside(host: str, busiest: LaneLoad | None, loads: StepLoads) -> str:
     if busiest is None:
         return "inside: nothing moves"
-    link = "memory" if busiest.lane == memory_of(host) else "busiest link"
-    return f"{link} inside: {size(busiest.bytes)}, busy {percent(loads.share(busiest.lane))}"
+    link = "memory" if busiest.lane == memory_of(host) else "inside"
+    return f"{link}: {size(busiest.bytes)}, {percent(loads.share(busiest.lane))} busy"
 
 
 def _cables(
@@ -302,7 +303,8 @@ def _direction(lane: Lane, points: Points, aside: float, loads: StepLoads) -> Di
         x2 + dx,
         y2 + dy,
         THINNEST + (THICKEST - THINNEST) * min(1.0, share),
-        f"{arrow} {size(load.bytes)}, {percent(share)}",
+        f"{arrow} {size(load.bytes)}",
+        percent(share),
         f"{name_lane(lane)}: {size(load.bytes)} in a step, "
         f"busy {seconds(load.seconds)}, {percent(share)} of it",
     )

@@ -1,8 +1,7 @@
 """A step's predicted timeline: a row per rank, a lane to compute and one to communicate.
 
-Ranks that do the same at the same time share a row once there are more than FEW_RANKS. A row's bars of one
-colour are one path, so that many are as quick as one; templates/timeline.js stretches the paths to
-what is in view, and finds the bar under the pointer in `TimelinePicture.data`.
+A row's bars of one colour are one path, so that many are as quick as one; templates/timeline.js stretches the
+paths to what is in view, and finds the bar under the pointer in `TimelinePicture.data`.
 
     x   0 .. UNITS: the step        y   0 .. HEIGHT: computing above, communication below
 """
@@ -10,25 +9,22 @@ what is in view, and finds the bar under the pointer in `TimelinePicture.data`.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor, log10
-from typing import Any
 
 import numpy as np
 
 from partc.compiler.report.describe_messages import Words
 from partc.compiler.report.methods import KEYS, Key
-from partc.compiler.report.units import plural, seconds, some_ranges
-from partc.cost.network.ways import Array
-from partc.cost.simulation.timeline import Bars, Timeline
+from partc.compiler.report.timeline.bar_events import BarEvent, WordsOf, event_of
+from partc.compiler.report.timeline.group_ranks import apart_s_of, group_ranks
+from partc.compiler.report.units import count, plural, seconds, some_ranges
+from partc.cost.simulation.timeline import Timeline
 from partc.runtime.plan.program import Plan, Rank
-
-Hashes = np.ndarray[Any, np.dtype[np.uint64]]
-WordsOf = Mapping[int, Words]  # of the plan's instructions, by their place
 
 UNITS = 1_000_000  # of time in a step: thousands of bars are told apart when the view is enlarged
 HEIGHT, COMPUTE, GAP = 46, 26, 2
-FEW_RANKS = 6
 MAX_ROWS = 20
 TICKS = 6
+APART = 1e-6  # of the step: ranks that begin the same so much apart are said to
 BUSY_END = (
     0.25  # communication behind the last long computation has a button if it is shorter than this share
 )
@@ -79,25 +75,20 @@ class TimelinePicture:
     data: Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class _Event:
-    start_s: float
-    stop_s: float
-    instruction: int
-    payload_bytes: int
-
-
 def draw_timeline(timeline: Timeline, plan: Plan, words: WordsOf) -> TimelinePicture | None:
     """Return the step's picture; None where nothing takes any time. `words`: of runs and starts."""
     if timeline.step_s <= 0.0:
         return None
-    groups = _group_ranks(timeline, plan)
+    groups = group_ranks(timeline, plan, MAX_ROWS)
+    apart_s = apart_s_of(timeline, groups, len(plan.ranks))
     listed = groups[:MAX_ROWS]
+    lanes_of = _lanes_of(timeline, [members[0] for members in listed], len(plan.ranks))
+    busy = [pair for pair in zip(listed, apart_s.tolist(), strict=False) if any(lanes_of[pair[0][0]])]
     numbers: dict[Words, int] = {}
     rows, data = [], []
-    for members in listed:
-        lanes = [_events(timeline, members[0], lane) for lane in ("compute", "communication")]
-        rows.append(_row(members, lanes, timeline.step_s, plan, words))
+    for members, spread_s in busy:
+        lanes = lanes_of[members[0]]
+        rows.append(_row(members, lanes, timeline.step_s, spread_s, plan, words))
         data.append(
             {
                 "name": f"{rows[-1].name} ({rows[-1].remark})",
@@ -131,56 +122,36 @@ def _busy_end_s(timeline: Timeline) -> float | None:
     return stop_s - 0.04 * rest_s if 0.0 < rest_s < BUSY_END * timeline.step_s else None
 
 
-def _group_ranks(timeline: Timeline, plan: Plan) -> list[list[int]]:
-    """Return the ranks with events, those with equal events together."""
-    if len(plan.ranks) <= FEW_RANKS:
-        return [[rank.rank] for rank in plan.ranks]
-    kinds = np.zeros(len(plan.ranks), np.uint64)  # a hash of each rank's events so far
-    for number, bars in enumerate(timeline.bars):
-        # To a billionth of the step: the simulator's sums differ in the last bits from rank to rank.
-        times = np.rint(np.stack([bars.start_s, bars.stop_s]) / (timeline.step_s or 1.0) * 1e9)
-        event = [np.full(len(bars.ranks), number, np.uint64), *times.astype(np.uint64)]
-        for part in event:
-            kinds[bars.ranks] = _mix(kinds[bars.ranks] ^ part)
-    groups: dict[int, list[int]] = {}
-    for rank, kind in enumerate(kinds.tolist()):
-        groups.setdefault(kind, []).append(rank)
-    return list(groups.values())
+def _lanes_of(timeline: Timeline, ranks: Sequence[int], number: int) -> dict[int, list[list[BarEvent]]]:
+    """Return what each of some ranks does and takes any time, computing and communicating, by time.
 
-
-def _mix(hashes: Hashes) -> Hashes:
-    """Scatter every bit of uint64 over all of them (Steele, Lea, Flood 2014, the finaliser of SplitMix64)."""
-    hashes = hashes + np.uint64(0x9E3779B97F4A7C15)
-    hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return hashes ^ (hashes >> np.uint64(31))
-
-
-def _events(timeline: Timeline, rank: int, lane: str) -> list[_Event]:
-    """Return what a rank does in a lane and takes any time, by time."""
-    found = []
+    `number`: of all ranks
+    """
+    lanes: dict[int, list[list[BarEvent]]] = {rank: [[], []] for rank in ranks}
+    is_listed = np.zeros(number, bool)
+    is_listed[list(ranks)] = True
     for bars in timeline.bars:
-        for at in np.flatnonzero(bars.ranks == rank) if bars.lane == lane else ():
-            event = _event(bars, int(at))
-            if event.stop_s > event.start_s:
-                found.append(event)
-    return sorted(found, key=lambda event: event.start_s)
-
-
-def _event(bars: Bars, at: int) -> _Event:
-    return _Event(
-        float(bars.start_s[at]), float(bars.stop_s[at]), bars.instruction, int(bars.payload_bytes[at])
-    )
+        for at in np.flatnonzero(is_listed[bars.ranks] & (bars.stop_s > bars.start_s)).tolist():
+            lanes[int(bars.ranks[at])][bars.lane != "compute"].append(event_of(bars, at))
+    for lane in (lane for of_rank in lanes.values() for lane in of_rank):
+        lane.sort(key=lambda event: event.start_s)
+    return lanes
 
 
 def _row(
-    members: list[int], lanes: Sequence[Sequence[_Event]], step_s: float, plan: Plan, words: WordsOf
+    members: list[int],
+    lanes: Sequence[Sequence[BarEvent]],
+    step_s: float,
+    apart_s: float,
+    plan: Plan,
+    words: WordsOf,
 ) -> Row:
+    spread = f", {seconds(apart_s)} apart" if apart_s > APART * step_s else ""
     rank = plan.ranks[members[0]]
     compute_s, communicate_s = (sum(event.stop_s - event.start_s for event in lane) for lane in lanes)
     return Row(
         name=f"{'rank' if len(members) == 1 else 'ranks'} {some_ranges(members, 2)}",
-        remark=rank.device if len(members) == 1 else _who(members, rank, plan),
+        remark=rank.device if len(members) == 1 else _who(members, rank, plan) + spread,
         plays=" + ".join(rank.sites),
         paths=_paths(lanes, step_s, words),
         compute=seconds(compute_s),
@@ -193,10 +164,11 @@ def _who(members: list[int], first: Rank, plan: Plan) -> str:
     """Name several ranks that do the same; `first` is one of them."""
     if tuple(members) in plan.groups.get("leaders", ()):
         return "first worker of each host"
-    return plural(len(members), first.sites[0])
+    site = first.sites[0]
+    return plural(len(members), site) if site in ("worker", "server") else f"{count(len(members))} of {site}"
 
 
-def _paths(lanes: Sequence[Sequence[_Event]], step_s: float, words: WordsOf) -> tuple[BarPath, ...]:
+def _paths(lanes: Sequence[Sequence[BarEvent]], step_s: float, words: WordsOf) -> tuple[BarPath, ...]:
     drawn: dict[str, list[str]] = {}
     for number, lane in enumerate(lanes):
         y, height = (0, COMPUTE) if number == 0 else (COMPUTE + GAP, HEIGHT - COMPUTE - GAP)
@@ -207,11 +179,11 @@ def _paths(lanes: Sequence[Sequence[_Event]], step_s: float, words: WordsOf) -> 
     return tuple(BarPath(kind, "".join(bars)) for kind, bars in drawn.items())
 
 
-def _units(event: _Event, step_s: float) -> tuple[int, int]:
+def _units(event: BarEvent, step_s: float) -> tuple[int, int]:
     return round(event.start_s / step_s * UNITS), round(event.stop_s / step_s * UNITS)
 
 
-def _encode(lane: Iterable[_Event], step_s: float, words: WordsOf, numbers: dict[Words, int]) -> list[int]:
+def _encode(lane: Iterable[BarEvent], step_s: float, words: WordsOf, numbers: dict[Words, int]) -> list[int]:
     """Return a lane as the page's script reads it. `numbers`: those of the words so far."""
     encoded: list[int] = []
     before = 0
@@ -236,46 +208,3 @@ def _round_step(length_s: float) -> float:
     rough = length_s / TICKS
     power: float = 10.0 ** floor(log10(rough))
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
-
-
-MAX_LISTED = 8
-
-
-@dataclass(frozen=True, slots=True)
-class LongEvent:
-    """A computation or communication that several ranks may share."""
-
-    kind: str  # compute, or the method that a communication serves
-    what: str
-    where: str
-    start: str
-    length: str
-
-
-def list_longest(timeline: Timeline, words: WordsOf) -> tuple[LongEvent, ...]:
-    """Return the longest events, those in the same words counted once: where it takes longest."""
-    bars_by_words: dict[Words, list[Bars]] = {}
-    for bars in timeline.bars:
-        bars_by_words.setdefault(words[bars.instruction], []).append(bars)
-    longest = [(max(map(_longest_of, same), key=_length_s), same) for same in bars_by_words.values()]
-    longest.sort(key=lambda group: (-_length_s(group[0]), group[0].start_s, group[0].instruction))
-    return tuple(_describe(event, same, words[event.instruction]) for event, same in longest[:MAX_LISTED])
-
-
-def _longest_of(bars: Bars) -> _Event:
-    lengths_s: Array = bars.stop_s - bars.start_s
-    return _event(bars, int(lengths_s.argmax()))
-
-
-def _length_s(event: _Event) -> float:
-    return event.stop_s - event.start_s
-
-
-def _describe(event: _Event, same: list[Bars], words: Words) -> LongEvent:
-    return LongEvent(
-        kind=words.kind,
-        what=words.what if words.kind == "compute" else f"{words.what} ({words.short})",
-        where=plural(len(np.unique(np.concatenate([bars.ranks for bars in same]))), "rank"),
-        start=seconds(event.start_s),
-        length=seconds(_length_s(event)),
-    )
