@@ -4,6 +4,7 @@ Beside what every job's folder holds (runtime/jobs/job.py):
 
     session.json                     how the sessions run
     found.NAME.json                  what a process found on its host (start_check.py)
+    lost.NAME                        that it has died before
     start_check.json                 whether all may begin
     endpoint.NAME                    between machines, see endpoints.py
     report.NAME.json                 what it sent, how old its values were

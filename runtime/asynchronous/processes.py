@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from partc.runtime.asynchronous.session import server_name, servers_of, session_name, worker_of
+from partc.runtime.asynchronous.start_check import give_up
 from partc.runtime.engines.engine import passed_on, rank_environment
 from partc.runtime.engines.machines import Machine, Machines
 from partc.runtime.engines.rank_command import KEEPER
@@ -87,6 +88,10 @@ class Crew:
         workers = len(self._plan.asynchronous)
         host = self._plan.asynchronous[worker_of(session, workers)].host
         self._start(session_name(session, workers), "worker", session, host)
+
+    def give_up(self, name: str) -> None:
+        """Let no process wait for one that has died, or is to."""
+        give_up(self._job_folder, name)
 
     def end(self, at_once: bool) -> None:
         """End whoever still runs: at once, if somebody has not been heard yet, who knows of no end."""

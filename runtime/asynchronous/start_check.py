@@ -1,14 +1,16 @@
 """Whether the hosts of an asynchronous job have what it needs, before any of its processes begins.
 
 every process     found.NAME.json      what it found (engines/host_check.py), in the job's folder
+the launcher      lost.NAME            that a worker has died, and is not waited for
 the chief         start_check.json     whether nothing is lacking; if something is, it says what and ends
 
-A worker that is started again looks around for itself, and compares itself with the chief. Nothing is loaded
+A worker that is started again waits for that, too, and then compares itself with the chief. Nothing is loaded
 before that a host may lack.
 """
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -57,19 +59,25 @@ def await_start(folder: Path, part: str, number: int) -> None:
     workers = len(sessions.steps)
     name = server_name(number) if part == "server" else session_name(number, workers)
     first_life = server_name(number) if part == "server" else worker_name(worker_of(number, workers))
-    found = look_around(job, sessions, first_life)
-    names = list(sessions.places)
-    if name != first_life and (folder / VERDICT_FILE).exists():
-        fault = judge([_read(folder, names[0]), found])
+    found, chief = look_around(job, sessions, first_life), next(iter(sessions.places))
+    if name == first_life:
+        write_record(_found_file(folder, name), found)
+    if name == chief:
+        fault = _decide(folder, list(sessions.places), job.deadline_s)
+        write_record(folder / VERDICT_FILE, Verdict(fault is None))
     else:
-        write_record(_found_file(folder, first_life), found)
-        fault = _decide(folder, names, job.deadline_s) if name == names[0] else None
+        _await((folder / VERDICT_FILE).exists, job.deadline_s, chief)
+        fault = judge([_read(folder, chief), found]) if name != first_life else None
     if fault is not None:
         raise fault
-    _await((folder / VERDICT_FILE).exists, job.deadline_s, names[0])
     if not msgspec.json.decode((folder / VERDICT_FILE).read_bytes(), type=Verdict).may_begin:
         time.sleep(_AFTER_WORD_S)
-        raise HostLacks("a host lacks something", at=f"{names[0]} says what", fix="read run.log")
+        raise HostLacks("a host lacks something", at=f"{chief} says what", fix="read run.log")
+
+
+def give_up(folder: Path, name: str) -> None:
+    """Let nobody wait any more for what a process finds: it has died."""
+    (folder / f"lost.{name}").touch()
 
 
 def look_around(job: Job, sessions: SessionJob, name: str) -> Found:
@@ -104,12 +112,14 @@ def _members(plan: Plan) -> dict[str, tuple[Rank | SessionWorker, tuple[Rank, ..
 
 
 def _decide(folder: Path, names: list[str], patience_s: float) -> HostLacks | None:
-    """Return what is lacking, once all have told, and let the others know whether they may begin."""
+    """Return what is lacking, once all have told who live."""
     for name in names:
-        _await(_found_file(folder, name).exists, patience_s, name)
-    fault = judge([_read(folder, name) for name in names])
-    write_record(folder / VERDICT_FILE, Verdict(fault is None))
-    return fault
+        _await(partial(_has_told, folder, name), patience_s, name)
+    return judge([_read(folder, name) for name in names if _found_file(folder, name).exists()])
+
+
+def _has_told(folder: Path, name: str) -> bool:
+    return _found_file(folder, name).exists() or (folder / f"lost.{name}").exists()
 
 
 def _await(holds: Callable[[], bool], patience_s: float, name: str) -> None:

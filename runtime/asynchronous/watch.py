@@ -222,6 +222,7 @@ class SessionsWatch:
         session = self._training.pop(name)
         self._supervisor.order("end", [name])  # the member; if it is dead, its keeper
         self._supervisor.roster.forget(name)
+        self._crew.give_up(name)
         self._mesh().post(self._chief, Lost(session))
 
     def _tell(self, text: str) -> None:

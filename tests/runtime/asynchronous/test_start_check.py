@@ -9,7 +9,7 @@ from msgspec import structs
 
 from partc.runtime.asynchronous import start_check
 from partc.runtime.asynchronous.job import ProcessPlace, SessionJob, write_session_job
-from partc.runtime.asynchronous.start_check import await_start
+from partc.runtime.asynchronous.start_check import await_start, give_up
 from partc.runtime.engines.host_check import Found, found_by
 from partc.runtime.errors import HostLacks, RankFailed
 from partc.runtime.jobs.job import Job, write_job
@@ -80,6 +80,17 @@ def test_who_says_nothing_is_named(plan: PlanFolder, tmp_path: Path) -> None:
 
     with pytest.raises(RankFailed, match=r"server-2 did not say what it finds on its host"):
         await_start(folder, *PROCESSES[0])
+
+
+def test_a_worker_that_died_before_is_not_waited_for(plan: PlanFolder, tmp_path: Path) -> None:
+    folder = job_of(plan, tmp_path / "job")
+    with ThreadPoolExecutor(len(PROCESSES)) as pool:
+        others = [pool.submit(await_start, folder, *process) for process in PROCESSES[:-1]]
+        again = pool.submit(await_start, folder, "worker", 3)  # its second life, which waits as well
+        assert not any(one.done() for one in (*others, again))
+        give_up(folder, "worker-1")
+
+        assert [one.exception() for one in (*others, again)] == [None] * len(PROCESSES)
 
 
 def test_a_worker_that_comes_back_compares_itself_with_the_chief(
