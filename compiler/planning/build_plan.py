@@ -4,8 +4,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import onnx
+
 from partc.compiler.output.plan_files import PlanFiles
-from partc.compiler.planning.describe_ranks import OwnedRows, describe_groups, describe_ranks
+from partc.compiler.output.title_segments import SegmentTitler
+from partc.compiler.planning.describe_ranks import OwnedRows, describe_groups, describe_ranks, ranks_at_sites
 from partc.cost.cluster.cluster import Cluster, ranks_of
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
 from partc.cost.simulation.measured_kernels import NO_TIMES, prices_sha256
@@ -34,7 +37,7 @@ from partc.passes.scheduling.order_by_time import order_by_time, ready_slots, st
 from partc.passes.scheduling.outline_segments import SegmentOutliner
 from partc.passes.scheduling.place_gathers import gather_again, place_gathers
 from partc.passes.scheduling.recompute import Cutter, Recomputation
-from partc.passes.scheduling.schedule import Communication, Item, schedule
+from partc.passes.scheduling.schedule import Chunk, Communication, Item, schedule
 from partc.passes.scheduling.write_segments import SegmentWriter
 from partc.passes.search.forward_nodes import forward_nodes
 from partc.runtime.plan.program import PLAN_FORMAT, Output, Plan, Recomputed
@@ -153,7 +156,7 @@ def _make_program(
             repeated = search.repeated
         after_bytes = search.most_bytes(turns)
         recomputed = Recomputed(limit_bytes, before_bytes, after_bytes, len(search.nodes), search.flops)
-    writer = _segment_writer(analysis, lowered, cluster, files)
+    writer = _segment_writer(analysis, lowered, cluster, turns, files)
     late = gathered if is_limited else ()
     return ProgramMaker(lowered, turns, repeated, _host_grid(cluster), writer, late).make(), recomputed
 
@@ -234,7 +237,11 @@ def _durations(lowered: LoweredGraph, cluster: Cluster) -> Callable[[Item], floa
 
 
 def _segment_writer(
-    analysis: Analysis, lowered: LoweredGraph, cluster: Cluster, files: PlanFiles | None
+    analysis: Analysis,
+    lowered: LoweredGraph,
+    cluster: Cluster,
+    turns: Sequence[Turn],
+    files: PlanFiles | None,
 ) -> SegmentWriter | SegmentOutliner:
     opset = analysis.training.opset
     own = sum_rows_function(opset)  # pushed slices are summed in graphs that sum none themselves too
@@ -242,8 +249,18 @@ def _segment_writer(
     functions |= lowered.functions
     if files is None:
         return SegmentOutliner(functions, dict(lowered.shapes))
+    chunks = {id(turn.item): turn.item for turn in turns if isinstance(turn.item, Chunk)}
+    most = sum(1 + bool(chunk.sums) for chunk in chunks.values())
+    titler = SegmentTitler(analysis, lowered, ranks_at_sites(cluster, lowered.meshes), most)
+
+    def save(model: onnx.ModelProto, chunk: Chunk) -> str:
+        title, nodes = titler.entitle(model, chunk)
+        for node in nodes:
+            files.segments_of.setdefault(node, []).append(title)
+        return files.save_segment(model, title.name)
+
     on_cpu = all(device.kind == "cpu" for host in cluster.hosts for device in host.devices)
-    return SegmentWriter(opset, functions, files.save_segment, dict(lowered.shapes), on_cpu)
+    return SegmentWriter(opset, functions, save, dict(lowered.shapes), on_cpu)
 
 
 def _recomputation(

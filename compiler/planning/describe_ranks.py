@@ -20,6 +20,13 @@ OwnedRows = Mapping[str, tuple[tuple[int, int], ...]]  # parameter -> rows [star
 Groups = Mapping[str, tuple[tuple[int, ...], ...]]
 
 
+def ranks_at_sites(cluster: Cluster, meshes: Meshes) -> dict[Site, tuple[int, ...]]:
+    """Return the ranks of every mesh of workers, in the mesh's order, and those of the hosts' servers."""
+    workers = [rank.rank for rank in ranks_of(cluster) if rank.replica is not None]
+    at = {mesh.name: tuple(workers[worker] for worker in mesh.workers) for mesh in meshes.each}
+    return at | {"server": groups_of(cluster)["servers"][0]}
+
+
 def describe_groups(
     cluster: Cluster, lowered: LoweredGraph, instructions: Iterable[Instruction]
 ) -> dict[str, tuple[tuple[int, ...], ...]]:
