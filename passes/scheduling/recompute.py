@@ -348,7 +348,8 @@ class Recomputation:
         lowered.append(copy, item.site)
         lowered.has_grown = True
         lowered.flops[copy.name] = lowered.flops.get(node.name, 0)
-        lowered.original[copy.name] = lowered.original.get(node.name, node.name)
+        if node.name in lowered.original:
+            lowered.original[copy.name] = lowered.original[node.name]
         if item.is_repeated:
             values = {tensor.name for tensor in outputs if tensor.name}
             known = self.repeated
