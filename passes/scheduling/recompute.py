@@ -142,10 +142,17 @@ class Recomputation:
         The turns keep their order. Raises NoPlacement where no choice of values meets the limit.
         """
         self._begin(turns)
-        while over := [sites for sites in self._ranks if self._exceeds(sites)]:
+        stuck: set[Sites] = set()
+        while over := [sites for sites in self._ranks if sites not in stuck and self._exceeds(sites)]:
             for sites in over:
-                while self._exceeds(sites):
-                    self._apply(self._cheapest())
+                while sites not in stuck and self._exceeds(sites):
+                    found = self._cheapest()
+                    if found is None:
+                        stuck.add(sites)
+                    else:
+                        self._apply(found)
+        if stuck:
+            raise self._infeasible()
 
     def _begin(self, turns: Sequence[Turn]) -> None:
         items = list({id(turn.item): turn.item for turn in turns}.values())
@@ -194,16 +201,14 @@ class Recomputation:
 
     # ------------------------------------------------------------ what may be given up
 
-    def _cheapest(self) -> _Option:
-        """Return what frees bytes at the peak in the fewest seconds each. Raises NoPlacement."""
+    def _cheapest(self) -> _Option | None:
+        """Return what frees bytes at the peak in the fewest seconds each, None if nothing does."""
         best: _Option | None = None
         for value, before, freed_bytes in self._candidates():
             s_per_byte = inf if best is None else best.seconds / best.freed_bytes
             found = self._option_for(value, before, freed_bytes, s_per_byte * freed_bytes)
             if found is not None:
                 best = found
-        if best is None:
-            raise self._infeasible()
         return best
 
     def _candidates(self) -> Iterator[tuple[str, int, int]]:
@@ -348,7 +353,8 @@ class Recomputation:
         lowered.append(copy, item.site)
         lowered.has_grown = True
         lowered.flops[copy.name] = lowered.flops.get(node.name, 0)
-        lowered.original[copy.name] = lowered.original.get(node.name, node.name)
+        if node.name in lowered.original:
+            lowered.original[copy.name] = lowered.original[node.name]
         if item.is_repeated:
             values = {tensor.name for tensor in outputs if tensor.name}
             known = self.repeated
@@ -375,10 +381,11 @@ class Recomputation:
         return gs.Variable(name, dtype=tensor.dtype)
 
     def _infeasible(self) -> NoPlacement:
+        least_bytes = max(self._look_at(sites).peak_bytes for sites in self._ranks)
         return NoPlacement(
-            f"a step's values take {self._lives.peak_bytes} bytes at once, whatever is computed again",
+            f"a step's values take {least_bytes} bytes at once, whatever is computed again",
             at=f"--recompute {self._limit_bytes}",
-            fix=f"allow {self._lives.peak_bytes} bytes, or use smaller batches",
+            fix=f"allow {least_bytes} bytes, or use smaller batches",
         )
 
 

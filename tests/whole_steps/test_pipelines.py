@@ -1,6 +1,7 @@
 """Pipelines and micro-batches: what is trained, what a rank keeps, what goes over a cut, what is refused."""
 
 from collections import Counter
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,14 @@ from partc.compiler.differentiation.updates.optimizers import Adagrad, Adam
 from partc.compiler.importing.import_training import import_training_graph
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
 from partc.models.catalogue import build_model
+from partc.runtime.data.initial import InitialValues
 from partc.runtime.errors import BadStrategy, BadUsage, UnsupportedModel
+from partc.runtime.execution import device as device_module
+from partc.runtime.execution.device import Device, Sessions
+from partc.runtime.execution.environment import Environment
+from partc.runtime.execution.executor import Executor
 from partc.runtime.plan.program import Run, Start, Wait
+from partc.runtime.transports.in_memory import Board, InMemoryTransport
 from tests.builders.graphs.attention_block import POSITIONS, SAMPLES, WIDTH, attention_step
 from tests.builders.graphs.training_models import training_model
 from tests.builders.plans.compiled_steps import (
@@ -93,6 +100,38 @@ def test_a_rank_keeps_the_variables_of_its_stage_alone(tmp_path: Path) -> None:
     assert all(shapes[name] == () for name in shared)  # the count of steps
     assert held[0].keys() | held[1].keys() == shapes.keys()
     assert all(count == 1 for of_rank in held for count in of_rank.values())
+
+
+def test_a_rank_opens_the_segments_of_its_stage_and_holds_its_boxes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two stages of two ranks that share variables: what an executor opens, and what it has memory for."""
+    plan = compiled_block(tmp_path, "2x2", "pipeline=2,fsdp=2,microbatches=2").folder
+    opened: list[str] = []
+    load = device_module._load
+
+    def load_and_note(path: Path, *more: object) -> object:
+        opened.append(path.relative_to(plan.path).as_posix())
+        return load(path, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(device_module, "_load", load_and_note)
+    by_stage: dict[str, set[str]] = {}
+    held: Counter[str] = Counter()
+    for rank in plan.plan.ranks:
+        opened.clear()
+        environment = Environment(plan.plan, rank, Device("cpu", 0, 1), InitialValues(plan, None))
+        Executor(plan.plan, rank, environment, Sessions(plan), InMemoryTransport(Board()))
+        (stage,) = [site for site in rank.sites if site.startswith("stage")]
+        by_stage.setdefault(stage, set()).update(opened)
+        for part in rank.held:
+            held[part.variable] += environment.array(part.value).size
+
+    runs = [i for i in plan.plan.instructions if isinstance(i, Run)]
+    assert by_stage == {s: {i.segment for i in runs if i.site == s} for s in ("stage0", "stage1")}
+    assert by_stage["stage0"] - by_stage["stage1"]
+    assert by_stage["stage1"] - by_stage["stage0"]
+    sizes = {variable.name: prod(variable.shape) for variable in plan.plan.variables if variable.shape}
+    assert {name: held[name] for name in sizes} == sizes  # each entry once in the whole cluster
 
 
 def test_activations_alone_go_over_a_cut(tmp_path: Path) -> None:
