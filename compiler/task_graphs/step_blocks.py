@@ -5,11 +5,11 @@
     update     a bucket of parameters
 
 A block is written by the configurations of its `groups` and by the results of its `sources`: the blocks that
-it waits for, all before it, in slots 0, 1, ... Blocks of equal keys are written alike.
+it waits for, all before it, in slots 0, 1, ... Where these are equal, blocks of equal likeness are written alike.
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from typing import Protocol
 
@@ -18,11 +18,11 @@ from partc.compiler.task_graphs.task_blocks import (
     Placed,
     Read,
     TaskBlock,
-    Tensor,
     write_computing,
     write_transfer,
 )
 from partc.compiler.task_graphs.task_prices import TaskPrices
+from partc.compiler.task_graphs.tensor_moves import Tensor, TensorMoves
 from partc.passes.layouts.layouts import Layout
 from partc.passes.search.group_layouts import GroupLayouts, plain
 from partc.passes.search.grouped_step import ASIDE, FORWARD, GroupedStep, Way
@@ -35,33 +35,36 @@ class Written:
     """A block, as it was written. Blocks of equal `results` have what others look for at the same tasks."""
 
     block: TaskBlock
-    serial: int
     results: int
+
+
+NOT_WRITTEN = -1
 
 
 @dataclass(slots=True)
 class Present:
-    """What blocks are written by: how groups are placed, and the blocks written before them."""
+    """What blocks are written by: how groups are placed, and the blocks written before them.
+
+    results  of each of `written`, NOT_WRITTEN where it is not there
+    """
 
     placed: list[Placed]
     written: list[Written | None]
+    results: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.results = [NOT_WRITTEN if each is None else each.results for each in self.written]
 
     def block(self, number: int) -> TaskBlock:
         """Return a block that has been written."""
-        return self._written(number).block
-
-    def results(self, sources: Sequence[int]) -> tuple[int, ...]:
-        """Return what tells the results of blocks."""
-        return tuple([self._written(number).results for number in sources])
-
-    def places(self, groups: Sequence[int]) -> tuple[Placed, ...]:
-        """Return how groups are placed: one object where alike groups are placed alike."""
-        return tuple([self.placed[group] for group in groups])
-
-    def _written(self, number: int) -> Written:
         found = self.written[number]
         assert found is not None, "blocks are written in order"
-        return found
+        return found.block
+
+    def put(self, number: int, written: Written | None) -> None:
+        """Have a block be written."""
+        self.written[number] = written
+        self.results[number] = NOT_WRITTEN if written is None else written.results
 
 
 class StepBlock(Protocol):
@@ -75,8 +78,9 @@ class StepBlock(Protocol):
     def sources(self) -> tuple[int, ...]:
         """Return the blocks that it waits for, by slot."""
 
-    def key(self, present: Present) -> Hashable:
-        """Return what is equal where blocks are written alike."""
+    @property
+    def likeness(self) -> Hashable:
+        """Return what is equal where blocks of equally placed groups, with equal results of sources, are alike."""
 
     def write(self, present: Present) -> TaskBlock:
         """Write it."""
@@ -93,10 +97,9 @@ class ReadTensor:
 
 @dataclass(frozen=True, slots=True)
 class ComputingBlock:
-    """What a group does on one way. `likeness`: a number of what it reads, and through which slots."""
+    """What a group does on one way."""
 
     prices: TaskPrices
-    likeness: int
     group: int
     way: Way
     reads: tuple[ReadTensor, ...]
@@ -107,9 +110,10 @@ class ComputingBlock:
         """Return the group."""
         return (self.group,)
 
-    def key(self, present: Present) -> Hashable:
-        """Return how the group is placed, on which way, and what it reads."""
-        return present.placed[self.group], self.way, self.likeness, present.results(self.sources)
+    @property
+    def likeness(self) -> Hashable:
+        """Return on which way it is, what it reads, and through which slots."""
+        return "computing", self.way, self.reads
 
     def write(self, present: Present) -> TaskBlock:
         """Return a task on each worker, and the collectives behind them."""
@@ -130,22 +134,21 @@ class ComputingBlock:
 class TransferBlock:
     """A tensor that goes from the group that makes or keeps it to all that read it.
 
-    likeness  a number of the tensor's size and its places
-    place     its number in that group
-    reads     its number in each group that reads it, and on which way
+    place  its number in that group
+    reads  its number in each group that reads it, and on which way
     """
 
-    prices: TaskPrices
-    likeness: int
+    moves: TensorMoves
     tensor: Tensor
     place: int
     reads: tuple[tuple[int, Way], ...]
     groups: tuple[int, ...]  # the one that has it, then those that read it
     sources: tuple[int, ...]
 
-    def key(self, present: Present) -> Hashable:
-        """Return what is sent, how groups have it and want it, and what makes it."""
-        return "transfer", self.likeness, present.places(self.groups), present.results(self.sources)
+    @property
+    def likeness(self) -> Hashable:
+        """Return the tensor's size and its places, and whether it is made in the step."""
+        return "transfer", self.tensor, self.place, self.reads, not self.sources
 
     def write(self, present: Present) -> TaskBlock:
         """Return the messages that bring it to where it is wanted."""
@@ -157,7 +160,7 @@ class TransferBlock:
         made = present.block(self.sources[0]) if self.sources else None
         had = keeper.layout.has if self.sources else keeper.layout.homes
         layout = plain(had.get(self.place, Layout("")))
-        return write_transfer(self.prices, self.tensor, keeper, layout, made, wants)
+        return write_transfer(self.moves, self.tensor, keeper, layout, made, wants)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +193,10 @@ class UpdateBlock:
     groups: tuple[int, ...]
     sources: tuple[int, ...]
 
-    def key(self, present: Present) -> Hashable:
-        """Return which bucket it is, where it is kept and made, and the tasks that make it."""
-        return "update", self.bucket, present.places(self.groups), present.results(self.sources)
+    @property
+    def likeness(self) -> Hashable:
+        """Return which bucket it is."""
+        return "update", self.bucket
 
     def write(self, present: Present) -> TaskBlock:
         """Return the sums, the messages and the updates."""
@@ -222,7 +226,7 @@ class BlockList:
         self._step, self._layouts, self._prices = step, layouts, prices
         self._computing: dict[Computing, int] = {}
         self._transfer: dict[str, int] = {}
-        self._likenesses: dict[Hashable, int] = {}
+        self._moves = TensorMoves(prices)
         order = _computing_order(step)
         made: dict[Computing, list[str]] = {}
         for tensor in step.readers:
@@ -234,7 +238,7 @@ class BlockList:
             self._add_computing(*computing)
             for tensor in made.get(computing, ()):
                 self._add_transfer(tensor)
-        writer = UpdateWriter(step, prices)
+        writer = UpdateWriter(step, self._moves)
         for bucket, parameters in enumerate(_buckets(step, order, bucket_bytes)):
             self._add_update(writer, bucket, parameters)
 
@@ -249,11 +253,7 @@ class BlockList:
             place = self._layouts.place(group, tensor)
             reads.append(ReadTensor(place, *(None if b is None else slots[b] for b in (transfer, maker))))
         self._computing[group, way] = len(self.blocks)
-        likeness = self._likeness(tuple(reads))
-        self.blocks.append(ComputingBlock(self._prices, likeness, group, way, tuple(reads), tuple(slots)))
-
-    def _likeness(self, described: Hashable) -> int:
-        return self._likenesses.setdefault(described, len(self._likenesses))
+        self.blocks.append(ComputingBlock(self._prices, group, way, tuple(reads), tuple(slots)))
 
     def _maker(self, tensor: str) -> int | None:
         maker = self._step.maker.get(tensor)
@@ -268,9 +268,8 @@ class BlockList:
         reads = tuple((self._layouts.place(group, tensor), way) for group, way in readers)
         groups = (source, *(group for group, _ in readers))
         self._transfer[tensor] = len(self.blocks)
-        likeness = self._likeness((known, made is None, place, reads))
         sources = () if made is None else (made,)
-        self.blocks.append(TransferBlock(self._prices, likeness, known, place, reads, groups, sources))
+        self.blocks.append(TransferBlock(self._moves, known, place, reads, groups, sources))
 
     def _add_update(self, writer: UpdateWriter, bucket: int, parameters: Sequence[str]) -> None:
         step = self._step
