@@ -14,6 +14,7 @@ from partc.compiler.task_graphs.step_blocks import (
     ParameterOf,
     Present,
     ReadTensor,
+    StepBlock,
     TransferBlock,
     UpdateBlock,
     Written,
@@ -109,7 +110,7 @@ class BlockCosts:
         placed = self._present.placed[block.group]
         key = id(placed), block.way
         if key not in self._computed:
-            written = replace(block, reads=(), sources=()).write(self._present)
+            written = self._write(replace(block, reads=(), sources=()))
             self._computed[key] = written, self._alone(written)
         return self._computed[key]
 
@@ -138,12 +139,12 @@ class BlockCosts:
         if reading.maker is not None:
             self._present.put(reading.maker, Written(self._compute(reading.maker, source)[0], 0))
             self._place({having: source, wanting: target})
-        sent = sender.write(self._present)
+        sent = self._write(sender)
         self._present.put(reading.tensor, Written(sent, 0))
         sources = (reading.tensor,) if reading.maker is None else (reading.tensor, reading.maker)
         known = ReadTensor(read[0], 0, None if reading.maker is None else 1)
         block = self.computing[reading.reader]
-        behind = replace(block, reads=(known,), sources=sources).write(self._present)
+        behind = self._write(replace(block, reads=(known,), sources=sources))
         longer_s = self._alone(behind).seconds - self.compute(reading.reader, target).seconds
         alone = self._alone(sent)
         return Sent(alone.seconds + max(0.0, longer_s), alone.sending_s)
@@ -159,7 +160,10 @@ class BlockCosts:
                 written, _ = self._compute(source, configs[maker.group])
                 self._present.put(source, Written(written, 0))
         self._place(configs)
-        return self._alone(replace(block, parameters=tuple(parameters)).write(self._present))
+        return self._alone(self._write(replace(block, parameters=tuple(parameters))))
+
+    def _write(self, block: StepBlock) -> TaskBlock:
+        return block.write(block.inputs(self._present))
 
     def _place(self, configs: Mapping[int, OperatorConfig]) -> None:
         for group, config in configs.items():
@@ -182,7 +186,7 @@ class BlockCosts:
         occupied_s: Floats = np.bincount(
             tasks.resources, tasks.seconds, self.tasks.prices.resources
         ).astype(np.float64)
-        done = () if block.done is None else block.done[block.done >= 0].tolist()
+        done = () if block.done is None else block.done.indices[block.done.indices >= 0].tolist()
         first_s = min((ends[task] for task in done), default=0.0)
         memory = np.zeros(workers) if block.memory is None else block.memory
         return Alone(max(ends, default=0.0), first_s, occupied_s[:workers], occupied_s[workers:], memory)

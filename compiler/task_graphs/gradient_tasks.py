@@ -10,8 +10,8 @@ from math import prod
 
 import numpy as np
 
-from partc.compiler.task_graphs.task_blocks import Draft, Ends, Placed, Sum, TaskBlock
-from partc.compiler.task_graphs.tensor_moves import MeshPlace, Messages, Tensor, TensorMoves
+from partc.compiler.task_graphs.task_blocks import Done, Draft, Ends, Placed, Sum, TaskBlock
+from partc.compiler.task_graphs.tensor_moves import MeshPlace, Messages, Tensor, TensorMoves, Where
 from partc.cost.simulation.task_arrays import Floats, Ints
 from partc.passes.layouts.layouts import Layout, Mesh, Partial, Replicate, Split
 from partc.passes.scheduling.segment_work import Work
@@ -22,12 +22,12 @@ from partc.passes.search.grouped_step import GroupedStep
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A term of a parameter's gradient: its name and layout, who makes it, and that block and its slot."""
+    """A term of a parameter's gradient: its name and layout, who makes it, and that block's tasks and its slot."""
 
     name: str
     layout: Layout
     placed: Placed
-    made: TaskBlock
+    made: Done
     slot: int
 
 
@@ -51,7 +51,7 @@ class _OfMesh:
     """
 
     placed: Placed
-    makers: dict[int, TaskBlock] = field(default_factory=dict)  # by slot
+    makers: dict[int, Done] = field(default_factory=dict)  # by slot
     sums: dict[tuple[Sum, ...], int] = field(default_factory=dict)
     sent: list[Messages] = field(default_factory=list)
     homes: dict[int, None] = field(default_factory=dict)
@@ -118,8 +118,8 @@ class UpdateWriter:
             of_mesh.sums[sums] = of_mesh.sums.get(sums, 0) + nbytes
         if not is_here or found.placements != layout.placements:
             shape, dtype = self._facts.shape(update.parameter), self._facts.dtypes[update.parameter]
-            ends = (placed.place, plain(found)), (update.home.place, plain(layout))
-            sent = self._moves.messages(Tensor(shape, dtype.itemsize), *ends)
+            ends = Where.of(placed.place, plain(found)), Where.of(update.home.place, plain(layout))
+            sent = self._moves.messages(Tensor.of(shape, dtype.itemsize), *ends)
             if is_sparse:
                 sent = replace(sent, nbytes=np.minimum(sent.nbytes, nbytes))
             if len(sent.nbytes):

@@ -11,20 +11,23 @@ it waits for, all before it, in slots 0, 1, ... Where these are equal, blocks of
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from partc.compiler.task_graphs.gradient_tasks import Term, Updated, UpdateWriter
 from partc.compiler.task_graphs.task_blocks import (
+    ComputingInputs,
+    Done,
     Placed,
-    Read,
+    Task,
     TaskBlock,
+    TransferInputs,
     write_computing,
     write_transfer,
 )
 from partc.compiler.task_graphs.task_prices import TaskPrices
-from partc.compiler.task_graphs.tensor_moves import Tensor, TensorMoves
+from partc.compiler.task_graphs.tensor_moves import Tensor, TensorMoves, Where
 from partc.passes.layouts.layouts import Layout
-from partc.passes.search.group_layouts import GroupLayouts, plain
+from partc.passes.search.group_layouts import GroupLayouts
 from partc.passes.search.grouped_step import ASIDE, FORWARD, GroupedStep, Way
 
 Computing = tuple[int, Way]  # a group, and on which way
@@ -61,6 +64,12 @@ class Present:
         assert found is not None, "blocks are written in order"
         return found.block
 
+    def done(self, number: int) -> Done:
+        """Return the last tasks of a block that computes."""
+        found = self.block(number).done
+        assert found is not None, "a block that computes"
+        return found
+
     def put(self, number: int, written: Written | None) -> None:
         """Have a block be written."""
         self.written[number] = written
@@ -82,8 +91,11 @@ class StepBlock(Protocol):
     def likeness(self) -> Hashable:
         """Return what is equal where blocks of equally placed groups, with equal results of sources, are alike."""
 
-    def write(self, present: Present) -> TaskBlock:
-        """Write it."""
+    def inputs(self, present: Present) -> Hashable:
+        """Return what it is written by: equal inputs make equal blocks."""
+
+    def write(self, inputs: Any) -> TaskBlock:
+        """Write it. `inputs`: what the method of that name returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,19 +127,25 @@ class ComputingBlock:
         """Return on which way it is, what it reads, and through which slots."""
         return "computing", self.way, self.reads
 
-    def write(self, present: Present) -> TaskBlock:
-        """Return a task on each worker, and the collectives behind them."""
+    def inputs(self, present: Present) -> ComputingInputs:
+        """Return how the group is placed, and what it waits for."""
         placed = present.placed[self.group]
-        blocks = [present.block(source) for source in self.sources]
-        reads = [
-            Read(
-                placed.layout.wants.get((read.place, self.way), ()),
-                None if read.transfer is None else (read.transfer, blocks[read.transfer]),
-                None if read.maker is None else (read.maker, blocks[read.maker]),
-            )
-            for read in self.reads
-        ]
-        return write_computing(self.prices, placed, self.way, reads)
+        gates: dict[Task, None] = {}
+        makers: dict[int, Done] = {}
+        cut_bytes = 0
+        for read in self.reads:
+            sent = None if read.transfer is None else present.block(self.sources[read.transfer])
+            for where in placed.wants((read.place, self.way)):
+                if sent is not None and read.transfer is not None and where in sent.gates:
+                    gates[read.transfer, sent.gates[where]] = None
+                elif read.maker is not None:
+                    makers[read.maker] = present.done(self.sources[read.maker])
+                cut_bytes += 0 if sent is None else sent.cuts.get(where, 0)
+        return ComputingInputs(placed, self.way, tuple(gates), tuple(makers.items()), cut_bytes)
+
+    def write(self, inputs: ComputingInputs) -> TaskBlock:
+        """Return a task on each worker, and the collectives behind them."""
+        return write_computing(self.prices, inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,17 +168,21 @@ class TransferBlock:
         """Return the tensor's size and its places, and whether it is made in the step."""
         return "transfer", self.tensor, self.place, self.reads, not self.sources
 
-    def write(self, present: Present) -> TaskBlock:
+    def inputs(self, present: Present) -> TransferInputs:
+        """Return how the tensor is there, and where else it is wanted."""
+        placed = present.placed
+        here = placed[self.groups[0]].has(self.place, bool(self.sources))
+        wanted: dict[Where, None] = {}
+        for group, read in zip(self.groups[1:], self.reads, strict=True):
+            for where in placed[group].wants(read):
+                wanted[where] = None
+        wanted.pop(here, None)
+        made = present.done(self.sources[0]) if self.sources and wanted else None
+        return TransferInputs(self.tensor, here, made, tuple(wanted))
+
+    def write(self, inputs: TransferInputs) -> TaskBlock:
         """Return the messages that bring it to where it is wanted."""
-        keeper, *readers = (present.placed[group] for group in self.groups)
-        wants = (
-            (reader, reader.layout.wants.get(read, ()))
-            for reader, read in zip(readers, self.reads, strict=True)
-        )
-        made = present.block(self.sources[0]) if self.sources else None
-        had = keeper.layout.has if self.sources else keeper.layout.homes
-        layout = plain(had.get(self.place, Layout("")))
-        return write_transfer(self.moves, self.tensor, keeper, layout, made, wants)
+        return write_transfer(self.moves, inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +205,14 @@ class ParameterOf:
     terms: tuple[TermOf, ...]
 
 
+class UpdateInputs(NamedTuple):
+    """A bucket, how its groups are placed, and by slot the tasks of the sources that make its gradients."""
+
+    bucket: int
+    placed: tuple[Placed, ...]
+    done: tuple[tuple[int, Done], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class UpdateBlock:
     """A bucket of parameters: their gradients' sums, on their way home, and their updates."""
@@ -198,19 +228,28 @@ class UpdateBlock:
         """Return which bucket it is."""
         return "update", self.bucket
 
-    def write(self, present: Present) -> TaskBlock:
+    def inputs(self, present: Present) -> UpdateInputs:
+        """Return where parameters are kept, where gradients are made, and by which tasks."""
+        slots = dict.fromkeys(term.slot for parameter in self.parameters for term in parameter.terms)
+        return UpdateInputs(
+            self.bucket,
+            tuple([present.placed[group] for group in self.groups]),
+            tuple([(slot, present.done(self.sources[slot])) for slot in slots]),
+        )
+
+    def write(self, inputs: UpdateInputs) -> TaskBlock:
         """Return the sums, the messages and the updates."""
+        placed, done = dict(zip(self.groups, inputs.placed, strict=True)), dict(inputs.done)
         updates = []
         for parameter in self.parameters:
-            home = present.placed[parameter.home]
+            home = placed[parameter.home]
             layout = home.layout.homes.get(parameter.place, Layout(""))  # whole where it is only kept
-            terms = tuple(self._term(term, present) for term in parameter.terms)
-            updates.append(Updated(parameter.name, layout, home, terms))
+            terms = []
+            for term in parameter.terms:
+                own = placed[term.group]
+                terms.append(Term(term.name, own.layout.has[term.place], own, done[term.slot], term.slot))
+            updates.append(Updated(parameter.name, layout, home, tuple(terms)))
         return self.writer.write(updates)
-
-    def _term(self, term: TermOf, present: Present) -> Term:
-        placed, made = present.placed[term.group], present.block(self.sources[term.slot])
-        return Term(term.name, placed.layout.has[term.place], placed, made, term.slot)
 
 
 # ---------------------------------------------------------------- what blocks there are
@@ -263,7 +302,7 @@ class BlockList:
         step, made = self._step, self._maker(tensor)
         facts, readers = step.analysis.facts, step.readers[tensor]
         source = step.homes[tensor] if made is None else step.maker[tensor][0]
-        known = Tensor(facts.shape(tensor), facts.dtypes[tensor].itemsize)
+        known = Tensor.of(facts.shape(tensor), facts.dtypes[tensor].itemsize)
         place = self._layouts.place(source, tensor)
         reads = tuple((self._layouts.place(group, tensor), way) for group, way in readers)
         groups = (source, *(group for group, _ in readers))

@@ -54,6 +54,7 @@ class StepTasks:
         self._keys = _keys_of(self._blocks)
         self._present = Present([], [None] * len(self._blocks))
         self._remembered: dict[Hashable, Written] = {}
+        self._by_inputs: dict[Hashable, Written] = {}
         self._results: dict[Hashable, int] = {}
         self.graph = TaskGraph([block.sources for block in self._blocks], prices.resources)
         self._before = _Before()
@@ -176,15 +177,20 @@ class StepTasks:
         found = self._remembered.get(key)
         if found is None:
             if len(self._remembered) > MOST_REMEMBERED:
-                self._remembered = {}
+                self._remembered, self._by_inputs = {}, {}
             found = self._remembered[key] = self._write(number)
         return found
 
     def _write(self, number: int) -> Written:
-        found = self._blocks[number].write(self._present)
-        done = None if found.done is None else found.done.tobytes()
-        results = done, tuple(found.gates.items()), tuple(found.cuts.items())
-        return Written(found, self._results.setdefault(results, len(self._results)))
+        """Return a block by what it is written by, which may be less than what it depends on."""
+        block = self._blocks[number]
+        inputs = block.inputs(self._present)
+        if inputs not in self._by_inputs:
+            found = block.write(inputs)
+            results = found.done, tuple(found.gates.items()), tuple(found.cuts.items())
+            number = self._results.setdefault(results, len(self._results))
+            self._by_inputs[inputs] = Written(found, number)
+        return self._by_inputs[inputs]
 
 
 def _keys_of(blocks: Sequence[StepBlock]) -> list[tuple[int, Chosen, Chosen]]:

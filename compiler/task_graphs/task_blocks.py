@@ -4,10 +4,11 @@ A communication is one task, which takes the time of all its members and lanes a
 members are ready, of which each takes a little time of its own to begin with.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from partc.cost.simulation.task_arrays import OWN, Floats, Ints
 from partc.cost.simulation.task_graph import BlockTasks
 from partc.passes.layouts.layouts import Layout, Mesh
 from partc.passes.scheduling.segment_work import Work
-from partc.passes.search.group_layouts import CollectiveKind, GroupLayout, Placements
+from partc.passes.search.group_layouts import CollectiveKind, GroupLayout, plain
 from partc.passes.search.grouped_step import Way
 
 NOT_HERE = -1  # in place of a worker's task
@@ -33,6 +34,23 @@ class Placed:
 
     layout: GroupLayout
     place: MeshPlace
+    _wants: dict[tuple[int, Way], tuple[Where, ...]] = field(default_factory=dict)
+    _has: dict[tuple[int, bool], Where] = field(default_factory=dict)
+
+    def wants(self, read: tuple[int, Way]) -> tuple[Where, ...]:
+        """Return how the group reads a tensor on one way."""
+        if read not in self._wants:
+            found = self.layout.wants.get(read, ())
+            self._wants[read] = tuple(Where.of(self.place, placements) for placements in found)
+        return self._wants[read]
+
+    def has(self, tensor: int, is_made: bool) -> Where:
+        """Return how the group has a tensor that it makes, or keeps."""
+        key = tensor, is_made
+        if key not in self._has:
+            layouts = self.layout.has if is_made else self.layout.homes
+            self._has[key] = Where.of(self.place, plain(layouts.get(tensor, Layout(""))))
+        return self._has[key]
 
     @property
     def workers(self) -> tuple[int, ...]:
@@ -58,10 +76,27 @@ def _lines(place: MeshPlace, axis: int) -> tuple[tuple[int, ...], ...]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Done:
+    """The last task of each worker, int32[workers], NOT_HERE where it has none. Equal ones are one object."""
+
+    indices: Ints
+
+    @staticmethod
+    def of(indices: Ints) -> "Done":
+        """Return the one object."""
+        return _done_of(indices.tobytes())
+
+
+@lru_cache(maxsize=None)
+def _done_of(indices: bytes) -> Done:
+    return Done(np.frombuffer(indices, np.int32))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TaskBlock:
     """Tasks that may stand for several alike blocks, and where others find their results.
 
-    done    of computing: the last task of each worker, int32[workers], NOT_HERE where it has none
+    done    of computing
     gates   of a transfer: how a reader wants it -> the task behind it
     cuts    of a transfer: likewise, the bytes of a part that a reader cuts out of what it has
     memory  of an update: bytes of variables, float64[workers]
@@ -70,7 +105,7 @@ class TaskBlock:
 
     tasks: BlockTasks
     sent: float
-    done: Ints | None = None
+    done: Done | None = None
     gates: Mapping[Where, int] = field(default_factory=dict)
     cuts: Mapping[Where, int] = field(default_factory=dict)
     memory: Floats | None = None
@@ -84,21 +119,16 @@ class Ends:
         self.indices: Ints = np.full(workers, NOT_HERE, np.int32)
 
     @staticmethod
-    def of(made: TaskBlock | None, slot: int, workers: int) -> "Ends":
+    def of(made: Done | None, slot: int, workers: int) -> "Ends":
         """Return where another block makes something."""
         ends = Ends(workers)
         if made is not None:
-            ends.slots[:], ends.indices[:] = slot, _done(made)
+            ends.slots[:], ends.indices[:] = slot, made.indices
         return ends
 
     def put(self, workers: Ints | Sequence[int], indices: Ints | int) -> None:
         """Note tasks of the block itself."""
         self.slots[workers], self.indices[workers] = OWN, indices
-
-
-def _done(block: TaskBlock) -> Ints:
-    assert block.done is not None, "a block that computes"
-    return block.done
 
 
 class Draft:
@@ -172,7 +202,7 @@ class Draft:
 
     def finish(
         self,
-        done: Ints | None = None,
+        done: Done | None = None,
         gates: Mapping[Where, int] | None = None,
         cuts: Mapping[Where, int] | None = None,
         memory: Floats | None = None,
@@ -201,44 +231,39 @@ NO_ROWS: Ints = np.zeros((0, 3), np.int32)
 # ---------------------------------------------------------------- computing
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """A tensor that a group reads on one way: the slots and blocks of what sends it and of what makes it."""
+class ComputingInputs(NamedTuple):
+    """What a group's tasks on one way are written by.
 
-    wanted: tuple[Placements, ...]
-    transfer: tuple[int, TaskBlock] | None
-    maker: tuple[int, TaskBlock] | None
+    gates      tasks that all workers wait for
+    makers     slots of blocks of which each worker waits for its own last task
+    cut_bytes  of parts that are cut out of what the group has
+    """
+
+    placed: Placed
+    way: Way
+    gates: tuple[Task, ...]
+    makers: tuple[tuple[int, Done], ...]
+    cut_bytes: int
 
 
-def write_computing(prices: TaskPrices, placed: Placed, way: Way, reads: Sequence[Read]) -> TaskBlock:
+def write_computing(prices: TaskPrices, inputs: ComputingInputs) -> TaskBlock:
     """Return what a group does on one way: a task on each worker, then its collectives."""
-    draft = Draft(prices)
-    gates: dict[Task, None] = {}  # which all workers wait for
-    makers: dict[int, TaskBlock] = {}
-    cut_bytes = 0
-    for read in reads:
-        for placements in read.wanted:
-            where = placed.place, placements
-            if read.transfer is not None and where in read.transfer[1].gates:
-                gates[read.transfer[0], read.transfer[1].gates[where]] = None
-            elif read.maker is not None:
-                makers[read.maker[0]] = read.maker[1]
-            cut_bytes += 0 if read.transfer is None else read.transfer[1].cuts.get(where, 0)
-    collectives = _joined(placed.layout, way)
-    seconds = prices.work_s(placed.layout.work[way], bool(gates) + len(collectives))
-    if cut_bytes:
-        seconds = seconds + prices.work_s(Work(0, 2 * cut_bytes, 2 * cut_bytes, 1, 0), 0)
+    draft, placed = Draft(prices), inputs.placed
+    collectives = _joined(placed.layout, inputs.way)
+    seconds = prices.work_s(placed.layout.work[inputs.way], bool(inputs.gates) + len(collectives))
+    if inputs.cut_bytes:
+        seconds = seconds + prices.work_s(Work(0, 2 * inputs.cut_bytes, 2 * inputs.cut_bytes, 1, 0), 0)
     tasks = draft.tasks(placed.at, seconds[placed.at])
-    for slot, index in gates:
+    for slot, index in inputs.gates:
         draft.wait(slot, index, tasks)
     workers = len(prices.workers)
-    for slot, maker in makers.items():
-        draft.wait_for_ends(Ends.of(maker, slot, workers), placed.at, tasks)
+    for slot, done in inputs.makers:
+        draft.wait_for_ends(Ends.of(done, slot, workers), placed.at, tasks)
     ends = Ends(workers)
     ends.put(placed.at, tasks)
     for (_, kind, axis), nbytes in sorted(collectives.items()):
         draft.sum_along(placed, kind, axis, nbytes, ends)
-    return draft.finish(done=ends.indices)
+    return draft.finish(done=Done.of(ends.indices))
 
 
 def _joined(layout: GroupLayout, way: Way) -> dict[tuple[int, CollectiveKind, int], int]:
@@ -253,28 +278,24 @@ def _joined(layout: GroupLayout, way: Way) -> dict[tuple[int, CollectiveKind, in
 # ---------------------------------------------------------------- transfers
 
 
-def write_transfer(
-    moves: TensorMoves,
-    tensor: Tensor,
-    source: Placed,
-    has: Placements,
-    made: TaskBlock | None,
-    readers: Iterable[tuple[Placed, tuple[Placements, ...]]],
-) -> TaskBlock:
-    """Return what sends a tensor to all who want it elsewhere, once to equal meshes. `made`: in slot 0."""
-    draft = Draft(moves.prices)
-    ends = Ends.of(made, 0, len(moves.prices.workers))
+class TransferInputs(NamedTuple):
+    """What sends a tensor: how it is there, who makes it (in slot 0), and where else it is wanted, and how."""
+
+    tensor: Tensor
+    here: Where
+    made: Done | None
+    wanted: tuple[Where, ...]
+
+
+def write_transfer(moves: TensorMoves, inputs: TransferInputs) -> TaskBlock:
+    """Return what sends a tensor to all who want it elsewhere, once to equal meshes."""
+    draft, tensor, here = Draft(moves.prices), inputs.tensor, inputs.here
+    ends = Ends.of(inputs.made, 0, len(moves.prices.workers))
     gates: dict[Where, int] = {}
     cuts: dict[Where, int] = {}
-    here = source.place, has
-    for reader, wanted in readers:
-        for placements in wanted:
-            where = reader.place, placements
-            if where in gates or where in cuts or where == here:
-                continue
-            if (moved := moves.priced(tensor, here, where)) is not None:
-                gates[where] = draft.communicate(moved, moves.members(source.place, reader.place), ends)
-            elif placements != has:
-                share = reader.layout.mesh.share(Layout("", *placements))
-                cuts[where] = -(-prod(tensor.shape) * tensor.itemsize // share)
+    for where in inputs.wanted:
+        if (moved := moves.priced(tensor, here, where)) is not None:
+            gates[where] = draft.communicate(moved, moves.members(here.place, where.place), ends)
+        elif where.placements != here.placements:
+            cuts[where] = -(-prod(tensor.shape) * tensor.itemsize // where.share)
     return draft.finish(gates=gates, cuts=cuts)

@@ -33,15 +33,33 @@ class MeshPlace:
         return MeshPlace(axes, workers)
 
 
-Where = tuple[MeshPlace, Placements]
+@dataclass(frozen=True, slots=True, eq=False)
+class Where:
+    """How a tensor is on a mesh. Equal ones are one object. `share`: of how many parts one has one."""
+
+    place: MeshPlace
+    placements: Placements
+    share: int
+
+    @staticmethod
+    @lru_cache(maxsize=None)
+    def of(place: MeshPlace, placements: Placements) -> "Where":
+        """Return the one object."""
+        return Where(place, placements, Mesh("own", place.axes).share(Layout("own", *placements)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
-    """What is known of a tensor that groups send each other."""
+    """What is known of a tensor that groups send each other. Equal ones are one object."""
 
     shape: tuple[int, ...]
     itemsize: int
+
+    @staticmethod
+    @lru_cache(maxsize=None)
+    def of(shape: tuple[int, ...], itemsize: int) -> "Tensor":
+        """Return the one object."""
+        return Tensor(shape, itemsize)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,11 +121,11 @@ class TensorMoves:
 
 def messages_between(tensor: Tensor, source: Where, target: Where, hosts: Ints) -> Messages:
     """Return what goes from worker to worker. `hosts`: the number of each worker's host, int32[workers]."""
-    (place, placements), (other, wanted) = source, target
+    place, other = source.place, target.place
     if not prod(tensor.shape):
         nothing = np.zeros(0, np.int32)
         return Messages(nothing, nothing, np.zeros(0, np.int64))
-    regions, elements = _overlaps(tensor.shape, (place.axes, placements), (other.axes, wanted))
+    regions, elements = _overlaps(tensor.shape, (place.axes, source.placements), (other.axes, target.placements))
     columns = {worker: column for column, worker in enumerate(other.workers)}
     receivers = [worker for worker in dict.fromkeys((*place.workers, *other.workers)) if worker in columns]
     had = np.full(len(hosts), -1, np.int32)
