@@ -183,9 +183,9 @@ class BlockCosts:
         own = tasks.dependencies[tasks.dependencies[:, 0] == OWN]
         for _, source, target in sorted(own.tolist(), key=lambda row: row[2]):
             ends[target] = max(ends[target], ends[source] + alone_s[target])
-        occupied_s: Floats = np.bincount(
-            tasks.resources, tasks.seconds, self.tasks.prices.resources
-        ).astype(np.float64)
+        occupied_s: Floats = np.bincount(tasks.resources, tasks.seconds, self.tasks.prices.resources).astype(
+            np.float64
+        )
         done = () if block.done is None else block.done.indices[block.done.indices >= 0].tolist()
         first_s = min((ends[task] for task in done), default=0.0)
         memory = np.zeros(workers) if block.memory is None else block.memory

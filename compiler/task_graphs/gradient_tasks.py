@@ -22,7 +22,7 @@ from partc.passes.search.grouped_step import GroupedStep
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A term of a parameter's gradient: its name and layout, who makes it, and that block's tasks and its slot."""
+    """A term of a parameter's gradient: its name and layout, who makes it, in which tasks and slot."""
 
     name: str
     layout: Layout
@@ -147,7 +147,7 @@ class UpdateWriter:
         return found
 
     def _joined(self, draft: Draft, of_mesh: _OfMesh) -> Ends:
-        """Add a task on each worker of the mesh, which takes no time, behind all that makes gradients there."""
+        """Add a task on each worker of a mesh, which takes no time, behind all that makes gradients there."""
         placed, workers = of_mesh.placed, len(self._prices.workers)
         joins = draft.joins(len(placed.at))
         for slot, made in of_mesh.makers.items():

@@ -5,7 +5,8 @@
     update     a bucket of parameters
 
 A block is written by the configurations of its `groups` and by the results of its `sources`: the blocks that
-it waits for, all before it, in slots 0, 1, ... Where these are equal, blocks of equal likeness are written alike.
+it waits for, all before it, in slots 0, 1, ... Where these are equal, blocks of equal likeness are written
+alike.
 """
 
 from collections.abc import Hashable, Sequence
@@ -89,7 +90,7 @@ class StepBlock(Protocol):
 
     @property
     def likeness(self) -> Hashable:
-        """Return what is equal where blocks of equally placed groups, with equal results of sources, are alike."""
+        """Return what is equal in blocks that are alike where groups and sources are."""
 
     def inputs(self, present: Present) -> Hashable:
         """Return what it is written by: equal inputs make equal blocks."""

@@ -6,7 +6,7 @@ members are ready, of which each takes a little time of its own to begin with.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -87,7 +87,7 @@ class Done:
         return _done_of(indices.tobytes())
 
 
-@lru_cache(maxsize=None)
+@cache
 def _done_of(indices: bytes) -> Done:
     return Done(np.frombuffer(indices, np.int32))
 
@@ -279,7 +279,7 @@ def _joined(layout: GroupLayout, way: Way) -> dict[tuple[int, CollectiveKind, in
 
 
 class TransferInputs(NamedTuple):
-    """What sends a tensor: how it is there, who makes it (in slot 0), and where else it is wanted, and how."""
+    """What sends a tensor: how it is there, who makes it (in slot 0), where else it is wanted, and how."""
 
     tensor: Tensor
     here: Where

@@ -17,6 +17,7 @@ from partc.cost.simulation.task_arrays import Floats, Ints, Longs
 from partc.passes.scheduling.segment_work import Work
 from partc.passes.search.group_layouts import CollectiveKind
 
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Moved:
     """What a communication takes: its seconds, for how long it occupies which lanes, and the bytes sent."""
@@ -129,7 +130,9 @@ class TaskPrices:
             routes = [self._route(pair) for pair in zip(sources.tolist(), targets.tolist(), strict=True)]
             lanes = np.concatenate([lanes for lanes, _ in routes])
             counts = [len(lanes) for lanes, _ in routes]
-            carried = np.bincount(lanes, np.repeat(nbytes, counts), len(self.network.lanes)).astype(np.float64)
+            carried = np.bincount(lanes, np.repeat(nbytes, counts), len(self.network.lanes)).astype(
+                np.float64
+            )
             messages = np.bincount(np.concatenate((sources, targets)))
             latency_s = max(latency_s for _, latency_s in routes)
             seconds = float(messages.max()) * latency_s + self.network.busiest_s(carried)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import prod
 
 import numpy as np
@@ -27,7 +27,7 @@ class MeshPlace:
     workers: tuple[int, ...]
 
     @staticmethod
-    @lru_cache(maxsize=None)
+    @cache
     def of(axes: Axes, workers: tuple[int, ...]) -> "MeshPlace":
         """Return the one object."""
         return MeshPlace(axes, workers)
@@ -42,7 +42,7 @@ class Where:
     share: int
 
     @staticmethod
-    @lru_cache(maxsize=None)
+    @cache
     def of(place: MeshPlace, placements: Placements) -> "Where":
         """Return the one object."""
         return Where(place, placements, Mesh("own", place.axes).share(Layout("own", *placements)))
@@ -56,7 +56,7 @@ class Tensor:
     itemsize: int
 
     @staticmethod
-    @lru_cache(maxsize=None)
+    @cache
     def of(shape: tuple[int, ...], itemsize: int) -> "Tensor":
         """Return the one object."""
         return Tensor(shape, itemsize)
@@ -74,7 +74,8 @@ class Messages:
     def joined(given: Sequence["Messages"]) -> "Messages":
         """Return messages in order, those between the same workers as one."""
         sources, targets, nbytes = (
-            np.concatenate([getattr(each, name) for each in given]) for name in ("sources", "targets", "nbytes")
+            np.concatenate([getattr(each, name) for each in given])
+            for name in ("sources", "targets", "nbytes")
         )
         most = int(targets.max(initial=0)) + 1
         pairs, numbers = np.unique(sources.astype(np.int64) * most + targets, return_inverse=True)
@@ -125,7 +126,9 @@ def messages_between(tensor: Tensor, source: Where, target: Where, hosts: Ints) 
     if not prod(tensor.shape):
         nothing = np.zeros(0, np.int32)
         return Messages(nothing, nothing, np.zeros(0, np.int64))
-    regions, elements = _overlaps(tensor.shape, (place.axes, source.placements), (other.axes, target.placements))
+    regions, elements = _overlaps(
+        tensor.shape, (place.axes, source.placements), (other.axes, target.placements)
+    )
     columns = {worker: column for column, worker in enumerate(other.workers)}
     receivers = [worker for worker in dict.fromkeys((*place.workers, *other.workers)) if worker in columns]
     had = np.full(len(hosts), -1, np.int32)

@@ -1,8 +1,8 @@
 """Full and delta simulation of a task graph (FlexFlow, arXiv:1807.05358, algorithms 1 and 2), with one queue.
 
     ready  when the last predecessor ends
-    end    when all its parts do: each takes a resource, from when the task is ready and the resource has ended
-           what it did before
+    end    when all its parts do: each takes a resource, from when the task is ready and the resource has
+           ended what it did before
 
 A resource takes tasks in the order of (ready, key). Keys ascend along dependencies, so a task's pair is
 greater than its predecessors' even where tasks take no time, and these rules allow one timeline only.
@@ -83,7 +83,7 @@ def replace_least(room: Room, size: int, ready: float, key: int) -> None:
 
 @compiled
 def run_task(contents: Contents, task: int, ready: float, room: Room, limit_s: float) -> float:
-    """Have the parts of a task take their resources; return its end, infinity where a step is beyond the limit."""
+    """Have the parts of a task take their resources; return its end, infinity: a step is beyond the limit."""
     end = ready
     for part in range(contents.part[task], contents.part[task + 1]):
         resource, seconds = contents.resource[part], contents.seconds[part]
@@ -108,7 +108,7 @@ def note_end(place: int, end: float, timeline: Timeline, room: Room) -> bool:
 def queue_task(
     block: int, place: int, ready: float, timeline: Timeline, room: Room, size: int, has_left: bool
 ) -> tuple[int, bool]:
-    """Queue a task: with those before it in its block, or in the place of the first, where that `has_left`."""
+    """Queue a task: with those before it in its block, or in the place of the first, if that `has_left`."""
     head = room.head[block]
     if head != NONE and timeline.ready[head] == ready and head + room.length[head] == place:
         room.length[head] += 1
@@ -173,7 +173,9 @@ def replay(
             return STOPPED, size
         timeline.end[place], timeline.order[count], room.waiting[place] = end, key, NONE
         count += 1
-        size, _ = release(contents, content, waiting, timeline, room, block, index, end, size, False, is_changed)
+        size, _ = release(
+            contents, content, waiting, timeline, room, block, index, end, size, False, is_changed
+        )
     for late in range(count, len(former)):
         block, index = former[late] >> INDEX_BITS, former[late] & INDEX_MASK
         if not is_changed[block] and room.waiting[timeline.offset[block] + index] == 0:

@@ -1,8 +1,8 @@
 """The flat arrays of a task graph, and the compiled code that writes the contents of blocks into them.
 
 Contents are written behind one another and never changed; a block *has* one of them, and several may have the
-same. What depends on a task is found from it: in its own block by the content, and in blocks that wait for its
-own by theirs.
+same. What depends on a task is found from it: in its own block by the content, and in blocks that wait for it
+by theirs.
 """
 
 from collections.abc import Callable
@@ -74,9 +74,7 @@ def compiled(kernel: Kernel) -> Kernel:
 
 
 @compiled
-def check(
-    parts: Ints, resources: Ints, seconds: Floats, dependencies: Ints, sources: int, limit: int
-) -> int:
+def check(parts: Ints, resources: Ints, seconds: Floats, dependencies: Ints, sources: int, limit: int) -> int:
     """Return what is wrong with a content, if anything. `sources`: of its block; `limit`: of resources."""
     total = 0
     for count in parts:

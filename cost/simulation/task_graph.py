@@ -8,7 +8,7 @@
 A block is what a search changes at once: the tasks of an operator group, the transfers of a tensor, the
 synchronisation of a parameter. Blocks are numbered in the order of the step, and wait for earlier ones. Such
 a graph has no circles, and the numbers break ties: of tasks that are ready at the same time, a resource runs
-the earlier block's first, then by index, so that a timeline depends on nothing but the contents of the blocks.
+the earlier block's first, then by index, so that a timeline depends on nothing but the blocks' contents.
 
 What a block's tasks wait for is part of its content. So are what tasks of other blocks wait for of theirs:
 replacing a block is writing one number, and blocks that are alike have one content.
@@ -139,7 +139,10 @@ class TaskGraph:
             Timeline(np.zeros(blocks + 1, np.int32), *_empty("f8 f8 i8")) for _ in range(2)
         )
         self._room = Room(
-            *_empty("i4 i4"), np.zeros(blocks, np.int32), *(np.zeros(resources) for _ in "ab"), *_empty("f8 i8")
+            *_empty("i4 i4"),
+            np.zeros(blocks, np.int32),
+            *(np.zeros(resources) for _ in "ab"),
+            *_empty("f8 i8"),
         )
         self._is_changed = np.zeros(blocks, np.int32)
         self._all = np.ones(blocks, np.int32)
@@ -306,7 +309,9 @@ class TaskGraph:
         self._timeline, self._spare = timelines
         room = self._room
         self._room = Room(
-            *(_with_room(values, tasks) for values in room[:2]), *room[2:5], *(_with_room(v, tasks) for v in room[5:])
+            *(_with_room(values, tasks) for values in room[:2]),
+            *room[2:5],
+            *(_with_room(v, tasks) for v in room[5:]),
         )
 
 

@@ -59,8 +59,8 @@ def relaxed(contents: Contents) -> dict[Task, tuple[float, float]]:
 
 
 class RandomMoves:
-    """A random graph and random changes of it, shaped as a search's: tasks wait for those of their block and of
-    a few earlier ones, and what waits for a block that is changed is changed, too.
+    """A random graph and random changes of it, shaped as a search's: tasks wait for those of their block and
+    of a few earlier ones, and what waits for a block that is changed is changed, too.
 
     Seconds are often equal, and often nothing, so that there are ties.
     """
