@@ -7,6 +7,7 @@ import typer
 
 from partc.compiler.options import SearchMethod, SearchMode
 from partc.cost.strategy import Batch
+from partc.passes.search.operator_space import Together
 
 ClusterFile = Annotated[Path, typer.Option("-c", "--cluster", help="cluster.json, or a resource file.")]
 StrategyName = Annotated[
@@ -26,6 +27,13 @@ SearchProposals = Annotated[
         help="How many configurations of operators a search tries, in place of --budget: the same on every "
         "machine.",
         min=1,
+    ),
+]
+SearchTogether = Annotated[
+    Together | None,
+    typer.Option(
+        help="What a search gives one configuration: the steps of a recurrence, or repeated layers as well. "
+        "Left out: they may differ."
     ),
 ]
 BatchReadingName = Annotated[

@@ -138,11 +138,13 @@ class TaskGraph:
         self._timeline, self._spare = (
             Timeline(np.zeros(blocks + 1, np.int32), *_empty("f8 f8 i8")) for _ in range(2)
         )
-        self._room = Room(
-            *_empty("i4 i4"),
-            np.zeros(blocks, np.int32),
-            *(np.zeros(resources) for _ in "ab"),
-            *_empty("f8 i8"),
+        self._room = Room._make(
+            (
+                *_empty("i4 i4"),
+                np.zeros(blocks, np.int32),
+                *(np.zeros(resources) for _ in ("free", "remaining")),
+                *_empty("f8 i8"),
+            )
         )
         self._is_changed = np.zeros(blocks, np.int32)
         self._all = np.ones(blocks, np.int32)
@@ -284,7 +286,9 @@ class TaskGraph:
             int(used.bounds[0]) + bounds,
             int(used.links[0]) + len(rows),
         )
-        self._contents = Contents(*map(_with_room, self._contents, needed))
+        arrays: tuple[Array, ...] = self._contents
+        sized = zip(arrays, needed, strict=True)
+        self._contents = Contents._make(_with_room(values, size) for values, size in sized)
         fields = content.parts, content.resources, content.seconds, content.dependencies
         self._numbers[content] = write(self._contents, used, *fields)
         self._known.append(content)
@@ -308,11 +312,10 @@ class TaskGraph:
             timelines.append(Timeline(timeline.offset, *(_with_room(v, tasks) for v in timeline[1:])))
         self._timeline, self._spare = timelines
         room = self._room
-        self._room = Room(
-            *(_with_room(values, tasks) for values in room[:2]),
-            *room[2:5],
-            *(_with_room(v, tasks) for v in room[5:]),
+        by_place, queue = (
+            [_with_room(values, tasks) for values in fields] for fields in (room[:2], room[5:])
         )
+        self._room = Room._make((*by_place, *room[2:5], *queue))
 
 
 def _waiting_of(sources: Sequence[Sequence[int]]) -> Waiting:
@@ -344,4 +347,4 @@ def _with_room(values: Array, size: int) -> Array:
     return result
 
 
-NO_TASKS = BlockTasks(*_empty("i4 i4 f8"), np.zeros((0, 3), np.int32))
+NO_TASKS = BlockTasks(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0), np.zeros((0, 3), np.int32))
