@@ -10,6 +10,7 @@ from partc.compiler.report.page import render_report
 from partc.cost.cluster.cluster import encode_cluster
 from partc.cost.sparsity import encode_sparsity
 from partc.cost.strategy import encode_strategy
+from partc.runtime.plan.device_index import write_device_index
 from partc.runtime.plan.plan_folder import sha256_of_file
 from partc.runtime.plan.plan_json import encode_plan
 
@@ -28,14 +29,22 @@ def describe_plan(compilation: Compilation) -> None:
     if compilation.sparsity is not None:
         (folder / SPARSITY).write_bytes(encode_sparsity(compilation.sparsity))
     lowered, model = compilation.lowered, onnx.load(folder / MODEL)
-    annotated = annotate(model, lowered.native, compilation.shapes, machines, lowered.meshes)
+    annotated = annotate(
+        model, lowered.native, compilation.shapes, machines, lowered.meshes, files.segments_of
+    )
     (folder / ANNOTATED).write_bytes(annotated.SerializeToString(deterministic=True))
     (folder / REPORT).write_text(render_report(compilation, machines, folder), encoding="utf-8")
+    write_device_index(compilation.plan, folder)
     hashes = {
         str(path.relative_to(folder)): sha256_of_file(path)
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
     step_s = compilation.timeline.step_s
-    plan = msgspec.structs.replace(compilation.plan, files=hashes, predicted_step_s=step_s)
+    plan = msgspec.structs.replace(
+        compilation.plan,
+        files=hashes,
+        predicted_step_s=step_s,
+        asked_strategy=compilation.options.asked_strategy,
+    )
     (folder / "plan.json").write_bytes(encode_plan(plan))

@@ -13,7 +13,8 @@ import numpy as np
 from partc.compiler.task_graphs.task_blocks import Done, Draft, Ends, Placed, Sum, TaskBlock
 from partc.compiler.task_graphs.tensor_moves import MeshPlace, Messages, Tensor, TensorMoves, Where
 from partc.cost.simulation.task_arrays import Floats, Ints
-from partc.passes.layouts.layouts import Layout, Mesh, Partial, Replicate, Split
+from partc.passes.layouts.layouts import Layout, Partial, Replicate, Split
+from partc.passes.layouts.meshes import Mesh
 from partc.passes.scheduling.segment_work import Work
 from partc.passes.search.count_work import count_update
 from partc.passes.search.group_layouts import plain

@@ -17,7 +17,8 @@ from partc.compiler.task_graphs.tensor_moves import MeshPlace, Tensor, TensorMov
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
 from partc.cost.simulation.task_arrays import OWN, Floats, Ints
 from partc.cost.simulation.task_graph import BlockTasks
-from partc.passes.layouts.layouts import Layout, Mesh
+from partc.passes.layouts.layouts import Layout
+from partc.passes.layouts.meshes import Mesh
 from partc.passes.scheduling.segment_work import Work
 from partc.passes.search.group_layouts import CollectiveKind, GroupLayout, plain
 from partc.passes.search.grouped_step import Way

@@ -10,7 +10,8 @@ import numpy as np
 from partc.compiler.task_graphs.task_prices import Moved, TaskPrices
 from partc.cost.simulation.task_arrays import Ints, Longs, compiled
 from partc.passes.layouts.boxes import box_of
-from partc.passes.layouts.layouts import Layout, Mesh
+from partc.passes.layouts.layouts import Layout
+from partc.passes.layouts.meshes import Mesh
 from partc.passes.search.group_layouts import Placements
 from partc.runtime.plan.moves import region_of
 from partc.runtime.plan.program import Region

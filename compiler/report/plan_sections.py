@@ -1,0 +1,121 @@
+"""What each section's template is given."""
+
+from collections.abc import Mapping
+
+from partc.compiler.report.choices.describe_mesh import describe_mesh
+from partc.compiler.report.choices.describe_variables import describe_variables, group_reasons
+from partc.compiler.report.choices.explain_choices import (
+    candidates,
+    describe_sensitivity,
+    describe_solution,
+    worked_examples,
+)
+from partc.compiler.report.cluster.describe_devices import describe_devices
+from partc.compiler.report.cluster.describe_links import describe_links, loads_of
+from partc.compiler.report.cluster.describe_servers import describe_servers
+from partc.compiler.report.cluster.draw_cluster import draw_cluster
+from partc.compiler.report.describe_assumptions import (
+    describe_draws,
+    describe_inputs,
+    describe_sparsity,
+    whole_ops,
+)
+from partc.compiler.report.describe_program import describe_listings
+from partc.compiler.report.draw_operators import draw_operators
+from partc.compiler.report.methods import EXPLANATIONS
+from partc.compiler.report.section import ReportSource
+from partc.compiler.report.timeline.bar_events import list_longest
+from partc.compiler.report.timeline.draw_timeline import draw_timeline
+
+Values = Mapping[str, object]
+
+
+def why_section(source: ReportSource) -> Values | None:
+    """Explain the ways of synchronisation; None where meshes decide."""
+    if source.compilation.strategy.has_meshes:
+        return None
+    examples = worked_examples(source.compilation.costs, source.facts, source.cluster)
+    return {"explanations": EXPLANATIONS, "examples": examples, "mesh": None, **_compared(source)}
+
+
+def mesh_section(source: ReportSource) -> Values | None:
+    """Describe the workers' mesh; None where every worker is a replica."""
+    mesh = describe_mesh(source.compilation)
+    return None if mesh is None else {"mesh": mesh, **_compared(source)}
+
+
+def _compared(source: ReportSource) -> Values:
+    costs, compilation = source.compilation.costs, source.compilation
+    return {
+        "candidates": candidates(costs, compilation.compared, compilation.timeline.step_s),
+        "sensitivity": describe_sensitivity(compilation.sensitivity),
+        "solution": describe_solution(costs.solution),
+    }
+
+
+def operators_section(source: ReportSource) -> Values | None:
+    """Draw who computes what; None where all divide samples alone."""
+    pictures = draw_operators(source.compilation)
+    return None if pictures is None else {"operators": pictures}
+
+
+def cluster_section(source: ReportSource) -> Values:
+    """Draw the cluster, and list what its links carry."""
+    plan = source.compilation.plan
+    loads = loads_of(source.traffic, source.cluster, source.compilation.timeline.step_s)
+    return {
+        "cluster": draw_cluster(plan, source.cluster, loads),
+        "links": describe_links(loads),
+        "assignment": source.compilation.costs.assignment,
+    }
+
+
+def timeline_section(source: ReportSource) -> Values:
+    """Draw the predicted step."""
+    timeline = source.compilation.timeline
+    return {
+        "timeline": draw_timeline(timeline, source.compilation.plan, source.words),
+        "longest": list_longest(timeline, source.words),
+    }
+
+
+def devices_section(source: ReportSource) -> Values:
+    """Tell memory and traffic of ranks."""
+    compilation = source.compilation
+    return {"devices": describe_devices(compilation.memory, compilation.timeline, compilation.plan)}
+
+
+def servers_section(source: ReportSource) -> Values:
+    """Tell what servers own."""
+    return {"assignment": describe_servers(source.compilation.costs.assignment)}
+
+
+def variables_section(source: ReportSource) -> Values:
+    """List all variables."""
+    compilation = source.compilation
+    choices = compilation.costs.choices
+    return {
+        "variables": describe_variables(compilation.plan, choices, source.facts),
+        "reasons": group_reasons(choices),
+    }
+
+
+def assumptions_section(source: ReportSource) -> Values:
+    """List inputs, and what is taken for granted."""
+    compilation, plan = source.compilation, source.compilation.plan
+    return {
+        "inputs": describe_inputs(plan),
+        "draws": describe_draws(plan),
+        "sparsity": describe_sparsity(compilation.sparsity, compilation.facts),
+        "has_sparse": any(fact.sparse for fact in compilation.facts),
+        "sizes": sorted(plan.sizes.items()),
+        "batch": plan.batch,
+        "departures": plan.departures,
+        "whole_ops": whole_ops(compilation.lowered),
+    }
+
+
+def program_section(source: ReportSource) -> Values:
+    """List segments and instructions."""
+    listings = describe_listings(source.compilation.plan, source.segments, source.words)
+    return {"segments": source.segments, "listings": listings}
