@@ -145,8 +145,8 @@ WARM_UP = Limits(50, 50)
 
 def compile_kernels() -> None:
     """Have delta simulation and its undoing compiled: a walk may come to it late."""
-    graph = TaskGraph(3, 1)
-    alone = BlockTasks(np.zeros(1, np.int32), np.ones(1), np.zeros((0, 4), np.int32))
+    graph = TaskGraph([()] * 3, 1)
+    alone = BlockTasks(np.ones(1, np.int32), np.zeros(1, np.int32), np.ones(1), np.zeros((0, 3), np.int32))
     graph.replace(dict.fromkeys(range(3), alone))
     graph.full()
     graph.replace({2: alone})
@@ -160,7 +160,7 @@ def tasks_of(system: str, case: Experiment) -> StepTasks:
     first = case.first
     step = group_step(first.analysis, case.groups)
     tasks = kind(step, TaskPrices(first.cluster, first.options.times), bucket_bytes(first.cluster))
-    tasks.graph = graph(2 * len(tasks.blocks), tasks.prices.gate + 1)
+    tasks.graph = graph([block.sources for block in tasks.blocks], tasks.prices.resources)
     return tasks
 
 

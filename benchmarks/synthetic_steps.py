@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from partc.cost.simulation.task_arrays import OWN
 from partc.cost.simulation.task_graph import BlockTasks, TaskGraph
 
 PER_HOST = 4
@@ -113,7 +114,19 @@ class Blocks:
         self._number[kind, one, other] = len(self._number)
 
     def graph(self) -> TaskGraph:
-        return TaskGraph(len(self._number), self.devices + 2 * self.hosts)
+        sources = [self._sources(*key) for key in self._number]
+        return TaskGraph(sources, self.devices + 2 * self.hosts)
+
+    def _sources(self, kind: str, one: int, other: int) -> list[int]:
+        """Return the blocks that a block waits for, by slot."""
+        if kind in ("to", "back"):
+            return [self._number["forward" if kind == "to" else "backward", one, -1]]
+        if kind == "forward":
+            return [self._number["to", source, one] for source in self.step.operators[one].reads]
+        if kind == "backward":
+            readers = [self._number["back", reader, one] for reader in self._readers[one]]
+            return [self._number["forward", one, -1], *readers]
+        return [self._number["backward", operator, -1] for operator in self._members[one]]
 
     def data_parallel(self) -> list[Configuration]:
         return [Configuration(tuple(range(self.devices)), True) for _ in self.step.operators]
@@ -137,6 +150,10 @@ class Blocks:
             self._number["forward", operator, -1]: self._computed(strategy, operator, "forward"),
             self._number["backward", operator, -1]: self._computed(strategy, operator, "backward"),
         }
+        for reader in self._readers[operator]:
+            found[self._number["forward", reader, -1]] = self._computed(strategy, reader, "forward")
+        for source in record.reads:
+            found[self._number["backward", source, -1]] = self._computed(strategy, source, "backward")
         edges = [(source, operator) for source in record.reads]
         edges += [(operator, reader) for reader in self._readers[operator]]
         for source, target in edges:
@@ -150,40 +167,33 @@ class Blocks:
     def _computed(self, strategy: list[Configuration], operator: int, kind: str) -> BlockTasks:
         parts = len(strategy[operator].devices)
         seconds = self.step.operators[operator].forward_s / parts * (2 if kind == "backward" else 1)
-        rows = np.zeros((0, 4), np.int32)
+        rows = []
+        others = self.step.operators[operator].reads if kind == "forward" else self._readers[operator]
         if kind == "backward":
-            here, there = (self._number[which, operator, -1] for which in ("forward", "backward"))
-            rows = np.array([(here, part, there, part) for part in range(parts)], np.int32)
-        devices = np.array(strategy[operator].devices, np.int32)
-        return BlockTasks(devices, np.full(parts, seconds + 1e-5), rows)
+            rows = [(0, part, part) for part in range(parts)]
+        for slot, other in enumerate(others, start=len(rows) > 0):
+            pairs = enumerate(_pairs(strategy[other], strategy[operator]))
+            rows += [(slot, number, target) for number, (_, target) in pairs]
+        return BlockTasks(
+            np.ones(parts, np.int32),
+            np.array(strategy[operator].devices, np.int32),
+            np.full(parts, seconds + 1e-5),
+            np.array(rows, np.int32).reshape(-1, 3),
+        )
 
     def _sent(self, strategy: list[Configuration], kind: str, source: int, target: int) -> BlockTasks:
+        """Return a task for each pair of parts, which takes no time where both are on one device."""
         here, there = strategy[source], strategy[target]
-        p, q = len(here.devices), len(there.devices)
-        if here.by_sample == there.by_sample:
-            pairs = [
-                (i, j) for j in range(q) for i in range(j * p // q, max(j * p // q + 1, (j + 1) * p // q))
-            ]
-        else:
-            pairs = [(i, j) for j in range(q) for i in range(p)]
+        pairs = _pairs(here, there)
         made_by = source if kind == "to" else target
         seconds = LATENCY_S + self.step.operators[made_by].output_bytes / len(pairs) / OUT_BYTES_PER_S
-        block = self._number[kind, source, target]
-        compute = "forward" if kind == "to" else "backward"
-        first, second = self._number[compute, source, -1], self._number[compute, target, -1]
-        resources: list[int] = []
-        rows = []
-        for i, j in pairs:
-            if here.devices[i] == there.devices[j]:
-                rows.append((first, i, second, j))
-                continue
-            rows.append((first, i, block, len(resources)))
-            rows.append((block, len(resources), second, j))
-            resources.append(self._way(here.devices[i], there.devices[j]))
+        ways = [self._way(here.devices[i], there.devices[j]) for i, j in pairs]
+        is_sent = np.array([here.devices[i] != there.devices[j] for i, j in pairs])
         return BlockTasks(
-            np.array(resources, np.int32),
-            np.full(len(resources), seconds),
-            np.array(rows, np.int32).reshape(-1, 4),
+            is_sent.astype(np.int32),
+            np.array(ways, np.int32)[is_sent],
+            np.full(int(is_sent.sum()), seconds),
+            np.array([(0, i, number) for number, (i, _) in enumerate(pairs)], np.int32),
         )
 
     def _way(self, source: int, target: int) -> int:
@@ -191,11 +201,10 @@ class Blocks:
         return self.devices + host + (self.hosts if host != target // PER_HOST else 0)
 
     def _reduced(self, strategy: list[Configuration], parameter: int) -> BlockTasks:
-        block = self._number["reduce", parameter, -1]
         users: dict[int, list[tuple[int, int]]] = {}
-        for operator in self._members[parameter]:
+        for slot, operator in enumerate(self._members[parameter]):
             for part, device in enumerate(strategy[operator].devices):
-                users.setdefault(device, []).append((operator, part))
+                users.setdefault(device, []).append((slot, part))
         hosts = sorted({device // PER_HOST for device in users})
         size = self.step.parameter_bytes[parameter]
         devices = sorted(users)
@@ -207,9 +216,21 @@ class Blocks:
         seconds = [bus_s] * len(devices) + [ring_s] * len(hosts) + [1e-4] * len(devices)
         rows = []
         for place, device in enumerate(devices):
-            for operator, part in users[device]:
-                rows.append((self._number["backward", operator, -1], part, block, place))
+            rows += [(slot, part, place) for slot, part in users[device]]
             ring = len(devices) + hosts.index(device // PER_HOST)
-            rows.append((block, place, block, ring))
-            rows.append((block, ring, block, len(devices) + len(hosts) + place))
-        return BlockTasks(np.array(resources, np.int32), np.array(seconds), np.array(rows, np.int32))
+            rows.append((OWN, place, ring))
+            rows.append((OWN, ring, len(devices) + len(hosts) + place))
+        return BlockTasks(
+            np.ones(len(resources), np.int32),
+            np.array(resources, np.int32),
+            np.array(seconds),
+            np.array(rows, np.int32),
+        )
+
+
+def _pairs(here: Configuration, there: Configuration) -> list[tuple[int, int]]:
+    """Return which parts of one operator those of another read."""
+    p, q = len(here.devices), len(there.devices)
+    if here.by_sample == there.by_sample:
+        return [(i, j) for j in range(q) for i in range(j * p // q, max(j * p // q + 1, (j + 1) * p // q))]
+    return [(i, j) for j in range(q) for i in range(p)]

@@ -12,6 +12,7 @@ from partc.cost.named_strategy import NAMES, NamedStrategy, parse_named
 from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
 from partc.cost.strategy import Batch, Mechanism, Mode, Strategy, read_strategy
 from partc.passes.layouts.strategy_meshes import meshes_of
+from partc.passes.search.operator_space import Together
 from partc.runtime.errors import BadStrategy, BadUsage, one_of
 from partc.runtime.plan.program import Aggregation, Rounding
 
@@ -60,12 +61,15 @@ class SearchOptions:
 
     budget_s   seconds, unless proposals are given
     proposals  how many configurations of operators are tried: the same on every machine; None: seconds count
+    together   which operators have one configuration: steps of a recurrence, or repeated layers, too; None:
+               each may have its own
     """
 
     budget_s: float = SEARCH_S
     seed: int = 0
     method: SearchMethod = "auto"
     proposals: int | None = None
+    together: Together | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,31 +83,56 @@ def lay_out(
 
 def configuration_of(analysis: Analysis, strategy: Strategy) -> Configuration:
     """Return what a strategy asks for: what operators' own devices divide of parameters is kept in parts."""
+    return _configured(analysis, strategy, {})[0]
+
+
+def lay_out_strategy(
+    analysis: Analysis, strategy: Strategy, samples: dict[int, Mapping[str, Wish]] | None = None
+) -> LaidOutGraph:
+    """Give every tensor the layout that a strategy asks for.
+
+    `samples`: what samples ask of nodes, by their parts, is looked up there, and noted, if it is given for
+    steps of the same analysis.
+    """
+    configuration, graph = _configured(analysis, strategy, {} if samples is None else samples)
+    return graph or lay_out(analysis, strategy.parameters, configuration)
+
+
+def _configured(
+    analysis: Analysis, strategy: Strategy, samples: dict[int, Mapping[str, Wish]]
+) -> tuple[Configuration, LaidOutGraph | None]:
+    """Return what a strategy asks for, and the layouts of it, if they had to be looked at."""
     configuration = configure(analysis, strategy)
     if not any(config.devices for config in strategy.ops):
-        return configuration
-    configuration = _divide_samples(analysis, configuration)
+        return configuration, None
+    configuration = _divide_samples(analysis, configuration, samples)
     listed = {v for v, p in analysis.followers.items() if not strategy.variables.keys().isdisjoint({v, p})}
     graph = lay_out(analysis, strategy.parameters, configuration)
     weights = [{n: s for n, s in of_axis.items() if n not in listed} for of_axis in _divided(graph)]
     kept = _keep(configuration, graph, analysis, weights)
-    graph = lay_out(analysis, strategy.parameters, kept)
+    if kept.homes != configuration.homes:
+        graph = lay_out(analysis, strategy.parameters, kept)
     of_other_axes = [follow_readers(graph, a, {*listed, *of_axis}) for a, of_axis in enumerate(weights) if a]
-    return _keep(kept, graph, analysis, [{}, *of_other_axes])
+    followed = _keep(kept, graph, analysis, [{}, *of_other_axes])
+    return followed, graph if followed.homes == kept.homes else None
 
 
-def _divide_samples(analysis: Analysis, configuration: Configuration) -> Configuration:
+def _divide_samples(
+    analysis: Analysis, configuration: Configuration, samples: dict[int, Mapping[str, Wish]]
+) -> Configuration:
     """Let the operators of each mesh divide samples along its first axis, as their operands' may not."""
     if analysis.per_replica:
         return configuration
     wishes = {name: dict(of_node) for name, of_node in configuration.wishes.items()}
     for number, mesh in enumerate(configuration.meshes.each):
         if (parts := mesh.size(REPLICAS)) > 1:
-            alone = lay_out(analysis, {}, data_parallel(parts))
+            if parts not in samples:
+                alone = lay_out(analysis, {}, data_parallel(parts))
+                decided = {name: own for name, own in alone.decisions.items() if name in analysis.main}
+                samples[parts] = {name: _wish_for_samples(own) for name, own in decided.items()}
             for name in analysis.main:
-                if configuration.places.nodes.get(name, 0) == number and name in alone.decisions:
-                    wish = _wish_for_samples(alone.decisions[name])
-                    wishes.setdefault(name, {}).setdefault(REPLICAS, wish)
+                if configuration.places.nodes.get(name, 0) == number and name in samples[parts]:
+                    wishes.setdefault(name, {}).setdefault(REPLICAS, samples[parts][name])
     return replace(configuration, wishes=wishes)
 
 
@@ -167,7 +192,7 @@ def lower_step(
     `expected`: rows on their way, by sparse parameter, for prices alone. `sessions`: counters live on
     servers, which several sessions share.
     """
-    graph = lay_out(analysis, strategy.parameters, configuration_of(analysis, strategy))
+    graph = lay_out_strategy(analysis, strategy)
     aggregate_partials(graph)
     lowered = lower(graph, expected, sessions)
     lowered.native, lowered.decisions = dict(graph.layouts), dict(graph.decisions)

@@ -49,6 +49,7 @@ def compile_command(
     seed: arguments.SearchSeed = 0,
     method: arguments.SearchMethodName = "auto",
     proposals: arguments.SearchProposals = None,
+    together: arguments.SearchTogether = None,
     profile: arguments.ProfileFile = None,
     batch: arguments.BatchReadingName = None,
     state: StateArgument = "",
@@ -73,7 +74,7 @@ def compile_command(
     """Spread a training step over a cluster: segments, plan, report."""
     options = Options(
         strategy=strategy,
-        search=SearchOptions(parse_seconds(budget, "--budget"), seed, method, proposals),
+        search=SearchOptions(parse_seconds(budget, "--budget"), seed, method, proposals, together),
         batch=batch,
         profile=profile,
         sizes=parse_sizes(size),

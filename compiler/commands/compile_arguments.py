@@ -15,6 +15,7 @@ from partc.compiler.commands.command_line.completion import (
 )
 from partc.compiler.options import SearchMethod, SearchMode
 from partc.cost.strategy import Batch
+from partc.passes.search.operator_space import Together
 
 ClusterFile = Annotated[
     Path,
@@ -53,6 +54,13 @@ SearchProposals = Annotated[
         "machine.",
         min=1,
         rich_help_panel=panels.STRATEGY,
+    ),
+]
+SearchTogether = Annotated[
+    Together | None,
+    typer.Option(
+        help="What a search gives one configuration: the steps of a recurrence, or repeated layers as well. "
+        "Left out: they may differ."
     ),
 ]
 BatchReadingName = Annotated[

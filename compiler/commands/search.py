@@ -40,6 +40,7 @@ def search_command(
     seed: arguments.SearchSeed = 0,
     method: arguments.SearchMethodName = "auto",
     proposals: arguments.SearchProposals = None,
+    together: arguments.SearchTogether = None,
     profile: arguments.ProfileFile = None,
     batch: arguments.BatchReadingName = None,
     state: StateArgument = "",
@@ -52,7 +53,7 @@ def search_command(
     check_output_file(output, train)
     output.parent.mkdir(parents=True, exist_ok=True)  # before the search, whose answer is not to be lost
     options = Options(
-        search=SearchOptions(parse_seconds(budget, "--budget"), seed, method, proposals),
+        search=SearchOptions(parse_seconds(budget, "--budget"), seed, method, proposals, together),
         batch=batch,
         profile=profile,
         sizes=parse_sizes(size),

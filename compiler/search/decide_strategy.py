@@ -3,7 +3,8 @@
     batch per replica   data parallelism, as choose_synchronisation decides it: names have other replicas, but
                         for `fsdp` and micro-batches, which are taken where memory is too small
     one batch for all   data parallelism so, and named strategies: the quickest by simulated steps of whole
-                        plans, if it is quicker by more than the price may be off (a quarter)
+                        plans, if it is quicker by more than the price may be off (a quarter). All names are
+                        estimated, and those that promise most are priced
 
 How many names are priced depends on the graph alone, never on the clock: compiling twice gives the same plan.
 """
@@ -19,6 +20,7 @@ from partc.compiler.options import Options
 from partc.compiler.pipeline import PipelinePhase, run
 from partc.compiler.planning.price_step import MANY_RANKS
 from partc.compiler.search.name_what_fits import names_by_need
+from partc.compiler.search.rank_names import rank_names
 from partc.compiler.search.whole_steps import WholeSteps, names_for
 from partc.compiler.settle_options import begin_compilation, fill_sizes
 from partc.cost.assignment.search_strategy import DATA_PARALLEL, Tried
@@ -31,7 +33,7 @@ from partc.runtime.log import log
 # names that were to save less were slower when they ran (docs/decisions/045-auto-tries-names.md).
 REQUIRED_GAIN_OF_NAMES = 0.25
 
-# Names that are tried: together of so many nodes, which takes some ten seconds on 48 devices.
+# Names that are priced: together of so many nodes, which takes some ten seconds on 48 devices; one at least.
 TRIED_NODES = 5_000
 MOST_NAMES = 16
 
@@ -124,19 +126,21 @@ def _data_parallel(compilation: Compilation) -> tuple[Tried, ...]:
 
 def _count_tried(compilation: Compilation) -> int:
     """Return how many names are worth their time, where data parallelism does it as well."""
-    return min(MOST_NAMES, TRIED_NODES // max(1, len(compilation.training.graph.nodes)))
+    return max(1, min(MOST_NAMES, TRIED_NODES // max(1, len(compilation.training.graph.nodes))))
 
 
 def _price_names(compilation: Compilation, read: Read, is_refused: bool) -> Iterator[Tried]:
-    """Yield the prices of the first names, without those that are refused.
+    """Yield the prices of the names that promise most, without those that are refused.
 
     Where nothing fits so far, not even a name, the first that does of those that need less is the last.
     """
     analysis = compilation.analysis
     replicas = compilation.replicas if analysis.per_replica else None
     price = WholeSteps(read, compilation.cluster, compilation.options, replicas=replicas)
-    names = ["fsdp"] if analysis.per_replica else names_for(compilation.worker_hosts)
+    names = ["fsdp"] if analysis.per_replica else list(names_for(compilation.worker_hosts))
     with compilation.watch.phase("price names"):
+        if not analysis.per_replica and not is_refused:
+            names = rank_names(compilation, names)
         for name in islice(names, MOST_NAMES if is_refused else _count_tried(compilation)):
             if (priced := price(name, name)) is not None:
                 yield Tried((name,), priced.strategy, priced.step_s)

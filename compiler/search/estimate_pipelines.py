@@ -41,9 +41,13 @@ class _Work:
 
 @dataclass(frozen=True)
 class PipelineEstimate:
-    """Estimates pipelines of one step. What was asked before is remembered."""
+    """Estimates pipelines of one step. What was asked before is remembered.
+
+    laid_out  the number of parts of weights whose layouts stand for those of all numbers; 0: each has its own
+    """
 
     pipelines: StepPipelines
+    laid_out: int = 0
     _ways: dict[tuple[int, int, int], tuple[list[float], list[float]]] = field(default_factory=dict)
     _sent: dict[tuple[int, int], tuple[Timed, ...]] = field(default_factory=dict)
 
@@ -128,10 +132,13 @@ class PipelineEstimate:
 
     def _sent_along(self, data: int, tensor: int) -> tuple[Timed, ...]:
         """Return what is sent along `tensor`, as the bytes in place of seconds of an AllReduce as long."""
+        workers = self.pipelines.space.workers
+        if self.laid_out:
+            data, tensor = workers // self.laid_out, self.laid_out
         key = data, tensor
         if key not in self._sent:
             analysis, line = self.pipelines.analysis, self.pipelines.line
-            alone = Pipeline(self.pipelines.space.workers // tensor, tensor)
+            alone = Pipeline(workers // tensor, tensor)
             graph = lay_out(analysis, {}, configure(analysis, self.pipelines.strategy(alone)))
             maker = {t.name: node.name for node in analysis.training.graph.nodes for t in node.outputs}
             self._sent[key] = tuple(

@@ -17,6 +17,7 @@ from partc.passes.search.grouped_step import group_step
 from partc.passes.search.operator_space import (
     OperatorConfig,
     OperatorSpace,
+    Together,
     data_parallel_config,
     kinds_of,
 )
@@ -31,16 +32,17 @@ class OwnSpace:
 
     first: Compilation
     groups: tuple[OperatorGroup, ...]
+    together: Together | None = None
 
     @staticmethod
-    def of(first: Compilation) -> "OwnSpace | None":
+    def of(first: Compilation, together: Together | None = None) -> "OwnSpace | None":
         """Return the space of a step; None where there is nothing to choose.
 
         A batch of each replica's own leaves nothing: all operators have all workers as replicas.
         """
         analysis = first.analysis
         groups = find_groups(analysis.training, analysis.facts, analysis.main)
-        return None if analysis.per_replica or not groups else OwnSpace(first, groups)
+        return None if analysis.per_replica or not groups else OwnSpace(first, groups, together)
 
     @cached_property
     def tasks(self) -> StepTasks:
@@ -50,7 +52,7 @@ class OwnSpace:
     @cached_property
     def space(self) -> OperatorSpace:
         """Return what configurations may be drawn."""
-        return space_of(self.first, self.groups)
+        return space_of(self.first, self.groups, self.together)
 
     @cached_property
     def kinds(self) -> Kinds:
@@ -124,9 +126,12 @@ def make_tasks(first: Compilation, groups: Sequence[OperatorGroup]) -> StepTasks
     return StepTasks(step, TaskPrices(first.cluster, first.options.times), bucket_bytes(first.cluster))
 
 
-def space_of(first: Compilation, groups: Sequence[OperatorGroup]) -> OperatorSpace:
+def space_of(
+    first: Compilation, groups: Sequence[OperatorGroup], together: Together | None = None
+) -> OperatorSpace:
     """Return what configurations of a step's operator groups may be drawn."""
     analysis = first.analysis
     fed = analysis.training.data_inputs.values()
     sizes = [analysis.facts.shape(e.name)[e.sample_axis] for e in fed if e.sample_axis is not None]
-    return OperatorSpace(kinds_of(groups), len(first.worker_names), min(sizes, default=1))
+    kinds = kinds_of(groups, together)
+    return OperatorSpace(kinds, len(first.worker_names), min(sizes, default=1), together is not None)

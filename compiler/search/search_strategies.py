@@ -141,7 +141,7 @@ class _Search:
         if method in ("auto", "mcmc"):
             self._try_names()
             self._climb_pipelines()
-        own = OwnSpace.of(self._first)
+        own = OwnSpace.of(self._first, self._asked.together)
         if own is None:
             self._refuse_without_choice()
         elif method == "exhaustive":
@@ -227,7 +227,8 @@ class _Search:
             starts += self._additive_starts(own)
             if own.states <= MOST_TRIED_STATES:
                 exhausted = self._exhaust(own, own.quickest(starts), EXHAUSTED_SHARE)
-                if exhausted.is_proven and all(len(groups) == 1 for groups in own.kinds.groups):
+                is_alike = own.space.is_alike or all(len(groups) == 1 for groups in own.kinds.groups)
+                if exhausted.is_proven and is_alike:
                     return  # walks have no other states
                 starts.append(exhausted.state)
         chains = 1 if limit.proposals is not None else 0  # as many on every machine

@@ -105,7 +105,7 @@ class StepBound:
     @property
     def _resources(self) -> int:
         prices = self._costs.tasks.prices
-        return prices.gate - len(prices.workers)
+        return prices.resources - len(prices.workers)
 
     def _add_computing(self) -> None:
         for number, block in self._costs.computing.items():

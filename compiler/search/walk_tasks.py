@@ -91,9 +91,9 @@ class TaskWalk:
             used = self._state[rng.integers(len(self._state))].workers
         number, config = self._space.draw(rng, used)
         kind = self._space.kinds[number]
-        if share < SINGLE_SHARE:
+        if share < SINGLE_SHARE and not self._space.is_alike:
             proposed = {int(rng.choice(kind.groups)): config}
-        elif share < SINGLE_SHARE + FAMILY_SHARE:
+        elif SINGLE_SHARE <= share < SINGLE_SHARE + FAMILY_SHARE:
             proposed = dict.fromkeys(kind.family, config)
         else:
             proposed = {
@@ -170,7 +170,8 @@ def climb(
     state, step_s = list(start), tasks.begin(start)
     assert step_s is not None, "a start that can be"
     units = [(number, kind.groups) for number, kind in enumerate(space.kinds)]
-    units += [(number, (one,)) for number, groups in units if len(groups) > 1 for one in groups]
+    if not space.is_alike:
+        units += [(number, (one,)) for number, groups in units if len(groups) > 1 for one in groups]
     since_better = tried = 0
     for kind, groups in cycle(units):
         if since_better == len(units):

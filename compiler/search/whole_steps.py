@@ -104,4 +104,7 @@ def names_for(hosts: Sequence[str]) -> Iterator[str]:
     )
     yield from (name for turn in zip_longest(*kinds) for name in turn if name is not None)
     for n in parts:
-        yield from (f"{words},tensor={n}" for words in ("fsdp", *(f"pipeline={k}" for k in stages)))
+        others = [k for k in stages if workers % (k * n) == 0]
+        yield from (
+            f"{words},tensor={n}" for words in (*["fsdp"] * (n < workers), *(f"pipeline={k}" for k in others))
+        )

@@ -14,13 +14,14 @@ from partc.compiler.task_graphs.step_blocks import (
     ParameterOf,
     Present,
     ReadTensor,
+    StepBlock,
     TransferBlock,
     UpdateBlock,
     Written,
 )
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.compiler.task_graphs.task_blocks import TaskBlock
-from partc.cost.simulation.task_arrays import Floats
+from partc.cost.simulation.task_arrays import OWN, Floats
 from partc.passes.search.operator_space import OperatorConfig
 
 
@@ -109,7 +110,7 @@ class BlockCosts:
         placed = self._present.placed[block.group]
         key = id(placed), block.way
         if key not in self._computed:
-            written = replace(block, reads=(), sources=()).write(self._present)
+            written = self._write(replace(block, reads=(), sources=()))
             self._computed[key] = written, self._alone(written)
         return self._computed[key]
 
@@ -136,14 +137,14 @@ class BlockCosts:
         read = reading.sender.reads[reading.number]
         sender = replace(reading.sender, reads=(read,), groups=(having, wanting))
         if reading.maker is not None:
-            self._present.written[reading.maker] = Written(self._compute(reading.maker, source)[0], 0, 0)
+            self._present.put(reading.maker, Written(self._compute(reading.maker, source)[0], 0))
             self._place({having: source, wanting: target})
-        sent = sender.write(self._present)
-        self._present.written[reading.tensor] = Written(sent, 0, 0)
+        sent = self._write(sender)
+        self._present.put(reading.tensor, Written(sent, 0))
         sources = (reading.tensor,) if reading.maker is None else (reading.tensor, reading.maker)
         known = ReadTensor(read[0], 0, None if reading.maker is None else 1)
         block = self.computing[reading.reader]
-        behind = replace(block, reads=(known,), sources=sources).write(self._present)
+        behind = self._write(replace(block, reads=(known,), sources=sources))
         longer_s = self._alone(behind).seconds - self.compute(reading.reader, target).seconds
         alone = self._alone(sent)
         return Sent(alone.seconds + max(0.0, longer_s), alone.sending_s)
@@ -157,9 +158,12 @@ class BlockCosts:
             maker = self.computing.get(source)
             if maker is not None and maker.group in configs:
                 written, _ = self._compute(source, configs[maker.group])
-                self._present.written[source] = Written(written, 0, 0)
+                self._present.put(source, Written(written, 0))
         self._place(configs)
-        return self._alone(replace(block, parameters=tuple(parameters)).write(self._present))
+        return self._alone(self._write(replace(block, parameters=tuple(parameters))))
+
+    def _write(self, block: StepBlock) -> TaskBlock:
+        return block.write(block.inputs(self._present))
 
     def _place(self, configs: Mapping[int, OperatorConfig]) -> None:
         for group, config in configs.items():
@@ -169,12 +173,20 @@ class BlockCosts:
 
     def _alone(self, block: TaskBlock) -> Alone:
         workers = len(self.tasks.prices.workers)
-        ends = block.seconds.tolist()
-        for source, target in sorted(block.rows.tolist(), key=lambda row: row[1]):
-            ends[target] = max(ends[target], ends[source] + float(block.seconds[target]))
-        occupied_s: Floats = np.bincount(block.resources, block.seconds, self.tasks.prices.gate + 1).astype(
+        tasks = block.tasks
+        lasts = np.cumsum(tasks.parts)
+        alone_s = [
+            float(tasks.seconds[last - parts : last].max(initial=0.0))
+            for last, parts in zip(lasts.tolist(), tasks.parts.tolist(), strict=True)
+        ]
+        ends = list(alone_s)
+        own = tasks.dependencies[tasks.dependencies[:, 0] == OWN]
+        for _, source, target in sorted(own.tolist(), key=lambda row: row[2]):
+            ends[target] = max(ends[target], ends[source] + alone_s[target])
+        occupied_s: Floats = np.bincount(tasks.resources, tasks.seconds, self.tasks.prices.resources).astype(
             np.float64
         )
-        first_s = min((ends[task] for task in block.done.values()), default=0.0)
+        done = () if block.done is None else block.done.indices[block.done.indices >= 0].tolist()
+        first_s = min((ends[task] for task in done), default=0.0)
         memory = np.zeros(workers) if block.memory is None else block.memory
-        return Alone(max(ends, default=0.0), first_s, occupied_s[:workers], occupied_s[workers:-1], memory)
+        return Alone(max(ends, default=0.0), first_s, occupied_s[:workers], occupied_s[workers:], memory)

@@ -4,24 +4,15 @@ Terms that a mesh makes are summed there first, together; rows of indexed gradie
 dense ones where that moves less.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
 
-from partc.compiler.task_graphs.task_blocks import (
-    Draft,
-    MeshPlace,
-    Placed,
-    Sum,
-    Task,
-    TaskBlock,
-    Tensor,
-    moves_between,
-)
-from partc.compiler.task_graphs.task_prices import TaskPrices
-from partc.cost.simulation.task_arrays import Floats
+from partc.compiler.task_graphs.task_blocks import Done, Draft, Ends, Placed, Sum, TaskBlock
+from partc.compiler.task_graphs.tensor_moves import MeshPlace, Messages, Tensor, TensorMoves, Where
+from partc.cost.simulation.task_arrays import Floats, Ints
 from partc.passes.layouts.layouts import Layout, Partial, Replicate, Split
 from partc.passes.layouts.meshes import Mesh
 from partc.passes.scheduling.segment_work import Work
@@ -32,12 +23,12 @@ from partc.passes.search.grouped_step import GroupedStep
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A term of a parameter's gradient: its name and layout, who makes it, and that block and its slot."""
+    """A term of a parameter's gradient: its name and layout, who makes it, in which tasks and slot."""
 
     name: str
     layout: Layout
     placed: Placed
-    made: TaskBlock
+    made: Done
     slot: int
 
 
@@ -56,23 +47,23 @@ class _OfMesh:
     """What a mesh makes of a bucket's gradients.
 
     sums   the collectives that sum terms, one after the other -> bytes
-    sent   (from, to) -> bytes
+    sent   messages
     homes  the workers that keep the parameters
     """
 
     placed: Placed
-    makers: dict[int, TaskBlock] = field(default_factory=dict)  # by slot
+    makers: dict[int, Done] = field(default_factory=dict)  # by slot
     sums: dict[tuple[Sum, ...], int] = field(default_factory=dict)
-    sent: dict[tuple[int, int], int] = field(default_factory=dict)
+    sent: list[Messages] = field(default_factory=list)
     homes: dict[int, None] = field(default_factory=dict)
 
 
 class UpdateWriter:
     """Writes the blocks of updates."""
 
-    def __init__(self, step: GroupedStep, prices: TaskPrices) -> None:
+    def __init__(self, step: GroupedStep, moves: TensorMoves) -> None:
         self._step = step
-        self._prices = prices
+        self._moves, self._prices = moves, moves.prices
         self._facts = step.analysis.facts
         self._work: dict[tuple[str, int], Work] = {}
         self._followers: dict[str, int] = {}
@@ -96,12 +87,11 @@ class UpdateWriter:
                 of_mesh.homes.update(dict.fromkeys(update.home.workers))
                 self._add_term(of_mesh, update, term, own)
         draft = Draft(self._prices)
-        behind: dict[int, list[Task]] = {}
-        for of_mesh in meshes.values():
-            for worker, end in self._bring_home(draft, of_mesh).items():
-                behind.setdefault(worker, []).append(end)
-        for worker in np.flatnonzero(seconds).tolist():
-            draft.task(worker, float(seconds[worker]), behind.get(worker, ()))
+        ends = [self._bring_home(draft, of_mesh) for of_mesh in meshes.values()]
+        keepers = np.flatnonzero(seconds).astype(np.int32)
+        tasks = draft.tasks(keepers, seconds[keepers])
+        for behind in ends:
+            draft.wait_for_ends(behind, keepers, tasks)
         return draft.finish(memory=memory)
 
     def _update_s(self, update: Updated) -> Floats:
@@ -129,25 +119,43 @@ class UpdateWriter:
             of_mesh.sums[sums] = of_mesh.sums.get(sums, 0) + nbytes
         if not is_here or found.placements != layout.placements:
             shape, dtype = self._facts.shape(update.parameter), self._facts.dtypes[update.parameter]
-            ends = (placed.place, plain(found)), (update.home.place, plain(layout))
-            for pair, moved in moves_between(Tensor(shape, dtype.itemsize), *ends, self._prices.hosts):
-                of_mesh.sent[pair] = of_mesh.sent.get(pair, 0) + (min(moved, nbytes) if is_sparse else moved)
+            ends = Where.of(placed.place, plain(found)), Where.of(update.home.place, plain(layout))
+            sent = self._moves.messages(Tensor.of(shape, dtype.itemsize), *ends)
+            if is_sparse:
+                sent = replace(sent, nbytes=np.minimum(sent.nbytes, nbytes))
+            if len(sent.nbytes):
+                of_mesh.sent.append(sent)
 
-    def _bring_home(self, draft: Draft, of_mesh: _OfMesh) -> Mapping[int, Task]:
+    def _bring_home(self, draft: Draft, of_mesh: _OfMesh) -> Ends:
         """Add the collectives and messages of a mesh's gradients; return what each keeper waits for."""
-        placed = of_mesh.placed
-        ends = {
-            worker: draft.join((slot, made.done[worker]) for slot, made in of_mesh.makers.items())
-            for worker in placed.workers
-        }
+        placed, workers = of_mesh.placed, len(self._prices.workers)
+        if len(of_mesh.makers) == 1:
+            ((slot, made),) = of_mesh.makers.items()
+            ends = Ends.of(made, slot, workers)
+        else:
+            ends = self._joined(draft, of_mesh)
         for sums, nbytes in of_mesh.sums.items():
             for kind, axis in sums:
                 draft.sum_along(placed, kind, axis, nbytes, ends)
+        homes: Ints = np.array(list(of_mesh.homes), np.int32)
         if of_mesh.sent:
-            members = tuple(dict.fromkeys((*placed.workers, *of_mesh.homes)))
-            moved = self._prices.exchange(tuple(sorted(of_mesh.sent.items())))
-            ends = dict.fromkeys(members, draft.communicate(moved, members, ends))
-        return {worker: ends[worker] for worker in of_mesh.homes if worker in ends}
+            members = np.array(tuple(dict.fromkeys((*placed.workers, *of_mesh.homes))), np.int32)
+            sent = Messages.joined(of_mesh.sent)
+            moved = self._prices.exchange(sent.sources, sent.targets, sent.nbytes)
+            ends.put(members, draft.communicate(moved, members, ends))
+        found = Ends(workers)
+        found.slots[homes], found.indices[homes] = ends.slots[homes], ends.indices[homes]
+        return found
+
+    def _joined(self, draft: Draft, of_mesh: _OfMesh) -> Ends:
+        """Add a task on each worker of a mesh, which takes no time, behind all that makes gradients there."""
+        placed, workers = of_mesh.placed, len(self._prices.workers)
+        joins = draft.joins(len(placed.at))
+        for slot, made in of_mesh.makers.items():
+            draft.wait_for_ends(Ends.of(made, slot, workers), placed.at, joins)
+        ends = Ends(workers)
+        ends.put(placed.at, joins)
+        return ends
 
 
 def _sums_of(native: Layout, home: Layout, is_sparse: bool) -> tuple[tuple[Sum, ...], Layout]:

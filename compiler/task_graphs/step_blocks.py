@@ -5,26 +5,30 @@
     update     a bucket of parameters
 
 A block is written by the configurations of its `groups` and by the results of its `sources`: the blocks that
-it waits for, all before it, in slots 0, 1, ... Blocks of equal keys are written alike.
+it waits for, all before it, in slots 0, 1, ... Where these are equal, blocks of equal likeness are written
+alike.
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from partc.compiler.task_graphs.gradient_tasks import Term, Updated, UpdateWriter
 from partc.compiler.task_graphs.task_blocks import (
+    ComputingInputs,
+    Done,
     Placed,
-    Read,
+    Task,
     TaskBlock,
-    Tensor,
+    TransferInputs,
     write_computing,
     write_transfer,
 )
 from partc.compiler.task_graphs.task_prices import TaskPrices
+from partc.compiler.task_graphs.tensor_moves import Tensor, TensorMoves, Where
 from partc.passes.layouts.layouts import Layout
-from partc.passes.search.group_layouts import GroupLayouts, plain
+from partc.passes.search.group_layouts import GroupLayouts
 from partc.passes.search.grouped_step import ASIDE, FORWARD, GroupedStep, Way
 
 Computing = tuple[int, Way]  # a group, and on which way
@@ -35,33 +39,42 @@ class Written:
     """A block, as it was written. Blocks of equal `results` have what others look for at the same tasks."""
 
     block: TaskBlock
-    serial: int
     results: int
+
+
+NOT_WRITTEN = -1
 
 
 @dataclass(slots=True)
 class Present:
-    """What blocks are written by: how groups are placed, and the blocks written before them."""
+    """What blocks are written by: how groups are placed, and the blocks written before them.
+
+    results  of each of `written`, NOT_WRITTEN where it is not there
+    """
 
     placed: list[Placed]
     written: list[Written | None]
+    results: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.results = [NOT_WRITTEN if each is None else each.results for each in self.written]
 
     def block(self, number: int) -> TaskBlock:
         """Return a block that has been written."""
-        return self._written(number).block
-
-    def results(self, sources: Sequence[int]) -> tuple[int, ...]:
-        """Return what tells the results of blocks."""
-        return tuple([self._written(number).results for number in sources])
-
-    def places(self, groups: Sequence[int]) -> tuple[Placed, ...]:
-        """Return how groups are placed: one object where alike groups are placed alike."""
-        return tuple([self.placed[group] for group in groups])
-
-    def _written(self, number: int) -> Written:
         found = self.written[number]
         assert found is not None, "blocks are written in order"
+        return found.block
+
+    def done(self, number: int) -> Done:
+        """Return the last tasks of a block that computes."""
+        found = self.block(number).done
+        assert found is not None, "a block that computes"
         return found
+
+    def put(self, number: int, written: Written | None) -> None:
+        """Have a block be written."""
+        self.written[number] = written
+        self.results[number] = NOT_WRITTEN if written is None else written.results
 
 
 class StepBlock(Protocol):
@@ -75,11 +88,15 @@ class StepBlock(Protocol):
     def sources(self) -> tuple[int, ...]:
         """Return the blocks that it waits for, by slot."""
 
-    def key(self, present: Present) -> Hashable:
-        """Return what is equal where blocks are written alike."""
+    @property
+    def likeness(self) -> Hashable:
+        """Return what is equal in blocks that are alike where groups and sources are."""
 
-    def write(self, present: Present) -> TaskBlock:
-        """Write it."""
+    def inputs(self, present: Present) -> Hashable:
+        """Return what it is written by: equal inputs make equal blocks."""
+
+    def write(self, inputs: Any) -> TaskBlock:
+        """Write it. `inputs`: what the method of that name returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +110,9 @@ class ReadTensor:
 
 @dataclass(frozen=True, slots=True)
 class ComputingBlock:
-    """What a group does on one way. `likeness`: a number of what it reads, and through which slots."""
+    """What a group does on one way."""
 
     prices: TaskPrices
-    likeness: int
     group: int
     way: Way
     reads: tuple[ReadTensor, ...]
@@ -107,57 +123,67 @@ class ComputingBlock:
         """Return the group."""
         return (self.group,)
 
-    def key(self, present: Present) -> Hashable:
-        """Return how the group is placed, on which way, and what it reads."""
-        return present.placed[self.group], self.way, self.likeness, present.results(self.sources)
+    @property
+    def likeness(self) -> Hashable:
+        """Return on which way it is, what it reads, and through which slots."""
+        return "computing", self.way, self.reads
 
-    def write(self, present: Present) -> TaskBlock:
-        """Return a task on each worker, and the collectives behind them."""
+    def inputs(self, present: Present) -> ComputingInputs:
+        """Return how the group is placed, and what it waits for."""
         placed = present.placed[self.group]
-        blocks = [present.block(source) for source in self.sources]
-        reads = [
-            Read(
-                placed.layout.wants.get((read.place, self.way), ()),
-                None if read.transfer is None else (read.transfer, blocks[read.transfer]),
-                None if read.maker is None else (read.maker, blocks[read.maker]),
-            )
-            for read in self.reads
-        ]
-        return write_computing(self.prices, placed, self.way, reads)
+        gates: dict[Task, None] = {}
+        makers: dict[int, Done] = {}
+        cut_bytes = 0
+        for read in self.reads:
+            sent = None if read.transfer is None else present.block(self.sources[read.transfer])
+            for where in placed.wants((read.place, self.way)):
+                if sent is not None and read.transfer is not None and where in sent.gates:
+                    gates[read.transfer, sent.gates[where]] = None
+                elif read.maker is not None:
+                    makers[read.maker] = present.done(self.sources[read.maker])
+                cut_bytes += 0 if sent is None else sent.cuts.get(where, 0)
+        return ComputingInputs(placed, self.way, tuple(gates), tuple(makers.items()), cut_bytes)
+
+    def write(self, inputs: ComputingInputs) -> TaskBlock:
+        """Return a task on each worker, and the collectives behind them."""
+        return write_computing(self.prices, inputs)
 
 
 @dataclass(frozen=True, slots=True)
 class TransferBlock:
     """A tensor that goes from the group that makes or keeps it to all that read it.
 
-    likeness  a number of the tensor's size and its places
-    place     its number in that group
-    reads     its number in each group that reads it, and on which way
+    place  its number in that group
+    reads  its number in each group that reads it, and on which way
     """
 
-    prices: TaskPrices
-    likeness: int
+    moves: TensorMoves
     tensor: Tensor
     place: int
     reads: tuple[tuple[int, Way], ...]
     groups: tuple[int, ...]  # the one that has it, then those that read it
     sources: tuple[int, ...]
 
-    def key(self, present: Present) -> Hashable:
-        """Return what is sent, how groups have it and want it, and what makes it."""
-        return "transfer", self.likeness, present.places(self.groups), present.results(self.sources)
+    @property
+    def likeness(self) -> Hashable:
+        """Return the tensor's size and its places, and whether it is made in the step."""
+        return "transfer", self.tensor, self.place, self.reads, not self.sources
 
-    def write(self, present: Present) -> TaskBlock:
+    def inputs(self, present: Present) -> TransferInputs:
+        """Return how the tensor is there, and where else it is wanted."""
+        placed = present.placed
+        here = placed[self.groups[0]].has(self.place, bool(self.sources))
+        wanted: dict[Where, None] = {}
+        for group, read in zip(self.groups[1:], self.reads, strict=True):
+            for where in placed[group].wants(read):
+                wanted[where] = None
+        wanted.pop(here, None)
+        made = present.done(self.sources[0]) if self.sources and wanted else None
+        return TransferInputs(self.tensor, here, made, tuple(wanted))
+
+    def write(self, inputs: TransferInputs) -> TaskBlock:
         """Return the messages that bring it to where it is wanted."""
-        keeper, *readers = (present.placed[group] for group in self.groups)
-        wants = (
-            (reader, reader.layout.wants.get(read, ()))
-            for reader, read in zip(readers, self.reads, strict=True)
-        )
-        made = present.block(self.sources[0]) if self.sources else None
-        had = keeper.layout.has if self.sources else keeper.layout.homes
-        layout = plain(had.get(self.place, Layout("")))
-        return write_transfer(self.prices, self.tensor, keeper, layout, made, wants)
+        return write_transfer(self.moves, inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +206,14 @@ class ParameterOf:
     terms: tuple[TermOf, ...]
 
 
+class UpdateInputs(NamedTuple):
+    """A bucket, how its groups are placed, and by slot the tasks of the sources that make its gradients."""
+
+    bucket: int
+    placed: tuple[Placed, ...]
+    done: tuple[tuple[int, Done], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class UpdateBlock:
     """A bucket of parameters: their gradients' sums, on their way home, and their updates."""
@@ -190,23 +224,33 @@ class UpdateBlock:
     groups: tuple[int, ...]
     sources: tuple[int, ...]
 
-    def key(self, present: Present) -> Hashable:
-        """Return which bucket it is, where it is kept and made, and the tasks that make it."""
-        return "update", self.bucket, present.places(self.groups), present.results(self.sources)
+    @property
+    def likeness(self) -> Hashable:
+        """Return which bucket it is."""
+        return "update", self.bucket
 
-    def write(self, present: Present) -> TaskBlock:
+    def inputs(self, present: Present) -> UpdateInputs:
+        """Return where parameters are kept, where gradients are made, and by which tasks."""
+        slots = dict.fromkeys(term.slot for parameter in self.parameters for term in parameter.terms)
+        return UpdateInputs(
+            self.bucket,
+            tuple([present.placed[group] for group in self.groups]),
+            tuple([(slot, present.done(self.sources[slot])) for slot in slots]),
+        )
+
+    def write(self, inputs: UpdateInputs) -> TaskBlock:
         """Return the sums, the messages and the updates."""
+        placed, done = dict(zip(self.groups, inputs.placed, strict=True)), dict(inputs.done)
         updates = []
         for parameter in self.parameters:
-            home = present.placed[parameter.home]
+            home = placed[parameter.home]
             layout = home.layout.homes.get(parameter.place, Layout(""))  # whole where it is only kept
-            terms = tuple(self._term(term, present) for term in parameter.terms)
-            updates.append(Updated(parameter.name, layout, home, terms))
+            terms = []
+            for term in parameter.terms:
+                own = placed[term.group]
+                terms.append(Term(term.name, own.layout.has[term.place], own, done[term.slot], term.slot))
+            updates.append(Updated(parameter.name, layout, home, tuple(terms)))
         return self.writer.write(updates)
-
-    def _term(self, term: TermOf, present: Present) -> Term:
-        placed, made = present.placed[term.group], present.block(self.sources[term.slot])
-        return Term(term.name, placed.layout.has[term.place], placed, made, term.slot)
 
 
 # ---------------------------------------------------------------- what blocks there are
@@ -222,7 +266,7 @@ class BlockList:
         self._step, self._layouts, self._prices = step, layouts, prices
         self._computing: dict[Computing, int] = {}
         self._transfer: dict[str, int] = {}
-        self._likenesses: dict[Hashable, int] = {}
+        self._moves = TensorMoves(prices)
         order = _computing_order(step)
         made: dict[Computing, list[str]] = {}
         for tensor in step.readers:
@@ -234,7 +278,7 @@ class BlockList:
             self._add_computing(*computing)
             for tensor in made.get(computing, ()):
                 self._add_transfer(tensor)
-        writer = UpdateWriter(step, prices)
+        writer = UpdateWriter(step, self._moves)
         for bucket, parameters in enumerate(_buckets(step, order, bucket_bytes)):
             self._add_update(writer, bucket, parameters)
 
@@ -249,11 +293,7 @@ class BlockList:
             place = self._layouts.place(group, tensor)
             reads.append(ReadTensor(place, *(None if b is None else slots[b] for b in (transfer, maker))))
         self._computing[group, way] = len(self.blocks)
-        likeness = self._likeness(tuple(reads))
-        self.blocks.append(ComputingBlock(self._prices, likeness, group, way, tuple(reads), tuple(slots)))
-
-    def _likeness(self, described: Hashable) -> int:
-        return self._likenesses.setdefault(described, len(self._likenesses))
+        self.blocks.append(ComputingBlock(self._prices, group, way, tuple(reads), tuple(slots)))
 
     def _maker(self, tensor: str) -> int | None:
         maker = self._step.maker.get(tensor)
@@ -263,14 +303,13 @@ class BlockList:
         step, made = self._step, self._maker(tensor)
         facts, readers = step.analysis.facts, step.readers[tensor]
         source = step.homes[tensor] if made is None else step.maker[tensor][0]
-        known = Tensor(facts.shape(tensor), facts.dtypes[tensor].itemsize)
+        known = Tensor.of(facts.shape(tensor), facts.dtypes[tensor].itemsize)
         place = self._layouts.place(source, tensor)
         reads = tuple((self._layouts.place(group, tensor), way) for group, way in readers)
         groups = (source, *(group for group, _ in readers))
         self._transfer[tensor] = len(self.blocks)
-        likeness = self._likeness((known, made is None, place, reads))
         sources = () if made is None else (made,)
-        self.blocks.append(TransferBlock(self._prices, likeness, known, place, reads, groups, sources))
+        self.blocks.append(TransferBlock(self._moves, known, place, reads, groups, sources))
 
     def _add_update(self, writer: UpdateWriter, bucket: int, parameters: Sequence[str]) -> None:
         step = self._step

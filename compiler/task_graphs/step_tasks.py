@@ -1,30 +1,29 @@
 """The task graph of a step whose operator groups each have devices of their own (flexflow.txt, section 5.1).
 
-What the step consists of is in blocks (step_blocks.py), and what a block waits for in another one without
-tasks, so that either is replaced without the other. Blocks of alike groups with equal configurations are
+What the step consists of is in blocks (step_blocks.py). Blocks of alike groups with equal configurations are
 written once.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
+from operator import itemgetter
 
 import numpy as np
 
 from partc.compiler.task_graphs.step_blocks import BlockList, Present, StepBlock, Written
 from partc.compiler.task_graphs.task_blocks import Placed
 from partc.compiler.task_graphs.task_prices import TaskPrices
-from partc.cost.simulation.task_arrays import Floats, Ints
-from partc.cost.simulation.task_graph import BlockTasks, TaskGraph
+from partc.compiler.task_graphs.tensor_moves import MeshPlace
+from partc.cost.simulation.task_arrays import Floats
+from partc.cost.simulation.task_graph import TaskGraph
 from partc.passes.search.group_layouts import GroupLayouts
 from partc.passes.search.grouped_step import GroupedStep
 from partc.passes.search.operator_space import OperatorConfig
 
 MOST_REMEMBERED = 50_000  # blocks
 
-NO_TASKS: Ints = np.zeros(0, np.int32)
-NO_SECONDS: Floats = np.zeros(0)
-NO_ROWS: Ints = np.zeros((0, 4), np.int32)
+Chosen = Callable[[Sequence[object]], object]  # some entries of a sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +51,12 @@ class StepTasks:
                 self._waiting[source].append(number)
             for group in dict.fromkeys(block.groups):
                 self._following[group].append(number)
+        self._keys = _keys_of(self._blocks)
         self._present = Present([], [None] * len(self._blocks))
         self._remembered: dict[Hashable, Written] = {}
-        self._contents: dict[tuple[int, int], BlockTasks] = {}
+        self._by_inputs: dict[Hashable, Written] = {}
         self._results: dict[Hashable, int] = {}
-        self._serials = 0
-        self.graph = TaskGraph(2 * len(self._blocks), prices.gate + 1)
+        self.graph = TaskGraph([block.sources for block in self._blocks], prices.resources)
         self._before = _Before()
         self._memory: Floats = np.zeros(len(prices.workers))
 
@@ -127,14 +126,14 @@ class StepTasks:
         """Return the seconds that all workers compute together in a step."""
         blocks = (written.block for written in self._present.written if written is not None)
         last = len(self.prices.workers)
-        return float(sum(block.seconds[block.resources < last].sum() for block in blocks))
+        return float(sum(b.tasks.seconds[b.tasks.resources < last].sum() for b in blocks))
 
     def _place(self, number: int, config: OperatorConfig) -> Placed | None:
         if (number, config) not in self._known:
             layout = self._layouts(number, config.split)
             placed = None
             if layout is not None:
-                place = layout.mesh.axes, config.workers
+                place = MeshPlace.of(layout.mesh.axes, config.workers)
                 placed = self._placings.setdefault((layout.kind, place), Placed(layout, place))
             self._known[number, config] = placed
         return self._known[number, config]
@@ -144,76 +143,68 @@ class StepTasks:
     def _rewrite(self, numbers: Iterable[int]) -> dict[int, Written | None]:
         """Write blocks anew, and those that see other results then; return what changed as it was before."""
         former: dict[int, Written | None] = {}
-        linked: dict[int, None] = {}
-        queue = list(numbers)
-        heapify(queue)
+        queue = sorted(numbers)
         queued = set(queue)
+        written = self._present.written
         while queue:
             number = heappop(queue)
-            before, now = self._present.written[number], self._written(number)
+            before, now = written[number], self._written(number)
             if now is before:
                 continue
             former[number] = before
             self._put(number, now)
-            linked[number] = None
-            linked.update(dict.fromkeys(self._waiting[number]))
             if before is None or now.results != before.results:
                 for waiting in self._waiting[number]:
                     if waiting not in queued:
                         queued.add(waiting)
                         heappush(queue, waiting)
         if former:
-            contents = {number: self._tasks_of(number) for number in former}
-            links = {len(self._blocks) + number: self._links_of(number) for number in linked}
-            self.graph.replace(contents | links)
+            self.graph.replace({number: self._present.block(number).tasks for number in former})
         return former
 
     def _put(self, number: int, written: Written | None) -> None:
         """Have a block, and its memory, in place of the one before."""
         before = self._present.written[number]
-        self._present.written[number] = written
+        self._present.put(number, written)
         for each, sign in ((before, -1), (written, 1)):
             if each is not None and each.block.memory is not None:
                 self._memory = self._memory + sign * each.block.memory
 
     def _written(self, number: int) -> Written:
         """Return a block as the configurations and blocks that it depends on have it."""
-        block = self._blocks[number]
-        key = block.key(self._present)
-        if key not in self._remembered:
+        likeness, places, results = self._keys[number]
+        key = likeness, places(self._present.placed), results(self._present.results)
+        found = self._remembered.get(key)
+        if found is None:
             if len(self._remembered) > MOST_REMEMBERED:
-                self._remembered, self._contents = {}, {}
-            found = block.write(self._present)
-            results = tuple(found.done.items()), tuple(found.gates.items()), tuple(found.cuts.items())
-            alike = self._results.setdefault(results, len(self._results))
-            self._remembered[key] = Written(found, self._serials, alike)
-            self._serials += 1
-        return self._remembered[key]
+                self._remembered, self._by_inputs = {}, {}
+            found = self._remembered[key] = self._write(number)
+        return found
 
-    def _tasks_of(self, number: int) -> BlockTasks:
-        """Return a block's tasks."""
-        written = self._present.written[number]
-        assert written is not None
-        block = written.block
-        rows = _rows(number, block.rows[:, 0], number, block.rows[:, 1])
-        return BlockTasks(block.resources, block.seconds, rows)
-
-    def _links_of(self, number: int) -> BlockTasks:
-        """Return what a block waits for in others."""
-        written = self._present.written[number]
-        assert written is not None
-        key = number, written.serial
-        if key not in self._contents:
-            sources = self._blocks[number].sources
-            rows = [
-                _rows(sources[slot], pairs[:, 0], number, pairs[:, 1])
-                for slot, pairs in written.block.links.items()
-            ]
-            self._contents[key] = BlockTasks(NO_TASKS, NO_SECONDS, np.concatenate([NO_ROWS, *rows]))
-        return self._contents[key]
+    def _write(self, number: int) -> Written:
+        """Return a block by what it is written by, which may be less than what it depends on."""
+        block = self._blocks[number]
+        inputs = block.inputs(self._present)
+        if inputs not in self._by_inputs:
+            found = block.write(inputs)
+            results = found.done, tuple(found.gates.items()), tuple(found.cuts.items())
+            number = self._results.setdefault(results, len(self._results))
+            self._by_inputs[inputs] = Written(found, number)
+        return self._by_inputs[inputs]
 
 
-def _rows(source: int, sources: Ints, target: int, targets: Ints) -> Ints:
-    rows = np.empty((len(sources), 4), np.int32)
-    rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3] = source, sources, target, targets
-    return rows
+def _keys_of(blocks: Sequence[StepBlock]) -> list[tuple[int, Chosen, Chosen]]:
+    """Return for each block a number of its likeness, and what picks its groups and its sources."""
+    likenesses: dict[Hashable, int] = {}
+    return [
+        (
+            likenesses.setdefault(block.likeness, len(likenesses)),
+            _chosen(block.groups),
+            _chosen(block.sources),
+        )
+        for block in blocks
+    ]
+
+
+def _chosen(places: Sequence[int]) -> Chosen:
+    return itemgetter(*places) if places else lambda _: ()

@@ -1,6 +1,5 @@
 """What tasks take on a cluster's workers and links: prices of the simulator, remembered."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,11 +13,9 @@ from partc.cost.network.traffic import Phases, lane_loads, seconds_of, totals_of
 from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
 from partc.cost.simulation.memory import limit_bytes
 from partc.cost.simulation.roofline import start_s, work_s
-from partc.cost.simulation.task_arrays import Floats, Ints
+from partc.cost.simulation.task_arrays import Floats, Ints, Longs
 from partc.passes.scheduling.segment_work import Work
 from partc.passes.search.group_layouts import CollectiveKind
-
-Sent = tuple[tuple[tuple[int, int], int], ...]  # (from, to) and bytes, in order
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +36,7 @@ class TaskPrices:
     times: KernelTimes = NO_TIMES
     _work: dict[tuple[Work, int], Floats] = field(default_factory=dict)
     _collectives: dict[tuple[CollectiveKind, int, tuple[int, ...]], Moved] = field(default_factory=dict)
-    _exchanges: dict[Sent, Moved] = field(default_factory=dict)
+    _exchanges: dict[tuple[bytes, bytes, bytes], Moved] = field(default_factory=dict)
     _routes: dict[tuple[int, int], tuple[Ints, float]] = field(default_factory=dict)
 
     @cached_property
@@ -58,8 +55,14 @@ class TaskPrices:
         return tuple(worker.host for worker in self.workers)
 
     @cached_property
-    def gate(self) -> int:
-        """Return the resource of tasks that take no time; all others are numbered before it."""
+    def host_numbers(self) -> Ints:
+        """Return the number of each worker's host, int32[workers]."""
+        numbers = {host: number for number, host in enumerate(dict.fromkeys(self.hosts))}
+        return np.array([numbers[host] for host in self.hosts], np.int32)
+
+    @cached_property
+    def resources(self) -> int:
+        """Return how many resources there are: what workers compute, what they send, and lanes."""
         return 2 * len(self.workers) + len(self.network.lanes)
 
     def communicating(self, worker: int) -> int:
@@ -117,21 +120,24 @@ class TaskPrices:
             self._collectives[key] = self._moved(_phases(self.network, kind, nbytes, names))
         return self._collectives[key]
 
-    def exchange(self, sent: Sent) -> Moved:
-        """Return what messages among workers take that are sent at once, as collectives.exchange has it."""
-        if sent not in self._exchanges:
-            carried = np.zeros(len(self.network.lanes))
-            messages: Counter[int] = Counter()
-            latency_s = 0.0
-            for pair, nbytes in sent:
-                lanes, route_s = self._route(pair)
-                np.add.at(carried, lanes, nbytes)
-                messages.update(pair)
-                latency_s = max(latency_s, route_s)
-            seconds = max(messages.values(), default=0) * latency_s + self.network.busiest_s(carried)
-            sent_bytes = float(sum(nbytes for _, nbytes in sent))
-            self._exchanges[sent] = self._occupied(seconds, carried, sent_bytes)
-        return self._exchanges[sent]
+    def exchange(self, sources: Ints, targets: Ints, nbytes: Longs) -> Moved:
+        """Return what messages among workers take that are sent at once, as collectives.exchange has it.
+
+        They are in the order of (source, target), one for each pair.
+        """
+        key = sources.tobytes(), targets.tobytes(), nbytes.tobytes()
+        if key not in self._exchanges:
+            routes = [self._route(pair) for pair in zip(sources.tolist(), targets.tolist(), strict=True)]
+            lanes = np.concatenate([lanes for lanes, _ in routes])
+            counts = [len(lanes) for lanes, _ in routes]
+            carried = np.bincount(lanes, np.repeat(nbytes, counts), len(self.network.lanes)).astype(
+                np.float64
+            )
+            messages = np.bincount(np.concatenate((sources, targets)))
+            latency_s = max(latency_s for _, latency_s in routes)
+            seconds = float(messages.max()) * latency_s + self.network.busiest_s(carried)
+            self._exchanges[key] = self._occupied(seconds, carried, float(nbytes.sum()))
+        return self._exchanges[key]
 
     def _route(self, pair: tuple[int, int]) -> tuple[Ints, float]:
         """Return the lanes from a worker to another, and the latency of a message."""

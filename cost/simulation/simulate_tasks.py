@@ -1,93 +1,68 @@
 """Full and delta simulation of a task graph (FlexFlow, arXiv:1807.05358, algorithms 1 and 2), with one queue.
 
     ready  when the last predecessor ends
-    start  when it is ready and its resource has ended the task before
-    end    start + seconds
+    end    when all its parts do: each takes a resource, from when the task is ready and the resource has
+           ended what it did before
 
-A resource runs its tasks in the order of (ready, key). Keys ascend along dependencies, so a task's pair is
+A resource takes tasks in the order of (ready, key). Keys ascend along dependencies, so a task's pair is
 greater than its predecessors' even where tasks take no time, and these rules allow one timeline only.
 
-Full simulation runs tasks by (ready, key), and writes the order. A change touches nothing before the first
-place where a task is removed, or where one that is new, or has other predecessors, belongs. Delta simulation
-keeps what was simulated up to there, and goes on from there with the same code, to the same bits.
+Tasks of one block whose keys follow each other, ready at the same time, are one entry of the queue: whatever
+is ready then, none comes between.
+
+Simulation runs tasks by (ready, key), and writes the order. A change touches nothing before the first place
+where a task is removed, or where one that is new belongs. Delta simulation takes the order up to there as it
+was, without the queue, and goes on from there: the same additions, to the same bits.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from partc.cost.simulation.task_arrays import (
-    INDEX_BITS,
-    NEXT_IN,
-    NEXT_OUT,
-    NONE,
-    NOWHERE,
-    REMOVED,
-    SOURCE,
-    TARGET,
-    Blocks,
-    Floats,
-    Ints,
-    Longs,
-    Tasks,
-    compiled,
-)
+from partc.cost.simulation.task_arrays import NONE, Contents, Floats, Ints, Longs, Waiting, compiled
 
 STOPPED = -1
+INDEX_BITS = 32
 INDEX_MASK = np.int64((1 << INDEX_BITS) - 1)
 
 
 class Timeline(NamedTuple):
-    """When tasks run, by slot, and the last task of each resource."""
+    """When tasks run, by place: a block's tasks are at its offset."""
 
+    offset: Ints  # by block
     ready: Floats
-    start: Floats
     end: Floats
-    previous: Ints  # the task before it on its resource
-    position: Ints  # its place in the order of simulation
-    tail: Ints  # by resource
+    order: Longs  # keys of tasks as they were simulated
 
 
-class Journal(NamedTuple):
-    """What a timeline said of the tasks that were simulated again, in the order of then."""
+class Room(NamedTuple):
+    """Room to work in."""
 
-    ready: Floats
-    start: Floats
-    end: Floats
-    previous: Ints
-    tail: Ints  # by resource
-
-
-class Bound(NamedTuple):
-    """What a step takes at least: the end of each resource's last task, and what remains to it."""
-
-    remaining: Floats  # by resource
-    limit_s: float  # simulation stops once a step must take longer
-
-
-class Heap(NamedTuple):
-    """Pairs of ready time and key, the least first."""
-
-    ready: Floats
+    waiting: Ints  # by place: how many predecessors have not ended
+    length: Ints  # by place: of the entry of the queue that begins there
+    head: Ints  # by block: where its entry of the queue that may still grow begins
+    free: Floats  # by resource: when it has ended what it did so far
+    remaining: Floats  # by resource: the seconds of what it has yet to do
+    ready: Floats  # the queue, a heap of pairs, the least first
     key: Longs
 
 
 @compiled
-def push(heap: Heap, size: int, ready: float, key: int) -> None:
-    """Add a pair to a heap of `size` pairs."""
+def push(room: Room, size: int, ready: float, key: int) -> None:
+    """Add a pair to a queue of `size` pairs."""
     hole = size
     while hole > 0:
         above = (hole - 1) >> 1
-        if heap.ready[above] < ready or (heap.ready[above] == ready and heap.key[above] <= key):
+        if room.ready[above] < ready or (room.ready[above] == ready and room.key[above] <= key):
             break
-        heap.ready[hole], heap.key[hole] = heap.ready[above], heap.key[above]
+        room.ready[hole], room.key[hole] = room.ready[above], room.key[above]
         hole = above
-    heap.ready[hole], heap.key[hole] = ready, key
+    room.ready[hole], room.key[hole] = ready, key
 
 
 @compiled
-def replace_least(heap: Heap, size: int, ready: float, key: int) -> None:
-    """Put a pair in the place of the first one of a heap of `size` pairs."""
+def replace_least(room: Room, size: int, ready: float, key: int) -> None:
+    """Put a pair in the place of the first one of a queue of `size` pairs."""
     hole = 0
     while True:
         below = 2 * hole + 1
@@ -95,261 +70,216 @@ def replace_least(heap: Heap, size: int, ready: float, key: int) -> None:
             break
         other = below + 1
         if other < size and (
-            heap.ready[other] < heap.ready[below]
-            or (heap.ready[other] == heap.ready[below] and heap.key[other] < heap.key[below])
+            room.ready[other] < room.ready[below]
+            or (room.ready[other] == room.ready[below] and room.key[other] < room.key[below])
         ):
             below = other
-        if ready < heap.ready[below] or (ready == heap.ready[below] and key <= heap.key[below]):
+        if ready < room.ready[below] or (ready == room.ready[below] and key <= room.key[below]):
             break
-        heap.ready[hole], heap.key[hole] = heap.ready[below], heap.key[below]
+        room.ready[hole], room.key[hole] = room.ready[below], room.key[below]
         hole = below
-    heap.ready[hole], heap.key[hole] = ready, key
+    room.ready[hole], room.key[hole] = ready, key
 
 
 @compiled
-def slot_of(blocks: Blocks, key: int) -> int:
-    """Return the slot of the task that has `key`."""
-    return int(blocks.task[key >> INDEX_BITS] + (key & INDEX_MASK))
+def run_task(contents: Contents, task: int, ready: float, room: Room, limit_s: float) -> float:
+    """Have the parts of a task take their resources; return its end, infinity: a step is beyond the limit."""
+    end = ready
+    for part in range(contents.part[task], contents.part[task + 1]):
+        resource, seconds = contents.resource[part], contents.seconds[part]
+        ended = max(ready, room.free[resource]) + seconds
+        room.free[resource] = ended
+        room.remaining[resource] -= seconds
+        if ended + room.remaining[resource] > limit_s:
+            return np.inf
+        end = max(end, ended)
+    return end
 
 
 @compiled
-def simulate(
-    tasks: Tasks,
-    rows: Ints,
-    blocks: Blocks,
+def note_end(place: int, end: float, timeline: Timeline, room: Room) -> bool:
+    """Note that a predecessor of the task at a place ends; tell whether none is left."""
+    timeline.ready[place] = max(timeline.ready[place], end)
+    room.waiting[place] -= 1
+    return bool(room.waiting[place] == 0)
+
+
+@compiled
+def queue_task(
+    block: int, place: int, ready: float, timeline: Timeline, room: Room, size: int, has_left: bool
+) -> tuple[int, bool]:
+    """Queue a task: with those before it in its block, or in the place of the first, if that `has_left`."""
+    head = room.head[block]
+    if head != NONE and timeline.ready[head] == ready and head + room.length[head] == place:
+        room.length[head] += 1
+        return size, has_left
+    room.head[block], room.length[place] = place, 1
+    key = np.int64(block) << INDEX_BITS | (place - timeline.offset[block])
+    if has_left:
+        replace_least(room, size, ready, key)
+        return size, False
+    push(room, size, ready, key)
+    return size + 1, False
+
+
+@compiled
+def begin(contents: Contents, content: Ints, work: Floats, timeline: Timeline, room: Room) -> None:
+    """Have no task be run, and all wait for their predecessors."""
+    room.free[:] = 0.0
+    room.remaining[:] = work
+    room.head[:] = NONE
+    for block in range(len(content)):
+        task, place = contents.task[content[block]], timeline.offset[block]
+        count = contents.task[content[block] + 1] - task
+        for index in range(count):
+            room.waiting[place + index] = contents.predecessors[task + index]
+            timeline.ready[place + index] = 0.0
+
+
+@compiled
+def replay(
+    contents: Contents,
+    content: Ints,
+    waiting: Waiting,
     timeline: Timeline,
-    order: Ints,
-    waiting: Ints,
-    heap: Heap,
-    bound: Bound,
-) -> int:
-    """Fill `timeline`, and `order` with the tasks as they were simulated.
+    room: Room,
+    former: Longs,
+    is_changed: Ints,
+    limit_s: float,
+) -> tuple[int, int]:
+    """Run tasks in their former order, as far as a change of blocks leaves it alone, and queue what is ready.
 
-    `waiting` and `heap` are room to work in. Returns how many tasks there are, or STOPPED.
+    `former`: up to the first task of a block that is changed. Returns how many tasks were run, or STOPPED,
+    and the size of the queue.
     """
-    timeline.tail[:] = NONE
-    bound.remaining[:] = 0.0
-    size = 0
-    for block in range(len(blocks.task)):
-        for task in range(blocks.task[block], blocks.task[block] + blocks.tasks[block]):
-            tasks.flags[task] = 0
-            timeline.ready[task] = 0.0
-            bound.remaining[tasks.resource[task]] += tasks.seconds[task]
-            waiting[task] = tasks.predecessors[task]
-            if waiting[task] == 0:
-                push(heap, size, 0.0, tasks.key[task])
-                size += 1
-    return run_queue(tasks, rows, blocks, timeline, order, 0, waiting, heap, size, bound)
+    size, count = 0, 0
+    for block in range(len(content)):
+        if is_changed[block]:
+            for place in range(timeline.offset[block], timeline.offset[block + 1]):
+                if room.waiting[place] == 0:
+                    size, _ = queue_task(block, place, 0.0, timeline, room, size, False)
+    keep = 0
+    while keep < len(former) and not is_changed[former[keep] >> INDEX_BITS]:
+        keep += 1
+    while count < keep:
+        key = former[count]
+        block, index = key >> INDEX_BITS, key & INDEX_MASK
+        place = timeline.offset[block] + index
+        ready = timeline.ready[place]
+        if size and (room.ready[0] < ready or (room.ready[0] == ready and room.key[0] < key)):
+            break
+        end = run_task(contents, contents.task[content[block]] + index, ready, room, limit_s)
+        if end == np.inf:
+            return STOPPED, size
+        timeline.end[place], timeline.order[count], room.waiting[place] = end, key, NONE
+        count += 1
+        size, _ = release(
+            contents, content, waiting, timeline, room, block, index, end, size, False, is_changed
+        )
+    for late in range(count, len(former)):
+        block, index = former[late] >> INDEX_BITS, former[late] & INDEX_MASK
+        if not is_changed[block] and room.waiting[timeline.offset[block] + index] == 0:
+            place = timeline.offset[block] + index
+            size, _ = queue_task(block, place, timeline.ready[place], timeline, room, size, False)
+    return count, size
+
+
+@compiled
+def release(
+    contents: Contents,
+    content: Ints,
+    waiting: Waiting,
+    timeline: Timeline,
+    room: Room,
+    block: int,
+    index: int,
+    end: float,
+    size: int,
+    has_left: bool,
+    is_queued: Ints,
+) -> tuple[int, bool]:
+    """Queue what a task that ended was the last predecessor of, of the blocks that are queued."""
+    task, offset = contents.task[content[block]] + index, timeline.offset[block]
+    for follower in range(contents.successor[task], contents.successor[task + 1]):
+        place = offset + contents.follower[follower]
+        if note_end(place, end, timeline, room) and is_queued[block]:
+            size, has_left = queue_task(block, place, timeline.ready[place], timeline, room, size, has_left)
+    for entry in range(waiting.begin[block], waiting.begin[block + 1]):
+        other = waiting.block[entry]
+        slot = contents.slot[content[other]] + waiting.slot[entry]
+        if slot >= contents.slot[content[other] + 1]:
+            continue
+        from_first = index - contents.first[slot]
+        if not 0 <= from_first < contents.links[slot]:
+            continue
+        bound, offset = contents.bound[slot] + from_first, timeline.offset[other]
+        for link in range(contents.link[bound], contents.link[bound + 1]):
+            place = offset + contents.target[link]
+            if note_end(place, end, timeline, room) and is_queued[other]:
+                ready = timeline.ready[place]
+                size, has_left = queue_task(other, place, ready, timeline, room, size, has_left)
+    return size, has_left
 
 
 @compiled
 def run_queue(
-    tasks: Tasks,
-    rows: Ints,
-    blocks: Blocks,
+    contents: Contents,
+    content: Ints,
+    waiting: Waiting,
     timeline: Timeline,
-    order: Ints,
+    room: Room,
     count: int,
-    waiting: Ints,
-    heap: Heap,
     size: int,
-    bound: Bound,
+    all_blocks: Ints,
+    limit_s: float,
 ) -> int:
-    """Run what is queued, and what becomes ready by that, behind the first `count` tasks of `order`.
+    """Run what is queued, and what becomes ready by that, behind the first `count` tasks of the order.
 
-    Returns how many tasks `order` has then, or STOPPED.
+    Returns how many tasks the order has then, or STOPPED.
     """
     while size:
-        task = slot_of(blocks, heap.key[0])
-        has_left = False  # its place in the queue is given to the first task that it makes ready
-        resource = tasks.resource[task]
-        previous = timeline.tail[resource]
-        start = timeline.ready[task]
-        if previous != NONE:
-            start = max(start, timeline.end[previous])
-        end = start + tasks.seconds[task]
-        bound.remaining[resource] -= tasks.seconds[task]
-        if end + bound.remaining[resource] > bound.limit_s:
-            return STOPPED
-        timeline.start[task], timeline.end[task], timeline.previous[task] = start, end, previous
-        timeline.tail[resource] = task
-        timeline.position[task] = count
-        order[count] = task
-        count += 1
-        row = tasks.first_out[task]
-        while row != NONE:
-            target = rows[row, TARGET]
-            timeline.ready[target] = max(timeline.ready[target], end)
-            waiting[target] -= 1
-            if waiting[target] == 0 and has_left:
-                push(heap, size, timeline.ready[target], tasks.key[target])
-                size += 1
-            elif waiting[target] == 0:
-                replace_least(heap, size, timeline.ready[target], tasks.key[target])
-                has_left = True
-            row = rows[row, NEXT_OUT]
-        if not has_left:
+        key = room.key[0]
+        block, first = key >> INDEX_BITS, key & INDEX_MASK
+        head = timeline.offset[block] + first
+        ready = timeline.ready[head]
+        if room.head[block] == head:
+            room.head[block] = NONE
+        has_left = True  # its place in the queue is given to the first entry that it makes ready
+        for index in range(first, first + room.length[head]):
+            end = run_task(contents, contents.task[content[block]] + index, ready, room, limit_s)
+            if end == np.inf:
+                return STOPPED
+            timeline.end[timeline.offset[block] + index] = end
+            timeline.order[count] = block << INDEX_BITS | index
+            count += 1
+            size, has_left = release(
+                contents, content, waiting, timeline, room, block, index, end, size, has_left, all_blocks
+            )
+        if has_left:
             size -= 1
-            replace_least(heap, size, heap.ready[size], heap.key[size])
+            replace_least(room, size, room.ready[size], room.key[size])
     return count
 
 
 @compiled
-def step_seconds(timeline: Timeline) -> float:
-    """Return the end of the last task."""
-    seconds = 0.0
-    for task in timeline.tail:
-        if task != NONE:
-            seconds = max(seconds, timeline.end[task])
-    return seconds
-
-
-@compiled
-def busiest_seconds(tasks: Tasks, blocks: Blocks, work: Floats) -> float:
-    """Return the seconds of the resource that has most to do; `work` is room, by resource."""
-    work[:] = 0.0
-    for block in range(len(blocks.task)):
-        for task in range(blocks.task[block], blocks.task[block] + blocks.tasks[block]):
-            work[tasks.resource[task]] += tasks.seconds[task]
-    return float(work.max())
-
-
-@compiled
-def first_place(
-    tasks: Tasks,
-    rows: Ints,
-    blocks: Blocks,
+def simulate(
+    contents: Contents,
+    content: Ints,
+    waiting: Waiting,
+    work: Floats,
     timeline: Timeline,
-    order: Ints,
-    removed: Blocks,
-    changed: Ints,
-    new: Ints,
-    least: int,
+    room: Room,
+    former: Longs,
+    is_changed: Ints,
+    all_blocks: Ints,
+    limit_s: float,
 ) -> int:
-    """Return the first place of a former `order` that a change touches, or any that is less than `least`.
+    """Fill a timeline, of which the offsets are there; return how many tasks there are, or STOPPED.
 
-    `removed`: where tasks were that are gone. `changed`: tasks that have other predecessors than before.
-    `new`: blocks whose tasks are new.
+    `former`: the order before some blocks were changed, empty for full simulation, of which all are.
     """
-    begin = len(order)
-    for which in range(len(removed.task)):
-        for task in range(removed.task[which], removed.task[which] + removed.tasks[which]):
-            begin = min(begin, timeline.position[task])
-    for task in changed:
-        begin = min(begin, timeline.position[task])
-    if begin < least:
-        return begin
-    for block in new:
-        for task in range(blocks.task[block], blocks.task[block] + blocks.tasks[block]):
-            timeline.position[task] = NOWHERE
-    first = begin
-    for task in changed:
-        first = min(first, place_of(tasks, rows, timeline, order, begin, task))
-    for block in new:
-        for task in range(blocks.task[block], blocks.task[block] + blocks.tasks[block]):
-            first = min(first, place_of(tasks, rows, timeline, order, begin, task))
-    return first
-
-
-@compiled
-def place_of(tasks: Tasks, rows: Ints, timeline: Timeline, order: Ints, begin: int, task: int) -> int:
-    """Return where a task belongs among the first `begin` of an order, by (ready, key); or `begin`."""
-    ready = 0.0
-    row = tasks.first_in[task]
-    while row != NONE:
-        source = rows[row, SOURCE]
-        if timeline.position[source] >= begin:
-            return begin
-        ready = max(ready, timeline.end[source])
-        row = rows[row, NEXT_IN]
-    low, high = 0, begin
-    while low < high:
-        middle = (low + high) >> 1
-        other = order[middle]
-        if timeline.ready[other] < ready or (
-            timeline.ready[other] == ready and tasks.key[other] < tasks.key[task]
-        ):
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@compiled
-def resume(
-    tasks: Tasks,
-    rows: Ints,
-    blocks: Blocks,
-    timeline: Timeline,
-    former: Ints,
-    begin: int,
-    new: Ints,
-    order: Ints,
-    waiting: Ints,
-    heap: Heap,
-    journal: Journal,
-    bound: Bound,
-) -> int:
-    """Simulate from the place `begin` of the `former` order on.
-
-    Returns how many tasks `order` has then, or STOPPED.
-    """
-    bound.remaining[:] = 0.0
-    order[:begin] = former[:begin]
-    journal.tail[:] = timeline.tail
-    size = 0
-    for place in range(len(former) - 1, begin - 1, -1):
-        task = former[place]
-        entry = place - begin
-        journal.ready[entry], journal.start[entry] = timeline.ready[task], timeline.start[task]
-        journal.end[entry], journal.previous[entry] = timeline.end[task], timeline.previous[task]
-        timeline.tail[tasks.resource[task]] = timeline.previous[task]
-        if not tasks.flags[task] & REMOVED:
-            bound.remaining[tasks.resource[task]] += tasks.seconds[task]
-            size = await_predecessors(tasks, rows, timeline, begin, task, waiting, heap, size)
-    for block in new:
-        for task in range(blocks.task[block], blocks.task[block] + blocks.tasks[block]):
-            bound.remaining[tasks.resource[task]] += tasks.seconds[task]
-            size = await_predecessors(tasks, rows, timeline, begin, task, waiting, heap, size)
-    return run_queue(tasks, rows, blocks, timeline, order, begin, waiting, heap, size, bound)
-
-
-@compiled
-def await_predecessors(
-    tasks: Tasks,
-    rows: Ints,
-    timeline: Timeline,
-    begin: int,
-    task: int,
-    waiting: Ints,
-    heap: Heap,
-    size: int,
-) -> int:
-    """Count the predecessors that are yet to be simulated; queue a task without. Return the queue's size."""
-    ready, count = 0.0, 0
-    row = tasks.first_in[task]
-    while row != NONE:
-        source = rows[row, SOURCE]
-        if timeline.position[source] >= begin:
-            count += 1
-        else:
-            ready = max(ready, timeline.end[source])
-        row = rows[row, NEXT_IN]
-    tasks.flags[task] = 0
-    timeline.ready[task] = ready
-    waiting[task] = count
-    if count:
-        return size
-    push(heap, size, ready, tasks.key[task])
-    return size + 1
-
-
-@compiled
-def restore(timeline: Timeline, former: Ints, begin: int, journal: Journal) -> None:
-    """Give a timeline its state before `resume`: `former` was its order."""
-    timeline.tail[:] = journal.tail
-    for place in range(begin, len(former)):
-        task, entry = former[place], place - begin
-        timeline.ready[task], timeline.start[task] = journal.ready[entry], journal.start[entry]
-        timeline.end[task], timeline.previous[task] = journal.end[entry], journal.previous[entry]
-        timeline.position[task] = place
+    begin(contents, content, work, timeline, room)
+    count, size = replay(contents, content, waiting, timeline, room, former, is_changed, limit_s)
+    if count == STOPPED:
+        return STOPPED
+    return run_queue(contents, content, waiting, timeline, room, count, size, all_blocks, limit_s)

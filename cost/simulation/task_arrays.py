@@ -1,7 +1,8 @@
-"""The flat arrays of a task graph, and the compiled code that puts blocks into them and takes them out.
+"""The flat arrays of a task graph, and the compiled code that writes the contents of blocks into them.
 
-A task is a *slot*: a place in the arrays of `Tasks`. A dependency is a row of `Dependencies.rows`, in two
-doubly linked lists: its target's predecessors and its source's successors.
+Contents are written behind one another and never changed; a block *has* one of them, and several may have the
+same. What depends on a task is found from it: in its own block by the content, and in blocks that wait for it
+by theirs.
 """
 
 from collections.abc import Callable
@@ -14,54 +15,57 @@ from numpy.typing import NDArray
 Ints: TypeAlias = NDArray[np.int32]
 Longs: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
-Bytes: TypeAlias = NDArray[np.uint8]
 
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
 
+OWN = -1  # in place of a slot: the block itself
 NONE = np.int32(-1)
-NOWHERE = np.int32(2**31 - 1)  # the position of a task that is in no order yet
 
-# Flags of a slot, between a change and the simulation of it.
-REMOVED = np.uint8(1)
-CHANGED = np.uint8(2)  # stays, and has lost or won predecessors
-NEW = np.uint8(4)
-
-SOURCE, TARGET, NEXT_IN, PREVIOUS_IN, NEXT_OUT, PREVIOUS_OUT = range(6)
-INDEX_BITS = 32
-
-# What `replace_blocks` answers.
-FINE, DANGLING, UNKNOWN_TASK, BACKWARD = range(4)
+# What `write` and `find_missing` answer.
+FINE, PARTS, RESOURCE, SECONDS, UNKNOWN_SLOT, UNKNOWN_TASK, BACKWARD = range(7)
 
 
-class Tasks(NamedTuple):
-    """By slot, what a graph says of its tasks."""
+class Contents(NamedTuple):
+    """What is known of contents. Of each array but the lengths, an entry ends where the next one begins.
 
-    resource: Ints
-    seconds: Floats
-    key: Longs  # block << INDEX_BITS | index: the order of ties, ascending along dependencies
-    first_in: Ints
-    first_out: Ints
-    predecessors: Ints  # how many dependencies it is the target of
-    flags: Bytes
-
-
-class Blocks(NamedTuple):
-    """By block: the slots of its tasks and the rows of the dependencies that it owns."""
+    By content, task of a content, slot of a content, and link of a slot, in that order.
+    """
 
     task: Ints
-    tasks: Ints
-    row: Ints
-    rows: Ints
+    slot: Ints
+    part: Ints  # by task: where its parts begin
+    successor: Ints  # by task: where those that depend on it in its block begin
+    predecessors: Ints  # by task: how many dependencies it is the target of
+    resource: Ints  # by part
+    seconds: Floats  # by part
+    follower: Ints  # by successor: its index
+    first: Ints  # by slot: the first task of the other block that has links
+    links: Ints  # by slot: for how many tasks from that on there are links
+    bound: Ints  # by slot: where the bounds of its links begin
+    link: Ints  # by bound: where the links of a task of the other block begin
+    target: Ints  # by link: the index of the task that depends on it
 
 
-class Change(NamedTuple):
-    """What takes the place of some blocks, as flat arrays: theirs behind one another."""
+class Used(NamedTuple):
+    """How much of the arrays is used, int64[1] each."""
 
-    block: Ints
-    spans: Blocks  # for each of `block`, where it goes
-    resource: Ints
-    seconds: Floats
-    dependencies: Ints  # int32[n, 4]: source block, index, target block, index
+    contents: Longs
+    tasks: Longs
+    parts: Longs
+    followers: Longs
+    slots: Longs
+    bounds: Longs
+    links: Longs
+
+
+class Waiting(NamedTuple):
+    """Which blocks wait for which: those of block b are entries begin[b] to begin[b + 1]."""
+
+    begin: Ints
+    block: Ints  # that waits
+    slot: Ints  # and as which of its sources
+    source_begin: Ints
+    source: Ints  # block that a block waits for, by slot
 
 
 def compiled(kernel: Kernel) -> Kernel:
@@ -70,136 +74,147 @@ def compiled(kernel: Kernel) -> Kernel:
 
 
 @compiled
-def unlink(tasks: Tasks, rows: Ints, row: int) -> None:
-    """Take a dependency out of the lists of both its ends."""
-    source, target = rows[row, SOURCE], rows[row, TARGET]
-    after, before = rows[row, NEXT_IN], rows[row, PREVIOUS_IN]
-    if before == NONE:
-        tasks.first_in[target] = after
-    else:
-        rows[before, NEXT_IN] = after
-    if after != NONE:
-        rows[after, PREVIOUS_IN] = before
-    after, before = rows[row, NEXT_OUT], rows[row, PREVIOUS_OUT]
-    if before == NONE:
-        tasks.first_out[source] = after
-    else:
-        rows[before, NEXT_OUT] = after
-    if after != NONE:
-        rows[after, PREVIOUS_OUT] = before
-    tasks.predecessors[target] -= 1
-
-
-@compiled
-def link(tasks: Tasks, rows: Ints, row: int) -> None:
-    """Put a dependency at the head of the lists of both its ends."""
-    source, target = rows[row, SOURCE], rows[row, TARGET]
-    after = tasks.first_in[target]
-    rows[row, NEXT_IN], rows[row, PREVIOUS_IN] = after, NONE
-    if after != NONE:
-        rows[after, PREVIOUS_IN] = row
-    tasks.first_in[target] = row
-    after = tasks.first_out[source]
-    rows[row, NEXT_OUT], rows[row, PREVIOUS_OUT] = after, NONE
-    if after != NONE:
-        rows[after, PREVIOUS_OUT] = row
-    tasks.first_out[source] = row
-    tasks.predecessors[target] += 1
-
-
-@compiled
-def note_changed(tasks: Tasks, task: int, changed: Ints, count: int) -> int:
-    """Note that a task that stays has other predecessors; return how many are noted."""
-    if tasks.flags[task] & (REMOVED | CHANGED | NEW):
-        return count
-    tasks.flags[task] |= CHANGED
-    changed[count] = task
-    return count + 1
-
-
-@compiled
-def take_out(
-    tasks: Tasks, rows: Ints, blocks: Blocks, chosen: Ints, changed: Ints, count: int
-) -> tuple[int, int]:
-    """Take the tasks and dependencies of `chosen` blocks out; return FINE or DANGLING, and `count`.
-
-    DANGLING: another block owns a dependency on a task of theirs. Then only their dependencies are out.
-    """
-    for block in chosen:
-        for task in range(blocks.task[block], blocks.task[block] + blocks.tasks[block]):
-            tasks.flags[task] = REMOVED
-    for block in chosen:
-        for row in range(blocks.row[block], blocks.row[block] + blocks.rows[block]):
-            unlink(tasks, rows, row)
-            count = note_changed(tasks, rows[row, TARGET], changed, count)
-    for block in chosen:
-        for task in range(blocks.task[block], blocks.task[block] + blocks.tasks[block]):
-            if tasks.first_in[task] != NONE or tasks.first_out[task] != NONE:
-                return DANGLING, count
-    return FINE, count
-
-
-@compiled
-def put_in(
-    tasks: Tasks, rows: Ints, blocks: Blocks, change: Change, changed: Ints, count: int
-) -> tuple[int, int]:
-    """Write what takes the place of the blocks; return how that went, and how many tasks are changed.
-
-    Unless it is FINE, what was linked before the dependency at fault has been taken out again.
-    """
-    spans = change.spans
-    given = 0
-    for which, block in enumerate(change.block):
-        blocks.task[block], blocks.tasks[block] = spans.task[which], spans.tasks[which]
-        blocks.row[block], blocks.rows[block] = spans.row[which], spans.rows[which]
-        for index in range(spans.tasks[which]):
-            task = spans.task[which] + index
-            tasks.resource[task], tasks.seconds[task] = change.resource[given], change.seconds[given]
-            tasks.key[task] = np.int64(block) << INDEX_BITS | index
-            tasks.first_in[task] = tasks.first_out[task] = NONE
-            tasks.predecessors[task] = 0
-            tasks.flags[task] = NEW
-            given += 1
-    given = 0
-    for which in range(len(change.block)):
-        for row in range(spans.row[which], spans.row[which] + spans.rows[which]):
-            fault = write_dependency(tasks, rows, row, blocks, change.dependencies[given])
-            if fault != FINE:
-                for other in range(which + 1):
-                    end = row if other == which else spans.row[other] + spans.rows[other]
-                    for linked in range(spans.row[other], end):
-                        unlink(tasks, rows, linked)
-                return fault, count
-            link(tasks, rows, row)
-            count = note_changed(tasks, rows[row, TARGET], changed, count)
-            given += 1
-    return FINE, count
-
-
-@compiled
-def write_dependency(tasks: Tasks, rows: Ints, row: int, blocks: Blocks, given: Ints) -> int:
-    """Write a dependency's ends; return what is wrong with it, if anything."""
-    for end in range(2):
-        block, index = given[2 * end], given[2 * end + 1]
-        if not 0 <= block < len(blocks.task) or not 0 <= index < blocks.tasks[block]:
+def check(parts: Ints, resources: Ints, seconds: Floats, dependencies: Ints, sources: int, limit: int) -> int:
+    """Return what is wrong with a content, if anything. `sources`: of its block; `limit`: of resources."""
+    total = 0
+    for count in parts:
+        if count < 0:
+            return PARTS
+        total += count
+    if total != len(resources) or total != len(seconds):
+        return PARTS
+    for part in range(total):
+        if not 0 <= resources[part] < limit:
+            return RESOURCE
+        if not (seconds[part] >= 0.0 and np.isfinite(seconds[part])):
+            return SECONDS
+    for row in range(len(dependencies)):
+        slot, source, target = dependencies[row]
+        if not OWN <= slot < sources:
+            return UNKNOWN_SLOT
+        if source < 0 or not 0 <= target < len(parts) or (slot == OWN and source >= len(parts)):
             return UNKNOWN_TASK
-        rows[row, end] = blocks.task[block] + index
-    if tasks.key[rows[row, SOURCE]] >= tasks.key[rows[row, TARGET]]:
-        return BACKWARD
+        if slot == OWN and source >= target:
+            return BACKWARD
     return FINE
 
 
 @compiled
-def put_back(tasks: Tasks, rows: Ints, blocks: Blocks, chosen: Ints, spans: Blocks, linked: bool) -> None:
-    """Undo `take_out` and, where `linked`, `put_in`: give `chosen` blocks their former `spans` again."""
-    if linked:
-        for block in chosen:
-            for row in range(blocks.row[block], blocks.row[block] + blocks.rows[block]):
-                unlink(tasks, rows, row)
-    for which, block in enumerate(chosen):
-        blocks.task[block], blocks.tasks[block] = spans.task[which], spans.tasks[which]
-        blocks.row[block], blocks.rows[block] = spans.row[which], spans.rows[which]
-        for task in range(spans.task[which], spans.task[which] + spans.tasks[which]):
-            tasks.flags[task] = 0
-        for row in range(spans.row[which], spans.row[which] + spans.rows[which]):
-            link(tasks, rows, row)
+def write(
+    contents: Contents, used: Used, parts: Ints, resources: Ints, seconds: Floats, dependencies: Ints
+) -> int:
+    """Write a content behind the others; return its number. There is room."""
+    number, task, slot = used.contents[0], used.tasks[0], used.slots[0]
+    part = used.parts[0]
+    contents.resource[part : part + len(resources)] = resources
+    contents.seconds[part : part + len(seconds)] = seconds
+    for index in range(len(parts)):
+        contents.part[task + index] = part
+        part += parts[index]
+        contents.predecessors[task + index] = contents.successor[task + index] = 0
+    slots = 0
+    for row in range(len(dependencies)):
+        contents.predecessors[task + dependencies[row, 2]] += 1
+        for new in range(slots, dependencies[row, 0] + 1):
+            contents.first[slot + new] = contents.links[slot + new] = 0
+            slots += 1
+        if dependencies[row, 0] != OWN:
+            _widen(contents, slot + dependencies[row, 0], dependencies[row, 1])
+    used.contents[0], used.tasks[0], used.slots[0] = number + 1, task + len(parts), slot + slots
+    used.parts[0] = part
+    _sort(contents, used, task, slot, dependencies)
+    contents.task[number + 1], contents.slot[number + 1] = used.tasks[0], used.slots[0]
+    contents.part[used.tasks[0]], contents.successor[used.tasks[0]] = part, used.followers[0]
+    return int(number)
+
+
+@compiled
+def _widen(contents: Contents, slot: int, source: int) -> None:
+    """Have the links of a slot reach a task of the other block."""
+    first, end = contents.first[slot], contents.first[slot] + contents.links[slot]
+    if first == end:
+        first, end = source, source
+    contents.first[slot] = min(first, source)
+    contents.links[slot] = max(end, source + 1) - min(first, source)
+
+
+@compiled
+def _sort(contents: Contents, used: Used, task: int, slot: int, dependencies: Ints) -> None:
+    """Write dependencies by their sources: of the tasks, and of the slots, from `task` and `slot` on."""
+    for one in range(slot, used.slots[0]):
+        contents.bound[one] = used.bounds[0]
+        used.bounds[0] += contents.links[one] + 1
+        contents.link[contents.bound[one] : used.bounds[0]] = 0
+    for row in range(len(dependencies)):
+        which, source, _ = dependencies[row]
+        if which == OWN:
+            contents.successor[task + source] += 1
+        else:
+            contents.link[contents.bound[slot + which] + source - contents.first[slot + which]] += 1
+    for index in range(task, used.tasks[0]):
+        used.followers[0] += contents.successor[index]
+        contents.successor[index] = used.followers[0]
+    for one in range(slot, used.slots[0]):
+        for bound in range(contents.bound[one], contents.bound[one] + contents.links[one] + 1):
+            used.links[0] += contents.link[bound]
+            contents.link[bound] = used.links[0]
+    for row in range(len(dependencies)):
+        which, source, target = dependencies[row]
+        if which == OWN:
+            contents.successor[task + source] -= 1
+            contents.follower[contents.successor[task + source]] = target
+        else:
+            bound = contents.bound[slot + which] + source - contents.first[slot + which]
+            contents.link[bound] -= 1
+            contents.target[contents.link[bound]] = target
+
+
+@compiled
+def find_missing(contents: Contents, content: Ints, waiting: Waiting, blocks: Ints) -> int:
+    """Return a block that waits for a task that is not there, or NONE, of some blocks and of their sources'.
+
+    `content`: of every block.
+    """
+    for block in blocks:
+        slots = contents.slot[content[block] + 1] - contents.slot[content[block]]
+        if slots > waiting.source_begin[block + 1] - waiting.source_begin[block]:
+            return int(block)
+        for entry in range(waiting.source_begin[block], waiting.source_begin[block + 1]):
+            slot = entry - waiting.source_begin[block]
+            if _misses(contents, content[waiting.source[entry]], content[block], slot):
+                return int(block)
+        for entry in range(waiting.begin[block], waiting.begin[block + 1]):
+            other = waiting.block[entry]
+            if _misses(contents, content[block], content[other], waiting.slot[entry]):
+                return int(other)
+    return int(NONE)
+
+
+@compiled
+def _misses(contents: Contents, source: int, content: int, slot: int) -> bool:
+    slot += contents.slot[content]
+    if slot >= contents.slot[content + 1]:
+        return False
+    return bool(
+        contents.first[slot] + contents.links[slot] > contents.task[source + 1] - contents.task[source]
+    )
+
+
+@compiled
+def add_work(contents: Contents, content: Ints, sign: float, work: Floats) -> None:
+    """Add the seconds of contents to those of their resources, or take them away."""
+    for number in content:
+        begin, end = contents.part[contents.task[number]], contents.part[contents.task[number + 1]]
+        for part in range(begin, end):
+            work[contents.resource[part]] += sign * contents.seconds[part]
+
+
+@compiled
+def place_blocks(contents: Contents, content: Ints, offset: Ints) -> int:
+    """Write where each block's tasks begin and the last one's end, behind one another; return how many."""
+    tasks = 0
+    for block in range(len(content)):
+        offset[block] = tasks
+        tasks += contents.task[content[block] + 1] - contents.task[content[block]]
+    offset[len(content)] = tasks
+    return int(tasks)

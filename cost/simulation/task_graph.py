@@ -1,81 +1,86 @@
 """A graph of tasks on resources that changes block by block, and the timeline of it.
 
+    graph = TaskGraph(sources, resources)            sources: of each block, those that it may wait for
     graph.replace({block: BlockTasks(...), ...})     a move: other contents for some blocks
     graph.delta()  or  graph.full()                  seconds of a step
     graph.undo()                                     as before the move, timeline included
 
-A block is what a search changes at once: the tasks of an operator group, the transfers between two groups,
-the synchronisation of a parameter. Blocks are numbered in the order of the step: a dependency leads from a
-task to a later one of its own block, or to a later block. Such a graph has no circles, and the numbers break
-ties: of tasks that are ready at the same time, a resource runs the earlier block's first, then by index, so
-that a timeline depends on nothing but the contents of the blocks.
+A block is what a search changes at once: the tasks of an operator group, the transfers of a tensor, the
+synchronisation of a parameter. Blocks are numbered in the order of the step, and wait for earlier ones. Such
+a graph has no circles, and the numbers break ties: of tasks that are ready at the same time, a resource runs
+the earlier block's first, then by index, so that a timeline depends on nothing but the blocks' contents.
 
-A block owns the dependencies that are given with it, whichever tasks they join. When a block is replaced, so
-are those that own dependencies on its tasks.
+What a block's tasks wait for is part of its content. So are what tasks of other blocks wait for of theirs:
+replacing a block is writing one number, and blocks that are alike have one content.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from partc.cost.simulation.simulate_tasks import (
+    INDEX_BITS,
     INDEX_MASK,
     STOPPED,
-    Bound,
-    Heap,
-    Journal,
+    Room,
     Timeline,
-    busiest_seconds,
-    first_place,
-    restore,
-    resume,
     simulate,
-    step_seconds,
 )
 from partc.cost.simulation.task_arrays import (
     BACKWARD,
-    DANGLING,
     FINE,
-    INDEX_BITS,
     NONE,
+    OWN,
+    PARTS,
+    RESOURCE,
+    SECONDS,
+    UNKNOWN_SLOT,
     UNKNOWN_TASK,
-    Blocks,
-    Change,
+    Contents,
     Floats,
     Ints,
     Longs,
-    Tasks,
-    put_back,
-    put_in,
-    take_out,
+    Used,
+    Waiting,
+    add_work,
+    check,
+    find_missing,
+    place_blocks,
+    write,
 )
 
 FAULTS = {
-    DANGLING: "a block that is not replaced owns a dependency on a task that is",
+    PARTS: "as many resources and seconds as tasks have parts",
+    RESOURCE: "a resource is not there",
+    SECONDS: "finite seconds, zero or more, for each part",
+    UNKNOWN_SLOT: "a dependency on a block that is not among the sources",
     UNKNOWN_TASK: "a dependency on a task that is not there",
-    BACKWARD: "a dependency on a later task: they lead forward, by block, then by index",
+    BACKWARD: "a dependency on a later task: they lead forward, by index",
 }
 
 Array: TypeAlias = NDArray[Any]  # of whichever dtype
 
-# Where less than this share of a timeline stays, full simulation is as quick: it keeps no journal.
-LEAST_KEPT = 0.3
+# Contents that are remembered; beyond that, those that no block has are forgotten.
+MOST_CONTENTS = 50_000
 # Sums of seconds in another order than the simulation's are wrong by less than this share.
 ROUNDING = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class BlockTasks:
-    """The contents of a block.
+    """The contents of a block, or of several that are alike.
 
-    `resources` int32[n], `seconds` float64[n]: of its tasks. `dependencies` int32[m, 4]: rows of source
-    block, source index, target block, target index.
+    parts         int32[n]: how many resources each task takes; it ends when it has ended on all of them
+    resources     int32[p], `seconds` float64[p]: of the parts of all tasks, one behind the other
+    dependencies  int32[m, 3]: rows of slot, source index, target index. A slot is the number of a block among
+                  the sources of this one, OWN this block itself; the target is this block's
     """
 
+    parts: Ints
     resources: Ints
     seconds: Floats
     dependencies: Ints
@@ -83,77 +88,66 @@ class BlockTasks:
 
 @dataclass(frozen=True, slots=True)
 class BlockTimes:
-    """When the tasks of a block are ready, start and end: float64[n] seconds each."""
+    """When the tasks of a block are ready, and end: float64[n] seconds each."""
 
     ready: Floats
-    start: Floats
     end: Floats
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Tasks, int64[n] blocks and indices, and when they are ready, start and end: float64[n] seconds."""
+    """Tasks, int64[n] blocks and indices, and when they are ready, and end: float64[n] seconds."""
 
     block: Longs
     index: Longs
     ready: Floats
-    start: Floats
     end: Floats
 
 
 @dataclass(slots=True)
-class Spans:
-    """Room in arrays that grow, given in spans whose sizes are powers of two."""
-
-    used: int = 0
-    free: dict[int, list[int]] = field(default_factory=dict)
-
-    def take(self, size: int) -> int:
-        """Return where a span begins that has room for `size`."""
-        if size == 0:
-            return 0
-        exponent = (size - 1).bit_length()
-        if spans := self.free.get(exponent):
-            return spans.pop()
-        self.used += 1 << exponent
-        return self.used - (1 << exponent)
-
-    def give_back(self, begin: int, size: int) -> None:
-        """Free a span that `take` returned."""
-        if size:
-            self.free.setdefault((size - 1).bit_length(), []).append(begin)
-
-
-@dataclass(slots=True)
 class Move:
-    """A change of the graph that can still be undone."""
+    """A change of the graph that can still be undone. `work`: by resource, before it."""
 
     blocks: Ints
-    former: Blocks  # spans
-    present: Blocks
-    changed: int
+    former: Ints  # contents
+    work: Floats
     was_current: bool
     order: int  # tasks in the former order
-    simulated: bool = False
-    swapped: bool = False  # the former timeline is the spare one, or else ...
-    begin: int | None = None  # ... what it was from this place of the order on is in the journal
+    simulated: bool = False  # the former timeline is the spare one
 
 
 class TaskGraph:
-    """Tasks in blocks 0 to `blocks` - 1, all empty at first, on `resources` devices and links."""
+    """Tasks in blocks, all empty at first, on `resources` devices and links.
 
-    def __init__(self, blocks: int, resources: int) -> None:
-        self._blocks = Blocks(*(np.zeros(blocks, np.int32) for _ in Blocks._fields))
-        self._slots, self._places = Spans(), Spans()
-        self._tasks = Tasks(*_empty("i4 f8 i8 i4 i4 i4 u1"))
-        self._rows = np.zeros((0, 6), np.int32)
+    sources  of each block, the earlier blocks that its tasks may wait for, by slot
+    """
+
+    def __init__(self, sources: Sequence[Sequence[int]], resources: int) -> None:
+        blocks = len(sources)
+        if any(not 0 <= source < block for block, own in enumerate(sources) for source in own):
+            raise ValueError("blocks wait for earlier ones")
+        self._waiting = _waiting_of(sources)
+        self._contents = Contents(*_empty("i4 i4 i4 i4 i4 i4 f8 i4 i4 i4 i4 i4 i4"))
+        self._used = Used(*(np.zeros(1, np.int64) for _ in Used._fields))
+        self._known: list[BlockTasks] = []  # by number
+        self._numbers: dict[BlockTasks, int] = {}
+        self._resources = resources
+        self._sources = np.array([len(own) for own in sources], np.int32)
+        self._content = np.full(blocks, self._written([NO_TASKS], [blocks])[0], np.int32)
+        self._work = np.zeros(resources)
         self._timeline, self._spare = (
-            Timeline._make((*_empty("f8 f8 f8 i4 i4"), np.full(resources, NONE))) for _ in range(2)
+            Timeline(np.zeros(blocks + 1, np.int32), *_empty("f8 f8 i8")) for _ in range(2)
         )
-        self._order, self._other_order, self._waiting, self._changed = _empty("i4 i4 i4 i4")
-        self._remaining = np.zeros(resources)
-        self._journal = Journal._make((*_empty("f8 f8 f8 i4"), np.zeros(resources, np.int32)))
-        self._heap = Heap(*_empty("f8 i8"))
+        self._room = Room._make(
+            (
+                *_empty("i4 i4"),
+                np.zeros(blocks, np.int32),
+                *(np.zeros(resources) for _ in ("free", "remaining")),
+                *_empty("f8 i8"),
+            )
+        )
+        self._is_changed = np.zeros(blocks, np.int32)
+        self._all = np.ones(blocks, np.int32)
         self._order_length = 0
         self._move: Move | None = None
         self._is_current = False  # whether the timeline is the graph's, but for the last move
@@ -161,31 +155,34 @@ class TaskGraph:
     @property
     def tasks(self) -> int:
         """Return how many tasks there are."""
-        return int(self._blocks.tasks.sum())
+        return int((self._contents.task[self._content + 1] - self._contents.task[self._content]).sum())
 
     @property
     def dependencies(self) -> int:
         """Return how many dependencies there are."""
-        return int(self._blocks.rows.sum())
+        return sum(len(self._known[number].dependencies) for number in self._content.tolist())
 
     def replace(self, contents: Mapping[int, BlockTasks]) -> None:
         """Give blocks other contents; what was replaced before can no longer be undone.
 
-        Raises ValueError, and changes nothing, where another block owns a dependency on a replaced task, a
-        dependency leads backward or to a task that is not there, or a number is out of range.
+        Raises ValueError, and changes nothing, where a block waits for a task that is not there, or a number
+        is out of range.
         """
         chosen = np.array(sorted(contents), np.int32)
-        change = self._change(chosen, [contents[block] for block in chosen.tolist()])
+        if len(chosen) and not 0 <= chosen[0] <= chosen[-1] < len(self._content):
+            raise ValueError(f"blocks are 0 to {len(self._content) - 1}")
         self._accept()
-        former = Blocks(*(values[chosen] for values in self._blocks))
-        self._make_room()
-        fault, changed = take_out(self._tasks, self._rows, self._blocks, chosen, self._changed, 0)
-        if fault == FINE:
-            fault, changed = put_in(self._tasks, self._rows, self._blocks, change, self._changed, changed)
-        self._move = Move(chosen, former, change.spans, changed, self._is_current, self._order_length)
-        if fault != FINE:
-            self._put_back(self._move, linked=False)
-            raise ValueError(FAULTS[fault])
+        given = [contents[block] for block in chosen.tolist()]
+        numbers = self._written(given, self._sources[chosen].tolist())
+        move = Move(chosen, self._content[chosen], self._work.copy(), self._is_current, self._order_length)
+        self._content[chosen] = numbers
+        missing = find_missing(self._contents, self._content, self._waiting, chosen)
+        if missing != NONE:
+            self._content[chosen] = move.former
+            raise ValueError(f"block {missing}: {FAULTS[UNKNOWN_TASK]}")
+        self._move = move
+        add_work(self._contents, move.former, -1.0, self._work)
+        add_work(self._contents, numbers, 1.0, self._work)
 
     def full(self, limit_s: float = math.inf) -> float:
         """Simulate every task anew; return the seconds of a step.
@@ -193,78 +190,42 @@ class TaskGraph:
         Infinity where they are certainly more than `limit_s`: simulation stops as soon as a resource that
         never waits from there on would end later. Such a move is to be undone.
         """
-        move = self._move
-        if self._exceeds(limit_s):
-            return math.inf
-        if move is None or not move.simulated:
-            self._swap_orders()
-            self._timeline, self._spare = self._spare, self._timeline
-        self._order_length = simulate(
-            self._tasks,
-            self._rows,
-            self._blocks,
-            self._timeline,
-            self._order,
-            self._waiting,
-            self._heap,
-            self._bound(limit_s),
-        )
-        if move is not None and not move.simulated:
-            move.swapped = move.simulated = True
-        return self._step_seconds()
+        return self._simulate(limit_s, keeps=False)
 
     def delta(self, limit_s: float = math.inf) -> float:
         """Simulate what the last move changes; return the seconds of a step as `full` does."""
         move = self._move
-        if move is None or move.simulated or not self._is_current:
-            return self.full(limit_s)
-        if self._exceeds(limit_s):
+        return self._simulate(limit_s, move is not None and not move.simulated and self._is_current)
+
+    def _simulate(self, limit_s: float, keeps: bool) -> float:
+        move, limit_s = self._move, limit_s * (1 + ROUNDING)
+        if self._work.max(initial=0.0) > limit_s:
             return math.inf
-        length = self._order_length
-        least = math.ceil(LEAST_KEPT * length)
-        begin = first_place(
-            self._tasks,
-            self._rows,
-            self._blocks,
-            self._timeline,
-            self._order[:length],
-            move.former,
-            self._changed[: move.changed],
-            move.blocks,
-            least,
-        )
-        if begin < least:
-            return self.full(limit_s)
-        self._swap_orders()
-        move.begin, move.simulated = begin, True
-        self._order_length = resume(
-            self._tasks,
-            self._rows,
-            self._blocks,
-            self._timeline,
-            self._other_order[:length],
-            begin,
-            move.blocks,
-            self._order,
+        if move is None or not move.simulated:
+            self._swap_timelines()
+        self._make_room(place_blocks(self._contents, self._content, self._timeline.offset))
+        if keeps and move is not None:
+            former, is_changed = self._spare.order[: move.order], self._is_changed
+            is_changed[move.blocks] = 1
+        else:
+            former, is_changed = self._spare.order[:0], self._all
+        self._order_length = simulate(
+            self._contents,
+            self._content,
             self._waiting,
-            self._heap,
-            self._journal,
-            self._bound(limit_s),
+            self._work,
+            self._timeline,
+            self._room,
+            former,
+            is_changed,
+            self._all,
+            limit_s,
         )
-        return self._step_seconds()
-
-    def _exceeds(self, limit_s: float) -> bool:
-        if limit_s == math.inf:
-            return False
-        busiest_s = busiest_seconds(self._tasks, self._blocks, self._remaining)
-        return bool(busiest_s > self._bound(limit_s).limit_s)
-
-    def _bound(self, limit_s: float) -> Bound:
-        return Bound(self._remaining, limit_s * (1 + ROUNDING))
-
-    def _step_seconds(self) -> float:
+        if move is not None:
+            self._is_changed[move.blocks] = 0
+            move.simulated = True
         self._is_current = self._order_length != STOPPED
-        return float(step_seconds(self._timeline)) if self._is_current else math.inf
+        return float(self._room.free.max(initial=0.0)) if self._is_current else math.inf
 
     def undo(self) -> None:
         """Give the blocks of the last move, and the timeline, their state before it."""
@@ -272,100 +233,118 @@ class TaskGraph:
         if move is None:
             raise ValueError("there is no move to undo")
         if move.simulated:
-            self._swap_orders()
-        if move.swapped:
-            self._timeline, self._spare = self._spare, self._timeline
-        self._order_length = move.order
-        if move.begin is not None:
-            order = self._order[: move.order]
-            restore(self._timeline, order, move.begin, self._journal)
-        self._is_current = move.was_current
-        self._put_back(move, linked=True)
+            self._swap_timelines()
+        self._content[move.blocks] = move.former
+        self._work[:] = move.work
+        self._order_length, self._is_current, self._move = move.order, move.was_current, None
 
-    def _swap_orders(self) -> None:
-        self._order, self._other_order = self._other_order, self._order
+    def _accept(self) -> None:
+        if self._move is not None:
+            self._is_current = self._is_current and self._move.simulated
+            self._move = None
+
+    def _swap_timelines(self) -> None:
+        self._timeline, self._spare = self._spare, self._timeline
 
     def times(self, block: int) -> BlockTimes:
         """Return when the tasks of a block run, as last simulated."""
-        begin = self._blocks.task[block]
-        span = slice(begin, begin + self._blocks.tasks[block])
-        return BlockTimes(*(values[span].copy() for values in self._timeline[:3]))
+        begin, end = self._timeline.offset[block : block + 2]
+        return BlockTimes(self._timeline.ready[begin:end].copy(), self._timeline.end[begin:end].copy())
 
     def timeline(self) -> Timed:
         """Return when all tasks run, in the order of (ready, block, index)."""
-        order = self._order[: self._order_length]
-        keys = self._tasks.key[order]
-        times = (values[order] for values in self._timeline[:3])
-        return Timed(keys >> INDEX_BITS, keys & INDEX_MASK, *times)
+        keys = self._timeline.order[: self._order_length]
+        block, index = keys >> INDEX_BITS, keys & INDEX_MASK
+        places = self._timeline.offset[block] + index
+        return Timed(block, index, self._timeline.ready[places], self._timeline.end[places])
 
-    def _change(self, chosen: Ints, contents: list[BlockTasks]) -> Change:
-        resources = np.concatenate([block.resources for block in contents], dtype=np.int32)
-        seconds = np.concatenate([block.seconds for block in contents], dtype=np.float64)
-        dependencies = np.concatenate([block.dependencies for block in contents], dtype=np.int32)
-        limit = len(self._timeline.tail)
-        if (
-            any(len(block.resources) != len(block.seconds) for block in contents)
-            or not ((resources >= 0) & (resources < limit)).all()
-        ):
-            raise ValueError(f"tasks: a resource of 0 to {limit - 1} each")
-        if not ((seconds >= 0) & np.isfinite(seconds)).all():
-            raise ValueError("tasks: finite seconds, zero or more, each")
-        if chosen[0] < 0 or chosen[-1] >= len(self._blocks.task):
-            raise ValueError(f"blocks are 0 to {len(self._blocks.task) - 1}")
-        tasks = [len(block.seconds) for block in contents]
-        rows = [len(block.dependencies) for block in contents]
-        spans = Blocks(
-            np.array([self._slots.take(size) for size in tasks], np.int32),
-            np.array(tasks, np.int32),
-            np.array([self._places.take(size) for size in rows], np.int32),
-            np.array(rows, np.int32),
+    def _written(self, given: Sequence[BlockTasks], sources: Sequence[int]) -> Ints:
+        """Return the numbers of contents of blocks with so many sources; write those that are new."""
+        new = [content for content in dict.fromkeys(given) if content not in self._numbers]
+        if len(self._known) + len(new) > MOST_CONTENTS:
+            self._forget()
+            new = [content for content in dict.fromkeys(given) if content not in self._numbers]
+        allowed = dict(zip(given, sources, strict=True))
+        for content in new:
+            fields = content.parts, content.resources, content.seconds, content.dependencies
+            if (fault := check(*fields, allowed[content], self._resources)) != FINE:
+                raise ValueError(FAULTS[fault])
+        for content in new:
+            self._write(content)
+        return np.array([self._numbers[content] for content in given], np.int32)
+
+    def _write(self, content: BlockTasks) -> None:
+        used, rows = self._used, content.dependencies
+        slots = int(rows[:, 0].max(initial=OWN)) + 1
+        bounds = slots * (int(rows[:, 1].max(initial=0)) + 2)
+        needed = (
+            *(int(used.contents[0]) + 2,) * 2,  # `task` and `slot` are by content
+            *(int(used.tasks[0]) + len(content.parts) + 1,) * 3,
+            *(int(used.parts[0]) + len(content.resources),) * 2,
+            int(used.followers[0]) + len(rows),
+            *(int(used.slots[0]) + slots + 1,) * 3,
+            int(used.bounds[0]) + bounds,
+            int(used.links[0]) + len(rows),
         )
-        return Change(chosen, spans, resources, seconds, dependencies)
+        arrays: tuple[Array, ...] = self._contents
+        sized = zip(arrays, needed, strict=True)
+        self._contents = Contents._make(_with_room(values, size) for values, size in sized)
+        fields = content.parts, content.resources, content.seconds, content.dependencies
+        self._numbers[content] = write(self._contents, used, *fields)
+        self._known.append(content)
 
-    def _accept(self) -> None:
-        if self._move is None:
+    def _forget(self) -> None:
+        """Forget the contents that no block has. There is no move that could be undone."""
+        present, self._content[:] = np.unique(self._content, return_inverse=True)
+        kept = [self._known[number] for number in present.tolist()]
+        self._known, self._numbers = [], {}
+        for used in self._used:
+            used[0] = 0
+        for content in kept:
+            self._write(content)
+
+    def _make_room(self, tasks: int) -> None:
+        """Have room for a timeline of so many tasks."""
+        if tasks <= len(self._room.waiting):
             return
-        self._release(self._move.former)
-        self._is_current = self._is_current and self._move.simulated
-        self._move = None
-
-    def _put_back(self, move: Move, linked: bool) -> None:
-        put_back(self._tasks, self._rows, self._blocks, move.blocks, move.former, linked)
-        self._tasks.flags[self._changed[: move.changed]] = 0
-        self._release(move.present)
-        self._move = None
-
-    def _release(self, spans: Blocks) -> None:
-        for begin, size in zip(spans.task.tolist(), spans.tasks.tolist(), strict=True):
-            self._slots.give_back(begin, size)
-        for begin, size in zip(spans.row.tolist(), spans.rows.tolist(), strict=True):
-            self._places.give_back(begin, size)
-
-    def _make_room(self) -> None:
-        if self._places.used > len(self._rows):
-            self._rows = _enlarged(self._rows, 2 * self._places.used)
-        if self._slots.used <= len(self._changed):
-            return
-        size = 2 * self._slots.used
-        self._tasks = Tasks(*(_enlarged(values, size) for values in self._tasks))
-        self._timeline, self._spare = (
-            Timeline._make((*(_enlarged(values, size) for values in timeline[:-1]), timeline.tail))
-            for timeline in (self._timeline, self._spare)
+        timelines = []
+        for timeline in (self._timeline, self._spare):
+            timelines.append(Timeline(timeline.offset, *(_with_room(v, tasks) for v in timeline[1:])))
+        self._timeline, self._spare = timelines
+        room = self._room
+        by_place, queue = (
+            [_with_room(values, tasks) for values in fields] for fields in (room[:2], room[5:])
         )
-        self._order, self._other_order, self._waiting, self._changed = (
-            _enlarged(values, size)
-            for values in (self._order, self._other_order, self._waiting, self._changed)
-        )
-        enlarged = (_enlarged(values, size) for values in self._journal[:-1])
-        self._journal = Journal._make((*enlarged, self._journal.tail))
-        self._heap = Heap(*(_enlarged(values, size) for values in self._heap))
+        self._room = Room._make((*by_place, *room[2:5], *queue))
+
+
+def _waiting_of(sources: Sequence[Sequence[int]]) -> Waiting:
+    """Return who waits for whom in flat arrays."""
+    waiting: list[list[tuple[int, int]]] = [[] for _ in sources]
+    for block, own in enumerate(sources):
+        for slot, source in enumerate(own):
+            waiting[source].append((block, slot))
+    pairs = np.array([pair for each in waiting for pair in each], np.int32).reshape(-1, 2)
+    return Waiting(
+        np.cumsum([0, *map(len, waiting)], dtype=np.int32),
+        pairs[:, 0].copy(),
+        pairs[:, 1].copy(),
+        np.cumsum([0, *map(len, sources)], dtype=np.int32),
+        np.array([source for own in sources for source in own], np.int32),
+    )
 
 
 def _empty(dtypes: str) -> tuple[Array, ...]:
     return tuple(np.zeros(0, dtype) for dtype in dtypes.split())
 
 
-def _enlarged(values: Array, size: int) -> Array:
-    result = np.zeros((size, *values.shape[1:]), values.dtype)
+def _with_room(values: Array, size: int) -> Array:
+    """Return values in an array of `size` entries at least."""
+    if size <= len(values):
+        return values
+    result = np.zeros(2 * size, values.dtype)
     result[: len(values)] = values
     return result
+
+
+NO_TASKS = BlockTasks(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0), np.zeros((0, 3), np.int32))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import permutations
 from math import prod
 
@@ -90,8 +90,9 @@ class Mesh:
         An UNKNOWN size (0) is taken to divide. What is widened on an axis, or overlaps there, is cut there
         along one mesh axis alone, whose ranks are neighbours.
         """
-        if layout.is_whole:
-            return True
+        return layout.is_whole or _cuts(self.axes, layout.placements, tuple(shape))
+
+    def _cuts(self, layout: Layout, shape: Sequence[int]) -> bool:
         splits = layout.splits()
         cut = [p.axis for p in layout.placements if isinstance(p, Split | Widened | Overlapping)]
         if any(cut.count(overlapping.axis) > 1 for _, overlapping in layout.overlapping()):
@@ -144,6 +145,14 @@ class Mesh:
 
         factors = [factor(p) if isinstance(p, Split) else 0 for p in layout.placements]
         return Layout(layout.site, *self.nest(layout.placements, factors))
+
+
+@lru_cache(maxsize=1 << 16)
+def _cuts(
+    axes: tuple[tuple[str, int], ...], placements: tuple[Placement, ...], shape: tuple[int, ...]
+) -> bool:
+    """Remember what `Mesh.divides` asks for alike tensors."""
+    return Mesh(WORKER, axes)._cuts(Layout(WORKER, *placements), shape)
 
 
 @dataclass(frozen=True)

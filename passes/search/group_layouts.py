@@ -13,10 +13,10 @@ import onnx_graphsurgeon as gs
 
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
 from partc.passes.analysis import Analysis
-from partc.passes.distribute import configuration_of, lay_out
+from partc.passes.distribute import lay_out, lay_out_strategy
 from partc.passes.graph.training_graph import Gradient, TrainingGraph
 from partc.passes.layouts.aggregate_partials import aggregate_partials
-from partc.passes.layouts.configuration import data_parallel
+from partc.passes.layouts.configuration import Wish, data_parallel
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import (
     REPLICAS,
@@ -150,6 +150,7 @@ class _OwnStep:
             if any(tensor.name in self._awaited for tensor in node.outputs):
                 self._awaited.update(tensor.name for tensor in node.inputs)
         self._analysis = self._own_analysis(made, samples)
+        self._wishes: dict[int, Mapping[str, Wish]] = {}
         self.places, signature = self._describe(samples)
         self.likeness = signatures.setdefault(signature, len(signatures))
 
@@ -223,7 +224,7 @@ class _OwnStep:
         entry = OpConfig(self._group.operator.node, dict(split), devices=devices)
         strategy = Strategy(MESH_STRATEGY_FORMAT, "global", {}, ops=(entry,))
         try:
-            graph = lay_out(self._analysis, {}, configuration_of(self._analysis, strategy))
+            graph = lay_out_strategy(self._analysis, strategy, self._wishes)
         except InputError:
             return None
         aggregate_partials(graph)

@@ -7,16 +7,19 @@ neighbours are tried, and as many of every host.
     kind    operators that are alike and read the same parameters, such as the steps of a recurrence
     family  kinds that are alike, such as repeated layers
 
-The operators of either may be configured together.
+The operators of either may be configured together, or, where a search is told so, must be.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Literal
 
 import numpy as np
 
 from partc.passes.search.find_groups import OperatorGroup
+
+Together = Literal["steps", "layers"]  # which operators have one configuration: kinds, or families
 
 SplitDegrees = tuple[tuple[str, int], ...]  # dimension -> parts, as a strategy's `ops` spell dimensions
 
@@ -42,8 +45,11 @@ class OperatorKind:
     splits: Mapping[str, int]
 
 
-def kinds_of(groups: Sequence[OperatorGroup]) -> tuple[OperatorKind, ...]:
-    """Return the kinds, family by family: alike are operators of one op, shape and set of dimensions."""
+def kinds_of(groups: Sequence[OperatorGroup], together: Together | None = None) -> tuple[OperatorKind, ...]:
+    """Return the kinds, family by family: alike are operators of one op, shape and set of dimensions.
+
+    Where repeated layers are configured together, a family is one kind.
+    """
     families: dict[object, list[int]] = {}
     for number, group in enumerate(groups):
         families.setdefault((group.op, group.shape, tuple(group.splits.items())), []).append(number)
@@ -51,7 +57,8 @@ def kinds_of(groups: Sequence[OperatorGroup]) -> tuple[OperatorKind, ...]:
     for family in families.values():
         reading: dict[tuple[str, ...], list[int]] = {}
         for number in family:
-            reading.setdefault(groups[number].reads, []).append(number)
+            reads = () if together == "layers" else groups[number].reads
+            reading.setdefault(reads, []).append(number)
         splits = groups[family[0]].splits
         kinds += [OperatorKind(tuple(own), tuple(family), splits) for own in reading.values()]
     return tuple(kinds)
@@ -64,11 +71,17 @@ def data_parallel_config(workers: int) -> OperatorConfig:
 
 @dataclass(frozen=True)
 class OperatorSpace:
-    """What may be drawn. `workers`: how many, host by host; `samples`: of the graph's batch."""
+    """What may be drawn.
+
+    workers   how many, host by host
+    samples   of the graph's batch
+    is_alike  the groups of a kind have one configuration
+    """
 
     kinds: tuple[OperatorKind, ...]
     workers: int
     samples: int
+    is_alike: bool = False
 
     def draw(
         self, rng: np.random.Generator, workers: tuple[int, ...] | None = None

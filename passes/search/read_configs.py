@@ -8,7 +8,7 @@ import numpy as np
 
 from partc.cost.strategy import Strategy
 from partc.passes.analysis import Analysis
-from partc.passes.distribute import configuration_of, lay_out
+from partc.passes.distribute import lay_out, lay_out_strategy
 from partc.passes.layouts.configuration import data_parallel
 from partc.passes.layouts.decide_layouts import AxisDecision, Decision
 from partc.passes.layouts.layouts import PerReplica, Split
@@ -42,7 +42,7 @@ def read_configs(
 
     Raises InputError where the strategy cannot be laid out.
     """
-    graph = lay_out(analysis, strategy.parameters, configuration_of(analysis, strategy))
+    graph = lay_out_strategy(analysis, strategy)
     return tuple(grid.config for grid in read_grids(analysis, graph.decisions, graph.meshes, groups))
 
 

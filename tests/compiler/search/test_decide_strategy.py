@@ -204,3 +204,17 @@ def test_no_names_are_tried_on_many_devices(tmp_path: Path, monkeypatch: pytest.
 
     assert few.strategy.has_meshes
     assert not any(tried.strategy.has_meshes for tried in many.compared)
+
+
+@pytest.mark.parametrize("hosts", [["a", "b"], ["a"] * 2 + ["b"] * 2, ["a"] * 6 + ["b"] * 6])
+def test_names_that_are_tried_have_no_more_parts_than_workers(hosts: list[str]) -> None:
+    names = list(names_for(hosts))
+
+    for name in names:
+        sizes = [int(words.partition("=")[2] or 1) for words in name.split(",")]
+        replicas = len(hosts) / np.prod(sizes)
+        assert replicas >= 1, name
+        assert replicas == int(replicas), name
+        assert replicas > 1 or "fsdp" not in name, name
+    assert len(names) == len(set(names))
+    assert {"fsdp", "tensor=2", "pipeline=2"} < set(names)

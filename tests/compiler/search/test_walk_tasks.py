@@ -1,6 +1,7 @@
 """Walks find what exhaustion finds, and a climb ends where no change of a kind is quicker."""
 
 import time
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -107,3 +108,18 @@ def test_kinds_are_near_that_exchange_tensors() -> None:
             assert all(kind_of[group] in {made_by, *near[made_by]} for group, _ in readers)
     assert len(named) == len(of.space.kinds)
     assert 0 < sum(map(len, near)) < len(near) * (len(near) - 1)
+
+
+def test_steps_of_a_recurrence_stay_alike_where_they_are_configured_together() -> None:
+    of = priced("words")
+    space, rng, until_s = replace(of.space, is_alike=True), np.random.default_rng(2), time.monotonic() + 1e4
+    assert any(len(kind.groups) > 1 for kind in space.kinds)
+
+    best, tried = walk_tasks(of.tasks, space, [of.start], rng, until_s, most=50)
+    climbed, _, _ = climb(of.tasks, space, best.in_order()[0], until_s, most=40)
+
+    assert tried >= 50
+    for state in (*best.found, climbed):
+        for kind in space.kinds:
+            assert len({state[number] for number in kind.groups}) == 1
+    assert len({*best.found, climbed}) > 1

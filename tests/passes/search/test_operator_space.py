@@ -76,3 +76,10 @@ def test_samples_are_divided_equally_and_so_is_everything_else() -> None:
     splits = {split for split, _ in drawn(samples=3, columns=5)}
 
     assert splits == {(("batch", 1),), (("batch", 1), ("in:0:1", 2)), (("batch", 1), ("in:0:1", 4))}
+
+
+def test_repeated_layers_are_one_kind_where_they_are_configured_together() -> None:
+    layers = [replace(group(f"{layer}/{step}"), reads=(layer,)) for step in range(2) for layer in "ab"]
+
+    assert [kind.groups for kind in kinds_of(layers, "layers")] == [(0, 1, 2, 3)]
+    assert kinds_of(layers, "steps") == kinds_of(layers)

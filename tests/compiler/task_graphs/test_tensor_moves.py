@@ -5,7 +5,7 @@ from math import prod
 import numpy as np
 import pytest
 
-from partc.compiler.task_graphs.task_blocks import Tensor, Where, moves_between
+from partc.compiler.task_graphs.tensor_moves import MeshPlace, Tensor, Where, messages_between
 from partc.passes.layouts.boxes import box_of
 from partc.passes.layouts.layouts import Layout, Replicate, Split
 from partc.passes.layouts.meshes import Mesh
@@ -30,18 +30,19 @@ def drawn(rng: np.random.Generator) -> Where:
         mesh, layout = Mesh("m", axes), Layout("m", *placements)
         if len(placements) <= len(axes) and mesh.divides(layout, SHAPE):
             workers = rng.permutation(8)[: prod(size for _, size in axes)]
-            return (axes, tuple(workers.tolist())), layout.placements
+            return Where.of(MeshPlace.of(axes, tuple(workers.tolist())), layout.placements)
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_moves_are_those_of_an_exchange(seed: int) -> None:
     rng = np.random.default_rng(seed)
     source, target = drawn(rng), drawn(rng)
-    workers = tuple(dict.fromkeys((*source[0][1], *target[0][1])))
+    workers = tuple(dict.fromkeys((*source.place.workers, *target.place.workers)))
     regions = []
-    for (axes, own), placements in (source, target):
-        mesh, layout = Mesh("m", axes), Layout("m", *placements)
-        boxes = {w: box_of(mesh, layout, SHAPE, mesh.coordinates(n)) for n, w in enumerate(own)}
+    for where in (source, target):
+        place = where.place
+        mesh, layout = Mesh("m", place.axes), Layout("m", *where.placements)
+        boxes = {w: box_of(mesh, layout, SHAPE, mesh.coordinates(n)) for n, w in enumerate(place.workers)}
         regions.append([region_of(boxes[w]) if w in boxes else None for w in workers])
     expected: dict[tuple[int, int], int] = {}
     for move in find_moves(*regions, [HOSTS[worker] for worker in workers]):
@@ -49,4 +50,7 @@ def test_moves_are_those_of_an_exchange(seed: int) -> None:
             pair = workers[move.source], workers[move.target]
             expected[pair] = expected.get(pair, 0) + 4 * prod(shape_of(move.region))
 
-    assert dict(moves_between(Tensor(SHAPE, 4), source, target, HOSTS)) == expected
+    hosts = np.array([HOSTS.index(host) for host in HOSTS], np.int32)
+    found = messages_between(Tensor.of(SHAPE, 4), source, target, hosts)
+    pairs = zip(found.sources.tolist(), found.targets.tolist(), strict=True)
+    assert dict(zip(pairs, found.nbytes.tolist(), strict=True)) == expected

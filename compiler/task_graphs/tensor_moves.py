@@ -1,0 +1,218 @@
+"""What goes from worker to worker for a tensor to be had elsewhere, and what it takes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from math import prod
+
+import numpy as np
+
+from partc.compiler.task_graphs.task_prices import Moved, TaskPrices
+from partc.cost.simulation.task_arrays import Ints, Longs, compiled
+from partc.passes.layouts.boxes import box_of
+from partc.passes.layouts.layouts import Layout
+from partc.passes.layouts.meshes import Mesh
+from partc.passes.search.group_layouts import Placements
+from partc.runtime.plan.moves import region_of
+from partc.runtime.plan.program import Region
+from partc.runtime.plan.record import Range
+
+Axes = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeshPlace:
+    """A mesh's axes, and the workers at its places. Equal ones are one object."""
+
+    axes: Axes
+    workers: tuple[int, ...]
+
+    @staticmethod
+    @cache
+    def of(axes: Axes, workers: tuple[int, ...]) -> "MeshPlace":
+        """Return the one object."""
+        return MeshPlace(axes, workers)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Where:
+    """How a tensor is on a mesh. Equal ones are one object. `share`: of how many parts one has one."""
+
+    place: MeshPlace
+    placements: Placements
+    share: int
+
+    @staticmethod
+    @cache
+    def of(place: MeshPlace, placements: Placements) -> "Where":
+        """Return the one object."""
+        return Where(place, placements, Mesh("own", place.axes).share(Layout("own", *placements)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensor:
+    """What is known of a tensor that groups send each other. Equal ones are one object."""
+
+    shape: tuple[int, ...]
+    itemsize: int
+
+    @staticmethod
+    @cache
+    def of(shape: tuple[int, ...], itemsize: int) -> "Tensor":
+        """Return the one object."""
+        return Tensor(shape, itemsize)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Messages:
+    """Who sends whom how much: int32[n] workers, in order, and int64[n] bytes."""
+
+    sources: Ints
+    targets: Ints
+    nbytes: Longs
+
+    @staticmethod
+    def joined(given: Sequence["Messages"]) -> "Messages":
+        """Return messages in order, those between the same workers as one."""
+        sources, targets, nbytes = (
+            np.concatenate([getattr(each, name) for each in given])
+            for name in ("sources", "targets", "nbytes")
+        )
+        most = int(targets.max(initial=0)) + 1
+        pairs, numbers = np.unique(sources.astype(np.int64) * most + targets, return_inverse=True)
+        total = np.zeros(len(pairs), np.int64)
+        np.add.at(total, numbers, nbytes)
+        return Messages((pairs // most).astype(np.int32), (pairs % most).astype(np.int32), total)
+
+
+@dataclass
+class TensorMoves:
+    """What brings tensors from mesh to mesh. What was asked before is remembered."""
+
+    prices: TaskPrices
+    _messages: dict[tuple[Tensor, Where, Where], Messages] = field(default_factory=dict)
+    _priced: dict[tuple[Tensor, Where, Where], Moved | None] = field(default_factory=dict)
+    _members: dict[tuple[MeshPlace, MeshPlace], Ints] = field(default_factory=dict)
+
+    def members(self, source: MeshPlace, target: MeshPlace) -> Ints:
+        """Return the workers of two meshes, int32[n]."""
+        key = source, target
+        if key not in self._members:
+            self._members[key] = np.array(tuple(dict.fromkeys((*source.workers, *target.workers))), np.int32)
+        return self._members[key]
+
+    def priced(self, tensor: Tensor, source: Where, target: Where) -> Moved | None:
+        """Return what it takes to have a tensor elsewhere; None where nothing is sent."""
+        key = tensor, source, target
+        if key not in self._priced:
+            messages = self.messages(tensor, source, target)
+            self._priced[key] = (
+                self.prices.exchange(messages.sources, messages.targets, messages.nbytes)
+                if len(messages.nbytes)
+                else None
+            )
+        return self._priced[key]
+
+    def messages(self, tensor: Tensor, source: Where, target: Where) -> Messages:
+        """Return what is sent for a tensor to be had elsewhere, as `find_moves` chooses it."""
+        key = tensor, source, target
+        if key not in self._messages:
+            self._messages[key] = messages_between(tensor, source, target, self.prices.host_numbers)
+        return self._messages[key]
+
+
+def messages_between(tensor: Tensor, source: Where, target: Where, hosts: Ints) -> Messages:
+    """Return what goes from worker to worker. `hosts`: the number of each worker's host, int32[workers]."""
+    place, other = source.place, target.place
+    if not prod(tensor.shape):
+        nothing = np.zeros(0, np.int32)
+        return Messages(nothing, nothing, np.zeros(0, np.int64))
+    regions, elements = _overlaps(
+        tensor.shape, (place.axes, source.placements), (other.axes, target.placements)
+    )
+    columns = {worker: column for column, worker in enumerate(other.workers)}
+    receivers = [worker for worker in dict.fromkeys((*place.workers, *other.workers)) if worker in columns]
+    had = np.full(len(hosts), -1, np.int32)
+    had[list(place.workers)] = regions
+    rows = choose_senders(
+        elements * tensor.itemsize,
+        np.array(place.workers, np.int32),
+        had,
+        np.array(receivers, np.int32),
+        np.array([columns[worker] for worker in receivers], np.int32),
+        hosts,
+    )
+    sources, targets = (rows[:, end].astype(np.int32) for end in range(2))
+    return Messages.joined([Messages(sources, targets, rows[:, 2])])
+
+
+@compiled
+def choose_senders(
+    nbytes: Longs, holders: Ints, had: Ints, receivers: Ints, columns: Ints, hosts: Ints
+) -> Longs:
+    """Return rows of sender, receiver and bytes, int64[n, 3].
+
+    nbytes   int64[regions, places]: what each place wants of each region
+    holders  int32[n]: workers that have a region, `had` int32[workers]: which one
+    columns  the place of each receiver. It gets a region it does not have from who has sent least so far, of
+             its own host if there is any, the first of equals
+    """
+    sent = np.zeros(len(hosts), np.int64)
+    rows = np.empty((len(receivers) * len(nbytes), 3), np.int64)
+    count = 0
+    for which, receiver in enumerate(receivers):
+        for region in range(len(nbytes)):
+            wanted = nbytes[region, columns[which]]
+            if wanted == 0 or had[receiver] == region:
+                continue
+            best, best_is_near = -1, False
+            for holder in holders:
+                if had[holder] != region:
+                    continue
+                is_near = hosts[holder] == hosts[receiver]
+                if best < 0 or (is_near and not best_is_near):
+                    best, best_is_near = holder, is_near
+                elif is_near == best_is_near and sent[holder] < sent[best]:
+                    best = holder
+            sent[best] += wanted
+            rows[count, 0], rows[count, 1], rows[count, 2] = best, receiver, wanted
+            count += 1
+    return rows[:count].copy()
+
+
+Cut = tuple[Axes, Placements]
+
+
+@lru_cache(maxsize=1 << 14)
+def _overlaps(shape: tuple[int, ...], source: Cut, target: Cut) -> tuple[tuple[int, ...], Longs]:
+    """Return the region at each place of the source, numbered, and how many elements of each region those at
+    each place of the target want, int64[regions, places]."""
+    has, wants = _regions(shape, source), _regions(shape, target)
+    numbers = {region: number for number, region in enumerate(dict.fromkeys(has))}
+    elements = np.ones((len(numbers), len(wants)), np.int64)
+    for axis in range(len(shape)):
+        ours = {ranges: n for n, ranges in enumerate(dict.fromkeys(region[axis] for region in numbers))}
+        theirs = {ranges: n for n, ranges in enumerate(dict.fromkeys(region[axis] for region in wants))}
+        rows = [ours[region[axis]] for region in numbers]
+        columns = [theirs[region[axis]] for region in wants]
+        elements *= _common_lengths(list(ours), list(theirs))[np.ix_(rows, columns)]
+    return tuple(numbers[region] for region in has), elements
+
+
+@lru_cache(maxsize=1 << 14)
+def _regions(shape: tuple[int, ...], cut: Cut) -> tuple[Region, ...]:
+    axes, placements = cut
+    mesh, layout = Mesh("own", axes), Layout("own", *placements)
+    places = range(prod(size for _, size in mesh.grid))
+    return tuple(region_of(box_of(mesh, layout, shape, mesh.coordinates(place))) for place in places)
+
+
+def _common_lengths(ours: Sequence[tuple[Range, ...]], theirs: Sequence[tuple[Range, ...]]) -> Longs:
+    """Return how long what every two have in common is. Ranges of one do not overlap."""
+    (starts, stops), (other_starts, other_stops) = (
+        np.array([span for ranges in each for span in ranges], np.int64).T for each in (ours, theirs)
+    )
+    common = np.minimum.outer(stops, other_stops) - np.maximum.outer(starts, other_starts)
+    begins, other_begins = (np.cumsum([0, *(len(ranges) for ranges in each[:-1])]) for each in (ours, theirs))
+    own = np.add.reduceat(common.clip(min=0), begins, axis=0)
+    return np.add.reduceat(own, other_begins, axis=1)
