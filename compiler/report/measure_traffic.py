@@ -22,6 +22,12 @@ class LaneLoad:
     seconds: float
 
 
+def lane_name(lane: Lane) -> str:
+    """Return what a lane is called: `hostA -> switch`, `memory of hostA`."""
+    one, other = lane
+    return f"{other} of {one}" if other == "memory" else f"{one} -> {other}"
+
+
 def host_traffic(plan: Plan, cluster: Cluster) -> dict[str, tuple[float, float]]:
     """Return each host's (received, sent) bytes per step: what other hosts exchange with it."""
     network = Network(cluster)

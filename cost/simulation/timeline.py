@@ -33,7 +33,7 @@ from partc.cost.network.ways import Array, Numbers
 from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
 from partc.cost.simulation.roofline import run_s
 from partc.runtime.plan.moves import shape_of
-from partc.runtime.plan.program import Plan, Rank, Run, Start, Wait
+from partc.runtime.plan.program import Instruction, Plan, Rank, Run, Start, Wait
 from partc.runtime.transports.communication import ROW_KINDS
 
 LaneKind = Literal["compute", "communication"]
@@ -126,23 +126,18 @@ NOTHING_MEASURED = Measured()
 
 def simulate(plan: Plan, cluster: Cluster, measured: Measured = NOTHING_MEASURED) -> Timeline:
     """Return the predicted timeline of one step. Segments that are not `measured` are priced."""
-    play = _Play(plan, cluster, measured)
+    play = Play(plan, cluster, measured)
     for instruction in plan.instructions:
-        if isinstance(instruction, Run):
-            play.run(instruction)
-        elif isinstance(instruction, Start):
-            play.start(instruction)
-        elif isinstance(instruction, Wait):
-            play.wait(instruction)
+        play.execute(instruction)
     return play.timeline()
 
 
-class _Play:
+class Play:
     """The clocks of ranks and links while a plan is played; ranks that are alike are played as one array.
 
     Arrays are by rank: `clock` until when it computes or waits, `computing` until when it computes, `busy`
-    until when it communicates; `lanes`, float64[lanes], until when a lane is occupied; `done` when a
-    communication is complete.
+    until when it communicates; `alone` what its last segment takes on a core of its own; `lanes`,
+    float64[lanes], until when a lane is occupied; `done` when a communication is complete.
     """
 
     def __init__(self, plan: Plan, cluster: Cluster, measured: Measured) -> None:
@@ -157,11 +152,21 @@ class _Play:
         self.families: dict[str, list[tuple[Family, Numbers]]] = {}
         self.clock = measured.beside_s * self.cores.oversubscription_of_all
         self.computing = self.clock.copy()
-        self.busy = np.zeros(len(plan.ranks))
+        self.busy, self.alone = np.zeros(len(plan.ranks)), np.zeros(len(plan.ranks))
         self.lanes = np.zeros(len(self.network.lanes))
         self.done: dict[int, Array] = {}
         self.bars: list[Bars] = []
         self.totals = Totals.nothing(self.network)
+
+    def execute(self, instruction: Instruction) -> None:
+        """Play one instruction on all ranks that it concerns."""
+        match instruction:
+            case Run():
+                self.run(instruction)
+            case Start():
+                self.start(instruction)
+            case Wait():
+                self.wait(instruction)
 
     def run(self, run: Run) -> None:
         label = f"{run.site} {PurePosixPath(run.segment).stem[:8]}"
@@ -172,7 +177,7 @@ class _Play:
             alone_s = self.measured.segments.get(run.segment, 0.0) or run_s(
                 run, kind, self.cluster, self.measured.kernels
             )
-            begin = self.clock[ranks]
+            begin, self.alone[ranks] = self.clock[ranks], alone_s
             self.clock[ranks] = stop = begin + alone_s * oversubscription[ranks]
             self.computing[ranks] = stop
             self.bars.append(

@@ -5,6 +5,7 @@
 It loads its part of the plan, owns its variables, steps, reports, and writes what it owns.
 """
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -255,7 +256,8 @@ class Daemon:
 
     def _write_times(self, recorder: Recorder) -> None:
         offset_s, uncertainty_s = offset_to_first(self._world, self._variables.barrier)
-        times = RankTimes(offset_s, uncertainty_s, recorder.steps())
+        threads, cores = _threads_on_machine(self._rank, self._world), len(os.sched_getaffinity(0))
+        times = RankTimes(offset_s, uncertainty_s, recorder.steps(), threads, cores)
         write_record(times_file(self._folder, self._rank.rank), times)
 
     def _write_report(self, steps_per_s: float) -> None:
