@@ -13,7 +13,7 @@ RUN_FORMAT = "partc-run/1"
 COMPARISON_FORMAT = "partc-comparison/1"
 
 # As in simulation/critical_path.py.
-TermKind = Literal["compute", "core", "transfer", "start", "store", "between"]
+TermKind = Literal["compute", "core", "transfer", "start", "store", "data", "between"]
 
 
 class Term(Record, frozen=True):
@@ -23,6 +23,7 @@ class Term(Record, frozen=True):
     name         what it is in this plan: a segment, a communication; empty where there is nothing to name
     rank         where on the path it took most
     link         of a transfer: the direction of a link, or the memory, that is occupied longest
+    bytes        of a transfer: what passes that link in a step
     bytes_per_s  of a transfer: what passed that link from when all members had begun until it was complete
     """
 
@@ -32,6 +33,7 @@ class Term(Record, frozen=True):
     seconds: float
     rank: int = 0
     link: str = ""
+    bytes: float = 0.0
     bytes_per_s: float | None = None
 
 
@@ -52,6 +54,7 @@ class Difference(Record, frozen=True):
     after_s: float
     link: str = ""
     rank: int = 0
+    bytes: float = 0.0
     before_bytes_per_s: float | None = None
     after_bytes_per_s: float | None = None
 
@@ -66,7 +69,9 @@ class MeasuredRun(Record, frozen=True):
 
     first_step, last_step   that were timed, instruction by instruction
     reason                  the largest cause of the difference, in words; empty where there is hardly any
-    differences             by instruction, the largest first; they add up to the difference of the steps
+    differences             by instruction, the largest first; they add up to the difference of the steps. Where
+                            ranks had fewer cores than cluster.json says, one of kind `core` is what that adds to
+                            the prediction, and the others begin there
     """
 
     format: str
@@ -104,6 +109,7 @@ def _difference(kind: TermKind, what: str, before: list[Term], after: list[Term]
         sum(term.seconds for term in after),
         largest.link,
         max(after or before, key=lambda term: term.seconds).rank,
+        sum(term.bytes for term in after or before),
         _rate(before),
         _rate(after),
     )

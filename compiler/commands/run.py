@@ -16,6 +16,7 @@ from partc.compiler.commands.graph_arguments import (
     TraceArgument,
     checkpoints_of,
 )
+from partc.compiler.comparison.explain_run import explain_run, write_measured
 from partc.compiler.output.deploy import write_trained_model
 from partc.compiler.output.output_paths import check_output_file
 from partc.compiler.recompile import HostsLeft
@@ -25,6 +26,7 @@ from partc.runtime.asynchronous.session import plan_of_data
 from partc.runtime.data.batches import samples_of_step
 from partc.runtime.engines.joined import check_place, take_place
 from partc.runtime.errors import BadUsage
+from partc.runtime.execution.recorder import MIDDLE, TracedSteps
 from partc.runtime.jobs.job import Checkpoints, Notice, Progress, Restarted, Straggler, Told
 from partc.runtime.jobs.launcher import OnProgress
 from partc.runtime.jobs.metrics import METRICS_FILE
@@ -121,7 +123,7 @@ def run_command(
             fix="say how often: --restarts 3",
         )
     left = HostsLeft(folder, min_hosts, tell)
-    traced = parse_steps(trace_steps, "--trace-steps") if trace is not None else 0
+    traced = parse_steps(trace_steps, "--trace-steps") if trace is not None else _untold(folder.plan)
     endpoint = parse_endpoint(metrics_port, "--metrics-port")
     with ExitStack() as at_the_end:
         hears: list[OnProgress] = []
@@ -166,6 +168,8 @@ def run_command(
     if trace is not None:
         write_run_trace(trace, folder, result.times)
         tell(f"timeline, as predicted and as measured -> {trace}")
+    if result.last_step:
+        tell(_step_line(folder, result))
     done = result.first_step + result.last_step
     if done < steps:
         tell(f"stopped after step {done} of {steps}, saved in {kept}: --resume goes on from there")
@@ -187,7 +191,6 @@ def _summary(folder: PlanFolder, result: TrainingResult) -> Iterator[str]:
         speed += f", {samples * result.steps_per_s:,.0f} samples/s"
     yield f"{done} steps, {speed} -> {folder.path / TRAINED_FILE}"
     step_s = 1 / result.steps_per_s
-    yield f"a step: {seconds(step_s)}, predicted {seconds(folder.plan.predicted_step_s)}"
     shares = {rank: waited / (step_s * result.last_step) for rank, waited in result.waiting_s.items()}
     slowest, most = min(shares, key=shares.__getitem__, default=0), max(shares.values(), default=0.0)
     if shares and most - shares[slowest] > UNEQUAL_WAITING:
@@ -198,6 +201,21 @@ def _summary(folder: PlanFolder, result: TrainingResult) -> Iterator[str]:
         )
     if (share := result.data_s / (step_s * result.last_step)) > SLOW_DATA:
         yield f"a rank waited for data {percent(share)} of the time: it is read more slowly than it is used"
+
+
+def _untold(plan: Plan) -> TracedSteps | Literal["middle"]:
+    """Return the steps to time where no trace is asked for: none of asynchronous plans, which have no common step."""
+    return 0 if plan.asynchronous else MIDDLE
+
+
+def _step_line(folder: PlanFolder, result: TrainingResult) -> str:
+    """Say what a step took beside its prediction, and why, and keep that with the plan."""
+    explained = explain_run(folder, result.times)
+    if explained is None:
+        step_s = 1 / result.steps_per_s
+        return f"a step: predicted {seconds(folder.plan.predicted_step_s)}, measured {seconds(step_s)}"
+    write_measured(folder.path, explained.record)
+    return f"a step: {explained.line}"
 
 
 def _plan_of_samples(folder: PlanFolder) -> Plan:

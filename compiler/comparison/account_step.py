@@ -30,7 +30,8 @@ COLLECTIVES: dict[Kind, str] = {
     "all_gather_rows": "AllGatherv",
     "all_to_all_rows": "AllToAllv",
 }
-STARTING, BETWEEN, COPYING = "beginning communications", "between instructions and steps", "copying values"
+STARTING, COPYING = "beginning communications", "copying values"
+BETWEEN = {"core": "between steps", "data": "waiting for data", "between": "work between steps and instructions"}
 _WAITED_S = 20e-6  # who waits longer learns when a communication was complete
 
 Interval = tuple[float, float]
@@ -48,7 +49,7 @@ def account_of(
     terms = _Terms(plan, cluster).of(parts, count)
     total_s = sum(term.seconds for term in terms)
     if step_s is not None and step_s - total_s > 1e-12:
-        terms += (Term("between", BETWEEN, "", step_s - total_s),)
+        terms += (Term("between", BETWEEN["between"], "", step_s - total_s),)
         total_s = step_s
     return StepAccount(total_s, terms, count)
 
@@ -89,7 +90,7 @@ class _Terms:
                 return (STARTING, "") if part.kind == "start" else (group, start.label or group)
             case Store():
                 return COPYING, ""
-        return BETWEEN, ""
+        return BETWEEN[part.kind], ""
 
     def _group(self, run: Run) -> str:
         updates = any(value in self._variables for _, value in run.writes)
@@ -106,8 +107,9 @@ class _Terms:
             return Term(kind, group, name, seconds, rank)
         loads = [self._load(part) for part in parts]
         links = {link: sum(amount for other, amount in loads if other == link) for link, _ in loads}
+        link, amount = max(links, key=links.__getitem__), sum(links.values()) / count
         rate = _rate(parts, [amount for _, amount in loads])
-        return Term(kind, group, name, seconds, rank, max(links, key=links.__getitem__), rate)
+        return Term(kind, group, name, seconds, rank, link, amount, rate)
 
     def _load(self, part: Part) -> tuple[str, float]:
         """Return the link that a communication occupies longest, and the bytes that pass it."""

@@ -18,8 +18,9 @@ from partc.runtime.execution.recorder import StepTimes
 from partc.runtime.plan.program import Instruction, Plan, Run, Start, Wait, instructions_of, members_of
 
 # compute: a segment, with a core; core: a segment that waits for a core; transfer: of a communication that is
-# waited for; start: beginning one; store: copying a value; between: instructions, or steps
-PartKind = Literal["compute", "core", "transfer", "start", "store", "between"]
+# waited for; start: beginning one; store: copying a value; data: waiting for data and checkpoints; between: what
+# else is done between instructions, or steps
+PartKind = Literal["compute", "core", "transfer", "start", "store", "data", "between"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class _Walk:
             for at, moment in enumerate(moments)
             if isinstance(moment.instruction, Start)
         }
+        self._steps = steps
         self._last = max(len(of_rank) for of_rank in steps.values()) - 1
 
     def parts(self) -> Iterator[Part]:
@@ -86,7 +88,7 @@ class _Walk:
             moment = self._moments[rank][at]
             end_s = min(moment.end_s, until_s)
             if end_s < until_s:
-                yield Part("between", rank, None, end_s, until_s)
+                yield from self._between(rank, at, end_s, until_s)
             begin_s = min(moment.begin_s, end_s)
             if isinstance(moment.instruction, Wait):
                 start = self._starts[moment.instruction.tag_id]
@@ -115,6 +117,21 @@ class _Walk:
         rank = max(self._moments, key=lambda rank: self._moments[rank][-1].end_s if self._moments[rank] else 0.0)
         moments = self._moments[rank]
         return rank, len(moments) - 1, moments[-1].end_s if moments else 0.0
+
+    def _between(self, rank: int, at: int, begin_s: float, end_s: float) -> Iterator[Part]:
+        """Yield what passed after a moment: after a step's last one data is read, and a core may be waited for."""
+        moments, of_rank = self._moments[rank], self._steps[rank]
+        step = moments[at].step
+        is_of_step = at + 1 < len(moments) and moments[at + 1].step == step
+        if is_of_step or step == self._last or not of_rank[step].cpu_s or self._ranks[rank].kind == "gpu":
+            yield Part("between", rank, None, begin_s, end_s)
+            return
+        before, after = of_rank[step], of_rank[step + 1]
+        own_s = min(after.cpu_clock_s[0] - before.cpu_clock_s[1], end_s - begin_s)
+        data_s = min(after.waited_s[0] - before.waited_s[1], end_s - begin_s - own_s)
+        yield Part("core", rank, None, begin_s + own_s + data_s, end_s)
+        yield Part("data", rank, None, begin_s + own_s, begin_s + own_s + data_s)
+        yield Part("between", rank, None, begin_s, begin_s + own_s)
 
     def _begun(self, rank: int, step: int, start: Start) -> tuple[float, int, int]:
         """Return when the last member had begun a communication, who that is, and its moment then."""

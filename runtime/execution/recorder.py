@@ -6,7 +6,7 @@ Executor(..., observe=recorder.watch)  the same, with a look at the clock betwee
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 from partc.runtime.plan.program import Instruction
@@ -36,6 +36,8 @@ class StepTimes(Record, frozen=True):
     end_s: tuple[float, ...]
     sent_bytes: tuple[int, ...]  # supplied to the communication that begins, ids and sizes included
     cpu_s: tuple[float, ...] = ()  # for which the rank's own thread had a core
+    cpu_clock_s: tuple[float, float] = (0.0, 0.0)  # of that thread, when the step began and when it ended
+    waited_s: tuple[float, float] = (0.0, 0.0)  # for data and checkpoints until then
 
 
 class RankTimes(Record, frozen=True):
@@ -54,8 +56,16 @@ class RankTimes(Record, frozen=True):
 class Recorder:
     """Records the last steps of one rank."""
 
-    def __init__(self, traced: TracedSteps, traffic: Traffic, first_step: int = 0) -> None:
+    def __init__(
+        self,
+        traced: TracedSteps,
+        traffic: Traffic,
+        first_step: int = 0,
+        waited_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`waited_s`: returns how long the rank waited between steps so far."""
         self._traffic = traffic
+        self._waited_s = waited_s
         self._step = first_step
         self._chosen = None if isinstance(traced, int) else traced
         self._steps: deque[StepTimes] = deque(maxlen=traced if isinstance(traced, int) else None)
@@ -70,14 +80,27 @@ class Recorder:
         end_s: list[float] = []
         sent: list[int] = []
         cpu_s: list[float] = []
+        waited_before_s, cpu_before_s = self._waited_s(), time.thread_time()
+        cpu_now_s = cpu_before_s
         for instruction in program:
-            before, cpu_before_s = self._traffic.total_bytes(), time.thread_time()
+            before, cpu_begin_s = self._traffic.total_bytes(), cpu_now_s
             begin_s.append(time.perf_counter())
             yield instruction
             end_s.append(time.perf_counter())
-            cpu_s.append(time.thread_time() - cpu_before_s)
+            cpu_now_s = time.thread_time()
+            cpu_s.append(cpu_now_s - cpu_begin_s)
             sent.append(self._traffic.total_bytes() - before)
-        self._steps.append(StepTimes(self._step, tuple(begin_s), tuple(end_s), tuple(sent), tuple(cpu_s)))
+        self._steps.append(
+            StepTimes(
+                self._step,
+                tuple(begin_s),
+                tuple(end_s),
+                tuple(sent),
+                tuple(cpu_s),
+                (cpu_before_s, cpu_now_s),
+                (waited_before_s, self._waited_s()),
+            )
+        )
 
     def steps(self) -> tuple[StepTimes, ...]:
         """Return the recorded steps that are complete, in order."""
