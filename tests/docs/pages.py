@@ -1,0 +1,64 @@
+"""Commands and scripts that the documentation tells readers to run."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+CALL = re.compile(r"    (?:\$ |\w+=\S+ |\w+ -n \d+ )?partc (.+)")
+PLACEHOLDER = re.compile(r"\.\.\.|\[|…")  # of commands that are written short
+
+
+@dataclass(frozen=True)
+class DocumentedCommand:
+    """A line of a code block that calls partc, and its words after `partc`."""
+
+    page: str
+    line: int
+    arguments: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def commands(page: Path) -> Iterator[DocumentedCommand]:
+    """Yield the commands of a page's code blocks, whole ones alone."""
+    lines = page.read_text().splitlines()
+    for number, text in enumerate(lines, start=1):
+        command = CALL.match(text)
+        if not command:
+            continue
+        said, ahead = command[1], number
+        while said.endswith("\\"):
+            said = said[:-1] + lines[ahead].strip()
+            ahead += 1
+        words = tuple(shlex.split(re.split(r"  +[^-\s]", said)[0], comments=True))
+        if not PLACEHOLDER.search(" ".join(words)):
+            yield DocumentedCommand(str(page.relative_to(ROOT)), number, words)
+
+
+def script(page: Path) -> str:
+    """Return a page's first Python script."""
+    found = re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert found, f"{page} has no script"
+    return found[1]
+
+
+def table(page: Path, heading: str) -> list[list[str]]:
+    """Return the rows, cells without markup, of the first table whose head has a cell of this text."""
+    rows = [
+        [cell.strip().strip("`*") for cell in line.strip("|").split("|")]
+        for line in page.read_text().splitlines()
+        if line.startswith("|")
+    ]
+    first = next(number for number, row in enumerate(rows) if heading in row)
+    width = len(rows[first])
+    taken: list[list[str]] = []
+    for row in rows[first + 2 :]:
+        if len(row) != width or set(row[0]) <= set("- :"):
+            break
+        taken.append(row)
+    return taken
