@@ -1,86 +1,81 @@
-"""report.html: the whole plan on one page that needs no network, for someone who has never seen one."""
+"""report.html: the whole plan on one page that needs no network, for someone who has never seen one.
+
+To add a section: its entry in SECTIONS, and its template.
+"""
 
 from functools import cache
 from pathlib import Path
 
 import jinja2
 import onnx
+from markupsafe import Markup
 
 from partc.compiler.compilation import Compilation
-from partc.compiler.report.describe_assumptions import (
-    describe_draws,
-    describe_inputs,
-    describe_sparsity,
-    whole_ops,
-)
-from partc.compiler.report.describe_devices import describe_devices
 from partc.compiler.report.describe_headline import describe_headline
-from partc.compiler.report.describe_mesh import describe_mesh
-from partc.compiler.report.describe_program import describe_listings, describe_segments, segment_names
-from partc.compiler.report.describe_servers import describe_servers
-from partc.compiler.report.describe_variables import describe_variables
-from partc.compiler.report.draw_cluster import draw_cluster
-from partc.compiler.report.draw_operators import draw_operators
-from partc.compiler.report.draw_timeline import draw_timelines, list_longest
-from partc.compiler.report.explain_choices import (
-    candidates,
-    describe_sensitivity,
-    describe_solution,
-    worked_examples,
+from partc.compiler.report.describe_program import segment_names
+from partc.compiler.report.plan_sections import (
+    assumptions_section,
+    cluster_section,
+    devices_section,
+    mesh_section,
+    operators_section,
+    program_section,
+    servers_section,
+    timeline_section,
+    variables_section,
+    why_section,
 )
-from partc.compiler.report.methods import EXPLANATIONS, KEYS, MESH_KEYS
+from partc.compiler.report.section import ReportSource, Section
 from partc.cost.cluster.cluster import Cluster
 
 TEMPLATES = Path(__file__).parent / "templates"
 
+SECTIONS: tuple[Section, ...] = (
+    Section("why", "Why", "why.html", why_section),
+    Section("why", "Why", "mesh.html", mesh_section),
+    Section("operators", "Operators", "operators.html", operators_section),
+    Section("cluster", "Cluster", "cluster.html", cluster_section),
+    Section("timeline", "Timeline", "timeline.html", timeline_section),
+    Section("devices", "Devices", "devices.html", devices_section),
+    Section("servers", "Servers", "servers.html", servers_section),
+    Section("variables", "Variables", "variables.html", variables_section),
+    Section("inputs", "Inputs and assumptions", "assumptions.html", assumptions_section),
+    Section("program", "Program", "program.html", program_section),
+)
+
 
 def render_report(compilation: Compilation, cluster: Cluster, folder: Path) -> str:
     """Return the page. `folder` holds the plan's model and segments; equal plans give equal pages."""
-    plan, costs = compilation.plan, compilation.costs
-    facts = {fact.name: fact for fact in compilation.facts}
-    segments = describe_segments(plan, folder)
-    names = segment_names(plan)
+    source = ReportSource(compilation, cluster, folder, segment_names(compilation.plan))
+    described = [(section, section.describe(source)) for section in SECTIONS]
+    present = [(section, values) for section, values in described if values is not None]
     return (
         _environment()
         .get_template("report.html")
         .render(
-            headline=describe_headline(compilation, cluster, _model_name(folder / plan.model)),
-            mesh=describe_mesh(compilation),
-            operators=draw_operators(compilation),
-            explanations=EXPLANATIONS,
-            keys=MESH_KEYS if compilation.strategy.has_meshes else KEYS,
-            examples=worked_examples(costs, facts, cluster),
-            candidates=candidates(costs, compilation.compared, compilation.timeline.step_s),
-            sensitivity=describe_sensitivity(compilation.sensitivity),
-            solution=describe_solution(costs.solution),
-            cluster=draw_cluster(plan, cluster),
-            devices=describe_devices(compilation.memory, compilation.timeline, plan),
-            timelines=draw_timelines(compilation.timeline, plan, names),
-            longest=list_longest(compilation.timeline, names),
-            variables=describe_variables(plan, costs.choices, facts),
-            assignment=describe_servers(costs.assignment),
-            inputs=describe_inputs(plan),
-            draws=describe_draws(plan),
-            sparsity=describe_sparsity(compilation.sparsity, compilation.facts),
-            sizes=sorted(plan.sizes.items()),
-            batch=plan.batch,
-            departures=plan.departures,
-            whole_ops=whole_ops(compilation.lowered),
-            segments=segments,
-            listings=describe_listings(plan, segments),
+            headline=describe_headline(compilation, cluster, _model_name(folder / compilation.plan.model)),
+            sections=[section for section, _ in present],
+            bodies=[
+                Markup(_environment().get_template(section.template).render(values))
+                for section, values in present
+            ],
+            styles=dict.fromkeys(name for section, _ in present for name in section.styles),
+            scripts=dict.fromkeys(name for section, _ in present for name in section.scripts),
         )
     )
 
 
 @cache  # with the templates that it has compiled
 def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["parts"] = environment.get_template("parts.html").module
+    return environment
 
 
 def _model_name(path: Path) -> str:

@@ -1,8 +1,11 @@
-"""Reports of one model on several clusters, compiled once for all tests of this folder."""
+"""Reports of one model on several clusters, compiled once for all tests of this folder, and one browser."""
+
+from collections.abc import Iterator
 
 import pytest
 
 from tests.builders.plans.compiled_reports import CLUSTERS, Compiled, compile_everywhere
+from tests.checks.browser import CHROMIUM, Browser
 
 
 @pytest.fixture(scope="package")
@@ -18,3 +21,11 @@ def compiled(request: pytest.FixtureRequest, all_compiled: dict[str, Compiled]) 
 @pytest.fixture
 def on_2x2(all_compiled: dict[str, Compiled]) -> Compiled:
     return all_compiled["cluster-2x2"]
+
+
+@pytest.fixture(scope="package")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed: apt-get install chromium")
+    with Browser(tmp_path_factory.mktemp("browser")) as browser:
+        yield browser

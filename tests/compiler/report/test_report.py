@@ -41,7 +41,8 @@ def test_page_is_well_formed_and_needs_no_network(compiled: Compiled) -> None:
     links = [value or "" for name, value in reader.attributes if name in ("href", "xlink:href")]
     assert links
     assert all(link.startswith("#") for link in links)
-    assert not re.search(r"https?://|@import|url\(|<script|<link", compiled.page)
+    assert not re.search(r"https?://|@import|url\(|<script src|<link", compiled.page)
+    assert "default-src 'none'" in compiled.page  # of its own accord no browser fetches anything for it
 
 
 def test_links_within_the_page_have_targets(on_2x2: Compiled) -> None:

@@ -1,0 +1,48 @@
+"""A section of the page: what its template is given, and the style and script that go with it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from partc.compiler.compilation import Compilation
+from partc.cost.cluster.cluster import Cluster
+from partc.cost.strategy import SyncFacts
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSource:
+    """What sections are made of.
+
+    folder: the plan's, with its model and segments
+    segment_names: the first eight digits of a segment's hash -> what the page calls it
+    """
+
+    compilation: Compilation
+    cluster: Cluster
+    folder: Path
+    segment_names: Mapping[str, str]
+
+    @property
+    def facts(self) -> dict[str, SyncFacts]:
+        """Return what is known of each parameter's gradient."""
+        return {fact.name: fact for fact in self.compilation.facts}
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page, in the order of `SECTIONS` in page.py.
+
+    anchor     the id that its template gives its `<section>`, to which the navigation leads
+    title      in the navigation
+    template   a file of templates/, which is rendered with what `describe` returns; the macros of parts.html
+               are there as `parts`
+    describe   None where the plan has nothing of the kind: the section is left out
+    styles, scripts   files of templates/ that are written into the page once, after report.css and report.js
+    """
+
+    anchor: str
+    title: str
+    template: str
+    describe: Callable[[ReportSource], Mapping[str, object] | None]
+    styles: tuple[str, ...] = ()
+    scripts: tuple[str, ...] = ()
