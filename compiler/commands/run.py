@@ -16,9 +16,10 @@ from partc.compiler.commands.graph_arguments import (
     TraceArgument,
     checkpoints_of,
 )
-from partc.compiler.comparison.explain_run import explain_run, write_measured
+from partc.compiler.comparison.explain_run import explain_run
 from partc.compiler.output.deploy import write_trained_model
 from partc.compiler.output.output_paths import check_output_file
+from partc.compiler.output.write_measured import write_measured
 from partc.compiler.recompile import HostsLeft
 from partc.compiler.report.units import percent, seconds
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_run_trace
@@ -214,7 +215,7 @@ def _step_line(folder: PlanFolder, result: TrainingResult) -> str:
     if explained is None:
         step_s = 1 / result.steps_per_s
         return f"a step: predicted {seconds(folder.plan.predicted_step_s)}, measured {seconds(step_s)}"
-    write_measured(folder.path, explained.record)
+    write_measured(folder, explained)
     return f"a step: {explained.line}"
 
 

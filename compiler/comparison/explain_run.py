@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
@@ -18,7 +17,6 @@ from partc.runtime.execution.recorder import RankTimes, StepTimes
 from partc.runtime.plan.plan_folder import PlanFolder
 from partc.runtime.plan.program import Plan
 
-MEASURED = "measured.json"
 CLUSTER = "cluster.json"
 AS_PREDICTED = 0.05  # a difference that needs no reason
 FEWER_CORES = 0.95
@@ -145,10 +143,3 @@ def _longest_sequence(numbers: Sequence[int]) -> frozenset[int]:
 def _shifted(step: StepTimes, offset_s: float) -> StepTimes:
     begin_s, end_s = (tuple(moment + offset_s for moment in moments) for moments in (step.begin_s, step.end_s))
     return msgspec.structs.replace(step, begin_s=begin_s, end_s=end_s)
-
-
-def write_measured(folder: Path, record: MeasuredRun) -> None:
-    """Write what a run took into its plan's folder, whole or not at all."""
-    part = folder / f"{MEASURED}.part"
-    part.write_bytes(msgspec.json.format(msgspec.json.encode(record, order="deterministic"), indent=1) + b"\n")
-    part.replace(folder / MEASURED)

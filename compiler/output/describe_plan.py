@@ -5,6 +5,7 @@ import onnx
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.output.annotate import annotate
+from partc.compiler.output.output_paths import REPORT
 from partc.compiler.output.plan_files import MODEL
 from partc.compiler.report.page import render_report
 from partc.cost.cluster.cluster import encode_cluster
@@ -14,7 +15,6 @@ from partc.runtime.plan.plan_folder import sha256_of_file
 from partc.runtime.plan.plan_json import encode_plan
 
 ANNOTATED = "annotated.onnx"
-REPORT = "report.html"
 SPARSITY = "sparsity.json"
 
 
@@ -31,10 +31,11 @@ def describe_plan(compilation: Compilation) -> None:
     annotated = annotate(model, lowered.native, compilation.shapes, machines, lowered.meshes)
     (folder / ANNOTATED).write_bytes(annotated.SerializeToString(deterministic=True))
     (folder / REPORT).write_text(render_report(compilation, machines, folder), encoding="utf-8")
+    # A run adds to the report what it measured, and leaves the plan as it is.
     hashes = {
         str(path.relative_to(folder)): sha256_of_file(path)
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.name != REPORT
     }
     step_s = compilation.timeline.step_s
     plan = msgspec.structs.replace(compilation.plan, files=hashes, predicted_step_s=step_s)

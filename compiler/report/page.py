@@ -3,6 +3,7 @@
 To add a section: its entry in SECTIONS, and its template.
 """
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -56,13 +57,17 @@ def render_report(compilation: Compilation, cluster: Cluster, folder: Path) -> s
             headline=describe_headline(compilation, cluster, _model_name(folder / compilation.plan.model)),
             sections=[section for section, _ in present],
             bodies=[
-                Markup(_environment().get_template(section.template).render(values))
-                for section, values in present
+                render_part(section.template, values) for section, values in present
             ],
             styles=dict.fromkeys(name for section, _ in present for name in section.styles),
             scripts=dict.fromkeys(name for section, _ in present for name in section.scripts),
         )
     )
+
+
+def render_part(template: str, values: Mapping[str, object]) -> Markup:
+    """Return a section's text."""
+    return Markup(_environment().get_template(template).render(values))
 
 
 @cache  # with the templates that it has compiled

@@ -1,0 +1,56 @@
+"""What a run took, under the predicted step: written into a report that is there already.
+
+    ... </section>  <!-- measured --> <section id="measured"> ... </section> <!-- /measured -->  <section ...
+
+A later run takes the place of an earlier one. A page without a predicted step is left as it is.
+"""
+
+import re
+from collections.abc import Mapping
+
+from partc.compiler.comparison.difference_rows import difference_rows, sum_row, total_row
+from partc.compiler.report.describe_program import segment_names
+from partc.compiler.report.draw_timeline import draw_timelines
+from partc.compiler.report.page import render_part
+from partc.compiler.report.units import EN_DASH
+from partc.cost.simulation.timeline import Timeline
+from partc.cost.step_account import MeasuredRun
+from partc.runtime.plan.program import Plan
+
+_BEGIN, _END = "<!-- measured -->", "<!-- /measured -->"
+_EARLIER = re.compile(rf"{_BEGIN}.*?{_END}\n?", re.DOTALL)
+_PREDICTED = re.compile(r'<section id="timeline".*?</section>\n?', re.DOTALL)
+_ALL_PREDICTED = "made before anything ran."
+_LINK = '<a href="#timeline">Timeline</a>'
+MOST_ROWS = 12
+SIDES = ("predicted", "measured")
+
+def with_measured(page: str, plan: Plan, record: MeasuredRun, timeline: Timeline, line: str) -> str:
+    """Return the page with what a run measured under what was predicted.
+
+    `timeline`: of a measured step; `line`: the record in one line.
+    """
+    page = _EARLIER.sub("", page)
+    predicted = _PREDICTED.search(page)
+    if predicted is None:
+        return page
+    section = render_part("measured.html", _values(plan, record, timeline, line))
+    page = f"{page[: predicted.end()]}{_BEGIN}{section}{_END}\n{page[predicted.end() :]}"
+    page = page.replace(_LINK, f'{_LINK}{_BEGIN}<a href="#measured">Measured</a>{_END}', 1)
+    but = ' But for <a href="#measured">what a run measured</a>.'
+    return page.replace(_ALL_PREDICTED, f"{_ALL_PREDICTED}{_BEGIN}{but}{_END}", 1)
+
+
+def _values(plan: Plan, record: MeasuredRun, timeline: Timeline, line: str) -> Mapping[str, object]:
+    names = segment_names(plan)
+    steps = f"{record.first_step}{EN_DASH}{record.last_step}"
+    shown, others = record.differences[:MOST_ROWS], record.differences[MOST_ROWS:]
+    return {
+        "line": f"A step: {line}.",
+        "steps": steps if record.first_step != record.last_step else str(record.first_step),
+        "timelines": draw_timelines(timeline, plan, names)[:1],
+        "rows": difference_rows(shown, SIDES),
+        "others": sum_row(f"{len(others)} more", others) if others else None,
+        "total": total_row(record.predicted.step_s, record.measured.step_s),
+        "has_fewer_cores": any(" share " in d.what and d.kind == "core" for d in record.differences),
+    }
