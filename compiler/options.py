@@ -94,6 +94,7 @@ class Options:
     partitions   of large variables on servers: a number, or how to choose it; None: as balance wants
     without      mechanisms that are switched off, to see what they bring
     asynchronous workers push and pull without waiting for each other (docs/asynchronous.md)
+    what_if      whether the step is priced with other machines, strategies and batches, too (docs/what-if.md)
     aggregation  whether gradients are averaged or summed, and which ones are outputs; None: as the
                  strategy says
     round_sums   the 16-bit type to which dense gradients are rounded before they are sent: not what one
@@ -113,6 +114,7 @@ class Options:
     partitions: Partitioner | int | None = None
     without: Collection[Mechanism] = ()
     asynchronous: bool = False
+    what_if: bool = False
     aggregation: Aggregation | None = None
     recompute_bytes: int | None = None
     round_sums: Rounding = ""

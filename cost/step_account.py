@@ -15,6 +15,8 @@ COMPARISON_FORMAT = "partc-comparison/1"
 # As in simulation/critical_path.py.
 TermKind = Literal["compute", "core", "transfer", "start", "store", "data", "between"]
 
+DifferenceKind = TermKind | Literal["sharing"]  # of cores that are fewer than the cluster file says
+
 
 class Term(Record, frozen=True):
     """What one thing adds to a step on its critical path.
@@ -48,7 +50,7 @@ class StepAccount(Record, frozen=True):
 class Difference(Record, frozen=True):
     """What one thing adds to two steps."""
 
-    kind: TermKind
+    kind: DifferenceKind
     what: str
     before_s: float
     after_s: float
@@ -70,7 +72,7 @@ class MeasuredRun(Record, frozen=True):
     first_step, last_step   that were timed, instruction by instruction
     reason                  the largest cause of the difference, in words; empty where there is hardly any
     differences             by instruction, the largest first; they add up to the difference of the steps. Where
-                            ranks had fewer cores than cluster.json says, one of kind `core` is what that adds to
+                            ranks had fewer cores than cluster.json says, one of kind `sharing` is what that adds to
                             the prediction, and the others begin there
     """
 

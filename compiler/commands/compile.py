@@ -25,6 +25,7 @@ from partc.compiler.commands.graph_arguments import (
     graph_options,
     sample_of,
 )
+from partc.compiler.comparison.what_if_rows import what_if_lines
 from partc.compiler.compilation import Compilation
 from partc.compiler.options import SAMPLE_STEPS, SEARCH_BUDGET, Options, Partitioner, SearchOptions
 from partc.compiler.planning.choose_reading import are_of_outputs
@@ -35,6 +36,7 @@ from partc.runtime.plan.program import Plan, rounding_of
 EPILOG = "Example: partc compile train.onnx -c examples/cluster-2x2.json -o out"
 
 MAX_COMPARED = 3  # strategies besides the one taken
+PRICED_A_LINE = 8  # changes
 MAX_SENTENCES = 4  # sentences on the terminal
 
 
@@ -65,6 +67,7 @@ def compile_command(
     fetch_gradients: arguments.FetchGradients = "",
     recompute: arguments.RecomputeSize = "",
     round_sums: arguments.RoundSums = None,
+    what_if: arguments.WhatIfOption = False,
     force: arguments.Force = False,
     decisions_only: arguments.DecisionsOnly = False,
 ) -> None:
@@ -83,6 +86,7 @@ def compile_command(
         aggregation=choose_aggregation(sum_dense, sum_sparse, fetch_gradients),
         recompute_bytes=parse_bytes(recompute, "--recompute"),
         round_sums=round_sums or "",
+        what_if=what_if,
         force=force,
     )
     if decisions_only:
@@ -90,8 +94,14 @@ def compile_command(
         tell(f"{len(decisions.parameters)} parameters decided -> {out}")
         return
     with working_on("compiling"):
-        compilation = compile_step(train, cluster, out, options)
+        compilation = compile_step(train, cluster, out, options, _show_priced)
     _print_summary(compilation, out)
+
+
+def _show_priced(done: int, total: int, following: str) -> None:
+    """Say which change is priced: the first, the last, and some between."""
+    if done in (0, total) or not done % PRICED_A_LINE:
+        tell(f"what if: {done}/{total}  {following}".rstrip())
 
 
 def _print_summary(compilation: Compilation, out: Path) -> None:
@@ -123,6 +133,8 @@ def _print_summary(compilation: Compilation, out: Path) -> None:
     step_ms = compilation.timeline.step_s * 1e3
     if workers := len(compilation.plan.asynchronous):
         tell(f"asynchronous: {workers} workers, each in a session of its own with all servers")
+    for line in what_if_lines(compilation.what_if):
+        tell(line)
     tell(f"{len(compilation.plan.ranks)} ranks, {step_ms:.1f} ms/step predicted -> {out}")
     tell(f"report: {out / 'report.html'}   wall times: {log}")
 

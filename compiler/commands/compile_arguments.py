@@ -96,3 +96,11 @@ DecisionsOnly = Annotated[
         help="Write train.onnx, strategy.json and cluster.json, from which ranks make their segments.",
     ),
 ]
+WhatIfOption = Annotated[
+    bool,
+    typer.Option(
+        "--what-if",
+        help="Price the step with other links, devices, hosts, batches and strategies, too: what-if.json, and a "
+        "table in the report.",
+    ),
+]

@@ -9,6 +9,7 @@ from partc.cost.step_account import Difference
 KINDS = {
     "compute": "computing",
     "core": "waiting for a core",
+    "sharing": "fewer cores than cluster.json says",
     "transfer": "waiting for",
     "start": "",
     "store": "",

@@ -63,7 +63,7 @@ def _record(
     after = account_of(plan, there, steps)
     differences = differences_of(expected, after, lambda term: term.name or term.group)
     if there is not cluster:
-        sharing = Difference("core", sharing_of(plan, times), before.step_s, expected.step_s)
+        sharing = Difference("sharing", sharing_of(plan, times), before.step_s, expected.step_s)
         differences = tuple(sorted((sharing, *differences), key=lambda d: -abs(d.seconds)))
     differs = abs(after.step_s - before.step_s) > AS_PREDICTED * before.step_s
     first, *_, last = (*steps[0], *steps[0])

@@ -50,14 +50,16 @@ def name_cause(
 def _of_cores(differences: Sequence[Difference]) -> list[_Cause]:
     """Return what waiting for a core adds: that there are fewer than the cluster file says, and the rest."""
     waits = [difference for difference in differences if difference.kind == "core"]
-    sharing = next((difference for difference in waits if " share " in difference.what), None)
-    total_s = sum(difference.seconds for difference in waits)
-    if sharing is not None:
-        words = f"{sharing.what}, and cluster.json says more: {seconds(sharing.after_s)} are predicted with these"
-        return [_Cause(total_s, words)]
     before_s, after_s = (sum(d.before_s for d in waits), sum(d.after_s for d in waits))
-    waited = f"ranks waited {seconds(after_s)} for a core instead of {seconds(before_s)}"
-    return [_Cause(total_s, f"{waited}: other threads or processes held them up")] if waits else []
+    sharing = next((difference for difference in differences if difference.kind == "sharing"), None)
+    if sharing is None:
+        waited = f"ranks waited {seconds(after_s)} for a core instead of {seconds(before_s)}"
+        return [_Cause(after_s - before_s, f"{waited}: other threads or processes held them up")]
+    words = f"{sharing.what}, and cluster.json says more: {seconds(sharing.after_s)} are predicted with these"
+    more_s = after_s - before_s
+    if more_s > sharing.seconds / 2:
+        words += f"; they waited {seconds(more_s)} longer for a core than that"
+    return [_Cause(sharing.seconds + max(0.0, more_s), words)]
 
 
 def _of_computing(

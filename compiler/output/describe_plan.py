@@ -15,6 +15,7 @@ from partc.runtime.plan.plan_folder import sha256_of_file
 from partc.runtime.plan.plan_json import encode_plan
 
 ANNOTATED = "annotated.onnx"
+WHAT_IF = "what-if.json"
 SPARSITY = "sparsity.json"
 
 
@@ -27,6 +28,9 @@ def describe_plan(compilation: Compilation) -> None:
     (folder / "cluster.json").write_bytes(encode_cluster(compilation.cluster))
     if compilation.sparsity is not None:
         (folder / SPARSITY).write_bytes(encode_sparsity(compilation.sparsity))
+    if compilation.what_if is not None:
+        what_if = msgspec.json.encode(compilation.what_if, order="deterministic")
+        (folder / WHAT_IF).write_bytes(msgspec.json.format(what_if, indent=1) + b"\n")
     lowered, model = compilation.lowered, onnx.load(folder / MODEL)
     annotated = annotate(model, lowered.native, compilation.shapes, machines, lowered.meshes)
     (folder / ANNOTATED).write_bytes(annotated.SerializeToString(deterministic=True))

@@ -52,5 +52,5 @@ def _values(plan: Plan, record: MeasuredRun, timeline: Timeline, line: str) -> M
         "rows": difference_rows(shown, SIDES),
         "others": sum_row(f"{len(others)} more", others) if others else None,
         "total": total_row(record.predicted.step_s, record.measured.step_s),
-        "has_fewer_cores": any(" share " in d.what and d.kind == "core" for d in record.differences),
+        "has_fewer_cores": any(d.kind == "sharing" for d in record.differences),
     }

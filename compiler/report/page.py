@@ -14,6 +14,7 @@ from markupsafe import Markup
 from partc.compiler.compilation import Compilation
 from partc.compiler.report.describe_headline import describe_headline
 from partc.compiler.report.describe_program import segment_names
+from partc.compiler.report.describe_what_if import what_if_section
 from partc.compiler.report.plan_sections import (
     assumptions_section,
     cluster_section,
@@ -37,6 +38,9 @@ SECTIONS: tuple[Section, ...] = (
     Section("operators", "Operators", "operators.html", operators_section),
     Section("cluster", "Cluster", "cluster.html", cluster_section),
     Section("timeline", "Timeline", "timeline.html", timeline_section),
+    Section(
+        "what-if", "What if", "what_if.html", what_if_section, styles=("what_if.css",), scripts=("what_if.js",)
+    ),
     Section("devices", "Devices", "devices.html", devices_section),
     Section("servers", "Servers", "servers.html", servers_section),
     Section("variables", "Variables", "variables.html", variables_section),
