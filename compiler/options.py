@@ -12,7 +12,7 @@ from partc.cost.named_strategy import NAMES, NamedStrategy, parse_named
 from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
 from partc.cost.strategy import Batch, Mechanism, Mode, Strategy, read_strategy
 from partc.passes.layouts.strategy_meshes import meshes_of
-from partc.runtime.errors import BadStrategy, BadUsage
+from partc.runtime.errors import BadStrategy, BadUsage, one_of
 from partc.runtime.plan.program import Aggregation, Rounding
 
 SAMPLE_STEPS = 8
@@ -23,6 +23,11 @@ PLACED = "placed"  # each operator on one device
 
 SearchMethod = Literal["auto", "mcmc", "ilp", "dp", "exhaustive"]
 SearchMode = Literal["off", "model", "measured"]
+
+
+def strategy_names() -> tuple[str, ...]:
+    """Return the words that ask for a strategy: modes, searches, and what named strategies begin with."""
+    return (*get_args(Mode), SEARCH, PLACED, *NAMES)
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,7 @@ class Options:
         if (named := parse_named(self.strategy)) is not None:
             return named
         if not self.strategy.endswith(".json"):
-            fix = f"use one of {', '.join((*modes, SEARCH, PLACED, *NAMES))}, or the path of a strategy.json"
+            fix = f"{one_of(strategy_names(), self.strategy)}, or the path of a strategy.json"
             raise BadUsage(f"no strategy {self.strategy!r}", at="--strategy", fix=fix)
         return read_strategy(Path(self.strategy))
 

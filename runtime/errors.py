@@ -18,12 +18,15 @@ PartcError                  root: catch this one
 ├─ Diverged                 training met a NaN or an infinity
 ├─ CopiesDiffer             ranks ended with different copies of a variable
 ├─ RankFailed               an executor died while training
-└─ Stopped                  somebody asked for an end
+├─ Stopped                  somebody asked for an end
+└─ InternalError            a mistake of partc's own
 """
 
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
@@ -135,6 +138,63 @@ class Stopped(PartcError):
     def __init__(self, what: str, *, at: str, fix: str, signal: int) -> None:
         super().__init__(what, at=at, fix=fix)
         self.signal = signal
+
+
+class InternalError(PartcError):
+    """A mistake of partc's own, which nobody foresaw."""
+
+
+def nearest(word: str, valid: Iterable[str]) -> str:
+    """Return the valid word that a wrong one resembles; nothing if none does."""
+    names = {name.lower(): name for name in valid}
+    return next((names[found] for found in get_close_matches(word.lower(), names, n=1)), "")
+
+
+def one_of(valid: Iterable[str], given: str) -> str:
+    """Return the repair of a wrong choice: the one it resembles, and all that there are."""
+    names = tuple(valid)
+    meant = nearest(given, names)
+    return f"use one of {', '.join(names)}" + (f"; {meant!r} is the nearest" if meant else "")
+
+
+@contextmanager
+def one_tree() -> Iterator[None]:
+    """Let nothing but errors of this tree out: of files, of memory, and what nobody foresaw.
+
+    Errors that a command line's parser raises of itself are let through.
+    """
+    try:
+        yield
+    except PartcError:
+        raise
+    except OSError as error:
+        raise BadUsage(
+            error.strerror or str(error),
+            at=str(error.filename2 or error.filename or "the files read and written"),
+            fix="give paths that this user can read and write, on a disk that has room",
+        ) from error
+    except MemoryError as error:
+        fix = "use a machine with more, or smaller sizes"
+        raise BadUsage(f"not enough memory: {error}", at=_own_frame(error), fix=fix) from error
+    except Exception as error:
+        if type(error).__module__.startswith("typer"):
+            raise
+        message = "".join(traceback.format_exception_only(error)).strip()
+        raise InternalError(
+            f"internal error: {message}",
+            at=_own_frame(error),
+            fix="this is a mistake of partc: report it with the command and its files "
+            "(PARTC_LOG_LEVEL=DEBUG shows more)",
+        ) from error
+
+
+def _own_frame(error: Exception) -> str:
+    """Return the last place in partc's own code that an exception came through."""
+    own = Path(__file__).parents[1]
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # beyond the frame of one_tree
+    inside = [f for f in frames if Path(f.filename).is_relative_to(own) and "site-packages" not in f.filename]
+    frame = (inside or list(frames))[-1]
+    return f"{frame.filename}:{frame.lineno}, in {frame.name}"
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from partc.cost.strategy import Mechanism
-from partc.runtime.errors import BadUsage
+from partc.runtime.errors import BadUsage, one_of
 from partc.runtime.execution.recorder import TracedSteps
 from partc.runtime.plan.program import Aggregation
 
@@ -143,7 +143,6 @@ def parse_mechanisms(names: Sequence[str]) -> tuple[Mechanism, ...]:
     """Return the mechanisms of those names. Raises BadUsage."""
     mechanisms: tuple[Mechanism, ...] = get_args(Mechanism)
     if unknown := set(names) - set(mechanisms):
-        raise BadUsage(
-            f"no mechanism {min(unknown)!r}", at="--without", fix=f"use one of {', '.join(mechanisms)}"
-        )
+        wrong = min(unknown)
+        raise BadUsage(f"no mechanism {wrong!r}", at="--without", fix=one_of(mechanisms, wrong))
     return tuple(mechanism for mechanism in mechanisms if mechanism in names)

@@ -6,13 +6,16 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from partc.compiler.commands.console import console, tell, working_on
+from partc.compiler.commands.command_line.declare import declare
+from partc.compiler.commands.command_line.grouped_help import GroupedGroup
+from partc.compiler.commands.console import answer, show, tell, working_on
 from partc.compiler.commands.graph_arguments import (
     CheckpointsOption,
     OutArgument,
     PlanArgument,
     checkpoints_of,
 )
+from partc.compiler.commands.results.trainings import CheckpointEntry, CheckpointList, Exported
 from partc.compiler.output.deploy import write_forward_model
 from partc.compiler.output.output_paths import check_output_file
 from partc.compiler.report.units import size
@@ -31,39 +34,42 @@ from partc.runtime.plan.plan_folder import read_plan_folder
 EPILOG = "Example: partc checkpoint export out -o trained.onnx"
 
 checkpoint_command = typer.Typer(
-    no_args_is_help=True, help="List, verify and export what a training was saved as.", epilog=EPILOG
+    cls=GroupedGroup,
+    no_args_is_help=True,
+    help="List, verify and export what a training was saved as.",
+    epilog=EPILOG,
 )
 StepOption = Annotated[int | None, typer.Option(help="The checkpoint after this step; the newest if none.")]
 
 
-@checkpoint_command.command("ls", epilog="Example: partc checkpoint ls out")
+@declare(checkpoint_command, "ls", epilog="Example: partc checkpoint ls out")
 def list_checkpoints(out: PlanArgument, checkpoints: CheckpointsOption = None) -> None:
     """List the checkpoints of a plan: steps, data used, sizes; damaged ones are said to be."""
     folder = checkpoints_of(out, checkpoints)
     table = Table("step", "seed", "samples used", "size", "ranks", "written (UTC)", title=str(folder))
-    for step in _steps(folder):
-        try:
-            manifest = read_manifest(folder / folder_of(step))
-        except BadCheckpoint as error:
-            table.add_row(str(step), *[""] * 4, error.what)
-        else:
-            table.add_row(*_row(manifest))
-    console.print(table)
+    entries = tuple(_entry_of(folder, step) for step in _steps(folder))
+    for entry in entries:
+        table.add_row(*_row(entry))
+    show(table)
+    answer(CheckpointList(str(folder), entries))
 
 
-@checkpoint_command.command("verify", epilog="Example: partc checkpoint verify out --step 1000")
+@declare(checkpoint_command, "verify", epilog="Example: partc checkpoint verify out --step 1000")
 def verify(out: PlanArgument, step: StepOption = None, checkpoints: CheckpointsOption = None) -> None:
     """Read checkpoints whole, and hold every file against the hash that it was written with."""
     folder = checkpoints_of(out, checkpoints)
+    entries = []
     for one in _steps(folder, step):
         with working_on(f"reading the checkpoint of step {one}"):
             manifest = verify_checkpoint(folder / folder_of(one))
         tell(
             f"step {one}: {len(manifest.variables)} variables, {size(_bytes(manifest))}, as they were written"
         )
+        entries.append(_entry(manifest))
+    answer(CheckpointList(str(folder), tuple(entries)))
 
 
-@checkpoint_command.command("export", epilog=EPILOG)
+@declare(checkpoint_command, "export", epilog=EPILOG)
 def export(
     out: PlanArgument,
     output: OutArgument,
@@ -81,6 +87,7 @@ def export(
     stored.check(plan.plan)
     write_forward_model(plan, dict(stored.whole()), output)
     tell(f"forward model with the variables after step {stored.manifest.position.step} -> {output}")
+    answer(Exported(stored.manifest.position.step, str(output)))
 
 
 def _steps(folder: Path, step: int | None = None) -> list[int]:
@@ -98,12 +105,32 @@ def _steps(folder: Path, step: int | None = None) -> list[int]:
     return steps if step is None else [step]
 
 
-def _row(manifest: Manifest) -> tuple[str, ...]:
+def _entry_of(folder: Path, step: int) -> CheckpointEntry:
+    try:
+        return _entry(read_manifest(folder / folder_of(step)))
+    except BadCheckpoint as error:
+        return CheckpointEntry(step, error.what)
+
+
+def _entry(manifest: Manifest) -> CheckpointEntry:
     position = manifest.position
-    used = "" if position.samples is None else f"{position.samples:,}"
-    written = manifest.written_at.removesuffix("+00:00")
-    numbers = (position.step, position.seed, used, size(_bytes(manifest)), len(manifest.files))
-    return (*map(str, numbers), written)
+    return CheckpointEntry(
+        step=position.step,
+        seed=position.seed,
+        samples=position.samples,
+        size_bytes=_bytes(manifest),
+        ranks=len(manifest.files),
+        variables=len(manifest.variables),
+        written_at=manifest.written_at,
+    )
+
+
+def _row(entry: CheckpointEntry) -> tuple[str, ...]:
+    if entry.size_bytes is None:
+        return (str(entry.step), *[""] * 4, entry.damage)
+    used = "" if entry.samples is None else f"{entry.samples:,}"
+    numbers = (entry.step, entry.seed, used, size(entry.size_bytes), entry.ranks)
+    return (*map(str, numbers), entry.written_at.removesuffix("+00:00"))
 
 
 def _bytes(manifest: Manifest) -> int:

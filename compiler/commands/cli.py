@@ -1,69 +1,85 @@
 """The command line: each command reads files, calls one function, and says what came of it.
 
     partc model NAME -> forward.onnx      partc grad -> train.onnx      partc inspect
-    partc compile    -> out/              partc run, partc verify       partc executor
+    partc compile    -> out/              partc run, partc verify       partc doctor
 
 Exit codes: 0 done, 1 verification failed or an executor died, 2 what the user gave must change, 3 a mistake
 of partc's own, 128 + N stopped by signal N.
 """
 
+import os
+import re
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import version
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from partc.runtime.errors import BadUsage, PartcError, RankFailed, Stopped
+from partc.compiler.commands.command_line.declare import declare
+from partc.compiler.commands.command_line.grouped_help import GroupedGroup
+from partc.runtime.errors import BadUsage, InternalError, PartcError, RankFailed, Stopped, nearest, one_tree
 from partc.runtime.log import configure_log, log, printable
 from partc.runtime.supervision.stop_signals import raise_when_stopped
 
 INTERNAL_ERROR = 3
+COMPLETE = "_PARTC_COMPLETE"  # set by the shell's completion
 
-# Name -> what it does. A command lies in commands/NAME.py as NAME_command, and is imported when it is asked
-# for: `partc --help` needs no solver.
-COMMANDS = {
-    "model": "Write a model of partc's own as a forward ONNX graph.",
-    "grad": "Differentiate a forward graph: loss, gradients, clipping, updates.",
-    "inspect": "Show variables, gradients, data inputs, and the work of one step.",
-    "compile": "Spread a training step over a cluster: segments, plan, report.",
-    "search": "Find a quick strategy by simulated steps: names, and operators' own devices and degrees.",
-    "profile": "Measure what the operators of a step take on this machine, in whole and in parts.",
-    "simulate": "Predict a step: its time, its bytes, its busiest link and its timeline.",
-    "run": "Train: one executor daemon per device; save the trained variables.",
-    "checkpoint": "List, verify and export what a training was saved as.",
-    "verify": "Train on all ranks, and compare every step with one device on the same total batch.",
-    "seal": "Accept a plan that you edited by hand: check its program, and write its hashes anew.",
-    "executor": "Run one rank of a job: the daemon itself, one per device.",
-    "ops": "List the standard ops: which of them `partc grad` differentiates, and how.",
-    "cluster": "Look at a cluster as it is.",
+# Group -> name -> what it does. A command lies in commands/NAME.py as NAME_command, and is imported when it
+# is asked for: `partc --help` needs no solver.
+GROUPS = {
+    "A training step": {
+        "model": "Write a model of partc's own as a forward ONNX graph.",
+        "grad": "Differentiate a forward graph: loss, gradients, clipping, updates.",
+        "inspect": "Show variables, gradients, data inputs, and the work of one step.",
+        "ops": "List the standard ops: which of them `partc grad` differentiates, and how.",
+    },
+    "A plan": {
+        "compile": "Spread a training step over a cluster: segments, plan, report.",
+        "search": "Find a quick strategy by simulated steps: names, and operators' own devices and degrees.",
+        "profile": "Measure what the operators of a step take on this machine, in whole and in parts.",
+        "simulate": "Predict a step: its time, its bytes, its busiest link and its timeline.",
+        "verify": "Train on all ranks, and compare every step with one device on the same total batch.",
+        "seal": "Accept a plan that you edited by hand: check its program, and write its hashes anew.",
+    },
+    "A training": {
+        "run": "Train: one executor daemon per device; save the trained variables.",
+        "checkpoint": "List, verify and export what a training was saved as.",
+        "executor": "Run one rank of a job: the daemon itself, one per device.",
+    },
+    "Machines and scripts": {
+        "cluster": "Describe a cluster, and look at it as it is.",
+        "doctor": "Tell what is installed, what works, and how to get what is missing.",
+        "examples": "List the examples, and copy them.",
+        "schema": "Show the JSON schemas of what commands write with --json.",
+    },
 }
+COMMANDS = {name: line for commands in GROUPS.values() for name, line in commands.items()}
 
 
 def app_for(selected: str) -> typer.Typer:
     """Return the command line with one command that can be run; of the others it has the names alone."""
     app = typer.Typer(
         name="partc",
+        cls=GroupedGroup,
         no_args_is_help=True,
-        add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_partc)
-    for name, line in COMMANDS.items():
-        if name != selected:
-            app.command(name, help=line)(_not_imported)
-            continue
-        module = import_module(f"partc.compiler.commands.{name}")
-        command = getattr(module, f"{name}_command")
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name)
-        else:
-            app.command(name, epilog=module.EPILOG)(command)
+    for panel, commands in GROUPS.items():
+        for name, line in commands.items():
+            if name != selected:
+                app.command(name, help=line, rich_help_panel=panel)(_not_imported)
+                continue
+            module = import_module(f"partc.compiler.commands.{name}")
+            command = getattr(module, f"{name}_command")
+            if isinstance(command, typer.Typer):
+                app.add_typer(command, name=name, rich_help_panel=panel)
+            else:
+                declare(app, name, module.EPILOG, panel)(command)
     return app
 
 
@@ -82,84 +98,66 @@ def _partc(
     """Compile one ONNX training step into the ONNX subgraphs that train it on every device of a cluster."""
 
 
+def _words_to_complete() -> list[str]:
+    """Return the words of a command line that a shell asks to complete, none if it asks nothing."""
+    typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+    return typed.split()[1:] if COMPLETE in os.environ else []
+
+
 def _not_imported() -> None:
     raise AssertionError("only the command that was asked for is run")
 
 
 def _bad_command(error: typer.TyperException, arguments: Sequence[str]) -> BadUsage:
     command = f"partc {arguments[0]}" if arguments[:1] and arguments[0] in COMMANDS else "partc"
-    what = error.format_message().removesuffix(".")
-    what = what.replace("Value error, ", "")
-    return BadUsage(what[0].lower() + what[1:], at=f"`{command}`", fix=f"see `{command} --help`")
+    what, _, meant = error.format_message().partition(" Did you mean ")
+    what = what.replace("Value error, ", "").removesuffix(".")
+    suggested = f"use {meant.rstrip('?.')}, or " if meant else _nearest_choice(what)
+    return BadUsage(what[0].lower() + what[1:], at=f"`{command}`", fix=f"{suggested}see `{command} --help`")
 
 
-def _bad_file(error: OSError) -> BadUsage:
-    return BadUsage(
-        error.strerror or str(error),
-        at=str(error.filename2 or error.filename or "the files read and written"),
-        fix="give paths that this user can read and write, on a disk that has room",
-    )
+def _nearest_choice(what: str) -> str:
+    """Return the choice that a wrong one resembles, of those that a message lists, or nothing."""
+    given, is_choice, valid = what.rpartition(" is not one of ")
+    if not is_choice:
+        return ""
+    names = re.findall(r"'([^']*)'", valid)
+    meant = nearest(given.rpartition(": ")[2].strip("'"), names)
+    return f"use '{meant}', or " if meant else ""
 
 
-def _no_memory(error: MemoryError) -> BadUsage:
-    return BadUsage(
-        f"not enough memory: {error}", at=_own_frame(error), fix="use a machine with more, or smaller sizes"
-    )
+def _tell(error: PartcError, as_json: bool) -> None:
+    """Say what went wrong, for scripts too where they asked for JSON; names in it may be anybody's."""
+    print(printable(f"partc: {error}"), file=sys.stderr)
+    if as_json:
+        from partc.compiler.commands.console import write_json
+        from partc.compiler.commands.results.failure import Failure
 
-
-def _own_frame(error: Exception) -> str:
-    """Return the last place in partc's own code that an exception came through."""
-    own = Path(__file__).parents[2]
-    frames = traceback.extract_tb(error.__traceback__)
-    inside = [f for f in frames if Path(f.filename).is_relative_to(own) and "site-packages" not in f.filename]
-    frame = (inside or list(frames))[-1]
-    return f"{frame.filename}:{frame.lineno}, in {frame.name}"
-
-
-def _internal(error: Exception) -> str:
-    """Return what to say of an exception that nobody foresaw: a mistake of partc's, not of the user's."""
-    message = "".join(traceback.format_exception_only(error)).strip()
-    return str(
-        PartcError(
-            f"internal error: {message}",
-            at=_own_frame(error),
-            fix="this is a mistake of partc: report it with the command and its files "
-            "(PARTC_LOG_LEVEL=DEBUG shows more)",
-        )
-    )
-
-
-def _tell(said: object) -> None:
-    """Say what went wrong; names in it may be anybody's."""
-    print(printable(f"partc: {said}"), file=sys.stderr)
+        write_json(Failure(type(error).__name__, error.what, error.at, error.fix))
 
 
 def exit_code_of(command: Callable[[], object], arguments: Sequence[str] = ()) -> int:
     """Run a command; tell what went wrong on stderr, and return the exit code."""
+    as_json = "--json" in arguments
     try:
-        code = command()
+        with one_tree():
+            code = command()
+    except InternalError as error:  # the last resort: an honest word instead of a traceback
+        log.debug("an internal error", exc_info=error.__cause__)
+        _tell(error, as_json)
+        return INTERNAL_ERROR
     except Stopped as error:
-        _tell(error)
+        _tell(error, as_json)
         return 128 + error.signal
     except PartcError as error:
-        _tell(error)
+        _tell(error, as_json)
         return 1 if isinstance(error, RankFailed) else 2
     except typer.TyperException as error:
-        _tell(_bad_command(error, arguments))
-        return 2
-    except OSError as error:
-        _tell(_bad_file(error))
-        return 2
-    except MemoryError as error:
-        _tell(_no_memory(error))
+        _tell(_bad_command(error, arguments), as_json)
         return 2
     except (KeyboardInterrupt, typer.Abort):
-        _tell("interrupted")
+        print("partc: interrupted", file=sys.stderr)
         return 130
-    except Exception as error:  # the last resort: an honest word instead of a traceback
-        log.debug("an internal error", exc_info=error)
-        _tell(_internal(error))
-        return INTERNAL_ERROR
     return code if isinstance(code, int) else 0
 
 
@@ -170,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def run() -> object:
         configure_log()
         raise_when_stopped()
-        app = app_for(given[0] if given else "")
+        app = app_for(next(iter(given or _words_to_complete()), ""))
         return app(args=given or ["--help"], prog_name="partc", standalone_mode=False)
 
     return exit_code_of(run, given)

@@ -1,4 +1,4 @@
-"""`partc cluster measure`: rates and latencies of a cluster's links, and its hosts' cores, as they are."""
+"""`partc cluster`: clusters described (init_cluster.py), and links and cores measured as they are."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,12 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from partc.compiler.commands.console import console, tell, working_on
+from partc.compiler.commands.command_line.declare import declare
+from partc.compiler.commands.command_line.grouped_help import GroupedGroup
+from partc.compiler.commands.console import answer, show, tell, working_on
+from partc.compiler.commands.init_cluster import EPILOG as INIT_EPILOG
+from partc.compiler.commands.init_cluster import init_command
+from partc.compiler.commands.results.machines import CheckedCollective, ClusterMeasured, MeasuredPair
 from partc.compiler.output.output_paths import check_output_file
 from partc.compiler.report.units import percent, seconds, size
 from partc.cost.cluster.cluster import Cluster, encode_cluster, read_any_cluster
@@ -30,7 +35,10 @@ MAX_HOSTS = 8  # beyond, only neighbours in the file's order are paired
 
 EPILOG = "Example: partc cluster measure cluster.json -o measured.json"
 
-cluster_command = typer.Typer(no_args_is_help=True, help="Look at a cluster as it is.", epilog=EPILOG)
+cluster_command = typer.Typer(
+    cls=GroupedGroup, no_args_is_help=True, help="Describe a cluster, and look at it as it is.", epilog=EPILOG
+)
+declare(cluster_command, "init", epilog=INIT_EPILOG)(init_command)
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,12 @@ class MeasuredCluster:
     cluster: Cluster
     lines: dict[tuple[str, str], Line]
     checks: tuple[tuple[Sample, float], ...]  # (sample, predicted seconds)
+
+    def record(self, output: str) -> ClusterMeasured:
+        """Return the document of --json."""
+        pairs = (MeasuredPair(pair, k.latency_s, k.bytes_per_s, k.error) for pair, k in self.lines.items())
+        together = (CheckedCollective(s.kind, s.nbytes, s.seconds, p) for s, p in self.checks)
+        return ClusterMeasured(output, tuple(pairs), tuple(together))
 
     def pairs(self) -> Table:
         """Return what messages take."""
@@ -61,7 +75,7 @@ class MeasuredCluster:
         return table
 
 
-@cluster_command.command("measure", epilog=EPILOG)
+@declare(cluster_command, "measure", epilog=EPILOG)
 def measure_command(
     cluster: Annotated[Path, typer.Argument(help="cluster.json, or a resource file.", metavar="CLUSTER")],
     out: Annotated[Path, typer.Option("-o", "--output", help="The cluster file to write.")],
@@ -72,9 +86,10 @@ def measure_command(
     with working_on("measuring"):
         found = measure_cluster(read_any_cluster(cluster), out.resolve().parent)
     out.write_bytes(encode_cluster(found.cluster))
-    console.print(found.pairs())
-    console.print(found.together())
+    show(found.pairs())
+    show(found.together())
     tell(f"{len(found.lines)} pairs measured -> {out}; links to single devices keep the file's values")
+    answer(found.record(str(out)))
 
 
 def measure_cluster(cluster: Cluster, shared: Path) -> MeasuredCluster:

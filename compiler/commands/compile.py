@@ -11,7 +11,7 @@ from partc.compiler.commands.arguments import (
     parse_seconds,
     parse_sizes,
 )
-from partc.compiler.commands.console import tell, working_on
+from partc.compiler.commands.console import answer, note, tell, working_on
 from partc.compiler.commands.graph_arguments import (
     AxesArgument,
     InitialArgument,
@@ -25,8 +25,10 @@ from partc.compiler.commands.graph_arguments import (
     graph_options,
     sample_of,
 )
+from partc.compiler.commands.results.plans import ComparedStrategy, Compiled, Decided, RankMemory
 from partc.compiler.comparison.what_if_rows import what_if_lines
 from partc.compiler.compilation import Compilation
+from partc.compiler.machines.check_devices import unusable_gpus
 from partc.compiler.options import SAMPLE_STEPS, SEARCH_BUDGET, Options, Partitioner, SearchOptions
 from partc.compiler.planning.choose_reading import are_of_outputs
 from partc.compiler.report.describe_mesh import describe_grid
@@ -92,51 +94,101 @@ def compile_command(
     if decisions_only:
         decisions = decide_step(train, cluster, out, options)
         tell(f"{len(decisions.parameters)} parameters decided -> {out}")
+        answer(Decided(str(out), len(decisions.parameters)))
         return
     with working_on("compiling"):
         compilation = compile_step(train, cluster, out, options, _show_priced)
-    _print_summary(compilation, out)
+    warnings = _warnings(compilation)
+    _print_summary(compilation, out, warnings)
+    answer(_record(compilation, out, warnings))
 
 
 def _show_priced(done: int, total: int, following: str) -> None:
     """Say which change is priced: the first, the last, and some between."""
     if done in (0, total) or not done % PRICED_A_LINE:
-        tell(f"what if: {done}/{total}  {following}".rstrip())
+        note(f"what if: {done}/{total}  {following}".rstrip())
 
 
-def _print_summary(compilation: Compilation, out: Path) -> None:
+def _warnings(compilation: Compilation) -> list[str]:
+    """Return what the user should know before the plan is run."""
+    warnings = []
+    if rounding := rounding_of(compilation.plan):
+        warnings.append(
+            f"gradients are rounded to {rounding} before they are sent: not what one device trains"
+        )
+    return [*warnings, *unusable_gpus(compilation.cluster)]
+
+
+def _record(compilation: Compilation, out: Path, warnings: list[str]) -> Compiled:
+    """Return the document of --json."""
+    plan, strategy = compilation.plan, compilation.strategy
+    places = {rank.rank: rank for rank in plan.ranks}
+    memory = (
+        RankMemory(
+            m.rank,
+            places[m.rank].host,
+            places[m.rank].device,
+            m.variables_bytes,
+            m.buffers_bytes,
+            m.values_bytes,
+            m.activations_bytes,
+            m.limit_bytes,
+        )
+        for m in compilation.memory
+    )
+    return Compiled(
+        plan=str(out),
+        report=str(out / "report.html"),
+        ranks=len(plan.ranks),
+        replicas=plan.replicas,
+        batch=plan.batch,
+        predicted_step_s=compilation.timeline.step_s,
+        methods={name: choice.method for name, choice in strategy.parameters.items()},
+        compared=tuple(ComparedStrategy(t.names, t.step_s) for t in compilation.compared),
+        mesh=dict(strategy.mesh),
+        stages=strategy.stages,
+        microbatches=plan.microbatches,
+        memory=tuple(memory),
+        departures=plan.departures,
+        warnings=tuple(warnings),
+        phases_s=dict(compilation.watch.seconds),
+        what_if=compilation.what_if,
+    )
+
+
+def _print_summary(compilation: Compilation, out: Path, warnings: list[str]) -> None:
     log = compilation.watch.write(out)
     methods = [choice.method for choice in compilation.strategy.parameters.values()]
     method_counts = ", ".join(f"{methods.count(m)} by {m}" for m in dict.fromkeys(methods))
-    tell(f"parameters: {method_counts}")
+    note(f"parameters: {method_counts}")
     _print_mesh(compilation)
     _print_compared(compilation)
     if compilation.partitions is not None:
-        tell(f"partitions of large variables on servers: {compilation.partitions.chosen}")
+        note(f"partitions of large variables on servers: {compilation.partitions.chosen}")
     _print_departures(compilation.plan)
     for name, axis in ((d.name, d.sample_axis) for d in compilation.plan.data_inputs):
-        tell(f"data input {name}: " + ("the same for all" if axis is None else f"samples on axis {axis}"))
+        note(f"data input {name}: " + ("the same for all" if axis is None else f"samples on axis {axis}"))
     for name in compilation.plan.unread_inputs:
-        tell(f"data input {name}: not read; no data is needed for it")
+        note(f"data input {name}: not read; no data is needed for it")
     if draws := compilation.plan.drawn_inputs:
         shared = sum(entry.sample_axis is None for entry in draws)
-        tell(f"drawn in every step: {len(draws)} inputs, {shared} of them the same for all")
+        note(f"drawn in every step: {len(draws)} inputs, {shared} of them the same for all")
     if recomputed := compilation.plan.recomputed:
         before, after = (
             f"{peak / 1e6:,.1f} MB" for peak in (recomputed.before_bytes, recomputed.after_bytes)
         )
-        tell(f"computed again: {recomputed.values} values; at most {after} at once instead of {before}")
+        note(f"computed again: {recomputed.values} values; at most {after} at once instead of {before}")
     if compilation.sensitivity is not None:
-        tell(compilation.sensitivity.sentence())
-    if rounding := rounding_of(compilation.plan):
-        tell(f"warning: gradients are rounded to {rounding} before they are sent: not what one device trains")
+        note(compilation.sensitivity.sentence())
+    for warning in warnings:
+        tell(f"warning: {warning}")
     step_ms = compilation.timeline.step_s * 1e3
     if workers := len(compilation.plan.asynchronous):
-        tell(f"asynchronous: {workers} workers, each in a session of its own with all servers")
+        note(f"asynchronous: {workers} workers, each in a session of its own with all servers")
     for line in what_if_lines(compilation.what_if):
         tell(line)
     tell(f"{len(compilation.plan.ranks)} ranks, {step_ms:.1f} ms/step predicted -> {out}")
-    tell(f"report: {out / 'report.html'}   wall times: {log}")
+    note(f"report: {out / 'report.html'}   wall times: {log}")
 
 
 def _print_mesh(compilation: Compilation) -> None:
@@ -145,7 +197,7 @@ def _print_mesh(compilation: Compilation) -> None:
     if strategy.has_meshes:
         grid = describe_grid(strategy, compilation.lowered.meshes, " x ")
         parted = len(strategy.parameters.keys() & strategy.variables.keys())
-        tell(f"mesh: {grid}; {parted} of {len(strategy.parameters)} parameters kept in parts")
+        note(f"mesh: {grid}; {parted} of {len(strategy.parameters)} parameters kept in parts")
 
 
 def _print_compared(compilation: Compilation) -> None:
@@ -156,7 +208,7 @@ def _print_compared(compilation: Compilation) -> None:
     others = sorted(others, key=lambda tried: tried.step_s)
     told = ", ".join(f"{tried.names[0]} {seconds(tried.step_s)}" for tried in others[:MAX_COMPARED])
     more = f" and {len(others) - MAX_COMPARED} more" if len(others) > MAX_COMPARED else ""
-    tell(f"strategy: {taken.names[0]}, {seconds(taken.step_s)} a step; compared: {told}{more}")
+    note(f"strategy: {taken.names[0]}, {seconds(taken.step_s)} a step; compared: {told}{more}")
 
 
 def _print_departures(plan: Plan) -> None:

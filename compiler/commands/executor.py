@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from partc.compiler.commands.arguments import parse_sizes
-from partc.compiler.commands.console import tell
+from partc.compiler.commands.console import answer, tell
+from partc.compiler.commands.results.plans import Materialised
 from partc.compiler.output.materialise import materialise, read_central_plan, read_decisions
 from partc.runtime.engines.rank_command import DAEMON
 from partc.runtime.errors import BadUsage
@@ -46,6 +47,7 @@ def executor_command(
         result = materialise(decisions, rank, out, central)
         compared = "" if central is None else ", equal to those of the plan"
         tell(f"rank {rank}: {len(result)} files -> {out}{compared}")
+        answer(Materialised(rank, tuple(map(str, result)), str(out), central is not None))
         return
     if job is None or not (job / JOB_FILE).is_file():
         raise BadUsage(

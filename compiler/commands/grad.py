@@ -2,7 +2,8 @@
 
 from partc.compiler.commands import grad_arguments as arguments
 from partc.compiler.commands.arguments import parse_batch_size
-from partc.compiler.commands.console import tell, working_on
+from partc.compiler.commands.console import answer, note, tell, working_on
+from partc.compiler.commands.results.models import StepWritten
 from partc.compiler.commands.update_arguments import (
     parse_groups,
     parse_loss_scale,
@@ -75,5 +76,6 @@ def grad_command(
         )
         write_model(export_training_info(step) if format == "training-info" else step, out)
     for line in lines:
-        tell(line)
+        note(line)
     tell(f"{len(step.graph.node)} nodes -> {out}")
+    answer(StepWritten(len(step.graph.node), str(out), tuple(lines)))

@@ -6,45 +6,103 @@ from typing import Annotated
 import typer
 
 from partc.compiler.commands.arguments import parse_axes, parse_pairs
+from partc.compiler.commands.command_line import panels
+from partc.compiler.commands.command_line.completion import (
+    GRAPHS,
+    complete_data,
+    complete_files,
+    complete_plans,
+)
 from partc.compiler.options import GraphOptions, Sample
 from partc.runtime.checkpoints.manifest import FOLDER
 
-PlanArgument = Annotated[Path, typer.Argument(help="A plan's folder, as compile wrote it.", metavar="OUT")]
+PlanArgument = Annotated[
+    Path,
+    typer.Argument(
+        help="A plan's folder, as compile wrote it.", metavar="OUT", autocompletion=complete_plans
+    ),
+]
 CheckpointsOption = Annotated[
     Path | None,
-    typer.Option("--checkpoints", help="Their folder; OUT/checkpoints if none is named.", metavar="DIR"),
+    typer.Option(
+        "--checkpoints",
+        help="Their folder; OUT/checkpoints if none is named.",
+        metavar="DIR",
+        rich_help_panel=panels.CHECKPOINTS,
+    ),
 ]
 DataArgument = Annotated[
-    str, typer.Option(help="FILE.npz, FILE.parquet, a folder of such files, synthetic, or MODULE:FUNC.")
+    str,
+    typer.Option(
+        help="FILE.npz, FILE.parquet, a folder of such files, synthetic, or MODULE:FUNC.",
+        rich_help_panel=panels.DATA,
+        autocompletion=complete_data,
+    ),
 ]
 TraceArgument = Annotated[
     Path | None,
-    typer.Option("--trace", help="A timeline to write, in Chrome's trace event format.", metavar="FILE.json"),
+    typer.Option(
+        "--trace",
+        help="A timeline to write, in Chrome's trace event format.",
+        metavar="FILE.json",
+        rich_help_panel=panels.WATCHED,
+    ),
 ]
-OutArgument = Annotated[Path, typer.Option("-o", "--output", help="File or folder to write.")]
-TrainArgument = Annotated[Path, typer.Argument(help="A training graph.", metavar="TRAIN.onnx")]
+OutArgument = Annotated[
+    Path, typer.Option("-o", "--output", help="File or folder to write.", rich_help_panel=panels.OUTPUT)
+]
+TrainArgument = Annotated[
+    Path,
+    typer.Argument(help="A training graph.", metavar="TRAIN.onnx", autocompletion=complete_files(*GRAPHS)),
+]
 StateArgument = Annotated[
-    str, typer.Option(help="Bindings of a foreign graph: IN=OUT,... (variable=next value).")
+    str,
+    typer.Option(
+        help="Bindings of a foreign graph: IN=OUT,... (variable=next value).", rich_help_panel=panels.STEP
+    ),
 ]
 AxesArgument = Annotated[
-    list[str], typer.Option("--sample-axis", help="NAME=AXIS of a data input, NAME=none: the same for all.")
+    list[str],
+    typer.Option(
+        "--sample-axis",
+        help="NAME=AXIS of a data input, NAME=none: the same for all.",
+        rich_help_panel=panels.STEP,
+    ),
 ]
-LossArgument = Annotated[str, typer.Option("--loss", help="The output of a foreign graph that is the loss.")]
+LossArgument = Annotated[
+    str,
+    typer.Option(
+        "--loss", help="The output of a foreign graph that is the loss.", rich_help_panel=panels.STEP
+    ),
+]
 InitialArgument = Annotated[
-    Path | None, typer.Option(help="A .npz or .safetensors file of the variables' first values.")
+    Path | None,
+    typer.Option(
+        help="A .npz or .safetensors file of the variables' first values.",
+        rich_help_panel=panels.STEP,
+        autocompletion=complete_files(".npz", ".safetensors"),
+    ),
 ]
 SizesArgument = Annotated[
-    list[str], typer.Option("--size", help="NAME=N: the value of a symbolic size, for pricing and data.")
+    list[str],
+    typer.Option(
+        "--size",
+        help="NAME=N: the value of a symbolic size, for pricing and data.",
+        rich_help_panel=panels.STEP,
+    ),
 ]
 SampleDataArgument = Annotated[
     str,
     typer.Option(
         help="FILE.npz or MODULE:FUNC: training data, from which the rows that a step touches are measured.",
         metavar="DATA",
+        rich_help_panel=panels.STEP,
+        autocompletion=complete_data,
     ),
 ]
 SampleStepsArgument = Annotated[
-    int, typer.Option(min=1, help="How many steps of the sample data are looked at.")
+    int,
+    typer.Option(min=1, help="How many steps of the sample data are looked at.", rich_help_panel=panels.STEP),
 ]
 
 

@@ -1,12 +1,14 @@
 """`partc inspect`: what a training graph holds."""
 
+from dataclasses import fields
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from partc.compiler.api import inspect
 from partc.compiler.commands.arguments import parse_sizes
-from partc.compiler.commands.console import console, working_on
+from partc.compiler.commands.console import answer, show, working_on
 from partc.compiler.commands.graph_arguments import (
     AxesArgument,
     InitialArgument,
@@ -19,6 +21,7 @@ from partc.compiler.commands.graph_arguments import (
     graph_options,
     sample_of,
 )
+from partc.compiler.commands.results.models import Inspected
 from partc.compiler.options import SAMPLE_STEPS
 
 GroupsArgument = Annotated[
@@ -47,6 +50,7 @@ def inspect_command(
             train, sizes=parse_sizes(size), options=options, sample=sample_of(sample_data, sample_steps)
         )
     if groups:
-        console.print(inspection.render_groups(), soft_wrap=True, markup=False, highlight=False)
-        return
-    console.print(inspection.render())
+        show(Text(inspection.render_groups()), is_wrapped=False)
+    else:
+        show(inspection.render())
+    answer(Inspected(**{field.name: getattr(inspection, field.name) for field in fields(inspection)}))

@@ -12,7 +12,8 @@ import typer
 from partc.compiler.api import kernels_of
 from partc.compiler.commands import compile_arguments as arguments
 from partc.compiler.commands.arguments import parse_seconds, parse_sizes
-from partc.compiler.commands.console import progress_of, tell, working_on
+from partc.compiler.commands.command_line import panels
+from partc.compiler.commands.console import answer, note, progress_of, tell, working_on
 from partc.compiler.commands.graph_arguments import (
     AxesArgument,
     InitialArgument,
@@ -22,6 +23,7 @@ from partc.compiler.commands.graph_arguments import (
     TrainArgument,
     graph_options,
 )
+from partc.compiler.commands.results.machines import Profiled, ProfiledDevice
 from partc.compiler.kernel_times.list_kernels import StepKernels
 from partc.compiler.kernel_times.measure_kernels import measure_kernels, source_here
 from partc.compiler.options import Options
@@ -46,11 +48,22 @@ MOST_SHOWN = 60  # characters of a kernel
 def profile_command(
     train: TrainArgument,
     cluster: arguments.ClusterFile,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The profile.json to write, or to add to.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--output", help="The profile.json to write, or to add to.", rich_help_panel=panels.OUTPUT
+        ),
+    ],
     strategy: Annotated[
-        str, typer.Option(help="As of compile: the kernels of its plan. Left out: of any that search finds.")
+        str,
+        typer.Option(
+            help="As of compile: the kernels of its plan. Left out: of any that search finds.",
+            rich_help_panel=panels.STRATEGY,
+        ),
     ] = "",
-    budget: Annotated[str, typer.Option(help="How long to measure, such as 60s or 5min.")] = BUDGET,
+    budget: Annotated[
+        str, typer.Option(help="How long to measure, such as 60s or 5min.", rich_help_panel=panels.STRATEGY)
+    ] = BUDGET,
     batch: arguments.BatchReadingName = None,
     state: StateArgument = "",
     sample_axis: AxesArgument = [],
@@ -69,11 +82,12 @@ def profile_command(
         sizes=parse_sizes(size),
         options=graph_options(state, sample_axis, loss, initial),
     )
-    sources = _sources(machines)
+    sources, left = _sources(machines)
     with working_on("listing kernels"):
         step = kernels_of(train, machines, options, with_parts=not strategy)
     for remark in step.remarks:
-        tell(remark)
+        note(remark)
+    devices = []
     until_s = time.monotonic() + budget_s
     for rank, source in sources:
         before = profile.of_source(source)
@@ -81,15 +95,23 @@ def profile_command(
         found = _measure(step, list(expected_s), before, until_s)
         profile = profile.added(found)
         _write(profile, output)
-        _tell(profile.of_source(source), before, expected_s, output)
+        devices.append(_entry(profile.of_source(source), before, expected_s))
+        _tell(devices[-1], output)
+    answer(Profiled(str(output), tuple(devices), (*left, *step.remarks)))
 
 
-def _sources(cluster: Cluster) -> list[tuple[ClusterRank, MeasuredDevice]]:
-    """Return a rank of each kind of device, and what its times are of here. Raises BadUsage without any."""
-    found = []
+def _sources(cluster: Cluster) -> tuple[list[tuple[ClusterRank, MeasuredDevice]], list[str]]:
+    """Return a rank of each kind of device and what its times are of here, and what cannot be measured.
+
+    Raises BadUsage where none can.
+    """
+    found, left = [], []
     for kind, rank in devices_of(cluster).items():
         if (source := source_here(kind)) is None:
-            tell(f"{kind[1]}: this machine has no GPU that onnxruntime can use; the roofline prices it")
+            left.append(
+                f"{kind[1]}: this machine has no GPU that onnxruntime can use; the roofline prices it"
+            )
+            note(left[-1])
         else:
             found.append((rank, source))
     if not found:
@@ -98,7 +120,7 @@ def _sources(cluster: Cluster) -> list[tuple[ClusterRank, MeasuredDevice]]:
             at="--cluster",
             fix="run `partc profile` on a machine that has them, and bring profile.json back",
         )
-    return found
+    return found, left
 
 
 def _measure(
@@ -117,7 +139,7 @@ def _measure(
                     seconds[answer.key] = answer.seconds
                 advance(done, answer.key[:MOST_SHOWN])
         except KeyboardInterrupt:
-            tell("interrupted: what was measured is kept")
+            note("interrupted: what was measured is kept")
     return msgspec.structs.replace(before, seconds=seconds, unmeasured=unmeasured)
 
 
@@ -128,20 +150,30 @@ def _write(profile: Profile, path: Path) -> None:
     beside.replace(path)
 
 
-def _tell(now: MeasuredDevice, before: MeasuredDevice, expected_s: Mapping[str, float], path: Path) -> None:
-    """Say how much is known of the step, and what is left to the roofline."""
-    kernels = len(expected_s)
+def _entry(now: MeasuredDevice, before: MeasuredDevice, expected_s: Mapping[str, float]) -> ProfiledDevice:
+    """Return how much is known of the step. `expected_s`: of its kernels, by the roofline."""
     known = [key for key in expected_s if key in now.seconds]
-    earlier = sum(key in before.seconds for key in expected_s)
-    share = sum(map(expected_s.__getitem__, known)) / max(sum(expected_s.values()), 1e-12)
-    tell(
-        f"{now.profile}, {now.name}: {len(known)} of {kernels} kernels, {earlier} of them from before; "
-        f"by the roofline they are {percent(share)} of the work -> {path}"
+    return ProfiledDevice(
+        kind=now.kind,
+        profile=now.profile,
+        device=now.name,
+        kernels=len(expected_s),
+        known=len(known),
+        earlier=sum(key in before.seconds for key in expected_s),
+        unmeasured={key: now.unmeasured[key] for key in expected_s if key in now.unmeasured},
+        share=sum(map(expected_s.__getitem__, known)) / max(sum(expected_s.values()), 1e-12),
     )
-    refused = [key for key in expected_s if key in now.unmeasured]
-    if left := kernels - len(known) - len(refused):
+
+
+def _tell(device: ProfiledDevice, path: Path) -> None:
+    """Say how much is known of the step, and what is left to the roofline."""
+    tell(
+        f"{device.profile}, {device.device}: {device.known} of {device.kernels} kernels, {device.earlier} of "
+        f"them from before; by the roofline they are {percent(device.share)} of the work -> {path}"
+    )
+    if left := device.kernels - device.known - len(device.unmeasured):
         tell(f"  {left} not yet: run it again, or give a larger --budget; the roofline prices them meanwhile")
-    if refused:
-        tell(f"  {len(refused)} cannot be run by themselves: the roofline prices them")
-    for key in refused[:MOST_REASONS]:
-        tell(f"    {key}: {now.unmeasured[key]}")
+    if device.unmeasured:
+        tell(f"  {len(device.unmeasured)} cannot be run by themselves: the roofline prices them")
+    for key, reason in list(device.unmeasured.items())[:MOST_REASONS]:
+        tell(f"    {key}: {reason}")

@@ -1,14 +1,15 @@
 """`partc run`: train a plan."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Annotated, Literal
 
 import typer
 
 from partc.compiler.commands.arguments import parse_endpoint, parse_interval, parse_steps
-from partc.compiler.commands.console import Advance, progress_of, tell
+from partc.compiler.commands.command_line import panels
+from partc.compiler.commands.console import Advance, answer, note, progress_of, tell
 from partc.compiler.commands.graph_arguments import (
     CheckpointsOption,
     DataArgument,
@@ -16,7 +17,8 @@ from partc.compiler.commands.graph_arguments import (
     TraceArgument,
     checkpoints_of,
 )
-from partc.compiler.comparison.explain_run import explain_run
+from partc.compiler.commands.results.trainings import Trained
+from partc.compiler.comparison.explain_run import ExplainedRun, explain_run
 from partc.compiler.output.deploy import write_trained_model
 from partc.compiler.output.output_paths import check_output_file
 from partc.compiler.output.write_measured import write_measured
@@ -54,19 +56,37 @@ def run_command(
     data: DataArgument = "synthetic",
     shuffle: Annotated[
         bool,
-        typer.Option("--shuffle", help="Shuffle the samples of files, in every epoch anew, by the seed."),
+        typer.Option(
+            "--shuffle",
+            help="Shuffle the samples of files, in every epoch anew, by the seed.",
+            rich_help_panel=panels.DATA,
+        ),
     ] = False,
     seed: Annotated[
         int | None,
-        typer.Option(help="The seed of synthetic data and of what a step draws: 0, if none is given."),
+        typer.Option(
+            help="The seed of synthetic data and of what a step draws: 0, if none is given.",
+            rich_help_panel=panels.DATA,
+        ),
     ] = None,
     save_every: Annotated[
-        str, typer.Option(help="Save a checkpoint after every so many steps, or seconds: 1000, 90s, 10min.")
+        str,
+        typer.Option(
+            help="Save a checkpoint after every so many steps, or seconds: 1000, 90s, 10min.",
+            rich_help_panel=panels.CHECKPOINTS,
+        ),
     ] = "",
-    keep: Annotated[int, typer.Option(min=1, help="How many checkpoints stay.")] = 3,
+    keep: Annotated[
+        int, typer.Option(min=1, help="How many checkpoints stay.", rich_help_panel=panels.CHECKPOINTS)
+    ] = 3,
     checkpoints: CheckpointsOption = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint that is whole.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on from the newest checkpoint that is whole.",
+            rich_help_panel=panels.CHECKPOINTS,
+        ),
     ] = False,
     restarts: Annotated[
         int | None,
@@ -74,6 +94,7 @@ def run_command(
             min=0,
             help="How often to go on from the last checkpoint when a rank failed: 0, if nothing is said. "
             "How often each asynchronous worker that died is started again: 3.",
+            rich_help_panel=panels.FAULTS,
         ),
     ] = None,
     min_hosts: Annotated[
@@ -81,18 +102,23 @@ def run_command(
         typer.Option(
             min=0,
             help="With --restarts: go on without hosts that are lost, with so many at least.",
+            rich_help_panel=panels.FAULTS,
         ),
     ] = 0,
     on_nan: Annotated[
-        Literal["stop", "continue"], typer.Option(help="What to do when the loss is not finite.")
+        Literal["stop", "continue"],
+        typer.Option(help="What to do when the loss is not finite.", rich_help_panel=panels.FAULTS),
     ] = "stop",
-    timeout: Annotated[float, typer.Option(help="Seconds without progress that end the run.")] = 600.0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds without progress that end the run.", rich_help_panel=panels.FAULTS)
+    ] = 600.0,
     trace: TraceArgument = None,
     trace_steps: Annotated[
         str,
         typer.Option(
             help="The steps that a trace shows: 3, the last three; 100-105,500, these; 500-500, that one.",
             metavar="STEPS",
+            rich_help_panel=panels.WATCHED,
         ),
     ] = "3",
     staleness: Annotated[
@@ -105,6 +131,7 @@ def run_command(
             help="Answer Prometheus on this port, to this machine alone unless an address is given: 9400, "
             "0.0.0.0:9400.",
             metavar="[ADDRESS:]PORT",
+            rich_help_panel=panels.WATCHED,
         ),
     ] = "",
 ) -> int:
@@ -123,15 +150,17 @@ def run_command(
             at=f"--min-hosts {min_hosts}",
             fix="say how often: --restarts 3",
         )
-    left = HostsLeft(folder, min_hosts, tell)
+    left = HostsLeft(folder, min_hosts, note)
     traced = parse_steps(trace_steps, "--trace-steps") if trace is not None else _untold(folder.plan)
     endpoint = parse_endpoint(metrics_port, "--metrics-port")
+    last_loss = _LastLoss()
     with ExitStack() as at_the_end:
         hears: list[OnProgress] = []
         if endpoint is not None:
             port = at_the_end.enter_context(MetricsPort(*endpoint, samples_of_step(_plan_of_samples(folder))))
-            tell(f"metrics: {port.url}")
+            note(f"metrics: {port.url}")
             hears.append(port.hear)
+        hears.append(last_loss.hear)
         hears.append(_showing(at_the_end.enter_context(progress_of("training", steps))))
 
         def on_progress(told: Told) -> None:
@@ -139,7 +168,7 @@ def run_command(
                 hear(told)
 
         def restart(text: str) -> None:
-            tell(text)
+            note(text)
             on_progress(Restarted("all ranks"))
 
         def train(resume: bool) -> TrainingResult:
@@ -165,16 +194,58 @@ def run_command(
     folder = left.folder
     for line in _summary(folder, result):
         tell(line)
-    tell(f"forward model with the trained variables -> {write_trained_model(folder)}")
+    model = write_trained_model(folder)
+    tell(f"forward model with the trained variables -> {model}")
     if trace is not None:
         write_run_trace(trace, folder, result.times)
         tell(f"timeline, as predicted and as measured -> {trace}")
+    explained = explain_run(folder, result.times)
+    if explained is not None:
+        write_measured(folder, explained)
     if result.last_step:
-        tell(_step_line(folder, result))
+        tell(_step_line(folder, result, explained))
     done = result.first_step + result.last_step
     if done < steps:
         tell(f"stopped after step {done} of {steps}, saved in {kept}: --resume goes on from there")
+    written = {"model": str(model), "checkpoints": str(kept), "trace": "" if trace is None else str(trace)}
+    written |= {"reason": explained.record.reason if explained is not None else ""}
+    answer(_record(folder, result, steps, last_loss.loss, written))
     return 0 if done == steps else 128 + (result.stopped_by or signal.SIGTERM)
+
+
+class _LastLoss:
+    """Hears the last loss that is told."""
+
+    loss: float | None = None
+
+    def hear(self, told: Told) -> None:
+        """Take in what a job tells."""
+        if isinstance(told, Progress):
+            self.loss = told.loss
+
+
+def _record(
+    folder: PlanFolder, result: TrainingResult, asked: int, loss: float | None, written: Mapping[str, str]
+) -> Trained:
+    """Return the document of --json. `written`: what the run wrote beside its variables -> where."""
+    plan, trained_s = folder.plan, result.last_step / result.steps_per_s if result.last_step else 0.0
+    samples = samples_of_step(_plan_of_samples(folder))
+    return Trained(
+        plan=str(folder.path),
+        asked=asked,
+        first_step=result.first_step,
+        steps=result.first_step + result.last_step,
+        step_s=1 / result.steps_per_s if result.last_step else None,
+        predicted_step_s=plan.predicted_step_s,
+        samples_per_s=samples * result.steps_per_s if samples is not None and not plan.asynchronous else None,
+        loss=loss,
+        waited={str(rank): waited_s / trained_s for rank, waited_s in result.waiting_s.items() if trained_s},
+        data_waited=result.data_s / trained_s if trained_s else 0.0,
+        lost_workers=result.lost_workers,
+        stopped_by=result.stopped_by,
+        variables=str(folder.path / TRAINED_FILE),
+        **written,
+    )
 
 
 def _summary(folder: PlanFolder, result: TrainingResult) -> Iterator[str]:
@@ -209,14 +280,12 @@ def _untold(plan: Plan) -> TracedSteps | Literal["middle"]:
     return 0 if plan.asynchronous else MIDDLE
 
 
-def _step_line(folder: PlanFolder, result: TrainingResult) -> str:
-    """Say what a step took beside its prediction, and why, and keep that with the plan."""
-    explained = explain_run(folder, result.times)
-    if explained is None:
-        step_s = 1 / result.steps_per_s
-        return f"a step: predicted {seconds(folder.plan.predicted_step_s)}, measured {seconds(step_s)}"
-    write_measured(folder, explained)
-    return f"a step: {explained.line}"
+def _step_line(folder: PlanFolder, result: TrainingResult, explained: ExplainedRun | None) -> str:
+    """Say what a step took beside its prediction, and why."""
+    if explained is not None:
+        return f"a step: {explained.line}"
+    step_s = 1 / result.steps_per_s
+    return f"a step: predicted {seconds(folder.plan.predicted_step_s)}, measured {seconds(step_s)}"
 
 
 def _plan_of_samples(folder: PlanFolder) -> Plan:
@@ -228,7 +297,7 @@ def _showing(advance: Advance) -> OnProgress:
     def show(told: Told) -> None:
         match told:
             case Notice(text=text):
-                tell(text)
+                note(text)
             case Progress(step=step, loss=loss, steps_per_s=steps_per_s, straggler=straggler):
                 loss_text = "" if loss is None else f"loss {loss:.5g}  "
                 advance(step, f"{loss_text}{steps_per_s:.1f} steps/s{_straggling(straggler)}")

@@ -8,7 +8,8 @@ import typer
 from partc.compiler.api import search
 from partc.compiler.commands import compile_arguments as arguments
 from partc.compiler.commands.arguments import parse_seconds, parse_sizes
-from partc.compiler.commands.console import tell
+from partc.compiler.commands.command_line import panels
+from partc.compiler.commands.console import answer, note, tell
 from partc.compiler.commands.graph_arguments import (
     AxesArgument,
     InitialArgument,
@@ -18,6 +19,7 @@ from partc.compiler.commands.graph_arguments import (
     TrainArgument,
     graph_options,
 )
+from partc.compiler.commands.results.plans import StrategyFound
 from partc.compiler.options import SEARCH_BUDGET, Options, SearchOptions
 from partc.compiler.output.output_paths import check_output_file
 from partc.compiler.report.units import seconds
@@ -30,7 +32,10 @@ EPILOG = "Example: partc search train.onnx -c examples/cluster-2x2.json --batch 
 def search_command(
     train: TrainArgument,
     cluster: arguments.ClusterFile,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The strategy.json to write.")],
+    output: Annotated[
+        Path,
+        typer.Option("-o", "--output", help="The strategy.json to write.", rich_help_panel=panels.OUTPUT),
+    ],
     budget: arguments.SearchBudget = SEARCH_BUDGET,
     seed: arguments.SearchSeed = 0,
     method: arguments.SearchMethodName = "auto",
@@ -62,10 +67,23 @@ def search_command(
     )
     for remark in found.remarks:
         tell(f"  {remark}")
+    answer(
+        StrategyFound(
+            output=str(output),
+            name=found.best.name,
+            step_s=found.best.step_s,
+            data_parallel_s=None if found.data_parallel is None else found.data_parallel.step_s,
+            proposals=found.proposals,
+            priced=found.priced,
+            refused=found.refused,
+            searched_s=found.seconds,
+            remarks=found.remarks,
+        )
+    )
 
 
 def _show(best: Priced, data_parallel: Priced | None) -> None:
-    tell(f"  {best.name}: {_compare(best, data_parallel)}")
+    note(f"  {best.name}: {_compare(best, data_parallel)}")
 
 
 def _compare(best: Priced, data_parallel: Priced | None) -> str:

@@ -9,8 +9,9 @@ from rich.console import Group
 from rich.table import Table
 
 from partc.compiler.commands.compile_arguments import ProfileFile
-from partc.compiler.commands.console import console, tell, working_on
+from partc.compiler.commands.console import answer, note, show, tell, working_on
 from partc.compiler.commands.graph_arguments import PlanArgument, TraceArgument
+from partc.compiler.commands.results.plans import HostTraffic, LinkLoad, RankLoad, Simulated
 from partc.compiler.kernel_times.measure_segments import cache_file, measure_segments
 from partc.compiler.kernel_times.read_times import read_times
 from partc.compiler.output.output_paths import check_output_file
@@ -38,6 +39,26 @@ class Simulation:
     def render(self) -> Group:
         """Return tables for a terminal."""
         return Group(f"step: {seconds(self.timeline.step_s)}", self._ranks(), self._hosts(), self._busiest())
+
+    def record(self, measured_segments: int, trace: str) -> Simulated:
+        """Return the document of --json."""
+        timeline = self.timeline
+        computes_s, communicates_s = timeline.busy_s("compute"), timeline.busy_s("communication")
+        ranks = (
+            RankLoad(
+                rank.rank,
+                rank.host,
+                rank.device,
+                computes_s[rank.rank],
+                communicates_s[rank.rank],
+                timeline.sent_bytes[rank.rank],
+                timeline.received_bytes[rank.rank],
+            )
+            for rank in self.plan.ranks
+        )
+        hosts = (HostTraffic(host, *crossing) for host, crossing in self.host_traffic.items())
+        links = (LinkLoad(*load.lane, load.bytes, load.seconds) for load in self.lanes)
+        return Simulated(timeline.step_s, tuple(ranks), tuple(hosts), tuple(links), measured_segments, trace)
 
     def _ranks(self) -> Table:
         table = Table("rank", "device", "computes", "communicates", "sends", "receives", title="ranks")
@@ -105,12 +126,13 @@ def simulate_command(
     if measure:
         with working_on("measuring"):
             measured = replace(measure_segments(folder), kernels=measured.kernels)
-        tell(f"{len(measured.segments)} segments measured; times are kept in {cache_file()}")
+        note(f"{len(measured.segments)} segments measured; times are kept in {cache_file()}")
     simulation = simulate_plan(plan, machines, measured)
-    console.print(simulation.render())
+    show(simulation.render())
     if trace is not None:
         write_predicted_trace(trace, plan, simulation.timeline)
         tell(f"timeline -> {trace}   ({HOW_TO_OPEN})")
+    answer(simulation.record(len(measured.segments), "" if trace is None else str(trace)))
 
 
 def _check_same_ranks(plan: Plan, cluster: Cluster, at: Path) -> None:

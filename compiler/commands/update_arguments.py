@@ -21,7 +21,7 @@ from partc.compiler.differentiation.updates.schedules import (
     StepDecay,
 )
 from partc.compiler.differentiation.updates.update_options import ParameterGroup
-from partc.runtime.errors import BadUsage
+from partc.runtime.errors import BadUsage, one_of
 
 SCHEDULES: Mapping[str, type[Schedule]] = {
     "constant": ConstantRate,
@@ -49,7 +49,7 @@ def parse_schedule(text: str) -> Schedule | None:
         return None
     name, _, settings = text.partition(":")
     if name not in SCHEDULES:
-        raise BadUsage(f"no schedule {name!r}", at="--schedule", fix=f"use one of {', '.join(SCHEDULES)}")
+        raise BadUsage(f"no schedule {name!r}", at="--schedule", fix=one_of(SCHEDULES, name))
     kind = SCHEDULES[name]
     values = _parse_settings(settings, kind, "--schedule")
     required = [field.name for field in fields(kind) if field.default is MISSING]  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ def _parse_pairs(text: str, keys: Sequence[str], at: str) -> dict[str, str]:
     for part in filter(None, text.split(",")):
         key, equals, value = part.partition("=")
         if not equals or key not in keys:
-            fix = f"use KEY=VALUE with one of {', '.join(keys)}" if keys else "leave settings out"
+            fix = f"write KEY=VALUE: {one_of(keys, key)}" if keys else "leave settings out"
             raise BadUsage(f"{part!r} is no setting here", at=at, fix=fix)
         pairs[key] = value
     return pairs

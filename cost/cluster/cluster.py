@@ -6,11 +6,6 @@
 
 A device without a link of its own reaches its host through the host's memory.
 
-The GPUs of a host whose ids a resource file leaves out (parallax-manual.txt).
-
-this machine      nvidia-smi; where it is not installed, what onnxruntime sees
-another machine   nvidia-smi there, through ssh without a password, as the manual asks for it
-
 The cluster as one session of asynchronous training sees it: one worker, and every server.
 
     cluster   hostA: cpu0 cpu1 (server)     view   session: cpu0         one worker, owns nothing
@@ -23,16 +18,13 @@ host is then summed in the worker's process, and what crosses hosts goes straigh
 """
 
 import re
-import shutil
-import socket
-import subprocess
 from pathlib import Path
 from typing import Literal
 
 import msgspec
-import onnxruntime as ort
 
 from partc.cost.cluster.cluster_checks import check_machines, check_mpiexec_options
+from partc.cost.cluster.detect_gpus import gpus_of
 from partc.cost.cluster.machines import Device, Host, Link
 from partc.runtime.asynchronous.session import SESSION_HOST
 from partc.runtime.errors import BadCluster
@@ -95,12 +87,12 @@ def encode_cluster(cluster: Cluster) -> bytes:
     return msgspec.json.format(msgspec.json.encode(cluster, order="deterministic"), indent=1) + b"\n"
 
 
-def read_resource_file(path: Path) -> Cluster:
+def read_resource_file(path: Path, gpu_type: str | None = None) -> Cluster:
     """Read Parallax's resource file: `host: gpu ids` on each line, ids optional (then detected).
 
-    The file says no more, so every GPU is taken for a TITAN Xp, every host for one of 256 GiB (the
-    paper's section 7.1), and all are joined by one switch at 10 Gbit/s and 50 microseconds. Write a
-    cluster file where that is wrong.
+    The GPUs' type stands behind the ids (`host: 0,1 a100`), or is `gpu_type`, or what nvidia-smi says there.
+    The file says no more, so every host is taken for one of 256 GiB (the paper's section 7.1), and all are
+    joined by one switch at 10 Gbit/s and 50 microseconds. Write a cluster file where that is wrong.
     Raises BadCluster.
     """
     try:
@@ -109,7 +101,9 @@ def read_resource_file(path: Path) -> Cluster:
         fix = "give a cluster.json, or a text file with a line `host: gpu ids` for each host"
         raise BadCluster(f"neither JSON nor text: {error.reason}", at=str(path), fix=fix) from error
     lines = [line.split("#")[0].strip() for line in text.splitlines()]
-    hosts = tuple(_resource_host(line, f"{path}: line {i}") for i, line in enumerate(lines, 1) if line)
+    hosts = tuple(
+        _resource_host(line, f"{path}: line {i}", gpu_type) for i, line in enumerate(lines, 1) if line
+    )
     links = tuple(Link((host.name, "switch"), bytes_per_s=1.25e9, latency_s=25e-6) for host in hosts)
     try:
         return Cluster(CLUSTER_FORMAT, path.stem, hosts, switches=("switch",), links=links)
@@ -126,13 +120,20 @@ def _read_bytes(path: Path) -> bytes:
         ) from error
 
 
-def _resource_host(line: str, at: str) -> Host:
-    parsed = re.fullmatch(r"(?P<host>[^\s:,]+)(?:\s*:?\s*(?P<ids>\d+(?:\s*,\s*\d+)*)?)", line)
+def _resource_host(line: str, at: str, gpu_type: str | None) -> Host:
+    parsed = re.fullmatch(
+        r"(?P<host>[^\s:,]+)(?:\s*:?\s*(?P<ids>\d+(?:\s*,\s*\d+)*)(?:\s+(?P<type>[^\s,]+))?)?", line
+    )
     if parsed is None:
-        raise BadCluster(f"cannot understand {line!r}", at=at, fix="write `host: 0,1,2`, or `host` alone")
+        fix = "write `host: 0,1,2`, `host: 0,1,2 a100`, or `host` alone"
+        raise BadCluster(f"cannot understand {line!r}", at=at, fix=fix)
     host, ids = parsed["host"], parsed["ids"]
-    indices = [int(i) for i in ids.split(",")] if ids else detect_gpus(host, at)
-    devices = tuple(Device(f"{host}/gpu{i}", "gpu", profile="titan-xp", index=i) for i in indices)
+    indices = [int(i) for i in ids.split(",")] if ids else None
+    found = gpus_of(host, at, indices, parsed["type"] or gpu_type)
+    devices = tuple(
+        Device(f"{host}/gpu{gpu.index}", "gpu", profile, index=gpu.index, memory_bytes=gpu.memory_bytes)
+        for gpu, profile in found
+    )
     return Host(host, devices, memory_bytes=256 * 2**30, address=host)
 
 
@@ -249,43 +250,6 @@ def _ranks_by_host(cluster: Cluster, site: Site) -> dict[str, tuple[int, ...]]:
         if site in rank.sites:
             ranks[rank.host].append(rank.rank)
     return {host: tuple(members) for host, members in ranks.items()}
-
-
-_QUERY = ("--query-gpu=index", "--format=csv,noheader")
-_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
-_PATIENCE_S = 30.0
-
-
-def detect_gpus(host: str, at: str) -> list[int]:
-    """Return the ordinals of a host's GPUs. Raises BadCluster if there is none to be found."""
-    is_here = host in ("localhost", "127.0.0.1", socket.gethostname())
-    found = _ask_this_machine() if is_here else _ask("ssh", (*_SSH, host, "nvidia-smi", *_QUERY))
-    if isinstance(found, str) or not found:
-        raise BadCluster(
-            f"no GPU ids for {host!r}, and {found or 'no GPU was detected there'}",
-            at=at,
-            fix=f"list the GPUs yourself, such as `{host}: 0,1`; for CPUs write a cluster file, as "
-            "examples/cluster-2x2.json",
-        )
-    return found
-
-
-def _ask_this_machine() -> list[int] | str:
-    if command := shutil.which("nvidia-smi"):
-        return _ask("nvidia-smi", (command, *_QUERY))
-    seen = [device for device in ort.get_ep_devices() if device.ep_name == "CUDAExecutionProvider"]
-    return list(range(len(seen))) or "nvidia-smi is not installed and onnxruntime sees no GPU"
-
-
-def _ask(name: str, command: tuple[str, ...]) -> list[int] | str:
-    """Return the ordinals that nvidia-smi prints, or why there are none."""
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{name} does not answer: {error}"
-    if answer.returncode != 0:
-        return f"{name} fails: {answer.stderr.strip() or f'exit code {answer.returncode}'}"
-    return [int(line) for line in answer.stdout.split() if line.isdigit()]
 
 
 class SessionView(Cluster, frozen=True):

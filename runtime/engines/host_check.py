@@ -20,7 +20,7 @@ from partc.runtime.errors import BadPlan, HostLacks
 from partc.runtime.jobs.job import Job
 from partc.runtime.plan.held_memory import buffers_bytes, stored_bytes, variables_bytes
 from partc.runtime.plan.plan_folder import faults_of_files, open_plan_folder
-from partc.runtime.plan.program import Plan, Rank
+from partc.runtime.plan.program import Plan
 from partc.runtime.plan.record import Record
 
 PACKAGES = ("partc", "numpy", "onnxruntime", "mpi4py", "safetensors", "msgspec")
@@ -70,7 +70,7 @@ def look_around(job: Job | None, rank: int, here: Sequence[int]) -> Found:
     own = next((entry for entry in plan.ranks if entry.rank == rank), None)
     if own is None:  # the daemon says that their numbers differ
         return Found(rank, machine, "", "", plan.sha256, versions, ())
-    lacks = [*_gpu_lacks(own)]
+    lacks = [*gpu_lacks(own.device, own.device_index)] if own.kind == "gpu" else []
     if rank == min(here):
         lacks += [*_file_lacks(plan, job, here), *_memory_lacks(plan, here)]
     if rank == 0:
@@ -153,14 +153,13 @@ def _file_lacks(plan: Plan, job: Job, here: Sequence[int]) -> Iterator[Lack]:
         yield Lack(f"the data is not there: {job.data}", "let every host see the data under the same path")
 
 
-def _gpu_lacks(rank: Rank) -> Iterator[Lack]:
-    if rank.kind != "gpu":
-        return
+def gpu_lacks(device: str, index: int) -> Iterator[Lack]:
+    """Yield why onnxruntime cannot use this machine's GPU of that number, for a device of that name."""
     import onnxruntime as ort
 
     if "CUDAExecutionProvider" not in ort.get_available_providers():
         yield Lack(
-            f"onnxruntime has no CUDA provider, which {rank.device!r} needs",
+            f"onnxruntime has no CUDA provider, which {device!r} needs",
             "install onnxruntime-gpu in place of onnxruntime, or compile for CPU devices",
         )
         return
@@ -170,15 +169,15 @@ def _gpu_lacks(rank: Rank) -> Iterator[Lack]:
             ctypes.CDLL(str(libraries / f"libonnxruntime_providers_{name}.so"), ctypes.RTLD_GLOBAL)
     except OSError as error:
         yield Lack(
-            f"onnxruntime's CUDA provider does not load, which {rank.device!r} needs: {error}",
+            f"onnxruntime's CUDA provider does not load, which {device!r} needs: {error}",
             "install CUDA 13 and cuDNN 9 there, or name their folder in the host's `environment`, "
             'as {"LD_LIBRARY_PATH": "/usr/local/cuda/lib64"}',
         )
         return
     count = sum(device.ep_name == "CUDAExecutionProvider" for device in ort.get_ep_devices())
-    if 0 < count <= rank.device_index:
+    if 0 < count <= index:
         fix = "write the GPUs that it has in the cluster file, and compile again"
-        yield Lack(f"{count} GPUs, {rank.device!r} is number {rank.device_index}, from 0", fix)
+        yield Lack(f"{count} GPUs, {device!r} is number {index}, from 0", fix)
 
 
 def _memory_lacks(plan: Plan, here: Sequence[int]) -> Iterator[Lack]:

@@ -208,15 +208,16 @@ def test_the_manuals_resource_file_gives_hosts_and_gpu_ids() -> None:
         [1, 3, 4],
     ]
     assert cluster.hosts[1].address == "10.0.0.2"
+    assert {device.profile for host in cluster.hosts for device in host.devices} == {"titan-xp"}
 
 
 @pytest.mark.parametrize(
     ("text", "fix"),
     [
-        ("a: 0,1\nb: 0;1\n", "0,1,2"),
-        ("a: 0\na: 1\n", "rename"),
-        ("a: 0,0\n", "its own index"),
-        ("farhost\n", "`farhost: 0,1`"),
+        ("a: 0,1 a100\nb: 0;1\n", "0,1,2"),
+        ("a: 0 k80\na: 1 k80\n", "rename"),
+        ("a: 0,0 p100\n", "its own index"),
+        ("farhost\n", "`farhost: 0,1 a100`"),
     ],
 )
 def test_a_resource_file_that_cannot_be_understood_is_refused(tmp_path: Path, text: str, fix: str) -> None:
@@ -238,12 +239,12 @@ def test_gpu_ids_left_out_are_detected_or_asked_for(tmp_path: Path, monkeypatch:
         read_resource_file(path)
 
     assert "nvidia-smi is not installed" in caught.value.what
-    assert "`localhost: 0,1`" in caught.value.fix
+    assert "`localhost: 0,1 a100`" in caught.value.fix
 
 
 def test_detected_gpus_become_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = tmp_path / "nvidia-smi"
-    command.write_text("#!/bin/sh\nprintf '0\\n1\\n'\n")
+    command.write_text("#!/bin/sh\nprintf '0, NVIDIA H200, 143771\\n1, NVIDIA H200, 143771\\n'\n")
     command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     path = tmp_path / "resource-info.txt"

@@ -34,7 +34,6 @@ exec {mpiexec} -launcher fork -rmk user -n $tasks sh -c '
     export SLURM_PROCID=$PMI_RANK SLURM_STEP_NUM_TASKS=$PMI_SIZE SLURM_STEP_NUM_NODES=1 SLURM_STEP_ID=0
     exec "$@"' task "$@"
 """
-SCONTROL = '#!/bin/sh\n[ "$1 $2" = "show hostnames" ] && printf "node3\\nnode4\\n"\n'
 
 
 @pytest.fixture(autouse=True)
@@ -43,11 +42,10 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("PARTC_MPIEXEC", raising=False)
     told, nodes = tmp_path / "told", tmp_path / "nodes"
     text = SRUN.format(told=told, nodes=nodes, mpiexec=find_mpiexec())
-    for name, script in (("srun", text), ("scontrol", SCONTROL)):
-        (tmp_path / "bin").mkdir(exist_ok=True)
-        program = tmp_path / "bin" / name
-        program.write_text(script)
-        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    program = tmp_path / "bin" / "srun"
+    program.parent.mkdir()
+    program.write_text(text)
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     return tmp_path

@@ -1,0 +1,44 @@
+"""Help whose options, and commands, stand in groups with headings, as plain text that goes through a pipe."""
+
+from typing import TYPE_CHECKING
+
+from typer.core import TyperCommand, TyperGroup
+
+if TYPE_CHECKING:  # typer has click inside, and does not say where
+    from typer._click import Context, HelpFormatter
+
+_WHOLE_LINE = 200
+_ARGUMENTS, _OPTIONS = "Arguments", "Options"
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose options stand in the groups that they name by `rich_help_panel`."""
+
+    def format_options(self, ctx: "Context", formatter: "HelpFormatter") -> None:
+        """Write a section for each group, in the order of the signature."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                by_default = _ARGUMENTS if parameter.param_type_name == "argument" else _OPTIONS
+                heading = getattr(parameter, "rich_help_panel", None) or by_default
+                sections.setdefault(heading, []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+class GroupedGroup(TyperGroup):
+    """A command of commands, which stand in the groups that they name."""
+
+    def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:
+        """Write a section for each group of commands."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        width = max(map(len, self.commands))
+        for name, command in self.commands.items():
+            heading = getattr(command, "rich_help_panel", None) or "Commands"
+            line = command.get_short_help_str(limit=_WHOLE_LINE)
+            sections.setdefault(heading, []).append((name.ljust(width), line))
+        for heading, rows in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)

@@ -1,0 +1,62 @@
+"""The answers of commands that train, and that look at what was saved. Times in seconds, sizes in bytes."""
+
+from partc.runtime.plan.record import Record
+
+
+class Trained(Record, frozen=True):
+    """`partc run`: a training.
+
+    first_step    steps that were trained before this run
+    steps         trained in all; fewer than `asked` where a signal ended it
+    step_s        measured, of this run; null where it had nothing to train
+    waited        rank -> the share of the time that it waited for others
+    data_waited   the share of the time that the rank waited for data that waited longest for it
+    loss          the last one that was heard of; null if none, or not finite
+    stopped_by    the signal that ended it, 0 if none
+    reason        why a step took longer or shorter than predicted, as measured.json tells; empty if it did not
+    """
+
+    plan: str
+    asked: int
+    first_step: int
+    steps: int
+    step_s: float | None
+    predicted_step_s: float
+    samples_per_s: float | None
+    loss: float | None
+    waited: dict[str, float]
+    data_waited: float
+    lost_workers: tuple[str, ...]
+    stopped_by: int
+    variables: str
+    model: str
+    checkpoints: str
+    trace: str
+    reason: str
+
+
+class CheckpointEntry(Record, frozen=True):
+    """A checkpoint, or what is wrong with it: then `damage` says that, and nothing else is known."""
+
+    step: int
+    damage: str = ""
+    seed: int | None = None
+    samples: int | None = None
+    size_bytes: int | None = None
+    ranks: int | None = None
+    variables: int | None = None
+    written_at: str = ""
+
+
+class CheckpointList(Record, frozen=True):
+    """`partc checkpoint ls`, and `verify`: of checkpoints that were read whole."""
+
+    folder: str
+    checkpoints: tuple[CheckpointEntry, ...]
+
+
+class Exported(Record, frozen=True):
+    """`partc checkpoint export`: a forward model with the variables after a step."""
+
+    step: int
+    output: str

@@ -1,0 +1,1 @@
+"""This machine and this installation: its hardware, the clusters that an environment tells of, what works."""

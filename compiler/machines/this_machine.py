@@ -1,0 +1,47 @@
+"""What this process may use of the machine it runs on: cores and memory, within a container's limits."""
+
+import os
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_GROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Of one machine. `cores`: as many threads as can run at once; `gpus`: how many; None: not known."""
+
+    cores: int
+    memory_bytes: int
+    gpus: int | None = None
+
+
+def look_at_this_machine(group: Path = _GROUP, meminfo: Path = _MEMINFO) -> Hardware:
+    """Return the cores and memory that this process may use."""
+    return Hardware(_cores(group), _memory_bytes(group, meminfo))
+
+
+def short_name() -> str:
+    """Return this machine's name without its domain."""
+    return socket.gethostname().partition(".")[0] or "host"
+
+
+def _cores(group: Path) -> int:
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):  # no limit reads "max 100000"
+        quota, period = (group / "cpu.max").read_text().split()
+        count = min(count, max(1, int(quota) // int(period)))
+    return count
+
+
+def _memory_bytes(group: Path, meminfo: Path) -> int:
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with suppress(OSError, ValueError):  # no limit reads "max"
+        found.append(int((group / "memory.max").read_text()))
+    with suppress(OSError):
+        lines = meminfo.read_text().splitlines()
+        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:")]
+    return min(found)

@@ -1,0 +1,1 @@
+"""Clusters, batch scripts and programs to begin with: `partc examples` lists them."""
