@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 
 from partc.cost.cluster.cluster import Cluster
+from partc.cost.comparison import Comparison
 from partc.cost.step_account import MeasuredRun
 from partc.cost.strategy import Strategy
 from partc.cost.what_if import WhatIf
@@ -16,6 +17,7 @@ SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "plan.schema.json": Plan,
     "what-if.schema.json": WhatIf,
     "measured.schema.json": MeasuredRun,
+    "comparison.schema.json": Comparison,
 }
 
 

@@ -1,7 +1,7 @@
 """What a step's time goes to, and what makes another one longer: records that have a JSON form.
 
-An account's terms add up to its step, and so the differences of two accounts' terms add up to the difference of
-their steps.
+An account's terms add up to its step, and so the differences of two accounts' terms add up to the difference
+of their steps.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,8 @@ from typing import Literal
 from partc.runtime.plan.record import Record
 
 RUN_FORMAT = "partc-run/1"
-COMPARISON_FORMAT = "partc-comparison/1"
+
+RATED_BYTES = 64e3  # a transfer of less is held up by its messages, so that its rate says nothing
 
 # As in simulation/critical_path.py.
 TermKind = Literal["compute", "core", "transfer", "start", "store", "data", "between"]
@@ -21,7 +22,7 @@ DifferenceKind = TermKind | Literal["sharing"]  # of cores that are fewer than t
 class Term(Record, frozen=True):
     """What one thing adds to a step on its critical path.
 
-    group        what it is in any plan: forward and backward, update, AllReduce
+    group        what it is in any plan: forward and backward, the update, AllReduce
     name         what it is in this plan: a segment, a communication; empty where there is nothing to name
     rank         where on the path it took most
     link         of a transfer: the direction of a link, or the memory, that is occupied longest
@@ -71,9 +72,9 @@ class MeasuredRun(Record, frozen=True):
 
     first_step, last_step   that were timed, instruction by instruction
     reason                  the largest cause of the difference, in words; empty where there is hardly any
-    differences             by instruction, the largest first; they add up to the difference of the steps. Where
-                            ranks had fewer cores than cluster.json says, one of kind `sharing` is what that adds to
-                            the prediction, and the others begin there
+    differences             by instruction, the largest first; they add up to the difference of the steps.
+                            Where ranks had fewer cores than cluster.json says, one of kind `sharing` is what
+                            that adds to the prediction, and the others begin there
     """
 
     format: str
@@ -89,7 +90,7 @@ class MeasuredRun(Record, frozen=True):
 def differences_of(
     before: StepAccount, after: StepAccount, named: Callable[[Term], str]
 ) -> tuple[Difference, ...]:
-    """Return what differs between two steps, the largest first; what has the same kind and name is one thing."""
+    """Return what differs between two steps, the largest first; terms of one kind and name are one thing."""
     keys = {(term.kind, named(term)): None for term in (*before.terms, *after.terms)}
     found = [
         _difference(kind, what, _sum(before, kind, what, named), _sum(after, kind, what, named))

@@ -13,7 +13,7 @@ class PricedStep(Record, frozen=True):
     """One simulated step.
 
     samples            of all replicas together; None where no data input says it
-    busiest_link       that is occupied longest, and the share of the step in which it is; empty: nothing is sent
+    busiest_link       that is occupied longest, and its share of the step; empty: nothing is sent
     memory_bytes       of the device that is fullest, and what it has
     """
 
@@ -47,7 +47,7 @@ class PricedChange(Record, frozen=True):
 
 
 class WhatIf(Record, frozen=True):
-    """what-if.json: a plan's step, and that of each change. `hosts`, `batch`: the plan's; 0 for a batch that is fixed."""
+    """what-if.json: a plan's step, and that of each change. `batch`: the plan's, 0 if it is fixed."""
 
     format: str
     plan: PricedStep

@@ -158,7 +158,8 @@ WhatIfOption = Annotated[
     bool,
     typer.Option(
         "--what-if",
-        help="Price the step with other links, devices, hosts, batches and strategies, too: what-if.json, and a "
-        "table in the report.",
+        help="Price the step with other links, devices, hosts, batches and strategies, too: "
+        "what-if.json, and tables in the report.",
+        rich_help_panel=panels.OUTPUT,
     ),
 ]

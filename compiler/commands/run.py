@@ -276,7 +276,7 @@ def _summary(folder: PlanFolder, result: TrainingResult) -> Iterator[str]:
 
 
 def _untold(plan: Plan) -> TracedSteps | Literal["middle"]:
-    """Return the steps to time where no trace is asked for: none of asynchronous plans, which have no common step."""
+    """Return the steps to time where no trace is asked for: asynchronous plans have no common step."""
     return 0 if plan.asynchronous else MIDDLE
 
 

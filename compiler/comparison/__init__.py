@@ -1,1 +1,1 @@
-"""What makes one step longer than another: a plan and another, a plan and its run, a plan on other machines."""
+"""What makes one step longer than another: of two plans, of a plan and its run, on other machines."""

@@ -31,7 +31,11 @@ COLLECTIVES: dict[Kind, str] = {
     "all_to_all_rows": "AllToAllv",
 }
 STARTING, COPYING = "beginning communications", "copying values"
-BETWEEN = {"core": "between steps", "data": "waiting for data", "between": "work between steps and instructions"}
+BETWEEN = {
+    "core": "between steps",
+    "data": "waiting for data",
+    "between": "work between steps and instructions",
+}
 _WAITED_S = 20e-6  # who waits longer learns when a communication was complete
 
 Interval = tuple[float, float]
@@ -95,8 +99,8 @@ class _Terms:
     def _group(self, run: Run) -> str:
         updates = any(value in self._variables for _, value in run.writes)
         if run.site == "server":
-            return "servers' update" if updates else "servers' computing"
-        return "update" if updates else "forward and backward"
+            return "the update on servers" if updates else "on servers"
+        return "the update" if updates else "forward and backward"
 
     def _term(self, group: str, name: str, parts: Sequence[Part], count: int) -> Term:
         seconds = sum(part.seconds for part in parts) / count

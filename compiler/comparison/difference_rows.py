@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from partc.compiler.report.units import NO_BREAK, seconds, size
-from partc.cost.step_account import Difference
+from partc.cost.step_account import RATED_BYTES, Difference
 
 KINDS = {
     "compute": "computing",
@@ -30,9 +30,7 @@ class DifferenceRow:
     remark: str
 
 
-def difference_rows(
-    differences: Sequence[Difference], sides: tuple[str, str]
-) -> tuple[DifferenceRow, ...]:
+def difference_rows(differences: Sequence[Difference], sides: tuple[str, str]) -> tuple[DifferenceRow, ...]:
     """Return differences in words. `sides`: what the two steps are called."""
     return tuple(
         DifferenceRow(
@@ -62,7 +60,7 @@ def _remark(difference: Difference, sides: tuple[str, str]) -> str:
         for rate, side in zip(
             (difference.before_bytes_per_s, difference.after_bytes_per_s), sides, strict=True
         )
-        if rate is not None
+        if rate is not None and difference.bytes >= RATED_BYTES
     ]
     return ", ".join(filter(None, (difference.link, *rates)))
 

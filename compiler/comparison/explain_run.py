@@ -1,4 +1,4 @@
-"""What a run's step took beside its prediction, and why: measured.json, and the one line that `run` ends with."""
+"""What a run's step took beside its prediction, and why: measured.json, and one line."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -123,7 +123,9 @@ def steps_in_sequence(plan: Plan, times: Mapping[int, RankTimes]) -> Steps:
     chosen = _longest_sequence(sorted(set.intersection(*traced)))
     steps = {
         rank.rank: tuple(
-            _shifted(step, times[rank.rank].offset_s) for step in times[rank.rank].steps if step.step in chosen
+            _shifted(step, times[rank.rank].offset_s)
+            for step in times[rank.rank].steps
+            if step.step in chosen
         )
         for rank in plan.ranks
     }
@@ -137,9 +139,11 @@ def _longest_sequence(numbers: Sequence[int]) -> frozenset[int]:
             sequences[-1].append(number)
         else:
             sequences.append([number])
-    return frozenset(max(sequences, key=len, default=[]))
+    return frozenset(max(sequences, key=len)) if sequences else frozenset()
 
 
 def _shifted(step: StepTimes, offset_s: float) -> StepTimes:
-    begin_s, end_s = (tuple(moment + offset_s for moment in moments) for moments in (step.begin_s, step.end_s))
+    begin_s, end_s = (
+        tuple(moment + offset_s for moment in moments) for moments in (step.begin_s, step.end_s)
+    )
     return msgspec.structs.replace(step, begin_s=begin_s, end_s=end_s)

@@ -1,11 +1,12 @@
 """What `--what-if` prices, the most useful first: one thing is changed at a time.
 
-How much of it is priced depends on the graph and the cluster alone, never on the clock, so that compiling twice gives
-the same files.
+How much of it is priced depends on the graph and the cluster alone, never on the clock, so that compiling
+twice gives the same files.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, zip_longest
 
 from partc.compiler.options import Options
@@ -28,39 +29,66 @@ SIMPLE = ("allreduce", "ps", "hybrid")
 MOST_NAMES = 8
 
 
+Input = tuple[Cluster, Options]
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """A change of a compilation's input. `keeps_plan`: the plan as it is can be played with it.
 
-    `apply` returns the changed input; it raises what compiling raises where that cannot be. `reason`: why it cannot
-    be priced at all.
+    `apply` returns the changed input; it raises what compiling raises where that cannot be.
+    `reason`: why it cannot be priced at all.
     """
 
     dimension: Dimension
     value: str
     meaning: str
-    apply: Callable[[Cluster, Options], tuple[Cluster, Options]]
+    apply: Callable[[Cluster, Options], Input]
     keeps_plan: bool = False
     reason: str = ""
 
 
 def list_changes(cluster: Cluster, options: Options, graph: TrainingGraph) -> list[Change]:
     """Return the changes, of each dimension one by turns."""
-    dimensions = (_links(cluster), _strategies(cluster), _hosts(cluster), _devices(cluster), _batches(options, graph))
+    dimensions = (
+        _links(cluster),
+        _strategies(cluster),
+        _hosts(cluster),
+        _devices(cluster),
+        _batches(options, graph),
+    )
     turns = zip_longest(*dimensions, _latencies(cluster))
     return [change for turn in turns for change in turn if change is not None]
 
 
+def _unchanged(cluster: Cluster, options: Options) -> Input:
+    return cluster, options
+
+
+def _with_cluster(change: Callable[[Cluster], Cluster], cluster: Cluster, options: Options) -> Input:
+    return change(cluster), options
+
+
+def _with_strategy(name: str, cluster: Cluster, options: Options) -> Input:
+    return cluster, replace(options, strategy=name)
+
+
+def _with_sizes(sizes: Mapping[str, int], cluster: Cluster, options: Options) -> Input:
+    return cluster, replace(options, sizes={**options.sizes, **sizes})
+
+
 def _of_cluster(
-    dimension: Dimension, value: str, meaning: str, change: Callable[[Cluster], Cluster], keeps_plan: bool = True
+    dimension: Dimension,
+    value: str,
+    meaning: str,
+    change: Callable[[Cluster], Cluster],
+    keeps_plan: bool = True,
 ) -> Change:
-    return Change(
-        dimension, value, meaning, lambda cluster, options: (change(cluster), options), keeps_plan=keeps_plan
-    )
+    return Change(dimension, value, meaning, partial(_with_cluster, change), keeps_plan=keeps_plan)
 
 
 def _impossible(dimension: Dimension, value: str, reason: str) -> Change:
-    return Change(dimension, value, "", lambda cluster, options: (cluster, options), reason=reason)
+    return Change(dimension, value, "", _unchanged, reason=reason)
 
 
 def _links(cluster: Cluster) -> Iterator[Change]:
@@ -72,7 +100,7 @@ def _links(cluster: Cluster) -> Iterator[Change]:
             "links",
             f"x{factor:g}",
             f"every link at {factor:g} times its rate",
-            lambda changed, factor=factor: with_link_rates(changed, factor),
+            partial(with_link_rates, factor=factor),
         )
 
 
@@ -85,7 +113,7 @@ def _latencies(cluster: Cluster) -> Iterator[Change]:
             "latency",
             f"x{factor:g}",
             f"every link with {factor:g} times its latency",
-            lambda changed, factor=factor: with_latencies(changed, factor),
+            partial(with_latencies, factor=factor),
         )
 
 
@@ -97,7 +125,7 @@ def _devices(cluster: Cluster) -> Iterator[Change]:
                 "devices",
                 f"x{factor}",
                 f"every CPU with {factor} times its threads, on as many times the cores",
-                lambda changed, factor=factor: with_threads(changed, factor),
+                partial(with_threads, factor=factor),
                 keeps_plan=False,
             )
         return
@@ -106,7 +134,7 @@ def _devices(cluster: Cluster) -> Iterator[Change]:
             "devices",
             profile,
             f"every GPU of the profile {profile}",
-            lambda changed, profile=profile: with_profile(changed, profile),
+            partial(with_profile, profile=profile),
         )
 
 
@@ -126,12 +154,14 @@ def _hosts(cluster: Cluster) -> Iterator[Change]:
     for count in dict.fromkeys((2 * now, now // 2, 4 * now, 1)):
         if count in (0, now):
             continue
-        meaning = f"the first {plural(count, 'host')}" if count < now else f"{count} hosts, the last one repeated"
+        meaning = (
+            f"the first {plural(count, 'host')}" if count < now else f"{count} hosts, the last one repeated"
+        )
         yield _of_cluster(
             "hosts",
             str(count),
             meaning,
-            lambda changed, count=count: with_hosts(changed, count),
+            partial(with_hosts, count=count),
             keeps_plan=False,
         )
 
@@ -143,7 +173,7 @@ def _strategies(cluster: Cluster) -> Iterator[Change]:
             "strategy",
             name,
             f"--strategy {name}",
-            lambda cluster, options, name=name: (cluster, replace(options, strategy=name)),
+            partial(_with_strategy, name),
         )
 
 
@@ -163,7 +193,7 @@ def _batches(options: Options, graph: TrainingGraph) -> Iterator[Change]:
         yield _impossible(
             "batch",
             "",
-            "the graph's batch is a number: with a symbolic one (`partc grad --batch-size dynamic`) it can be changed",
+            "the graph's batch is a number; `partc grad --batch-size dynamic` makes one that can be changed",
         )
         return
     for factor in (2.0, 0.5, 4.0):
@@ -174,8 +204,5 @@ def _batches(options: Options, graph: TrainingGraph) -> Iterator[Change]:
                 "batch",
                 told,
                 f"--size {told}",
-                lambda cluster, options, changed=changed: (
-                    cluster,
-                    replace(options, sizes={**options.sizes, **changed}),
-                ),
+                partial(_with_sizes, changed),
             )

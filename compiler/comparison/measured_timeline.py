@@ -16,7 +16,9 @@ def typical_step(steps: Mapping[int, Sequence[StepTimes]]) -> dict[int, StepTime
     """Return the step of middle length, of every rank."""
     lengths = [
         max(step.end_s[-1] for step in same) - min(step.begin_s[0] for step in same)
-        for same in zip(*(of_rank for of_rank in steps.values() if of_rank and of_rank[0].begin_s), strict=True)
+        for same in zip(
+            *(of_rank for of_rank in steps.values() if of_rank and of_rank[0].begin_s), strict=True
+        )
     ]
     middle = sorted(range(len(lengths)), key=lengths.__getitem__)[len(lengths) // 2]
     return {rank: of_rank[middle] for rank, of_rank in steps.items()}

@@ -5,7 +5,8 @@
     transfers   a kind of communication              "AllReduce at 2.10 GB/s instead of 7.90 GB/s"
     the rest    beginning communications, copies, between steps
 
-Causes are sums of differences, so together they are the difference of the steps; the largest of its sign is named.
+Causes are sums of differences, so together they are the difference of the steps; the largest of its sign
+is named.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,12 +14,11 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from partc.compiler.report.describe_program import segment_names
-from partc.compiler.report.units import plural, seconds, size
-from partc.cost.step_account import Difference
+from partc.compiler.report.units import seconds, size
+from partc.cost.step_account import RATED_BYTES, Difference
 from partc.runtime.execution.recorder import StepTimes
 from partc.runtime.plan.program import Plan, Rank, Run, instructions_of
 
-RATED_BYTES = 64e3  # a transfer of less is held up by its messages
 UNLIKE_OTHERS = 1.3  # a rank that takes so many times as long for the same is told apart
 Steps = Mapping[int, Sequence[StepTimes]]
 

@@ -1,7 +1,7 @@
-"""Price a compilation's changes: the plan as it is on changed machines, and what compiling would make of them.
+"""Price changes of what is compiled: the plan as it is on other machines, and what compiling makes of them.
 
-A change that is compiled anew is priced as `partc compile` with that input predicts it, to the digit: the same
-decisions, lowered and scheduled alike, without the files.
+A change that is compiled anew is priced as `partc compile` with that input predicts it, to the digit: the
+same decisions, lowered and scheduled alike, without the files.
 """
 
 from collections import Counter
@@ -26,8 +26,7 @@ from partc.passes.graph.training_graph import TrainingGraph
 from partc.runtime.errors import InputError, NoPlacement
 from partc.runtime.log import silent_log
 
-# Compiled anew are changes of so many nodes together: a minute or so on two cores. At least some, while a single
-# plan is simulated quickly.
+# Compiled anew are changes of so many nodes together, a minute or so on two cores; at least some.
 COMPILED_NODES = 12_000
 LEAST_COMPILED = 4
 
@@ -60,7 +59,10 @@ class PriceChanges:
             found.append(priced)
         self.show(len(changes), len(changes), "")
         price = price_timeline(plan, cluster, compilation.timeline)
-        hosts, batch = len(cluster.hosts), sum(batch_sizes(compilation.options, compilation.training).values())
+        hosts, batch = (
+            len(cluster.hosts),
+            sum(batch_sizes(compilation.options, compilation.training).values()),
+        )
         return WhatIf(WHAT_IF_FORMAT, price, describe_decisions(compilation), hosts, batch, tuple(found))
 
     def _count_compiled(self, compilation: Compilation) -> int:

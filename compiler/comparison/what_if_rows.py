@@ -20,7 +20,7 @@ MOST_LINES = 4
 
 @dataclass(frozen=True, slots=True)
 class ChangeRow:
-    """A change and its prices. `share`: of the time that a sample takes where that is longest in the table."""
+    """A change and its prices. `share`: of the longest time that a sample takes in the table."""
 
     value: str
     meaning: str
@@ -65,7 +65,7 @@ def _rows(what_if: WhatIf, dimension: Dimension) -> Iterator[ChangeRow]:
 
 
 def _order(change: PricedChange) -> tuple[bool, float]:
-    """Return what sorts a change: strategies by the time for a sample; others as numbers; at the end what has no price."""
+    """Return what sorts a change: numbers by value, others by the time for a sample; no price last."""
     digits = change.value.rpartition("=")[2].removeprefix("x")
     if change.dimension == "strategy" or not digits.replace(".", "").isdigit():
         price = change.compiled
@@ -142,7 +142,9 @@ def _throughput(price: PricedStep | None) -> str:
 def _busiest(price: PricedStep | None) -> str:
     if price is None:
         return UNKNOWN
-    return f"{price.busiest_link}, {percent(price.busiest_share)}" if price.busiest_link else "nothing is sent"
+    return (
+        f"{price.busiest_link}, {percent(price.busiest_share)}" if price.busiest_link else "nothing is sent"
+    )
 
 
 def _memory(price: PricedStep | None) -> str:

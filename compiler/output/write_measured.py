@@ -1,4 +1,4 @@
-"""Write what a run took beside its prediction into the plan's folder: measured.json, and the report's section."""
+"""Write what a run took beside its prediction into the plan's folder: measured.json, and the report."""
 
 from pathlib import Path
 

@@ -25,6 +25,7 @@ _LINK = '<a href="#timeline">Timeline</a>'
 MOST_ROWS = 12
 SIDES = ("predicted", "measured")
 
+
 def with_measured(page: str, plan: Plan, record: MeasuredRun, timeline: Timeline, line: str) -> str:
     """Return the page with what a run measured under what was predicted.
 

@@ -1,4 +1,4 @@
-"""What a step would take with other machines, strategies and batches: a table for each, and a choice among its rows."""
+"""What a step would take with other machines, strategies and batches: tables, and a choice among rows."""
 
 from collections.abc import Mapping
 

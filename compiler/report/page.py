@@ -39,7 +39,12 @@ SECTIONS: tuple[Section, ...] = (
     Section("cluster", "Cluster", "cluster.html", cluster_section),
     Section("timeline", "Timeline", "timeline.html", timeline_section),
     Section(
-        "what-if", "What if", "what_if.html", what_if_section, styles=("what_if.css",), scripts=("what_if.js",)
+        "what-if",
+        "What if",
+        "what_if.html",
+        what_if_section,
+        styles=("what_if.css",),
+        scripts=("what_if.js",),
     ),
     Section("devices", "Devices", "devices.html", devices_section),
     Section("servers", "Servers", "servers.html", servers_section),
@@ -60,9 +65,7 @@ def render_report(compilation: Compilation, cluster: Cluster, folder: Path) -> s
         .render(
             headline=describe_headline(compilation, cluster, _model_name(folder / compilation.plan.model)),
             sections=[section for section, _ in present],
-            bodies=[
-                render_part(section.template, values) for section, values in present
-            ],
+            bodies=[render_part(section.template, values) for section, values in present],
             styles=dict.fromkeys(name for section, _ in present for name in section.styles),
             scripts=dict.fromkeys(name for section, _ in present for name in section.scripts),
         )

@@ -38,7 +38,11 @@ def with_threads(cluster: Cluster, factor: int) -> Cluster:
     """Return the cluster with so many times the threads of every CPU, and so many times the cores."""
 
     def changed(device: Device) -> Device:
-        return device if device.kind == "gpu" else msgspec.structs.replace(device, threads=device.threads * factor)
+        return (
+            device
+            if device.kind == "gpu"
+            else msgspec.structs.replace(device, threads=device.threads * factor)
+        )
 
     return _with_devices(cluster, lambda host: tuple(map(changed, host.devices)), factor)
 
@@ -54,7 +58,7 @@ def _with_devices(cluster: Cluster, devices: Callable[[Host], tuple[Device, ...]
 
 
 def with_hosts(cluster: Cluster, count: int) -> Cluster:
-    """Return the first hosts of a cluster; beyond those that there are, the last one repeated with its links."""
+    """Return so many of a cluster's hosts, the first ones; if there are fewer, the last one is repeated."""
     kept, last = cluster.hosts[:count], cluster.hosts[-1]
     names = {name for host in kept for name in _names(host)}
     gone = {name for host in cluster.hosts for name in _names(host)} - names
@@ -67,9 +71,7 @@ def with_hosts(cluster: Cluster, count: int) -> Cluster:
         hosts.append(msgspec.structs.replace(last, name=renamed[last.name], devices=devices))
         switches += [renamed[switch] for switch in inner]
         links += [_renamed(link, renamed) for link in cluster.links if renamed.keys() & set(link.ends)]
-    return msgspec.structs.replace(
-        cluster, hosts=tuple(hosts), switches=tuple(switches), links=tuple(links)
-    )
+    return msgspec.structs.replace(cluster, hosts=tuple(hosts), switches=tuple(switches), links=tuple(links))
 
 
 def _inner_switches(cluster: Cluster, host: Host) -> tuple[str, ...]:

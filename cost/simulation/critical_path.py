@@ -3,11 +3,11 @@
     rank 0   [ run ]·[ start ]┄┄┄┄┄┄[ wait ]──[ run ]   end        the path: run of rank 0, transfer of the
     rank 1   [    run    ]·[ start ]┘                              sum, start and run of rank 1
 
-A rank that waits for a communication which another member began later waits for that member: the path goes on
-there, and what is between is the transfer. Where all had begun before it waited, all of the waiting is transfer,
-and the path stays. Every moment between the end and the beginning is counted once, so parts add up to the step;
-in a run over several steps, to all of them, with what lies between. It needs no cause to be recorded: when
-instructions begin and end is enough, whether that is predicted (instruction_times.py) or measured (recorder.py).
+A rank that waits for a communication which another member began later waits for that member: the path goes
+on there, and what is between is the transfer. Where all had begun before it waited, all of the waiting is
+transfer, and the path stays. Every moment between the end and the beginning is counted once, so parts add up
+to the step; in a run over several steps, to all of them, with what lies between. When instructions begin and
+end is enough, whether that is predicted (instruction_times.py) or measured (recorder.py).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,9 +17,13 @@ from typing import Literal
 from partc.runtime.execution.recorder import StepTimes
 from partc.runtime.plan.program import Instruction, Plan, Run, Start, Wait, instructions_of, members_of
 
-# compute: a segment, with a core; core: a segment that waits for a core; transfer: of a communication that is
-# waited for; start: beginning one; store: copying a value; data: waiting for data and checkpoints; between: what
-# else is done between instructions, or steps
+# compute    a segment, with a core
+# core       a segment, or what is done between steps, that waits for a core
+# transfer   of a communication that is waited for
+# start      beginning one
+# store      copying a value
+# data       waiting for data and checkpoints
+# between    what else is done between instructions, or steps
 PartKind = Literal["compute", "core", "transfer", "start", "store", "data", "between"]
 
 
@@ -57,8 +61,8 @@ class _Moment:
 def critical_path(plan: Plan, steps: Mapping[int, Sequence[StepTimes]]) -> tuple[Part, ...]:
     """Return the parts of a step, or of several in sequence, first part first.
 
-    `steps`: of every rank, on one clock. Of several the last tells only when it begins, so that as many steps are
-    covered as beginnings follow each other.
+    `steps`: of every rank, on one clock. Of several the last tells only when it begins: what lies between a
+    step and the next belongs to it.
     """
     walk = _Walk(plan, steps)
     return tuple(reversed(list(walk.parts())))
@@ -103,7 +107,7 @@ class _Walk:
             at, until_s = at - 1, begin_s
 
     def _end(self) -> tuple[int, int, float]:
-        """Return the rank that ends last, its last moment, and when: with several steps, who begins the last."""
+        """Return the rank that ends last, or begins the last of several steps; its last moment, and when."""
         if self._last:
             begins = {
                 rank: next((at for at, m in enumerate(moments) if m.step == self._last), len(moments))
@@ -114,12 +118,14 @@ class _Walk:
                 key=lambda rank: self._moments[rank][begins[rank]].begin_s,
             )
             return rank, begins[rank] - 1, self._moments[rank][begins[rank]].begin_s
-        rank = max(self._moments, key=lambda rank: self._moments[rank][-1].end_s if self._moments[rank] else 0.0)
+        rank = max(
+            self._moments, key=lambda rank: self._moments[rank][-1].end_s if self._moments[rank] else 0.0
+        )
         moments = self._moments[rank]
         return rank, len(moments) - 1, moments[-1].end_s if moments else 0.0
 
     def _between(self, rank: int, at: int, begin_s: float, end_s: float) -> Iterator[Part]:
-        """Yield what passed after a moment: after a step's last one data is read, and a core may be waited for."""
+        """Yield what passed after a moment: behind a step data is read, and a core may be waited for."""
         moments, of_rank = self._moments[rank], self._steps[rank]
         step = moments[at].step
         is_of_step = at + 1 < len(moments) and moments[at + 1].step == step

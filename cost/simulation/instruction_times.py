@@ -43,6 +43,7 @@ class _TimedPlay(Play):
         """Return one rank's step: an entry per instruction of its program."""
         at = [number for number, _ in numbered_instructions_of(self.plan, rank)]
         begin_s, end_s, alone_s = (
-            tuple(float(column[i][rank.rank]) for i in at) for column in (self._begins, self._ends, self._alone)
+            tuple(float(column[i][rank.rank]) for i in at)
+            for column in (self._begins, self._ends, self._alone)
         )
         return StepTimes(1, begin_s, end_s, (0,) * len(at), alone_s)

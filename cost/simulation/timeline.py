@@ -169,6 +169,7 @@ class Play:
                 self.wait(instruction)
 
     def run(self, run: Run) -> None:
+        """Play a segment on the ranks of its site."""
         label = f"{run.site} {PurePosixPath(run.segment).stem[:8]}"
         kinds = [(kind, ranks) for kind, ranks in self.kinds if run.site in kind.sites]
         running = np.concatenate([ranks for _, ranks in kinds]) if kinds else np.zeros(0, np.int64)
@@ -192,6 +193,7 @@ class Play:
         return at_work
 
     def start(self, start: Start) -> None:
+        """Play a communication of all groups that meet for it."""
         self.done[start.tag_id] = np.zeros(len(self.clock))
         for family, ranks in self._families(start.group):
             self._communicate(start, family, ranks)
@@ -265,6 +267,7 @@ class Play:
         return family.lanes[:, columns], carried[first] / self.network.bytes_per_s[first]
 
     def wait(self, wait: Wait) -> None:
+        """Let ranks stand still until a communication is complete."""
         if wait.tag_id not in self.done:
             return
         waiting = [ranks for kind, ranks in self.kinds if wait.site in (None, *kind.sites)]
@@ -272,6 +275,8 @@ class Play:
             self.clock[ranks] = np.maximum(self.clock[ranks], self.done[wait.tag_id][ranks])
 
     def timeline(self) -> Timeline:
+        """Return what was played so far."""
+
         def by_rank(carried: Array) -> dict[int, int]:
             at = self.network.number_of
             return {rank.rank: round(carried[at[rank.device]]) for rank in self.plan.ranks}

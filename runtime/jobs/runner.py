@@ -102,9 +102,9 @@ class Runner:
         replace the plan's first values. `seed`: of synthetic data and draws; None: 0, or the resumed
         training's. `sizes`: symbolic sizes that differ from the plan's. `read_after`: steps (from 1) whose
         variables are returned as well. `traced_steps`: how many of the last steps, or which, are timed
-        instruction by instruction; MIDDLE: some in the middle. `staleness`: of an asynchronous plan, the most steps that a worker may
-        be ahead of the slowest; None: no bound. `keep_in`: a folder that takes the variables after
-        `read_after`, as files (job.py), instead of the result.
+        instruction by instruction; MIDDLE: some in the middle. `staleness`: of an asynchronous plan, the
+        most steps that a worker may be ahead of the slowest; None: no bound. `keep_in`: a folder that takes
+        the variables after `read_after`, as files (job.py), instead of the result.
 
         `checkpoints`: where and when the training is saved; asked to stop, it is saved after that step.
         `resume`: go on from the newest of them that is whole, to `steps` in all, perhaps none; where there

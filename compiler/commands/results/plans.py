@@ -1,6 +1,6 @@
 """The answers of commands that make, price and check plans. Times are in seconds, sizes in bytes."""
 
-from partc.cost.what_if import WhatIf
+from partc.cost.what_if import PricedStep, WhatIf
 from partc.runtime.plan.record import Record
 
 
@@ -101,9 +101,13 @@ class LinkLoad(Record, frozen=True):
 
 
 class Simulated(Record, frozen=True):
-    """`partc simulate`: a predicted step. `links`: the busiest first; `trace`: empty where none is."""
+    """`partc simulate`: a predicted step. `links`: the busiest first; `trace`: empty where none is.
+
+    `price`: as --what-if has it: samples a second, busiest link, fullest device.
+    """
 
     step_s: float
+    price: PricedStep
     ranks: tuple[RankLoad, ...]
     hosts: tuple[HostTraffic, ...]
     links: tuple[LinkLoad, ...]
