@@ -3,7 +3,7 @@
 Every function returns a new cluster, checked as any other. Raises BadCluster where it cannot be.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -58,20 +58,42 @@ def _with_devices(cluster: Cluster, devices: Callable[[Host], tuple[Device, ...]
 
 
 def with_hosts(cluster: Cluster, count: int) -> Cluster:
-    """Return so many of a cluster's hosts, the first ones; if there are fewer, the last one is repeated."""
+    """Return so many of a cluster's hosts, the first ones; if there are fewer, the last one is repeated.
+
+    What is repeated is linked as the last host is: to the same switches and hosts, and where that one is
+    linked to hosts without a switch, to it and to each other alike.
+    """
     kept, last = cluster.hosts[:count], cluster.hosts[-1]
     names = {name for host in kept for name in _names(host)}
     gone = {name for host in cluster.hosts for name in _names(host)} - names
     inner = _inner_switches(cluster, last)
+    own = (*_names(last), *inner)
+    direct = _direct_link(cluster, own)
     hosts, switches = list(kept), list(cluster.switches)
     links = [link for link in cluster.links if gone.isdisjoint(link.ends)]
+    alike = [dict(zip(own, own, strict=True))]
     for number in range(len(cluster.hosts) + 1, count + 1):
-        renamed = {name: f"{name}-{number}" for name in (*_names(last), *inner)}
+        renamed = {name: f"{name}-{number}" for name in own}
         devices = tuple(msgspec.structs.replace(d, name=renamed[d.name]) for d in last.devices)
         hosts.append(msgspec.structs.replace(last, name=renamed[last.name], devices=devices))
         switches += [renamed[switch] for switch in inner]
         links += [_renamed(link, renamed) for link in cluster.links if renamed.keys() & set(link.ends)]
-    return msgspec.structs.replace(cluster, hosts=tuple(hosts), switches=tuple(switches), links=tuple(links))
+        if direct is not None:
+            link, end = direct
+            ends = [(other[end], renamed[end]) for other in alike]
+            links += [msgspec.structs.replace(link, ends=pair) for pair in ends]
+        alike.append(renamed)
+    found = {"hosts": tuple(hosts), "switches": tuple(switches), "links": tuple(links)}
+    return msgspec.structs.replace(cluster, **found)
+
+
+def _direct_link(cluster: Cluster, own: Collection[str]) -> tuple[Link, str] | None:
+    """Return a link from a host to another one without a switch, and its end here; None if there is none."""
+    for link in cluster.links:
+        here = [end for end in link.ends if end in own]
+        if len(here) == 1 and not set(link.ends) & set(cluster.switches):
+            return link, here[0]
+    return None
 
 
 def _inner_switches(cluster: Cluster, host: Host) -> tuple[str, ...]:

@@ -23,13 +23,14 @@ from tests.checks.command_line import hashes_of
 EMPTY = "graph () => (float y) { y = Constant <value = float {1.0}> () }"
 
 
-def test_everything_in_the_folder_is_hashed_in_the_plan(tmp_path: Path) -> None:
+def test_all_but_the_report_is_hashed_in_the_plan(tmp_path: Path) -> None:
     folder = compile_step(import_text(ADAM), tmp_path / "out").folder
 
     found = hashes_of(folder.path)
     del found["plan.json"]
+    del found["report.html"]  # a run adds what it measured
     assert folder.plan.files == found
-    assert {"strategy.json", "cluster.json", "annotated.onnx", "report.html", "train.onnx"} <= found.keys()
+    assert {"strategy.json", "cluster.json", "annotated.onnx", "train.onnx"} <= found.keys()
     assert "initial.safetensors" in found
     assert folder.plan.predicted_step_s > 0
 
