@@ -7,11 +7,12 @@ import msgspec
 
 from partc.compiler.comparison.account_step import account_of
 from partc.compiler.comparison.name_cause import name_cause
+from partc.compiler.kernel_times.read_times import times_of_plan
 from partc.compiler.report.units import plural, seconds
 from partc.cost.cluster.cluster import Cluster, read_cluster
 from partc.cost.cluster.machines import Host
 from partc.cost.simulation.instruction_times import time_instructions
-from partc.cost.simulation.timeline import NOTHING_MEASURED, Measured
+from partc.cost.simulation.timeline import Measured
 from partc.cost.step_account import RUN_FORMAT, Difference, MeasuredRun, StepAccount, differences_of
 from partc.runtime.execution.recorder import RankTimes, StepTimes
 from partc.runtime.plan.plan_folder import PlanFolder
@@ -39,18 +40,14 @@ class ExplainedRun:
         return f"{times}, because {record.reason}" if record.reason else f"{times}, much as predicted"
 
 
-def explain_run(
-    folder: PlanFolder, times: Mapping[int, RankTimes], measured: Measured = NOTHING_MEASURED
-) -> ExplainedRun | None:
-    """Return what a run's traced steps took, and why; None without such steps, or a cluster.json.
-
-    `measured`: what prices are made of besides.
-    """
+def explain_run(folder: PlanFolder, times: Mapping[int, RankTimes]) -> ExplainedRun | None:
+    """Return what a run's traced steps took, and why; None without such steps, or a cluster.json."""
     plan, file = folder.plan, folder.path / CLUSTER
     steps = steps_in_sequence(plan, times)
     if not file.exists() or not steps:
         return None
     cluster = read_cluster(file)
+    measured = Measured(kernels=times_of_plan(folder.path, cluster))
     return ExplainedRun(_record(plan, cluster, times, steps, measured), steps)
 
 

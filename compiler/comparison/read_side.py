@@ -6,11 +6,13 @@ from pathlib import Path
 import msgspec
 
 from partc.compiler.comparison.account_step import account_of
+from partc.compiler.kernel_times.read_times import times_of_plan
 from partc.compiler.output.output_paths import MEASURED
 from partc.cost.cluster.cluster import Cluster, read_cluster, view_of_session
 from partc.cost.comparison import ComparedSide, SideKind
 from partc.cost.simulation.instruction_times import time_instructions
 from partc.cost.simulation.memory import memory_of
+from partc.cost.simulation.timeline import Measured
 from partc.cost.step_account import RUN_FORMAT, MeasuredRun, StepAccount
 from partc.runtime.data.batches import samples_of_step
 from partc.runtime.errors import BadPlan
@@ -42,15 +44,16 @@ def read_side(path: Path) -> Side:
     if folder.plan.asynchronous:
         cluster = view_of_session(cluster)
     run = read_run(path, folder.plan) if is_run else None
-    account = _predicted(folder.plan, cluster) if run is None else run.measured
+    account = _predicted(folder, cluster) if run is None else run.measured
     memory = max(need.needed_bytes for need in memory_of(folder.plan, cluster))
     samples = samples_of_step(folder.plan)
     kind: SideKind = "predicted" if run is None else "measured"
     return Side(ComparedSide(str(path), kind, account, samples, memory), folder, cluster, run)
 
 
-def _predicted(plan: Plan, cluster: Cluster) -> StepAccount:
-    timeline, times = time_instructions(plan, cluster)
+def _predicted(folder: PlanFolder, cluster: Cluster) -> StepAccount:
+    plan, measured = folder.plan, Measured(kernels=times_of_plan(folder.path, cluster))
+    timeline, times = time_instructions(plan, cluster, measured)
     return account_of(plan, cluster, {rank: (step,) for rank, step in times.items()}, timeline.step_s)
 
 

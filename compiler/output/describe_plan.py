@@ -5,10 +5,11 @@ import onnx
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.output.annotate import annotate
-from partc.compiler.output.output_paths import REPORT
+from partc.compiler.output.output_paths import PROFILE, REPORT
 from partc.compiler.output.plan_files import MODEL
 from partc.compiler.report.page import render_report
 from partc.cost.cluster.cluster import encode_cluster
+from partc.cost.simulation.measured_kernels import Profile, encode_profile
 from partc.cost.sparsity import encode_sparsity
 from partc.cost.strategy import encode_strategy
 from partc.runtime.plan.plan_folder import sha256_of_file
@@ -28,6 +29,8 @@ def describe_plan(compilation: Compilation) -> None:
     (folder / "cluster.json").write_bytes(encode_cluster(compilation.cluster))
     if compilation.sparsity is not None:
         (folder / SPARSITY).write_bytes(encode_sparsity(compilation.sparsity))
+    if devices := compilation.options.times.devices:
+        (folder / PROFILE).write_bytes(encode_profile(Profile(devices=devices)))
     if compilation.what_if is not None:
         what_if = msgspec.json.encode(compilation.what_if, order="deterministic")
         (folder / WHAT_IF).write_bytes(msgspec.json.format(what_if, indent=1) + b"\n")

@@ -12,6 +12,7 @@ from partc.runtime.plan.program import PLAN_FORMAT
 
 TRAINED_FILES = (TRAINED_FILE, DISAGREEING_FILE, "trained.onnx")
 REPORT = "report.html"
+PROFILE = "profile.json"  # the measured kernels that prices were made of
 MEASURED = "measured.json"  # of a run, beside its prediction
 _ANY_FORMAT = PLAN_FORMAT.split("/")[0] + "/"
 
