@@ -41,11 +41,7 @@ class Simulation:
 
     def render(self) -> Group:
         """Return tables for a terminal."""
-        speed = self.price.samples_per_s
-        step = f"step: {seconds(self.price.step_s)}" + (
-            "" if speed is None else f", {count(speed)} samples/s"
-        )
-        return Group(step, self._ranks(), self._hosts(), self._price())
+        return Group(f"step: {seconds(self.price.step_s)}", self._ranks(), self._hosts(), self._price())
 
     def record(self, measured_segments: int, trace: str) -> Simulated:
         """Return the document of --json."""
@@ -99,7 +95,8 @@ class Simulation:
             )
         share = percent(price.memory_bytes / price.memory_limit_bytes)
         memory = f"fullest device: {size(price.memory_bytes)}, {share} of what it has"
-        return f"busiest link: {busiest}\n{memory}"
+        speed = "" if price.samples_per_s is None else f"\n{count(price.samples_per_s)} samples/s"
+        return f"busiest link: {busiest}\n{memory}{speed}"
 
 
 def simulate_plan(plan: Plan, cluster: Cluster, measured: Measured = NOTHING_MEASURED) -> Simulation:

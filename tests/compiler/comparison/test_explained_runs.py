@@ -1,4 +1,4 @@
-"""Real runs of plans that were made for other machines: what is wrong with the cluster file is what is named."""
+"""Real runs of plans that were made for other machines: what is wrong with the file is what is named."""
 
 import os
 import shutil
