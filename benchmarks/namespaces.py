@@ -135,12 +135,12 @@ def _remove(hosts: int, network: Network) -> None:
 
 
 def _write_enter(folder: Path, network: Network) -> Path:
-    """Write a program that is called as ssh is, and enters the namespace of an address."""
+    """Write a program that is called as ssh is, and enters an address's namespace, named as it."""
     return _script(
         folder / "enter",
         'while [ "${1#-}" != "$1" ]; do shift; done\n'
-        "host=${1##*.}; shift\n"
-        f'exec ip netns exec {network.name}-$host sh -c "$*"\n',
+        f"host={network.name}-${{1##*.}}; shift\n"
+        'exec ip netns exec $host unshare --uts sh -c \'hostname "$0" && exec sh -c "$1"\' $host "$*"\n',
     )
 
 

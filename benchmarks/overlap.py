@@ -119,8 +119,7 @@ def _be_rank(folder: Path, work: str, rounds: int) -> None:
         for system, executor in executors.items():
             _meet(world)
             begun_s, busy_before_s = time.perf_counter(), _busy_s()
-            for awaited in executor.step(batch):
-                patience.wait(awaited, world.rank)
+            patience.through(executor.step(batch), world.rank)
             passed_s = time.perf_counter() - begun_s
             _meet(world)
             if number >= WARM_UP:

@@ -23,6 +23,7 @@ from partc.compiler.pipeline import COMPILE, DECIDE, write_plan
 from partc.compiler.planning.check_kernels import check_cpu_kernels
 from partc.compiler.planning.choose_partitions import get_partitioner, measure_partitions, quickest
 from partc.compiler.planning.choose_reading import describe_departures, judge_step
+from partc.compiler.planning.fit_partitions import describe_fit, fit_partitions, sample_partitions
 from partc.compiler.planning.measure_sparsity import measure_sparsity
 from partc.compiler.search.decide_strategy import decide_strategy
 from partc.compiler.search.name_what_fits import may_share_variables, name_what_fits
@@ -33,10 +34,13 @@ from partc.compiler.verification.verify import verify
 from partc.cost.assignment.partitions import check_partitions
 from partc.cost.cluster.cluster import Cluster, read_any_cluster
 from partc.cost.strategy import Mode, Strategy
+from partc.models.catalogue import ModelRequestError
+from partc.models.catalogue import build_model as build_catalogued
 from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.roles.find_gradients import find_gradients
 from partc.passes.rules.sharding_rules import count_flops
+from partc.runtime.check_arguments import check_call, public
 from partc.runtime.errors import (
     BadCluster,
     BadModel,
@@ -47,13 +51,16 @@ from partc.runtime.errors import (
     UnsupportedModel,
     naming,
 )
+from partc.runtime.log import log
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 
+MEASURING = ("measured", "fitted")  # searches for the number of partitions that run steps
+MOST_PARTITIONS = 4  # of each server: more are not sampled
 ABOUT_THE_MODEL = (BadModel, UnsupportedModel, BadUsage)
 Train = str | Path | onnx.ModelProto
 Fields = ParamSpec("Fields")
 
-__all__ = ["build_training_graph", "compile", "get_partitioner", "inspect", "search", "verify"]
+__all__ = ["build_model", "build_training_graph", "compile", "get_partitioner", "inspect", "search", "verify"]
 
 
 def _compiler_for(
@@ -61,6 +68,7 @@ def _compiler_for(
 ) -> Callable[Concatenate[Train, str | Path | Cluster, str | Path, Fields], PlanFolder]:
     """Return `compile` with the options as keywords: their names and types are those of the one record."""
 
+    @public
     def compile(
         train: Train,
         cluster: str | Path | Cluster,
@@ -73,6 +81,7 @@ def _compiler_for(
 
         Keywords: the fields of Options. Raises PartcError.
         """
+        check_call(make_options, positional, fields)
         compile_step(train, cluster, out, make_options(*positional, **fields))
         return read_plan_folder(out)
 
@@ -102,11 +111,13 @@ def compile_step(
         )
     machines = _machines(cluster)
     options = _search_where_asked(train, machines, with_times(options, machines))
-    if isinstance(options.partitions, Partitioner) and options.partitions.search == "measured":
+    if isinstance(options.partitions, Partitioner) and options.partitions.search in MEASURING:
         partitions = _measure_partitions(train, machines, options, options.partitions)
         options = replace(options, partitions=partitions)
     with _naming_files(train, cluster, options), _naming_what_fits(train, machines, options):
-        compilation = decide_strategy(lambda: _read_graph(train, options.options), machines, options, COMPILE)
+        compilation = decide_strategy(
+            lambda: _read_graph(train, options.options), machines, options, COMPILE, follows_annotations=True
+        )
         if options.what_if:
             compilation.price_changes = PriceChanges(
                 lambda: _read_graph(train, options.options), machines, options, show_priced
@@ -119,9 +130,9 @@ def decide_step(train: Train, cluster: str | Path | Cluster, out: str | Path, op
 
     From them `partc executor --materialise` makes any rank's segments.
     """
-    is_measured = isinstance(options.partitions, Partitioner) and options.partitions.search == "measured"
-    if options.asynchronous or is_measured:
-        other = "--asynchronous" if options.asynchronous else "--search-partitions measured"
+    search = options.partitions.search if isinstance(options.partitions, Partitioner) else "off"
+    if options.asynchronous or search in MEASURING:
+        other = "--asynchronous" if options.asynchronous else f"--search-partitions {search}"
         raise BadUsage(
             "a strategy file cannot say this, or not before anything ran",
             at=f"--decisions-only with {other}",
@@ -131,10 +142,13 @@ def decide_step(train: Train, cluster: str | Path | Cluster, out: str | Path, op
     machines = _machines(cluster)
     options = _search_where_asked(train, machines, with_times(options, machines))
     with _naming_files(train, cluster, options), _naming_what_fits(train, machines, options):
-        compilation = decide_strategy(lambda: _read_graph(train, options.options), machines, options, DECIDE)
+        compilation = decide_strategy(
+            lambda: _read_graph(train, options.options), machines, options, DECIDE, follows_annotations=True
+        )
         return write_decisions(compilation, Path(out))
 
 
+@public
 def search(
     train: Train,
     cluster: str | Path | Cluster,
@@ -162,6 +176,7 @@ def kernels_of(
         return list_kernels(lambda: _read_graph(train, options.options), machines, options, with_parts)
 
 
+@public
 def inspect(
     train: Train,
     *,
@@ -182,6 +197,15 @@ def inspect(
         departures = describe_departures(judge_step(graph, all_sizes))
         facts = infer_facts(graph, all_sizes)
         return inspect_graph(graph, count_flops(graph, facts), sparsity, departures, facts, refusal)
+
+
+@public
+def build_model(name: str, **options: object) -> onnx.ModelProto:
+    """Build the forward graph of a model of partc's own, by its name and options. Raises BadUsage."""
+    try:
+        return build_catalogued(name, **options)
+    except ModelRequestError as error:  # models stand alone, and know no error of partc's
+        raise BadUsage(error.what, at=error.at, fix=error.fix) from error
 
 
 def _refusal_of_kernels(graph: TrainingGraph) -> str:
@@ -217,7 +241,7 @@ def _search_where_asked(train: Train, cluster: Cluster, options: Options) -> Opt
     else:
         with _naming_files(train, cluster, replace(options, strategy="auto")):
             strategy = place_operators(lambda: _read_graph(train, options.options), cluster, options)
-    return replace(options, strategy=strategy, batch=strategy.batch)
+    return replace(options, strategy=strategy, batch=strategy.batch, asked=options.strategy)
 
 
 @contextmanager
@@ -246,11 +270,23 @@ def _naming_what_fits(train: Train, cluster: Cluster, options: Options) -> Itera
 
 
 def _measure_partitions(train: Train, cluster: Cluster, options: Options, partitioner: Partitioner) -> int:
-    """Return the number of partitions that trains quickest, of all that are allowed."""
+    """Return the number of partitions that trains quickest, by short runs. Raises PartcError."""
+    simulated_s: dict[int, float] = {}
 
     def compile_with(count: int, folder: Path) -> PlanFolder:
         compile_step(train, cluster, folder, replace(options, partitions=count))
-        return read_plan_folder(folder)
+        compiled = read_plan_folder(folder)
+        simulated_s[count] = compiled.plan.predicted_step_s
+        return compiled
 
-    most = check_partitions(cluster, partitioner.min_partitions)
-    return quickest(measure_partitions(range(partitioner.min_partitions, most + 1), compile_with))
+    least = partitioner.min_partitions
+    most = check_partitions(cluster, least)
+    if partitioner.search == "measured":
+        return quickest(measure_partitions(range(least, most + 1), compile_with))
+    servers = max(1, sum(host.server for host in cluster.hosts))
+    measured_s = sample_partitions(
+        lambda count: measure_partitions([count], compile_with)[count], servers, least, MOST_PARTITIONS * most
+    )
+    fit = fit_partitions(measured_s, servers)
+    log.info("%s", describe_fit(fit, simulated_s))
+    return fit.chosen

@@ -1,15 +1,24 @@
 """What get_runner returns: a running job, stepped by the user's script, or an asynchronous one."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from partc.compiler.traces.write_traces import write_run_trace
+from partc.passes.replicas.average_replicas import own_output
+from partc.runtime.check_arguments import public
+from partc.runtime.checkpoints.manifest import newest_checkpoint
+from partc.runtime.checkpoints.stored_values import StoredValues
 from partc.runtime.data.batches import join_shares
 from partc.runtime.data.sharded import Batch, ShardedData
 from partc.runtime.errors import BadData, BadUsage
+from partc.runtime.execution.recorder import TracedSteps
 from partc.runtime.interactive.stepper import ReplicaFeeds, Stepper
+from partc.runtime.jobs.job import Checkpoints
 from partc.runtime.jobs.results import TRAINED_FILE
 from partc.runtime.jobs.runner import Runner
 from partc.runtime.plan.plan_folder import PlanFolder
@@ -20,6 +29,10 @@ FetchedValues = list[Array] | list[list[Array]]
 
 class Training(Protocol):
     """A job that trains."""
+
+    @property
+    def steps(self) -> int:
+        """How many steps were trained, with those of the checkpoint that this one goes on from."""
 
     def run(self, fetches: str | Sequence[str], feeds: ReplicaFeeds | None) -> FetchedValues:
         """Train one step, and return what is fetched."""
@@ -37,6 +50,44 @@ class Training(Protocol):
         """End the job."""
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """How a job trains, beside its plan and data.
+
+    `checkpoints`: where there is one, the training goes on from it. `trace`: the file that shows
+    `traced_steps`, of the ranks of `traced_replica` or of all. `redirect`: a folder that takes what ranks
+    print.
+    """
+
+    timeout_s: float = 600.0
+    seed: int | None = None
+    stop_when_diverged: bool = True
+    checkpoints: Checkpoints | None = None
+    traced_steps: TracedSteps = 0
+    trace: Path | None = None
+    traced_replica: int | None = None
+    redirect: Path | None = None
+
+    def check(self, replicas: int) -> None:
+        """Refuse what cannot be written, before anything runs. Raises BadUsage."""
+        if self.traced_replica is not None and not 0 <= self.traced_replica < replicas:
+            raise BadUsage(
+                f"no worker {self.traced_replica} of {replicas}",
+                at="config.profile.profile_worker",
+                fix=f"give a number from 0 to {replicas - 1}",
+            )
+        for folder, name in (
+            (None if self.trace is None else self.trace.parent, "profile.profile_dir"),
+            (self.redirect, "redirect_path"),
+        ):
+            try:
+                if folder is not None:
+                    folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                fix = "name a folder that can be written"
+                raise BadUsage(f"{folder}: {error.strerror}", at=f"config.{name}", fix=fix) from error
+
+
 class GraphRunner(NamedTuple):
     """What trains a graph on a cluster, and the script's place in it.
 
@@ -49,6 +100,7 @@ class GraphRunner(NamedTuple):
     worker_id: int
     num_replicas_per_worker: int
 
+    @public
     def run(self, fetches: str | Sequence[str] = (), feeds: ReplicaFeeds | None = None) -> FetchedValues:
         """Train one step; return for every fetch a list of each replica's value.
 
@@ -56,9 +108,17 @@ class GraphRunner(NamedTuple):
         """
         return self.training.run(fetches, feeds)
 
+    @public
     def train(self, steps: int) -> None:
-        """Train so many steps on the data that was given to get_runner."""
+        """Train so many steps on the data that was given to get_runner. Raises BadUsage."""
+        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+            raise BadUsage(f"{steps!r} steps", at="train", fix="give a whole number from 1 on")
         self.training.train(steps)
+
+    @property
+    def steps(self) -> int:
+        """How many steps were trained, with those of the checkpoint that this training goes on from."""
+        return self.training.steps
 
     def variables(self) -> dict[str, Array]:
         """Return every variable, whole."""
@@ -82,16 +142,48 @@ class GraphRunner(NamedTuple):
 class SteppedTraining:
     """Replicas that step together, when they are asked to."""
 
-    def __init__(self, plan: PlanFolder, data: ShardedData | None, timeout_s: float) -> None:
+    def __init__(
+        self,
+        plan: PlanFolder,
+        data: ShardedData | None,
+        options: TrainingOptions = TrainingOptions(),
+    ) -> None:
+        options.check(plan.plan.replicas)
         read_by_ranks = data.name if data is not None and data.name is not None else ""
-        self._plan = plan.plan
+        self._folder, self._plan, self._options = plan, plan.plan, options
+        self._outputs = {output.name for output in self._plan.outputs}
+        self._stepper = Stepper(
+            plan,
+            data=read_by_ranks,
+            timeout_s=options.timeout_s,
+            seed=options.seed,
+            stop_when_diverged=options.stop_when_diverged,
+            checkpoints=options.checkpoints,
+            traced_steps=options.traced_steps,
+            redirect=options.redirect,
+        )
         self._rows: Iterator[tuple[Batch, ...]] | None = None
         if data is not None and not read_by_ranks:
-            self._rows = zip(*data.streams(plan.plan.replicas), strict=False)
-        self._stepper = Stepper(plan, data=read_by_ranks, timeout_s=timeout_s)
+            rows = zip(*data.streams(plan.plan.replicas), strict=False)
+            self._rows = islice(rows, self._stepper.begun.batches, None)
+
+    @property
+    def steps(self) -> int:
+        """How many steps were trained, with those of the checkpoint that this one goes on from."""
+        return self._stepper.steps
 
     def run(self, fetches: str | Sequence[str], feeds: ReplicaFeeds | None) -> FetchedValues:
-        """Train one step on the feeds, or on the next batches of the data."""
+        """Train one step on the feeds, or on the next batches of the data.
+
+        Of an output that is a mean over replicas, each replica's own value is fetched.
+        """
+        names = [fetches] if isinstance(fetches, str) else fetches
+        if isinstance(names, Sequence):
+            self._stepper.check_fetches([name for name in names if isinstance(name, str)])
+        if isinstance(fetches, str):
+            fetches = self._own(fetches)
+        elif isinstance(fetches, Sequence):
+            fetches = [self._own(name) for name in fetches]
         if self._rows is None:
             return self._stepper.run(fetches, feeds)
         if feeds:
@@ -112,8 +204,16 @@ class SteppedTraining:
         return self._stepper.save()
 
     def close(self) -> None:
-        """End the daemons."""
+        """End the daemons, and write the trace that was asked for."""
         self._stepper.close()
+        times, replica = self._stepper.times, self._options.traced_replica
+        if self._options.trace is not None and times:
+            own = {rank.rank for rank in self._plan.ranks if replica in (None, rank.replica)}
+            write_run_trace(self._options.trace, self._folder, {r: times[r] for r in times if r in own})
+
+    def _own(self, name: str) -> str:
+        own = own_output(name)
+        return own if own in self._outputs else name
 
     def _next_feeds(self, rows: Iterator[tuple[Batch, ...]]) -> ReplicaFeeds:
         batches = next(rows, None)
@@ -129,11 +229,17 @@ class SteppedTraining:
 class AsynchronousTraining:
     """Replicas that train without waiting for each other: a number of steps each, and none in common."""
 
-    def __init__(self, plan: PlanFolder, data: ShardedData | None, timeout_s: float) -> None:
-        self._plan = plan
-        self._data = data
-        self._timeout_s = timeout_s
+    def __init__(
+        self,
+        plan: PlanFolder,
+        data: ShardedData | None,
+        options: TrainingOptions = TrainingOptions(),
+    ) -> None:
+        options.check(len(plan.plan.asynchronous))
+        self._plan, self._data, self._options = plan, data, options
         self._trained: dict[str, Array] | None = None
+        begun = options.checkpoints and newest_checkpoint(Path(options.checkpoints.folder))[0]
+        self.steps = StoredValues(begun).manifest.position.step if begun else 0
 
     def run(self, fetches: str | Sequence[str], feeds: ReplicaFeeds | None) -> FetchedValues:
         """Refuse: there is no step of all replicas. Raises BadUsage."""
@@ -148,8 +254,21 @@ class AsynchronousTraining:
         if self._data is None:
             raise BadUsage("no data", at="get_runner", fix="give it data=partc.shard(...)")
         data = self._data.name or self._total_batches(self._data)
-        runner = Runner(self._plan)
-        self._trained = runner.train(data, steps, initial=self._trained, timeout_s=self._timeout_s).variables
+        options = self._options
+        saves = options.checkpoints is not None
+        result = Runner(self._plan).train(
+            data,
+            steps + self.steps if saves else steps,
+            initial=None if saves else self._trained,
+            seed=options.seed,
+            stop_when_diverged=options.stop_when_diverged,
+            timeout_s=options.timeout_s,
+            checkpoints=options.checkpoints,
+            resume=saves,
+            redirect=options.redirect,
+        )
+        self._trained = result.variables
+        self.steps += steps
 
     def variables(self) -> dict[str, Array]:
         """Return every variable, whole."""

@@ -22,7 +22,7 @@ SEARCH_BUDGET = f"{SEARCH_S:.0f}s"
 PLACED = "placed"  # each operator on one device
 
 SearchMethod = Literal["auto", "mcmc", "ilp", "dp", "exhaustive"]
-SearchMode = Literal["off", "model", "measured"]
+SearchMode = Literal["off", "model", "measured", "fitted"]
 
 
 def strategy_names() -> tuple[str, ...]:
@@ -72,17 +72,21 @@ class SearchOptions:
 class Partitioner:
     """How large variables are partitioned, as parallax.get_partitioner makes it.
 
-    off: into `min_partitions`; model, measured: into the best number from `min_partitions` on.
+    off: into `min_partitions`; otherwise into the best number from there on: by predicted times (model), by
+    those of short runs of every number (measured), or by a curve through some of them (fitted).
     """
 
     min_partitions: int = 1
     search: SearchMode = "off"
 
     def __post_init__(self) -> None:
-        if self.min_partitions < 1:
+        if not isinstance(self.min_partitions, int) or self.min_partitions < 1:
             raise BadUsage(
                 f"{self.min_partitions} partitions", at="min_partitions", fix="ask for at least one"
             )
+        if self.search not in get_args(SearchMode):
+            fix = f"choose one of {', '.join(get_args(SearchMode))}"
+            raise BadUsage(f"no search {self.search!r}", at="search_partitions", fix=fix)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +106,12 @@ class Options:
     what_if      whether the step is priced with other machines, strategies and batches, too (docs/what-if.md)
     aggregation  whether gradients are averaged or summed, and which ones are outputs; None: as the
                  strategy says
+    replica_outputs  outputs that are means over replicas are told of each replica as well, as NAME.replica
     round_sums   the 16-bit type to which dense gradients are rounded before they are sent: not what one
                  device trains, and chosen by nobody but the user
     recompute_bytes  what a step's values may take at once, others are computed again; None: as the
                  strategy says
+    asked        what was asked as `strategy` where that has been replaced by what it led to
     force        trained variables of an earlier plan in the output folder may go
     profile      a profile.json of measured kernels, or what it says of the cluster; None: rooflines alone
     """
@@ -121,8 +127,10 @@ class Options:
     asynchronous: bool = False
     what_if: bool = False
     aggregation: Aggregation | None = None
+    replica_outputs: bool = False
     recompute_bytes: int | None = None
     round_sums: Rounding = ""
+    asked: str = ""
     force: bool = False
     profile: str | Path | KernelTimes | None = None
 
@@ -131,6 +139,15 @@ class Options:
         """Return what is known of measured kernels. Needs: the profile has been read."""
         assert not isinstance(self.profile, str | Path), "the profile is read first"
         return self.profile or NO_TIMES
+
+    @property
+    def asked_strategy(self) -> str:
+        """Return the name of the strategy that was asked for, nothing where that was a file, or has none."""
+        if self.asked:
+            return self.asked
+        if isinstance(self.strategy, NamedStrategy):
+            return self.strategy.text
+        return self.strategy if isinstance(self.strategy, str) and not self.strategy.endswith(".json") else ""
 
     def chosen_strategy(self) -> Mode | NamedStrategy | Strategy:
         """Return the mode, or the strategy, which may lie in a file. Raises BadUsage, BadStrategy."""
@@ -176,9 +193,9 @@ class Options:
 
     def chosen_aggregation(self) -> Aggregation:
         """Return how gradients become one, of which a user's own strategy may tell."""
-        if self.aggregation is not None:
-            return self.aggregation
-        return self.strategy.aggregation if isinstance(self.strategy, Strategy) else Aggregation()
+        found = self.strategy.aggregation if isinstance(self.strategy, Strategy) else Aggregation()
+        chosen = found if self.aggregation is None else self.aggregation
+        return msgspec.structs.replace(chosen, replica_outputs=True) if self.replica_outputs else chosen
 
     def chosen_recompute_bytes(self) -> int | None:
         """Return the most bytes of values at once, of which a user's own strategy may tell."""

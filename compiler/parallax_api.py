@@ -9,73 +9,37 @@ Sources: parallax.txt, table 2 and figures 4 and 5; parallax-manual.txt. docs/pa
 
 import atexit
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from pathlib import Path
+from types import NoneType
 
 import onnx
 
 from partc.compiler.api import compile
-from partc.compiler.graph_runner import AsynchronousTraining, GraphRunner, SteppedTraining, Training
-from partc.compiler.options import GraphOptions, Partitioner
+from partc.compiler.graph_runner import (
+    AsynchronousTraining,
+    GraphRunner,
+    SteppedTraining,
+    Training,
+    TrainingOptions,
+)
+from partc.compiler.options import GraphOptions
+from partc.compiler.parallax_config import TRACE_FILE, ParallaxConfig
 from partc.cost.cluster.cluster import Cluster, read_any_cluster
+from partc.runtime.check_arguments import public
 from partc.runtime.data.feeds import find_function
 from partc.runtime.data.sharded import Batch, ReadShard, ShardedData, is_read_by_shard
 from partc.runtime.errors import BadData, BadUsage
 from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.log import configure_log
-from partc.runtime.plan.program import Aggregation
 
 Graph = str | Path | onnx.ModelProto
 ResourceInfo = str | Path | Cluster
 RunFunction = Callable[[Training, int, int, int], None]  # (training, num_workers, worker_id, replicas)
 
 
-@dataclass(frozen=True, slots=True)
-class ParallaxConfig:
-    """What the user may decide; everything else is partc's to choose.
-
-    strategy           auto, hybrid, allreduce (MPI) or ps, or the path of a strategy.json
-    average_dense      gradients are averaged over replicas; False: summed
-    average_sparse     the same of indexed slices
-    sync               replicas step together; False: they push and pull without waiting
-    search_partitions  look for the best number of partitions of large variables; False: the fewest
-    partitioner        where the search begins; None: variables are cut as balance wants
-    fetch_gradients    parameters whose aggregated gradients may be fetched, as NAME.aggregated
-    sizes              a value for every symbolic size
-    options            what the graph's file does not say: bindings, sample axes, loss, initial values
-    out                where the plan goes; None: a temporary folder, which goes with the process
-    force              trained variables of an earlier plan in `out` may go
-    timeout_s          the longest a step may take
-    """
-
-    strategy: str = "auto"
-    average_dense: bool = True
-    average_sparse: bool = True
-    sync: bool = True
-    search_partitions: bool = True
-    partitioner: Partitioner | None = None
-    fetch_gradients: tuple[str, ...] = ()
-    sizes: Mapping[str, int] | None = None
-    options: GraphOptions | None = None
-    out: str | Path | None = None
-    force: bool = False
-    timeout_s: float = 600.0
-
-    @property
-    def aggregation(self) -> Aggregation | None:
-        """Return how gradients become one; None where nothing was asked: as a strategy file says."""
-        aggregation = Aggregation(self.average_dense, self.average_sparse, tuple(self.fetch_gradients))
-        return None if aggregation == Aggregation() else aggregation
-
-    def partitions(self) -> Partitioner | None:
-        """Return how large variables are cut."""
-        if self.partitioner is None or self.search_partitions:
-            return self.partitioner
-        return replace(self.partitioner, search="off")
-
-
+@public
 def shard(data: Iterable[Batch] | ReadShard | str) -> ShardedData:
     """Split a data set so that every replica reads a part of its own.
 
@@ -99,6 +63,7 @@ def shard(data: Iterable[Batch] | ReadShard | str) -> ShardedData:
     return ShardedData(function, data)
 
 
+@public
 def get_runner(
     graph: Graph,
     resource_info: ResourceInfo,
@@ -114,7 +79,9 @@ def get_runner(
     """
     configure_log()
     settings = config or ParallaxConfig()
-    machines = resource_info if isinstance(resource_info, Cluster) else read_any_cluster(Path(resource_info))
+    _check_arguments(graph, resource_info, settings, data)
+    given = resource_info if isinstance(resource_info, Cluster) else read_any_cluster(Path(resource_info))
+    machines = settings.machines(given)
     plan = compile(
         graph,
         machines,
@@ -123,15 +90,42 @@ def get_runner(
         sizes=settings.sizes or {},
         options=settings.options or GraphOptions(),
         partitions=settings.partitions(),
+        without=settings.communication.ps.without(),
         asynchronous=not settings.sync,
         aggregation=settings.aggregation,
+        replica_outputs=settings.sync,
         force=settings.force,
+    )
+    job = TrainingOptions(
+        timeout_s=settings.timeout_s,
+        seed=settings.session.seed,
+        stop_when_diverged=settings.session.stop_when_diverged,
+        checkpoints=settings.checkpoints.checkpoints(),
+        traced_steps=settings.profile.traced_steps(),
+        trace=None
+        if settings.profile.profile_dir is None
+        else Path(settings.profile.profile_dir) / TRACE_FILE,
+        traced_replica=settings.profile.profile_worker,
+        redirect=None if settings.redirect_path is None else Path(settings.redirect_path),
     )
     start = SteppedTraining if settings.sync else AsynchronousTraining
     replicas = plan.plan.replicas if settings.sync else len(plan.plan.asynchronous)
-    return GraphRunner(start(plan, data, settings.timeout_s), 1, 0, replicas)
+    return GraphRunner(start(plan, data, job), 1, 0, replicas)
 
 
+def _check_arguments(graph: object, resource_info: object, config: object, data: object) -> None:
+    """Refuse what get_runner cannot take. Raises BadUsage."""
+    for value, kinds, name, fix in (
+        (graph, (str, Path, onnx.ModelProto), "graph", "give a model or the path of its file"),
+        (resource_info, (str, Path, Cluster), "resource_info", "give a resource file's path, or a Cluster"),
+        (config, (ParallaxConfig,), "config", "give a partc.ParallaxConfig"),
+        (data, (ShardedData, NoneType), "data", "give what partc.shard(...) returns"),
+    ):
+        if not isinstance(value, kinds):
+            raise BadUsage(f"{type(value).__name__} {value!r:.60}", at=f"get_runner: {name}", fix=fix)
+
+
+@public
 def parallel_run(
     graph: Graph,
     run: RunFunction,

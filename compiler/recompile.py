@@ -1,9 +1,11 @@
 """Compile a plan again for the hosts that are left when some are lost.
 
-    OUT/train.onnx, cluster.json without hosts, strategy.json's sums ─ auto ─> OUT/on-3-hosts/
+    OUT/train.onnx, cluster.json without hosts, the strategy asked for ─> OUT/on-3-hosts/
 
-The folder of a plan has all that follows from the model; how the step was spread over hosts that are gone
-says nothing about fewer, and so it is chosen anew. Variables begin as in the first plan, or in a checkpoint.
+The folder of a plan has all that follows from the model, and what was asked of the compiler. A mode and a
+name (fsdp, tensor=2) are asked for again; of a user's own file what says nothing of hosts that are gone. What
+fits the smaller cluster no more, and what a search found, gives way to `auto`. Variables begin as in the
+first plan, or in a checkpoint.
 """
 
 import shutil
@@ -13,18 +15,20 @@ from pathlib import Path
 import msgspec
 
 from partc.compiler.importing.import_training import import_training_graph
-from partc.compiler.options import Options
+from partc.compiler.options import PLACED, SEARCH, Options
 from partc.compiler.output.materialise import CLUSTER, STRATEGY
 from partc.compiler.output.plan_files import INITIAL
 from partc.compiler.pipeline import COMPILE, write_plan
 from partc.compiler.search.decide_strategy import decide_strategy
 from partc.cost.cluster.cluster import Cluster, read_cluster
-from partc.cost.strategy import read_strategy
+from partc.cost.strategy import Strategy, read_strategy
 from partc.runtime.engines.lost_hosts import lost_hosts
 from partc.runtime.engines.machines import machines_of
-from partc.runtime.errors import RankFailed
+from partc.runtime.errors import PartcError, RankFailed
 from partc.runtime.plan.plan_folder import PLAN_FILE, PlanFolder, read_plan_folder
 from partc.runtime.plan.plan_json import encode_plan
+
+AUTO = "auto"
 
 
 class HostsLeft:
@@ -60,28 +64,64 @@ class HostsLeft:
             self._tell(f"all {left} hosts can be reached again")
             return
         out = self._first.path / f"on-{left}-hosts"
-        self.folder = recompile_without(self._first, lost, out)
-        self._tell(f"{', '.join(lost)} cannot be reached: compiled for the other {left} hosts -> {out}")
+        self.folder, how = recompile_without(self._first, lost, out)
+        self._tell(
+            f"{', '.join(lost)} cannot be reached: compiled for the other {left} hosts, {how} -> {out}"
+        )
 
 
-def recompile_without(folder: PlanFolder, lost: Collection[str], out: Path) -> PlanFolder:
-    """Compile the model of a plan for its cluster without some hosts, into `out`. Raises PartcError."""
-    plan, strategy = folder.plan, read_strategy(folder.path / STRATEGY)
+def recompile_without(folder: PlanFolder, lost: Collection[str], out: Path) -> tuple[PlanFolder, str]:
+    """Compile the model of a plan for its cluster without some hosts, into `out`; say with which strategy.
+
+    Raises PartcError.
+    """
+    own = read_strategy(folder.path / STRATEGY)
+    cluster = without_hosts(read_cluster(folder.path / CLUSTER), lost)
+    asked = folder.plan.asked_strategy
+    name = f"--strategy {asked}" if asked else "the same strategy file"
+    why = "found for all hosts"
+    if asked not in (SEARCH, PLACED):
+        try:
+            _compile(folder, cluster, asked or _without_owners(own, lost), own, out)
+            return _begun_alike(folder, out), name
+        except PartcError as error:
+            if asked == AUTO:
+                raise
+            why = f"no more possible ({error.what})"
+    _compile(folder, cluster, AUTO, own, out)
+    return _begun_alike(folder, out), f"--strategy {AUTO}, since {name} is {why}"
+
+
+def _compile(
+    folder: PlanFolder, cluster: Cluster, strategy: str | Strategy, own: Strategy, out: Path
+) -> None:
+    plan = folder.plan
     options = Options(
+        strategy=strategy,
         batch=plan.batch,
         sizes=plan.sizes,
         asynchronous=bool(plan.asynchronous),
-        aggregation=strategy.aggregation,
-        recompute_bytes=strategy.recompute_bytes,
+        aggregation=own.aggregation,
+        recompute_bytes=own.recompute_bytes,
+        round_sums=own.round_sums,
         force=True,
     )
-    cluster = without_hosts(read_cluster(folder.path / CLUSTER), lost)
     model = folder.path / plan.model
     compilation = decide_strategy(
         lambda: import_training_graph(model, needs_initial=False), cluster, options, COMPILE
     )
     write_plan(compilation, out)
-    return _begun_alike(folder, out)
+
+
+def _without_owners(strategy: Strategy, lost: Collection[str]) -> Strategy:
+    """Leave open who owns the rows of a parameter of which a lost host owned some."""
+    parameters = {
+        name: msgspec.structs.replace(how, shards=())
+        if any(shard.host in lost for shard in how.shards)
+        else how
+        for name, how in strategy.parameters.items()
+    }
+    return msgspec.structs.replace(strategy, parameters=parameters)
 
 
 def without_hosts(cluster: Cluster, lost: Collection[str]) -> Cluster:

@@ -27,7 +27,8 @@ def settle_options(options: Options, graph: TrainingGraph) -> Options:
     _check_rounding(options, strategy)
     if options.asynchronous:
         strategy = strategy_of_sessions(strategy, batch)
-    return replace(options, strategy=strategy, batch=batch, sizes=fill_sizes(options.sizes, graph))
+    sizes = fill_sizes(options.sizes, graph)
+    return replace(options, strategy=strategy, batch=batch, sizes=sizes, asked=options.asked_strategy)
 
 
 def _check_rounding(options: Options, strategy: Mode | NamedStrategy | Strategy) -> None:

@@ -27,15 +27,8 @@ from partc.passes.layouts.configuration import (
     home_of_follower,
 )
 from partc.passes.layouts.decide_layouts import decide_axes, decide_by_wish, divides, whole_axis
-from partc.passes.layouts.layouts import (
-    MICROBATCHES,
-    REPLICAS,
-    Layout,
-    Mesh,
-    Meshes,
-    Replicate,
-    Split,
-)
+from partc.passes.layouts.layouts import MICROBATCHES, REPLICAS, Layout, Replicate, Split
+from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.passes.layouts.place_nodes import place_nodes
 from partc.passes.layouts.strategy_meshes import meshes_of, number_of, own_axes
 from partc.passes.rules.sharding_rules import rule_of
@@ -161,13 +154,6 @@ def _check_microbatches(strategy: Strategy) -> None:
             f"a mesh axis called {MICROBATCHES!r}: micro-batches follow each other on the same workers",
             at="mesh",
             fix='write "microbatches" beside the mesh',
-        )
-    own = any(config.devices for config in strategy.ops)
-    if strategy.recompute_bytes is not None and (strategy.stages > 1 or strategy.microbatches > 1 or own):
-        raise BadStrategy(
-            "values are to be computed again, but operators have devices or micro-batches of their own",
-            at="recompute_bytes",
-            fix="leave it out: more micro-batches, or more stages, keep fewer values at once",
         )
 
 

@@ -23,7 +23,7 @@ PartcError                  root: catch this one
 """
 
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -158,34 +158,39 @@ def one_of(valid: Iterable[str], given: str) -> str:
 
 
 @contextmanager
-def one_tree() -> Iterator[None]:
+def one_tree(is_another: Callable[[Exception], bool] = lambda error: False) -> Iterator[None]:
     """Let nothing but errors of this tree out: of files, of memory, and what nobody foresaw.
 
-    Errors that a command line's parser raises of itself are let through.
+    `is_another`: tells of exceptions that are somebody else's, and are let through.
     """
     try:
         yield
     except PartcError:
         raise
-    except OSError as error:
-        raise BadUsage(
+    except Exception as error:
+        if is_another(error):
+            raise
+        raise _in_this_tree(error) from error
+
+
+def _in_this_tree(error: Exception) -> PartcError:
+    """Return what to say of an exception that comes from below."""
+    if isinstance(error, OSError):
+        return BadUsage(
             error.strerror or str(error),
             at=str(error.filename2 or error.filename or "the files read and written"),
             fix="give paths that this user can read and write, on a disk that has room",
-        ) from error
-    except MemoryError as error:
+        )
+    if isinstance(error, MemoryError):
         fix = "use a machine with more, or smaller sizes"
-        raise BadUsage(f"not enough memory: {error}", at=_own_frame(error), fix=fix) from error
-    except Exception as error:
-        if type(error).__module__.startswith("typer"):
-            raise
-        message = "".join(traceback.format_exception_only(error)).strip()
-        raise InternalError(
-            f"internal error: {message}",
-            at=_own_frame(error),
-            fix="this is a mistake of partc: report it with the command and its files "
-            "(PARTC_LOG_LEVEL=DEBUG shows more)",
-        ) from error
+        return BadUsage(f"not enough memory: {error}", at=_own_frame(error), fix=fix)
+    message = "".join(traceback.format_exception_only(error)).strip()
+    return InternalError(
+        f"internal error: {message}",
+        at=_own_frame(error),
+        fix="this is a mistake of partc: report it with the command and its files "
+        "(PARTC_LOG_LEVEL=DEBUG shows more)",
+    )
 
 
 def _own_frame(error: Exception) -> str:

@@ -15,16 +15,19 @@ from partc.runtime.errors import BadUsage
 LEVEL = "PARTC_LOG_LEVEL"
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
-# Control characters, those of Unicode's second block too, but for tab and newline.
+# Control characters, those of Unicode's second block too, but for tab and newline; and what stands for bytes
+# that are no UTF-8.
 _CONTROL = {
-    code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)
+    code: "\N{REPLACEMENT CHARACTER}"
+    for code in (*range(32), *range(127, 160), *range(0xD800, 0xE000))
+    if code not in (9, 10)
 }
 
 log = logging.getLogger("partc")
 
 
 def printable(text: str) -> str:
-    """Return text that moves no cursor and sets no colour on a terminal: names are others' to choose."""
+    """Return text that moves no cursor, sets no colour and is UTF-8: names are others' to choose."""
     return text.translate(_CONTROL)
 
 

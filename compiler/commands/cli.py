@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 verification failed or an executor died, 2 what the user g
 of partc's own, 128 + N stopped by signal N.
 """
 
+import io
 import os
 import re
 import sys
@@ -112,8 +113,10 @@ def _not_imported() -> None:
 def _bad_command(error: typer.TyperException, arguments: Sequence[str]) -> BadUsage:
     command = f"partc {arguments[0]}" if arguments[:1] and arguments[0] in COMMANDS else "partc"
     what, _, meant = error.format_message().partition(" Did you mean ")
+    what, _, possible = what.partition(" (Possible options: ")
     what = what.replace("Value error, ", "").removesuffix(".")
-    suggested = f"use {meant.rstrip('?.')}, or " if meant else _nearest_choice(what)
+    meant = meant.rstrip("?.") or possible.rstrip(").").replace(", ", " or ")
+    suggested = f"use {meant}, or " if meant else _nearest_choice(what)
     return BadUsage(what[0].lower() + what[1:], at=f"`{command}`", fix=f"{suggested}see `{command} --help`")
 
 
@@ -137,11 +140,22 @@ def _tell(error: PartcError, as_json: bool) -> None:
         write_json(Failure(type(error).__name__, error.what, error.at, error.fix))
 
 
+def _is_of_the_parser(error: Exception) -> bool:
+    return isinstance(error, typer.TyperException | typer.Abort)
+
+
+def _replace_what_cannot_be_printed() -> None:
+    """Let no character that a terminal's encoding lacks end a command: µ in ASCII, say."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def exit_code_of(command: Callable[[], object], arguments: Sequence[str] = ()) -> int:
     """Run a command; tell what went wrong on stderr, and return the exit code."""
     as_json = "--json" in arguments
     try:
-        with one_tree():
+        with one_tree(_is_of_the_parser):
             code = command()
     except InternalError as error:  # the last resort: an honest word instead of a traceback
         log.debug("an internal error", exc_info=error.__cause__)
@@ -165,6 +179,7 @@ def exit_code_of(command: Callable[[], object], arguments: Sequence[str] = ()) -
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code. Never shows a traceback for the user's mistakes."""
     given = sys.argv[1:] if arguments is None else list(arguments)
+    _replace_what_cannot_be_printed()
 
     def run() -> object:
         configure_log()

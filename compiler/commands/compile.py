@@ -31,7 +31,7 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.machines.check_devices import unusable_gpus
 from partc.compiler.options import SAMPLE_STEPS, SEARCH_BUDGET, Options, Partitioner, SearchOptions
 from partc.compiler.planning.choose_reading import are_of_outputs
-from partc.compiler.report.describe_mesh import describe_grid
+from partc.compiler.report.choices.describe_mesh import describe_grid
 from partc.compiler.report.units import seconds
 from partc.runtime.plan.program import Plan, rounding_of
 

@@ -66,8 +66,8 @@ BatchReadingName = Annotated[
 PartitionSearchMode = Annotated[
     SearchMode | None,
     typer.Option(
-        help="Choose the partitions of large variables on servers: by the cost model, or by short runs; "
-        "off takes the minimum.",
+        help="Choose the partitions of large variables on servers: by the cost model, by short runs of "
+        "every number, or by a curve through a few of them; off takes the minimum.",
         rich_help_panel=panels.STRATEGY,
     ),
 ]

@@ -45,11 +45,14 @@ examples_command.callback()(with_common(_list_examples))
 @declare(examples_command, "copy", epilog=EPILOG)
 def copy_command(
     name: Annotated[
-        str, typer.Argument(help="As `partc examples` lists it, or all.", autocompletion=complete_examples)
+        str,
+        typer.Argument(
+            help="As `partc examples` lists it, a folder of these, or all.", autocompletion=complete_examples
+        ),
     ],
     folder: Annotated[Path, typer.Argument(help="Where to write.", metavar="DIR")] = Path("examples"),
 ) -> None:
-    """Write an example, or all of them, into a folder."""
+    """Write an example, a folder of them, or all, into a folder."""
     files = tuple(map(str, copy_examples(name, folder)))
     for file in files:
         tell(file)

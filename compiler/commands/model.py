@@ -17,7 +17,7 @@ from partc.compiler.model_files.model_file import write_model
 from partc.compiler.output.output_paths import check_output_file
 from partc.models.catalogue import MODELS, ModelRequestError, build_model, describe_options, parse_options
 from partc.models.count_parameters import count_parameters
-from partc.runtime.errors import BadUsage
+from partc.runtime.errors import BadUsage, one_of
 
 LIST = "list"
 EPILOG = "\n\n".join(
@@ -45,6 +45,8 @@ def model_command(
         show(_table(models))
         answer(models)
         return
+    if name and name not in MODELS:
+        raise BadUsage(f"no model {name!r}", at="partc model", fix=one_of((*MODELS, LIST), name))
     if not name or out is None:
         missing = "missing option '-o'" if name else "missing argument 'name'"
         raise BadUsage(missing, at="partc model", fix="see `partc model --help` and `partc model list`")

@@ -1,7 +1,7 @@
 """`partc run`: train a plan."""
 
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Annotated, Literal
 
@@ -30,7 +30,7 @@ from partc.runtime.data.batches import samples_of_step
 from partc.runtime.engines.joined import check_place, take_place
 from partc.runtime.errors import BadUsage
 from partc.runtime.execution.recorder import MIDDLE, TracedSteps
-from partc.runtime.jobs.job import Checkpoints, Notice, Progress, Restarted, Straggler, Told
+from partc.runtime.jobs.job import Checkpoints, Notice, Progress, Restarted, Told
 from partc.runtime.jobs.launcher import OnProgress
 from partc.runtime.jobs.metrics import METRICS_FILE
 from partc.runtime.jobs.metrics_port import MetricsPort
@@ -161,7 +161,7 @@ def run_command(
             note(f"metrics: {port.url}")
             hears.append(port.hear)
         hears.append(last_loss.hear)
-        hears.append(_showing(at_the_end.enter_context(progress_of("training", steps))))
+        hears.append(_showing(at_the_end.enter_context(progress_of("training", steps)), lambda: left.folder))
 
         def on_progress(told: Told) -> None:
             for hear in hears:
@@ -293,20 +293,29 @@ def _plan_of_samples(folder: PlanFolder) -> Plan:
     return plan_of_data(folder.plan) if folder.plan.asynchronous else folder.plan
 
 
-def _showing(advance: Advance) -> OnProgress:
+def _showing(advance: Advance, folder: Callable[[], PlanFolder]) -> OnProgress:
     def show(told: Told) -> None:
         match told:
             case Notice(text=text):
                 note(text)
-            case Progress(step=step, loss=loss, steps_per_s=steps_per_s, straggler=straggler):
-                loss_text = "" if loss is None else f"loss {loss:.5g}  "
-                advance(step, f"{loss_text}{steps_per_s:.1f} steps/s{_straggling(straggler)}")
+            case Progress(step=step):
+                advance(step, _describe(told, folder()))
 
     return show
 
 
-def _straggling(straggler: Straggler | None) -> str:
-    """Say who keeps others waiting, if anybody does."""
-    if straggler is None:
-        return ""
-    return f"  slowest: rank {straggler.rank}, others wait up to {percent(straggler.others_waited)}"
+def _describe(progress: Progress, folder: PlanFolder) -> str:
+    """Say how a training goes: loss, speed as measured and as predicted, and who keeps others waiting."""
+    words = [] if progress.loss is None else [f"loss {progress.loss:.5g}"]
+    speed = f"{progress.steps_per_s:.1f} steps/s"
+    if (samples := samples_of_step(_plan_of_samples(folder))) is not None:
+        speed += f", {samples * progress.steps_per_s:,.0f} samples/s"
+    words.append(speed)
+    predicted_s = folder.plan.predicted_step_s
+    words.append(f"a step {seconds(1 / progress.steps_per_s)}, predicted {seconds(predicted_s)}")
+    if (straggler := progress.straggler) is not None:
+        waits, others = percent(straggler.waited), percent(straggler.others_waited)
+        words.append(f"slowest: rank {straggler.rank} waits {waits}, others up to {others}")
+    if progress.data_waited > SLOW_DATA:
+        words.append(f"waits for data {percent(progress.data_waited)}")
+    return "  ".join(words)

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from partc.compiler.commands.console import tell
+from partc.compiler.commands.console import answer, tell
+from partc.compiler.commands.results.machines import SchemaList
 from partc.compiler.commands.results.schemas import RESULTS, schema_of
 from partc.runtime.errors import BadUsage, one_of
 
@@ -23,6 +24,7 @@ def schema_command(
     if not name:
         for known in RESULTS:
             tell(known)
+        answer(SchemaList(tuple(RESULTS)))
         return
     if name not in RESULTS:
         raise BadUsage(f"no schema of {name!r}", at="partc schema", fix=one_of(RESULTS, name))

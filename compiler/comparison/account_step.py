@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from pathlib import PurePosixPath
 
 import numpy as np
 
@@ -86,9 +87,8 @@ class _Terms:
         """Return what a part is in any plan, and in this one."""
         match part.instruction:
             case Run() as run:
-                digest = run.segment.rpartition("/")[2][:8]
-                group = self._group(run)
-                return group, f"{self._names.get(digest, digest)} ({run.site}, {group})"
+                stem = PurePosixPath(run.segment).stem
+                return self._group(run), f"{self._names[stem]} ({stem})"
             case Start() as start:
                 group = COLLECTIVES[start.kind]
                 return (STARTING, "") if part.kind == "start" else (group, start.label or group)

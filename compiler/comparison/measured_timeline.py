@@ -53,8 +53,8 @@ def _bars(plan: Plan, spans: Mapping[int, Spans]) -> Iterator[Bars]:
     for at, instruction in enumerate(plan.instructions):
         of_ranks = spans.get(at, {})
         if isinstance(instruction, Run) and of_ranks:
-            label = f"{instruction.site} {PurePosixPath(instruction.segment).stem[:8]}"
-            yield _bar("compute", label, of_ranks, 0)
+            label = f"{instruction.site} {PurePosixPath(instruction.segment).stem}"
+            yield _bar("compute", label, of_ranks, 0, at)
         elif isinstance(instruction, Start) and of_ranks:
             begun = _begun(plan, instruction, of_ranks)
             ended = {
@@ -64,7 +64,7 @@ def _bars(plan: Plan, spans: Mapping[int, Spans]) -> Iterator[Bars]:
             }
             if ended:
                 label = instruction.label or instruction.kind
-                yield _bar("communication", label, ended, instruction.payload_bytes)
+                yield _bar("communication", label, ended, instruction.payload_bytes, at)
 
 
 def _waits(plan: Plan) -> Iterator[tuple[int, Wait]]:
@@ -80,7 +80,8 @@ def _begun(plan: Plan, start: Start, of_ranks: Spans) -> dict[int, float]:
     return begun
 
 
-def _bar(lane: LaneKind, label: str, spans: Spans, payload_bytes: int) -> Bars:
+def _bar(lane: LaneKind, label: str, spans: Spans, payload_bytes: int, instruction: int) -> Bars:
     ranks = sorted(spans)
     begin_s, end_s = (np.array([spans[rank][i] for rank in ranks]) for i in range(2))
-    return Bars(lane, label, np.array(ranks, np.int64), begin_s, end_s, np.full(len(ranks), payload_bytes))
+    payloads = np.full(len(ranks), payload_bytes)
+    return Bars(lane, label, np.array(ranks, np.int64), begin_s, end_s, payloads, instruction)

@@ -11,6 +11,7 @@ is named.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from statistics import fmean, median
 
 from partc.compiler.report.describe_program import segment_names
@@ -94,7 +95,7 @@ def _run_seconds(
         at = [
             number
             for number, i in enumerate(instructions_of(plan, rank))
-            if isinstance(i, Run) and names[i.segment.rpartition("/")[2][:8]] == name
+            if isinstance(i, Run) and names[PurePosixPath(i.segment).stem] == name
         ]
         if at:
             after_s = fmean(_computing_s(step, at, rank) for step in measured[rank.rank])

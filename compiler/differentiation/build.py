@@ -27,11 +27,13 @@ from partc.compiler.differentiation.updates.update_options import UpdateOptions
 from partc.compiler.model_files.model_file import check_model
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.passes.graph.infer_shapes import limited_memory
+from partc.runtime.check_arguments import public
 from partc.runtime.errors import BadUsage, UnsupportedModel
 
 ROOM_BYTES = 1 << 31  # for what a step takes beside the model, while it is made
 
 
+@public
 @paused_collection()
 def build_training_graph(
     forward: onnx.ModelProto,
@@ -54,7 +56,7 @@ def build_training_graph(
     `update`. `parameters` chooses what is trained, where the file does not tell; `tell` is given lines that
     say what is trained, what is not, and why. Raises BadUsage, BadModel, UnsupportedModel.
     """
-    _check_options(batch_size, reinit)
+    _check_options(batch_size, reinit, optimizer)
     check_model(forward, folder)
     with _of_reasonable_size(forward):
         if clip_global_norm is not None:
@@ -98,8 +100,10 @@ def _of_reasonable_size(forward: onnx.ModelProto) -> Iterator[None]:
         ) from error
 
 
-def _check_options(batch_size: BatchSize | None, reinit: int | None) -> None:
+def _check_options(batch_size: BatchSize | None, reinit: int | None, optimizer: Optimizer) -> None:
+    has_step = callable(getattr(optimizer, "step", None))
     wrong = [
+        ("optimizer", optimizer, not has_step, "an optimizer, such as partc.SGD(0.1)"),
         ("--batch-size", batch_size, isinstance(batch_size, int) and batch_size < 1, "a size of at least 1"),
         ("--reinit", reinit, reinit is not None and not 0 <= reinit < 2**24, "a seed from 0 to 16777215"),
     ]

@@ -173,14 +173,14 @@ def _unbound(graph: onnx.GraphProto, at: str) -> BadModel:
     proposed = propose_state(graph)
     if not proposed:
         fix = "give --state input=output,..., or a sidecar .onnx.json file, or start from partc grad"
-        return BadModel(what, at=at, fix=fix)
+        return BadModel(what, at=at or "the graph", fix=fix)
     option = ",".join(f"{name}={following}" for name, following in proposed.items())
     unbound = [info.name for info in graph.output if info.name not in proposed.values()]
     others = (
         f"; by their names no next values: {', '.join(unbound[:8])}{', ...' * (len(unbound) > 8)}"
         * bool(unbound)
     )
-    return BadModel(what, at=at, fix=f"if the names mean it, add --state '{option}'{others}")
+    return BadModel(what, at=at or "the graph", fix=f"if the names mean it, add --state '{option}'{others}")
 
 
 def _initial_file(bindings: Bindings, folder: Path, options: GraphOptions) -> Path | None:

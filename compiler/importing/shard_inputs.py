@@ -11,11 +11,13 @@ import onnx_graphsurgeon as gs
 from onnx import TensorProto, helper
 
 from partc.compiler.importing.bindings import Bindings
+from partc.runtime.check_arguments import public
 from partc.runtime.errors import BadModel
 from partc.runtime.plan.members import SHARD_INPUTS
 from partc.runtime.plan.variables import ShardInput
 
 
+@public
 def create_num_shards_and_shard_id() -> tuple[onnx.ValueInfoProto, onnx.ValueInfoProto]:
     """Return two inputs int64[] for a graph that chooses its own part of the data.
 

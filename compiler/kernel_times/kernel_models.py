@@ -49,7 +49,7 @@ class KernelLibrary:
         wanted = {
             tensor.name for node in nodes if node.name == node.outputs[0].name for tensor in node.outputs
         }
-        writer = SegmentWriter(self.opset, self.functions, lambda model: "", shapes, self.on_cpu)
+        writer = SegmentWriter(self.opset, self.functions, lambda model, chunk: "", shapes, self.on_cpu)
         return writer.write(Chunk("worker", nodes), wanted, frozenset())
 
     def _result_dtypes(self, kernel: Kernel) -> list[np.dtype]:

@@ -18,6 +18,7 @@ from statistics import median
 
 import msgspec
 import numpy as np
+import onnx
 import onnxruntime
 
 from partc.cost.simulation.timeline import Measured
@@ -53,7 +54,13 @@ def measure_segments(folder: PlanFolder) -> Measured:
             at="--measure",
             fix="leave it out: GPUs are priced from their profiles",
         )
-    keys = {run.segment: _key(plan, rank, run) for rank in plan.ranks for run in _runs(plan, rank)}
+    paths = {run.segment for rank in plan.ranks for run in _runs(plan, rank)}
+    computed = {path: _sha256_of_computation(folder.path / path) for path in sorted(paths)}
+    keys = {
+        run.segment: _key(computed[run.segment], rank, run)
+        for rank in plan.ranks
+        for run in _runs(plan, rank)
+    }
     batch = _batch_key(plan)
     seconds_by_key = _read_cache()
     if not {*keys.values(), batch} <= seconds_by_key.keys():
@@ -68,9 +75,19 @@ def _runs(plan: Plan, rank: Rank) -> list[Run]:
     return [instruction for instruction in instructions_of(plan, rank) if isinstance(instruction, Run)]
 
 
-def _key(plan: Plan, rank: Rank, run: Run) -> str:
+def _sha256_of_computation(path: Path) -> str:
+    """Return the hash of what a segment computes: its place in a step and its ranks do not count."""
+    model = onnx.load(path)
+    del model.metadata_props[:]
+    model.producer_version = model.doc_string = model.graph.doc_string = model.graph.name = ""
+    for node in model.graph.node:
+        del node.metadata_props[:]
+    return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
+
+
+def _key(computation: str, rank: Rank, run: Run) -> str:
     threads = 1 if run.one_thread else rank.threads
-    return "/".join([plan.files[run.segment], str(threads), onnxruntime.__version__, cpu_name()])
+    return "/".join([computation, str(threads), onnxruntime.__version__, cpu_name()])
 
 
 def _batch_key(plan: Plan) -> str:

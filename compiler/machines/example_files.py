@@ -32,16 +32,20 @@ def describe_example(path: Path) -> str:
         return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0].rstrip(".")
     comments = (line.lstrip("#").strip() for line in text.splitlines() if line.startswith("#"))
     sentences = (line for line in comments if line and not line.startswith(("!", "SBATCH")))
-    return next(sentences, "").rstrip(".")
+    return next(sentences, "").rstrip(".:")
 
 
 def copy_examples(name: str, target: Path) -> Iterator[Path]:
-    """Write one example, or `all`, below a folder; yield the files. Raises BadUsage.
+    """Write one example, a folder of them, or `all`, below a folder; yield the files. Raises BadUsage.
 
     Nothing is written where something of that name lies there already.
     """
     names = names_of_examples(EXAMPLES)
-    chosen = names if name == "all" else [known for known in names if known == name]
+    chosen = (
+        names
+        if name == "all"
+        else [known for known in names if known == name or known.startswith(f"{name}/")]
+    )
     if not chosen:
         raise BadUsage(f"no example {name!r}", at="partc examples copy", fix=one_of((*names, "all"), name))
     sources = {target / known: EXAMPLES / known for known in chosen}

@@ -127,12 +127,12 @@ def _slurm() -> _Told:
 
 
 def _slurm_gpus() -> tuple[int, str | None]:
-    """Return how many GPUs a node has, and their type if it is said: `4`, `a100:4`."""
+    """Return how many GPUs a node has, and their type if it is said: `4`, `a100:4`, `gpu:a100:4`."""
     for name in ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"):
         if text := os.environ.get(name):
             kind, _, count = text.rpartition(":")
             if count.isdigit():
-                return int(count), kind or None
+                return int(count), kind.rpartition(":")[2] or None
     return 0, None
 
 
@@ -186,7 +186,7 @@ def _host(name: str, hardware: Hardware, told: _Told, wishes: Wishes) -> Host:
     count = wishes.workers or told.workers.get(name) or min(MOST_WORKERS, hardware.cores)
     threads = max(1, hardware.cores // count)
     cpus = (Device(f"{name}/cpu{i}", "cpu", "cpu-core", threads=threads) for i in range(count))
-    return Host(name, tuple(cpus), memory_bytes=memory_bytes, cores=hardware.cores)
+    return Host(name, tuple(cpus), memory_bytes=memory_bytes, cores=float(hardware.cores))
 
 
 def _gpus(name: str, hardware: Hardware, told: _Told, wishes: Wishes) -> list[Device]:

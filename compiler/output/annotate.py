@@ -5,6 +5,9 @@ the tensors that it makes lie on them: split along an axis (or along an inner fa
 on every device, which is what the absence of a spec means. Under the per-replica reading every
 device has tensors of its own, so nothing before the gradients is sharded. Rows that servers own are
 sharded over the hosts' servers. In a pipeline a node says its stage, and shards are on the stage's workers.
+Where operators have devices of their own, what is whole on these says so by a spec that divides nothing.
+
+A node's metadata names its segments and the ranks that run them; devices are numbered as ranks are.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,8 +16,11 @@ from math import prod
 
 import onnx
 
-from partc.cost.cluster.cluster import Cluster, groups_of, ranks_of
-from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh, Meshes, Owned, Replicate
+from partc.compiler.output.title_segments import KEY, SegmentTitle
+from partc.compiler.planning.describe_ranks import ranks_at_sites
+from partc.cost.cluster.cluster import Cluster, ranks_of
+from partc.passes.layouts.layouts import REPLICAS, Layout, Owned, Replicate
+from partc.passes.layouts.meshes import Mesh, Meshes
 
 CONFIGURATION = "partc"
 ANNOTATED_IR_VERSION = 11
@@ -26,35 +32,58 @@ def annotate(
     shapes: Mapping[str, tuple[int, ...]],
     cluster: Cluster,
     meshes: Meshes,
+    segments: Mapping[str, Sequence[SegmentTitle]] | None = None,
 ) -> onnx.ModelProto:
-    """Return a copy of `model` whose nodes say where their outputs are."""
+    """Return a copy of `model` whose nodes say where they run and where their outputs are.
+
+    `segments`: node -> those that it is in. What the model said of devices before is not in the copy.
+    """
     annotated = onnx.ModelProto()
     annotated.CopyFrom(model)
+    del annotated.configuration[:]
     annotated.ir_version = max(annotated.ir_version, ANNOTATED_IR_VERSION)
     ranks = ranks_of(cluster)
     devices = [rank.device if rank.replica is not None else f"{rank.host}/server" for rank in ranks]
     configuration = annotated.configuration.add(name=CONFIGURATION, num_devices=len(devices))
     configuration.device.extend(devices)
-    workers = [rank.rank for rank in ranks if rank.replica is not None]
-    servers = list(groups_of(cluster)["servers"][0])
-    at = {mesh.name: [workers[worker] for worker in mesh.workers] for mesh in meshes.each}
-    at["server"] = servers
-    sites = meshes.sites
+    at = ranks_at_sites(cluster, meshes)
+    stages = {mesh.name: number for number, mesh in enumerate(meshes.each)} if is_pipeline(meshes) else {}
+    workers = tuple(rank.rank for rank in ranks if rank.replica is not None)
+    apart = {site for site, members in at.items() if site != "server" and sorted(members) != sorted(workers)}
     holders = cache(lambda layout: _holders(layout, at[layout.site], meshes.of(layout.site)))
     for node in annotated.graph.node:
-        specs = [
-            spec
-            for name in node.output
-            if name in layouts
-            for spec in _specs(name, layouts[name], shapes[name], at[layouts[name].site], meshes, holders)
-        ]
-        stages = [sites.index(layouts[n].site) for n in node.output if n in layouts and len(sites) > 1]
-        if specs or stages:
+        del node.device_configurations[:]
+        placed = [name for name in node.output if name in layouts]
+        specs: list[onnx.ShardingSpecProto] = []
+        for name in placed:
+            site = layouts[name].site
+            found = list(_specs(name, layouts[name], shapes[name], at[site], meshes, holders))
+            whole = [onnx.ShardingSpecProto(tensor_name=name, device=at[site])] if site in apart else []
+            specs += found or whole
+        own_stages = [stages[layouts[name].site] for name in placed if layouts[name].site in stages]
+        if specs or own_stages:
             place = node.device_configurations.add(configuration_id=CONFIGURATION)
             place.sharding_spec.extend(specs)
-        if stages:
-            place.pipeline_stage = stages[0]
+        if own_stages:
+            place.pipeline_stage = own_stages[0]
+        _tell_segments(node, (segments or {}).get(node.name, ()))
     return annotated
+
+
+def is_pipeline(meshes: Meshes) -> bool:
+    """Tell whether the meshes are stages that follow each other, and no operator's own."""
+    return len(meshes.each) > 1 and all(mesh.name == f"stage{n}" for n, mesh in enumerate(meshes.each))
+
+
+def _tell_segments(node: onnx.NodeProto, titles: Sequence[SegmentTitle]) -> None:
+    """Say in the node's metadata in which segments it is, and on which ranks they run."""
+    kept = [entry for entry in node.metadata_props if not entry.key.startswith(KEY)]
+    del node.metadata_props[:]
+    node.metadata_props.extend(kept)
+    if titles:
+        node.metadata_props.add(key=f"{KEY}segment", value=",".join(title.name for title in titles))
+        ranks = dict.fromkeys(title.metadata["ranks"] for title in titles)
+        node.metadata_props.add(key=f"{KEY}ranks", value=",".join(ranks))
 
 
 def _specs(

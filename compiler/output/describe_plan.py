@@ -12,6 +12,7 @@ from partc.cost.cluster.cluster import encode_cluster
 from partc.cost.simulation.measured_kernels import Profile, encode_profile
 from partc.cost.sparsity import encode_sparsity
 from partc.cost.strategy import encode_strategy
+from partc.runtime.plan.device_index import write_device_index
 from partc.runtime.plan.plan_folder import sha256_of_file
 from partc.runtime.plan.plan_json import encode_plan
 
@@ -35,9 +36,12 @@ def describe_plan(compilation: Compilation) -> None:
         what_if = msgspec.json.encode(compilation.what_if, order="deterministic")
         (folder / WHAT_IF).write_bytes(msgspec.json.format(what_if, indent=1) + b"\n")
     lowered, model = compilation.lowered, onnx.load(folder / MODEL)
-    annotated = annotate(model, lowered.native, compilation.shapes, machines, lowered.meshes)
+    annotated = annotate(
+        model, lowered.native, compilation.shapes, machines, lowered.meshes, files.segments_of
+    )
     (folder / ANNOTATED).write_bytes(annotated.SerializeToString(deterministic=True))
     (folder / REPORT).write_text(render_report(compilation, machines, folder), encoding="utf-8")
+    write_device_index(compilation.plan, folder)
     # A run adds to the report what it measured, and leaves the plan as it is.
     hashes = {
         str(path.relative_to(folder)): sha256_of_file(path)
@@ -45,5 +49,10 @@ def describe_plan(compilation: Compilation) -> None:
         if path.is_file() and path.name != REPORT
     }
     step_s = compilation.timeline.step_s
-    plan = msgspec.structs.replace(compilation.plan, files=hashes, predicted_step_s=step_s)
+    plan = msgspec.structs.replace(
+        compilation.plan,
+        files=hashes,
+        predicted_step_s=step_s,
+        asked_strategy=compilation.options.asked_strategy,
+    )
     (folder / "plan.json").write_bytes(encode_plan(plan))

@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 
 from partc.compiler.output.output_paths import TRAINED_FILES, check_output_folder, files_of_earlier_plan
+from partc.compiler.output.title_segments import SegmentTitle
 from partc.passes.graph.training_graph import InitialValue, MadeTensor, StoredTensor, TrainingGraph
 from partc.runtime.data.checkpoint import TensorFile, write_tensors
 from partc.runtime.errors import BadUsage
@@ -35,6 +36,7 @@ class PlanFiles:
         self._force = force
         self.out = out.resolve()  # a link to a folder stays a link
         self._initial: dict[str, StoredTensor] = {}
+        self.segments_of: dict[str, list[SegmentTitle]] = {}  # of each node of the training graph
 
     def __enter__(self) -> "PlanFiles":
         check_output_folder(self.out, self._force)
@@ -57,10 +59,11 @@ class PlanFiles:
             if error is None:
                 _swap(self.folder, self.out)
 
-    def save_segment(self, model: onnx.ModelProto) -> str:
-        """Store a segment under its hash, so that equal segments are one file."""
+    def save_segment(self, model: onnx.ModelProto, name: str) -> str:
+        """Store a segment under its name, which no other has."""
         data = model.SerializeToString(deterministic=True)
-        path = f"segments/{hashlib.sha256(data).hexdigest()[:16]}.onnx"
+        path = f"segments/{name}.onnx"
+        assert not (self.folder / path).exists(), f"two segments are called {name}"
         (self.folder / path).write_bytes(data)
         log.debug("%s: %d nodes, %d bytes", path, len(model.graph.node), len(data))
         return path

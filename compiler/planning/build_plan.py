@@ -4,8 +4,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import onnx
+
 from partc.compiler.output.plan_files import PlanFiles
-from partc.compiler.planning.describe_ranks import OwnedRows, describe_groups, describe_ranks
+from partc.compiler.output.title_segments import SegmentTitler
+from partc.compiler.planning.describe_ranks import OwnedRows, describe_groups, describe_ranks, ranks_at_sites
 from partc.cost.cluster.cluster import Cluster, ranks_of
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
 from partc.cost.simulation.measured_kernels import NO_TIMES, prices_sha256
@@ -17,7 +20,7 @@ from partc.passes.layouts.layouts import MICROBATCHES, REPLICAS, PerReplica, Spl
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.microbatches.find_repeated import Repeated, find_repeated
 from partc.passes.microbatches.join_microbatches import join_microbatches
-from partc.passes.microbatches.take_turns import take_turns
+from partc.passes.microbatches.take_turns import Turn, take_turns
 from partc.passes.scheduling.bucket_communications import (
     BUCKET_BYTES,
     BUCKET_S,
@@ -33,8 +36,8 @@ from partc.passes.scheduling.make_program import Program, ProgramMaker
 from partc.passes.scheduling.order_by_time import order_by_time, ready_slots, step_s
 from partc.passes.scheduling.outline_segments import SegmentOutliner
 from partc.passes.scheduling.place_gathers import gather_again, place_gathers
-from partc.passes.scheduling.recompute import recompute
-from partc.passes.scheduling.schedule import Communication, Item, schedule
+from partc.passes.scheduling.recompute import Cutter, Recomputation
+from partc.passes.scheduling.schedule import Chunk, Communication, Item, schedule
 from partc.passes.scheduling.write_segments import SegmentWriter
 from partc.passes.search.forward_nodes import forward_nodes
 from partc.runtime.plan.program import PLAN_FORMAT, Output, Plan, Recomputed
@@ -126,18 +129,35 @@ def _make_program(
     cluster: Cluster,
     files: PlanFiles | None,
 ) -> tuple[Program, Recomputed | None]:
-    if strategy.recompute_bytes is not None:
+    is_limited = strategy.recompute_bytes is not None
+    if is_limited and lowered.meshes.microbatches == 1:  # else what both ways read is read all the time
         gather_again(lowered, {node.name for node in forward_nodes(analysis.training, analysis.main)})
     seconds = _durations(lowered, cluster)
-    (items, repeated), recomputed = _in_order(analysis, lowered, rows, cluster, seconds), None
-    if strategy.recompute_bytes is not None:
-        items, recomputed = _recompute(items, analysis, lowered, strategy.recompute_bytes, cluster)
-    items, gathered = place_gathers(items, lowered, are_late=recomputed is not None)
-    items = join_microbatches(items, lowered, repeated)
+    items, repeated = _in_order(analysis, lowered, rows, cluster, seconds)
     overwrites = [(state.value, state.next) for state in lowered.states]
-    turns = take_turns(items, repeated, overwrites, lowered.meshes.sites, seconds)
-    writer = _segment_writer(analysis, lowered, cluster, files)
-    late = gathered if recomputed is not None else ()
+
+    def in_turns(items: Sequence[Item]) -> tuple[list[Turn], set[str]]:
+        placed, gathered = place_gathers(items, lowered, are_late=is_limited)
+        joined = join_microbatches(placed, lowered, repeated)
+        return take_turns(joined, repeated, overwrites, lowered.meshes.sites, seconds), gathered
+
+    (turns, gathered), recomputed = in_turns(items), None
+    if strategy.recompute_bytes is not None:
+        limit_bytes = strategy.recompute_bytes
+        search = _recomputation(analysis, lowered, repeated, limit_bytes, cluster)
+        before_bytes = search.most_bytes(turns)
+        if before_bytes > limit_bytes:
+            cutter = Cutter(lowered, search.sizes, before_bytes)
+            if repeated.count == 1:
+                turns, gathered = in_turns([piece for item in items for piece in cutter.cut(item)])
+            else:
+                turns = [Turn(piece, turn.microbatch) for turn in turns for piece in cutter.cut(turn.item)]
+            search.fit(turns)
+            repeated = search.repeated
+        after_bytes = search.most_bytes(turns)
+        recomputed = Recomputed(limit_bytes, before_bytes, after_bytes, len(search.nodes), search.flops)
+    writer = _segment_writer(analysis, lowered, cluster, turns, files)
+    late = gathered if is_limited else ()
     return ProgramMaker(lowered, turns, repeated, _host_grid(cluster), writer, late).make(), recomputed
 
 
@@ -217,7 +237,11 @@ def _durations(lowered: LoweredGraph, cluster: Cluster) -> Callable[[Item], floa
 
 
 def _segment_writer(
-    analysis: Analysis, lowered: LoweredGraph, cluster: Cluster, files: PlanFiles | None
+    analysis: Analysis,
+    lowered: LoweredGraph,
+    cluster: Cluster,
+    turns: Sequence[Turn],
+    files: PlanFiles | None,
 ) -> SegmentWriter | SegmentOutliner:
     opset = analysis.training.opset
     own = sum_rows_function(opset)  # pushed slices are summed in graphs that sum none themselves too
@@ -225,21 +249,29 @@ def _segment_writer(
     functions |= lowered.functions
     if files is None:
         return SegmentOutliner(functions, dict(lowered.shapes))
+    chunks = {id(turn.item): turn.item for turn in turns if isinstance(turn.item, Chunk)}
+    most = sum(1 + bool(chunk.sums) for chunk in chunks.values())
+    titler = SegmentTitler(analysis, lowered, ranks_at_sites(cluster, lowered.meshes), most)
+
+    def save(model: onnx.ModelProto, chunk: Chunk) -> str:
+        title, nodes = titler.entitle(model, chunk)
+        for node in nodes:
+            files.segments_of.setdefault(node, []).append(title)
+        return files.save_segment(model, title.name)
+
     on_cpu = all(device.kind == "cpu" for host in cluster.hosts for device in host.devices)
-    return SegmentWriter(opset, functions, files.save_segment, dict(lowered.shapes), on_cpu)
+    return SegmentWriter(opset, functions, save, dict(lowered.shapes), on_cpu)
 
 
-def _recompute(
-    items: list[Item], analysis: Analysis, lowered: LoweredGraph, limit_bytes: int, cluster: Cluster
-) -> tuple[list[Item], Recomputed]:
+def _recomputation(
+    analysis: Analysis, lowered: LoweredGraph, repeated: Repeated, limit_bytes: int, cluster: Cluster
+) -> Recomputation:
     worker = next(placed for placed in ranks_of(cluster) if placed.replica is not None)
 
     def seconds(flops: int, touched_bytes: int) -> float:
         return node_s(flops, touched_bytes, worker, cluster)
 
-    choice = recompute(items, lowered, analysis.main, limit_bytes, seconds)
-    summary = Recomputed(limit_bytes, choice.before_bytes, choice.after_bytes, choice.values, choice.flops)
-    return choice.items, summary
+    return Recomputation(lowered, repeated, analysis.main, limit_bytes, seconds)
 
 
 def _describe_variables(

@@ -1,7 +1,8 @@
-"""Choose the number of partitions of large variables: by the cost model, or by runs of every number.
+"""Choose the number of partitions of large variables: by the cost model, or by short runs.
 
 partc compile --search-partitions model       t(P) from the cost model, no trial runs
-partc compile --search-partitions measured    each P compiled and run for a few steps, as Parallax does
+partc compile --search-partitions measured    each P compiled and run for a few steps
+partc compile --search-partitions fitted      some of them, and a curve through these, as Parallax does
 """
 
 import tempfile
@@ -9,8 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
-from partc.compiler.options import Partitioner
+from partc.compiler.options import Partitioner, SearchMode
 from partc.cost.assignment.partitions import TIE
+from partc.runtime.check_arguments import public
 from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.jobs.runner import Runner
 from partc.runtime.plan.plan_folder import PlanFolder
@@ -19,9 +21,16 @@ TRIAL_STEPS = 20
 TRIAL_ROUNDS = 3
 
 
-def get_partitioner(min_partitions: int = 1, search_partitions: bool = True) -> Partitioner:
-    """Return a partitioner that starts from the fewest partitions that fit in memory."""
-    return Partitioner(min_partitions, "model" if search_partitions else "off")
+@public
+def get_partitioner(min_partitions: int = 1, search_partitions: bool | SearchMode = True) -> Partitioner:
+    """Return a partitioner that starts from the fewest partitions that fit in memory.
+
+    `search_partitions`: whether the best number is looked for, or how; True: by predicted times. Raises
+    BadUsage.
+    """
+    if isinstance(search_partitions, bool):
+        search_partitions = "model" if search_partitions else "off"
+    return Partitioner(min_partitions, search_partitions)
 
 
 def measure_partitions(

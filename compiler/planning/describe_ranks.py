@@ -6,7 +6,8 @@ from math import prod
 from partc.cost.cluster.cluster import Cluster, ClusterRank, groups_of, ranks_of
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.boxes import box_of
-from partc.passes.layouts.layouts import MICROBATCHES, REPLICAS, WORKER, Meshes, Owned
+from partc.passes.layouts.layouts import MICROBATCHES, REPLICAS, WORKER, Owned
+from partc.passes.layouts.meshes import Meshes
 from partc.passes.lowering.lowered_graph import LoweredGraph, State
 from partc.passes.scheduling.levels import name_way
 from partc.passes.scheduling.make_program import Program
@@ -17,6 +18,13 @@ from partc.runtime.plan.variables import Held
 IDLE: Site = "idle"  # of a worker whom no operator was given
 OwnedRows = Mapping[str, tuple[tuple[int, int], ...]]  # parameter -> rows [start, stop) per server
 Groups = Mapping[str, tuple[tuple[int, ...], ...]]
+
+
+def ranks_at_sites(cluster: Cluster, meshes: Meshes) -> dict[Site, tuple[int, ...]]:
+    """Return the ranks of every mesh of workers, in the mesh's order, and those of the hosts' servers."""
+    workers = [rank.rank for rank in ranks_of(cluster) if rank.replica is not None]
+    at = {mesh.name: tuple(workers[worker] for worker in mesh.workers) for mesh in meshes.each}
+    return at | {"server": groups_of(cluster)["servers"][0]}
 
 
 def describe_groups(

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from partc.cost.named_strategy import NamedStrategy
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, AxisSplit, Batch, OpConfig, Strategy
 from partc.passes.analysis import Analysis
-from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh
+from partc.passes.layouts.layouts import REPLICAS, Layout
+from partc.passes.layouts.meshes import Mesh
 from partc.passes.search.cut_layers import cut_layers
 from partc.passes.search.cut_stages import NodeSeconds, cut_stages
 from partc.passes.search.find_groups import spell_dimension

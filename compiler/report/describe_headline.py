@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from partc.compiler.compilation import Compilation
-from partc.compiler.report.describe_mesh import describe_grid
-from partc.compiler.report.measure_traffic import host_traffic
+from partc.compiler.report.choices.describe_mesh import describe_grid
+from partc.compiler.report.measure_traffic import StepTraffic
 from partc.compiler.report.units import count, join_words, plural, seconds, size
 from partc.cost.assignment.synchronisation import Choice
 from partc.cost.cluster.cluster import Cluster
@@ -34,7 +34,9 @@ class Headline:
     figures: tuple[Figure, ...]
 
 
-def describe_headline(compilation: Compilation, cluster: Cluster, model: str) -> Headline:
+def describe_headline(
+    compilation: Compilation, cluster: Cluster, model: str, traffic: StepTraffic
+) -> Headline:
     """Return the headline; `model` is the graph's name."""
     return Headline(
         model=model,
@@ -44,13 +46,14 @@ def describe_headline(compilation: Compilation, cluster: Cluster, model: str) ->
         strategy=_of_mesh(compilation)
         if compilation.strategy.has_meshes
         else _strategy(compilation.costs.choices),
-        figures=_figures(compilation, cluster),
+        figures=_figures(compilation, traffic),
     )
 
 
 def _machines(cluster: Cluster) -> str:
     profiles = Counter(device.profile for host in cluster.hosts for device in host.devices)
-    devices = join_words([f"{number}\u00a0×\u00a0{profile}" for profile, number in sorted(profiles.items())])
+    counted = [f"{count(number)}\u00a0×\u00a0{profile}" for profile, number in sorted(profiles.items())]
+    devices = join_words(counted)
     return f"{plural(len(cluster.hosts), 'host')}, {devices}"
 
 
@@ -109,7 +112,8 @@ def _of_mesh(compilation: Compilation) -> str:
     amount = size(sum(choice.bytes for choice in choices))
     parted = sum(choice.variable in compilation.strategy.variables for choice in choices)
     kinds = join_words(_kinds(list(choices))) or "no parameter"
-    return f"{kinds} ({amount}) on a mesh of {grid}, {parted} of them kept in parts."
+    kept = f"{parted} of them kept in parts" if parted else "each kept whole"
+    return f"{kinds} ({amount}) on a mesh of {grid}, {kept}."
 
 
 def _strategy(choices: tuple[Choice, ...]) -> str:
@@ -133,10 +137,10 @@ def _kinds(choices: list[Choice]) -> list[str]:
     return [plural(number, noun) for number, noun in numbers if number]
 
 
-def _figures(compilation: Compilation, cluster: Cluster) -> tuple[Figure, ...]:
+def _figures(compilation: Compilation, traffic: StepTraffic) -> tuple[Figure, ...]:
     plan = compilation.plan
     step_s = compilation.timeline.step_s
-    sent = [sent for _, sent in host_traffic(plan, cluster).values()]
+    sent = [sent for _, sent in traffic.hosts.values()]
     parameters = sum(choice.bytes for choice in compilation.costs.choices)
     served = {variable.name for variable in plan.variables if variable.method == "servers"}
     servers = sum(

@@ -5,21 +5,26 @@
 A later run takes the place of an earlier one. A page without a predicted step is left as it is.
 """
 
+import json
 import re
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 
 from partc.compiler.comparison.difference_rows import difference_rows, sum_row, total_row
+from partc.compiler.report.describe_messages import SHORT, Words
 from partc.compiler.report.describe_program import segment_names
-from partc.compiler.report.draw_timeline import draw_timelines
+from partc.compiler.report.methods import method_of_label
 from partc.compiler.report.page import render_part
+from partc.compiler.report.timeline.draw_timeline import TimelinePicture, draw_timeline
 from partc.compiler.report.units import EN_DASH
 from partc.cost.simulation.timeline import Timeline
 from partc.cost.step_account import MeasuredRun
-from partc.runtime.plan.program import Plan
+from partc.runtime.plan.program import Plan, Run, Start
 
 _BEGIN, _END = "<!-- measured -->", "<!-- /measured -->"
 _EARLIER = re.compile(rf"{_BEGIN}.*?{_END}\n?", re.DOTALL)
 _PREDICTED = re.compile(r'<section id="timeline".*?</section>\n?', re.DOTALL)
+_DATA = re.compile(r'<script type="application/json" class="timeline-data">(.*?)</script>', re.DOTALL)
 _ALL_PREDICTED = "made before anything ran."
 _LINK = '<a href="#timeline">Timeline</a>'
 MOST_ROWS = 12
@@ -35,21 +40,38 @@ def with_measured(page: str, plan: Plan, record: MeasuredRun, timeline: Timeline
     predicted = _PREDICTED.search(page)
     if predicted is None:
         return page
-    section = render_part("measured.html", _values(plan, record, timeline, line))
+    words = _words(plan, predicted[0])
+    section = render_part("measured.html", _values(record, line, draw_timeline(timeline, plan, words)))
     page = f"{page[: predicted.end()]}{_BEGIN}{section}{_END}\n{page[predicted.end() :]}"
     page = page.replace(_LINK, f'{_LINK}{_BEGIN}<a href="#measured">Measured</a>{_END}', 1)
     but = ' But for <a href="#measured">what a run measured</a>.'
     return page.replace(_ALL_PREDICTED, f"{_ALL_PREDICTED}{_BEGIN}{but}{_END}", 1)
 
 
-def _values(plan: Plan, record: MeasuredRun, timeline: Timeline, line: str) -> Mapping[str, object]:
+def _words(plan: Plan, predicted: str) -> dict[int, Words]:
+    """Return what the page calls runs and starts, from the predicted picture; labels for what that leaves out."""
     names = segment_names(plan)
+    words: dict[int, Words] = {}
+    for number, instruction in enumerate(plan.instructions):
+        if isinstance(instruction, Run):
+            name = names[PurePosixPath(instruction.segment).stem]
+            words[number] = Words("compute", name, f"{name} ({instruction.site})")
+        elif isinstance(instruction, Start):
+            kind, label = method_of_label(instruction.label), instruction.label or instruction.kind
+            words[number] = Words(kind, SHORT[instruction.kind], label)
+    if (found := _DATA.search(predicted)) is not None:
+        data = json.loads(found[1])
+        words |= {at: Words(*data["words"][number]) for at, number in data["of"]}
+    return words
+
+
+def _values(record: MeasuredRun, line: str, picture: TimelinePicture | None) -> Mapping[str, object]:
     steps = f"{record.first_step}{EN_DASH}{record.last_step}"
     shown, others = record.differences[:MOST_ROWS], record.differences[MOST_ROWS:]
     return {
         "line": f"A step: {line}.",
         "steps": steps if record.first_step != record.last_step else str(record.first_step),
-        "timelines": draw_timelines(timeline, plan, names)[:1],
+        "timeline": picture,
         "rows": difference_rows(shown, SIDES),
         "others": sum_row(f"{len(others)} more", others) if others else None,
         "total": total_row(record.predicted.step_s, record.measured.step_s),

@@ -1,32 +1,33 @@
 """Segments and instructions: what is executed, in words."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import onnx
 
-from partc.compiler.report.methods import method_of_label
-from partc.compiler.report.units import join_words, operations, plural, size
-from partc.runtime.plan.program import Instruction, Plan, Rank, Run, Start, Wait, instructions_of, members_of
+from partc.compiler.compilation import Compilation
+from partc.compiler.report.describe_messages import MessageNames, Words
+from partc.compiler.report.units import join_words, operations, plural, size, some_ranges
+from partc.runtime.plan.program import (
+    Instruction,
+    Plan,
+    Rank,
+    Run,
+    Start,
+    Store,
+    Wait,
+    instructions_of,
+    members_of,
+)
 
 MAX_OPS = 3
 
-ACTS = {
-    "all_reduce": "sum, everywhere",
-    "reduce": "sum, at the first",
-    "broadcast": "send to all",
-    "reduce_scatter": "sum, each its part",
-    "all_gather": "collect the parts, everywhere",
-    "shift_ahead": "hand on to the next",
-    "shift_back": "hand back to the one before",
-    "exchange": "send what others want",
-    "gather_rows": "collect rows at the first",
-    "scatter_rows": "hand rows back",
-    "all_gather_rows": "collect rows, everywhere",
-    "all_to_all_rows": "exchange rows by owner",
-}
+MAX_LISTINGS = 12
+MAX_STEPS = 120  # of a listing, after those that follow each other and are alike were put together
+ALIKE = 4  # communications of one kind in a row are told together from so many on
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class ProgramListing:
 
     title: str
     steps: tuple[ProgramStep, ...]
+    left_out: int
 
 
 def describe_segments(plan: Plan, folder: Path) -> tuple[SegmentRow, ...]:
@@ -72,8 +74,8 @@ def describe_segments(plan: Plan, folder: Path) -> tuple[SegmentRow, ...]:
 
 
 def segment_names(plan: Plan) -> dict[str, str]:
-    """Return what pages and traces call the segments, by the first eight digits of their hash."""
-    return {Path(run.segment).stem[:8]: f"S{i}" for i, run in enumerate(_first_runs(plan), 1)}
+    """Return what pages and traces call the segments, by their files' names."""
+    return {Path(run.segment).stem: f"S{i}" for i, run in enumerate(_first_runs(plan), 1)}
 
 
 def _first_runs(plan: Plan) -> tuple[Run, ...]:
@@ -110,43 +112,112 @@ def _updates(run: Run, variable_of: Mapping[str, str]) -> str:
     return join_words(variables) if variables else ""
 
 
-def describe_listings(plan: Plan, segments: tuple[SegmentRow, ...]) -> tuple[ProgramListing, ...]:
-    """Return the program of one rank of every kind, the first of its kind."""
+def instruction_words(compilation: Compilation, segments: tuple[SegmentRow, ...]) -> dict[int, Words]:
+    """Return runs and communications in words, by their place in the plan's instructions."""
+    by_path = {segment.path: _run_words(segment) for segment in segments}
+    names = MessageNames(compilation)
+    words: dict[int, Words] = {}
+    for number, instruction in enumerate(compilation.plan.instructions):
+        if isinstance(instruction, Run):
+            words[number] = by_path[instruction.segment]
+        elif isinstance(instruction, Start):
+            words[number] = names.words(instruction)
+    return words
+
+
+def _run_words(segment: SegmentRow) -> Words:
+    updates = f"; updates {segment.updates}" if segment.updates else ""
+    ops = f", most of them {segment.ops}" if segment.ops else ""
+    nodes = plural(segment.nodes, "node")
+    return Words("compute", segment.name, f"{segment.name} ({segment.site}): {nodes}{ops}{updates}")
+
+
+def describe_listings(
+    plan: Plan, segments: tuple[SegmentRow, ...], words: Mapping[int, Words]
+) -> tuple[ProgramListing, ...]:
+    """Return the program of one rank of every kind, the first of its kind; no more than MAX_LISTINGS."""
     kinds: dict[tuple[object, ...], Rank] = {}
     for rank in plan.ranks:
         kinds.setdefault((rank.sites, rank.kind), rank)
     by_path = {segment.path: segment for segment in segments}
-    return tuple(_listing(plan, rank, by_path) for rank in kinds.values())
+    places = {id(instruction): number for number, instruction in enumerate(plan.instructions)}
+    return tuple(_listing(plan, rank, by_path, words, places) for rank in [*kinds.values()][:MAX_LISTINGS])
 
 
-def _listing(plan: Plan, rank: Rank, segments: Mapping[str, SegmentRow]) -> ProgramListing:
-    steps = tuple(_step(i, plan, rank, segments) for i in instructions_of(plan, rank))
+def _listing(
+    plan: Plan,
+    rank: Rank,
+    segments: Mapping[str, SegmentRow],
+    words: Mapping[int, Words],
+    places: Mapping[int, int],
+) -> ProgramListing:
+    instructions = instructions_of(plan, rank)
+    steps: list[ProgramStep] = []
+    for _, together in groupby(instructions, key=_kind_of):
+        alike = list(together)
+        match alike[0]:
+            case Run():
+                steps += [_run_step(run, segments) for run in alike if isinstance(run, Run)]
+            case Wait():
+                steps.append(_wait_step([wait.tag_id for wait in alike if isinstance(wait, Wait)]))
+            case Start():
+                starts = [(start, words[places[id(start)]]) for start in alike if isinstance(start, Start)]
+                steps += _start_steps(starts, plan, rank)
+            case _:
+                steps += [_store_step(store) for store in alike if isinstance(store, Store)]
     plays = " and ".join(rank.sites)
     return ProgramListing(
-        f"Rank {rank.rank}, {rank.device}, {plays}: {plural(len(steps), 'instruction')}", steps
+        f"Rank {rank.rank}, {rank.device}, {plays}: {plural(len(instructions), 'instruction')}",
+        tuple(steps[:MAX_STEPS]),
+        max(0, len(steps) - MAX_STEPS),
     )
 
 
-def _step(
-    instruction: Instruction, plan: Plan, rank: Rank, segments: Mapping[str, SegmentRow]
-) -> ProgramStep:
-    match instruction:
-        case Run():
-            segment = segments[instruction.segment]
-            remark = f"{plural(segment.nodes, 'node')}, {segment.touched} touched"
-            updates = f"; updates {segment.updates}" if segment.updates else ""
-            return ProgramStep("run", "run", f"{segment.name} ({instruction.site})", remark + updates)
-        case Start():
-            return _start_step(instruction, members_of(plan, instruction.group, rank))
-        case Wait():
-            return ProgramStep("wait", "wait", f"#{instruction.tag_id}", "")
-    return ProgramStep("store", "store", f"{instruction.source} → {instruction.target}", "")
+def _kind_of(instruction: Instruction) -> object:
+    """Return what instructions that follow each other must have in common to be told together."""
+    if isinstance(instruction, Start):
+        return Start, instruction.kind, instruction.group
+    return type(instruction)
 
 
-def _start_step(start: Start, group: tuple[int, ...]) -> ProgramStep:
-    members = plural(len(group), "rank")
-    amount = f", {size(start.payload_bytes)}" if start.payload_bytes else ""
-    what = f"#{start.tag_id} {ACTS[start.kind]}"
-    return ProgramStep(
-        method_of_label(start.label), "start", what, f"among {members}{amount}: {start.label}".rstrip(": ")
-    )
+def _run_step(run: Run, segments: Mapping[str, SegmentRow]) -> ProgramStep:
+    segment = segments[run.segment]
+    remark = f"{plural(segment.nodes, 'node')}, {segment.touched} touched"
+    updates = f"; updates {segment.updates}" if segment.updates else ""
+    return ProgramStep("run", "run", f"{segment.name} ({run.site})", remark + updates)
+
+
+def _wait_step(tags: Sequence[int]) -> ProgramStep:
+    return ProgramStep("wait", "wait", f"for {_tags(tags)}", "")
+
+
+def _store_step(store: Store) -> ProgramStep:
+    return ProgramStep("store", "store", f"{store.source} → {store.target}", "")
+
+
+def _start_steps(starts: Sequence[tuple[Start, Words]], plan: Plan, rank: Rank) -> list[ProgramStep]:
+    """Tell communications of one kind and group that follow each other, together if there are many."""
+    first, words = starts[0]
+    members = plural(len(members_of(plan, first.group, rank)), "rank")
+    if len(starts) < ALIKE:
+        return [
+            ProgramStep(
+                words.kind,
+                "start",
+                f"#{start.tag_id} {words.short}",
+                ": ".join([", ".join([f"among {members}", *_amount(start.payload_bytes)]), words.what]),
+            )
+            for start, words in starts
+        ]
+    amount = ", ".join([f"among {members}", *_amount(sum(start.payload_bytes for start, _ in starts))])
+    tags = _tags([start.tag_id for start, _ in starts])
+    others = f"{words.what}, and {len(starts) - 1} more of the kind"
+    return [ProgramStep(words.kind, "start", f"{tags} {words.short}", f"{amount} together: {others}")]
+
+
+def _amount(payload_bytes: int) -> list[str]:
+    return [size(payload_bytes)] if payload_bytes else []
+
+
+def _tags(tags: Sequence[int]) -> str:
+    return f"#{some_ranges(tags)}"

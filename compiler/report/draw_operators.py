@@ -25,7 +25,7 @@ GAP = 2  # between cells, where they are large
 SMALLEST_WITH_GAP = 7
 LINE, CHARACTER = 13, 7.5  # what a number in a cell takes
 NAME_CHARACTERS = 20
-DRAWN = 120  # others are folded away
+DRAWN = 30  # others are folded away
 NAMES_TOLD = 30
 
 

@@ -9,6 +9,7 @@ from partc.cost.network import traffic
 from partc.cost.network.families import Family, families_of, in_every
 from partc.cost.network.topology import Lane, Network
 from partc.cost.network.traffic import Phase, Phases
+from partc.cost.network.ways import Array
 from partc.cost.simulation.timeline import phases_of
 from partc.runtime.plan.program import Plan, Rank, Start
 
@@ -26,6 +27,20 @@ def lane_name(lane: Lane) -> str:
     """Return what a lane is called: `hostA -> switch`, `memory of hostA`."""
     one, other = lane
     return f"{other} of {one}" if other == "memory" else f"{one} -> {other}"
+@dataclass(frozen=True, slots=True)
+class StepTraffic:
+    """What a step's communications move: by host (received, sent), by lane, the longest occupied first."""
+
+    hosts: dict[str, tuple[float, float]]
+    lanes: tuple[LaneLoad, ...]
+
+
+def step_traffic(plan: Plan, cluster: Cluster) -> StepTraffic:
+    """Return both at once: going through a large plan's communications takes seconds."""
+    network = Network(cluster)
+    totals = traffic.totals_of(network, _phases(plan, network))
+    borders = zip(totals.ingress.tolist(), totals.egress.tolist(), strict=True)
+    return StepTraffic(dict(zip(network.hosts, borders, strict=True)), _loads(network, totals.lanes))
 
 
 def host_traffic(plan: Plan, cluster: Cluster) -> dict[str, tuple[float, float]]:
@@ -37,7 +52,10 @@ def host_traffic(plan: Plan, cluster: Cluster) -> dict[str, tuple[float, float]]
 def lane_loads(plan: Plan, cluster: Cluster) -> tuple[LaneLoad, ...]:
     """Return the lanes that carry anything in a step, the one that is occupied longest first."""
     network = Network(cluster)
-    lane_bytes = traffic.lane_loads(network, _phases(plan, network))
+    return _loads(network, traffic.lane_loads(network, _phases(plan, network)))
+
+
+def _loads(network: Network, lane_bytes: Array) -> tuple[LaneLoad, ...]:
     loads = [
         LaneLoad(lane, amount, amount / rate)
         for lane, amount, rate in zip(

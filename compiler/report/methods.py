@@ -93,16 +93,16 @@ EXPLANATIONS = (
 class Key:
     """What a colour of the timeline means."""
 
-    method: str
+    kind: str
     name: str
 
 
-KEYS = tuple(Key(explanation.method, explanation.name) for explanation in EXPLANATIONS)
-
-MESH_KEYS = (
+KEYS = (
+    Key("compute", "computing"),
     Key("all_reduce", "AllReduce"),
-    Key("all_gather", "AllGather and ReduceScatter of parts, neighbours\u2019 rows"),
-    Key("servers", "between stages, and between operators\u2019 devices"),
+    Key("all_gather", "AllGather(v), ReduceScatter"),
+    Key("servers", "to and from servers"),
+    Key("transfer", "between stages, operators\u2019 devices and neighbours"),
 )
 
 _METHODS = {
@@ -110,8 +110,10 @@ _METHODS = {
     "AllGatherRows": "all_gather",
     "AllGather": "all_gather",
     "ReduceScatter": "all_gather",
-    "ShiftAhead": "all_gather",
-    "ShiftBack": "all_gather",
+    "ShiftAhead": "transfer",
+    "ShiftBack": "transfer",
+    "ToStage": "transfer",
+    "Exchange": "transfer",
 }
 
 

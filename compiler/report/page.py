@@ -13,8 +13,10 @@ from markupsafe import Markup
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.report.describe_headline import describe_headline
-from partc.compiler.report.describe_program import segment_names
+from partc.compiler.report.describe_program import describe_segments, instruction_words
 from partc.compiler.report.describe_what_if import what_if_section
+from partc.compiler.report.measure_traffic import step_traffic
+from partc.compiler.report.operators.describe_graph import graph_section
 from partc.compiler.report.plan_sections import (
     assumptions_section,
     cluster_section,
@@ -35,9 +37,17 @@ TEMPLATES = Path(__file__).parent / "templates"
 SECTIONS: tuple[Section, ...] = (
     Section("why", "Why", "why.html", why_section),
     Section("why", "Why", "mesh.html", mesh_section),
+    Section(
+        "graph",
+        "Every operator",
+        "graph/graph.html",
+        graph_section,
+        styles=("graph/graph.css",),
+        scripts=("graph/graph.js",),
+    ),
     Section("operators", "Operators", "operators.html", operators_section),
     Section("cluster", "Cluster", "cluster.html", cluster_section),
-    Section("timeline", "Timeline", "timeline.html", timeline_section),
+    Section("timeline", "Timeline", "timeline.html", timeline_section, scripts=("timeline.js",)),
     Section(
         "what-if",
         "What if",
@@ -56,14 +66,18 @@ SECTIONS: tuple[Section, ...] = (
 
 def render_report(compilation: Compilation, cluster: Cluster, folder: Path) -> str:
     """Return the page. `folder` holds the plan's model and segments; equal plans give equal pages."""
-    source = ReportSource(compilation, cluster, folder, segment_names(compilation.plan))
+    segments = describe_segments(compilation.plan, folder)
+    words = instruction_words(compilation, segments)
+    traffic = step_traffic(compilation.plan, cluster)
+    source = ReportSource(compilation, cluster, folder, segments, words, traffic)
+    model = _model_name(folder / compilation.plan.model)
     described = [(section, section.describe(source)) for section in SECTIONS]
     present = [(section, values) for section, values in described if values is not None]
     return (
         _environment()
         .get_template("report.html")
         .render(
-            headline=describe_headline(compilation, cluster, _model_name(folder / compilation.plan.model)),
+            headline=describe_headline(compilation, cluster, model, traffic),
             sections=[section for section, _ in present],
             bodies=[render_part(section.template, values) for section, values in present],
             styles=dict.fromkeys(name for section, _ in present for name in section.styles),

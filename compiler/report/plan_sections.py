@@ -2,28 +2,30 @@
 
 from collections.abc import Mapping
 
+from partc.compiler.report.choices.describe_mesh import describe_mesh
+from partc.compiler.report.choices.describe_variables import describe_variables, group_reasons
+from partc.compiler.report.choices.explain_choices import (
+    candidates,
+    describe_sensitivity,
+    describe_solution,
+    worked_examples,
+)
+from partc.compiler.report.cluster.describe_devices import describe_devices
+from partc.compiler.report.cluster.describe_links import describe_links, loads_of
+from partc.compiler.report.cluster.describe_servers import describe_servers
+from partc.compiler.report.cluster.draw_cluster import draw_cluster
 from partc.compiler.report.describe_assumptions import (
     describe_draws,
     describe_inputs,
     describe_sparsity,
     whole_ops,
 )
-from partc.compiler.report.describe_devices import describe_devices
-from partc.compiler.report.describe_mesh import describe_mesh
-from partc.compiler.report.describe_program import describe_listings, describe_segments
-from partc.compiler.report.describe_servers import describe_servers
-from partc.compiler.report.describe_variables import describe_variables
-from partc.compiler.report.draw_cluster import draw_cluster
+from partc.compiler.report.describe_program import describe_listings
 from partc.compiler.report.draw_operators import draw_operators
-from partc.compiler.report.draw_timeline import draw_timelines, list_longest
-from partc.compiler.report.explain_choices import (
-    candidates,
-    describe_sensitivity,
-    describe_solution,
-    worked_examples,
-)
-from partc.compiler.report.methods import EXPLANATIONS, KEYS, MESH_KEYS
+from partc.compiler.report.methods import EXPLANATIONS
 from partc.compiler.report.section import ReportSource
+from partc.compiler.report.timeline.bar_events import list_longest
+from partc.compiler.report.timeline.draw_timeline import draw_timeline
 
 Values = Mapping[str, object]
 
@@ -58,20 +60,22 @@ def operators_section(source: ReportSource) -> Values | None:
 
 
 def cluster_section(source: ReportSource) -> Values:
-    """Draw the cluster."""
+    """Draw the cluster, and list what its links carry."""
+    plan = source.compilation.plan
+    loads = loads_of(source.traffic, source.cluster, source.compilation.timeline.step_s)
     return {
-        "cluster": draw_cluster(source.compilation.plan, source.cluster),
+        "cluster": draw_cluster(plan, source.cluster, loads),
+        "links": describe_links(loads),
         "assignment": source.compilation.costs.assignment,
     }
 
 
 def timeline_section(source: ReportSource) -> Values:
     """Draw the predicted step."""
-    compilation, names = source.compilation, dict(source.segment_names)
+    timeline = source.compilation.timeline
     return {
-        "timelines": draw_timelines(compilation.timeline, compilation.plan, names),
-        "longest": list_longest(compilation.timeline, names),
-        "keys": MESH_KEYS if compilation.strategy.has_meshes else KEYS,
+        "timeline": draw_timeline(timeline, source.compilation.plan, source.words),
+        "longest": list_longest(timeline, source.words),
     }
 
 
@@ -89,7 +93,11 @@ def servers_section(source: ReportSource) -> Values:
 def variables_section(source: ReportSource) -> Values:
     """List all variables."""
     compilation = source.compilation
-    return {"variables": describe_variables(compilation.plan, compilation.costs.choices, source.facts)}
+    choices = compilation.costs.choices
+    return {
+        "variables": describe_variables(compilation.plan, choices, source.facts),
+        "reasons": group_reasons(choices),
+    }
 
 
 def assumptions_section(source: ReportSource) -> Values:
@@ -109,6 +117,5 @@ def assumptions_section(source: ReportSource) -> Values:
 
 def program_section(source: ReportSource) -> Values:
     """List segments and instructions."""
-    plan = source.compilation.plan
-    segments = describe_segments(plan, source.folder)
-    return {"segments": segments, "listings": describe_listings(plan, segments)}
+    listings = describe_listings(source.compilation.plan, source.segments, source.words)
+    return {"segments": source.segments, "listings": listings}

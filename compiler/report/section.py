@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partc.compiler.compilation import Compilation
+from partc.compiler.report.describe_messages import Words
+from partc.compiler.report.describe_program import SegmentRow
+from partc.compiler.report.measure_traffic import StepTraffic
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.strategy import SyncFacts
 
@@ -14,13 +17,16 @@ class ReportSource:
     """What sections are made of.
 
     folder: the plan's, with its model and segments
-    segment_names: the first eight digits of a segment's hash -> what the page calls it
+    segments: the distinct ones, in the order in which they first run
+    words: what the page calls runs and starts, by their place in the plan's instructions
     """
 
     compilation: Compilation
     cluster: Cluster
     folder: Path
-    segment_names: Mapping[str, str]
+    segments: tuple[SegmentRow, ...]
+    words: Mapping[int, Words]
+    traffic: StepTraffic
 
     @property
     def facts(self) -> dict[str, SyncFacts]:

@@ -40,6 +40,8 @@ def percent(share: float) -> str:
     """Print a share, with more digits where it is small: 0.32 %."""
     if share == 0.0:
         return f"0{NO_BREAK}%"
+    if share < 0.00005:
+        return f"under{NO_BREAK}0.01{NO_BREAK}%"
     digits = 0 if share >= 0.1 else 1 if share >= 0.01 else 2
     return f"{share * 100:.{digits}f}{NO_BREAK}%"
 
@@ -89,6 +91,9 @@ def _three_digits(value: float) -> str:
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
-def solver_time(deterministic_time: float) -> str:
-    """Print a solver's deterministic time; nothing where presolving answered, and nothing was searched."""
-    return f"{deterministic_time:.4f}" if deterministic_time >= 5e-5 else ""
+def solver_work(deterministic_time: float) -> str:
+    """Print CP-SAT's deterministic time: work of about as many seconds, the same on every machine.
+
+    Nothing is printed where presolving answered, and nothing was searched.
+    """
+    return f"about {seconds(deterministic_time)}" if deterministic_time >= 5e-5 else ""

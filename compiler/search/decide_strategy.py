@@ -14,12 +14,13 @@ from itertools import islice
 from operator import attrgetter
 
 from partc.compiler.compilation import Compilation
+from partc.compiler.importing.read_annotations import has_annotations, strategy_of_annotations
 from partc.compiler.options import Options
 from partc.compiler.pipeline import PipelinePhase, run
 from partc.compiler.planning.price_step import MANY_RANKS
 from partc.compiler.search.name_what_fits import names_by_need
 from partc.compiler.search.whole_steps import WholeSteps, names_for
-from partc.compiler.settle_options import begin_compilation
+from partc.compiler.settle_options import begin_compilation, fill_sizes
 from partc.cost.assignment.search_strategy import DATA_PARALLEL, Tried
 from partc.cost.cluster.cluster import Cluster
 from partc.passes.graph.training_graph import TrainingGraph
@@ -38,14 +39,23 @@ Read = Callable[[], TrainingGraph]
 
 
 def decide_strategy(
-    read: Read, cluster: Cluster, options: Options, phases: Sequence[PipelinePhase]
+    read: Read,
+    cluster: Cluster,
+    options: Options,
+    phases: Sequence[PipelinePhase],
+    follows_annotations: bool = False,
 ) -> Compilation:
     """Return a compilation that has run `phases`, with the strategy asked for, or the quickest for `auto`.
 
-    `read`: returns the graph anew, since compiling changes it; `phases`: up to decisions, or further. Raises
-    PartcError; DoesNotFit where no strategy that is tried fits in memory.
+    `read`: returns the graph anew, since compiling changes it; `phases`: up to decisions, or further.
+    `follows_annotations`: for `auto`, the graph's own devices and shards are pins. Raises PartcError;
+    DoesNotFit where no strategy that is tried fits in memory.
     """
-    compilation = begin_compilation(read(), cluster, options)
+    training = read()
+    if follows_annotations and has_annotations(training):
+        options = _follow_annotations(options, training, cluster)
+        training = read()
+    compilation = begin_compilation(training, cluster, options)
     if not _names_are_open(compilation):
         run(phases, compilation)
         return compilation
@@ -65,6 +75,17 @@ def decide_strategy(
     if best is None or (ways and best.step_s * (1 + REQUIRED_GAIN_OF_NAMES) >= ways[0].step_s):
         return compilation
     return _take(best, compilation, read, phases)
+
+
+def _follow_annotations(options: Options, training: TrainingGraph, cluster: Cluster) -> Options:
+    """Return the options with what the graph's file pins, unless the user asks for a strategy."""
+    if options.strategy != "auto":
+        log.warning("the devices that the model's annotations name are not followed: a strategy is asked for")
+        return options
+    sizes = fill_sizes(options.sizes, training)
+    pinned = strategy_of_annotations(training, sizes, cluster, options.batch)
+    assert pinned is not None, "the file has annotations"
+    return replace(options, strategy=pinned)
 
 
 def _take(best: Tried, before: Compilation, read: Read, phases: Sequence[PipelinePhase]) -> Compilation:

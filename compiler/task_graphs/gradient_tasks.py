@@ -22,7 +22,8 @@ from partc.compiler.task_graphs.task_blocks import (
 )
 from partc.compiler.task_graphs.task_prices import TaskPrices
 from partc.cost.simulation.task_arrays import Floats
-from partc.passes.layouts.layouts import Layout, Mesh, Partial, Replicate, Split
+from partc.passes.layouts.layouts import Layout, Partial, Replicate, Split
+from partc.passes.layouts.meshes import Mesh
 from partc.passes.scheduling.segment_work import Work
 from partc.passes.search.count_work import count_update
 from partc.passes.search.group_layouts import plain

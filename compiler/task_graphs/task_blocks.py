@@ -15,7 +15,8 @@ from partc.compiler.task_graphs.task_prices import Moved, Sent, TaskPrices
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
 from partc.cost.simulation.task_arrays import Floats, Ints, Longs
 from partc.passes.layouts.boxes import box_of
-from partc.passes.layouts.layouts import Layout, Mesh
+from partc.passes.layouts.layouts import Layout
+from partc.passes.layouts.meshes import Mesh
 from partc.passes.scheduling.segment_work import Work
 from partc.passes.search.group_layouts import CollectiveKind, GroupLayout, Placements
 from partc.passes.search.grouped_step import Way

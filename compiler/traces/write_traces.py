@@ -45,7 +45,8 @@ def measured_process(rank: Rank) -> str:
 
 def measured_bars(plan: Plan, times: Mapping[int, RankTimes]) -> list[Bar]:
     """Return the bars of all recorded steps; the first step begins at 0, on rank 0's clock."""
-    steps = [(rank, step) for rank in plan.ranks for step in times[rank.rank].steps if step.begin_s]
+    ranks = [rank for rank in plan.ranks if rank.rank in times]
+    steps = [(rank, step) for rank in ranks for step in times[rank.rank].steps if step.begin_s]
     origin_s = min((step.begin_s[0] + times[rank.rank].offset_s for rank, step in steps), default=0.0)
     names = segment_names(plan)
     bars: list[Bar] = []
@@ -77,7 +78,7 @@ def _bars_of_step(
 def _name(instruction: Instruction, starts: Mapping[int, Start], names: Mapping[str, str]) -> str:
     match instruction:
         case Run(site=site, segment=segment):
-            return f"{names[PurePosixPath(segment).stem[:8]]} ({site})"
+            return f"{names[PurePosixPath(segment).stem]} ({site})"
         case Store(target=target):
             return f"store {target}"
         case Start() | Wait():
@@ -100,17 +101,18 @@ def write_predicted_trace(path: Path, plan: Plan, timeline: Timeline) -> None:
 
 
 def write_run_trace(path: Path, folder: PlanFolder, times: Mapping[int, RankTimes]) -> None:
-    """Write the recorded steps, and beside the first of them the prediction, rank by rank.
+    """Write the recorded steps, and beside the first of them the prediction, rank by rank: of all in `times`.
 
     A plan without its cluster.json has no prediction.
     """
     plan = folder.plan
     cluster = folder.path / "cluster.json"
     bars = measured_bars(plan, times)
-    processes = [measured_process(rank) for rank in plan.ranks]
+    ranks = [rank for rank in plan.ranks if rank.rank in times]
+    processes = [measured_process(rank) for rank in ranks]
     if cluster.exists():
-        bars += predicted_bars(plan, simulate(plan, read_cluster(cluster)))
-        processes = [
-            name for rank in plan.ranks for name in (predicted_process(rank), measured_process(rank))
-        ]
+        predicted = {predicted_process(rank) for rank in ranks}
+        every = predicted_bars(plan, simulate(plan, read_cluster(cluster)))
+        bars += [bar for bar in every if bar.process in predicted]
+        processes = [name for rank in ranks for name in (predicted_process(rank), measured_process(rank))]
     write_trace(path, bars, processes)

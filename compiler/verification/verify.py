@@ -34,6 +34,7 @@ from partc.compiler.verification.reference import TABLE_LIMIT_BYTES, Reference, 
 from partc.compiler.verification.rounding import Rounding
 from partc.compiler.verification.total_batches import total_batches
 from partc.runtime.asynchronous.session import with_one_worker
+from partc.runtime.check_arguments import public
 from partc.runtime.data.feeds import open_source
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.data.not_finite import Index, element, with_cause
@@ -154,6 +155,7 @@ class VerifyReport:
         return f"; {elements} off by what their gradients' rounding makes" if within_rounding else ""
 
 
+@public
 def verify(
     plan_folder: PlanFolder | Path | str,
     *,

@@ -4,10 +4,11 @@
 
     P = 1          one server carries a variable's whole traffic
     P = servers    the traffic is spread as evenly as it can be, over the slowest link too
+    P > servers    a server has several partitions, which lie next to each other
 
 P is one number for all large variables, as for Parallax's partitioner (parallax-manual.txt): large are
-those that the assignment to servers would split. Every P is priced, since there are no more than servers
-(docs/decisions/009-partitions.md); no trial runs.
+those that the assignment to servers would split. Every P is priced up to the number of servers, or the
+next multiple of it where the user asks for more (docs/decisions/009-partitions.md); no trial runs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -54,23 +55,23 @@ def search_partitions(
 
 
 def check_partitions(cluster: Cluster, partitions: int) -> int:
-    """Return the most partitions that the cluster allows. Raises BadUsage if `partitions` are too many."""
-    servers = sum(host.server for host in cluster.hosts)
-    if not 1 <= partitions <= max(1, servers):
-        raise BadUsage(
-            f"{partitions} partitions on {servers} servers",
-            at="min_partitions",
-            fix=f"ask for 1 to {max(1, servers)}: a server keeps its rows of a variable in one piece",
-        )
-    return max(1, servers)
+    """Return the most partitions worth trying, from `partitions` on: as many on every server.
+
+    Raises BadUsage of less than one.
+    """
+    if partitions < 1:
+        raise BadUsage(f"{partitions} partitions", at="min_partitions", fix="ask for at least one")
+    servers = max(1, sum(host.server for host in cluster.hosts))
+    return servers * -(-partitions // servers)
 
 
 def partition_evenly(
     facts: Sequence[SyncFacts], cluster: Cluster, partitions: int
 ) -> dict[str, tuple[Shard, ...]]:
-    """Return `partitions` even shards for each of `facts`, as far as it has rows.
+    """Return the servers' shards of `partitions` equal parts of each of `facts`, as far as it has rows.
 
-    Each variable goes to the servers that would be done first with what they carry so far.
+    Parts go to the servers that would be done first with what they carry so far. Of more parts than servers
+    each server has several, as one shard.
     """
     servers = [host for host in cluster.hosts if host.server]
     rates = _rates(servers, cluster)
@@ -81,14 +82,20 @@ def partition_evenly(
         share_bytes = fact.touched_rows * fact.row_bytes / count
         # In host order where several are equally fast: sorting is stable.
         quickest = sorted(rates, key=lambda name: busy_s[name] + share_bytes / rates[name])[:count]
+        each, more = divmod(count, len(quickest))
+        parts = {name: each + (place < more) for place, name in enumerate(quickest)}
         for name in quickest:
-            busy_s[name] += share_bytes / rates[name]
-        found[fact.name] = _even(fact, [host.name for host in servers if host.name in quickest])
+            busy_s[name] += parts[name] * share_bytes / rates[name]
+        found[fact.name] = _shards(
+            fact, {host.name: parts[host.name] for host in servers if host.name in parts}
+        )
     return found
 
 
-def _even(fact: SyncFacts, hosts: Sequence[str]) -> tuple[Shard, ...]:
-    pieces = cut(fact.spread, fact.rows, [1 / len(hosts)] * len(hosts))
+def _shards(fact: SyncFacts, parts: Mapping[str, int]) -> tuple[Shard, ...]:
+    """Return each host's shard, of so many equal parts."""
+    hosts, count = list(parts), sum(parts.values())
+    pieces = cut(fact.spread, fact.rows, [number / count for number in parts.values()])
     ends = [0, *accumulate(pieces)]
     return tuple(Shard(host, start, stop) for host, (start, stop) in zip(hosts, pairwise(ends), strict=True))
 

@@ -17,8 +17,8 @@ def time_instructions(
 ) -> tuple[Timeline, dict[int, StepTimes]]:
     """Return the predicted timeline of a step, and for every rank when it executes what, from 0 on."""
     play = _TimedPlay(plan, cluster, measured)
-    for instruction in plan.instructions:
-        play.execute(instruction)
+    for number, instruction in enumerate(plan.instructions):
+        play.execute(instruction, number)
     return play.timeline(), {rank.rank: play.times_of(rank) for rank in plan.ranks}
 
 
@@ -31,10 +31,10 @@ class _TimedPlay(Play):
         self._ends: list[Array] = []
         self._alone: list[Array] = []
 
-    def execute(self, instruction: Instruction) -> None:
+    def execute(self, instruction: Instruction, number: int) -> None:
         """Play one instruction, and note when."""
         self._begins.append(self.clock.copy())
-        super().execute(instruction)
+        super().execute(instruction, number)
         self._ends.append(self.clock.copy())
         is_run = isinstance(instruction, Run)
         self._alone.append(self.alone.copy() if is_run else np.zeros(len(self.clock)))

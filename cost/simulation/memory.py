@@ -1,6 +1,7 @@
 """How much memory each rank needs, and how much its device has.
 
-variables    what the rank holds, unless it lies in a buffer
+variables    what the rank holds, unless it lies in a buffer; slots are those of them that are no parameters:
+             optimizer slots, averages, counters
 buffers      contiguous memory for communication, one per site that the rank plays
 values       the most that it keeps between segments: data, and what of each micro-batch under way is
              read later (live_memory.py)
@@ -25,6 +26,7 @@ class DeviceMemory:
 
     rank: int
     variables_bytes: int
+    slots_bytes: int  # of these
     buffers_bytes: int
     values_bytes: int
     activations_bytes: int
@@ -54,10 +56,12 @@ def memory_of(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
         if kind not in live:  # ranks of one kind do the same
             live[kind] = live_bytes(plan, rank)
         own = in_buffers if not rank.slices else in_buffers | {piece.value for piece in rank.slices}
-        held = (piece for piece in rank.held if piece.value not in own)
+        held = [(variables[piece.variable], piece) for piece in rank.held if piece.value not in own]
+        sizes = [(variable.role, held_bytes(piece, variable)) for variable, piece in held]
         need = DeviceMemory(
             rank=rank.rank,
-            variables_bytes=sum(held_bytes(piece, variables[piece.variable]) for piece in held),
+            variables_bytes=sum(nbytes for _, nbytes in sizes),
+            slots_bytes=sum(nbytes for role, nbytes in sizes if role != "parameter"),
             buffers_bytes=buffers[rank.sites],
             values_bytes=live[kind].kept,
             activations_bytes=live[kind].peak - live[kind].kept,

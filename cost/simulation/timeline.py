@@ -55,7 +55,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bars:
-    """The same event of several ranks: arrays by position in `ranks`, int64."""
+    """The same event of several ranks: arrays by position in `ranks`, int64.
+
+    `instruction`: which of the plan's it is.
+    """
 
     lane: LaneKind
     label: str
@@ -63,6 +66,7 @@ class Bars:
     start_s: Array
     stop_s: Array
     payload_bytes: Numbers
+    instruction: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +131,8 @@ NOTHING_MEASURED = Measured()
 def simulate(plan: Plan, cluster: Cluster, measured: Measured = NOTHING_MEASURED) -> Timeline:
     """Return the predicted timeline of one step. Segments that are not `measured` are priced."""
     play = Play(plan, cluster, measured)
-    for instruction in plan.instructions:
-        play.execute(instruction)
+    for number, instruction in enumerate(plan.instructions):
+        play.execute(instruction, number)
     return play.timeline()
 
 
@@ -158,19 +162,19 @@ class Play:
         self.bars: list[Bars] = []
         self.totals = Totals.nothing(self.network)
 
-    def execute(self, instruction: Instruction) -> None:
-        """Play one instruction on all ranks that it concerns."""
+    def execute(self, instruction: Instruction, number: int) -> None:
+        """Play one instruction on all ranks that it concerns. `number`: its place in the plan's list."""
         match instruction:
             case Run():
-                self.run(instruction)
+                self.run(instruction, number)
             case Start():
-                self.start(instruction)
+                self.start(instruction, number)
             case Wait():
                 self.wait(instruction)
 
-    def run(self, run: Run) -> None:
+    def run(self, run: Run, number: int) -> None:
         """Play a segment on the ranks of its site."""
-        label = f"{run.site} {PurePosixPath(run.segment).stem[:8]}"
+        label = f"{run.site} {PurePosixPath(run.segment).stem}"
         kinds = [(kind, ranks) for kind, ranks in self.kinds if run.site in kind.sites]
         running = np.concatenate([ranks for _, ranks in kinds]) if kinds else np.zeros(0, np.int64)
         oversubscription = self.cores.oversubscription(running, self._at_work(running))
@@ -181,9 +185,8 @@ class Play:
             begin, self.alone[ranks] = self.clock[ranks], alone_s
             self.clock[ranks] = stop = begin + alone_s * oversubscription[ranks]
             self.computing[ranks] = stop
-            self.bars.append(
-                Bars("compute", label, ranks, _compact(begin), _compact(stop), _compact(np.zeros_like(ranks)))
-            )
+            sends = _compact(np.zeros_like(ranks))
+            self.bars.append(Bars("compute", label, ranks, _compact(begin), _compact(stop), sends, number))
 
     def _at_work(self, ranks: Numbers) -> Flags:
         """Return who needs a core when some ranks begin something, bool[all ranks]: they and who computes."""
@@ -192,11 +195,11 @@ class Play:
         at_work[ranks] = True
         return at_work
 
-    def start(self, start: Start) -> None:
+    def start(self, start: Start, number: int) -> None:
         """Play a communication of all groups that meet for it."""
         self.done[start.tag_id] = np.zeros(len(self.clock))
         for family, ranks in self._families(start.group):
-            self._communicate(start, family, ranks)
+            self._communicate(start, number, family, ranks)
 
     def _families(self, group: str) -> list[tuple[Family, Numbers]]:
         """Return the alike groups that meet under a name, and their ranks, int64[groups, members]."""
@@ -227,7 +230,7 @@ class Play:
         rate = float(self.network.bytes_per_s[memory])
         return PER_COMMUNICATION_S + COPY_TRAFFIC * start.payload_bytes / rate
 
-    def _communicate(self, start: Start, family: Family, ranks: Numbers) -> None:
+    def _communicate(self, start: Start, number: int, family: Family, ranks: Numbers) -> None:
         """Play a communication of all groups of a family, each of them when it is ready."""
         first = [self.ranks[rank] for rank in ranks[0].tolist()]
         phases = phases_of(start, first, self.network)
@@ -254,6 +257,7 @@ class Play:
                 _compact(np.repeat(begin, ranks.shape[1])),
                 _compact(np.repeat(stop, ranks.shape[1])),
                 _compact(np.tile(np.array(sends, np.int64), len(ranks))),
+                number,
             )
         )
 

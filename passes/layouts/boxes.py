@@ -8,7 +8,8 @@ A fused query, key and value weight [H, 3 H], split by heads behind 3 blocks, ha
 from collections.abc import Sequence
 from itertools import pairwise
 
-from partc.passes.layouts.layouts import Layout, Mesh
+from partc.passes.layouts.layouts import Layout
+from partc.passes.layouts.meshes import Mesh
 from partc.runtime.plan.boxes import part_range
 from partc.runtime.plan.variables import Box
 

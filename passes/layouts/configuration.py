@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from partc.passes.layouts.layouts import WORKER, Layout, Mesh, Meshes, Replicate, Split
+from partc.passes.layouts.layouts import WORKER, Layout, Replicate, Split
+from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.runtime.plan.program import Site
 
 

@@ -11,8 +11,6 @@ from partc.passes.graph.facts import Facts
 from partc.passes.layouts.configuration import Wish
 from partc.passes.layouts.layouts import (
     Layout,
-    Mesh,
-    Meshes,
     Overlapping,
     Owned,
     Partial,
@@ -21,6 +19,7 @@ from partc.passes.layouts.layouts import (
     Split,
     Widened,
 )
+from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.passes.rules.sharding_rule import Reach, ShardingRule
 from partc.passes.rules.sharding_rules import rule_of
 from partc.runtime.plan.boxes import part_range

@@ -11,7 +11,8 @@ from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.configuration import Configuration
 from partc.passes.layouts.decide_layouts import Decision, divides
-from partc.passes.layouts.layouts import Layout, Meshes, Partial, Placement, Replicate, Split
+from partc.passes.layouts.layouts import Layout, Partial, Placement, Replicate, Split
+from partc.passes.layouts.meshes import Meshes
 from partc.runtime.plan.program import Site
 
 WHOLE_ON_WORKERS = Layout("worker")

@@ -11,7 +11,8 @@ from dataclasses import replace
 from math import prod
 
 from partc.cost.strategy import OpConfig, Strategy
-from partc.passes.layouts.layouts import MICROBATCHES, WORKER, Mesh, Meshes
+from partc.passes.layouts.layouts import MICROBATCHES, WORKER
+from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.runtime.errors import BadStrategy
 
 BATCH = "batch"  # the dimension of samples, always along the first axis

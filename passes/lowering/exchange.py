@@ -7,7 +7,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.layouts.boxes import box_of
-from partc.passes.layouts.layouts import Layout, Mesh, Meshes, Partial, PerReplica, Replicate, Split
+from partc.passes.layouts.layouts import Layout, Partial, PerReplica, Replicate, Split
+from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.passes.lowering.lowering import Lowering
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.plan.moves import find_moves, region_of

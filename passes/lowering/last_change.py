@@ -15,12 +15,16 @@ class Change:
     axis: int
 
 
-def last_change(native: Layout, wanted: Layout, divides: Callable[[Layout], bool]) -> Change:
+def last_change(
+    native: Layout, wanted: Layout, divides: Callable[[Layout], bool], moments: int | None = None
+) -> Change:
     """Return the last step from a layout to another on the same mesh.
 
     Local cuts come first, since they make what is sent smaller, and gathering last. Mesh axes that cut at
     one place lie within each other: only the innermost may be undone, or another be cut within it.
     `divides` tells whether a layout makes parts of equal size: those on the way do as well.
+    `moments`: the axis of micro-batches, if there is one. Each rank sums over these before anything that is
+    a term along another axis too is sent, so that it is sent once and not for every micro-batch.
     """
     count = max(len(native.placements), len(wanted.placements))
     undone: list[int] = []
@@ -38,6 +42,9 @@ def last_change(native: Layout, wanted: Layout, divides: Callable[[Layout], bool
     changing = [axis for axis in range(count) if native.along(axis) != wanted.along(axis)]
     pairs = {axis: (native.along(axis), wanted.along(axis)) for axis in changing}
     reduced = [axis for axis, pair in pairs.items() if not any(isinstance(p, Split) for p in pair)]
+    is_sent = any(isinstance(own, Partial) for axis, (own, _) in pairs.items() if axis != moments)
+    if moments is not None and moments in reduced and is_sent and isinstance(native.along(moments), Partial):
+        reduced.remove(moments)
     if cut and not (undone or reduced):
         axis = max(cut, key=lambda a: (isinstance(native.along(a), Partial), a))
         source = native.along(axis)

@@ -20,7 +20,7 @@ from partc.passes.layouts.layouts import REPLICAS, Layout, Owned, PerReplica, Re
 from partc.passes.lowering.gather_owned import slice_owned_rows
 from partc.passes.lowering.local_bounds import local_bounds
 from partc.passes.lowering.local_sizes import uneven_parts
-from partc.passes.lowering.local_windows import cut_to_part, local_node
+from partc.passes.lowering.local_windows import finish_part, local_node, operands_of
 from partc.passes.lowering.lower_table import cuts_table, lower_table
 from partc.passes.lowering.lowered_graph import FactorPart, PartNumber, constant
 from partc.passes.lowering.lowering import INT64, Lowering, tag
@@ -117,17 +117,18 @@ def _emit(
             continue
         value = lowering.value_name(tensor.name, layout)
         values.append(value)
-        name = f"{value}.of_part" if means else f"{value}.wide" if local.cuts or local.pads else value
+        name = f"{value}.of_part" if means else value if local.makes_part else f"{value}.wide"
         outputs.append(gs.Variable(name, dtype=lowering.facts.dtypes[tensor.name]))
     name = f"{node.name}@{outputs[0].name}"
-    copy = gs.Node(local.op, name, local.attributes, operands, outputs, domain=node.domain)
+    given = operands_of(lowering, local, operands, values[0], decision.site)
+    copy = gs.Node(local.op, name, local.attributes, given, outputs, domain=node.domain)
     lowering.out.append(copy, decision.site)
     _count_flops(lowering, node, copy, decision)
     if means:
         return [_scale(lowering, *pair, means, decision) for pair in zip(outputs, values, strict=True)]
-    if local.cuts or local.pads:
-        return [cut_to_part(lowering, *pair, local) for pair in zip(outputs, values, strict=True)]
-    return outputs
+    if local.makes_part:
+        return outputs
+    return [finish_part(lowering, *pair, local, operands) for pair in zip(outputs, values, strict=True)]
 
 
 def _count_flops(lowering: Lowering, node: gs.Node, copy: gs.Node, decision: Decision) -> None:

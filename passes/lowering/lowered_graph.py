@@ -34,7 +34,8 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from partc.passes.layouts.decide_layouts import Decision
-from partc.passes.layouts.layouts import Layout, Mesh, Meshes
+from partc.passes.layouts.layouts import Layout
+from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.runtime.plan.boxes import part_range
 from partc.runtime.plan.program import Site
 from partc.runtime.plan.record import Range

@@ -86,7 +86,8 @@ def reshard(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> 
     if _moves_between_splits(lowering, tensor, native, wanted):
         return exchange(lowering, tensor, native, wanted)
     shape = lowering.facts.shape(tensor)
-    change = last_change(native, wanted, lambda layout: lowering.graph.meshes.divides(layout, shape))
+    meshes = lowering.graph.meshes
+    change = last_change(native, wanted, lambda layout: meshes.divides(layout, shape), meshes.microbatch_axis)
     return _change_axis(lowering, tensor, wanted, change)
 
 

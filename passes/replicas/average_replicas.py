@@ -4,6 +4,8 @@
              main -> (ids, rows) -> update             main -> (Stack, Stack / N) -> update
              main -> loss                              main -> loss -> Average
 
+A replica's own loss stays an output too, where the user fetches it (Aggregation.replica_outputs).
+
 Under this reading the graph is what one replica runs; the result is the graph run N times, its
 gradients averaged, then updated once. Indexed slices are averaged by laying all replicas' slices
 one behind the other, rows divided by N; where ids do not differ between replicas, rows alone are
@@ -13,6 +15,7 @@ Gradients are summed instead where the user asks for it (average_dense, average_
 section 4): a Sum in the place of an Average, and rows that are not divided.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -29,6 +32,11 @@ REPLICA_DOMAIN = "partc.replicas"
 AVERAGE = "Average"  # x -> the mean of all replicas' x
 SUM = "Sum"  # x -> the sum of all replicas' x
 STACK = "Stack"  # x [n, ..] -> all replicas' x [N n, ..], divided by N if attribute `divide`
+
+
+def own_output(name: str) -> str:
+    """Return what each replica's own value of an output is called, beside the mean."""
+    return f"{name}.replica"
 
 
 _SUFFIX = {AVERAGE: "average", SUM: "sum", STACK: "stacked"}
@@ -69,6 +77,8 @@ class _Averaging:
                 variable = replace(variable, next=self._average_output(variable.next))
             variables[name] = variable
         outputs = {self._average_scalar(name): name for name in self.training.outputs}
+        if self.aggregation.replica_outputs:
+            outputs |= self._own_outputs(outputs)
         self._put_in_order()
         self._forget_shapes()
         return replace(
@@ -214,6 +224,18 @@ class _Averaging:
         if output in self.varying and is_scalar and np.issubdtype(tensor.dtype, np.floating):
             return self._average_output(output)
         return output
+
+    def _own_outputs(self, outputs: Mapping[str, str]) -> dict[str, str]:
+        """Return what has been averaged, as outputs of each replica: tensor -> name."""
+        own = {name: own_output(name) for tensor, name in outputs.items() if tensor != name}
+        if taken := sorted(set(own.values()) & set(self.training.outputs)):
+            raise UnsupportedModel(
+                f"the graph has an output {taken[0]!r}, as each replica's own value is to be called",
+                at=f"output {taken[0]!r}",
+                fix="give it another name",
+            )
+        self.graph.outputs += [self.tensors[tensor] for tensor in own]
+        return own
 
     def _check_float(self, tensor: str) -> None:
         if not np.issubdtype(self.tensors[tensor].dtype, np.floating):

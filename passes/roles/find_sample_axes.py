@@ -110,6 +110,18 @@ def find_drawn_splits(training: TrainingGraph, facts: Facts) -> dict[str, Split]
     return trial.drawn | found
 
 
+def find_sample_splits(training: TrainingGraph, facts: Facts) -> dict[str, Split]:
+    """Return the tensors that hold samples, and along what: those that a split of the data reaches.
+
+    Needs: the data inputs' sample axes.
+    """
+    axes = {
+        n: entry.sample_axis for n, entry in training.data_inputs.items() if entry.sample_axis is not None
+    }
+    found = _Search.of(training, facts, to_the_end=True).spread(axes).placements if axes else {}
+    return {name: placement for name, placement in found.items() if isinstance(placement, Split)}
+
+
 def _complete(
     inputs: Mapping[str, object], found: Mapping[str, int], declared: Mapping[str, int | None]
 ) -> dict[str, int | None]:
@@ -156,9 +168,10 @@ class _Search:
     rules: Mapping[str, ShardingRule | None]
 
     @classmethod
-    def of(cls, training: TrainingGraph, facts: Facts) -> "_Search":
+    def of(cls, training: TrainingGraph, facts: Facts, to_the_end: bool = False) -> "_Search":
         graph = training.graph
-        wanted = [training.loss] if training.loss is not None else [t.name for t in graph.outputs]
+        loss = None if to_the_end else training.loss
+        wanted = [t.name for t in graph.outputs] if loss is None else [loss]
         leading = ancestors(graph, wanted)
         nodes = tuple(n for n in graph.nodes if any(t.name in leading for t in n.outputs))
         producers = {tensor.name: node for node in nodes for tensor in node.outputs}

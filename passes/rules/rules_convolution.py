@@ -7,7 +7,7 @@ that they read as factors of their own, `made` and `read`, and tells what parts 
 (ShardingRule.apart). Elsewhere space is whole.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -17,8 +17,8 @@ import onnx_graphsurgeon as gs
 from partc.passes.graph.facts import Facts
 from partc.passes.rules.rules_elementwise import Rule, named
 from partc.passes.rules.sharding_rule import Axis, Combine, Dims, Fill, Halo, Reach, ShardingRule
-from partc.passes.windows.read_windows import counted_padding, gradient_of, windows_of
-from partc.passes.windows.windows import CountedPadding, Windows, averages_alike
+from partc.passes.windows.read_windows import gradient_of, transposed_windows_of, windows_of
+from partc.passes.windows.windows import Windows
 
 HaloOf = Callable[[Windows, int], tuple[int, int]]  # of the windows of an axis: entries before and behind
 EntriesOf = Callable[[Windows, int, int, int], tuple[int, int]]  # of a part of an axis: what it reads
@@ -93,11 +93,10 @@ def _with_apart(
     cut: Literal["made", "read"],
     reach: Mapping[int, EntriesOf],
     fills: Mapping[int, Fill] | None = None,
-    axes: Sequence[int] | None = None,
 ) -> ShardingRule:
     """Add the rule in which parts of the space that windows make, or read, are of any size.
 
-    `reach`: of each operand of which more is read. `axes`: those of space that may be cut so; None: all.
+    `reach`: of each operand of which more is read.
     """
     if windows is None:
         return rule
@@ -113,7 +112,7 @@ def _with_apart(
         return tuple((names[axis],) if axis in names else axis for axis in dims)
 
     inputs = tuple(None if dims is None else spell(dims) for dims in rule.inputs)
-    space = [axis + 2 for axis in (range(len(windows.kernel)) if axes is None else axes)]
+    space = [axis + 2 for axis in range(len(windows.kernel))]
 
     def reached(index: int, axis: int, entries_of: EntriesOf) -> Reach:
         ((factor,),) = (inputs[index] or ())[axis : axis + 1]
@@ -149,12 +148,18 @@ def convolution(node: gs.Node, facts: Facts) -> ShardingRule:
 
 
 def transposed_convolution(node: gs.Node, facts: Facts) -> ShardingRule:
-    """ConvTranspose: n (g c) x.., (g c) o k.. -> n (g o) y.., sums c and k."""
-    factors = _ImageFactors(node.attrs.get("group", 1))
+    """ConvTranspose: n (g c) y.., (g c) o k.. -> n (g o) x.., sums c and k; terms (X W) + (B).
+
+    It is the gradient of the data of a convolution whose windows lie on what it makes.
+    """
+    windows = transposed_windows_of(node, facts)
+    factors = _ImageFactors(node.attrs.get("group", 1), windows)
     shapes = [facts.shape(tensor.name) for tensor in node.inputs]
-    inputs: list[Dims] = [factors.image(shapes[0], "c", "x"), factors.kernel(shapes[1], "c", "o")]
-    output = factors.image(facts.shape(node.outputs[0].name), "o", "y")
-    return _contraction(factors, inputs, output, len(shapes) > 2, ("c",))
+    inputs: list[Dims] = [factors.image(shapes[0], "c", "y"), factors.kernel(shapes[1], "c", "o")]
+    output = factors.image(facts.shape(node.outputs[0].name), "o", "x")
+    rule = _contraction(factors, inputs, output, len(shapes) > 2, ("c",))
+    rule = replace(rule, windows=_halos(windows, {0: Windows.halo_back}))
+    return _with_apart(rule, windows, "read", {0: Windows.readers})
 
 
 def _contraction(
@@ -225,15 +230,10 @@ def pool(linear: bool) -> Rule:
         shape, output = (facts.shape(tensor.name) for tensor in (node.inputs[0], node.outputs[0]))
         dims, sizes = named("d", shape)
         fills: dict[int, Fill] = {0: "lowest" if node.op == "MaxPool" else "zero"}
-        windows, halos, axes = None, {}, None
-        if node.op == "MaxPool" or (node.op == "AveragePool" and not node.attrs.get("ceil_mode", 0)):
-            windows = windows_of(node, facts)
+        windows, halos = windows_of(node, facts), {}
         if windows is not None:
             dims = (*dims[:2], *read_by_windows(windows, shape[2:], sizes))
             halos = _halos(windows, {0: Windows.halo}, fills)
-        if windows is not None and node.op == "AveragePool":
-            axes = _axes_averaged_alike(windows, counted_padding(node, windows))
-            halos = {f: halo for f, halo in halos.items() if int(f[1:]) in axes}
         sizes |= {f"y{axis}": size for axis, size in enumerate(output[2:])}
         out = (*dims[:2], *((f"y{axis}",) for axis in range(len(output) - 2)))
         result = ShardingRule(
@@ -245,13 +245,9 @@ def pool(linear: bool) -> Rule:
             whole=frozenset(name for name in sizes if name not in ("d0", "d1")),
             windows=halos,
         )
-        return _with_apart(result, windows, "made", {0: Windows.entries_read}, fills, axes)
+        return _with_apart(result, windows, "made", {0: Windows.entries_read}, fills)
 
     return rule
-
-
-def _axes_averaged_alike(windows: Windows, counted: CountedPadding) -> list[int]:
-    return [axis for axis in range(len(windows.kernel)) if averages_alike(windows, axis, counted)]
 
 
 def _tells_places(node: gs.Node) -> bool:
@@ -280,25 +276,6 @@ def global_pool(reduction: Combine | None) -> Rule:
     return rule
 
 
-def pool_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
-    """LpPoolGrad (image-like in, image-like out): space is whole, and so are the channels, which its body
-    counts; linear in its last image, the gradient."""
-    sizes: dict[str, int] = {}
-    whole = {"c"}
-
-    def name_factors(shape: tuple[int, ...], index: int) -> Dims:
-        sizes.update({"n": shape[0], "c": shape[1]})
-        space = [f"x{index}.{axis}" for axis in range(len(shape) - 2)]
-        sizes.update(zip(space, shape[2:], strict=True))
-        whole.update(space)
-        return (("n",), ("c",), *((name,) for name in space))
-
-    inputs = tuple(name_factors(facts.shape(t.name), index) for index, t in enumerate(node.inputs))
-    output = name_factors(facts.shape(node.outputs[0].name), len(inputs))
-    last = len(inputs) - 1
-    return ShardingRule(inputs, (output,), sizes, ((last,),), frozenset({last}), whole=frozenset(whole))
-
-
 def response_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
     """LRNGrad: mixes channels only, so that parts of space need nothing of others."""
     dims, sizes = named("d", facts.shape(node.outputs[0].name))
@@ -315,10 +292,10 @@ def response_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
 
 
 def window_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
-    """MaxPoolGrad (x, dy -> dx) and AveragePoolGrad (dy -> dx), whose body counts the channels; linear in dy.
+    """MaxPoolGrad (x, dy -> dx), AveragePoolGrad (dy -> dx) and LpPoolGrad (x, y, dy -> dx); linear in dy.
 
-    Windows that reach into a part are run by the part's rank too: it has their gradients, and all that
-    a MaxPool's winners are found among.
+    Windows that reach into a part are run by the part's rank too: it has their gradients, of a LpPool what
+    they made, and all that a MaxPool's winners are found among. Bodies of averages count the channels.
     """
     gradient = gradient_of(node, facts)
     windows = None if gradient is None else gradient.windows
@@ -332,23 +309,23 @@ def window_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
         space = read_by_windows(windows, shape[2:], sizes)
     sizes |= {f"y{axis}": size for axis, size in enumerate(output[2:])}
     image, result = (("n",), ("c",), *space), (("n",), ("c",), *((f"y{a}",) for a in range(len(output) - 2)))
-    operands = {last: Windows.halo_back} | ({0: Windows.halo_of_readers} if last else {})
-    fills: dict[int, Fill] = {0: "lowest"} if last else {}
-    halos, axes = _halos(windows, operands, fills), None
-    if windows is not None and gradient is not None and not last:
-        axes = _axes_averaged_alike(windows, gradient.counted)
-        halos = {f: halo for f, halo in halos.items() if int(f[1:]) in axes}
+    is_maximum = node.op.startswith("MaxPoolGrad")
+    made = range(1 if last else 0, last + 1)  # operands that are as windows make them
+    operands: dict[int, HaloOf] = dict.fromkeys(made, Windows.halo_back)
+    reach: dict[int, EntriesOf] = dict.fromkeys(made, Windows.readers)
+    fills: dict[int, Fill] = {}
+    if is_maximum:
+        operands[0], reach[0], fills[0] = Windows.halo_of_readers, Windows.entries_of_readers, "lowest"
     rule = ShardingRule(
-        (image, result) if last else (result,),
+        (*(image for _ in range(min(last, 1))), *(result for _ in made)),
         (image,),
         sizes,
         ((last,),),
         frozenset({last}),
-        whole=frozenset(sizes.keys() - {"n", *(() if node.op.startswith("AveragePoolGrad") else ("c",))}),
-        windows=halos,
+        whole=frozenset(sizes.keys() - {"n", *(("c",) if is_maximum else ())}),
+        windows=_halos(windows, operands, fills),
     )
-    reach = {last: Windows.readers} | ({0: Windows.entries_of_readers} if last else {})
-    return _with_apart(rule, windows, "read", reach, fills, axes)
+    return _with_apart(rule, windows, "read", reach, fills)
 
 
 def local_response(node: gs.Node, facts: Facts) -> ShardingRule:

@@ -101,7 +101,7 @@ GRADIENT_RULES: dict[str, Rule] = {
     "ConvDataGrad": convolution.data_gradient,
     "MaxPoolGrad": convolution.window_gradient,
     "AveragePoolGrad": convolution.window_gradient,
-    "LpPoolGrad": convolution.pool_gradient,
+    "LpPoolGrad": convolution.window_gradient,
     "LRNGrad": convolution.response_gradient,
 }
 

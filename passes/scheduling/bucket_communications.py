@@ -20,7 +20,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.graph.facts import Facts
-from partc.passes.layouts.layouts import Meshes, Reduction
+from partc.passes.layouts.layouts import Reduction
+from partc.passes.layouts.meshes import Meshes
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 from partc.passes.microbatches.find_repeated import find_repeated, joins_microbatches
 from partc.passes.scheduling.divide_pieces import Piece, Pieces, is_contiguous, lay_out_pieces

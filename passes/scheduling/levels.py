@@ -14,7 +14,8 @@ from math import prod
 
 import numpy as np
 
-from partc.passes.layouts.layouts import WORKER, Meshes, Reduction
+from partc.passes.layouts.layouts import WORKER, Reduction
+from partc.passes.layouts.meshes import Meshes
 from partc.passes.lowering.exchange import describe_exchange
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.bucket_communications import IN_PIECES, Bucket

@@ -4,7 +4,7 @@ ONNX Runtime orders the nodes of a segment in its own way; segments keep theirs.
 step makes and lets go: variables and communication buffers last, and are counted elsewhere (memory.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -12,7 +12,6 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.schedule import Chunk, Item
-from partc.runtime.plan.program import Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +45,6 @@ class Lives:
         return max(self.bytes_at, default=0)
 
 
-def nodes_of(items: Sequence[Item], site: Site) -> list[tuple[int, gs.Node]]:
-    """Return (item, node) for all that a site computes or communicates, in order."""
-    return [
-        (index, node)
-        for index, item in enumerate(items)
-        for node in item.nodes
-        if not isinstance(item, Chunk) or item.site == site
-    ]
-
-
 def sizes_of_values(items: Sequence[Item], lowered: LoweredGraph, main: AbstractSet[str]) -> dict[str, int]:
     """Return the bytes of the values that `main` nodes of the original graph make, where shapes are known."""
     lasting = {state.next for state in lowered.states}
@@ -74,20 +63,32 @@ def lives_of(
     nodes: Sequence[gs.Node], sizes: Mapping[str, int], lasting: AbstractSet[str] = frozenset()
 ) -> Lives:
     """Return the lives of what the nodes make, in their order. `lasting` bytes exist until the end."""
+    steps = ([[t.name for t in tensors] for tensors in (node.inputs, node.outputs)] for node in nodes)
+    return lives_in(steps, sizes, lasting)
+
+
+def lives_in(
+    steps: Iterable[Sequence[Sequence[str]]],
+    sizes: Mapping[str, int],
+    lasting: AbstractSet[str] = frozenset(),
+) -> Lives:
+    """Return the lives of values of which each step reads some and makes others: (reads, writes)."""
     produced_at: dict[str, int] = {}
     reads: dict[str, list[int]] = {}
-    for position, node in enumerate(nodes):
-        for tensor in node.inputs:
-            if tensor.name in produced_at:
-                reads[tensor.name].append(position)
-        for name in (tensor.name for tensor in node.outputs if tensor.name):
+    count = 0
+    for position, (read, made) in enumerate(steps):
+        count += 1
+        for name in read:
+            if name in produced_at:
+                reads[name].append(position)
+        for name in filter(None, made):
             produced_at[name] = position
             reads[name] = []
     values = {value: Life(place, tuple(reads[value])) for value, place in produced_at.items()}
-    change = [0] * (len(nodes) + 1)
+    change = [0] * (count + 1)
     for value, life in values.items():
         change[life.produced_at] += sizes.get(value, 0)
-        end = len(nodes) if value in lasting else life.last + 1
+        end = count if value in lasting else life.last + 1
         change[end] -= sizes.get(value, 0)
     bytes_at: list[int] = []
     for grown in change[:-1]:

@@ -220,7 +220,7 @@ class ProgramMaker:
             produced = [t.name for node in nodes for t in node.outputs if t.name]
             totals = {s.total.name for s in chunk.sums}
             wanted = {v for v in produced if v in lasting or readers.get(v, set()) - {id(chunk)}} | totals
-            own = Chunk(chunk.site, nodes)
+            own = replace(chunk, nodes=nodes)
             segment = self.writer.make(own, wanted, self.program.renamed.keys())
             work = self._work.count(nodes, wanted)
             self._segments[key] = segment, work, self._sizes(nodes, wanted, segment)

@@ -37,12 +37,12 @@ class Segment:
 class SegmentWriter:
     """Writes segments one after the other, remembering the types of what crosses them.
 
-    `save` stores a segment and returns its path in the plan's folder.
+    `save` stores the segment of a chunk and returns its path in the plan's folder.
     """
 
     opset: int
     functions: Mapping[str, onnx.FunctionProto]  # by name
-    save: Callable[[onnx.ModelProto], str]
+    save: Callable[[onnx.ModelProto, Chunk], str]
     shapes: dict[str, PartialShape]  # value -> one rank's shape where known
     on_cpu: bool = True  # segments run on CPUs
     dtypes: dict[str, np.dtype] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class SegmentWriter:
         """Write a chunk, unless nobody wants anything of it; see `write`."""
         model = self.write(chunk, wanted, in_place)
         writes = tuple(output.name for output in model.graph.output)
-        path = self.save(model) if writes else ""
+        path = self.save(model, chunk) if writes else ""
         return Segment(path, tuple(entry.name for entry in model.graph.input), writes, _races(model))
 
     def write(self, chunk: Chunk, wanted: set[str], in_place: AbstractSet[str]) -> onnx.ModelProto:
@@ -110,7 +110,27 @@ class SegmentWriter:
             transpose_products(model, inferred)
             choose_bodies(model, inferred)
         align_scalars(model, inferred)
+        _describe_values(model, inferred)
         return model
+
+
+def _describe_values(model: onnx.ModelProto, inferred: onnx.ModelProto) -> None:
+    """Tell the types of what is passed on within a segment; `inferred`: what it was before rewriting."""
+    graph = model.graph
+    passed_on = {name for node in graph.node for name in node.output if name}
+    passed_on -= {output.name for output in graph.output}
+    known = [value for value in inferred.graph.value_info if _is_known(value) and value.name in passed_on]
+    if len(known) < len(passed_on):
+        known = [value for value in infer_shapes(model).graph.value_info if _is_known(value)]
+    for value in known:
+        for dim in value.type.tensor_type.shape.dim:
+            dim.ClearField("dim_param")  # a name that inference makes up
+    graph.value_info.extend(known)
+
+
+def _is_known(value: onnx.ValueInfoProto) -> bool:
+    kind = value.type.tensor_type
+    return bool(kind.elem_type) and kind.HasField("shape")
 
 
 def functions_used(

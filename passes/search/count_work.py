@@ -7,7 +7,8 @@ import onnx_graphsurgeon as gs
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.indexed_rows.indexed_slices import sum_rows_function
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
-from partc.passes.layouts.layouts import Layout, Mesh, Meshes
+from partc.passes.layouts.layouts import Layout
+from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.passes.lowering.local_sizes import LocalSizes
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.kernels import Shape

@@ -8,7 +8,8 @@ from partc.passes.analysis import Analysis
 from partc.passes.distribute import lay_out
 from partc.passes.graph.expand_normalised import can_expand, expand
 from partc.passes.layouts.configuration import Configuration
-from partc.passes.layouts.layouts import REPLICAS, Layout, Meshes, Replicate, Split
+from partc.passes.layouts.layouts import REPLICAS, Layout, Replicate, Split
+from partc.passes.layouts.meshes import Meshes
 
 
 def expand_split_ops(analysis: Analysis, configuration: Configuration) -> dict[str, list[str]]:

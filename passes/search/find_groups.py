@@ -15,7 +15,8 @@ from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.configuration import Wish
 from partc.passes.layouts.decide_layouts import decide_axes, decide_by_wish, divides
-from partc.passes.layouts.layouts import Mesh, Split
+from partc.passes.layouts.layouts import Split
+from partc.passes.layouts.meshes import Mesh
 from partc.passes.roles.find_zeros import find_zeros
 from partc.passes.rules.sharding_rule import Dims, ShardingRule
 from partc.passes.rules.sharding_rules import rule_of

@@ -21,7 +21,6 @@ from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import (
     REPLICAS,
     Layout,
-    Mesh,
     Overlapping,
     Partial,
     Placement,
@@ -29,6 +28,7 @@ from partc.passes.layouts.layouts import (
     Split,
     Widened,
 )
+from partc.passes.layouts.meshes import Mesh
 from partc.passes.lowering.local_sizes import LocalSizes
 from partc.passes.scheduling.kernels import absorbed_transposes
 from partc.passes.scheduling.segment_work import Work

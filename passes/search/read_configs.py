@@ -11,7 +11,8 @@ from partc.passes.analysis import Analysis
 from partc.passes.distribute import configuration_of, lay_out
 from partc.passes.layouts.configuration import data_parallel
 from partc.passes.layouts.decide_layouts import AxisDecision, Decision
-from partc.passes.layouts.layouts import Mesh, Meshes, PerReplica, Split
+from partc.passes.layouts.layouts import PerReplica, Split
+from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.passes.layouts.strategy_meshes import BATCH
 from partc.passes.search.find_groups import OperatorGroup, spell_dimension
 from partc.passes.search.operator_space import OperatorConfig, SplitDegrees

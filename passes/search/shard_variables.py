@@ -7,7 +7,8 @@ al. 2023, PyTorch FSDP; Rajbhandari et al. 2020, ZeRO stage 3).
 from collections.abc import Mapping
 
 from partc.passes.analysis import Analysis
-from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh, Split
+from partc.passes.layouts.layouts import REPLICAS, Layout, Split
+from partc.passes.layouts.meshes import Mesh
 
 
 def shard_variables(analysis: Analysis, mesh: Mesh, homes: Mapping[str, Layout]) -> dict[str, Split]:

@@ -16,7 +16,8 @@ from partc.passes.analysis import Analysis
 from partc.passes.distribute import lay_out
 from partc.passes.layouts.configuration import Configuration, Wish
 from partc.passes.layouts.decide_layouts import AxisDecision, decide_axes, decide_by_wish, divides
-from partc.passes.layouts.layouts import REPLICAS, Layout, Mesh, Meshes, Split
+from partc.passes.layouts.layouts import REPLICAS, Layout, Split
+from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.passes.rules.sharding_rule import ShardingRule
 from partc.passes.rules.sharding_rules import rule_of
 from partc.passes.search.follow_readers import follow_readers

@@ -18,7 +18,8 @@ from partc.passes.layouts.aggregate_partials import summed_along
 from partc.passes.layouts.configuration import Configuration, home_of_follower
 from partc.passes.layouts.decide_layouts import AxisDecision, decide_by_rule
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
-from partc.passes.layouts.layouts import Layout, Mesh, Meshes, Partial, Placement, Replicate, Split
+from partc.passes.layouts.layouts import Layout, Partial, Placement, Replicate, Split
+from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.passes.rules.sharding_rules import rule_of
 from partc.passes.search.follow_readers import follow_readers
 from partc.passes.search.forward_nodes import find_variables_behind, forward_nodes

@@ -10,12 +10,18 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.graph.facts import Facts
 from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN
-from partc.passes.windows.windows import CountedPadding, Sizes, Windows, lay_windows
+from partc.passes.windows.windows import (
+    CountedPadding,
+    Sizes,
+    Windows,
+    lay_transposed_windows,
+    lay_windows,
+)
 
 _NUMBERS = r"m?\d+(?:xm?\d+)*"
 FUNCTION_NAME = re.compile(
-    rf"(?P<kind>ConvDataGrad|ConvWeightGrad|MaxPoolGrad|AveragePoolGrad)"
-    rf"(?:_counting(?P<counted>{_NUMBERS}))?(?:_c(?P<channels>\d+))?"
+    rf"(?P<kind>ConvDataGrad|ConvWeightGrad|MaxPoolGrad|AveragePoolGrad|LpPoolGrad)"
+    rf"(?:_counting(?P<counted>{_NUMBERS}))?(?:_p(?P<power>\d+))?(?:_c(?P<channels>\d+))?"
     rf"_(?P<kernel>{_NUMBERS})s(?P<strides>{_NUMBERS})d(?P<dilations>{_NUMBERS})p(?P<pads>{_NUMBERS})"
     rf"(?:g(?P<group>\d+))?(?:_.*)?"
 )
@@ -29,11 +35,12 @@ class WindowGradient:
     windows: Windows
     group: int = 1
     channels: int = 0
+    power: int = 0
     counted: CountedPadding = None
 
 
 def windows_of(node: gs.Node, facts: Facts) -> Windows | None:
-    """Return the windows of a Conv, MaxPool or AveragePool node; None where a spatial size may vary."""
+    """Return the windows of a Conv or pooling node; None where a spatial size may vary."""
     image, result = node.inputs[0].name, node.outputs[0].name
     source, target = _space(image, facts), _space(result, facts)
     kernel = _kernel(node, facts)
@@ -49,6 +56,30 @@ def windows_of(node: gs.Node, facts: Facts) -> Windows | None:
         source,
         target,
     )
+
+
+def transposed_windows_of(node: gs.Node, facts: Facts) -> Windows | None:
+    """Return the windows of the convolution that carries a ConvTranspose's output to its input.
+
+    None where a spatial size may vary, or the output is larger than what windows and the padding say.
+    """
+    source, target = _space(node.outputs[0].name, facts), _space(node.inputs[0].name, facts)
+    kernel = facts.shape(node.inputs[1].name)[2:]
+    if source is None or target is None or len(kernel) != len(source):
+        return None
+    rank = len(kernel)
+    windows = lay_transposed_windows(
+        kernel,
+        tuple(node.attrs.get("strides", (1,) * rank)),
+        tuple(node.attrs.get("dilations", (1,) * rank)),
+        None if "output_shape" in node.attrs else tuple(node.attrs.get("pads", (0,) * (2 * rank))),
+        node.attrs.get("auto_pad", "NOTSET"),
+        tuple(node.attrs.get("output_padding", (0,) * rank)),
+        source,
+        target,
+    )
+    ends = zip(windows.before, windows.after, windows.strides, strict=True)
+    return windows if all(before >= 0 and after > -stride for before, after, stride in ends) else None
 
 
 def counted_padding(node: gs.Node, windows: Windows) -> CountedPadding:
@@ -69,7 +100,7 @@ def gradient_of(node: gs.Node, facts: Facts) -> WindowGradient | None:
         return None
     kind = found["kind"]
     images = [node.inputs[0], node.inputs[-1] if kind != "ConvDataGrad" else node.inputs[0]]
-    if kind in ("ConvDataGrad", "AveragePoolGrad", "MaxPoolGrad"):
+    if kind != "ConvWeightGrad":
         images[0] = node.outputs[0]
     source, target = (_space(image.name, facts) for image in images)
     if source is None or target is None:
@@ -90,6 +121,7 @@ def gradient_of(node: gs.Node, facts: Facts) -> WindowGradient | None:
         windows,
         int(found["group"] or 1),
         int(found["channels"] or 0),
+        int(found["power"] or 0),
         None if counted is None else (counted[:rank], counted[rank:]),
     )
 

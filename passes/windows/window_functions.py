@@ -19,7 +19,7 @@ import onnx
 from onnx import numpy_helper
 
 from partc.passes.graph.operation_builder import FunctionBuilder
-from partc.passes.windows.windows import CountedPadding, Windows
+from partc.passes.windows.windows import CountedPadding, Windows, entries_averaged
 
 # A convolution of so few channels is cheapest with batch and channels exchanged: DESIGN.md section 8.
 FEW_CHANNELS = 4
@@ -189,20 +189,24 @@ def lp_pool_gradient(
 ) -> onnx.FunctionProto:
     """Return LpPoolGrad(x, y, dy) -> dx = sign(x) |x|^(p-1) sum of dy y^(1-p) over the windows of x.
 
-    A window of zeros has no slope: it gives 0.
+    A window of zeros has no slope: it gives 0. Of parts of different sizes, `around` int64[2 rank] tells what
+    the sums lack before and behind each rank's x; less than 0: have too much.
     """
-    b = FunctionBuilder(("x", "y", "dy", "dx"))
+    operands = ("x", "y", "dy", "around") if windows.varies else ("x", "y", "dy")
+    b = FunctionBuilder((*operands, "dx"))
     zero, one, lower = (b.constant(np.array(value, dtype)) for value in (0, 1, power - 1))
     norm = b.op("Where", b.op("Equal", "y", zero), one, "y")
     steepness = b.op("Div", "dy", b.op("Pow", norm, lower))
-    images = b.op("Reshape", steepness, b.ints(-1, 1, *windows.target))
+    images = b.op("Reshape", steepness, _image_shape(b, windows, "dy", 1))
     ones = b.constant(np.ones((1, 1, *windows.kernel), dtype))
     dx = b.op("ConvTranspose", images, ones, **windows.transposed())
-    dx = b.op("Reshape", dx, b.ints(-1, channels, *windows.source))
+    dx = b.op("Reshape", dx, _image_shape(b, windows, dx, channels))
+    if windows.varies:
+        dx = b.op("Pad", dx, "around")
     slope = b.op("Mul", b.op("Sign", "x"), b.op("Pow", b.op("Abs", "x"), lower))
     b.call("Mul", (slope, dx), ("dx",))
     name = _pool_name(f"LpPoolGrad_p{power}_c{channels}", windows, dtype)
-    return b.finish(name, ("x", "y", "dy"), ("dx",), opset)
+    return b.finish(name, operands, ("dx",), opset)
 
 
 def _pool_name(kind: str, windows: Windows, dtype: np.dtype) -> str:
@@ -212,20 +216,14 @@ def _pool_name(kind: str, windows: Windows, dtype: np.dtype) -> str:
 def _entries(windows: Windows, counted_padding: CountedPadding) -> np.ndarray:
     """Entries that each window averages over, float64[target..]."""
     counts = np.ones((1,) * len(windows.kernel))
-    for axis, (y, s, d, k) in enumerate(
-        zip(windows.target, windows.strides, windows.dilations, windows.kernel, strict=True)
-    ):
-        reads = np.arange(y)[:, None] * s - windows.before[axis] + np.arange(k) * d
-        low, high = 0, windows.source[axis]
-        if counted_padding is not None:
-            low, high = -counted_padding[0][axis], high + counted_padding[1][axis]
-        shape = [1] * len(windows.kernel)
-        shape[axis] = y
-        along = ((reads >= low) & (reads < high)).sum(axis=1)
+    for axis in range(len(windows.kernel)):
+        along = entries_averaged(windows, axis, counted_padding)
         if axis in windows.varies:
             assert len({*along}) == 1, "averages of parts are of equally many entries"
-            along, shape[axis] = along[:1], 1
-        counts = counts * along.reshape(shape)
+            along = along[:1]
+        shape = [1] * len(windows.kernel)
+        shape[axis] = len(along)
+        counts = counts * np.array(along, np.float64).reshape(shape)
     return counts
 
 

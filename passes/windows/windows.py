@@ -172,6 +172,48 @@ def lay_windows(
     return Windows(tuple(kernel), strides, dilations, before, after, source, target)
 
 
+def lay_transposed_windows(
+    kernel: Sequence[int],
+    strides: Sizes,
+    dilations: Sizes,
+    pads: Sizes | None,
+    auto_pad: str,
+    output_padding: Sizes,
+    source: Sizes,
+    target: Sizes,
+) -> Windows:
+    """Return the windows of a ConvTranspose: those of the convolution that carries its output to its input.
+
+    `source`, `target`: the spatial sizes of its output, and of its input. `pads`: None where the output's
+    sizes are what is given, from which padding follows; odd ones are laid as ONNX Runtime does.
+    """
+    reach = [
+        (t - 1) * s + span for t, s, span in zip(target, strides, spans_of(kernel, dilations), strict=True)
+    ]
+    padding = [r + b - x for r, b, x in zip(reach, output_padding, source, strict=True)]
+    if auto_pad == "VALID":
+        before: Sizes = (0,) * len(padding)
+    elif auto_pad == "NOTSET" and pads is not None:
+        before = pads[: len(padding)]
+    elif auto_pad == "SAME_UPPER":
+        before = tuple(p // 2 for p in padding)
+    else:
+        before = tuple(p - p // 2 for p in padding)
+    after = tuple(r - x - b for r, x, b in zip(reach, source, before, strict=True))
+    return Windows(tuple(kernel), strides, dilations, before, after, source, target)
+
+
+def entries_averaged(windows: Windows, axis: int, counted: CountedPadding) -> list[int]:
+    """Return over how many entries each window averages along an axis."""
+    before, after = (0, 0) if counted is None else (counted[0][axis], counted[1][axis])
+    stride, dilation, first = windows.strides[axis], windows.dilations[axis], windows.before[axis]
+    reads = (
+        range(y * stride - first, y * stride - first + windows.spans[axis], dilation)
+        for y in range(windows.target[axis])
+    )
+    return [sum(-before <= entry < windows.source[axis] + after for entry in window) for window in reads]
+
+
 def averages_alike(windows: Windows, axis: int, counted: CountedPadding) -> bool:
     """Tell whether all windows of an average have as many entries along an axis: then parts do too."""
     before, after = (0, 0) if counted is None else (counted[0][axis], counted[1][axis])

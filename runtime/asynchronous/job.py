@@ -3,6 +3,8 @@
 Beside what every job's folder holds (runtime/jobs/job.py):
 
     session.json                     how the sessions run
+    found.NAME.json                  what a process found on its host (start_check.py)
+    start_check.json                 whether all may begin
     endpoint.NAME                    between machines, see endpoints.py
     report.NAME.json                 what it sent, how old its values were
     pieces.NAME.safetensors          what a server holds at the end, by values
@@ -23,12 +25,20 @@ from partc.runtime.plan.record import Record
 SESSION_FILE = "session.json"
 
 
+class ProcessPlace(Record, frozen=True):
+    """Where a process runs: the plan's host, and its network name."""
+
+    host: str
+    address: str
+
+
 class SessionJob(Record, frozen=True):
-    """How the sessions of a job run."""
+    """How the sessions of a job run. `places`: of all its processes in their first lives; the chief first."""
 
     endpoints: dict[str, str]  # server name -> where it listens
     limit_bytes: int  # of one value on its way
     steps: tuple[int, ...]  # of the workers that train: how many each has trained before
+    places: dict[str, ProcessPlace]
     staleness: int | None = None  # None: workers never wait for each other
 
 

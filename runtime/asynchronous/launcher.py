@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from partc.runtime.asynchronous.endpoints import endpoints_of
-from partc.runtime.asynchronous.job import SessionJob, SessionsEnd, write_session_job
+from partc.runtime.asynchronous.job import ProcessPlace, SessionJob, SessionsEnd, write_session_job
 from partc.runtime.asynchronous.mesh import LAUNCHER, Mesh, limit_of_messages
 from partc.runtime.asynchronous.processes import Crew
 from partc.runtime.asynchronous.session import server_name, servers_of, worker_name
@@ -27,6 +27,7 @@ from partc.runtime.jobs.launcher import Log, OnProgress, StopRequest
 from partc.runtime.plan.program import Plan
 from partc.runtime.supervision.stop_signals import stop_signals
 from partc.runtime.supervision.supervisor import FOLDERS, Supervisor
+from partc.runtime.transports.locked_sockets import LOCAL
 
 _CONNECT_S = 5.0
 
@@ -39,11 +40,12 @@ def launch_sessions(
     rules: Rules,
     on_progress: OnProgress | None,
     timeout_s: float | None,
+    redirect: Path | None = None,
 ) -> SessionsEnd:
     """Run an asynchronous job to its end, or until a signal asks for one.
 
-    A job in which no process gets on for `timeout_s` is ended. Raises the error of who failed first, and
-    Stopped where workers that were asked to stop did not do so well.
+    A job in which no process gets on for `timeout_s` is ended. `redirect`: as `launch` takes it. Raises the
+    error of who failed first, and Stopped where workers that were asked to stop did not do so well.
     """
     addresses = machines.addresses
     hosts = {server_name(rank.rank): rank.host for rank in servers_of(plan)}
@@ -51,11 +53,14 @@ def launch_sessions(
     with (
         stop_signals() as signals,
         held_folder(Path(tempfile.gettempdir()), FOLDERS) as sockets,
-        log.open("w") as stream,
+        log.open("w", encoding="utf-8") as stream,
         ExitStack() as at_the_end,
     ):
         endpoints = endpoints_of(plan, addresses, str(sockets))
-        session_job = SessionJob(endpoints, limit_of_messages(plan), rules.worker_steps, rules.staleness)
+        places = {name: ProcessPlace(host, addresses.get(host, LOCAL)) for name, host in hosts.items()}
+        session_job = SessionJob(
+            endpoints, limit_of_messages(plan), rules.worker_steps, places, rules.staleness
+        )
         write_session_job(job_folder, session_job)
         write_environments(job_folder, hosts, machines)
         supervisor = at_the_end.enter_context(
@@ -69,7 +74,9 @@ def launch_sessions(
 
         crew = at_the_end.enter_context(_crew(plan, job_folder, machines, supervisor))
         stop = StopRequest(supervisor, signals)
-        return SessionsWatch(plan, crew, supervisor, stop, mesh, Log(stream), rules, on_progress).to_the_end()
+        return SessionsWatch(
+            plan, crew, supervisor, stop, mesh, Log(stream, redirect, hosts), rules, on_progress
+        ).to_the_end()
 
 
 @contextmanager

@@ -8,10 +8,14 @@ When it dies, only the launcher notices; when the launcher dies, it ends.
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from partc.runtime.asynchronous.server_process import ServerProcess
-from partc.runtime.asynchronous.worker_process import WorkerProcess
+from partc.runtime.asynchronous.start_check import await_start
 from partc.runtime.supervision.pulse import Pulse, failure_of
+
+if TYPE_CHECKING:
+    from partc.runtime.asynchronous.server_process import ServerProcess
+    from partc.runtime.asynchronous.worker_process import WorkerProcess
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,9 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     process: ServerProcess | WorkerProcess | None = None
     pulse = Pulse.of_process()
     try:
-        process = (
-            ServerProcess(folder, int(number)) if part == "server" else WorkerProcess(folder, int(number))
-        )
+        await_start(folder, part, int(number))
+        process = _load(folder, part, int(number))
         pulse.follow(process.position)
         process.run()
         pulse.end()
@@ -34,6 +37,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if process is not None:
             process.close()
     return 0
+
+
+def _load(folder: Path, part: str, number: int) -> "ServerProcess | WorkerProcess":
+    """Load what is needed now that this host is known to have it."""
+    if part == "server":
+        from partc.runtime.asynchronous.server_process import ServerProcess
+
+        return ServerProcess(folder, number)
+    from partc.runtime.asynchronous.worker_process import WorkerProcess
+
+    return WorkerProcess(folder, number)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from partc.runtime.data.feeds import Shares, Source, open_source
 from partc.runtime.data.initial import FirstValues, InitialValues
 from partc.runtime.data.step_draws import draw_share
 from partc.runtime.jobs.job import INITIAL_FILE, read_job
-from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
+from partc.runtime.plan.plan_folder import PlanFolder, open_plan_folder
 from partc.runtime.plan.program import Rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -30,7 +30,7 @@ class SessionProcess:
         self.folder = folder
         self.job = read_job(folder)
         self.sessions = read_session_job(folder)
-        folder_read = read_plan_folder(self.job.plan_folder, is_checked=True)
+        folder_read = open_plan_folder(self.job.plan_folder)  # start_check.py has seen its files
         self.plan = with_workers(folder_read.plan, len(self.sessions.steps))
         self.plan_folder = PlanFolder(self.plan, folder_read.path)
         self.plan_of_data = plan_of_data(self.plan, self.job.sizes)

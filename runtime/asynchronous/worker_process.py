@@ -81,7 +81,7 @@ class WorkerProcess(SessionProcess):
             while self.step < self._last and self._may_begin():
                 self._train_step(log)
                 loss = self._worker.loss()
-                reporter.report(self.step - trained, loss)
+                reporter.report(self.step - trained, loss, self._data_s)
                 waits.report(self._waited_s)
                 if metrics is not None:
                     metrics.append(self.step, loss)
@@ -89,9 +89,14 @@ class WorkerProcess(SessionProcess):
         report = WorkerReport(
             self._worker.payload_bytes(),
             reporter.steps_per_s(self.step - trained),
-            max((source.waited_s for source in self._sources.values()), default=0.0),
+            self._data_s,
         )
         write_record(report_file(self.folder, self.name), report)
+
+    @property
+    def _data_s(self) -> float:
+        """For how long this worker has waited for data."""
+        return max((source.waited_s for source in self._sources.values()), default=0.0)
 
     def close(self) -> None:
         """Close the sockets, and end what reads ahead."""

@@ -57,6 +57,9 @@ def check_total_batch(plan: Plan, batch: Mapping[str, Array], place: str = "") -
 
     `place`: where the batch comes from, as messages say it.
     """
+    if not isinstance(batch, Mapping):
+        fix = "supply a mapping of input name -> array for every step"
+        raise BadData(f"a batch is a {type(batch).__name__}", at=place or "data", fix=fix)
     known = {data_input.name: data_input for data_input in plan.data_inputs}
     if missing := sorted(known.keys() - batch.keys()):
         raise BadData(
@@ -123,6 +126,12 @@ def check_values_taken(
 
 def check_input(plan: Plan, data_input: DataInput, array: Array, place: str = "") -> None:
     """Check one input's total batch. Raises BadData."""
+    if not isinstance(array, np.ndarray):
+        raise BadData(
+            f"the data is a {type(array).__name__}, the model reads {data_input.dtype}",
+            at=f"{place}data input {data_input.name!r}",
+            fix=f"make an array of it: numpy.asarray(data, '{data_input.dtype}')",
+        )
     refuse_empty(data_input, array, place)
     expected = total_shape(plan, data_input)
     if array.dtype != np.dtype(data_input.dtype):

@@ -4,7 +4,8 @@ each rank                     versions of packages; for a GPU, CUDA's provider a
 the first of each machine     the plan's files, memory, the data's files
 rank 0                        room for a checkpoint; whether versions and plans are the same everywhere
 
-Before MPI begins, which needs it, each rank looks for shared memory.
+Before MPI begins, which needs it, each rank looks for shared memory. Processes of asynchronous
+training do the same: asynchronous/start_check.py brings together what they find.
 """
 
 import ctypes
@@ -16,11 +17,13 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
+from msgspec import structs
+
 from partc.runtime.errors import BadPlan, HostLacks
 from partc.runtime.jobs.job import Job
 from partc.runtime.plan.held_memory import buffers_bytes, stored_bytes, variables_bytes
 from partc.runtime.plan.plan_folder import faults_of_files, open_plan_folder
-from partc.runtime.plan.program import Plan
+from partc.runtime.plan.program import Plan, Rank
 from partc.runtime.plan.record import Record
 
 PACKAGES = ("partc", "numpy", "onnxruntime", "mpi4py", "safetensors", "msgspec")
@@ -40,9 +43,9 @@ class Lack(Record, frozen=True):
 
 
 class Found(Record, frozen=True):
-    """What one rank found. `versions`: package -> version, empty where it is not installed."""
+    """What one process found. `versions`: package -> version, empty where it is not installed."""
 
-    rank: int
+    name: str  # rank 0, worker-1
     machine: str
     host: str
     device: str
@@ -53,29 +56,39 @@ class Found(Record, frozen=True):
     @property
     def place(self) -> str:
         """Return where this is, for messages."""
-        named = f"host {self.host!r}" if self.host else f"rank {self.rank}"
+        named = f"host {self.host!r}" if self.host else self.name
         return named if self.machine == self.host else f"{named} ({self.machine})"
 
 
 def look_around(job: Job | None, rank: int, here: Sequence[int]) -> Found:
     """Return what this rank finds. `here`: the ranks of this machine; `job`: None where there is no plan."""
-    versions = {name: _version(name) for name in PACKAGES}
-    machine = socket.gethostname()
+    found = found_by(f"rank {rank}")
     if job is None:
-        return Found(rank, machine, "", "", "", versions, ())
+        return found
     try:
         plan = open_plan_folder(job.plan_folder).plan
     except BadPlan as fault:
-        return Found(rank, machine, "", "", "", versions, (Lack(f"{fault.what}: {fault.at}", fault.fix),))
+        return structs.replace(found, lacks=(lack_of(fault),))
     own = next((entry for entry in plan.ranks if entry.rank == rank), None)
     if own is None:  # the daemon says that their numbers differ
-        return Found(rank, machine, "", "", plan.sha256, versions, ())
+        return structs.replace(found, plan_sha256=plan.sha256)
     lacks = [*gpu_lacks(own.device, own.device_index)] if own.kind == "gpu" else []
     if rank == min(here):
-        lacks += [*_file_lacks(plan, job, here), *_memory_lacks(plan, here)]
+        # Of data that the first rank lacks, too, its daemon says more.
+        lacks += file_lacks(plan, job, looks_for_data=rank > 0)
+        needed = sum(needed_bytes(plan, entry) for entry in plan.ranks if entry.rank in here)
+        lacks += memory_lacks(needed, f"{len(here)} ranks")
     if rank == 0:
-        lacks += _disk_lacks(plan, job)
-    return Found(rank, machine, own.host, own.device, plan.sha256, versions, tuple(lacks))
+        lacks += disk_lacks(plan, job)
+    return structs.replace(
+        found, host=own.host, device=own.device, plan_sha256=plan.sha256, lacks=tuple(lacks)
+    )
+
+
+def found_by(name: str) -> Found:
+    """Return what a process finds that knows of no plan."""
+    versions = {package: _version(package) for package in PACKAGES}
+    return Found(name, socket.gethostname(), "", "", "", versions, ())
 
 
 def check_shared_memory(folder: Path = _SHARED) -> None:
@@ -145,11 +158,15 @@ def _version(name: str) -> str:
     return ""
 
 
-def _file_lacks(plan: Plan, job: Job, here: Sequence[int]) -> Iterator[Lack]:
-    for fault in faults_of_files(plan, Path(job.plan_folder)):
-        yield Lack(f"{fault.what}: {fault.at}", fault.fix)
-    # Of data that the first rank lacks, too, its daemon says more.
-    if min(here) > 0 and job.data.startswith("/") and not Path(job.data).exists():
+def lack_of(fault: BadPlan) -> Lack:
+    """Return what is wrong with a plan as something that its host lacks."""
+    return Lack(f"{fault.what}: {fault.at}", fault.fix)
+
+
+def file_lacks(plan: Plan, job: Job, looks_for_data: bool) -> Iterator[Lack]:
+    """Yield which files this machine lacks."""
+    yield from map(lack_of, faults_of_files(plan, Path(job.plan_folder)))
+    if looks_for_data and job.data.startswith("/") and not Path(job.data).exists():
         yield Lack(f"the data is not there: {job.data}", "let every host see the data under the same path")
 
 
@@ -180,16 +197,17 @@ def gpu_lacks(device: str, index: int) -> Iterator[Lack]:
         yield Lack(f"{count} GPUs, {device!r} is number {index}, from 0", fix)
 
 
-def _memory_lacks(plan: Plan, here: Sequence[int]) -> Iterator[Lack]:
-    ranks = [rank for rank in plan.ranks if rank.rank in here]
-    needed = sum(
-        buffers_bytes(plan, rank.sites) + (variables_bytes(plan, rank) if rank.kind == "cpu" else 0)
-        for rank in ranks
-    )
+def needed_bytes(plan: Plan, rank: Rank) -> int:
+    """Return the size of the host's memory that a rank takes for variables and buffers."""
+    return buffers_bytes(plan, rank.sites) + (variables_bytes(plan, rank) if rank.kind == "cpu" else 0)
+
+
+def memory_lacks(needed: int, whose: str) -> Iterator[Lack]:
+    """Yield that this machine has less memory than its processes need for variables and buffers."""
     available = available_bytes()
     if available is not None and needed > available:
         yield Lack(
-            f"its {len(ranks)} ranks need {_gb(needed)} for variables and buffers, {_gb(available)} are free",
+            f"its {whose} need {_gb(needed)} for variables and buffers, {_gb(available)} are free",
             "end what else runs there, raise its limit, or compile for more hosts or with --strategy fsdp",
         )
 
@@ -205,7 +223,8 @@ def available_bytes(meminfo: Path = Path("/proc/meminfo"), group: Path = _GROUP)
     return max(0, min(found)) if found else None
 
 
-def _disk_lacks(plan: Plan, job: Job) -> Iterator[Lack]:
+def disk_lacks(plan: Plan, job: Job) -> Iterator[Lack]:
+    """Yield that there is no room for a checkpoint."""
     if job.checkpoints is None:
         return
     folder = Path(job.checkpoints.folder)

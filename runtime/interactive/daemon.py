@@ -89,7 +89,8 @@ class InteractiveDaemon(Daemon):
                     columns = columns_of(self._boxes[value])
                     found = {value: row_hashes(self._executor.environment.array(value), columns)}
                     self._stepper.send(Found(describe(found)), found)
-                case Close():
+                case Close(saves=saves):
+                    self._end(saves)
                     break
         self._variables.barrier()
         self._stepper.close()
@@ -103,7 +104,20 @@ class InteractiveDaemon(Daemon):
         self._train_step()
         values = {output.name: output.value for output in self._plan.outputs}
         fetched = {name: self._executor.environment.array(values[name]) for name in step.fetches}
+        if self._saving is not None:
+            self._saving.look()
+            if step.saves:
+                self._saving.begin(self._training_position())
         self._stepper.send(Done(step.step, describe(fetched)), fetched)
+
+    def _end(self, saves: bool) -> None:
+        """Write what remains of a training: its last checkpoint, and when this rank executed what."""
+        if self._saving is not None:
+            if saves:
+                self._saving.begin(self._training_position())
+            self._saving.finish()
+        if self._recorder is not None:
+            self._write_times(self._recorder)
 
     def _send_rows(self, value: str, places: dict[str, Array]) -> None:
         array = self._executor.environment.array(value)

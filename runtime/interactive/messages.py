@@ -43,11 +43,15 @@ class Ready(Record, frozen=True, tag="ready"):
 
 
 class Step(Record, frozen=True, tag="step"):
-    """Train step `step`, counted from 1. `fetches`: the outputs that this rank is asked for."""
+    """Train step `step`, counted from 1. `fetches`: the outputs that this rank is asked for.
+
+    `saves`: write a checkpoint after it.
+    """
 
     step: int
     fetches: tuple[str, ...]
     tensors: tuple[Tensor, ...] = ()
+    saves: bool = False
 
 
 class Done(Record, frozen=True, tag="done"):
@@ -87,7 +91,9 @@ class Found(Record, frozen=True, tag="found"):
 
 
 class Close(Record, frozen=True, tag="close"):
-    """End the job."""
+    """End the job. `saves`: write a checkpoint before."""
+
+    saves: bool = False
 
 
 StepperMessage = Ready | Step | Done | Write | Written | Read | Hash | Found | Close

@@ -14,10 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from partc.runtime.checkpoints.resume import Begun, resume_from
+from partc.runtime.checkpoints.write_checkpoint import remove_parts
 from partc.runtime.data.batches import check_share, inputs_of
 from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.engines.machines import Machines, machines_of
-from partc.runtime.errors import BadData, BadUsage, PartcError, RankFailed
+from partc.runtime.errors import BadData, BadUsage, NotSaved, PartcError, RankFailed
+from partc.runtime.execution.recorder import RankTimes, TracedSteps
 from partc.runtime.interactive.channel import CHANNEL_FILE, StepperEnd
 from partc.runtime.interactive.messages import (
     Close,
@@ -32,11 +35,12 @@ from partc.runtime.interactive.messages import (
     Written,
     describe,
 )
-from partc.runtime.jobs.job import Job, write_job, write_record
+from partc.runtime.jobs.job import Checkpoints, Job, read_times, write_job, write_record
 from partc.runtime.jobs.job_folder import job_folder
 from partc.runtime.jobs.launcher import launch
 from partc.runtime.jobs.results import TRAINED_FILE, Owner
 from partc.runtime.jobs.runner import LOG_FILE
+from partc.runtime.log import log
 from partc.runtime.plan.members import leaders_of
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.plan.program import Plan
@@ -51,7 +55,10 @@ AT = "feeds"
 def share_feeds(plan: Plan, feeds: ReplicaFeeds) -> dict[int, dict[str, Array]]:
     """Return what every rank is fed: rank -> data input -> array. Raises BadData."""
     known = {entry.name: entry for entry in plan.data_inputs}
-    if stray := sorted(feeds.keys() - known.keys()):
+    if not isinstance(feeds, Mapping):
+        what = f"{type(feeds).__name__}, where names of data inputs are to be given arrays"
+        raise BadData(what, at=AT, fix=f"give a dictionary of {sorted(known)}")
+    if stray := sorted(map(str, feeds.keys() - known.keys())):
         raise BadData(
             f"data for {stray[0]!r}, which is no input", at=AT, fix=f"supply {sorted(known)} and nothing else"
         )
@@ -103,21 +110,32 @@ class Stepper:
         initial: Mapping[str, Array] | None = None,
         stop_when_diverged: bool = True,
         timeout_s: float = 600.0,
-        seed: int = 0,
+        seed: int | None = None,
         sizes: Mapping[str, int] | None = None,
+        checkpoints: Checkpoints | None = None,
+        traced_steps: TracedSteps = 0,
+        redirect: Path | None = None,
     ) -> None:
         """Start the daemons and wait until they have loaded. Raises the error of the rank that failed.
 
         `data`: what ranks read by themselves (MODULE:FUNC, FILE.npz, synthetic); without, `run` feeds them.
-        `seed`: of synthetic data and of what a step draws. `sizes`: symbolic sizes, if not the plan's.
+        `seed`: of synthetic data and of what a step draws; None: 0, or the resumed training's. `sizes`:
+        symbolic sizes, if not the plan's. `checkpoints`: where and when the training is saved, at its end as
+        well; where there is one, the training goes on from it. `traced_steps`: of which `times` tells, once
+        this is closed. `redirect`: a folder that takes what each rank prints.
         """
         folder = plan if isinstance(plan, PlanFolder) else read_plan_folder(plan)
         _check_synchronous(folder.plan)
         self.plan = folder.plan
-        self.steps = 0  # trained so far
+        self.begun = _begin(folder.plan, checkpoints, seed)
+        self.steps = self.begun.step  # trained so far
+        self.times: dict[int, RankTimes] = {}  # rank -> the traced steps
         self._path = folder.path
         self._timeout_s = timeout_s
         self._reads_itself = bool(data)
+        self._redirect = redirect
+        self._is_traced = bool(traced_steps)
+        self._saves = _SaveClock(checkpoints, self.steps)
         self._at_the_end = ExitStack()
         self._job_folder = self._at_the_end.enter_context(job_folder(folder.path))
         self._error: PartcError | None = None
@@ -128,11 +146,17 @@ class Stepper:
             plan_folder=str(folder.path.resolve()),
             steps=0,
             data=data,
-            seed=seed,
+            seed=self.begun.seed,
             sizes=dict(sizes or {}),
             stop_when_diverged=stop_when_diverged,
             has_initial=initial is not None,
             deadline_s=timeout_s,
+            traced_steps=traced_steps,
+            first_step=self.begun.step,
+            first_batch=self.begun.batches,
+            data_name=data,
+            resumed_from="" if self.begun.checkpoint is None else str(self.begun.checkpoint.resolve()),
+            checkpoints=checkpoints,
         )
         self._daemons = self._launch(job, initial, machines)
         atexit.register(self.close)
@@ -150,16 +174,17 @@ class Stepper:
         `fetches`: outputs of the plan. `feeds`: data input -> a list of one array per replica, nothing where
         ranks read data of their own. Raises BadData, BadUsage, and the error of the rank that failed.
         """
-        names = [fetches] if isinstance(fetches, str) else list(fetches)
+        names = [fetches] if isinstance(fetches, str) else list(_names_in(fetches, self.plan))
         self._check_open()
-        self._check_fetches(names)
+        self.check_fetches(names)
         shares = self._shares(feeds)
         self.steps += 1
+        step, saves = self.steps - self.begun.step, self._saves.is_due(self.steps)
         leaders = leaders_of(self.plan)
         for rank in self.plan.ranks:
             wanted = tuple(names) if rank in leaders else ()
             fed = shares[rank.rank]
-            self._ranks.send(rank.rank, Step(self.steps, wanted, describe(fed)), fed)
+            self._ranks.send(rank.rank, Step(step, wanted, describe(fed), saves), fed)
         fetched = self._await_all(Done)
         lists = [[fetched[leader.rank][name] for leader in leaders] for name in names]
         return lists[0] if isinstance(fetches, str) else lists
@@ -182,17 +207,21 @@ class Stepper:
         return self._write(TRAINED_FILE).replace(self._path / TRAINED_FILE)
 
     def close(self) -> None:
-        """End the daemons. What was not saved is lost."""
+        """End the daemons. What was not saved is lost. Raises NotSaved where the last checkpoint failed."""
         atexit.unregister(self.close)
         if self._daemons.is_alive():
             for rank in self.plan.ranks:
                 try:
-                    self._ranks.send(rank.rank, Close(), {})
+                    self._ranks.send(rank.rank, Close(self._saves.is_due_at_end(self.steps)), {})
                 except PartcError:  # it has not come, or has gone: then all others end too
                     break
         self._ranks.close()
         self._daemons.join()
+        if self._is_traced and self._error is None and not self.times:
+            self.times = {rank.rank: read_times(self._job_folder, rank.rank) for rank in self.plan.ranks}
         self._at_the_end.close()
+        if isinstance(self._error, NotSaved):
+            raise self._error
 
     def __enter__(self) -> "Stepper":
         return self
@@ -218,6 +247,7 @@ class Stepper:
                     None,
                     DAEMON,
                     [self._ranks.sockets],
+                    redirect=self._redirect,
                 )
             except PartcError as error:
                 self._error = error
@@ -281,10 +311,54 @@ class Stepper:
         if not self._daemons.is_alive():
             raise BadUsage("the runner is closed", at="runner", fix="make another one")
 
-    def _check_fetches(self, names: Sequence[str]) -> None:
+    def check_fetches(self, names: Sequence[str]) -> None:
+        """Refuse what is no output. Raises BadUsage."""
         known = [output.name for output in self.plan.outputs]
         if unknown := [name for name in names if name not in known]:
             raise BadUsage(f"no output {unknown[0]!r}", at="fetches", fix=f"fetch among {known}")
+
+
+def _names_in(fetches: object, plan: Plan) -> Sequence[str]:
+    """Return fetches, which may be anything, as names. Raises BadUsage."""
+    if isinstance(fetches, Sequence) and all(isinstance(name, str) for name in fetches):
+        return fetches
+    raise BadUsage(
+        f"{fetches!r:.60} is no name of an output, nor a list of names",
+        at="fetches",
+        fix=f"name outputs among {[output.name for output in plan.outputs]}, or call run() to fetch nothing",
+    )
+
+
+def _begin(plan: Plan, checkpoints: Checkpoints | None, seed: int | None) -> Begun:
+    """Return where training begins, and make way for its checkpoints."""
+    if checkpoints is None:
+        return Begun(seed=seed or 0)
+    remove_parts(Path(checkpoints.folder))
+    return resume_from(plan, Path(checkpoints.folder), seed, log.info)
+
+
+class _SaveClock:
+    """Tells after which steps a training is saved."""
+
+    def __init__(self, asked: Checkpoints | None, done: int) -> None:
+        self._asked = asked
+        self._saved = done
+        self._saved_s = time.monotonic()
+
+    def is_due(self, step: int) -> bool:
+        """Tell whether a step is one to save after; then it is taken for saved."""
+        if self._asked is None:
+            return False
+        every_steps, every_s = self._asked.every_steps, self._asked.every_s
+        is_due = every_steps is not None and step % every_steps == 0
+        if is_due or (every_s is not None and time.monotonic() - self._saved_s >= every_s):
+            self._saved, self._saved_s = step, time.monotonic()
+            return True
+        return False
+
+    def is_due_at_end(self, step: int) -> bool:
+        """Tell whether something was trained since the last save."""
+        return self._asked is not None and step > self._saved
 
 
 def _check_synchronous(plan: Plan) -> None:

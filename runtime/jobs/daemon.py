@@ -168,8 +168,7 @@ class Daemon:
         self._feeds = self._source.share(self._rank, self._batch)
         step = self.step - 1 + self._job.first_step
         drawn = draw_share(self._plan, self._rank, self._feeds, step, self._job.seed)
-        for awaited in self._executor.step({**self._feeds, **drawn}):
-            self._patience.wait(awaited, self._rank.rank)
+        self._patience.through(self._executor.step({**self._feeds, **drawn}), self._rank.rank)
         if self._job.stop_when_diverged:
             self._check_loss()
             self._watch.check(self.step, is_last=self.step == self._job.steps)
@@ -220,7 +219,7 @@ class Daemon:
                 log.append({name: environment.array(value) for name, value in names.items()})
             if self._rank.replica == 0:
                 loss = loss_of(self._plan, environment)
-                self._reporter.report(self.step, loss)
+                self._reporter.report(self.step, loss, self._source.waited_s)
                 if metrics is not None:
                     metrics.append(self._job.first_step + self.step, loss)
 

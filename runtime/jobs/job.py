@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from partc.runtime.data.checkpoint import write_arrays
-from partc.runtime.errors import naming_file
+from partc.runtime.errors import BadUsage, naming_file
 from partc.runtime.execution.recorder import RankTimes, TracedSteps
 from partc.runtime.plan.record import Record
 from partc.runtime.transports.exchanged import Exchanged
@@ -88,6 +88,7 @@ class Progress(Record, frozen=True, tag="progress"):
     loss: float | None
     steps_per_s: float
     straggler: Straggler | None = None  # lately
+    data_waited: float = 0.0  # the share of its time that the first worker lately waited for data
 
 
 class Notice(Record, frozen=True, tag="notice"):
@@ -116,10 +117,18 @@ class RankReport(Record, frozen=True):
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Write a record as JSON: whole or not at all, since a rank may be killed at any moment."""
+    """Write a record as JSON: whole or not at all, since a rank may be killed at any moment.
+
+    Raises BadUsage for what is no text: a path of bytes that are no UTF-8.
+    """
     part = path.with_name(path.name + ".part")
+    try:
+        text = msgspec.json.encode(record)
+    except UnicodeEncodeError as error:
+        what = "a name that is not UTF-8, which a job's files cannot hold"
+        raise BadUsage(what, at=error.object, fix="give that file or folder another name") from error
     with naming_file(part):
-        part.write_bytes(msgspec.json.encode(record))
+        part.write_bytes(text)
     part.replace(path)
 
 
@@ -190,25 +199,26 @@ class Reporter:
         self._trained = trained
         self._last = job.first_step + job.steps
         self._report_every_s = job.report_every_s
-        self._begun_s = self._reported_s = 0.0
+        self._begun_s = self._reported_s = self._data_s = 0.0
         self.straggler: Straggler | None = None
 
     def begin(self) -> None:
         """Start the clock."""
-        self._begun_s = time.monotonic()
+        self._begun_s = self._reported_s = time.monotonic()
 
     def steps_per_s(self, step: int) -> float:
         """Return the mean rate so far."""
         return step / max(time.monotonic() - self._begun_s, 1e-9)
 
-    def report(self, step: int, loss: float | None) -> None:
-        """Print a line of JSON, if the last is old enough."""
+    def report(self, step: int, loss: float | None, data_s: float) -> None:
+        """Print a line of JSON, if the last is old enough. `data_s`: waited for data in all."""
         now_s = time.monotonic()
         done = self._trained + step
         if done < self._last and step > 1 and now_s - self._reported_s < self._report_every_s:
             return
-        self._reported_s = now_s
-        _print(Progress(done, self._last, loss, self.steps_per_s(step), self.straggler))
+        data_waited = min(1.0, (data_s - self._data_s) / max(now_s - self._reported_s, 1e-9))
+        self._reported_s, self._data_s = now_s, data_s
+        _print(Progress(done, self._last, loss, self.steps_per_s(step), self.straggler, data_waited))
 
 
 class WaitReporter:

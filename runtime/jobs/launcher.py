@@ -6,7 +6,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -16,13 +16,14 @@ from partc.runtime import errors
 from partc.runtime.engines.machines import Machines
 from partc.runtime.engines.place import Place
 from partc.runtime.engines.rank_command import DAEMON
-from partc.runtime.engines.start_ranks import prepare_ranks
+from partc.runtime.engines.start_ranks import RankStart, prepare_ranks
 from partc.runtime.errors import PartcError, RankFailed, Stopped
 from partc.runtime.jobs.job import Told
 from partc.runtime.log import log as records
 from partc.runtime.log import printable
 from partc.runtime.supervision.messages import Ended
 from partc.runtime.supervision.roster import Trouble, how
+from partc.runtime.supervision.started_keepers import StartedKeepers
 from partc.runtime.supervision.stop_signals import StopSignals, name_of, stop_signals, stopped
 from partc.runtime.supervision.supervisor import Supervisor
 
@@ -49,12 +50,14 @@ def launch(
     daemon: str = DAEMON,
     folders: Sequence[Path] = (),
     place: Place | None = None,
+    redirect: Path | None = None,
 ) -> int:
     """Run a job to its end. Return the number of the signal that made its ranks stop before, 0 if none did.
 
     `hosts`: each rank's. A job in which no rank gets on for `timeout_s` is ended. `daemon`: the module that
     every rank runs. `folders`: temporary ones beside the job's, for keepers to remove if this process is
-    killed. `place`: of this process, if others have started the ranks. Raises the error of the rank
+    killed. `place`: of this process, if others have started the ranks. `redirect`: a folder that takes what
+    each rank prints, a file for each. Raises the error of the rank
     that is to blame, whose `cause` says where it was; and Stopped if ranks that a signal asked to stop did
     not do so well.
     """
@@ -62,17 +65,18 @@ def launch(
     start = prepare_ranks(hosts, job_folder, machines, daemon, place)
     with (
         stop_signals() as signals,
-        log.open("w") as stream,
+        log.open("w", encoding="utf-8") as stream,
         Supervisor(members, start.machines.addresses, job_folder, timeout_s, folders) as supervisor,
     ):
         records.info("starting %s", start.told)
-        written = Log(stream)
+        written = Log(stream, redirect, members)
         written.write("launcher", start.told)
         process = start.begin()
         if place is not None:
             place.has_begun = True
         try:
-            return _Watch(process, supervisor, signals, written, on_progress, start.is_joined).to_the_end()
+            watch = _Watch(process, supervisor, signals, written, on_progress, start)
+            return watch.to_the_end()
         finally:
             supervisor.end(only=[FIRST] if start.is_joined else None)
             _end(process, start.is_here, 0.0 if supervisor.roster.unheard() else _GRACE_S)
@@ -88,10 +92,11 @@ class _Watch:
         signals: StopSignals,
         log: "Log",
         on_progress: OnProgress | None,
-        is_joined: bool,
+        start: RankStart,
     ) -> None:
         self._process = process
-        self._is_joined = is_joined
+        self._is_joined = start.is_joined
+        self._keepers = StartedKeepers(process.pid) if start.is_here else None
         self._supervisor = supervisor
         self._stop = StopRequest(supervisor, signals)
         self._log = log
@@ -120,9 +125,16 @@ class _Watch:
     def _look(self) -> None:
         self._forward()
         self._supervisor.watch(_LOOK_S)
+        self._look_for_unheard()
         self._stop.look()
         if self._supervisor.roster.troubles() or self._is_cut_short():
             self._verdict()
+
+    def _look_for_unheard(self) -> None:
+        """See whether keepers that were started have ended before they could be heard."""
+        roster = self._supervisor.roster
+        if self._keepers is not None and (unheard := roster.unheard()):
+            roster.lose_unheard(self._keepers.ended(unheard))
 
     def _await_trouble(self) -> None:
         """Wait for word of why MPI has ended: it ends with any rank's keeper, and takes the others along."""
@@ -195,7 +207,8 @@ class StopRequest:
         if late := set(roster.living()) - self._asked:  # keepers of a job that has just begun come one by one
             self._supervisor.order("stop", late)
             self._asked |= late
-        if self._signals.count > 1 or (roster.living() and roster.still_s > _STOP_S):
+        stands_still = bool(roster.living()) and roster.still_s > _STOP_S
+        if self._signals.count > 1 or stands_still or not roster.beats():  # nobody has begun: nothing is lost
             raise self.error()
         if not roster.living():
             self._supervisor.order("end", roster.ended())
@@ -251,10 +264,17 @@ def _memory(ended: Ended | None) -> str:
 
 
 class Log:
-    """The file of what ranks print. A disk that is full ends no training."""
+    """The file of what ranks print. A disk that is full ends no training.
 
-    def __init__(self, stream: IO[str]) -> None:
+    `redirect`: a folder that takes the same, a file for each process: for `members` even if they are silent.
+    """
+
+    def __init__(self, stream: IO[str], redirect: Path | None = None, members: Collection[str] = ()) -> None:
         self._stream = stream
+        self._apart: dict[str, Path] = {}  # process -> its own file
+        self._redirect = redirect
+        for name in members if redirect is not None else ():
+            self._write_apart(name, "")
         self.path = Path(stream.name)
         self._is_full = False
         self.last: dict[str, str] = {}  # process -> its last line
@@ -267,9 +287,18 @@ class Log:
         try:
             self._stream.write(f"{name}: {printable(line)}\n")
             self._stream.flush()
+            self._write_apart(name, f"{printable(line)}\n")
         except OSError as error:
             self._is_full = True
             records.warning("%s ends here: %s", self.path, error.strerror)
+
+    def _write_apart(self, name: str, line: str) -> None:
+        if self._redirect is None:
+            return
+        mode = "a" if name in self._apart else "w"
+        path = self._apart.setdefault(name, self._redirect / f"{name.replace(' ', '-')}.log")
+        with path.open(mode) as file:
+            file.write(line)
 
 
 Line = tuple[str, str]  # (process, what it printed)

@@ -7,6 +7,7 @@ behind it.
 """
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -24,6 +25,9 @@ class StepMetrics(Record, frozen=True):
     step: int
     loss: float | None  # JSON has no NaN and no infinity: null
     s: float
+
+
+_LINE = msgspec.json.Decoder(StepMetrics)
 
 
 class MetricsLog:
@@ -66,14 +70,16 @@ def _keep_lines(path: Path, after: int) -> None:
     part.replace(path)
 
 
-def read_metrics(path: Path) -> list[StepMetrics]:
-    """Read the lines that were written whole."""
+def read_metrics(path: Path) -> Iterator[StepMetrics]:
+    """Yield the lines that were written whole."""
     with path.open("rb") as lines:
-        return [msgspec.json.decode(line, type=StepMetrics) for line in lines if line.endswith(b"\n")]
+        for line in lines:
+            if line.endswith(b"\n"):
+                yield _LINE.decode(line)
 
 
 def _step_of(line: str) -> float:
     try:
-        return msgspec.json.decode(line, type=StepMetrics).step
+        return _LINE.decode(line).step
     except msgspec.MsgspecError:  # cut off by the end of its writer
         return float("inf")

@@ -13,6 +13,7 @@ from partc.runtime.asynchronous.collect import check_sessions_request, collect_s
 from partc.runtime.asynchronous.launcher import launch_sessions
 from partc.runtime.asynchronous.session import plan_of_data
 from partc.runtime.asynchronous.watch import Rules
+from partc.runtime.check_arguments import public
 from partc.runtime.checkpoints.manifest import refuse_others
 from partc.runtime.checkpoints.resume import Begun, resume_from
 from partc.runtime.checkpoints.stored_values import StoredValues
@@ -23,7 +24,7 @@ from partc.runtime.data.feeds import STAGED_FILE
 from partc.runtime.data.sample_files import is_of_samples
 from partc.runtime.engines.machines import Machines, machines_of
 from partc.runtime.engines.place import Place
-from partc.runtime.errors import BadData, BadUsage, CopiesDiffer
+from partc.runtime.errors import BadData, BadUsage, CopiesDiffer, one_of
 from partc.runtime.execution.recorder import MIDDLE, TracedSteps, middle_of
 from partc.runtime.jobs.job import (
     Checkpoints,
@@ -60,6 +61,7 @@ _RANKS_SHARE = 2.0
 class Runner:
     """Trains one plan, a daemon per rank."""
 
+    @public
     def __init__(
         self,
         plan: PlanFolder | Path | str,
@@ -71,6 +73,7 @@ class Runner:
         self._machines = machines_of(self._folder.path) if addresses is None else Machines.at(addresses)
         self._place = place
 
+    @public
     def train(
         self,
         data: str | Path | Batches,
@@ -94,6 +97,7 @@ class Runner:
         metrics: Path | None = None,
         worker_restarts: int = 0,
         tells_waiting: bool = False,
+        redirect: Path | None = None,
     ) -> TrainingResult:
         """Train `steps` steps and save trained.safetensors in the plan's folder, unless told not to.
 
@@ -111,12 +115,13 @@ class Runner:
         is none, begin.
         `metrics`: a file that takes a line of every step. `worker_restarts`: how often an asynchronous worker
         that died is started again. `tells_waiting`: `on_progress` hears now and then how much each rank
-        waited.
+        waited. `redirect`: a folder that takes what each process prints, a file for each.
 
         Raises the error of the rank that failed first, NotSaved if the last checkpoint could not be written,
         and CopiesDiffer if `save` is asked and replicas are not equal in the end.
         """
-        _check_request(steps, timeout_s)
+        _check_request(steps, timeout_s, read_after, save and keep_in is not None)
+        _check_sizes(sizes or {}, self._folder.plan)
         check_sessions_request(self._folder.plan, staleness, read_after, bool(traced_steps))
         begun = self._begin(steps, seed, checkpoints, resume, on_progress)
         if begun.checkpoint is not None and begun.step == steps:
@@ -152,7 +157,7 @@ class Runner:
             )
             write_job(folder, job, initial)
             rules = Rules(begun.workers, staleness, worker_restarts, checkpoints)
-            result = self._play(folder, job, rules, on_progress, timeout_s)
+            result = self._play(folder, job, rules, on_progress, timeout_s, redirect)
             return self._keep(folder, job, result, save, keep_in)
 
     def _begin(
@@ -165,6 +170,9 @@ class Runner:
     ) -> Begun:
         """Return where training begins, and make way for its checkpoints."""
         plan = self._folder.plan
+        if resume and checkpoints is None:
+            fix = "give checkpoints=Checkpoints(folder), from which it goes on"
+            raise BadUsage("no checkpoints to resume from", at="Runner.train(resume=True)", fix=fix)
         anew = Begun(seed=seed or 0, workers=(0,) * len(plan.asynchronous))
         if checkpoints is None:
             return anew
@@ -206,7 +214,6 @@ class Runner:
     ) -> TrainingResult:
         """Take the variables out of a job's folder before it goes."""
         if keep_in is not None:
-            assert not save, "the last of the files has one place only"
             _move_variables(job.read_after, folder, keep_in)
             return result
         after = {step: read_arrays(variables_file(folder, step)) for step in job.read_after}
@@ -228,17 +235,25 @@ class Runner:
             )
 
     def _play(
-        self, folder: Path, job: Job, rules: Rules, on_progress: OnProgress | None, timeout_s: float
+        self,
+        folder: Path,
+        job: Job,
+        rules: Rules,
+        on_progress: OnProgress | None,
+        timeout_s: float,
+        redirect: Path | None,
     ) -> TrainingResult:
         """Start the processes of a job, wait for them, and collect what they made."""
         plan, machines, log = self._folder.plan, self._machines, self._folder.path / LOG_FILE
         if plan.asynchronous:
-            ended = launch_sessions(plan, folder, log, machines, rules, on_progress, timeout_s)
+            ended = launch_sessions(plan, folder, log, machines, rules, on_progress, timeout_s, redirect)
             if ended.stopped_by and job.checkpoints is None:
                 raise stopped(ended.stopped_by, "all workers")
             return collect_sessions(plan, folder, job, ended)
         hosts = [rank.host for rank in plan.ranks]
-        stopped_by = launch(hosts, folder, log, machines, on_progress, timeout_s, place=self._place)
+        stopped_by = launch(
+            hosts, folder, log, machines, on_progress, timeout_s, place=self._place, redirect=redirect
+        )
         if stopped_by and job.checkpoints is None:
             raise stopped(stopped_by, "all ranks")
         return replace(self._collect(folder, job), stopped_by=stopped_by)
@@ -263,11 +278,22 @@ class Runner:
         )
 
 
-def _check_request(steps: int, timeout_s: float) -> None:
+def _check_request(steps: int, timeout_s: float, read_after: Collection[int], is_kept_twice: bool) -> None:
     if steps < 1:
         raise BadUsage(f"{steps} steps", at="--steps", fix="train at least one step")
     if not timeout_s > 0:
         raise BadUsage(f"a timeout of {timeout_s} s", at="--timeout", fix="give more than 0 seconds")
+    if beyond := [step for step in read_after if not 0 < step <= steps]:
+        raise BadUsage(f"no step {beyond[0]} of {steps}", at="read_after", fix="count steps from 1")
+    if is_kept_twice:
+        raise BadUsage("variables in two places", at="keep_in", fix="say save=False, too")
+
+
+def _check_sizes(sizes: Mapping[str, int], plan: Plan) -> None:
+    known = {size for entry in plan.data_inputs for size in entry.shape if isinstance(size, str)}
+    if unknown := sorted(sizes.keys() - known - plan.sizes.keys()):
+        fix = one_of(sorted(known), unknown[0]) if known else "leave it out: this plan's sizes are all fixed"
+        raise BadUsage(f"no symbolic size {unknown[0]!r}", at="sizes", fix=fix)
 
 
 def _check_traced(traced: TracedSteps, done: int, steps: int) -> None:

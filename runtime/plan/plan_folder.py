@@ -1,8 +1,8 @@
 """A plan on disk: plan.json and the files that it names, each checked against its SHA-256.
 
 plan.json has a hash of its own. Whoever edited a plan, or a file of it, says so with `seal_plan_folder`
-(`partc seal`), which writes the hashes anew. Either way the program is proven to end, and to read only what
-is there, before anything is run.
+(`partc seal`), which writes the hashes anew, and the lists of ranks' segments. Either way the program is
+proven to end, and to read only what is there, before anything is run.
 
 Paths that a file names may lead to files in its own folder, and nowhere else.
 """
@@ -17,6 +17,7 @@ import msgspec
 from partc.runtime.errors import BadPlan, naming
 from partc.runtime.plan.check_program import check_program
 from partc.runtime.plan.check_references import check_references
+from partc.runtime.plan.device_index import check_device_index, indices_in, write_device_index
 from partc.runtime.plan.plan_json import decode_plan, encode_plan, sha256_of_plan
 from partc.runtime.plan.program import Plan
 
@@ -43,6 +44,7 @@ def read_plan_folder(path: Path | str, *, is_checked: bool = False) -> PlanFolde
         raise fault
     if not is_checked:
         _check_program(plan, folder)
+        check_device_index(plan, folder)
     return PlanFolder(plan, folder)
 
 
@@ -71,15 +73,26 @@ def seal_plan_folder(path: Path | str) -> list[str]:
     folder = Path(path)
     plan = _read(folder)
     files = {name: sha256_of_file(_path_of(folder, name)) for name in plan.files}
-    changed = [name for name, found in files.items() if found != plan.files[name]]
+    _check_program(plan, folder)
+    if stale := indices_in(plan.files):
+        files = _list_segments_anew(plan, folder, files, stale)
+    changed = [name for name, found in files.items() if found != plan.files.get(name)]
     sealed = msgspec.structs.replace(plan, files=files)
-    _check_program(sealed, folder)
-    if changed or plan.sha256 != sha256_of_plan(plan):
+    if changed or files.keys() != plan.files.keys() or plan.sha256 != sha256_of_plan(plan):
         part = folder / f"{PLAN_FILE}.part"
         part.write_bytes(encode_plan(sealed))
         part.replace(folder / PLAN_FILE)
         changed.append(PLAN_FILE)
     return changed
+
+
+def _list_segments_anew(plan: Plan, folder: Path, files: dict[str, str], stale: list[str]) -> dict[str, str]:
+    """Write the lists of ranks' segments, which follow from the program; return all files' hashes."""
+    for name in stale:
+        (folder / name).unlink()
+    listed = write_device_index(plan, folder)
+    kept = {name: found for name, found in files.items() if name not in stale}
+    return kept | {name: sha256_of_file(folder / name) for name in listed}
 
 
 def sha256_of_file(path: Path) -> str:

@@ -201,11 +201,13 @@ class Aggregation(Record, frozen=True, omit_defaults=True):
 
     average_dense, average_sparse: the mean over all replicas; False: the sum
     fetched: parameters whose aggregated gradients are outputs of the step
+    replica_outputs: beside the mean of a scalar output, each replica's own is one: NAME.replica
     """
 
     average_dense: bool = True
     average_sparse: bool = True
     fetched: tuple[str, ...] = ()
+    replica_outputs: bool = False
 
 
 class Output(Record, frozen=True, omit_defaults=True):
@@ -298,6 +300,7 @@ class Plan(Record, frozen=True):
     # value -> int64 vector, the same on all ranks
     constants: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
     microbatches: int = 1  # into which every replica's batch is divided
+    asked_strategy: str = "auto"  # the name that was asked for; nothing: strategy.json is the user's own
     sha256: str = ""  # of all the rest, as plan_json.py writes it: a plan that was edited does not fit it
 
 

@@ -13,31 +13,37 @@ JOB_FOLDER is `-` where others have started the ranks: then the member learns it
 import json
 import os
 import runpy
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from partc.runtime.engines.rank_command import ENVIRONMENT_FILE, KEEPER, UNTOLD
+from partc.runtime.supervision.janitor import begin_janitor
 from partc.runtime.supervision.process_state import PULSE, end_with_parent
 
 _ENTERED = "PARTC_ENTERED"  # environment variable: the file whose environment this process has
-_RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+# Environment variables in which MPI and batch systems tell a process its number.
+RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Start a member of a job, and keep it until its end."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # MPI's, when another dies: this one has something to say first
     folder, member, module, *arguments = words = sys.argv[1:] if argv is None else list(argv)
     name = rank_name() if member == "rank" else member
     _enter_environment(Path(folder) / ENVIRONMENT_FILE, name, words)
-    told, printed = os.pipe(), os.pipe()
+    told, printed, janitor = os.pipe(), os.pipe(), begin_janitor()
     keeper = os.getpid()
     child = os.fork()
     if child == 0:
         end_with_parent(keeper)
         os.dup2(printed[1], sys.stdout.fileno())
         os.dup2(printed[1], sys.stderr.fileno())
-        for descriptor in (told[0], *printed):
+        for descriptor in (told[0], *printed, *([] if janitor.pipe is None else [janitor.pipe])):
             os.close(descriptor)
         return _be_member(module, arguments, told[1])
     os.close(told[1])
@@ -47,12 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     job_folder = await_folder(told[0]) if folder == UNTOLD else Path(folder)
     if job_folder is None:
         return _without_job(child, printed[0])
-    return keep(job_folder, name, child, told[0], printed[0], stays=folder == UNTOLD)
+    return keep(job_folder, name, child, told[0], printed[0], janitor, stays=folder == UNTOLD)
 
 
 def rank_name() -> str:
     """Return the name of the rank that MPI has started this process as."""
-    number = next((os.environ[name] for name in _RANKS if name in os.environ), None)
+    number = next((os.environ[name] for name in RANKS if name in os.environ), None)
     return f"process {os.getpid()}" if number is None else f"rank {number}"
 
 
@@ -78,6 +84,7 @@ def _without_job(child: int, printed: int) -> int:
 
 def _be_member(module: str, arguments: Sequence[str], pipe: int) -> int:
     """Run a module as `python -m` does."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.setpgid(0, 0)  # what it starts itself ends with it
     os.environ[PULSE] = str(pipe)
     sys.argv = [module, *arguments]

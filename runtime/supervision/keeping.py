@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -17,6 +18,8 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from partc.runtime.jobs.job_folder import remove_left
+from partc.runtime.supervision.contact import Contact
+from partc.runtime.supervision.janitor import Janitor
 from partc.runtime.supervision.messages import (
     ORDER,
     SAID,
@@ -34,12 +37,10 @@ from partc.runtime.supervision.process_state import process_state, remove_segmen
 from partc.runtime.transports.locked_sockets import is_refused, lock, read_key
 
 MEETING_FILE = "supervisor.json"
-_FIRST_S = 60.0  # to find the supervisor
 _LAST_S = 10.0  # that an end is held back, until the supervisor has heard of it
 _DEAF_S = 5.0  # that a killed process may take to go: longer where a disk does not answer
 _SEGMENTS_EVERY_S = 2.0
 _SOON_S = 0.02
-_REFUSED_AFTER_S = 1.0
 _CHUNK = 1 << 16
 _QUEUE = 100  # messages that wait for the supervisor
 _OTHERS_S = 1.0  # for keepers beside this one, which MPI kills when it goes
@@ -55,17 +56,21 @@ def await_folder(told: int) -> Path | None:
     return Path(os.fsdecode(line[:-1])) if line.startswith(b"/") else None
 
 
-def keep(folder: Path, name: str, child: int, told: int, printed: int, stays: bool = False) -> int:
+def keep(
+    folder: Path, name: str, child: int, told: int, printed: int, janitor: Janitor, stays: bool = False
+) -> int:
     """Keep a member until its end; return the exit code that tells it.
 
-    `told`, `printed`: pipes on which it says where it is, and to which it prints. `stays`: what started it
-    started the launcher, too, and ends that when this process goes, before it has said what it has to say.
+    `told`, `printed`: pipes on which it says where it is, and to which it prints. `janitor`: tidies up when
+    this process is killed. `stays`: what started it started the launcher, too, and ends that when this one
+    goes, before that has said what it has to say.
     """
     meeting = msgspec.json.decode((folder / MEETING_FILE).read_bytes(), type=Meeting)
-    member, line = _Member(child, told, printed), _Line(folder, name, meeting)
+    member, line = _Member(child, told, printed, janitor), _Line(folder, name, meeting)
     try:
         return _Keeper(member, line, meeting.beat_s, stays).watch()
     finally:
+        janitor.dismiss()
         line.close()
         if line.is_cut():
             for temporary in meeting.folders:
@@ -151,10 +156,11 @@ class _Keeper:
 class _Member:
     """A child process, and the pipes on which it tells where it is, and prints."""
 
-    def __init__(self, child: int, told: int, printed: int) -> None:
+    def __init__(self, child: int, told: int, printed: int, janitor: Janitor) -> None:
         self.told: int | None = told
         self.printed: int | None = printed
         self.segments: set[str] = set()
+        self._janitor = janitor
         self._child = child
         self._position = Position()
         self._failure: Failure | None = None
@@ -253,6 +259,7 @@ class _Member:
     def _note_segments(self) -> None:
         self._mapped_s = time.monotonic()
         self.segments |= shared_segments(self._child)
+        self._janitor.note(self.segments)
 
     def _take(self, line: bytes) -> bool:
         try:
@@ -273,7 +280,6 @@ class _Line:
     def __init__(self, folder: Path, name: str, meeting: Meeting) -> None:
         first_life = name.partition(".")[0]  # of an asynchronous worker that is started again
         endpoint = meeting.endpoints.get(first_life) or next(iter(meeting.endpoints.values()))
-        self._patience_s = meeting.patience_s
         self._context = zmq.Context()
         self._dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         self._dealer.set(zmq.ROUTING_ID, name.encode())
@@ -286,10 +292,8 @@ class _Line:
         events = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
         self._monitor = self._dealer.get_monitor_socket(events)
         self._dealer.connect(endpoint)
-        self._is_connected = False
         self._endpoint = endpoint
-        self._cut_s = time.monotonic() + _FIRST_S - self._patience_s
-        self._probed_s = self._cut_s
+        self._contact = Contact(meeting.patience_s, time.monotonic())
         self._poller = zmq.Poller()
         self._poller.register(self._dealer, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
@@ -326,15 +330,7 @@ class _Line:
 
     def is_cut(self) -> bool:
         """Tell whether the launcher is gone, or has been out of reach for too long."""
-        now_s = time.monotonic()
-        if self._is_connected or now_s < self._cut_s:
-            return False
-        if now_s - self._cut_s > self._patience_s:
-            return True
-        if now_s - self._probed_s < _REFUSED_AFTER_S:
-            return False
-        self._probed_s = now_s
-        return is_refused(self._endpoint)
+        return self._contact.is_lost(time.monotonic(), partial(is_refused, self._endpoint))
 
     def close(self) -> None:
         """Close, once what was said last has left."""
@@ -343,8 +339,10 @@ class _Line:
 
     def _note_connection(self) -> None:
         while self._monitor.poll(0):
-            self._is_connected = recv_monitor_message(self._monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            self._cut_s = self._probed_s = time.monotonic()
+            if recv_monitor_message(self._monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._contact.begins()
+            else:
+                self._contact.ends(time.monotonic())
 
 
 def _peak_bytes(usage: resource.struct_rusage) -> int:

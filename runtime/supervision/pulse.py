@@ -15,6 +15,7 @@ from collections.abc import Callable
 import msgspec
 
 from partc.runtime.errors import PartcError, RankFailed
+from partc.runtime.log import printable
 from partc.runtime.supervision.messages import Failure, Position, Said
 from partc.runtime.supervision.process_state import PULSE
 
@@ -84,7 +85,8 @@ def failure_of(error: BaseException, at: str) -> Failure:
         traceback.print_exception(error)
         error = _rank_failed(error, at)
     is_echo = kind.__module__.startswith("mpi4py")
-    return Failure(time.time(), type(error).__name__, error.what, error.at, error.fix, is_echo)
+    what, at, fix = (printable(text) for text in (error.what, error.at, error.fix))  # JSON wants UTF-8
+    return Failure(time.time(), type(error).__name__, what, at, fix, is_echo)
 
 
 def _rank_failed(error: BaseException, at: str) -> RankFailed:

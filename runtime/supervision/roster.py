@@ -54,6 +54,7 @@ class _Member:
     heard_s: float = 0.0
     moved_s: float = 0.0
     gone_s: float | None = None
+    is_gone_unheard: bool = False  # its keeper has ended before it said anything
 
     @property
     def position(self) -> Position:
@@ -105,10 +106,18 @@ class Roster:
         """Take in whose keepers cannot be reached; all others can."""
         gone = set(names)
         for member in self._members.values():
+            if member.is_gone_unheard:
+                continue
             if member.name not in gone:
                 member.gone_s = None
             elif member.gone_s is None:
                 member.gone_s = self._now_s
+
+    def lose_unheard(self, names: Iterable[str]) -> None:
+        """Take in whose keepers have ended before they were heard."""
+        for member in (self._members[name] for name in names):
+            if member.beat is None and not member.is_gone_unheard:
+                member.is_gone_unheard, member.gone_s = True, self._now_s
 
     def living(self) -> list[str]:
         """Return the members that have been heard, and have not ended."""
@@ -160,7 +169,8 @@ class Roster:
         if member.ended is not None:
             return self._end(member, member.ended)
         if member.beat is None:
-            return None
+            lost = _cause("lost", member, "was lost: its keeper died")
+            return Trouble(lost, False, member.gone_s or 0.0) if member.is_gone_unheard else None
         if member.beat.still_s > limits.hung_s:
             reason = f"hangs: no sign of life for {member.beat.still_s:.0f} s"
             return Trouble(_cause("hung", member, reason), False, now_s - limits.hung_s)

@@ -112,8 +112,11 @@ class Supervisor:
     def asked_by_host(self) -> int:
         """The signal by which a batch system wants an end, 0 if none does.
 
-        MPI signals, too, when a keeper has died: that is known before this tells.
+        MPI signals, too, when a keeper has died: that is known before this tells, unless somebody who has not
+        been heard yet is the one.
         """
+        if self._asked == signal.SIGINT and self.roster.unheard():
+            return 0
         return self._asked if time.monotonic() - self._asked_s > _SURE_S else 0
 
     def order(self, what: Literal["stop", "end"], names: Collection[str] | None = None) -> None:

@@ -65,17 +65,29 @@ def lock(opened: "zmq.Socket[bytes]", key: Key, is_server: bool) -> None:
 
 
 def is_refused(endpoint: str) -> bool:
-    """Tell whether nobody listens at a TCP port whose machine is there."""
-    if not endpoint.startswith("tcp://"):
-        return False
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    """Tell whether nobody listens at a socket file, or at a TCP port whose machine is there."""
     try:
-        with socket.create_connection((host, int(port)), _ANSWER_S):
+        with _connect(endpoint):
             return False
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, FileNotFoundError):
         return True
     except OSError:
         return False
+
+
+def _connect(endpoint: str) -> socket.socket:
+    kind, _, place = endpoint.partition("://")
+    if kind == "tcp":
+        host, _, port = place.rpartition(":")
+        return socket.create_connection((host, int(port)), _ANSWER_S)
+    opened = socket.socket(socket.AF_UNIX)
+    opened.settimeout(_ANSWER_S)
+    try:
+        opened.connect(place)
+    except OSError:
+        opened.close()
+        raise
+    return opened
 
 
 def own_address(address: str) -> str:

@@ -5,6 +5,7 @@ Ranks may outnumber cores: who waits must leave the core to who computes.
 
 import os
 import time
+from collections.abc import Iterable
 
 from partc.runtime.errors import RankFailed
 from partc.runtime.plan.program import Start
@@ -24,8 +25,13 @@ class Patience:
         self._sleep_s = _FIRST_SLEEP_S
         self.waited_s = 0.0
 
-    def wait(self, start: Start, rank: int) -> None:
-        """Let a moment pass. Raises RankFailed when `start` has been awaited longer than the deadline."""
+    def through(self, step: Iterable[Start], rank: int) -> None:
+        """Go through a step that yields what it awaits. Raises RankFailed where that takes too long."""
+        self._awaited = None  # in the last step the same communication may have been awaited last
+        for start in step:
+            self._wait(start, rank)
+
+    def _wait(self, start: Start, rank: int) -> None:
         now_s = time.monotonic()
         if start is not self._awaited:
             self._awaited, self._since_s, self._sleep_s = start, now_s, _FIRST_SLEEP_S

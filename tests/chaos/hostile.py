@@ -17,13 +17,8 @@ from dataclasses import dataclass
 
 import zmq
 
-from benchmarks.namespaces import namespace_hosts
-from partc.compiler.importing.import_training import import_training_graph
-from partc.compiler.options import Options
-from partc.compiler.pipeline import compile_graph
 from partc.runtime.transports.locked_sockets import Key, lock, read_key
-from tests.builders.plans.session_plans import additive_step
-from tests.chaos.slow_network import BITS_PER_S, NETWORK, hosts
+from tests.chaos.slow_network import NETWORK, hosts, session_hosts
 from tests.chaos.stage import Stage
 from tests.chaos.training import FOREVER, Outcome, Training
 from tests.chaos.without_end import held_by
@@ -61,22 +56,16 @@ def attack(stage: Stage, draw: random.Random) -> Outcome:
 
 def attack_servers(stage: Stage, draw: random.Random) -> Outcome:
     """Attack the servers of asynchronous training; it must train on."""
-    with namespace_hosts(2, 1, BITS_PER_S, NETWORK) as cluster:
-        options = Options(strategy="ps", asynchronous=True)
-        step = import_training_graph(additive_step())
-        plan = stage.plan(
-            "far sessions", lambda folder: compile_graph(step, cluster, folder, options) and folder
-        )
-        with Training(plan, stage.case_folder()) as training:
-            with _overheard(NETWORK.bridge) as heard:
-                training.begin(FOREVER, "--timeout", "300")
-                training.until(lambda: training.step)
-            failures, figures = _attack(training, heard, stage.minutes * 60, draw)
-            training.until_it_gets_on()
-            assert training.launcher is not None
-            training.launcher.terminate()
-            failures += training.end(143) + training.left()
-            return Outcome("servers' ports", "", 0.0, tuple(failures), figures)
+    with session_hosts(stage) as bench, Training(bench.plan, stage.case_folder()) as training:
+        with _overheard(NETWORK.bridge) as heard:
+            training.begin(FOREVER, "--timeout", "300")
+            training.until(lambda: training.step)
+        failures, figures = _attack(training, heard, stage.minutes * 60, draw)
+        training.until_it_gets_on()
+        assert training.launcher is not None
+        training.launcher.terminate()
+        failures += training.end(143) + training.left()
+        return Outcome("servers' ports", "", 0.0, tuple(failures), figures)
 
 
 def _attack(

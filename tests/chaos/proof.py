@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from tests.chaos import damaged, hostile, resized, slow_network, without_end
+from tests.chaos import damaged, hostile, mismatched, resized, slow_network, without_end
 from tests.chaos.case import run_case
 from tests.chaos.faults import FAULTS
 from tests.chaos.stage import Stage
@@ -32,5 +32,15 @@ SCENARIOS = (
     Scenario("hostile bytes", "at the supervisor's port", hostile.attack),
     Scenario("hostile bytes", "at servers' ports", hostile.attack_servers),
     *(Scenario("slow", how, partial(slow_network.train_through, how)) for how in slow_network.TROUBLES),
+    *(
+        Scenario(
+            "plan, model, version mismatch",
+            f"{way} on one host{kind}",
+            partial(mismatched.refuse, way, bool(kind)),
+        )
+        for way in mismatched.WAYS
+        for kind in ("", ", asynchronous")
+    ),
+    Scenario("hung", "host frozen, and woken late", slow_network.freeze_a_host),
 )
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}

@@ -1,5 +1,6 @@
-"""Hosts as network namespaces: links cut and slow, ranks slow. Needs root and iproute2."""
+"""Hosts as network namespaces: links cut and slow, ranks slow, a host that stops. Needs root and iproute2."""
 
+import os
 import random
 import signal
 import subprocess
@@ -14,21 +15,39 @@ from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options
 from partc.compiler.pipeline import compile_graph
 from partc.cost.cluster.cluster import Cluster
+from tests.builders.plans.session_plans import additive_step
 from tests.chaos.stage import Bench, Stage, mlp_step
 from tests.chaos.training import Outcome, Training
+from tests.checks.job_processes import JobProcess, is_alive
 
-NETWORK = Network("pch", "10.213.9")
+_OWN = 30 + os.getpid() % 200  # another run beside this one has other namespaces
+NETWORK = Network(f"pch{_OWN}", f"10.213.{_OWN}")
 BITS_PER_S = 1e9
-_HOSTS = 2
+HOSTS = 2
 _PERIOD_S, _RUNS = 0.05, 0.2  # a fifth of the time
 _SLOW_S = 10.0
+_LOST_WITHIN_S = 120.0  # a cable that is cut for a minute may come back
+_AWAKE_S = 10.0  # that what wakes on a host that was given up may take to end
 
 
 @contextmanager
 def hosts(stage: Stage) -> Iterator[Bench]:
     """Make two hosts of one worker, and yield a plan for them."""
-    with namespace_hosts(_HOSTS, 1, BITS_PER_S, NETWORK) as cluster:
+    with namespace_hosts(HOSTS, 1, BITS_PER_S, NETWORK) as cluster:
         yield stage.bench("namespaces", lambda folder: _compile(cluster, folder))
+
+
+@contextmanager
+def session_hosts(stage: Stage) -> Iterator[Bench]:
+    """Make two hosts of one worker, and yield an asynchronous plan for them."""
+    with namespace_hosts(HOSTS, 1, BITS_PER_S, NETWORK) as cluster:
+        options = Options(strategy="ps", asynchronous=True)
+        step = import_training_graph(additive_step())
+        yield Bench(
+            stage.plan(
+                "far sessions", lambda folder: compile_graph(step, cluster, folder, options) and folder
+            )
+        )
 
 
 def train_through(how: str, stage: Stage, draw: random.Random) -> Outcome:
@@ -47,15 +66,49 @@ def train_through(how: str, stage: Stage, draw: random.Random) -> Outcome:
         return Outcome(how, "training", failures=tuple(failures), figures=f"{during} steps meanwhile")
 
 
+def freeze_a_host(stage: Stage, draw: random.Random) -> Outcome:
+    """Stop all processes of a host; wake them when the job has gone on without them."""
+    with hosts(stage) as bench, Training(bench.plan, stage.case_folder()) as training:
+        training.begin_saving(bench.steps, bench.save_every, "--restarts", "1", "--timeout", "300")
+        training.until(lambda: training.step)
+        time.sleep(draw.uniform(0, 2))
+        frozen = [JobProcess(number, "frozen") for number in _processes_of(NETWORK.host(2))]
+        training.send(frozen, signal.SIGSTOP)
+        try:
+            told_s, failures, woken = _wake(frozen, training)
+            failures = failures or training.differences(bench.expected)
+        finally:
+            training.send(frozen, signal.SIGKILL)
+        failures += [training.told[-800:]] if failures else []
+        return Outcome(f"host 2, {woken} processes woken", "training", told_s, tuple(failures))
+
+
+def _wake(frozen: list[JobProcess], training: Training) -> tuple[float, list[str], int]:
+    """Wake who is frozen once the job goes on; return when it was told, what did not hold, how many woke."""
+    begun_s = time.monotonic()
+    training.until(lambda: "rank 1 was lost" in training.told, within_s=_LOST_WITHIN_S)
+    told_s = time.monotonic() - begun_s
+    training.until_it_gets_on()
+    asleep = [found for found in frozen if is_alive(found.process)]
+    failures = [] if asleep else ["nobody of the host was left to be woken"]
+    training.send(asleep, signal.SIGCONT)
+    failures += training.end(0)
+    deadline_s = time.monotonic() + _AWAKE_S
+    while any(is_alive(found.process) for found in asleep) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    failures += [f"process {found.process} goes on" for found in asleep if is_alive(found.process)]
+    return told_s, failures + training.left(), len(asleep)
+
+
 def _cut(seconds: float, training: Training, draw: random.Random) -> None:
-    link = NETWORK.outside(draw.randint(1, _HOSTS))
+    link = NETWORK.outside(draw.randint(1, HOSTS))
     _run("ip", "link", "set", link, "down")
     time.sleep(seconds)
     _run("ip", "link", "set", link, "up")
 
 
 def _a_tenth(training: Training, draw: random.Random) -> None:
-    link = NETWORK.outside(draw.randint(1, _HOSTS))
+    link = NETWORK.outside(draw.randint(1, HOSTS))
     limit = ("burst", "256kb", "latency", "100ms")
     for rate in (BITS_PER_S / 10, BITS_PER_S):
         _run("tc", "qdisc", "change", "dev", link, "root", "tbf", "rate", f"{rate:.0f}bit", *limit)
@@ -86,6 +139,11 @@ def _compile(cluster: Cluster, folder: Path) -> Path:
     step = import_training_graph(mlp_step())
     compile_graph(step, cluster, folder, Options(strategy="allreduce", batch="global"))
     return folder
+
+
+def _processes_of(namespace: str) -> list[int]:
+    told = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=True)
+    return [int(number) for number in told.stdout.split()]
 
 
 def _run(*command: str) -> None:

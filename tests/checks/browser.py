@@ -41,6 +41,7 @@ KEYS = {  # key -> code of the DOM, number of Windows
     "Enter": ("Enter", 13),
     "Escape": ("Escape", 27),
     "Tab": ("Tab", 9),
+    "Backspace": ("Backspace", 8),
     "ArrowLeft": ("ArrowLeft", 37),
     "ArrowUp": ("ArrowUp", 38),
     "ArrowRight": ("ArrowRight", 39),
@@ -189,6 +190,12 @@ class Page:
         """Return once the page and its scripts are loaded."""
         while not self._is_loaded:
             self._browser.next_message("Page.loadEventFired")
+
+    def reload(self) -> None:
+        """Load the page again."""
+        self._is_loaded = False
+        self.call("Page.reload")
+        self.wait_for_load()
 
     def resize(self, width: int, height: int = 900) -> None:
         """Give the tab another size, in CSS pixels."""

@@ -14,7 +14,8 @@ from math import prod
 
 import numpy as np
 
-from partc.passes.layouts.layouts import REPLICAS, WORKER, Layout, Mesh, PerReplica, Replicate, Split, Widened
+from partc.passes.layouts.layouts import REPLICAS, WORKER, Layout, PerReplica, Replicate, Split, Widened
+from partc.passes.layouts.meshes import Mesh
 from partc.runtime.plan.moves import shape_of
 from partc.runtime.plan.program import Site, Start
 from tests.builders.plans.compiled_steps import Compiled

@@ -14,8 +14,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.cost.strategy import OpConfig
+from partc.passes.graph.facts import Facts
 from partc.passes.rules.sharding_rules import rule_of
-from partc.passes.windows.read_windows import gradient_of, windows_of
+from partc.passes.windows.read_windows import gradient_of, transposed_windows_of, windows_of
+from partc.passes.windows.windows import Windows
 from partc.runtime.plan.boxes import local_shape
 from tests.builders.plans.compiled_steps import Compiled
 from tests.checks.work_of_parts import entries_of, most_flops
@@ -141,7 +143,8 @@ def check_halos(compiled: Compiled, pieces: Pieces) -> int:
         if node is None or rule is None or not rule.windows:
             continue
         held += _check_overlaps(compiled, node, copy, pieces)
-        for index, tensor in enumerate(copy.inputs):
+        for index, operand in enumerate(copy.inputs):
+            tensor = _unweighed(operand)
             layout = lowered.meanings.get(tensor.name, (None, None))[1]
             for number, widened in () if layout is None else layout.widened():
                 parts = lowered.meshes.size(layout.site, number)
@@ -162,11 +165,11 @@ def _check_overlaps(compiled: Compiled, node: gs.Node, copy: gs.Node, pieces: Pi
     """
     lowered, facts = compiled.compilation.lowered, compiled.compilation.analysis.facts
     held = 0
-    for index, tensor in enumerate(copy.inputs):
+    for index, operand in enumerate(copy.inputs):
+        tensor = _unweighed(operand)
         layout = lowered.meanings.get(tensor.name, (None, None))[1]
         for _, overlapping in () if layout is None else layout.overlapping():
-            gradient, axis = gradient_of(node, facts), overlapping.axis
-            windows = windows_of(node, facts) if gradient is None else gradient.windows
+            axis, windows = overlapping.axis, _windows(node, facts)
             assert windows is not None
             stride, span = windows.strides[axis - 2], windows.spans[axis - 2]
             cut = copy.inputs[1] if node.op.startswith("ConvWeightGrad") else copy.outputs[0]
@@ -176,7 +179,9 @@ def _check_overlaps(compiled: Compiled, node: gs.Node, copy: gs.Node, pieces: Pi
                     part = _shape(compiled, value, pieces, rank, microbatch)[axis]
                     meeting = (part + span - 2) // stride + 1  # windows that meet so many entries
                     match node.op.split("_")[0], index:
-                        case ("ConvDataGrad" | "AveragePoolGrad", _) | ("MaxPoolGrad", 1):
+                        case ("ConvDataGrad" | "AveragePoolGrad" | "LpPoolGrad" | "ConvTranspose", _):
+                            most = meeting
+                        case "MaxPoolGrad", 1:
                             most = meeting
                         case "MaxPoolGrad", _:
                             most = (meeting - 1) * stride + span
@@ -185,3 +190,17 @@ def _check_overlaps(compiled: Compiled, node: gs.Node, copy: gs.Node, pieces: Pi
                     assert not part or array.shape[axis] <= most, (node.name, array.shape, part, most)
                     held += part > 0
     return held
+
+
+def _unweighed(tensor: gs.Tensor) -> gs.Tensor:
+    """Return the gradient that an average's gradient reads, before its windows were weighed."""
+    while ".weighed" in tensor.name:
+        tensor = tensor.inputs[0].inputs[0]
+    return tensor
+
+
+def _windows(node: gs.Node, facts: Facts) -> Windows | None:
+    if node.op == "ConvTranspose":
+        return transposed_windows_of(node, facts)
+    gradient = gradient_of(node, facts)
+    return windows_of(node, facts) if gradient is None else gradient.windows

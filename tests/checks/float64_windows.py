@@ -3,6 +3,7 @@
     Conv           y = W [(g), o, c k] times the windows of x [n, (g), c k, y]
     ConvTranspose  the Conv of x, spread by its strides, with the kernel turned round
     AveragePool    the mean of each window
+    LpPool         the norm of each window
 
 Every model that is opened is written so: segments, the single device's graph, and what the compiler asks ONNX
 Runtime about. Plans are not touched. Images have two axes.
@@ -175,6 +176,31 @@ def _average_pool(node: onnx.NodeProto) -> str:
 }}"""
 
 
+def _lp_pool(node: onnx.NodeProto) -> str:
+    strides, dilations, pads, _ = _attributes(node)
+    kernel = _ints(node, "kernel_shape", [])
+    power = next((a.i for a in node.attribute if a.name == "p"), 2)
+    return f"""(x) => (y) {{
+    kernel = Constant <value_ints = {list(kernel)}> ()
+    {_windows(strides, dilations, pads)}
+    kept = Constant <value_ints = [0]> ()
+    apart_sizes = Concat <axis = 0> (kept, kept, taps, positions)
+    apart = Reshape (columns, apart_sizes)
+    tap_axis = Constant <value_ints = [2]> ()
+    p = Constant <value_float = {float(power)}> ()
+    power = CastLike (p, x)
+    one_wide = CastLike (one, x)
+    root_wide = Div (one_wide, power)
+    sizes_of = Abs (apart)
+    powers = Pow (sizes_of, power)
+    sums = ReduceSum <keepdims = 0> (powers, tap_axis)
+    norms = Pow (sums, root_wide)
+    images = Shape <start = 0, end = 2> (x)
+    sizes = Concat <axis = 0> (images, target)
+    y = Reshape (norms, sizes)
+}}"""
+
+
 def _global_average_pool(_: onnx.NodeProto) -> str:
     return """(x) => (y) {
     space = Constant <value_ints = [2, 3]> ()
@@ -186,6 +212,7 @@ WRITTEN: dict[str, Callable[[onnx.NodeProto], str]] = {
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
     "AveragePool": _average_pool,
+    "LpPool": _lp_pool,
     "GlobalAveragePool": _global_average_pool,
 }
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partc.runtime.engines.rank_command import KEEPER
+from partc.runtime.supervision.janitor import JANITOR
 
 STARTERS = ("mpiexec", "mpiexec.gforker", "mpirun", "prterun")
 
@@ -19,13 +20,15 @@ class JobProcess:
 
 
 def job_processes(folder: Path) -> list[JobProcess]:
-    """Return the processes of the job of that folder, or of the plan's folder, its launcher left out."""
+    """Return the processes of a job in that folder, or a plan's, without launcher and janitors."""
     inside = str(folder.resolve())
     found: list[JobProcess] = []
     words = {process: _words(process) for process in _processes()}
     kept = {process: line for process, line in words.items() if KEEPER in line}
     ours = {p: line for p, line in kept.items() if any(word.startswith(inside) for word in line)}
     for process, line in ours.items():
+        if _called(process) == JANITOR:
+            continue
         if line[0].endswith(STARTERS):
             found.append(JobProcess(process, "mpiexec"))
             continue
@@ -60,6 +63,13 @@ def _words(process: int) -> list[str]:
         return Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return [""]
+
+
+def _called(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _parent(process: int) -> int:

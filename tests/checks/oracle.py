@@ -26,7 +26,6 @@ from partc.passes.indexed_rows.indexed_slices import SUM_ROWS
 from partc.passes.layouts.layouts import (
     REPLICAS,
     Layout,
-    Mesh,
     Overlapping,
     Owned,
     Partial,
@@ -35,6 +34,7 @@ from partc.passes.layouts.layouts import (
     Split,
     Widened,
 )
+from partc.passes.layouts.meshes import Mesh
 from partc.passes.lowering.widen import fill_value
 from partc.passes.replicas.average_replicas import AVERAGE, REPLICA_DOMAIN, STACK
 from partc.runtime.data.batches import share_of

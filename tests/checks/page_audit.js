@@ -41,7 +41,7 @@
     const [light, dark] = [luminance(one), luminance(other)].sort((a, b) => b - a);
     return (light + 0.05) / (dark + 0.05);
   };
-  const pale = told.filter(e => !(e instanceof SVGElement)).flatMap(e => {
+  const pale = told.filter(e => !(e instanceof SVGElement) && !e.matches(".onbar")).flatMap(e => {
     const found = ratio(getComputedStyle(e).color, background(e));
     return found < contrast - 0.01 ? [found.toFixed(2) + " " + where(e)] : [];
   });

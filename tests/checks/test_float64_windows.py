@@ -19,6 +19,7 @@ CASES = [
     ("ConvTranspose <kernel_shape = [3, 2], dilations = [2, 1], group = 2> (x, w, b)", (4, 3, 3, 2)),
     ("AveragePool <kernel_shape = [3, 2], pads = [1, 0, 1, 1], strides = [2, 1]> (x)", ()),
     ("AveragePool <kernel_shape = [2, 2], pads = [1, 1, 0, 0], count_include_pad = 1> (x)", ()),
+    ("LpPool <kernel_shape = [3, 2], pads = [1, 0, 1, 1], strides = [2, 1], p = 3> (x)", ()),
     ("GlobalAveragePool (x)", ()),
 ]
 

@@ -1,6 +1,7 @@
 """Parallax's interface, in the words of its paper and its manual."""
 
 import difflib
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 
 import partc
@@ -45,6 +47,16 @@ def totals(steps: int) -> list[dict[str, np.ndarray]]:
     return [{name: np.concatenate([batch[name] for batch in row]) for name in row[0]} for row in rows]
 
 
+def loss_alone(
+    train: onnx.ModelProto, variables: dict[str, np.ndarray], batch: dict[str, np.ndarray]
+) -> float:
+    """Return the loss of one device that has these variables, on one replica's batch, by onnxruntime."""
+    session = ort.InferenceSession(train.SerializeToString(), providers=["CPUExecutionProvider"])
+    wanted = {info.name for info in session.get_inputs()}
+    feeds = {name: array for name, array in (variables | batch).items() if name in wanted}
+    return float(session.run(["loss"], feeds)[0])
+
+
 def assert_trained_on(plan: Path, variables: dict[str, np.ndarray], steps: int) -> None:
     expected = train_in_process(read_plan_folder(plan), totals(steps)).variables
     assert expected.keys() == variables.keys()
@@ -62,14 +74,17 @@ def test_the_manual_s_run_function_feeds_a_list_per_replica_and_fetches_one(
         for _ in range(3):
             row = list(islice(stream, replicas))
             feeds = {name: [batch[name] for batch in row] for name in row[0]}
+            before = session.variables()
             seen["loss"], seen["logits"] = session.run(["loss", "logits"], feeds)
+        seen["alone"] = [loss_alone(train, before, batch) for batch in row]
         seen["variables"] = session.variables()
         seen["place"] = (num_workers, worker_id, replicas)
 
     partc.parallel_run(train, run, CLUSTER, partc.ParallaxConfig(out=tmp_path / "out"))
 
     assert seen["place"] == (1, 0, REPLICAS)
-    assert len(seen["loss"]) == REPLICAS and len(set(map(float, seen["loss"]))) == 1
+    np.testing.assert_allclose(seen["loss"], seen["alone"], rtol=1e-9)
+    assert len(set(map(float, seen["loss"]))) == REPLICAS
     assert [logits.shape for logits in seen["logits"]] == [(4, 3)] * REPLICAS
     assert not np.array_equal(seen["logits"][0], seen["logits"][1])
     assert_trained_on(tmp_path / "out", seen["variables"], 3)
@@ -164,6 +179,86 @@ def test_data_that_ends_says_after_how_many_steps(train: onnx.ModelProto) -> Non
             runner.run("loss")
         with pytest.raises(BadUsage, match="give get_runner no data"):
             runner.run("loss", {"x": []})
+
+
+def test_a_training_is_saved_profiled_and_goes_on_where_it_was(
+    train: onnx.ModelProto, tmp_path: Path
+) -> None:
+    def config(**fields: object) -> partc.ParallaxConfig:
+        checkpoints = partc.CheckpointConfig(tmp_path / "saved", save_ckpt_steps=2)
+        return partc.ParallaxConfig(out=tmp_path / "out", force=True, checkpoints=checkpoints, **fields)
+
+    profile = partc.ProfileConfig(tmp_path / "profile", profile_range=(2, 3), profile_worker=1)
+    first = config(profile=profile, redirect_path=tmp_path / "logs")
+    with partc.get_runner(train, CLUSTER, first, data=partc.shard(batches())) as runner:
+        runner.train(3)
+        for bad in (None, 7, ["loss", None], {"loss": 1}):
+            with pytest.raises(BadUsage, match=r"no name of an output(.|\n)*at:  fetches"):
+                runner.run(bad)  # type: ignore[arg-type]
+        with pytest.raises(BadUsage, match="0 steps"):
+            runner.train(0)
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [
+        "step-0000000002",
+        "step-0000000003",  # at the end
+    ]
+    events = json.loads((tmp_path / "profile/trace.json").read_bytes())["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names == {"rank 1 host0/cpu1: predicted", "rank 1 host0/cpu1: measured"}
+    assert {event["name"] for event in events if event["name"].startswith("step ")} == {"step 2", "step 3"}
+    files = {path.name for path in (tmp_path / "logs").iterdir()}
+    assert {f"rank-{rank}.log" for rank in range(REPLICAS)} <= files
+
+    with partc.get_runner(train, CLUSTER, config(), data=partc.shard(batches())) as runner:
+        assert runner.steps == 3
+        runner.train(1)
+        variables = runner.variables()
+
+    assert_trained_on(tmp_path / "out", variables, 4)
+
+
+def test_feeds_of_a_wrong_kind_are_refused(train: onnx.ModelProto) -> None:
+    with partc.get_runner(train, CLUSTER) as runner:
+        for feeds, what in (
+            ([1, 2], "list, where names of data inputs"),
+            ({"x": np.zeros((4, 6))}, "ndarray for 4 replicas"),
+            ({"x": [np.full((4, 6), "a")] * 4, "labels": [np.zeros(4, np.int64)] * 4}, "replica 0"),
+            ({3: []}, "data for '3', which is no input"),
+        ):
+            with pytest.raises(BadData, match=what):
+                runner.run("loss", feeds)  # type: ignore[arg-type]
+
+
+def test_arguments_of_a_wrong_kind_are_refused(train: onnx.ModelProto) -> None:
+    for arguments, at in (
+        (("x", 3), "resource_info"),
+        ((train, CLUSTER, {"sync": False}), "config"),
+        ((None, CLUSTER), "graph"),
+    ):
+        with pytest.raises(BadUsage, match=f"at:  get_runner: {at}"):
+            partc.get_runner(*arguments)  # type: ignore[arg-type]
+    with pytest.raises(BadUsage, match=r"get_runner: data(.|\n)*partc.shard"):
+        partc.get_runner(train, CLUSTER, data=[{}])  # type: ignore[arg-type]
+
+
+@pytest.mark.long
+def test_asynchronous_training_is_saved_and_goes_on(train: onnx.ModelProto, tmp_path: Path) -> None:
+    def config() -> partc.ParallaxConfig:
+        checkpoints = partc.CheckpointConfig(tmp_path / "saved", save_ckpt_steps=2)
+        out, logs = tmp_path / "out", tmp_path / "logs"
+        return partc.ParallaxConfig(
+            sync=False, out=out, force=True, checkpoints=checkpoints, redirect_path=logs
+        )
+
+    with partc.get_runner(train, CLUSTER, config(), data=partc.shard(batches())) as runner:
+        runner.train(2)
+        first = runner.variables()
+        runner.train(2)
+    assert {"worker-0.log", "worker-3.log"} <= {path.name for path in (tmp_path / "logs").iterdir()}
+    with partc.get_runner(train, CLUSTER, config(), data=partc.shard(batches())) as runner:
+        assert runner.steps == 4
+        runner.train(1)
+        assert runner.steps == 5
+        assert any((runner.variables()[name] != value).any() for name, value in first.items())
 
 
 def test_what_cannot_be_sharded_is_refused() -> None:

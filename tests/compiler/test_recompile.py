@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -17,6 +18,7 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import Adam
 from partc.compiler.options import Options
 from partc.compiler.recompile import HostsLeft, recompile_without, without_hosts
+from partc.cost.strategy import Strategy, Synchronisation, read_strategy
 from partc.models.catalogue import build_model
 from partc.runtime.checkpoints.manifest import steps_in
 from partc.runtime.errors import RankFailed
@@ -29,10 +31,10 @@ from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 from tests.builders.plans.compiled_steps import cluster_of, random_batches
 
 
-def compiled(folder: Path, cluster: object) -> PlanFolder:
+def compiled(folder: Path, cluster: object, strategy: str | Strategy = "ps") -> PlanFolder:
     forward = build_model("mlp", dtype="float64", sizes=[6, 12, 12, 5], batch=12)
     step = build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Adam(0.01))
-    compile_step(step, cluster, folder, Options(batch="global", strategy="ps"))  # type: ignore[arg-type]
+    compile_step(step, cluster, folder, Options(batch="global", strategy=strategy))  # type: ignore[arg-type]
     return read_plan_folder(folder)
 
 
@@ -45,12 +47,52 @@ def test_a_plan_for_fewer_hosts_trains_what_the_first_one_does(three: PlanFolder
     batches = random_batches(three.plan, 2)
     lost = [three.plan.ranks[1].host]
 
-    two = recompile_without(three, lost, tmp_path / "two")
+    two, how = recompile_without(three, lost, tmp_path / "two")
 
+    assert how == "--strategy ps" and {variable.method for variable in two.plan.variables} >= {"servers"}
     assert len(two.plan.ranks) == 2 and lost[0] not in {rank.host for rank in two.plan.ranks}
     expected = train_in_process(three.path, batches).variables
     for name, value in train_in_process(two.path, batches).variables.items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says", "sharded"),
+    [
+        ("fsdp", "--strategy fsdp", True),
+        ("tensor=3", "--strategy auto, since --strategy tensor=3 is no more possible", False),
+        ("auto", "--strategy auto", False),
+    ],
+)
+def test_the_strategy_stays_the_one_that_was_asked_for(
+    tmp_path: Path, asked: str, says: str, sharded: bool
+) -> None:
+    first = compiled(tmp_path / "three", cluster_of("3x1"), asked)
+
+    two, how = recompile_without(first, [first.plan.ranks[1].host], tmp_path / "two")
+
+    assert how.startswith(says)
+    assert any(held.box is not None for rank in two.plan.ranks for held in rank.held) == sharded
+    batches = random_batches(first.plan, 2)
+    expected = train_in_process(first.path, batches).variables
+    for name, value in train_in_process(two.path, batches).variables.items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_a_strategy_of_the_users_own_keeps_what_it_says_of_hosts_that_are_left(
+    three: PlanFolder, tmp_path: Path
+) -> None:
+    """The file says which variables have servers and which are all-reduced; one of the servers is gone."""
+    own = read_strategy(three.path / "strategy.json")
+    first, *others = own.parameters
+    mixed = own.parameters | {first: Synchronisation("all_reduce")}
+    folder = compiled(tmp_path / "mixed", cluster_of("3x1"), msgspec.structs.replace(own, parameters=mixed))
+
+    two, how = recompile_without(folder, [folder.plan.ranks[1].host], tmp_path / "two")
+
+    methods = {variable.name: variable.method for variable in two.plan.variables}
+    assert how == "the same strategy file"
+    assert methods[first] == "all_reduce" and {methods[name] for name in others} == {"servers"}
 
 
 def test_links_of_a_lost_host_go_with_it() -> None:
@@ -82,7 +124,7 @@ def test_a_training_goes_on_with_the_hosts_that_are_left(
     result = train_with_restarts(train, 1, False, told.append, lambda _: None, left.look)
 
     assert (result.first_step, result.last_step, len(left.folder.plan.ranks)) == (3, 2, 2)
-    assert "cannot be reached: compiled for the other 2 hosts" in told[-1]
+    assert "cannot be reached: compiled for the other 2 hosts, --strategy ps" in told[-1]
     for name, value in train_in_process(three.path, batches).variables.items():
         np.testing.assert_allclose(result.variables[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
 

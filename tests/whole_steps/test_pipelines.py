@@ -154,6 +154,35 @@ def test_a_stage_sums_gradients_over_replicas_while_others_go_on(tmp_path: Path)
     )  # the last turn, and the update
 
 
+@pytest.mark.parametrize(
+    ("cluster", "strategy", "batch"),
+    [
+        ("1x2", "fsdp=2", "global"),
+        ("2x2", "fsdp=2,tensor=2", "global"),
+        ("2x2", "fsdp=2,pipeline=2", "global"),
+        ("2x2", "fsdp=2,pipeline=2", "per-replica"),
+    ],
+)
+def test_shared_gradients_are_scattered_once_behind_the_last_micro_batch(
+    cluster: str, strategy: str, batch: str, tmp_path: Path
+) -> None:
+    sent = {
+        count: starts_of(
+            compiled_block(tmp_path / str(count), cluster, f"{strategy},microbatches={count}", batch),
+            "reduce_scatter",
+        )
+        for count in (1, 4)
+    }
+
+    assert sent[4]
+    assert sum(start.payload_bytes for start in sent[4]) == sum(start.payload_bytes for start in sent[1])
+    assert not any("#" in start.label for start in sent[4])
+
+
+def starts_of(compiled: Compiled, kind: str) -> list[Start]:
+    return [i for i in compiled.plan.instructions if isinstance(i, Start) and i.kind == kind]
+
+
 def test_the_mean_over_valid_labels_is_that_of_the_whole_batch(tmp_path: Path) -> None:
     """Micro-batches with unequal numbers of valid labels: a mean of their means would be wrong."""
     training = import_text(MASKED, loss="loss", sample_axes={"x": 0, "w": 0})
@@ -206,12 +235,6 @@ def file(**fields: object) -> Strategy:
             BadStrategy,
             "a mesh axis called 'microbatch'",
             "mesh",
-        ),
-        (
-            file(stages=2, recompute_bytes=10**9),
-            BadStrategy,
-            "computed again, but operators have devices",
-            "recompute_bytes",
         ),
         (file(stages=2, mesh={}), BadStrategy, "there is no mesh", "mesh"),
         ("pipeline=2,microbatches=9", UnsupportedModel, "8 does not divide into 9 micro-batches", "input"),

@@ -5,12 +5,14 @@ device computes more than its part, nor reads more than its part and halo, and w
 what the parts say has to be.
 """
 
+import re
 from pathlib import Path
 
 import onnx
 import pytest
 
 from partc.compiler.importing.import_training import import_training_graph
+from partc.runtime.errors import NoPlacement
 from tests.builders.graphs.soap_models import MODELS, soap_model
 from tests.builders.plans.compiled_steps import compile_step, random_batches, verified
 from tests.builders.plans.random_soap import random_soap
@@ -20,7 +22,7 @@ from tests.checks.float64_windows import open_in_float64
 from tests.checks.oracle import Oracle
 
 BATCHES = ("global", "per-replica")
-CLASSES = {"clipped attention": 3, "mlp": 5, "convolutions": 5, "odd images": 5}
+CLASSES = {"clipped attention": 3, "mlp": 5, "convolutions": 5, "odd images": 5, "spread images": 5}
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +72,44 @@ def test_any_degrees_on_any_devices_train_as_one(model: str, seed: int, tmp_path
 @pytest.mark.parametrize(("model", "seed"), [drawn for drawn in ALL if drawn not in SAMPLED])
 def test_many_degrees_on_any_devices_train_as_one(model: str, seed: int, tmp_path: Path) -> None:
     check(model, seed, tmp_path)
+
+
+def check_computed_again(model: str, seed: int, folder: Path) -> int:
+    """Let values take four fifths of what they would, or what is possible; return how many are made again."""
+    batch = BATCHES[seed % 2]
+    training = import_training_graph(onnx.ModelProto.FromString(soap_model(model)))
+    oracle = Oracle(training)
+    sizes = [e.shape[e.sample_axis] for e in training.data_inputs.values() if e.sample_axis is not None]
+    assert isinstance(sizes[0], int)
+    cluster, strategy = random_soap(training, batch, sizes[0], seed)
+    plain = compile_step(training, folder / "plain", cluster, strategy, batch, recompute_bytes=10**12)
+    assert plain.plan.recomputed is not None
+    limit = plain.plan.recomputed.before_bytes * 4 // 5
+    training = import_training_graph(onnx.ModelProto.FromString(soap_model(model)))
+    try:
+        made = compile_step(training, folder / "out", cluster, strategy, batch, recompute_bytes=limit)
+    except NoPlacement as refusal:
+        limit = int(re.findall(r"allow (\d+) bytes", str(refusal))[0])
+        training = import_training_graph(onnx.ModelProto.FromString(soap_model(model)))
+        made = compile_step(training, folder / "out", cluster, strategy, batch, recompute_bytes=limit)
+    assert made.plan.recomputed is not None
+    assert made.plan.recomputed.after_bytes <= limit
+    batches = random_batches(made.plan, 2, seed, high=CLASSES.get(model))
+    wrong = oracle.first_wrong(made, batches[0], 1e-9)
+    assert wrong is None, wrong
+    assert {check.verdict for check in verified(made, batches).variables} == {"equal"}
+    return made.plan.recomputed.values
+
+
+@pytest.mark.parametrize(("model", "seed"), [("mlp", 4), ("gpt2", 2)])
+def test_with_values_computed_again(model: str, seed: int, tmp_path: Path) -> None:
+    assert check_computed_again(model, seed, tmp_path) > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("model", "seed"), [(model, seed) for model in MODELS for seed in range(30)])
+def test_many_with_values_computed_again(model: str, seed: int, tmp_path: Path) -> None:
+    check_computed_again(model, seed, tmp_path)
 
 
 UNEVEN = [(model, seed) for model in MODELS for seed in range(60)]

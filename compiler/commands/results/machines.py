@@ -85,6 +85,12 @@ class Diagnosis(Record, frozen=True):
     checks: tuple[Check, ...]
 
 
+class SchemaList(Record, frozen=True):
+    """`partc schema`: the commands whose documents have a schema."""
+
+    commands: tuple[str, ...]
+
+
 class ExampleEntry(Record, frozen=True):
     """An example, and what it is."""
 

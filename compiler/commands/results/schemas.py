@@ -29,6 +29,7 @@ RESULTS: dict[str, tuple[type[Record], ...]] = {
     "doctor": (machines.Diagnosis,),
     "examples": (machines.ExampleList,),
     "examples copy": (machines.ExamplesCopied,),
+    "schema": (machines.SchemaList,),
     "failure": (Failure,),
 }
 

@@ -9,6 +9,7 @@ import onnx
 
 from partc.compiler.importing.bindings import Bindings, write_bindings
 from partc.compiler.model_files.model_file import write_model
+from partc.runtime.check_arguments import public
 from partc.runtime.errors import BadUsage, UnsupportedModel
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 EXPORTED_OPSET = 20  # the newest whose ops partc's converter leaves as they are
 
 
+@public
 def export_step(
     module: "torch.nn.Module",
     loss: "LossFunction",
@@ -36,6 +38,7 @@ def export_step(
     Two steps are taken in PyTorch and in onnxruntime. Raises BadUsage, UnsupportedModel.
     """
     _require_torch()
+    _check_types(module, loss, optimizer, example_inputs)
     from partc.compiler.importing.torch_step.compare_steps import compare_steps
     from partc.compiler.importing.torch_step.trace_step import trace_step
 
@@ -60,6 +63,20 @@ def _require_torch() -> None:
             at="partc.torch.export_step",
             fix="pip install torch==2.13.0 onnxscript",
         ) from error
+
+
+def _check_types(module: object, loss: object, optimizer: object, example_inputs: object) -> None:
+    import torch
+
+    inputs = example_inputs if isinstance(example_inputs, Sequence) else [None]
+    for name, is_right, wanted in (
+        ("module", isinstance(module, torch.nn.Module), "a torch.nn.Module"),
+        ("loss", callable(loss), "a function of (model, *inputs)"),
+        ("optimizer", isinstance(optimizer, torch.optim.Optimizer), "a torch.optim.Optimizer"),
+        ("example_inputs", all(isinstance(one, torch.Tensor) for one in inputs), "a sequence of tensors"),
+    ):
+        if not is_right:
+            raise BadUsage(f"{name} is not {wanted}", at=f"export_step({name}=...)", fix=f"give {wanted}")
 
 
 def _input_names(loss: "LossFunction", count: int) -> list[str]:

@@ -1,4 +1,5 @@
 "use strict";
+document.documentElement.classList.add("with-scripts");  // shows what works with them alone
 // What all sections share: what is printed is unfolded, and folded again afterwards.
 {
   let unfolded = [];
@@ -9,4 +10,34 @@
   addEventListener("afterprint", () => {
     for (const details of unfolded) details.open = false;
   });
+}
+
+// What scrolls sideways says so, and is reached by keyboard.
+{
+  const areas = document.querySelectorAll(".scroll");
+  const named = area => {
+    const heading = area.closest("article, section")?.querySelector("h2, h3");
+    return `${area.querySelector("caption")?.textContent || heading?.textContent || "Table"}, scrolls sideways`;
+  };
+  for (const area of areas) {
+    const hint = document.createElement("p");
+    hint.className = "scroll-hint";
+    hint.ariaHidden = "true";
+    hint.textContent = "⟷ scrolls sideways";
+    area.after(hint);
+  }
+  const mark = () => {
+    const wide = [...areas].map(area => area.scrollWidth > area.clientWidth + 1);
+    areas.forEach((area, number) => {
+      area.classList.toggle("scrolls", wide[number]);
+      for (const [name, value] of [["tabindex", "0"], ["role", "region"], ["aria-label", named(area)]]) {
+        if (wide[number]) area.setAttribute(name, value); else area.removeAttribute(name);
+      }
+    });
+  };
+  const sizes = new ResizeObserver(mark);
+  for (const area of areas) sizes.observe(area);
+  addEventListener("toggle", mark, true);
+  addEventListener("filled", mark);
+  mark();
 }

@@ -19,9 +19,14 @@ HEIGHTS = (8, 12, 16, 24)
 ANY_HEIGHTS = tuple(range(5, 18))
 
 
-def random_image_step(seed: int, exact: bool, heights: tuple[int, ...] = HEIGHTS) -> onnx.ModelProto:
-    """Return a training step of a random network on images [SAMPLES, c, height(, width)]."""
-    network = _Network(np.random.default_rng(seed), exact, heights)
+def random_image_step(
+    seed: int, exact: bool, heights: tuple[int, ...] = HEIGHTS, has_all: bool = False
+) -> onnx.ModelProto:
+    """Return a training step of a random network on images [SAMPLES, c, height(, width)].
+
+    `has_all`: norms of windows, transposed convolutions and averages that count no padding, too.
+    """
+    network = _Network(np.random.default_rng(seed), exact, heights, has_all)
     chosen = ParameterChoice(train=("w*",), freeze=("c*",))
     return build_training_graph(network.model(), loss="loss", optimizer=SGD(0.5), parameters=chosen)
 
@@ -31,6 +36,7 @@ class _Network:
     rng: np.random.Generator
     exact: bool
     heights: tuple[int, ...]
+    has_all: bool = False
     nodes: list[str] = field(default_factory=list)
     weights: dict[str, np.ndarray] = field(default_factory=dict)
     count: int = 0
@@ -46,6 +52,11 @@ class _Network:
             "average": self._average,
             "residual": self._residual,
             **({} if self.exact else {"norm": self._norm, "response": self._response}),
+            **(
+                {"power": self._power, "transposed": self._transposed, "uncounted": self._uncounted}
+                if self.has_all
+                else {}
+            ),
         }
         for _ in range(int(rng.integers(2, 5))):
             value, channels = blocks[str(rng.choice(list(blocks)))](value, channels, space)
@@ -106,6 +117,49 @@ class _Network:
         counts = int(self.exact or self.rng.random() < 0.5)  # a mean of halves, of quarters
         text = f"AveragePool <kernel_shape = {kernel}, {windows}, count_include_pad = {counts}> ({value})"
         return self._emit(text), channels
+
+    def _uncounted(self, value: str, channels: int, space: list[int]) -> tuple[str, int]:
+        """Average over what windows have of the image, perhaps with a last window that reaches beyond it."""
+        if min(space) < 3:
+            return value, channels
+        before, after = (int(self.rng.integers(2)) for _ in range(2))
+        stride, counts = int(self.rng.choice([1, 2])), int(self.rng.random() < 0.3)
+        rank, room = len(space), space[0] + before + after - 2
+        last = -(-room // stride) * stride - before  # where a last window begins that reaches beyond
+        rounds_up = int(self.rng.random() < 0.4 and last < space[0])
+        space[:] = [(room + rounds_up * (stride - 1)) // stride + 1, *(size - 1 for size in space[1:])]
+        pads = [before, *[0] * (rank - 1), after, *[0] * (rank - 1)]
+        windows = f"strides = {[stride, *[1] * (rank - 1)]}, pads = {pads}, ceil_mode = {rounds_up}"
+        kernel = f"kernel_shape = {[2] * rank}"
+        text = f"AveragePool <{kernel}, {windows}, count_include_pad = {counts}> ({value})"
+        return self._emit(text), channels
+
+    def _power(self, value: str, channels: int, space: list[int]) -> tuple[str, int]:
+        kernel = [int(self.rng.choice([2, 3])), *(2 for _ in space[1:])]
+        strides = [int(self.rng.choice([1, 2])), *(1 for _ in space[1:])]
+        windows = self._windows(kernel, strides, None, space, most_padding=1)
+        power = 1 if self.exact else int(self.rng.integers(1, 4))
+        return self._emit(f"LpPool <kernel_shape = {kernel}, {windows}, p = {power}> ({value})"), channels
+
+    def _transposed(self, value: str, channels: int, space: list[int]) -> tuple[str, int]:
+        """Spread rows by their stride; some may be in no window, and have the bias alone."""
+        kernel = [int(self.rng.choice([1, 2, 3, 5])), *(2 for _ in space[1:])]
+        stride, dilation = int(self.rng.choice([1, 2, 3])), int(self.rng.choice([1, 1, 2]))
+        span = (kernel[0] - 1) * dilation + 1
+        more = int(self.rng.integers(stride))
+        before, after = (int(self.rng.integers(min(span, 3))) for _ in range(2))
+        if (space[0] - 1) * stride + span + more - before - after > 40:
+            return self._convolution(value, channels, space)
+        space[0] = (space[0] - 1) * stride + span + more - before - after
+        space[1:] = [size + 1 for size in space[1:]]
+        rest = len(space) - 1
+        group = 2 if channels % 2 == 0 and self.rng.random() < 0.2 else 1
+        weight = self._weight((channels, 4 // group, *kernel))
+        bias = f", {self._weight((4,))}" if self.rng.random() < 0.6 else ""
+        pads = [before, *[0] * rest, after, *[0] * rest]
+        windows = f"strides = {[stride, *[1] * rest]}, dilations = {[dilation, *[1] * rest]}, pads = {pads}"
+        windows += f", output_padding = {[more, *[0] * rest]}, group = {group}"
+        return self._emit(f"ConvTranspose <{windows}> ({value}, {weight}{bias})"), 4
 
     def _norm(self, value: str, channels: int, space: list[int]) -> tuple[str, int]:
         scale, shift = (self._weight((channels,)) for _ in range(2))

@@ -172,6 +172,27 @@ odd_images (double[6,3,13,9] x, int64[6] labels, double[4,3,3,3] w1, double[4] g
 }
 """
 
+# Windows that spread, norms of windows, and averages that do not count their padding.
+SPREAD_IMAGES = """
+spread_images (double[6,3,11,8] x, int64[6] labels, double[4,3,3,3] w1, double[4] b1, double[4,6,3,2] w2,
+    double[6] b2, double[6,4,2,3] w3, double[4] b3, double[6,4,2,2] w4, double[6,5] w5,
+    double[5] b5) => (double loss) {
+    c1 = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w1, b1)
+    r1 = Tanh (c1)
+    a1 = AveragePool <kernel_shape = [3, 3], strides = [2, 1], pads = [1, 1, 1, 1]> (r1)
+    t2 = ConvTranspose <kernel_shape = [3, 2], strides = [2, 1], pads = [1, 0, 0, 1]> (a1, w2, b2)
+    l2 = LpPool <kernel_shape = [2, 3], strides = [1, 2], pads = [1, 1, 0, 0], p = 3> (t2)
+    t3 = ConvTranspose <kernel_shape = [2, 3], strides = [3, 2], output_padding = [1, 0]> (l2, w3, b3)
+    r3 = Tanh (t3)
+    a3 = AveragePool <kernel_shape = [2, 2], strides = [2, 2], pads = [0, 1, 1, 0]> (r3)
+    c4 = Conv <kernel_shape = [2, 2], strides = [2, 1]> (a3, w4)
+    pooled = GlobalAveragePool (c4)
+    f = Flatten (pooled)
+    logits = Gemm (f, w5, b5)
+    loss = SoftmaxCrossEntropyLoss <reduction = "mean"> (logits, labels)
+}
+"""
+
 # An encoder and a decoder that attends to it, of one table: source, target and logits.
 TIED_TRANSLATION = """
 translation (int64[8,5] source, int64[8,3] target, int64[8,3] labels,
@@ -274,6 +295,7 @@ MODELS: dict[str, Callable[[], bytes]] = {
     "lm": lambda: training_model("lm, adagrad, clipped"),
     "convolutions": _convolutions,
     "odd images": lambda: _step(ODD_IMAGES, Momentum(0.1), {"mean_": np.zeros(4), "variance_": np.ones(4)}),
+    "spread images": lambda: _step(SPREAD_IMAGES, Momentum(0.1)),
     "bert": lambda: _step(BERT, SGD(0.3)),
     "gpt2": _gpt2,
     "clipped attention": lambda: bytes(

@@ -15,7 +15,8 @@ from partc.passes.layouts.decide_layouts import (
     divides,
     whole_axis,
 )
-from partc.passes.layouts.layouts import Layout, Mesh, Split
+from partc.passes.layouts.layouts import Layout, Split
+from partc.passes.layouts.meshes import Mesh
 from partc.passes.roles.find_roles import find_roles
 from partc.passes.roles.find_zeros import find_zeros
 from partc.passes.rules.sharding_rules import rule_of

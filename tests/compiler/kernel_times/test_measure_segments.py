@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import msgspec
+import onnx
 import pytest
 
 from partc.compiler.kernel_times import measure_segments as measuring
@@ -49,6 +50,24 @@ def test_another_number_of_threads_is_another_time(
     monkeypatch.setattr(measuring, "_measure", lambda folder: Measured(dict.fromkeys(segments, 1.0), 2.0))
 
     assert set(measure_segments(PlanFolder(plan, compiled.folder.path)).segments.values()) == {1.0}
+
+
+def test_a_time_is_of_what_is_computed_wherever_in_a_step(
+    compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = measure_segments(compiled.folder)
+    measured: list[PlanFolder] = []
+    monkeypatch.setattr(measuring, "_measure", lambda folder: measured.append(folder) or found)
+    path = sorted((compiled.folder.path / "segments").iterdir())[0]
+    model = onnx.load(path)
+    model.graph.name, model.graph.doc_string = "17-worker-forward", "of another plan"
+    model.metadata_props.add(key="partc.ranks", value="0-47")
+    onnx.save(model, path)
+    assert measure_segments(compiled.folder) == found and not measured
+
+    model.graph.node[0].attribute.add(name="other", i=1, type=onnx.AttributeProto.INT)
+    onnx.save(model, path)
+    assert measure_segments(compiled.folder) == found and measured
 
 
 def test_a_broken_cache_is_made_anew(compiled: Compiled) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from partc.compiler.output.annotate import annotate
 from partc.passes.layouts.configuration import data_parallel
-from partc.passes.layouts.layouts import Layout, Mesh, Meshes, Owned, Replicate, Split
+from partc.passes.layouts.layouts import Layout, Owned, Replicate, Split
+from partc.passes.layouts.meshes import Mesh, Meshes
 from tests.builders.graphs.foreign_steps import SGD, TABLE, parse
 from tests.builders.plans.compiled_steps import Compiled, cluster_of, compile_step, import_text
 
@@ -56,7 +57,8 @@ def test_without_its_annotations_it_is_the_users_graph(tmp_path: Path) -> None:
     compiled = compile_step(import_text(SGD), tmp_path / "out", "2x2", batch="global")
     model = annotated(compiled)
     for node in model.graph.node:
-        del node.device_configurations[:]
+        assert [entry.key for entry in node.metadata_props] == ["partc.segment", "partc.ranks"]
+        del node.device_configurations[:], node.metadata_props[:]
 
     assert list(model.graph.node) == list(onnx.load(compiled.folder.path / "train.onnx").graph.node)
 

@@ -1,6 +1,5 @@
 """A plan's folder appears whole or not at all, and holds what it says it holds."""
 
-import hashlib
 import signal
 import subprocess
 import sys
@@ -51,16 +50,15 @@ def test_ranks_that_do_the_same_share_files(tmp_path: Path) -> None:
     )
 
 
-def test_equal_segments_are_one_file_named_by_their_hash(tmp_path: Path) -> None:
+def test_a_segment_is_a_file_of_its_name_and_no_other_may_have_it(tmp_path: Path) -> None:
     files = PlanFiles(tmp_path / "out")
     with files:
-        paths = {files.save_segment(parse(EMPTY)) for _ in range(3)}
-        other = files.save_segment(parse(EMPTY.replace("1.0", "2.0")))
+        path = files.save_segment(parse(EMPTY), "01-worker-forward")
+        with pytest.raises(AssertionError, match="two segments"):
+            files.save_segment(parse(EMPTY.replace("1.0", "2.0")), "01-worker-forward")
 
-    (path,) = paths
-    assert path != other
-    data = (tmp_path / "out" / path).read_bytes()
-    assert path == f"segments/{hashlib.sha256(data).hexdigest()[:16]}.onnx"
+    assert path == "segments/01-worker-forward.onnx"
+    assert onnx.load(tmp_path / "out" / path) == parse(EMPTY)
 
 
 def test_initial_values_are_stored_made_or_described(tmp_path: Path) -> None:
@@ -82,7 +80,7 @@ class Broken(Exception):
 
 def break_off(out: Path) -> None:
     with PlanFiles(out) as files:
-        files.save_segment(parse(EMPTY))
+        files.save_segment(parse(EMPTY), "01")
         raise Broken
 
 
@@ -148,7 +146,7 @@ def test_what_a_killed_compilation_wrote_is_removed_by_the_next_and_what_runs_is
         with PlanFiles(tmp_path / "another"):
             assert left.exists()
         with PlanFiles(out) as files:
-            files.save_segment(parse(EMPTY))
+            files.save_segment(parse(EMPTY), "01")
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["another", name])
     finally:
         holder.kill()
@@ -250,7 +248,7 @@ def test_trained_variables_go_by_force_alone(tmp_path: Path, name: str) -> None:
     assert hashes_of(out) == before
 
     with PlanFiles(out, force=True) as files:
-        files.save_segment(parse(EMPTY))
+        files.save_segment(parse(EMPTY), "01")
     assert not (out / name).exists()
 
 

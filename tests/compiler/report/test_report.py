@@ -1,10 +1,10 @@
 """The page is read as a reader would: its text and its structure. Its looks: test_report_in_browser.py."""
 
 import re
+from itertools import combinations
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import onnx
 import pytest
 
@@ -12,14 +12,15 @@ from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options
 from partc.compiler.pipeline import compile_graph
 from partc.compiler.report import units
-from partc.compiler.report.draw_cluster import draw_cluster
-from partc.compiler.report.draw_timeline import draw_timelines
-from partc.compiler.report.explain_choices import candidates, worked_examples
-from partc.compiler.report.measure_traffic import host_traffic
+from partc.compiler.report.choices.describe_variables import FIGURE
+from partc.compiler.report.choices.explain_choices import candidates, worked_examples
+from partc.compiler.report.cluster.describe_links import StepLoads, loads_of
+from partc.compiler.report.cluster.draw_cluster import draw_cluster
+from partc.compiler.report.measure_traffic import host_traffic, step_traffic
 from partc.compiler.report.page import render_report
+from partc.cost.cluster.cluster import Cluster
 from partc.cost.cluster.machines import Link
-from partc.cost.simulation.timeline import Bars, Timeline
-from partc.runtime.plan.program import Run
+from partc.runtime.plan.program import Plan, Run
 from tests.builders.graphs.training_models import training_model
 from tests.builders.plans.compiled_reports import (
     Compiled,
@@ -29,6 +30,8 @@ from tests.builders.plans.compiled_reports import (
 )
 from tests.builders.plans.compiled_steps import cluster_of
 
+DONE = ("compute", "all-reduce", "all-gather", "servers", "transfer")
+KEPT = ("weights", "slots", "values", "activations", "buffers")
 CSS = Path(__file__).parents[3] / "compiler" / "report" / "templates" / "report.css"
 
 
@@ -82,7 +85,9 @@ def test_every_variable_is_listed_with_its_price_by_each_way(compiled: Compiled)
     for choice in compiled.compilation.costs.choices:
         for time_s in choice.seconds.values():
             assert plain(units.seconds(time_s)) in text
-        assert choice.reason in text
+        assert FIGURE.sub("#", choice.reason) in FIGURE.sub(
+            "#", text
+        )  # told once, with the largest's figures
 
 
 def test_embedding_is_explained_with_all_alternatives_and_the_chosen_one_marked(on_2x2: Compiled) -> None:
@@ -157,7 +162,7 @@ def test_inputs_segments_and_instructions_are_listed(on_2x2: Compiled) -> None:
 def test_hosts_beyond_the_eighth_are_counted_and_long_names_cut(all_compiled: dict[str, Compiled]) -> None:
     ten = all_compiled["ten hosts"]
 
-    picture = draw_cluster(ten.compilation.plan, ten.cluster)
+    picture = draw_cluster(ten.compilation.plan, ten.cluster, loads(ten.compilation.plan, ten.cluster))
 
     assert len(picture.boxes) == 8
     assert picture.left_out == 2
@@ -184,38 +189,11 @@ def test_switches_inside_hosts_are_counted_and_those_between_hosts_drawn(tmp_pat
     training = import_training_graph(onnx.ModelProto.FromString(training_model("mlp, sgd")))
     plan = compile_graph(training, cluster, tmp_path / "out", Options(batch="per-replica")).plan
 
-    picture = draw_cluster(plan, cluster)
+    picture = draw_cluster(plan, cluster, loads(plan, cluster))
 
     assert [bar.name for bar in picture.bars] == ["switch"]
     assert len(picture.cables) == 2
     assert [box.inner_link for box in picture.boxes] == ["2 × titan-xp, switches inside: 2"] * 2
-
-
-def test_ranks_that_do_the_same_share_a_row(all_compiled: dict[str, Compiled]) -> None:
-    large = all_compiled["cluster-8x6-titanxp"].compilation
-
-    (whole, *_) = draw_timelines(large.timeline, large.plan, {})
-
-    assert len(whole.rows) < 10 < len(large.plan.ranks)
-    assert whole.left_out == 0
-    assert "first worker of each host" in [row.remark for row in whole.rows]
-
-
-def test_end_of_a_step_that_is_too_thin_to_see_is_enlarged(on_2x2: Compiled) -> None:
-    rank, payload = np.array([0]), np.array([4096])
-    bars = (
-        Bars("compute", "worker 12345678", rank, np.array([0.0]), np.array([1.0]), 0 * payload),
-        Bars("communication", "AllReduce W", rank, np.array([1.0]), np.array([1.02]), payload),
-    )
-    traffic = dict.fromkeys(range(4), 4096)
-    timeline = Timeline(bars, 1.02, traffic, traffic)
-
-    whole, end = draw_timelines(timeline, on_2x2.compilation.plan, {"12345678": "S1"})
-
-    assert [bar.label for bar in whole.rows[0].bars] == ["S1", ""]
-    assert [bar.label for bar in end.rows[0].bars] == ["S1", "AllReduce"]
-    assert end.rows[0].bars[1].width > 20 * whole.rows[0].bars[1].width
-    assert "4.10 kB a rank" in plain(end.rows[0].bars[1].title)
 
 
 def test_names_from_the_user_are_escaped(on_2x2: Compiled) -> None:
@@ -228,18 +206,32 @@ def test_names_from_the_user_are_escaped(on_2x2: Compiled) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_colours_can_be_told_from_their_backgrounds(scheme: str) -> None:
-    blocks = re.findall(r":root\s*{([^}]*)}", CSS.read_text())
-    colours = dict(re.findall(r"--([\w-]+): (#\w{6})", blocks[scheme == "dark"]))
+def test_colours_can_be_told_from_their_backgrounds_and_each_has_one_meaning(scheme: str) -> None:
+    colours = scheme_of(scheme)
 
     for text in ("ink", "faint", "link", "alarm"):
         assert contrast(colours[text], colours["page"]) >= 4.5
         assert contrast(colours[text], colours["panel"]) >= 4.5
     assert contrast(colours["ink"], colours["servers-tint"]) >= 4.5
-    for area in ("all-reduce", "all-gather", "servers", "compute"):
+    for area in DONE:
         assert contrast(colours[area], colours["on-colour"]) >= 4.5
-    for area in ("variables", "buffers", "values", "activations", "sent", "received"):
+    for area in (*DONE, *KEPT, "moved"):
         assert contrast(colours[area], colours["empty"]) >= 3.0
+    for one, other in combinations((*DONE, *KEPT, "moved"), 2):
+        assert sum(abs(a - b) for a, b in zip(rgb(colours[one]), rgb(colours[other]), strict=True)) > 0.2
+
+
+def scheme_of(scheme: str) -> dict[str, str]:
+    blocks = re.findall(r":root\s*{([^}]*--page[^}]*)}", CSS.read_text())
+    return dict(re.findall(r"--([\w-]+): (#\w{6})", blocks[scheme == "dark"]))
+
+
+def rgb(colour: str) -> list[float]:
+    return [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+
+
+def loads(plan: Plan, cluster: Cluster) -> StepLoads:
+    return loads_of(step_traffic(plan, cluster), cluster, 1.0)
 
 
 def contrast(one: str, other: str) -> float:
@@ -249,6 +241,5 @@ def contrast(one: str, other: str) -> float:
 
 
 def luminance(colour: str) -> float:
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb(colour)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

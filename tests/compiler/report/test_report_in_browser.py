@@ -14,7 +14,7 @@ from tests.builders.plans.compiled_steps import compile_step
 from tests.checks.browser import Browser
 from tests.checks.page_audit import NOTHING_WRONG, audit
 
-LOOKS = [(1400, False), (1400, True)]
+LOOKS = [(1400, False), (400, True)]
 
 
 @pytest.mark.parametrize(("width", "dark"), LOOKS)
@@ -41,3 +41,54 @@ def test_nothing_is_wrong_with_operators_on_many_devices(
         assert page.evaluate("!!document.querySelector('section#operators')")
         assert audit(page) == NOTHING_WRONG
         assert page.errors == []
+
+
+def test_scrolling_areas_say_so_and_have_a_name_and_the_focus(on_2x2: Compiled, browser: Browser) -> None:
+    hidden = "[...document.querySelectorAll('.scroll-hint')].filter(e => e.checkVisibility()).length"
+    wide = "document.querySelectorAll('.scroll[tabindex=\"0\"][role=region][aria-label]').length"
+    with browser.open(on_2x2.folder / "report.html", 400) as page:
+        assert page.evaluate(hidden) == page.evaluate(wide) > 3
+        page.resize(1400)
+        page.evaluate("new Promise(done => setTimeout(done, 100))")
+        assert page.evaluate(hidden) == page.evaluate(wide) == 0
+
+
+def test_print_is_light_and_unfolded_and_folds_again(
+    on_2x2: Compiled, browser: Browser, tmp_path: Path
+) -> None:
+    folded = "document.querySelectorAll('details:not([open])').length"
+    with browser.open(on_2x2.folder / "report.html", dark=True) as page:
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        closed = page.evaluate(folded)
+        page.emulate(dark=True, media="print")
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+
+        assert page.evaluate(folded) == 0 < closed
+        assert (
+            page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)" != dark
+        )
+        assert page.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
+
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert page.evaluate(folded) == closed
+        assert page.pdf(tmp_path / "report.pdf").read_bytes().count(b"/Type /Page\n") >= 3
+
+
+def test_the_page_is_read_without_scripts(on_2x2: Compiled, browser: Browser) -> None:
+    with browser.open(on_2x2.folder / "report.html") as page:
+        page.call("Emulation.setScriptExecutionDisabled", {"value": True})
+        page.reload()
+        bars, tools = page.evaluate(
+            "[document.querySelectorAll('.timeline path').length,"
+            " document.querySelector('.timeline-tools').checkVisibility()]"
+        )
+
+        assert bars > 4
+        assert tools is False
+
+
+def test_links_of_the_navigation_lead_to_sections(on_2x2: Compiled, browser: Browser) -> None:
+    with browser.open(on_2x2.folder / "report.html") as page:
+        page.click("nav a[href='#devices']")
+        assert page.evaluate("location.hash") == "#devices"
+        assert -1 <= page.evaluate("document.querySelector('#devices').getBoundingClientRect().top") < 300

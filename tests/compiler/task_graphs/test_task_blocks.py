@@ -7,7 +7,8 @@ import pytest
 
 from partc.compiler.task_graphs.task_blocks import Tensor, Where, moves_between
 from partc.passes.layouts.boxes import box_of
-from partc.passes.layouts.layouts import Layout, Mesh, Replicate, Split
+from partc.passes.layouts.layouts import Layout, Replicate, Split
+from partc.passes.layouts.meshes import Mesh
 from partc.runtime.plan.moves import find_moves, region_of, shape_of
 
 HOSTS = ("a", "a", "a", "a", "b", "b", "b", "b")

@@ -53,6 +53,7 @@ def add_reference(folder: Path, gradients: dict[str, GradientTensors] | None = N
 
 def change_plan(folder: Path, change: Callable[[Plan], Plan]) -> Path:
     (folder / "plan.json").write_bytes(encode_plan(change(read_plan_folder(folder).plan)))
+    seal_plan_folder(folder)
     return folder
 
 

@@ -1,5 +1,6 @@
 """Partitions of large variables: t(P) from the cost model, and the shards that follow."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -8,14 +9,15 @@ import pytest
 import partc
 from partc.compiler.options import Partitioner
 from partc.compiler.planning.choose_partitions import measure_partitions, quickest
-from partc.cost.assignment.partitions import search_partitions
+from partc.compiler.verification.verify import launch_in_process
+from partc.cost.assignment.partitions import partition_evenly, search_partitions
 from partc.cost.assignment.synchronisation import choose_strategy
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.cluster.machines import Link
 from partc.cost.strategy import Shard, SyncFacts
 from partc.cost.strategy_check import check_strategy
 from partc.runtime.errors import BadUsage, NoPlacement
-from partc.runtime.plan.boxes import is_empty
+from partc.runtime.plan.boxes import is_empty, local_shape
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 from tests.builders.plans.compiled_steps import cluster_of
 from tests.checks.command_line import CLUSTER, done, make_mlp, refused
@@ -110,9 +112,47 @@ def test_a_variable_that_balance_does_not_split_stays_whole() -> None:
     assert len(strategy.parameters["b"].shards) == 1
 
 
-def test_more_partitions_than_servers_are_refused() -> None:
-    with pytest.raises(BadUsage, match="ask for 1 to 4"):
-        search_partitions(lambda partitions: 1.0, FOUR, 5)
+@pytest.mark.parametrize("partitions", [5, 7, 8, 13])
+def test_more_partitions_than_servers_are_dealt_out_to_all_of_them(partitions: int) -> None:
+    (shards,) = shards_of(partitions, TABLE).values()
+
+    assert [shard.host for shard in shards] == [host.name for host in FOUR.hosts]
+    assert [shards[0].start, *(s.stop for s in shards)] == [*(s.start for s in shards), TABLE.rows]
+    of_each = [round((shard.stop - shard.start) * partitions / TABLE.rows) for shard in shards]
+    assert sum(of_each) == partitions
+    assert max(of_each) - min(of_each) <= 1
+    for shard, number in zip(shards, of_each, strict=True):
+        assert shard.stop - shard.start == pytest.approx(number * TABLE.rows / partitions, abs=1)
+
+
+def test_more_partitions_than_rows_are_as_many_as_rows() -> None:
+    shards = partition_evenly([replace(TABLE, rows=6)], FOUR, 1_000)["E"]
+
+    assert sorted(shard.stop - shard.start for shard in shards) == [1, 1, 2, 2]
+
+
+def test_beyond_the_servers_prices_go_up_to_as_many_on_each() -> None:
+    assert list(search_partitions(price_on(FOUR, TABLE), FOUR, 5).predicted_s) == [5, 6, 7, 8]
+    with pytest.raises(BadUsage, match="ask for at least one"):
+        search_partitions(lambda partitions: 1.0, FOUR, 0)
+
+
+def test_a_step_of_three_partitions_on_two_servers_trains_what_one_device_trains(tmp_path: Path) -> None:
+    sizes = {"vocab": 51, "embedding": 4, "cells": 4, "projection": 4, "steps": 2, "samples": 3}
+    forward = partc.build_model("lm", batch=2, dtype="float64", **sizes)
+    model = partc.build_training_graph(forward, loss="loss", optimizer=partc.SGD(0.1))
+    plan = partc.compile(
+        model, cluster_of("2x2"), tmp_path / "out", strategy="ps", partitions=3, batch="per-replica"
+    )
+
+    rows = [
+        local_shape((51, 4), held.box)[0]
+        for rank in plan.plan.ranks
+        for held in rank.held
+        if held.variable == "embedding"
+    ]
+    assert sorted(rows) == [17, 34]  # one partition, and two next to each other
+    assert partc.verify(plan, steps=2, launcher=launch_in_process).passed
 
 
 # ---------------------------------------------------------------- the public way
@@ -138,7 +178,7 @@ def test_without_a_search_the_minimum_is_used(tmp_path: Path) -> None:
     assert shards[0] == shards[1]
     refused(
         "compile", tmp_path / "train.onnx", "-c", CLUSTER, "-o", tmp_path / "x", "--search-partitions",
-        "model", "--min-partitions", 3, what="3 partitions on 2 servers", fix="1 to 2",
+        "model", "--min-partitions", 0, what="0 partitions", fix="at least one",
     )  # fmt: skip
 
 

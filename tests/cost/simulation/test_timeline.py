@@ -264,12 +264,12 @@ def test_playing_twice_gives_the_same_timeline() -> None:
     assert first.step_s == second.step_s
 
 
-def test_labels_name_communications_and_shorten_segments() -> None:
+def test_labels_name_communications_and_segments() -> None:
     named = msgspec.structs.replace(start(0, 8), label="gradients of block 3")
 
     timeline = simulate(plan_of(TWO_BY_TWO, compute(0.1), named), TWO_BY_TWO)
 
-    assert {event.label for event in timeline.events} == {"worker 01234567", "gradients of block 3"}
+    assert {event.label for event in timeline.events} == {"worker 0123456789ab", "gradients of block 3"}
 
 
 # ---------------------------------------------------------------- memory

@@ -5,7 +5,8 @@ from itertools import product
 from partc.passes.layouts.aggregate_partials import aggregate_partials
 from partc.passes.layouts.boxes import box_of
 from partc.passes.layouts.configuration import Configuration, Wish
-from partc.passes.layouts.layouts import Layout, Mesh, Meshes, Partial, Replicate, Split
+from partc.passes.layouts.layouts import Layout, Partial, Replicate, Split
+from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.passes.lowering.lower import lower
 from partc.runtime.plan.variables import Box
 from tests.builders.graphs.small_steps import lay_out, lines

@@ -3,7 +3,8 @@
 import pytest
 
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
-from partc.passes.layouts.layouts import Layout, Mesh, Meshes, Replicate, Split
+from partc.passes.layouts.layouts import Layout, Replicate, Split
+from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.passes.layouts.strategy_meshes import meshes_of
 from partc.runtime.errors import BadStrategy
 

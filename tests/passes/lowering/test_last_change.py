@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from partc.passes.layouts.layouts import Layout, Mesh, Partial, Replicate, Split
+from partc.passes.layouts.layouts import Layout, Partial, Replicate, Split
+from partc.passes.layouts.meshes import Mesh
 from partc.passes.lowering.last_change import last_change
 
 SHAPES = (24, 16), (20, 14), (22, 27)
@@ -64,3 +65,19 @@ def test_a_partial_is_scattered_before_another_axis_is_gathered() -> None:
     change = last_change(native, wanted, lambda layout: True)
 
     assert (change.before, change.axis) == (Layout("worker", Split(0), Split(1)), 1)
+
+
+def test_micro_batches_are_summed_before_a_partial_is_scattered() -> None:
+    native, wanted = Layout("worker", Partial("sum"), Partial("sum")), Layout("worker", Split(0))
+
+    change = last_change(native, wanted, lambda layout: True, moments=1)
+
+    assert (change.before, change.axis) == (Layout("worker", Partial("sum")), 0)
+
+
+def test_a_local_cut_comes_before_micro_batches_are_summed() -> None:
+    native, wanted = Layout("worker", Replicate(), Partial("sum")), Layout("worker", Split(0))
+
+    change = last_change(native, wanted, lambda layout: True, moments=1)
+
+    assert (change.before, change.axis) == (Layout("worker", Split(0), Partial("sum")), 1)

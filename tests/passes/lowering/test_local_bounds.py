@@ -1,7 +1,7 @@
 from collections.abc import Callable
 from itertools import product
 
-from partc.passes.layouts.layouts import Mesh
+from partc.passes.layouts.meshes import Mesh
 from partc.passes.lowering.local_bounds import local_bounds
 from partc.passes.lowering.lowered_graph import FactorPart, PartNumber
 from partc.passes.rules.sharding_rule import ShardingRule

@@ -2,7 +2,7 @@
 
 import onnx_graphsurgeon as gs
 
-from partc.passes.layouts.layouts import Mesh, Meshes
+from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.passes.lowering.lowered_graph import COMMUNICATION_DOMAIN, LoweredGraph, is_communication
 from partc.passes.scheduling.lead_first import lead_first
 

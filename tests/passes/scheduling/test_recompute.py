@@ -12,12 +12,14 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import Adam
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.output.materialise import Decisions, materialise
-from partc.cost.strategy import read_strategy
+from partc.cost.simulation.live_memory import live_bytes
+from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy, read_strategy
 from partc.models.catalogue import build_model
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.scheduling.live_values import Life, lives_of
 from partc.runtime.errors import NoPlacement
 from partc.runtime.execution.in_process import train_in_process
+from partc.runtime.plan.program import Plan
 from tests.builders.graphs.foreign_steps import parse
 from tests.builders.plans.compiled_steps import (
     assert_trains_as_one_device,
@@ -28,6 +30,7 @@ from tests.builders.plans.compiled_steps import (
 from tests.checks.command_line import CLUSTER, done, make_mlp, refused
 
 BATCH = 256
+PLACES = ((0, 0), (0, 1), (1, 1), (1, 0))
 SIZES = (16, 32, 64, 64, 64, 48, 48, 8)
 
 
@@ -60,18 +63,34 @@ def test_a_value_lives_from_its_node_to_its_last_reader() -> None:
     assert (lives.peak, lives.peak_bytes) == (3, 324)
 
 
+# Layers by samples on two devices, by columns on two of which one is another, and by samples on all.
+OWN_DEVICES = Strategy(
+    MESH_STRATEGY_FORMAT,
+    "global",
+    {},
+    ops=(
+        OpConfig("MatMul:MatMul_3", devices=("host0/cpu0", "host0/cpu1")),
+        OpConfig("MatMul:MatMul_19", {"out:1": 2}, devices=("host1/cpu0", "host0/cpu1")),
+        OpConfig("MatMul:MatMul_30", {"batch": 4}, devices=tuple(f"host{h}/cpu{c}" for h, c in PLACES)),
+    ),
+)
+
 CASES = [
     ("1x1", "auto", "per-replica", 0.8),
     ("1x1", "auto", "global", 0.8),
     ("1x2", "allreduce", "per-replica", 0.8),
     ("2x2", "ps", "global", 0.97),
     ("2x2s", "hybrid", "per-replica", 0.8),
+    ("1x1", "microbatches=4", "global", 0.8),
+    ("1x2", "pipeline=2,microbatches=4", "per-replica", 0.8),
+    ("2x2", "pipeline=2,fsdp=2", "global", 0.7),
+    ("2x2", OWN_DEVICES, "global", 0.9),
 ]
 
 
 @pytest.mark.parametrize(("cluster", "strategy", "batch", "share"), CASES)
 def test_less_at_once_trains_as_one_device(
-    cluster: str, strategy: str, batch: str, share: float, tmp_path: Path
+    cluster: str, strategy: str | Strategy, batch: str, share: float, tmp_path: Path
 ) -> None:
     plain = compile_step(deep_mlp(), tmp_path / "plain", cluster, strategy, batch, recompute_bytes=10**9)
     assert plain.plan.recomputed is not None
@@ -85,11 +104,17 @@ def test_less_at_once_trains_as_one_device(
     assert told.before_bytes == plain.plan.recomputed.before_bytes
     assert told.after_bytes <= limit
     assert told.values > 0
+    assert most_at_once(made.plan) < most_at_once(plain.plan) or share > 0.9
     batches = random_batches(made.plan, 3)
     assert_trains_as_one_device(made, batches)
     found, wanted = (train_in_process(p.folder, batches).variables for p in (made, plain))
     for name, value in wanted.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-12, atol=1e-15, err_msg=name)
+
+
+def most_at_once(plan: Plan) -> int:
+    """Return the most that values take on any rank, buffers and variables left out."""
+    return max(live_bytes(plan, rank).peak for rank in plan.ranks)
 
 
 def test_no_segment_holds_a_value_and_its_copy(tmp_path: Path) -> None:

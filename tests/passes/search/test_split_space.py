@@ -77,10 +77,10 @@ def test_rows_are_gathered_where_images_end(tmp_path: Path) -> None:
     assert_trains_as_one_device(result, random_batches(result.plan, 2))
 
 
-def test_rows_are_split_again_behind_windows_that_are_not(tmp_path: Path) -> None:
+def test_rows_are_split_again_behind_an_op_that_keeps_them_whole(tmp_path: Path) -> None:
     model = step(
         "float[4,3,10,6] x, float[4,3,3,3] a, float[4,4,3,3] b",
-        "h = Conv <pads = [1,1,1,1]> (x, a) i = LpPool <kernel_shape = [2,2], strides = [1,1]> (h) "
+        "h = Conv <pads = [1,1,1,1]> (x, a) rows = Constant <value_int = 2> () i = CumSum (h, rows) "
         "y = Conv <pads = [1,1,1,1]> (i, b)",
     )
 
@@ -123,27 +123,68 @@ def test_rows_that_do_not_divide_stay_split(tmp_path: Path) -> None:
     assert_trains_as_one_device(result, random_batches(result.plan, 2))
 
 
-POOLS = {
-    "AveragePool <kernel_shape = [3,3], pads = [1,1,1,1]>": 0,  # means of fewer rows at the image's ends
-    "AveragePool <kernel_shape = [3,3], pads = [1,1,1,1], count_include_pad = 1>": 1,
-    "AveragePool <kernel_shape = [3,3], strides = [2,2], pads = [0,0,0,0], ceil_mode = 1>": 0,
-    "MaxPool <kernel_shape = [3,3], strides = [2,2], pads = [0,0,0,0], ceil_mode = 1>": 1,
-    'MaxPool <kernel_shape = [3,3], auto_pad = "SAME_LOWER">': 1,
-    "LpPool <kernel_shape = [2,2], strides = [2,2]>": 0,
-}
+WINDOWS = (
+    "AveragePool <kernel_shape = [3,3], pads = [1,1,1,1]>",  # means of fewer rows at the image's ends
+    "AveragePool <kernel_shape = [3,3], pads = [1,1,1,1], count_include_pad = 1>",
+    "AveragePool <kernel_shape = [3,3], strides = [2,2], pads = [0,0,0,0], ceil_mode = 1>",
+    "AveragePool <kernel_shape = [3,3], strides = [2,2], pads = [1,1,0,0], ceil_mode = 1, "
+    "count_include_pad = 1>",
+    'AveragePool <kernel_shape = [3,2], strides = [2,1], auto_pad = "SAME_UPPER">',
+    "MaxPool <kernel_shape = [3,3], strides = [2,2], pads = [0,0,0,0], ceil_mode = 1>",
+    'MaxPool <kernel_shape = [3,3], auto_pad = "SAME_LOWER">',
+    "LpPool <kernel_shape = [2,2], strides = [2,2]>",
+    "LpPool <kernel_shape = [3,3], strides = [1,2], pads = [1,0,1,1], p = 3>",
+)
 
 
-@pytest.mark.parametrize(("pool", "divides"), POOLS.items())
-def test_a_pool_is_split_where_all_its_windows_are_alike(pool: str, divides: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", [pytest.param(8, marks=pytest.mark.long), 11])
+@pytest.mark.parametrize("pool", WINDOWS)
+def test_a_pool_is_split(pool: str, rows: int, tmp_path: Path) -> None:
     model = step(
-        "float[4,3,8,8] x, float[4,3,3,3] a, float[4,4,1,1] b",
+        f"float[4,3,{rows},8] x, float[4,3,3,3] a, float[4,4,1,1] b",
         f"c = Conv <pads = [1,1,1,1]> (x, a) p = {pool} (c) y = Conv (p, b)",
     )
 
     result = compiled(model, tmp_path)
 
-    split = Split(2) in result.compilation.lowered.native["p"].placements
-    assert split == bool(divides)
+    assert_in_rows(result, "p")
+
+
+TRANSPOSED = (
+    "strides = [2,2]",
+    "strides = [2,2], pads = [1,1,1,1], output_padding = [1,1]",
+    "strides = [3,1], pads = [0,1,1,0]",  # every third row is in no window
+    "dilations = [2,1], pads = [2,0,0,1]",
+    'strides = [2,1], auto_pad = "SAME_UPPER"',
+    "strides = [2,2], output_shape = [17, 15]",
+    "strides = [2,1], group = 2",
+)
+
+
+@pytest.mark.parametrize("rows", [8, pytest.param(7, marks=pytest.mark.long)])
+@pytest.mark.parametrize("windows", TRANSPOSED)
+def test_a_transposed_convolution_is_split(windows: str, rows: int, tmp_path: Path) -> None:
+    kernel = [2, 3] if "strides = [3" in windows else [3, 3]
+    groups = 2 if "group" in windows else 1
+    channels = 4 // groups
+    if "output_shape" in windows and rows == 7:
+        windows = windows.replace("17", "15")
+    model = step(
+        f"float[4,3,{rows},7] x, float[4,3,3,3] a, float[4,{channels},{kernel[0]},3] b, float[4] c, "
+        f"float[{channels * groups},{channels * groups},1,1] d",
+        f"h = Conv <pads = [1,1,1,1]> (x, a) u = ConvTranspose <{windows}> (h, b, c) y = Conv (u, d)",
+    )
+
+    result = compiled(model, tmp_path)
+
+    assert_in_rows(result, "u")
+
+
+def assert_in_rows(result: Compiled, windows: str) -> None:
+    """See that ranks have rows of what windows make, that no image is gathered, and what is trained."""
+    lowered = result.compilation.lowered
+    assert any(isinstance(p, Split) and p.axis == 2 for p in lowered.native[windows].placements)
+    assert not [start for start in starts(result) if "gather" in start.kind]
     assert_trains_as_one_device(result, random_batches(result.plan, 2))
 
 

@@ -23,7 +23,7 @@ def endpoints(tmp_path: Path) -> dict[str, str]:
 
 
 def mesh(name: str, endpoints: dict[str, str], folder: Path) -> Mesh:
-    return Mesh(name, SessionJob(endpoints, LIMIT, steps=(0,)), folder, deadline_s=0.2)
+    return Mesh(name, SessionJob(endpoints, LIMIT, steps=(0,), places={}), folder, deadline_s=0.2)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ VERSIONS = dict.fromkeys(PACKAGES, "1.0")
 
 def found(rank: int, **changes: object) -> Found:
     host = f"h{rank}"
-    whole = Found(rank, f"node{rank}", host, f"{host}/cpu0", "abc", VERSIONS, ())
+    whole = Found(f"rank {rank}", f"node{rank}", host, f"{host}/cpu0", "abc", VERSIONS, ())
     return structs.replace(whole, **changes)
 
 
@@ -55,7 +55,7 @@ def test_one_lack_is_told_as_one_error() -> None:
 
 def test_all_that_is_lacking_is_told_together_and_once_a_host() -> None:
     without = VERSIONS | {"onnxruntime": ""}
-    twice = [structs.replace(found(1, versions=without), rank=rank) for rank in (1, 2)]
+    twice = [structs.replace(found(1, versions=without), name=f"rank {rank}") for rank in (1, 2)]
     other = found(3, plan_sha256="def", lacks=(Lack("no room", "make room"),))
 
     fault = judge([found(0), *twice, other])

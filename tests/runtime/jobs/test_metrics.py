@@ -28,7 +28,7 @@ def test_a_new_run_begins_anew_and_one_without_steps_leaves_what_was(tmp_path: P
     path = tmp_path / "metrics.jsonl"
     log(path, 1, 6, after=0)
     MetricsLog(path, 0).close()
-    assert len(read_metrics(path)) == 6
+    assert len(list(read_metrics(path))) == 6
 
     log(path, 1, 2, after=0)
 

@@ -15,7 +15,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from partc.runtime.plan.plan_folder import read_plan_folder
+from partc.runtime.plan.plan_folder import read_plan_folder, seal_plan_folder
 from partc.runtime.plan.plan_json import encode_plan
 from partc.runtime.plan.program import Instruction, Plan, Run, Start, Store, Wait
 from tests.builders.plans.compiled_steps import Compiled, compile_step, import_text, random_batches, verified
@@ -72,6 +72,7 @@ def rejected(compiled: Compiled) -> dict[str, str]:
 
 def write_plan(compiled: Compiled, plan: Plan) -> None:
     (compiled.folder.path / "plan.json").write_bytes(encode_plan(plan))
+    seal_plan_folder(compiled.folder.path)
 
 
 def edit_instructions(compiled: Compiled, edit: Callable[[list[Instruction]], list[Instruction]]) -> None:

@@ -177,6 +177,22 @@ def test_a_process_ends_with_its_keeper(keep: Callable[..., Kept]) -> None:
     kept.until(lambda: not is_alive(child))
 
 
+def test_shared_memory_goes_when_a_keeper_is_killed(keep: Callable[..., Kept]) -> None:
+    """As MPI's proxy kills it, all of its group, when nobody else is on the host who could tidy up."""
+    segment = Path(f"/dev/shm/mpich_shm_test_{os.getpid()}")
+    kept = keep(
+        f"import mmap; file = open({str(segment)!r}, 'w+b'); file.write(bytes(4096)); file.flush(); "
+        "mapped = mmap.mmap(file.fileno(), 4096); time.sleep(60)"
+    )
+    try:
+        kept.until(lambda: any(beat.segments for beat in kept.supervisor.roster.beats()))
+        assert segment.exists()
+        kept.keeper.kill()
+        kept.until(lambda: not segment.exists())
+    finally:
+        segment.unlink(missing_ok=True)
+
+
 @pytest.mark.parametrize("address", ["localhost", "127.0.0.2"], ids=["here", "over the network"])
 def test_a_process_ends_with_the_supervisor(keep: Callable[..., Kept], address: str) -> None:
     kept = keep(addresses={"alpha": address})
@@ -189,3 +205,19 @@ def test_a_process_ends_with_the_supervisor(keep: Callable[..., Kept], address: 
         time.sleep(0.02)
     assert not is_alive(child)
     assert kept.keeper.wait(WITHIN_S) == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize("address", ["localhost", "127.0.0.2"], ids=["here", "over the network"])
+def test_a_process_that_starts_when_the_supervisor_is_gone_ends(tmp_path: Path, address: str) -> None:
+    with Supervisor({"one": "alpha"}, {"alpha": address}, tmp_path, None):
+        pass
+    (tmp_path / "member.py").write_text(MEMBER.replace("HOW", "time.sleep(600)"))
+    command = [sys.executable, "-m", KEEPER, str(tmp_path), "one", "member"]
+    environment = dict(os.environ) | {"PYTHONPATH": str(tmp_path)}
+    keeper = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+
+    try:
+        assert keeper.wait(WITHIN_S) == 128 + signal.SIGKILL
+    finally:
+        keeper.kill()
+        keeper.wait()

@@ -225,3 +225,18 @@ def test_an_end_by_a_signal_is_known() -> None:
 
     assert made.has_ended_by(signal.SIGTERM)
     assert not made.has_ended_by(signal.SIGKILL)
+
+
+def test_a_keeper_that_ends_before_it_is_heard_is_lost_and_the_first_one_is_blamed() -> None:
+    made = Roster({f"rank {rank}": "alpha" for rank in range(3)}, LIMITS)
+    made.pass_time(100.0)
+    made.hear_beat("rank 0", beat())
+    assert made.unheard() == ["rank 1", "rank 2"] and blamed(made) == []
+
+    made.lose_unheard(["rank 2"])
+    made.pass_time(100.5)
+    made.lose_unheard(["rank 1", "rank 2"])
+    made.miss(["rank 0"])
+
+    assert blamed(made) == [("rank 2", "lost"), ("rank 1", "lost")]
+    assert made.troubles()[0].cause.reason == "was lost: its keeper died"

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from partc.compiler.report.units import percent, plural, shorten, size, solver_time
+from partc.compiler.report.units import percent, plural, shorten, size, solver_work
 from partc.cost.assignment.server_assignment import ServerAssignment
 from partc.runtime.plan.held_memory import held_bytes
 from partc.runtime.plan.program import Plan, Rank
@@ -30,7 +30,7 @@ class Assignment:
     objective: str
     bound: str
     gap: str
-    deterministic_time: str
+    work: str
     servers: tuple[ServerRow, ...]
 
 
@@ -48,7 +48,7 @@ def describe_servers(assignment: ServerAssignment | None) -> Assignment | None:
         objective=size(objective),
         bound=size(bound),
         gap=percent((objective - bound) / objective if objective else 0.0),
-        deterministic_time=solver_time(assignment.deterministic_time),
+        work=solver_work(assignment.deterministic_time),
         servers=tuple(
             ServerRow(
                 host,
@@ -117,9 +117,10 @@ def describe_copies(plan: Plan) -> str:
     copy_bytes, part_bytes = (
         sum(held_bytes(piece, variables[piece.variable]) for piece in pieces) for pieces in (copies, parts)
     )
-    told = (
-        f"Every worker keeps its own copy of {plural(len(copies), 'variable')}, {size(copy_bytes)} together"
-    )
+    told = "No worker keeps a copy of a variable"
+    if copies:
+        number = plural(len(copies), "variable")
+        told = f"Every worker keeps its own copy of {number}, {size(copy_bytes)} together"
     if parts:
         others = plural(len(parts), "other")
         told += f", and a part of {others}, {size(part_bytes)} together on rank {worker.rank}"

@@ -13,20 +13,20 @@ devices of one host are counted in its box.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from math import ceil
 
-import networkx as nx
-
-from partc.compiler.report.describe_servers import ServerContents, describe_contents, describe_copies
-from partc.compiler.report.units import plural, rate, seconds, shorten, size
+from partc.compiler.report.cluster.describe_links import StepLoads, name_lane, switches_within
+from partc.compiler.report.cluster.describe_servers import ServerContents, describe_contents, describe_copies
+from partc.compiler.report.measure_traffic import LaneLoad
+from partc.compiler.report.units import percent, plural, rate, seconds, shorten, size
 from partc.cost.cluster.cluster import Cluster
-from partc.cost.cluster.machines import Host
+from partc.cost.cluster.machines import Host, Link
+from partc.cost.network.topology import Lane, memory_of
 from partc.runtime.plan.program import Plan
 
 WIDTH = 1080
 GAP = 20
-CABLE_GAP = 104  # between hosts that a link joins directly, so that its label fits
+CABLE_GAP = 150  # between hosts that a link joins directly, so that its label fits
 MAX_HOSTS = 8
 COLUMNS = 4
 WIDEST_HOST = 520
@@ -35,7 +35,9 @@ CHARACTER, BOLD_CHARACTER = 8.0, 9.8  # widths of text in a box
 CHIP_WIDTH, CHIP_HEIGHT, CHIP_GAP = 72, 40, 6
 PADDING = 12
 SWITCH_HEIGHT = 30
-CABLE = 56  # length of the line between a host and a switch
+CABLE = 62  # length of the line between a host and a switch
+LANES_APART = 5  # the two directions of a link
+THINNEST, THICKEST = 1.5, 7.0  # of a direction: the busier, the thicker
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +64,34 @@ class Box:
     contents: ServerContents
     chips: tuple[Chip, ...]
     inner_link: str
+    inside: str  # the busiest link inside, and how busy it is
+    inside_share: float
 
 
 @dataclass(frozen=True, slots=True)
-class Cable:
-    """A link between hosts or a host and a switch, drawn."""
+class Direction:
+    """What a link carries one way: `x1`, `y1` is where it comes from."""
 
     x1: float
     y1: float
     x2: float
     y2: float
+    width: float
+    amount: str
+    share: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cable:
+    """A link between hosts or a host and a switch, drawn as its two directions."""
+
+    x: float  # where its label is
+    y: float
+    is_level: bool
     label: str
     title: str
+    directions: tuple[Direction, Direction]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +100,6 @@ class Bar:
 
     y: float
     name: str
-
-
-@dataclass(frozen=True, slots=True)
-class LinkKind:
-    """Links of equal rate and latency between like ends."""
-
-    number: int
-    ends: str
-    rate: str
-    latency: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +112,19 @@ class Picture:
     cables: tuple[Cable, ...]
     bars: tuple[Bar, ...]
     left_out: int
-    links: tuple[LinkKind, ...]
     caption: str
 
 
-def draw_cluster(plan: Plan, cluster: Cluster) -> Picture:
-    """Return the picture of a cluster under a plan."""
+def draw_cluster(plan: Plan, cluster: Cluster, loads: StepLoads) -> Picture:
+    """Return the picture of a cluster under a plan, and what its links carry."""
     hosts = cluster.hosts[:MAX_HOSTS]
-    within = _switches_within(cluster)
+    within = switches_within(cluster)
     between = [name for name in cluster.switches if name not in within]
     inside = Counter(within.values())
     grid = _lay_out(hosts, plan, cluster, len(between))
     boxes = tuple(
-        _box(host, plan, *grid.corner(index), grid, inside[host.name]) for index, host in enumerate(hosts)
+        _box(host, plan, *grid.corner(index), grid, inside[host.name], loads)
+        for index, host in enumerate(hosts)
     )
     bars = tuple(
         Bar(grid.height + CABLE + index * (SWITCH_HEIGHT + GAP), shorten(name, 60))
@@ -127,10 +135,9 @@ def draw_cluster(plan: Plan, cluster: Cluster) -> Picture:
         width=WIDTH,
         height=max(bottoms),
         boxes=boxes,
-        cables=_cables(cluster, boxes, dict(zip(between, bars, strict=True))),
+        cables=_cables(cluster, boxes, dict(zip(between, bars, strict=True)), loads),
         bars=bars,
         left_out=len(cluster.hosts) - len(hosts),
-        links=_link_kinds(cluster),
         caption=describe_copies(plan),
     )
 
@@ -161,23 +168,6 @@ class _Grid:
         return int((self.width - 2 * PADDING - 8) / CHARACTER)
 
 
-def _switches_within(cluster: Cluster) -> dict[str, str]:
-    """Return the switches that join devices of one host and no other, with that host."""
-    host_of = {device.name: host.name for host in cluster.hosts for device in host.devices}
-    devices = set(host_of)
-    host_of |= {host.name: host.name for host in cluster.hosts}
-    switched = nx.Graph()
-    switched.add_nodes_from(cluster.switches)
-    switched.add_edges_from(link.ends for link in cluster.links if set(link.ends) <= set(cluster.switches))
-    within: dict[str, str] = {}
-    for group in nx.connected_components(switched):
-        ends = {end for link in cluster.links if group & set(link.ends) for end in link.ends} - group
-        hosts = {host_of[end] for end in ends}
-        if len(hosts) == 1 and ends & devices:
-            within |= dict.fromkeys(group, hosts.pop())
-    return within
-
-
 def _lay_out(hosts: Sequence[Host], plan: Plan, cluster: Cluster, bars: int) -> _Grid:
     host_names = {host.name for host in cluster.hosts}
     joined = any(host_names.issuperset(link.ends) for link in cluster.links)
@@ -194,16 +184,17 @@ def _lay_out(hosts: Sequence[Host], plan: Plan, cluster: Cluster, bars: int) -> 
 def _box_height(host: Host, plan: Plan, grid: _Grid) -> float:
     chip_rows = ceil(len(host.devices) / grid.chips_in_a_row)
     contents = describe_contents(host.name, plan, grid.characters)
-    return _chips_top(contents) + chip_rows * (CHIP_HEIGHT + CHIP_GAP) + LINE + PADDING
+    return _chips_top(contents) + chip_rows * (CHIP_HEIGHT + CHIP_GAP) + 2 * LINE + PADDING
 
 
 def _chips_top(contents: ServerContents) -> float:
     return 3 * PADDING + LINE * (2 + len(contents.lines)) + 4
 
 
-def _box(host: Host, plan: Plan, x: float, y: float, grid: _Grid, switches: int) -> Box:
+def _box(host: Host, plan: Plan, x: float, y: float, grid: _Grid, switches: int, loads: StepLoads) -> Box:
     contents = describe_contents(host.name, plan, grid.characters)
     memory = size(host.memory_bytes)
+    busiest = loads.busiest_inside(host.name)
     return Box(
         x=x,
         y=y,
@@ -214,6 +205,8 @@ def _box(host: Host, plan: Plan, x: float, y: float, grid: _Grid, switches: int)
         contents=contents,
         chips=_chips(host, plan, x + PADDING, y + _chips_top(contents), grid),
         inner_link=shorten(_profiles(host, switches), grid.characters),
+        inside=_inside(host.name, busiest, loads),
+        inside_share=0.0 if busiest is None else loads.share(busiest.lane),
     )
 
 
@@ -241,62 +234,77 @@ def _profiles(host: Host, switches: int) -> str:
     return ", ".join([*(f"{number} × {name}" for name, number in sorted(profiles.items())), *inside])
 
 
-def _cables(cluster: Cluster, boxes: Sequence[Box], bar_of: Mapping[str, Bar]) -> tuple[Cable, ...]:
+def _inside(host: str, busiest: LaneLoad | None, loads: StepLoads) -> str:
+    if busiest is None:
+        return "inside: nothing moves"
+    link = "memory" if busiest.lane == memory_of(host) else "inside"
+    return f"{link}: {size(busiest.bytes)}, {percent(loads.share(busiest.lane))} busy"
+
+
+def _cables(
+    cluster: Cluster, boxes: Sequence[Box], bar_of: Mapping[str, Bar], loads: StepLoads
+) -> tuple[Cable, ...]:
     box_of = {host.name: box for host, box in zip(cluster.hosts, boxes, strict=False)}
     cables: list[Cable] = []
     for link in cluster.links:
-        label = rate(link.bytes_per_s)
-        title = f"{link.ends[0]} – {link.ends[1]}: {label}, {seconds(link.latency_s)} latency"
         ends = sorted(link.ends, key=lambda end: end in bar_of)
         if ends[0] in box_of and ends[1] in bar_of:
-            cables.append(_to_switch(box_of[ends[0]], bar_of[ends[1]], label, title))
+            points = _to_switch(box_of[ends[0]], bar_of[ends[1]])
         elif ends[0] in box_of and ends[1] in box_of:
-            cables.append(_cable_between(box_of[ends[0]], box_of[ends[1]], label, title))
+            points = _between(box_of[ends[0]], box_of[ends[1]])
+        else:
+            continue
+        cables.append(_cable(link, ends, points, loads))
     return tuple(cables)
 
 
-def _to_switch(box: Box, bar: Bar, label: str, title: str) -> Cable:
+Points = tuple[float, float, float, float]  # x and y of both ends
+
+
+def _to_switch(box: Box, bar: Bar) -> Points:
     x = box.x + box.width / 2
     if box.y < bar.y:
-        return Cable(x, box.y + box.height, x, bar.y, label, title)
-    return Cable(x, bar.y + SWITCH_HEIGHT, x, box.y, label, title)
+        return x, box.y + box.height, x, bar.y
+    return x, box.y, x, bar.y + SWITCH_HEIGHT
 
 
-def _cable_between(one: Box, other: Box, label: str, title: str) -> Cable:
-    """Join facing edges of two boxes."""
+def _between(one: Box, other: Box) -> Points:
+    """Join facing edges of two boxes, from the one to the other."""
     if one.y == other.y:
-        left, right = sorted((one, other), key=lambda box: box.x)
-        y = left.y + left.height / 2
-        return Cable(left.x + left.width, y, right.x, y, label, title)
-    upper, lower = sorted((one, other), key=lambda box: box.y)
-    return Cable(
-        upper.x + upper.width / 2, upper.y + upper.height, lower.x + lower.width / 2, lower.y, label, title
-    )
-
-
-def _link_kinds(cluster: Cluster) -> tuple[LinkKind, ...]:
-    kind_of = dict.fromkeys(cluster.switches, "switch")
-    kind_of |= {host.name: "host" for host in cluster.hosts}
-    kind_of |= {device.name: "device" for host in cluster.hosts for device in host.devices}
-    keys = sorted(
-        (" – ".join(sorted(kind_of[end] for end in link.ends)), link.bytes_per_s, link.latency_s)
-        for link in cluster.links
-    )
-    linked = {end for link in cluster.links for end in link.ends}
-    kinds = [
-        LinkKind(len(list(same)), ends, rate(bytes_per_s), seconds(latency_s))
-        for (ends, bytes_per_s, latency_s), same in groupby(keys)
-    ]
-    through_memory = Counter(
-        host.memory_bytes_per_s
-        for host in cluster.hosts
-        for device in host.devices
-        if device.name not in linked
-    )
+        y = one.y + one.height / 2
+        return (one.x + one.width, y, other.x, y) if one.x < other.x else (one.x, y, other.x + other.width, y)
+    below = one.y < other.y
     return (
-        *kinds,
-        *(
-            LinkKind(number, "device – host, through the host’s memory", rate(bytes_per_s), "")
-            for bytes_per_s, number in sorted(through_memory.items())
-        ),
+        one.x + one.width / 2,
+        one.y + one.height * below,
+        other.x + other.width / 2,
+        other.y + other.height * (not below),
+    )
+
+
+def _cable(link: Link, ends: Sequence[str], points: Points, loads: StepLoads) -> Cable:
+    x1, y1, x2, y2 = points
+    label = rate(link.bytes_per_s)
+    title = f"{link.ends[0]} – {link.ends[1]}: {label}, {seconds(link.latency_s)} latency"
+    there = _direction((ends[0], ends[1]), points, -LANES_APART, loads)
+    back = _direction((ends[1], ends[0]), (x2, y2, x1, y1), LANES_APART, loads)
+    return Cable((x1 + x2) / 2, (y1 + y2) / 2, y1 == y2, label, title, (there, back))
+
+
+def _direction(lane: Lane, points: Points, aside: float, loads: StepLoads) -> Direction:
+    x1, y1, x2, y2 = points
+    level = y1 == y2
+    dx, dy = (0.0, aside) if level else (aside, 0.0)
+    load, share = loads.of_lane[lane], loads.share(lane)
+    arrow = ("→" if x2 > x1 else "←") if level else ("↓" if y2 > y1 else "↑")
+    return Direction(
+        x1 + dx,
+        y1 + dy,
+        x2 + dx,
+        y2 + dy,
+        THINNEST + (THICKEST - THINNEST) * min(1.0, share),
+        f"{arrow} {size(load.bytes)}",
+        percent(share),
+        f"{name_lane(lane)}: {size(load.bytes)} in a step, "
+        f"busy {seconds(load.seconds)}, {percent(share)} of it",
     )

@@ -1,7 +1,8 @@
 """Every variable: what it is, where it went, and what the alternatives would have cost."""
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -15,6 +16,7 @@ from partc.runtime.plan.boxes import describe_box
 from partc.runtime.plan.program import Plan
 from partc.runtime.plan.variables import PlanVariable
 
+FIGURE = re.compile(r"[\d.,]*\d\s?(?:%|[kMGT]?B\b|[mµ]?s\b)?")  # with its unit
 TIMED = ("all_reduce", "all_gather", "servers")
 
 
@@ -29,9 +31,10 @@ class MethodTime:
 
 @dataclass(frozen=True, slots=True)
 class VariableRow:
-    """A line of the table."""
+    """A line of the table: a variable, or several of which all that is told is equal."""
 
     name: str
+    alike: tuple[str, ...]  # the others' names
     role: str
     dtype: str
     shape: str
@@ -43,19 +46,52 @@ class VariableRow:
     where: str
     where_title: str
     times: tuple[MethodTime, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why some parameters went where they went: the largest one's figures stand for all."""
+
+    name: str
+    alike: tuple[str, ...]  # the others' names, the largest first
+    together: str  # their bytes
+    method: str
+    method_name: str
     reason: str
 
 
 def describe_variables(
     plan: Plan, choices: tuple[Choice, ...], facts: Mapping[str, SyncFacts]
 ) -> tuple[VariableRow, ...]:
-    """Return all variables, the largest first."""
+    """Return all variables, the largest first, equal ones together."""
     choice_of = {choice.variable: choice for choice in choices}
     ordered = sorted(plan.variables, key=lambda variable: (-_nbytes(variable), variable.name))
     owners = owners_of(plan)
-    return tuple(
+    rows = [
         _describe(variable, choice_of, facts.get(variable.name), copies_of(owners.get(variable.name, ())))
         for variable in ordered
+    ]
+    alike: dict[VariableRow, list[str]] = {}
+    for row in rows:
+        alike.setdefault(replace(row, name=""), []).append(row.name)
+    return tuple(replace(row, name=names[0], alike=tuple(names[1:])) for row, names in alike.items())
+
+
+def group_reasons(choices: Sequence[Choice]) -> tuple[Reason, ...]:
+    """Return each reason once, for all parameters for which it differs in figures alone."""
+    groups: dict[tuple[str, str], list[Choice]] = {}
+    for choice in sorted(choices, key=lambda choice: (-choice.bytes, choice.variable)):
+        groups.setdefault((choice.method, FIGURE.sub("#", choice.reason)), []).append(choice)
+    return tuple(
+        Reason(
+            same[0].variable,
+            tuple(choice.variable for choice in same[1:]),
+            size(sum(choice.bytes for choice in same)),
+            method,
+            NAMES[method],
+            same[0].reason,
+        )
+        for (method, _), same in groups.items()
     )
 
 
@@ -74,7 +110,8 @@ def _describe(
     shards = owner.shards if owner is not None and variable.method == "servers" else ()
     return VariableRow(
         name=variable.name,
-        role=variable.role if variable.parameter is None else f"{variable.role} of {variable.parameter}",
+        alike=(),
+        role=variable.role if variable.parameter is None else f"{variable.role} of its parameter",
         dtype=variable.dtype,
         shape=" × ".join(count(length) for length in variable.shape) or "scalar",
         size=size(_nbytes(variable)),
@@ -88,7 +125,6 @@ def _describe(
             MethodTime(method, _time(choice, method), choice is not None and choice.method == method)
             for method in TIMED
         ),
-        reason=choice.reason if choice is not None else "",
     )
 
 

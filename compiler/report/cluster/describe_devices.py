@@ -10,7 +10,7 @@ from partc.runtime.plan.program import Plan
 
 @dataclass(frozen=True, slots=True)
 class MemoryPart:
-    """A piece of a stacked bar: a share of the bar's whole length."""
+    """A piece of a stacked bar: a share of what the fullest rank needs."""
 
     kind: str
     share: float
@@ -25,13 +25,15 @@ class DeviceRow:
     where: str
     plays: str
     parts: tuple[MemoryPart, ...]
-    variables: str
+    weights: str
+    slots: str
     buffers: str
     values: str  # kept between segments
     activations: str
     needed: str
     limit: str
     used: str
+    used_share: float
     fits: bool
     sent: str
     received: str
@@ -46,16 +48,24 @@ def describe_devices(
     groups: dict[tuple[object, ...], list[int]] = {}
     for needs, rank in zip(memory, plan.ranks, strict=True):
         traffic = timeline.sent_bytes[rank.rank], timeline.received_bytes[rank.rank]
-        memory_parts = needs.variables_bytes, needs.buffers_bytes, needs.values_bytes, needs.activations_bytes
         # What a reader cannot tell apart is not told apart.
-        key = rank.sites, *(size(value) for value in (*memory_parts, needs.limit_bytes, *traffic))
+        amounts = *(nbytes for _, nbytes in _kinds(needs)), needs.limit_bytes, *traffic
+        key = rank.sites, *(size(amount) for amount in amounts)
         groups.setdefault(key, []).append(rank.rank)
     busiest = max([1, *timeline.sent_bytes.values(), *timeline.received_bytes.values()])
-    return tuple(_describe(ranks, memory[ranks[0]], timeline, plan, busiest) for ranks in groups.values())
+    fullest = max([1, *(needs.needed_bytes for needs in memory)])
+    return tuple(
+        _describe(ranks, memory[ranks[0]], timeline, plan, busiest, fullest) for ranks in groups.values()
+    )
 
 
 def _describe(
-    ranks: list[int], needs: DeviceMemory, timeline: Timeline, plan: Plan, busiest_bytes: int
+    ranks: list[int],
+    needs: DeviceMemory,
+    timeline: Timeline,
+    plan: Plan,
+    busiest_bytes: int,
+    fullest_bytes: int,
 ) -> DeviceRow:
     first = plan.ranks[ranks[0]]
     sent, received = timeline.sent_bytes[first.rank], timeline.received_bytes[first.rank]
@@ -63,14 +73,19 @@ def _describe(
         ranks=some_ranges(ranks, 2),
         where=first.device if len(ranks) == 1 else plural(len(ranks), "rank"),
         plays=" + ".join(first.sites),
-        parts=_memory_parts(needs),
-        variables=size(needs.variables_bytes),
+        parts=tuple(
+            MemoryPart(kind, nbytes / fullest_bytes, f"{kind}: {size(nbytes)}")
+            for kind, nbytes in _kinds(needs)
+        ),
+        weights=size(needs.variables_bytes - needs.slots_bytes),
+        slots=size(needs.slots_bytes),
         buffers=size(needs.buffers_bytes),
         values=size(needs.values_bytes),
         activations=size(needs.activations_bytes),
         needed=size(needs.needed_bytes),
         limit=size(needs.limit_bytes),
         used=percent(needs.needed_bytes / max(1, needs.limit_bytes)),
+        used_share=min(1.0, needs.needed_bytes / max(1, needs.limit_bytes)),
         fits=needs.needed_bytes <= needs.limit_bytes,
         sent=size(sent),
         received=size(received),
@@ -79,12 +94,11 @@ def _describe(
     )
 
 
-def _memory_parts(needs: DeviceMemory) -> tuple[MemoryPart, ...]:
-    whole = max(needs.limit_bytes, needs.needed_bytes, 1)
-    sizes = (
-        ("variables", needs.variables_bytes),
+def _kinds(needs: DeviceMemory) -> tuple[tuple[str, int], ...]:
+    return (
+        ("weights", needs.variables_bytes - needs.slots_bytes),
+        ("slots", needs.slots_bytes),
         ("buffers", needs.buffers_bytes),
         ("values", needs.values_bytes),
         ("activations", needs.activations_bytes),
     )
-    return tuple(MemoryPart(kind, part / whole, f"{kind}: {size(part)}") for kind, part in sizes)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
-from partc.compiler.report.describe_mesh import describe_mesh
+from partc.compiler.report.choices.describe_mesh import describe_mesh
 from tests.builders.graphs.attention_block import attention_step
 from tests.builders.plans.compiled_steps import compile_step
 

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from math import prod
 
 from partc.compiler.compilation import Compilation
-from partc.compiler.report.units import count, join_words, operations, plural, size
+from partc.compiler.report.units import count, join_words, operations, plural, size, some_ranges
 from partc.cost.strategy import Strategy
-from partc.passes.layouts.layouts import Layout, Mesh, Meshes, Split
+from partc.passes.layouts.layouts import Layout, Split
+from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.runtime.plan.boxes import local_shape
 from partc.runtime.plan.program import Plan, Run, Site, Start
 
@@ -87,7 +88,7 @@ def _stage(plan: Plan, site: Site) -> StageRow:
             sent[start.receivers] = sent.get(start.receivers, 0) + start.payload_bytes
     return StageRow(
         site,
-        ", ".join(f"{rank.rank}" for rank in ranks[:8]) + (" \u2026" if len(ranks) > 8 else ""),
+        some_ranges([rank.rank for rank in ranks]),
         f"{count(len(held))} ({count(elements)} elements)",
         operations(sum(run.flops for run in runs)),
         join_words([f"{size(nbytes)} to {target}" for target, nbytes in sent.items()]) or "nothing",
@@ -104,6 +105,8 @@ def _held(plan: Plan) -> str:
     shapes = {variable.name: variable for variable in plan.variables}
     parts = [held for held in plan.ranks[0].held if held.box is not None]
     whole = len(plan.ranks[0].held) - len(parts)
+    if not parts:
+        return f"Rank 0 keeps {plural(whole, 'variable')}, whole."
     return (
         f"Rank 0 keeps a part of {plural(len(parts), 'variable')} "
         f"({count(sum(prod(local_shape(shapes[h.variable].shape, h.box)) for h in parts))} elements of "
@@ -118,7 +121,8 @@ def _operators(compilation: Compilation) -> str:
             of_site[run.site] = of_site.get(run.site, 0) + run.flops
     computed = operations(max(of_site.values(), default=0))
     asked = len(compilation.strategy.ops)
-    told = f"the strategy’s {count(asked)} entries for ops, and else " if asked else ""
+    entries = f"{count(asked)} entries for ops" if asked > 1 else "entry for an op"
+    told = f"the strategy’s {entries}, and else " if asked else ""
     return f"A worker computes {computed} a step. What an op splits follows from {told}what its operands are."
 
 

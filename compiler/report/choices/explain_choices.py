@@ -15,7 +15,7 @@ from partc.compiler.report.methods import (
     SPOKEN,
     meaning_of,
 )
-from partc.compiler.report.units import count, percent, plural, seconds, size, solver_time
+from partc.compiler.report.units import count, percent, plural, seconds, size, solver_work
 from partc.cost.assignment.choose_options import OptionSolution
 from partc.cost.assignment.search_strategy import TIE, Tried
 from partc.cost.assignment.synchronisation import Choice, StrategyCosts
@@ -101,7 +101,7 @@ class Solution:
     status: str
     objective: str
     bound: str
-    deterministic_time: str
+    work: str
 
 
 def describe_solution(solution: OptionSolution | None) -> Solution | None:
@@ -112,7 +112,7 @@ def describe_solution(solution: OptionSolution | None) -> Solution | None:
         solution.status.lower(),
         seconds(solution.objective_s),
         seconds(solution.bound_s),
-        solver_time(solution.deterministic_time),
+        solver_work(solution.deterministic_time),
     )
 
 

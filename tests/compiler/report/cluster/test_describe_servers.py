@@ -1,8 +1,12 @@
 from dataclasses import replace
 from pathlib import Path
 
-from partc.compiler.report.describe_servers import describe_contents, describe_copies, describe_servers
-from partc.compiler.report.describe_variables import describe_variables
+from partc.compiler.report.choices.describe_variables import describe_variables
+from partc.compiler.report.cluster.describe_servers import (
+    describe_contents,
+    describe_copies,
+    describe_servers,
+)
 from partc.cost.assignment.server_assignment import ServerAssignment
 from partc.runtime.plan.plan_folder import read_plan_folder
 from tests.builders.plans.boxed_plans import LAYOUTS, boxed_momentum
@@ -62,4 +66,4 @@ def test_a_server_owns_its_rows(tmp_path: Path) -> None:
     plan = read_plan_folder(table_on_servers(tmp_path / "out", merged=True)).plan
 
     assert words(describe_contents("alpha", plan, 40).headline) == "server (rank 0): 80 B"
-    assert words(describe_copies(plan)) == "Every worker keeps its own copy of 0 variables, 0 B together."
+    assert words(describe_copies(plan)) == "No worker keeps a copy of a variable."

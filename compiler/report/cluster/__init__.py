@@ -1,0 +1,1 @@
+"""What the page shows of machines: the cluster's picture, links, memory, servers."""

@@ -1,0 +1,233 @@
+"""Communications in words: what is moved, of which variable, between whom.
+
+Start all_to_all_rows "AllToAllRows Gather:Gather_184.pull.found"
+->  AllToAllv   "send the rows of softmax.weight to the hosts that asked for them"
+"""
+
+import re
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import onnx_graphsurgeon as gs
+
+from partc.compiler.compilation import Compilation
+from partc.compiler.report.methods import method_of_label
+from partc.compiler.report.units import count, join_words
+from partc.runtime.plan.program import Start
+
+NAMES_TOLD = 2
+
+SHORT = {
+    "all_reduce": "AllReduce",
+    "reduce": "Reduce",
+    "broadcast": "Broadcast",
+    "reduce_scatter": "ReduceScatter",
+    "all_gather": "AllGather",
+    "shift_ahead": "Shift",
+    "shift_back": "Shift",
+    "exchange": "Exchange",
+    "gather_rows": "Gatherv",
+    "scatter_rows": "Scatterv",
+    "all_gather_rows": "AllGatherv",
+    "all_to_all_rows": "AllToAllv",
+}
+
+_WHOM = {
+    "workers": "all workers",
+    "host_workers": "the workers of each host",
+    "leaders": "the first workers of all hosts",
+    "servers": "all servers",
+    "host": "each host\u2019s workers and server",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What the page calls an instruction.
+
+    kind: its colour, which is the method that it serves, or compute
+    short: what fits on a bar
+    what: a sentence without its full stop
+    """
+
+    kind: str
+    short: str
+    what: str
+
+
+@dataclass(frozen=True)
+class MessageNames:
+    """Names the values that a plan's communications move, by the variables they are of."""
+
+    compilation: Compilation
+
+    def words(self, start: Start) -> Words:
+        """Return a communication in words."""
+        told = self._tell(start)
+        microbatch = re.search(r" #(\d+)$", start.label)
+        if microbatch is not None:
+            told += f", micro-batch {int(microbatch[1]) + 1}"
+        return Words(method_of_label(start.label), SHORT[start.kind], f"{told[0].upper()}{told[1:]}")
+
+    def _tell(self, start: Start) -> str:
+        if start.kind in ("gather_rows", "scatter_rows", "all_gather_rows", "all_to_all_rows"):
+            return self._tell_rows(start)
+        subject, operation = self.subject(start), start.label.partition(" ")[0]
+        whom = _WHOM.get(start.group, _along(start))
+        match start.kind:
+            case "all_reduce":
+                verb = {"sum": "sum", "max": "find the largest of", "min": "find the smallest of"}
+                return f"{verb[start.reduction]} {subject} over {whom}"
+            case "reduce":
+                where = "server" if start.receivers == "server" else "first worker"
+                return f"sum {subject} on each host\u2019s {where}"
+            case "reduce_scatter":
+                where = "at the servers that own it" if start.receivers == "server" else "each rank its part"
+                return f"sum {subject}, {where}"
+            case "all_gather":
+                if start.senders == "server":
+                    return f"collect {subject} from the servers that own it, on all servers"
+                return f"collect the parts of {subject} on {whom}"
+            case "broadcast":
+                return f"hand {'the sum of ' * (operation == 'AllReduce')}{subject} to {_receivers(start)}"
+            case "shift_ahead" | "shift_back":
+                neighbour = "next" if start.kind == "shift_ahead" else "previous"
+                return f"hand the border of {subject} to the {neighbour} rank"
+        return f"send the parts of {subject} that other ranks need"
+
+    def _tell_rows(self, start: Start) -> str:
+        value = start.reads[0].partition("#")[0]
+        requested, name = ".pull" in value, self._table(value)
+        asks = re.search(r"\.pull\.(own|host)", value) is not None and "found" not in value
+        match start.kind:
+            case "gather_rows" if asks:
+                return f"tell each host\u2019s server which rows of {name} its workers need"
+            case "gather_rows":
+                return f"collect the gradients of {name}\u2019s touched rows on each host\u2019s server"
+            case "scatter_rows":
+                return f"hand each worker the rows of {name} that it needs"
+            case "all_gather_rows":
+                return f"give every worker the gradients of {name}\u2019s touched rows"
+            case _ if asks:
+                return f"ask the servers that own them for rows of {name}"
+            case _ if requested:
+                return f"send the rows of {name} to the hosts that asked for them"
+        return f"send the gradients of {name}\u2019s touched rows to the servers that own them"
+
+    # ------------------------------------------------------------ what is moved
+
+    def subject(self, start: Start) -> str:
+        """Return what a communication moves."""
+        values = self._in_buffers.get(start.reads[0], (start.reads[0],))
+        tensors = list(dict.fromkeys(self._tensor(value) for value in values))
+        gradients = [self._gradients[tensor] for tensor in tensors if tensor in self._gradients]
+        others = [tensor for tensor in tensors if tensor not in self._gradients]
+        parts = []
+        if gradients:
+            noun = "gradient" if len(gradients) == 1 else "gradients"
+            parts.append(f"the {noun} of {_some(gradients)}")
+        if others:
+            parts.append(_some([_readable(tensor) for tensor in others]))
+        return join_words(parts)
+
+    def _table(self, value: str) -> str:
+        """Return the parameter whose rows a value holds, or has the ids of."""
+        prefix = re.split(r"\.(?:pull|push|exchange)\b", value)[0]
+        if prefix in self._tables or prefix in self._variables:
+            return self._tables.get(prefix, prefix)
+        return self._parameter_behind(self._tensor(value))
+
+    def _parameter_behind(self, tensor: str) -> str:
+        """Return the parameter into whose gradient a tensor goes, or else its own name."""
+        ahead, seen = deque([tensor]), {tensor}
+        while ahead:
+            name = ahead.popleft()
+            if name in self._gradients:
+                return self._gradients[name]
+            results = [result.name for node in self._readers.get(name, ()) for result in node.outputs]
+            ahead += [result for result in results if result not in seen]
+            seen.update(results)
+        return _readable(tensor)
+
+    def _tensor(self, value: str) -> str:
+        """Return the tensor of the user's graph that a value holds, or its sum, or a part of it."""
+        name = value.partition("#")[0].partition("@")[0]
+        pieces = name.split(".")
+        for stop in range(len(pieces), 0, -1):
+            prefix = ".".join(pieces[:stop])
+            if prefix in self.compilation.lowered.meanings:
+                return self.compilation.lowered.meanings[prefix][0]
+            if prefix in self._tensors:
+                return prefix
+        return name
+
+    @cached_property
+    def _in_buffers(self) -> dict[str, tuple[str, ...]]:
+        plan = self.compilation.plan
+        found: dict[str, list[str]] = {}
+        for piece in (*plan.slices, *(piece for rank in plan.ranks[:1] for piece in rank.slices)):
+            found.setdefault(piece.buffer, []).append(piece.value)
+        return {buffer: tuple(values) for buffer, values in found.items()}
+
+    @cached_property
+    def _gradients(self) -> dict[str, str]:
+        """Return whose gradient a tensor is."""
+        found = {}
+        for gradient in self.compilation.analysis.training.gradients.values():
+            for tensor in (gradient.dense, gradient.rows, gradient.ids):
+                if tensor is not None:
+                    found[tensor] = gradient.parameter
+        return found
+
+    @cached_property
+    def _variables(self) -> frozenset[str]:
+        return frozenset(variable.name for variable in self.compilation.plan.variables)
+
+    @cached_property
+    def _tables(self) -> dict[str, str]:
+        """Return the table that each Gather reads, by the node's name."""
+        nodes = self.compilation.analysis.training.graph.nodes
+        return {node.name: node.inputs[0].name for node in nodes if node.op == "Gather"}
+
+    @cached_property
+    def _readers(self) -> dict[str, list[gs.Node]]:
+        found: dict[str, list[gs.Node]] = {}
+        for node in self.compilation.analysis.training.graph.nodes:
+            for operand in node.inputs:
+                found.setdefault(operand.name, []).append(node)
+        return found
+
+    @cached_property
+    def _tensors(self) -> frozenset[str]:
+        return frozenset(self.compilation.analysis.facts.shapes)
+
+
+def _along(start: Start) -> str:
+    """Name the ranks of a mesh that meet along one of its axes."""
+    site, _, axis = start.group.partition(".")
+    of = "" if site == "worker" else f" of {site}"
+    return f"the ranks along {axis}{of}" if axis else f"the ranks of {start.senders}"
+
+
+def _receivers(start: Start) -> str:
+    if start.group in ("host", "host_workers"):
+        return "the workers of each host"
+    return {"worker": "all workers", "server": "the servers"}.get(start.receivers, start.receivers)
+
+
+def _readable(tensor: str) -> str:
+    """Return a tensor's name, or the node for what the compiler made of it, such as Op:node/gradient/Mul."""
+    made = re.match(r"(?:\w+:)?(.+?)/gradient/", tensor)
+    if made:
+        return f"the gradient at {made[1]}"
+    part = re.match(r"\w+:(.+)/([A-Za-z]+)(?:_\d+)?$", tensor)
+    return f"the {part[2]} in {part[1]}" if part else tensor.removesuffix(".average")
+
+
+def _some(names: Iterable[str]) -> str:
+    told: Sequence[str] = list(dict.fromkeys(names))
+    if len(told) <= NAMES_TOLD + 1:
+        return join_words(told)
+    return f"{', '.join(told[:NAMES_TOLD])} and {count(len(told) - NAMES_TOLD)} more"

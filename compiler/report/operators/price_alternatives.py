@@ -1,0 +1,135 @@
+"""What else each operator group could be, and what that would take: the search's prices, group by group.
+
+    computing   the group's nodes on the way forward and back, and what its ranks sum meanwhile
+    updating    its parameters' gradients, summed and brought to where they are kept, and the update
+    memory      of its variables and their gradients, on the device that keeps most
+
+Other groups' tensors are taken to be there. Alike operators are priced once: on one device, and on all
+of them in every way, simple ones first. Of a batch per replica there is nothing to choose: every worker is a
+replica of the whole step.
+"""
+
+from dataclasses import dataclass, replace
+
+from partc.compiler.compilation import Compilation
+from partc.compiler.search.own_space import OwnSpace
+from partc.compiler.task_graphs.block_costs import BlockCosts
+from partc.passes.layouts.strategy_meshes import BATCH
+from partc.passes.search.operator_space import OperatorConfig, SplitDegrees
+from partc.passes.search.read_configs import read_grids
+
+MOST_NODES = 4000  # of larger steps, and on more workers, pricing takes longer than a reader waits for
+MOST_WORKERS = 64
+PRICED = 40  # configurations of all operators together,
+LEAST_PRICED, MOST_PRICED = 2, 6  # and of those that are alike
+MOST_FAMILIES = 40
+
+NOT_PER_REPLICA = (
+    "With a batch per replica every worker runs the whole step on its own samples, so that nothing else was "
+    "to choose; --batch global lets operators be split."
+)
+TOO_LARGE = "Not priced here, for the plan is large: partc search prices what else it could be."
+NO_OPERATOR = "It belongs to no operator that a strategy configures."
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A configuration of a group: what it divides, on how many workers, and its price alone."""
+
+    split: SplitDegrees
+    workers: int
+    computing_s: float
+    updating_s: float
+    memory_bytes: float
+    taken: bool
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """By group as find_groups has them: configurations, the quickest first, or why there are none."""
+
+    of_groups: tuple[tuple[Alternative, ...], ...]
+    why_none: str
+
+
+def price_alternatives(compilation: Compilation) -> Alternatives:
+    """Return what else every operator group could be."""
+    if compilation.analysis.per_replica:
+        return Alternatives((), NOT_PER_REPLICA)
+    is_large = len(compilation.training.graph.nodes) > MOST_NODES or compilation.workers > MOST_WORKERS
+    own = None if is_large else OwnSpace.of(compilation)
+    if own is None:
+        return Alternatives((), TOO_LARGE if is_large else NO_OPERATOR)
+    families = len({kind.family for kind in own.space.kinds})
+    if families > MOST_FAMILIES:
+        return Alternatives((), TOO_LARGE)
+    each = min(MOST_PRICED, max(LEAST_PRICED, PRICED // families))
+    pricer = _GroupPricer(own)
+    lowered = compilation.lowered
+    grids = read_grids(compilation.analysis, lowered.decisions, lowered.meshes, own.groups)
+    of_groups: list[tuple[Alternative, ...]] = [()] * len(own.groups)
+    priced: dict[object, tuple[Alternative, ...]] = {}
+    for number, kind in enumerate(own.space.kinds):
+        for group in kind.groups:
+            taken = grids[group].config
+            key = kind.family, taken
+            if key not in priced:
+                others = _candidates(own, number, each)
+                priced[key] = _priced(pricer, kind.family[0], others, taken)
+            of_groups[group] = priced[key]
+    return Alternatives(tuple(of_groups), "")
+
+
+def _candidates(own: OwnSpace, number: int, most: int) -> list[OperatorConfig]:
+    """Return a kind's configurations: on one device, samples on all, others of fewer dimensions first."""
+    by_split: dict[SplitDegrees, OperatorConfig] = {}
+    for config in own.space.configs(number):
+        if len(config.workers) in (1, own.space.workers):
+            by_split.setdefault(_plain(config.split), config)
+    simple_first = sorted(by_split, key=lambda split: (len(split), all(name != BATCH for name, _ in split)))
+    return [by_split[split] for split in simple_first[:most]]
+
+
+def _priced(
+    pricer: "_GroupPricer", group: int, candidates: list[OperatorConfig], taken: OperatorConfig
+) -> tuple[Alternative, ...]:
+    own = pricer.price(group, taken)
+    others = (pricer.price(group, c) for c in candidates if _plain(c.split) != _plain(taken.split))
+    found = [other for other in others if other is not None]
+    if own is not None:
+        found.insert(0, replace(own, taken=True))
+    return tuple(sorted(found, key=lambda each: each.computing_s + each.updating_s))
+
+
+def _plain(split: SplitDegrees) -> SplitDegrees:
+    return tuple((dimension, parts) for dimension, parts in split if parts > 1)
+
+
+class _GroupPricer:
+    """Prices a group alone."""
+
+    def __init__(self, own: OwnSpace) -> None:
+        self._costs = BlockCosts(own.tasks)
+        self._computing: dict[int, list[int]] = {}
+        for number, block in self._costs.computing.items():
+            self._computing.setdefault(block.group, []).append(number)
+
+    def price(self, group: int, config: OperatorConfig) -> Alternative | None:
+        """Return what a configuration takes, None where the group cannot be divided so."""
+        if not self._costs.can_place(group, config):
+            return None
+        computing_s = sum(self._costs.compute(n, config).seconds for n in self._computing.get(group, ()))
+        updating_s = memory_bytes = 0.0
+        for number, update in self._costs.updates.items():
+            own = [
+                replace(parameter, terms=tuple(term for term in parameter.terms if term.group == group))
+                for parameter in update.parameters
+                if parameter.home == group
+            ]
+            if own:
+                alone = self._costs.update(number, own, {group: config})
+                updating_s += alone.seconds
+                memory_bytes += float(alone.memory.max(initial=0.0))
+        return Alternative(
+            _plain(config.split), len(config.workers), computing_s, updating_s, memory_bytes, False
+        )

@@ -1,0 +1,194 @@
+"""Hold arguments of public functions against their annotations, so that a wrong one is told in three parts.
+
+Lists and mappings are looked into; what can be read once, as a generator, is not. Dataclasses of partc's own
+are held against their fields. What an annotation cannot tell, the functions check themselves.
+"""
+
+import inspect
+import sysconfig
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache, wraps
+from numbers import Integral, Real
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from partc.runtime.errors import BadUsage, one_of, one_tree
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+_MOST_SHOWN = 60  # characters of a value
+_OTHERS = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"], "<")
+
+
+def public(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Return a function from which nothing but PartcErrors come, and what its caller's own code raises."""
+
+    @wraps(function)
+    def checked(*given: Given.args, **named: Given.kwargs) -> Result:
+        check_call(function, given, named)
+        with one_tree(comes_from_caller):
+            return function(*given, **named)
+
+    return checked
+
+
+def check_call(function: Callable[..., object], given: tuple[object, ...], named: dict[str, Any]) -> None:
+    """Raise BadUsage where a call does not fit a function's signature and annotations."""
+    name = function.__qualname__.rpartition("<locals>.")[2].removesuffix(".__init__")
+    signature = inspect.signature(function)
+    try:
+        bound = signature.bind(*given, **named).arguments
+    except TypeError as error:
+        raise _not_bound(signature, named, name, str(error)) from None
+    hints = _hints(function)
+    for argument, value in bound.items():
+        kind = signature.parameters[argument].kind
+        if argument in hints and kind not in (
+            inspect.Parameter.VAR_KEYWORD,
+            inspect.Parameter.VAR_POSITIONAL,
+        ):
+            _check(value, hints[argument], f"{name}({argument}=...)")
+
+
+def comes_from_caller(error: Exception) -> bool:
+    """Tell whether an exception was raised in code that is neither partc's nor that of a library below it."""
+    trace = error.__traceback__
+    trace = trace.tb_next if trace is not None else None  # beyond who asks
+    while trace is not None:
+        frame = trace.tb_frame
+        is_own = frame.f_globals.get("__name__", "").startswith("partc.")
+        if not is_own and not frame.f_code.co_filename.startswith(_OTHERS):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _not_bound(signature: inspect.Signature, named: Mapping[str, object], name: str, said: str) -> BadUsage:
+    by_name = [
+        p.name for p in signature.parameters.values() if p.kind is not inspect.Parameter.POSITIONAL_ONLY
+    ]
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
+    unknown = [key for key in named if key not in by_name and not takes_any]
+    if unknown:
+        return BadUsage(f"no argument {unknown[0]!r}", at=f"{name}()", fix=one_of(by_name, unknown[0]))
+    return BadUsage(said, at=f"{name}()", fix=f"call {name}{_shown(signature)}")
+
+
+def _shown(signature: inspect.Signature) -> str:
+    any_number = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    own = (p for p in signature.parameters.values() if p.kind not in any_number and p.name != "self")
+    required = [p for p in own if p.default is p.empty]
+    named = (f"{p.name}=..." if p.kind is p.KEYWORD_ONLY else p.name for p in required)
+    return f"({', '.join(named)})"
+
+
+@cache
+def _hints(annotated: Any) -> dict[str, Any]:
+    try:
+        return get_type_hints(annotated)
+    except NameError:  # types of a library that is imported when it is needed
+        return {}
+
+
+def _check(value: object, hint: Any, at: str) -> None:
+    """Raise BadUsage where a value is not of a type."""
+    if not _fits(value, hint):
+        shown = repr(value)
+        shown = shown if len(shown) <= _MOST_SHOWN and "\n" not in shown else f"a {type(value).__name__}"
+        choices = _choices(hint)
+        fix = one_of(choices, value) if choices and isinstance(value, str) else f"give {_told(hint)}"
+        raise BadUsage(f"{shown} is not {_told(hint)}", at=at, fix=fix)
+    if is_dataclass(value) and type(value).__module__.startswith("partc."):
+        kind: Any = type(value)
+        hints = _hints(kind)
+        for field in fields(value):
+            _check(
+                getattr(value, field.name), hints[field.name], f"{at}: {type(value).__name__}.{field.name}"
+            )
+
+
+def _fits(value: object, hint: Any) -> bool:
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any or isinstance(hint, TypeVar) or hint is object:
+        return True
+    if hint is None or hint is type(None):
+        return value is None
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin is Literal:
+        return any(value is one or (type(value) is type(one) and value == one) for one in inner)
+    if hint in _NUMBERS:
+        return isinstance(value, _NUMBERS[hint]) and (hint is bool or not isinstance(value, bool))
+    if origin is not None:
+        return _fits_container(value, origin, inner)
+    try:
+        return isinstance(value, hint)
+    except TypeError:  # a protocol: whoever calls it will see
+        return True
+
+
+def _fits_container(value: object, origin: Any, inner: tuple[Any, ...]) -> bool:
+    """Tell whether a value is a container, or a function, and whether what can be looked at in it fits."""
+    if origin is Callable:
+        return callable(value)
+    if origin is tuple:  # lists do as well
+        each = inner[0] if len(inner) == 2 and inner[1] is Ellipsis else object
+        return isinstance(value, list | tuple) and all(_fits(one, each) for one in value)
+    if not isinstance(value, origin):
+        return False
+    if isinstance(value, Mapping) and len(inner) == 2:
+        return all(_fits(key, inner[0]) and _fits(one, inner[1]) for key, one in value.items())
+    if (
+        isinstance(value, Collection)
+        and not isinstance(value, str | Mapping)
+        and issubclass(origin, Iterable)
+    ):
+        return len(inner) != 1 or all(_fits(one, inner[0]) for one in value)
+    return not isinstance(value, str) or inner in ((str,), ())
+
+
+_NUMBERS: dict[Any, Any] = {bool: bool, int: Integral, float: Real}
+_KINDS: dict[Any, str] = {
+    Iterable: "an iterable",
+    Collection: "a collection",
+    Sequence: "a sequence",
+    list: "a list",
+    tuple: "a tuple",
+}
+_WORDS: dict[Any, str] = {
+    str: "text",
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    Path: "a Path",
+}
+
+
+def _choices(hint: Any) -> list[str]:
+    """Return the words that a type consists of; none if other values are of it, too, but None."""
+    if get_origin(hint) is Literal:
+        return [one for one in get_args(hint) if isinstance(one, str) and one]
+    kinds = [one for one in get_args(hint) if one is not type(None)]
+    is_one = get_origin(hint) in (Union, UnionType) and len(kinds) == 1
+    return _choices(kinds[0]) if is_one else []
+
+
+def _told(hint: Any) -> str:
+    """Say what a type is, in words."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is None or hint is type(None):
+        return "None"
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(map(_told, inner)))
+    if origin is Literal:
+        return " or ".join(map(repr, inner))
+    if origin is Callable:
+        return "a function"
+    if origin is not None and issubclass(origin, Mapping):
+        return f"a mapping of {_told(inner[0])} to {_told(inner[1])}"
+    if origin in _KINDS:
+        return f"{_KINDS[origin]} of {_told(inner[0])}"
+    named = getattr(origin or hint, "__name__", str(hint))
+    return _WORDS.get(hint) or ("an " if named[0] in "aeiouAEO" else "a ") + named

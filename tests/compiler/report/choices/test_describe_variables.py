@@ -1,0 +1,33 @@
+"""What is equal is told once."""
+
+from pathlib import Path
+
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import Momentum
+from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.report.choices.describe_variables import describe_variables, group_reasons
+from partc.models.catalogue import build_model
+from tests.builders.plans.compiled_steps import compile_step
+
+
+def test_equal_layers_share_a_line_and_reasons_are_told_once(tmp_path: Path) -> None:
+    forward = build_model("mlp", sizes=(32, 32, 32, 32, 32, 4), batch=8)
+    step = build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Momentum(0.1))
+    compilation = compile_step(import_training_graph(step), tmp_path / "out", "2x2", "auto").compilation
+    plan, choices = compilation.plan, compilation.costs.choices
+    facts = {fact.name: fact for fact in compilation.facts}
+
+    rows = describe_variables(plan, choices, facts)
+    reasons = group_reasons(choices)
+
+    assert (rows[0].name, rows[0].alike) == (
+        "layer0.weight",
+        ("layer1.weight", "layer2.weight", "layer3.weight"),
+    )
+    assert {name for row in rows for name in (row.name, *row.alike)} == {v.name for v in plan.variables}
+    assert len(rows) < len(plan.variables)
+    assert {name for group in reasons for name in (group.name, *group.alike)} == {
+        choice.variable for choice in choices
+    }
+    assert len(reasons) <= 2
+    assert reasons[0].reason == next(c.reason for c in choices if c.variable == reasons[0].name)

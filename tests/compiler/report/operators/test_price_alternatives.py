@@ -1,0 +1,63 @@
+"""What else operators could be: the one that was taken is among it, and prices follow shapes and links."""
+
+import json
+
+import pytest
+
+from partc.compiler.report.operators.encode_columns import script_json
+from partc.compiler.report.operators.price_alternatives import Alternative, price_alternatives
+from tests.compiler.report.operators.conftest import SIZES, Page
+
+FLOAT, KEPT = 4, 4  # bytes; a parameter, its gradient, and two moments of Adam
+
+
+@pytest.fixture(scope="module")
+def of_groups(mesh_page: Page) -> tuple[tuple[Alternative, ...], ...]:
+    return price_alternatives(mesh_page.compilation).of_groups
+
+
+def test_what_was_taken_is_told_once_among_different_ones(
+    of_groups: tuple[tuple[Alternative, ...], ...],
+) -> None:
+    taken = [[each.split for each in own if each.taken] for own in of_groups]
+
+    assert taken == [[(("batch", 2), ("out:1", 2))], [(("batch", 2), ("in:0:1", 2))], [(("batch", 2),)]]
+    for own in of_groups:
+        assert len({each.split for each in own}) == len(own) > 3
+        assert () in {each.split for each in own}  # whole, on one device
+
+
+def test_variables_take_the_bytes_of_their_parts(of_groups: tuple[tuple[Alternative, ...], ...]) -> None:
+    features, hidden, _, _ = SIZES
+    first = {each.split: each for each in of_groups[0]}
+    parameters = features * hidden + hidden
+
+    assert first[()].memory_bytes == pytest.approx(FLOAT * KEPT * parameters, rel=0.01)
+    assert first[(("out:1", 4),)].memory_bytes == pytest.approx(FLOAT * KEPT * parameters / 4, rel=0.01)
+    assert first[(("batch", 4),)].memory_bytes == first[()].memory_bytes
+
+
+def test_gradients_cost_what_their_sums_over_the_network_do(
+    of_groups: tuple[tuple[Alternative, ...], ...],
+) -> None:
+    second = {each.split: each for each in of_groups[1]}
+    link_s = FLOAT * SIZES[1] * SIZES[2] / 125e6  # the weight once over a link between hosts
+
+    assert second[(("batch", 4),)].updating_s > link_s
+    assert second[(("out:1", 4),)].updating_s < link_s  # each keeps its columns, and sums nothing
+
+
+def test_a_batch_per_replica_leaves_nothing_to_choose(server_page: Page) -> None:
+    found = price_alternatives(server_page.compilation)
+
+    assert found.of_groups == ()
+    assert "--batch global" in found.why_none
+
+
+def test_data_in_a_script_cannot_end_it() -> None:
+    data = {"name": ["</script><script>alert(1)</script>", "<!--", "a\u2028b"], "time": [0.123456789, 2.0]}
+
+    text = script_json(data)
+
+    assert "<" not in text and "\u2028" not in text
+    assert json.loads(text) == {"name": data["name"], "time": [0.1235, 2]}

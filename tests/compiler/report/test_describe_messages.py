@@ -1,0 +1,61 @@
+"""What a reader is told of communications: words and the user's names, never the compiler's own."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import SGD
+from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.report.describe_messages import MessageNames
+from partc.models.catalogue import build_model
+from partc.runtime.plan.program import Start
+from tests.builders.plans.compiled_reports import Compiled, TextReader, compile_lm
+from tests.builders.plans.compiled_steps import compile_step
+
+OWN = re.compile(
+    r"\.(?:pull|push|found|own|average|spread|scattered|partial|sent)\b|/gradient/|deterministic"
+)
+
+
+def told(compiled: Compiled) -> list[str]:
+    names = MessageNames(compiled.compilation)
+    starts = [i for i in compiled.compilation.plan.instructions if isinstance(i, Start)]
+    return [names.words(start).what for start in starts]
+
+
+def test_rows_that_servers_own_are_told_by_their_table(tmp_path: Path) -> None:
+    served = compile_lm("cluster-2x2", tmp_path / "out", "ps")
+
+    words = told(served)
+
+    assert "Tell each host’s server which rows of embedding its workers need" in words
+    assert "Send the rows of softmax.weight to the hosts that asked for them" in words
+    assert "Hand each worker the rows of embedding that it needs" in words
+    assert "Send the gradients of embedding’s touched rows to the servers that own them" in words
+    assert any(line.startswith("Collect lstm.") and "from the servers" in line for line in words)
+    assert not [line for line in words if OWN.search(line)]
+
+
+def test_nothing_on_the_page_has_a_name_of_the_compilers_own(compiled: Compiled) -> None:
+    assert OWN.findall(compiled.text) == []
+
+
+@pytest.mark.parametrize(
+    ("strategy", "line"),
+    [
+        ("pipeline=2,microbatches=2", "to stage1, micro-batch 2"),
+        ("tensor=2", "along tensor"),
+        ("fsdp", "Collect the parts of layer0.weight"),
+    ],
+)
+def test_meshes_are_told(strategy: str, line: str, tmp_path: Path) -> None:
+    forward = build_model("mlp", sizes=(16, 32, 8), batch=16)
+    step = build_training_graph(forward, loss="softmax_cross_entropy", optimizer=SGD(0.1))
+    made = compile_step(import_training_graph(step), tmp_path / "out", "1x4", strategy, "global")
+    compiled = Compiled(made.compilation, made.compilation.cluster, made.folder.path)
+
+    assert any(line in words for words in told(compiled)), told(compiled)
+    page = (compiled.folder / "report.html").read_text(encoding="utf-8")
+    assert OWN.findall(TextReader.read(page)) == []

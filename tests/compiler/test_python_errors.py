@@ -1,0 +1,209 @@
+"""What Python callers meet: errors of one tree in three parts, and no traceback from below."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import partc
+from partc.runtime.check_arguments import public
+from partc.runtime.errors import (
+    BadCluster,
+    BadData,
+    BadModel,
+    BadPlan,
+    BadProfile,
+    BadUsage,
+    InternalError,
+    PartcError,
+)
+from partc.runtime.plan.plan_folder import PlanFolder
+from tests.checks.command_line import EXAMPLES
+
+CLUSTER = str(EXAMPLES / "cluster-1x4.json")
+X, LABELS = np.zeros((16, 6), np.float32), np.zeros(16, np.int64)
+api: Any = partc  # what callers without a type checker see
+
+
+class Given:
+    """What the cases below work with."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.forward = partc.build_model("mlp", sizes=(6, 8, 3), batch=4)
+        self.train = partc.build_training_graph(
+            self.forward, loss="softmax_cross_entropy", optimizer=partc.SGD(0.1)
+        )
+        self.plan: PlanFolder = partc.compile(self.train, CLUSTER, folder / "out")
+        (folder / "garbage.json").write_text("{nope")
+        (folder / "text.onnx").write_text("hello, I am no model")
+        (folder / "cut.onnx").write_bytes(self.train.SerializeToString()[:-40])
+
+    def compile(self, **fields: Any) -> object:
+        return api.compile(self.train, CLUSTER, self.folder / "new", **fields)
+
+    def build(self, **fields: Any) -> object:
+        settings = {"loss": "softmax_cross_entropy", "optimizer": partc.SGD(0.1)} | fields
+        return api.build_training_graph(self.forward, **settings)
+
+    def run(self, data: object = "synthetic", steps: object = 1, **fields: Any) -> object:
+        return api.Runner(self.plan).train(data, steps, **fields)
+
+    def start(self, *config: Any, **fields: Any) -> object:
+        return api.get_runner(self.train, CLUSTER, *config, **fields)
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
+    return Given(tmp_path_factory.mktemp("api"))
+
+
+Case = tuple[Callable[[Given], object], type[PartcError], str, str, str]
+CASES: Mapping[str, Case] = {
+    # the training graph
+    "no graph": (lambda g: api.compile(None, CLUSTER, "o"), BadUsage, "None is not", "train=...", "ModelProto"),
+    "bytes": (lambda g: api.compile(b"a", CLUSTER, "o"), BadUsage, "b'a' is not", "train=...", "a Path"),
+    "no file": (lambda g: api.compile("no.onnx", CLUSTER, "o"), BadModel, "no such file", "no.onnx", "path"),
+    "text": (lambda g: api.inspect(g.folder / "text.onnx"), BadModel, "not an ONNX model", "text.onnx", "copy"),
+    "cut": (lambda g: api.inspect(g.folder / "cut.onnx"), BadModel, "", "cut.onnx", ""),
+    "empty": (lambda g: api.inspect(onnx.ModelProto()), BadModel, "nothing says which outputs", "", ""),
+    "forward": (lambda g: api.inspect(g.forward), BadModel, "nothing says which outputs", "", "partc grad"),
+    # the cluster
+    "no cluster": (lambda g: api.compile(g.train, None, "o"), BadUsage, "None is not", "cluster=", "a Cluster"),
+    "dict": (lambda g: api.compile(g.train, {}, "o"), BadUsage, "{} is not", "cluster=...", "a Cluster"),
+    "garbage": (
+        lambda g: api.compile(g.train, g.folder / "garbage.json", "o"),
+        BadCluster, "not JSON", "garbage.json", "syntax",
+    ),
+    "no file of it": (lambda g: api.compile(g.train, "no.json", "o"), BadCluster, "cannot be read", "no.json", ""),
+    # where to write
+    "nowhere": (lambda g: api.compile(g.train, CLUSTER, None), BadUsage, "None is not", "out=...", "a Path"),
+    "unwritable": (lambda g: api.compile(g.train, CLUSTER, "/proc/x/y"), BadUsage, "", "/proc/x", "read and write"),
+    "a file": (lambda g: api.compile(g.train, CLUSTER, g.folder / "text.onnx"), BadUsage, "", "text.onnx", "empty"),
+    # how it is called
+    "nothing": (lambda g: api.compile(), BadUsage, "missing", "compile()", "call compile(train, cluster, out)"),
+    "misspelt": (lambda g: g.compile(stratgy="ps"), BadUsage, "'stratgy'", "Options()", "'strategy' is the nearest"),
+    "by place": (lambda g: api.compile(g.train, CLUSTER, "o", "ps"), BadUsage, "too many", "Options()", ""),
+    "strategy": (lambda g: g.compile(strategy=3), BadUsage, "3 is not text", "strategy=...", "a Strategy"),
+    "no strategy": (lambda g: g.compile(strategy="hybird"), BadUsage, "'hybird'", "--strategy", "'hybrid'"),
+    "batch": (lambda g: g.compile(batch="globl"), BadUsage, "'globl'", "batch=...", "'global' is the nearest"),
+    "sizes": (lambda g: g.compile(sizes={"b": "x"}), BadUsage, "{'b': 'x'}", "sizes=...", "a whole number"),
+    "options": (lambda g: g.compile(options={}), BadUsage, "{} is not", "options=...", "GraphOptions"),
+    "state": (
+        lambda g: g.compile(options=api.GraphOptions(state="W")),
+        BadUsage, "'W' is not", "GraphOptions.state", "mapping",
+    ),
+    "search": (lambda g: g.compile(search={}), BadUsage, "{} is not", "search=...", "SearchOptions"),
+    "method": (
+        lambda g: g.compile(search=api.SearchOptions(method="mcm")),
+        BadUsage, "'mcm'", "SearchOptions.method", "'mcmc' is the nearest",
+    ),
+    "partitions": (lambda g: g.compile(partitions="two"), BadUsage, "'two'", "partitions=...", "whole number"),
+    "without": (lambda g: g.compile(without=["no"]), BadUsage, "['no']", "without=...", "local-aggregation"),
+    "aggregation": (lambda g: g.compile(aggregation="sum"), BadUsage, "'sum'", "aggregation=...", "Aggregation"),
+    "rounding": (lambda g: g.compile(round_sums="float8"), BadUsage, "'float8'", "round_sums=...", "'float16'"),
+    "bytes at once": (lambda g: g.compile(recompute_bytes="1GB"), BadUsage, "'1GB'", "recompute_bytes", "whole"),
+    "profile": (lambda g: g.compile(profile="no.json"), BadProfile, "cannot be read", "no.json", ""),
+    "flag": (lambda g: g.compile(asynchronous="yes"), BadUsage, "'yes'", "asynchronous=...", "True or False"),
+    "search's": (lambda g: api.search(g.train, CLUSTER, {}), BadUsage, "{} is not", "search(options=...)", "Options"),
+    # making a training graph
+    "model": (lambda g: api.build_model(None), BadUsage, "None is not text", "build_model(name=...)", "text"),
+    "no model": (lambda g: api.build_model("restnet"), BadUsage, "no model", "model name", "resnet50"),
+    "its option": (lambda g: api.build_model("mlp", depth=3), BadUsage, "`depth`", "options of model", "sizes"),
+    "its value": (lambda g: api.build_model("mlp", batch="x"), BadUsage, "`$.batch`", "options of model", "batch"),
+    "no forward": (lambda g: api.build_training_graph("f.onnx", loss="mse", optimizer=partc.SGD()), BadUsage,
+                   "'f.onnx' is not", "forward=...", "ModelProto"),
+    "loss": (lambda g: g.build(loss=3), BadUsage, "3 is not text", "loss=...", "text"),
+    "no loss": (lambda g: g.build(loss="hinge"), BadUsage, "'hinge'", "--loss", "logits"),
+    "optimizer": (lambda g: g.build(optimizer="sgd"), BadUsage, "'sgd' is not an optimizer", "optimizer", "partc.SGD"),
+    "rate": (lambda g: g.build(optimizer=api.SGD("x")), BadUsage, "'x'", "SGD, lr", "number"),
+    "batch size": (lambda g: g.build(batch_size="x"), BadUsage, "'x'", "batch_size=...", "'dynamic'"),
+    "partitioner": (lambda g: api.get_partitioner("x"), BadUsage, "'x'", "min_partitions=...", "whole number"),
+    "inputs": (lambda g: api.create_num_shards_and_shard_id(3), BadUsage, "too many", "create_num_shards", ""),
+    "export": (lambda g: api.torch.export_step(None), BadUsage, "missing", "export_step()", "export_step(module"),
+    # training
+    "no plan": (lambda g: api.Runner(None), BadUsage, "None is not", "Runner(plan=...)", "PlanFolder"),
+    "no folder": (lambda g: api.Runner("nowhere"), BadPlan, "no plan can be read", "nowhere", "partc compile"),
+    "data": (lambda g: g.run(5), BadUsage, "5 is not", "Runner.train(data=...)", "an iterable"),
+    "arrays": (lambda g: g.run([X]), BadUsage, "a list is not", "data=...", "a mapping of text to a ndarray"),
+    "generated": (lambda g: g.run(x for x in [X]), BadData, "a batch is a ndarray", "data", "input name -> array"),
+    "lists": (lambda g: g.run(x for x in [{"x": [1], "labels": LABELS}]), BadData, "is a list", "'x'", "asarray"),
+    "shape": (lambda g: g.run([{"x": X[:, :3], "labels": LABELS}]), BadData, "[16, 3]", "'x'", ""),
+    "too few": (lambda g: g.run([{"x": X, "labels": LABELS}], 3), BadData, "1 batches", "data", "a batch per step"),
+    "steps": (lambda g: g.run(steps="3"), BadUsage, "'3'", "steps=...", "a whole number"),
+    "half steps": (lambda g: g.run(steps=1.5), BadUsage, "1.5", "steps=...", "a whole number"),
+    "initial": (lambda g: g.run(initial={"q": X}, steps=1, sizes={"q": 3}), BadUsage, "'q'", "sizes", "leave it out"),
+    "read after": (lambda g: g.run(read_after=[7]), BadUsage, "no step 7 of 1", "read_after", "from 1"),
+    "outputs": (lambda g: g.run(outputs="some"), BadUsage, "'some'", "outputs=...", "use one of none, loss, all"),
+    "seed": (lambda g: g.run(seed="x"), BadUsage, "'x'", "seed=...", "a whole number"),
+    "checkpoints": (lambda g: g.run(checkpoints="here"), BadUsage, "'here'", "checkpoints=...", "Checkpoints"),
+    "resume": (lambda g: g.run(resume=True), BadUsage, "no checkpoints", "resume=True", "checkpoints="),
+    "kept twice": (lambda g: g.run(keep_in=g.folder), BadUsage, "two places", "keep_in", "save=False"),
+    "verify": (lambda g: api.verify(g.plan, steps="x"), BadUsage, "'x'", "verify(steps=...)", "a whole number"),
+    "verify what": (lambda g: api.verify("nowhere"), BadPlan, "no plan can be read", "nowhere", "partc compile"),
+    # Parallax's interface
+    "config": (lambda g: g.start({"sync": True}), BadUsage, "{'sync': True}", "config=...", "ParallaxConfig"),
+    "its field": (lambda g: g.start(api.ParallaxConfig(strategy=3)), BadUsage, "3", "ParallaxConfig.strategy", "text"),
+    "feeds": (lambda g: g.start(data=3), BadUsage, "3 is not", "data=...", "ShardedData"),
+    "resources": (lambda g: api.get_runner(g.train, "no.txt"), BadCluster, "cannot be read", "no.txt", "path"),
+    "no function": (lambda g: api.parallel_run(g.train, None, CLUSTER), BadUsage, "None", "run=...", "a function"),
+    "shard": (lambda g: api.shard(3), BadUsage, "3 is not", "shard(data=...)", "an iterable"),
+    "shard's name": (lambda g: api.shard("nomodule:f"), BadData, "nomodule", "--data", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "kind", "what", "at", "fix"), CASES.values(), ids=list(CASES))
+def test_a_wrong_call_is_told_in_three_parts(
+    given: Given, call: Callable[[Given], object], kind: type[PartcError], what: str, at: str, fix: str
+) -> None:
+    with pytest.raises(PartcError) as caught:
+        call(given)
+
+    error = caught.value
+    assert type(error) is kind
+    assert what in error.what and at in error.at and fix in error.fix, str(error)
+    assert error.what and error.at and error.fix
+    assert str(error) == f"{error.what}\n  at:  {error.at}\n  fix: {error.fix}"
+
+
+def test_nothing_is_written_by_calls_that_are_refused(given: Given) -> None:
+    assert not (given.folder / "new").exists()
+
+
+def test_what_a_callers_own_code_raises_is_its_own(given: Given) -> None:
+    def batches() -> Iterator[Mapping[str, Any]]:
+        yield {"x": X, "labels": LABELS}
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        given.run(batches(), 3)
+
+
+def test_what_nobody_foresaw_is_of_the_tree_and_says_whose_mistake_it_is(
+    given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("partc.compiler.api.find_gradients", len)
+
+    with pytest.raises(InternalError, match="TypeError: object of type 'TrainingGraph'") as caught:
+        api.inspect(given.train)
+    assert "this is a mistake of partc" in caught.value.fix
+    assert re.search(r"compiler/api.py:\d+, in inspect", caught.value.at)
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+def test_types_of_every_kind_are_looked_into() -> None:
+    @public
+    def take(
+        number: float = 0.0, names: tuple[str, ...] = (), call: Callable[[], int] | None = None, **others: int
+    ) -> str:
+        return f"{number} {names}"
+
+    loose: Any = take
+    assert loose(np.int64(3), ["a"], call=lambda: 1, other="any") == "3 ['a']"
+    for fault in ({"number": True}, {"names": "ab"}, {"names": (1,)}, {"call": 3}):
+        with pytest.raises(BadUsage):
+            loose(**fault)
