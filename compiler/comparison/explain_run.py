@@ -136,7 +136,8 @@ def _longest_sequence(numbers: Sequence[int]) -> frozenset[int]:
             sequences[-1].append(number)
         else:
             sequences.append([number])
-    return frozenset(max(sequences, key=len)) if sequences else frozenset()
+    longest: list[int] = max(sequences, key=len) if sequences else []
+    return frozenset(longest)
 
 
 def _shifted(step: StepTimes, offset_s: float) -> StepTimes:

@@ -15,7 +15,7 @@ from partc.compiler.options import Options
 from partc.compiler.pipeline import COMPILE
 from partc.compiler.planning.build_plan import build_plan
 from partc.compiler.planning.price_step import MANY_RANKS
-from partc.compiler.report.describe_mesh import describe_grid
+from partc.compiler.report.choices.describe_mesh import describe_grid
 from partc.compiler.report.methods import NAMES
 from partc.compiler.search.decide_strategy import decide_strategy
 from partc.cost.cluster.cluster import Cluster, ranks_of

@@ -49,7 +49,7 @@ def with_measured(page: str, plan: Plan, record: MeasuredRun, timeline: Timeline
 
 
 def _words(plan: Plan, predicted: str) -> dict[int, Words]:
-    """Return what the page calls runs and starts, from the predicted picture; labels for what that leaves out."""
+    """Return what the predicted picture calls runs and starts; labels for those that it leaves out."""
     names = segment_names(plan)
     words: dict[int, Words] = {}
     for number, instruction in enumerate(plan.instructions):
