@@ -114,7 +114,7 @@ def sharing_of(plan: Plan, times: Mapping[int, RankTimes]) -> str:
 
 def steps_in_sequence(plan: Plan, times: Mapping[int, RankTimes]) -> Steps:
     """Return the longest sequence of traced steps that every rank has, on the first rank's clock."""
-    if not times:
+    if any(rank.rank not in times for rank in plan.ranks):
         return {}
     traced = [{step.step for step in times[rank.rank].steps} for rank in plan.ranks]
     chosen = _longest_sequence(sorted(set.intersection(*traced)))
