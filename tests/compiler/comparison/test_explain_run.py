@@ -100,7 +100,7 @@ def test_devices_that_are_five_times_too_quick_in_the_file_are_named(plan: PlanF
     run = explained(believed, quick, played(plan.plan, REAL, cores=100))
 
     check_sums(run)
-    assert "segment S1 (worker, forward and backward) took" in run.record.reason
+    assert "segment S1 (01-worker-forward-backward) took" in run.record.reason
     assert run.record.differences[0].kind == "compute"
 
 
