@@ -7,8 +7,10 @@ A later run takes the place of an earlier one. A page without a predicted step i
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
+
+import msgspec
 
 from partc.compiler.comparison.difference_rows import difference_rows, sum_row, total_row
 from partc.compiler.report.describe_messages import SHORT, Words
@@ -18,7 +20,7 @@ from partc.compiler.report.page import render_part
 from partc.compiler.report.timeline.draw_timeline import TimelinePicture, draw_timeline
 from partc.compiler.report.units import EN_DASH
 from partc.cost.simulation.timeline import Timeline
-from partc.cost.step_account import MeasuredRun
+from partc.cost.step_account import Difference, MeasuredRun
 from partc.runtime.plan.program import Plan, Run, Start
 
 _BEGIN, _END = "<!-- measured -->", "<!-- /measured -->"
@@ -41,7 +43,9 @@ def with_measured(page: str, plan: Plan, record: MeasuredRun, timeline: Timeline
     if predicted is None:
         return page
     words = _words(plan, predicted[0])
-    section = render_part("measured.html", _values(record, line, draw_timeline(timeline, plan, words)))
+    differences = _told(plan, record.differences, words)
+    values = _values(record, differences, line, draw_timeline(timeline, plan, words))
+    section = render_part("measured.html", values)
     page = f"{page[: predicted.end()]}{_BEGIN}{section}{_END}\n{page[predicted.end() :]}"
     page = page.replace(_LINK, f'{_LINK}{_BEGIN}<a href="#measured">Measured</a>{_END}', 1)
     but = ' But for <a href="#measured">what a run measured</a>.'
@@ -65,9 +69,27 @@ def _words(plan: Plan, predicted: str) -> dict[int, Words]:
     return words
 
 
-def _values(record: MeasuredRun, line: str, picture: TimelinePicture | None) -> Mapping[str, object]:
+def _told(
+    plan: Plan, differences: Sequence[Difference], words: Mapping[int, Words]
+) -> tuple[Difference, ...]:
+    """Return differences with communications in the page's words; phases of one label have its first."""
+    told: dict[str, str] = {}
+    for number, instruction in enumerate(plan.instructions):
+        if isinstance(instruction, Start):
+            told.setdefault(instruction.label, words[number].what)
+    return tuple(
+        msgspec.structs.replace(difference, what=told[difference.what])
+        if difference.kind == "transfer" and difference.what in told
+        else difference
+        for difference in differences
+    )
+
+
+def _values(
+    record: MeasuredRun, differences: Sequence[Difference], line: str, picture: TimelinePicture | None
+) -> Mapping[str, object]:
     steps = f"{record.first_step}{EN_DASH}{record.last_step}"
-    shown, others = record.differences[:MOST_ROWS], record.differences[MOST_ROWS:]
+    shown, others = differences[:MOST_ROWS], differences[MOST_ROWS:]
     return {
         "line": f"A step: {line}.",
         "steps": steps if record.first_step != record.last_step else str(record.first_step),
