@@ -9,6 +9,7 @@ from typing import Concatenate, ParamSpec, get_args
 
 import onnx
 
+from partc.compiler.comparison.price_changes import PriceChanges, ShowPriced, show_nothing
 from partc.compiler.compilation import Compilation
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.importing.import_training import import_training_graph
@@ -91,10 +92,23 @@ compile = _compiler_for(Options)
 
 
 def compile_step(
-    train: Train, cluster: str | Path | Cluster, out: str | Path, options: Options
+    train: Train,
+    cluster: str | Path | Cluster,
+    out: str | Path,
+    options: Options,
+    show_priced: ShowPriced = show_nothing,
 ) -> Compilation:
-    """Compile a training step for a cluster into the folder `out`. Raises PartcError."""
+    """Compile a training step for a cluster into the folder `out`. Raises PartcError.
+
+    `show_priced` is told of each change that `options.what_if` prices.
+    """
     check_output_folder(Path(out), options.force)
+    if options.what_if and options.asynchronous:
+        raise BadUsage(
+            "workers that do not wait for each other have no common step to price",
+            at="--what-if with --asynchronous",
+            fix="leave one of the two out",
+        )
     machines = _machines(cluster)
     options = _search_where_asked(train, machines, with_times(options, machines))
     if isinstance(options.partitions, Partitioner) and options.partitions.search in MEASURING:
@@ -104,6 +118,10 @@ def compile_step(
         compilation = decide_strategy(
             lambda: _read_graph(train, options.options), machines, options, COMPILE, follows_annotations=True
         )
+        if options.what_if:
+            compilation.price_changes = PriceChanges(
+                lambda: _read_graph(train, options.options), machines, options, show_priced
+            )
         return write_plan(compilation, Path(out))
 
 

@@ -1,6 +1,6 @@
 """What is known of a compilation so far: every stage reads from it, and adds what it finds."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from partc.compiler.options import Options
@@ -16,6 +16,7 @@ from partc.cost.simulation.memory import DeviceMemory
 from partc.cost.simulation.timeline import Timeline
 from partc.cost.sparsity import Sparsity
 from partc.cost.strategy import Strategy, SyncFacts
+from partc.cost.what_if import WhatIf
 from partc.passes.analysis import Analysis
 from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import TrainingGraph
@@ -51,6 +52,9 @@ class Compilation:
     compared: tuple[Tried, ...] = ()  # whole steps that `auto` compared, the one taken first
     sensitivity: EstimateSensitivity | None = None  # where an estimate of rows touched decided
     expected: Mapping[str, ExpectedRows] = field(default_factory=dict)
+
+    price_changes: "Callable[[Compilation], WhatIf] | None" = None  # if it is asked what if
+    what_if: WhatIf | None = None
 
     # the plan
     lowered: LoweredGraph = field(init=False)

@@ -107,6 +107,7 @@ class Options:
     partitions   of large variables on servers: a number, or how to choose it; None: as balance wants
     without      mechanisms that are switched off, to see what they bring
     asynchronous workers push and pull without waiting for each other (docs/asynchronous.md)
+    what_if      whether the step is priced with other machines, strategies and batches, too (docs/what-if.md)
     aggregation  whether gradients are averaged or summed, and which ones are outputs; None: as the
                  strategy says
     replica_outputs  outputs that are means over replicas are told of each replica as well, as NAME.replica
@@ -128,6 +129,7 @@ class Options:
     partitions: Partitioner | int | None = None
     without: Collection[Mechanism] = ()
     asynchronous: bool = False
+    what_if: bool = False
     aggregation: Aggregation | None = None
     replica_outputs: bool = False
     recompute_bytes: int | None = None

@@ -56,11 +56,12 @@ CHECKS = (
     PipelinePhase("load segments", (stages.open_segments,)),
     PipelinePhase("check and simulate", (stages.check_and_simulate,)),
 )
+CHANGES = PipelinePhase("price changes", (stages.price_changes,))
 REPORT = PipelinePhase("report", (stages.describe,))
 
 DECIDE = (GRADIENTS, BATCH, ANALYSIS, CHOICE)
 COMPILE = (KERNELS, *DECIDE, LOWERING)  # and then, into a folder:
-WRITE = (SCHEDULE, *CHECKS, REPORT)
+WRITE = (SCHEDULE, *CHECKS, CHANGES, REPORT)
 
 
 def run(phases: Iterable[PipelinePhase], compilation: Compilation) -> None:

@@ -287,6 +287,12 @@ def check_and_simulate(compilation: Compilation) -> None:
     compilation.memory = check_memory(compilation.plan, compilation.machines)
 
 
+def price_changes(compilation: Compilation) -> None:
+    """Price the step with changed machines, strategies and batches, if that is asked for."""
+    if compilation.price_changes is not None:
+        compilation.what_if = compilation.price_changes(compilation)
+
+
 def describe(compilation: Compilation) -> None:
     """Write what describes the whole: strategy, cluster, report and plan."""
     describe_plan(compilation)

@@ -41,6 +41,7 @@ GROUPS = {
         "search": "Find a quick strategy by simulated steps: names, and operators' own devices and degrees.",
         "profile": "Measure what the operators of a step take on this machine, in whole and in parts.",
         "simulate": "Predict a step: its time, its bytes, its busiest link and its timeline.",
+        "compare": "Compare two plans, or a plan and its run: what moved, and why one is quicker.",
         "verify": "Train on all ranks, and compare every step with one device on the same total batch.",
         "seal": "Accept a plan that you edited by hand: check its program, and write its hashes anew.",
     },

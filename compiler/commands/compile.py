@@ -26,6 +26,7 @@ from partc.compiler.commands.graph_arguments import (
     sample_of,
 )
 from partc.compiler.commands.results.plans import ComparedStrategy, Compiled, Decided, RankMemory
+from partc.compiler.comparison.what_if_rows import what_if_lines
 from partc.compiler.compilation import Compilation
 from partc.compiler.machines.check_devices import unusable_gpus
 from partc.compiler.options import SAMPLE_STEPS, SEARCH_BUDGET, Options, Partitioner, SearchOptions
@@ -37,6 +38,7 @@ from partc.runtime.plan.program import Plan, rounding_of
 EPILOG = "Example: partc compile train.onnx -c examples/cluster-2x2.json -o out"
 
 MAX_COMPARED = 3  # strategies besides the one taken
+PRICED_A_LINE = 8  # changes
 MAX_SENTENCES = 4  # sentences on the terminal
 
 
@@ -68,6 +70,7 @@ def compile_command(
     fetch_gradients: arguments.FetchGradients = "",
     recompute: arguments.RecomputeSize = "",
     round_sums: arguments.RoundSums = None,
+    what_if: arguments.WhatIfOption = False,
     force: arguments.Force = False,
     decisions_only: arguments.DecisionsOnly = False,
 ) -> None:
@@ -86,6 +89,7 @@ def compile_command(
         aggregation=choose_aggregation(sum_dense, sum_sparse, fetch_gradients),
         recompute_bytes=parse_bytes(recompute, "--recompute"),
         round_sums=round_sums or "",
+        what_if=what_if,
         force=force,
     )
     if decisions_only:
@@ -94,10 +98,16 @@ def compile_command(
         answer(Decided(str(out), len(decisions.parameters)))
         return
     with working_on("compiling"):
-        compilation = compile_step(train, cluster, out, options)
+        compilation = compile_step(train, cluster, out, options, _show_priced)
     warnings = _warnings(compilation)
     _print_summary(compilation, out, warnings)
     answer(_record(compilation, out, warnings))
+
+
+def _show_priced(done: int, total: int, following: str) -> None:
+    """Say which change is priced: the first, the last, and some between."""
+    if done in (0, total) or not done % PRICED_A_LINE:
+        note(f"what if: {done}/{total}  {following}".rstrip())
 
 
 def _warnings(compilation: Compilation) -> list[str]:
@@ -143,6 +153,7 @@ def _record(compilation: Compilation, out: Path, warnings: list[str]) -> Compile
         departures=plan.departures,
         warnings=tuple(warnings),
         phases_s=dict(compilation.watch.seconds),
+        what_if=compilation.what_if,
     )
 
 
@@ -175,6 +186,8 @@ def _print_summary(compilation: Compilation, out: Path, warnings: list[str]) -> 
     step_ms = compilation.timeline.step_s * 1e3
     if workers := len(compilation.plan.asynchronous):
         note(f"asynchronous: {workers} workers, each in a session of its own with all servers")
+    for line in what_if_lines(compilation.what_if):
+        tell(line)
     tell(f"{len(compilation.plan.ranks)} ranks, {step_ms:.1f} ms/step predicted -> {out}")
     note(f"report: {out / 'report.html'}   wall times: {log}")
 

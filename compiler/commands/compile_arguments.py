@@ -162,3 +162,12 @@ DecisionsOnly = Annotated[
         rich_help_panel=panels.OUTPUT,
     ),
 ]
+WhatIfOption = Annotated[
+    bool,
+    typer.Option(
+        "--what-if",
+        help="Price the step with other links, devices, hosts, batches and strategies, too: "
+        "what-if.json, and tables in the report.",
+        rich_help_panel=panels.OUTPUT,
+    ),
+]

@@ -18,8 +18,10 @@ from partc.compiler.commands.graph_arguments import (
     checkpoints_of,
 )
 from partc.compiler.commands.results.trainings import Trained
+from partc.compiler.comparison.explain_run import ExplainedRun, explain_run
 from partc.compiler.output.deploy import write_trained_model
 from partc.compiler.output.output_paths import check_output_file
+from partc.compiler.output.write_measured import write_measured
 from partc.compiler.recompile import HostsLeft
 from partc.compiler.report.units import percent, seconds
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_run_trace
@@ -27,6 +29,7 @@ from partc.runtime.asynchronous.session import plan_of_data
 from partc.runtime.data.batches import samples_of_step
 from partc.runtime.engines.joined import check_place, take_place
 from partc.runtime.errors import BadUsage
+from partc.runtime.execution.recorder import MIDDLE, TracedSteps
 from partc.runtime.jobs.job import Checkpoints, Notice, Progress, Restarted, Told
 from partc.runtime.jobs.launcher import OnProgress
 from partc.runtime.jobs.metrics import METRICS_FILE
@@ -148,7 +151,7 @@ def run_command(
             fix="say how often: --restarts 3",
         )
     left = HostsLeft(folder, min_hosts, note)
-    traced = parse_steps(trace_steps, "--trace-steps") if trace is not None else 0
+    traced = parse_steps(trace_steps, "--trace-steps") if trace is not None else _untold(folder.plan)
     endpoint = parse_endpoint(metrics_port, "--metrics-port")
     last_loss = _LastLoss()
     with ExitStack() as at_the_end:
@@ -196,10 +199,16 @@ def run_command(
     if trace is not None:
         write_run_trace(trace, folder, result.times)
         tell(f"timeline, as predicted and as measured -> {trace}")
+    explained = explain_run(folder, result.times)
+    if explained is not None:
+        write_measured(folder, explained)
+    if result.last_step:
+        tell(_step_line(folder, result, explained))
     done = result.first_step + result.last_step
     if done < steps:
         tell(f"stopped after step {done} of {steps}, saved in {kept}: --resume goes on from there")
     written = {"model": str(model), "checkpoints": str(kept), "trace": "" if trace is None else str(trace)}
+    written |= {"reason": explained.record.reason if explained is not None else ""}
     answer(_record(folder, result, steps, last_loss.loss, written))
     return 0 if done == steps else 128 + (result.stopped_by or signal.SIGTERM)
 
@@ -254,7 +263,6 @@ def _summary(folder: PlanFolder, result: TrainingResult) -> Iterator[str]:
         speed += f", {samples * result.steps_per_s:,.0f} samples/s"
     yield f"{done} steps, {speed} -> {folder.path / TRAINED_FILE}"
     step_s = 1 / result.steps_per_s
-    yield f"a step: {seconds(step_s)}, predicted {seconds(folder.plan.predicted_step_s)}"
     shares = {rank: waited / (step_s * result.last_step) for rank, waited in result.waiting_s.items()}
     slowest, most = min(shares, key=shares.__getitem__, default=0), max(shares.values(), default=0.0)
     if shares and most - shares[slowest] > UNEQUAL_WAITING:
@@ -265,6 +273,19 @@ def _summary(folder: PlanFolder, result: TrainingResult) -> Iterator[str]:
         )
     if (share := result.data_s / (step_s * result.last_step)) > SLOW_DATA:
         yield f"a rank waited for data {percent(share)} of the time: it is read more slowly than it is used"
+
+
+def _untold(plan: Plan) -> TracedSteps | Literal["middle"]:
+    """Return the steps to time where no trace is asked for: asynchronous plans have no common step."""
+    return 0 if plan.asynchronous else MIDDLE
+
+
+def _step_line(folder: PlanFolder, result: TrainingResult, explained: ExplainedRun | None) -> str:
+    """Say what a step took beside its prediction, and why."""
+    if explained is not None:
+        return f"a step: {explained.line}"
+    step_s = 1 / result.steps_per_s
+    return f"a step: predicted {seconds(folder.plan.predicted_step_s)}, measured {seconds(step_s)}"
 
 
 def _plan_of_samples(folder: PlanFolder) -> Plan:

@@ -12,14 +12,16 @@ from partc.compiler.commands.compile_arguments import ProfileFile
 from partc.compiler.commands.console import answer, note, show, tell, working_on
 from partc.compiler.commands.graph_arguments import PlanArgument, TraceArgument
 from partc.compiler.commands.results.plans import HostTraffic, LinkLoad, RankLoad, Simulated
+from partc.compiler.comparison.price_plan import price_timeline
 from partc.compiler.kernel_times.measure_segments import cache_file, measure_segments
 from partc.compiler.kernel_times.read_times import read_times
 from partc.compiler.output.output_paths import check_output_file
 from partc.compiler.report.measure_traffic import LaneLoad, host_traffic, lane_loads
-from partc.compiler.report.units import percent, seconds, size
+from partc.compiler.report.units import count, percent, seconds, size
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_predicted_trace
 from partc.cost.cluster.cluster import Cluster, ranks_of, read_any_cluster, view_of_session
 from partc.cost.simulation.timeline import NOTHING_MEASURED, Measured, Timeline, simulate
+from partc.cost.what_if import PricedStep
 from partc.runtime.errors import BadCluster
 from partc.runtime.plan.plan_folder import read_plan_folder
 from partc.runtime.plan.program import Plan
@@ -35,10 +37,11 @@ class Simulation:
     timeline: Timeline
     host_traffic: dict[str, tuple[float, float]]  # host -> (in, out) bytes
     lanes: tuple[LaneLoad, ...]  # the busiest first
+    price: PricedStep  # as --what-if has it
 
     def render(self) -> Group:
         """Return tables for a terminal."""
-        return Group(f"step: {seconds(self.timeline.step_s)}", self._ranks(), self._hosts(), self._busiest())
+        return Group(f"step: {seconds(self.price.step_s)}", self._ranks(), self._hosts(), self._price())
 
     def record(self, measured_segments: int, trace: str) -> Simulated:
         """Return the document of --json."""
@@ -58,7 +61,9 @@ class Simulation:
         )
         hosts = (HostTraffic(host, *crossing) for host, crossing in self.host_traffic.items())
         links = (LinkLoad(*load.lane, load.bytes, load.seconds) for load in self.lanes)
-        return Simulated(timeline.step_s, tuple(ranks), tuple(hosts), tuple(links), measured_segments, trace)
+        return Simulated(
+            timeline.step_s, self.price, tuple(ranks), tuple(hosts), tuple(links), measured_segments, trace
+        )
 
     def _ranks(self) -> Table:
         table = Table("rank", "device", "computes", "communicates", "sends", "receives", title="ranks")
@@ -80,21 +85,25 @@ class Simulation:
             table.add_row(host, size(received), size(sent))
         return table
 
-    def _busiest(self) -> str:
-        if not self.lanes:
-            return "busiest link: none, nothing is sent"
-        load = self.lanes[0]
-        one, other = load.lane
-        name = f"{other} of {one}" if other == "memory" else f"{one} -> {other}"
-        share = percent(load.seconds / self.timeline.step_s)
-        return f"busiest link: {name}, {size(load.bytes)} in {seconds(load.seconds)}, {share} of the step"
+    def _price(self) -> str:
+        price = self.price
+        busiest = "none, nothing is sent"
+        if price.busiest_link:
+            busiest = (
+                f"{price.busiest_link}, {size(self.lanes[0].bytes)} in {seconds(self.lanes[0].seconds)}, "
+                f"{percent(price.busiest_share)} of the step"
+            )
+        share = percent(price.memory_bytes / price.memory_limit_bytes)
+        memory = f"fullest device: {size(price.memory_bytes)}, {share} of what it has"
+        speed = "" if price.samples_per_s is None else f"\n{count(price.samples_per_s)} samples/s"
+        return f"busiest link: {busiest}\n{memory}{speed}"
 
 
 def simulate_plan(plan: Plan, cluster: Cluster, measured: Measured = NOTHING_MEASURED) -> Simulation:
     """Play one step of a plan on the cluster it was made for, or on one with the same ranks."""
-    return Simulation(
-        plan, simulate(plan, cluster, measured), host_traffic(plan, cluster), lane_loads(plan, cluster)
-    )
+    timeline = simulate(plan, cluster, measured)
+    price = price_timeline(plan, cluster, timeline)
+    return Simulation(plan, timeline, host_traffic(plan, cluster), lane_loads(plan, cluster), price)
 
 
 def simulate_command(

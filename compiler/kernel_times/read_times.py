@@ -8,8 +8,9 @@ import onnx
 import onnxruntime
 
 from partc.compiler.options import Options
+from partc.compiler.output.output_paths import PROFILE
 from partc.cost.cluster.cluster import Cluster
-from partc.cost.simulation.measured_kernels import KernelTimes, Versions, read_profile, times_for
+from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes, Versions, read_profile, times_for
 from partc.runtime.errors import BadProfile, naming
 from partc.runtime.log import log
 
@@ -26,6 +27,15 @@ def read_times(path: Path, cluster: Cluster) -> KernelTimes:
     for remark in remarks:
         log.warning("%s: %s", path, remark)
     return times
+
+
+def times_of_plan(folder: Path, cluster: Cluster) -> KernelTimes:
+    """Return the kernels' times that a plan was priced with, as its folder keeps them. Raises BadProfile."""
+    path = folder / PROFILE
+    if not path.exists():
+        return NO_TIMES
+    with naming(path, BadProfile):
+        return times_for(read_profile(path), cluster, versions_here())[0]
 
 
 def with_times(options: Options, cluster: Cluster) -> Options:

@@ -5,9 +5,11 @@ import onnx
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.output.annotate import annotate
+from partc.compiler.output.output_paths import PROFILE, REPORT
 from partc.compiler.output.plan_files import MODEL
 from partc.compiler.report.page import render_report
 from partc.cost.cluster.cluster import encode_cluster
+from partc.cost.simulation.measured_kernels import Profile, encode_profile
 from partc.cost.sparsity import encode_sparsity
 from partc.cost.strategy import encode_strategy
 from partc.runtime.plan.device_index import write_device_index
@@ -15,7 +17,7 @@ from partc.runtime.plan.plan_folder import sha256_of_file
 from partc.runtime.plan.plan_json import encode_plan
 
 ANNOTATED = "annotated.onnx"
-REPORT = "report.html"
+WHAT_IF = "what-if.json"
 SPARSITY = "sparsity.json"
 
 
@@ -28,6 +30,11 @@ def describe_plan(compilation: Compilation) -> None:
     (folder / "cluster.json").write_bytes(encode_cluster(compilation.cluster))
     if compilation.sparsity is not None:
         (folder / SPARSITY).write_bytes(encode_sparsity(compilation.sparsity))
+    if devices := compilation.options.times.devices:
+        (folder / PROFILE).write_bytes(encode_profile(Profile(devices=devices)))
+    if compilation.what_if is not None:
+        what_if = msgspec.json.encode(compilation.what_if, order="deterministic")
+        (folder / WHAT_IF).write_bytes(msgspec.json.format(what_if, indent=1) + b"\n")
     lowered, model = compilation.lowered, onnx.load(folder / MODEL)
     annotated = annotate(
         model, lowered.native, compilation.shapes, machines, lowered.meshes, files.segments_of
@@ -35,10 +42,11 @@ def describe_plan(compilation: Compilation) -> None:
     (folder / ANNOTATED).write_bytes(annotated.SerializeToString(deterministic=True))
     (folder / REPORT).write_text(render_report(compilation, machines, folder), encoding="utf-8")
     write_device_index(compilation.plan, folder)
+    # A run adds to the report what it measured, and leaves the plan as it is.
     hashes = {
         str(path.relative_to(folder)): sha256_of_file(path)
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.name != REPORT
     }
     step_s = compilation.timeline.step_s
     plan = msgspec.structs.replace(

@@ -11,6 +11,9 @@ from partc.runtime.plan.plan_json import NOT_DECODED
 from partc.runtime.plan.program import PLAN_FORMAT
 
 TRAINED_FILES = (TRAINED_FILE, DISAGREEING_FILE, "trained.onnx")
+REPORT = "report.html"
+PROFILE = "profile.json"  # the measured kernels that prices were made of
+MEASURED = "measured.json"  # of a run, beside its prediction
 _ANY_FORMAT = PLAN_FORMAT.split("/")[0] + "/"
 
 
@@ -62,14 +65,17 @@ class _Earlier(msgspec.Struct):
 
 
 def files_of_earlier_plan(folder: Path) -> frozenset[str] | None:
-    """Return the files that partc wrote into a plan's folder, None if none of its plans lies there."""
+    """Return the files that partc wrote into a plan's folder, None if none of its plans lies there.
+
+    Report and measurements are not the plan's: a run writes them.
+    """
     try:
         earlier = msgspec.json.decode((folder / PLAN_FILE).read_bytes(), type=_Earlier)
     except (OSError, *NOT_DECODED):
         return None
     if not earlier.format.startswith(_ANY_FORMAT):
         return None
-    return frozenset({PLAN_FILE, *earlier.files})
+    return frozenset({PLAN_FILE, REPORT, MEASURED, *earlier.files})
 
 
 def _check_parents(path: Path) -> None:

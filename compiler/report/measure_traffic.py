@@ -27,6 +27,12 @@ class LaneLoad:
     seconds: float
 
 
+def lane_name(lane: Lane) -> str:
+    """Return what a lane is called: `hostA -> switch`, `memory of hostA`."""
+    one, other = lane
+    return f"{other} of {one}" if other == "memory" else f"{one} -> {other}"
+
+
 @dataclass(frozen=True, slots=True)
 class StepTraffic:
     """What a step's communications move: by host (received, sent), by lane, the longest occupied first.

@@ -3,6 +3,7 @@
 To add a section: its entry in SECTIONS, and its template.
 """
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from partc.compiler.report.describe_program import (
     instruction_words,
     names_of_messages,
 )
+from partc.compiler.report.describe_what_if import what_if_section
 from partc.compiler.report.measure_traffic import step_traffic
 from partc.compiler.report.operators.describe_graph import graph_section
 from partc.compiler.report.plan_sections import (
@@ -50,6 +52,14 @@ SECTIONS: tuple[Section, ...] = (
     Section("operators", "Operators", "operators.html", operators_section),
     Section("cluster", "Cluster", "cluster.html", cluster_section),
     Section("timeline", "Timeline", "timeline.html", timeline_section, scripts=("timeline.js",)),
+    Section(
+        "what-if",
+        "What if",
+        "what_if.html",
+        what_if_section,
+        styles=("what_if.css",),
+        scripts=("what_if.js",),
+    ),
     Section("devices", "Devices", "devices.html", devices_section),
     Section("servers", "Servers", "servers.html", servers_section),
     Section("variables", "Variables", "variables.html", variables_section),
@@ -73,14 +83,16 @@ def render_report(compilation: Compilation, cluster: Cluster, folder: Path) -> s
         .render(
             headline=describe_headline(compilation, cluster, model, traffic),
             sections=[section for section, _ in present],
-            bodies=[
-                Markup(_environment().get_template(section.template).render(values))
-                for section, values in present
-            ],
+            bodies=[render_part(section.template, values) for section, values in present],
             styles=dict.fromkeys(name for section, _ in present for name in section.styles),
             scripts=dict.fromkeys(name for section, _ in present for name in section.scripts),
         )
     )
+
+
+def render_part(template: str, values: Mapping[str, object]) -> Markup:
+    """Return a section's text."""
+    return Markup(_environment().get_template(template).render(values))
 
 
 @cache  # with the templates that it has compiled

@@ -142,10 +142,14 @@ class CountedKernel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KernelTimes:
-    """What prices know of measured kernels. `sha256`: of all of it, empty where nothing is."""
+    """What prices know of measured kernels, and the part of a profile that it comes from.
+
+    `sha256`: of all of it, empty where nothing is.
+    """
 
     seconds: Mapping[DeviceKind, Mapping[str, float]] = field(default_factory=dict)
     sha256: str = ""
+    devices: tuple[MeasuredDevice, ...] = ()
 
     def on(self, device: DeviceKind) -> Mapping[str, float]:
         """Return kernel -> seconds on a kind of device."""
@@ -183,7 +187,7 @@ def times_for(profile: Profile, cluster: Cluster, versions: Versions) -> tuple[K
     seconds = {kind: device.seconds for kind, device in found.items()}
     taken = tuple(found[kind] for kind in sorted(found))
     digest = hashlib.sha256(msgspec.json.encode(taken, order="deterministic")).hexdigest()
-    return KernelTimes(seconds, digest), tuple(_remarks(taken, asked, versions))
+    return KernelTimes(seconds, digest, taken), tuple(_remarks(taken, asked, versions))
 
 
 def devices_of(cluster: Cluster) -> dict[DeviceKind, ClusterRank]:

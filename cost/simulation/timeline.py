@@ -33,7 +33,7 @@ from partc.cost.network.ways import Array, Numbers
 from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
 from partc.cost.simulation.roofline import run_s
 from partc.runtime.plan.moves import shape_of
-from partc.runtime.plan.program import Plan, Rank, Run, Start, Wait
+from partc.runtime.plan.program import Instruction, Plan, Rank, Run, Start, Wait
 from partc.runtime.transports.communication import ROW_KINDS
 
 LaneKind = Literal["compute", "communication"]
@@ -130,23 +130,18 @@ NOTHING_MEASURED = Measured()
 
 def simulate(plan: Plan, cluster: Cluster, measured: Measured = NOTHING_MEASURED) -> Timeline:
     """Return the predicted timeline of one step. Segments that are not `measured` are priced."""
-    play = _Play(plan, cluster, measured)
+    play = Play(plan, cluster, measured)
     for number, instruction in enumerate(plan.instructions):
-        if isinstance(instruction, Run):
-            play.run(instruction, number)
-        elif isinstance(instruction, Start):
-            play.start(instruction, number)
-        elif isinstance(instruction, Wait):
-            play.wait(instruction)
+        play.execute(instruction, number)
     return play.timeline()
 
 
-class _Play:
+class Play:
     """The clocks of ranks and links while a plan is played; ranks that are alike are played as one array.
 
     Arrays are by rank: `clock` until when it computes or waits, `computing` until when it computes, `busy`
-    until when it communicates; `lanes`, float64[lanes], until when a lane is occupied; `done` when a
-    communication is complete.
+    until when it communicates; `alone` what its last segment takes on a core of its own; `lanes`,
+    float64[lanes], until when a lane is occupied; `done` when a communication is complete.
     """
 
     def __init__(self, plan: Plan, cluster: Cluster, measured: Measured) -> None:
@@ -161,13 +156,24 @@ class _Play:
         self.families: dict[str, list[tuple[Family, Numbers]]] = {}
         self.clock = measured.beside_s * self.cores.oversubscription_of_all
         self.computing = self.clock.copy()
-        self.busy = np.zeros(len(plan.ranks))
+        self.busy, self.alone = np.zeros(len(plan.ranks)), np.zeros(len(plan.ranks))
         self.lanes = np.zeros(len(self.network.lanes))
         self.done: dict[int, Array] = {}
         self.bars: list[Bars] = []
         self.totals = Totals.nothing(self.network)
 
+    def execute(self, instruction: Instruction, number: int) -> None:
+        """Play one instruction on all ranks that it concerns. `number`: its place in the plan's list."""
+        match instruction:
+            case Run():
+                self.run(instruction, number)
+            case Start():
+                self.start(instruction, number)
+            case Wait():
+                self.wait(instruction)
+
     def run(self, run: Run, number: int) -> None:
+        """Play a segment on the ranks of its site."""
         label = f"{run.site} {PurePosixPath(run.segment).stem}"
         kinds = [(kind, ranks) for kind, ranks in self.kinds if run.site in kind.sites]
         running = np.concatenate([ranks for _, ranks in kinds]) if kinds else np.zeros(0, np.int64)
@@ -176,7 +182,7 @@ class _Play:
             alone_s = self.measured.segments.get(run.segment, 0.0) or run_s(
                 run, kind, self.cluster, self.measured.kernels
             )
-            begin = self.clock[ranks]
+            begin, self.alone[ranks] = self.clock[ranks], alone_s
             self.clock[ranks] = stop = begin + alone_s * oversubscription[ranks]
             self.computing[ranks] = stop
             sends = _compact(np.zeros_like(ranks))
@@ -190,6 +196,7 @@ class _Play:
         return at_work
 
     def start(self, start: Start, number: int) -> None:
+        """Play a communication of all groups that meet for it."""
         self.done[start.tag_id] = np.zeros(len(self.clock))
         for family, ranks in self._families(start.group):
             self._communicate(start, number, family, ranks)
@@ -264,6 +271,7 @@ class _Play:
         return family.lanes[:, columns], carried[first] / self.network.bytes_per_s[first]
 
     def wait(self, wait: Wait) -> None:
+        """Let ranks stand still until a communication is complete."""
         if wait.tag_id not in self.done:
             return
         waiting = [ranks for kind, ranks in self.kinds if wait.site in (None, *kind.sites)]
@@ -271,6 +279,8 @@ class _Play:
             self.clock[ranks] = np.maximum(self.clock[ranks], self.done[wait.tag_id][ranks])
 
     def timeline(self) -> Timeline:
+        """Return what was played so far."""
+
         def by_rank(carried: Array) -> dict[int, int]:
             at = self.network.number_of
             return {rank.rank: round(carried[at[rank.device]]) for rank in self.plan.ranks}

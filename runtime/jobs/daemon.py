@@ -5,6 +5,7 @@
 It loads its part of the plan, owns its variables, steps, reports, and writes what it owns.
 """
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -103,7 +104,8 @@ class Daemon:
         self._source = Prefetched(source, self._job.first_batch - self._job.data_from + self._job.steps - 1)
         self._transport = MPITransport(self._plan, world)
         traced = self._job.traced_steps
-        self._recorder = Recorder(traced, self._transport.traffic, self._job.first_step) if traced else None
+        traffic, first_step = self._transport.traffic, self._job.first_step
+        self._recorder = Recorder(traced, traffic, first_step, self._waited_s) if traced else None
         self._executor = self._make_executor(plan_folder)
         self._variables = VariablesOfRank(self._plan, self._rank, self._executor.environment, world)
         self._watch = VariableWatch(self._plan, self._rank, self._executor.environment)
@@ -227,6 +229,10 @@ class Daemon:
         asked = self._job.outputs
         return asked == "all" or (asked == "loss" and output.name == self._plan.loss)
 
+    def _waited_s(self) -> float:
+        """Return how long this rank waited for data and checkpoints so far."""
+        return self._source.waited_s + (0.0 if self._saving is None else self._saving.waited_s)
+
     def _make_saving(self) -> Saving | None:
         if self._job.checkpoints is None:
             return None
@@ -254,7 +260,8 @@ class Daemon:
 
     def _write_times(self, recorder: Recorder) -> None:
         offset_s, uncertainty_s = offset_to_first(self._world, self._variables.barrier)
-        times = RankTimes(offset_s, uncertainty_s, recorder.steps())
+        threads, cores = _threads_on_machine(self._rank, self._world), len(os.sched_getaffinity(0))
+        times = RankTimes(offset_s, uncertainty_s, recorder.steps(), threads, cores)
         write_record(times_file(self._folder, self._rank.rank), times)
 
     def _write_report(self, steps_per_s: float) -> None:

@@ -25,7 +25,7 @@ from partc.runtime.data.sample_files import is_of_samples
 from partc.runtime.engines.machines import Machines, machines_of
 from partc.runtime.engines.place import Place
 from partc.runtime.errors import BadData, BadUsage, CopiesDiffer, one_of
-from partc.runtime.execution.recorder import TracedSteps
+from partc.runtime.execution.recorder import MIDDLE, TracedSteps, middle_of
 from partc.runtime.jobs.job import (
     Checkpoints,
     Job,
@@ -89,7 +89,7 @@ class Runner:
         on_progress: OnProgress | None = None,
         timeout_s: float = 600.0,
         save: bool = True,
-        traced_steps: TracedSteps = 0,
+        traced_steps: TracedSteps | Literal["middle"] = 0,
         staleness: int | None = None,
         keep_in: Path | None = None,
         checkpoints: Checkpoints | None = None,
@@ -106,9 +106,9 @@ class Runner:
         replace the plan's first values. `seed`: of synthetic data and draws; None: 0, or the resumed
         training's. `sizes`: symbolic sizes that differ from the plan's. `read_after`: steps (from 1) whose
         variables are returned as well. `traced_steps`: how many of the last steps, or which, are timed
-        instruction by instruction. `staleness`: of an asynchronous plan, the most steps that a worker may
-        be ahead of the slowest; None: no bound. `keep_in`: a folder that takes the variables after
-        `read_after`, as files (job.py), instead of the result.
+        instruction by instruction; MIDDLE: some in the middle. `staleness`: of an asynchronous plan, the
+        most steps that a worker may be ahead of the slowest; None: no bound. `keep_in`: a folder that takes
+        the variables after `read_after`, as files (job.py), instead of the result.
 
         `checkpoints`: where and when the training is saved; asked to stop, it is saved after that step.
         `resume`: go on from the newest of them that is whole, to `steps` in all, perhaps none; where there
@@ -126,7 +126,8 @@ class Runner:
         begun = self._begin(steps, seed, checkpoints, resume, on_progress)
         if begun.checkpoint is not None and begun.step == steps:
             return self._already_trained(begun.checkpoint, begun.step, save)
-        _check_traced(traced_steps, begun.step, steps)
+        traced = middle_of(begun.step + 1, steps) if traced_steps == MIDDLE else traced_steps
+        _check_traced(traced, begun.step, steps)
         behind = begun.furthest - min(begun.workers, default=begun.step)  # of an asynchronous worker
         with job_folder(self._folder.path) as folder:
             used = begun.batches - behind
@@ -143,7 +144,7 @@ class Runner:
                 outputs=outputs,
                 has_initial=initial is not None,
                 deadline_s=_RANKS_SHARE * timeout_s,
-                traced_steps=traced_steps,
+                traced_steps=traced,
                 first_step=begun.step,
                 first_batch=begun.batches,
                 data_from=0 if isinstance(data, str | Path) else used,

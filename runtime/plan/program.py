@@ -316,6 +316,11 @@ def rounding_of(plan: Plan) -> Rounding:
 
 def instructions_of(plan: Plan, rank: Rank) -> tuple[Instruction, ...]:
     """Return rank's program: the shared list without what is not its business."""
+    return tuple(instruction for _, instruction in numbered_instructions_of(plan, rank))
+
+
+def numbered_instructions_of(plan: Plan, rank: Rank) -> tuple[tuple[int, Instruction], ...]:
+    """Return rank's program with the instructions' places in the shared list."""
     waited = {i.tag_id for i in plan.instructions if isinstance(i, Start) and i.group in rank.groups}
 
     def concerns(instruction: Instruction) -> bool:
@@ -325,4 +330,6 @@ def instructions_of(plan: Plan, rank: Rank) -> tuple[Instruction, ...]:
             return instruction.tag_id in waited and instruction.site in (None, *rank.sites)
         return instruction.site in rank.sites
 
-    return tuple(instruction for instruction in plan.instructions if concerns(instruction))
+    return tuple(
+        (at, instruction) for at, instruction in enumerate(plan.instructions) if concerns(instruction)
+    )

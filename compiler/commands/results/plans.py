@@ -1,5 +1,6 @@
 """The answers of commands that make, price and check plans. Times are in seconds, sizes in bytes."""
 
+from partc.cost.what_if import PricedStep, WhatIf
 from partc.runtime.plan.record import Record
 
 
@@ -28,6 +29,7 @@ class Compiled(Record, frozen=True):
 
     `methods`: parameter -> how its gradient is synchronised. `compared`: of `auto`, the strategy taken first.
     `mesh`: mesh axis -> its size, where the workers are a grid. `phases_s`: wall times of the compilation.
+    `what_if`: what --what-if priced.
     """
 
     plan: str
@@ -45,6 +47,7 @@ class Compiled(Record, frozen=True):
     departures: tuple[str, ...]
     warnings: tuple[str, ...]
     phases_s: dict[str, float]
+    what_if: WhatIf | None
 
 
 class Decided(Record, frozen=True):
@@ -98,9 +101,13 @@ class LinkLoad(Record, frozen=True):
 
 
 class Simulated(Record, frozen=True):
-    """`partc simulate`: a predicted step. `links`: the busiest first; `trace`: empty where none is."""
+    """`partc simulate`: a predicted step. `links`: the busiest first; `trace`: empty where none is.
+
+    `price`: as --what-if has it: samples a second, busiest link, fullest device.
+    """
 
     step_s: float
+    price: PricedStep
     ranks: tuple[RankLoad, ...]
     hosts: tuple[HostTraffic, ...]
     links: tuple[LinkLoad, ...]

@@ -4,6 +4,7 @@ import msgspec
 
 from partc.compiler.commands.results import machines, models, plans, trainings
 from partc.compiler.commands.results.failure import Failure
+from partc.cost.comparison import Comparison
 from partc.runtime.plan.record import Record
 
 RESULTS: dict[str, tuple[type[Record], ...]] = {
@@ -14,6 +15,7 @@ RESULTS: dict[str, tuple[type[Record], ...]] = {
     "compile": (plans.Compiled, plans.Decided),
     "search": (plans.StrategyFound,),
     "simulate": (plans.Simulated,),
+    "compare": (Comparison,),
     "profile": (machines.Profiled,),
     "verify": (plans.Verified,),
     "seal": (plans.Sealed,),

@@ -13,6 +13,7 @@ class Trained(Record, frozen=True):
     data_waited   the share of the time that the rank waited for data that waited longest for it
     loss          the last one that was heard of; null if none, or not finite
     stopped_by    the signal that ended it, 0 if none
+    reason        why a step took longer or shorter than predicted; empty if it did not
     """
 
     plan: str
@@ -31,6 +32,7 @@ class Trained(Record, frozen=True):
     model: str
     checkpoints: str
     trace: str
+    reason: str
 
 
 class CheckpointEntry(Record, frozen=True):

@@ -123,19 +123,19 @@ def test_an_edit_that_was_accepted_is_run(made: Path, tmp_path: Path) -> None:
     (folder / "plan.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(plan, ranks=threads)))
     with pytest.raises(BadPlan, match="the plan was changed"):
         read_plan_folder(folder)
-    (folder / "report.html").write_text("notes of my own")
+    (folder / "strategy.json").write_text("{}")
 
     told = done("seal", folder)
 
-    assert told.startswith("accepted: report.html, plan.json\n") and "partc verify tells" in told
+    assert told.startswith("accepted: strategy.json, plan.json\n") and "partc verify tells" in told
     assert read_plan_folder(folder).plan.ranks[0].threads == 2
 
 
 def test_a_link_that_leaves_the_plans_folder_is_refused(made: Path, tmp_path: Path) -> None:
     folder = copy_of(made / "ps", tmp_path / "out")
-    (tmp_path / "elsewhere.html").write_bytes((folder / "report.html").read_bytes())
-    (folder / "report.html").unlink()
-    (folder / "report.html").symlink_to(tmp_path / "elsewhere.html")
+    (tmp_path / "elsewhere.json").write_bytes((folder / "strategy.json").read_bytes())
+    (folder / "strategy.json").unlink()
+    (folder / "strategy.json").symlink_to(tmp_path / "elsewhere.json")
 
     refused("simulate", folder, what="a link that leads out", at="plan.json", fix="compile")
 

@@ -47,7 +47,7 @@ def offered(
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("partc comp", {"compile"}),
+        ("partc comp", {"compile", "compare"}),
         ("partc checkpoint ", {"ls", "verify", "export"}),
         ("partc model r", {"resnet50", "resnet101", "rnntc", "rnnlm"}),
         ("partc inspect t", {"train.onnx"}),

@@ -1,0 +1,124 @@
+"""A comparison as tables for a terminal, and as a page."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from partc.compiler.comparison.difference_rows import difference_rows, sum_row, total_row
+from partc.compiler.report.page import render_part
+from partc.compiler.report.units import count, seconds, shorten, size
+from partc.cost.comparison import Amount, ComparedSide, Comparison, Moved
+
+MOST_ROWS = 16
+MOST_NAMES = 4
+NAME_CHARACTERS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedTable:
+    """A table: its title, column heads, of which the numbers stand right, and rows of texts."""
+
+    title: str
+    columns: tuple[str, ...]
+    numbers: tuple[int, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def tables_of(comparison: Comparison) -> Iterator[ComparedTable]:
+    """Yield the tables that have rows."""
+    yield _steps(comparison)
+    yield _differences(comparison)
+    for title, moved in (("Variables", comparison.variables), ("Operators", comparison.operators)):
+        if moved:
+            rows = _some([(_named(entry), entry.before, entry.after) for entry in moved])
+            yield ComparedTable(f"{title} that moved", (title, "A", "B"), (), rows)
+    changed = [a for a in comparison.communications if _differs(a)]
+    if changed:
+        rows = _some([(a.what, *_counted(a)) for a in changed])
+        yield ComparedTable("Communications of a rank", ("Kind", "A", "B"), (1, 2), rows)
+    links = [amount for amount in comparison.links if _differs(amount)]
+    if links:
+        rows = _some([(a.what, size(a.before_bytes), size(a.after_bytes)) for a in links])
+        yield ComparedTable("Bytes of a step on links", ("Link", "A", "B"), (1, 2), rows)
+
+
+def _steps(comparison: Comparison) -> ComparedTable:
+    sides = comparison.before, comparison.after
+    rows = [
+        ("a step", *(f"{seconds(side.account.step_s)} {side.kind}" for side in sides)),
+        ("samples", *(_throughput(side) for side in sides)),
+        ("fullest device", *(size(side.memory_bytes) for side in sides)),
+    ]
+    return ComparedTable(
+        "Steps",
+        ("", *(f"{x}: {side.name}" for x, side in zip("AB", sides, strict=True))),
+        (1, 2),
+        tuple(rows),
+    )
+
+
+def _throughput(side: ComparedSide) -> str:
+    if side.samples is None or not side.account.step_s:
+        return "unknown"
+    return f"{count(side.samples / side.account.step_s)}/s, {count(side.samples)} a step"
+
+
+def _differences(comparison: Comparison) -> ComparedTable:
+    shown, others = comparison.differences[:MOST_ROWS], comparison.differences[MOST_ROWS:]
+    rows = list(difference_rows(shown, ("A", "B")))
+    if others:
+        rows.append(sum_row(f"{len(others)} more", others))
+    rows.append(total_row(comparison.before.account.step_s, comparison.after.account.step_s))
+    texts = [
+        (" ".join(filter(None, (row.kind, row.what))), row.before, row.after, row.difference, row.remark)
+        for row in rows
+    ]
+    columns = ("On the critical path", "A", "B", "Difference", "Where")
+    return ComparedTable("Why", columns, (1, 2, 3), tuple(texts))
+
+
+def _named(entry: Moved) -> str:
+    names = ", ".join(shorten(name, NAME_CHARACTERS) for name in entry.names[:MOST_NAMES])
+    more = len(entry.names) - MOST_NAMES
+    return f"{names} and {more} more" if more > 0 else names
+
+
+def _differs(amount: Amount) -> bool:
+    return (amount.before_bytes, amount.before_count) != (amount.after_bytes, amount.after_count)
+
+
+def _counted(amount: Amount) -> tuple[str, str]:
+    return (
+        f"{amount.before_count} of {size(amount.before_bytes)}",
+        f"{amount.after_count} of {size(amount.after_bytes)}",
+    )
+
+
+def _some(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    more = len(rows) - MOST_ROWS
+    return (*rows[:MOST_ROWS], (f"{more} more", "", "")) if more > 0 else tuple(rows)
+
+
+def headline_of(comparison: Comparison) -> str:
+    """Return the comparison in one line."""
+    before_s, after_s = comparison.before.account.step_s, comparison.after.account.step_s
+    return f"{seconds(before_s)} -> {seconds(after_s)}: {comparison.reason}"
+
+
+def comparison_tables(comparison: Comparison) -> Iterator[Table]:
+    """Yield what a terminal shows."""
+    for table in tables_of(comparison):
+        drawn = Table(title=table.title)
+        for number, column in enumerate(table.columns):
+            drawn.add_column(column, justify="right" if number in table.numbers else "left", overflow="fold")
+        for row in table.rows:
+            drawn.add_row(*row)
+        yield drawn
+
+
+def comparison_page(comparison: Comparison) -> str:
+    """Return the page."""
+    return render_part(
+        "comparison.html", {"headline": headline_of(comparison), "tables": list(tables_of(comparison))}
+    )

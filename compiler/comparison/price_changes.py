@@ -1,0 +1,110 @@
+"""Price changes of what is compiled: the plan as it is on other machines, and what compiling makes of them.
+
+A change that is compiled anew is priced as `partc compile` with that input predicts it, to the digit: the
+same decisions, lowered and scheduled alike, without the files.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from partc.compiler.comparison.list_changes import Change, batch_sizes, list_changes
+from partc.compiler.comparison.price_plan import price_plan, price_timeline
+from partc.compiler.compilation import Compilation
+from partc.compiler.options import Options
+from partc.compiler.pipeline import COMPILE
+from partc.compiler.planning.build_plan import build_plan
+from partc.compiler.planning.price_step import MANY_RANKS
+from partc.compiler.report.choices.describe_mesh import describe_grid
+from partc.compiler.report.methods import NAMES
+from partc.compiler.search.decide_strategy import decide_strategy
+from partc.cost.cluster.cluster import Cluster, ranks_of
+from partc.cost.simulation.memory import check_memory
+from partc.cost.simulation.timeline import Measured
+from partc.cost.what_if import WHAT_IF_FORMAT, PricedChange, PricedStep, WhatIf
+from partc.passes.graph.training_graph import TrainingGraph
+from partc.runtime.errors import InputError, NoPlacement
+from partc.runtime.log import silent_log
+
+# Compiled anew are changes of so many nodes together, a minute or so on two cores; at least some.
+COMPILED_NODES = 12_000
+LEAST_COMPILED = 4
+
+ShowPriced = Callable[[int, int, str], None]  # changes done, of how many, and which is next
+
+
+def show_nothing(done: int, total: int, following: str) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True)
+class PriceChanges:
+    """Prices what `--what-if` lists. `read`: returns the graph anew; `options`: as they were asked for."""
+
+    read: Callable[[], TrainingGraph]
+    cluster: Cluster
+    options: Options
+    show: ShowPriced = show_nothing
+
+    def __call__(self, compilation: Compilation) -> WhatIf:
+        """Return the step of a compilation whose plan is simulated, and those of all changes."""
+        plan, cluster = compilation.plan, compilation.machines
+        changes = list_changes(cluster, compilation.options, compilation.training)
+        compiled = self._count_compiled(compilation)
+        found: list[PricedChange] = []
+        for number, change in enumerate(changes):
+            self.show(number, len(changes), f"{change.dimension} {change.value}".rstrip())
+            priced = self._price(change, compilation, compiled > 0)
+            compiled -= not change.reason
+            found.append(priced)
+        self.show(len(changes), len(changes), "")
+        price = price_timeline(plan, cluster, compilation.timeline)
+        hosts, batch = (
+            len(cluster.hosts),
+            sum(batch_sizes(compilation.options, compilation.training).values()),
+        )
+        return WhatIf(WHAT_IF_FORMAT, price, describe_decisions(compilation), hosts, batch, tuple(found))
+
+    def _count_compiled(self, compilation: Compilation) -> int:
+        """Return how many changes are compiled anew."""
+        if len(ranks_of(self.cluster)) >= MANY_RANKS:
+            return LEAST_COMPILED
+        return max(LEAST_COMPILED, COMPILED_NODES // max(1, len(compilation.training.graph.nodes)))
+
+    def _price(self, change: Change, compilation: Compilation, is_compiled: bool) -> PricedChange:
+        told = (change.dimension, change.value, change.meaning)
+        if change.reason:
+            return PricedChange(*told, not_priced=change.reason)
+        same_plan: PricedStep | None = None
+        try:
+            cluster, options = change.apply(self.cluster, self.options)
+            if change.keeps_plan:
+                same_plan = price_plan(compilation.plan, cluster, Measured(kernels=compilation.options.times))
+            if not is_compiled:
+                why = "not compiled anew: the graph is large, and other changes came first"
+                return PricedChange(*told, same_plan=same_plan, not_priced=why)
+            with silent_log():
+                price, decisions = self._compile(cluster, options)
+        except (InputError, NoPlacement) as error:
+            return PricedChange(*told, same_plan=same_plan, not_priced=error.what)
+        return PricedChange(*told, same_plan=same_plan, compiled=price, decisions=decisions)
+
+    def _compile(self, cluster: Cluster, options: Options) -> tuple[PricedStep, str]:
+        """Return the price of what compiling makes of an input, and what is decided. Raises PartcError."""
+        compilation = decide_strategy(self.read, cluster, options, COMPILE)
+        sizes = compilation.options.sizes
+        plan = build_plan(
+            compilation.analysis, compilation.lowered, compilation.strategy, cluster, sizes, None
+        )
+        check_memory(plan, cluster)
+        price = price_plan(plan, cluster, Measured(kernels=compilation.options.times))
+        return price, describe_decisions(compilation)
+
+
+def describe_decisions(compilation: Compilation) -> str:
+    """Return what a compilation decided, in a few words: a mesh, or how many parameters go which way."""
+    strategy = compilation.strategy
+    if strategy.has_meshes:
+        return describe_grid(strategy, compilation.lowered.meshes, " x ")
+    methods = Counter(choice.method for choice in strategy.parameters.values())
+    return ", ".join(f"{count} {NAMES[method]}" for method, count in methods.items())

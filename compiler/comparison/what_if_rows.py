@@ -1,0 +1,169 @@
+"""What was priced of changes, in words: for the report's table, and the lines that `compile` prints."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from partc.compiler.report.units import count, percent, seconds, size
+from partc.cost.what_if import Dimension, PricedChange, PricedStep, WhatIf
+
+TITLES: dict[Dimension, str] = {
+    "strategy": "Strategy",
+    "links": "Rate of the links",
+    "latency": "Latency of the links",
+    "devices": "Devices",
+    "hosts": "Hosts",
+    "batch": "Batch",
+}
+UNKNOWN = "\u2013"
+MOST_LINES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRow:
+    """A change and its prices. `share`: of the longest time that a sample takes in the table."""
+
+    value: str
+    meaning: str
+    compiled: str
+    versus: str  # the plan
+    same_plan: str
+    throughput: str
+    busiest: str
+    memory: str
+    decisions: str
+    not_priced: str
+    share: float = 0.0
+    is_plan: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeTable:
+    """All changes of one thing, the plan's own value among them."""
+
+    dimension: str
+    title: str
+    rows: tuple[ChangeRow, ...]
+
+
+def what_if_tables(what_if: WhatIf) -> tuple[ChangeTable, ...]:
+    """Return a table for each dimension: strategies by time for a sample, numbers in their order."""
+    return tuple(
+        ChangeTable(dimension, title, tuple(_rows(what_if, dimension)))
+        for dimension, title in TITLES.items()
+        if any(change.dimension == dimension for change in what_if.changes)
+    )
+
+
+def _rows(what_if: WhatIf, dimension: Dimension) -> Iterator[ChangeRow]:
+    changes = [change for change in what_if.changes if change.dimension == dimension]
+    times = [_time_of_sample(change.compiled) for change in changes if change.compiled is not None]
+    longest_s = max((*times, _time_of_sample(what_if.plan)))
+    rows = [(_order(change), row_of(change, what_if.plan, longest_s)) for change in changes]
+    plan_share = _time_of_sample(what_if.plan) / longest_s if longest_s else 0.0
+    rows.append((_order_of_plan(what_if, dimension), _plan_row(what_if, plan_share)))
+    yield from (row for _, row in sorted(rows, key=lambda pair: pair[0]))
+
+
+def _order(change: PricedChange) -> tuple[bool, float]:
+    """Return what sorts a change: numbers by value, others by the time for a sample; no price last."""
+    digits = change.value.rpartition("=")[2].removeprefix("x")
+    if change.dimension == "strategy" or not digits.replace(".", "").isdigit():
+        price = change.compiled
+        return price is None, _time_of_sample(price) if price is not None else 0.0
+    return False, float(digits)
+
+
+def _order_of_plan(what_if: WhatIf, dimension: Dimension) -> tuple[bool, float]:
+    has_profiles = any(c.dimension == "devices" and not c.value.startswith("x") for c in what_if.changes)
+    if dimension == "strategy" or (dimension == "devices" and has_profiles):
+        return False, _time_of_sample(what_if.plan)
+    hosts = what_if.hosts if dimension == "hosts" else what_if.batch if dimension == "batch" else 1
+    return False, float(hosts)
+
+
+def _time_of_sample(price: PricedStep) -> float:
+    return price.step_s / price.samples if price.samples else price.step_s
+
+
+def row_of(change: PricedChange, plan: PricedStep, longest_s: float) -> ChangeRow:
+    """Return a change in words. `longest_s`: that a sample takes in the table."""
+    price = change.compiled or change.same_plan
+    return ChangeRow(
+        change.value or UNKNOWN,
+        change.meaning,
+        _step(change.compiled),
+        _versus(change.compiled, plan),
+        _step(change.same_plan),
+        _throughput(price),
+        _busiest(price),
+        _memory(price),
+        change.decisions,
+        change.not_priced,
+        _time_of_sample(change.compiled) / longest_s if change.compiled is not None and longest_s else 0.0,
+    )
+
+
+def _plan_row(what_if: WhatIf, share: float) -> ChangeRow:
+    plan = what_if.plan
+    return ChangeRow(
+        "this plan",
+        "as it was compiled",
+        seconds(plan.step_s),
+        "",
+        seconds(plan.step_s),
+        _throughput(plan),
+        _busiest(plan),
+        _memory(plan),
+        what_if.decisions,
+        "",
+        share,
+        is_plan=True,
+    )
+
+
+def _step(price: PricedStep | None) -> str:
+    return UNKNOWN if price is None else seconds(price.step_s)
+
+
+def _versus(price: PricedStep | None, plan: PricedStep) -> str:
+    """Return how much quicker or slower a sample is trained than by the plan: 1.80 times as quick."""
+    if price is None or not price.step_s:
+        return ""
+    ratio = _time_of_sample(plan) / _time_of_sample(price)
+    if abs(ratio - 1) < 0.005:
+        return "as quick"
+    return f"{ratio:.2f} times as quick" if ratio >= 1 else f"takes {1 / ratio:.2f} times as long"
+
+
+def _throughput(price: PricedStep | None) -> str:
+    return UNKNOWN if price is None or price.samples_per_s is None else f"{count(price.samples_per_s)}/s"
+
+
+def _busiest(price: PricedStep | None) -> str:
+    if price is None:
+        return UNKNOWN
+    return (
+        f"{price.busiest_link}, {percent(price.busiest_share)}" if price.busiest_link else "nothing is sent"
+    )
+
+
+def _memory(price: PricedStep | None) -> str:
+    if price is None:
+        return UNKNOWN
+    share = price.memory_bytes / price.memory_limit_bytes
+    return f"{size(price.memory_bytes)}, {percent(share)}"
+
+
+def what_if_lines(what_if: WhatIf | None) -> Iterator[str]:
+    """Yield the changes that make a sample quickest, and how many were priced."""
+    if what_if is None:
+        return
+    priced = [change for change in what_if.changes if change.compiled is not None]
+    best = sorted(priced, key=lambda change: _time_of_sample(change.compiled or what_if.plan))
+    told = [
+        f"{change.dimension} {change.value} {seconds(change.compiled.step_s)}"
+        for change in best[:MOST_LINES]
+        if change.compiled is not None
+    ]
+    left = len(what_if.changes) - len(priced)
+    yield f"what if: {len(priced)} changes priced, {left} not; quickest for a sample: {', '.join(told)}"
