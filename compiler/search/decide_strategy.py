@@ -36,6 +36,8 @@ REQUIRED_GAIN_OF_NAMES = 0.25
 # Names that are priced: together of so many nodes, which takes some ten seconds on 48 devices; one at least.
 TRIED_NODES = 5_000
 MOST_NAMES = 16
+# Names that are estimated, likewise: of so many nodes, these many at least.
+ESTIMATED_NODES, FEWEST_ESTIMATED = 60_000, 8
 
 Read = Callable[[], TrainingGraph]
 
@@ -140,7 +142,8 @@ def _price_names(compilation: Compilation, read: Read, is_refused: bool) -> Iter
     names = ["fsdp"] if analysis.per_replica else list(names_for(compilation.worker_hosts))
     with compilation.watch.phase("price names"):
         if not analysis.per_replica and not is_refused:
-            names = rank_names(compilation, names)
+            nodes = max(1, len(compilation.training.graph.nodes))
+            names = rank_names(compilation, names[: max(FEWEST_ESTIMATED, ESTIMATED_NODES // nodes)])
         for name in islice(names, MOST_NAMES if is_refused else _count_tried(compilation)):
             if (priced := price(name, name)) is not None:
                 yield Tried((name,), priced.strategy, priced.step_s)
