@@ -9,6 +9,7 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.planning.build_plan import bucket_bytes
 from partc.compiler.search.kinds import Kinds, kinds_of_space
 from partc.compiler.search.walk_tasks import State
+from partc.compiler.task_graphs.step_blocks import has_order
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.compiler.task_graphs.task_prices import TaskPrices
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, Batch, OpConfig, Strategy
@@ -38,11 +39,14 @@ class OwnSpace:
     def of(first: Compilation, together: Together | None = None) -> "OwnSpace | None":
         """Return the space of a step; None where there is nothing to choose.
 
-        A batch of each replica's own leaves nothing: all operators have all workers as replicas.
+        A batch of each replica's own leaves nothing: all operators have all workers as replicas. Groups that
+        wait for each other, by operators that are light between them, have no task graph.
         """
         analysis = first.analysis
         groups = find_groups(analysis.training, analysis.facts, analysis.main)
-        return None if analysis.per_replica or not groups else OwnSpace(first, groups, together)
+        if analysis.per_replica or not groups or not has_order(group_step(analysis, groups)):
+            return None
+        return OwnSpace(first, groups, together)
 
     @cached_property
     def tasks(self) -> StepTasks:

@@ -11,7 +11,7 @@ alike.
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple, Protocol
 
 from partc.compiler.task_graphs.gradient_tasks import Term, Updated, UpdateWriter
@@ -335,6 +335,15 @@ def _reads(step: GroupedStep, number: int, way: Way) -> list[str]:
     nodes = step.groups[number].nodes[way]
     made = {tensor.name for node in nodes for tensor in node.outputs}
     return list(dict.fromkeys(t.name for n in nodes for t in n.inputs if t.name and t.name not in made))
+
+
+def has_order(step: GroupedStep) -> bool:
+    """Tell whether groups can be computed one behind the other: none waits for what waits for it."""
+    try:
+        _computing_order(step)
+    except CycleError:
+        return False
+    return True
 
 
 def _computing_order(step: GroupedStep) -> list[Computing]:

@@ -153,7 +153,7 @@ def test_a_worker_that_is_none_and_a_folder_that_cannot_be_are_refused_before_an
 def test_a_partitioner_tells_how_it_searches() -> None:
     assert partc.get_partitioner(2, "fitted") == Partitioner(2, "fitted")
     assert partc.get_partitioner(2) == Partitioner(2, "model")
-    with pytest.raises(BadUsage, match=r"no search 'best'(.|\n)*fitted"):
+    with pytest.raises(BadUsage, match=r"'best' is not (.|\n)*fitted"):
         partc.get_partitioner(2, "best")  # type: ignore[arg-type]
 
 

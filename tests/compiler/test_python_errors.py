@@ -147,7 +147,7 @@ CASES: Mapping[str, Case] = {
     "verify what": (lambda g: api.verify("nowhere"), BadPlan, "no plan can be read", "nowhere", "partc compile"),
     # Parallax's interface
     "config": (lambda g: g.start({"sync": True}), BadUsage, "{'sync': True}", "config=...", "ParallaxConfig"),
-    "its field": (lambda g: g.start(api.ParallaxConfig(strategy=3)), BadUsage, "3", "config.strategy", "str"),
+    "its field": (lambda g: g.start(api.ParallaxConfig(strategy=3)), BadUsage, "3", "ParallaxConfig.strategy", "text"),
     "feeds": (lambda g: g.start(data=3), BadUsage, "3 is not", "data=...", "ShardedData"),
     "resources": (lambda g: api.get_runner(g.train, "no.txt"), BadCluster, "cannot be read", "no.txt", "path"),
     "no function": (lambda g: api.parallel_run(g.train, None, CLUSTER), BadUsage, "None", "run=...", "a function"),

@@ -17,6 +17,7 @@ from partc.compiler.task_graphs.block_costs import BlockCosts
 from partc.passes.layouts.strategy_meshes import BATCH
 from partc.passes.search.operator_space import OperatorConfig, SplitDegrees
 from partc.passes.search.read_configs import read_grids
+from partc.runtime.errors import UnsupportedModel
 
 MOST_NODES = 4000  # of larger steps, and on more workers, pricing takes longer than a reader waits for
 MOST_WORKERS = 64
@@ -64,7 +65,10 @@ def price_alternatives(compilation: Compilation) -> Alternatives:
     if families > MOST_FAMILIES:
         return Alternatives((), TOO_LARGE)
     each = min(MOST_PRICED, max(LEAST_PRICED, PRICED // families))
-    pricer = _GroupPricer(own)
+    try:
+        pricer = _GroupPricer(own)
+    except UnsupportedModel as error:  # fewer samples than workers, which searches begin with
+        return Alternatives((), f"Not priced: {error.what}.")
     lowered = compilation.lowered
     grids = read_grids(compilation.analysis, lowered.decisions, lowered.meshes, own.groups)
     of_groups: list[tuple[Alternative, ...]] = [()] * len(own.groups)
