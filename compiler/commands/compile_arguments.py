@@ -59,8 +59,9 @@ SearchProposals = Annotated[
 SearchTogether = Annotated[
     Together | None,
     typer.Option(
+        rich_help_panel=panels.STRATEGY,
         help="What a search gives one configuration: the steps of a recurrence, or repeated layers as well. "
-        "Left out: they may differ."
+        "Left out: they may differ.",
     ),
 ]
 BatchReadingName = Annotated[

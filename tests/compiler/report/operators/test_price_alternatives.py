@@ -21,7 +21,8 @@ def test_what_was_taken_is_told_once_among_different_ones(
 ) -> None:
     taken = [[each.split for each in own if each.taken] for own in of_groups]
 
-    assert taken == [[(("batch", 2), ("out:1", 2))], [(("batch", 2), ("in:0:1", 2))], [(("batch", 2),)]]
+    rows, columns = (("batch", 2), ("in:0:1", 2)), (("batch", 2), ("out:1", 2))
+    assert taken == [[columns], [rows], [rows]]
     for own in of_groups:
         assert len({each.split for each in own}) == len(own) > 3
         assert () in {each.split for each in own}  # whole, on one device
