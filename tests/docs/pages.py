@@ -40,6 +40,13 @@ def commands(page: Path) -> Iterator[DocumentedCommand]:
             yield DocumentedCommand(str(page.relative_to(ROOT)), number, words)
 
 
+def inline_commands(page: Path) -> Iterator[DocumentedCommand]:
+    """Yield the commands that stand between a page's words, as `partc run out --steps 5`."""
+    for number, text in enumerate(page.read_text().splitlines(), start=1):
+        for said in re.findall(r"`partc ([^`]+)`", text):
+            yield DocumentedCommand(str(page.relative_to(ROOT)), number, tuple(shlex.split(said)))
+
+
 def script(page: Path) -> str:
     """Return a page's first Python script."""
     found = re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL)

@@ -5,7 +5,7 @@ import typer
 
 from partc.compiler.commands.cli import COMMANDS, app_for
 
-from .pages import PAGES, DocumentedCommand, commands
+from .pages import PAGES, ROOT, DocumentedCommand, commands, inline_commands
 
 FOUND = [command for page in PAGES for command in commands(page)]
 
@@ -19,7 +19,10 @@ def parse(arguments: tuple[str, ...]) -> None:
     group.main(args=list(arguments), prog_name="partc", standalone_mode=False)
 
 
-@pytest.mark.parametrize("command", FOUND, ids=str)
+TASKS = list(inline_commands(ROOT / "docs" / "tasks.md"))  # whole ones, to be copied
+
+
+@pytest.mark.parametrize("command", [*FOUND, *TASKS], ids=str)
 def test_documented_commands_are_partcs(command: DocumentedCommand) -> None:
     assert command.arguments[0] in {*COMMANDS, "--version"}
     parse(command.arguments)
@@ -32,3 +35,4 @@ def test_what_is_no_option_is_found() -> None:
 
 def test_commands_are_found_on_the_pages() -> None:
     assert len(FOUND) > 40
+    assert len(TASKS) > 10
