@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -56,16 +57,11 @@ def script(page: Path) -> str:
 
 def table(page: Path, heading: str) -> list[list[str]]:
     """Return the rows, cells without markup, of the first table whose head has a cell of this text."""
-    rows = [
-        [cell.strip().strip("`*") for cell in line.strip("|").split("|")]
-        for line in page.read_text().splitlines()
-        if line.startswith("|")
-    ]
-    first = next(number for number, row in enumerate(rows) if heading in row)
-    width = len(rows[first])
-    taken: list[list[str]] = []
-    for row in rows[first + 2 :]:
-        if len(row) != width or set(row[0]) <= set("- :"):
-            break
-        taken.append(row)
-    return taken
+    lines = iter(page.read_text().splitlines())
+    next(line for line in lines if line.startswith("|") and heading in _cells(line))
+    next(lines)  # what separates the head
+    return [_cells(line) for line in takewhile(lambda line: line.startswith("|"), lines)]
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip().strip("`*") for cell in line.strip("|").split("|")]
