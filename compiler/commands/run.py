@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -191,7 +192,24 @@ def run_command(
             )
 
         result = train_with_restarts(train, restarts or 0, resume, restart, look=left.look)
-    folder = left.folder
+    return _tell_result(left.folder, result, steps, kept, trace, last_loss.loss)
+
+
+class _LastLoss:
+    """Hears the last loss that is told."""
+
+    loss: float | None = None
+
+    def hear(self, told: Told) -> None:
+        """Take in what a job tells."""
+        if isinstance(told, Progress):
+            self.loss = told.loss
+
+
+def _tell_result(
+    folder: PlanFolder, result: TrainingResult, steps: int, kept: Path, trace: Path | None, loss: float | None
+) -> int:
+    """Say what a training came to, write what belongs beside its variables, and return the exit code."""
     for line in _summary(folder, result):
         tell(line)
     model = write_trained_model(folder)
@@ -209,19 +227,8 @@ def run_command(
         tell(f"stopped after step {done} of {steps}, saved in {kept}: --resume goes on from there")
     written = {"model": str(model), "checkpoints": str(kept), "trace": "" if trace is None else str(trace)}
     written |= {"reason": explained.record.reason if explained is not None else ""}
-    answer(_record(folder, result, steps, last_loss.loss, written))
+    answer(_record(folder, result, steps, loss, written))
     return 0 if done == steps else 128 + (result.stopped_by or signal.SIGTERM)
-
-
-class _LastLoss:
-    """Hears the last loss that is told."""
-
-    loss: float | None = None
-
-    def hear(self, told: Told) -> None:
-        """Take in what a job tells."""
-        if isinstance(told, Progress):
-            self.loss = told.loss
 
 
 def _record(
