@@ -153,8 +153,9 @@ def node_facts(node: gs.Node, facts: Facts, zeros: frozenset[str] = frozenset())
         facts.nodes[id(node)] = node, _find_facts(node, facts)
     known = facts.nodes[id(node)][1]
     assert isinstance(known, NodeFacts)
-    is_zero = frozenset(index for index, tensor in enumerate(node.inputs) if tensor.name in zeros)
-    return _with_zeros(known, is_zero) if is_zero else known
+    if not any(tensor.name in zeros for tensor in node.inputs):
+        return known
+    return _with_zeros(known, frozenset(i for i, tensor in enumerate(node.inputs) if tensor.name in zeros))
 
 
 def rule_of(node: gs.Node, facts: Facts) -> ShardingRule | None:
