@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+
+import onnx_graphsurgeon as gs
 
 from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import TrainingGraph
@@ -22,3 +25,18 @@ class Analysis:
     replicas: int
     per_replica: bool
     workers: tuple[str, ...] = ()  # the names of the cluster's devices
+
+    @cached_property
+    def stored(self) -> frozenset[str]:
+        """Return the tensors that come from variables and constants alone."""
+        return find_stored(self.training)
+
+
+def find_stored(training: TrainingGraph) -> frozenset[str]:
+    """Return the tensors that come from variables and constants alone."""
+    found = set(training.variables)
+    for node in training.graph.nodes:
+        reads = [t.name for t in node.inputs if t.inputs or not isinstance(t, gs.Constant)]
+        if reads and found.issuperset(filter(None, reads)):
+            found.update(tensor.name for tensor in node.outputs)
+    return frozenset(found)

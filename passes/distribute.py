@@ -59,7 +59,7 @@ def drop_unservable(analysis: Analysis) -> Analysis:
             return analysis
         except NotServable as refusal:
             servable = analysis.servable - {refusal.parameter}
-            analysis = Analysis(**{**vars(analysis), "servable": servable})
+            analysis = replace(analysis, servable=servable)
     return analysis
 
 
@@ -76,6 +76,7 @@ def lay_out(
         configuration or data_parallel(analysis.replicas),
         Synchronised(chosen, {v: p for v, p in owner.items() if p is not None}),
         analysis.main,
+        analysis.stored,
     )
     propagate_layouts(graph, analysis.per_replica)
     return graph

@@ -76,6 +76,7 @@ class Network:
         self.ways = Ways(nx.relabel_nodes(self._graph, self.number_of))
         self._lanes_above = self._lanes_of_bridges()
         self._near_memory = self._through_memory()
+        self._routes: dict[tuple[str, str], Route] = {}
         self._hops: dict[tuple[Pattern, tuple[str, ...]], Hops] = {}
         self._farthest: dict[tuple[str, ...], float] = {}
 
@@ -107,6 +108,12 @@ class Network:
 
     def route(self, source: str, target: str) -> Route:
         """Return the quickest way of a 1 MB message."""
+        key = source, target
+        if key not in self._routes:
+            self._routes[key] = self._find_route(source, target)
+        return self._routes[key]
+
+    def _find_route(self, source: str, target: str) -> Route:
         if source == target:
             return Route((), 0.0, float("inf"))
         numbers = self.ways.path(self.number_of[source], self.number_of[target])

@@ -45,6 +45,7 @@ class LaidOutGraph:
     configuration: Configuration
     synchronised: Synchronised
     main: frozenset[str]  # names of the main computation's nodes
+    stored: frozenset[str]  # tensors that come from variables and constants alone
     layouts: dict[str, Layout] = field(default_factory=dict)
     decisions: dict[str, Decision] = field(default_factory=dict)
     # partial tensors that are summed over the ranks along a mesh axis: (tensor, axis)
@@ -59,16 +60,6 @@ class LaidOutGraph:
             for name, gradient in self.training.gradients.items()
             if gradient.dense is not None and name in self.configuration.homes
         }
-
-    @cached_property
-    def stored(self) -> set[str]:
-        """Return the tensors that come from variables and constants alone."""
-        found = set(self.training.variables)
-        for node in self.training.graph.nodes:
-            reads = [t.name for t in node.inputs if t.inputs or not isinstance(t, gs.Constant)]
-            if reads and found.issuperset(filter(None, reads)):
-                found.update(tensor.name for tensor in node.outputs)
-        return found
 
     def sums_before(self, tensor: str, axis: int) -> bool:
         """Tell whether a tensor that is partial along a mesh axis is whole once its operands are summed."""

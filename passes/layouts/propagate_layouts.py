@@ -126,6 +126,8 @@ def _post_aggregation_on_workers(
     """Return the nodes between a summed gradient and what owners keep, where workers are to run them."""
     chosen = graph.synchronised.chosen
     on_workers = {p for p, how in chosen.items() if how.post_aggregation == "worker"}
+    if not on_workers:
+        return set()
     summed = {dense: parameter for dense, parameter in pushed.items() if parameter in on_workers}
     owned = set(graph.synchronised.owner)
     updates: set[str] = set()

@@ -172,7 +172,7 @@ def _find_facts(node: gs.Node, facts: Facts) -> NodeFacts:
         attrs,
         tuple([facts.of(tensor.name) for tensor in node.inputs]),
         tuple([facts.of(tensor.name) for tensor in node.outputs]),
-        tuple([bool(tensor.outputs) for tensor in node.outputs]),
+        tuple([bool(tensor.outputs) for tensor in node.outputs[1:]]),
     )
 
 
@@ -185,7 +185,10 @@ def _node_facts(
     outputs: tuple[TensorFacts, ...],
     are_read: tuple[bool, ...],
 ) -> NodeFacts:
-    """Return the one object. Its rule is asked for a node that differs from all of them by names."""
+    """Return the one object. Its rule is that of a node which differs from all of them by names alone.
+
+    `are_read`: of the outputs behind the first, which an op may leave out.
+    """
     plain = {name: _plain(value) for name, value in attrs}
     known = NodeFacts(op, tuple(plain.items()), inputs, outputs, frozenset(), None)
     found = _find_rule(op, domain)
@@ -199,7 +202,7 @@ def _node_facts(
         [gs.Variable(f"{side}{index}" if tensor.is_named else "") for index, tensor in enumerate(tensors)]
         for side, tensors in (("input", inputs), ("output", outputs))
     )
-    for tensor, is_read in zip(made, are_read, strict=True):
+    for tensor, is_read in zip(made[1:], are_read, strict=True):
         if is_read:
             gs.Node("Identity", "reader", inputs=[tensor])
     node = gs.Node(op, "node", plain, read, made, domain)

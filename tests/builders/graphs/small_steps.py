@@ -7,6 +7,7 @@ import onnx_graphsurgeon as gs
 from partc.compiler.importing.bindings import Bindings, GradientTensors, write_bindings
 from partc.compiler.importing.import_training import import_training_graph
 from partc.cost.strategy import Synchronisation
+from partc.passes.analysis import find_stored
 from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.aggregate_partials import aggregate_partials
@@ -56,6 +57,7 @@ def lay_out(
         configuration or data_parallel(ranks),
         Synchronised(synchronisations, owner),
         find_roles(training).main,
+        find_stored(training),
     )
     propagate_layouts(graph, per_replica=False)
     return graph
