@@ -10,12 +10,14 @@ from itertools import zip_longest
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.planning.name_strategy import MICROBATCHES_PER_STAGE
+from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.search.estimate_pipelines import PipelineEstimate
 from partc.compiler.search.step_pipelines import StepPipelines
 from partc.cost.named_strategy import NamedStrategy, parse_named
 from partc.passes.search.pipeline_space import Pipeline
 
 
+@paused_collection()
 def rank_names(first: Compilation, names: Iterable[str]) -> list[str]:
     """Return names in the order in which they are worth a plan; without pipelines of more stages than nodes.
 

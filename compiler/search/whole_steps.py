@@ -9,6 +9,7 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
 from partc.compiler.pipeline import DECIDE, LOWERING, run
 from partc.compiler.planning.build_plan import build_plan
+from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.settle_options import begin_compilation
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.named_strategy import LAYERWISE, ONE_WEIRD_TRICK
@@ -60,6 +61,7 @@ class WholeSteps:
         """Return the price of the first name that can be and fits, None where there is none."""
         return next((priced for name in names if (priced := self(name, name)) is not None), None)
 
+    @paused_collection()
     def _price(self, name: str, strategy: str | Strategy) -> Priced | None:
         training = self.read()
         compilation = begin_compilation(training, self.cluster, replace(self.options, strategy=strategy))

@@ -26,6 +26,13 @@ from partc.passes.rules.sharding_rules import rule_of
 from partc.runtime.plan.program import Site
 
 
+class Piece(NamedTuple):
+    """One rank's piece of a tensor, the largest: its shape, None where it follows the data or the rank."""
+
+    shape: tuple[int | None, ...]
+    nbytes: int
+
+
 class LocalSizes:
     """Sizes of pieces, and of the work on them, as a graph is laid out."""
 
@@ -35,11 +42,11 @@ class LocalSizes:
 
     def local_nbytes(self, tensor: str, layout: Layout) -> int:
         """Return the bytes of one rank's piece, the largest, under the assumed sizes."""
-        return self._piece(tensor, layout).nbytes
+        return self.piece(tensor, layout).nbytes
 
     def local_shape(self, tensor: str, layout: Layout) -> tuple[int | None, ...]:
         """Return the shape of one rank's piece; None where it follows the data or the rank."""
-        return self._piece(tensor, layout).shape
+        return self.piece(tensor, layout).shape
 
     def local_sizes(self, tensor: str, layout: Layout) -> tuple[int, ...]:
         """Return the sizes of one rank's piece under the assumed sizes, UNKNOWN where only data tells.
@@ -48,7 +55,8 @@ class LocalSizes:
         """
         return _local_sizes(self.facts.shape(tensor), self.graph.meshes.of(layout.site), layout)
 
-    def _piece(self, tensor: str, layout: Layout) -> "_Piece":
+    def piece(self, tensor: str, layout: Layout) -> Piece:
+        """Return one rank's piece of a tensor."""
         axes = self.graph.meshes.of(layout.site).axes
         return _piece(self.facts.of(tensor), axes, layout.placements)
 
@@ -89,17 +97,10 @@ class LocalSizes:
         return int(flops)
 
 
-class _Piece(NamedTuple):
-    """One rank's piece of a tensor, the largest: its shape, None where it follows the data or the rank."""
-
-    shape: tuple[int | None, ...]
-    nbytes: int
-
-
 @lru_cache(maxsize=1 << 16)
 def _piece(
     tensor: TensorFacts, axes: tuple[tuple[str, int], ...], placements: tuple[Placement, ...]
-) -> _Piece:
+) -> Piece:
     mesh, layout = Mesh(WORKER, axes), Layout(WORKER, *placements)
     shape = _local_shape(tensor, mesh, layout)
     nbytes = Fraction(tensor.nbytes)
@@ -112,7 +113,7 @@ def _piece(
         nbytes *= Fraction(local, tensor.shape[widened.axis])
     for _, overlapping in layout.overlapping():
         nbytes *= Fraction(_longest(overlapping), overlapping.size)
-    return _Piece(shape, int(nbytes))
+    return Piece(shape, int(nbytes))
 
 
 def _local_shape(tensor: TensorFacts, mesh: Mesh, layout: Layout) -> tuple[int | None, ...]:

@@ -1,6 +1,7 @@
 """Count what a rank does of an operator group, and of a parameter's update, as of a segment of a plan."""
 
 from collections.abc import Mapping
+from functools import cache
 
 import onnx_graphsurgeon as gs
 
@@ -36,9 +37,9 @@ def count_work(
         for place, (tensor, layout) in enumerate(ends):
             if not tensor.name:
                 continue
-            shape = sizes.local_shape(tensor.name, layout)
+            shape, nbytes = sizes.piece(tensor.name, layout)
             if tensor.name not in lowered.nbytes:
-                lowered.nbytes[tensor.name] = sizes.local_nbytes(tensor.name, layout)
+                lowered.nbytes[tensor.name] = nbytes
                 lowered.shapes[tensor.name] = shape
             elif shape != lowered.shapes[tensor.name] and place < len(node.inputs):
                 read_shapes[node.name, place] = shape
@@ -64,6 +65,9 @@ def count_update(step: GroupedStep, parameter: str, home: Layout, mesh: Mesh) ->
     return _count(training, lowered, nodes, {variable.next for variable in training.variables.values()})
 
 
+_sum_rows = cache(sum_rows_function)
+
+
 def _count(
     training: TrainingGraph,
     lowered: LoweredGraph,
@@ -72,7 +76,7 @@ def _count(
     read_shapes: Mapping[tuple[str, int], Shape] = NO_SHAPES,
     transposes: Mapping[str, gs.Node] = NO_TRANSPOSES,
 ) -> Work:
-    own = sum_rows_function(training.opset)
+    own = _sum_rows(training.opset)
     functions = {function.name: function for function in (own, *training.functions)}
     return WorkCounter(lowered, functions, 1, frozenset(), read_shapes, transposes).count(
         list(nodes), results

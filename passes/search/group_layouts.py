@@ -7,6 +7,7 @@ such as the steps of a recurrence, are laid out once.
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal
 
 import onnx_graphsurgeon as gs
@@ -276,8 +277,13 @@ def _fed(name: str, tensor: gs.Tensor, place: Split | None) -> DrawnInput:
 
 def plain(layout: Layout) -> Placements:
     """Return what a rank has of its own of a tensor: sums made, without its neighbours' entries."""
+    return _plain(layout.placements)
+
+
+@lru_cache(maxsize=1 << 14)
+def _plain(given: Placements) -> Placements:
     placements: list[Placement] = []
-    for placement in layout.placements:
+    for placement in given:
         if isinstance(placement, Widened):
             placements.append(Split(placement.axis))
         elif isinstance(placement, Overlapping):
