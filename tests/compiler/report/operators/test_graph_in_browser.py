@@ -44,6 +44,27 @@ def test_search_and_click_at_every_width_and_scheme(
         assert page.errors == []
 
 
+@pytest.mark.parametrize("width", [1400, 400])
+def test_every_part_of_a_group_is_in_its_first_view_or_a_click_away(
+    browser: Browser, mesh_page: Page, width: int
+) -> None:
+    where = "['.drawing', '.lane:last-of-type'].map(s => document.querySelector(s).getBoundingClientRect())"
+    within = f"(([all, own]) => own.left >= all.left && own.right <= all.right && own.top >= all.top && own.bottom <= all.bottom)({where})"
+    parts = "[...document.querySelectorAll('.lanes button')].map(button => button.textContent.split(',')[0])"
+    with browser.open(mesh_page.report, width) as page:
+        assert page.evaluate("document.querySelector('.lanes').hidden")
+        page.evaluate("location.hash = '#op=MatMul%3AMatMul_8'")
+        wait_for(page, "document.querySelector('.lane') !== null")
+
+        assert page.evaluate(parts) == ["Forward", "Gradient", "Update"]
+        if width == 1400:
+            assert page.evaluate(within)
+        page.click(".lanes button:last-child")
+        assert page.evaluate(within)
+        assert audit(page, unfold=False) == NOTHING_WRONG
+        assert page.errors == []
+
+
 def test_zooming_far_in_leads_into_a_box_and_far_out_up_again(browser: Browser, mesh_page: Page) -> None:
     with browser.open(mesh_page.report) as page:
         x, y = page.centre(".world .box")
