@@ -7,7 +7,7 @@ import onnx
 from markupsafe import Markup
 
 from partc.compiler.report.device_colours import colour_devices
-from partc.compiler.report.operators.encode_columns import script_json
+from partc.compiler.report.operators.encode_columns import shortened
 from partc.compiler.report.operators.find_subjects import SubjectFinder
 from partc.compiler.report.operators.group_columns import (
     drawing_columns,
@@ -21,6 +21,7 @@ from partc.compiler.report.operators.number_names import number_names
 from partc.compiler.report.operators.price_alternatives import Alternatives, price_alternatives
 from partc.compiler.report.operators.tell_ranks import tell_ranks
 from partc.compiler.report.operators.trace_nodes import trace_nodes
+from partc.compiler.report.packed_json import script_json
 from partc.compiler.report.section import ReportSource
 from partc.runtime.plan.program import Plan
 
@@ -48,7 +49,7 @@ def graph_section(source: ReportSource) -> Mapping[str, object]:
     assert isinstance(nodes, int) and isinstance(layers, list)
     return {
         "graph": GraphDescription(
-            nodes, len(plan.variables), len(layers), alternatives.why_none, script_json(data)
+            nodes, len(plan.variables), len(layers), alternatives.why_none, script_json(shortened(data)),
         )
     }
 

@@ -3,7 +3,7 @@
 for (const area of document.querySelectorAll(".timeline-area")) {
   const figure = area.querySelector(".timeline");
   const UNITS = 1e6, NARROWEST = 20, LOWEST = 12;  // LOWEST: of lanes that have room for names
-  const data = JSON.parse(figure.querySelector(".timeline-data").textContent);
+  const data = unpack(JSON.parse(figure.querySelector(".timeline-data").textContent));
   const body = figure.querySelector(".timeline-body"), told = figure.querySelector(".timeline-told");
   const ticks = figure.querySelector(".timeline-ticks"), shown = figure.querySelector(".timeline-view");
   const table = area.querySelector(".timeline-table");

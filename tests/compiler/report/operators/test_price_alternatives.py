@@ -1,11 +1,8 @@
 """What else operators could be: the one that was taken is among it, and prices follow shapes and links."""
 
-import json
-
 import pytest
 
 from partc.compiler.report.operators import price_alternatives as price_alternatives_module
-from partc.compiler.report.operators.encode_columns import script_json
 from partc.compiler.report.operators.price_alternatives import Alternative, price_alternatives
 from tests.compiler.report.operators.conftest import SIZES, Page
 
@@ -74,12 +71,3 @@ def test_of_large_steps_the_limit_is_told(
 
     assert found.of_groups == ()
     assert told in found.why_none and "more than 3" in found.why_none and "partc search" in found.why_none
-
-
-def test_data_in_a_script_cannot_end_it() -> None:
-    data = {"name": ["</script><script>alert(1)</script>", "<!--", "a\u2028b"], "time": [0.123456789, 2.0]}
-
-    text = script_json(data)
-
-    assert "<" not in text and "\u2028" not in text
-    assert json.loads(text) == {"name": data["name"], "time": [0.1235, 2]}
