@@ -332,4 +332,4 @@ drawing.addEventListener("keydown", event => {
   } else return;
   event.preventDefault();
 });
-addEventListener("resize", () => { inside(); look(); });
+addEventListener("resize", () => { if (drawing.clientWidth) { inside(); look(); } });  // on paper there is no drawing

@@ -110,6 +110,18 @@ def test_dragging_moves_the_drawing_and_chooses_nothing(browser: Browser, mesh_p
         assert page.text(".facts-card h3") == shown
 
 
+def test_printing_leaves_the_drawing_where_it_was(browser: Browser, mesh_page: Page) -> None:
+    left = "document.querySelector('.world .box').getBoundingClientRect().left"
+    with browser.open(mesh_page.report) as page:
+        before = page.evaluate(left)
+
+        page.emulate(media="print")
+        page.evaluate("dispatchEvent(new Event('resize'))")
+        page.emulate()
+
+        assert page.evaluate(left) == before
+
+
 def test_two_fingers_zoom(browser: Browser, mesh_page: Page) -> None:
     with browser.open(mesh_page.report, 400, touch=True) as page:
         x, y = page.centre(".world .box")
