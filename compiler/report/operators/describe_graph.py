@@ -49,7 +49,11 @@ def graph_section(source: ReportSource) -> Mapping[str, object]:
     assert isinstance(nodes, int) and isinstance(layers, list)
     return {
         "graph": GraphDescription(
-            nodes, len(plan.variables), len(layers), alternatives.why_none, script_json(shortened(data)),
+            nodes,
+            len(plan.variables),
+            len(layers),
+            alternatives.why_none,
+            script_json(shortened(data)),
         )
     }
 

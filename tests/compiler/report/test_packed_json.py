@@ -30,7 +30,13 @@ SAMPLES = {
 def drawn(seed: int) -> list[object]:
     """Return a list of one kind, in which stretches come again."""
     rng = np.random.default_rng(seed)
-    kinds = (int, lambda n: f"n{n}/op{n % 3}", lambda n: [n, n % 2], lambda n: list(range(n % 4)), lambda n: n / 7)
+    kinds = (
+        int,
+        lambda n: f"n{n}/op{n % 3}",
+        lambda n: [n, n % 2],
+        lambda n: list(range(n % 4)),
+        lambda n: n / 7,
+    )
     numbers = rng.integers(-3, 9, int(rng.integers(1, 80)))
     again = np.concatenate([numbers] * int(rng.integers(1, 4)) + [numbers[: len(numbers) // 2]])
     kind = kinds[seed % len(kinds)]
@@ -50,7 +56,9 @@ def test_random_lists_are_read_back(seed: int) -> None:
 def test_the_page_s_script_reads_the_same(browser: Browser, tmp_path: Path) -> None:
     data = {**SAMPLES, **{str(seed): drawn(seed) for seed in range(60)}}
     script = (TEMPLATES / "unpack.js").read_text(encoding="utf-8")
-    page = f"<!DOCTYPE html><meta charset=utf-8><script type=application/json id=d>{script_json(data)}</script>"
+    page = (
+        f"<!DOCTYPE html><meta charset=utf-8><script type=application/json id=d>{script_json(data)}</script>"
+    )
     (tmp_path / "page.html").write_text(f"{page}<script>{script}</script>", encoding="utf-8")
 
     with browser.open(tmp_path / "page.html") as tab:

@@ -62,7 +62,9 @@ def test_messages_that_overlap_are_drawn_below_each_other(on_2x2: Compiled, over
     starts = range(20)
     timeline = Timeline(
         tuple(
-            Bars("communication", "", rank, np.array([s + 0.0]), np.array([s + 0.0 + overlapping]), payload, s)
+            Bars(
+                "communication", "", rank, np.array([s + 0.0]), np.array([s + 0.0 + overlapping]), payload, s
+            )
             for s in starts
         ),
         20.0 + overlapping,
