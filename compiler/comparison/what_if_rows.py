@@ -43,7 +43,7 @@ class ChangeRow:
 
 @dataclass(frozen=True, slots=True)
 class ChangeTable:
-    """All changes of one thing: those with a price, the plan's own value among them, and reason -> the others."""
+    """All changes of one thing: those with a price, the plan's own among them, and reason -> the others."""
 
     dimension: str
     title: str

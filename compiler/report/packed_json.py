@@ -2,11 +2,12 @@
 
 A long list is written in the shortest of these forms; templates/unpack.js reads them as `unpacked` does here.
 
-    {"repeating": [k, k differences, back, length, k, ...]}   whole numbers by the differences between them: new
-                                                              ones, then `length` of those from `back` before
+    {"repeating": [k, k differences, back, length, k, ...]}   whole numbers by the differences between them:
+                                                              new ones, then `length` from `back` before
     {"patterns": [...], "which": .., "numbers": ..}           texts: those that differ in their numbers alone
                                                               share a pattern, with a GAP for each number
-    {"columns": [...]}                                        lists of one length: all first items, all second ..
+    {"columns": [...]}                                        lists of one length: all first items, then all
+                                                              second ones, ...
     {"lists": .., "lengths": ..}                              lists of whole numbers, one behind the other
     {"different": [...], "which": ..}                         anything else that occurs more than once
 

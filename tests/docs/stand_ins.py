@@ -13,7 +13,8 @@ from .pages import ROOT
 
 LINEAR = """
 <ir_version: 10, opset_import: ["" : 20]>
-step (float[8,4] x, float[8,3] y, float[4,3] W, float[3] b) => (float loss, float[4,3] W_next, float[3] b_next) {
+step (float[8,4] x, float[8,3] y, float[4,3] W, float[3] b)
+    => (float loss, float[4,3] W_next, float[3] b_next) {
     rate = Constant <value = float {0.1}> ()
     product = MatMul (x, W)
     sum = Add (product, b)

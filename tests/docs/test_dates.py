@@ -85,7 +85,10 @@ def test_what_was_not_measured_is_on_the_pages() -> None:
 
 
 def test_figures_are_found_in_tables_and_sentences_and_dates_above_them_count() -> None:
-    text = "# A\n## B\n| row | 2.31 s |\n### C\nIt is 2.6x as fast.\n## D\n2026-11-24: 31 %\n### E\n1,024 MB\n## F\n`8 s`\n"
+    text = (
+        "# A\n## B\n| row | 2.31 s |\n### C\nIt is 2.6x as fast.\n"
+        "## D\n2026-11-24: 31 %\n### E\n1,024 MB\n## F\n`8 s`\n"
+    )
     found = {s.heading: (len(s.figures), s.is_dated) for s in sections("page.md", text)}
 
     assert found == {

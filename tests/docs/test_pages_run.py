@@ -1,4 +1,4 @@
-"""Every command of the documentation runs: page by page, in order, on small stand-ins for the files it names."""
+"""Every command of the documentation runs: page by page, in order, on small stand-ins for its files."""
 
 import re
 import shutil
@@ -13,8 +13,9 @@ from tests.checks.command_line import partc
 from .pages import PAGES, ROOT, DocumentedCommand, commands, inline_commands, other_commands
 from .stand_ins import make_stand_ins
 
-# Option -> its value here: fewer steps, shorter searches, paths of this folder.
-SHORTER = {"--budget": "3s", "--save-every": "2", "--data": {"/shared/data.npz": "data.npz"}}
+# Option -> its value here, and path -> another: shorter searches, fewer steps, files of this folder.
+SHORTER = {"--budget": "3s", "--save-every": "2"}
+ELSEWHERE = {"/shared/data.npz": "data.npz"}
 STEPS = {"run": "4", "verify": "2"}  # of the command; --step of a checkpoint is one of these
 CHECKPOINT = "2"
 # Page and beginning of a command -> what is added, so that a later one finds what it needs.
@@ -81,15 +82,13 @@ def shortened(command: DocumentedCommand) -> list[str]:
     """Return a command's words with the values that it has here."""
     words = list(command.arguments)
     for at, word in enumerate(words[:-1]):
-        value = SHORTER.get(word)
-        if isinstance(value, dict):
-            words[at + 1] = value.get(words[at + 1], words[at + 1])
-        elif value is not None:
-            words[at + 1] = value
-        elif word == "--steps":
+        words[at + 1] = SHORTER.get(word, ELSEWHERE.get(words[at + 1], words[at + 1]))
+        if word == "--steps":
             words[at + 1] = STEPS[command.arguments[0]]
         elif word == "--step":
             words[at + 1] = CHECKPOINT
+    if words[0] in ("search", "profile") and "--budget" not in words:
+        words += ["--budget", SHORTER["--budget"]]
     for (page, beginning), more in ADDED.items():
         if command.page == page and said(command).startswith(beginning):
             words += more

@@ -31,8 +31,8 @@ NOT_PER_REPLICA = (
     "to choose; --batch global lets operators be split."
 )
 TOO_LARGE = (
-    "What else an operator could be is not priced in this report: {}, and pricing more than {} would keep you "
-    "waiting. partc search prices it."
+    "What else an operator could be is not priced in this report: {}, and pricing more than {} would keep "
+    "you waiting. partc search prices it."
 )
 NO_OPERATOR = "The graph has no operator that a strategy configures."
 

@@ -1,4 +1,4 @@
-"""What is packed is read back as it was, in Python and by the page's script, and is short where it repeats."""
+"""What is packed is read back as it was, in Python and by the page's script, and short where it repeats."""
 
 import json
 from pathlib import Path

@@ -49,7 +49,8 @@ def test_every_part_of_a_group_is_in_its_first_view_or_a_click_away(
     browser: Browser, mesh_page: Page, width: int
 ) -> None:
     where = "['.drawing', '.lane:last-of-type'].map(s => document.querySelector(s).getBoundingClientRect())"
-    within = f"(([all, own]) => own.left >= all.left && own.right <= all.right && own.top >= all.top && own.bottom <= all.bottom)({where})"
+    sides = "own.left >= all.left && own.right <= all.right && own.top >= all.top && own.bottom <= all.bottom"
+    within = f"(([all, own]) => {sides})({where})"
     parts = "[...document.querySelectorAll('.lanes button')].map(button => button.textContent.split(',')[0])"
     with browser.open(mesh_page.report, width) as page:
         assert page.evaluate("document.querySelector('.lanes').hidden")
