@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checks.command_line import partc
+from tests.checks.command_line import done, partc
 
 from .pages import PAGES, ROOT, DocumentedCommand, commands, inline_commands, other_commands
 from .stand_ins import make_stand_ins
@@ -22,7 +22,18 @@ CHECKPOINT = "2"
 ADDED = {
     ("docs/commands.md", "run out "): ("--save-every", "2"),
     ("docs/tasks.md", "cluster init"): ("--force",),
-    ("docs/tasks.md", "compile train.onnx -c cluster.json -o out --json"): ("--force",),
+    ("docs/tasks.md", "compile train.onnx -c cluster.json -o out"): (
+        "--force",
+    ),  # each row is a task of its own
+}
+# Page and command -> what its reader has done before.
+RUN = ("run", "out", "--data", "data.npz", "--steps", "12", "-q")
+BEFORE = {
+    ("docs/commands.md", "compare out/ --html compared.html"): RUN,
+    ("docs/tasks.md", "compare out"): RUN,
+    ("docs/tasks.md", "run out3 --steps 100000 --resume --checkpoints out/checkpoints"): (
+        *("run", "out", "--data", "data.npz", "--steps", "4", "--save-every", "2"),
+    ),
 }
 # Page -> stand-ins that its own commands make.
 MADE_THERE = {
@@ -105,6 +116,8 @@ def run(command: DocumentedCommand) -> None:
     if command.arguments[0] == "cp":
         shutil.copy(*command.arguments[1:])
         return
+    if before := BEFORE.get((command.page, said(command))):
+        done(*before)
     words = shortened(command)
     answer = partc(*words)
     assert answer.code == 0, f"{command}: partc {' '.join(words)}\n{answer.error}\n{answer.out[-2000:]}"
@@ -154,19 +167,19 @@ for documented in (command for found in ON_PAGES.values() for command in found):
 @pytest.mark.parametrize("script", BENCHMARKS, ids=lambda script: script.stem)
 def test_benchmarks_have_the_options_that_pages_give_them(script: Path) -> None:
     """Measurements take minutes to hours, some as root: they are dated where they stand, and not run here."""
-    done = subprocess.run(
+    helped = subprocess.run(
         [sys.executable, str(script), "--help"], capture_output=True, text=True, timeout=120, check=False
     )
 
-    assert done.returncode == 0, done.stderr
+    assert helped.returncode == 0, helped.stderr
     for command in BENCHMARKS[script]:
         for option in re.findall(r"--[\w-]+", said(command)):
-            assert option in done.stdout, f"{command}: {option}"
+            assert option in helped.stdout, f"{command}: {option}"
 
 
 def test_what_is_not_run_is_on_the_pages() -> None:
     everything = [command for found in ON_PAGES.values() for command in found]
 
-    for page, beginning in NOT_RUN:
+    for page, beginning in (*NOT_RUN, *ADDED, *BEFORE):
         assert any(c.page == page and said(c).startswith(beginning) for c in everything), (page, beginning)
     assert sum(map(len, TO_RUN.values())) > 70
