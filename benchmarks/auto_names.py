@@ -34,7 +34,7 @@ LOSSES: Mapping[str, str] = {
     "lm": "loss",
     "moe": "loss",
     "rnnlm": "loss",
-    "rnntc": "loss",
+    "rnntc": "softmax_cross_entropy",
     "nmt": "loss",
     "flexflow_nmt": "loss",
 }

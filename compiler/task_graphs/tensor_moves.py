@@ -235,12 +235,17 @@ def _parts(size: int, cuts: Cuts) -> tuple[Longs, tuple[tuple[Range, ...], ...]]
 
 @lru_cache(maxsize=1 << 14)
 def _common_lengths(size: int, ours: Cuts, theirs: Cuts) -> Longs:
-    """Return how long what every two parts of an axis have in common is. Those of one do not overlap."""
-    parts = [_parts(size, cuts)[1] for cuts in (ours, theirs)]
-    (starts, stops), (other_starts, other_stops) = (
-        np.array([span for ranges in each for span in ranges], np.int64).T for each in parts
-    )
-    common = np.minimum.outer(stops, other_stops) - np.maximum.outer(starts, other_starts)
-    begins, other_begins = (np.cumsum([0, *(len(ranges) for ranges in each[:-1])]) for each in parts)
-    own = np.add.reduceat(common.clip(min=0), begins, axis=0)
-    return np.add.reduceat(own, other_begins, axis=1)
+    """Return how long what every two parts of an axis have in common is, int64[ours, theirs].
+
+    Parts of one side are all of the axis, and do not overlap.
+    """
+    sides = [_parts(size, cuts)[1] for cuts in (ours, theirs)]
+    borders = np.unique([start for parts in sides for ranges in parts for start, _ in ranges])
+    common = np.zeros([len(parts) for parts in sides], np.int64)
+    owners = []
+    for parts in sides:
+        starts = np.array([(start, part) for part, ranges in enumerate(parts) for start, _ in ranges])
+        starts = starts[np.argsort(starts[:, 0])]
+        owners.append(starts[np.searchsorted(starts[:, 0], borders, "right") - 1, 1])
+    np.add.at(common, tuple(owners), np.diff(borders, append=size))
+    return common
