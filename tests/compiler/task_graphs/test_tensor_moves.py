@@ -20,7 +20,17 @@ AXES = (
     (("data", 2), ("axis1", 2)),
     (("data", 1), ("axis1", 3)),
 )
-PLACEMENTS = ((), (Split(0),), (Split(1),), (Split(1, 4),), (Split(0), Split(1)), (Replicate(), Split(0)))
+PLACEMENTS = (
+    (),
+    (Split(0),),
+    (Split(1),),
+    (Split(1, 4),),
+    (Split(0), Split(1)),
+    (Replicate(), Split(0)),
+    (Replicate(), Split(0, 1, 8)),  # 3, 3 and 2
+    (Split(1), Split(1)),
+    (Split(1, 3), Split(1)),
+)
 
 
 def drawn(rng: np.random.Generator) -> Where:
