@@ -84,8 +84,8 @@ def decide_node(
 def _decide_on_workers(
     graph: LaidOutGraph, node: gs.Node, rule: ShardingRule | None, layouts: Sequence[Layout]
 ) -> Decision:
-    """Decide axis by axis. Where that would cut too small, axes with a wish come first, and one that cuts
-    what others cut already keeps the node whole."""
+    """Decide axis by axis. Where that would cut too small, wishes leave inner blocks to other axes; then axes
+    with a wish come first, and one that cuts what others cut already keeps the node whole."""
     count, mesh = graph.meshes.axes, graph.meshes.of(graph.configuration.site_of(node.name))
     axes = [_decide_along(graph, node, rule, layouts, axis) for axis in range(count)]
     decision = decide_axes(mesh, axes)
@@ -93,12 +93,43 @@ def _decide_on_workers(
     if not divided or (len(divided) == 1 and divided[0].is_even) or graph.divides(node, decision):
         return decision
     wishes = graph.configuration.wishes.get(node.name, {})
+    axes = _before_blocks(graph, node, rule, wishes, axes)
+    if graph.divides(node, decision := decide_axes(mesh, axes)):
+        return decision
     fitting = [whole_axis(node) for _ in range(count)]
     for axis in sorted(range(count), key=lambda axis: axis not in wishes):
         fitting[axis] = axes[axis]
         if not graph.divides(node, decide_axes(mesh, fitting)):
             fitting[axis] = whole_axis(node)
     return decide_axes(mesh, fitting)
+
+
+def _before_blocks(
+    graph: LaidOutGraph,
+    node: gs.Node,
+    rule: ShardingRule | None,
+    wishes: Mapping[int, Wish],
+    axes: Sequence[AxisDecision],
+) -> list[AxisDecision]:
+    """Return the axes where wishes cut blocks whose entries another axis cuts, such as the samples of each.
+
+    Of rows that are times x samples a wish for three parts of them cuts the times, if the samples are cut.
+    """
+    site, found = graph.configuration.site_of(node.name), list(axes)
+    for axis, wish in wishes.items():
+        if (split := wish.split) is None:
+            continue
+        others = [_placement(other, wish.operand) for number, other in enumerate(axes) if number != axis]
+        behind = [p.outer for p in others if isinstance(p, Split) and p.axis == split.axis]
+        if blocks := min((outer // split.outer for outer in behind if outer > split.outer), default=0):
+            first = replace(wish, split=replace(split, uneven=blocks))
+            cut = decide_by_wish(node, rule, first, graph.meshes.size(site, axis), graph.zeros)
+            found[axis] = cut or axes[axis]
+    return found
+
+
+def _placement(decision: AxisDecision, operand: int | None) -> Placement:
+    return decision.outputs[0] if operand is None else decision.inputs[operand]
 
 
 def _decide_along(
