@@ -17,9 +17,9 @@ def check_wishes(graph: LaidOutGraph) -> None:
     """Raise BadStrategy where a node does not divide along a mesh axis what a file says."""
     wishes = graph.configuration.wishes
     for node in graph.training.graph.nodes:
-        decision = graph.decisions[node.name] if node.name in wishes else None
-        for axis, wish in wishes[node.name].items() if decision is not None else ():
-            along = decision.axes[axis] if axis < len(decision.axes) else whole_axis(node)
+        axes = graph.decisions[node.name].axes
+        for axis, wish in wishes.get(node.name, {}).items():
+            along = axes[axis] if axis < len(axes) else whole_axis(node)
             if wish.at and not _is_held(wish, along):
                 _refuse(graph, node, wish, axis, along)
 
