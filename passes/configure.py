@@ -67,17 +67,19 @@ def _divided(
     """Return what nodes are to split along which axes, and where they are asked to divide samples."""
     splitting = [entry for entry in asked if entry[1].split is not None or entry[1].devices]
     last = {node.name: (number, config, node) for number, config, nodes in splitting for node in nodes}
+    placing = [entry for entry in asked if entry[1].stage is not None or entry[1].devices]
+    placed_by = {node.name: number for number, _, nodes in placing for node in nodes}
     wishes: dict[str, dict[int, Wish]] = {}
     samples: dict[str, str] = {}
     for name, (number, config, node) in last.items():
-        at, place = f"ops[{number}]", places.nodes.get(name, 0)
-        if config.devices and number_of(config, strategy, meshes, analysis.workers, at) != place:
+        at, mesh = f"ops[{number}]", meshes.each[places.nodes.get(name, 0)]
+        if config.devices and placed_by[name] != number:
             raise BadStrategy(
                 f"{name!r} is divided among devices of its own, and runs where another entry says",
                 at=f"{at}: devices",
                 fix="write `split` in the last entry that says where it runs",
             )
-        split, mesh = _named_split(config, strategy, at), meshes.each[place]
+        split = _named_split(config, strategy, at)
         for dimension, along in split.items():
             _check_parts(strategy, mesh, "" if config.devices else along, name, f"{at}: split: {dimension}")
         wishes[name] = _wishes_of(analysis, node, split, mesh, at)
