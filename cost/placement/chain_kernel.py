@@ -83,8 +83,10 @@ def extend_layer(  # type: ignore[no-untyped-def]
     Keys are uint64[state, words + 1]: groups as bits, then CPUs used. Stops early where the tables are full
     (filled = -1) or `budget` steps are used up (steps < 0).
 
-    One function on purpose: taken apart into compiled helpers, called or inlined, with arrays one by one or
-    in tuples, it took 10 to 40% longer (gnmt and bert_l-3, 2026-11).
+    One function on purpose but for `_begin`. With families, table rows and room for what is left in functions
+    of their own, inlined by numba, bert_l-3_training took 1.44 of the processor time, bert_l-3_inference 1.57
+    and gnmt_inference 1.07; called, 1.50, 1.66 and 1.11; `_begin` alone 1.00 and (gnmt_inference) 0.97: whole
+    searches of the hardest limit, medians of five in alternation (2026-11-24).
     """
     groups = len(work)
     words = keys.shape[1]
