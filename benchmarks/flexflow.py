@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -41,7 +42,7 @@ from partc.compiler.search.own_space import OwnSpace, make_tasks, space_of, stra
 from partc.compiler.search.place_operators import place_operators
 from partc.compiler.search.search_limit import SearchLimit
 from partc.compiler.search.solve_additively import solve_additively
-from partc.compiler.search.walk_chains import walk_chains
+from partc.compiler.search.walk_chains import walk_rounds
 from partc.compiler.search.walk_tasks import State, fewer_replicas
 from partc.compiler.settle_options import settle_options
 from partc.compiler.task_graphs.step_tasks import StepTasks
@@ -196,8 +197,12 @@ class Experiment:
         space, rng = space_of(self.first, self.groups), np.random.default_rng(seed)
         starts = [fewer_replicas(self.tasks, space), *starts]  # which compiles kernels, too
         until_s = time.monotonic() + budget_s
-        best, proposals = walk_chains(self.tasks, space, starts, rng, until_s)
-        return best.in_order()[0], proposals
+        rounds = list(walk_rounds(self.tasks, space, starts, rng, partial(_part_until_s, until_s)))
+        return rounds[-1][0].in_order()[0], sum(proposals for _, proposals in rounds)
+
+
+def _part_until_s(until_s: float, share: float) -> float:
+    return time.monotonic() + share * (until_s - time.monotonic())
 
 
 def experiment_of(name: str, cluster_name: str, devices: int) -> Experiment:

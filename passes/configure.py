@@ -31,7 +31,7 @@ from partc.passes.layouts.layouts import MICROBATCHES, REPLICAS, Layout, Replica
 from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.passes.layouts.place_nodes import place_nodes
 from partc.passes.layouts.strategy_meshes import BATCH, FIRST_AXIS, meshes_of, number_of, own_axes
-from partc.passes.rules.sharding_rules import rule_of
+from partc.passes.rules.sharding_rules import node_facts
 from partc.passes.search.forward_nodes import forward_nodes
 from partc.runtime.errors import BadStrategy
 
@@ -290,7 +290,7 @@ def _wishes_of(
 ) -> dict[int, Wish]:
     """Return what a node splits along every mesh axis: nothing along those that are not named."""
     wishes = {axis: Wish(None) for axis in range(len(mesh.grid))}
-    rule = rule_of(node, analysis.facts)
+    known = node_facts(node, analysis.facts, analysis.zeros)
     asked = [whole_axis(node) for _ in mesh.axes]
     for dimension, parts in split.items():
         where = f"{at}: split: {dimension}"
@@ -303,9 +303,9 @@ def _wishes_of(
                 del wishes[axis]
                 continue
             wishes[axis] = wish
-            decision = decide_by_wish(node, rule, wish, mesh.size(axis), analysis.zeros)
+            decision = decide_by_wish(known, wish, mesh.size(axis))
             asked[axis] = decision or whole_axis(node)
-            if decision is None or not divides(mesh, node, decide_axes(mesh, asked), analysis.facts):
+            if decision is None or not divides(mesh, known, decide_axes(mesh, asked)):
                 parts_asked = prod(mesh.size(a) for a, other in wishes.items() if other == wish)
                 raise BadStrategy(
                     f"{node.op} {node.name!r} cannot split {dimension} into {parts_asked} parts",

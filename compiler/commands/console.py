@@ -97,6 +97,12 @@ def note(line: str) -> None:
         console.print(Text(printable(line)), soft_wrap=True)
 
 
+def refuse_json(why: str, fix: str) -> None:
+    """Raise BadUsage where JSON was asked for: of what has no results to write."""
+    if _current.json:
+        raise BadUsage(why, at="--json", fix=fix)
+
+
 def answer(result: "Record") -> None:
     """Write the results as JSON, where that was asked for."""
     if _current.json:

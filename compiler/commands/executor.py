@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from partc.compiler.commands.arguments import parse_sizes
-from partc.compiler.commands.console import answer, tell
+from partc.compiler.commands.console import answer, refuse_json, tell
 from partc.compiler.commands.results.plans import Materialised
 from partc.compiler.output.materialise import materialise, read_central_plan, read_decisions
 from partc.runtime.engines.rank_command import DAEMON
@@ -55,6 +55,10 @@ def executor_command(
             at="partc executor" if job is None else str(job),
             fix="use `partc run`, which makes a job and starts it",
         )
+    refuse_json(
+        "one rank of a job has no results of its own",
+        fix="leave it out; `partc run --json` writes the results of all ranks",
+    )
     from partc.runtime.engines import begin_rank
 
     raise typer.Exit(begin_rank.main(["started", DAEMON, str(job)]))

@@ -21,7 +21,7 @@ from partc.runtime.errors import BadUsage, one_of
 
 LIST = "list"
 EPILOG = "\n\n".join(
-    ["Example: partc model lm --set vocab=50000 --set batch=16 -o forward.onnx"]
+    ["Example: partc model mlp --set batch=16 -o forward.onnx"]
     + [
         f"{name}: {model.description}. Options: {', '.join(o.name for o in describe_options(name))}."
         for name, model in MODELS.items()

@@ -81,7 +81,7 @@ class PriceChanges:
             if change.keeps_plan:
                 same_plan = price_plan(compilation.plan, cluster, Measured(kernels=compilation.options.times))
             if not is_compiled:
-                why = "not compiled anew: the graph is large, and other changes came first"
+                why = "not compiled anew, for the graph is large and other changes came first"
                 return PricedChange(*told, same_plan=same_plan, not_priced=why)
             with silent_log():
                 price, decisions = self._compile(cluster, options)

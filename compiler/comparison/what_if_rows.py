@@ -1,6 +1,6 @@
 """What was priced of changes, in words: for the report's table, and the lines that `compile` prints."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from partc.compiler.report.units import count, percent, seconds, size
@@ -35,23 +35,37 @@ class ChangeRow:
     share: float = 0.0
     is_plan: bool = False
 
+    @property
+    def has_price(self) -> bool:
+        """Return whether the step was priced, compiled for it or as the plan is."""
+        return not self.not_priced or self.same_plan != UNKNOWN
+
 
 @dataclass(frozen=True, slots=True)
 class ChangeTable:
-    """All changes of one thing, the plan's own value among them."""
+    """All changes of one thing: those with a price, the plan's own among them, and reason -> the others."""
 
     dimension: str
     title: str
     rows: tuple[ChangeRow, ...]
+    without_price: Mapping[str, list[str]]
 
 
 def what_if_tables(what_if: WhatIf) -> tuple[ChangeTable, ...]:
     """Return a table for each dimension: strategies by time for a sample, numbers in their order."""
     return tuple(
-        ChangeTable(dimension, title, tuple(_rows(what_if, dimension)))
+        _table(dimension, title, tuple(_rows(what_if, dimension)))
         for dimension, title in TITLES.items()
         if any(change.dimension == dimension for change in what_if.changes)
     )
+
+
+def _table(dimension: Dimension, title: str, rows: Sequence[ChangeRow]) -> ChangeTable:
+    without_price: dict[str, list[str]] = {}
+    for row in rows:
+        if not row.has_price:
+            without_price.setdefault(row.not_priced, []).append(row.value)
+    return ChangeTable(dimension, title, tuple(row for row in rows if row.has_price), without_price)
 
 
 def _rows(what_if: WhatIf, dimension: Dimension) -> Iterator[ChangeRow]:

@@ -18,6 +18,7 @@ from typing import Literal
 
 import msgspec
 
+from partc.compiler.machines.nvlinks import PCIE_ASSUMED, detect_nvlinks, join_gpus
 from partc.compiler.machines.this_machine import Hardware, look_at_this_machine, short_name
 from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster, read_resource_file
 from partc.cost.cluster.detect_gpus import GPU_TYPES, Gpu, check_gpu_type, detect_gpus
@@ -84,6 +85,8 @@ def make_cluster(source: str, wishes: Wishes) -> MadeCluster:
         return _of_resource_file(Path(source), wishes)
     told = {"machine": _this_machine, "slurm": _slurm, "mpi-operator": _mpi_operator}[source]()
     hosts = tuple(_host(name, hardware, told, wishes) for name, hardware in told.hosts.items())
+    if source == "machine":
+        return _one_host(hosts[0], told)
     return _joined(hosts, told.source, told.assumed, wishes)
 
 
@@ -91,6 +94,15 @@ def _what_there_is() -> str:
     if "SLURM_JOB_ID" in os.environ and "SLURM_JOB_NODELIST" in os.environ:
         return "slurm"
     return "mpi-operator" if allotted_slots() else "machine"
+
+
+def _one_host(host: Host, told: _Told) -> MadeCluster:
+    """Return this machine, whose GPUs NVLink may join."""
+    has_gpus = any(device.kind == "gpu" for device in host.devices)
+    switches, links = join_gpus(host.name, host.devices, detect_nvlinks() if has_gpus else {})
+    cluster = Cluster(CLUSTER_FORMAT, host.name, (host,), switches=switches, links=links)
+    assumed = (*told.assumed, PCIE_ASSUMED) if links else tuple(told.assumed)
+    return MadeCluster(cluster, told.source, assumed)
 
 
 def _joined(hosts: Sequence[Host], source: str, assumed: Sequence[str], wishes: Wishes) -> MadeCluster:

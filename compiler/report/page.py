@@ -21,6 +21,7 @@ from partc.compiler.report.describe_program import (
 from partc.compiler.report.describe_what_if import what_if_section
 from partc.compiler.report.measure_traffic import step_traffic
 from partc.compiler.report.operators.describe_graph import graph_section
+from partc.compiler.report.packed_json import script_json
 from partc.compiler.report.plan_sections import (
     assumptions_section,
     cluster_section,
@@ -47,11 +48,11 @@ SECTIONS: tuple[Section, ...] = (
         "graph/graph.html",
         graph_section,
         styles=("graph/graph.css",),
-        scripts=("graph/graph.js",),
+        scripts=("unpack.js", "graph/graph.js"),
     ),
     Section("operators", "Operators", "operators.html", operators_section),
     Section("cluster", "Cluster", "cluster.html", cluster_section),
-    Section("timeline", "Timeline", "timeline.html", timeline_section, scripts=("timeline.js",)),
+    Section("timeline", "Timeline", "timeline.html", timeline_section, scripts=("unpack.js", "timeline.js")),
     Section(
         "what-if",
         "What if",
@@ -104,6 +105,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["packed"] = script_json
     environment.globals["parts"] = environment.get_template("parts.html").module
     return environment
 

@@ -29,7 +29,7 @@ from partc.compiler.search.own_space import OwnSpace
 from partc.compiler.search.search_limit import SearchLimit
 from partc.compiler.search.solve_additively import solve_additively
 from partc.compiler.search.step_pipelines import StepPipelines
-from partc.compiler.search.walk_chains import walk_chains
+from partc.compiler.search.walk_chains import walk_rounds
 from partc.compiler.search.walk_tasks import BestStates, State, climb, fewer_replicas
 from partc.compiler.search.whole_steps import Priced, WholeSteps, names_for
 from partc.cost.cluster.cluster import Cluster
@@ -43,9 +43,12 @@ PIPELINE_PROPOSALS = 0.05  # of proposals: whole plans of pipelines, which take 
 ADDITIVE_SHARE = 0.2  # of what is left: what the additive starts of walks may take
 EXHAUSTED_SHARE = 0.5  # of what is left then: what exhaustion may take, where `auto` tries it
 START = "auto"
-ROUNDS = 3  # of walking and pricing
+WALKED_PROPOSALS = 0.5  # of proposals: what walks have
 RESERVE = 1.5  # of what the slowest plan took to price: what is left for pricing
-TRIED = 3  # states that are priced in a round
+PRICED_SHARE = (
+    0.02  # of what is left: what a plan may take, if rounds of walks are priced before the last is over
+)
+TRIED = 3  # states that are priced of a round
 MOST_TRIED_STATES = 5_000_000  # that `auto` exhausts
 
 
@@ -231,19 +234,22 @@ class _Search:
                 if exhausted.is_proven and is_alike:
                     return  # walks have no other states
                 starts.append(exhausted.state)
-        chains = 1 if limit.proposals is not None else 0  # as many on every machine
-        for remaining in reversed(range(ROUNDS)):
-            if limit.left_s <= RESERVE * self._price.slowest_s:
-                return
-            until_s = limit.part_until_s(1 / (remaining + 1), RESERVE * self._price.slowest_s)
-            most = limit.part(1 / (2 * ROUNDS))
-            found, proposals = walk_chains(
-                own.tasks, own.space, starts, self._rng, until_s, most=most, chains=chains
-            )
+        found, is_priced = BestStates(), True
+        for found, proposals in walk_rounds(
+            own.tasks,
+            own.space,
+            starts,
+            self._rng,
+            lambda share: limit.part_until_s(share, RESERVE * self._price.slowest_s),
+            most=limit.part(WALKED_PROPOSALS),
+            chains=1 if limit.proposals is not None else 0,  # as many on every machine
+        ):
             self.proposals += proposals
-            found.add(*self._climb(own, found.in_order()[0], until_s, most))
-            self._price_best(own, found, remaining)
-            starts = [*starts[:1], *found.in_order()[:2]]
+            is_priced = self._price.slowest_s < PRICED_SHARE * limit.left_s
+            if is_priced:
+                self._price_best(own, found)
+        if not is_priced:
+            self._price_best(own, found)
 
     def _additive_starts(self, own: OwnSpace) -> list[State]:
         """Return the answers of the additive methods, as far as there are any in a share of the time."""
@@ -257,10 +263,10 @@ class _Search:
                 continue  # the graph does not reduce, or there was no time: walks have other starts
         return starts
 
-    def _price_best(self, own: OwnSpace, found: BestStates, remaining: int) -> None:
-        for number, state in enumerate(found.in_order()):
+    def _price_best(self, own: OwnSpace, found: BestStates) -> None:
+        for state in found.in_order()[:TRIED]:
             self._see_state(own, state, "operators' own")
-            if self._limit.left_s < (remaining + 2) * self._price.slowest_s or number == TRIED:
+            if self._limit.left_s < RESERVE * self._price.slowest_s:
                 return
 
     def _tell_local_optimum(self, own: OwnSpace) -> None:

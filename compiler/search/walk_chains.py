@@ -1,5 +1,7 @@
 """Walks over operator groups' configurations in several processes, one a core, each with a seed of its own.
 
+They are made in rounds, each of which begins at the best states of the one before, hot again.
+
 Processes are forked, so that each begins with the task graph, its compiled code and what is remembered of
 blocks; they send their best states back as JSON.
 """
@@ -7,7 +9,7 @@ blocks; they send their best states back as JSON.
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -17,12 +19,44 @@ from partc.compiler.search.walk_tasks import BestStates, State, walk_tasks
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.passes.search.operator_space import OperatorSpace
 
+ROUNDS = (0.125, 0.125, 0.25, 0.5)  # of the time; two in a row that bring nothing are the last
+
 
 class Walked(msgspec.Struct, frozen=True):
     """What a process found."""
 
     states: tuple[tuple[State, float], ...]
     proposals: int
+
+
+def walk_rounds(
+    tasks: StepTasks,
+    space: OperatorSpace,
+    starts: Sequence[State],
+    rng: np.random.Generator,
+    until: Callable[[float], float],
+    show: Callable[[float], None] = lambda step_s: None,
+    most: float = float("inf"),
+    chains: int = 0,
+) -> Iterator[tuple[BestStates, int]]:
+    """Yield after each round the best states so far, and how many proposals it had.
+
+    `until`: returns when a share of the time that is left then is over, on the monotonic clock.
+    """
+    best, left, idle = BestStates(), 1.0, 0
+    for share in ROUNDS:
+        before_s = best.least_s
+        found, proposals = walk_chains(
+            tasks, space, starts, rng, until(share / left), show, share * most, chains
+        )
+        for state, step_s in found.found.items():
+            best.add(state, step_s)
+        yield best, proposals
+        left -= share
+        idle = idle + 1 if best.least_s >= before_s else 0
+        if idle == 2 or not best.found:
+            return
+        starts = [*starts[:1], *best.in_order()[:2]]
 
 
 def walk_chains(

@@ -1,18 +1,21 @@
 """Walk over the configurations of operator groups, priced by the task graph.
 
 Markov chain Monte Carlo as in flexflow.txt, section 6.2: from each start a walk of its own, by turns.
+Beyond it walks cool down, change single groups in their second half alone, and the slowest goes on from the
+best every few turns (docs/decisions/057-walks-cool-down.md).
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
+from operator import attrgetter
 
 import numpy as np
 
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.passes.search.grouped_step import GroupedStep
-from partc.passes.search.metropolis import highest_accepted
+from partc.passes.search.metropolis import HOTTEST, cooled, highest_accepted
 from partc.passes.search.operator_space import OperatorConfig, OperatorSpace, data_parallel_config
 
 # Of proposals: those for a single group and for a family; others are for a kind, and perhaps neighbours.
@@ -20,6 +23,8 @@ SINGLE_SHARE, FAMILY_SHARE = 0.2, 0.1
 ONE_MORE = 0.5  # how probable one more neighbour is
 USED_SHARE = 0.5  # of proposals: those on the workers of another group
 BEST_KEPT = 16
+TURN = 50  # proposals of a walk
+FOLLOWING = 3  # turns, then the slowest walk goes on from the best state
 LEAST_GAIN = 1e-6  # of a step: less is rounding
 
 State = tuple[OperatorConfig, ...]  # by group
@@ -62,13 +67,22 @@ class TaskWalk:
         if self.step_s is not None:
             best.add(start, self.step_s)
 
-    def advance(self, rng: np.random.Generator, count: int) -> None:
-        """Try proposals; the task graph has this walk's state before and after."""
+    def advance(
+        self,
+        rng: np.random.Generator,
+        count: int,
+        temperature: float = HOTTEST,
+        single_share: float = SINGLE_SHARE,
+    ) -> None:
+        """Try proposals; the task graph has this walk's state before and after.
+
+        `single_share`: of proposals, those for one group of a kind.
+        """
         assert self.step_s is not None, "a start that can be"
         for _ in range(count):
             self.proposals += 1
-            changes = self._propose(rng)
-            limit_s = highest_accepted(self.step_s, self._best.least_s, rng)
+            changes = self._propose(rng, single_share)
+            limit_s = highest_accepted(self.step_s, self._best.least_s, temperature, rng)
             step_s = self._tasks.move(changes, limit_s) if changes else None
             if step_s is None:
                 self.refused += 1
@@ -85,15 +99,19 @@ class TaskWalk:
         """Give the task graph this walk's state again."""
         self._tasks.begin(self._state)
 
-    def _propose(self, rng: np.random.Generator) -> Mapping[int, OperatorConfig]:
+    def follow(self, state: State, step_s: float) -> None:
+        """Go on from another state, whose step is known, once this walk is resumed."""
+        self._state, self.step_s = list(state), step_s
+
+    def _propose(self, rng: np.random.Generator, single_share: float) -> Mapping[int, OperatorConfig]:
         share, used = rng.random(), None
         if rng.random() < USED_SHARE:
             used = self._state[rng.integers(len(self._state))].workers
         number, config = self._space.draw(rng, used)
         kind = self._space.kinds[number]
-        if share < SINGLE_SHARE and not self._space.is_alike:
+        if share < single_share and not self._space.is_alike:
             proposed = {int(rng.choice(kind.groups)): config}
-        elif SINGLE_SHARE <= share < SINGLE_SHARE + FAMILY_SHARE:
+        elif single_share <= share < single_share + FAMILY_SHARE:
             proposed = dict.fromkeys(kind.family, config)
         else:
             proposed = {
@@ -202,23 +220,29 @@ def walk_tasks(
     until_s: float,
     show: Callable[[float], None] = lambda step_s: None,
     most: float = float("inf"),
-    turn: int = 50,
 ) -> tuple[BestStates, int]:
-    """Return the best states, and how many proposals were tried.
-
-    Walks end when the time is over, when half of it has brought nothing, or when `most` proposals were tried.
-    """
+    """Return the best states, and how many proposals were tried, until a time or `most` proposals."""
     best = BestStates()
     walks = [walk for start in starts if (walk := TaskWalk(tasks, space, best, start)).step_s is not None]
-    patience_s = (until_s - time.monotonic()) / 2
-    improved_s, least_s = time.monotonic(), best.least_s
-    tried = 0
-    while walks and tried < most and time.monotonic() < min(until_s, improved_s + patience_s):
+    begun_s, least_s = time.monotonic(), best.least_s
+    turns = tried = 0
+    while walks and (progress := _progress(begun_s, until_s, tried, most)) < 1:
+        singles = SINGLE_SHARE if progress >= 0.5 else 0.0
         for walk in walks:
             walk.resume()
-            walk.advance(rng, turn)
-        tried = sum(walk.proposals for walk in walks)
+            walk.advance(rng, TURN, cooled(progress), singles)
+        turns += 1
+        tried = TURN * turns * len(walks)
         if best.least_s < least_s:
-            improved_s, least_s = time.monotonic(), best.least_s
+            least_s = best.least_s
             show(least_s)
+        if turns % FOLLOWING == 0:
+            max(walks, key=attrgetter("step_s")).follow(best.in_order()[0], best.least_s)
     return best, tried
+
+
+def _progress(begun_s: float, until_s: float, tried: int, most: float) -> float:
+    """Return the share of a walk that is over, by its time or its proposals."""
+    now_s = time.monotonic()
+    by_time = (now_s - begun_s) / (until_s - begun_s) if until_s > now_s else 1.0
+    return max(by_time, tried / most)

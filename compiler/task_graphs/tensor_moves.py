@@ -1,7 +1,7 @@
 """What goes from worker to worker for a tensor to be had elsewhere, and what it takes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from math import prod
 
@@ -10,11 +10,10 @@ import numpy as np
 from partc.compiler.task_graphs.task_prices import Moved, TaskPrices
 from partc.cost.simulation.task_arrays import Ints, Longs, compiled
 from partc.passes.layouts.boxes import box_of
-from partc.passes.layouts.layouts import Layout
+from partc.passes.layouts.layouts import Layout, Split
 from partc.passes.layouts.meshes import Mesh
 from partc.passes.search.group_layouts import Placements
 from partc.runtime.plan.moves import region_of
-from partc.runtime.plan.program import Region
 from partc.runtime.plan.record import Range
 
 Axes = tuple[tuple[str, int], ...]
@@ -181,38 +180,67 @@ def choose_senders(
 
 
 Cut = tuple[Axes, Placements]
+Cuts = tuple[tuple[int, Split], ...]  # of an axis 0: into how many parts along each mesh axis that cuts it
 
 
 @lru_cache(maxsize=1 << 14)
-def _overlaps(shape: tuple[int, ...], source: Cut, target: Cut) -> tuple[tuple[int, ...], Longs]:
+def _overlaps(shape: tuple[int, ...], source: Cut, target: Cut) -> tuple[Ints, Longs]:
     """Return the region at each place of the source, numbered, and how many elements of each region those at
     each place of the target want, int64[regions, places]."""
-    has, wants = _regions(shape, source), _regions(shape, target)
-    numbers = {region: number for number, region in enumerate(dict.fromkeys(has))}
-    elements = np.ones((len(numbers), len(wants)), np.int64)
-    for axis in range(len(shape)):
-        ours = {ranges: n for n, ranges in enumerate(dict.fromkeys(region[axis] for region in numbers))}
-        theirs = {ranges: n for n, ranges in enumerate(dict.fromkeys(region[axis] for region in wants))}
-        rows = [ours[region[axis]] for region in numbers]
-        columns = [theirs[region[axis]] for region in wants]
-        elements *= _common_lengths(list(ours), list(theirs))[np.ix_(rows, columns)]
-    return tuple(numbers[region] for region in has), elements
+    has, wants = (
+        [_part_numbers(size, axis, cut) for axis, size in enumerate(shape)] for cut in (source, target)
+    )
+    whole = np.zeros(prod(size for _, size in source[0]), np.int64)
+    for numbers in has:
+        whole = whole * (int(numbers.max()) + 1) + numbers
+    _, firsts, found = np.unique(whole, return_index=True, return_inverse=True)
+    order = np.argsort(firsts)  # regions in the order in which they appear
+    regions = np.argsort(order).astype(np.int32)[found]
+    elements = np.ones((len(firsts), prod(size for _, size in target[0])), np.int64)
+    for axis, size in enumerate(shape):
+        common = _common_lengths(size, _cuts(axis, source), _cuts(axis, target))
+        elements *= common[np.ix_(has[axis][firsts[order]], wants[axis])]
+    return regions, elements
+
+
+def _cuts(axis: int, cut: Cut) -> Cuts:
+    axes, placements = cut
+    return tuple(
+        (size, replace(split, axis=0))
+        for (_, size), split in zip(axes, placements, strict=False)
+        if isinstance(split, Split) and split.axis == axis
+    )
 
 
 @lru_cache(maxsize=1 << 14)
-def _regions(shape: tuple[int, ...], cut: Cut) -> tuple[Region, ...]:
+def _part_numbers(size: int, axis: int, cut: Cut) -> Longs:
+    """Return which part of an axis of a tensor is at each place of a mesh, int64[places]."""
     axes, placements = cut
-    mesh, layout = Mesh("own", axes), Layout("own", *placements)
+    cutting = [n for n, split in enumerate(placements) if isinstance(split, Split) and split.axis == axis]
+    numbers, _ = _parts(size, _cuts(axis, cut))
+    grid = [size if n in cutting else 1 for n, (_, size) in enumerate(axes)]
+    return np.broadcast_to(np.reshape(numbers, grid), [size for _, size in axes]).ravel()
+
+
+@lru_cache(maxsize=1 << 14)
+def _parts(size: int, cuts: Cuts) -> tuple[Longs, tuple[tuple[Range, ...], ...]]:
+    """Return the parts of an axis that differ, and the number of each place's, int64[places]."""
+    mesh = Mesh("own", tuple(("", parts) for parts, _ in cuts) or (("", 1),))
+    layout = Layout("own", *(split for _, split in cuts))
     places = range(prod(size for _, size in mesh.grid))
-    return tuple(region_of(box_of(mesh, layout, shape, mesh.coordinates(place))) for place in places)
+    regions = [region_of(box_of(mesh, layout, (size,), mesh.coordinates(place)))[0] for place in places]
+    numbers = {region: number for number, region in enumerate(dict.fromkeys(regions))}
+    return np.array([numbers[region] for region in regions], np.int64), tuple(numbers)
 
 
-def _common_lengths(ours: Sequence[tuple[Range, ...]], theirs: Sequence[tuple[Range, ...]]) -> Longs:
-    """Return how long what every two have in common is. Ranges of one do not overlap."""
+@lru_cache(maxsize=1 << 14)
+def _common_lengths(size: int, ours: Cuts, theirs: Cuts) -> Longs:
+    """Return how long what every two parts of an axis have in common is. Those of one do not overlap."""
+    parts = [_parts(size, cuts)[1] for cuts in (ours, theirs)]
     (starts, stops), (other_starts, other_stops) = (
-        np.array([span for ranges in each for span in ranges], np.int64).T for each in (ours, theirs)
+        np.array([span for ranges in each for span in ranges], np.int64).T for each in parts
     )
     common = np.minimum.outer(stops, other_stops) - np.maximum.outer(starts, other_starts)
-    begins, other_begins = (np.cumsum([0, *(len(ranges) for ranges in each[:-1])]) for each in (ours, theirs))
+    begins, other_begins = (np.cumsum([0, *(len(ranges) for ranges in each[:-1])]) for each in parts)
     own = np.add.reduceat(common.clip(min=0), begins, axis=0)
     return np.add.reduceat(own, other_begins, axis=1)

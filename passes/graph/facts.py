@@ -9,6 +9,7 @@ numpy's.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -20,7 +21,6 @@ from partc.passes.graph.infer_shapes import infer_shapes, run_constants
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN, SUM_ROWS
 from partc.passes.replicas.average_replicas import AVERAGE, REPLICA_DOMAIN, SUM
-from partc.passes.rules.sharding_rule import ShardingRule
 from partc.runtime.data.step_draws import evaluate_size
 from partc.runtime.errors import UnsupportedModel
 
@@ -28,6 +28,63 @@ Shape = tuple[int, ...]
 UNKNOWN = 0  # the size of a dimension that only the data tells
 NUMBERS = "biuf"  # numpy's own; of others, such as bfloat16, ONNX Runtime computes hardly anything
 SMALL = 1024  # elements of a tensor whose values are worth knowing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorFacts:
+    """All that is known of one tensor, by whatever name. Equal ones are one object.
+
+    doubled_shape  under twice the symbolic sizes, None where it is not known
+    value          small and known under the assumed sizes, or None
+    """
+
+    is_named: bool  # an operand that is left out has no name
+    shape: Shape
+    doubled_shape: Shape | None
+    dtype: np.dtype | None
+    has_fixed_shape: bool
+    value: np.ndarray | None
+    has_fixed_value: bool
+
+    @property
+    def has_fixed_sizes(self) -> bool:
+        """Tell whether all sizes are known, and none follows a symbolic size."""
+        return self.has_fixed_shape and all(self.shape)
+
+    @property
+    def fixed_value(self) -> np.ndarray | None:
+        """Return the value that holds whatever the symbolic sizes are, or None."""
+        return self.value if self.has_fixed_value else None
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size in bytes under the assumed sizes."""
+        return 0 if self.dtype is None else prod(self.shape) * self.dtype.itemsize
+
+
+_Content = tuple[np.dtype, Shape, bytes | tuple[object, ...]]  # bytes, or the texts themselves
+
+
+def _content(value: np.ndarray) -> _Content:
+    return value.dtype, value.shape, tuple(value.ravel()) if value.dtype.hasobject else value.tobytes()
+
+
+@lru_cache(maxsize=1 << 16)
+def _tensor_facts(
+    is_named: bool,
+    shapes: tuple[Shape, Shape | None],
+    dtype: np.dtype | None,
+    has_fixed_shape: bool,
+    value: _Content | None,
+    has_fixed_value: bool,
+) -> TensorFacts:
+    """Return the one object."""
+    array = None
+    if value is not None:
+        dtype, shape, content = value
+        flat = np.frombuffer(content, dtype) if isinstance(content, bytes) else np.array(content, dtype)
+        array = flat.reshape(shape)
+    return TensorFacts(is_named, *shapes, dtype, has_fixed_shape, array, has_fixed_value)
 
 
 @dataclass(frozen=True)
@@ -42,9 +99,36 @@ class Facts:
     doubled_shapes: Mapping[str, Shape] = field(default_factory=dict)  # under twice the symbolic sizes
     # Remembered, because several strategies are lowered from the same facts:
     _nbytes: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
-    rules: dict[int, tuple[gs.Node, ShardingRule | None]] = field(
-        default_factory=dict, compare=False, repr=False
-    )  # by the node's identity, which the node kept here makes lasting (sharding_rules.rule_of)
+    _tensors: dict[str, TensorFacts] = field(default_factory=dict, compare=False, repr=False)
+    # by the node's identity, which the node kept here makes lasting (sharding_rules.node_facts)
+    nodes: dict[int, tuple[gs.Node, object]] = field(default_factory=dict, compare=False, repr=False)
+
+    def of(self, tensor: str) -> TensorFacts:
+        """Return all that is known of a tensor."""
+        if tensor not in self._tensors:
+            value = self.values.get(tensor)
+            self._tensors[tensor] = _tensor_facts(
+                bool(tensor),
+                (self.shape(tensor), self.doubled_shapes.get(tensor)),
+                self.dtypes.get(tensor),
+                tensor in self.fixed_shapes,
+                None if value is None else _content(value),
+                tensor in self.fixed_values,
+            )
+        return self._tensors[tensor]
+
+    @staticmethod
+    def alone(tensors: Mapping[str, TensorFacts]) -> "Facts":
+        """Return the facts of some tensors, by names."""
+        known = {n: t.doubled_shape for n, t in tensors.items() if t.doubled_shape is not None}
+        return Facts(
+            {name: tensor.shape for name, tensor in tensors.items()},
+            {name: tensor.dtype for name, tensor in tensors.items() if tensor.dtype is not None},
+            {name: tensor.value for name, tensor in tensors.items() if tensor.value is not None},
+            frozenset(name for name, tensor in tensors.items() if tensor.has_fixed_shape),
+            frozenset(name for name, tensor in tensors.items() if tensor.has_fixed_value),
+            known,
+        )
 
     def shape(self, tensor: str) -> Shape:
         """Return the concrete shape; UNKNOWN where only the data tells."""

@@ -68,7 +68,7 @@ def _flows(graph: LaidOutGraph, axis: int, enters: Mapping[str, int]) -> Iterato
 
 def _is_summed(graph: LaidOutGraph, name: str, wanted: Layout, axis: int) -> bool:
     """Tell whether a reader wants a partial tensor whole, and no part of it that is kept so."""
-    is_kept_so = axis in graph.homes.get(name, {}) and isinstance(wanted.along(axis), Split)
+    is_kept_so = axis in dict(graph.homes.get(name, ())) and isinstance(wanted.along(axis), Split)
     ends = (layout.with_along(axis, Replicate()) for layout in (graph.layout(name), wanted))
     is_here = graph.layout(name).site == wanted.site  # else it is summed and sent
     is_scattered = is_kept_so and is_here and not any(layout.uneven() for layout in ends)

@@ -1,13 +1,15 @@
-"""Decide how one node runs, from the layouts of its operands and its sharding rule."""
+"""Decide how one node runs, from the layouts of its operands and what is known of it: its rule, above all.
+
+Of a node nothing is seen here but its facts, so that nodes that are alike are decided once.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 
 import onnx_graphsurgeon as gs
 
-from partc.passes.graph.facts import Facts
 from partc.passes.layouts.configuration import Wish
 from partc.passes.layouts.layouts import (
     Layout,
@@ -21,7 +23,7 @@ from partc.passes.layouts.layouts import (
 )
 from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.passes.rules.sharding_rule import Reach, ShardingRule
-from partc.passes.rules.sharding_rules import rule_of
+from partc.passes.rules.sharding_rules import NodeFacts
 from partc.runtime.plan.boxes import part_range
 from partc.runtime.plan.program import Site
 
@@ -115,46 +117,51 @@ def _nested(mesh: Mesh, axes: Sequence[AxisDecision]) -> tuple[AxisDecision, ...
     )
 
 
-def whole_axis(node: gs.Node) -> AxisDecision:
+def whole_axis(node: gs.Node | NodeFacts) -> AxisDecision:
     """Run the node on tensors that are whole along an axis."""
-    return AxisDecision(tuple(Replicate() for _ in node.inputs), tuple(Replicate() for _ in node.outputs))
+    return _whole(len(node.inputs), len(node.outputs))
 
 
-def run_whole(node: gs.Node, site: Site) -> Decision:
+@lru_cache(maxsize=1 << 10)
+def _whole(inputs: int, outputs: int) -> AxisDecision:
+    return AxisDecision((Replicate(),) * inputs, (Replicate(),) * outputs)
+
+
+def run_whole(node: gs.Node | NodeFacts, site: Site) -> Decision:
     """Run the node on whole tensors."""
-    return Decision(site, (whole_axis(node),))
+    return _run_whole(site, whole_axis(node))
 
 
-def divides(mesh: Mesh | Meshes, node: gs.Node, decision: Decision, facts: Facts) -> bool:
+@lru_cache(maxsize=1 << 10)
+def _run_whole(site: Site, axis: AxisDecision) -> Decision:
+    return Decision(site, (axis,))
+
+
+def divides(mesh: Mesh | Meshes, node: NodeFacts, decision: Decision) -> bool:
     """Tell whether the axes of the mesh together can cut what a node reads and writes.
 
     Into parts of different sizes only where all sizes are known.
     """
     pairs = list(zip((*node.inputs, *node.outputs), (*decision.inputs, *decision.outputs), strict=True))
-    if any(layout.varying() for _, layout in pairs) and not _has_known_sizes(node, facts):
+    if any(layout.varying() for _, layout in pairs) and not _has_known_sizes(node):
         return False
     shared = [f.mesh_axes for _, layout in pairs for f in layout.uneven() if len(f.mesh_axes) > 1]
     if not all(decision.axes[axis].entries for axes in shared for axis in axes):
         return False  # what windows reach for is told of parts along one axis
-    return all(mesh.divides(layout, facts.shape(tensor.name)) for tensor, layout in pairs)
+    return all(mesh.divides(layout, tensor.shape) for tensor, layout in pairs)
 
 
-def _has_known_sizes(node: gs.Node, facts: Facts) -> bool:
-    names = [tensor.name for tensor in (*node.inputs, *node.outputs) if tensor.name]
-    rule = rule_of(node, facts)
-    spelled = [] if rule is None else [node.inputs[index].name for index in rule.shape_inputs]
-    return all(name in facts.fixed_shapes and all(facts.shape(name)) for name in names) and all(
-        facts.fixed_value(name) is not None for name in spelled
+def _has_known_sizes(node: NodeFacts) -> bool:
+    spelled = () if node.rule is None else node.rule.shape_inputs
+    return all(tensor.has_fixed_sizes for tensor in (*node.inputs, *node.outputs) if tensor.is_named) and all(
+        node.inputs[index].fixed_value is not None for index in spelled
     )
 
 
 def decide_by_rule(
-    node: gs.Node,
-    rule: ShardingRule | None,
+    node: NodeFacts,
     placements: Sequence[Placement],
     ranks: int,
-    zeros: frozenset[str],
-    facts: Facts,
     stored: Sequence[bool] = (),
     widens: bool = False,
     kept: Split | None = None,
@@ -165,25 +172,37 @@ def decide_by_rule(
     `widens`: parts of operands may be had with entries of their neighbours', as windows read them. `kept`:
     how the first output is kept, which sends it on if it is made in other parts.
     """
-    if rule is None or all(isinstance(placement, Replicate) for placement in placements):
+    if node.rule is None or all(isinstance(placement, Replicate) for placement in placements):
         return whole_axis(node)
+    return _decide_by_rule(node, tuple(placements), ranks, tuple(stored), widens, kept)
+
+
+@lru_cache(maxsize=1 << 16)
+def _decide_by_rule(
+    node: NodeFacts,
+    placements: tuple[Placement, ...],
+    ranks: int,
+    stored: tuple[bool, ...],
+    widens: bool,
+    kept: Split | None,
+) -> AxisDecision:
     gives_way = stored or [False] * len(placements)
-    for refined, factor in _split_factors(node, rule, placements, ranks, facts, gives_way, widens, kept):
-        decision = split_on(node, refined, factor, ranks, zeros)
+    for refined, factor in _split_factors(node, placements, ranks, gives_way, widens, kept):
+        decision = split_on(node, refined, factor, ranks)
         if decision is not None:
             return decision
-    return keep_partial(node, rule, placements, zeros) or whole_axis(node)
+    return keep_partial(node, placements) or whole_axis(node)
 
 
-def decide_by_wish(
-    node: gs.Node, rule: ShardingRule | None, wish: Wish, ranks: int, zeros: frozenset[str]
-) -> AxisDecision | None:
+@lru_cache(maxsize=1 << 16)
+def decide_by_wish(node: NodeFacts, wish: Wish, ranks: int) -> AxisDecision | None:
     """Split the dimension that is asked for along an axis; None where that cannot be done.
 
     Of a dimension of several factors all, or the first, of the size that the wish says, if it says one.
     """
     if wish.split is None:
         return whole_axis(node)
+    rule = node.rule
     if rule is None:
         return None
     found = _asked_factor(rule, wish.operand, wish.split)
@@ -193,7 +212,7 @@ def decide_by_wish(
         found = None if rule.apart is None else _asked_factor(rule.apart, wish.operand, wish.split)
         if found is None or not found[0].may_reach(found[1], ranks):
             return None
-    return split_on(node, *found, ranks, zeros)
+    return split_on(node, *found, ranks)
 
 
 def _asked_factor(rule: ShardingRule, operand: int | None, split: Split) -> tuple[ShardingRule, str] | None:
@@ -202,14 +221,14 @@ def _asked_factor(rule: ShardingRule, operand: int | None, split: Split) -> tupl
 
 
 def decide_on_table(
-    node: gs.Node, layouts: Sequence[Layout], axis: int, wanted: Split | None
+    node: NodeFacts, layouts: Sequence[Layout], axis: int, wanted: Split | None
 ) -> AxisDecision | None:
     """Read rows of a table, or add to them, where they are along an axis, by ids that are whole there.
 
     `wanted`: how what a ScatterND makes is kept by rows, if it is.
     """
-    reads = node.op == "Gather" and node.attrs.get("axis", 0) == 0
-    adds = node.op == "ScatterND" and node.attrs.get("reduction") == "add"
+    reads = node.op == "Gather" and node.attribute("axis", 0) == 0
+    adds = node.op == "ScatterND" and node.attribute("reduction") == "add"
     in_rows = [number for number, split in layouts[0].splits() if split.axis == 0] if reads or adds else []
     rows = layouts[0].along(axis)
     is_cut = in_rows == [axis] and isinstance(rows, Split) and rows.outer == 1
@@ -224,17 +243,17 @@ def decide_on_table(
 
 
 def _split_factors(
-    node: gs.Node,
-    rule: ShardingRule,
+    node: NodeFacts,
     placements: Sequence[Placement],
     ranks: int,
-    facts: Facts,
     gives_way: Sequence[bool],
     widens: bool,
     kept: Split | None,
 ) -> list[tuple[ShardingRule, str]]:
     """Return the factors that operands are split on, each with the rule that names it: first what leaves
     most bytes, of operands and of an output that is kept, where they are."""
+    rule = node.rule
+    assert rule is not None, "the node has one"
     weights: dict[str, int] = {}
     rules: dict[str, ShardingRule] = {}
     firm: set[str] = set()
@@ -247,9 +266,9 @@ def _split_factors(
             found = _reaching(rule, index, placement, ranks) if widens else None
         if found is not None:
             rules[found[1]] = found[0]
-            weights[found[1]] = weights.get(found[1], 0) + facts.nbytes(tensor.name)
+            weights[found[1]] = weights.get(found[1], 0) + tensor.nbytes
             firm.update(() if yields else (found[1],))
-    made_bytes = facts.nbytes(node.outputs[0].name) if len(weights) > 1 else 0
+    made_bytes = node.outputs[0].nbytes if len(weights) > 1 else 0
     for factor in weights:
         position = rules[factor].position_of(rules[factor].outputs[0], factor)
         if position is None:  # a sum
@@ -275,17 +294,18 @@ def follows(rule: ShardingRule, factor: str, split: Split, ranks: int, widens: b
     return rule.may_split(factor, ranks, widens)
 
 
-def split_on(
-    node: gs.Node, rule: ShardingRule, factor: str, ranks: int, zeros: frozenset[str]
-) -> AxisDecision | None:
-    """Return the decision that splits `factor`, or None where an output could not be described."""
+def split_on(node: NodeFacts, rule: ShardingRule, factor: str, ranks: int) -> AxisDecision | None:
+    """Return the decision that splits `factor`, or None where an output could not be described.
+
+    `rule`: the node's, or one that takes its factors apart.
+    """
     uneven = rule.sizes[factor] if rule.sizes[factor] % ranks else 0
     outputs: list[Placement] = []
     for dims in rule.outputs:
         position = rule.position_of(dims, factor)
         if position is not None:
             outputs.append(Split(*position, uneven))
-        elif factor in rule.combine and _every_term_has(node, rule, factor, zeros):
+        elif factor in rule.combine and _every_term_has(node, rule, factor):
             combine = rule.combine[factor]
             outputs.append(Partial("sum" if combine == "mean" else combine))
         else:
@@ -317,23 +337,21 @@ def _reached(reach: Reach, entries: int, ranks: int) -> Placement:
     return read.own if read.ranges == own else read
 
 
-def _every_term_has(node: gs.Node, rule: ShardingRule, factor: str, zeros: frozenset[str]) -> bool:
+def _every_term_has(node: NodeFacts, rule: ShardingRule, factor: str) -> bool:
     """Tell whether every term is summed over the factor, so that no rank adds a whole one."""
 
     def has(index: int) -> bool:
         dims = rule.inputs[index]
         return dims is not None and rule.position_of(dims, factor) is not None
 
-    return all(any(has(index) or node.inputs[index].name in zeros for index in term) for term in rule.terms)
+    return all(any(has(index) or index in node.zeros for index in term) for term in rule.terms)
 
 
-def keep_partial(
-    node: gs.Node,
-    rule: ShardingRule,
-    placements: Sequence[Placement],
-    zeros: frozenset[str],
-) -> AxisDecision | None:
+def keep_partial(node: NodeFacts, placements: Sequence[Placement]) -> AxisDecision | None:
     """Leave the outputs partial where the op is linear in its partial operands."""
+    rule = node.rule
+    if rule is None:
+        return None
     partial = {index: p for index, p in enumerate(placements) if isinstance(p, Partial)}
     if not partial or any(isinstance(p, Split | Owned) for p in placements):
         return None
@@ -343,7 +361,7 @@ def keep_partial(
     if not rule.terms or not set(partial) <= rule.linear:
         return None
     for term in rule.terms:
-        is_zero = any(node.inputs[index].name in zeros for index in term)
+        is_zero = any(index in node.zeros for index in term)
         if not is_zero and sum(index in partial for index in term) != 1:
             return None
     inputs = tuple(partial.get(index, Replicate()) for index in range(len(placements)))

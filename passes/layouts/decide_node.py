@@ -1,11 +1,14 @@
 """Decide how a node of a graph runs: on servers where they own what it reads, else axis by axis of its mesh.
 
 In the order in which they are asked: how replicas are put together, owned rows, a strategy's wish, how a
-gradient is kept, ids of a part of a table, sharding rules.
+gradient is kept, ids of a part of a table, sharding rules. A decision depends on what is in its arguments
+alone: nodes of equal facts whose operands lie alike are decided once, whatever the graph and strategy.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
 
 import onnx_graphsurgeon as gs
 
@@ -18,6 +21,7 @@ from partc.passes.layouts.decide_layouts import (
     decide_by_wish,
     decide_on_table,
     decide_one_axis,
+    divides,
     run_whole,
     whole_axis,
 )
@@ -42,10 +46,13 @@ from partc.passes.layouts.layouts import (
     RequestedRows,
     Split,
 )
+from partc.passes.layouts.meshes import Mesh
 from partc.passes.replicas import average_replicas
-from partc.passes.rules.sharding_rule import ShardingRule
-from partc.passes.rules.sharding_rules import rule_of
+from partc.passes.rules.sharding_rules import NodeFacts, node_facts
 from partc.runtime.plan.program import Site
+
+NOT_DIVIDED = 0  # in place of ranks: along this axis other meshes alone have several
+NO_WISHES: Mapping[int, Wish] = {}
 
 
 def decide_node(
@@ -69,45 +76,118 @@ def decide_node(
             owned = Owned(sparse[node.name])
             return decide_one_axis("server", [owned for _ in node.inputs], [owned for _ in node.outputs])
         return run_whole(node, graph.configuration.site_of(node.name))
-    rule = rule_of(node, graph.facts)
+    known = node_facts(node, graph.facts, graph.zeros)
     if node.name not in graph.main:
         owners = _owners_of(node, layouts, pushed)
         if owners:
-            return decide_on_servers(node, rule, layouts, owners, pushed)
-        decision = keep_partial_on_servers(node, rule, layouts, graph.zeros)
+            return decide_on_servers(node, known.rule, layouts, owners, pushed)
+        decision = keep_partial_on_servers(known, layouts)
         if decision is not None:
             return decision
-    decision = _decide_on_workers(graph, node, rule, layouts)
+    decision = _decide_on_workers(graph, node, known, layouts)
     return _move_to_servers(graph, node, layouts, decision) or decision
 
 
+class _Operand(NamedTuple):
+    """An operand as the workers have it, by mesh axis, once they have fetched it: what is left out is whole.
+
+    stored  it comes from variables and constants alone
+    home    by mesh axis, which part of this gradient is kept where its variable is
+    """
+
+    placements: tuple[Placement, ...]
+    is_here: bool  # on the node's own mesh
+    stored: bool
+    home: tuple[tuple[int, Split], ...]
+
+
+class _Node(NamedTuple):
+    """What a node's decision on the workers' meshes depends on, beside its facts. `axes`: of its mesh.
+
+    home    by mesh axis, which part of the gradient that it makes is kept
+    tables  by mesh axis, how ids index a table in parts
+    """
+
+    site: Site
+    axes: tuple[tuple[str, int], ...]
+    is_one_mesh: bool
+    is_main: bool
+    operands: tuple[_Operand, ...]
+    home: tuple[tuple[int, Split], ...]
+    wishes: tuple[tuple[int, Wish], ...]
+    tables: tuple[AxisDecision | None, ...]
+
+
+class _Along(NamedTuple):
+    """The same along one axis, of so many ranks."""
+
+    axis: int
+    ranks: int
+    is_main: bool
+    placements: tuple[Placement, ...]
+    are_free: bool  # no operand is divided that is here already
+    stored: tuple[bool, ...]
+    homes: tuple[Split | None, ...]  # of operands
+    home: Split | None
+    wish: Wish | None
+    table: AxisDecision | None
+
+
 def _decide_on_workers(
-    graph: LaidOutGraph, node: gs.Node, rule: ShardingRule | None, layouts: Sequence[Layout]
+    graph: LaidOutGraph, node: gs.Node, known: NodeFacts, layouts: Sequence[Layout]
 ) -> Decision:
+    site = graph.configuration.site_of(node.name)
+    homes, stored = graph.homes, graph.stored
+    operands = tuple(
+        [
+            _Operand(
+                _fetched(graph, tensor.name, layout, site),
+                layout.site == site,
+                tensor.name in stored,
+                homes.get(tensor.name, ()),
+            )
+            for tensor, layout in zip(node.inputs, layouts, strict=True)
+        ]
+    )
+    return _decide(
+        known,
+        _Node(
+            site,
+            graph.meshes.of(site).axes,
+            graph.configuration.is_one_mesh,
+            node.name in graph.main,
+            operands,
+            homes.get(node.outputs[0].name, ()),
+            tuple(graph.configuration.wishes.get(node.name, NO_WISHES).items()),
+            _tables(graph, node, known, layouts),
+        ),
+    )
+
+
+@lru_cache(maxsize=1 << 16)
+def _decide(known: NodeFacts, node: _Node) -> Decision:
     """Decide axis by axis. Where that would cut too small, wishes leave inner blocks to other axes; then axes
     with a wish come first, and one that cuts what others cut already keeps the node whole."""
-    count, mesh = graph.meshes.axes, graph.meshes.of(graph.configuration.site_of(node.name))
-    axes = [_decide_along(graph, node, rule, layouts, axis) for axis in range(count)]
+    mesh, wishes = Mesh(node.site, node.axes), dict(node.wishes)
+    axes = [_decide_along(known, _along(node, wishes, axis)) for axis in range(len(node.axes))]
     decision = decide_axes(mesh, axes)
     divided = [axis for axis in axes if not axis.is_whole]
-    if not divided or (len(divided) == 1 and divided[0].is_even) or graph.divides(node, decision):
+    if not divided or (len(divided) == 1 and divided[0].is_even) or divides(mesh, known, decision):
         return decision
-    wishes = graph.configuration.wishes.get(node.name, {})
-    axes = _before_blocks(graph, node, rule, wishes, axes)
-    if graph.divides(node, decision := decide_axes(mesh, axes)):
+    axes = _before_blocks(known, node.axes, wishes, axes)
+    if divides(mesh, known, decision := decide_axes(mesh, axes)):
         return decision
-    fitting = [whole_axis(node) for _ in range(count)]
-    for axis in sorted(range(count), key=lambda axis: axis not in wishes):
+    fitting = [whole_axis(known) for _ in axes]
+    for axis in sorted(range(len(axes)), key=lambda axis: axis not in wishes):
         fitting[axis] = axes[axis]
-        if not graph.divides(node, decide_axes(mesh, fitting)):
-            fitting[axis] = whole_axis(node)
+        if not divides(mesh, known, decide_axes(mesh, fitting)):
+            fitting[axis] = whole_axis(known)
     return decide_axes(mesh, fitting)
 
 
 def _before_blocks(
-    graph: LaidOutGraph,
-    node: gs.Node,
-    rule: ShardingRule | None,
+    known: NodeFacts,
+    mesh_axes: Sequence[tuple[str, int]],
     wishes: Mapping[int, Wish],
     axes: Sequence[AxisDecision],
 ) -> list[AxisDecision]:
@@ -115,7 +195,7 @@ def _before_blocks(
 
     Of rows that are times x samples a wish for three parts of them cuts the times, if the samples are cut.
     """
-    site, found = graph.configuration.site_of(node.name), list(axes)
+    found = list(axes)
     for axis, wish in wishes.items():
         if (split := wish.split) is None:
             continue
@@ -123,8 +203,7 @@ def _before_blocks(
         behind = [p.outer for p in others if isinstance(p, Split) and p.axis == split.axis]
         if blocks := min((outer // split.outer for outer in behind if outer > split.outer), default=0):
             first = replace(wish, split=replace(split, uneven=blocks))
-            cut = decide_by_wish(node, rule, first, graph.meshes.size(site, axis), graph.zeros)
-            found[axis] = cut or axes[axis]
+            found[axis] = decide_by_wish(known, first, mesh_axes[axis][1]) or axes[axis]
     return found
 
 
@@ -132,62 +211,72 @@ def _placement(decision: AxisDecision, operand: int | None) -> Placement:
     return decision.outputs[0] if operand is None else decision.inputs[operand]
 
 
-def _decide_along(
-    graph: LaidOutGraph, node: gs.Node, rule: ShardingRule | None, layouts: Sequence[Layout], axis: int
-) -> AxisDecision:
-    """Decide how the workers run a node along one axis of their mesh."""
-    names = [tensor.name for tensor in node.inputs]
-    site = graph.configuration.site_of(node.name)
-    placements = [
-        _fetched(graph, name, layout, axis, site) for name, layout in zip(names, layouts, strict=True)
-    ]
-    if any(isinstance(placement, PerReplica) for placement in placements):
-        return _run_per_replica(node, placements)
-    if graph.meshes.size(site, axis) == 1 and not graph.configuration.is_one_mesh:
-        return whole_axis(node)
-    if node.name not in graph.main:  # an update takes a gradient as its variable is kept
-        homes = [graph.homes.get(name, {}).get(axis) for name in names]
-        placements = [home or native for home, native in zip(homes, placements, strict=True)]
-    ranks = graph.meshes.size(site, axis)
-    wish = graph.configuration.wishes.get(node.name, {}).get(axis)
-    if wish is not None and (asked := decide_by_wish(node, rule, wish, ranks, graph.zeros)):
-        return asked
-    if (kept := _kept_part(graph, node, layouts, axis)) and (
-        asked := decide_by_wish(node, rule, Wish(kept), ranks, graph.zeros)
-    ):
-        return asked
-    if axis != REPLICAS and (on_table := _decide_on_table(graph, node, layouts, axis)) is not None:
-        return on_table
-    stored = [axis == REPLICAS and name in graph.stored for name in names]  # of a replica, bytes decide
-    if node.name in graph.main and all(stored) and rule is not None and rule.moves:
-        return whole_axis(node)  # replicas gather what they share as it is kept, and turn it then
-    kept = graph.homes.get(node.outputs[0].name, {}).get(axis) if node.name in graph.main else None
-    return decide_by_rule(
-        node, rule, placements, ranks, graph.zeros, graph.facts, stored, widens=True, kept=kept
+def _along(node: _Node, wishes: Mapping[int, Wish], axis: int) -> _Along:
+    ranks = node.axes[axis][1]
+    placements = tuple(
+        [own.placements[axis] if axis < len(own.placements) else Replicate() for own in node.operands]
+    )
+    return _Along(
+        axis,
+        ranks if ranks > 1 or node.is_one_mesh else NOT_DIVIDED,
+        node.is_main,
+        placements,
+        not any(
+            own.is_here and not isinstance(placement, Replicate)
+            for own, placement in zip(node.operands, placements, strict=True)
+        ),
+        tuple([axis == REPLICAS and own.stored for own in node.operands]),  # of a replica, bytes decide
+        tuple([dict(own.home).get(axis) for own in node.operands]),
+        dict(node.home).get(axis),
+        wishes.get(axis),
+        node.tables[axis] if node.tables else None,
     )
 
 
-def _kept_part(graph: LaidOutGraph, node: gs.Node, layouts: Sequence[Layout], axis: int) -> Split | None:
-    """Return which part of a gradient is kept, if no operand is divided that is here already."""
-    site = graph.configuration.site_of(node.name)
-    are_free = all(layout.site != site or isinstance(layout.along(axis), Replicate) for layout in layouts)
-    return graph.homes.get(node.outputs[0].name, {}).get(axis) if are_free else None
+@lru_cache(maxsize=1 << 16)
+def _decide_along(known: NodeFacts, along: _Along) -> AxisDecision:
+    """Decide how the workers run a node along one axis of their mesh."""
+    placements: Sequence[Placement] = along.placements
+    if any(isinstance(placement, PerReplica) for placement in placements):
+        return _run_per_replica(known, placements)
+    if along.ranks == NOT_DIVIDED:
+        return whole_axis(known)
+    if not along.is_main:  # an update takes a gradient as its variable is kept
+        placements = [home or native for home, native in zip(along.homes, placements, strict=True)]
+    if along.wish is not None and (asked := decide_by_wish(known, along.wish, along.ranks)):
+        return asked
+    if along.are_free and along.home and (asked := decide_by_wish(known, Wish(along.home), along.ranks)):
+        return asked
+    if along.axis != REPLICAS and along.table is not None:
+        return along.table
+    if along.is_main and all(along.stored) and known.rule is not None and known.rule.moves:
+        return whole_axis(known)  # replicas gather what they share as it is kept, and turn it then
+    kept = along.home if along.is_main else None
+    return decide_by_rule(known, placements, along.ranks, along.stored, widens=True, kept=kept)
+
+
+def _tables(
+    graph: LaidOutGraph, node: gs.Node, known: NodeFacts, layouts: Sequence[Layout]
+) -> tuple[AxisDecision | None, ...]:
+    if node.op not in ("Gather", "ScatterND"):
+        return ()
+    return tuple(_decide_on_table(graph, node, known, layouts, axis) for axis in range(graph.meshes.axes))
 
 
 def _decide_on_table(
-    graph: LaidOutGraph, node: gs.Node, layouts: Sequence[Layout], axis: int
+    graph: LaidOutGraph, node: gs.Node, known: NodeFacts, layouts: Sequence[Layout], axis: int
 ) -> AxisDecision | None:
     is_one_id_a_row = node.op != "ScatterND" or graph.facts.shape(node.inputs[1].name)[-1:] == (1,)
     if not layouts or not is_one_id_a_row:
         return None
     table, made = node.inputs[0].name, node.outputs[0].name
     site = graph.configuration.site_of(node.name)
-    homes = graph.homes.get(made, {})  # perhaps on another mesh
+    homes = dict(graph.homes.get(made, ()))  # perhaps on another mesh
     in_rows = [number for number, split in homes.items() if split.axis == 0] == [axis]
     wanted = graph.cut_at(site, made, axis, homes[axis]) if in_rows else None
     here = [graph.divided_at(site, table, layouts[0]), *layouts[1:]]
     kept = wanted if isinstance(wanted, Split) and wanted.outer == 1 else None
-    return decide_on_table(node, here, axis, kept)
+    return decide_on_table(known, here, axis, kept)
 
 
 def _decide_shape(graph: LaidOutGraph, layout: Layout) -> Decision:
@@ -198,20 +287,25 @@ def _decide_shape(graph: LaidOutGraph, layout: Layout) -> Decision:
     return Decision(layout.site, tuple(AxisDecision((layout.along(a),), (Replicate(),)) for a in axes))
 
 
-def _fetched(graph: LaidOutGraph, tensor: str, layout: Layout, axis: int, site: Site) -> Placement:
-    """Return how workers have a tensor along an axis, once they have fetched it: sums are made before.
+def _fetched(graph: LaidOutGraph, tensor: str, layout: Layout, site: Site) -> tuple[Placement, ...]:
+    """Return how workers have a tensor along every axis, once they have fetched it: sums are made before.
 
     Of a mesh of another shape they take samples where they are divided there, in parts of their own, and all
     else as suits them.
     """
+    if layout.site == site or layout.is_whole:
+        return layout.placements
+    return tuple([_fetched_along(graph, tensor, layout, axis, site) for axis in range(graph.meshes.axes)])
+
+
+def _fetched_along(graph: LaidOutGraph, tensor: str, layout: Layout, axis: int, site: Site) -> Placement:
     if isinstance(requested := layout.along(REPLICAS), RequestedRows):
         return requested.returned if axis == REPLICAS else Replicate()
     if layout.site == "server":
         return Replicate()
     placement, meshes = layout.along(axis), graph.meshes
-    if layout.site == site or meshes.are_paired(layout.site, site):
-        is_summed = isinstance(placement, Partial) and layout.site != site
-        return Replicate() if is_summed else placement
+    if meshes.are_paired(layout.site, site):
+        return Replicate() if isinstance(placement, Partial) else placement
     if axis not in (REPLICAS, meshes.microbatch_axis) or isinstance(placement, Partial):
         return Replicate()
     return graph.cut_at(site, tensor, axis, placement) if isinstance(placement, Split) else placement
@@ -232,7 +326,7 @@ def _move_to_servers(
         return run_where_requested(decision, source)
     if slices_rows(node, graph.facts):
         return slice_on_servers(node, source.parameter)
-    return decide_on_servers(node, rule_of(node, graph.facts), layouts, {source.parameter}, {})
+    return decide_on_servers(node, node_facts(node, graph.facts).rule, layouts, {source.parameter}, {})
 
 
 def _owners_of(node: gs.Node, layouts: Sequence[Layout], pushed: Mapping[str, str]) -> set[str]:
@@ -262,6 +356,6 @@ def _decide_replica_op(graph: LaidOutGraph, node: gs.Node, layout: Layout) -> De
     return Decision(graph.configuration.site_of(node.name), tuple(axes))
 
 
-def _run_per_replica(node: gs.Node, placements: Sequence[Placement]) -> AxisDecision:
+def _run_per_replica(node: NodeFacts, placements: Sequence[Placement]) -> AxisDecision:
     inputs = tuple(p if isinstance(p, PerReplica) else Replicate() for p in placements)
     return AxisDecision(inputs, tuple(PerReplica() for _ in node.outputs))

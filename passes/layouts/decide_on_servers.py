@@ -21,6 +21,7 @@ from partc.passes.layouts.layouts import (
     Split,
 )
 from partc.passes.rules.sharding_rule import ShardingRule
+from partc.passes.rules.sharding_rules import NodeFacts
 from partc.runtime.errors import UnsupportedModel
 
 
@@ -36,14 +37,12 @@ class NotServable(UnsupportedModel):
         self.parameter = parameter
 
 
-def keep_partial_on_servers(
-    node: gs.Node, rule: ShardingRule | None, layouts: Sequence[Layout], zeros: frozenset[str]
-) -> Decision | None:
+def keep_partial_on_servers(node: NodeFacts, layouts: Sequence[Layout]) -> Decision | None:
     """Leave a sum over servers partial where the op is linear in it."""
-    if rule is None or not any(layout.site == "server" for layout in layouts):
+    if not any(layout.site == "server" for layout in layouts):
         return None
     placements = [layout.along(REPLICAS) if layout.site == "server" else Replicate() for layout in layouts]
-    decision = keep_partial(node, rule, placements, zeros)
+    decision = keep_partial(node, placements)
     return None if decision is None else Decision("server", (decision,))
 
 

@@ -13,6 +13,7 @@ from partc.passes.layouts.configuration import Configuration
 from partc.passes.layouts.decide_layouts import Decision, divides
 from partc.passes.layouts.layouts import Layout, Partial, Placement, Replicate, Split
 from partc.passes.layouts.meshes import Meshes
+from partc.passes.rules.sharding_rules import node_facts
 from partc.runtime.plan.program import Site
 
 WHOLE_ON_WORKERS = Layout("worker")
@@ -50,10 +51,11 @@ class LaidOutGraph:
     made_whole: frozenset[tuple[str, int]] = frozenset()
 
     @cached_property
-    def homes(self) -> dict[str, dict[int, Split]]:
-        """Return how dense gradients are split where their variables are kept: tensor -> mesh axis."""
+    def homes(self) -> dict[str, tuple[tuple[int, Split], ...]]:
+        """Return how dense gradients are split where their variables are kept: tensor -> mesh axes, each's
+        split."""
         return {
-            gradient.dense: dict(self.configuration.homes[name].splits())
+            gradient.dense: tuple(self.configuration.homes[name].splits())
             for name, gradient in self.training.gradients.items()
             if gradient.dense is not None and name in self.configuration.homes
         }
@@ -120,7 +122,7 @@ class LaidOutGraph:
 
     def divides(self, node: gs.Node, decision: Decision) -> bool:
         """Tell whether the axes of its mesh together cut what a node reads and writes into equal parts."""
-        return divides(self.meshes, node, decision, self.facts)
+        return divides(self.meshes, node_facts(node, self.facts), decision)
 
     def layout(self, tensor: str) -> Layout:
         """Return a tensor's native layout; constants are whole everywhere."""

@@ -1,13 +1,26 @@
 """How large a rank's piece of a tensor is."""
 
 from fractions import Fraction
+from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 import onnx_graphsurgeon as gs
 
+from partc.passes.graph.facts import TensorFacts
 from partc.passes.layouts.decide_layouts import Decision
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
-from partc.passes.layouts.layouts import REPLICAS, Layout, Overlapping, Owned, Replicate, Split
+from partc.passes.layouts.layouts import (
+    REPLICAS,
+    WORKER,
+    Layout,
+    Overlapping,
+    Owned,
+    Placement,
+    Replicate,
+    Split,
+)
+from partc.passes.layouts.meshes import Mesh
 from partc.passes.lowering.lowered_graph import FactorPart, Number, PartNumber
 from partc.passes.rules.sharding_rules import rule_of
 from partc.runtime.plan.program import Site
@@ -22,54 +35,26 @@ class LocalSizes:
 
     def local_nbytes(self, tensor: str, layout: Layout) -> int:
         """Return the bytes of one rank's piece, the largest, under the assumed sizes."""
-        nbytes = Fraction(self.facts.nbytes(tensor))
-        if self.local_shape(tensor, layout):
-            nbytes /= self.graph.meshes.of(layout.site).share(layout)
-        for factor in layout.uneven():
-            nbytes *= self._excess(layout.site, FactorPart(factor.entries, factor.mesh_axes))
-        for _, widened in layout.widened():
-            local = self.local_sizes(tensor, layout)[widened.axis]
-            nbytes *= Fraction(local, self.facts.shape(tensor)[widened.axis])
-        for _, overlapping in layout.overlapping():
-            nbytes *= Fraction(_longest(overlapping), overlapping.size)
-        return int(nbytes)
+        return self._piece(tensor, layout).nbytes
 
     def local_shape(self, tensor: str, layout: Layout) -> tuple[int | None, ...]:
         """Return the shape of one rank's piece; None where it follows the data or the rank."""
-        if tensor not in self.facts.fixed_shapes:
-            return tuple(None for _ in self.facts.shape(tensor))
-        shape: list[int | None] = [size or None for size in self.local_sizes(tensor, layout)]
-        if isinstance(layout.along(REPLICAS), Owned):
-            shape[0] = None
-        for axis in layout.varying():
-            shape[axis] = None
-        return tuple(shape)
+        return self._piece(tensor, layout).shape
 
     def local_sizes(self, tensor: str, layout: Layout) -> tuple[int, ...]:
         """Return the sizes of one rank's piece under the assumed sizes, UNKNOWN where only data tells.
 
         Where pieces differ, of the largest.
         """
-        sizes, mesh = self.facts.shape(tensor), self.graph.meshes.of(layout.site)
-        local = [size // mesh.parts(layout, axis) for axis, size in enumerate(sizes)]
-        for axis in {factor.axis for factor in layout.uneven()}:
-            local[axis] = self.largest(layout.site, self.local_number(layout, axis, sizes[axis]))
-        for mesh_axis, widened in layout.widened():
-            part = sizes[widened.axis] // self.graph.meshes.size(layout.site, mesh_axis)
-            local[widened.axis] = widened.before + part + widened.after
-        for _, overlapping in layout.overlapping():
-            local[overlapping.axis] = _longest(overlapping)
-        return tuple(local)
+        return _local_sizes(self.facts.shape(tensor), self.graph.meshes.of(layout.site), layout)
+
+    def _piece(self, tensor: str, layout: Layout) -> "_Piece":
+        axes = self.graph.meshes.of(layout.site).axes
+        return _piece(self.facts.of(tensor), axes, layout.placements)
 
     def local_number(self, layout: Layout, axis: int, number: int) -> int | PartNumber:
         """Return what is left of a number of entries of an axis in a rank's piece."""
-        mesh = self.graph.meshes.of(layout.site)
-        uneven = tuple(FactorPart(f.entries, f.mesh_axes) for f in layout.uneven() if f.axis == axis)
-        parts = mesh.parts(layout, axis) // prod(mesh.size(a) for part in uneven for a in part.mesh_axes)
-        entries = prod(part.entries for part in uneven)
-        assert number % (entries * parts) == 0, f"{number} entries of an axis are cut by {layout}"
-        each = number // (entries * parts)
-        return PartNumber(uneven, each) if uneven and number else each
+        return _local_number(self.graph.meshes.of(layout.site), layout, axis, number)
 
     def part_number(self, tensor: str, layout: Layout, split: Split, mesh_axis: int) -> PartNumber:
         """Return how many entries of its axis an uneven split along one more mesh axis leaves of a piece.
@@ -89,14 +74,7 @@ class LocalSizes:
 
     def largest(self, site: Site, number: Number) -> int:
         """Return the largest that a number of a part's entries is on any rank."""
-        mesh = self.graph.meshes.of(site)
-        return number if isinstance(number, int) else number.of([0] * len(mesh.axes), mesh)
-
-    def _excess(self, site: Site, part: FactorPart) -> Fraction:
-        """Return what the largest part has of the mean."""
-        mesh = self.graph.meshes.of(site)
-        largest = self.largest(site, PartNumber((part,), 1))
-        return Fraction(largest * prod(map(mesh.size, part.mesh_axes)), part.entries)
+        return _largest(self.graph.meshes.of(site), number)
 
     def local_flops(self, node: gs.Node, decision: Decision) -> int | None:
         """Return one rank's operations, those of the largest part; None where no rule tells them."""
@@ -107,8 +85,76 @@ class LocalSizes:
         divided = [number for number, axis in enumerate(decision.axes) if axis.factor is not None]
         flops = Fraction(rule.flops, prod(map(mesh.size, divided)))
         for part in uneven_parts(decision):
-            flops *= self._excess(decision.site, part)
+            flops *= _excess(mesh, part)
         return int(flops)
+
+
+class _Piece(NamedTuple):
+    """One rank's piece of a tensor, the largest: its shape, None where it follows the data or the rank."""
+
+    shape: tuple[int | None, ...]
+    nbytes: int
+
+
+@lru_cache(maxsize=1 << 16)
+def _piece(
+    tensor: TensorFacts, axes: tuple[tuple[str, int], ...], placements: tuple[Placement, ...]
+) -> _Piece:
+    mesh, layout = Mesh(WORKER, axes), Layout(WORKER, *placements)
+    shape = _local_shape(tensor, mesh, layout)
+    nbytes = Fraction(tensor.nbytes)
+    if shape:
+        nbytes /= mesh.share(layout)
+    for factor in layout.uneven():
+        nbytes *= _excess(mesh, FactorPart(factor.entries, factor.mesh_axes))
+    for _, widened in layout.widened():
+        local = _local_sizes(tensor.shape, mesh, layout)[widened.axis]
+        nbytes *= Fraction(local, tensor.shape[widened.axis])
+    for _, overlapping in layout.overlapping():
+        nbytes *= Fraction(_longest(overlapping), overlapping.size)
+    return _Piece(shape, int(nbytes))
+
+
+def _local_shape(tensor: TensorFacts, mesh: Mesh, layout: Layout) -> tuple[int | None, ...]:
+    if not tensor.has_fixed_shape:
+        return tuple(None for _ in tensor.shape)
+    shape: list[int | None] = [size or None for size in _local_sizes(tensor.shape, mesh, layout)]
+    if isinstance(layout.along(REPLICAS), Owned):
+        shape[0] = None
+    for axis in layout.varying():
+        shape[axis] = None
+    return tuple(shape)
+
+
+def _local_sizes(sizes: tuple[int, ...], mesh: Mesh, layout: Layout) -> tuple[int, ...]:
+    local = [size // mesh.parts(layout, axis) for axis, size in enumerate(sizes)]
+    for axis in {factor.axis for factor in layout.uneven()}:
+        local[axis] = _largest(mesh, _local_number(mesh, layout, axis, sizes[axis]))
+    for mesh_axis, widened in layout.widened():
+        part = sizes[widened.axis] // mesh.size(mesh_axis)
+        local[widened.axis] = widened.before + part + widened.after
+    for _, overlapping in layout.overlapping():
+        local[overlapping.axis] = _longest(overlapping)
+    return tuple(local)
+
+
+def _local_number(mesh: Mesh, layout: Layout, axis: int, number: int) -> int | PartNumber:
+    uneven = tuple(FactorPart(f.entries, f.mesh_axes) for f in layout.uneven() if f.axis == axis)
+    parts = mesh.parts(layout, axis) // prod(mesh.size(a) for part in uneven for a in part.mesh_axes)
+    entries = prod(part.entries for part in uneven)
+    assert number % (entries * parts) == 0, f"{number} entries of an axis are cut by {layout}"
+    each = number // (entries * parts)
+    return PartNumber(uneven, each) if uneven and number else each
+
+
+def _largest(mesh: Mesh, number: Number) -> int:
+    return number if isinstance(number, int) else number.of([0] * len(mesh.axes), mesh)
+
+
+def _excess(mesh: Mesh, part: FactorPart) -> Fraction:
+    """Return what the largest part has of the mean."""
+    largest = _largest(mesh, PartNumber((part,), 1))
+    return Fraction(largest * prod(map(mesh.size, part.mesh_axes)), part.entries)
 
 
 def _longest(overlapping: Overlapping) -> int:

@@ -31,7 +31,7 @@ from partc.passes.lowering.lower_node import lower_node
 from partc.passes.lowering.lowered_graph import LoweredGraph, State
 from partc.passes.lowering.lowering import Lowering
 from partc.passes.lowering.reshard import reshard
-from partc.passes.rules.sharding_rules import rule_of
+from partc.passes.rules.sharding_rules import node_facts, rule_of
 from partc.runtime.plan.program import Site
 
 
@@ -248,7 +248,7 @@ class _Lowerer(Lowering):
             return None
         rule, factor = found
         ranks = self.graph.meshes.size(layout.site, axis)
-        along = split_on(node, rule, factor, ranks, self.graph.zeros)
+        along = split_on(node_facts(node, self.facts, self.graph.zeros), rule, factor, ranks)
         if along is None or not follows(rule, factor, placement, ranks, widens=False):
             return None
         decision = self._decision_for(source, before)

@@ -25,7 +25,7 @@ from partc.passes.layouts.decide_layouts import decide_by_rule
 from partc.passes.layouts.layouts import Partial, Placement, Replicate, Split
 from partc.passes.roles.find_zeros import find_zeros
 from partc.passes.rules.sharding_rule import ShardingRule
-from partc.passes.rules.sharding_rules import rule_of
+from partc.passes.rules.sharding_rules import node_facts, rule_of
 from partc.runtime.errors import UnsupportedModel
 
 ROUNDS = 8  # each lets the split reach at least one more input
@@ -227,8 +227,8 @@ class _Search:
             placements = [trial.placements.get(tensor.name, Replicate()) for tensor in node.inputs]
             if node.op in ("Shape", "Size") or not any(isinstance(p, Split | Partial) for p in placements):
                 continue
-            rule = self.rules[node.name]
-            decision = decide_by_rule(node, rule, placements, ranks, self.zeros, self.facts)
+            known = node_facts(node, self.facts, self.zeros)
+            decision = decide_by_rule(known, placements, ranks)
             for tensor, has, wants in zip(node.inputs, placements, decision.inputs, strict=True):
                 if isinstance(has, Split) and wants != has:
                     trial.gathered += 1

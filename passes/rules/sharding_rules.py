@@ -1,11 +1,16 @@
 """The table: op type -> sharding rule. An op that is not here runs whole on every rank.
 
-The same rules count the operations of one step, node by node.
+The same rules count the operations of one step, node by node. What they know of a node is in NodeFacts, where
+names are not: nodes that differ by their names alone have one rule, and are decided alike.
 """
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 import onnx_graphsurgeon as gs
 
-from partc.passes.graph.facts import Facts
+from partc.passes.graph.facts import Facts, TensorFacts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN, SUM_ROWS
 from partc.passes.rules import rules_along as along
@@ -111,22 +116,117 @@ def is_sum_rows(node: gs.Node) -> bool:
     return bool(node.op == SUM_ROWS and node.domain == FUNCTION_DOMAIN)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeFacts:
+    """All that is known of one node, by whatever name. Equal ones are one object.
+
+    attrs  those that rules may ask for: of an op that has a rule
+    zeros  the inputs that are zero everywhere
+    rule   its sharding rule, or None: it must run whole
+    """
+
+    op: str
+    attrs: tuple[tuple[str, Any], ...]
+    inputs: tuple[TensorFacts, ...]
+    outputs: tuple[TensorFacts, ...]
+    zeros: frozenset[int]
+    rule: ShardingRule | None
+
+    def attribute(self, name: str, default: object = None) -> object:
+        """Return an attribute's value, or what stands for it where it is left out."""
+        return dict(self.attrs).get(name, default)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Uncompared:
+    """The value of an attribute that is like no other's, such as a tensor."""
+
+    value: object
+
+
+def node_facts(node: gs.Node, facts: Facts, zeros: frozenset[str] = frozenset()) -> NodeFacts:
+    """Return what is known of a node. `zeros`: tensors that are zero everywhere.
+
+    Needs: the node changes no more.
+    """
+    if id(node) not in facts.nodes:
+        facts.nodes[id(node)] = node, _find_facts(node, facts)
+    known = facts.nodes[id(node)][1]
+    assert isinstance(known, NodeFacts)
+    if not any(tensor.name in zeros for tensor in node.inputs):
+        return known
+    return _with_zeros(known, frozenset(i for i, tensor in enumerate(node.inputs) if tensor.name in zeros))
+
+
 def rule_of(node: gs.Node, facts: Facts) -> ShardingRule | None:
     """Return the node's sharding rule, or None: it must run whole. Needs: the node changes no more."""
-    if id(node) not in facts.rules:
-        facts.rules[id(node)] = (node, _find_rule(node, facts))
-    return facts.rules[id(node)][1]
+    return node_facts(node, facts).rule
 
 
-def _find_rule(node: gs.Node, facts: Facts) -> ShardingRule | None:
-    if node.domain == FUNCTION_DOMAIN:
-        for name, rule in GRADIENT_RULES.items():
-            if node.op.startswith(name):
-                return rule(node, facts)
-        return None
-    if node.domain not in (None, "", "ai.onnx") or node.op not in RULES:
-        return None
-    return RULES[node.op](node, facts)
+def _find_facts(node: gs.Node, facts: Facts) -> NodeFacts:
+    rule = _find_rule(node.op, node.domain)
+    attrs = () if rule is None else tuple((k, _comparable(node.attrs[k])) for k in sorted(node.attrs))
+    return _node_facts(
+        node.op,
+        node.domain if rule is not None else None,
+        attrs,
+        tuple([facts.of(tensor.name) for tensor in node.inputs]),
+        tuple([facts.of(tensor.name) for tensor in node.outputs]),
+        tuple([bool(tensor.outputs) for tensor in node.outputs]),
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def _node_facts(
+    op: str,
+    domain: str | None,
+    attrs: tuple[tuple[str, Any], ...],
+    inputs: tuple[TensorFacts, ...],
+    outputs: tuple[TensorFacts, ...],
+    are_read: tuple[bool, ...],
+) -> NodeFacts:
+    """Return the one object. Its rule is asked for a node that differs from all of them by names."""
+    plain = {name: _plain(value) for name, value in attrs}
+    known = NodeFacts(op, tuple(plain.items()), inputs, outputs, frozenset(), None)
+    found = _find_rule(op, domain)
+    if found is None:
+        return known
+    sources, results = (
+        {f"{side}{index}" if tensor.is_named else "": tensor for index, tensor in enumerate(tensors)}
+        for side, tensors in (("input", inputs), ("output", outputs))
+    )
+    read, made = (
+        [gs.Variable(f"{side}{index}" if tensor.is_named else "") for index, tensor in enumerate(tensors)]
+        for side, tensors in (("input", inputs), ("output", outputs))
+    )
+    for tensor, is_read in zip(made, are_read, strict=True):
+        if is_read:
+            gs.Node("Identity", "reader", inputs=[tensor])
+    node = gs.Node(op, "node", plain, read, made, domain)
+    return replace(known, rule=found(node, Facts.alone(sources | results)))
+
+
+@lru_cache(maxsize=1 << 14)
+def _with_zeros(known: NodeFacts, zeros: frozenset[int]) -> NodeFacts:
+    return replace(known, zeros=zeros)
+
+
+def _comparable(value: object) -> object:
+    if isinstance(value, list | tuple):
+        return tuple([_comparable(each) for each in value])
+    return value if isinstance(value, int | float | str | bytes) else _Uncompared(value)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return value.value if isinstance(value, _Uncompared) else value
+
+
+def _find_rule(op: str, domain: str | None) -> Rule | None:
+    if domain == FUNCTION_DOMAIN:
+        return next((rule for name, rule in GRADIENT_RULES.items() if op.startswith(name)), None)
+    return RULES.get(op) if domain in (None, "", "ai.onnx") else None
 
 
 def count_flops(training: TrainingGraph, facts: Facts) -> dict[str, int]:

@@ -19,7 +19,7 @@ from partc.passes.layouts.layouts import Split
 from partc.passes.layouts.meshes import Mesh
 from partc.passes.roles.find_zeros import find_zeros
 from partc.passes.rules.sharding_rule import Dims, ShardingRule
-from partc.passes.rules.sharding_rules import rule_of
+from partc.passes.rules.sharding_rules import node_facts, rule_of
 from partc.passes.search.forward_nodes import find_variables_behind, forward_nodes
 
 
@@ -105,7 +105,8 @@ def _count_light(nodes: Sequence[gs.Node], heads: Sequence[int]) -> dict[int, in
 
 
 def _splits(node: gs.Node, facts: Facts, zeros: frozenset[str]) -> Iterator[tuple[str, int]]:
-    rule = rule_of(node, facts)
+    known = node_facts(node, facts, zeros)
+    rule = known.rule
     if rule is None:
         return
     seen: set[str] = set()
@@ -115,9 +116,9 @@ def _splits(node: gs.Node, facts: Facts, zeros: frozenset[str]) -> Iterator[tupl
                 continue
             seen.add(factor)
             parts = rule.sizes[factor]
-            decision = decide_by_wish(node, rule, Wish(split, operand), parts, zeros)
+            decision = decide_by_wish(known, Wish(split, operand), parts)
             mesh = Mesh("worker", (("any", parts),))
-            if decision is not None and divides(mesh, node, decide_axes(mesh, [decision]), facts):
+            if decision is not None and divides(mesh, known, decide_axes(mesh, [decision])):
                 yield spell_dimension(split, operand), parts
 
 

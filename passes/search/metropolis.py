@@ -4,12 +4,18 @@ from math import log
 
 import numpy as np
 
-TEMPERATURE = 0.02  # of the quickest step
+# Temperatures, as shares of the quickest step that is known, so that they mean the same for any model.
+HOTTEST, COLDEST = 0.02, 0.002
 
 
-def highest_accepted(cost: float, best: float, rng: np.random.Generator) -> float:
+def cooled(progress: float) -> float:
+    """Return the temperature after a share of a walk, falling geometrically (Kirkpatrick et al. 1983)."""
+    return HOTTEST * (COLDEST / HOTTEST) ** progress
+
+
+def highest_accepted(cost: float, best: float, temperature: float, rng: np.random.Generator) -> float:
     """Return the highest cost at which a proposal is taken: one dearer by d with probability exp(-d / T).
 
-    The temperature T is a share of the quickest step that is known, so that it means the same for any model.
+    T is the temperature's share of the best cost.
     """
-    return cost - TEMPERATURE * best * log(1.0 - rng.random())
+    return cost - temperature * best * log(1.0 - rng.random())

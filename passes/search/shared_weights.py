@@ -7,6 +7,7 @@ too: each time the one that sends fewest bytes. The quickest is taken, as a pipe
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 from math import inf
 from typing import Any
@@ -148,28 +149,25 @@ class SharedPipeline:
         A stage costs the activations before it, there and back, and the weights that earlier ones read first.
         """
         count = len(self.until) - 1
-        costs = self._stage_costs()
         first = np.searchsorted(self.until, self.until - most * (1 + 1e-9))  # where the longest stage begins
+        costs = np.where(np.arange(count) < first[:, np.newaxis], inf, self._costs)
         best = np.full(count + 1, inf)
         best[0] = 0.0
         origins: list[Array] = []
         for _ in range(self.stages):
-            following, origin = np.full(count + 1, inf), np.zeros(count + 1, np.int64)
-            for end in range(1, count + 1):
-                total = best[first[end] : end] + costs[end][first[end] :]
-                if len(total):
-                    origin[end] = first[end] + np.argmin(total)
-                    following[end] = total.min()
-            best = following
-            origins.append(origin)
+            totals = best[:count] + costs
+            origins.append(np.argmin(totals, axis=1))
+            best = totals[np.arange(count + 1), origins[-1]]
         cuts, end = [], count
         for origin in reversed(origins[1:]):
             end = int(origin[end])
             cuts.append(end)
         return cuts[::-1]
 
-    def _stage_costs(self) -> list[Array]:
-        """Return for every end of a stage the bytes that it is sent and sends back, by where it begins."""
+    @cached_property
+    def _costs(self) -> Array:
+        """Return the bytes that a stage is sent and sends back, float64[end, begin]; infinite where it has
+        no nodes."""
         count = len(self.until) - 1
         before: dict[int, list[tuple[int, int]]] = {}  # reader -> the reader before it, bytes
         for weight in self.shared:
@@ -178,11 +176,11 @@ class SharedPipeline:
         activations = np.array([2.0 * size / self.traffic.shares for size in self.nbytes[:count]])
         activations[0] = 0.0
         read = np.zeros(count)
-        costs = [np.zeros(0)]
+        costs = np.full((count + 1, count), inf)
         for place in range(count):
             for last, size in before.get(place, ()):  # of stages that begin between the two readers
                 read[last + 1 : place + 1] += size
-            costs.append((activations + read)[: place + 1])
+            costs[place + 1, : place + 1] = (activations + read)[: place + 1]
         return costs
 
 

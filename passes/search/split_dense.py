@@ -15,11 +15,11 @@ import onnx_graphsurgeon as gs
 from partc.passes.analysis import Analysis
 from partc.passes.distribute import lay_out
 from partc.passes.layouts.configuration import Configuration, Wish
-from partc.passes.layouts.decide_layouts import AxisDecision, decide_axes, decide_by_wish, divides
+from partc.passes.layouts.decide_layouts import decide_axes, decide_by_wish, divides
 from partc.passes.layouts.layouts import REPLICAS, Layout, Split
 from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.passes.rules.sharding_rule import ShardingRule
-from partc.passes.rules.sharding_rules import rule_of
+from partc.passes.rules.sharding_rules import node_facts, rule_of
 from partc.passes.search.follow_readers import follow_readers
 from partc.passes.search.forward_nodes import find_variables_behind, forward_nodes
 
@@ -88,7 +88,7 @@ class _DenseSearch:
         assert held is not None
         wish = Wish(Split(*position))
         home = self._home(node.inputs[operand], Split(*held))
-        if home is not None and self._can(node, rule, wish):
+        if home is not None and self._can(node, wish):
             self.weights.setdefault(variable, home)
             self.read.add(node.inputs[other].name)
 
@@ -119,7 +119,7 @@ class _DenseSearch:
                 continue
             position = found[0].position_of(found[0].outputs[0], found[1])
             wish = Wish(split, at) if position is None else Wish(Split(*position))
-            if self._can(node, rule, wish):
+            if self._can(node, wish):
                 self.wishes[node.name] = wish
                 if position is not None and not rule.is_contraction:
                     known[node.outputs[0].name] = Split(*position)
@@ -145,7 +145,7 @@ class _DenseSearch:
             if found is None:
                 continue
             if rule.combine:
-                if node.name in self.analysis.main and self._can(node, rule, Wish(place)):
+                if node.name in self.analysis.main and self._can(node, Wish(place)):
                     self.wishes[node.name] = Wish(place)
                     self._share_gathered(node, found)
                 continue
@@ -170,12 +170,10 @@ class _DenseSearch:
             if tensor.name in self.read:
                 self.wishes.update(dict.fromkeys(chain, Wish(None)))
 
-    def _can(self, node: gs.Node, rule: ShardingRule, wish: Wish) -> bool:
-        decision = decide_by_wish(node, rule, wish, self.mesh.size(REPLICAS), self.analysis.zeros)
-        return decision is not None and self._divides(node, decision)
-
-    def _divides(self, node: gs.Node, decision: AxisDecision) -> bool:
-        return divides(self.mesh, node, decide_axes(self.mesh, [decision]), self.analysis.facts)
+    def _can(self, node: gs.Node, wish: Wish) -> bool:
+        known = node_facts(node, self.analysis.facts, self.analysis.zeros)
+        decision = decide_by_wish(known, wish, self.mesh.size(REPLICAS))
+        return decision is not None and divides(self.mesh, known, decide_axes(self.mesh, [decision]))
 
     def _shape(self, tensor: gs.Tensor) -> tuple[int, ...]:
         return self.analysis.facts.shape(tensor.name)

@@ -12,7 +12,7 @@ from partc.passes.graph.expand_normalised import can_expand
 from partc.passes.layouts.configuration import Wish
 from partc.passes.layouts.decide_layouts import AxisDecision, decide_by_rule, decide_by_wish
 from partc.passes.layouts.layouts import Placement, Replicate, Split
-from partc.passes.rules.sharding_rules import rule_of
+from partc.passes.rules.sharding_rules import node_facts
 from partc.passes.search.forward_nodes import forward_nodes
 
 HEIGHT = Split(2)
@@ -40,21 +40,20 @@ def _follow(analysis: Analysis, node: gs.Node, placements: dict[str, Placement],
     if height is not None and can_expand(node, analysis.facts):  # in primitives it keeps its split
         rest = (Replicate() for _ in node.inputs[1:])
         return AxisDecision((height, *rest), (height, *(Replicate() for _ in node.outputs[1:])), "expanded")
-    rule = rule_of(node, analysis.facts)
-    return decide_by_rule(
-        node, rule, operands, parts, analysis.zeros, analysis.facts, [False] * len(operands), widens=True
-    )
+    known = node_facts(node, analysis.facts, analysis.zeros)
+    return decide_by_rule(known, operands, parts, widens=True)
 
 
 def _split_windows(analysis: Analysis, node: gs.Node, parts: int) -> AxisDecision | None:
     """Return the decision that splits the height that windows of an op make, if they may be split."""
-    rule = rule_of(node, analysis.facts)
+    known = node_facts(node, analysis.facts, analysis.zeros)
+    rule = known.rule
     if rule is None or len(rule.outputs[0]) < 3:
         return None
     found = rule.factor_at(rule.outputs[0], HEIGHT.axis, HEIGHT.outer)
     if found is None or (found[1] not in rule.windows and rule.apart is None):
         return None
-    return decide_by_wish(node, rule, Wish(HEIGHT), parts, analysis.zeros)
+    return decide_by_wish(known, Wish(HEIGHT), parts)
 
 
 def _ends_images(analysis: Analysis, node: gs.Node, decision: AxisDecision) -> bool:

@@ -20,7 +20,7 @@ from partc.passes.layouts.decide_layouts import AxisDecision, decide_by_rule
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import Layout, Partial, Placement, Replicate, Split
 from partc.passes.layouts.meshes import Mesh, Meshes
-from partc.passes.rules.sharding_rules import rule_of
+from partc.passes.rules.sharding_rules import node_facts, rule_of
 from partc.passes.search.follow_readers import follow_readers
 from partc.passes.search.forward_nodes import find_variables_behind, forward_nodes
 
@@ -214,8 +214,8 @@ class _WeightSearch:
         node = self._nodes[place]
         analysis = self._analysis
         placements = [known.get(tensor.name, Replicate()) for tensor in node.inputs]
-        rule = rule_of(node, analysis.facts)
-        decision = decide_by_rule(node, rule, placements, self._ranks, analysis.zeros, analysis.facts)
+        known_facts = node_facts(node, analysis.facts, analysis.zeros)
+        decision = decide_by_rule(known_facts, placements, self._ranks)
         names = [tensor.name for tensor in node.outputs]
         return decision, dict(zip(names, decision.outputs, strict=True))
 

@@ -9,17 +9,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-CALL = re.compile(r"    (?:\$ |\w+=\S+ |\w+ -n \d+ )?partc (.+)")
+CALL = re.compile(r"    (?:\$ )?(\w+=\S+ |\w+ -n \d+ )?partc (.+)")
+OTHER = re.compile(r"    ((?:sudo )?(?:python|make|cp|sbatch|kubectl) .+)")
 PLACEHOLDER = re.compile(r"\.\.\.|\[|…")  # of commands that are written short
 
 
 @dataclass(frozen=True)
 class DocumentedCommand:
-    """A line of a code block that calls partc, and its words after `partc`."""
+    """A line of a code block that calls partc, and its words after `partc`.
+
+    before   what stands before it: `srun -n 8`, a variable of the environment
+    """
 
     page: str
     line: int
     arguments: tuple[str, ...]
+    before: str = ""
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -32,12 +37,20 @@ def commands(page: Path) -> Iterator[DocumentedCommand]:
         command = CALL.match(text)
         if not command:
             continue
-        said, ahead = command[1], number
+        said, ahead = command[2], number
         while said.endswith("\\"):
             said = said[:-1] + lines[ahead].strip()
             ahead += 1
         words = tuple(shlex.split(re.split(r"  +[^-\s]", said)[0], comments=True))
         if not PLACEHOLDER.search(" ".join(words)):
+            yield DocumentedCommand(str(page.relative_to(ROOT)), number, words, (command[1] or "").strip())
+
+
+def other_commands(page: Path) -> Iterator[DocumentedCommand]:
+    """Yield what a page's code blocks run besides partc, all of its words."""
+    for number, text in enumerate(page.read_text().splitlines(), start=1):
+        if command := OTHER.match(text):
+            words = tuple(shlex.split(re.split(r"   +", command[1])[0], comments=True))
             yield DocumentedCommand(str(page.relative_to(ROOT)), number, words)
 
 

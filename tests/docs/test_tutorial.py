@@ -1,7 +1,6 @@
 """The tutorial does what it says: its commands in order, and the figures that no machine has a part in."""
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -38,7 +37,6 @@ def predicted_ms(printed: str) -> float:
 
 @pytest.mark.long
 def test_the_tutorial_runs_as_printed_and_predicts_what_it_says(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "examples" / "cluster-2x2.json", tmp_path)
     written(tmp_path, 64)
     said = {row[0]: float(row[2].removesuffix(" ms")) for row in table(PAGE, "predicted, a step")}
     losses = {row[0]: float(row[1]) for row in table(PAGE, "loss after 100 steps")}

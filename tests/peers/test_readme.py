@@ -46,6 +46,6 @@ def test_ten_lines_take_pytorch_to_a_trained_model(tmp_path: Path) -> None:
     for line in printed.splitlines()[:4]:
         assert line in done.stdout
     with np.load(tmp_path / "data.npz") as data:
-        session = onnxruntime.InferenceSession(tmp_path / "out" / "trained.onnx")
+        session = onnxruntime.InferenceSession(tmp_path / "net" / "trained.onnx")
         (logits,) = session.run(None, {"x": data["x"][:32]})
         assert (logits.argmax(axis=1) == data["labels"][:32]).mean() > 0.9

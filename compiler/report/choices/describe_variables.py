@@ -67,8 +67,15 @@ def describe_variables(
     choice_of = {choice.variable: choice for choice in choices}
     ordered = sorted(plan.variables, key=lambda variable: (-_nbytes(variable), variable.name))
     owners = owners_of(plan)
+    workers = sum(rank.replica is not None for rank in plan.ranks)
     rows = [
-        _describe(variable, choice_of, facts.get(variable.name), copies_of(owners.get(variable.name, ())))
+        _describe(
+            variable,
+            choice_of,
+            facts.get(variable.name),
+            copies_of(owners.get(variable.name, ())),
+            workers,
+        )
         for variable in ordered
     ]
     alike: dict[VariableRow, list[str]] = {}
@@ -104,6 +111,7 @@ def _describe(
     choice_of: Mapping[str, Choice],
     fact: SyncFacts | None,
     parts: Sequence[tuple[Owner, ...]],
+    workers: int,
 ) -> VariableRow:
     choice = choice_of.get(variable.name)
     owner = choice_of.get(variable.parameter or variable.name)
@@ -119,7 +127,7 @@ def _describe(
         touched=_touched_rows_text(fact),
         method=variable.method,
         method_name=NAMES[variable.method],
-        where=_where(shards, parts),
+        where=_where(shards, parts, workers),
         where_title="; ".join(f"{s.host}: rows {s.start:,} to {s.stop:,}" for s in shards) or _title(parts),
         times=tuple(
             MethodTime(method, _time(choice, method), choice is not None and choice.method == method)
@@ -135,9 +143,12 @@ def _touched_rows_text(fact: SyncFacts | None) -> str:
     return f"{count(fact.touched_rows)} rows, {percent(fact.touched_rows / max(1, fact.rows))}, {source}"
 
 
-def _where(shards: tuple[Shard, ...], parts: Sequence[tuple[Owner, ...]]) -> str:
+def _where(shards: tuple[Shard, ...], parts: Sequence[tuple[Owner, ...]], workers: int) -> str:
+    holders = {owner.rank for copies in parts for owner in copies}
     if not shards and _are_boxes(parts):
-        return f"{plural(len(parts), 'part')}: ranks {ranges(o.rank for copies in parts for o in copies)}"
+        return f"{plural(len(parts), 'part')}: ranks {ranges(holders)}"
+    if not shards and holders and len(holders) < workers:  # of a stage, of an operator's own devices
+        return f"{'rank' if len(holders) == 1 else 'ranks'} {ranges(holders)}"
     if not shards:
         return "every worker"
     if len(shards) == 1:

@@ -1,9 +1,10 @@
 """What each server keeps, how good the solver proved that to be, and the copies that every worker has."""
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from partc.compiler.report.units import percent, plural, shorten, size, solver_work
+from partc.compiler.report.units import count, percent, plural, shorten, size, solver_work
 from partc.cost.assignment.server_assignment import ServerAssignment
 from partc.runtime.plan.held_memory import held_bytes
 from partc.runtime.plan.program import Plan, Rank
@@ -109,19 +110,28 @@ def _owned_bytes(rank: Rank, plan: Plan) -> list[tuple[str, int]]:
 
 
 def describe_copies(plan: Plan) -> str:
-    """Say what every worker keeps a copy of, and how much it keeps parts of."""
+    """Say what workers keep copies of, and how much the first one keeps parts of."""
     variables = {variable.name: variable for variable in plan.variables}
-    worker = next(rank for rank in plan.ranks if rank.replica is not None)
-    copies = [piece for piece in worker.held if piece.box is None]
-    parts = [p for p in worker.held if p.box is not None and variables[p.variable].method != "servers"]
-    copy_bytes, part_bytes = (
-        sum(held_bytes(piece, variables[piece.variable]) for piece in pieces) for pieces in (copies, parts)
-    )
+    workers = [rank for rank in plan.ranks if rank.replica is not None]
+    copies = [[piece for piece in worker.held if piece.box is None] for worker in workers]
+    sizes = [sum(held_bytes(piece, variables[piece.variable]) for piece in pieces) for pieces in copies]
+    numbers = [len(pieces) for pieces in copies]
     told = "No worker keeps a copy of a variable"
-    if copies:
-        number = plural(len(copies), "variable")
-        told = f"Every worker keeps its own copy of {number}, {size(copy_bytes)} together"
+    if min(numbers) < max(numbers) or min(sizes) < max(sizes):
+        told = f"Workers keep copies of {_range(numbers, count)} variables, {_range(sizes, size)} together"
+    elif numbers[0]:
+        told = (
+            f"Every worker keeps its own copy of {plural(numbers[0], 'variable')}, {size(sizes[0])} together"
+        )
+    held = workers[0].held
+    parts = [p for p in held if p.box is not None and variables[p.variable].method != "servers"]
     if parts:
         others = plural(len(parts), "other")
-        told += f", and a part of {others}, {size(part_bytes)} together on rank {worker.rank}"
+        part_bytes = sum(held_bytes(piece, variables[piece.variable]) for piece in parts)
+        told += f", and a part of {others}, {size(part_bytes)} together on rank {workers[0].rank}"
     return f"{told}."
+
+
+def _range(numbers: Sequence[int], tell: Callable[[int], str]) -> str:
+    least, most = tell(min(numbers)), tell(max(numbers))
+    return least if least == most else f"{least} to {most}"

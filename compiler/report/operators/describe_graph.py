@@ -7,7 +7,7 @@ import onnx
 from markupsafe import Markup
 
 from partc.compiler.report.device_colours import colour_devices
-from partc.compiler.report.operators.encode_columns import script_json
+from partc.compiler.report.operators.encode_columns import shortened
 from partc.compiler.report.operators.find_subjects import SubjectFinder
 from partc.compiler.report.operators.group_columns import (
     drawing_columns,
@@ -18,33 +18,47 @@ from partc.compiler.report.operators.group_columns import (
 from partc.compiler.report.operators.group_nodes import group_nodes
 from partc.compiler.report.operators.node_columns import NANOSECONDS, node_columns
 from partc.compiler.report.operators.number_names import number_names
-from partc.compiler.report.operators.price_alternatives import price_alternatives
+from partc.compiler.report.operators.price_alternatives import Alternatives, price_alternatives
 from partc.compiler.report.operators.tell_ranks import tell_ranks
 from partc.compiler.report.operators.trace_nodes import trace_nodes
+from partc.compiler.report.packed_json import script_json
 from partc.compiler.report.section import ReportSource
 from partc.runtime.plan.program import Plan
 
 
 @dataclass(frozen=True, slots=True)
 class GraphDescription:
-    """What the template needs: how many there are of what, and the data of the script."""
+    """What the template needs: how many there are of what, and the data of the script.
+
+    why_no_prices   of what else operators could be; empty where they are priced
+    """
 
     nodes: int
     variables: int
     layers: int
+    why_no_prices: str
     data: Markup
 
 
 def graph_section(source: ReportSource) -> Mapping[str, object]:
     """Return the user's graph with all that was decided."""
     plan = source.compilation.plan
-    data = graph_columns(source)
+    alternatives = price_alternatives(source.compilation)
+    data = graph_columns(source, alternatives)
     nodes, layers = data["users"], data["layers"]
     assert isinstance(nodes, int) and isinstance(layers, list)
-    return {"graph": GraphDescription(nodes, len(plan.variables), len(layers), script_json(data))}
+    return {
+        "graph": GraphDescription(
+            nodes,
+            len(plan.variables),
+            len(layers),
+            alternatives.why_none,
+            script_json(shortened(data)),
+        )
+    }
 
 
-def graph_columns(source: ReportSource) -> dict[str, object]:
+def graph_columns(source: ReportSource, alternatives: Alternatives) -> dict[str, object]:
     """Return all columns by name. Times are in nanoseconds, of one step on one rank; bytes likewise."""
     compilation, folder = source.compilation, source.folder
     plan = compilation.plan
@@ -58,7 +72,7 @@ def graph_columns(source: ReportSource) -> dict[str, object]:
         "step": compilation.timeline.step_s * NANOSECONDS,
         "users": names.users,
         "nodes": node_columns(compilation, names, groups, trace, segments),
-        "groups": group_columns(groups, names, price_alternatives(compilation)),
+        "groups": group_columns(groups, names, alternatives),
         "layers": list(groups.layers),
         "variables": variable_columns(compilation, names),
         "inputs": [entry.name for entry in plan.data_inputs],

@@ -46,7 +46,8 @@ def place_boxes(count: int, edges: Iterable[Edge]) -> BoxPlaces:
     order = _order_by_neighbours(graph, ranks)
     width = min(WIDEST, max(map(len, order), default=1))
     rows = [rank[at : at + width] for rank in order for at in range(0, len(rank), width)]
-    of_column = max(1, ceil(sqrt(len(rows) * SHAPE * width)))
+    number_of_columns = max(1, round(sqrt(len(rows) / (SHAPE * width))))
+    of_column = max(1, ceil(len(rows) / number_of_columns))  # equally long: no last one of a few boxes
     columns, places_in_column, places = [0] * count, [0] * count, [0] * count
     for number, row in enumerate(rows):
         for place, box in enumerate(row):

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.report.operators.describe_split import DividedNode, SplitDescriber
-from partc.compiler.report.operators.encode_columns import Interned, flattened
+from partc.compiler.report.operators.encode_columns import flattened
 from partc.compiler.report.operators.group_nodes import NodeGroups
 from partc.compiler.report.operators.number_names import Names
 from partc.compiler.report.operators.trace_nodes import NodeTrace, PlanTrace
+from partc.compiler.report.packed_json import Interned
 from partc.compiler.report.units import count
 from partc.passes.graph.facts import UNKNOWN
 

@@ -12,6 +12,7 @@ replica of the whole step.
 from dataclasses import dataclass, replace
 
 from partc.compiler.compilation import Compilation
+from partc.compiler.report.units import count
 from partc.compiler.search.own_space import OwnSpace
 from partc.compiler.task_graphs.block_costs import BlockCosts
 from partc.passes.layouts.strategy_meshes import BATCH
@@ -29,8 +30,11 @@ NOT_PER_REPLICA = (
     "With a batch per replica every worker runs the whole step on its own samples, so that nothing else was "
     "to choose; --batch global lets operators be split."
 )
-TOO_LARGE = "Not priced here, for the plan is large: partc search prices what else it could be."
-NO_OPERATOR = "It belongs to no operator that a strategy configures."
+TOO_LARGE = (
+    "What else an operator could be is not priced in this report: {}, and pricing more than {} would keep "
+    "you waiting. partc search prices it."
+)
+NO_OPERATOR = "The graph has no operator that a strategy configures."
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +61,17 @@ def price_alternatives(compilation: Compilation) -> Alternatives:
     """Return what else every operator group could be."""
     if compilation.analysis.per_replica:
         return Alternatives((), NOT_PER_REPLICA)
-    is_large = len(compilation.training.graph.nodes) > MOST_NODES or compilation.workers > MOST_WORKERS
-    own = None if is_large else OwnSpace.of(compilation)
+    nodes, workers = len(compilation.training.graph.nodes), compilation.workers
+    if nodes > MOST_NODES:
+        return _too_large(f"the step has {count(nodes)} nodes", f"{count(MOST_NODES)} nodes")
+    if workers > MOST_WORKERS:
+        return _too_large(f"it is for {count(workers)} workers", f"{MOST_WORKERS} workers")
+    own = OwnSpace.of(compilation)
     if own is None:
-        return Alternatives((), TOO_LARGE if is_large else NO_OPERATOR)
+        return Alternatives((), NO_OPERATOR)
     families = len({kind.family for kind in own.space.kinds})
     if families > MOST_FAMILIES:
-        return Alternatives((), TOO_LARGE)
+        return _too_large(f"it has {families} kinds of operators", f"{MOST_FAMILIES} kinds")
     each = min(MOST_PRICED, max(LEAST_PRICED, PRICED // families))
     try:
         pricer = _GroupPricer(own)
@@ -82,6 +90,10 @@ def price_alternatives(compilation: Compilation) -> Alternatives:
                 priced[key] = _priced(pricer, kind.family[0], others, taken)
             of_groups[group] = priced[key]
     return Alternatives(tuple(of_groups), "")
+
+
+def _too_large(what: str, most: str) -> Alternatives:
+    return Alternatives((), TOO_LARGE.format(what, most))
 
 
 def _candidates(own: OwnSpace, number: int, most: int) -> list[OperatorConfig]:

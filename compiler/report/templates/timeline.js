@@ -2,8 +2,8 @@
 // view stretches by the viewBox; names on bars and the outline of the one that is chosen are laid over them.
 for (const area of document.querySelectorAll(".timeline-area")) {
   const figure = area.querySelector(".timeline");
-  const UNITS = 1e6, NARROWEST = 20, LANES = [[0, 26], [28, 18]];
-  const data = JSON.parse(figure.querySelector(".timeline-data").textContent);
+  const UNITS = 1e6, NARROWEST = 20, LOWEST = 12;  // LOWEST: of lanes that have room for names
+  const data = unpack(JSON.parse(figure.querySelector(".timeline-data").textContent));
   const body = figure.querySelector(".timeline-body"), told = figure.querySelector(".timeline-told");
   const ticks = figure.querySelector(".timeline-ticks"), shown = figure.querySelector(".timeline-view");
   const table = area.querySelector(".timeline-table");
@@ -24,7 +24,7 @@ for (const area of document.querySelectorAll(".timeline-area")) {
       }
       return bars;
     });
-    return { plot, svg, overlay, lanes, name: data.rows[number].name };
+    return { plot, svg, overlay, lanes, places: data.rows[number].places, name: data.rows[number].name };
   });
 
   // ---- numbers as units.py prints them
@@ -66,8 +66,8 @@ for (const area of document.querySelectorAll(".timeline-area")) {
     waiting = false;
     const width = rows[0].plot.clientWidth;
     for (const row of rows) {
-      row.svg.setAttribute("viewBox", `${from} 0 ${length} 46`);
-      row.overlay.replaceChildren(...row.lanes.flatMap((bars, lane) => labels(bars, lane, width)));
+      row.svg.setAttribute("viewBox", `${from} 0 ${length} ${row.plot.clientHeight}`);
+      row.overlay.replaceChildren(...row.lanes.flatMap((bars, lane) => labels(bars, row.places[lane], width)));
     }
     mark();
     drawTicks(width);
@@ -75,13 +75,13 @@ for (const area of document.querySelectorAll(".timeline-area")) {
       : `${seconds(from)} to ${seconds(from + length)} of ${seconds(UNITS)}`;
     fillTable();
   };
-  const labels = (bars, lane, width) => inView(bars).flatMap(bar => {
+  const labels = (bars, [top, height], width) => inView(bars).flatMap(bar => {
     const left = Math.max(0, place(bar.start)), share = Math.min(1, place(bar.stop)) - left;
     if (share * width < 3) return [];
     const label = document.createElement("span"), short = data.words[bar.word][1];
     label.className = "onbar";
-    label.style.cssText = `left:${left * 100}%;width:${share * 100}%;top:${LANES[lane][0]}px;height:${LANES[lane][1]}px`;
-    if (share * width > short.length * 7.6 + 6) label.textContent = short;
+    label.style.cssText = `left:${left * 100}%;width:${share * 100}%;top:${top}px;height:${height}px`;
+    if (height >= LOWEST && share * width > short.length * 7.6 + 6) label.textContent = short;
     return [label];
   });
   const drawTicks = width => {
@@ -104,7 +104,7 @@ for (const area of document.querySelectorAll(".timeline-area")) {
   const barOf = which => rows[which.row].lanes[which.lane][which.at];
   const mark = () => {
     if (!chosen) return outline.remove();
-    const bar = barOf(chosen), [top, height] = LANES[chosen.lane];
+    const bar = barOf(chosen), [top, height] = rows[chosen.row].places[chosen.lane];
     const left = Math.max(-0.01, place(bar.start)), right = Math.min(1.01, place(bar.stop));
     outline.style.cssText = `left:${left * 100}%;width:max(3px,${Math.max(0, right - left) * 100}%);top:${top}px;height:${height}px`;
     outline.hidden = right < left;
@@ -127,7 +127,7 @@ for (const area of document.querySelectorAll(".timeline-area")) {
     const row = rows.findIndex(row => row.plot.contains(event.target));
     if (row < 0) return null;
     const box = rows[row].plot.getBoundingClientRect();
-    const lane = event.clientY - box.top < LANES[1][0] ? 0 : 1;
+    const lane = Math.max(0, rows[row].places.findLastIndex(([top]) => event.clientY - box.top >= top));
     return barAt(row, lane, momentOf(event), 3 / box.width * length);
   };
   const momentOf = event => {
@@ -190,7 +190,7 @@ for (const area of document.querySelectorAll(".timeline-area")) {
   const step = (rowStep, barStep) => {
     if (!chosen) {
       const row = rows.findIndex(row => row.lanes.some(bars => bars.length));
-      if (row >= 0) choose({ row, lane: rows[row].lanes[0].length ? 0 : 1, at: 0 });
+      if (row >= 0) choose({ row, lane: rows[row].lanes.findIndex(bars => bars.length), at: 0 });
       return;
     }
     const bar = barOf(chosen);
@@ -198,12 +198,11 @@ for (const area of document.querySelectorAll(".timeline-area")) {
       const at = chosen.at + barStep;
       if (at >= 0 && at < rows[chosen.row].lanes[chosen.lane].length) choose({ ...chosen, at });
     } else {
-      for (let line = 2 * chosen.row + chosen.lane + rowStep; line >= 0 && line < 2 * rows.length; line += rowStep) {
-        const bars = rows[line >> 1].lanes[line & 1];
-        if (!bars.length) continue;
-        choose({ row: line >> 1, lane: line & 1, at: Math.min(bars.length - 1, after(bars, bar.start)) });
-        break;
-      }
+      const lines = rows.flatMap((row, number) => row.lanes.map((bars, lane) => ({ row: number, lane, bars })));
+      let line = lines.findIndex(({ row, lane }) => row === chosen.row && lane === chosen.lane) + rowStep;
+      while (lines[line] && !lines[line].bars.length) line += rowStep;
+      const next = lines[line];
+      if (next) choose({ row: next.row, lane: next.lane, at: Math.min(next.bars.length - 1, after(next.bars, bar.start)) });
     }
     const { start, stop } = barOf(chosen);
     if (start < from || stop > from + length) look((start + stop) / 2 - length / 2, length);

@@ -40,7 +40,7 @@
   };
 
   for (const table of tables) {
-    const rows = [...table.tBodies[0].rows].filter((row) => "priced" in row.dataset);
+    const rows = [...table.tBodies[0].rows];
     if (rows.length < 2) continue;
     const field = document.createElement("fieldset");
     const legend = document.createElement("legend");

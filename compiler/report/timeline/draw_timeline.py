@@ -3,7 +3,7 @@
 A row's bars of one colour are one path, so that many are as quick as one; templates/timeline.js stretches the
 paths to what is in view, and finds the bar under the pointer in `TimelinePicture.data`.
 
-    x   0 .. UNITS: the step        y   0 .. HEIGHT: computing above, communication below
+    x   0 .. UNITS: the step        y   computing above; below it communication, in as many tracks as overlap
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,9 @@ from partc.cost.simulation.timeline import Timeline
 from partc.runtime.plan.program import Plan, Rank
 
 UNITS = 1_000_000  # of time in a step: thousands of bars are told apart when the view is enlarged
-HEIGHT, COMPUTE, GAP = 46, 26, 2
+COMPUTE, GAP = 26, 2  # pixels: of the lane that computes, and below it
+ONE_TRACK, TRACK, MOST_TRACKS = 18, 14, 6  # of the only track, of several; more than these share their room
+TRACK_GAP = 0.1  # of a track, where there are several
 MAX_ROWS = 20
 TICKS = 6
 APART = 1e-6  # of the step: ranks that begin the same so much apart are said to
@@ -52,6 +54,7 @@ class Row:
     remark: str
     plays: str
     paths: tuple[BarPath, ...]
+    height: float  # pixels
     compute: str
     communicate: str
     idle: str
@@ -63,8 +66,8 @@ class TimelinePicture:
 
     data    step_s; end: where the busy end begins, in units; words: (kind, short, what), by number;
             instructions: the number of each one's words, -1 for those that have none;
-            rows: for each its name and two lanes of [units since the bar before, units that it lasts,
-            its words, bytes], one after the other
+            rows: for each its name; lanes, the first one computes, of [units since the bar before, units
+            that it lasts, its words, bytes], one after the other; and each lane's [top, height] in pixels
     """
 
     rows: tuple[Row, ...]
@@ -86,12 +89,15 @@ def draw_timeline(timeline: Timeline, plan: Plan, words: WordsOf) -> TimelinePic
     numbers: dict[Words, int] = {}
     rows, data = [], []
     for members, spread_s in busy:
-        lanes = lanes_of[members[0]]
-        rows.append(_row(members, lanes, timeline.step_s, spread_s, plan, words))
+        computing, communicating = lanes_of[members[0]]
+        lanes = [computing, *_tracks(communicating, timeline.step_s)]
+        places = _places(len(lanes) - 1)
+        rows.append(_row(members, lanes, places, timeline.step_s, spread_s, plan, words))
         data.append(
             {
                 "name": f"{rows[-1].name} ({rows[-1].remark})",
                 "lanes": [_encode(lane, timeline.step_s, words, numbers) for lane in lanes],
+                "places": places,
             }
         )
     kinds = {word.kind for word in numbers}
@@ -142,9 +148,31 @@ def _lanes_of(timeline: Timeline, ranks: Sequence[int], number: int) -> dict[int
     return lanes
 
 
+def _tracks(events: Iterable[BarEvent], step_s: float) -> list[list[BarEvent]]:
+    """Return events, by time, in as few tracks as keep those apart that overlap: one at least."""
+    tracks: list[list[BarEvent]] = [[]]
+    for event in events:
+        start, _ = _units(event, step_s)
+        free = (track for track in tracks if not track or _units(track[-1], step_s)[1] <= start)
+        if (track := next(free, None)) is None:
+            tracks.append(track := [])
+        track.append(event)
+    return tracks
+
+
+def _places(tracks: int) -> list[tuple[float, float]]:
+    """Return (top, height) of the lane that computes, and of each track that communicates."""
+    if tracks == 1:
+        return [(0, COMPUTE), (COMPUTE + GAP, ONE_TRACK)]
+    room = TRACK * min(1.0, MOST_TRACKS / tracks)
+    tops = (COMPUTE + GAP + number * room for number in range(tracks))
+    return [(0, COMPUTE), *((round(top, 2), round(room * (1 - TRACK_GAP), 2)) for top in tops)]
+
+
 def _row(
     members: list[int],
     lanes: Sequence[Sequence[BarEvent]],
+    places: Sequence[tuple[float, float]],
     step_s: float,
     apart_s: float,
     plan: Plan,
@@ -152,12 +180,14 @@ def _row(
 ) -> Row:
     spread = f", {seconds(apart_s)} apart" if apart_s > APART * step_s else ""
     rank = plan.ranks[members[0]]
-    compute_s, communicate_s = (sum(event.stop_s - event.start_s for event in lane) for lane in lanes)
+    compute_s = sum(event.stop_s - event.start_s for event in lanes[0])
+    communicate_s = sum(event.stop_s - event.start_s for lane in lanes[1:] for event in lane)
     return Row(
         name=f"{'rank' if len(members) == 1 else 'ranks'} {some_ranges(members, 2)}",
         remark=rank.device if len(members) == 1 else _who(members, rank, plan) + spread,
         plays=" + ".join(rank.sites),
-        paths=_paths(lanes, step_s, words),
+        paths=_paths(lanes, places, step_s, words),
+        height=sum(places[-1]),
         compute=seconds(compute_s),
         communicate=seconds(communicate_s),
         idle=seconds(step_s - compute_s),
@@ -172,10 +202,14 @@ def _who(members: list[int], first: Rank, plan: Plan) -> str:
     return plural(len(members), site) if site in ("worker", "server") else f"{count(len(members))} of {site}"
 
 
-def _paths(lanes: Sequence[Sequence[BarEvent]], step_s: float, words: WordsOf) -> tuple[BarPath, ...]:
+def _paths(
+    lanes: Sequence[Sequence[BarEvent]],
+    places: Sequence[tuple[float, float]],
+    step_s: float,
+    words: WordsOf,
+) -> tuple[BarPath, ...]:
     drawn: dict[str, list[str]] = {}
-    for number, lane in enumerate(lanes):
-        y, height = (0, COMPUTE) if number == 0 else (COMPUTE + GAP, HEIGHT - COMPUTE - GAP)
+    for lane, (y, height) in zip(lanes, places, strict=True):
         for event in lane:
             start, stop = _units(event, step_s)
             bar = f"M{start} {y}h{max(1, stop - start)}v{height}H{start}z"

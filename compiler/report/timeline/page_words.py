@@ -4,6 +4,7 @@ import json
 import re
 
 from partc.compiler.report.describe_messages import Words
+from partc.compiler.report.packed_json import unpacked
 
 _DATA = re.compile(r'<script type="application/json" class="timeline-data">(.*?)</script>', re.DOTALL)
 
@@ -13,6 +14,6 @@ def words_of_page(page: str) -> dict[int, Words]:
     found = _DATA.search(page)
     if found is None:
         return {}
-    data = json.loads(found[1])
+    data = unpacked(json.loads(found[1]))
     words = [Words(*told) for told in data["words"]]
     return {place: words[number] for place, number in enumerate(data["instructions"]) if number >= 0}

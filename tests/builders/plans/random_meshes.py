@@ -19,7 +19,7 @@ from partc.passes.layouts.layouts import Layout, Split
 from partc.passes.layouts.meshes import Mesh
 from partc.passes.roles.find_roles import find_roles
 from partc.passes.roles.find_zeros import find_zeros
-from partc.passes.rules.sharding_rules import rule_of
+from partc.passes.rules.sharding_rules import node_facts
 from tests.builders.plans.compiled_steps import cluster_of
 
 MESHES: tuple[tuple[str, dict[str, int]], ...] = (
@@ -102,7 +102,7 @@ def random_split(
         shared = [d for d in free if d in split]
         dimension = str(rng.choice(shared if shared and rng.random() < 0.7 else free))
         tried = [*asked[:number], found[dimension], *asked[number + 1 :]]
-        if divides(mesh, node, decide_axes(mesh, tried), facts):
+        if divides(mesh, node_facts(node, facts), decide_axes(mesh, tried)):
             split[dimension] = f"{split[dimension]}*{axis}" if dimension in split else axis
             asked = tried
     return split
@@ -110,7 +110,8 @@ def random_split(
 
 def dimensions_of(node: gs.Node, facts: Facts, zeros: frozenset[str], parts: int) -> dict[str, AxisDecision]:
     """Return the dimensions of an op that may be split into so many parts: of a constant's none."""
-    rule = rule_of(node, facts)
+    known = node_facts(node, facts, zeros)
+    rule = known.rule
     if rule is None or all(facts.fixed_value(tensor.name) is not None for tensor in node.outputs):
         return {}
     found: dict[str, AxisDecision] = {}
@@ -119,7 +120,7 @@ def dimensions_of(node: gs.Node, facts: Facts, zeros: frozenset[str], parts: int
             if operand is not None and not rule.combine.keys() & set(factors):
                 continue
             for outer in (1, 2):
-                decision = decide_by_wish(node, rule, Wish(Split(axis, outer), operand), parts, zeros)
+                decision = decide_by_wish(known, Wish(Split(axis, outer), operand), parts)
                 if decision is not None:
                     place = f"out:{axis}" if operand is None else f"in:{operand}:{axis}"
                     found[place if outer == 1 else f"{place}/{outer}"] = decision
@@ -218,7 +219,7 @@ def _on_devices(
     fitting = [
         dimension
         for dimension, how in found.items()
-        if divides(meshes, node, decide_axes(meshes, [whole_axis(node), how]), facts)
+        if divides(meshes, node_facts(node, facts), decide_axes(meshes, [whole_axis(node), how]))
     ]
     if parts > 1 and fitting:
         split[str(rng.choice(fitting))] = parts

@@ -20,6 +20,7 @@ from partc.passes.layouts.decide_layouts import decide_axes, divides, whole_axis
 from partc.passes.layouts.meshes import Mesh
 from partc.passes.roles.find_roles import find_roles
 from partc.passes.roles.find_zeros import find_zeros
+from partc.passes.rules.sharding_rules import node_facts
 from partc.passes.search.find_groups import find_groups
 from tests.builders.plans.compiled_steps import cluster_of
 from tests.builders.plans.random_meshes import dimensions_of, random_home, random_split
@@ -202,7 +203,7 @@ class _Draw:
                 for dimension, how in found.items()
                 if dimension not in split
                 and not self.clashes(dimension, parts, size)
-                and divides(mesh, node, decide_axes(mesh, [*decisions, how]), self.facts)
+                and divides(mesh, node_facts(node, self.facts), decide_axes(mesh, [*decisions, how]))
             ]
             if fitting:
                 space = [d for d in fitting if node.op == "Conv" and d[:5] in ("out:2", "out:3")]

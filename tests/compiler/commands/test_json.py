@@ -33,6 +33,7 @@ from partc.compiler.commands.results.schemas import RESULTS
 from partc.compiler.commands.results.trainings import CheckpointList, Exported, Trained
 from partc.compiler.verification.ranks import launch_in_process
 from partc.compiler.verification.verify import verify
+from partc.runtime.jobs.job import JOB_FILE
 from partc.runtime.plan.record import Record
 from tests.checks.command_line import EXAMPLES, MLP, done, make_mlp, partc
 
@@ -159,6 +160,14 @@ def test_cluster_init_and_doctor_answer(tmp_path: Path, monkeypatch: pytest.Monk
     assert (written.hosts, written.devices) == (1, 2)
     monkeypatch.setattr("partc.compiler.machines.diagnose._CHECKS", {})
     assert answered(Diagnosis, "doctor").healthy
+
+
+def test_a_rank_of_a_job_has_no_results_and_refuses_json(tmp_path: Path) -> None:
+    (tmp_path / JOB_FILE).write_text("{}")
+
+    answer = partc("executor", tmp_path, "--json")
+
+    assert answer.code == 2 and "`partc run --json`" in json.loads(answer.out)["fix"]
 
 
 def test_a_failure_answers_with_its_three_parts(tmp_path: Path) -> None:

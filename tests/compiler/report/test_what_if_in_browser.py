@@ -41,6 +41,7 @@ PRICED = WhatIf(
         ),
         PricedChange("strategy", "tensor=2", "--strategy tensor=2", None, price(5e-3), "data 2 x tensor 2"),
         PricedChange("strategy", "spatial=2", "--strategy spatial=2", not_priced="no windows"),
+        PricedChange("strategy", "layerwise", "--strategy layerwise", not_priced="no windows"),
         PricedChange("hosts", "4", "4 hosts, the last one repeated", None, price(16e-3), "4 AllReduce"),
     ),
 )
@@ -96,6 +97,12 @@ def test_choices_are_the_rows_that_were_priced_and_one_of_all(page: Path, browse
         checked = "[...document.querySelectorAll('.choices :checked')].map(i => i.parentNode.textContent)"
         assert shown.evaluate(checked) == ["this plan", "this plan", "4"]
         assert shown.evaluate("document.querySelectorAll('tr.selected').length") == 1
+
+
+def test_changes_without_a_price_for_one_reason_share_a_line(page: Path, browser: Browser) -> None:
+    with browser.open(page, 1400) as shown:
+        assert shown.text("#what-if .note") == "Not priced: spatial=2, layerwise: no windows."
+        assert shown.evaluate("document.querySelectorAll('[data-dimension=strategy] tbody tr').length") == 2
 
 
 def plain(text: str) -> str:

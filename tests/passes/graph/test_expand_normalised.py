@@ -15,7 +15,7 @@ from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.simplify import simplify
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.decide_layouts import split_on
-from partc.passes.rules.sharding_rules import rule_of
+from partc.passes.rules.sharding_rules import node_facts, rule_of
 from partc.runtime.errors import UnsupportedModel
 from tests.builders.graphs.foreign_steps import parse
 from tests.builders.graphs.run_graphs import graph_of, run_graph
@@ -256,7 +256,7 @@ def kept_whole(training: TrainingGraph, facts) -> Iterator[str]:  # type: ignore
         assert rule is not None, node.op
         for dims in rule.outputs + tuple(d for d in rule.inputs if d is not None):
             for factor in (f for axis in dims for f in axis if rule.sizes[f] > 1):
-                if factor in rule.whole or split_on(node, rule, factor, 1, frozenset()) is None:
+                if factor in rule.whole or split_on(node_facts(node, facts), rule, factor, 1) is None:
                     yield f"{node.op}: {factor}"
 
 

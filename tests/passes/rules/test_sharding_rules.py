@@ -23,7 +23,7 @@ from partc.passes.layouts.decide_layouts import AxisDecision, split_on
 from partc.passes.layouts.layouts import Partial, Placement, Split
 from partc.passes.lowering.local_bounds import local_bounds
 from partc.passes.rules.sharding_rule import Dims, ShardingRule
-from partc.passes.rules.sharding_rules import RULES, rule_of
+from partc.passes.rules.sharding_rules import RULES, NodeFacts, node_facts
 from tests.builders.graphs.foreign_steps import parse
 from tests.builders.graphs.sharding_cases import CASES
 
@@ -33,9 +33,10 @@ OPERAND = re.compile(r"\w+\{[^}]*\}|\w+(?:\[[^]]*\])? \w+")
 
 @dataclass(frozen=True)
 class Case:
-    """One node, its rule, and operands to run it on."""
+    """One node, what is known of it, its rule, and operands to run it on."""
 
     node: gs.Node
+    known: NodeFacts
     rule: ShardingRule
     dtypes: Mapping[str, np.dtype]
     feeds: list[np.ndarray]
@@ -77,9 +78,9 @@ def case_of(text: str) -> Case:
     training = TrainingGraph(graph, {}, {}, (), None, {})
     node = graph.nodes[0]
     facts = infer_facts(training, {})
-    rule = rule_of(node, facts)
-    assert rule is not None
-    return Case(node, rule, facts.dtypes, [feeds[tensor.name] for tensor in node.inputs])
+    known = node_facts(node, facts)
+    assert known.rule is not None
+    return Case(node, known, known.rule, facts.dtypes, [feeds[tensor.name] for tensor in node.inputs])
 
 
 def _read_operand(
@@ -202,7 +203,7 @@ def splits_of(case: Case, ranks: int) -> Iterator[AxisDecision]:
                 found = rule.factor_at(dims, axis, outer)
                 if found is None or found[1] in found[0].whole or found[0].sizes[found[1]] % ranks:
                     continue
-                decision = split_on(case.node, found[0], found[1], ranks, frozenset())
+                decision = split_on(case.known, found[0], found[1], ranks)
                 if decision is not None and decision not in seen:
                     seen.add(decision)
                     yield decision

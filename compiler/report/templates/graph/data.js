@@ -1,6 +1,6 @@
 // ---------------------------------------------------------------- the data, decoded
 
-const data = JSON.parse(document.getElementById("graph-data").textContent);
+const data = unpack(JSON.parse(document.getElementById("graph-data").textContent));
 const {nodes, groups, variables, ranks, segments, messages, instructions} = data;
 const nodeCount = nodes.name.length, variableCount = variables.name.length;
 const WAYS = ["forward", "gradient", "update"];

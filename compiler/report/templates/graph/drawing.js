@@ -1,8 +1,8 @@
 // ---------------------------------------------------------------- the drawing
 
 const SIZES = {container: {width: 196, height: 58}, node: {width: 184, height: 46}};
-const GAP_X = 22, GAP_Y = 30, GAP_COLUMN = 46, LANE_TITLE = 34, MARGIN = 20;
-const LEAST_TEXT = 11.5, TEXT = 13, CLOSE = 2.4, SMALLEST = 0.05, STARTS_AT = 0.62;
+const GAP_X = 22, GAP_Y = 30, GAP_COLUMN = 46, LANE_TITLE = 44, MARGIN = 20;
+const LEAST_TEXT = 11.5, TEXT = 13, CLOSE = 2.4, SMALLEST = 0.05, STARTS_AT = 0.62, GROUP_STARTS_AT = 0.4;
 const MOST_DRAWN = 700;
 
 const drawing = document.querySelector("#graph .drawing"), world = drawing.querySelector(".world");
@@ -21,22 +21,28 @@ const arrange = ([things, columns, rows, places, width, ends], kind, left, top) 
   return {width: Math.max(0, ...own.map(box => box.x + box.width - left)), height: Math.max(0, ...own.map(box => box.y + box.height - top))};
 };
 
+// Forward, gradient and update beside each other where there is room, else below each other.
 const lanesOf = group => {
-  let left = 0, height = 0;
-  const titles = [];
+  const room = (drawing.clientWidth - 24) / STARTS_AT, titles = [];
+  let left = 0, top = 0, deep = 0, width = 0;
   data.drawings.ofGroups[group].forEach((lane, way) => {
     if (!lane[0].length) return;
-    titles.push([WAYS[way], left]);
-    const size = arrange(lane, "node", left, LANE_TITLE);
+    const first = boxes.length, size = arrange(lane, "node", left, top + LANE_TITLE);
+    if (left && left + size.width > room) {
+      for (const box of boxes.slice(first)) [box.x, box.y] = [box.x - left, box.y + deep];
+      [left, top, deep] = [0, top + deep, 0];
+    }
+    titles.push([WAYS[way], left, top, lane[0].length]);
+    width = Math.max(width, left + size.width);
     left += size.width + 2 * GAP_COLUMN;
-    height = Math.max(height, size.height + LANE_TITLE);
+    deep = Math.max(deep, size.height + LANE_TITLE + MARGIN);
   });
   const inside = new Map(boxes.map((box, at) => [box.thing, at])), known = new Set(edges.map(String));
   boxes.forEach((box, at) => readsOf(box.thing).forEach(source => {
     const edge = [inside.get(source), at];
     if (inside.has(source) && !known.has(String(edge))) edges.push([...edge, "across"]);
   }));
-  extent = {width: left - 2 * GAP_COLUMN, height: height + MARGIN};
+  extent = {width, height: top + deep};
   return titles;
 };
 
@@ -52,10 +58,18 @@ function enter(where, keep = null) {
   if (where.group === undefined) extent.height += 2 * MARGIN;
   focused = Math.max(0, boxes.findIndex(box => box.thing === keep));
   world.querySelectorAll(".lane").forEach(title => title.remove());
-  for (const [name, x] of titles) world.append(make("span", {class: "lane", style: `left:${x}px`}, name));
+  for (const [name, x, y] of titles) world.append(make("span", {class: "lane", style: `left:${x}px;top:${y}px`}, name));
   showTrail();
+  showLanes(titles);
   begin();
 }
+// What a group has, each a way to it: a large group does not fit into the first view.
+const showLanes = titles => {
+  const lanes = document.querySelector("#graph .lanes");
+  lanes.hidden = titles.length < 2;
+  lanes.replaceChildren(...titles.map(([name, x, y, count]) =>
+    make("button", {type: "button", class: "to", onclick: () => { [eye.x, eye.y] = [12 - x * eye.scale, 12 - y * eye.scale]; inside(); look(); }}, `${name[0].toUpperCase()}${name.slice(1)}, ${plural(count, "node")}`)));
+};
 const parentOf = where => where.group !== undefined && groupsOfLayer()[groups.layer[where.group]].length > 1 ? {layer: groups.layer[where.group]}
   : where.group !== undefined || where.layer !== undefined ? {} : null;
 const leave = () => {
@@ -193,9 +207,9 @@ const begin = () => {
   world.replaceChildren(edgesSvg, ...world.querySelectorAll(".lane"));
   drawEdges();
   drawing.style.height = `${tall()}px`;
-  const wide = (drawing.clientWidth - 24) / extent.width;
-  drawing.style.height = `${Math.round(Math.min(tall(), Math.max(240, extent.height * Math.min(1, Math.max(STARTS_AT, wide)) + 24)))}px`;
-  centre(Math.min(1, Math.max(STARTS_AT, whole())));
+  const least = place.group === undefined ? STARTS_AT : GROUP_STARTS_AT, wide = (drawing.clientWidth - 24) / extent.width;
+  drawing.style.height = `${Math.round(Math.min(tall(), Math.max(240, extent.height * Math.min(1, Math.max(least, wide)) + 24)))}px`;
+  centre(Math.min(1, Math.max(least, whole())));
   settled = performance.now();
   look();
 };
@@ -318,4 +332,4 @@ drawing.addEventListener("keydown", event => {
   } else return;
   event.preventDefault();
 });
-addEventListener("resize", () => { inside(); look(); });
+addEventListener("resize", () => { if (drawing.clientWidth) { inside(); look(); } });  // on paper there is no drawing

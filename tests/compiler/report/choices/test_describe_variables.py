@@ -6,6 +6,7 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import Momentum
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.report.choices.describe_variables import describe_variables, group_reasons
+from partc.compiler.report.cluster.describe_servers import describe_copies
 from partc.models.catalogue import build_model
 from tests.builders.plans.compiled_steps import compile_step
 
@@ -31,3 +32,23 @@ def test_equal_layers_share_a_line_and_reasons_are_told_once(tmp_path: Path) -> 
     }
     assert len(reasons) <= 2
     assert reasons[0].reason == next(c.reason for c in choices if c.variable == reasons[0].name)
+
+
+def test_variables_of_a_stage_are_kept_by_its_ranks(tmp_path: Path) -> None:
+    forward = build_model("mlp", sizes=(16, 32, 32, 4), batch=16)
+    step = build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Momentum(0.1))
+    strategy = "pipeline=2,data=2,microbatches=2"
+    compilation = compile_step(
+        import_training_graph(step), tmp_path / "out", "2x2", strategy, "global"
+    ).compilation
+
+    rows = describe_variables(compilation.plan, compilation.costs.choices, {})
+
+    holders = {
+        name: {rank.rank for rank in compilation.plan.ranks for held in rank.held if held.variable == name}
+        for name in ("layer0.weight", "layer2.weight")
+    }
+    assert list(holders.values()) == [{0, 1}, {2, 3}]
+    told = {name: row.where for row in rows for name in (row.name, *row.alike)}
+    assert (told["layer0.weight"], told["layer2.weight"]) == ("ranks 0–1", "ranks 2–3")
+    assert describe_copies(compilation.plan).startswith("Workers keep copies of ")

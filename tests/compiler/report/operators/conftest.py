@@ -14,6 +14,7 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import Adam
 from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.report.packed_json import unpacked
 from partc.models.catalogue import build_model
 from partc.runtime.plan.program import Plan, Run, instructions_of
 from tests.builders.plans.compiled_reports import compile_lm
@@ -81,7 +82,7 @@ def page_of(compilation: Compilation, model: onnx.ModelProto, folder: Path) -> P
     text = (folder / "report.html").read_text(encoding="utf-8")
     found = re.search(r'<script type="application/json" id="graph-data">(.*?)</script>', text, re.DOTALL)
     assert found is not None
-    return Page(compilation, model, folder, json.loads(found[1]))
+    return Page(compilation, model, folder, unpacked(json.loads(found[1])))
 
 
 @pytest.fixture(scope="session")

@@ -44,6 +44,28 @@ def test_search_and_click_at_every_width_and_scheme(
         assert page.errors == []
 
 
+@pytest.mark.parametrize("width", [1400, 400])
+def test_every_part_of_a_group_is_in_its_first_view_or_a_click_away(
+    browser: Browser, mesh_page: Page, width: int
+) -> None:
+    where = "['.drawing', '.lane:last-of-type'].map(s => document.querySelector(s).getBoundingClientRect())"
+    sides = "own.left >= all.left && own.right <= all.right && own.top >= all.top && own.bottom <= all.bottom"
+    within = f"(([all, own]) => {sides})({where})"
+    parts = "[...document.querySelectorAll('.lanes button')].map(button => button.textContent.split(',')[0])"
+    with browser.open(mesh_page.report, width) as page:
+        assert page.evaluate("document.querySelector('.lanes').hidden")
+        page.evaluate("location.hash = '#op=MatMul%3AMatMul_8'")
+        wait_for(page, "document.querySelector('.lane') !== null")
+
+        assert page.evaluate(parts) == ["Forward", "Gradient", "Update"]
+        if width == 1400:
+            assert page.evaluate(within)
+        page.click(".lanes button:last-child")
+        assert page.evaluate(within)
+        assert audit(page, unfold=False) == NOTHING_WRONG
+        assert page.errors == []
+
+
 def test_zooming_far_in_leads_into_a_box_and_far_out_up_again(browser: Browser, mesh_page: Page) -> None:
     with browser.open(mesh_page.report) as page:
         x, y = page.centre(".world .box")
@@ -87,6 +109,18 @@ def test_dragging_moves_the_drawing_and_chooses_nothing(browser: Browser, mesh_p
 
         assert page.evaluate(left) == pytest.approx(before - 60, abs=1)
         assert page.text(".facts-card h3") == shown
+
+
+def test_printing_leaves_the_drawing_where_it_was(browser: Browser, mesh_page: Page) -> None:
+    left = "document.querySelector('.world .box').getBoundingClientRect().left"
+    with browser.open(mesh_page.report) as page:
+        before = page.evaluate(left)
+
+        page.emulate(media="print")
+        page.evaluate("dispatchEvent(new Event('resize'))")
+        page.emulate()
+
+        assert page.evaluate(left) == before
 
 
 def test_two_fingers_zoom(browser: Browser, mesh_page: Page) -> None:

@@ -19,6 +19,14 @@ def test_a_chain_goes_down_and_then_into_the_next_column() -> None:
     assert places.width == 1
 
 
+@pytest.mark.parametrize("count", [7, 17, 31, 47])
+def test_columns_are_about_equally_long(count: int) -> None:
+    places = place_boxes(count, [(n, n + 1) for n in range(count - 1)])
+
+    lengths = [places.columns.count(column) for column in range(max(places.columns) + 1)]
+    assert max(lengths) - min(lengths) <= len(lengths)
+
+
 def test_branches_stand_side_by_side_without_crossing() -> None:
     # Two branches of one box: 0 -> 1 -> 3, 0 -> 2 -> 4, and both into 5.
     places = place_boxes(6, [(0, 1), (0, 2), (2, 4), (1, 3), (3, 5), (4, 5)])

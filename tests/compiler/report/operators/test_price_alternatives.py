@@ -1,10 +1,8 @@
 """What else operators could be: the one that was taken is among it, and prices follow shapes and links."""
 
-import json
-
 import pytest
 
-from partc.compiler.report.operators.encode_columns import script_json
+from partc.compiler.report.operators import price_alternatives as price_alternatives_module
 from partc.compiler.report.operators.price_alternatives import Alternative, price_alternatives
 from tests.compiler.report.operators.conftest import SIZES, Page
 
@@ -55,10 +53,21 @@ def test_a_batch_per_replica_leaves_nothing_to_choose(server_page: Page) -> None
     assert "--batch global" in found.why_none
 
 
-def test_data_in_a_script_cannot_end_it() -> None:
-    data = {"name": ["</script><script>alert(1)</script>", "<!--", "a\u2028b"], "time": [0.123456789, 2.0]}
+def test_the_page_says_above_the_drawing_why_prices_are_missing(server_page: Page, mesh_page: Page) -> None:
+    def lead(page: Page) -> str:
+        return page.report.read_text().partition('<section id="graph">')[2].partition("<noscript>")[0]
 
-    text = script_json(data)
+    assert "--batch global lets operators be split" in lead(server_page)
+    assert '<p class="note">' not in lead(mesh_page)
 
-    assert "<" not in text and "\u2028" not in text
-    assert json.loads(text) == {"name": data["name"], "time": [0.1235, 2]}
+
+@pytest.mark.parametrize(("limit", "told"), [("MOST_NODES", "nodes"), ("MOST_WORKERS", "4 workers")])
+def test_of_large_steps_the_limit_is_told(
+    mesh_page: Page, monkeypatch: pytest.MonkeyPatch, limit: str, told: str
+) -> None:
+    monkeypatch.setattr(price_alternatives_module, limit, 3)
+
+    found = price_alternatives(mesh_page.compilation)
+
+    assert found.of_groups == ()
+    assert told in found.why_none and "more than 3" in found.why_none and "partc search" in found.why_none

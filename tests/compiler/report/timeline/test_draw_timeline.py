@@ -1,6 +1,7 @@
 """The timeline's data is decoded as the page's script does, and held to the simulator's events."""
 
 import json
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -39,19 +40,51 @@ def test_every_event_of_every_rank_is_in_the_data(on_2x2: Compiled) -> None:
 
     assert data["step_s"] == timeline.step_s
     for rank, row in enumerate(data["rows"]):
-        for lane, coded in zip(("compute", "communication"), row["lanes"], strict=True):
+        for lane, coded in (("compute", row["lanes"][:1]), ("communication", row["lanes"][1:])):
             events = sorted(
                 (event.start_s, event.stop_s, event.payload_bytes)
                 for event in timeline.events_of(rank)
                 if event.lane == lane and event.stop_s > event.start_s
             )
-            bars = decoded(coded)
+            bars = sorted(bar for track in coded for bar in decoded(track))
             assert len(bars) == len(events) > 0
             for (start, stop, word, nbytes), (start_s, stop_s, payload) in zip(bars, events, strict=True):
                 assert start == pytest.approx(start_s / timeline.step_s * UNITS, abs=1)
                 assert stop == pytest.approx(stop_s / timeline.step_s * UNITS, abs=1)
                 assert nbytes == payload
                 assert (data["words"][word][0] == "compute") is (lane == "compute")
+
+
+@pytest.mark.parametrize("overlapping", [1, 2, 9])
+def test_messages_that_overlap_are_drawn_below_each_other(on_2x2: Compiled, overlapping: int) -> None:
+    """A message begins every second and lasts as many seconds as there are to overlap."""
+    rank, payload = np.array([0]), np.array([4096])
+    starts = range(20)
+    timeline = Timeline(
+        tuple(
+            Bars(
+                "communication", "", rank, np.array([s + 0.0]), np.array([s + 0.0 + overlapping]), payload, s
+            )
+            for s in starts
+        ),
+        20.0 + overlapping,
+        {},
+        {},
+    )
+    words = {s: Words("servers", f"Pull {s}", "Pull") for s in starts}
+
+    picture = draw_timeline(timeline, on_2x2.compilation.plan, words)
+
+    assert picture is not None
+    row = json.loads(json.dumps(picture.data))["rows"][0]
+    tracks = [decoded(lane) for lane in row["lanes"][1:]]
+    assert len(tracks) == overlapping
+    for bars in tracks:
+        assert all(bar[1] <= later[0] for bar, later in pairwise(bars))
+    assert sum(map(len, tracks)) == len(starts)
+    for (top, height), (later, _) in pairwise(row["places"]):
+        assert top + height <= later
+    assert sum(row["places"][-1]) == picture.rows[0].height < 120
 
 
 def test_words_are_read_back_from_the_page(on_2x2: Compiled) -> None:
