@@ -160,7 +160,8 @@ def tasks_of(system: str, case: Experiment) -> StepTasks:
     first = case.first
     step = group_step(first.analysis, case.groups)
     tasks = kind(step, TaskPrices(first.cluster, first.options.times), bucket_bytes(first.cluster))
-    tasks.graph = graph([block.sources for block in tasks.blocks], tasks.prices.resources)
+    sources, prices = [block.sources for block in tasks.blocks], tasks.prices
+    tasks.graph = graph(sources, prices.resources, prices.launching(0))
     return tasks
 
 

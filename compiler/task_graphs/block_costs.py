@@ -22,6 +22,7 @@ from partc.compiler.task_graphs.step_blocks import (
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.compiler.task_graphs.task_blocks import TaskBlock
 from partc.cost.simulation.task_arrays import OWN, Floats
+from partc.cost.simulation.task_graph import BlockTasks
 from partc.passes.search.operator_space import OperatorConfig
 
 
@@ -29,13 +30,16 @@ from partc.passes.search.operator_space import OperatorConfig
 class Alone:
     """A block on its own: when it ends, when its first result is there, and what it occupies for how long.
 
+    first_s        where all was launched ahead
+    kernels_s      when it ends, where all was launched ahead
     computing_s    float64[workers]
-    sending_s      float64[workers and lanes]: the workers' communications, the network
+    sending_s      float64[workers, lanes, workers]: the workers' communications, the network, launches
     memory         float64[workers]: bytes of variables
     """
 
     seconds: float
     first_s: float
+    kernels_s: float
     computing_s: Floats
     sending_s: Floats
     memory: Floats
@@ -145,7 +149,7 @@ class BlockCosts:
         known = ReadTensor(read[0], 0, None if reading.maker is None else 1)
         block = self.computing[reading.reader]
         behind = self._write(replace(block, reads=(known,), sources=sources))
-        longer_s = self._alone(behind).seconds - self.compute(reading.reader, target).seconds
+        longer_s = self._alone(behind).kernels_s - self.compute(reading.reader, target).kernels_s
         alone = self._alone(sent)
         return Sent(alone.seconds + max(0.0, longer_s), alone.sending_s)
 
@@ -174,19 +178,33 @@ class BlockCosts:
     def _alone(self, block: TaskBlock) -> Alone:
         workers = len(self.tasks.prices.workers)
         tasks = block.tasks
-        lasts = np.cumsum(tasks.parts)
-        alone_s = [
-            float(tasks.seconds[last - parts : last].max(initial=0.0))
-            for last, parts in zip(lasts.tolist(), tasks.parts.tolist(), strict=True)
-        ]
-        ends = list(alone_s)
-        own = tasks.dependencies[tasks.dependencies[:, 0] == OWN]
-        for _, source, target in sorted(own.tolist(), key=lambda row: row[2]):
-            ends[target] = max(ends[target], ends[source] + alone_s[target])
+        seconds = np.where(tasks.resources >= self.tasks.prices.launching(0), 0.0, tasks.seconds)
+        ends, kernel_ends = _ends(tasks, tasks.seconds), _ends(tasks, seconds)
         occupied_s: Floats = np.bincount(tasks.resources, tasks.seconds, self.tasks.prices.resources).astype(
             np.float64
         )
         done = () if block.done is None else block.done.indices[block.done.indices >= 0].tolist()
-        first_s = min((ends[task] for task in done), default=0.0)
+        first_s = min((kernel_ends[task] for task in done), default=0.0)
         memory = np.zeros(workers) if block.memory is None else block.memory
-        return Alone(max(ends, default=0.0), first_s, occupied_s[:workers], occupied_s[workers:], memory)
+        return Alone(
+            max(ends, default=0.0),
+            first_s,
+            max(kernel_ends, default=0.0),
+            occupied_s[:workers],
+            occupied_s[workers:],
+            memory,
+        )
+
+
+def _ends(tasks: BlockTasks, seconds: Floats) -> list[float]:
+    """Return when each task of a block ends whose parts take so long, if nothing else is waited for."""
+    lasts = np.cumsum(tasks.parts).tolist()
+    ends = [
+        float(seconds[last - parts : last].max(initial=0.0))
+        for last, parts in zip(lasts, tasks.parts.tolist(), strict=True)
+    ]
+    alone_s = list(ends)
+    own = tasks.dependencies[tasks.dependencies[:, 0] == OWN]
+    for _, source, target in sorted(own.tolist(), key=lambda row: row[2]):
+        ends[target] = max(ends[target], ends[source] + alone_s[target])
+    return ends

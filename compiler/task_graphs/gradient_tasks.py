@@ -99,7 +99,7 @@ class UpdateWriter:
         key = update.parameter, mesh.share(update.layout)
         if key not in self._work:
             self._work[key] = count_update(self._step, update.parameter, update.layout, mesh)
-        return self._prices.work_s(self._work[key], 0)
+        return self._prices.work(self._work[key], 0).seconds
 
     def _local(self, tensor: str, layout: Layout, mesh: Mesh) -> int:
         return -(-self._facts.nbytes(tensor) // mesh.share(layout))

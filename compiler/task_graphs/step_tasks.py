@@ -56,7 +56,9 @@ class StepTasks:
         self._remembered: dict[Hashable, Written] = {}
         self._by_inputs: dict[Hashable, Written] = {}
         self._results: dict[Hashable, int] = {}
-        self.graph = TaskGraph([block.sources for block in self._blocks], prices.resources)
+        self.graph = TaskGraph(
+            [block.sources for block in self._blocks], prices.resources, prices.launching(0)
+        )
         self._before = _Before()
         self._memory: Floats = np.zeros(len(prices.workers))
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partc.compiler.task_graphs.task_prices import Moved, TaskPrices
+from partc.compiler.task_graphs.task_prices import Computed, Moved, TaskPrices
 from partc.compiler.task_graphs.tensor_moves import MeshPlace, Tensor, TensorMoves, Where
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
 from partc.cost.simulation.task_arrays import OWN, Floats, Ints
@@ -153,6 +153,18 @@ class Draft:
         self._count += count
         return np.arange(self._count - count, self._count, dtype=np.int32)
 
+    def computing(self, workers: Ints, work: Computed) -> Ints:
+        """Add what each of these workers computes, behind what launches it where that takes its host time."""
+        launching_s, computing_s = work.launching_s[workers], work.computing_s[workers]
+        if not launching_s.any():
+            return self.tasks(workers, computing_s)
+        count = len(workers)
+        self._parts.append(np.full(count, 2, np.int32))
+        self._resources.append(np.stack((workers + self._prices.launching(0), workers), 1).ravel())
+        self._seconds.append(np.stack((launching_s, computing_s), 1).ravel())
+        self._count += count
+        return np.arange(self._count - count, self._count, dtype=np.int32)
+
     def joins(self, count: int) -> Ints:
         """Add tasks that take no time; return their indices."""
         self._parts.append(np.zeros(count, np.int32))
@@ -251,10 +263,11 @@ def write_computing(prices: TaskPrices, inputs: ComputingInputs) -> TaskBlock:
     """Return what a group does on one way: a task on each worker, then its collectives."""
     draft, placed = Draft(prices), inputs.placed
     collectives = _joined(placed.layout, inputs.way)
-    seconds = prices.work_s(placed.layout.work[inputs.way], bool(inputs.gates) + len(collectives))
+    work = prices.work(placed.layout.work[inputs.way], bool(inputs.gates) + len(collectives))
     if inputs.cut_bytes:
-        seconds = seconds + prices.work_s(Work(0, 2 * inputs.cut_bytes, 2 * inputs.cut_bytes, 1, 0), 0)
-    tasks = draft.tasks(placed.at, seconds[placed.at])
+        cut = prices.work(Work(0, 2 * inputs.cut_bytes, 2 * inputs.cut_bytes, 1, 0), 0)
+        work = Computed(work.launching_s + cut.launching_s, work.computing_s + cut.computing_s)
+    tasks = draft.computing(placed.at, work)
     for slot, index in inputs.gates:
         draft.wait(slot, index, tasks)
     workers = len(prices.workers)

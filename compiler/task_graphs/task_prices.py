@@ -12,7 +12,7 @@ from partc.cost.network.topology import Network
 from partc.cost.network.traffic import Phases, lane_loads, seconds_of, totals_of
 from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
 from partc.cost.simulation.memory import limit_bytes
-from partc.cost.simulation.roofline import start_s, work_s
+from partc.cost.simulation.roofline import apart_s, start_s
 from partc.cost.simulation.task_arrays import Floats, Ints, Longs
 from partc.passes.scheduling.segment_work import Work
 from partc.passes.search.group_layouts import CollectiveKind
@@ -28,13 +28,26 @@ class Moved:
     nbytes: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Computed:
+    """What work takes on each worker, float64[workers]: of the host, to launch it, and of the device."""
+
+    launching_s: Floats
+    computing_s: Floats
+
+    @property
+    def seconds(self) -> Floats:
+        """Return what it takes where nothing was launched ahead."""
+        return np.maximum(self.launching_s, self.computing_s)
+
+
 @dataclass
 class TaskPrices:
     """Prices by the numbers of workers. What was asked before is remembered."""
 
     cluster: Cluster
     times: KernelTimes = NO_TIMES
-    _work: dict[tuple[Work, int], Floats] = field(default_factory=dict)
+    _work: dict[tuple[Work, int], Computed] = field(default_factory=dict)
     _collectives: dict[tuple[CollectiveKind, int, tuple[int, ...]], Moved] = field(default_factory=dict)
     _exchanges: dict[tuple[bytes, bytes, bytes], Moved] = field(default_factory=dict)
     _routes: dict[tuple[int, int], tuple[Ints, float]] = field(default_factory=dict)
@@ -62,8 +75,8 @@ class TaskPrices:
 
     @cached_property
     def resources(self) -> int:
-        """Return how many resources there are: what workers compute, what they send, and lanes."""
-        return 2 * len(self.workers) + len(self.network.lanes)
+        """Return how many resources there are: what workers compute, send, lanes, and what hosts launch."""
+        return 3 * len(self.workers) + len(self.network.lanes)
 
     def communicating(self, worker: int) -> int:
         """Return the resource that a worker's communications take; computing takes that of its number."""
@@ -72,6 +85,10 @@ class TaskPrices:
     def lane(self, lane: int) -> int:
         """Return the resource that a lane of the network is."""
         return 2 * len(self.workers) + lane
+
+    def launching(self, worker: int) -> int:
+        """Return the resource that launches what a worker computes."""
+        return 2 * len(self.workers) + len(self.network.lanes) + worker
 
     @cached_property
     def limits_bytes(self) -> Floats:
@@ -101,15 +118,14 @@ class TaskPrices:
         each = threads_per_core(self.cluster)
         return np.array([each[w.host] if w.kind == "cpu" else 1.0 for w in self.workers])
 
-    def work_s(self, work: Work, segments: int) -> Floats:
-        """Return how long work takes that is cut into some segments, float64[workers]."""
+    def work(self, work: Work, segments: int) -> Computed:
+        """Return how long work takes that is cut into some segments."""
         if (work, segments) not in self._work:
             numbers, ones = self._kinds
-            each = [
-                work_s(work, one, self.cluster, self.times) + segments * start_s(one, self.cluster)
-                for one in ones
-            ]
-            self._work[work, segments] = np.array(each)[numbers] * self._crowding
+            each = np.array([apart_s(work, one, self.cluster, self.times) for one in ones])
+            each += segments * np.array([[start_s(one, self.cluster)] for one in ones]) * (each > 0)
+            launching_s, computing_s = each[numbers].T * self._crowding
+            self._work[work, segments] = Computed(launching_s, computing_s)
         return self._work[work, segments]
 
     def collective(self, kind: CollectiveKind, nbytes: int, members: tuple[int, ...]) -> Moved:

@@ -82,6 +82,17 @@ def work_s(
     one_thread: bool = False,
 ) -> float:
     """Return how long nodes take on a rank's device, once their segment has been started."""
+    return max(apart_s(work, rank, cluster, times, one_thread))
+
+
+def apart_s(
+    work: CountedWork,
+    rank: Rank | ClusterRank,
+    cluster: Cluster,
+    times: KernelTimes = NO_TIMES,
+    one_thread: bool = False,
+) -> tuple[float, float]:
+    """Return how long the host launches nodes, which takes it no time on a CPU, and how long they compute."""
     rates = _rates(rank, cluster, one_thread)
     measured = times.on((rank.kind, rates.profile.name, rates.threads))
     measured_s, rest = _take(work, measured) if measured else (0.0, work)
@@ -91,7 +102,9 @@ def work_s(
     kernels_s = measured_s + products_s + rest.streamed_bytes / rates.bytes_per_s
     nodes_s = work.nodes * rates.profile.node_s
     sorting_s = rest.sorted_ids * PER_SORTED_ID_S
-    return sorting_s + (max(nodes_s, kernels_s) if rank.kind == "gpu" else nodes_s + kernels_s)
+    if rank.kind == "gpu":
+        return sorting_s + nodes_s, sorting_s + kernels_s
+    return 0.0, sorting_s + nodes_s + kernels_s
 
 
 @dataclass(frozen=True, slots=True)

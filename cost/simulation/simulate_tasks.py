@@ -4,6 +4,9 @@
     end    when all its parts do: each takes a resource, from when the task is ready and the resource has
            ended what it did before
 
+A task whose first part is a launch computes on the resource of its next part: a host that launches for a
+device. A launch waits for nothing but former launches, as long as the device is busy: it goes ahead.
+
 A resource takes tasks in the order of (ready, key). Keys ascend along dependencies, so a task's pair is
 greater than its predecessors' even where tasks take no time, and these rules allow one timeline only.
 
@@ -45,6 +48,7 @@ class Room(NamedTuple):
     remaining: Floats  # by resource: the seconds of what it has yet to do
     ready: Floats  # the queue, a heap of pairs, the least first
     key: Longs
+    launchers: int  # the resources from this one on are hosts that launch
 
 
 @compiled
@@ -87,7 +91,10 @@ def run_task(contents: Contents, task: int, ready: float, room: Room, limit_s: f
     end = ready
     for part in range(contents.part[task], contents.part[task + 1]):
         resource, seconds = contents.resource[part], contents.seconds[part]
-        ended = max(ready, room.free[resource]) + seconds
+        begun = max(ready, room.free[resource])
+        if resource >= room.launchers and ready <= room.free[contents.resource[part + 1]]:
+            begun = room.free[resource]
+        ended = begun + seconds
         room.free[resource] = ended
         room.remaining[resource] -= seconds
         if ended + room.remaining[resource] > limit_s:

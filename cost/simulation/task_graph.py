@@ -119,10 +119,13 @@ class Move:
 class TaskGraph:
     """Tasks in blocks, all empty at first, on `resources` devices and links.
 
-    sources  of each block, the earlier blocks that its tasks may wait for, by slot
+    sources    of each block, the earlier blocks that its tasks may wait for, by slot
+    launchers  the resources from this one on are hosts that launch what the next part of a task computes
     """
 
-    def __init__(self, sources: Sequence[Sequence[int]], resources: int) -> None:
+    def __init__(
+        self, sources: Sequence[Sequence[int]], resources: int, launchers: int | None = None
+    ) -> None:
         blocks = len(sources)
         if any(not 0 <= source < block for block, own in enumerate(sources) for source in own):
             raise ValueError("blocks wait for earlier ones")
@@ -144,6 +147,7 @@ class TaskGraph:
                 np.zeros(blocks, np.int32),
                 *(np.zeros(resources) for _ in ("free", "remaining")),
                 *_empty("f8 i8"),
+                resources if launchers is None else launchers,
             )
         )
         self._is_changed = np.zeros(blocks, np.int32)
@@ -313,9 +317,9 @@ class TaskGraph:
         self._timeline, self._spare = timelines
         room = self._room
         by_place, queue = (
-            [_with_room(values, tasks) for values in fields] for fields in (room[:2], room[5:])
+            [_with_room(values, tasks) for values in fields] for fields in (room[:2], room[5:7])
         )
-        self._room = Room._make((*by_place, *room[2:5], *queue))
+        self._room = Room._make((*by_place, *room[2:5], *queue, room.launchers))
 
 
 def _waiting_of(sources: Sequence[Sequence[int]]) -> Waiting:

@@ -33,8 +33,11 @@ def block_of(block: int, tasks: list[Parts], dependencies: list[Dependency]) -> 
     )
 
 
-def relaxed(contents: Contents) -> dict[Task, tuple[float, float]]:
-    """Return each task's ready and end: first in, first out, applied until nothing changes."""
+def relaxed(contents: Contents, launcher: int | None = None) -> dict[Task, tuple[float, float]]:
+    """Return each task's ready and end: first in, first out, applied until nothing changes.
+
+    `launcher`: a resource that goes ahead while that of the next part is busy.
+    """
     tasks = {
         (block, index): task for block, (given, _) in contents.items() for index, task in enumerate(given)
     }
@@ -49,8 +52,10 @@ def relaxed(contents: Contents) -> dict[Task, tuple[float, float]]:
         found = {}
         for task in sorted(tasks, key=lambda task: (ready[task], task)):
             ends = [ready[task]]
-            for resource, seconds in tasks[task]:
-                free[resource] = max(ready[task], free[resource]) + seconds
+            for part, (resource, seconds) in enumerate(tasks[task]):
+                goes_ahead = resource == launcher and ready[task] <= free[tasks[task][part + 1][0]]
+                begun = free[resource] if goes_ahead else max(ready[task], free[resource])
+                free[resource] = begun + seconds
                 ends.append(free[resource])
             found[task] = ready[task], max(ends)
         if found == times:
@@ -62,12 +67,13 @@ class RandomMoves:
     """A random graph and random changes of it, shaped as a search's: tasks wait for those of their block and
     of a few earlier ones, and what waits for a block that is changed is changed, too.
 
-    Seconds are often equal, and often nothing, so that there are ties.
+    Seconds are often equal, and often nothing, so that there are ties. The last of several resources launches
+    for the first.
     """
 
     def __init__(self, seed: int, blocks: int, resources: int) -> None:
         self._rng = np.random.default_rng(seed)
-        self.blocks, self.resources = blocks, resources
+        self.blocks, self.resources, self.launcher = blocks, resources, max(1, resources - 1)
         self._sources = [self._drawn_sources(block) for block in range(blocks)]
         self._density = self._rng.uniform(0.05, 0.9)
         self._whole_seconds = self.chance(0.5)
@@ -102,8 +108,10 @@ class RandomMoves:
         return {block: (tasks[block], self._dependencies(block, sizes)) for block in blocks}
 
     def _task(self) -> Parts:
-        count = 1 if self.chance(0.7) else int(self._rng.integers(0, self.resources + 1))
-        resources = self._rng.choice(self.resources, count, replace=False).tolist()
+        count = 1 if self.chance(0.7) else int(self._rng.integers(0, self.launcher + 1))
+        resources = self._rng.choice(self.launcher, count, replace=False).tolist()
+        if self.launcher < self.resources and 0 in resources and self.chance(0.7):
+            resources.insert(resources.index(0), self.launcher)
         return [(resource, self._seconds()) for resource in resources]
 
     def _seconds(self) -> float:

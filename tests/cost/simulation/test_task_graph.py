@@ -34,8 +34,8 @@ def assert_same_timeline(expected: Timed, actual: Timed) -> None:
         assert np.array_equal(one, other), f"{field.name}: {one} {other}"
 
 
-def graph_of(contents: Contents, blocks: int, resources: int) -> TaskGraph:
-    graph = TaskGraph(sources_of(blocks), resources)
+def graph_of(contents: Contents, blocks: int, resources: int, launcher: int | None = None) -> TaskGraph:
+    graph = TaskGraph(sources_of(blocks), resources, launcher)
     graph.replace(blocks_of(contents))
     return graph
 
@@ -77,14 +77,27 @@ def test_a_task_takes_each_of_its_resources_when_that_is_free_and_ends_with_the_
     assert graph.times(2).ready.tolist() == [4.0]
 
 
+def test_launches_go_ahead_while_the_device_is_busy() -> None:
+    contents: Contents = {
+        0: ([[(2, 1.0), (0, 5.0)], [(2, 2.0), (0, 1.0)], [(2, 2.0), (0, 1.0)]], [(0, 0, 1), (0, 1, 2)]),
+        1: ([[(1, 9.0)]], []),
+        2: ([[(2, 1.0), (0, 0.5)]], [(1, 0, 0)]),
+    }
+    graph = graph_of(contents, blocks=3, resources=3, launcher=2)
+
+    assert graph.full() == 10.0
+    assert graph.times(0).end.tolist() == [5.0, 6.0, 7.0]  # launched at 1, 3 and 5
+    assert graph.times(2).end.tolist() == [10.0]  # the device had waited for another: so does the launch
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_full_simulation_agrees_with_relaxation(seed: int) -> None:
     moves = RandomMoves(seed, blocks=16, resources=4)
-    graph = graph_of(moves.contents, moves.blocks, moves.resources)
+    graph = graph_of(moves.contents, moves.blocks, moves.resources, moves.launcher)
 
     seconds = graph.full()
 
-    expected = relaxed(moves.contents)
+    expected = relaxed(moves.contents, moves.launcher)
     assert times_of(graph, moves.contents) == expected
     assert seconds == max((end for _, end in expected.values()), default=0.0)
 
@@ -92,13 +105,13 @@ def test_full_simulation_agrees_with_relaxation(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_delta_simulation_agrees_with_relaxation_move_for_move(seed: int) -> None:
     moves = RandomMoves(seed, blocks=13, resources=3)
-    graph = graph_of(moves.contents, moves.blocks, moves.resources)
+    graph = graph_of(moves.contents, moves.blocks, moves.resources, moves.launcher)
     graph.full()
 
     for _ in range(30):
         graph.replace(blocks_of(moves.propose()))
         graph.delta()
-        assert times_of(graph, moves.contents) == relaxed(moves.contents)
+        assert times_of(graph, moves.contents) == relaxed(moves.contents, moves.launcher)
 
 
 def change_of(moves: RandomMoves) -> dict[int, BlockTasks]:
@@ -107,7 +120,7 @@ def change_of(moves: RandomMoves) -> dict[int, BlockTasks]:
 
 def follow(moves: RandomMoves, count: int) -> None:
     """Make moves in two graphs, one simulated anew; undo some; compare every task of every move."""
-    graph, other = (graph_of(moves.contents, moves.blocks, moves.resources) for _ in range(2))
+    graph, other = (graph_of(moves.contents, moves.blocks, moves.resources, moves.launcher) for _ in range(2))
     assert graph.delta() == other.full()
     for _ in range(count):
         change = change_of(moves)
@@ -161,7 +174,7 @@ def test_full_and_delta_simulation_are_equal_on_a_large_recurrence() -> None:
 
 def test_an_undone_move_leaves_no_trace_however_it_was_simulated() -> None:
     moves = RandomMoves(5, blocks=22, resources=3)
-    graph = graph_of(moves.contents, moves.blocks, moves.resources)
+    graph = graph_of(moves.contents, moves.blocks, moves.resources, moves.launcher)
     graph.full()
     former = graph.timeline()
 
@@ -177,20 +190,20 @@ def test_an_undone_move_leaves_no_trace_however_it_was_simulated() -> None:
 
 def test_a_move_that_was_not_simulated_is_part_of_the_next_one() -> None:
     moves = RandomMoves(6, blocks=22, resources=3)
-    graph = graph_of(moves.contents, moves.blocks, moves.resources)
+    graph = graph_of(moves.contents, moves.blocks, moves.resources, moves.launcher)
     graph.full()
 
     for _ in range(20):
         graph.replace(change_of(moves))
         graph.replace(change_of(moves))
         graph.delta()
-        assert times_of(graph, moves.contents) == relaxed(moves.contents)
+        assert times_of(graph, moves.contents) == relaxed(moves.contents, moves.launcher)
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_only_a_step_beyond_the_limit_is_not_simulated(seed: int) -> None:
     moves = RandomMoves(seed, blocks=22, resources=3)
-    graph, other = (graph_of(moves.contents, moves.blocks, moves.resources) for _ in range(2))
+    graph, other = (graph_of(moves.contents, moves.blocks, moves.resources, moves.launcher) for _ in range(2))
     now_s, _ = graph.full(), other.full()
     stopped = 0
     for _ in range(100):
