@@ -30,7 +30,7 @@ from partc.passes.layouts.decide_layouts import decide_axes, decide_by_wish, div
 from partc.passes.layouts.layouts import MICROBATCHES, REPLICAS, Layout, Replicate, Split
 from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.passes.layouts.place_nodes import place_nodes
-from partc.passes.layouts.strategy_meshes import meshes_of, number_of, own_axes
+from partc.passes.layouts.strategy_meshes import BATCH, FIRST_AXIS, meshes_of, number_of, own_axes
 from partc.passes.rules.sharding_rules import node_facts
 from partc.passes.search.forward_nodes import forward_nodes
 from partc.runtime.errors import BadStrategy
@@ -39,6 +39,9 @@ DIMENSION = re.compile(
     r"batch|(?:out:(?P<out>\d+)|in:(?P<operand>\d+):(?P<axis>\d+))(?:/(?P<outer>[1-9]\d*))?"
 )
 WILDCARDS = {"*": ".*", "?": "."}  # alone: brackets are ordinary in names of nodes
+
+
+OperatorEntry = tuple[int, OpConfig, list[gs.Node]]  # the number of an entry for ops, the entry, its nodes
 
 
 def configure(analysis: Analysis, strategy: Strategy) -> Configuration:
@@ -53,18 +56,48 @@ def configure(analysis: Analysis, strategy: Strategy) -> Configuration:
     asked = list(_asked(analysis, strategy))
     where = dict(_where(analysis, strategy, meshes, asked))
     places = _places(analysis, where) if len(meshes.each) > 1 else NOWHERE_ELSE
+    wishes, samples = _divided(analysis, strategy, meshes, places, asked)
+    homes = {name: home for name, home in _homes(analysis, strategy, meshes, places) if not home.is_whole}
+    return Configuration(meshes, homes, wishes, places, samples)
+
+
+def _divided(
+    analysis: Analysis, strategy: Strategy, meshes: Meshes, places: Places, asked: Iterable[OperatorEntry]
+) -> tuple[dict[str, dict[int, Wish]], dict[str, str]]:
+    """Return what nodes are to split along which axes, and where they are asked to divide samples."""
     splitting = [entry for entry in asked if entry[1].split is not None or entry[1].devices]
     last = {node.name: (number, config, node) for number, config, nodes in splitting for node in nodes}
+    placing = [entry for entry in asked if entry[1].stage is not None or entry[1].devices]
+    placed_by = {node.name: number for number, _, nodes in placing for node in nodes}
     wishes: dict[str, dict[int, Wish]] = {}
+    samples: dict[str, str] = {}
     for name, (number, config, node) in last.items():
-        mesh = meshes.each[places.nodes.get(name, 0)]
-        split = _named_split(config, strategy, f"ops[{number}]")
-        wishes[name] = _wishes_of(analysis, node, split, mesh, f"ops[{number}]")
-    homes = {name: home for name, home in _homes(analysis, strategy, meshes, places) if not home.is_whole}
-    return Configuration(meshes, homes, wishes, places)
+        at, mesh = f"ops[{number}]", meshes.each[places.nodes.get(name, 0)]
+        if config.devices and placed_by[name] != number:
+            raise BadStrategy(
+                f"{name!r} is divided among devices of its own, and runs where another entry says",
+                at=f"{at}: devices",
+                fix="write `split` in the last entry that says where it runs",
+            )
+        split = _named_split(config, strategy, at)
+        for dimension, along in split.items():
+            _check_parts(strategy, mesh, "" if config.devices else along, name, f"{at}: split: {dimension}")
+        wishes[name] = _wishes_of(analysis, node, split, mesh, at)
+        if BATCH in split and mesh.size(REPLICAS) > 1:
+            samples[name] = f"{at}: split: {BATCH}"
+    return wishes, samples
 
 
-OperatorEntry = tuple[int, OpConfig, list[gs.Node]]  # the number of an entry for ops, the entry, its nodes
+def _check_parts(strategy: Strategy, mesh: Mesh, along: int | str, what: str, at: str) -> None:
+    """Refuse a mesh axis that divides nothing, or into other parts than the grid's, on the mesh of this."""
+    for name, size in mesh.grid:
+        wanted = strategy.mesh.get(name, size if name == FIRST_AXIS else max(size, 2))
+        if name in str(along).split("*") and size != wanted:
+            raise BadStrategy(
+                f"{what!r} is to be divided along {name!r}, but is on devices that are {size} along it",
+                at=at,
+                fix="write at which `stage` the operator runs, or its `devices` and the number of parts",
+            )
 
 
 def _asked(analysis: Analysis, strategy: Strategy) -> Iterable[OperatorEntry]:
@@ -197,6 +230,7 @@ def _homes(
                     fix="name an axis that it has, and blocks that divide it",
                 )
         mesh = meshes.each[places.variables.get(name, 0)]
+        _check_parts(strategy, mesh, "*".join(splits), name, f"variables: {name}")
         if not mesh.divides(_home(splits, mesh, shape), shape):
             raise BadStrategy(
                 f"a variable shaped {list(shape)} cannot be cut so: more parts than entries",
@@ -296,7 +330,7 @@ def _wish(node: gs.Node, facts: Facts, dimension: str, at: str) -> Wish | None:
     if found is None:
         fix = "write batch, out:A or in:I:A, with /N behind it for the factor behind N blocks"
         raise BadStrategy(f"no dimension {dimension!r}", at=at, fix=fix)
-    if dimension == "batch":
+    if dimension == BATCH:
         return None
     is_output = found["out"] is not None
     operand = None if is_output else int(found["operand"])
@@ -308,7 +342,7 @@ def _wish(node: gs.Node, facts: Facts, dimension: str, at: str) -> Wish | None:
     if axis >= (rank := len(facts.shape(tensor.name))):
         fix = f"axes count from 0: {tensor.name!r} has {rank}"
         raise BadStrategy(f"{node.name!r} has no dimension {dimension}", at=at, fix=fix)
-    return Wish(Split(axis, int(found["outer"] or 1)), operand)
+    return Wish(Split(axis, int(found["outer"] or 1)), operand, at)
 
 
 def _mesh_axes(mesh: Mesh, parts: int | str, used: Mapping[int, Wish], at: str) -> list[int]:

@@ -12,6 +12,7 @@ from partc.passes.configure import configure
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.indexed_rows.expected_rows import ExpectedRows
 from partc.passes.layouts.aggregate_partials import aggregate_partials
+from partc.passes.layouts.check_wishes import check_wishes
 from partc.passes.layouts.configuration import Configuration, Wish, data_parallel, home_of_follower
 from partc.passes.layouts.decide_layouts import Decision
 from partc.passes.layouts.decide_on_servers import NotServable
@@ -93,10 +94,12 @@ def lay_out_strategy(
     """Give every tensor the layout that a strategy asks for.
 
     `samples`: what samples ask of nodes, by their parts, is looked up there, and noted, if it is given for
-    steps of the same analysis.
+    steps of the same analysis. Raises BadStrategy where what it says cannot be held.
     """
     configuration, graph = _configured(analysis, strategy, {} if samples is None else samples)
-    return graph or lay_out(analysis, strategy.parameters, configuration)
+    graph = graph or lay_out(analysis, strategy.parameters, configuration)
+    check_wishes(graph)
+    return graph
 
 
 def _configured(
@@ -104,9 +107,10 @@ def _configured(
 ) -> tuple[Configuration, LaidOutGraph | None]:
     """Return what a strategy asks for, and the layouts of it, if they had to be looked at."""
     configuration = configure(analysis, strategy)
-    if not any(config.devices for config in strategy.ops):
+    own = any(config.devices for config in strategy.ops)
+    configuration = _divide_samples(analysis, configuration, samples, analysis.main if own else frozenset())
+    if not own:
         return configuration, None
-    configuration = _divide_samples(analysis, configuration, samples)
     listed = {v for v, p in analysis.followers.items() if not strategy.variables.keys().isdisjoint({v, p})}
     graph = lay_out(analysis, strategy.parameters, configuration)
     weights = [{n: s for n, s in of_axis.items() if n not in listed} for of_axis in _divided(graph)]
@@ -119,21 +123,32 @@ def _configured(
 
 
 def _divide_samples(
-    analysis: Analysis, configuration: Configuration, samples: dict[int, Mapping[str, Wish]]
+    analysis: Analysis,
+    configuration: Configuration,
+    samples: dict[int, Mapping[str, Wish]],
+    all_of: frozenset[str],
 ) -> Configuration:
-    """Let the operators of each mesh divide samples along its first axis, as their operands' may not."""
-    if analysis.per_replica:
+    """Let operators divide samples along their mesh's first axis where they are asked to, and all of these.
+
+    Of what they read others may have no parts.
+    """
+    asked = configuration.samples
+    if analysis.per_replica or not (asked or all_of):
         return configuration
     wishes = {name: dict(of_node) for name, of_node in configuration.wishes.items()}
     for number, mesh in enumerate(configuration.meshes.each):
-        if (parts := mesh.size(REPLICAS)) > 1:
-            if parts not in samples:
-                alone = lay_out(analysis, {}, data_parallel(parts))
-                decided = {name: own for name, own in alone.decisions.items() if name in analysis.main}
-                samples[parts] = {name: _wish_for_samples(own) for name, own in decided.items()}
-            for name in analysis.main:
-                if configuration.places.nodes.get(name, 0) == number and name in samples[parts]:
-                    wishes.setdefault(name, {}).setdefault(REPLICAS, samples[parts][name])
+        names = [
+            n for n in {**asked, **dict.fromkeys(all_of)} if configuration.places.nodes.get(n, 0) == number
+        ]
+        if (parts := mesh.size(REPLICAS)) == 1 or not names:
+            continue
+        if parts not in samples:
+            alone = lay_out(analysis, {}, data_parallel(parts))
+            samples[parts] = {name: _wish_for_samples(own) for name, own in alone.decisions.items()}
+        for name in names:
+            wish = samples[parts].get(name, Wish(None))
+            if name in all_of or wish.split is not None:
+                wishes.setdefault(name, {}).setdefault(REPLICAS, replace(wish, at=asked.get(name, "")))
     return replace(configuration, wishes=wishes)
 
 

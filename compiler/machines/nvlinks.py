@@ -70,24 +70,22 @@ def join_gpus(host: str, devices: Sequence[Device], pairs: Pairs) -> tuple[tuple
     own = {pair: count for pair, count in pairs.items() if by_index.keys() >= set(pair)}
     if not own:
         return (), ()
-    together = {index: sum(count for pair, count in own.items() if index in pair) for index in by_index}
-    switched = any(together[index] > NVLINKS[device.profile][0] for index, device in by_index.items())
-    if switched:
-        switch = f"{host}/nvswitch"
-        widest = {
-            index: max(c for pair, c in own.items() if index in pair) for index in together if together[index]
-        }
-        links = [_nvlink((by_index[i].name, switch), by_index[i], count) for i, count in widest.items()]
-        joined = widest.keys()
+    joined = sorted({index for pair in own for index in pair})
+    counts = {index: [count for pair, count in own.items() if index in pair] for index in joined}
+    switches: tuple[str, ...] = ()
+    if any(sum(counts[index]) > NVLINKS[by_index[index].profile][0] for index in joined):
+        switches = (f"{host}/nvswitch",)
+        links = [
+            _nvlink((by_index[i].name, switches[0]), by_index[i], max(own_counts))
+            for i, own_counts in counts.items()
+        ]
     else:
-        switch = ""
         links = [
             _nvlink((by_index[a].name, by_index[b].name), by_index[a], count) for (a, b), count in own.items()
         ]
-        joined = {index for pair in own for index in pair}
     # A device with a link of its own has only its links: one leads to the host.
-    beside = [Link((by_index[i].name, host), PCIE_BYTES_PER_S, PCIE_LATENCY_S) for i in sorted(joined)]
-    return ((switch,) if switch else ()), (*links, *beside)
+    beside = (Link((by_index[i].name, host), PCIE_BYTES_PER_S, PCIE_LATENCY_S) for i in joined)
+    return switches, (*links, *beside)
 
 
 def _nvlink(ends: tuple[str, str], device: Device, count: int) -> Link:

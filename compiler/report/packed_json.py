@@ -132,7 +132,8 @@ def _different(data: Sequence[Json]) -> Iterator[Json]:
 
 def _patterns(texts: Iterable[str]) -> Json:
     patterns = Interned[str]()
-    which, numbers = [], []
+    which: list[int] = []
+    numbers: list[int] = []
     for text in texts:
         which.append(patterns(NUMBER.sub(GAP, text)))
         numbers += map(int, NUMBER.findall(text))

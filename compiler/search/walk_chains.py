@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -19,7 +20,7 @@ from partc.compiler.search.walk_tasks import BestStates, State, walk_tasks
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.passes.search.operator_space import OperatorSpace
 
-ROUNDS = (0.125, 0.125, 0.25, 0.5)  # of the time; two in a row that bring nothing are the last
+ROUNDS = (0.6, 0.4)  # of the time; one that brings nothing is the last
 
 
 class Walked(msgspec.Struct, frozen=True):
@@ -36,26 +37,25 @@ def walk_rounds(
     rng: np.random.Generator,
     until: Callable[[float], float],
     show: Callable[[float], None] = lambda step_s: None,
-    most: float = float("inf"),
+    most: float = inf,
     chains: int = 0,
 ) -> Iterator[tuple[BestStates, int]]:
     """Yield after each round the best states so far, and how many proposals it had.
 
     `until`: returns when a share of the time that is left then is over, on the monotonic clock.
     """
-    best, left, idle = BestStates(), 1.0, 0
+    best, left = BestStates(), 1.0
+    least_s = min((step_s for state in starts if (step_s := tasks.begin(state)) is not None), default=inf)
     for share in ROUNDS:
-        before_s = best.least_s
         found, proposals = walk_chains(
             tasks, space, starts, rng, until(share / left), show, share * most, chains
         )
         for state, step_s in found.found.items():
             best.add(state, step_s)
         yield best, proposals
-        left -= share
-        idle = idle + 1 if best.least_s >= before_s else 0
-        if idle == 2 or not best.found:
+        if best.least_s >= least_s:
             return
+        left, least_s = left - share, best.least_s
         starts = [*starts[:1], *best.in_order()[:2]]
 
 
@@ -66,7 +66,7 @@ def walk_chains(
     rng: np.random.Generator,
     until_s: float,
     show: Callable[[float], None] = lambda step_s: None,
-    most: float = float("inf"),
+    most: float = inf,
     chains: int = 0,
 ) -> tuple[BestStates, int]:
     """Return the best states of all chains, and how many proposals were tried. `most`: of each chain.

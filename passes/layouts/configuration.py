@@ -12,11 +12,13 @@ from partc.runtime.plan.program import Site
 class Wish:
     """A dimension that an op is to split: of its output, or of an operand where the output lacks it.
 
-    `operand` None: of output 0. `split` None: nothing is split.
+    `operand` None: of output 0. `split` None: nothing is split. `at`: where a strategy's file says so, which
+    is held or refused; empty where it follows from what it says.
     """
 
     split: Split | None
     operand: int | None = None
+    at: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,14 @@ class Configuration:
     homes   variable -> where it is kept and updated, if not whole on every worker
     wishes  node -> mesh axis -> the dimension that it splits there
     places  the meshes of nodes and variables; empty where there is one
+    samples node -> where it is asked in words to divide samples
     """
 
     meshes: Meshes
     homes: Mapping[str, Layout] = field(default_factory=dict)
     wishes: Mapping[str, Mapping[int, Wish]] = field(default_factory=dict)
     places: Places = NOWHERE_ELSE
+    samples: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_one_mesh(self) -> bool:

@@ -196,7 +196,10 @@ def _decide_by_rule(
 
 @lru_cache(maxsize=1 << 16)
 def decide_by_wish(node: NodeFacts, wish: Wish, ranks: int) -> AxisDecision | None:
-    """Split the dimension that is asked for along an axis; None where that cannot be done."""
+    """Split the dimension that is asked for along an axis; None where that cannot be done.
+
+    Of a dimension of several factors all, or the first, of the size that the wish says, if it says one.
+    """
     if wish.split is None:
         return whole_axis(node)
     rule = node.rule
@@ -214,7 +217,7 @@ def decide_by_wish(node: NodeFacts, wish: Wish, ranks: int) -> AxisDecision | No
 
 def _asked_factor(rule: ShardingRule, operand: int | None, split: Split) -> tuple[ShardingRule, str] | None:
     dims = rule.outputs[0] if operand is None else rule.inputs[operand]
-    return None if dims is None else rule.factor_at(dims, split.axis, split.outer)
+    return None if dims is None else rule.factor_at(dims, split.axis, split.outer, split.uneven)
 
 
 def decide_on_table(

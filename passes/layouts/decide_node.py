@@ -166,13 +166,16 @@ def _decide_on_workers(
 
 @lru_cache(maxsize=1 << 16)
 def _decide(known: NodeFacts, node: _Node) -> Decision:
-    """Decide axis by axis. Where that would cut too small, axes with a wish come first, and one that cuts
-    what others cut already keeps the node whole."""
+    """Decide axis by axis. Where that would cut too small, wishes leave inner blocks to other axes; then axes
+    with a wish come first, and one that cuts what others cut already keeps the node whole."""
     mesh, wishes = Mesh(node.site, node.axes), dict(node.wishes)
     axes = [_decide_along(known, _along(node, wishes, axis)) for axis in range(len(node.axes))]
     decision = decide_axes(mesh, axes)
     divided = [axis for axis in axes if not axis.is_whole]
     if not divided or (len(divided) == 1 and divided[0].is_even) or divides(mesh, known, decision):
+        return decision
+    axes = _before_blocks(known, node.axes, wishes, axes)
+    if divides(mesh, known, decision := decide_axes(mesh, axes)):
         return decision
     fitting = [whole_axis(known) for _ in axes]
     for axis in sorted(range(len(axes)), key=lambda axis: axis not in wishes):
@@ -180,6 +183,32 @@ def _decide(known: NodeFacts, node: _Node) -> Decision:
         if not divides(mesh, known, decide_axes(mesh, fitting)):
             fitting[axis] = whole_axis(known)
     return decide_axes(mesh, fitting)
+
+
+def _before_blocks(
+    known: NodeFacts,
+    mesh_axes: Sequence[tuple[str, int]],
+    wishes: Mapping[int, Wish],
+    axes: Sequence[AxisDecision],
+) -> list[AxisDecision]:
+    """Return the axes where wishes cut blocks whose entries another axis cuts, such as the samples of each.
+
+    Of rows that are times x samples a wish for three parts of them cuts the times, if the samples are cut.
+    """
+    found = list(axes)
+    for axis, wish in wishes.items():
+        if (split := wish.split) is None:
+            continue
+        others = [_placement(other, wish.operand) for number, other in enumerate(axes) if number != axis]
+        behind = [p.outer for p in others if isinstance(p, Split) and p.axis == split.axis]
+        if blocks := min((outer // split.outer for outer in behind if outer > split.outer), default=0):
+            first = replace(wish, split=replace(split, uneven=blocks))
+            found[axis] = decide_by_wish(known, first, mesh_axes[axis][1]) or axes[axis]
+    return found
+
+
+def _placement(decision: AxisDecision, operand: int | None) -> Placement:
+    return decision.outputs[0] if operand is None else decision.inputs[operand]
 
 
 def _along(node: _Node, wishes: Mapping[int, Wish], axis: int) -> _Along:

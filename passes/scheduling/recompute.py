@@ -256,6 +256,7 @@ class Recomputation:
                 not isinstance(item, Chunk)
                 or item is reader.item
                 or item.is_repeated != reader.item.is_repeated
+                or _first_output(made.node) in {s.total.name for s in item.sums}  # over micro-batches
             ):
                 return None
             nodes[made.node.name] = made.node

@@ -5,7 +5,7 @@ from math import log
 import numpy as np
 
 # Temperatures, as shares of the quickest step that is known, so that they mean the same for any model.
-HOTTEST, COLDEST = 0.02, 0.002
+HOTTEST, COLDEST = 0.03, 0.003
 
 
 def cooled(progress: float) -> float:

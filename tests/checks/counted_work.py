@@ -35,6 +35,8 @@ def check_work(compiled: Compiled, pieces: Pieces) -> int:
     held = 0
     for config in {config.op: config for config in strategy.ops}.values():  # the last of an operator
         node = nodes.get(config.op)
+        if node is not None and config.devices:
+            _check_devices(compiled, config)
         if node is None or config.split is None:
             continue  # said in primitives, or as its operands are
         shares = [
@@ -45,6 +47,18 @@ def check_work(compiled: Compiled, pieces: Pieces) -> int:
         held += bool(shares)
         assert not shares or min(shares) <= 1, (config, f"{float(min(shares))} of what its part has")
     return held
+
+
+def _check_devices(compiled: Compiled, config: OpConfig) -> None:
+    """Hold an operator to its devices, the first of these to its first part; what is known runs anywhere."""
+    lowered, analysis = compiled.compilation.lowered, compiled.compilation.analysis
+    meshes = {
+        lowered.meshes.of(lowered.site_of[copy.name]).workers
+        for copy in lowered.nodes
+        if lowered.original.get(copy.name) == config.op
+    }
+    own = tuple(analysis.workers.index(device) for device in config.devices)
+    assert not meshes or own in meshes, (config, meshes)
 
 
 def _limit(compiled: Compiled, node: gs.Node, config: OpConfig, copy: gs.Node) -> Fraction | None:

@@ -20,6 +20,7 @@ NOT_MEASURED = {
     ("README.md", "The road of a model"): "sizes of files and weights: tests/models/test_lm.py",
     ("docs/asynchronous.md", "When something fails"): "limits of waiting",
     ("docs/clusters.md", "Cluster files"): "the size of the messages that `cluster measure` sends",
+    ("docs/clusters.md", "Written for you"): "assumed of PCIe",
     ("docs/data.md", "How it is read"): "a limit",
     ("docs/engines.md", "Kubernetes"): "what Kubernetes gives a container",
     ("docs/faults.md", "What fell short, and what has not been run"): "limits of waiting",

@@ -21,6 +21,7 @@ CHECKPOINT = "2"
 # Page and beginning of a command -> what is added, so that a later one finds what it needs.
 ADDED = {
     ("docs/commands.md", "run out "): ("--save-every", "2"),
+    ("docs/commands.md", "examples copy "): ("elsewhere",),  # examples/ is there
     ("docs/tasks.md", "cluster init"): ("--force",),
     ("docs/tasks.md", "compile train.onnx -c cluster.json -o out"): (
         "--force",

@@ -101,7 +101,8 @@ def check_computed_again(model: str, seed: int, folder: Path) -> int:
     return made.plan.recomputed.values
 
 
-@pytest.mark.parametrize(("model", "seed"), [("mlp", 3), ("gpt2", 2)])
+# In convolutions/18 micro-batches read a statistic of all, which none of them can make again.
+@pytest.mark.parametrize(("model", "seed"), [("mlp", 3), ("gpt2", 2), ("convolutions", 18)])
 def test_with_values_computed_again(model: str, seed: int, tmp_path: Path) -> None:
     assert check_computed_again(model, seed, tmp_path) > 0
 

@@ -109,10 +109,10 @@ def random_split(
 
 
 def dimensions_of(node: gs.Node, facts: Facts, zeros: frozenset[str], parts: int) -> dict[str, AxisDecision]:
-    """Return the dimensions of an op that may be split into so many parts."""
+    """Return the dimensions of an op that may be split into so many parts: of a constant's none."""
     known = node_facts(node, facts, zeros)
     rule = known.rule
-    if rule is None:
+    if rule is None or all(facts.fixed_value(tensor.name) is not None for tensor in node.outputs):
         return {}
     found: dict[str, AxisDecision] = {}
     for operand, dims in [(None, rule.outputs[0]), *enumerate(rule.inputs)]:

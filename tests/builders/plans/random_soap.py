@@ -30,12 +30,18 @@ SPLIT, WHOLE = 0.6, 0.2  # of groups on a grid: whose dimensions are drawn; of w
 
 
 def random_soap(
-    training: TrainingGraph, batch: str, samples: int, seed: int, are_equal: bool = True
+    training: TrainingGraph,
+    batch: str,
+    samples: int,
+    seed: int,
+    are_equal: bool = True,
+    may_clash: bool = False,
 ) -> tuple[str, Strategy]:
     """Return a cluster, and a strategy for it. `samples`: of the graph's batch.
 
     `are_equal`: micro-batches are, and mesh axes that cut one dimension together make equal parts of it; else
-    there are micro-batches more often than not, and axes that do not.
+    there are micro-batches more often than not, and axes that do not. `may_clash`: dimensions are drawn that
+    cannot be cut where samples are, which are refused.
     """
     rng = np.random.default_rng(seed)
     cluster = str(rng.choice(list(CLUSTERS), p=list(CLUSTERS.values())))
@@ -63,6 +69,7 @@ def random_soap(
         [[str(name) for name in rng.permutation(devices)] for _ in range(int(rng.integers(1, 4)))],
         microbatches,
         are_equal,
+        may_clash,
     )
     nodes = {node.name: node for node in training.graph.nodes}
     groups = [nodes[group.node] for group in find_groups(training, facts, find_roles(training).main)]
@@ -136,6 +143,7 @@ class _Draw:
     orders: list[list[str]]  # of devices; operators take the first so many of one
     microbatches: int
     are_equal: bool
+    may_clash: bool
 
     def on_grid(self, node: gs.Node, is_alone: bool) -> OpConfig:
         """Draw a stage, and what the axes of the grid divide.
@@ -162,7 +170,7 @@ class _Draw:
         An inner factor of axis 0, or the axis itself where samples are cut unevenly, or there are too few.
         """
         place, _, outer = dimension.partition("/")
-        if place not in ("out:0", "in:0:0"):
+        if self.may_clash or place not in ("out:0", "in:0:0"):
             return False
         if self.are_equal:
             return bool(outer or self.samples % (parts * size))
