@@ -13,6 +13,7 @@ from operator import attrgetter
 
 import numpy as np
 
+from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.passes.search.grouped_step import GroupedStep
 from partc.passes.search.metropolis import HOTTEST, cooled, highest_accepted
@@ -212,6 +213,7 @@ def climb(
     raise AssertionError("there is a kind")
 
 
+@paused_collection()
 def walk_tasks(
     tasks: StepTasks,
     space: OperatorSpace,
