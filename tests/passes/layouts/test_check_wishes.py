@@ -213,18 +213,25 @@ def not_as_asked(analysis: Analysis, graph: LaidOutGraph, strategy: Strategy) ->
         workers = tuple(analysis.workers[number] for number in mesh.workers)
         if config.devices and workers != config.devices:
             yield config.op, workers
-        asked = asked_parts(analysis, config, dict(mesh.axes))
+        asked, axes = asked_parts(analysis, config, dict(mesh.axes)), mesh.axes
+        if not config.devices and "batch" in (config.split or {}) and not has_samples(analysis, config):
+            axes = (("", 1), *axes[1:])  # along the first it is as its operands are
         for axis in range(len(graph.facts.shape(nodes[config.op].outputs[0].name))):
-            if (found := parts_of(decision.outputs[0], axis, mesh.axes)) != asked.pop(("out", axis), 1):
+            if (found := parts_of(decision.outputs[0], axis, axes)) != asked.pop(("out", axis), 1):
                 yield config.op, (axis, found, config)
         for (place, axis), parts in asked.items():
-            if parts_of(decision.inputs[int(place[3:])], axis, mesh.axes) % parts:  # others may sum it too
+            if parts_of(decision.inputs[int(place[3:])], axis, axes) % parts:  # others may sum it too
                 yield config.op, (place, axis, decision, config)
     for name, splits in strategy.variables.items():
         layout = graph.layout(name)
         found_at = {graph.meshes.of(layout.site).axes[a][0]: (s.axis, s.outer) for a, s in layout.splits()}
         if found_at != {a: (s.axis, s.outer) for a, s in splits.items() if strategy.mesh[a] > 1}:
             yield name, found_at
+
+
+def has_samples(analysis: Analysis, config: OpConfig) -> bool:
+    alone = lay_out(analysis, {}, data_parallel(2)).decisions[config.op]
+    return analysis.per_replica or not (alone.outputs[0].is_whole and all(i.is_whole for i in alone.inputs))
 
 
 def asked_parts(analysis: Analysis, config: OpConfig, sizes: dict[str, int]) -> dict[tuple[str, int], int]:
