@@ -168,6 +168,7 @@ def _find_facts(node: gs.Node, facts: Facts) -> NodeFacts:
     attrs = () if rule is None else tuple((k, _comparable(node.attrs[k])) for k in sorted(node.attrs))
     return _node_facts(
         node.op,
+        rule,
         node.domain if rule is not None else None,
         attrs,
         tuple([facts.of(tensor.name) for tensor in node.inputs]),
@@ -179,6 +180,7 @@ def _find_facts(node: gs.Node, facts: Facts) -> NodeFacts:
 @lru_cache(maxsize=1 << 14)
 def _node_facts(
     op: str,
+    rule: Rule | None,
     domain: str | None,
     attrs: tuple[tuple[str, Any], ...],
     inputs: tuple[TensorFacts, ...],
@@ -191,8 +193,7 @@ def _node_facts(
     """
     plain = {name: _plain(value) for name, value in attrs}
     known = NodeFacts(op, tuple(plain.items()), inputs, outputs, frozenset(), None)
-    found = _find_rule(op, domain)
-    if found is None:
+    if rule is None:
         return known
     sources, results = (
         {f"{side}{index}" if tensor.is_named else "": tensor for index, tensor in enumerate(tensors)}
@@ -206,7 +207,7 @@ def _node_facts(
         if is_read:
             gs.Node("Identity", "reader", inputs=[tensor])
     node = gs.Node(op, "node", plain, read, made, domain)
-    return replace(known, rule=found(node, Facts.alone(sources | results)))
+    return replace(known, rule=rule(node, Facts.alone(sources | results)))
 
 
 @lru_cache(maxsize=1 << 14)

@@ -1,6 +1,5 @@
 """The paper's language model: at its full size through the compiler, small through training."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,15 +15,20 @@ UPDATE = ("--loss", "loss", "--optimizer", "adagrad", "--lr", "0.2", "--clip-glo
 SMALL = {"vocab": 2000, "embedding": 32, "cells": 32, "projection": 32, "steps": 4, "samples": 32, "batch": 4}
 
 
+# A process begins with the peak of the one that starts it, which for a test is pytest's: one more is between.
+MEASURE = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+
+
 def peak_bytes(*arguments: object) -> int:
     """Run `partc` in a process of its own, and return the most memory that it had."""
-    command = [sys.executable, "-m", "partc.compiler.commands.cli", *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
+    partc = [sys.executable, "-m", "partc.compiler.commands.cli", *map(str, arguments)]
+    said = subprocess.run([sys.executable, "-c", MEASURE, *partc], check=True, capture_output=True, text=True)
     scale = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in KiB on Linux
-    return usage.ru_maxrss * scale
+    return int(said.stdout) * scale
 
 
 def folder_bytes(folder: Path) -> int:
@@ -41,7 +45,7 @@ def test_the_papers_size_compiles_for_48_gpus_in_little_memory_and_room(tmp_path
         "compile", train, "-c", cluster, "--strategy", "hybrid", "--size", "batch=128", "-o", out
     )
 
-    assert max(graph, plan) < 2e9
+    assert 1e8 < max(graph, plan) < 2e9
     assert folder_bytes(out) < 50e6
     chosen = read_strategy(out / "strategy.json").parameters
     assert {name for name, choice in chosen.items() if choice.method == "servers"} >= TABLES
