@@ -44,6 +44,7 @@ ADDITIVE_SHARE = 0.2  # of what is left: what the additive starts of walks may t
 EXHAUSTED_SHARE = 0.5  # of what is left then: what exhaustion may take, where `auto` tries it
 START = "auto"
 WALKED_PROPOSALS = 0.5  # of proposals: what walks have
+CLIMB_SHARE = 0.1  # of what is left: what the climb behind them has
 RESERVE = 1.5  # of what the slowest plan took to price: what is left for pricing
 PRICED_SHARE = (
     0.02  # of what is left: what a plan may take, if rounds of walks are priced before the last is over
@@ -240,7 +241,7 @@ class _Search:
             own.space,
             starts,
             self._rng,
-            lambda share: limit.part_until_s(share, RESERVE * self._price.slowest_s),
+            lambda share: limit.part_until_s((1 - CLIMB_SHARE) * share, RESERVE * self._price.slowest_s),
             most=limit.part(WALKED_PROPOSALS),
             chains=1 if limit.proposals is not None else 0,  # as many on every machine
         ):

@@ -20,7 +20,7 @@ from partc.compiler.search.walk_tasks import BestStates, State, walk_tasks
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.passes.search.operator_space import OperatorSpace
 
-ROUNDS = (0.6, 0.4)  # of the time; one that brings nothing is the last
+ROUNDS = (0.8, 0.2)  # of the time; one that brings nothing is the last
 
 
 class Walked(msgspec.Struct, frozen=True):

@@ -25,6 +25,7 @@ ONE_MORE = 0.5  # how probable one more neighbour is
 USED_SHARE = 0.5  # of proposals: those on the workers of another group
 BEST_KEPT = 16
 TURN = 50  # proposals of a walk
+ALONE_SHARE = 0.4  # of the time: before that walks do not follow each other
 FOLLOWING = 3  # turns, then the slowest walk goes on from the best state
 LEAST_GAIN = 1e-6  # of a step: less is rounding
 
@@ -238,7 +239,7 @@ def walk_tasks(
         if best.least_s < least_s:
             least_s = best.least_s
             show(least_s)
-        if turns % FOLLOWING == 0:
+        if turns % FOLLOWING == 0 and progress >= ALONE_SHARE:
             max(walks, key=attrgetter("step_s")).follow(best.in_order()[0], best.least_s)
     return best, tried
 
