@@ -22,7 +22,9 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKern
 
 from partc.runtime.errors import BadModel, UnsupportedModel
 
-ROOM_BYTES = 1 << 28  # for what inference makes, beside copies of the model itself
+ROOM_BYTES = 1 << 28  # for what inference makes, beside copies of the model itself,
+NODE_BYTES = 1 << 16  # and for each node: it has taken up to 53 kB,
+MOST_ROOM_BYTES = 1 << 32  # but no more than this
 MOST_COPIES = 8
 MOST_S = 60.0
 _POLL_S = 1e-3
@@ -62,7 +64,7 @@ def try_inference(model: onnx.ModelProto) -> None:
     if status != 0:
         raise BadModel(
             "its shapes cannot be inferred: ONNX's inference crashes, or takes more than "
-            f"{ROOM_BYTES >> 20} MB or {MOST_S:.0f} s",
+            f"{_room_of(model) >> 20} MB or {MOST_S:.0f} s",
             at="shape inference",
             fix="look for a constant that makes an enormous tensor, as the limit of a Range does",
         )
@@ -85,17 +87,18 @@ def _be_child(model: onnx.ModelProto) -> int:
 
 
 @contextmanager
-def limited_memory(model: onnx.ModelProto, room_bytes: int = ROOM_BYTES) -> Iterator[None]:
+def limited_memory(model: onnx.ModelProto, room_bytes: int | None = None) -> Iterator[None]:
     """Treat a model in a bounded part of the address space; beyond it, memory is refused: MemoryError.
 
-    `room_bytes`: beside copies of the model. The bound is the whole process's for that while: nothing else
-    may take much memory then.
+    `room_bytes`: beside copies of the model; None: by how many nodes it has. The bound is the whole process's
+    for that while: nothing else may take much memory then.
     """
     before = resource.getrlimit(resource.RLIMIT_AS)
     taken_bytes = _address_space_bytes()
     if taken_bytes is None:
         yield
         return
+    room_bytes = _room_of(model) if room_bytes is None else room_bytes
     wanted = taken_bytes + room_bytes + MOST_COPIES * _bytes_of(model)
     soft = wanted if before[0] == resource.RLIM_INFINITY else min(wanted, before[0])
     resource.setrlimit(resource.RLIMIT_AS, (soft, before[1]))
@@ -103,6 +106,11 @@ def limited_memory(model: onnx.ModelProto, room_bytes: int = ROOM_BYTES) -> Iter
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _room_of(model: onnx.ModelProto) -> int:
+    nodes = len(model.graph.node) + sum(len(function.node) for function in model.functions)
+    return min(ROOM_BYTES + NODE_BYTES * nodes, MOST_ROOM_BYTES)
 
 
 def _bytes_of(model: onnx.ModelProto) -> int:

@@ -95,7 +95,7 @@ class GroupLayouts:
     _transposes: dict[str, gs.Node] = field(init=False)  # of the whole step, that vanish in products
 
     def __post_init__(self) -> None:
-        alone = lay_out(self.step.analysis, {}, data_parallel(2))
+        alone = lay_out(self.step.analysis, {}, data_parallel(1))
         places = ((name, layout.along(REPLICAS)) for name, layout in alone.layouts.items())
         training = self.step.analysis.training
         terms = {term for own in self.step.terms.values() for term in own}

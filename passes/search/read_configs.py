@@ -50,7 +50,7 @@ def read_grids(
     analysis: Analysis, decisions: Mapping[str, Decision], meshes: Meshes, groups: Sequence[OperatorGroup]
 ) -> tuple[OperatorGrid, ...]:
     """Return who computes what of each group's operator, which runs as decided."""
-    alone = lay_out(analysis, {}, data_parallel(2)).decisions
+    alone = lay_out(analysis, {}, data_parallel(1)).decisions
     grids: list[OperatorGrid] = []
     for group in groups:
         decision, samples = decisions[group.node], _dimension(alone[group.node].axes[0])

@@ -247,3 +247,24 @@ def test_more_micro_batches_than_samples_are_refused(
 ) -> None:
     with pytest.raises(UnsupportedModel, match=f"(?s){what} micro-batches.*at:.*input.*fix: .*at least"):
         compile_step(step("mlp", 7), tmp_path / "out", "2x2", strategy, batch)
+
+
+@pytest.mark.parametrize("strategy", ["tensor=2", "own devices"])
+def test_a_batch_of_one_trains_on_two_that_divide_something_else(strategy: str, tmp_path: Path) -> None:
+    """Whoever asks where samples lie divides them among nobody: the report does, and a search."""
+    forward = build_model("mlp", sizes=(6, 8, 4), batch=1, dtype="float64")
+    training = import_training_graph(
+        build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Momentum(0.1))
+    )
+    node = next(node.name for node in training.graph.nodes if node.op in ("MatMul", "Gemm"))
+    own = Strategy(
+        MESH_STRATEGY_FORMAT,
+        "global",
+        {},
+        ops=(OpConfig(node, {"out:1": 2}, devices=("host0/cpu0", "host0/cpu1")),),
+    )
+    compiled = compile_step(
+        training, tmp_path / "out", "1x2", own if strategy == "own devices" else strategy, "global"
+    )
+
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2, high=4))
