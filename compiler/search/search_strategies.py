@@ -46,9 +46,7 @@ START = "auto"
 WALKED_PROPOSALS = 0.5  # of proposals: what walks have
 CLIMB_SHARE = 0.1  # of what is left: what the climb behind them has
 RESERVE = 1.5  # of what the slowest plan took to price: what is left for pricing
-PRICED_SHARE = (
-    0.02  # of what is left: what a plan may take, if rounds of walks are priced before the last is over
-)
+PRICED_SHARE = 0.02  # of what is left: what a plan may take, if each round is priced
 TRIED = 3  # states that are priced of a round
 MOST_TRIED_STATES = 5_000_000  # that `auto` exhausts
 

@@ -33,7 +33,7 @@ class Alone:
     first_s        where all was launched ahead
     kernels_s      when it ends, where all was launched ahead
     computing_s    float64[workers]
-    sending_s      float64[workers, lanes, workers]: the workers' communications, the network, launches
+    sending_s      float64[workers + lanes + workers]: the workers' communications, the network, launches
     memory         float64[workers]: bytes of variables
     """
 
@@ -178,8 +178,8 @@ class BlockCosts:
     def _alone(self, block: TaskBlock) -> Alone:
         workers = len(self.tasks.prices.workers)
         tasks = block.tasks
-        seconds = np.where(tasks.resources >= self.tasks.prices.launching(0), 0.0, tasks.seconds)
-        ends, kernel_ends = _ends(tasks, tasks.seconds), _ends(tasks, seconds)
+        without_launches = np.where(tasks.resources >= self.tasks.prices.launching(0), 0.0, tasks.seconds)
+        ends, kernel_ends = _ends(tasks, tasks.seconds), _ends(tasks, without_launches)
         occupied_s: Floats = np.bincount(tasks.resources, tasks.seconds, self.tasks.prices.resources).astype(
             np.float64
         )

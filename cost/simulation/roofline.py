@@ -92,7 +92,7 @@ def apart_s(
     times: KernelTimes = NO_TIMES,
     one_thread: bool = False,
 ) -> tuple[float, float]:
-    """Return how long the host launches nodes, which takes it no time on a CPU, and how long they compute."""
+    """Return the seconds that the host launches nodes for, none on a CPU, and those that they compute."""
     rates = _rates(rank, cluster, one_thread)
     measured = times.on((rank.kind, rates.profile.name, rates.threads))
     measured_s, rest = _take(work, measured) if measured else (0.0, work)

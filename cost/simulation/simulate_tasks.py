@@ -4,8 +4,8 @@
     end    when all its parts do: each takes a resource, from when the task is ready and the resource has
            ended what it did before
 
-A task whose first part is a launch computes on the resource of its next part: a host that launches for a
-device. A launch waits for nothing but former launches, as long as the device is busy: it goes ahead.
+A part may be a launch: what a host does for the task's next part, on a device. As long as that device is
+busy, a launch waits for nothing but former launches: it goes ahead (docs/decisions/059-launches-go-ahead.md).
 
 A resource takes tasks in the order of (ready, key). Keys ascend along dependencies, so a task's pair is
 greater than its predecessors' even where tasks take no time, and these rules allow one timeline only.

@@ -1,6 +1,6 @@
 """The rule of a Metropolis-Hastings walk over strategies (flexflow.txt, section 6.2; Hastings 1970)."""
 
-from math import log, pow
+import math
 
 import numpy as np
 
@@ -10,7 +10,7 @@ HOTTEST, COLDEST = 0.03, 0.003
 
 def cooled(progress: float) -> float:
     """Return the temperature after a share of a walk, falling geometrically (Kirkpatrick et al. 1983)."""
-    return HOTTEST * pow(COLDEST / HOTTEST, progress)
+    return HOTTEST * math.pow(COLDEST / HOTTEST, progress)
 
 
 def highest_accepted(cost: float, best: float, temperature: float, rng: np.random.Generator) -> float:
@@ -18,4 +18,4 @@ def highest_accepted(cost: float, best: float, temperature: float, rng: np.rando
 
     T is the temperature's share of the best cost.
     """
-    return cost - temperature * best * log(1.0 - rng.random())
+    return cost - temperature * best * math.log(1.0 - rng.random())
