@@ -158,11 +158,10 @@ def _one_weird_trick(analysis: Analysis, named: NamedStrategy, workers: int, bat
         (analysis.facts.shape(entry.name)[entry.sample_axis or 0] for entry in fed), default=workers
     )
     if batch != "global" or samples < workers:
-        fix = f"use a batch of {workers} samples or more, as the whole, or --strategy tensor={workers}"
         raise BadUsage(
             "dense layers take the samples of all workers together: replicas have no batches of their own",
             at=f"{at} with a {batch} batch of {samples}",
-            fix="add --batch global" if samples >= workers else fix,
+            fix=f"leave --batch out, with {workers} samples or more, or use --strategy tensor={workers}",
         )
     split = split_dense(analysis, Mesh("worker", tuple(sizes.items())))
     if not split.variables and workers > 1:

@@ -144,8 +144,12 @@ def check(model: str, seed: int, folder: Path) -> None:
             return
 
 
-# A name that makes no grid; images with fewer rows than workers; micro-batches of a file; devices of its own.
-SAMPLED = [("squeezenet", 1), ("zfnet512", 2), ("bvlc_alexnet", 3), ("squeezenet", 4)]
+SAMPLED = [
+    ("zfnet512", 11),  # seven replicas for a batch of one: the refusal names another reading
+    ("bvlc_alexnet", 13),  # one-weird-trick of batches per replica: the refusal names tensor=6
+    ("zfnet512", 7),  # rows of images, and shared variables
+    ("zfnet512", 9),  # a file
+]
 ALL = [(model, seed) for model in LIGHT_MODELS for seed in range(60 if model in SHALLOW else 12)]
 
 

@@ -154,9 +154,9 @@ def test_what_cannot_be_held_is_refused(
 def test_too_few_samples_are_refused_with_what_can_be(tmp_path: Path) -> None:
     six, two = OpConfig("y", {"batch": 6}, devices=DEVICES), OpConfig("z", {"batch": 2}, devices=DEVICES[:2])
 
-    with pytest.raises(InputError, match="fix: .*--batch per-replica"):
+    with pytest.raises(InputError, match=r"fix: .*--batch per-replica"):
         compiled(tmp_path, 2, mesh={}, samples=4, ops=(six,))
-    with pytest.raises(InputError, match="fix: .*among 4 at most"):  # each replica divides its own alike
+    with pytest.raises(InputError, match=r"fix: .*among 4 at most"):  # each replica divides its own alike
         compiled(tmp_path, 2, mesh={}, samples=4, ops=(six, two))
     compiled(tmp_path, 2, mesh={}, samples=4, ops=(six,), batch="per-replica")
 
