@@ -140,31 +140,36 @@ class _Watch:
     def _look_for_unheard(self) -> None:
         """See whether keepers that were started have ended before they could be heard."""
         roster = self._supervisor.roster
-        if self._keepers is not None and (unheard := roster.unheard()):
-            roster.lose_unheard(self._keepers.ended(unheard))
+        if unheard := roster.unheard():
+            ended = self._keepers.ended(unheard) if self._keepers is not None else lost_keepers(self._folder)
+            roster.lose_unheard(name for name in ended if name in unheard)
 
     def _look_for_first_lost(self) -> None:
         """See whose keeper was lost first, where MPI ended the others for it and nothing else explains that.
 
-        On other machines that is seen by janitors alone. Whose keeper did not even come to have one is known
-        when MPI has ended, and all others have been heard or were seen by theirs.
+        On other machines janitors see that, and nobody else.
         """
         roster = self._supervisor.roster
         if self._keepers is not None or not all(map(_follows_from_mpi, roster.troubles())):
             return
         lost = [name for name in lost_keepers(self._folder) if roster.knows(name)]
+        if first := self._missing() or next(iter(lost), ""):
+            roster.lose_first(first)
+
+    def _missing(self) -> str:
+        """Return who alone was neither heard nor seen by a janitor though MPI has ended; else nobody, ""."""
+        if self._keepers is not None or (self._process.poll() or 0) <= 0:
+            return ""
+        roster, lost = self._supervisor.roster, lost_keepers(self._folder)
         unseen = [name for name in roster.unheard() if name not in lost]
-        has_ended = (self._process.poll() or 0) > 0
-        if has_ended and len(unseen) == 1 and (lost or roster.beats()):
-            roster.lose_first(unseen[0])
-        elif lost:
-            roster.lose_first(lost[0])
+        return unseen[0] if len(unseen) == 1 and (lost or roster.beats()) else ""
 
     def _await_trouble(self) -> None:
         """Wait for word of why MPI has ended: it ends with any rank's keeper, and takes the others along."""
         roster, until_s = self._supervisor.roster, time.monotonic() + _MISSED_S
-        while roster.beats() and not roster.troubles() and time.monotonic() < until_s:
+        while roster.beats() and not (roster.troubles() or self._missing()) and time.monotonic() < until_s:
             self._supervisor.watch(_LOOK_S)
+            self._look_for_unheard()
 
     def _verdict(self) -> None:
         """Hear everybody who has something to say, then raise the error of who is to blame, if anybody is."""
