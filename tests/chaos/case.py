@@ -11,7 +11,7 @@ from tests.chaos.stage import Bench, Stage
 from tests.chaos.training import FOREVER, LOOK_S, OVER_S, Outcome, Training
 from tests.checks.job_processes import JobProcess, is_alive
 
-_LOADING_S, _TRAINING_S, _SAVING_S = 3.0, 2.0, 3e-3
+_LOADING_S, _TRAINING_S, _SAVING_S = 3.0, 1.5, 3e-3
 _SHORTEST_S, _LONGEST_S = 1e-6, 1e-3  # that a process has been in a phase when it is hit
 _TRIES = 100
 _DEAD_S = 2.0
