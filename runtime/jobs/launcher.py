@@ -138,11 +138,12 @@ class _Watch:
             self._verdict()
 
     def _look_for_unheard(self) -> None:
-        """See whether keepers that were started have ended before they could be heard."""
+        """See whether keepers that were started have ended, or were stopped, before they could be heard."""
         roster = self._supervisor.roster
         if unheard := roster.unheard():
             ended = self._keepers.ended(unheard) if self._keepers is not None else lost_keepers(self._folder)
             roster.lose_unheard(name for name in ended if name in unheard)
+            roster.stop_unheard(self._keepers.stopped(unheard) if self._keepers is not None else ())
 
     def _look_for_first_lost(self) -> None:
         """See whose keeper was lost first, where MPI ended the others for it and nothing else explains that.

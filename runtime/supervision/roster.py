@@ -57,6 +57,7 @@ class _Member:
     moved_s: float = 0.0
     gone_s: float | None = None
     is_gone_unheard: bool = False  # its keeper has ended before it said anything
+    stopped_s: float | None = None  # since when its keeper is stopped, which has not been heard yet
 
     @property
     def position(self) -> Position:
@@ -127,6 +128,15 @@ class Roster:
         for member in (self._members[name] for name in names):
             if member.beat is None and not member.is_gone_unheard:
                 member.is_gone_unheard, member.gone_s = True, self._now_s
+
+    def stop_unheard(self, names: Iterable[str]) -> None:
+        """Take in whose keepers are stopped, of those that have not been heard; all others are not."""
+        stopped = set(names)
+        for member in self._members.values():
+            if member.name not in stopped:
+                member.stopped_s = None
+            elif member.stopped_s is None:
+                member.stopped_s = self._now_s
 
     def living(self) -> list[str]:
         """Return the members that have been heard, and have not ended."""
@@ -206,8 +216,7 @@ class Roster:
         if member.ended is not None:
             return self._end(member, member.ended)
         if member.beat is None:
-            lost = _cause("lost", member, "was lost: its keeper died")
-            return Trouble(lost, False, member.gone_s or 0.0) if member.is_gone_unheard else None
+            return self._unheard_trouble(member)
         if member.beat.still_s > limits.hung_s:
             reason = f"hangs: no sign of life for {member.beat.still_s:.0f} s"
             return Trouble(_cause("hung", member, reason), False, now_s - limits.hung_s)
@@ -217,6 +226,15 @@ class Roster:
             reason = f"was lost: not heard for {now_s - member.heard_s:.0f} s"
             return Trouble(_cause("lost", member, reason), False, member.heard_s)
         return None
+
+    def _unheard_trouble(self, member: _Member) -> Trouble | None:
+        if member.is_gone_unheard:
+            return Trouble(_cause("lost", member, "was lost: its keeper died"), False, member.gone_s or 0.0)
+        since_s = member.stopped_s
+        if since_s is None or self._now_s - since_s <= self._limits.hung_s:
+            return None
+        reason = f"was lost: not heard for {self._now_s - since_s:.0f} s, its keeper is stopped"
+        return Trouble(_cause("lost", member, reason), False, since_s)
 
     def _end(self, member: _Member, ended: Ended) -> Trouble | None:
         if ended.failure is not None:

@@ -103,6 +103,28 @@ def test_who_has_ended_is_not_silent() -> None:
     assert made.silences() == []
 
 
+def test_a_keeper_that_is_stopped_before_it_is_heard_is_named() -> None:
+    made = Roster({"rank 0": "alpha", "rank 1": "alpha"}, LIMITS)
+    made.pass_time(100.0)
+    found = []
+    for second in range(8):
+        made.pass_time(101.0 + second)
+        made.hear_beat("rank 0", beat())
+        made.stop_unheard(["rank 1"])
+        found.append(blamed(made))
+
+    assert found == [[]] * 6 + [[("rank 1", "lost")]] * 2
+
+
+def test_a_keeper_that_was_stopped_for_a_while_before_it_is_heard_is_not() -> None:
+    made = Roster({"rank 0": "alpha"}, LIMITS)
+    for second in range(20):
+        made.pass_time(100.0 + second)
+        made.stop_unheard(["rank 0"] if second % 4 else [])
+
+    assert blamed(made) == []
+
+
 @pytest.mark.parametrize("is_heard", [True, False])
 def test_whose_keeper_was_lost_first_is_blamed_before_those_that_mpi_ended_for_it(is_heard: bool) -> None:
     made = Roster({"rank 0": "alpha", "rank 1": "beta"}, LIMITS)
