@@ -201,9 +201,7 @@ class CheckpointWriter:
 def _write_durably(path: Path, content: bytes) -> None:
     """Write a file, whole or not at all, with all that was written in its folder before."""
     part = path.with_name(path.name + ".part")
-    with _opened(
-        path.parent
-    ) as folder:  # as soon as the file is seen, others may give the folder its last name
+    with _opened(path.parent) as folder:  # kept open: whoever sees the file may rename its folder at once
         with part.open("wb") as stream:
             stream.write(content)
             stream.flush()
