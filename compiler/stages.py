@@ -132,15 +132,15 @@ def find_servable_variables(compilation: Compilation) -> None:
     )
     try:
         compilation.analysis = drop_unservable(analysis)
-    except (
-        UnsupportedModel
-    ):  # of a batch, which a strategy with meshes may divide otherwise, or mend otherwise
-        strategy = compilation.options.chosen_strategy()
-        if not isinstance(strategy, NamedStrategy) and not (
-            isinstance(strategy, Strategy) and strategy.has_meshes
-        ):
+    except UnsupportedModel:
+        if not _has_meshes(compilation.options.chosen_strategy()):
             raise
+        # Replicas alone cannot divide this batch; meshes have no servers, and may divide it otherwise.
         compilation.analysis = replace(analysis, servable=frozenset())
+
+
+def _has_meshes(strategy: object) -> bool:
+    return isinstance(strategy, NamedStrategy) or (isinstance(strategy, Strategy) and strategy.has_meshes)
 
 
 def _replicas(compilation: Compilation) -> int:

@@ -166,7 +166,7 @@ def _one_weird_trick(analysis: Analysis, named: NamedStrategy, workers: int, bat
     split = split_dense(analysis, Mesh("worker", tuple(sizes.items())))
     if not split.variables and workers > 1:
         raise BadUsage(
-            f"no dense layer has columns that divide among {workers} workers",
+            f"no dense layer has columns for {workers} workers",
             at=at,
             fix=f"use --strategy data={workers}, or tensor={workers}",
         )

@@ -33,7 +33,7 @@ class DenseSplit:
 
 
 def split_dense(analysis: Analysis, mesh: Mesh) -> DenseSplit:
-    """Return the split of every dense layer whose columns divide; nothing where there is none."""
+    """Return the split of every dense layer with a column for each worker; nothing where there is none."""
     search = _DenseSearch(analysis, mesh)
     search.split_layers()
     if not search.weights:
@@ -103,7 +103,10 @@ class _DenseSearch:
             if position is None:
                 return None
             tensor, split = node.inputs[0], Split(*position)
-        return split if self.mesh.divides(Layout("worker", split), self._shape(tensor)) else None
+        shape = self._shape(tensor)
+        home = self.mesh.nest_splits(Layout("worker", split), shape)
+        (nested,) = home.placements
+        return nested if isinstance(nested, Split) and self.mesh.divides(home, shape) else None
 
     def follow_weights(self) -> None:
         """Keep what is read of the weights in parts, up to and with the products that read them."""
