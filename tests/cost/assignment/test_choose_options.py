@@ -107,7 +107,7 @@ def test_a_translation_model_s_options_are_proven_best_at_once() -> None:
     dense = {"weight": (8, 1024, 16384), "bias": (4, 4096, 4), "attention": (1, 1024, 4096)}
     dense |= {"attended": (1, 2048, 4096), "projection": (1, 1024, 128_000)}
     facts = (
-        *(SyncFacts(f"table{n}", 32_000, 4096, 0, True, 1900.0) for n in range(2)),
+        *(SyncFacts(f"table{n}", 32_000, 4096, 0, True, 79.9) for n in range(2)),
         *(
             SyncFacts(f"{name}{n}", rows, row, 0, False, rows)
             for name, (count, rows, row) in dense.items()
