@@ -168,6 +168,7 @@ def _fit_in_memory(
 
 def _solver() -> cp_model.CpSolver:
     solver = cp_model.CpSolver()
+    solver.parameters.catch_sigint_signal = False  # else Ctrl-C ends the whole process from then on
     solver.parameters.random_seed = 0
     solver.parameters.num_workers = 1
     # By default the linear relaxation leaves sums of counts out: of NMT on 8 x 6 a gap of 14 % was left after
