@@ -2,10 +2,13 @@
 
     python benchmarks/data_parallel.py [--works lm gpt2 resnet50] [--rounds 3] [--steps 8] [--json FILE]
     sudo python benchmarks/data_parallel.py --hosts 4 [--mbit 1000]
+    sudo python benchmarks/data_parallel.py --hosts 2 --works lm --strategy tensor=2
 
 Without --hosts two ranks of this machine; with it a rank on each of so many hosts (namespaces). Both begin
 with the same weights and are fed the same batches: before anything is timed, five steps of both must have
-equal losses. Then they take turns, a run of each in every round. Needs partc with its `peers` extra.
+equal losses. Then they take turns, a run of each in every round. With --strategy partc trains the replicas'
+batches as one, by any strategy (also `search`), where the mean of their losses is the loss of all. Needs
+partc with its `peers` extra.
 """
 
 import argparse
@@ -29,7 +32,7 @@ from torch_steps import weights_for_partc
 
 from partc.compiler.api import compile_step
 from partc.compiler.options import GraphOptions, Options
-from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster
+from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster, ranks_of
 from partc.cost.cluster.machines import Device, Host
 from partc.runtime.jobs.metrics import StepMetrics, read_metrics
 from partc.runtime.jobs.runner import Runner
@@ -62,7 +65,7 @@ def main() -> None:
             cluster = stack.enter_context(namespace_hosts(options.hosts, 1, options.mbit * 1e6))
         ranks = options.hosts or 2
         for work in options.works:
-            plan = _compile(work, cluster, folder / work)
+            plan = _compile(work, cluster, folder / work, options.strategy)
             _assert_equal_losses(work, plan, ranks, options.hosts)
             took_s: dict[str, list[float]] = {"partc": [], "pytorch": []}
             for _ in range(options.rounds):
@@ -93,16 +96,21 @@ def two_ranks() -> Cluster:
     return Cluster(CLUSTER_FORMAT, "two ranks", (Host("localhost", devices, memory_bytes=2**35),))
 
 
-def _compile(work: str, cluster: Cluster, folder: Path) -> Path:
+def _compile(work: str, cluster: Cluster, folder: Path, strategy: str | None) -> Path:
     folder.mkdir()
-    compile_for(work, write_training_step(work, folder), cluster, folder / "plan")
+    replicas = 1 if strategy is None else len(ranks_of(cluster))
+    train = write_training_step(work, folder, replicas)
+    compile_for(work, train, cluster, folder / "plan", strategy)
     return folder / "plan"
 
 
-def compile_for(work: str, train: Path, cluster: Cluster, out: Path) -> None:
-    """Write the plan of a work's training graph that has a batch for each replica."""
+def compile_for(work: str, train: Path, cluster: Cluster, out: Path, strategy: str | None = None) -> None:
+    """Write the plan of a work's training graph: of a batch for each replica, or of all by a strategy."""
     graph = GraphOptions(sample_axes={"sampled": None} if work == "lm" else None)
-    compile_step(train, cluster, out, Options(batch="per-replica", options=graph))
+    if strategy is None:
+        compile_step(train, cluster, out, Options(batch="per-replica", options=graph))
+    else:
+        compile_step(train, cluster, out, Options(batch="global", strategy=strategy, options=graph))
 
 
 def _batches(work: str, ranks: int, steps: int) -> Iterator[dict[str, np.ndarray]]:
@@ -179,6 +187,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--works", nargs="+", choices=WORKS, default=["lm", "gpt2", "resnet50"])
     parser.add_argument("--hosts", type=int, default=0)
     parser.add_argument("--mbit", type=float, default=1000)
+    parser.add_argument("--strategy")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--json", type=Path)

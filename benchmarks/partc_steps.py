@@ -23,8 +23,8 @@ def prepare_plan(work: str, folder: Path, kind: Literal["cpu", "gpu"]) -> None:
     compile_for_one_device(write_training_step(work, folder), folder / "plan", kind)
 
 
-def write_training_step(work: str, folder: Path) -> Path:
-    """Write the work's training graph into a folder."""
+def write_training_step(work: str, folder: Path, replicas: int = 1) -> Path:
+    """Write the work's training graph into a folder, with the batches of so many replicas as one."""
     from partc.compiler.differentiation.build import build_training_graph
     from partc.compiler.differentiation.updates.optimizers import Adagrad, AdamW, Momentum
 
@@ -33,7 +33,7 @@ def write_training_step(work: str, folder: Path) -> Path:
         "gpt2": (AdamW(GPT2["lr"], weight_decay=GPT2["weight_decay"]), "loss"),
         "lm": (Adagrad(LM["lr"]), "loss"),
     }[work]
-    forward = _forward(work, folder)
+    forward = _forward(work, folder, replicas)
     train = build_training_graph(forward, loss=loss, optimizer=optimizer, folder=folder)
     onnx.save(train, folder / "train.onnx")
     return folder / "train.onnx"
@@ -52,15 +52,16 @@ def compile_for_one_device(
     compile_step(train, cluster, out, Options(recompute_bytes=recompute_bytes))
 
 
-def _forward(work: str, folder: Path) -> onnx.ModelProto:
+def _forward(work: str, folder: Path, replicas: int) -> onnx.ModelProto:
     if work == "resnet50":
-        return build_model("resnet50", batch=RESNET50["batch"])
+        return build_model("resnet50", batch=RESNET50["batch"] * replicas)
     if work == "lm":
         sizes = ("vocab", "embedding", "cells", "projection", "steps", "samples")
-        return build_model("lm", batch=LM["batch"], **{name: LM[name] for name in sizes})
+        return build_model("lm", batch=LM["batch"] * replicas, **{name: LM[name] for name in sizes})
     from torch_steps import export_gpt2
 
-    export_gpt2(str(folder / "forward.onnx"), list(batch_of("gpt2").values()))
+    batch = [np.concatenate([array] * replicas) for array in batch_of("gpt2").values()]
+    export_gpt2(str(folder / "forward.onnx"), batch)
     return onnx.load(folder / "forward.onnx", load_external_data=False)
 
 

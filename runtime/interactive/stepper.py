@@ -4,6 +4,7 @@ A feed is a list of arrays per data input, one for every replica.
 """
 
 import atexit
+import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -45,6 +46,7 @@ from partc.runtime.plan.members import leaders_of
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.plan.program import Plan
 from partc.runtime.plan.variables import DataInput
+from partc.runtime.supervision.stop_signals import StopSignals
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ReplicaFeeds = Mapping[str, Sequence[Array]]
@@ -139,6 +141,7 @@ class Stepper:
         self._at_the_end = ExitStack()
         self._job_folder = self._at_the_end.enter_context(job_folder(folder.path))
         self._error: PartcError | None = None
+        self._stop = StopSignals()
         machines = machines_of(folder.path) if addresses is None else Machines.at(addresses)
         places = {rank.host: machines.of(rank.host).address for rank in self.plan.ranks}
         self._ranks = StepperEnd(places, self._job_folder)
@@ -213,7 +216,8 @@ class Stepper:
             for rank in self.plan.ranks:
                 try:
                     self._ranks.send(rank.rank, Close(self._saves.is_due_at_end(self.steps)), {})
-                except PartcError:  # it has not come, or has gone: then all others end too
+                except PartcError:  # it has not come yet, or has gone: the others would wait for it
+                    self._end_at_once()
                     break
         self._ranks.close()
         self._daemons.join()
@@ -248,6 +252,7 @@ class Stepper:
                     DAEMON,
                     [self._ranks.sockets],
                     redirect=self._redirect,
+                    requests=self._stop,
                 )
             except PartcError as error:
                 self._error = error
@@ -255,6 +260,10 @@ class Stepper:
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()
         return thread
+
+    def _end_at_once(self) -> None:
+        for _ in range(2):  # the second request is the one that waits for nobody
+            self._stop.note(signal.SIGTERM)
 
     def _await_all(self, kind: type[StepperMessage]) -> dict[int, dict[str, Array]]:
         return self._await(kind, [rank.rank for rank in self.plan.ranks])

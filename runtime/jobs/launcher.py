@@ -51,20 +51,21 @@ def launch(
     folders: Sequence[Path] = (),
     place: Place | None = None,
     redirect: Path | None = None,
+    requests: StopSignals | None = None,
 ) -> int:
     """Run a job to its end. Return the number of the signal that made its ranks stop before, 0 if none did.
 
     `hosts`: each rank's. A job in which no rank gets on for `timeout_s` is ended. `daemon`: the module that
     every rank runs. `folders`: temporary ones beside the job's, for keepers to remove if this process is
     killed. `place`: of this process, if others have started the ranks. `redirect`: a folder that takes what
-    each rank prints, a file for each. Raises the error of the rank
+    each rank prints, a file for each. `requests`: to stop, of another thread. Raises the error of the rank
     that is to blame, whose `cause` says where it was; and Stopped if ranks that a signal asked to stop did
     not do so well.
     """
     members = {f"rank {rank}": host for rank, host in enumerate(hosts)}
     start = prepare_ranks(hosts, job_folder, machines, daemon, place)
     with (
-        stop_signals() as signals,
+        stop_signals(requests) as signals,
         log.open("w", encoding="utf-8") as stream,
         Supervisor(members, start.machines.addresses, job_folder, timeout_s, folders) as supervisor,
     ):

@@ -25,12 +25,13 @@ class StopSignals:
 
 
 @contextmanager
-def stop_signals() -> Iterator[StopSignals]:
+def stop_signals(requests: StopSignals | None = None) -> Iterator[StopSignals]:
     """Note these signals meanwhile, instead of what else they would do; in the main thread alone.
 
-    A signal that was ignored, as nohup has it of SIGHUP, still is.
+    A signal that was ignored, as nohup has it of SIGHUP, still is. `requests`: where they are noted, which
+    another thread may do as well.
     """
-    came = StopSignals()
+    came = requests or StopSignals()
     if threading.current_thread() is not threading.main_thread():
         yield came
         return

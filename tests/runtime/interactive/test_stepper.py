@@ -186,3 +186,25 @@ def test_what_a_killed_stepper_leaves_its_keepers_remove(tmp_path: Path) -> None
         holder.kill()
         holder.wait()
         holder.stdout.close()
+
+
+@pytest.mark.parametrize(
+    "after_s", [0.0, *(pytest.param(s, marks=pytest.mark.long) for s in (0.3, 0.6, 1.0, 1.5))]
+)
+def test_an_interrupt_while_the_daemons_load_ends_them_all(tmp_path: Path, after_s: float) -> None:
+    linear_all_reduce(folder := tmp_path / "out", replicas=2)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD_A_STEPPER, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            while not list(folder.glob(".run-*/channel.json")):
+                time.sleep(0.01)
+            time.sleep(after_s)
+            process.send_signal(signal.SIGINT)
+            _, complaint = process.communicate(timeout=30)
+        finally:
+            process.kill()
+
+    assert b"KeyboardInterrupt" in complaint
+    assert job_processes(folder) == []
+    assert not list(folder.glob(".run-*"))
