@@ -146,7 +146,8 @@ def _carry_on_lanes(
 def _undominated(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return the rows, all different, of which no other is as large everywhere."""
     covers = (rows[:, None, :] <= rows[None, :, :]).all(axis=2)  # [small, large]
-    return rows[covers.sum(axis=1) == 1]  # by itself alone
+    alone: npt.NDArray[np.int64] = rows[covers.sum(axis=1) == 1]  # covered by itself alone
+    return alone
 
 
 def _fit_in_memory(

@@ -177,7 +177,7 @@ def test_the_command_line_says_what_was_compared(tmp_path: Path) -> None:
 
     told = re.search(r"strategy: (\S+), .* a step; compared: (.*)", shown)
     assert told and told[1].startswith("tensor=")
-    assert " and " in told[2]
+    assert "allreduce " in told[2]
 
 
 LARGER: dict[str, tuple[dict[str, int], str]] = {
