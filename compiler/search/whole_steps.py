@@ -110,7 +110,8 @@ class WholeSteps:
             run(ANALYSE, compilation)
             return
         compilation.roles, compilation.main, compilation.tensors = first.roles, first.main, first.tensors
-        compilation.sparsity, compilation.departures = first.sparsity, first.departures
+        compilation.sparsity = first.sparsity
+        compilation.departures = first.departures if first.analysis.per_replica else ()
         compilation.analysis = replace(first.analysis, replicas=compilation.replicas)
         compilation.analyse_own = self._analyse_own
 
