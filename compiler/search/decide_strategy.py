@@ -29,7 +29,7 @@ from partc.passes.graph.training_graph import TrainingGraph
 from partc.runtime.errors import DoesNotFit
 from partc.runtime.log import log
 
-# A name whose estimate is so many times the quickest step so far is not priced. Of 210 names of five models
+# A name whose estimate is so many times the quickest step so far is not priced. Of 176 names of five models
 # on two clusters estimates were 0.2 to 1.6 times the plan's step, and once 2.6 times: none that is quicker
 # was missed (docs/decisions/045-auto-tries-names.md).
 FAR_SLOWER = 1.5
