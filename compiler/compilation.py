@@ -42,6 +42,8 @@ class Compilation:
     main: set[str] = field(init=False)  # names of the nodes of the main computation
     tensors: Facts = field(init=False)
     analysis: Analysis = field(init=False)
+    is_expanded: bool = False  # nodes of its graph were said in primitives, for its strategy
+    analyse_own: "Callable[[Compilation], None] | None" = None  # where its graph is another's as well
 
     # the decisions
     facts: tuple[SyncFacts, ...] = field(init=False)

@@ -59,7 +59,8 @@ CHECKS = (
 CHANGES = PipelinePhase("price changes", (stages.price_changes,))
 REPORT = PipelinePhase("report", (stages.describe,))
 
-DECIDE = (GRADIENTS, BATCH, ANALYSIS, CHOICE)
+ANALYSE = (GRADIENTS, BATCH, ANALYSIS)
+DECIDE = (*ANALYSE, CHOICE)
 COMPILE = (KERNELS, *DECIDE, LOWERING)  # and then, into a folder:
 WRITE = (SCHEDULE, *CHECKS, CHANGES, REPORT)
 

@@ -28,6 +28,7 @@ from partc.cost.strategy_check import check_strategy
 from partc.passes.analysis import Analysis
 from partc.passes.configure import configure
 from partc.passes.distribute import check_one_batch, declare_gradients, drop_unservable, lower_step
+from partc.passes.graph.expand_normalised import expand
 from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.fetch_gradients import fetch_gradients
 from partc.passes.graph.simplify import expand_casts
@@ -39,7 +40,7 @@ from partc.passes.roles.find_gradients import find_gradients
 from partc.passes.roles.find_roles import find_roles
 from partc.passes.roles.find_sample_axes import check_draws
 from partc.passes.roles.find_zeros import find_zeros
-from partc.passes.search.expand_split_ops import expand_split_ops
+from partc.passes.search.find_split_ops import find_split_ops
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.log import log
 from partc.runtime.plan.check_program import check_program
@@ -172,7 +173,12 @@ def expand_split_operators(compilation: Compilation) -> None:
     if not isinstance(strategy, Strategy) or not strategy.has_meshes:
         return
     analysis = compilation.analysis
-    while expanded := expand_split_ops(analysis, configure(analysis, strategy)):
+    while found := find_split_ops(analysis, configure(analysis, strategy)):
+        if compilation.analyse_own is not None:
+            compilation.analyse_own(compilation)
+            analysis, compilation.analyse_own = compilation.analysis, None
+        expanded = expand(compilation.training, found, analysis.facts)
+        compilation.is_expanded = True
         compilation.main |= {name for node in expanded if node in analysis.main for name in expanded[node]}
         infer_tensors(compilation)
         find_servable_variables(compilation)

@@ -60,11 +60,6 @@ class StepPricer:
         return REQUIRED_GAIN_OVERSUBSCRIBED if self._is_oversubscribed else REQUIRED_GAIN
 
     @property
-    def doubt_of_simple(self) -> float:
-        """Return by how much one simple way must be predicted quicker than a simpler one."""
-        return REQUIRED_GAIN_OVERSUBSCRIBED if self._is_oversubscribed else 0.0
-
-    @property
     def _is_oversubscribed(self) -> bool:
         return shares_places(self._cluster)
 

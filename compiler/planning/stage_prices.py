@@ -1,7 +1,7 @@
 """What nodes and messages of a pipeline's stages take on a cluster, each by itself."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from partc.cost.cluster.cluster import Cluster, ClusterRank, ranks_of
@@ -18,6 +18,8 @@ class StagePrices:
     """Prices on a cluster's workers, which are taken to be alike."""
 
     cluster: Cluster
+    _nodes: dict[tuple[int, int], float] = field(default_factory=dict)
+    _sums: dict[tuple[float, tuple[int, ...]], float] = field(default_factory=dict)
 
     @cached_property
     def _ranks(self) -> tuple[ClusterRank, ...]:
@@ -33,7 +35,10 @@ class StagePrices:
 
     def node_s(self, flops: int, nbytes: int) -> float:
         """Return what a node takes on a worker. `nbytes`: that it reads and writes."""
-        return node_s(flops, nbytes, self._ranks[0], self.cluster)
+        key = flops, nbytes
+        if key not in self._nodes:
+            self._nodes[key] = node_s(flops, nbytes, self._ranks[0], self.cluster)
+        return self._nodes[key]
 
     @cached_property
     def start_s(self) -> float:
@@ -53,7 +58,9 @@ class StagePrices:
 
     def sum_s(self, nbytes: float, members: Sequence[int]) -> float:
         """Return what an AllReduce of so many bytes takes among workers, by number."""
-        names = [self._workers[member] for member in members]
-        return PER_COMMUNICATION_S + seconds_of(
-            self._network, collectives.all_reduce(self._network, names, nbytes)
-        )
+        key = nbytes, tuple(members)
+        if key not in self._sums:
+            names = [self._workers[member] for member in members]
+            summed = collectives.all_reduce(self._network, names, nbytes)
+            self._sums[key] = PER_COMMUNICATION_S + seconds_of(self._network, summed)
+        return self._sums[key]

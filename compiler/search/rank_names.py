@@ -1,11 +1,12 @@
 """Order named strategies by what their steps are estimated to take, before any of them is laid out.
 
-The estimate is of pipelines (estimate_pipelines.py), of which `tensor=K`, `fsdp` and their products are those
-of one stage. What it knows nothing of, experts and `spatial=K`, comes in between by turns.
+The estimate is of pipelines (estimate_pipelines.py): `tensor=K`, `fsdp` and their products are those of one
+stage, and `layerwise` is one of a host's devices. Of each family the name that promises most comes first,
+then all others; what the estimate knows nothing of, `one-weird-trick` and `spatial=K`, comes in between.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from partc.compiler.compilation import Compilation
@@ -17,8 +18,16 @@ from partc.cost.named_strategy import NamedStrategy, parse_named
 from partc.passes.search.pipeline_space import Pipeline
 
 
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A name, and about what its step takes; None where that is not known before it is laid out."""
+
+    name: str
+    estimated_s: float | None
+
+
 @paused_collection()
-def rank_names(first: Compilation, names: Iterable[str]) -> list[str]:
+def rank_names(first: Compilation, names: Iterable[str]) -> list[Promise]:
     """Return names in the order in which they are worth a plan; without pipelines of more stages than nodes.
 
     `first`: data parallelism of the step, analysed; one batch for all.
@@ -28,22 +37,39 @@ def rank_names(first: Compilation, names: Iterable[str]) -> list[str]:
     on_host = hosts.count(hosts[0])
     laid_out = on_host if on_host > 1 and len(hosts) % on_host == 0 else len(hosts)
     estimate = PipelineEstimate(pipelines, laid_out)
-    estimated: dict[str, float] = {}
-    others = []
+    estimated: list[Promise] = []
+    others: list[Promise] = []
     for name in names:
         named = parse_named(name)
         assert named is not None, "a name"
-        if named.divides_layers or named.splits_dense or "spatial" in named.sizes:
-            others.append(name)
+        if named.splits_dense or "spatial" in named.sizes:
+            others.append(Promise(name, None))
         elif (pipeline := pipeline_of(pipelines, named)) is not None:
-            estimated[name] = estimate.step_s(pipeline)
-    ranked = sorted(estimated, key=estimated.__getitem__)
-    return [name for turn in zip_longest(ranked, others) for name in turn if name is not None]
+            estimated.append(Promise(name, estimate.step_s(pipeline)))
+    estimated.sort(key=lambda promise: promise.estimated_s or 0.0)
+    best_of_family = {family_of(promise.name): promise for promise in reversed(estimated)}.values()
+    heads = sorted(best_of_family, key=estimated.index)
+    heads[1:1] = others[:1]
+    rest = [promise for promise in estimated if promise not in heads]
+    turns = zip_longest(rest, others[1:])
+    return heads + [promise for turn in turns for promise in turn if promise is not None]
+
+
+def family_of(name: str) -> str:
+    """Return what kind of strategy a name is: its first word."""
+    return name.partition("=")[0].partition(",")[0]
 
 
 def pipeline_of(pipelines: StepPipelines, named: NamedStrategy) -> Pipeline | None:
     """Return what a name of replicas, shared weights and stages means; None: there are too many stages."""
     space = pipelines.space
+    if named.divides_layers:
+        hosts = len(set(pipelines.first.worker_hosts))
+        stages = space.workers // hosts
+        if stages * hosts != space.workers or stages > max(1, space.places):
+            return None
+        pipeline = Pipeline(hosts, 1, (), 1, False)
+        return replace(pipeline, starts=space.cut(stages, pipeline))
     if named.stages > max(1, space.places):
         return None
     sizes = named.mesh(space.workers)

@@ -13,7 +13,7 @@ does not compile, that does not fit, or that is slower than anything else that w
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import inf
@@ -43,6 +43,7 @@ PIPELINE_PROPOSALS = 0.05  # of proposals: whole plans of pipelines, which take 
 ADDITIVE_SHARE = 0.2  # of what is left: what the additive starts of walks may take
 EXHAUSTED_SHARE = 0.5  # of what is left then: what exhaustion may take, where `auto` tries it
 START = "auto"
+OPERATORS_OWN = "operators' own"
 WALKED_PROPOSALS = 0.5  # of proposals: what walks have
 CLIMB_SHARE = 0.1  # of what is left: what the climb behind them has
 RESERVE = 1.5  # of what the slowest plan took to price: what is left for pricing
@@ -223,7 +224,6 @@ class _Search:
 
     def _walk(self, own: OwnSpace) -> None:
         """Walk and climb in rounds: what tasks say is quick is priced. `auto` exhausts small spaces first."""
-        limit = self._limit
         starts = [*own.starts(self.best.strategy), fewer_replicas(own.tasks, own.space)]
         if self._asked.method == "auto":
             starts += self._additive_starts(own)
@@ -233,8 +233,17 @@ class _Search:
                 if exhausted.is_proven and is_alike:
                     return  # walks have no other states
                 starts.append(exhausted.state)
-        found, is_priced = BestStates(), True
-        for found, proposals in walk_rounds(
+        found = BestStates()
+        try:
+            self._walk_rounds(own, starts, found)
+        except KeyboardInterrupt:
+            if found.found:
+                self._see_state(own, found.in_order()[0], OPERATORS_OWN)
+            raise
+
+    def _walk_rounds(self, own: OwnSpace, starts: Sequence[State], found: BestStates) -> None:
+        limit, is_priced = self._limit, True
+        for _, proposals in walk_rounds(
             own.tasks,
             own.space,
             starts,
@@ -242,6 +251,7 @@ class _Search:
             lambda share: limit.part_until_s((1 - CLIMB_SHARE) * share, RESERVE * self._price.slowest_s),
             most=limit.part(WALKED_PROPOSALS),
             chains=1 if limit.proposals is not None else 0,  # as many on every machine
+            best=found,
         ):
             self.proposals += proposals
             is_priced = self._price.slowest_s < PRICED_SHARE * limit.left_s
@@ -264,7 +274,7 @@ class _Search:
 
     def _price_best(self, own: OwnSpace, found: BestStates) -> None:
         for state in found.in_order()[:TRIED]:
-            self._see_state(own, state, "operators' own")
+            self._see_state(own, state, OPERATORS_OWN)
             if self._limit.left_s < RESERVE * self._price.slowest_s:
                 return
 

@@ -3,15 +3,17 @@
 They are made in rounds, each of which begins at the best states of the one before, hot again.
 
 Processes are forked, so that each begins with the task graph, its compiled code and what is remembered of
-blocks; they send their best states back as JSON.
+blocks; they send their best states back as JSON. Ctrl-C ends all chains, and what they have is kept.
 """
 
 import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from math import inf
 from multiprocessing.connection import Connection
+from types import FrameType
 
 import msgspec
 import numpy as np
@@ -20,6 +22,9 @@ from partc.compiler.search.walk_tasks import BestStates, State, walk_tasks
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.passes.search.operator_space import OperatorSpace
 
+Chain = tuple[multiprocessing.process.BaseProcess, Connection]
+
+GRACE_S = 5.0  # for a chain that is interrupted
 ROUNDS = (0.8, 0.2)  # of the time; one that brings nothing is the last
 
 
@@ -39,19 +44,23 @@ def walk_rounds(
     show: Callable[[float], None] = lambda step_s: None,
     most: float = inf,
     chains: int = 0,
+    best: BestStates | None = None,
 ) -> Iterator[tuple[BestStates, int]]:
     """Yield after each round the best states so far, and how many proposals it had.
 
     `until`: returns when a share of the time that is left then is over, on the monotonic clock.
+    `best`: has the best states of interrupted rounds as well.
     """
-    best, left = BestStates(), 1.0
+    best, left = BestStates() if best is None else best, 1.0
     least_s = min((step_s for state in starts if (step_s := tasks.begin(state)) is not None), default=inf)
     for share in ROUNDS:
-        found, proposals = walk_chains(
-            tasks, space, starts, rng, until(share / left), show, share * most, chains
-        )
-        for state, step_s in found.found.items():
-            best.add(state, step_s)
+        found = BestStates()
+        try:
+            _, proposals = walk_chains(
+                tasks, space, starts, rng, until(share / left), show, share * most, chains, found
+            )
+        finally:
+            best.add_all(found)
         yield best, proposals
         if best.least_s >= least_s:
             return
@@ -68,15 +77,17 @@ def walk_chains(
     show: Callable[[float], None] = lambda step_s: None,
     most: float = inf,
     chains: int = 0,
+    best: BestStates | None = None,
 ) -> tuple[BestStates, int]:
     """Return the best states of all chains, and how many proposals were tried. `most`: of each chain.
-    `chains`: 0 for one a core.
+    `chains`: 0 for one a core. `best`: has the best states of all chains if they are interrupted, too.
 
     `show` is told what this process's own chain finds.
     """
+    best = BestStates() if best is None else best
     count = chains or len(os.sched_getaffinity(0))
     context = multiprocessing.get_context("fork")
-    others: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
+    others: list[Chain] = []
     for own in rng.spawn(count)[1:]:
         here, there = context.Pipe(duplex=False)
         process = context.Process(target=_walk, args=(there, tasks, space, starts, own, until_s, most))
@@ -85,18 +96,34 @@ def walk_chains(
         there.close()
         others.append((process, here))
     try:
-        best, proposals = walk_tasks(tasks, space, starts, rng, until_s, show, most)
+        _, proposals = walk_tasks(tasks, space, starts, rng, until_s, show, most, best)
     except BaseException:
         for other, _ in others:
             other.terminate()
+        _collect(others, best, GRACE_S)
         raise
-    for other, here in others:
-        walked = msgspec.json.decode(here.recv_bytes(), type=Walked)
-        other.join()
+    return best, proposals + _collect(others, best)
+
+
+def _collect(others: Sequence[Chain], best: BestStates, grace_s: float | None = None) -> int:
+    """Note what other processes found, when each is done; return how many proposals they tried.
+
+    `grace_s`: what each that was told to end may take for it; None: as long as it likes.
+    """
+    proposals = 0
+    for process, here in others:
+        try:
+            if not here.poll(grace_s):
+                process.kill()
+                continue
+            walked = msgspec.json.decode(here.recv_bytes(), type=Walked)
+        except EOFError:  # it was ended before it had begun
+            continue
+        finally:
+            process.join()
         proposals += walked.proposals
-        for state, step_s in walked.states:
-            best.add(state, step_s)
-    return best, proposals
+        best.add_all(BestStates(dict(walked.states)))
+    return proposals
 
 
 def _walk(
@@ -108,6 +135,14 @@ def _walk(
     until_s: float,
     most: float,
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first process's, which ends this one
-    best, proposals = walk_tasks(tasks, space, starts, rng, until_s, most=most)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first process's, which ends this one so:
+    signal.signal(signal.SIGTERM, _interrupt)
+    best, proposals = BestStates(), 0
+    with suppress(KeyboardInterrupt):
+        _, proposals = walk_tasks(tasks, space, starts, rng, until_s, most=most, best=best)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is done, and about to say so
     there.send_bytes(msgspec.json.encode(Walked(tuple(best.found.items()), proposals)))
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

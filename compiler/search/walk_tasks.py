@@ -50,6 +50,11 @@ class BestStates:
             if len(self.found) > BEST_KEPT:
                 del self.found[max(self.found, key=self.found.__getitem__)]
 
+    def add_all(self, other: "BestStates") -> None:
+        """Note what others came upon."""
+        for state, step_s in other.found.items():
+            self.add(state, step_s)
+
     def in_order(self) -> list[State]:
         """Return them from the quickest on."""
         return sorted(self.found, key=self.found.__getitem__)
@@ -223,9 +228,13 @@ def walk_tasks(
     until_s: float,
     show: Callable[[float], None] = lambda step_s: None,
     most: float = float("inf"),
+    best: BestStates | None = None,
 ) -> tuple[BestStates, int]:
-    """Return the best states, and how many proposals were tried, until a time or `most` proposals."""
-    best = BestStates()
+    """Return the best states, and how many proposals were tried, until a time or `most` proposals.
+
+    They are noted in `best`, where whoever interrupts a walk finds them.
+    """
+    best = BestStates() if best is None else best
     walks = [walk for start in starts if (walk := TaskWalk(tasks, space, best, start)).step_s is not None]
     begun_s, least_s = time.monotonic(), best.least_s
     turns = tried = 0

@@ -1,13 +1,16 @@
-"""Price strategies by their whole steps, laid out, lowered and scheduled as `compile` does it."""
+"""Price strategies by their whole steps, laid out, lowered and scheduled as `compile` does it.
+
+The step is read and analysed once: strategies share that, but for those that write nodes of the graph anew.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
-from partc.compiler.pipeline import DECIDE, LOWERING, run
+from partc.compiler.pipeline import ANALYSE, CHOICE, LOWERING, LOWERING_AS_DECIDED, run
 from partc.compiler.planning.build_plan import build_plan
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.settle_options import begin_compilation
@@ -17,7 +20,7 @@ from partc.cost.simulation.memory import check_memory
 from partc.cost.simulation.timeline import Measured, simulate
 from partc.cost.strategy import Strategy
 from partc.passes.graph.training_graph import TrainingGraph
-from partc.runtime.errors import DoesNotFit, InputError, NoPlacement
+from partc.runtime.errors import InputError, NoPlacement
 from partc.runtime.log import silent_log
 
 
@@ -42,7 +45,8 @@ class WholeSteps:
     failure: Exception | None = None
     slowest_s: float = 0.0  # that pricing took
     replicas: int | None = None  # that a batch per replica allows: those of data parallelism
-    first: Compilation | None = None  # data parallelism's
+    first: Compilation | None = None  # data parallelism's, analysed
+    _quickest: tuple[Priced, Compilation] | None = field(default=None, repr=False)
 
     def __call__(self, name: str, strategy: str | Strategy) -> Priced | None:
         """Return the price of a strategy, None where it cannot be or does not fit."""
@@ -61,24 +65,59 @@ class WholeSteps:
         """Return the price of the first name that can be and fits, None where there is none."""
         return next((priced for name in names if (priced := self(name, name)) is not None), None)
 
+    def compilation_of(self, priced: Priced) -> Compilation:
+        """Return the compilation of the quickest so far, decided and lowered as `compile` does it."""
+        assert self._quickest is not None and self._quickest[0].name == priced.name, "the quickest"
+        compilation = self._quickest[1]
+        if compilation.lowered.has_grown:
+            run((LOWERING_AS_DECIDED,), compilation)
+        return compilation
+
     @paused_collection()
     def _price(self, name: str, strategy: str | Strategy) -> Priced | None:
-        training = self.read()
-        compilation = begin_compilation(training, self.cluster, replace(self.options, strategy=strategy))
+        compilation = self._begin(replace(self.options, strategy=strategy))
         if self.replicas is not None and compilation.replicas != self.replicas:
             return None  # it would train on another total batch
-        try:
-            run((*DECIDE, LOWERING), compilation)
-        except DoesNotFit:
-            self._note_first(compilation)
-            raise
+        self._analyse(compilation)
         self._note_first(compilation)
+        run((CHOICE, LOWERING), compilation)
         measured = Measured(kernels=compilation.options.times)
         chosen, sizes = compilation.strategy, compilation.options.sizes
         plan = build_plan(compilation.analysis, compilation.lowered, chosen, self.cluster, sizes, None)
         check_memory(plan, self.cluster)
         self.priced += 1
-        return Priced(name, chosen, simulate(plan, self.cluster, measured).step_s)
+        priced = Priced(name, chosen, simulate(plan, self.cluster, measured).step_s)
+        if self._quickest is None or priced.step_s < self._quickest[0].step_s:
+            self._quickest = priced, compilation
+        return priced
+
+    def _begin(self, options: Options) -> Compilation:
+        shared = self._shared
+        return begin_compilation(self.read() if shared is None else shared.training, self.cluster, options)
+
+    @property
+    def _shared(self) -> Compilation | None:
+        """Return the first step, unless its graph was written anew."""
+        return None if self.first is None or self.first.is_expanded else self.first
+
+    def _analyse(self, compilation: Compilation) -> None:
+        """Analyse the step, or take over what is known of it: the same for any number of replicas.
+
+        Only a batch per replica is analysed for a number of them, and all its strategies have the first's.
+        """
+        first = self._shared
+        if first is None:
+            run(ANALYSE, compilation)
+            return
+        compilation.roles, compilation.main, compilation.tensors = first.roles, first.main, first.tensors
+        compilation.sparsity = first.sparsity
+        compilation.departures = first.departures if first.analysis.per_replica else ()
+        compilation.analysis = replace(first.analysis, replicas=compilation.replicas)
+        compilation.analyse_own = self._analyse_own
+
+    def _analyse_own(self, compilation: Compilation) -> None:
+        compilation.training = self.read()
+        run(ANALYSE, compilation)
 
     def _note_first(self, compilation: Compilation) -> None:
         """Keep the first step that was analysed, whose batch and total batch the others have."""

@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from ortools.sat.python import cp_model
 
 from partc.cost.assignment.price_options import Options, Price, Prices, alike, option_key
@@ -127,12 +128,12 @@ def _carry_on_lanes(
     taken: Sequence[Sequence[cp_model.IntVar]],
     prices: Prices,
 ) -> cp_model.IntVar:
-    """Return T. Lanes that carry the same whatever is chosen, as equal hosts' do, are one constraint."""
+    """Return T. A lane that never carries more than another, as of equal hosts, needs no constraint."""
     rates = prices.groups.network.bytes_per_s
     counts = [count for of_group in taken for count in of_group]
     loads = [price.loads for group in groups for price in group.prices]
     units = np.rint(np.array(loads).reshape(len(loads), len(rates)) / rates / UNIT_S).astype(np.int64)
-    rows = np.unique(units.T, axis=0)
+    rows = _undominated(np.unique(units.T, axis=0))
     most = int(rows.sum(axis=1).max(initial=0))
     sizes = max((len(group.names) for group in groups), default=1)
     busiest = model.new_int_var(0, most * sizes + 1, "T")
@@ -140,6 +141,13 @@ def _carry_on_lanes(
         if any(row):
             model.add(cp_model.LinearExpr.weighted_sum(counts, row) <= busiest)
     return busiest
+
+
+def _undominated(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the rows, all different, of which no other is as large everywhere."""
+    covers = (rows[:, None, :] <= rows[None, :, :]).all(axis=2)  # [small, large]
+    alone: npt.NDArray[np.int64] = rows[covers.sum(axis=1) == 1]  # covered by itself alone
+    return alone
 
 
 def _fit_in_memory(
@@ -161,8 +169,12 @@ def _fit_in_memory(
 
 def _solver() -> cp_model.CpSolver:
     solver = cp_model.CpSolver()
+    solver.parameters.catch_sigint_signal = False  # else Ctrl-C ends the whole process from then on
     solver.parameters.random_seed = 0
     solver.parameters.num_workers = 1
+    # By default the linear relaxation leaves sums of counts out: of NMT on 8 x 6 a gap of 14 % was left after
+    # 56 s of the processor; with them the same problem is solved in 3 ms.
+    solver.parameters.linearization_level = 2
     solver.parameters.max_deterministic_time = DETERMINISTIC_LIMIT
     return solver
 

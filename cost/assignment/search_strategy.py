@@ -4,7 +4,7 @@
     repeat   take the first move (candidates.py) that makes the step shorter
     until    no move does, or the price allows no more
     take     what was found if it is quicker than the best simple way by more than the price may be off; else
-             the first, that is the simplest, of those ways that the price cannot tell from the best of them
+             that way: of equal ones the first, which is the simplest
 
 A candidate to start from is left out where its sums alone, at half their bytes (gradients may have 16 bits),
 keep a link busy for longer than the quickest step so far.
@@ -38,10 +38,6 @@ class StepPrice(Protocol):
     @property
     def doubt(self) -> float:
         """Return the relative difference of two predictions below which nothing is known of the order."""
-
-    @property
-    def doubt_of_simple(self) -> float:
-        """Return the same for strategies that treat all parameters of a kind alike."""
 
     def __call__(self, strategy: Strategy) -> float:
         """Return the seconds of a step. Raises NoPlacement where it does not fit."""
@@ -81,7 +77,7 @@ def search_steps(
     best = _improve(candidates, start, priced, price.evaluations - priced.count)
     simple = [pair for pair in fitting if pair[0].name != BUSIEST_LINK] or fitting
     if priced.result(best).step_s * (1 + price.doubt) >= min(step_s for _, step_s in simple):
-        best = _simplest_of(simple, price.doubt_of_simple)
+        best = _cheapest_of(simple)
     results = [priced.result(candidate) for candidate, _ in fitting]
     taken = priced.result(best)
     return best, (taken, *(tried for tried in results if tried is not taken))
@@ -89,11 +85,6 @@ def search_steps(
 
 def _cheapest_of(priced: Sequence[tuple[Candidate, float]]) -> Candidate:
     return cheapest([candidate for candidate, _ in priced], [step_s for _, step_s in priced])
-
-
-def _simplest_of(priced: Sequence[tuple[Candidate, float]], doubt: float) -> Candidate:
-    limit_s = min(step_s for _, step_s in priced) * (1 + max(doubt, TIE))
-    return next(candidate for candidate, step_s in priced if step_s <= limit_s)
 
 
 def cheapest(candidates: Sequence[Candidate], seconds: Sequence[float]) -> Candidate:

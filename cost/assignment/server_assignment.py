@@ -260,6 +260,7 @@ def _limit_loads(
 
 def _solve(model: _Model, relative_gap: float) -> _Answer | None:
     solver = cp_model.CpSolver()
+    solver.parameters.catch_sigint_signal = False  # else Ctrl-C ends the whole process from then on
     solver.parameters.random_seed = 0
     solver.parameters.num_workers = 1
     solver.parameters.max_deterministic_time = DETERMINISTIC_LIMIT

@@ -52,6 +52,7 @@ def solve_configurations(
     _fit(model, costs, chosen)
     model.minimize(sum(terms))
     solver = cp_model.CpSolver()
+    solver.parameters.catch_sigint_signal = False  # else Ctrl-C ends the whole process from then on
     solver.parameters.num_workers = 1  # so that equal seeds give equal answers
     solver.parameters.random_seed = seed
     if seconds < inf:

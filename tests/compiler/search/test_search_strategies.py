@@ -1,5 +1,7 @@
 """What a search finds compiles to its price, trains as one device, and is no slower than any name."""
 
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -17,6 +19,7 @@ from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options, SearchMethod, SearchOptions
 from partc.compiler.search import search_strategies
 from partc.compiler.search.search_strategies import Found
+from partc.compiler.search.walk_tasks import TaskWalk
 from partc.compiler.search.whole_steps import Priced, WholeSteps, names_for
 from partc.compiler.verification.verify import launch_in_process, verify
 from partc.cost.cluster.cluster import encode_cluster
@@ -166,6 +169,28 @@ def test_ctrl_c_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     found = search(wide_mlp(), cluster_of("2x2"), searching(60.0))
 
     assert (found.best.name, found.priced) == ("one-weird-trick", 3)
+
+
+def test_ctrl_c_prices_the_best_that_walks_have_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    price, advance, names = WholeSteps.__call__, TaskWalk.advance, []
+
+    def noted(self: WholeSteps, name: str, strategy: object) -> Priced | None:
+        names.append(name)
+        return price(self, name, strategy)  # type: ignore[arg-type]
+
+    def interrupted(self: TaskWalk, *arguments: object) -> None:
+        advance(self, *arguments)  # type: ignore[arg-type]
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(WholeSteps, "__call__", noted)
+    monkeypatch.setattr(TaskWalk, "advance", interrupted)
+    options = replace(GLOBAL, search=SearchOptions(method="mcmc", proposals=100))
+
+    found = search(wide_mlp(), cluster_of("2x2"), options)
+
+    assert "it was interrupted" in found.remarks
+    assert names[-1].startswith("operators' own")
+    assert found.best.step_s <= found.data_parallel.step_s
 
 
 def test_what_data_parallelism_is_refused_with_is_raised() -> None:

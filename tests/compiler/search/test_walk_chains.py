@@ -1,10 +1,14 @@
 """Chains in processes of their own are walks of their own, whose best states come together."""
 
+import os
+import signal
 import time
 
 import numpy as np
+import pytest
 
 from partc.compiler.search.walk_chains import walk_chains
+from partc.compiler.search.walk_tasks import BestStates, TaskWalk
 from tests.compiler.search.test_walk_tasks import two_layers
 
 
@@ -24,4 +28,26 @@ def test_chains_find_what_one_finds_and_more() -> None:
     assert together.least_s <= alone.least_s
     assert together.found != alone.found
     for state, step_s in together.found.items():
+        assert of.tasks.begin(state) == step_s
+
+
+def test_ctrl_c_keeps_what_all_chains_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    of, best, advance, here, turns = two_layers(), BestStates(), TaskWalk.advance, os.getpid(), []
+
+    def interrupted(self: TaskWalk, *arguments: object) -> None:
+        advance(self, *arguments)  # type: ignore[arg-type]
+        turns.append(self)
+        if os.getpid() == here and len(turns) == 2:
+            os.kill(here, signal.SIGINT)
+
+    monkeypatch.setattr(TaskWalk, "advance", interrupted)
+    rng, until_s = np.random.default_rng(3), time.monotonic() + 600.0
+    with pytest.raises(KeyboardInterrupt):
+        walk_chains(of.tasks, of.space, [of.start], rng, until_s, chains=3, best=best)
+
+    start_s = of.tasks.begin(of.start)
+    assert start_s is not None
+    assert best.least_s <= start_s
+    assert len(best.found) > 1
+    for state, step_s in best.found.items():
         assert of.tasks.begin(state) == step_s

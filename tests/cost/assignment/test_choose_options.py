@@ -1,13 +1,13 @@
 """The ILP against every combination tried, and against the paper's rules."""
 
-from itertools import product
+from itertools import chain, combinations_with_replacement, product
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
-from partc.cost.assignment.choose_options import ALONE_SHARE, choose_options
+from partc.cost.assignment.choose_options import ALONE_SHARE, DETERMINISTIC_LIMIT, choose_options
 from partc.cost.assignment.price_options import Options, Prices, options_of, possible_methods
 from partc.cost.assignment.synchronisation import choose_strategy
 from partc.cost.cluster.cluster import Cluster, read_cluster
@@ -71,6 +71,56 @@ def test_no_combination_is_better(name: str, seed: int) -> None:
     )
     assert objective_s(facts, solution.chosen, prices) == pytest.approx(best_s, rel=1e-4, abs=1e-9)
     assert solution.bound_s <= solution.objective_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_no_other_share_of_alike_ones_is_better(name: str, seed: int) -> None:
+    """Layers as recurrent models have them: of eight alike some are best one way, some another."""
+    rng = np.random.default_rng(seed)
+    kinds = [
+        [
+            SyncFacts(f"{kind}.{n}", int(rows), 4 * int(row), int(slots), False, int(rows))
+            for n in range(count)
+        ]
+        for kind, (count, rows, row, slots) in enumerate(
+            zip((8, 4, 2, 1), *(10 ** rng.uniform(2, 4, (2, 4))), rng.integers(0, 100, 4), strict=True)
+        )
+    ]
+    facts, cluster = tuple(fact for kind in kinds for fact in kind), CLUSTERS[name]
+    options, prices = all_options(facts, cluster), Prices(cluster)
+
+    solution = choose_options(facts, options, cluster, prices)
+
+    assert solution is not None
+    assert solution.status == "OPTIMAL"
+    shares = [combinations_with_replacement(options[kind[0].name], len(kind)) for kind in kinds]
+    best_s = min(
+        objective_s(facts, dict(zip(options, chain(*share), strict=True)), prices)
+        for share in product(*shares)
+    )
+    assert objective_s(facts, solution.chosen, prices) == pytest.approx(best_s, rel=1e-6)
+
+
+def test_a_translation_model_s_options_are_proven_best_at_once() -> None:
+    """Two tables, four LSTM of 1,024 cells, attention, a projection: the parameters of FlexFlow's NMT."""
+    dense = {"weight": (8, 1024, 16384), "bias": (4, 4096, 4), "attention": (1, 1024, 4096)}
+    dense |= {"attended": (1, 2048, 4096), "projection": (1, 1024, 128_000)}
+    facts = (
+        *(SyncFacts(f"table{n}", 32_000, 4096, 0, True, 79.9) for n in range(2)),
+        *(
+            SyncFacts(f"{name}{n}", rows, row, 0, False, rows)
+            for name, (count, rows, row) in dense.items()
+            for n in range(count)
+        ),
+    )
+    cluster = CLUSTERS["8x6-titanxp"]
+
+    solution = choose_options(facts, all_options(facts, cluster), cluster, Prices(cluster))
+
+    assert solution is not None
+    assert solution.status == "OPTIMAL"
+    assert solution.deterministic_time < DETERMINISTIC_LIMIT / 4
 
 
 @pytest.mark.parametrize("seed", range(2))

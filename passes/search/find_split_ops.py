@@ -1,4 +1,4 @@
-"""Say ops in primitives where a strategy splits what they keep whole.
+"""Find what is to be said in primitives: ops that keep whole what a strategy splits.
 
 A split that reaches a Softmax's own axis would be gathered for it. In primitives its sums are made rank by
 rank, and what is sent is a row's maximum and sum.
@@ -6,26 +6,25 @@ rank, and what is sent is a row's maximum and sum.
 
 from partc.passes.analysis import Analysis
 from partc.passes.distribute import lay_out
-from partc.passes.graph.expand_normalised import can_expand, expand
+from partc.passes.graph.expand_normalised import can_expand
 from partc.passes.layouts.configuration import Configuration
 from partc.passes.layouts.layouts import REPLICAS, Layout, Replicate, Split
 from partc.passes.layouts.meshes import Meshes
 
 
-def expand_split_ops(analysis: Analysis, configuration: Configuration) -> dict[str, list[str]]:
-    """Rewrite nodes of the graph in place; return node -> its primitives, nothing where none was split.
+def find_split_ops(analysis: Analysis, configuration: Configuration) -> set[str]:
+    """Return the nodes that a split reaches, and that can be said in primitives.
 
-    Facts must be inferred again, and this be asked again: a split may now reach further ops.
+    Once they are and facts are inferred again, this is to be asked again: a split may reach further ops.
     """
     graph = lay_out(analysis, {}, configuration)
-    gathered = {
+    return {
         node.name
         for node in analysis.training.graph.nodes
         if can_expand(node, analysis.facts) and node.name not in configuration.wishes
         for tensor, wanted in zip(node.inputs, graph.decisions[node.name].inputs, strict=True)
         if _is_gathered(graph.layout(tensor.name), wanted, graph.meshes)
     }
-    return expand(analysis.training, gathered, analysis.facts) if gathered else {}
 
 
 def _is_gathered(native: Layout, wanted: Layout, meshes: Meshes) -> bool:
