@@ -111,12 +111,14 @@ def _operators(side: Side) -> dict[str, str]:
         return {}
     model = onnx.load(path, load_external_data=False)
     devices = len(model.configuration[0].device) if model.configuration else 0
-    return {node.name: _placed(node, devices) for node in model.graph.node if node.name}
+    batch = side.folder.plan.batch
+    return {node.name: _placed(node, devices, batch) for node in model.graph.node if node.name}
 
 
-def _placed(node: onnx.NodeProto, devices: int) -> str:
+def _placed(node: onnx.NodeProto, devices: int, batch: str) -> str:
     if not node.device_configurations:
-        return f"whole on {plural(devices, 'device')}"
+        of_all = f"on {plural(devices, 'device')}"
+        return f"{of_all}, each on a batch of its own" if batch == "per-replica" else f"whole {of_all}"
     configuration = node.device_configurations[0]
     words = [f"stage {configuration.pipeline_stage}"] if configuration.HasField("pipeline_stage") else []
     for spec in configuration.sharding_spec[:1]:
