@@ -114,7 +114,7 @@ def is_server(plan: Plan, rank: Rank) -> bool:
 
 
 def roles_of(plan: Plan, rank: Rank) -> tuple[Site, ...]:
-    """Return the sites that a rank plays. A worker is a server as well where it keeps something for others."""
+    """Return the sites that a rank plays. A worker is a server too where it keeps something for all."""
     return tuple(s for s in rank.sites if s != "server" or rank.sites == (s,) or is_server(plan, rank))
 
 

@@ -11,7 +11,9 @@ import pytest
 
 from partc.compiler import api
 from partc.compiler.comparison.explain_run import ExplainedRun, explain_run, steps_in_sequence
+from partc.compiler.comparison.measured_timeline import measured_timeline, typical_step
 from partc.compiler.comparison.name_cause import name_cause
+from partc.compiler.report.describe_measured import with_measured
 from partc.cost.cluster.cluster import Cluster, encode_cluster, read_cluster
 from partc.cost.cluster.vary_cluster import with_link_rates, with_threads
 from partc.cost.simulation.instruction_times import time_instructions
@@ -157,3 +159,19 @@ def test_a_rate_that_is_no_lower_is_not_told_as_the_reason_of_a_longer_wait(plan
         "waiting for AllReduce took 25.5\u00a0ms instead of 15.3\u00a0ms, "
         "not for its rate: 127\u00a0MB/s instead of 120\u00a0MB/s"
     )
+
+
+def test_a_page_of_another_version_says_that_it_cannot_draw_the_step(plan: PlanFolder) -> None:
+    run = explained(plan, REAL, played(plan.plan, REAL))
+    timeline = measured_timeline(plan.plan, typical_step(run.steps))
+    now = (plan.path / "report.html").read_text(encoding="utf-8")
+    first_script = now.index("<script>", now.index('id="devices"'))
+    earlier = now[:first_script] + now[first_script:].replace("zoom", "enlarge")
+
+    drawn, told = (
+        with_measured(page, plan.plan, run.record, timeline, run.line).partition('<section id="measured">')[2]
+        for page in (now, earlier)
+    )
+    assert 'id="measured-timeline"' in drawn and "Another version of partc" not in drawn
+    assert 'id="measured-timeline"' not in told and "Another version of partc" in told
+    assert run.line in told  # what was measured stands there all the same
