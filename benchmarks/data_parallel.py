@@ -7,7 +7,8 @@
 Without --hosts two ranks of this machine; with it a rank on each of so many hosts (namespaces). Both begin
 with the same weights and are fed the same batches: before anything is timed, five steps of both must have
 equal losses. Then they take turns, a run of each in every round. With --strategy partc trains the replicas'
-batches as one, by any strategy (also `search`), where the mean of their losses is the loss of all. Needs partc with its `peers` extra.
+batches as one, by any strategy (also `search`), where the mean of their losses is the loss of all. Needs
+partc with its `peers` extra.
 """
 
 import argparse
