@@ -40,6 +40,7 @@ from partc.passes.roles.find_roles import find_roles
 from partc.passes.roles.find_sample_axes import check_draws
 from partc.passes.roles.find_zeros import find_zeros
 from partc.passes.search.expand_split_ops import expand_split_ops
+from partc.runtime.errors import UnsupportedModel
 from partc.runtime.log import log
 from partc.runtime.plan.check_program import check_program
 
@@ -129,7 +130,17 @@ def find_servable_variables(compilation: Compilation) -> None:
         compilation.options.chosen_batch() == "per-replica",
         compilation.worker_names,
     )
-    compilation.analysis = drop_unservable(analysis)
+    try:
+        compilation.analysis = drop_unservable(analysis)
+    except (
+        UnsupportedModel
+    ):  # of a batch, which a strategy with meshes may divide otherwise, or mend otherwise
+        strategy = compilation.options.chosen_strategy()
+        if not isinstance(strategy, NamedStrategy) and not (
+            isinstance(strategy, Strategy) and strategy.has_meshes
+        ):
+            raise
+        compilation.analysis = replace(analysis, servable=frozenset())
 
 
 def _replicas(compilation: Compilation) -> int:

@@ -51,6 +51,27 @@ class NamedStrategy:
             return len(set(hosts))
         return next(iter(self.mesh(len(hosts)).values()))
 
+    def with_sizes(self, **sizes: int) -> str:
+        """Return its words with other sizes of axes; those of one are left out but for replicas."""
+        found = {**self.sizes, "pipeline": self.stages, "microbatches": self.microbatches or 1, **sizes}
+        names = {"data": "fsdp"} if self.shards_variables else {}
+        order = ("data", "spatial", "tensor", "pipeline", "microbatches")
+        return ",".join(
+            f"{names.get(name, name)}={found[name]}"
+            for name in order
+            if name in found and (found[name] > 1 or name == "data")
+        )
+
+    def _nearest(self, workers: int) -> str:
+        """Return words of the same axes that make a grid: each the largest that fits beside those before."""
+        rest, sizes = workers, {}
+        for name in ("pipeline", "spatial", "tensor", "data"):
+            size = self.stages if name == "pipeline" else self.sizes.get(name, 1)
+            sizes[name] = max(n for n in range(1, min(size, rest) + 1) if rest % n == 0)
+            rest //= sizes[name]
+        sizes["tensor"] *= rest
+        return self.with_sizes(**sizes)
+
     def mesh(self, workers: int) -> dict[str, int]:
         """Return the workers' mesh, of one stage. Raises BadUsage where they do not make one."""
         if self.fills_tensor and not workers % self.sizes["data"]:
@@ -58,12 +79,10 @@ class NamedStrategy:
         inner = self.stages * prod(size for name, size in self.sizes.items() if name != "data")
         data = self.sizes.get("data", workers // inner)
         if data * inner != workers or not data:
-            sizes = {**self.sizes, **({"pipeline": self.stages} if self.stages > 1 else {})}
-            known = " x ".join(f"{name}={size}" for name, size in sizes.items())
             raise BadUsage(
                 f"{self.text!r} does not make a grid of {workers} workers",
                 at="--strategy",
-                fix=f"the product of {known or 'its axes'} and of the replicas is to be {workers}",
+                fix=f"let the product of its axes be {workers}, such as --strategy {self._nearest(workers)}",
             )
         return {name: size for name in AXES if (size := {**self.sizes, "data": data}.get(name))}
 

@@ -47,10 +47,11 @@ OperatorEntry = tuple[int, OpConfig, list[gs.Node]]  # the number of an entry fo
 def configure(analysis: Analysis, strategy: Strategy) -> Configuration:
     """Return what a strategy asks of the workers' meshes. Raises BadStrategy where that cannot be."""
     if not strategy.has_meshes:
-        _check_needs_no_mesh(strategy)
+        _check_needs_no_mesh(strategy, len(analysis.workers))
         return data_parallel(analysis.replicas)
     _check_has_no_servers(strategy)
     _check_microbatches(strategy)
+    _check_stages(strategy, len(analysis.workers))
     meshes = meshes_of(strategy, analysis.workers)
     _check_samples(analysis, meshes)
     asked = list(_asked(analysis, strategy))
@@ -190,12 +191,24 @@ def _check_microbatches(strategy: Strategy) -> None:
         )
 
 
-def _check_needs_no_mesh(strategy: Strategy) -> None:
+def _check_stages(strategy: Strategy, workers: int) -> None:
+    if strategy.stages > 1 and not strategy.mesh:
+        raise BadStrategy(
+            f"{strategy.stages} stages, but no mesh that each of them is",
+            at="stages",
+            fix='name the mesh of each, such as "mesh": '
+            f'{{"data": 1, "tensor": {workers // strategy.stages}}}, or remove the stages: devices of '
+            "operators' own say where these run",
+        )
+
+
+def _check_needs_no_mesh(strategy: Strategy, workers: int) -> None:
     if strategy.variables or strategy.ops or strategy.stages > 1 or strategy.microbatches > 1:
         raise BadStrategy(
             "variables, ops or batches are to be split, but there is no mesh to split them along",
             at="mesh",
-            fix='name its axes and their parts, such as {"data": 2, "tensor": 2}',
+            fix="name its axes and their parts, such as "
+            f'{{"data": 1, "tensor": {workers // strategy.stages}}}',
         )
 
 
@@ -205,7 +218,7 @@ def _check_has_no_servers(strategy: Strategy) -> None:
             raise BadStrategy(
                 f"{name!r} on servers, which a mesh does not have",
                 at=f"parameters: {name}: method",
-                fix='write "all_reduce", or remove the mesh',
+                fix='write "all_reduce", or remove the mesh and the devices of operators\' own',
             )
 
 

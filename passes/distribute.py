@@ -24,7 +24,7 @@ from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.lowering.round_sums import round_sums
 from partc.passes.scheduling.bucket_communications import copy_where_shared
 from partc.passes.search.follow_readers import follow_readers
-from partc.runtime.errors import BadUsage
+from partc.runtime.errors import BadStrategy, BadUsage
 from partc.runtime.plan.program import Aggregation
 
 
@@ -143,6 +143,7 @@ def _divide_samples(
         if (parts := mesh.size(REPLICAS)) == 1 or not names:
             continue
         if parts not in samples:
+            _check_has_samples(analysis, parts, next((asked[n] for n in names if n in asked), "ops"))
             alone = lay_out(analysis, {}, data_parallel(parts))
             samples[parts] = {name: _wish_for_samples(own) for name, own in alone.decisions.items()}
         for name in names:
@@ -150,6 +151,17 @@ def _divide_samples(
             if name in all_of or wish.split is not None:
                 wishes.setdefault(name, {}).setdefault(REPLICAS, replace(wish, at=asked.get(name, "")))
     return replace(configuration, wishes=wishes)
+
+
+def _check_has_samples(analysis: Analysis, parts: int, at: str) -> None:
+    fed = [entry for entry in analysis.training.data_inputs.values() if entry.sample_axis is not None]
+    samples = min((analysis.facts.shape(e.name)[e.sample_axis or 0] for e in fed), default=parts)
+    if samples < parts:
+        raise BadStrategy(
+            f"samples are to be divided among {parts} devices, and the batch has {samples}",
+            at=at,
+            fix=f"let {samples} devices divide them at most, or use a batch of {parts} or more",
+        )
 
 
 def _wish_for_samples(decision: Decision) -> Wish:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from partc.cost.named_strategy import NamedStrategy
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, AxisSplit, Batch, OpConfig, Strategy
 from partc.passes.analysis import Analysis
+from partc.passes.layouts.configuration import Wish
 from partc.passes.layouts.layouts import REPLICAS, Layout
 from partc.passes.layouts.meshes import Mesh
 from partc.passes.search.cut_layers import cut_layers
@@ -94,7 +95,8 @@ def _layerwise(
         raise BadUsage(
             f"hosts of {', '.join(map(str, counts))} devices, where each host is to be a replica",
             at=f"--strategy {named.text}",
-            fix="use a cluster whose hosts have equally many devices, or --strategy pipeline=K",
+            fix="use a cluster whose hosts have equally many devices, or "
+            f"--strategy data=1,pipeline={len(analysis.workers)}",
         )
     meshes = list(zip(*at_host.values(), strict=True))
     layers = cut_layers(analysis, len(meshes), seconds)
@@ -125,11 +127,15 @@ def microbatch_counts(analysis: Analysis, shares: int) -> tuple[int, ...]:
 
 def _split_height(analysis: Analysis, named: NamedStrategy, parts: int) -> tuple[OpConfig, ...]:
     wishes = split_space(analysis, parts)
-    if not any(wish.split for wish in wishes.values()):
+    if not _has_split(wishes):
+        fewer = next(
+            (n for n in range(parts - 1, 1, -1) if parts % n == 0 and _has_split(split_space(analysis, n))), 1
+        )
+        others = named.sizes.get("tensor", 1) * (parts // fewer)
         raise BadUsage(
             f"no windows of a convolution or pooling make as many rows as there are workers, {parts}",
             at=f"--strategy {named.text}",
-            fix="use fewer parts, or another strategy: `partc inspect --groups` lists what each op may split",
+            fix=f"use --strategy {named.with_sizes(spatial=fewer, tensor=others)}",
         )
     entries: list[OpConfig] = []
     for node, wish in wishes.items():
@@ -140,14 +146,22 @@ def _split_height(analysis: Analysis, named: NamedStrategy, parts: int) -> tuple
     return tuple(entries)
 
 
+def _has_split(wishes: Mapping[str, Wish]) -> bool:
+    return any(wish.split for wish in wishes.values())
+
+
 def _one_weird_trick(analysis: Analysis, named: NamedStrategy, workers: int, batch: Batch) -> Strategy:
     sizes = named.mesh(workers)
     at = f"--strategy {named.text}"
-    if batch != "global":
+    fed = [entry for entry in analysis.training.data_inputs.values() if entry.sample_axis is not None]
+    samples = min(
+        (analysis.facts.shape(entry.name)[entry.sample_axis or 0] for entry in fed), default=workers
+    )
+    if batch != "global" or samples < workers:
         raise BadUsage(
             "dense layers take the samples of all workers together: replicas have no batches of their own",
-            at=f"{at} with a {batch} batch",
-            fix="add --batch global",
+            at=f"{at} with a {batch} batch of {samples}",
+            fix=f"leave --batch out, with {workers} samples or more, or use --strategy tensor={workers}",
         )
     split = split_dense(analysis, Mesh("worker", tuple(sizes.items())))
     if not split.variables and workers > 1:

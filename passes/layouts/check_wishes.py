@@ -1,13 +1,14 @@
 """Hold the layouts of a step to what a strategy's file says of operators: what cannot be held is refused.
 
 A wish gives way where a constant is made, where replicas have tensors of their own, and where other axes of
-its mesh leave a dimension no parts.
+its mesh leave a dimension no parts; micro-batches, where wishes leave their samples none.
 """
 
 import onnx_graphsurgeon as gs
 
 from partc.passes.layouts.configuration import Wish
 from partc.passes.layouts.decide_layouts import AxisDecision, whole_axis
+from partc.passes.layouts.decide_node import decide_alone
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import Overlapping, PerReplica, Split, Widened
 from partc.runtime.errors import BadStrategy
@@ -22,6 +23,23 @@ def check_wishes(graph: LaidOutGraph) -> None:
             along = axes[axis] if axis < len(axes) else whole_axis(node)
             if wish.at and not _is_held(wish, along):
                 _refuse(graph, node, wish, axis, along)
+        if at := next((wish.at for wish in wishes.get(node.name, {}).values() if wish.at), ""):
+            _check_microbatches(graph, node, at)
+
+
+def _check_microbatches(graph: LaidOutGraph, node: gs.Node, at: str) -> None:
+    """Refuse a node that what it splits keeps from running one micro-batch at a time."""
+    axis, axes = graph.meshes.microbatch_axis, graph.decisions[node.name].axes
+    if axis is None or (axis < len(axes) and not axes[axis].is_whole):
+        return
+    is_constant = all(graph.facts.fixed_value(tensor.name) is not None for tensor in node.outputs)
+    if not is_constant and not decide_alone(graph, node, axis).is_whole:
+        raise BadStrategy(
+            f"{node.op} {node.name!r} has too few entries for {graph.meshes.microbatches} micro-batches of "
+            "what it is to split so",
+            at=at,
+            fix="write fewer parts, another dimension, or fewer micro-batches",
+        )
 
 
 def _is_held(wish: Wish, along: AxisDecision) -> bool:

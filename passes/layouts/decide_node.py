@@ -133,9 +133,20 @@ class _Along(NamedTuple):
     table: AxisDecision | None
 
 
+def decide_alone(graph: LaidOutGraph, node: gs.Node, axis: int) -> AxisDecision:
+    """Return how a node runs along one axis of its mesh where the others leave it entries enough."""
+    known = node_facts(node, graph.facts, graph.zeros)
+    described = _describe(graph, node, known, [graph.layout(tensor.name) for tensor in node.inputs])
+    return _decide_along(known, _along(described, dict(described.wishes), axis))
+
+
 def _decide_on_workers(
     graph: LaidOutGraph, node: gs.Node, known: NodeFacts, layouts: Sequence[Layout]
 ) -> Decision:
+    return _decide(known, _describe(graph, node, known, layouts))
+
+
+def _describe(graph: LaidOutGraph, node: gs.Node, known: NodeFacts, layouts: Sequence[Layout]) -> _Node:
     site = graph.configuration.site_of(node.name)
     homes, stored = graph.homes, graph.stored
     operands = tuple(
@@ -149,18 +160,15 @@ def _decide_on_workers(
             for tensor, layout in zip(node.inputs, layouts, strict=True)
         ]
     )
-    return _decide(
-        known,
-        _Node(
-            site,
-            graph.meshes.of(site).axes,
-            graph.configuration.is_one_mesh,
-            node.name in graph.main,
-            operands,
-            homes.get(node.outputs[0].name, ()),
-            tuple(graph.configuration.wishes.get(node.name, NO_WISHES).items()),
-            _tables(graph, node, known, layouts),
-        ),
+    return _Node(
+        site,
+        graph.meshes.of(site).axes,
+        graph.configuration.is_one_mesh,
+        node.name in graph.main,
+        operands,
+        homes.get(node.outputs[0].name, ()),
+        tuple(graph.configuration.wishes.get(node.name, NO_WISHES).items()),
+        _tables(graph, node, known, layouts),
     )
 
 

@@ -19,7 +19,7 @@ from partc.passes.layouts.decide_layouts import run_whole
 from partc.passes.layouts.decide_node import decide_node
 from partc.passes.layouts.decide_on_servers import run_on_workers
 from partc.passes.layouts.laid_out_graph import WHOLE_ON_WORKERS, LaidOutGraph
-from partc.passes.layouts.layouts import Layout, Owned, PerReplica, Replicate, Split
+from partc.passes.layouts.layouts import REPLICAS, Layout, Owned, PerReplica, Replicate, Split
 from partc.passes.rules.sharding_rules import is_sum_rows
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.plan.variables import DrawnInput
@@ -86,13 +86,39 @@ def _check_divides(graph: LaidOutGraph, name: str, split: Split, is_own: bool) -
         raise UnsupportedModel(
             f"a batch of {size} does not divide among {replicas} replicas",
             at=f"input {name!r}, axis {split.axis}",
-            fix=f"use a batch that is {others}, or --batch per-replica",
+            fix=f"use a batch that is {others}, or {_of_fewer(graph, name, size)}",
         )
     raise UnsupportedModel(
         f"a replica's batch of {size // replicas} does not divide into {parts} micro-batches",
         at=f"input {name!r}, axis {split.axis}",
-        fix=f"use a batch that is {others}, or fewer micro-batches",
+        fix=f"use a batch that is {others}, or {_fewer_microbatches(graph, name, size // replicas)}",
     )
+
+
+def _of_fewer(graph: LaidOutGraph, name: str, samples: int) -> str:
+    """Return what lets a batch be shared by fewer: each replica a batch of its own, where that can be."""
+    configuration = graph.configuration
+    is_divided_otherwise = any(
+        wish.at and wish.split is not None and node not in configuration.samples
+        for node, wishes in configuration.wishes.items()
+        for axis, wish in wishes.items()
+        if axis == REPLICAS
+    )
+    if is_divided_otherwise or len({mesh.size(REPLICAS) for mesh in graph.meshes.each}) > 1:
+        return f"let it be divided among {samples} at most"
+    own = "--batch per-replica"
+    most = _fewer_microbatches(graph, name, samples)
+    return (
+        own
+        if graph.meshes.microbatches <= 1 or samples % graph.meshes.microbatches == 0
+        else f"{own} with {most}"
+    )
+
+
+def _fewer_microbatches(graph: LaidOutGraph, name: str, samples: int) -> str:
+    fewer = range(1, min(samples, graph.meshes.microbatches) + 1)
+    most = max(n for n in fewer if samples % n == 0 or graph.has_fixed_pieces(name))
+    return f"microbatches={most}" if most > 1 else "no micro-batches"
 
 
 def _sparse_readers(graph: LaidOutGraph) -> dict[str, str]:

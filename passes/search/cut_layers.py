@@ -32,7 +32,7 @@ def cut_layers(analysis: Analysis, devices: int, seconds: NodeSeconds) -> dict[s
         raise BadUsage(
             f"{layers} layers for {devices} devices of a host",
             at="--strategy layerwise",
-            fix="use a cluster of fewer devices a host, or another strategy",
+            fix=f"use a cluster of fewer devices a host, or --strategy tensor={len(analysis.workers)}",
         )
     durations = [0.0 for _ in range(layers)]
     made: dict[str, int] = {}

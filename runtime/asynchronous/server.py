@@ -48,9 +48,9 @@ from partc.runtime.asynchronous.session_transport import SessionTransport
 from partc.runtime.data.initial import FirstValues
 from partc.runtime.execution.device import Sessions, device_of
 from partc.runtime.execution.environment import Environment
-from partc.runtime.execution.executor import Executor
+from partc.runtime.execution.executor import Executor, NoteProgram, nowhere
 from partc.runtime.plan.members import shard_values
-from partc.runtime.plan.program import Plan, Rank, Start
+from partc.runtime.plan.program import Plan, Rank, Start, instructions_of
 from partc.runtime.plan.variables import Box
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -97,6 +97,7 @@ class Surroundings:
 
     `save`: copy what the server owns, now; it is told how many steps of each worker are in it.
     `after_step`: told a step (from 1) of any session when its push is applied. `saves`: of the chief.
+    `note`: takes note of where it is in a program.
     """
 
     feeds: Feeds
@@ -104,6 +105,7 @@ class Surroundings:
     save: Callable[[tuple[int, ...]], None] = lambda steps: None
     after_step: Callable[[int], None] = lambda step: None
     saves: SavePolicy = field(default_factory=SavePolicy)
+    note: NoteProgram = lambda program: nowhere
 
 
 class Server:
@@ -224,7 +226,8 @@ class Server:
         transport.step = step
         environment = Environment(plan, self.rank, device_of(self.rank), self._values)
         environment.feed(shard_values(plan_of_data(plan), self.rank))
-        executor = Executor(plan, self.rank, environment, self._loaded, transport)
+        enter = self._around.note(instructions_of(plan, self.rank))
+        executor = Executor(plan, self.rank, environment, self._loaded, transport, enter=enter)
         begun = {other.number: other.begun + 1 for other in self._sessions.values()}
         at = commit_point(executor.program, self.rank)
         self._sessions[session] = _Session(session, transport, executor, at, step, step, step, step, begun)

@@ -22,6 +22,7 @@ from partc.runtime.execution.device import Sessions
 from partc.runtime.jobs.job import write_record
 from partc.runtime.supervision.messages import Position
 from partc.runtime.supervision.stop_signals import STOPPING
+from partc.runtime.supervision.track import Track
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -35,7 +36,7 @@ class ServerProcess(SessionProcess):
             signal.signal(number, signal.SIG_IGN)
         self._rank = next(server for server in servers_of(self.plan) if server.rank == rank)
         self._sources: dict[int, Source] = {}
-        self._is_waiting = True
+        self._track = Track()
         self._first_values = self.first_values()
         asked = self.job.checkpoints
         self._saving = (
@@ -44,7 +45,7 @@ class ServerProcess(SessionProcess):
             else ServerSaving(asked, self.plan, rank, self.job, folder, self._tell_written)
         )
         saves = SavePolicy() if self._saving is None else SavePolicy(self._saving.is_due, self._complete)
-        around = Surroundings(self._feeds, self.mesh.post, self._save, self._keep, saves)
+        around = Surroundings(self._feeds, self.mesh.post, self._save, self._keep, saves, self._track.through)
         self._server = Server(
             self.plan,
             self._rank,
@@ -61,15 +62,15 @@ class ServerProcess(SessionProcess):
 
     def position(self) -> Position:
         """Return how far this server is, in steps of all workers: asked by another thread."""
-        is_waiting = self._is_waiting
-        return Position(self._server.staleness.pushes, "waiting" if is_waiting else "serving", is_waiting)
+        return self._track.position(device="")
 
     def run(self) -> None:
         """Serve until no worker is left, then write what this server owns."""
+        waiting, serving = self._track.place("waiting", awaits=True), self._track.place("serving")
         while not self._server.is_finished:
-            self._is_waiting = True
+            self._track.begin(self._server.staleness.pushes, waiting)
             for message, frames in self.mesh.receive(POLL_S):
-                self._is_waiting = False
+                self._track.begin(self._server.staleness.pushes, serving)
                 self._server.receive(message, frames)
                 self._server.advance()
             if self._saving is not None:

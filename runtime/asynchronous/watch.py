@@ -133,6 +133,8 @@ class SessionsWatch:
     def _look(self) -> None:
         self._forward()
         self._supervisor.watch(_LOOK_S)
+        for text in self._supervisor.roster.silences():
+            self._tell(text)
         if self._training:
             self._stop.look()
         roster = self._supervisor.roster

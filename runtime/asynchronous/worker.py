@@ -34,9 +34,9 @@ from partc.runtime.asynchronous.session_transport import SessionTransport
 from partc.runtime.data.initial import FirstValues
 from partc.runtime.execution.device import Sessions, device_of
 from partc.runtime.execution.environment import Environment
-from partc.runtime.execution.executor import Executor, loss_of
+from partc.runtime.execution.executor import Executor, NoteProgram, loss_of, nowhere
 from partc.runtime.plan.members import shard_values
-from partc.runtime.plan.program import Plan, Rank
+from partc.runtime.plan.program import Plan, Rank, instructions_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -55,6 +55,7 @@ class Worker:
         initial: FirstValues,
         staleness: int | None,
         post: Post,
+        note: NoteProgram = lambda program: nowhere,
     ) -> None:
         worker = worker_of(session, len(plan.asynchronous))
         self.number = worker
@@ -78,7 +79,10 @@ class Worker:
             environment = Environment(plan, rank_here, device_of(rank_here), initial)
             environment.feed(shard_values(plan_of_data(plan), rank_of_data(rank_here, worker)))
             self._transports[rank.rank] = transport
-            self._executors[rank.rank] = Executor(plan, rank_here, environment, loaded, transport)
+            enter = note(instructions_of(plan, rank_here))
+            self._executors[rank.rank] = Executor(
+                plan, rank_here, environment, loaded, transport, enter=enter
+            )
 
     def receive(self, message: SessionMessage, frames: Sequence[memoryview] = ()) -> None:
         """Take in a message."""

@@ -33,6 +33,7 @@ from partc.runtime.jobs.step_outputs import OutputLog
 from partc.runtime.plan.program import Rank
 from partc.runtime.supervision.messages import Position
 from partc.runtime.supervision.stop_signals import STOPPING
+from partc.runtime.supervision.track import Track
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -44,14 +45,16 @@ class WorkerProcess(SessionProcess):
         super().__init__(folder, session_name(session, len(read_session_job(folder).steps)))
         loaded, first_values = Sessions(self.plan_folder), self.first_values()
         staleness, post = self.sessions.staleness, self.mesh.post
-        self._worker = Worker(self.plan, session, loaded, first_values, staleness, post)
+        self._track = Track()
+        note = self._track.through
+        self._worker = Worker(self.plan, session, loaded, first_values, staleness, post, note)
         self._last = self.job.first_step + self.job.steps
         self._sources = {
             rank.rank: Prefetched(self.open_source(), self.batch_of(self._last))
             for rank in own_ranks(self.plan)
             if inputs_of(self.plan, rank)
         }
-        self._awaited = "loading"
+        self._awaited = ""
         self._waited_s = 0.0
         self._is_asked_to_stop = False
         self.step = 0
@@ -62,9 +65,7 @@ class WorkerProcess(SessionProcess):
 
     def position(self) -> Position:
         """Return where this worker is: asked by another thread."""
-        awaited = self._awaited
-        device = self.plan.asynchronous[self._worker.number].device
-        return Position(self.step, awaited or "computing", bool(awaited), device)
+        return self._track.position(self.plan.asynchronous[self._worker.number].device)
 
     def run(self) -> None:
         """Train all steps, or until asked to stop; see that the servers have applied them, and report."""
@@ -72,6 +73,8 @@ class WorkerProcess(SessionProcess):
             signal.signal(number, self._hear)
         self._listen_through(self._worker.join())
         trained = self.step = self._worker.trained
+        between = self._track.place("between steps")
+        self._track.begin(trained, between)
         reporter = Reporter(self.job, trained)
         reporter.begin()
         waits = WaitReporter(self.job, self.name)
@@ -80,6 +83,7 @@ class WorkerProcess(SessionProcess):
             metrics = self._open_metrics(at_the_end)
             while self.step < self._last and self._may_begin():
                 self._train_step(log)
+                self._track.enter(between)
                 loss = self._worker.loss()
                 reporter.report(self.step - trained, loss, self._data_s)
                 waits.report(self._waited_s)
@@ -113,6 +117,7 @@ class WorkerProcess(SessionProcess):
 
     def _train_step(self, log: OutputLog) -> None:
         self.step += 1
+        self._track.begin(self.step, self._track.place("reading data"))
         feeds = self._feeds()
         self._listen_through(self._worker.step(self.step, feeds))
         log.append(
@@ -158,6 +163,7 @@ class WorkerProcess(SessionProcess):
         for waiting in waits:
             if waiting != self._awaited:
                 self._awaited, since_s = waiting, time.monotonic()
+                self._track.enter(self._track.place(waiting, awaits=True))
             begun_s = time.monotonic()
             for message, frames in self.mesh.receive(POLL_S):
                 self._worker.receive(message, frames)

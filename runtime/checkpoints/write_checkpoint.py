@@ -12,7 +12,8 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -200,17 +201,24 @@ class CheckpointWriter:
 def _write_durably(path: Path, content: bytes) -> None:
     """Write a file, whole or not at all, with all that was written in its folder before."""
     part = path.with_name(path.name + ".part")
-    with part.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    part.replace(path)
-    _sync_folder(path.parent)
+    with _opened(path.parent) as folder:  # kept open: whoever sees the file may rename its folder at once
+        with part.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.replace(path)
+        os.fsync(folder)
 
 
 def _sync_folder(folder: Path) -> None:
+    with _opened(folder) as descriptor:
+        os.fsync(descriptor)
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)

@@ -6,7 +6,7 @@ wait. So one process can drive all ranks in lockstep, and a daemon can sleep bet
 It tells the loss as one rank sees it, and what the loss is made of: which rank spoilt one that all share.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,8 +63,15 @@ def _reduced_scalars(plan: Plan) -> set[str]:
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
+# Is told the number of an instruction that begins; behind the last one, that the step ends.
+Enter = Callable[[int], None]
+NoteProgram = Callable[[Sequence[Instruction]], Enter]  # makes one for a program
 # Is handed the program at every step and passes it on, and so sees when each instruction begins and ends.
 Observe = Callable[[Iterable[Instruction]], Iterator[Instruction]]
+
+
+def nowhere(index: int) -> None:
+    """Take no note: nobody asks where this rank is."""
 
 
 class Executor:
@@ -78,10 +85,12 @@ class Executor:
         sessions: Sessions,
         transport: Transport,
         observe: Observe = iter,
+        enter: Enter = nowhere,
     ) -> None:
         self._rank = rank
         self._members = {group: members_of(plan, group, rank) for group in rank.groups}
         self._observe = observe
+        self._enter = enter
         self.environment = environment
         self._transport = transport
         self._program = instructions_of(plan, rank)
@@ -96,8 +105,6 @@ class Executor:
         }
         self._terms = loss_terms(plan)
         self.loss_terms: dict[str, Array] = {}  # of the last step, as this rank computed them
-        self.current: Instruction | None = None  # for messages; None between steps
-        self.awaited: Start | None = None  # what this rank can do nothing without
 
     @property
     def program(self) -> tuple[Instruction, ...]:
@@ -122,7 +129,7 @@ class Executor:
 
     def _execute(self, numbered: Iterable[tuple[int, Instruction]]) -> Iterator[Start]:
         for index, instruction in numbered:
-            self.current = instruction
+            self._enter(index)
             match instruction:
                 case Run():
                     with self._transport.beside():
@@ -140,9 +147,10 @@ class Executor:
             self.environment.drop(self._last_read_by[index])
 
     def _end_step(self) -> Iterator[Start]:
+        if self._under_way:
+            self._enter(len(self._program))
         for tag_id in tuple(self._under_way):
             yield from self._wait(tag_id)
-        self.current = None
 
     def _keep_loss_terms(self, run: Run) -> None:
         # A reduction in place overwrites them.
@@ -153,9 +161,7 @@ class Executor:
     def _wait(self, tag_id: int) -> Iterator[Start]:
         part, handle = self._under_way[tag_id]
         while not handle.done():
-            self.awaited = part.start
             yield part.start
-        self.awaited = None
         del self._under_way[tag_id]
         if part.lands:
             for name, array in _unplaced(part, handle):

@@ -53,9 +53,10 @@ from partc.runtime.jobs.step_outputs import OutputLog
 from partc.runtime.log import configure_log
 from partc.runtime.plan.members import leaders_of
 from partc.runtime.plan.plan_folder import PlanFolder, open_plan_folder
-from partc.runtime.plan.program import Output, Plan, Rank, Run, Start
+from partc.runtime.plan.program import Output, Plan, Rank, instructions_of
 from partc.runtime.supervision.messages import Position
 from partc.runtime.supervision.pulse import Pulse, failure_of
+from partc.runtime.supervision.track import Track
 from partc.runtime.transports.mpi import MPITransport
 from partc.runtime.transports.patience import Patience, spin_s_for
 
@@ -103,6 +104,8 @@ class Daemon:
         source = self._open_source()
         self._source = Prefetched(source, self._job.first_batch - self._job.data_from + self._job.steps - 1)
         self._transport = MPITransport(self._plan, world)
+        self._track = Track()
+        self._between = self._track.place("between steps")
         traced = self._job.traced_steps
         traffic, first_step = self._transport.traffic, self._job.first_step
         self._recorder = Recorder(traced, traffic, first_step, self._waited_s) if traced else None
@@ -135,7 +138,9 @@ class Daemon:
                     break
         steps_per_s = self._reporter.steps_per_s(self.step)
         if self._saving is not None:
+            self._track.enter(self._track.place("saving a checkpoint"))
             self._saving.finish()
+        self._track.enter(self._track.place("writing what it has trained"))
         if self.step not in self._job.read_after:
             self._variables.write(variables_file(self._folder, self.step))
         if self._recorder is not None:
@@ -150,25 +155,19 @@ class Daemon:
 
     def position(self) -> Position:
         """Return where this rank is: asked by another thread."""
-        current, awaited = self._executor.current, self._executor.awaited
-        match awaited or current:
-            case Run(segment=segment):
-                at = segment
-            case Start() as start:
-                at = f"communication {start.label or start.kind} ({start.tag_id})"
-            case _:
-                at = "reading data" if current is None else "moving values"
-        return Position(self.step, at, awaited is not None, self._rank.device)
+        return self._track.position(self._rank.device)
 
     def _open_source(self) -> Shares:
         first = self._job.first_batch - self._job.data_from
         return open_source(self._job.data, self._plan, self._job.seed, self._job.is_shuffled, first)
 
     def _train_step(self) -> None:
+        self._track.begin(self.step, self._track.place("reading data"))
         self._feeds = self._source.share(self._rank, self._batch)
         step = self.step - 1 + self._job.first_step
         drawn = draw_share(self._plan, self._rank, self._feeds, step, self._job.seed)
         self._patience.through(self._executor.step({**self._feeds, **drawn}), self._rank.rank)
+        self._track.enter(self._between)
         if self._job.stop_when_diverged:
             self._check_loss()
             self._watch.check(self.step, is_last=self.step == self._job.steps)
@@ -189,7 +188,9 @@ class Daemon:
         step = self._job.first_step + self.step
         is_last = agreed.stops or self.step == self._job.steps
         if saving is not None and (agreed.saves or agreed.stops or saving.is_due_after(step, is_last)):
+            self._track.enter(self._track.place("saving a checkpoint"))
             saving.begin(self._training_position())
+            self._track.enter(self._between)
         return agreed.stops
 
     def _training_position(self) -> TrainingPosition:
@@ -250,7 +251,10 @@ class Daemon:
     def _make_executor(self, folder: PlanFolder) -> Executor:
         environment = Environment(self._plan, self._rank, device_of(self._rank), self._first_values(folder))
         observe = self._recorder.watch if self._recorder is not None else iter
-        return Executor(self._plan, self._rank, environment, Sessions(folder), self._transport, observe)
+        enter = self._track.through(instructions_of(self._plan, self._rank))
+        return Executor(
+            self._plan, self._rank, environment, Sessions(folder), self._transport, observe, enter
+        )
 
     def _first_values(self, folder: PlanFolder) -> FirstValues:
         if self._job.resumed_from:

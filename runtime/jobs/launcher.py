@@ -18,9 +18,10 @@ from partc.runtime.engines.place import Place
 from partc.runtime.engines.rank_command import DAEMON
 from partc.runtime.engines.start_ranks import RankStart, prepare_ranks
 from partc.runtime.errors import PartcError, RankFailed, Stopped
-from partc.runtime.jobs.job import Told
+from partc.runtime.jobs.job import Notice, Told
 from partc.runtime.log import log as records
 from partc.runtime.log import printable
+from partc.runtime.supervision.janitor import lost_keepers
 from partc.runtime.supervision.messages import Ended
 from partc.runtime.supervision.roster import Trouble, how
 from partc.runtime.supervision.started_keepers import StartedKeepers
@@ -76,7 +77,7 @@ def launch(
         if place is not None:
             place.has_begun = True
         try:
-            watch = _Watch(process, supervisor, signals, written, on_progress, start)
+            watch = _Watch(process, job_folder, supervisor, signals, written, on_progress, start)
             return watch.to_the_end()
         finally:
             supervisor.end(only=[FIRST] if start.is_joined else None)
@@ -89,6 +90,7 @@ class _Watch:
     def __init__(
         self,
         process: "subprocess.Popen[bytes]",
+        folder: Path,
         supervisor: Supervisor,
         signals: StopSignals,
         log: "Log",
@@ -97,6 +99,7 @@ class _Watch:
     ) -> None:
         self._process = process
         self._is_joined = start.is_joined
+        self._folder = folder
         self._keepers = StartedKeepers(process.pid) if start.is_here else None
         self._supervisor = supervisor
         self._stop = StopRequest(supervisor, signals)
@@ -126,22 +129,49 @@ class _Watch:
     def _look(self) -> None:
         self._forward()
         self._supervisor.watch(_LOOK_S)
+        for text in self._supervisor.roster.silences():
+            self._log.write("launcher", text)
+            if self._on_progress is not None:
+                self._on_progress(Notice(text))
         self._look_for_unheard()
         self._stop.look()
         if self._supervisor.roster.troubles() or self._is_cut_short():
             self._verdict()
 
     def _look_for_unheard(self) -> None:
-        """See whether keepers that were started have ended before they could be heard."""
+        """See whether keepers that were started have ended, or were stopped, before they could be heard."""
         roster = self._supervisor.roster
-        if self._keepers is not None and (unheard := roster.unheard()):
-            roster.lose_unheard(self._keepers.ended(unheard))
+        if unheard := roster.unheard():
+            ended = self._keepers.ended(unheard) if self._keepers is not None else lost_keepers(self._folder)
+            roster.lose_unheard(name for name in ended if name in unheard)
+            roster.stop_unheard(self._keepers.stopped(unheard) if self._keepers is not None else ())
+
+    def _look_for_first_lost(self) -> None:
+        """See whose keeper was lost first, where MPI ended the others for it and nothing else explains that.
+
+        On other machines janitors see that, and nobody else.
+        """
+        roster = self._supervisor.roster
+        if self._keepers is not None or not all(map(_follows_from_mpi, roster.troubles())):
+            return
+        lost = [name for name in lost_keepers(self._folder) if roster.knows(name)]
+        if first := self._missing() or next(iter(lost), ""):
+            roster.lose_first(first)
+
+    def _missing(self) -> str:
+        """Return who alone was neither heard nor seen by a janitor though MPI has ended; else nobody, ""."""
+        if self._keepers is not None or (self._process.poll() or 0) <= 0:
+            return ""
+        roster, lost = self._supervisor.roster, lost_keepers(self._folder)
+        unseen = [name for name in roster.unheard() if name not in lost]
+        return unseen[0] if len(unseen) == 1 and (lost or roster.beats()) else ""
 
     def _await_trouble(self) -> None:
         """Wait for word of why MPI has ended: it ends with any rank's keeper, and takes the others along."""
         roster, until_s = self._supervisor.roster, time.monotonic() + _MISSED_S
-        while roster.beats() and not roster.troubles() and time.monotonic() < until_s:
+        while roster.beats() and not (roster.troubles() or self._missing()) and time.monotonic() < until_s:
             self._supervisor.watch(_LOOK_S)
+            self._look_for_unheard()
 
     def _verdict(self) -> None:
         """Hear everybody who has something to say, then raise the error of who is to blame, if anybody is."""
@@ -150,6 +180,7 @@ class _Watch:
             self._supervisor.watch(min(left_s, _LOOK_S))
         if self._is_cut_short():
             raise self._stop.error()
+        self._look_for_first_lost()
         troubles = self._supervisor.roster.troubles()
         if troubles and not (_follows_from_mpi(troubles[0]) and self._is_mpi_killed()):
             self._supervisor.order("end")

@@ -1,5 +1,8 @@
 """Removes MPI's shared memory when a keeper is killed together with its rank: no one else on its host might.
 
+It notes that in the job's folder, too. When the notes were made tells who was killed first, and a keeper that
+nobody had heard yet is missed by nobody else.
+
 MPI's proxy kills all that it has started when it loses its mpiexec: this process is in a session of its own.
 It loads nothing, holds nothing but a pipe from its keeper, and ends when that does.
 """
@@ -9,10 +12,13 @@ import signal
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 
 from partc.runtime.supervision.process_state import name_process, remove_segments
 
 JANITOR = "partc-janitor"  # what the system calls it
+_LOST = "lost-keeper."  # and the member's name: a file
+_DISMISSED = "-"  # in place of a segment's name: the keeper ends by itself
 
 
 class Janitor:
@@ -34,13 +40,24 @@ class Janitor:
     def dismiss(self) -> None:
         """Let it tidy up, and wait until it has."""
         if self.pipe is not None:
+            with suppress(OSError):
+                os.write(self.pipe, f"{_DISMISSED}\n".encode())
             os.close(self.pipe)
             os.waitpid(self._process, 0)
             self.pipe = None
 
 
-def begin_janitor() -> Janitor:
-    """Start one, as long as little is loaded."""
+def lost_keepers(folder: Path) -> list[str]:
+    """Return whose keepers were killed, as janitors noted it in the job's folder; who was so first, first."""
+    found: list[tuple[int, str]] = []
+    for note in folder.glob(f"{_LOST}*"):
+        with suppress(OSError):
+            found.append((note.stat().st_mtime_ns, note.name.removeprefix(_LOST)))
+    return [name for _, name in sorted(found)]
+
+
+def begin_janitor(folder: Path, name: str) -> Janitor:
+    """Start one, as long as little is loaded. `folder`: the job's; `name`: the member's."""
     if sys.platform != "linux":
         return Janitor(None, 0)
     heard, told = os.pipe()
@@ -48,13 +65,13 @@ def begin_janitor() -> Janitor:
     if process == 0:
         os.close(told)
         with suppress(BaseException):
-            _wait_and_tidy(heard)
+            _wait_and_tidy(heard, folder / f"{_LOST}{name}")
         os._exit(0)
     os.close(heard)
     return Janitor(told, process)
 
 
-def _wait_and_tidy(heard: int) -> None:
+def _wait_and_tidy(heard: int, note: Path) -> None:
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -66,4 +83,8 @@ def _wait_and_tidy(heard: int) -> None:
     names = b""
     while piece := os.read(heard, 1 << 16):
         names += piece
-    remove_segments(names.decode(errors="replace").split())
+    told = names.decode(errors="replace").split()
+    if _DISMISSED not in told:
+        with suppress(OSError):  # a job that is over has no folder
+            note.touch()
+    remove_segments(told)

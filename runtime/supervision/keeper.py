@@ -22,6 +22,7 @@ from pathlib import Path
 from partc.runtime.engines.rank_command import ENVIRONMENT_FILE, KEEPER, UNTOLD
 from partc.runtime.supervision.janitor import begin_janitor
 from partc.runtime.supervision.process_state import PULSE, end_with_parent
+from partc.runtime.supervision.track_memory import share_memory
 
 _ENTERED = "PARTC_ENTERED"  # environment variable: the file whose environment this process has
 # Environment variables in which MPI and batch systems tell a process its number.
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder, member, module, *arguments = words = sys.argv[1:] if argv is None else list(argv)
     name = rank_name() if member == "rank" else member
     _enter_environment(Path(folder) / ENVIRONMENT_FILE, name, words)
-    told, printed, janitor = os.pipe(), os.pipe(), begin_janitor()
+    told, printed, janitor, track = os.pipe(), os.pipe(), begin_janitor(Path(folder), name), share_memory()
     keeper = os.getpid()
     child = os.fork()
     if child == 0:
@@ -48,12 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _be_member(module, arguments, told[1])
     os.close(told[1])
     os.close(printed[1])
-    from partc.runtime.supervision.keeping import await_folder, keep  # while the member loads, too
+    from partc.runtime.supervision.keeping import Kept, await_folder, keep  # while the member loads, too
 
     job_folder = await_folder(told[0]) if folder == UNTOLD else Path(folder)
     if job_folder is None:
         return _without_job(child, printed[0])
-    return keep(job_folder, name, child, told[0], printed[0], janitor, stays=folder == UNTOLD)
+    kept = Kept(child, told[0], printed[0], track)
+    return keep(job_folder, name, kept, janitor, stays=folder == UNTOLD)
 
 
 def rank_name() -> str:

@@ -3,12 +3,14 @@
 It ends its member, too, when the supervisor is gone or what started the keeper is: nobody then waits for it.
 """
 
+import mmap
 import os
 import resource
 import signal
 import socket
 import sys
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -34,6 +36,7 @@ from partc.runtime.supervision.messages import (
     StopRequested,
 )
 from partc.runtime.supervision.process_state import process_state, remove_segments, shared_segments
+from partc.runtime.supervision.track_memory import read_note
 from partc.runtime.transports.locked_sockets import is_refused, lock, read_key
 
 MEETING_FILE = "supervisor.json"
@@ -56,17 +59,27 @@ def await_folder(told: int) -> Path | None:
     return Path(os.fsdecode(line[:-1])) if line.startswith(b"/") else None
 
 
-def keep(
-    folder: Path, name: str, child: int, told: int, printed: int, janitor: Janitor, stays: bool = False
-) -> int:
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A member's process, and what it shares with its keeper.
+
+    `told`, `printed`: pipes on which it says that it lives, and to which it prints. `track`: where it is.
+    """
+
+    child: int
+    told: int
+    printed: int
+    track: mmap.mmap
+
+
+def keep(folder: Path, name: str, kept: Kept, janitor: Janitor, stays: bool = False) -> int:
     """Keep a member until its end; return the exit code that tells it.
 
-    `told`, `printed`: pipes on which it says where it is, and to which it prints. `janitor`: tidies up when
-    this process is killed. `stays`: what started it started the launcher, too, and ends that when this one
-    goes, before that has said what it has to say.
+    `janitor`: tidies up when this process is killed. `stays`: what started it started the launcher, too, and
+    ends that when this one goes, before that has said what it has to say.
     """
     meeting = msgspec.json.decode((folder / MEETING_FILE).read_bytes(), type=Meeting)
-    member, line = _Member(child, told, printed, janitor), _Line(folder, name, meeting)
+    member, line = _Member(kept, janitor), _Line(folder, name, meeting)
     try:
         return _Keeper(member, line, meeting.beat_s, stays).watch()
     finally:
@@ -156,13 +169,14 @@ class _Keeper:
 class _Member:
     """A child process, and the pipes on which it tells where it is, and prints."""
 
-    def __init__(self, child: int, told: int, printed: int, janitor: Janitor) -> None:
-        self.told: int | None = told
-        self.printed: int | None = printed
+    def __init__(self, kept: Kept, janitor: Janitor) -> None:
+        self.told: int | None = kept.told
+        self.printed: int | None = kept.printed
         self.segments: set[str] = set()
         self._janitor = janitor
-        self._child = child
-        self._position = Position()
+        self._child = kept.child
+        self._track = kept.track
+        self._told_position = Position()
         self._failure: Failure | None = None
         self._rest = b""
         self._has_beaten = False
@@ -170,8 +184,8 @@ class _Member:
         self._cpu_ticks = -1
         self._looked_s = self._mapped_s = time.monotonic()
         self._killed_s = 0.0
-        os.set_blocking(told, False)
-        os.set_blocking(printed, False)
+        os.set_blocking(kept.told, False)
+        os.set_blocking(kept.printed, False)
 
     def listen(self) -> None:
         """Take in what it has said, and see whether it lives."""
@@ -192,6 +206,12 @@ class _Member:
         """Return how it is."""
         segments = tuple(sorted(self.segments))
         return Beat(self._child, os.getpid(), host, self._position, self._still_s, segments)
+
+    @property
+    def _position(self) -> Position:
+        """Where it is now, or was when it died."""
+        note, told = read_note(self._track), self._told_position
+        return told if note is None else Position(*note, told.device)
 
     @property
     def is_changing(self) -> bool:
@@ -269,7 +289,7 @@ class _Member:
         if isinstance(said, Failure):
             self._failure = said
         else:
-            self._position = said
+            self._told_position = said
             self._has_beaten = True
         return True
 

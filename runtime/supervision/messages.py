@@ -4,6 +4,7 @@ A *member* is a process of the job: a rank, or a server or worker of asynchronou
 
     member -> keeper        Position   where it is, a few times a second      (a pipe, lines of JSON)
                             Failure    why it stops
+                            its place to the instruction                      (track_memory.py)
     keeper -> supervisor    Beat       its member's last position, and how long there was no sign of life
                             Printed    what its member prints
                             Ended      its member's end, before the keeper's own

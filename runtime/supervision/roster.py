@@ -10,7 +10,7 @@ counts for nobody.
 """
 
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +18,7 @@ from partc.runtime.errors import Cause
 from partc.runtime.supervision.messages import Beat, Ended, Position
 
 _LONGEST_LOOK_S = 1.0
+_TOGETHER_S = 1.0  # between the last words of keepers that fell silent together
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Limits:
     """How long something may be so until a member is taken for it, in seconds."""
 
     hung_s: float
+    quiet_s: float  # the same, until it is said that it is silent
     silent_s: float  # a keeper that is connected, but not heard
     gone_s: float  # a keeper that is not connected
     stuck_s: float | None  # None: no limit
@@ -55,6 +57,7 @@ class _Member:
     moved_s: float = 0.0
     gone_s: float | None = None
     is_gone_unheard: bool = False  # its keeper has ended before it said anything
+    stopped_s: float | None = None  # since when its keeper is stopped, which has not been heard yet
 
     @property
     def position(self) -> Position:
@@ -72,6 +75,7 @@ class Roster:
         self._now_s = 0.0
         self._looked_s: float | None = None
         self._forgotten: set[str] = set()
+        self._silent: set[str] = set()  # and it has been said
         self._most = 2 * len(hosts)
         self.is_stopping = False  # then an end by SIGTERM is what was asked for
 
@@ -113,11 +117,26 @@ class Roster:
             elif member.gone_s is None:
                 member.gone_s = self._now_s
 
+    def lose_first(self, name: str) -> None:
+        """Take in whose keeper was lost before all others that were."""
+        member = self._members[name]
+        member.is_gone_unheard = member.beat is None
+        member.gone_s = -self._limits.gone_s
+
     def lose_unheard(self, names: Iterable[str]) -> None:
         """Take in whose keepers have ended before they were heard."""
         for member in (self._members[name] for name in names):
             if member.beat is None and not member.is_gone_unheard:
                 member.is_gone_unheard, member.gone_s = True, self._now_s
+
+    def stop_unheard(self, names: Iterable[str]) -> None:
+        """Take in whose keepers are stopped, of those that have not been heard; all others are not."""
+        stopped = set(names)
+        for member in self._members.values():
+            if member.name not in stopped:
+                member.stopped_s = None
+            elif member.stopped_s is None:
+                member.stopped_s = self._now_s
 
     def living(self) -> list[str]:
         """Return the members that have been heard, and have not ended."""
@@ -156,6 +175,34 @@ class Roster:
         """Ask no more about a member."""
         self._forgotten.add(name)
 
+    def silences(self) -> list[str]:
+        """Say what is new of keepers that are not heard, though connected: nobody is given up for it yet.
+
+        Each silence is told once, and once that it is over.
+        """
+        alive = [m for m in self._members.values() if m.beat is not None and m.ended is None]
+        quiet_s = {m.name: self._now_s - m.heard_s for m in alive if m.name not in self._forgotten}
+        longest_s = max(quiet_s.values(), default=0.0)
+        since_s = self._limits.quiet_s - (_TOGETHER_S if longest_s > self._limits.quiet_s else 0.0)
+        silent = {name for name, passed_s in quiet_s.items() if passed_s > since_s}
+        new, over = silent - self._silent, (self._silent & quiet_s.keys()) - silent
+        self._silent = silent
+        limits = f"for {longest_s:.0f} s; given up after {self._limits.silent_s:.0f} s"
+        told = [f"{who}: not heard {limits}" for who in self._by_host(new, quiet_s)]
+        return told + [f"{who}: heard again" for who in self._by_host(over, quiet_s)]
+
+    def _by_host(self, names: set[str], asked: Iterable[str]) -> Iterator[str]:
+        """Yield hosts, all of whose members these are, and the other members with their hosts."""
+        members: dict[str, list[str]] = {}
+        for name in asked:
+            members.setdefault(self._members[name].host, []).append(name)
+        for host, there in members.items():
+            these = [name for name in there if name in names]
+            if these:
+                yield (
+                    f"host {host} ({', '.join(these)})" if these == there else f"{', '.join(these)} on {host}"
+                )
+
     def troubles(self) -> list[Trouble]:
         """Return who is in trouble, whom to blame first."""
         asked = [member for name, member in self._members.items() if name not in self._forgotten]
@@ -169,8 +216,7 @@ class Roster:
         if member.ended is not None:
             return self._end(member, member.ended)
         if member.beat is None:
-            lost = _cause("lost", member, "was lost: its keeper died")
-            return Trouble(lost, False, member.gone_s or 0.0) if member.is_gone_unheard else None
+            return self._unheard_trouble(member)
         if member.beat.still_s > limits.hung_s:
             reason = f"hangs: no sign of life for {member.beat.still_s:.0f} s"
             return Trouble(_cause("hung", member, reason), False, now_s - limits.hung_s)
@@ -180,6 +226,15 @@ class Roster:
             reason = f"was lost: not heard for {now_s - member.heard_s:.0f} s"
             return Trouble(_cause("lost", member, reason), False, member.heard_s)
         return None
+
+    def _unheard_trouble(self, member: _Member) -> Trouble | None:
+        if member.is_gone_unheard:
+            return Trouble(_cause("lost", member, "was lost: its keeper died"), False, member.gone_s or 0.0)
+        since_s = member.stopped_s
+        if since_s is None or self._now_s - since_s <= self._limits.hung_s:
+            return None
+        reason = f"was lost: not heard for {self._now_s - since_s:.0f} s, its keeper is stopped"
+        return Trouble(_cause("lost", member, reason), False, since_s)
 
     def _end(self, member: _Member, ended: Ended) -> Trouble | None:
         if ended.failure is not None:

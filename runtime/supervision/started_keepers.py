@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from partc.runtime.supervision.keeper import RANKS
-from partc.runtime.supervision.process_state import is_running
+from partc.runtime.supervision.process_state import is_running, process_state
 
 
 class StartedKeepers:
@@ -21,9 +21,17 @@ class StartedKeepers:
 
     def ended(self, unheard: Collection[str]) -> list[str]:
         """Return whose keepers were there and are no more, of those who have not been heard."""
+        self._look_for(unheard)
+        return [name for name in unheard if name in self._seen and not is_running(self._seen[name])]
+
+    def stopped(self, unheard: Collection[str]) -> list[str]:
+        """Return whose keepers were stopped by a signal, of those who have not been heard."""
+        self._look_for(unheard)
+        return [name for name in unheard if name in self._seen and _is_stopped(self._seen[name])]
+
+    def _look_for(self, unheard: Collection[str]) -> None:
         if not set(unheard) <= self._seen.keys():
             self._look()
-        return [name for name in unheard if name in self._seen and not is_running(self._seen[name])]
 
     def _look(self) -> None:
         for folder in Path("/proc").glob("[0-9]*"):
@@ -32,6 +40,11 @@ class StartedKeepers:
                 continue
             if (name := _rank_name(folder)) is not None:
                 self._seen[name] = process
+
+
+def _is_stopped(process: int) -> bool:
+    state = process_state(process)
+    return state is not None and state.is_stopped
 
 
 def _parent(folder: Path) -> int:

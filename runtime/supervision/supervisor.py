@@ -67,7 +67,7 @@ class Supervisor:
     ) -> None:
         here = is_one_machine({host: addresses.get(host, LOCAL) for host in hosts.values()})
         silent_s, gone_s = (_SILENT_HERE_S, _GONE_HERE_S) if here else (_AWAY_S, _GONE_AWAY_S)
-        self.roster = Roster(hosts, Limits(hung_s, silent_s, gone_s, stuck_s))
+        self.roster = Roster(hosts, Limits(hung_s, hung_s, silent_s, gone_s, stuck_s))
         self._asked = 0
         self._asked_s = 0.0
         self._suspicious_until_s = 0.0

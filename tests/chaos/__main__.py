@@ -10,6 +10,7 @@ import math
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -17,6 +18,8 @@ import traceback
 from collections import defaultdict
 from pathlib import Path
 
+from tests.chaos.faults import KILL, STOP
+from tests.chaos.phases import PHASES
 from tests.chaos.proof import BY_NAME, SCENARIOS, Scenario
 from tests.chaos.stage import Stage
 from tests.chaos.training import SHARED, Outcome, TooEarly
@@ -72,7 +75,8 @@ def _run(scenario: Scenario, stage: Stage, seed: str) -> Outcome:
 
 def _describe(outcome: Outcome) -> str:
     told = f"told after {outcome.told_s:.2f} s" if outcome.told_s else ""
-    said = [outcome.victim, outcome.moment, told, outcome.figures, "; ".join(outcome.failures) or "held"]
+    hit = f"hit: {outcome.hit}" if outcome.hit else ""
+    said = [outcome.victim, outcome.moment, hit, told, outcome.figures, "; ".join(outcome.failures) or "held"]
     return ", ".join(filter(None, said))
 
 
@@ -90,7 +94,21 @@ def _summarise(outcomes: dict[Scenario, list[Outcome]]) -> int:
         times = sorted(run.told_s for run in runs if run.told_s)
         told = f"{times[len(times) // 2]:.1f} s | {times[-1]:.1f} s" if times else " | "
         print(f"| {scenario.name} | {len(runs)} | {held} | {told} |")
+    for number in (KILL, STOP):
+        _summarise_phases(number, [run for s, runs in outcomes.items() if s.number == number for run in runs])
     return 1 if broken else 0
+
+
+def _summarise_phases(number: signal.Signals, runs: list[Outcome]) -> None:
+    """Print how many of a signal's cases were aimed at each phase, hit it, and held."""
+    if not runs:
+        return
+    print(f"\n{number.name}\n\n| phase | aimed at | hit | held, of those hit |")
+    print("| --- | --- | --- | --- |")
+    for phase in PHASES:
+        hit = [run for run in runs if run.hit == phase]
+        aimed = sum(run.aimed == phase for run in runs)
+        print(f"| {phase} | {aimed} | {len(hit)} | {sum(not run.failures for run in hit)} |")
 
 
 def _enter_own_shared_memory() -> None:

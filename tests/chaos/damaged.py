@@ -12,6 +12,8 @@ from tests.chaos.faults import KILL
 from tests.chaos.stage import Stage
 from tests.chaos.training import Outcome, Training
 
+MEANWHILE, AFTER_ITS_END = "room again meanwhile", "room again after its end"
+ROOM = (MEANWHILE, AFTER_ITS_END)
 _DISK = "8m"
 _CHECKPOINTS = 3
 
@@ -65,8 +67,8 @@ def resume_after(how: str, stage: Stage, draw: random.Random) -> Outcome:
         return Outcome(f"the checkpoint of step {newest}", failures=tuple(failures))
 
 
-def fill_the_disk(stage: Stage, draw: random.Random) -> Outcome:
-    """Fill the disk of checkpoints; make room again before the training's end, or after it."""
+def fill_the_disk(when: str, stage: Stage, draw: random.Random) -> Outcome:
+    """Fill the disk of checkpoints; make room again as ROOM says: before its end, or after."""
     bench = stage.bench("AllReduce")
     with Training(bench.plan, stage.case_folder()) as training:
         training.checkpoints.mkdir()
@@ -82,8 +84,7 @@ def fill_the_disk(stage: Stage, draw: random.Random) -> Outcome:
             failures = (
                 [] if "No space left on device" in training.told else ["nobody said that the disk is full"]
             )
-            makes_room = draw.choice((True, False))
-            if makes_room:
+            if when == MEANWHILE:
                 filler.unlink()
                 failures += training.end(0)
             else:
@@ -93,8 +94,7 @@ def fill_the_disk(stage: Stage, draw: random.Random) -> Outcome:
                 failures += training.end(0)
             failures = failures or training.differences(bench.expected)
             failures += [training.told[-800:]] if failures else []
-            moment = "and there is room again " + ("meanwhile" if makes_room else "after its end")
-            return Outcome("the disk", moment, failures=tuple(failures))
+            return Outcome("the disk", failures=tuple(failures))
         finally:
             time.sleep(0.2)
             subprocess.run(["umount", "--lazy", str(training.checkpoints)], check=True)

@@ -47,6 +47,12 @@ class Fault:
         """Whether it is the launcher that is hit."""
         return self.role == "launcher"
 
+    @property
+    def tells_place(self) -> bool:
+        """Whether one process is killed alone, and its keeper tells where."""
+        is_alone = self.role == "member" and self.victims == 1 and not self.again
+        return is_alone and self.signal == KILL and self.then != "goes on"
+
     def is_told(self, names: list[str], text: str) -> bool:
         """Tell whether a text says what it must, of one of these."""
         patterns = (self.told.replace("NAME", re.escape(name)) for name in names)

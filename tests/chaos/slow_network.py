@@ -27,6 +27,9 @@ HOSTS = 2
 _PERIOD_S, _RUNS = 0.05, 0.2  # a fifth of the time
 _SLOW_S = 10.0
 _LOST_WITHIN_S = 120.0  # a cable that is cut for a minute may come back
+_UNHEARD_S = 0.3  # that a keeper takes to be heard
+_NAMED_WITHIN_S = 5.0
+_SAID_WITHIN_S = 10.0  # twice the heartbeat: that a host is silent, given up or not
 _AWAKE_S = 10.0  # that what wakes on a host that was given up may take to end
 
 
@@ -61,6 +64,10 @@ def train_through(how: str, stage: Stage, draw: random.Random) -> Outcome:
         during = training.step - before
         failures = training.end(0, within_s=600.0) + training.left()
         failures += [f"it was told: {line}" for line in training.told.splitlines() if " was lost" in line]
+        if how.startswith("link cut") and training.told.count(": not heard") != training.told.count(
+            ": heard again"
+        ):
+            failures.append("a silence was not told together with its end")
         failures = failures or training.differences(bench.expected)
         failures += [training.told[-800:]] if failures else []
         return Outcome(how, "training", failures=tuple(failures), figures=f"{during} steps meanwhile")
@@ -83,9 +90,37 @@ def freeze_a_host(stage: Stage, draw: random.Random) -> Outcome:
         return Outcome(f"host 2, {woken} processes woken", "training", told_s, tuple(failures))
 
 
+def kill_an_unheard_keeper(stage: Stage, draw: random.Random) -> Outcome:
+    """Kill a keeper of another host while it loads; all others are ended by MPI then."""
+    with hosts(stage) as bench, Training(bench.plan, stage.case_folder()) as training:
+        training.begin_saving(bench.steps, bench.save_every, "--restarts", "1", "--timeout", "300")
+        name = f"rank {draw.randrange(HOSTS)}"
+        training.until(lambda: any(map(_has_janitor, _keepers_of(name, training))), look_s=0.0)
+        victims = _keepers_of(name, training)
+        time.sleep(draw.uniform(0, _UNHEARD_S))
+        training.send(victims, signal.SIGKILL)
+        begun_s = time.monotonic()
+        training.until(lambda: f"{name} was lost" in training.told, within_s=_NAMED_WITHIN_S, look_s=0.01)
+        told_s = time.monotonic() - begun_s
+        failures = training.end(0) + training.left()
+        failures = failures or training.differences(bench.expected)
+        failures += [training.told[-800:]] if failures else []
+        return Outcome(f"keeper of {name}", "loading", told_s, tuple(failures))
+
+
+def _has_janitor(keeper: JobProcess) -> bool:
+    """Tell whether a keeper is a program yet: killed before, it is missed by MPI alone, with all others."""
+    return bool(Path(f"/proc/{keeper.process}/task/{keeper.process}/children").read_text())
+
+
+def _keepers_of(name: str, training: Training) -> list[JobProcess]:
+    return [found for found in training.processes("keeper") if found.name == name]
+
+
 def _wake(frozen: list[JobProcess], training: Training) -> tuple[float, list[str], int]:
     """Wake who is frozen once the job goes on; return when it was told, what did not hold, how many woke."""
     begun_s = time.monotonic()
+    training.until(lambda: "host h2 (rank 1): not heard" in training.told, within_s=_SAID_WITHIN_S)
     training.until(lambda: "rank 1 was lost" in training.told, within_s=_LOST_WITHIN_S)
     told_s = time.monotonic() - begun_s
     training.until_it_gets_on()

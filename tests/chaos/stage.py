@@ -20,7 +20,7 @@ from tests.chaos.training import Training
 
 SIZES = (64, 128, 128, 10)
 _TRIAL_STEPS = 500
-_TRAINING_S = 6.0
+_TRAINING_S = 4.0
 _SAVES = 30
 _STEPS = (200, 30_000)
 

@@ -32,7 +32,8 @@ class Outcome:
     """What came of one case.
 
     `victim`: who was hit, `moment`: when. `told_s`: from the fault to the word about it. `failures`: what did
-    not hold. `figures`: what else was measured.
+    not hold. `figures`: what else was measured. `aimed`, `hit`: a phase that the victim was to be in, and the
+    one that it was in (phases.py).
     """
 
     victim: str = ""
@@ -40,6 +41,8 @@ class Outcome:
     told_s: float = 0.0
     failures: tuple[str, ...] = ()
     figures: str = ""
+    aimed: str = ""
+    hit: str = ""
 
 
 class TooEarly(Exception):
@@ -133,11 +136,11 @@ class Training:
         self.launcher.kill()
 
     def send(self, victims: list[JobProcess], number: signal.Signals) -> None:
-        """Send a signal to those of these that are still there."""
-        self.processes("member")
+        """Send a signal to those of these that are still there, at once: they go on meanwhile."""
         for victim in victims:
             if is_alive(victim.process):
                 os.kill(victim.process, number)
+        self.processes("member")
 
     def end(self, expected: int, within_s: float = OVER_S) -> list[str]:
         """Wait for the launcher's end; return what is wrong with it."""

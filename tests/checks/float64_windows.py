@@ -4,6 +4,7 @@
     ConvTranspose  the Conv of x, spread by its strides, with the kernel turned round
     AveragePool    the mean of each window
     LpPool         the norm of each window
+    LRN            x over a power of the sum of squares in neighbouring channels
 
 Every model that is opened is written so: segments, the single device's graph, and what the compiler asks ONNX
 Runtime about. Plans are not touched. Images have two axes.
@@ -201,6 +202,39 @@ def _lp_pool(node: onnx.NodeProto) -> str:
 }}"""
 
 
+def _lrn(node: onnx.NodeProto) -> str:
+    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    size = given["size"]
+    before = (size - 1) // 2
+    pads = [0, before, 0, 0, 0, size - 1 - before, 0, 0]
+    shifts = "".join(
+        f"""
+    start_{n} = Constant <value_ints = [{n}]> ()
+    end_{n} = Add (start_{n}, channels)
+    part_{n} = Slice (padded, start_{n}, end_{n}, channel_axis)"""
+        for n in range(size)
+    )
+    return f"""(x) => (y) {{
+    squared = Mul (x, x)
+    pads = Constant <value_ints = {pads}> ()
+    padded = Pad (squared, pads)
+    channels = Shape <start = 1, end = 2> (x)
+    channel_axis = Constant <value_ints = [1]> ()
+    {shifts}
+    sums = Sum ({", ".join(f"part_{n}" for n in range(size))})
+    alpha_32 = Constant <value_float = {given.get("alpha", 1e-4) / size}> ()
+    alpha = CastLike (alpha_32, x)
+    bias_32 = Constant <value_float = {given.get("bias", 1.0)}> ()
+    bias = CastLike (bias_32, x)
+    beta_32 = Constant <value_float = {given.get("beta", 0.75)}> ()
+    beta = CastLike (beta_32, x)
+    scaled = Mul (alpha, sums)
+    biased = Add (bias, scaled)
+    power = Pow (biased, beta)
+    y = Div (x, power)
+}}"""
+
+
 def _global_average_pool(_: onnx.NodeProto) -> str:
     return """(x) => (y) {
     space = Constant <value_ints = [2, 3]> ()
@@ -213,6 +247,7 @@ WRITTEN: dict[str, Callable[[onnx.NodeProto], str]] = {
     "ConvTranspose": _conv_transpose,
     "AveragePool": _average_pool,
     "LpPool": _lp_pool,
+    "LRN": _lrn,
     "GlobalAveragePool": _global_average_pool,
 }
 

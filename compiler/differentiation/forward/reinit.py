@@ -32,6 +32,7 @@ FILLS: Mapping[tuple[str, int], float] = {
     ("Mul", 0): 1.0,
     ("Mul", 1): 1.0,
 }
+RESHAPING = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 PASSING = frozenset({"BatchNormalization", "Identity", "Add"})  # between a convolution and its sum
 
 
@@ -77,7 +78,7 @@ def _fresh_value(
 def _first_use(readers: Mapping[str, list[_Reader]], name: str) -> _Reader:
     """Return the first reader that computes: reshaping and transposing a parameter does not."""
     reader = readers[name][0]
-    while reader.node.op_type in ("Reshape", "Identity", "Cast") and reader.node.output[0] in readers:
+    while reader.node.op_type in RESHAPING and reader.node.output[0] in readers:
         reader = readers[reader.node.output[0]][0]
     return reader
 

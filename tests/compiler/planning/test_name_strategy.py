@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -145,6 +146,32 @@ def test_names_that_make_no_sense_are_refused(
     assert what in refused.value.what
     assert refused.value.at
     assert refused.value.fix
+
+
+def test_a_grid_that_cannot_be_is_refused_with_one_that_can() -> None:
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(500):
+        workers = int(rng.integers(1, 13))
+        text = ",".join(
+            f"{word}={rng.integers(1, 9)}"
+            for word in rng.permutation(["data", "fsdp", "spatial", "tensor", "pipeline", "microbatches"])[:3]
+            if word != "data"
+        )
+        named = parse_named(text)
+        assert named is not None
+        try:
+            named.mesh(workers)
+        except BadUsage as refusal:
+            refused += 1
+            other = parse_named(refusal.fix.partition("--strategy ")[2])
+            assert other is not None
+            assert prod(other.mesh(workers).values()) * other.stages == workers
+            assert (other.microbatches or 1, other.shards_variables) == (
+                named.microbatches or 1,
+                named.shards_variables,
+            )
+    assert refused > 100
 
 
 def test_other_words_are_no_named_strategy() -> None:

@@ -20,8 +20,8 @@ from partc.passes.analysis import Analysis
 from partc.passes.distribute import lay_out, lay_out_strategy
 from partc.passes.layouts.configuration import data_parallel
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
-from partc.passes.layouts.layouts import MICROBATCHES, Layout
-from partc.runtime.errors import BadStrategy
+from partc.passes.layouts.layouts import MICROBATCHES, Layout, Replicate
+from partc.runtime.errors import BadStrategy, InputError
 from tests.builders.graphs.soap_models import MODELS, soap_model
 from tests.builders.plans.compiled_steps import (
     Compiled,
@@ -128,6 +128,16 @@ DEVICES = tuple(f"host0/cpu{number}" for number in range(6))
             "to be divided along 'axis1'",
             "variables: W",
         ),
+        (
+            {"microbatches": 4, "ops": (OpConfig("y", {"batch": "data", "out:0/2": "tensor"}),)},
+            "too few entries for 4 micro-batches",
+            "ops[0]: split",
+        ),
+        (
+            {"mesh": {}, "stages": 2, "ops": (OpConfig("y", {"batch": 2}, devices=DEVICES[:2]),)},
+            "2 stages, but no mesh",
+            "stages",
+        ),
     ],
 )
 def test_what_cannot_be_held_is_refused(
@@ -139,6 +149,16 @@ def test_what_cannot_be_held_is_refused(
     assert what in str(refusal.value)
     assert at in str(refusal.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_too_few_samples_are_refused_with_what_can_be(tmp_path: Path) -> None:
+    six, two = OpConfig("y", {"batch": 6}, devices=DEVICES), OpConfig("z", {"batch": 2}, devices=DEVICES[:2])
+
+    with pytest.raises(InputError, match=r"fix: .*--batch per-replica"):
+        compiled(tmp_path, 2, mesh={}, samples=4, ops=(six,))
+    with pytest.raises(InputError, match=r"fix: .*among 4 at most"):  # each replica divides its own alike
+        compiled(tmp_path, 2, mesh={}, samples=4, ops=(six, two))
+    compiled(tmp_path, 2, mesh={}, samples=4, ops=(six,), batch="per-replica")
 
 
 def test_a_constant_cannot_be_split(tmp_path: Path) -> None:
@@ -191,6 +211,7 @@ def check_held(model: str, seed: int) -> int:
             continue
         for node, wrong in not_as_asked(analysis, graph, strategy):
             raise AssertionError(f"{node}: {wrong}")
+        assert not list(not_where_asked(analysis, graph, strategy))
         return refused
 
 
@@ -227,6 +248,40 @@ def not_as_asked(analysis: Analysis, graph: LaidOutGraph, strategy: Strategy) ->
         found_at = {graph.meshes.of(layout.site).axes[a][0]: (s.axis, s.outer) for a, s in layout.splits()}
         if found_at != {a: (s.axis, s.outer) for a, s in splits.items() if strategy.mesh[a] > 1}:
             yield name, found_at
+
+
+def not_where_asked(analysis: Analysis, graph: LaidOutGraph, strategy: Strategy) -> Iterator[object]:
+    """Yield nodes that run at another stage than their entry says, or all micro-batches at once.
+
+    Without a file's splits each runs micro-batch by micro-batch.
+    """
+    nodes = {node.name: node for node in graph.training.graph.nodes}
+    for config in strategy.ops:
+        if config.stage is not None and config.op in nodes and strategy.mesh:
+            size = prod(strategy.mesh.values())
+            at = graph.meshes.of(graph.decisions[config.op].site).workers
+            if at != tuple(range(config.stage * size, (config.stage + 1) * size)):
+                yield config, at
+    axis = graph.meshes.microbatch_axis
+    if axis is None:
+        return
+    alone = msgspec.structs.replace(
+        strategy, mesh={"data": graph.meshes.replicas}, stages=1, variables={}, ops=()
+    )
+    plain = lay_out_strategy(analysis, alone)
+    along = plain.meshes.microbatch_axis
+    assert along is not None
+    for config in strategy.ops:
+        if config.split and config.op in plain.decisions and is_divided(plain, config.op, along):
+            inputs = [graph.layout(tensor.name).along(axis) for tensor in nodes[config.op].inputs]
+            arrives = any(not isinstance(placement, Replicate) for placement in inputs)
+            if arrives and not is_divided(graph, config.op, axis):
+                yield config, inputs
+
+
+def is_divided(graph: LaidOutGraph, node: str, axis: int) -> bool:
+    axes = graph.decisions[node].axes
+    return axis < len(axes) and not axes[axis].is_whole
 
 
 def has_samples(analysis: Analysis, config: OpConfig) -> bool:

@@ -145,7 +145,7 @@ def test_the_name_is_written_as_an_ordinary_strategy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cluster", "strategy", "batch", "what", "fix"),
     [
-        ("1x2", "one-weird-trick", "per-replica", "samples of all workers together", "--batch global"),
+        ("1x2", "one-weird-trick", "per-replica", "samples of all workers together", "leave --batch out"),
         ("1x2", "one-weird-trick,tensor=2", "global", "no strategy", "write one-weird-trick alone"),
         ("1x2", "fsdp,one-weird-trick", "global", "no strategy", "write one-weird-trick alone"),
         ("1x2", "one-weird-trick=2", "global", "no strategy", "write one-weird-trick alone"),

@@ -205,8 +205,11 @@ def test_a_step_without_images_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(
         BadUsage, match="no windows of a convolution or pooling make as many rows as there are workers, 2"
-    ):
+    ) as refusal:
         compiled(model, tmp_path)
+
+    assert refusal.value.fix == "use --strategy tensor=2"
+    compiled(model, tmp_path / "as said", "1x2", "tensor=2")
 
 
 def test_groups_list_the_rows_that_windows_make() -> None:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,6 +61,28 @@ def write(plan: Plan, checkpoints: Path, step: int, keep: int = 3) -> list[Check
     for writer in writers:
         writer.finish(is_given_up=not all(succeeded))
     return writers
+
+
+def test_the_last_rank_is_not_surprised_by_the_commit_that_its_file_allows(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = Path.replace
+
+    def replace_and_be_slow(path: Path, target: Path) -> Path:
+        """Let the first rank commit as soon as it sees the last rank's file."""
+        replaced = replace(path, target)
+        if target.name == "rank-1.json":
+            deadline_s = time.monotonic() + 10
+            while not steps_in(tmp_path / "kept") and time.monotonic() < deadline_s:
+                time.sleep(0.005)
+        return replaced
+
+    monkeypatch.setattr(Path, "replace", replace_and_be_slow)
+
+    writers = write(plan, tmp_path / "kept", 1)
+
+    assert [writer.fault for writer in writers] == [None] * len(plan.ranks)
+    assert steps_in(tmp_path / "kept") == [1]
 
 
 def test_every_part_is_written_once_and_the_oldest_go(plan: Plan, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from partc.runtime.engines.rank_command import KEEPER
 from partc.runtime.errors import Cause
+from partc.runtime.supervision.janitor import lost_keepers
 from partc.runtime.supervision.supervisor import Supervisor
 from tests.checks.job_processes import is_alive
 
@@ -91,6 +92,18 @@ def test_a_death_is_told_before_the_keeper_ends(keep: Callable[..., Kept]) -> No
     assert kept.keeper.wait(WITHIN_S) == 128 + signal.SIGSEGV
 
 
+def test_a_death_is_told_with_the_instruction_that_was_noted_last(keep: Callable[..., Kept]) -> None:
+    kept = keep(
+        "from partc.runtime.supervision.track import Track; track = Track(); "
+        "track.begin(5, track.place('reading data')); track.begin(6, track.place('AllReduce g', True)); "
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+
+    cause = kept.cause()
+
+    assert (cause.kind, cause.device, cause.step, cause.at) == ("killed", "cpu7", 6, "AllReduce g")
+
+
 def test_an_error_is_told_by_who_meets_it_and_needs_no_disk(keep: Callable[..., Kept]) -> None:
     kept = keep('pulse.fail(failure_of(BadData("a hole", at="x[3]", fix="mend it"), "there"))')
 
@@ -167,14 +180,26 @@ def test_a_signal_of_the_batch_system_is_told_and_not_followed(keep: Callable[..
     assert is_alive(child)
 
 
-def test_a_process_ends_with_its_keeper(keep: Callable[..., Kept]) -> None:
+def test_a_process_ends_with_its_keeper(keep: Callable[..., Kept], tmp_path: Path) -> None:
     kept = keep()
     child = kept.child()
+    assert lost_keepers(tmp_path) == []
 
     kept.keeper.kill()
 
     assert kept.cause().kind == "lost"
     kept.until(lambda: not is_alive(child))
+    kept.until(lambda: lost_keepers(tmp_path) == ["one"])
+
+
+def test_a_keeper_that_ends_by_itself_is_not_lost(keep: Callable[..., Kept], tmp_path: Path) -> None:
+    kept = keep("sys.exit(3)")
+    kept.cause()
+
+    kept.supervisor.end()
+
+    assert kept.keeper.wait(WITHIN_S) == 3
+    assert lost_keepers(tmp_path) == []
 
 
 def test_shared_memory_goes_when_a_keeper_is_killed(keep: Callable[..., Kept]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from partc.runtime.supervision.messages import Beat, Ended, Failure, Position
 from partc.runtime.supervision.roster import Limits, Roster
 
-LIMITS = Limits(hung_s=5, silent_s=10, gone_s=1, stuck_s=60)
+LIMITS = Limits(hung_s=5, quiet_s=5, silent_s=10, gone_s=1, stuck_s=60)
 KILLED = -signal.SIGKILL
 
 
@@ -57,6 +57,86 @@ def test_a_death_is_told_with_its_place() -> None:
     cause = trouble.cause
     assert (cause.kind, cause.member, cause.host, cause.device) == ("killed", "rank 1", "alpha", "cpu0")
     assert (cause.step, cause.at, cause.reason) == (3, "a.onnx", "died: signal 9 (SIGKILL)")
+
+
+def test_a_silence_is_told_long_before_anybody_is_given_up_for_it() -> None:
+    made = Roster({"rank 0": "alpha", "rank 1": "beta", "rank 2": "beta"}, LIMITS)
+    made.pass_time(100.0)
+    for rank in range(3):
+        made.hear_beat(f"rank {rank}", beat())
+    made.pass_time(100.5)
+    made.hear_beat("rank 2", beat())
+    told = []
+    for tenth in range(1, 80):
+        made.pass_time(100.5 + tenth / 10)
+        made.hear_beat("rank 0", beat())
+        told += made.silences()
+        assert blamed(made) == []
+    made.hear_beat("rank 1", beat())
+    told += made.silences()
+    made.hear_beat("rank 2", beat())
+    told += made.silences()
+
+    assert told == [
+        "host beta (rank 1, rank 2): not heard for 5 s; given up after 10 s",
+        "rank 1 on beta: heard again",
+        "rank 2 on beta: heard again",
+    ]
+
+
+def test_one_keeper_of_a_host_is_silent_alone() -> None:
+    made = roster(2)
+    told = []
+    for second in range(7):
+        made.pass_time(101.0 + second)
+        made.hear_beat("rank 0", beat())
+        told += made.silences()
+
+    assert told == ["rank 1 on alpha: not heard for 6 s; given up after 10 s"]
+
+
+def test_who_has_ended_is_not_silent() -> None:
+    made = roster(1)
+    made.hear_end("rank 0", ended(0))
+    pass_seconds(made, 20)
+
+    assert made.silences() == []
+
+
+def test_a_keeper_that_is_stopped_before_it_is_heard_is_named() -> None:
+    made = Roster({"rank 0": "alpha", "rank 1": "alpha"}, LIMITS)
+    made.pass_time(100.0)
+    found = []
+    for second in range(8):
+        made.pass_time(101.0 + second)
+        made.hear_beat("rank 0", beat())
+        made.stop_unheard(["rank 1"])
+        found.append(blamed(made))
+
+    assert found == [[]] * 6 + [[("rank 1", "lost")]] * 2
+
+
+def test_a_keeper_that_was_stopped_for_a_while_before_it_is_heard_is_not() -> None:
+    made = Roster({"rank 0": "alpha"}, LIMITS)
+    for second in range(20):
+        made.pass_time(100.0 + second)
+        made.stop_unheard(["rank 0"] if second % 4 else [])
+
+    assert blamed(made) == []
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_whose_keeper_was_lost_first_is_blamed_before_those_that_mpi_ended_for_it(is_heard: bool) -> None:
+    made = Roster({"rank 0": "alpha", "rank 1": "beta"}, LIMITS)
+    made.pass_time(100.0)
+    for name in ("rank 0", *(["rank 1"] if is_heard else [])):
+        made.hear_beat(name, beat())
+    made.miss(["rank 0"])
+    pass_seconds(made, 3)
+
+    made.lose_first("rank 1")
+
+    assert blamed(made) == [("rank 1", "lost"), ("rank 0", "lost")]
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,17 @@ def test_fresh_parameters_fit_their_use() -> None:
     assert start["gpu_0/pred_w_0"].std() > 0
 
 
+def test_a_fresh_scale_that_is_unsqueezed_first_is_a_scale() -> None:
+    forward = onnx.load(LIGHT / "light_inception_v2.onnx")
+
+    start = initial_variables(
+        build_training_graph(forward, loss="softmax_cross_entropy", optimizer=SGD(), reinit=3)
+    )
+
+    assert (start["conv1/7x7_s2/bn/sc_w_0"] == 1).all()
+    assert (start["conv1/7x7_s2/bn/sc_b_0"] == 0).all()
+
+
 def test_fresh_statistics_are_those_of_normal_data() -> None:
     forward = onnx.load(LIGHT / "light_resnet50.onnx")
 
