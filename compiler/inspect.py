@@ -10,6 +10,7 @@ from rich.text import Text
 
 from partc.compiler.planning.choose_reading import are_of_outputs
 from partc.compiler.report.describe_assumptions import measured_sentence
+from partc.compiler.report.units import plural, size
 from partc.cost.sparsity import Sparsity
 from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import Gradient, TrainingGraph
@@ -60,10 +61,10 @@ class Inspection:
         notes = [Text(note) for note in self._notes()]
         total = sum(variable.nbytes for variable in self.variables)
         outputs_line = f"outputs: {', '.join(self.outputs) or 'none'}; loss: {self.loss or 'unknown'}"
-        size = f"{len(self.variables)} variables, {format_bytes(total)}"
+        sum_line = f"{plural(len(self.variables), 'variable')}, {size(total)}"
         return Group(
             self._variable_table(),
-            size,
+            sum_line,
             "",
             self._input_table(),
             outputs_line,
@@ -110,7 +111,7 @@ class Inspection:
             role = f"slot of {entry.parameter}" if entry.parameter else entry.role
             shape = " x ".join(map(str, entry.shape)) or "scalar"
             kind, _, _ = entry.gradient.partition(" ")
-            table.add_row(entry.name, role, entry.dtype, shape, format_bytes(entry.nbytes), kind)
+            table.add_row(entry.name, role, entry.dtype, shape, size(entry.nbytes), kind)
         return table
 
     def _parameters_first(self) -> list[InspectedVariable]:
@@ -171,16 +172,6 @@ def inspect_graph(
         groups=() if facts is None else find_groups(training, facts, roles.main),
         refusal=refusal,
     )
-
-
-def format_bytes(nbytes: int) -> str:
-    """Return a size for people, in powers of 1024."""
-    size, unit = float(nbytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
 def _variables(training: TrainingGraph, roles: Roles) -> tuple[InspectedVariable, ...]:

@@ -88,7 +88,7 @@ class Partitioner:
             raise BadUsage(
                 f"{self.min_partitions} partitions", at="min_partitions", fix="ask for at least one"
             )
-        if self.search not in get_args(SearchMode):
+        if not isinstance(self.search, str) or self.search not in get_args(SearchMode):
             fix = f"choose one of {', '.join(get_args(SearchMode))}"
             raise BadUsage(f"no search {self.search!r}", at="search_partitions", fix=fix)
 

@@ -231,6 +231,11 @@ def check_row_estimate(compilation: Compilation) -> None:
         log.info("%s", compilation.sensitivity.sentence())
 
 
+IN_A_MESH = (
+    "Replicas of a mesh have no servers; the times are those of a parameter that every worker keeps whole"
+)
+
+
 def _choose(
     compilation: Compilation, partitions: int | None, price: StepPricer | None
 ) -> tuple[Strategy, StrategyCosts]:
@@ -242,12 +247,21 @@ def _choose(
         # In a mesh of several axes, replicas have no servers.
         otherwise: Mode = "allreduce" if mode_or_strategy.has_meshes else "auto"
         mode: Mode = "ps" if options.asynchronous else otherwise
+        because = IN_A_MESH if mode_or_strategy.has_meshes else None
     else:
         assert not isinstance(mode_or_strategy, NamedStrategy), "it is written out by now"
-        mode = mode_or_strategy
+        mode, because = mode_or_strategy, None
     batch = options.chosen_batch()
     return choose_strategy(
-        compilation.facts, compilation.machines, mode, batch, pins, options.without, partitions, price
+        compilation.facts,
+        compilation.machines,
+        mode,
+        batch,
+        pins,
+        options.without,
+        partitions,
+        price,
+        because,
     )
 
 

@@ -116,6 +116,14 @@ def write_json(result: "Record") -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(result), indent=1).decode() + "\n")
 
 
+class _Bars(Progress):
+    """Bars, and below them what their tasks say, in as many lines as that takes: cells would be cut off."""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield from super().get_renderables()
+        yield from (Text(task.fields["remark"]) for task in self.tasks if task.fields["remark"])
+
+
 class Advance(Protocol):
     """Tells how far the work is."""
 
@@ -135,9 +143,8 @@ def progress_of(what: str, total: int) -> Iterator[Advance]:
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[remark]}"),
         )
-        with Progress(*columns, console=console, transient=True) as bars:
+        with _Bars(*columns, console=console, transient=True) as bars:
             task = bars.add_task(what, total=total, remark="")
 
             def advance(steps_done: int, remark: str = "") -> None:

@@ -70,7 +70,10 @@ def _entries() -> Iterator[ModelEntry]:
 
 def _table(models: ModelList) -> Table:
     """Return every model with its options' defaults and its parameters, in millions, beside the paper's."""
-    table = Table("model", "what it is", "dense, M", "sparse, M", "paper, M", "options", box=None)
+    table = Table("model", "what it is", box=None)
+    for column in ("dense, M", "sparse, M", "paper, M"):
+        table.add_column(column, justify="right")
+    table.add_column("options", overflow="fold")
     for model in models.models:
         options = ", ".join(f"{option.name}={option.default}" for option in model.options)
         dense, sparse = (f"{count / 1e6:.1f}" for count in (model.dense, model.sparse))

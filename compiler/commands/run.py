@@ -268,7 +268,8 @@ def _summary(folder: PlanFolder, result: TrainingResult) -> Iterator[str]:
     speed = f"{result.steps_per_s:.1f} steps/s"
     if samples is not None and not folder.plan.asynchronous:
         speed += f", {samples * result.steps_per_s:,.0f} samples/s"
-    yield f"{done} steps, {speed} -> {folder.path / TRAINED_FILE}"
+    before = f", {result.first_step} of them before" if result.first_step else ""
+    yield f"{done} steps{before}, {speed} -> {folder.path / TRAINED_FILE}"
     step_s = 1 / result.steps_per_s
     shares = {rank: waited / (step_s * result.last_step) for rank, waited in result.waiting_s.items()}
     slowest, most = min(shares, key=shares.__getitem__, default=0), max(shares.values(), default=0.0)

@@ -62,8 +62,10 @@ def search_command(
     found = search(train, cluster, options, _show)
     write_strategy(found.best.strategy, output)
     tell(
-        f"{found.best.name}: {_compare(found.best, found.data_parallel)}; {found.proposals} proposals and "
-        f"{found.priced} strategies priced, {found.refused} not possible, in {seconds(found.seconds)} "
+        f"{found.best.name}: {_compare(found.best, found.data_parallel)}; {found.proposals} "
+        f"{'proposal' if found.proposals == 1 else 'proposals'} and "
+        f"{found.priced} {'strategy' if found.priced == 1 else 'strategies'} priced, {found.refused} not "
+        f"possible, in {seconds(found.seconds)} "
         f"-> {output}"
     )
     for remark in found.remarks:

@@ -111,12 +111,13 @@ def _operators(side: Side) -> dict[str, str]:
         return {}
     model = onnx.load(path, load_external_data=False)
     devices = len(model.configuration[0].device) if model.configuration else 0
-    return {node.name: _placed(node, devices) for node in model.graph.node if node.name}
+    batch = side.folder.plan.batch
+    return {node.name: _placed(node, devices, batch) for node in model.graph.node if node.name}
 
 
-def _placed(node: onnx.NodeProto, devices: int) -> str:
+def _placed(node: onnx.NodeProto, devices: int, batch: str) -> str:
     if not node.device_configurations:
-        return f"whole on {plural(devices, 'device')}"
+        return _alike(devices, batch)
     configuration = node.device_configurations[0]
     words = [f"stage {configuration.pipeline_stage}"] if configuration.HasField("pipeline_stage") else []
     for spec in configuration.sharding_spec[:1]:
@@ -126,8 +127,15 @@ def _placed(node: onnx.NodeProto, devices: int) -> str:
             f"axis {dim.axis} in {max(simple.num_shards for simple in dim.simple_sharding)}"
             for dim in spec.sharded_dim
         ]
-        words.append(f"{join_words(axes)} on {plural(count, 'device')}")
-    return ", ".join(words) or f"whole on {plural(devices, 'device')}"
+        where = f"{join_words(axes)} on {plural(count, 'device')}" if axes else _alike(count, batch)
+        words.append(where)
+    return ", ".join(words) or _alike(devices, batch)
+
+
+def _alike(devices: int, batch: str) -> str:
+    """Say that so many devices run all of a node: of one batch, or each of its own."""
+    where = f"on {plural(devices, 'device')}"
+    return f"{where}, each on a batch of its own" if batch == "per-replica" else f"whole {where}"
 
 
 # ---------------------------------------------------------------- what is sent

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from partc.compiler.report.units import NO_BREAK, seconds, size
 from partc.cost.step_account import RATED_BYTES, Difference
 
+LEAST_S = 1e-8  # less is what sums of floats leave
 KINDS = {
     "compute": "computing",
     "core": "waiting for a core",
@@ -47,9 +48,10 @@ def difference_rows(differences: Sequence[Difference], sides: tuple[str, str]) -
 
 def signed(difference_s: float) -> str:
     """Print a difference of times: +3.20 ms, -410 µs."""
-    text = seconds(abs(difference_s))
+    if abs(difference_s) < LEAST_S:
+        return seconds(0.0)
     sign = "+" if difference_s > 0 else "\u2212"
-    return f"{sign}{text}" if difference_s else text
+    return f"{sign}{seconds(abs(difference_s))}"
 
 
 def _remark(difference: Difference, sides: tuple[str, str]) -> str:

@@ -127,6 +127,9 @@ def _of_kind(kind: str, same: Sequence[Difference], sign: int) -> _Cause:
     before, after = worst.before_bytes_per_s, worst.after_bytes_per_s
     if before is None or after is None or sum(d.bytes for d in same) < RATED_BYTES:
         return _Cause(after_s - before_s, f"waiting for {kind} {took}")
+    if sign * (after - before) >= 0:  # its bytes do not explain it
+        rates = f"{size(after)}/s instead of {size(before)}/s"
+        return _Cause(after_s - before_s, f"waiting for {kind} {took}, not for its rate: {rates}")
     link = f" ({worst.link})" if worst.link else ""
     rates = f"{kind} went at {size(after)}/s instead of {size(before)}/s{link}"
     return _Cause(after_s - before_s, f"{rates}: waiting for it {took}")

@@ -175,7 +175,7 @@ def what_if_lines(what_if: WhatIf | None) -> Iterator[str]:
     priced = [change for change in what_if.changes if change.compiled is not None]
     best = sorted(priced, key=lambda change: _time_of_sample(change.compiled or what_if.plan))
     told = [
-        f"{change.dimension} {change.value} {seconds(change.compiled.step_s)}"
+        f"{change.dimension} {change.value} ({seconds(change.compiled.step_s)} a step)"
         for change in best[:MOST_LINES]
         if change.compiled is not None
     ]

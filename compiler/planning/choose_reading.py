@@ -181,7 +181,9 @@ def _refuse(
     data = training.data_inputs[name]
     length = data.shape[data.sample_axis or 0]
     multiple = -(-samples // replicas) * replicas
-    enlarge = f"--size {length}={multiple}" if isinstance(length, str) else f"a graph of batch {multiple}"
+    enlarge = f"--size {length}={multiple}"
+    if not isinstance(length, str):
+        enlarge = f"a graph of batch {multiple} (`partc grad --batch-size {multiple}` makes one)"
     return UnsupportedModel(
         f"{replicas} replicas on batches of their own would not train what one device trains on all of them, "
         f"and a batch of {samples} cannot be divided among them",

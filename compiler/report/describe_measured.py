@@ -2,7 +2,8 @@
 
     ... </section>  <!-- measured --> <section id="measured"> ... </section> <!-- /measured -->  <section ...
 
-A later run takes the place of an earlier one. A page without a predicted step is left as it is.
+A later run takes the place of an earlier one. A page without a predicted step is left as it is. Where another
+version of partc wrote the page, its scripts would draw the measured step wrongly: the page says so instead.
 """
 
 import re
@@ -15,7 +16,7 @@ from partc.compiler.comparison.difference_rows import difference_rows, sum_row, 
 from partc.compiler.report.describe_messages import SHORT, Words
 from partc.compiler.report.describe_program import segment_names
 from partc.compiler.report.methods import method_of_label
-from partc.compiler.report.page import render_part
+from partc.compiler.report.page import has_scripts, render_part
 from partc.compiler.report.timeline.draw_timeline import TimelinePicture, draw_timeline
 from partc.compiler.report.timeline.page_words import words_of_page
 from partc.compiler.report.units import EN_DASH
@@ -28,6 +29,7 @@ _EARLIER = re.compile(rf"{_BEGIN}.*?{_END}\n?", re.DOTALL)
 _PREDICTED = re.compile(r'<section id="timeline".*?</section>\n?', re.DOTALL)
 _ALL_PREDICTED = "made before anything ran."
 _LINK = '<a href="#timeline">Timeline</a>'
+SCRIPTS = ("unpack.js", "timeline.js")  # that draw a timeline
 MOST_ROWS = 12
 SIDES = ("predicted", "measured")
 
@@ -43,7 +45,8 @@ def with_measured(page: str, plan: Plan, record: MeasuredRun, timeline: Timeline
         return page
     words = _words(plan, predicted[0])
     differences = _told(plan, record.differences, words)
-    values = _values(record, differences, line, draw_timeline(timeline, plan, words))
+    picture = draw_timeline(timeline, plan, words) if has_scripts(page, SCRIPTS) else None
+    values = _values(record, differences, line, picture)
     section = render_part("measured.html", values)
     page = f"{page[: predicted.end()]}{_BEGIN}{section}{_END}\n{page[predicted.end() :]}"
     page = page.replace(_LINK, f'{_LINK}{_BEGIN}<a href="#measured">Measured</a>{_END}', 1)

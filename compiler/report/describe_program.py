@@ -1,5 +1,6 @@
 """Segments and instructions: what is executed, in words."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from partc.runtime.plan.program import (
     Plan,
     Rank,
     Run,
+    Site,
     Start,
     Store,
     Wait,
@@ -24,6 +26,7 @@ from partc.runtime.plan.program import (
 )
 
 MAX_OPS = 3
+SIZES = re.compile(r"(?<=Grad)_\d.*")  # that a function of one shape has in its name
 
 MAX_LISTINGS = 12
 MAX_STEPS = 120  # of a listing, after those that follow each other and are alike were put together
@@ -89,7 +92,7 @@ def _first_runs(plan: Plan) -> tuple[Run, ...]:
 def _segment(name: str, run: Run, plan: Plan, variable_of: Mapping[str, str], folder: Path) -> SegmentRow:
     path = folder / run.segment
     graph = onnx.load(path, load_external_data=False).graph
-    ops = Counter(node.op_type for node in graph.node).most_common(MAX_OPS)
+    ops = Counter(op_in_words(node.op_type) for node in graph.node).most_common(MAX_OPS)
     return SegmentRow(
         name=name,
         path=run.segment,
@@ -102,6 +105,22 @@ def _segment(name: str, run: Run, plan: Plan, variable_of: Mapping[str, str], fo
         updates=_updates(run, variable_of),
         ranks=plural(sum(run.site in rank.sites for rank in plan.ranks), "rank"),
     )
+
+
+def is_server(plan: Plan, rank: Rank) -> bool:
+    """Tell whether a rank keeps a part of a variable that lives on servers."""
+    served = {variable.name for variable in plan.variables if variable.method == "servers"}
+    return "server" in rank.sites and any(held.variable in served for held in rank.held)
+
+
+def roles_of(plan: Plan, rank: Rank) -> tuple[Site, ...]:
+    """Return the sites that a rank plays. A worker is a server too where it keeps something for all."""
+    return tuple(s for s in rank.sites if s != "server" or rank.sites == (s,) or is_server(plan, rank))
+
+
+def op_in_words(op: str) -> str:
+    """Return an op without the sizes in its name: MaxPoolGrad of MaxPoolGrad_3x3s2x2_26x26_float32."""
+    return SIZES.sub("", op)
 
 
 def _updates(run: Run, variable_of: Mapping[str, str]) -> str:
@@ -174,7 +193,7 @@ def _listing(
                 steps += _start_steps(starts, plan, rank)
             case _:
                 steps += [_store_step(store) for store in alike if isinstance(store, Store)]
-    plays = " and ".join(rank.sites)
+    plays = " and ".join(roles_of(plan, rank))
     return ProgramListing(
         f"Rank {rank.rank}, {rank.device}, {plays}: {plural(len(instructions), 'instruction')}",
         tuple(steps[:MAX_STEPS]),

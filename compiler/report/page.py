@@ -3,7 +3,7 @@
 To add a section: its entry in SECTIONS, and its template.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -94,6 +94,11 @@ def render_report(compilation: Compilation, cluster: Cluster, folder: Path) -> s
 def render_part(template: str, values: Mapping[str, object]) -> Markup:
     """Return a section's text."""
     return Markup(_environment().get_template(template).render(values))
+
+
+def has_scripts(page: str, names: Iterable[str]) -> bool:
+    """Tell whether a page has scripts of templates/ as they are now."""
+    return all((TEMPLATES / name).read_text(encoding="utf-8").strip() in page for name in names)
 
 
 @cache  # with the templates that it has compiled

@@ -76,11 +76,12 @@ def choose_strategy(
     without: Collection[Mechanism] = (),
     partitions: int | None = None,
     price: StepPrice | None = None,
+    because: str | None = None,
 ) -> tuple[Strategy, StrategyCosts]:
     """Choose for every parameter; `pins` keep theirs. Raises NoPlacement if memory is too small.
 
     `without`: mechanisms that are switched off. `partitions`: of each large variable on servers.
-    `price`: of a whole step, by which `auto` chooses.
+    `price`: of a whole step, by which `auto` chooses. `because`: why this mode, where no --strategy named it.
     """
     candidates = Candidates(facts, cluster, pins, without, partitions)
     named = candidates.named(AUTO if mode == "auto" else (mode,))
@@ -90,18 +91,20 @@ def choose_strategy(
     else:
         chosen, tried = search_steps(candidates, named, batch, price)
     totals_s = {candidate.name: candidate.total_s for candidate in named}
-    choices = _choices(candidates, chosen, mode)
+    choices = _choices(
+        candidates, chosen, because or f"--strategy {mode} says so" if mode != "auto" else None
+    )
     costs = StrategyCosts(choices, chosen.assignment, totals_s, chosen.solution, tried)
     return chosen.strategy(batch), costs
 
 
-def _choices(candidates: Candidates, chosen: Candidate, mode: Mode) -> tuple[Choice, ...]:
-    """Return the chosen candidate's decisions with their reasons."""
+def _choices(candidates: Candidates, chosen: Candidate, because: str | None) -> tuple[Choice, ...]:
+    """Return the chosen candidate's decisions with their reasons. `because`: who decided, if the user did."""
     workers = sum(len(host.devices) for host in candidates.cluster.hosts)
     choices: list[Choice] = []
     for fact in candidates.facts:
         how, seconds = chosen.chosen[fact.name], candidates.seconds(fact)
-        asked_for = _asked_for(fact, mode, candidates.pins)
+        asked_for = "The strategy file says so" if fact.name in candidates.pins else because
         reason = explain(fact, how, seconds, workers=workers, asked_for=asked_for)
         shards = chosen.shards.get(fact.name, ())
         is_asked = asked_for is not None
@@ -109,10 +112,3 @@ def _choices(candidates: Candidates, chosen: Candidate, mode: Mode) -> tuple[Cho
             Choice(fact.name, fact.bytes, fact.sparse, how.method, seconds, reason, shards, is_asked)
         )
     return tuple(choices)
-
-
-def _asked_for(fact: SyncFacts, mode: Mode, pins: Mapping[str, Synchronisation]) -> str | None:
-    """Say who decided, where it was the user."""
-    if fact.name in pins:
-        return "The strategy file says so"
-    return None if mode == "auto" else f"--strategy {mode} says so"

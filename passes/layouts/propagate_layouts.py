@@ -80,9 +80,8 @@ def _check_divides(graph: LaidOutGraph, name: str, split: Split, is_own: bool) -
     replicas, parts = 1 if is_own else graph.replicas, graph.meshes.microbatches
     if size % (replicas * parts) == 0 or (size > replicas * parts and graph.has_fixed_pieces(name)):
         return
-    others = (
-        f"a multiple of {replicas * parts}, or of a size that the model tells, {replicas * parts} at least"
-    )
+    least = replicas * parts
+    others = f"a multiple of {least} (`partc grad --batch-size {least}` makes one)"
     if size % replicas and (size < replicas or not graph.has_fixed_pieces(name)):
         raise UnsupportedModel(
             f"a batch of {size} does not divide among {replicas} replicas",

@@ -105,9 +105,9 @@ def _read(folder: Path) -> Plan:
     plan_file = folder / PLAN_FILE
     try:
         text = plan_file.read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a path that no file has is a ValueError
         raise BadPlan(
-            f"no plan can be read: {error.strerror}",
+            f"no plan can be read: {getattr(error, 'strerror', error)}",
             at=str(plan_file),
             fix="give the folder that `partc compile -o` wrote",
         ) from error

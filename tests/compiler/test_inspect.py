@@ -1,6 +1,6 @@
 from rich.console import Console
 
-from partc.compiler.inspect import format_bytes, inspect_graph
+from partc.compiler.inspect import inspect_graph
 from partc.compiler.planning.choose_reading import describe_departures, judge_step
 from partc.passes.roles.find_gradients import find_gradients
 from tests.builders.graphs.foreign_steps import ADAM, CLIPPED, COUNTED, SGD, TABLE, import_step
@@ -47,12 +47,3 @@ def test_a_loss_divided_by_a_label_count_is_warned_of() -> None:
     assert "divides by what is summed over the samples, as a count of labels is" in shown(COUNTED)
     assert "Only --batch global is exact" in shown(COUNTED)
     assert "Only --batch global is exact" not in shown(SGD)
-
-
-def test_sizes_are_spelled_for_people() -> None:
-    assert [format_bytes(size) for size in (0, 1023, 1536, 3 << 30)] == [
-        "0 B",
-        "1023 B",
-        "1.5 KiB",
-        "3.0 GiB",
-    ]

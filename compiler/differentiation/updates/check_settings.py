@@ -43,7 +43,7 @@ def check_optimizer(optimizer: object, **wanted: Requirement) -> None:
     """Raise BadUsage unless the optimizer's settings, rate and weight decay mean something."""
     name = type(optimizer).__name__
     rate = getattr(optimizer, "lr")  # noqa: B009  # every optimizer has one
-    if rate != "fed":
+    if not (isinstance(rate, str) and rate == "fed"):
         check_setting(f"optimizer {name}, lr", rate, NOT_NEGATIVE)
     for setting, phrase in {**wanted, "weight_decay": NOT_NEGATIVE}.items():
         check_setting(f"optimizer {name}, {setting}", getattr(optimizer, setting), phrase)

@@ -42,7 +42,7 @@ class SplitDescriber:
         self._workers = tuple(rank.rank for rank in plan.ranks if rank.replica is not None)
         self._servers = tuple(rank.rank for rank in plan.ranks if "server" in rank.sites)
         self._per_replica = plan.batch == "per-replica"
-        self._known: dict[tuple[int, str, int, bool], tuple[Decision, DividedNode]] = {}
+        self._known: dict[tuple[int, str, int, bool, bool], tuple[Decision, DividedNode]] = {}
 
     def ranks_of(self, site: Site) -> tuple[int, ...]:
         """Return the ranks of a site in the order of its mesh."""
@@ -50,11 +50,16 @@ class SplitDescriber:
             return self._servers
         return tuple(self._workers[worker] for worker in self._meshes.of(site).workers)
 
-    def describe(self, decision: Decision, op: str, rank: int, updates: bool) -> DividedNode:
-        """Return how a node runs. `rank`: its result's; `updates`: it is part of an update."""
-        key = id(decision), op, rank, updates
+    def describe(
+        self, decision: Decision, op: str, rank: int, *, updates: bool, samples: bool
+    ) -> DividedNode:
+        """Return how a node runs.
+
+        `rank`: its result's; `updates`: it is part of an update; `samples`: it divides them among replicas.
+        """
+        key = id(decision), op, rank, updates, samples
         if key not in self._known:
-            self._known[key] = decision, self._describe(decision, op, rank, updates)
+            self._known[key] = decision, self._describe(decision, op, rank, updates, samples)
         return self._known[key][1]
 
     def whole_at(self, sites: Sequence[Site]) -> DividedNode:
@@ -62,14 +67,14 @@ class SplitDescriber:
         ranks = tuple(dict.fromkeys(rank for site in sites for rank in self.ranks_of(site)))
         return DividedNode(_whole_words(len(ranks)), 1, 1, max(1, len(ranks)), ranks)
 
-    def _describe(self, decision: Decision, op: str, rank: int, updates: bool) -> DividedNode:
+    def _describe(self, decision: Decision, op: str, rank: int, updates: bool, samples: bool) -> DividedNode:
         if decision.site == "server":
             return self._on_servers(decision)
         mesh = self._meshes.of(decision.site)
         sizes = [size for _, size in mesh.grid]
         axes_of: dict[str, list[int]] = {}
         for axis, along in enumerate(decision.axes[: len(sizes)]):
-            dimension = _dimension(along, axis, op, rank, updates)
+            dimension = _dimension(along, op, rank, updates, samples and axis == REPLICAS)
             if sizes[axis] > 1 and dimension is not None:
                 axes_of.setdefault(dimension, []).append(axis)
         ordered = sorted(axes_of.items(), key=lambda item: item[0] != "samples")
@@ -114,13 +119,13 @@ def _micro_words(mesh: Mesh, decision: Decision) -> str:
     return f", in {count(mesh.microbatches)} micro-batches"
 
 
-def _dimension(along: AxisDecision, axis: int, op: str, rank: int, updates: bool) -> str | None:
+def _dimension(along: AxisDecision, op: str, rank: int, updates: bool, samples: bool) -> str | None:
     """Return what a mesh axis divides, None where its ranks do the same."""
     placements = (*along.outputs, *along.inputs)
     split = next((p for p in placements if isinstance(p, Split)), None)
     if split is None:
         return "samples" if any(isinstance(p, PerReplica) for p in placements) else None
-    if axis == REPLICAS and not updates:
+    if samples and not updates:
         return "samples"
     if not isinstance(along.outputs[0], Split):
         return (

@@ -1,9 +1,11 @@
 """The columns of nodes: where each runs, how it is divided, what it takes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from partc.compiler.compilation import Compilation
+from partc.compiler.report.describe_program import op_in_words
 from partc.compiler.report.operators.describe_split import DividedNode, SplitDescriber
+from partc.compiler.report.operators.divide_samples import nodes_without_samples
 from partc.compiler.report.operators.encode_columns import flattened
 from partc.compiler.report.operators.group_nodes import NodeGroups
 from partc.compiler.report.operators.number_names import Names
@@ -29,15 +31,18 @@ def node_columns(
     ops, runs, shapes = Interned[str](), Interned[tuple[int, ...]](), Interned[str]()
     splits = Interned[DividedNode | str]()
     describer = SplitDescriber(compilation.plan, compilation.lowered.meshes)
+    undivided = nodes_without_samples(
+        names.in_plan.values(), compilation.lowered.decisions, compilation.training.variables
+    )
     group_of = {name: place for place, group in enumerate(groups.groups) for name in group.nodes}
     traces = [trace.nodes.get(name, NodeTrace()) for name in names.nodes]
     divided = (
-        _divided(compilation, names, describer, name, traced)
+        _divided(compilation, names, describer, name, traced, undivided)
         for name, traced in zip(names.nodes, traces, strict=True)
     )
     return {
         "name": list(names.nodes),
-        "op": [ops(op) for op in names.ops],
+        "op": [ops(op_in_words(op)) for op in names.ops],
         "group": [group_of.get(name, NOWHERE) for name in names.nodes],
         "way": [int(groups.ways.get(name, NOWHERE)) for name in names.nodes],
         "of": [names.nodes.get(groups.gradient_of.get(name, ""), NOWHERE) for name in names.nodes],
@@ -57,9 +62,14 @@ def node_columns(
 
 
 def _divided(
-    compilation: Compilation, names: Names, describer: SplitDescriber, name: str, traced: NodeTrace
+    compilation: Compilation,
+    names: Names,
+    describer: SplitDescriber,
+    name: str,
+    traced: NodeTrace,
+    undivided: Collection[str],
 ) -> DividedNode | str:
-    """Return how a node is divided, or why no device computes it."""
+    """Return how a node is divided, or why no device computes it. `undivided`: they divide no samples."""
     if not traced.sites:
         return REPLACED if name in names.replaced else FOLDED
     decision = compilation.lowered.decisions.get(name)
@@ -67,7 +77,8 @@ def _divided(
         return describer.whole_at(traced.sites)
     node = names.in_plan[name]
     rank = len(compilation.shapes.get(node.outputs[0].name, ()))
-    return describer.describe(decision, node.op, rank, name not in compilation.analysis.main)
+    updates = name not in compilation.analysis.main
+    return describer.describe(decision, node.op, rank, updates=updates, samples=name not in undivided)
 
 
 def _shape(compilation: Compilation, names: Names, name: str) -> str:

@@ -13,6 +13,7 @@ from math import floor, log10
 import numpy as np
 
 from partc.compiler.report.describe_messages import Words
+from partc.compiler.report.describe_program import roles_of
 from partc.compiler.report.methods import KEYS, Key
 from partc.compiler.report.timeline.bar_events import BarEvent, WordsOf, event_of
 from partc.compiler.report.timeline.group_ranks import apart_s_of, group_ranks
@@ -185,7 +186,7 @@ def _row(
     return Row(
         name=f"{'rank' if len(members) == 1 else 'ranks'} {some_ranges(members, 2)}",
         remark=rank.device if len(members) == 1 else _who(members, rank, plan) + spread,
-        plays=" + ".join(rank.sites),
+        plays=" + ".join(roles_of(plan, rank)),
         paths=_paths(lanes, places, step_s, words),
         height=sum(places[-1]),
         compute=seconds(compute_s),

@@ -48,7 +48,7 @@ def test_a_run_goes_on_in_another_plan(folder: Path) -> None:
 
     lines = (folder / "other" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [5, 6]
-    assert "6 steps" in told
+    assert "6 steps, 4 of them before, " in told
 
 
 def test_compiling_again_leaves_checkpoints(folder: Path) -> None:

@@ -63,3 +63,20 @@ def test_a_terminal_shows_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch:
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().out)
     assert "training" in shown
     assert "2/2" in shown
+
+
+def test_what_a_bar_says_is_cut_off_by_no_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("_force_terminal", True), ("is_interactive", True), ("_width", 60)):
+        monkeypatch.setattr(console, name, value)
+    remark = "loss 2.5  31.0 steps/s, 1,985 samples/s  a step 32.2 ms, predicted 15.1 ms, as it seems"
+
+    with progress_of("training", 2) as advance:
+        advance(1, remark)
+
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().out)
+    assert (
+        remark.split() == [word for word in shown.split() if word in remark.split()][-len(remark.split()) :]
+    )
+    assert "…" not in shown

@@ -11,9 +11,13 @@ import pytest
 
 from partc.compiler import api
 from partc.compiler.comparison.explain_run import ExplainedRun, explain_run, steps_in_sequence
+from partc.compiler.comparison.measured_timeline import measured_timeline, typical_step
+from partc.compiler.comparison.name_cause import name_cause
+from partc.compiler.report.describe_measured import with_measured
 from partc.cost.cluster.cluster import Cluster, encode_cluster, read_cluster
 from partc.cost.cluster.vary_cluster import with_link_rates, with_threads
 from partc.cost.simulation.instruction_times import time_instructions
+from partc.cost.step_account import Difference
 from partc.runtime.execution.recorder import RankTimes, StepTimes
 from partc.runtime.plan.plan_folder import PlanFolder
 from partc.runtime.plan.program import Plan
@@ -144,3 +148,30 @@ def test_the_longest_sequence_of_traced_steps_counts(plan: PlanFolder) -> None:
     assert found.keys() == times.keys()
     assert all([step.step for step in steps] == [3, 4, 5] for steps in found.values())
     assert steps_in_sequence(plan.plan, {}) == {}
+
+
+def test_a_rate_that_is_no_lower_is_not_told_as_the_reason_of_a_longer_wait(plan: PlanFolder) -> None:
+    waits = Difference(
+        "transfer", "AllReduce W.average", 15.3e-3, 25.5e-3, "a -> b", 0, 1 << 24, 120e6, 127e6
+    )
+
+    assert name_cause(plan.plan, [waits], {}, {}) == (
+        "waiting for AllReduce took 25.5\u00a0ms instead of 15.3\u00a0ms, "
+        "not for its rate: 127\u00a0MB/s instead of 120\u00a0MB/s"
+    )
+
+
+def test_a_page_of_another_version_says_that_it_cannot_draw_the_step(plan: PlanFolder) -> None:
+    run = explained(plan, REAL, played(plan.plan, REAL))
+    timeline = measured_timeline(plan.plan, typical_step(run.steps))
+    now = (plan.path / "report.html").read_text(encoding="utf-8")
+    first_script = now.index("<script>", now.index('id="devices"'))
+    earlier = now[:first_script] + now[first_script:].replace("zoom", "enlarge")
+
+    drawn, told = (
+        with_measured(page, plan.plan, run.record, timeline, run.line).partition('<section id="measured">')[2]
+        for page in (now, earlier)
+    )
+    assert 'id="measured-timeline"' in drawn and "Another version of partc" not in drawn
+    assert 'id="measured-timeline"' not in told and "Another version of partc" in told
+    assert run.line in told  # what was measured stands there all the same

@@ -9,6 +9,8 @@ import msgspec
 import onnx
 import pytest
 
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options
 from partc.compiler.pipeline import compile_graph
@@ -21,6 +23,7 @@ from partc.compiler.report.measure_traffic import host_traffic, step_traffic
 from partc.compiler.report.page import render_report
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.cluster.machines import Link
+from partc.models.catalogue import build_model
 from partc.runtime.plan.program import Plan, Run
 from tests.builders.graphs.training_models import training_model
 from tests.builders.plans.compiled_reports import (
@@ -29,7 +32,7 @@ from tests.builders.plans.compiled_reports import (
     compile_lm,
     plain,
 )
-from tests.builders.plans.compiled_steps import cluster_of
+from tests.builders.plans.compiled_steps import cluster_of, compile_step
 
 ANCHORS: defaultdict[tuple[str, str], str] = defaultdict(str)  # of links' lines, of which none is looked at
 DONE = ("compute", "all-reduce", "all-gather", "servers", "transfer")
@@ -247,3 +250,15 @@ def contrast(one: str, other: str) -> float:
 def luminance(colour: str) -> float:
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb(colour)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_a_plan_without_servers_names_none_and_says_why_a_mesh_has_none(tmp_path: Path) -> None:
+    step = build_training_graph(
+        build_model("mlp", sizes=(8, 8, 4), batch=8), loss="softmax_cross_entropy", optimizer=SGD(0.1)
+    )
+    compile_step(import_training_graph(step), tmp_path / "out", "2x2", "data=2,tensor=2", "global")
+    text = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+    assert "2 replicas on 4 workers, no server" in plain(text)
+    assert "worker + server" not in text and "worker and server" not in text
+    assert "Replicas of a mesh have no servers" in text and "--strategy allreduce says so" not in text

@@ -5,7 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from partc.compiler.comparison.compare_steps import compare_steps
+from partc.compiler.comparison.draw_comparison import comparison_page
 from partc.compiler.comparison.explain_run import explain_run
+from partc.compiler.comparison.read_side import read_side, run_of
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options
 from partc.compiler.output.write_measured import write_measured
@@ -107,3 +110,18 @@ def test_changes_without_a_price_for_one_reason_share_a_line(page: Path, browser
 
 def plain(text: str) -> str:
     return text.replace("\u00a0", " ")
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1400, False), (400, True)])
+def test_a_plan_beside_its_run_on_a_page_says_where_it_scrolls(
+    page: Path, browser: Browser, tmp_path: Path, width: int, dark: bool
+) -> None:
+    sides = read_side(page.parent), read_side(run_of(page.parent))
+    compared = tmp_path / "compared.html"
+    compared.write_text(comparison_page(compare_steps(*sides)), encoding="utf-8")
+
+    with browser.open(compared, width, dark=dark) as shown:
+        assert audit(shown) == NOTHING_WRONG
+        assert shown.errors == []
+        hints = "[...document.querySelectorAll('.scroll-hint')].some(hint => hint.checkVisibility())"
+        assert shown.evaluate(hints) is (width == 400)

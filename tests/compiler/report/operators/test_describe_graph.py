@@ -1,13 +1,19 @@
 """The columns of the page, held against the user's file, the segments' files, the programs and shapes."""
 
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import SGD
+from partc.compiler.importing.import_training import import_training_graph
+from partc.models.catalogue import build_model
 from partc.runtime.plan.boxes import is_empty
 from partc.runtime.plan.program import Run, Start, instructions_of
-from tests.compiler.report.operators.conftest import BATCH, SIZES, Page
+from tests.builders.plans.compiled_steps import compile_step
+from tests.compiler.report.operators.conftest import BATCH, SIZES, Page, page_of
 
 FLOAT = 4  # bytes
 LAYERS = ("MatMul:MatMul_3", "MatMul:MatMul_8", "MatMul:MatMul_14")
@@ -153,3 +159,23 @@ def test_every_way_of_a_parameter_has_its_predicted_time(server_page: Page) -> N
         assert told_s == pytest.approx(
             sorted(choices[name].seconds.values()) if name in choices else [], rel=1e-3
         )
+
+
+def test_columns_along_the_axis_of_replicas_are_not_told_as_samples(tmp_path: Path) -> None:
+    step = build_training_graph(
+        build_model("lenet", batch=8), loss="softmax_cross_entropy", optimizer=SGD(0.1)
+    )
+    out = tmp_path / "out"
+    compiled = compile_step(import_training_graph(step), out, "2x2", "one-weird-trick", "global")
+    page = page_of(compiled.compilation, step, out)
+
+    own = {op.op: op.split for op in compiled.compilation.strategy.ops}
+    dense = [node for node in step.graph.node if node.name in own and node.op_type in ("Gemm", "MatMul")]
+    assert dense
+    for node in dense:
+        along = next(dimension for dimension, axis in own[node.name].items() if axis == "data")
+        told = {"out:1": "output columns", "out:0": "output rows"}.get(along, "what it sums")
+        assert page.node(node.name)["words"] == f"split into 4 by {told}"
+        assert page.node(node.name)["grid"] == (1, 4, 1)
+    convolutions = [node.name for node in step.graph.node if node.op_type == "Conv"]
+    assert {page.node(name)["words"] for name in convolutions} == {"split into 4 by samples"}
