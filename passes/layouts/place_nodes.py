@@ -149,9 +149,10 @@ class _Placing:
             for tensor in (gradient.dense, gradient.ids, gradient.rows)
             if tensor is not None and len(self.at_hand.get(gradient.parameter, ())) == 1
         }
-        for node in reversed(self._backward()):
+        ending = self._that_end_in(set(of_one))
+        for node in reversed([n for n in self.training.graph.nodes if n.name in ending]):
             reading = [reader for tensor in node.outputs for reader in readers.get(tensor.name, ())]
-            ends = {of_one.get(t.name) for r in reading if r.name in self.analysis.main for t in r.outputs}
+            ends = {of_one.get(t.name) for r in reading if r.name in ending for t in r.outputs}
             ends |= {of_one[tensor.name] for tensor in node.outputs if tensor.name in of_one}
             if len(ends) == 1 and None not in ends:
                 of_one.update((tensor.name, *ends) for tensor in node.outputs)
@@ -159,6 +160,18 @@ class _Placing:
             is_alone = len(stages) == 1 and node.name not in self.wished
             if is_alone and self._may_run_at(node, min(stages), len(ends) == 1 and None not in ends):
                 self._put(node, min(stages))
+
+    def _that_end_in(self, gradients: set[str]) -> set[str]:
+        """Return the nodes of the backward pass, and those that average replicas' gradients behind it."""
+        backward = {node.name for node in self._backward()}
+        averages: set[str] = set()
+        wanted = set(gradients)
+        for node in reversed(self.training.graph.nodes):
+            is_behind = node.name not in backward and node.name not in self.analysis.main
+            if is_behind and any(tensor.name in wanted for tensor in node.outputs):
+                averages.add(node.name)
+                wanted.update(tensor.name for tensor in node.inputs)
+        return backward | averages
 
     def _may_run_at(self, node: gs.Node, stage: int, ends: bool) -> bool:
         where = self._where_at_hand(node)

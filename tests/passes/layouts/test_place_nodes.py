@@ -28,9 +28,10 @@ def mlp(optimizer: Optimizer, clip_global_norm: float | None = None) -> onnx.Mod
     )
 
 
-def analysed(step: onnx.ModelProto, folder: Path) -> Analysis:
+def analysed(step: onnx.ModelProto, folder: Path, replicas: int = 1, batch: str = "global") -> Analysis:
     training = import_training_graph(step)
-    return compile_step(training, folder / "out", "1x1", "data=1", "global").compilation.analysis
+    strategy = f"data={replicas}"
+    return compile_step(training, folder / "out", f"1x{replicas}", strategy, batch).compilation.analysis
 
 
 def products(analysis: Analysis) -> list[str]:
@@ -48,6 +49,18 @@ def test_activations_go_forward_and_their_gradients_back(tmp_path: Path) -> None
     shapes = {way: [analysis.facts.shape(name) for name in names] for way, names in sent.items()}
     activations = [(BATCH, WIDTH)]
     assert shapes == {(0, 1): activations, (1, 2): activations, (2, 1): activations, (1, 0): activations}
+
+
+def test_gradients_that_are_averaged_over_replicas_are_made_where_their_layer_is(tmp_path: Path) -> None:
+    analysis = analysed(mlp(SGD(0.1)), tmp_path, 2, "per-replica")
+
+    places = place_nodes(analysis, {products(analysis)[1]: 1}, 2)
+
+    sent = crossing(analysis.training.graph.nodes, places)
+    assert {way: [analysis.facts.shape(name) for name in names] for way, names in sent.items()} == {
+        (0, 1): [(BATCH, WIDTH)],
+        (1, 0): [(BATCH, WIDTH)],
+    }
 
 
 def test_a_variable_its_slots_and_its_update_are_where_it_is_read(tmp_path: Path) -> None:
