@@ -202,10 +202,12 @@ def _compiling(name: str) -> Check:
 def _solving(name: str) -> Check:
     from ortools.sat.python import cp_model
 
+    from partc.cost.new_solver import new_solver
+
     model = cp_model.CpModel()
     number = model.new_int_var(0, 10, "number")
     model.maximize(number)
-    solver = cp_model.CpSolver()
+    solver = new_solver()
     solver.solve(model)
     return Check(name, "ok", f"CP-SAT finds the largest number up to 10: {solver.objective_value:.0f}")
 

@@ -29,6 +29,7 @@ from ortools.sat.python import cp_model
 from partc.cost.assignment.price_options import Options, Price, Prices, alike, option_key
 from partc.cost.assignment.server_room import server_room_bytes
 from partc.cost.cluster.cluster import Cluster
+from partc.cost.new_solver import new_solver
 from partc.cost.strategy import SyncFacts, Synchronisation
 
 UNIT_S = 1e-11
@@ -168,10 +169,7 @@ def _fit_in_memory(
 
 
 def _solver() -> cp_model.CpSolver:
-    solver = cp_model.CpSolver()
-    solver.parameters.catch_sigint_signal = False  # else Ctrl-C ends the whole process from then on
-    solver.parameters.random_seed = 0
-    solver.parameters.num_workers = 1
+    solver = new_solver()
     # By default the linear relaxation leaves sums of counts out: of NMT on 8 x 6 a gap of 14 % was left after
     # 56 s of the processor; with them the same problem is solved in 3 ms.
     solver.parameters.linearization_level = 2

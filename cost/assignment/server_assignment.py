@@ -35,6 +35,7 @@ from partc.cost.assignment.row_spread import cut, share_of_traffic
 from partc.cost.assignment.server_room import check_room, does_not_fit, server_room_bytes
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.cluster.machines import Host
+from partc.cost.new_solver import new_solver
 from partc.cost.strategy import Shard, SyncFacts
 
 MIN_SPLIT_BYTES = 1024  # smaller variables are never split for balance's sake
@@ -259,10 +260,7 @@ def _limit_loads(
 
 
 def _solve(model: _Model, relative_gap: float) -> _Answer | None:
-    solver = cp_model.CpSolver()
-    solver.parameters.catch_sigint_signal = False  # else Ctrl-C ends the whole process from then on
-    solver.parameters.random_seed = 0
-    solver.parameters.num_workers = 1
+    solver = new_solver()
     solver.parameters.max_deterministic_time = DETERMINISTIC_LIMIT
     solver.parameters.relative_gap_limit = relative_gap
     solver.parameters.symmetry_level = 0  # breaking symmetry would make the hint infeasible

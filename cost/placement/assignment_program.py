@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.sat.python import cp_model
 
+from partc.cost.new_solver import new_solver
 from partc.cost.placement.groups import NEVER, Groups, Ints
 
 TIME_BITS = 24
@@ -53,9 +54,7 @@ def solve_assignment(groups: Groups, start: Ints, limit: int, *, seconds: float,
         for device in range(1, problem.accelerators):
             model.add(x[group][device] <= sum(x[other][device - 1] for other in order[:i]))
     model.minimize(load)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 2
-    solver.parameters.random_seed = seed
+    solver = new_solver(2, seed)
     solver.parameters.max_time_in_seconds = seconds
     status = solver.solve(model)
     if status == cp_model.INFEASIBLE:

@@ -16,6 +16,7 @@ from fractions import Fraction
 import numpy as np
 from ortools.sat.python import cp_model
 
+from partc.cost.new_solver import new_solver
 from partc.cost.placement.chains import best_chain
 from partc.cost.placement.groups import NEVER, Groups, Ints, group_nodes, without_groups
 from partc.cost.placement.problem import Problem
@@ -172,7 +173,6 @@ class _Packing:
         for device in range(accelerators):
             model.add(sum(size * row[device] for size, row in zip(sizes, x, strict=True)) <= most)
         model.minimize(most)
-        solver = cp_model.CpSolver()
-        solver.parameters.num_workers = 2
+        solver = new_solver(workers=2)
         solver.parameters.max_time_in_seconds = max(0.1, self.deadline_s - time.monotonic())
         return int(solver.objective_value) if solver.solve(model) == cp_model.OPTIMAL else None

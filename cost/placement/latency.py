@@ -12,6 +12,7 @@ from fractions import Fraction
 import numpy as np
 from ortools.sat.python import cp_model
 
+from partc.cost.new_solver import new_solver
 from partc.cost.placement.conflicts import refuse
 from partc.cost.placement.contiguous import place_contiguously
 from partc.cost.placement.groups import Ints, flat, group_nodes
@@ -231,9 +232,7 @@ def _solve_sat(
         sizes = [int(node.size) * on[problem.colours[i]][device] for i, node in enumerate(problem.nodes)]
         model.add(sum(sizes) <= int(problem.accelerator_memory))
     model.minimize(last)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 2
-    solver.parameters.random_seed = seed
+    solver = new_solver(2, seed)
     solver.parameters.max_time_in_seconds = seconds
     status = solver.solve(model)
     bound = Fraction(max(0, int(solver.best_objective_bound))) * unit

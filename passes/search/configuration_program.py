@@ -18,6 +18,7 @@ from math import inf
 import numpy as np
 from ortools.sat.python import cp_model
 
+from partc.cost.new_solver import new_solver
 from partc.passes.search.additive_costs import AdditiveCosts, Choice, Floats
 from partc.runtime.errors import NoPlacement
 
@@ -51,10 +52,7 @@ def solve_configurations(
     terms += [_follow(model, chosen[j], chosen[k], pair, unit_s) for (j, k), pair in costs.pair_s.items()]
     _fit(model, costs, chosen)
     model.minimize(sum(terms))
-    solver = cp_model.CpSolver()
-    solver.parameters.catch_sigint_signal = False  # else Ctrl-C ends the whole process from then on
-    solver.parameters.num_workers = 1  # so that equal seeds give equal answers
-    solver.parameters.random_seed = seed
+    solver = new_solver(seed=seed)
     if seconds < inf:
         solver.parameters.max_time_in_seconds = max(seconds, 0.01)
     if effort is not None:
