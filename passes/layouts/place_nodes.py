@@ -139,20 +139,21 @@ class _Placing:
         What ends in the gradient of a variable that one stage reads is made there, though every stage is fed
         the data. Of one that several read, each sends its term of the gradient.
         """
+        averaged = self._averaged()  # tensor -> what it is the average of, over replicas
         readers: dict[str, list[gs.Node]] = {}
         for node in self.training.graph.nodes:
-            for tensor in node.inputs:
-                readers.setdefault(tensor.name, []).append(node)
+            if not any(tensor.name in averaged for tensor in node.outputs):
+                for tensor in node.inputs:
+                    readers.setdefault(averaged.get(tensor.name, tensor.name), []).append(node)
         of_one = {  # tensor -> the only parameter whose gradient it is, or becomes
-            tensor: gradient.parameter
+            averaged.get(tensor, tensor): gradient.parameter
             for gradient in self.training.gradients.values()
             for tensor in (gradient.dense, gradient.ids, gradient.rows)
             if tensor is not None and len(self.at_hand.get(gradient.parameter, ())) == 1
         }
-        ending = self._that_end_in(set(of_one))
-        for node in reversed([n for n in self.training.graph.nodes if n.name in ending]):
+        for node in reversed(self._backward()):
             reading = [reader for tensor in node.outputs for reader in readers.get(tensor.name, ())]
-            ends = {of_one.get(t.name) for r in reading if r.name in ending for t in r.outputs}
+            ends = {of_one.get(t.name) for r in reading if r.name in self.analysis.main for t in r.outputs}
             ends |= {of_one[tensor.name] for tensor in node.outputs if tensor.name in of_one}
             if len(ends) == 1 and None not in ends:
                 of_one.update((tensor.name, *ends) for tensor in node.outputs)
@@ -160,18 +161,19 @@ class _Placing:
             is_alone = len(stages) == 1 and node.name not in self.wished
             if is_alone and self._may_run_at(node, min(stages), len(ends) == 1 and None not in ends):
                 self._put(node, min(stages))
+        for node in self.training.graph.nodes:
+            if found := [averaged[tensor.name] for tensor in node.outputs if tensor.name in averaged]:
+                self._put(node, self.made[found[0]])
 
-    def _that_end_in(self, gradients: set[str]) -> set[str]:
-        """Return the nodes of the backward pass, and those that average replicas' gradients behind it."""
-        backward = {node.name for node in self._backward()}
-        averages: set[str] = set()
-        wanted = set(gradients)
-        for node in reversed(self.training.graph.nodes):
-            is_behind = node.name not in backward and node.name not in self.analysis.main
-            if is_behind and any(tensor.name in wanted for tensor in node.outputs):
-                averages.add(node.name)
-                wanted.update(tensor.name for tensor in node.inputs)
-        return backward | averages
+    def _averaged(self) -> dict[str, str]:
+        """Map gradients that update nodes average over replicas to what the backward pass makes."""
+        gradients = {g.dense or g.rows for g in self.training.gradients.values()}
+        found: dict[str, str] = {}
+        for node in self.training.graph.nodes:
+            made = [tensor.name for tensor in node.inputs if tensor.name in self.of_backward]
+            if node.name not in self.analysis.main and len(made) == 1:
+                found.update((t.name, made[0]) for t in node.outputs if t.name in gradients)
+        return found
 
     def _may_run_at(self, node: gs.Node, stage: int, ends: bool) -> bool:
         where = self._where_at_hand(node)
