@@ -259,7 +259,18 @@ class _Lowerer(Lowering):
             return None
         if not self.graph.divides(node, divided) or self._cuts_more(node, divided, tensor):
             return None
-        return node, divided
+        return None if self._cuts_scattered(node, divided) else (node, divided)
+
+    def _cuts_scattered(self, node: gs.Node, divided: Decision) -> bool:
+        """Tell whether a sum would be cut before it is scattered, into parts of which some are larger."""
+        return any(
+            self.graph.sums_before(operand.name, axis)
+            and isinstance(wanted.along(axis), Split)
+            and not self.graph.has_fixed_pieces(operand.name, wanted.with_along(axis, Replicate()))
+            for operand, wanted in zip(node.inputs, divided.inputs, strict=True)
+            if operand.name
+            for axis in range(len(wanted.placements))
+        )
 
     def _cuts_more(self, node: gs.Node, divided: Decision, tensor: str) -> bool:
         """Tell whether a variable would be cut that is larger than what is made, such as a table of rows."""

@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
-import msgspec
-import onnx
 import pytest
 
 from partc.compiler.importing.import_training import import_training_graph
-from partc.cost.strategy import Strategy
 from partc.passes.rules.sharding_rules import rule_of
-from partc.runtime.errors import BadStrategy
 from tests.builders.graphs.random_steps import random_step
-from tests.builders.plans.compiled_steps import Compiled, compile_step, random_batches, verified
+from tests.builders.plans.compiled_steps import Compiled,
+    compile_as_allowed,
+    random_batches,
+    verified,
+
 from tests.builders.plans.random_meshes import random_devices
 from tests.checks.oracle import Oracle
 from tests.checks.work_of_parts import most_flops
@@ -36,21 +36,6 @@ def check(seed: int, folder: Path, samples: int = 8, are_equal: bool = True) -> 
 
     assert {check.verdict for check in report.variables} == {"equal"}, report.summary()
     assert not report.disagreeing
-
-
-def compile_as_allowed(
-    model: onnx.ModelProto, out: Path, cluster: str, strategy: Strategy, batch: str
-) -> Compiled:
-    """Compile; where a split and micro-batches cannot both be, with fewer of these, as the refusal says."""
-    try:
-        return compile_step(import_training_graph(model), out, cluster, strategy, batch)
-    except BadStrategy as refused:
-        if strategy.microbatches == 1 and "beside what else it splits" in refused.what:
-            pytest.skip(f"refused: {refused}")
-        if strategy.microbatches == 1:
-            raise
-        fewer = msgspec.structs.replace(strategy, microbatches=strategy.microbatches - 1)
-        return compile_as_allowed(model, out, cluster, fewer, batch)
 
 
 def check_work(compiled: Compiled) -> None:

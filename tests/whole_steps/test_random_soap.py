@@ -14,7 +14,7 @@ import pytest
 from partc.compiler.importing.import_training import import_training_graph
 from partc.runtime.errors import NoPlacement
 from tests.builders.graphs.soap_models import MODELS, soap_model
-from tests.builders.plans.compiled_steps import compile_step, random_batches, verified
+from tests.builders.plans.compiled_steps import compile_as_allowed, compile_step, random_batches, verified
 from tests.builders.plans.random_soap import random_soap
 from tests.checks.counted_bytes import check_bytes
 from tests.checks.counted_work import check_halos, check_work
@@ -32,14 +32,15 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check(model: str, seed: int, folder: Path, are_equal: bool = True) -> None:
     batch = BATCHES[seed % 2]
-    training = import_training_graph(onnx.ModelProto.FromString(soap_model(model)))
+    step = onnx.ModelProto.FromString(soap_model(model))
+    training = import_training_graph(step)
     oracle = Oracle(training)
     sizes = [e.shape[e.sample_axis] for e in training.data_inputs.values() if e.sample_axis is not None]
     samples = sizes[0]
     assert isinstance(samples, int)
     cluster, strategy = random_soap(training, batch, samples, seed, are_equal)
 
-    compiled = compile_step(training, folder / "out", cluster, strategy, batch)
+    compiled = compile_as_allowed(step, folder / "out", cluster, strategy, batch)
     batches = random_batches(compiled.plan, 2, seed, high=CLASSES.get(model))
 
     wrong = oracle.first_wrong(compiled, batches[0], 1e-9)
