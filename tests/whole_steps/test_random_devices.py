@@ -7,11 +7,7 @@ import pytest
 from partc.compiler.importing.import_training import import_training_graph
 from partc.passes.rules.sharding_rules import rule_of
 from tests.builders.graphs.random_steps import random_step
-from tests.builders.plans.compiled_steps import Compiled,
-    compile_as_allowed,
-    random_batches,
-    verified,
-
+from tests.builders.plans.compiled_steps import Compiled, compile_as_allowed, random_batches, verified
 from tests.builders.plans.random_meshes import random_devices
 from tests.checks.oracle import Oracle
 from tests.checks.work_of_parts import most_flops
