@@ -43,7 +43,7 @@ from partc.compiler.search.place_operators import place_operators
 from partc.compiler.search.search_limit import SearchLimit
 from partc.compiler.search.solve_additively import solve_additively
 from partc.compiler.search.walk_chains import walk_rounds
-from partc.compiler.search.walk_tasks import State, fewer_replicas
+from partc.compiler.search.walk_tasks import BestStates, State, fewer_replicas
 from partc.compiler.settle_options import settle_options
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.cost.cluster.cluster import Cluster, read_cluster
@@ -197,8 +197,9 @@ class Experiment:
         space, rng = space_of(self.first, self.groups), np.random.default_rng(seed)
         starts = [fewer_replicas(self.tasks, space), *starts]  # which compiles kernels, too
         until_s = time.monotonic() + budget_s
-        rounds = list(walk_rounds(self.tasks, space, starts, rng, partial(_part_until_s, until_s)))
-        return rounds[-1][0].in_order()[0], sum(proposals for _, proposals in rounds)
+        best, until = BestStates(), partial(_part_until_s, until_s)
+        proposals = sum(walk_rounds(self.tasks, space, starts, best, rng, until))
+        return best.in_order()[0], proposals
 
 
 def _part_until_s(until_s: float, share: float) -> float:

@@ -26,7 +26,7 @@ from partc.compiler.search.exhaust import exhaust
 from partc.compiler.search.own_space import OwnSpace
 from partc.compiler.search.search_limit import SearchLimit
 from partc.compiler.search.solve_additively import solve_additively
-from partc.compiler.search.walk_tasks import State, climb, fewer_replicas, walk_tasks
+from partc.compiler.search.walk_tasks import BestStates, State, climb, fewer_replicas, walk_tasks
 from partc.cost.cluster.cluster import read_cluster
 from partc.models.catalogue import build_model
 from partc.passes.search.operator_space import data_parallel_config
@@ -74,8 +74,8 @@ class SmallCase:
     def exhausted(self, walk_s: float, most_s: float) -> Row:
         """Return the quickest of all states."""
         own, begun_s = self.own, time.monotonic()
-        rng = np.random.default_rng(0)
-        best, _ = walk_tasks(own.tasks, own.space, self.starts(), rng, begun_s + walk_s)
+        best, rng = BestStates(), np.random.default_rng(0)
+        walk_tasks(own.tasks, own.space, self.starts(), best, rng, begun_s + walk_s)
         begin, step_s, _ = climb(own.tasks, own.space, best.in_order()[0], begun_s + most_s)
         print(f"{self.name}: exhaustion begins at {1e3 * step_s:.3f} ms", file=sys.stderr, flush=True)
         found = exhaust(own.tasks, own.kinds, begin, lambda: time.monotonic() < begun_s + most_s)
@@ -97,9 +97,9 @@ class SmallCase:
                 if step_s <= least_s * (1 + CLOSE):
                     reached.append(time.monotonic() - begun_s)
 
-            rng = np.random.default_rng(seed)
+            best, rng = BestStates(), np.random.default_rng(seed)
             own = self.own
-            best, _ = walk_tasks(own.tasks, own.space, [self.data], rng, begun_s + budget_s, show)
+            walk_tasks(own.tasks, own.space, [self.data], best, rng, begun_s + budget_s, show)
             best_s.append(best.least_s)
             if best.least_s <= least_s * (1 + CLOSE):
                 took.append(reached[0] if reached else 0.0)

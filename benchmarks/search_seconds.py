@@ -21,7 +21,7 @@ from flexflow import CLUSTERS, MODELS, Experiment, experiment_of
 from partc.compiler.planning.build_plan import bucket_bytes
 from partc.compiler.search.own_space import space_of
 from partc.compiler.search.walk_chains import walk_rounds
-from partc.compiler.search.walk_tasks import State, fewer_replicas
+from partc.compiler.search.walk_tasks import BestStates, State, fewer_replicas
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.passes.search.operator_space import OperatorConfig, data_parallel_config
 
@@ -68,8 +68,9 @@ def walked(case: Experiment, starts: list[State], seed: int, budget_s: float) ->
     def until(share: float) -> float:
         return time.monotonic() + share * (begun_s + budget_s - time.monotonic())
 
-    proposals, rng = 0, np.random.default_rng(seed)
-    for found, count in walk_rounds(tasks, space_of(case.first, case.groups), starts, rng, until, note):
+    proposals, rng, found = 0, np.random.default_rng(seed), BestStates()
+    space = space_of(case.first, case.groups)
+    for count in walk_rounds(tasks, space, starts, found, rng, until, note):
         proposals += count
         if not curve or found.least_s < curve[-1][1]:
             note(found.least_s)

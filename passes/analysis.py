@@ -31,6 +31,11 @@ class Analysis:
         """Return the tensors that come from variables and constants alone."""
         return find_stored(self.training)
 
+    def fewest_samples(self) -> int | None:
+        """Return how many samples a batch has, of the data input that has fewest; None: no input has any."""
+        fed = [entry for entry in self.training.data_inputs.values() if entry.sample_axis is not None]
+        return min((self.facts.shape(entry.name)[entry.sample_axis or 0] for entry in fed), default=None)
+
 
 def find_stored(training: TrainingGraph) -> frozenset[str]:
     """Return the tensors that come from variables and constants alone."""

@@ -154,9 +154,8 @@ def _divide_samples(
 
 
 def _check_has_samples(analysis: Analysis, parts: int, at: str) -> None:
-    fed = [entry for entry in analysis.training.data_inputs.values() if entry.sample_axis is not None]
-    samples = min((analysis.facts.shape(e.name)[e.sample_axis or 0] for e in fed), default=parts)
-    if samples < parts:
+    samples = analysis.fewest_samples()
+    if samples is not None and samples < parts:
         raise BadStrategy(
             f"samples are to be divided among {parts} devices, and the batch has {samples}",
             at=at,

@@ -22,7 +22,7 @@ from partc.compiler.commands.graph_arguments import (
 from partc.compiler.commands.results.plans import StrategyFound
 from partc.compiler.options import SEARCH_BUDGET, Options, SearchOptions
 from partc.compiler.output.output_paths import check_output_file
-from partc.compiler.report.units import seconds
+from partc.compiler.report.units import plural, seconds
 from partc.compiler.search.whole_steps import Priced
 from partc.cost.strategy import write_strategy
 
@@ -62,11 +62,9 @@ def search_command(
     found = search(train, cluster, options, _show)
     write_strategy(found.best.strategy, output)
     tell(
-        f"{found.best.name}: {_compare(found.best, found.data_parallel)}; {found.proposals} "
-        f"{'proposal' if found.proposals == 1 else 'proposals'} and "
-        f"{found.priced} {'strategy' if found.priced == 1 else 'strategies'} priced, {found.refused} not "
-        f"possible, in {seconds(found.seconds)} "
-        f"-> {output}"
+        f"{found.best.name}: {_compare(found.best, found.data_parallel)}; "
+        f"{plural(found.proposals, 'proposal')} and {plural(found.priced, 'strategy', 'strategies')} priced, "
+        f"{found.refused} not possible, in {seconds(found.seconds)} -> {output}"
     )
     for remark in found.remarks:
         tell(f"  {remark}")

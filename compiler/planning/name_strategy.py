@@ -153,15 +153,18 @@ def _has_split(wishes: Mapping[str, Wish]) -> bool:
 def _one_weird_trick(analysis: Analysis, named: NamedStrategy, workers: int, batch: Batch) -> Strategy:
     sizes = named.mesh(workers)
     at = f"--strategy {named.text}"
-    fed = [entry for entry in analysis.training.data_inputs.values() if entry.sample_axis is not None]
-    samples = min(
-        (analysis.facts.shape(entry.name)[entry.sample_axis or 0] for entry in fed), default=workers
-    )
-    if batch != "global" or samples < workers:
+    samples, others = analysis.fewest_samples(), f"or use --strategy tensor={workers}"
+    if samples is not None and samples < workers:
+        raise BadUsage(
+            f"a batch of {samples}, which {workers} workers are to divide where layers are not dense",
+            at=at,
+            fix=f"use a batch of {workers} or more, {others}",
+        )
+    if batch != "global":
         raise BadUsage(
             "dense layers take the samples of all workers together: replicas have no batches of their own",
-            at=f"{at} with a {batch} batch of {samples}",
-            fix=f"leave --batch out, with {workers} samples or more, or use --strategy tensor={workers}",
+            at=f"{at} with a {batch} batch",
+            fix=f"leave --batch out, {others}",
         )
     split = split_dense(analysis, Mesh("worker", tuple(sizes.items())))
     if not split.variables and workers > 1:

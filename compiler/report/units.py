@@ -46,9 +46,9 @@ def percent(share: float) -> str:
     return f"{share * 100:.{digits}f}{NO_BREAK}%"
 
 
-def plural(number: int, noun: str) -> str:
-    """Print a counted noun: 1 host, 8 hosts."""
-    return f"{count(number)}{NO_BREAK}{noun}" + ("" if number == 1 else "s")
+def plural(number: int, noun: str, several: str = "") -> str:
+    """Print a counted noun: 1 host, 8 hosts. `several`: its plural where that is no `s`."""
+    return f"{count(number)}{NO_BREAK}{noun if number == 1 else several or noun + 's'}"
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -243,15 +243,15 @@ class _Search:
 
     def _walk_rounds(self, own: OwnSpace, starts: Sequence[State], found: BestStates) -> None:
         limit, is_priced = self._limit, True
-        for _, proposals in walk_rounds(
+        for proposals in walk_rounds(
             own.tasks,
             own.space,
             starts,
+            found,
             self._rng,
             lambda share: limit.part_until_s((1 - CLIMB_SHARE) * share, RESERVE * self._price.slowest_s),
             most=limit.part(WALKED_PROPOSALS),
             chains=1 if limit.proposals is not None else 0,  # as many on every machine
-            best=found,
         ):
             self.proposals += proposals
             is_priced = self._price.slowest_s < PRICED_SHARE * limit.left_s

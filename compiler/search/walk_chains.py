@@ -39,29 +39,29 @@ def walk_rounds(
     tasks: StepTasks,
     space: OperatorSpace,
     starts: Sequence[State],
+    best: BestStates,
     rng: np.random.Generator,
     until: Callable[[float], float],
     show: Callable[[float], None] = lambda step_s: None,
     most: float = inf,
     chains: int = 0,
-    best: BestStates | None = None,
-) -> Iterator[tuple[BestStates, int]]:
-    """Yield after each round the best states so far, and how many proposals it had.
+) -> Iterator[int]:
+    """Walk in rounds; yield after each how many proposals it had.
 
     `until`: returns when a share of the time that is left then is over, on the monotonic clock.
-    `best`: has the best states of interrupted rounds as well.
+    `best`: takes the best states, those of an interrupted round as well.
     """
-    best, left = BestStates() if best is None else best, 1.0
+    left = 1.0
     least_s = min((step_s for state in starts if (step_s := tasks.begin(state)) is not None), default=inf)
     for share in ROUNDS:
         found = BestStates()
         try:
-            _, proposals = walk_chains(
-                tasks, space, starts, rng, until(share / left), show, share * most, chains, found
+            proposals = walk_chains(
+                tasks, space, starts, found, rng, until(share / left), show, share * most, chains
             )
         finally:
             best.add_all(found)
-        yield best, proposals
+        yield proposals
         if best.least_s >= least_s:
             return
         left, least_s = left - share, best.least_s
@@ -72,19 +72,18 @@ def walk_chains(
     tasks: StepTasks,
     space: OperatorSpace,
     starts: Sequence[State],
+    best: BestStates,
     rng: np.random.Generator,
     until_s: float,
     show: Callable[[float], None] = lambda step_s: None,
     most: float = inf,
     chains: int = 0,
-    best: BestStates | None = None,
-) -> tuple[BestStates, int]:
-    """Return the best states of all chains, and how many proposals were tried. `most`: of each chain.
-    `chains`: 0 for one a core. `best`: has the best states of all chains if they are interrupted, too.
+) -> int:
+    """Walk in several processes; return how many proposals were tried.
 
-    `show` is told what this process's own chain finds.
+    `best`: takes the best states of all chains, interrupted ones as well. `most`: proposals of each chain.
+    `chains`: 0 for one a core. `show` is told what this process's own chain finds.
     """
-    best = BestStates() if best is None else best
     count = chains or len(os.sched_getaffinity(0))
     context = multiprocessing.get_context("fork")
     others: list[Chain] = []
@@ -96,13 +95,13 @@ def walk_chains(
         there.close()
         others.append((process, here))
     try:
-        _, proposals = walk_tasks(tasks, space, starts, rng, until_s, show, most, best)
+        proposals = walk_tasks(tasks, space, starts, best, rng, until_s, show, most)
     except BaseException:
         for other, _ in others:
             other.terminate()
         _collect(others, best, GRACE_S)
         raise
-    return best, proposals + _collect(others, best)
+    return proposals + _collect(others, best)
 
 
 def _collect(others: Sequence[Chain], best: BestStates, grace_s: float | None = None) -> int:
@@ -139,7 +138,7 @@ def _walk(
     signal.signal(signal.SIGTERM, _interrupt)
     best, proposals = BestStates(), 0
     with suppress(KeyboardInterrupt):
-        _, proposals = walk_tasks(tasks, space, starts, rng, until_s, most=most, best=best)
+        proposals = walk_tasks(tasks, space, starts, best, rng, until_s, most=most)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is done, and about to say so
     there.send_bytes(msgspec.json.encode(Walked(tuple(best.found.items()), proposals)))
 

@@ -224,17 +224,16 @@ def walk_tasks(
     tasks: StepTasks,
     space: OperatorSpace,
     starts: Sequence[State],
+    best: BestStates,
     rng: np.random.Generator,
     until_s: float,
     show: Callable[[float], None] = lambda step_s: None,
     most: float = float("inf"),
-    best: BestStates | None = None,
-) -> tuple[BestStates, int]:
-    """Return the best states, and how many proposals were tried, until a time or `most` proposals.
+) -> int:
+    """Walk until a time or `most` proposals; return how many were tried.
 
-    They are noted in `best`, where whoever interrupts a walk finds them.
+    `best`: takes the best states, where whoever interrupts a walk finds them.
     """
-    best = BestStates() if best is None else best
     walks = [walk for start in starts if (walk := TaskWalk(tasks, space, best, start)).step_s is not None]
     begun_s, least_s = time.monotonic(), best.least_s
     turns = tried = 0
@@ -250,7 +249,7 @@ def walk_tasks(
             show(least_s)
         if turns % FOLLOWING == 0 and progress >= ALONE_SHARE:
             max(walks, key=attrgetter("step_s")).follow(best.in_order()[0], best.least_s)
-    return best, tried
+    return tried
 
 
 def _progress(begun_s: float, until_s: float, tried: int, most: float) -> float:

@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import onnx
-import pytest
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.importing.import_training import import_training_graph
@@ -117,19 +116,16 @@ def compile_step(
 def compile_as_allowed(
     model: onnx.ModelProto, out: Path, cluster: str, strategy: Strategy, batch: str
 ) -> Compiled:
-    """Compile; where a split and micro-batches cannot both be, with fewer of these, as the refusal says.
-
-    Skips the test where the split is refused without micro-batches, too.
-    """
-    try:
-        return compile_step(import_training_graph(model), out, cluster, strategy, batch)
-    except BadStrategy as refused:
-        if strategy.microbatches == 1 and "beside what else it splits" in refused.what:
-            pytest.skip(f"refused: {refused}")
-        if strategy.microbatches == 1:
-            raise
-        fewer = msgspec.structs.replace(strategy, microbatches=strategy.microbatches - 1)
-        return compile_as_allowed(model, out, cluster, fewer, batch)
+    """Compile; without the entries of operators whose split is refused beside what else there is to split."""
+    while True:
+        try:
+            return compile_step(import_training_graph(model), out, cluster, strategy, batch)
+        except BadStrategy as refused:
+            found = re.match(r"ops\[(\d+)\]: split", refused.at)
+            if found is None or not re.search("too few entries for|beside what else", refused.what):
+                raise
+            ops = tuple(op for number, op in enumerate(strategy.ops) if number != int(found[1]))
+            strategy = msgspec.structs.replace(strategy, ops=ops)
 
 
 def check_segments(folder: PlanFolder) -> None:

@@ -15,12 +15,13 @@ from tests.compiler.search.test_walk_tasks import two_layers
 def test_chains_find_what_one_finds_and_more() -> None:
     of = two_layers()
     until_s = time.monotonic() + 60.0
-    found = [
-        walk_chains(
-            of.tasks, of.space, [of.start], np.random.default_rng(3), until_s, most=100, chains=chains
-        )
-        for chains in (1, 3, 3)
-    ]
+
+    def found_by(chains: int) -> tuple[BestStates, int]:
+        best, rng = BestStates(), np.random.default_rng(3)
+        tried = walk_chains(of.tasks, of.space, [of.start], best, rng, until_s, most=100, chains=chains)
+        return best, tried
+
+    found = [found_by(chains) for chains in (1, 3, 3)]
     (alone, few), (together, many), again = found
 
     assert (few, many) == (100, 300)
@@ -43,7 +44,7 @@ def test_ctrl_c_keeps_what_all_chains_have(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(TaskWalk, "advance", interrupted)
     rng, until_s = np.random.default_rng(3), time.monotonic() + 600.0
     with pytest.raises(KeyboardInterrupt):
-        walk_chains(of.tasks, of.space, [of.start], rng, until_s, chains=3, best=best)
+        walk_chains(of.tasks, of.space, [of.start], best, rng, until_s, chains=3)
 
     start_s = of.tasks.begin(of.start)
     assert start_s is not None

@@ -49,9 +49,8 @@ def test_a_walk_finds_the_quickest_of_all() -> None:
     assert states > 300
 
     for seed in range(2):
-        best, _ = walk_tasks(
-            of.tasks, of.space, [of.start], np.random.default_rng(seed), time.monotonic() + 4.0
-        )
+        best, rng = BestStates(), np.random.default_rng(seed)
+        walk_tasks(of.tasks, of.space, [of.start], best, rng, time.monotonic() + 4.0)
         climbed, step_s, is_done = climb(of.tasks, of.space, best.in_order()[0], time.monotonic() + 30.0)
 
         assert is_done
@@ -115,7 +114,8 @@ def test_steps_of_a_recurrence_stay_alike_where_they_are_configured_together() -
     space, rng, until_s = replace(of.space, is_alike=True), np.random.default_rng(2), time.monotonic() + 1e4
     assert any(len(kind.groups) > 1 for kind in space.kinds)
 
-    best, tried = walk_tasks(of.tasks, space, [of.start], rng, until_s, most=50)
+    best = BestStates()
+    tried = walk_tasks(of.tasks, space, [of.start], best, rng, until_s, most=50)
     climbed, _, _ = climb(of.tasks, space, best.in_order()[0], until_s, most=40)
 
     assert tried >= 50
