@@ -7,8 +7,8 @@ panels are kept, a variable's are made anew in every product. The left operand i
 16 rows the copy takes as long as the arithmetic: 2.21 ms for the product above, 1.24 ms after
 (onnxruntime 1.31.1, one thread, AMD EPYC). Recurrent networks make such a product at every step.
 
-    cost in rows     as it is   m + PACKING_ROWS          turned   m rounded up to whole vectors
-    once per matrix  turned     TRANSPOSE_ROWS, unless the graph has B' already
+    cost in rows     as it is    m + PACKING_ROWS          transposed  m rounded up to whole vectors
+    once per matrix  transposed  TRANSPOSE_ROWS, unless the graph has B' already
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -105,7 +105,7 @@ class _Transposer:
         nodes: list[onnx.NodeProto] = []
 
         def emit(op_type: str, inputs: Sequence[str], suffix: str, **attributes: list[int] | str) -> str:
-            name = result if not suffix else self.names.fresh(f"{result}/turned/{suffix}")
+            name = result if not suffix else self.names.fresh(f"{result}/transposed/{suffix}")
             label = name if suffix else product.node.name
             nodes.append(helper.make_node(op_type, inputs, [name], name=label))
             nodes[-1].attribute.extend(helper.make_attribute(key, attributes[key]) for key in attributes)
@@ -130,7 +130,7 @@ class _Transposer:
 
     def _sizes(self, *sizes: int) -> str:
         if sizes not in self.sizes:
-            self.sizes[sizes] = name = self.names.fresh("turned/" + "x".join(map(str, sizes)))
+            self.sizes[sizes] = name = self.names.fresh("transposed/" + "x".join(map(str, sizes)))
             self.graph.initializer.append(numpy_helper.from_array(np.array(sizes, np.int64), name))
         return self.sizes[sizes]
 

@@ -164,7 +164,9 @@ class _Tiling:
     def _weight_gradient(self, at: _Convolution) -> None:
         (x, dy), out = at.node.input, at.node.output[0]
         c, o = at.channels
-        transposed = self._emit("Transpose", [self._target_factors(dy, at)], f"{out}/turned", perm=[0, 2, 1])
+        transposed = self._emit(
+            "Transpose", [self._target_factors(dy, at)], f"{out}/transposed", perm=[0, 2, 1]
+        )
         products = self._emit("MatMul", [transposed, self._source_factors(x, at)], f"{out}/products")
         taps = self._transform(tiles.of_kernel().T, products, f"{out}/taps")
         by_tap = self._emit("Transpose", [taps], f"{out}/by_tap", perm=[1, 0])
@@ -226,7 +228,7 @@ class _Tiling:
 
     def _channels_first(self, rows: str, channels: int, sizes: tuple[int, int], node: onnx.NodeProto) -> None:
         """Turn an image [pixels, n c] back to [n, c, ..], the node's result."""
-        transposed = self._emit("Transpose", [rows], f"{node.output[0]}/turned", perm=[1, 0])
+        transposed = self._emit("Transpose", [rows], f"{node.output[0]}/transposed", perm=[1, 0])
         self._finish(transposed, [-1, channels, *sizes], node)
 
     def _finish(self, value: str, sizes: Sequence[int], node: onnx.NodeProto) -> None:
