@@ -62,7 +62,8 @@ def test_a_matrix_of_many_products_is_transposed_once() -> None:
 
     assert changed == 5
     assert ops(model).count("Einsum") == 1
-    assert {node.input[0] for node in model.graph.node if node.op_type == "MatMul"} == {"h1/transposed/matrix"}
+    products = [node for node in model.graph.node if node.op_type == "MatMul"]
+    assert {node.input[0] for node in products} == {"h1/transposed/matrix"}
 
 
 @pytest.mark.parametrize("text", [LONG, BACKWARD], ids=["forward", "backward"])
