@@ -14,7 +14,7 @@ import pytest
 from partc.compiler.importing.import_training import import_training_graph
 from partc.runtime.errors import NoPlacement
 from tests.builders.graphs.soap_models import MODELS, soap_model
-from tests.builders.plans.compiled_steps import compile_as_allowed, compile_step, random_batches, verified
+from tests.builders.plans.compiled_steps import compile_as_allowed, random_batches, verified
 from tests.builders.plans.random_soap import random_soap
 from tests.checks.counted_bytes import check_bytes
 from tests.checks.counted_work import check_halos, check_work
@@ -78,21 +78,20 @@ def test_many_degrees_on_any_devices_train_as_one(model: str, seed: int, tmp_pat
 def check_computed_again(model: str, seed: int, folder: Path) -> int:
     """Let values take four fifths of what they would, or what is possible; return how many are made again."""
     batch = BATCHES[seed % 2]
-    training = import_training_graph(onnx.ModelProto.FromString(soap_model(model)))
+    step = onnx.ModelProto.FromString(soap_model(model))
+    training = import_training_graph(step)
     oracle = Oracle(training)
     sizes = [e.shape[e.sample_axis] for e in training.data_inputs.values() if e.sample_axis is not None]
     assert isinstance(sizes[0], int)
     cluster, strategy = random_soap(training, batch, sizes[0], seed)
-    plain = compile_step(training, folder / "plain", cluster, strategy, batch, recompute_bytes=10**12)
+    plain = compile_as_allowed(step, folder / "plain", cluster, strategy, batch, recompute_bytes=10**12)
     assert plain.plan.recomputed is not None
     limit = plain.plan.recomputed.before_bytes * 4 // 5
-    training = import_training_graph(onnx.ModelProto.FromString(soap_model(model)))
     try:
-        made = compile_step(training, folder / "out", cluster, strategy, batch, recompute_bytes=limit)
+        made = compile_as_allowed(step, folder / "out", cluster, strategy, batch, recompute_bytes=limit)
     except NoPlacement as refusal:
         limit = int(re.findall(r"allow (\d+) bytes", str(refusal))[0])
-        training = import_training_graph(onnx.ModelProto.FromString(soap_model(model)))
-        made = compile_step(training, folder / "out", cluster, strategy, batch, recompute_bytes=limit)
+        made = compile_as_allowed(step, folder / "out", cluster, strategy, batch, recompute_bytes=limit)
     assert made.plan.recomputed is not None
     assert made.plan.recomputed.after_bytes <= limit
     batches = random_batches(made.plan, 2, seed, high=CLASSES.get(model))

@@ -114,12 +114,18 @@ def compile_step(
 
 
 def compile_as_allowed(
-    model: onnx.ModelProto, out: Path, cluster: str, strategy: Strategy, batch: str
+    model: onnx.ModelProto,
+    out: Path,
+    cluster: str,
+    strategy: Strategy,
+    batch: str,
+    recompute_bytes: int | None = None,
 ) -> Compiled:
     """Compile; without the entries of operators whose split is refused beside what else there is to split."""
     while True:
         try:
-            return compile_step(import_training_graph(model), out, cluster, strategy, batch)
+            training = import_training_graph(model)
+            return compile_step(training, out, cluster, strategy, batch, recompute_bytes=recompute_bytes)
         except BadStrategy as refused:
             found = re.match(r"ops\[(\d+)\]: split", refused.at)
             if found is None or not re.search("too few entries for|beside what else", refused.what):
