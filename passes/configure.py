@@ -170,15 +170,21 @@ def _check_is_placed(analysis: Analysis, node: gs.Node, at: str) -> None:
 
 def _check_samples(analysis: Analysis, meshes: Meshes) -> None:
     """Replicas of a batch each, and micro-batches of the same samples, are everywhere as many."""
-    is_bound = analysis.per_replica or meshes.microbatches > 1
+    ways_out = [
+        way
+        for is_bound, way in (
+            (analysis.per_replica, "compile with --batch global"),
+            (meshes.microbatches > 1, "no micro-batches"),
+        )
+        if is_bound
+    ]
     for mesh in meshes.each:
-        if is_bound and mesh.size(REPLICAS) != meshes.replicas:
+        if ways_out and mesh.size(REPLICAS) != meshes.replicas:
             raise BadStrategy(
                 f"operators whose samples are divided among {mesh.size(REPLICAS)} devices, and others among "
                 f"{meshes.replicas}",
                 at="ops",
-                fix="let all divide the samples alike"
-                + (", or compile with --batch global" if analysis.per_replica else ", or no micro-batches"),
+                fix=f"let all divide the samples alike, or {' and '.join(ways_out)}",
             )
 
 
