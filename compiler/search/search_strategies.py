@@ -224,7 +224,7 @@ class _Search:
 
     def _walk(self, own: OwnSpace) -> None:
         """Walk and climb in rounds: what tasks say is quick is priced. `auto` exhausts small spaces first."""
-        starts = [*own.starts(self.best.strategy), fewer_replicas(own.tasks, own.space)]
+        starts = own.starts(self.best.strategy)
         if self._asked.method == "auto":
             starts += self._additive_starts(own)
             if own.states <= MOST_TRIED_STATES:
