@@ -102,8 +102,12 @@ def _check_parts(strategy: Strategy, mesh: Mesh, along: int | str, what: str, at
 
 
 def _asked(analysis: Analysis, strategy: Strategy) -> Iterable[OperatorEntry]:
+    named: dict[str, list[gs.Node]] = {}
+    for node in analysis.training.graph.nodes:
+        named.setdefault(node.name, []).append(node)
     for number, config in enumerate(strategy.ops):
-        yield number, config, _matching(analysis, config, f"ops[{number}]")
+        nodes = named.get(config.op) or _matching(analysis, config, f"ops[{number}]")
+        yield number, config, nodes
 
 
 def _where(
@@ -277,19 +281,17 @@ def _dimension(split: AxisSplit) -> str:
 
 
 def _matching(analysis: Analysis, config: OpConfig, at: str) -> list[gs.Node]:
-    """Return the node of that very name, else those under it, else those that the pattern fits.
+    """Return the nodes under a name that no node has, else those that it fits as a pattern.
 
     A node that was said in primitives has left these under its name, and among them what its gradients'
     averages over replicas are made by: these run where they are read.
     """
     all_nodes = analysis.training.graph.nodes
     pattern = re.compile("".join(WILDCARDS.get(letter, re.escape(letter)) for letter in config.op))
-    nodes = [node for node in all_nodes if node.name == config.op]
-    if not nodes:
-        nodes = [node for node in all_nodes if node.name.startswith(f"{config.op}/")]
-        nodes = nodes or [node for node in all_nodes if pattern.fullmatch(node.name)]
-        if config.devices or config.stage is not None:  # of what fits, that which an entry can place
-            nodes = [node for node in nodes if node.name in analysis.main] or nodes
+    nodes = [node for node in all_nodes if node.name.startswith(f"{config.op}/")]
+    nodes = nodes or [node for node in all_nodes if pattern.fullmatch(node.name)]
+    if config.devices or config.stage is not None:  # of what fits, that which an entry can place
+        nodes = [node for node in nodes if node.name in analysis.main] or nodes
     if not nodes:
         fix = "`partc inspect --groups` lists the names; `*` stands for any part of one"
         raise BadStrategy(f"no op is called {config.op!r}", at=f"{at}: op", fix=fix)
