@@ -30,7 +30,14 @@ from partc.passes.layouts.decide_layouts import decide_axes, decide_by_wish, div
 from partc.passes.layouts.layouts import MICROBATCHES, REPLICAS, Layout, Replicate, Split
 from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.passes.layouts.place_nodes import place_nodes
-from partc.passes.layouts.strategy_meshes import BATCH, FIRST_AXIS, meshes_of, number_of, own_axes
+from partc.passes.layouts.strategy_meshes import (
+    BATCH,
+    FIRST_AXIS,
+    meshes_of,
+    names_of,
+    number_of,
+    own_axes,
+)
 from partc.passes.rules.sharding_rules import node_facts
 from partc.passes.search.forward_nodes import forward_nodes
 from partc.runtime.errors import BadStrategy
@@ -80,7 +87,7 @@ def _divided(
                 at=f"{at}: devices",
                 fix="write `split` in the last entry that says where it runs",
             )
-        split = _named_split(config, strategy, at)
+        split = _named_split(config, strategy, mesh, at)
         for dimension, along in split.items():
             _check_parts(strategy, mesh, "" if config.devices else along, name, f"{at}: split: {dimension}")
         wishes[name] = _wishes_of(analysis, node, split, mesh, at)
@@ -298,10 +305,10 @@ def _matching(analysis: Analysis, config: OpConfig, at: str) -> list[gs.Node]:
     return nodes
 
 
-def _named_split(config: OpConfig, strategy: Strategy, at: str) -> dict[str, int | str]:
+def _named_split(config: OpConfig, strategy: Strategy, mesh: Mesh, at: str) -> dict[str, int | str]:
     """Return what an entry splits; of devices of its own, along which axes."""
     if config.devices:
-        return dict(own_axes(config, strategy, at))
+        return dict(own_axes(config, strategy, names_of(mesh), at))
     assert config.split is not None, "it was left out"
     return config.split
 
