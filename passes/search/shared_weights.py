@@ -152,7 +152,9 @@ class SharedPipeline:
         if self.stages == 1:
             return []
         first = np.searchsorted(self.until, self.until - most * (1 + 1e-9))  # where the longest stage begins
-        best = np.where(first > 0, inf, self._costs[:, 0])  # of the first stage, which begins at the first node
+        best = np.where(
+            first > 0, inf, self._costs[:, 0]
+        )  # of the first stage, which begins at the first node
         origins: list[Array] = []
         if self.stages > 2:
             costs = np.where(np.arange(count) < first[:, np.newaxis], inf, self._costs)
