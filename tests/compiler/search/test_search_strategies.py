@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -155,20 +156,47 @@ def test_methods_without_a_choice_are_refused() -> None:
         search(wide_mlp(), cluster_of("1x2"), searching(1.0, "exhaustive", per_replica))
 
 
-def test_ctrl_c_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_keep_the_best(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     price, calls = WholeSteps.__call__, []
 
     def interrupted(self: WholeSteps, name: str, strategy: object) -> Priced | None:
         calls.append(name)
         if len(calls) == 4:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), number)
         return price(self, name, strategy)  # type: ignore[arg-type]
 
     monkeypatch.setattr(WholeSteps, "__call__", interrupted)
+    train, cluster, out = (tmp_path / name for name in ("train.onnx", "cluster.json", "strategy.json"))
+    onnx.save(wide_mlp(), train)
+    cluster.write_bytes(encode_cluster(cluster_of("2x2")))
 
-    found = search(wide_mlp(), cluster_of("2x2"), searching(60.0))
+    said = done("search", train, "-c", cluster, "--batch", "global", "-o", out)
+
+    assert "one-weird-trick: " in said
+    assert "3\N{NO-BREAK SPACE}strategies priced" in said
+    assert "it was interrupted" in said
+    assert read_strategy(out).has_meshes
+
+
+def test_what_is_under_way_when_the_budget_is_spent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    price, calls = WholeSteps.__call__, []
+
+    def slow(self: WholeSteps, name: str, strategy: object) -> Priced | None:
+        calls.append(name)
+        if len(calls) == 4:
+            time.sleep(60.0)
+            raise AssertionError("it was waited for")
+        return price(self, name, strategy)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(WholeSteps, "__call__", slow)
+
+    found = search(wide_mlp(), cluster_of("2x2"), searching(4.0))
 
     assert (found.best.name, found.priced) == ("one-weird-trick", 3)
+    assert "what was under way when the budget was spent was given up" in found.remarks
 
 
 def test_ctrl_c_prices_the_best_that_walks_have_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
