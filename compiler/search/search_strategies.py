@@ -91,6 +91,8 @@ def search_strategies(
     limit = SearchLimit(asked.budget_s, asked.proposals)
     price = WholeSteps(read, cluster, options)
     start = price(START, START)
+    if start is not None and price.first is not None:  # it was as many plans, and the analysis
+        price.slowest_s /= 1 + len(price.first.compared)
     search = _Search(price, start or _first_that_fits(price), start, asked, limit, show)
     try:
         with interrupted_at(limit.until_s):

@@ -96,7 +96,8 @@ def walk_chains(
     """Walk in several processes; return how many proposals were tried.
 
     `starts`: what chains begin at, by turns. `best`: takes the best states of all chains, interrupted ones
-    as well. `most`: proposals of each chain. `chains`: 0 for one a core. `show` is told what this process's own chain finds.
+    as well. `most`: proposals of each chain. `chains`: 0 for one a core.
+    `show` is told what this process's own chain finds.
     """
     count = chains or _cores()
     context = multiprocessing.get_context("fork")

@@ -185,7 +185,7 @@ def fewer_replicas(tasks: StepTasks, space: OperatorSpace) -> State:
 
 
 def kinds_apart(tasks: StepTasks, space: OperatorSpace) -> State | None:
-    """Return the quickest state in which kinds lie on different workers, dealt in turn, samples divided alike.
+    """Return the quickest state with kinds on different workers, dealt in turn, and samples divided alike.
 
     None where no workers are left over: all that divide the samples have all kinds.
     """

@@ -117,7 +117,7 @@ class OperatorSpace:
                 yield OperatorConfig((("batch", replicas),), workers)
 
     def disjoint(self) -> Iterator[list[tuple[int, ...]]]:
-        """Yield sets of workers that have none in common, at least two: blocks of neighbours, or some of every host."""
+        """Yield sets of disjoint workers, at least two: blocks of neighbours, or some of each host."""
         for count in (n for n in _divisors(self.workers)[:-1] if self.samples % n == 0):
             stride = self.workers // count
             blocks = [tuple(range(count * n, count * (n + 1))) for n in range(stride)]

@@ -16,7 +16,6 @@ from partc.compiler.search.own_space import OwnSpace
 from partc.compiler.search.walk_tasks import State, random_state
 from partc.compiler.search.whole_steps import WholeSteps
 from partc.cost.simulation.measured_kernels import KernelTimes
-from partc.cost.strategy import Strategy
 from partc.passes.scheduling.kernels import Operand, parse_kernel
 from tests.builders.plans.compiled_steps import cluster_of
 from tests.compiler.search.test_walk_tasks import two_layers
