@@ -1,6 +1,7 @@
 """What ends a search before it is done, with the best so far: Ctrl-C, SIGTERM, SIGHUP, or its budget."""
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -30,20 +31,37 @@ def interrupted_at(until_s: float) -> Iterator[None]:
     for number in ENDING:
         if before[number] is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
-    signal.signal(signal.SIGALRM, _end)
+    alarm = _Alarm()
+    signal.signal(signal.SIGALRM, alarm.ring)
     left_s = 0.0 if until_s == inf else max(LEAST_S, until_s - time.monotonic())
     timer = signal.setitimer(signal.ITIMER_REAL, left_s)
+    unraisable, sys.unraisablehook = sys.unraisablehook, alarm.ring_again
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, *timer)
+        sys.unraisablehook = unraisable
         for number, how in before.items():
             signal.signal(number, how)
 
 
+class _Alarm:
+    """Raises what is due when the timer rings, and again where a destructor swallowed it."""
+
+    def __init__(self) -> None:
+        self._due: type[KeyboardInterrupt] = BudgetSpent
+        self._otherwise = sys.unraisablehook
+
+    def ring(self, number: int, frame: FrameType | None) -> None:
+        raise self._due
+
+    def ring_again(self, unraisable: "sys.UnraisableHookArgs") -> None:
+        if isinstance(unraisable.exc_value, KeyboardInterrupt):
+            self._due = type(unraisable.exc_value)
+            signal.setitimer(signal.ITIMER_REAL, LEAST_S)
+        else:
+            self._otherwise(unraisable)
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    raise BudgetSpent
