@@ -27,7 +27,7 @@ from partc.compiler.kernel_times.time_kernels import READY, Answer, KernelReques
 from partc.cost.simulation.measured_kernels import DeviceKind, MeasuredDevice
 from partc.runtime.errors import RankFailed
 
-COMMAND = (sys.executable, "-m", "partc.compiler.kernel_times.time_kernels")
+COMMAND = (sys.executable, "-P", "-m", "partc.compiler.kernel_times.time_kernels")
 START_S = 120.0  # a process that has not begun by then does not
 END_S = 5.0
 

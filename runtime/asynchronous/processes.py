@@ -36,6 +36,7 @@ def command_for(job_folder: Path, name: str, part: str, number: int, machine: Ma
     folder, address = str(job_folder.absolute()), machine.address
     started = [
         machine.python or sys.executable,
+        "-P",
         "-m",
         KEEPER,
         folder,

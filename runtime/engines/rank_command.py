@@ -1,6 +1,6 @@
 """What every rank is started as: a keeper, and its member, which becomes the daemon.
 
-    python -m partc.runtime.supervision.keeper JOB_FOLDER rank BEGIN_RANK HOW DAEMON JOB_FOLDER
+    python -P -m partc.runtime.supervision.keeper JOB_FOLDER rank BEGIN_RANK HOW DAEMON JOB_FOLDER
 
 HOW is `started` by this job's launcher, or `joined`: by others, and the first rank tells them JOB_FOLDER.
 """
@@ -17,5 +17,5 @@ ENVIRONMENT_FILE = "environment.json"  # in the job's folder: member -> what its
 
 
 def rank_words(how: How, daemon: str, folder: str) -> list[str]:
-    """Return what a rank's Python is called with."""
-    return ["-m", KEEPER, folder, "rank", BEGIN_RANK, how, daemon, folder]
+    """Return what a rank's Python is called with: -P, for the working directory may have a partc of its own."""
+    return ["-P", "-m", KEEPER, folder, "rank", BEGIN_RANK, how, daemon, folder]

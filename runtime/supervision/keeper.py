@@ -71,7 +71,7 @@ def _enter_environment(file: Path, name: str, words: Sequence[str]) -> None:
     own: dict[str, str] = json.loads(file.read_bytes()).get(name, {})
     if own:
         environment = os.environ | own | {_ENTERED: str(file)}
-        os.execve(sys.executable, [sys.executable, "-m", KEEPER, *words], environment)
+        os.execve(sys.executable, [sys.executable, "-P", "-m", KEEPER, *words], environment)
 
 
 def _without_job(child: int, printed: int) -> int:
