@@ -110,12 +110,16 @@ def _not_imported() -> None:
     raise AssertionError("only the command that was asked for is run")
 
 
-def _bad_command(error: typer.TyperException, arguments: Sequence[str]) -> BadUsage:
-    command = f"partc {arguments[0]}" if arguments[:1] and arguments[0] in COMMANDS else "partc"
+def _bad_command(error: typer.TyperException) -> BadUsage:
+    context = getattr(error, "ctx", None)  # of the command, or the group of commands, that refuses its words
+    command = context.command_path if context is not None else "partc"
     what, _, meant = error.format_message().partition(" Did you mean ")
     what, _, possible = what.partition(" (Possible options: ")
     what = what.replace("Value error, ", "").removesuffix(".")
     meant = meant.rstrip("?.") or possible.rstrip(").").replace(", ", " or ")
+    below = getattr(context.command, "commands", ()) if context is not None else ()
+    if not meant and below and what.startswith("No such command"):
+        meant = f"one of {', '.join(below)}"
     suggested = f"use {meant}, or " if meant else _nearest_choice(what)
     return BadUsage(what[0].lower() + what[1:], at=f"`{command}`", fix=f"{suggested}see `{command} --help`")
 
@@ -168,7 +172,7 @@ def exit_code_of(command: Callable[[], object], arguments: Sequence[str] = ()) -
         _tell(error, as_json)
         return 1 if isinstance(error, RankFailed) else 2
     except typer.TyperException as error:
-        _tell(_bad_command(error, arguments), as_json)
+        _tell(_bad_command(error), as_json)
         return 2
     except (KeyboardInterrupt, typer.Abort):
         print("partc: interrupted", file=sys.stderr)

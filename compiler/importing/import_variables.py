@@ -62,10 +62,14 @@ def check_bindings(graph: onnx.GraphProto, bindings: Bindings) -> None:
                 at="state",
                 fix=f"give {variable!r} an output of its own",
             )
-    for what, name in (("loss", bindings.loss), *(("sample_axes", name) for name in bindings.sample_axes)):
-        if name is not None and name not in (outputs if what == "loss" else inputs):
-            valid_names = outputs if what == "loss" else inputs
-            raise BadModel(f"unknown tensor {name!r}", at=what, fix=f"use one of {join_names(valid_names)}")
+    if bindings.loss is not None and bindings.loss not in outputs:
+        fix = f"use one of {join_names(outputs)}"
+        raise BadModel(f"unknown tensor {bindings.loss!r}", at="loss", fix=fix)
+    for name in bindings.sample_axes:
+        if name not in inputs:
+            data_inputs = inputs - bindings.state.keys()
+            fix = f"use one of the data inputs {join_names(data_inputs)}"
+            raise BadModel(f"unknown tensor {name!r}", at="sample_axes", fix=fix)
     _check_gradients(graph, bindings)
 
 

@@ -31,6 +31,13 @@ class GroupedCommand(TyperCommand):
 class GroupedGroup(TyperGroup):
     """A command of commands, which stand in the groups that they name."""
 
+    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
+        """Show help, which is no mistake, where no command is named and one has to be."""
+        if not args and self.no_args_is_help and not ctx.resilient_parsing:
+            print(ctx.get_help())
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
     def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:
         """Write a section for each group of commands."""
         sections: dict[str, list[tuple[str, str]]] = {}

@@ -50,6 +50,11 @@ def test_without_a_command_the_help_lists_all() -> None:
     assert all(re.search(rf"^  {command} ", shown, re.MULTILINE) for command in COMMANDS)
 
 
+@pytest.mark.parametrize("group", ["checkpoint", "cluster"])
+def test_a_group_without_a_command_shows_its_help(group: str) -> None:
+    assert done(group) == done(group, "--help")
+
+
 def test_the_help_of_model_lists_models_and_their_options() -> None:
     shown = " ".join(done("model", "--help").split())
 

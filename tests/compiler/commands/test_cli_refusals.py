@@ -16,12 +16,18 @@ pytestmark = pytest.mark.usefixtures("_nothing_is_harmed")
 @pytest.mark.parametrize(
     ("command", "what", "fix"),
     [
-        ("nonsense", "no such command 'nonsense'", "partc --help"),
+        ("nonsense", "no such command 'nonsense'", "seal, run, checkpoint"),
+        (
+            "cluster nonsense",
+            "no such command 'nonsense'",
+            "use one of init, measure, or see `partc cluster --help`",
+        ),
+        ("cluster init --devices tpu", "'tpu' is not one of 'cpu', 'gpu'", "partc cluster init --help"),
         ("model", "missing argument 'name'", "partc model --help"),
         ("model mlp", "missing option", "partc model --help"),
         ("model mlp --nope -o n.onnx", "no such option: --nope", "partc model --help"),
         ("model nope -o n.onnx", "no model 'nope'", "resnet50"),
-        ("model mlp --set width=4 -o n.onnx", "`width`", "'sizes'"),
+        ("model mlp --set width=4 -o n.onnx", "no option 'width'", "'sizes'"),
         ("model mlp --set sizes -o n.onnx", "'sizes' is not key=value", "batch=8"),
         ("model mlp --set batch=many -o n.onnx", "batch", "options are"),
         ("model mlp --set batch=-4 -o n.onnx", ">= 1", "options are"),
@@ -48,7 +54,11 @@ pytestmark = pytest.mark.usefixtures("_nothing_is_harmed")
         ("inspect train.onnx --state W", "'W' is not NAME=NAME", "W=W_next"),
         ("inspect train.onnx --state W=loss", "an update without a variable", "bind 'loss'"),
         ("inspect train.onnx --sample-axis x", "'x' is not NAME=AXIS", "rate=none"),
-        ("inspect train.onnx --sample-axis q=0", "unknown tensor 'q'", "labels"),
+        (
+            "inspect train.onnx --sample-axis q=0",
+            "unknown tensor 'q'",
+            "use one of the data inputs labels, x",
+        ),
         ("inspect train.onnx --sample-axis x=7", "sample axis 7", "from 0 to 1"),
         ("inspect train.onnx --loss gain", "unknown tensor 'gain'", "logits, loss"),
         ("inspect train.onnx --size batch", "'batch' is not NAME=N", "batch=16"),

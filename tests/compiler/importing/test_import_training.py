@@ -69,7 +69,7 @@ def test_state_option_is_parsed() -> None:
         ({"state": {"x": "W_next"}}, "add an initializer 'x', or give --initial"),
         ({"state": {"W": "W_next", "x": "W_next"}}, "give 'x' an output of its own"),
         ({"state": STATE, "sample_axes": {"x": 2}}, "use an axis from 0 to 1"),
-        ({"state": STATE, "sample_axes": {"z": 0}}, "use one of W, t, x"),
+        ({"state": STATE, "sample_axes": {"z": 0}}, "use one of the data inputs t, x"),
         ({"state": STATE, "loss": "z"}, "use one of W_next, loss"),
         ({"state": STATE, "initial": "nowhere.npz"}, "give a .npz or .safetensors file"),
     ],

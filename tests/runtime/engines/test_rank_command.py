@@ -9,7 +9,9 @@ from partc.runtime.engines.rank_command import rank_words
 
 def test_a_rank_imports_the_installed_partc_whatever_the_working_directory_has(tmp_path: Path) -> None:
     (tmp_path / "partc").mkdir()
-    (tmp_path / "partc" / "__init__.py").write_text("raise SystemExit('the partc of the working directory')\n")
+    (tmp_path / "partc" / "__init__.py").write_text(
+        "raise SystemExit('the partc of the working directory')\n"
+    )
     words = rank_words("started", "no.daemon", str(tmp_path / "job"))
 
     begun = subprocess.run(
