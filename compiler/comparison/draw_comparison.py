@@ -1,13 +1,13 @@
 """A comparison as tables for a terminal, and as a page."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.table import Table
 
 from partc.compiler.comparison.difference_rows import difference_rows, sum_row, total_row
 from partc.compiler.report.page import render_part
-from partc.compiler.report.units import count, seconds, shorten, size
+from partc.compiler.report.units import count, seconds, shorten, size, with_arrow
 from partc.cost.comparison import Amount, ComparedSide, Comparison, Moved
 
 MOST_ROWS = 16
@@ -90,9 +90,13 @@ def _differs(amount: Amount) -> bool:
 
 def _counted(amount: Amount) -> tuple[str, str]:
     return (
-        f"{amount.before_count} of {size(amount.before_bytes)}",
-        f"{amount.after_count} of {size(amount.after_bytes)}",
+        _messages(amount.before_count, amount.before_bytes),
+        _messages(amount.after_count, amount.after_bytes),
     )
+
+
+def _messages(number: int, together_bytes: float) -> str:
+    return f"{number}, {size(together_bytes)} together" if number else "none"
 
 
 def _some(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
@@ -119,6 +123,8 @@ def comparison_tables(comparison: Comparison) -> Iterator[Table]:
 
 def comparison_page(comparison: Comparison) -> str:
     """Return the page."""
-    return render_part(
-        "comparison.html", {"headline": headline_of(comparison), "tables": list(tables_of(comparison))}
-    )
+    tables = [
+        replace(table, rows=tuple(tuple(map(with_arrow, row)) for row in table.rows))
+        for table in tables_of(comparison)
+    ]
+    return render_part("comparison.html", {"headline": with_arrow(headline_of(comparison)), "tables": tables})

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from partc.compiler.report.units import count, percent, seconds, size
+from partc.compiler.report.units import count, percent, seconds, size, with_arrow
 from partc.cost.what_if import Dimension, PricedChange, PricedStep, WhatIf
 
 TITLES: dict[Dimension, str] = {
@@ -43,11 +43,16 @@ class ChangeRow:
 
 @dataclass(frozen=True, slots=True)
 class ChangeTable:
-    """All changes of one thing: those with a price, the plan's own among them, and reason -> the others."""
+    """All changes of one thing: those with a price, the plan's own among them, and why others have none.
+
+    plan_alone     reason -> changes that are priced for the plan as it is, and not compiled anew
+    without_price  reason -> changes that are not in `rows`
+    """
 
     dimension: str
     title: str
     rows: tuple[ChangeRow, ...]
+    plan_alone: Mapping[str, list[str]]
     without_price: Mapping[str, list[str]]
 
 
@@ -61,11 +66,14 @@ def what_if_tables(what_if: WhatIf) -> tuple[ChangeTable, ...]:
 
 
 def _table(dimension: Dimension, title: str, rows: Sequence[ChangeRow]) -> ChangeTable:
+    plan_alone: dict[str, list[str]] = {}
     without_price: dict[str, list[str]] = {}
     for row in rows:
-        if not row.has_price:
-            without_price.setdefault(row.not_priced, []).append(row.value)
-    return ChangeTable(dimension, title, tuple(row for row in rows if row.has_price), without_price)
+        if row.not_priced:
+            reasons = plan_alone if row.has_price else without_price
+            reasons.setdefault(row.not_priced, []).append(row.value)
+    priced = tuple(row for row in rows if row.has_price)
+    return ChangeTable(dimension, title, priced, plan_alone, without_price)
 
 
 def _rows(what_if: WhatIf, dimension: Dimension) -> Iterator[ChangeRow]:
@@ -156,9 +164,9 @@ def _throughput(price: PricedStep | None) -> str:
 def _busiest(price: PricedStep | None) -> str:
     if price is None:
         return UNKNOWN
-    return (
-        f"{price.busiest_link}, {percent(price.busiest_share)}" if price.busiest_link else "nothing is sent"
-    )
+    if not price.busiest_link:
+        return "nothing is sent"
+    return f"{with_arrow(price.busiest_link)}, {percent(price.busiest_share)}"
 
 
 def _memory(price: PricedStep | None) -> str:

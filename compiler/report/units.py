@@ -73,6 +73,11 @@ def shorten(name: str, most: int) -> str:
     return name if len(name) <= most else f"…{name[len(name) - max(most, 2) + 1 :]}"
 
 
+def with_arrow(way: str) -> str:
+    """Print a way as pages do, with a break behind its arrow alone: host0 → host1."""
+    return way.replace(" -> ", f"{NO_BREAK}→ ")
+
+
 def join_words(words: Sequence[str]) -> str:
     """Join words as in a sentence: a, b and c."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

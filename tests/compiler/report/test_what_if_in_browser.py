@@ -42,6 +42,20 @@ PRICED = WhatIf(
         PricedChange(
             "links", "x10", "every link at 10 times its rate", price(2e-3), price(2e-3), "4 AllReduce"
         ),
+        PricedChange(
+            "links",
+            "x2",
+            "every link at 2 times its rate",
+            price(5e-3),
+            not_priced="other changes came first",
+        ),
+        PricedChange(
+            "links",
+            "x5",
+            "every link at 5 times its rate",
+            price(3e-3),
+            not_priced="other changes came first",
+        ),
         PricedChange("strategy", "tensor=2", "--strategy tensor=2", None, price(5e-3), "data 2 x tensor 2"),
         PricedChange("strategy", "spatial=2", "--strategy spatial=2", not_priced="no windows"),
         PricedChange("strategy", "layerwise", "--strategy layerwise", not_priced="no windows"),
@@ -88,7 +102,11 @@ def test_choices_are_the_rows_that_were_priced_and_one_of_all(page: Path, browse
     with browser.open(page, 1400) as shown:
         choices = "[...document.querySelectorAll('.choices fieldset')].map(f => f.textContent.trim())"
         labels = [" ".join(text.split()) for text in shown.evaluate(choices)]
-        assert labels == ["Strategytensor=2this plan", "Rate of the linksx0.1this planx10", "Hoststhis plan4"]
+        assert labels == [
+            "Strategytensor=2this plan",
+            "Rate of the linksx0.1this planx2x5x10",
+            "Hoststhis plan4",
+        ]
 
         choose = "[...document.querySelectorAll('.choices label')].find(l => l.textContent === '{}').click()"
         first_figure = "document.querySelector('.priced strong').textContent"
@@ -106,6 +124,13 @@ def test_changes_without_a_price_for_one_reason_share_a_line(page: Path, browser
     with browser.open(page, 1400) as shown:
         assert shown.text("#what-if .note") == "Not priced: spatial=2, layerwise: no windows."
         assert shown.evaluate("document.querySelectorAll('[data-dimension=strategy] tbody tr').length") == 2
+        told = "Priced for this plan alone: x2, x5: other changes came first."
+        assert (
+            shown.text("#what-if").count("other changes came first")
+            == shown.text("#what-if").count(told)
+            == 1
+        )
+        assert "->" not in shown.text("#what-if")
 
 
 def plain(text: str) -> str:
@@ -121,6 +146,7 @@ def test_a_plan_beside_its_run_on_a_page_says_where_it_scrolls(
     compared.write_text(comparison_page(compare_steps(*sides)), encoding="utf-8")
 
     with browser.open(compared, width, dark=dark) as shown:
+        assert "->" not in shown.text("main")
         assert audit(shown) == NOTHING_WRONG
         assert shown.errors == []
         hints = "[...document.querySelectorAll('.scroll-hint')].map(hint => hint.checkVisibility())"
