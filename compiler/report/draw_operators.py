@@ -26,6 +26,7 @@ SMALLEST_WITH_GAP = 7
 LINE, CHARACTER = 13, 7.5  # what a number in a cell takes
 NAME_CHARACTERS = 20
 DRAWN = 30  # others are folded away
+HOSTS_TOLD = 16
 NAMES_TOLD = 30
 
 
@@ -74,10 +75,11 @@ class HostKey:
 
 @dataclass(frozen=True, slots=True)
 class OperatorPictures:
-    """Everything that the template draws. `rest`: what is folded away."""
+    """Everything that the template draws. `rest`, `other_hosts`: what is folded away."""
 
     sentence: str
     hosts: tuple[HostKey, ...]
+    other_hosts: tuple[HostKey, ...]
     drawn: tuple[OperatorPicture, ...]
     rest: tuple[OperatorPicture, ...]
     width: int = WIDTH
@@ -95,9 +97,11 @@ def draw_operators(compilation: Compilation) -> OperatorPictures | None:
         return None
     colours = colour_devices([rank.host for rank in workers])
     pictures = [_draw(alike, grid, workers, colours) for grid, alike in _alike(groups, grids)]
+    hosts = _keys(workers, colours)
     return OperatorPictures(
         _sentence(grids, workers, len(pictures)),
-        _keys(workers, colours),
+        hosts[:HOSTS_TOLD],
+        hosts[HOSTS_TOLD:],
         tuple(pictures[:DRAWN]),
         tuple(pictures[DRAWN:]),
     )
@@ -152,11 +156,13 @@ def _draw(
 
 def _divided(grid: OperatorGrid) -> str:
     words = [
-        f"{'samples' if name == BATCH else name}\u00a0{parts}" for name, parts in grid.split if parts > 1
+        f"{'samples' if name == BATCH else name} in\u00a0{parts}" for name, parts in grid.split if parts > 1
     ]
     repeated = len(grid.workers[0])
-    whole = " × ".join(words) or "whole"
-    return f"{whole}, {repeated}\u00a0times" if repeated > 1 else whole
+    if not words:
+        return f"whole on each of {repeated}\u00a0devices" if repeated > 1 else "whole"
+    parts = " × ".join(words)
+    return f"{parts}, each part on {repeated}\u00a0devices" if repeated > 1 else parts
 
 
 def draw_grid(

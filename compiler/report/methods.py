@@ -23,7 +23,7 @@ OUTCOMES = {
     "servers": "went to the servers",
 }
 
-ALONE = "no other"  # strategy is there
+ALONE = "this plan"  # which no other was compared with
 
 CANDIDATES = {
     "busiest link": "what keeps the busiest link busy for the shortest time, by an integer program",
@@ -33,7 +33,7 @@ CANDIDATES = {
     "hybrid": "servers for sparse, AllReduce for dense parameters",
     "improved": "the quickest of the others, then changed parameter by parameter while that made it quicker",
     DATA_PARALLEL: "replicas of the whole step, on every worker one",
-    ALONE: "all strategies come out the same",
+    ALONE: "the strategy that was given, or all there is",
 }
 
 _WORDS = {

@@ -63,7 +63,11 @@ def test_cells_are_the_parts_in_the_order_of_the_devices(mixed: Compiled) -> Non
     assert rows_of(first.areas) == ["3 1", "2 0"]
     assert rows_of(second.areas) == ["2 1"]
     assert rows_of(third.areas) == ["1"]
-    assert [plain(p.divided) for p in (first, second, third)] == ["samples 2 × out:1 2", "out:1 2", "whole"]
+    assert [plain(p.divided) for p in (first, second, third)] == [
+        "samples in 2 × out:1 in 2",
+        "out:1 in 2",
+        "whole",
+    ]
     assert [p.ranks for p in (first, second, third)] == ["ranks 0–3", "ranks 1–2", "rank 1"]
 
 
@@ -112,7 +116,17 @@ def test_workers_that_do_the_same_share_a_cell(tmp_path: Path) -> None:
     picture = pictures_of(step)[0]
 
     assert rows_of(picture.areas) == ["0 1", "2 3"]
-    assert plain(picture.divided) == "samples 2, 2 times"
+    assert plain(picture.divided) == "samples in 2, each part on 2 devices"
+
+
+def test_colours_of_many_hosts_are_folded_away(tmp_path: Path) -> None:
+    step = build_training_graph(FORWARD, loss="softmax_cross_entropy", optimizer=SGD(0.1))
+    made = compile_step(import_training_graph(step), tmp_path / "out", "18x2", "tensor=2", "per-replica")
+
+    text = TextReader.read((made.folder.path / "report.html").read_text(encoding="utf-8"))
+
+    assert "14 15 host7" in text
+    assert "30 31 host15 The colours of the other 2 hosts 32 33 host16 34 35 host17" in text
 
 
 @pytest.mark.parametrize("batch", ["global", "per-replica"])
@@ -120,7 +134,7 @@ def test_one_mesh_shows_what_it_divides(batch: str, tmp_path: Path) -> None:
     step = compiled(tmp_path / "out", "data=2,tensor=2", batch)
 
     assert {" | ".join(rows_of(picture.areas)) for picture in pictures_of(step)} == {"0 1 | 2 3"}
-    assert all(picture.divided.startswith("samples\u00a02 × ") for picture in pictures_of(step))
+    assert all(picture.divided.startswith("samples in\u00a02 × ") for picture in pictures_of(step))
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "fsdp"])
