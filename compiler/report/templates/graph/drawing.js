@@ -116,10 +116,9 @@ const element = at => {
   const box = boxes[at];
   if (!box.element) {
     const grid = gridOf(box), [title, sub] = textOf(box);
-    box.element = make("button", {type: "button", class: `box ${box.kind}${box.kind === "node" && nodes.way[box.thing] > 0 ? " back" : ""}`, tabindex: "-1", "aria-label": labelOf(box), title: box.kind === "node" ? nodes.name[box.thing] : null,
+    box.element = make("button", {type: "button", class: `box ${box.kind}${box.kind === "node" && nodes.way[box.thing] > 0 ? " back" : ""}`, tabindex: "-1", "aria-label": labelOf(box), title: box.kind === "node" ? nodes.name[box.thing] : textOf(box).join(", "),
       style: `left:${box.x}px;top:${box.y}px;width:${box.width}px;height:${box.height}px`, onclick: () => activate(at)},
       grid ? swatch(grid, 30) : null, make("span", {class: "name"}, make("b", {}, title), make("span", {}, sub)));
-    box.sub = sub;
   }
   return box.element;
 };
@@ -182,9 +181,12 @@ const look = () => {
     const seen = !many || at === focused || (box.x < view.right && box.x + box.width > view.left && box.y < view.bottom && box.y + box.height > view.top);
     if (seen) {
       if (!element(at).isConnected) world.append(element(at));
-      if (box.text !== text && box.kind !== "layer") {
+      if (box.text !== text) {
+        // Names lose their beginning, which is what those of a picture have in common.
         box.text = text;
-        box.element.lastChild.lastChild.textContent = shortName(box.sub, Math.floor((box.width - 62) / (text * 0.62)));
+        const room = (box.width - 62) / text, [title, sub] = textOf(box), [bold, plain] = box.element.lastChild.children;
+        if (box.kind === "layer") bold.textContent = shortName(title, Math.floor(room / 0.68));
+        else plain.textContent = shortName(sub, Math.floor(room / 0.62));
       }
     } else if (box.element) box.element.remove();
   });

@@ -1,6 +1,7 @@
 """Search, cards, drawing and ranks in a browser: at 1400 and 400 px, light and dark, without a complaint."""
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +43,22 @@ def test_search_and_click_at_every_width_and_scheme(
         assert len(page.evaluate(BOXES)) > 10
         assert audit(page, unfold=False) == NOTHING_WRONG
         assert page.errors == []
+
+
+def test_a_long_name_of_a_layer_keeps_its_end_and_is_whole_where_it_is_pointed_at(
+    browser: Browser, mesh_page: Page, tmp_path: Path
+) -> None:
+    name = "model.layers.11.self_attention.output"
+    report = tmp_path / "report.html"
+    report.write_text(mesh_page.report.read_text(encoding="utf-8").replace("layer0", name), encoding="utf-8")
+    with browser.open(report, 1400) as page:
+        told = page.evaluate("document.querySelector('.world .box b').textContent")
+        assert told.startswith("…")
+        assert told.endswith("output")
+        assert name.endswith(told[1:])
+        assert page.evaluate("document.querySelector('.world .box').title") == f"{name}, MatMul"
+        cut_off = "[...document.querySelectorAll('.box b')].some(b => b.scrollWidth > b.clientWidth)"
+        assert not page.evaluate(cut_off)
 
 
 @pytest.mark.parametrize("width", [1400, 400])
