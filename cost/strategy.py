@@ -169,15 +169,17 @@ def read_strategy(path: Path) -> Strategy:
             fix=f"this version of partc reads {STRATEGY_FORMAT!r} and {MESH_STRATEGY_FORMAT!r}: compile "
             "again with --strategy auto",
         )
-    if strategy.format == STRATEGY_FORMAT and _needs_mesh(strategy):
+    if strategy.format == STRATEGY_FORMAT and (beyond := _entries_of_meshes(strategy)):
         raise BadStrategy(
-            f"a mesh in a strategy of format {STRATEGY_FORMAT!r}",
+            f"{beyond[0]!r} in a strategy of format {STRATEGY_FORMAT!r}",
             at=f"{path}: format",
             fix=f"write {MESH_STRATEGY_FORMAT!r}",
         )
     return strategy
 
 
-def _needs_mesh(strategy: Strategy) -> bool:
-    asked = strategy.mesh or strategy.variables or strategy.ops
-    return bool(asked) or strategy.stages > 1 or strategy.microbatches > 1
+def _entries_of_meshes(strategy: Strategy) -> list[str]:
+    """Return the entries of a strategy that its second format alone has."""
+    given = {"mesh": strategy.mesh, "variables": strategy.variables, "ops": strategy.ops}
+    given |= {"stages": strategy.stages > 1, "microbatches": strategy.microbatches > 1}
+    return [name for name, is_given in given.items() if is_given]

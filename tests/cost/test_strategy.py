@@ -55,6 +55,11 @@ def test_a_strategy_survives_writing_and_reading_and_equal_ones_give_equal_bytes
             "Invalid enum value 'magic'",
             "$.parameters[...].method",
         ),
+        (
+            '{"format": "partc-strategy/1", "batch": "global", "parameters": {}, "ops": [{"op": "MatMul"}]}',
+            "'ops' in a strategy of format 'partc-strategy/1'",
+            "format",
+        ),
         ('{"format": "partc-strategy/9", "batch": "global", "parameters": {}}', "partc-strategy/9", "format"),
     ],
 )
