@@ -17,5 +17,5 @@ ENVIRONMENT_FILE = "environment.json"  # in the job's folder: member -> what its
 
 
 def rank_words(how: How, daemon: str, folder: str) -> list[str]:
-    """Return what a rank's Python is called with: -P, for the working directory may have a partc of its own."""
+    """Return what a rank's Python is called with. -P: the working directory may have a partc of its own."""
     return ["-P", "-m", KEEPER, folder, "rank", BEGIN_RANK, how, daemon, folder]
