@@ -17,7 +17,7 @@ from partc.compiler.report.methods import method_of_label
 from partc.compiler.report.page import has_scripts, render_part
 from partc.compiler.report.timeline.draw_timeline import TimelinePicture, draw_timeline
 from partc.compiler.report.timeline.page_words import words_of_page
-from partc.compiler.report.units import EN_DASH
+from partc.compiler.report.units import EN_DASH, with_arrow
 from partc.cost.simulation.timeline import Timeline
 from partc.cost.step_account import MeasuredRun
 from partc.runtime.plan.program import Plan, Run, Start
@@ -69,7 +69,7 @@ def _values(record: MeasuredRun, line: str, picture: TimelinePicture | None) -> 
     steps = f"{record.first_step}{EN_DASH}{record.last_step}"
     shown, others = record.differences[:MOST_ROWS], record.differences[MOST_ROWS:]
     return {
-        "line": f"A step: {line}.",
+        "line": with_arrow(f"A step: {line}."),
         "steps": steps if record.first_step != record.last_step else str(record.first_step),
         "timeline": picture,
         "rows": difference_rows(shown, SIDES),

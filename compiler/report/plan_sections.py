@@ -38,8 +38,12 @@ def why_section(source: ReportSource) -> Values | None:
     """Explain the ways of synchronisation; None where meshes decide."""
     if source.compilation.strategy.has_meshes:
         return None
+    if source.compilation.plan.asynchronous:  # other ways need a step of all workers: no price is one of them
+        servers = [explanation for explanation in EXPLANATIONS if explanation.method == "servers"]
+        return {"asynchronous": True, "explanations": servers, "examples": (), "candidates": ()}
     examples = worked_examples(source.compilation.costs, source.facts, source.cluster)
-    return {"explanations": EXPLANATIONS, "examples": examples, "mesh": None, **_compared(source)}
+    own = {"asynchronous": False, "explanations": EXPLANATIONS, "examples": examples, "mesh": None}
+    return {**own, **_compared(source)}
 
 
 def mesh_section(source: ReportSource) -> Values | None:

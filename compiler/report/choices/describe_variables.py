@@ -89,8 +89,11 @@ def describe_variables(
 def priced_as_kept(plan: Plan, choices: Iterable[Choice]) -> tuple[Choice, ...]:
     """Return the choices whose prices are of what ranks keep: the whole on every worker, or on servers.
 
-    Of a part, or of what some workers alone have, a price of the whole among all workers says nothing.
+    Of a part, or of what some workers alone have, a price of the whole among all workers says nothing; nor
+    does any without a step of all workers.
     """
+    if plan.asynchronous:
+        return ()
     owners = owners_of(plan)
     workers = sum(rank.replica is not None for rank in plan.ranks)
     return tuple(
