@@ -30,12 +30,23 @@ def forward_nodes(training: TrainingGraph, main: Collection[str]) -> list[gs.Nod
 def find_variables_behind(
     nodes: Iterable[gs.Node], variables: Iterable[str], facts: Facts
 ) -> Mapping[str, frozenset[str]]:
-    """Return tensor -> the variables that it is, perhaps transposed, cast or reshaped."""
+    """Return tensor -> the variables that its entries are made of, and nothing else but what is known.
+
+    Transposed, cast, cut and joined again, or scaled by another: but no products that an op sums.
+    """
+    none = frozenset[str]()
     behind = {name: frozenset({name}) for name in variables}
     for node in nodes:
         rule = rule_of(node, facts)
-        is_contraction = rule is not None and rule.is_contraction
-        if not is_contraction and (len(node.inputs) == 1 or (rule is not None and rule.moves)):
-            found = behind.get(node.inputs[0].name, frozenset()) if node.inputs else frozenset()
+        if rule is not None and rule.is_contraction:
+            continue
+        spelled = () if rule is None else rule.shape_inputs
+        made = [t for i, t in enumerate(node.inputs) if i not in spelled and not _is_known(t, facts)]
+        if made and all(tensor.name in behind for tensor in made):
+            found = none.union(*(behind[tensor.name] for tensor in made))
             behind.update((tensor.name, found) for tensor in node.outputs)
     return behind
+
+
+def _is_known(tensor: gs.Tensor, facts: Facts) -> bool:
+    return not tensor.name or isinstance(tensor, gs.Constant) or facts.value(tensor.name) is not None

@@ -9,12 +9,14 @@ themselves, as in Megatron-LM (Shoeybi et al. 2019, section 3); biases follow th
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 import onnx_graphsurgeon as gs
 
 from partc.passes.analysis import Analysis
 from partc.passes.distribute import lay_out
-from partc.passes.layouts.aggregate_partials import summed_along
+from partc.passes.graph.simplify import SIZES
+from partc.passes.layouts.aggregate_partials import MESSAGE_BYTES, summed_along
 from partc.passes.layouts.configuration import Configuration, home_of_follower
 from partc.passes.layouts.decide_layouts import AxisDecision, decide_by_rule
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
@@ -67,7 +69,9 @@ def _improve(analysis: Analysis, mesh: Mesh, axis: int, search: "_WeightSearch")
 
 
 def _sent_bytes(graph: LaidOutGraph, axis: int) -> int:
-    return sum(times * graph.facts.nbytes(name) for name, times in sent_along(graph, axis).items())
+    return sum(
+        times * graph.facts.nbytes(name) + MESSAGE_BYTES for name, times in sent_along(graph, axis).items()
+    )
 
 
 def sent_along(graph: LaidOutGraph, axis: int) -> dict[str, int]:
@@ -75,6 +79,7 @@ def sent_along(graph: LaidOutGraph, axis: int) -> dict[str, int]:
     wanted = {
         (tensor.name, layout.along(axis))
         for node in graph.training.graph.nodes
+        if node.op not in SIZES
         for tensor, layout in zip(node.inputs, graph.decisions[node.name].inputs, strict=True)
     }
     gathered = {n for n, p in wanted if isinstance(has := graph.layout(n).along(axis), Split) and p != has}
@@ -119,6 +124,8 @@ class _WeightSearch:
         for place, node in enumerate(self._nodes):
             for tensor in node.inputs:
                 self._readers.setdefault(tensor.name, []).append(place)
+        variables = analysis.training.variables
+        self._behind = find_variables_behind(self._nodes, variables, analysis.facts)
         contracted = self._contracted()
         self._weights = {
             name: variable
@@ -130,13 +137,19 @@ class _WeightSearch:
         self.chosen: dict[str, Split] = {}
 
     def _contracted(self) -> set[str]:
-        """Return the variables that an op multiplies and sums, perhaps transposed or cast before."""
-        facts = self._analysis.facts
-        behind = find_variables_behind(self._nodes, self._analysis.training.variables, facts)
-        rules = [(node, rule_of(node, facts)) for node in self._nodes]
-        contractions = [node for node, rule in rules if rule is not None and rule.is_contraction]
-        none = frozenset[str]()
-        return {name for n in contractions for tensor in n.inputs for name in behind.get(tensor.name, none)}
+        """Return the variables along which an op sums products, perhaps transposed, cast or cut before."""
+        rules = [(node, rule_of(node, self._analysis.facts)) for node in self._nodes]
+        return {
+            name
+            for node, rule in rules
+            if rule is not None and rule.is_contraction
+            for tensor, dims in zip(node.inputs, rule.inputs, strict=True)
+            if not rule.combine.keys().isdisjoint(chain.from_iterable(dims or ()))
+            for name in self._variables_behind(tensor)
+        }
+
+    def _variables_behind(self, tensor: gs.Tensor) -> frozenset[str]:
+        return self._behind.get(tensor.name, frozenset())
 
     def surroundings(self, weight: str) -> tuple[str, ...]:
         """Return the ops that read a weight, and those that read what these make."""
@@ -205,10 +218,12 @@ class _WeightSearch:
     def _left_partial(self, node: gs.Node, known: Placements) -> int:
         """Return the bytes of sums that the next weight's op finds unfinished."""
         partial = [t.name for t in node.inputs if isinstance(known.get(t.name), Partial)]
-        return 2 * sum(map(self._analysis.facts.nbytes, partial))
+        return sum(2 * self._analysis.facts.nbytes(name) + MESSAGE_BYTES for name in partial)
 
     def _meets_another(self, node: gs.Node, weight: str) -> bool:
-        return any(tensor.name in self._untried and tensor.name != weight for tensor in node.inputs)
+        """Tell whether a node reads another weight that is to be split yet, or what is made of one."""
+        others = self._untried - {weight}
+        return not all(others.isdisjoint(self._variables_behind(tensor)) for tensor in node.inputs)
 
     def _step(self, place: int, known: Placements) -> tuple[AxisDecision, dict[str, Placement]]:
         node = self._nodes[place]
@@ -226,5 +241,5 @@ class _WeightSearch:
             has = known.get(tensor.name, Replicate())
             if has != wanted and isinstance(has, Split | Partial):
                 passes = 2 if isinstance(has, Partial) else 1  # an AllReduce is a scatter and a gather
-                sent += passes * self._analysis.facts.nbytes(tensor.name)
+                sent += passes * self._analysis.facts.nbytes(tensor.name) + MESSAGE_BYTES
         return sent
