@@ -43,7 +43,7 @@ from partc.compiler.search.place_operators import place_operators
 from partc.compiler.search.search_limit import SearchLimit
 from partc.compiler.search.solve_additively import solve_additively
 from partc.compiler.search.walk_chains import walk_rounds
-from partc.compiler.search.walk_tasks import BestStates, State, fewer_replicas
+from partc.compiler.search.walk_tasks import BestStates, State
 from partc.compiler.settle_options import settle_options
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.cost.cluster.cluster import Cluster, read_cluster
@@ -195,7 +195,7 @@ class Experiment:
     def found(self, starts: list[State], budget_s: float, seed: int) -> tuple[State, int]:
         """Return the quickest state that walks find, and how many proposals there were."""
         space, rng = space_of(self.first, self.groups), np.random.default_rng(seed)
-        starts = [fewer_replicas(self.tasks, space), *starts]  # which compiles kernels, too
+        starts = [*OwnSpace(self.first, self.groups).starts(), *starts]  # which compiles kernels, too
         until_s = time.monotonic() + budget_s
         best, until = BestStates(), partial(_part_until_s, until_s)
         proposals = sum(walk_rounds(self.tasks, space, starts, best, rng, until))

@@ -19,11 +19,10 @@ import numpy as np
 from flexflow import CLUSTERS, MODELS, Experiment, experiment_of
 
 from partc.compiler.planning.build_plan import bucket_bytes
-from partc.compiler.search.own_space import space_of
+from partc.compiler.search.own_space import OwnSpace, space_of
 from partc.compiler.search.walk_chains import walk_rounds
-from partc.compiler.search.walk_tasks import BestStates, State, fewer_replicas
+from partc.compiler.search.walk_tasks import BestStates, State
 from partc.compiler.task_graphs.step_tasks import StepTasks
-from partc.passes.search.operator_space import OperatorConfig, data_parallel_config
 
 
 @dataclass(frozen=True)
@@ -43,17 +42,6 @@ class Walk:
     def reaches_s(self, step_s: float) -> float | None:
         """Return after how many seconds it had a step, or a shorter one."""
         return next((at for at, found_s in self.curve if found_s <= step_s), None)
-
-
-def starts_of(case: Experiment) -> list[State]:
-    """Return data parallelism, one worker, and fewer replicas, as a search has them."""
-    space, count = space_of(case.first, case.groups), len(case.groups)
-    alone = (OperatorConfig((("batch", 1),), (0,)),) * count
-    return [
-        (data_parallel_config(space.workers),) * count,
-        alone,
-        fewer_replicas(case.tasks, space),
-    ]
 
 
 def walked(case: Experiment, starts: list[State], seed: int, budget_s: float) -> Walk:
@@ -90,7 +78,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     case = experiment_of(asked.model, asked.cluster, asked.devices)
-    starts = starts_of(case)
+    starts = OwnSpace(case.first, case.groups).starts()
     begun_s = [case.tasks.begin(state) for state in starts]
     budgets = [(seed, asked.budget) for seed in range(asked.seeds)]
     budgets += [(asked.seeds, asked.long)] if asked.long else []

@@ -46,9 +46,9 @@ CHOICE = PipelinePhase(
         stages.describe_choices,
         stages.choose_partitions,
         stages.choose_synchronisation,
-        stages.check_row_estimate,
     ),
 )
+ROW_ESTIMATE = PipelinePhase("check the row estimate", (stages.check_row_estimate,))
 LOWERING = PipelinePhase("lay out and lower", (stages.lower,))
 LOWERING_AS_DECIDED = PipelinePhase("lay out and lower", (stages.lower_as_decided,))
 SCHEDULE = PipelinePhase("schedule and write", (stages.schedule,))
@@ -79,7 +79,7 @@ def compile_graph(training: TrainingGraph, cluster: Cluster, out: Path, options:
     An asynchronous plan is that of one session, which every worker of the cluster has for itself.
     """
     compilation = Compilation(training, cluster, options)
-    run(COMPILE, compilation)
+    run((*COMPILE, ROW_ESTIMATE), compilation)
     return write_plan(compilation, out)
 
 

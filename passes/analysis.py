@@ -1,13 +1,14 @@
 """What is known of a step before its strategy: the record that choosing, laying out and lowering share."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import onnx_graphsurgeon as gs
 
 from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import TrainingGraph
+from partc.passes.layouts.layouts import Split
 from partc.passes.roles.find_roles import Roles
 
 
@@ -25,6 +26,11 @@ class Analysis:
     replicas: int
     per_replica: bool
     workers: tuple[str, ...] = ()  # the names of the cluster's devices
+    # Remembered, because several strategies of the same step ask: by a mesh's axes and the axis asked for,
+    # where weights are split (tensor_parallel.py).
+    weight_splits: dict[Hashable, Mapping[str, Split]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     @cached_property
     def stored(self) -> frozenset[str]:

@@ -30,7 +30,14 @@ from partc.passes.layouts.decide_layouts import decide_axes, decide_by_wish, div
 from partc.passes.layouts.layouts import MICROBATCHES, REPLICAS, Layout, Replicate, Split
 from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.passes.layouts.place_nodes import place_nodes
-from partc.passes.layouts.strategy_meshes import BATCH, FIRST_AXIS, meshes_of, number_of, own_axes
+from partc.passes.layouts.strategy_meshes import (
+    BATCH,
+    FIRST_AXIS,
+    meshes_of,
+    names_of,
+    number_of,
+    own_axes,
+)
 from partc.passes.rules.sharding_rules import node_facts
 from partc.passes.search.forward_nodes import forward_nodes
 from partc.runtime.errors import BadStrategy
@@ -80,7 +87,7 @@ def _divided(
                 at=f"{at}: devices",
                 fix="write `split` in the last entry that says where it runs",
             )
-        split = _named_split(config, strategy, at)
+        split = _named_split(config, strategy, mesh, at)
         for dimension, along in split.items():
             _check_parts(strategy, mesh, "" if config.devices else along, name, f"{at}: split: {dimension}")
         wishes[name] = _wishes_of(analysis, node, split, mesh, at)
@@ -102,8 +109,12 @@ def _check_parts(strategy: Strategy, mesh: Mesh, along: int | str, what: str, at
 
 
 def _asked(analysis: Analysis, strategy: Strategy) -> Iterable[OperatorEntry]:
+    named: dict[str, list[gs.Node]] = {}
+    for node in analysis.training.graph.nodes:
+        named.setdefault(node.name, []).append(node)
     for number, config in enumerate(strategy.ops):
-        yield number, config, _matching(analysis, config, f"ops[{number}]")
+        nodes = named.get(config.op) or _matching(analysis, config, f"ops[{number}]")
+        yield number, config, nodes
 
 
 def _where(
@@ -170,15 +181,21 @@ def _check_is_placed(analysis: Analysis, node: gs.Node, at: str) -> None:
 
 def _check_samples(analysis: Analysis, meshes: Meshes) -> None:
     """Replicas of a batch each, and micro-batches of the same samples, are everywhere as many."""
-    is_bound = analysis.per_replica or meshes.microbatches > 1
+    ways_out = [
+        way
+        for is_bound, way in (
+            (analysis.per_replica, "compile with --batch global"),
+            (meshes.microbatches > 1, "no micro-batches"),
+        )
+        if is_bound
+    ]
     for mesh in meshes.each:
-        if is_bound and mesh.size(REPLICAS) != meshes.replicas:
+        if ways_out and mesh.size(REPLICAS) != meshes.replicas:
             raise BadStrategy(
                 f"operators whose samples are divided among {mesh.size(REPLICAS)} devices, and others among "
                 f"{meshes.replicas}",
                 at="ops",
-                fix="let all divide the samples alike"
-                + (", or compile with --batch global" if analysis.per_replica else ", or no micro-batches"),
+                fix=f"let all divide the samples alike, or {' and '.join(ways_out)}",
             )
 
 
@@ -271,29 +288,27 @@ def _dimension(split: AxisSplit) -> str:
 
 
 def _matching(analysis: Analysis, config: OpConfig, at: str) -> list[gs.Node]:
-    """Return the node of that very name, else those under it, else those that the pattern fits.
+    """Return the nodes under a name that no node has, else those that it fits as a pattern.
 
     A node that was said in primitives has left these under its name, and among them what its gradients'
     averages over replicas are made by: these run where they are read.
     """
     all_nodes = analysis.training.graph.nodes
     pattern = re.compile("".join(WILDCARDS.get(letter, re.escape(letter)) for letter in config.op))
-    nodes = [node for node in all_nodes if node.name == config.op]
-    if not nodes:
-        nodes = [node for node in all_nodes if node.name.startswith(f"{config.op}/")]
-        nodes = nodes or [node for node in all_nodes if pattern.fullmatch(node.name)]
-        if config.devices or config.stage is not None:  # of what fits, that which an entry can place
-            nodes = [node for node in nodes if node.name in analysis.main] or nodes
+    nodes = [node for node in all_nodes if node.name.startswith(f"{config.op}/")]
+    nodes = nodes or [node for node in all_nodes if pattern.fullmatch(node.name)]
+    if config.devices or config.stage is not None:  # of what fits, that which an entry can place
+        nodes = [node for node in nodes if node.name in analysis.main] or nodes
     if not nodes:
         fix = "`partc inspect --groups` lists the names; `*` stands for any part of one"
         raise BadStrategy(f"no op is called {config.op!r}", at=f"{at}: op", fix=fix)
     return nodes
 
 
-def _named_split(config: OpConfig, strategy: Strategy, at: str) -> dict[str, int | str]:
+def _named_split(config: OpConfig, strategy: Strategy, mesh: Mesh, at: str) -> dict[str, int | str]:
     """Return what an entry splits; of devices of its own, along which axes."""
     if config.devices:
-        return dict(own_axes(config, strategy, at))
+        return dict(own_axes(config, strategy, names_of(mesh), at))
     assert config.split is not None, "it was left out"
     return config.split
 

@@ -90,8 +90,9 @@ class _Terms:
                 stem = PurePosixPath(run.segment).stem
                 return self._group(run), f"{self._names[stem]} ({stem})"
             case Start() as start:
-                group = COLLECTIVES[start.kind]
-                return (STARTING, "") if part.kind == "start" else (group, start.label or group)
+                group, what = COLLECTIVES[start.kind], start.words or start.label
+                named = f"{group}: {what}" if what else group
+                return (STARTING, "") if part.kind == "start" else (group, named)
             case Store():
                 return COPYING, ""
         return BETWEEN[part.kind], ""

@@ -116,7 +116,7 @@ def _of_transfers(differences: Sequence[Difference], sign: int) -> list[_Cause]:
     kinds: dict[str, list[Difference]] = {}
     for difference in differences:
         if difference.kind == "transfer":
-            kinds.setdefault(difference.what.partition(" ")[0], []).append(difference)
+            kinds.setdefault(difference.what.partition(":")[0], []).append(difference)
     return [_of_kind(kind, same, sign) for kind, same in kinds.items()]
 
 

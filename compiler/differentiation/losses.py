@@ -59,6 +59,12 @@ def add_loss(
                 at=f"outputs {list(results)}",
                 fix="give the name of a scalar output as the loss, or keep only the logits as output",
             )
+        if types[results[0]].shape == ():
+            raise BadUsage(
+                f"the loss {loss!r} of output {results[0]!r}, which is a scalar",
+                at="--loss",
+                fix=f"name the output as the loss: --loss {results[0]}",
+            )
         head = Head(graph, types, results[0], batch)
         return _add_mse(head) if loss == "mse" else _add_cross_entropy(head, ignore_index)
     if loss not in {value.name for value in graph.output}:

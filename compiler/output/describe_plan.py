@@ -7,6 +7,7 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.output.annotate import annotate
 from partc.compiler.output.output_paths import PROFILE, REPORT
 from partc.compiler.output.plan_files import MODEL
+from partc.compiler.report.describe_messages import with_words
 from partc.compiler.report.page import render_report
 from partc.cost.cluster.cluster import encode_cluster
 from partc.cost.simulation.measured_kernels import Profile, encode_profile
@@ -25,6 +26,7 @@ def describe_plan(compilation: Compilation) -> None:
     """Write into the plan's folder. Needs: its segments are written."""
     files, machines = compilation.files, compilation.machines
     folder = files.folder
+    compilation.plan = with_words(compilation)
     files.write_initial_values()
     (folder / "strategy.json").write_bytes(encode_strategy(compilation.strategy))
     (folder / "cluster.json").write_bytes(encode_cluster(compilation.cluster))

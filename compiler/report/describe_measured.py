@@ -7,10 +7,8 @@ version of partc wrote the page, its scripts would draw the measured step wrongl
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import PurePosixPath
-
-import msgspec
 
 from partc.compiler.comparison.difference_rows import difference_rows, sum_row, total_row
 from partc.compiler.report.describe_messages import SHORT, Words
@@ -21,7 +19,7 @@ from partc.compiler.report.timeline.draw_timeline import TimelinePicture, draw_t
 from partc.compiler.report.timeline.page_words import words_of_page
 from partc.compiler.report.units import EN_DASH
 from partc.cost.simulation.timeline import Timeline
-from partc.cost.step_account import Difference, MeasuredRun
+from partc.cost.step_account import MeasuredRun
 from partc.runtime.plan.program import Plan, Run, Start
 
 _BEGIN, _END = "<!-- measured -->", "<!-- /measured -->"
@@ -44,9 +42,8 @@ def with_measured(page: str, plan: Plan, record: MeasuredRun, timeline: Timeline
     if predicted is None:
         return page
     words = _words(plan, predicted[0])
-    differences = _told(plan, record.differences, words)
     picture = draw_timeline(timeline, plan, words) if has_scripts(page, SCRIPTS) else None
-    values = _values(record, differences, line, picture)
+    values = _values(record, line, picture)
     section = render_part("measured.html", values)
     page = f"{page[: predicted.end()]}{_BEGIN}{section}{_END}\n{page[predicted.end() :]}"
     page = page.replace(_LINK, f'{_LINK}{_BEGIN}<a href="#measured">Measured</a>{_END}', 1)
@@ -68,27 +65,9 @@ def _words(plan: Plan, predicted: str) -> dict[int, Words]:
     return words | words_of_page(predicted)
 
 
-def _told(
-    plan: Plan, differences: Sequence[Difference], words: Mapping[int, Words]
-) -> tuple[Difference, ...]:
-    """Return differences with communications in the page's words; phases of one label have its first."""
-    told: dict[str, str] = {}
-    for number, instruction in enumerate(plan.instructions):
-        if isinstance(instruction, Start):
-            told.setdefault(instruction.label, words[number].what)
-    return tuple(
-        msgspec.structs.replace(difference, what=told[difference.what])
-        if difference.kind == "transfer" and difference.what in told
-        else difference
-        for difference in differences
-    )
-
-
-def _values(
-    record: MeasuredRun, differences: Sequence[Difference], line: str, picture: TimelinePicture | None
-) -> Mapping[str, object]:
+def _values(record: MeasuredRun, line: str, picture: TimelinePicture | None) -> Mapping[str, object]:
     steps = f"{record.first_step}{EN_DASH}{record.last_step}"
-    shown, others = differences[:MOST_ROWS], differences[MOST_ROWS:]
+    shown, others = record.differences[:MOST_ROWS], record.differences[MOST_ROWS:]
     return {
         "line": f"A step: {line}.",
         "steps": steps if record.first_step != record.last_step else str(record.first_step),

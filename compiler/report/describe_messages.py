@@ -10,12 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import onnx_graphsurgeon as gs
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.report.methods import method_of_label
 from partc.compiler.report.units import count, join_words
-from partc.runtime.plan.program import Start
+from partc.runtime.plan.program import Plan, Start
 
 NAMES_TOLD = 2
 
@@ -202,6 +203,22 @@ class MessageNames:
     @cached_property
     def _tensors(self) -> frozenset[str]:
         return frozenset(self.compilation.analysis.facts.shapes)
+
+
+def with_words(compilation: Compilation) -> Plan:
+    """Return the plan with its communications in words, each as a part of a sentence."""
+    names, plan = MessageNames(compilation), compilation.plan
+    told = tuple(
+        msgspec.structs.replace(i, words=_within_a_sentence(names.words(i).what))
+        if isinstance(i, Start)
+        else i
+        for i in plan.instructions
+    )
+    return msgspec.structs.replace(plan, instructions=told)
+
+
+def _within_a_sentence(words: str) -> str:
+    return f"{words[0].lower()}{words[1:]}"
 
 
 def _along(start: Start) -> str:

@@ -3,7 +3,11 @@
 from collections.abc import Mapping
 
 from partc.compiler.report.choices.describe_mesh import describe_mesh
-from partc.compiler.report.choices.describe_variables import describe_variables, group_reasons
+from partc.compiler.report.choices.describe_variables import (
+    describe_variables,
+    group_reasons,
+    priced_as_kept,
+)
 from partc.compiler.report.choices.explain_choices import (
     candidates,
     describe_sensitivity,
@@ -97,7 +101,7 @@ def variables_section(source: ReportSource) -> Values:
     choices = compilation.costs.choices
     return {
         "variables": describe_variables(compilation.plan, choices, source.facts),
-        "reasons": group_reasons(choices),
+        "reasons": group_reasons(priced_as_kept(compilation.plan, choices)),
     }
 
 

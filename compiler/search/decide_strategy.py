@@ -17,7 +17,7 @@ from operator import attrgetter
 from partc.compiler.compilation import Compilation
 from partc.compiler.importing.read_annotations import has_annotations, strategy_of_annotations
 from partc.compiler.options import Options
-from partc.compiler.pipeline import PipelinePhase, run
+from partc.compiler.pipeline import ROW_ESTIMATE, PipelinePhase, run
 from partc.compiler.planning.price_step import MANY_RANKS
 from partc.compiler.search.name_what_fits import names_by_need
 from partc.compiler.search.rank_names import family_of, rank_names
@@ -56,6 +56,18 @@ def decide_strategy(
     `follows_annotations`: for `auto`, the graph's own devices and shards are pins. Raises PartcError;
     DoesNotFit where no strategy that is tried fits in memory.
     """
+    compilation = _decide(read, cluster, options, phases, follows_annotations)
+    run((ROW_ESTIMATE,), compilation)  # of what is taken alone: it may price two more steps
+    return compilation
+
+
+def _decide(
+    read: Read,
+    cluster: Cluster,
+    options: Options,
+    phases: Sequence[PipelinePhase],
+    follows_annotations: bool,
+) -> Compilation:
     training = read()
     if follows_annotations and has_annotations(training):
         options = _follow_annotations(options, training, cluster)

@@ -8,7 +8,7 @@ from math import prod
 from partc.compiler.compilation import Compilation
 from partc.compiler.planning.build_plan import bucket_bytes
 from partc.compiler.search.kinds import Kinds, kinds_of_space
-from partc.compiler.search.walk_tasks import State
+from partc.compiler.search.walk_tasks import State, fewer_replicas, kinds_apart
 from partc.compiler.task_graphs.step_blocks import has_order
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.compiler.task_graphs.task_prices import TaskPrices
@@ -78,14 +78,19 @@ class OwnSpace:
         """Return the state of everything on one worker."""
         return (OperatorConfig((("batch", 1),), (0,)),) * len(self.groups)
 
-    def starts(self, best: Strategy) -> list[State]:
-        """Return data parallelism, the best strategy so far, and everything on one worker."""
-        starts = [self.alone]
-        if best.has_meshes:
+    def starts(self, best: Strategy | None = None) -> list[State]:
+        """Return where walks begin, alike ones side by side.
+
+        Data parallelism, the best strategy so far, as few replicas as are quickest; everything on one worker,
+        kinds apart.
+        """
+        starts = [fewer_replicas(self.tasks, self.space), self.alone]
+        if best is not None and best.has_meshes:
             starts.insert(0, self.read(best))
         if self.space.samples % self.space.workers == 0:
             starts.insert(0, (data_parallel_config(self.space.workers),) * len(self.groups))
-        return starts
+        apart = kinds_apart(self.tasks, self.space)
+        return starts if apart is None else [*starts, apart]
 
     def read(self, strategy: Strategy) -> State:
         """Return the state that comes closest to a strategy of meshes."""

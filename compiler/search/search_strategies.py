@@ -24,6 +24,7 @@ from partc.compiler.options import Options, SearchOptions
 from partc.compiler.search.climb_pipelines import climb_pipelines
 from partc.compiler.search.estimate_pipelines import PipelineEstimate
 from partc.compiler.search.exhaust import Exhausted, check_states, exhaust
+from partc.compiler.search.interrupts import BudgetSpent, interrupted_at
 from partc.compiler.search.name_what_fits import names_by_need
 from partc.compiler.search.own_space import OwnSpace
 from partc.compiler.search.search_limit import SearchLimit
@@ -83,14 +84,21 @@ def search_strategies(
     """Return the quickest strategy found within a budget. Raises what data parallelism is refused with, for
     lack of memory only if no named strategy fits; and BadUsage where a method cannot be used.
 
-    `show` is told of each improvement, and of data parallelism. Ctrl-C ends the search with the best so far.
+    `show` is told of each improvement, and of data parallelism. Ctrl-C, SIGTERM and SIGHUP end the search
+    with the best so far, and so does the budget, whatever is under way. Beyond it go data parallelism, which
+    is priced whatever it takes, and one plan of what walks have found.
     """
     limit = SearchLimit(asked.budget_s, asked.proposals)
     price = WholeSteps(read, cluster, options)
     start = price(START, START)
+    if start is not None and price.first is not None:  # it was as many plans, and the analysis
+        price.slowest_s /= 1 + len(price.first.compared)
     search = _Search(price, start or _first_that_fits(price), start, asked, limit, show)
     try:
-        search.run()
+        with interrupted_at(limit.until_s):
+            search.run()
+    except BudgetSpent:
+        search.remarks.append("what was under way when the budget was spent was given up")
     except KeyboardInterrupt:
         search.remarks.append("it was interrupted")
     return Found(
@@ -224,7 +232,7 @@ class _Search:
 
     def _walk(self, own: OwnSpace) -> None:
         """Walk and climb in rounds: what tasks say is quick is priced. `auto` exhausts small spaces first."""
-        starts = [*own.starts(self.best.strategy), fewer_replicas(own.tasks, own.space)]
+        starts = own.starts(self.best.strategy)
         if self._asked.method == "auto":
             starts += self._additive_starts(own)
             if own.states <= MOST_TRIED_STATES:

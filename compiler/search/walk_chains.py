@@ -1,6 +1,8 @@
 """Walks over operator groups' configurations in several processes, one a core, each with a seed of its own.
 
-They are made in rounds, each of which begins at the best states of the one before, hot again.
+They are made in rounds. In the first the starts are dealt among the processes: what one start leads to takes
+time, and walks that follow each other end in one place. Each later one begins at the best states of the one
+before, hot again.
 
 Processes are forked, so that each begins with the task graph, its compiled code and what is remembered of
 blocks; they send their best states back as JSON. Ctrl-C ends all chains, and what they have is kept.
@@ -11,6 +13,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from math import inf
 from multiprocessing.connection import Connection
 from types import FrameType
@@ -51,13 +54,13 @@ def walk_rounds(
     `until`: returns when a share of the time that is left then is over, on the monotonic clock.
     `best`: takes the best states, those of an interrupted round as well.
     """
-    left = 1.0
+    left, dealt = 1.0, _dealt(starts, chains or _cores())
     least_s = min((step_s for state in starts if (step_s := tasks.begin(state)) is not None), default=inf)
     for share in ROUNDS:
         found = BestStates()
         try:
             proposals = walk_chains(
-                tasks, space, starts, found, rng, until(share / left), show, share * most, chains
+                tasks, space, dealt, found, rng, until(share / left), show, share * most, chains
             )
         finally:
             best.add_all(found)
@@ -65,13 +68,24 @@ def walk_rounds(
         if best.least_s >= least_s:
             return
         left, least_s = left - share, best.least_s
-        starts = [*starts[:1], *best.in_order()[:2]]
+        dealt = [[*starts[:1], *best.in_order()[:2]]]
+
+
+def _dealt(starts: Sequence[State], chains: int) -> list[Sequence[State]]:
+    """Divide starts, neighbours together, among as many chains; of fewer each is a part of its own."""
+    parts = max(1, min(chains, len(starts)))
+    bounds = [len(starts) * n // parts for n in range(parts + 1)]
+    return [starts[first:last] for first, last in pairwise(bounds)]
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def walk_chains(
     tasks: StepTasks,
     space: OperatorSpace,
-    starts: Sequence[State],
+    starts: Sequence[Sequence[State]],
     best: BestStates,
     rng: np.random.Generator,
     until_s: float,
@@ -81,21 +95,23 @@ def walk_chains(
 ) -> int:
     """Walk in several processes; return how many proposals were tried.
 
-    `best`: takes the best states of all chains, interrupted ones as well. `most`: proposals of each chain.
-    `chains`: 0 for one a core. `show` is told what this process's own chain finds.
+    `starts`: what chains begin at, by turns. `best`: takes the best states of all chains, interrupted ones
+    as well. `most`: proposals of each chain. `chains`: 0 for one a core.
+    `show` is told what this process's own chain finds.
     """
-    count = chains or len(os.sched_getaffinity(0))
+    count = chains or _cores()
     context = multiprocessing.get_context("fork")
     others: list[Chain] = []
-    for own in rng.spawn(count)[1:]:
+    for number, own in enumerate(rng.spawn(count)[1:], 1):
         here, there = context.Pipe(duplex=False)
-        process = context.Process(target=_walk, args=(there, tasks, space, starts, own, until_s, most))
+        begun = starts[number % len(starts)]
+        process = context.Process(target=_walk, args=(there, tasks, space, begun, own, until_s, most))
         process.daemon = True
         process.start()
         there.close()
         others.append((process, here))
     try:
-        proposals = walk_tasks(tasks, space, starts, best, rng, until_s, show, most)
+        proposals = walk_tasks(tasks, space, starts[0], best, rng, until_s, show, most)
     except BaseException:
         for other, _ in others:
             other.terminate()

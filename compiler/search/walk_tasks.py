@@ -184,6 +184,24 @@ def fewer_replicas(tasks: StepTasks, space: OperatorSpace) -> State:
     return best
 
 
+def kinds_apart(tasks: StepTasks, space: OperatorSpace) -> State | None:
+    """Return the quickest state with kinds on different workers, dealt in turn, and samples divided alike.
+
+    None where no workers are left over: all that divide the samples have all kinds.
+    """
+    best, least_s = None, float("inf")
+    for workers in space.disjoint():
+        configs = [OperatorConfig((("batch", len(own)),), own) for own in workers]
+        state = [configs[0]] * len(tasks.step.groups)
+        for number, kind in enumerate(space.kinds):
+            for group in kind.groups:
+                state[group] = configs[number % len(configs)]
+        step_s = tasks.begin(state)
+        if step_s is not None and step_s < least_s:
+            best, least_s = tuple(state), step_s
+    return best
+
+
 def climb(
     tasks: StepTasks, space: OperatorSpace, start: State, until_s: float, most: float = float("inf")
 ) -> tuple[State, float, bool]:

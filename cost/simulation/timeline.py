@@ -154,6 +154,8 @@ class Play:
         self.cores = _Cores(plan, cluster)
         self.kinds = _kinds_of(plan, cluster)
         self.families: dict[str, list[tuple[Family, Numbers]]] = {}
+        # By an exchange, which alike ones are, and who has part in it: what it sends.
+        self.exchanged: dict[tuple[int, bytes], Phases] = {}
         self.clock = measured.beside_s * self.cores.oversubscription_of_all
         self.computing = self.clock.copy()
         self.busy, self.alone = np.zeros(len(plan.ranks)), np.zeros(len(plan.ranks))
@@ -233,7 +235,7 @@ class Play:
     def _communicate(self, start: Start, number: int, family: Family, ranks: Numbers) -> None:
         """Play a communication of all groups of a family, each of them when it is ready."""
         first = [self.ranks[rank] for rank in ranks[0].tolist()]
-        phases = phases_of(start, first, self.network)
+        phases = self._phases(start, first, ranks[0])
         for flows in (flows for phase in repeated(self.network, family, phases) for flows in phase.flows):
             flows.count(self.network, self.totals)
         oversubscription = self.cores.oversubscription(ranks.ravel(), self._at_work(ranks.ravel()))
@@ -260,6 +262,14 @@ class Play:
                 number,
             )
         )
+
+    def _phases(self, start: Start, members: Sequence[Rank], ranks: Numbers) -> Phases:
+        if start.exchange is None:
+            return phases_of(start, members, self.network)
+        key = id(start.exchange), ranks.tobytes()
+        if key not in self.exchanged:
+            self.exchanged[key] = phases_of(start, members, self.network)
+        return self.exchanged[key]
 
     def _occupied(self, family: Family, carried: Array) -> tuple[Numbers, Array]:
         """Return the lanes in use, int64[groups, lanes], and for how long, float64[lanes]."""

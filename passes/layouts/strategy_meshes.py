@@ -25,12 +25,13 @@ def meshes_of(strategy: Strategy, workers: Sequence[str]) -> Meshes:
     `workers`: the names of the cluster's devices. Raises BadStrategy where they do not make those meshes.
     """
     meshes: list[Mesh] = []
+    names = _axis_names(strategy)
     if strategy.mesh:
-        axes = [(name, strategy.mesh.get(name, 1)) for name in _axis_names(strategy)]
+        axes = [(name, strategy.mesh.get(name, 1)) for name in names]
         meshes += _stages((*axes, *_microbatch_axes(strategy)), strategy.stages)
     for number, config in enumerate(strategy.ops):
         if config.devices:
-            mesh = _own_mesh(config, strategy, workers, f"ops[{number}]")
+            mesh = _own_mesh(config, strategy, names, workers, f"ops[{number}]")
             if _number(meshes, mesh) is None:
                 meshes.append(replace(mesh, name=f"mesh{len(meshes)}"))
     return Meshes(tuple(meshes))
@@ -42,17 +43,21 @@ def number_of(
     """Return the number of the mesh that an entry for ops names, None where it leaves that open."""
     if not config.devices:
         return config.stage
-    return _number(meshes.each, _own_mesh(config, strategy, workers, at))
+    return _number(meshes.each, _own_mesh(config, strategy, names_of(meshes.each[0]), workers, at))
 
 
-def own_axes(config: OpConfig, strategy: Strategy, at: str) -> dict[str, str]:
+def names_of(mesh: Mesh) -> list[str]:
+    """Return the names of a mesh's axes, which all have."""
+    return [name for name, _ in mesh.grid]
+
+
+def own_axes(config: OpConfig, strategy: Strategy, names: Sequence[str], at: str) -> dict[str, str]:
     """Return along which axes the devices of an entry's own divide each dimension.
 
-    Samples along the first; other dimensions along those that they name, else along the next. Raises
-    BadStrategy.
+    Samples along the first; other dimensions along those that they name, else along the next. `names`: of
+    all axes. Raises BadStrategy.
     """
     named: dict[str, str] = {}
-    names = _axis_names(strategy)
     for dimension, parts in _split(config).items():
         if isinstance(parts, str):
             if unknown := [name for name in parts.split("*") if name not in strategy.mesh]:
@@ -71,10 +76,12 @@ def own_axes(config: OpConfig, strategy: Strategy, at: str) -> dict[str, str]:
     return named
 
 
-def _own_mesh(config: OpConfig, strategy: Strategy, workers: Sequence[str], at: str) -> Mesh:
+def _own_mesh(
+    config: OpConfig, strategy: Strategy, names: Sequence[str], workers: Sequence[str], at: str
+) -> Mesh:
     split = _split(config)
     sizes: dict[str, int] = {}
-    for dimension, along in own_axes(config, strategy, at).items():
+    for dimension, along in own_axes(config, strategy, names, at).items():
         parts = split[dimension]
         if isinstance(parts, int):
             sizes[along] = parts
@@ -87,7 +94,7 @@ def _own_mesh(config: OpConfig, strategy: Strategy, workers: Sequence[str], at: 
             at=at,
             fix="let the product of what `split` says be the number of `devices`",
         )
-    axes = [(name, sizes.get(name, 1)) for name in _axis_names(strategy)]
+    axes = [(name, sizes.get(name, 1)) for name in names]
     return Mesh("", (*axes, *_microbatch_axes(strategy)), own)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -53,6 +54,20 @@ def describe_exchange(node: gs.Node, meshes: Meshes, hosts: Sequence[str], micro
     the whole.
     """
     source, target, shape = (node.attrs[name] for name in ("source", "target", "shape"))
+    dtype = np.dtype(node.inputs[0].dtype).name
+    return _describe(dtype, source, target, tuple(shape), meshes, tuple(hosts), microbatch)
+
+
+@lru_cache(maxsize=1 << 10)
+def _describe(
+    dtype: str,
+    source: Layout,
+    target: Layout,
+    shape: tuple[int, ...],
+    meshes: Meshes,
+    hosts: tuple[str, ...],
+    microbatch: int,
+) -> Exchange:
     ends = meshes.of(source.site), meshes.of(target.site)
     workers = list(dict.fromkeys((*ends[0].workers, *ends[1].workers)))
     axis = meshes.microbatch_axis
@@ -68,7 +83,7 @@ def describe_exchange(node: gs.Node, meshes: Meshes, hosts: Sequence[str], micro
             [hosts[worker] for worker in workers],
         )
     return Exchange(
-        np.dtype(node.inputs[0].dtype).name,
+        dtype,
         tuple(shape),
         has=tuple(_regions_of(None, has, workers)),
         wants=tuple(_regions_of(None, wants, workers)),

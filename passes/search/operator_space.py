@@ -116,6 +116,16 @@ class OperatorSpace:
             for workers in dict.fromkeys((tuple(range(replicas)), self._spread(0, replicas))):
                 yield OperatorConfig((("batch", replicas),), workers)
 
+    def disjoint(self) -> Iterator[list[tuple[int, ...]]]:
+        """Yield sets of disjoint workers, at least two: blocks of neighbours, or some of each host."""
+        for count in (n for n in _divisors(self.workers)[:-1] if self.samples % n == 0):
+            stride = self.workers // count
+            blocks = [tuple(range(count * n, count * (n + 1))) for n in range(stride)]
+            spread = [self._spread(n, count) for n in range(stride)]
+            yield blocks
+            if spread != blocks:
+                yield spread
+
     def configs(self, kind: int) -> Iterator[OperatorConfig]:
         """Yield everything that may be drawn for a kind; some of it more than once."""
         splits = self.kinds[kind].splits

@@ -149,19 +149,23 @@ class SharedPipeline:
         A stage costs the activations before it, there and back, and the weights that earlier ones read first.
         """
         count = len(self.until) - 1
+        if self.stages == 1:
+            return []
         first = np.searchsorted(self.until, self.until - most * (1 + 1e-9))  # where the longest stage begins
-        costs = np.where(np.arange(count) < first[:, np.newaxis], inf, self._costs)
-        best = np.full(count + 1, inf)
-        best[0] = 0.0
+        best = np.where(
+            first > 0, inf, self._costs[:, 0]
+        )  # of the first stage, which begins at the first node
         origins: list[Array] = []
-        for _ in range(self.stages):
+        if self.stages > 2:
+            costs = np.where(np.arange(count) < first[:, np.newaxis], inf, self._costs)
+        for _ in range(self.stages - 2):
             totals = best[:count] + costs
             origins.append(np.argmin(totals, axis=1))
-            best = totals[np.arange(count + 1), origins[-1]]
-        cuts, end = [], count
-        for origin in reversed(origins[1:]):
-            end = int(origin[end])
-            cuts.append(end)
+            best = np.take_along_axis(totals, origins[-1][:, np.newaxis], axis=1)[:, 0]
+        begin = int(first[count])
+        cuts = [begin + int(np.argmin(best[begin:count] + self._costs[count, begin:]))]  # of the last stage
+        for origin in reversed(origins):
+            cuts.append(int(origin[cuts[-1]]))
         return cuts[::-1]
 
     @cached_property

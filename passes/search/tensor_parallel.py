@@ -37,6 +37,13 @@ Placements = Mapping[str, Placement]
 
 def split_weights(analysis: Analysis, mesh: Mesh, axis: int) -> dict[str, Split]:
     """Return where each variable is split along a mesh axis; those that stay whole are left out."""
+    key = mesh.axes, axis
+    if key not in analysis.weight_splits:
+        analysis.weight_splits[key] = _split(analysis, mesh, axis)
+    return dict(analysis.weight_splits[key])
+
+
+def _split(analysis: Analysis, mesh: Mesh, axis: int) -> dict[str, Split]:
     search = _WeightSearch(analysis, mesh.size(axis))
     search.run()
     weights = _improve(analysis, mesh, axis, search)

@@ -167,8 +167,12 @@ class _Watch:
         return unseen[0] if len(unseen) == 1 and (lost or roster.beats()) else ""
 
     def _await_trouble(self) -> None:
-        """Wait for word of why MPI has ended: it ends with any rank's keeper, and takes the others along."""
-        roster, until_s = self._supervisor.roster, time.monotonic() + _MISSED_S
+        """Wait for word of why MPI has ended: it ends with any rank's keeper, and takes the others along.
+
+        Where it was killed itself that is why.
+        """
+        roster = self._supervisor.roster
+        until_s = time.monotonic() + (_SETTLE_S if self._is_mpi_killed() else _MISSED_S)
         while roster.beats() and not (roster.troubles() or self._missing()) and time.monotonic() < until_s:
             self._supervisor.watch(_LOOK_S)
             self._look_for_unheard()

@@ -25,6 +25,7 @@ def region_of(box: Box) -> Region:
     return tuple(_joined(_runs(*axis)) for axis in zip(box.factored, box.ranges, strict=True))
 
 
+@lru_cache(maxsize=1 << 14)
 def shape_of(region: Region) -> tuple[int, ...]:
     """Return the shape of the local tensor."""
     return tuple(sum(stop - start for start, stop in ranges) for ranges in region)

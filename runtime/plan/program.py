@@ -148,6 +148,7 @@ class Start(Record, frozen=True, tag="start", omit_defaults=True):
     counts: tuple[int, ...] = ()
     payload_bytes: int = 0  # expected: the whole value of dense kinds, one member's part of rows
     label: str = ""  # what a person calls it, for the report and traces
+    words: str = ""  # what it moves between whom, in the user's names: for comparisons
     rows: tuple[RowShape, ...] = ()  # of row kinds, one per value; empty: as the senders tell
     exchange: Exchange | None = None  # of that kind
     rounds_to: Rounding = ""  # of all_reduce and reduce_scatter: what is sent; it is summed in float32

@@ -46,6 +46,7 @@ def main() -> int:
         print("\n".join(f"{scenario.cases:4}  {scenario.name}" for scenario in SCENARIOS))
         return 0
     _enter_own_shared_memory()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup's trainings would leave it alone
     chosen = [BY_NAME[name] for name in asked.only] if asked.only else list(SCENARIOS)
     queue = [s for s in chosen for _ in range(asked.cases or math.ceil(s.cases * asked.share))]
     random.Random(asked.seed).shuffle(queue)

@@ -12,7 +12,7 @@ from partc.passes.layouts.layouts import Split
 from partc.passes.rules.sharding_rules import rule_of
 from partc.runtime.plan.boxes import local_shape
 from tests.builders.graphs.random_steps import random_step
-from tests.builders.plans.compiled_steps import Compiled, compile_step, random_batches, verified
+from tests.builders.plans.compiled_steps import Compiled, compile_as_allowed, random_batches, verified
 from tests.builders.plans.random_meshes import random_mesh_strategy
 from tests.checks.oracle import Oracle
 from tests.checks.work_of_parts import most_flops
@@ -23,11 +23,12 @@ UNEVEN = (5, 7, 6, 9)  # sizes that meshes do not divide
 
 def check(seed: int, folder: Path, samples: int = 8, width: int = 4, nests: bool = False) -> None:
     batch = BATCHES[seed % 2]
-    training = import_training_graph(random_step(seed, samples=samples, width=width))
+    model = random_step(seed, samples=samples, width=width)
+    training = import_training_graph(model)
     oracle = Oracle(training)
     cluster, strategy = random_mesh_strategy(training, batch, seed, nests)
 
-    compiled = compile_step(training, folder / "out", cluster, strategy, batch)
+    compiled = compile_as_allowed(model, folder / "out", cluster, strategy, batch)
     batches = random_batches(compiled.plan, 2, seed)
 
     assert oracle.first_wrong(compiled, batches[0]) is None

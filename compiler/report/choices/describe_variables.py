@@ -1,7 +1,7 @@
 """Every variable: what it is, where it went, and what the alternatives would have cost."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -65,6 +65,7 @@ def describe_variables(
 ) -> tuple[VariableRow, ...]:
     """Return all variables, the largest first, equal ones together."""
     choice_of = {choice.variable: choice for choice in choices}
+    priced = {choice.variable for choice in priced_as_kept(plan, choices)}
     ordered = sorted(plan.variables, key=lambda variable: (-_nbytes(variable), variable.name))
     owners = owners_of(plan)
     workers = sum(rank.replica is not None for rank in plan.ranks)
@@ -75,6 +76,7 @@ def describe_variables(
             facts.get(variable.name),
             copies_of(owners.get(variable.name, ())),
             workers,
+            variable.name in priced,
         )
         for variable in ordered
     ]
@@ -82,6 +84,24 @@ def describe_variables(
     for row in rows:
         alike.setdefault(replace(row, name=""), []).append(row.name)
     return tuple(replace(row, name=names[0], alike=tuple(names[1:])) for row, names in alike.items())
+
+
+def priced_as_kept(plan: Plan, choices: Iterable[Choice]) -> tuple[Choice, ...]:
+    """Return the choices whose prices are of what ranks keep: the whole on every worker, or on servers.
+
+    Of a part, or of what some workers alone have, a price of the whole among all workers says nothing.
+    """
+    owners = owners_of(plan)
+    workers = sum(rank.replica is not None for rank in plan.ranks)
+    return tuple(
+        choice
+        for choice in choices
+        if choice.method == "servers" or _is_on_all(copies_of(owners.get(choice.variable, ())), workers)
+    )
+
+
+def _is_on_all(parts: Sequence[tuple[Owner, ...]], workers: int) -> bool:
+    return not _are_boxes(parts) and len({owner.rank for copies in parts for owner in copies}) >= workers
 
 
 def group_reasons(choices: Sequence[Choice]) -> tuple[Reason, ...]:
@@ -112,6 +132,7 @@ def _describe(
     fact: SyncFacts | None,
     parts: Sequence[tuple[Owner, ...]],
     workers: int,
+    is_priced: bool,
 ) -> VariableRow:
     choice = choice_of.get(variable.name)
     owner = choice_of.get(variable.parameter or variable.name)
@@ -131,7 +152,7 @@ def _describe(
         where_title="; ".join(f"{s.host}: rows {s.start:,} to {s.stop:,}" for s in shards) or _title(parts),
         times=tuple(
             MethodTime(method, _time(choice, method), choice is not None and choice.method == method)
-            for method in TIMED
+            for method in (TIMED if is_priced else ())
         ),
     )
 

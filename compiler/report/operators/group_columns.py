@@ -6,6 +6,7 @@ from math import prod
 import numpy as np
 
 from partc.compiler.compilation import Compilation
+from partc.compiler.report.choices.describe_variables import priced_as_kept
 from partc.compiler.report.describe_program import SegmentRow
 from partc.compiler.report.methods import NAMES
 from partc.compiler.report.operators.describe_split import say_dimension
@@ -78,7 +79,8 @@ def _dimensions(group: NodeGroup) -> str:
 def variable_columns(compilation: Compilation, names: Names) -> dict[str, object]:
     """Return for each variable what it is, how it is synchronised, and what each way would take alone."""
     variables = compilation.plan.variables
-    choices = {choice.variable: choice for choice in compilation.costs.choices}
+    priced = priced_as_kept(compilation.plan, compilation.costs.choices)
+    choices = {choice.variable: choice for choice in priced}
     training = compilation.training.variables
     own = [choices.get(variable.name) for variable in variables]
     return {

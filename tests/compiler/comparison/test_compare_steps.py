@@ -84,6 +84,8 @@ def test_a_plan_is_compared_with_its_last_run(folder: Path, tmp_path: Path) -> N
     assert comparison.after.account == run.measured
     assert comparison.differences == run.differences
     assert comparison.variables == ()
+    sent = [difference.what for difference in run.differences if difference.kind == "transfer"]
+    assert sent and all(" the gradients of layer0.weight, " in what for what in sent)
     page = (tmp_path / "page.html").read_text()
     assert "On the critical path" in shown and "On the critical path" in page and "://" not in page
 

@@ -152,7 +152,15 @@ def test_the_longest_sequence_of_traced_steps_counts(plan: PlanFolder) -> None:
 
 def test_a_rate_that_is_no_lower_is_not_told_as_the_reason_of_a_longer_wait(plan: PlanFolder) -> None:
     waits = Difference(
-        "transfer", "AllReduce W.average", 15.3e-3, 25.5e-3, "a -> b", 0, 1 << 24, 120e6, 127e6
+        "transfer",
+        "AllReduce: sum the gradient of W over all workers",
+        15.3e-3,
+        25.5e-3,
+        "a -> b",
+        0,
+        1 << 24,
+        120e6,
+        127e6,
     )
 
     assert name_cause(plan.plan, [waits], {}, {}) == (

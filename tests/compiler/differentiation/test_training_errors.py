@@ -21,6 +21,7 @@ def grad(text: str, loss: str = "mse", **options: Any) -> onnx.ModelProto:
 
 
 DENSE = "(float[batch,3] x) => (float[batch,2] y) { y = MatMul (x, W) }"
+SCALAR = "(float[batch,3] x) => (float y) { z = MatMul (x, W) y = ReduceMean <keepdims=0> (z) }"
 
 
 def test_a_batch_without_samples_is_refused_as_such_unless_it_is_rewritten() -> None:
@@ -52,6 +53,8 @@ def test_an_op_without_rule_is_named_with_the_way_to_it() -> None:
     [
         (DENSE, "hinge", {}, BadUsage, "softmax_cross_entropy"),
         (DENSE, "y", {}, BadUsage, "reduce it to a scalar"),
+        (SCALAR, "softmax_cross_entropy", {}, BadUsage, "--loss y"),
+        (SCALAR, "mse", {}, BadUsage, "--loss y"),
         (DENSE, "mse", {"batch_size": 0}, BadUsage, "size of at least 1"),
         (DENSE, "mse", {"clip_global_norm": -1.0}, BadUsage, "positive number"),
         (DENSE, "mse", {"reinit": 2**24}, BadUsage, "a seed from"),

@@ -16,7 +16,6 @@ from partc.compiler.search.own_space import OwnSpace
 from partc.compiler.search.walk_tasks import State, random_state
 from partc.compiler.search.whole_steps import WholeSteps
 from partc.cost.simulation.measured_kernels import KernelTimes
-from partc.cost.strategy import Strategy
 from partc.passes.scheduling.kernels import Operand, parse_kernel
 from tests.builders.plans.compiled_steps import cluster_of
 from tests.compiler.search.test_walk_tasks import two_layers
@@ -60,7 +59,7 @@ def by_operator(key: str) -> float:
 @pytest.mark.parametrize("name", ["mlp", "attention"])
 def test_the_task_graph_and_the_plan_agree_on_invented_times(name: str) -> None:
     whole, own = whole_steps(name, "2x2", with_invented(by_operator))
-    start = own.starts(Strategy("", "global", {}))[0]
+    start = own.starts()[0]
 
     for state in (start, random_state(own.tasks, own.space, start, np.random.default_rng(3), moves=2)):
         plan = whole("own", own.strategy(state))
@@ -70,7 +69,7 @@ def test_the_task_graph_and_the_plan_agree_on_invented_times(name: str) -> None:
 
 def test_both_take_all_of_a_kernels_time() -> None:
     slow, own = whole_steps("mlp", "1x2", with_invented(lambda key: float("MatMul" in key)))
-    state = own.starts(Strategy("", "global", {}))[0]
+    state = own.starts()[0]
 
     plan = slow("own", own.strategy(state))
 

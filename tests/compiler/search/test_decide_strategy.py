@@ -13,13 +13,14 @@ from partc.compiler.api import compile_step, decide_step, search
 from partc.compiler.compilation import Compilation
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD
+from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options, SearchOptions
 from partc.compiler.search import decide_strategy
 from partc.compiler.search.rank_names import family_of
 from partc.compiler.search.whole_steps import Priced, WholeSteps, names_for
 from partc.compiler.verification.verify import launch_in_process, verify
 from partc.cost.assignment.search_strategy import TIE
-from partc.cost.cluster.cluster import Cluster, encode_cluster
+from partc.cost.cluster.cluster import Cluster, encode_cluster, read_cluster
 from partc.cost.simulation.memory import DeviceMemory, memory_of
 from partc.models.catalogue import build_model
 from partc.runtime.errors import DoesNotFit, PartcError
@@ -31,6 +32,7 @@ from tests.checks.command_line import done
 from tests.compiler.search.test_name_what_fits import wide_mlp
 
 GLOBAL = Options(batch="global")
+EXAMPLES = Path(__file__).parents[3] / "examples"
 MODES = ("allreduce", "ps", "hybrid")
 
 
@@ -221,6 +223,25 @@ def test_no_candidate_that_is_compiled_by_itself_is_quicker(model: str, hosts: s
         except PartcError:
             continue  # the step cannot be spread so
     assert {"allreduce", "fsdp", "pipeline=2"} < steps_s.keys()
+    assert auto.timeline.step_s <= min(steps_s.values()) * (1 + TIE), min(steps_s, key=steps_s.__getitem__)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", LARGER)
+def test_no_name_that_is_priced_apart_is_quicker_on_48_devices(model: str, tmp_path: Path) -> None:
+    sizes, loss = LARGER[model]
+    step = build_training_graph(build_model(model, batch=96, **sizes), loss=loss, optimizer=SGD(0.1))
+    cluster = read_cluster(EXAMPLES / "cluster-8x6-titanxp.json")
+
+    auto = compiled(step, cluster, tmp_path / "auto", "auto")
+
+    workers = [host.name for host in cluster.hosts for _ in host.devices]
+    steps_s = {}
+    for name in (*MODES, *names_for(workers)):
+        apart = WholeSteps(lambda: import_training_graph(step), cluster, GLOBAL)
+        if (priced := apart(name, name)) is not None:
+            steps_s[name] = priced.step_s
+    assert {"allreduce", "fsdp", "pipeline=2", "tensor=6"} < steps_s.keys()
     assert auto.timeline.step_s <= min(steps_s.values()) * (1 + TIE), min(steps_s, key=steps_s.__getitem__)
 
 

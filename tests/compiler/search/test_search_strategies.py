@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -41,6 +42,9 @@ forward (double[8,96] x) => (double[8,4] logits) {
 """
 SHAPES = {"W1": (96, 768), "W2": (768, 4)}  # so wide that replicas of it are slow
 GLOBAL = Options(batch="global")
+
+
+ALL_NAMES = replace(GLOBAL, search=SearchOptions(proposals=1))  # a clock has no part in it
 
 
 def searching(budget_s: float, method: SearchMethod = "auto", options: Options = GLOBAL) -> Options:
@@ -91,7 +95,7 @@ def all_names_are_tried() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def found_by_names() -> Priced:
-    return search(wide_mlp(), cluster_of("2x2"), searching(0.1)).best
+    return search(wide_mlp(), cluster_of("2x2"), ALL_NAMES).best
 
 
 def test_a_batch_per_replica_keeps_its_replicas() -> None:
@@ -155,20 +159,53 @@ def test_methods_without_a_choice_are_refused() -> None:
         search(wide_mlp(), cluster_of("1x2"), searching(1.0, "exhaustive", per_replica))
 
 
-def test_ctrl_c_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_keep_the_best(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     price, calls = WholeSteps.__call__, []
 
     def interrupted(self: WholeSteps, name: str, strategy: object) -> Priced | None:
         calls.append(name)
         if len(calls) == 4:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), number)
         return price(self, name, strategy)  # type: ignore[arg-type]
 
     monkeypatch.setattr(WholeSteps, "__call__", interrupted)
+    train, cluster, out = (tmp_path / name for name in ("train.onnx", "cluster.json", "strategy.json"))
+    onnx.save(wide_mlp(), train)
+    cluster.write_bytes(encode_cluster(cluster_of("2x2")))
 
-    found = search(wide_mlp(), cluster_of("2x2"), searching(60.0))
+    before = signal.signal(
+        number, signal.default_int_handler
+    )  # what is ignored from the start stays so, as under nohup
+    try:
+        said = done("search", train, "-c", cluster, "--batch", "global", "-o", out)
+    finally:
+        signal.signal(number, before)
+
+    assert "one-weird-trick: " in said
+    assert "3\N{NO-BREAK SPACE}strategies priced" in said
+    assert "it was interrupted" in said
+    assert read_strategy(out).has_meshes
+
+
+def test_what_is_under_way_when_the_budget_is_spent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    price, calls = WholeSteps.__call__, []
+
+    def slow(self: WholeSteps, name: str, strategy: object) -> Priced | None:
+        calls.append(name)
+        if len(calls) == 4:
+            time.sleep(60.0)
+            raise AssertionError("it was waited for")
+        return price(self, name, strategy)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(WholeSteps, "__call__", slow)
+
+    found = search(wide_mlp(), cluster_of("2x2"), searching(4.0))
 
     assert (found.best.name, found.priced) == ("one-weird-trick", 3)
+    assert "what was under way when the budget was spent was given up" in found.remarks
 
 
 def test_ctrl_c_prices_the_best_that_walks_have_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +242,7 @@ def test_what_data_parallelism_is_refused_with_is_raised() -> None:
 
 def test_compile_searches_where_that_is_asked_for(tmp_path: Path) -> None:
     compiled = compile_step(
-        wide_mlp(), cluster_of("2x2"), tmp_path / "out", replace(searching(0.1), strategy="search")
+        wide_mlp(), cluster_of("2x2"), tmp_path / "out", replace(ALL_NAMES, strategy="search")
     )
 
     assert compiled.strategy.has_meshes
@@ -226,7 +263,7 @@ def test_the_command_writes_a_strategy_that_compile_takes(tmp_path: Path) -> Non
     cluster.write_bytes(encode_cluster(cluster_of("2x2")))
     asked = [str(train), "-c", str(cluster), "--batch", "global", "-o", str(strategy)]
 
-    said = done("search", *asked, "--budget", "0.1s")
+    said = done("search", *asked, "--budget", "5s")
 
     assert "x as fast as data parallelism" in said
     assert "strategies priced" in said

@@ -14,10 +14,12 @@ from partc.compiler.search.walk_tasks import (
     TaskWalk,
     climb,
     fewer_replicas,
+    kinds_apart,
     near_kinds,
     walk_tasks,
 )
 from partc.models.catalogue import build_model
+from partc.passes.search.operator_space import OperatorConfig
 from tests.compiler.task_graphs.test_step_tasks import STEPS, Priced, priced
 
 
@@ -92,6 +94,27 @@ def test_replicas_are_as_few_as_are_quickest() -> None:
     assert len(set(state)) == 1
     least_s = min(of.tasks.begin((config,) * len(state)) for config in of.space.replicas())  # type: ignore[type-var]
     assert of.tasks.begin(state) == least_s
+
+
+def test_kinds_that_are_apart_share_no_workers_and_divide_samples_alike() -> None:
+    of = two_layers()
+    state = kinds_apart(of.tasks, of.space)
+
+    assert state is not None
+    assert len({config.split for config in state}) == 1
+    used = [worker for config in set(state) for worker in config.workers]
+    assert len(used) == len(set(used))
+    assert len(set(state)) == len(of.space.kinds) == 2
+    apart_s = of.tasks.begin(state)
+    others = [[OperatorConfig((("batch", 1),), (worker,)) for worker in pair] for pair in ((0, 1), (1, 2))]
+    assert apart_s is not None
+    assert all(apart_s <= (of.tasks.begin(other) or 0.0) for other in others)
+
+
+def test_one_worker_leaves_nothing_to_lie_apart() -> None:
+    of = two_layers()
+
+    assert kinds_apart(of.tasks, replace(of.space, workers=1)) is None
 
 
 def test_kinds_are_near_that_exchange_tensors() -> None:

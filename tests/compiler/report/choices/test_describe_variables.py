@@ -5,7 +5,11 @@ from pathlib import Path
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import Momentum
 from partc.compiler.importing.import_training import import_training_graph
-from partc.compiler.report.choices.describe_variables import describe_variables, group_reasons
+from partc.compiler.report.choices.describe_variables import (
+    describe_variables,
+    group_reasons,
+    priced_as_kept,
+)
 from partc.compiler.report.cluster.describe_servers import describe_copies
 from partc.models.catalogue import build_model
 from tests.builders.plans.compiled_steps import compile_step
@@ -51,4 +55,6 @@ def test_variables_of_a_stage_are_kept_by_its_ranks(tmp_path: Path) -> None:
     assert list(holders.values()) == [{0, 1}, {2, 3}]
     told = {name: row.where for row in rows for name in (row.name, *row.alike)}
     assert (told["layer0.weight"], told["layer2.weight"]) == ("ranks 0–1", "ranks 2–3")
+    assert all(row.times == () for row in rows)  # a price of the whole among four is not of two ranks
+    assert group_reasons(priced_as_kept(compilation.plan, compilation.costs.choices)) == ()
     assert describe_copies(compilation.plan).startswith("Workers keep copies of ")
