@@ -1,4 +1,4 @@
-"""Exports of Hugging Face's models under named strategies: as one device, with the memory and messages of theory."""
+"""Exports of transformers under named strategies: as one device, with the memory and messages of theory."""
 
 import warnings
 from functools import cache
@@ -61,10 +61,20 @@ def t5() -> Labelled:
     return Labelled(model, ("input_ids", "decoder_input_ids", "labels"), use_cache=False)
 
 
-MODELS = {"bert": bert, "gpt2": gpt2, "t5": t5}
-# Two sums a block forward and two back, three and three of T5's decoder; the embedding's, the loss's, and what
-# is sent beside: BERT's head gathers, GPT-2's weights behind a bias of Gemm.
-MOST_SENT = {"bert": 20, "gpt2": 14, "t5": 20}
+def llama() -> Labelled:
+    """Rotary positions, gated layers, a table of words apart from the logits' weights."""
+    sizes = {"vocab_size": WORDS, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(**sizes, intermediate_size=64, max_position_embeddings=16)
+    return Labelled(transformers.LlamaForCausalLM(config), ("input_ids", "labels"), use_cache=False)
+
+
+MODELS = {"bert": bert, "gpt2": gpt2, "llama": llama, "t5": t5}
+# Two sums a block forward and two back, three and three of T5's decoder; the embedding's, the loss's, and
+# what is sent beside: BERT's head gathers, GPT-2's weights behind a bias of Gemm.
+MOST_SENT = {"bert": 20, "gpt2": 14, "llama": 12, "t5": 20}
+# The others are marked long.
+SAMPLED = ("gpt2", "llama")
+BY_NAME = [pytest.param(n, marks=() if n in SAMPLED else pytest.mark.long) for n in MODELS]
 
 
 @cache
@@ -102,7 +112,7 @@ def shares(compiled: Compiled) -> list[float]:
     ]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", BY_NAME)
 def test_ranks_share_weights_and_sum_twice_a_block_each_way(name: str, tmp_path: Path) -> None:
     compiled = compiled_and_held(name, tmp_path, "1x4", "tensor=4", "global")
 
@@ -111,7 +121,7 @@ def test_ranks_share_weights_and_sum_twice_a_block_each_way(name: str, tmp_path:
     assert len(starts) <= MOST_SENT[name], [(start.kind, start.payload_bytes) for start in starts]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", BY_NAME)
 def test_replicas_share_all_variables(name: str, tmp_path: Path) -> None:
     compiled = compiled_and_held(name, tmp_path, "2x2", "fsdp", "per-replica")
 
@@ -121,16 +131,19 @@ def test_replicas_share_all_variables(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cluster", "strategy", "batch"),
     [
-        ("1x2", "pipeline=2,microbatches=2", "global"),
         ("2x4", "data=2,tensor=2,pipeline=2", "global"),
-        ("2x2", "data=2,tensor=2", "per-replica"),
-        ("2x2", "layerwise", "global"),
-        ("2x2", "one-weird-trick", "global"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ("1x2", "pipeline=2,microbatches=2", "global"),
+                ("2x2", "data=2,tensor=2", "per-replica"),
+                ("2x2", "layerwise", "global"),
+                ("2x2", "one-weird-trick", "global"),
+            )
+        ),
     ],
 )
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.long) if n != "gpt2" else n for n in MODELS]
-)
+@pytest.mark.parametrize("name", BY_NAME)
 def test_a_name_trains_as_one_device(
     name: str, cluster: str, strategy: str, batch: str, tmp_path: Path
 ) -> None:
