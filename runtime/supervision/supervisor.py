@@ -25,6 +25,7 @@ from partc.runtime.supervision.keeping import MEETING_FILE
 from partc.runtime.supervision.messages import REPORTED, Beat, Ended, Meeting, Order, Printed, StopRequested
 from partc.runtime.supervision.process_state import is_running, process_state, remove_segments
 from partc.runtime.supervision.roster import Limits, Roster
+from partc.runtime.supervision.tcp_answers import Connection
 from partc.runtime.transports.locked_sockets import (
     LOCAL,
     is_one_machine,
@@ -40,6 +41,8 @@ _BEAT_S = 0.25
 _HERE_S, _AWAY_S = 0.5, 90.0  # a keeper's patience: a cut cable may come back, a socket file does not
 _GONE_HERE_S, _GONE_AWAY_S = 1.0, 3.0
 _SILENT_HERE_S = 10.0
+_DEAF_S = 15.0  # TCP may repeat what a cut link lost 12.8 s after the link is there again
+_ASK_S = 1.0  # between two questions whether a silent one's host answers
 _SUSPICION_S = 3.0
 _LARGEST_BYTES = 1 << 20
 _LEAVE_S = 3.0
@@ -67,7 +70,9 @@ class Supervisor:
     ) -> None:
         here = is_one_machine({host: addresses.get(host, LOCAL) for host in hosts.values()})
         silent_s, gone_s = (_SILENT_HERE_S, _GONE_HERE_S) if here else (_AWAY_S, _GONE_AWAY_S)
-        self.roster = Roster(hosts, Limits(hung_s, hung_s, silent_s, gone_s, stuck_s))
+        self.roster = Roster(hosts, Limits(hung_s, hung_s, silent_s, _DEAF_S, gone_s, stuck_s))
+        self._connections: dict[str, Connection] = {}
+        self._ask_s = 0.0
         self._asked = 0
         self._asked_s = 0.0
         self._suspicious_until_s = 0.0
@@ -107,6 +112,7 @@ class Supervisor:
         for _ in range(_AT_ONCE):
             if not self._hear():
                 break
+        self._ask_the_silent()
 
     @property
     def asked_by_host(self) -> int:
@@ -177,9 +183,20 @@ class Supervisor:
 
     def _may_answer(self, name: str) -> bool:
         beat = self.roster.beat(name)
-        return (
-            beat is None or not _is_here(beat) or (is_running(beat.keeper) and not _is_stopped(beat.keeper))
-        )
+        if beat is None or not _is_here(beat):
+            return self.roster.may_answer(name)
+        return is_running(beat.keeper) and not _is_stopped(beat.keeper)
+
+    def _ask_the_silent(self) -> None:
+        """See whether the hosts of those that are not heard acknowledge what is sent to them."""
+        silent = self.roster.quiet()
+        if not silent or time.monotonic() < self._ask_s:
+            return
+        self._ask_s = time.monotonic() + _ASK_S
+        for name in silent:
+            self._send(name, Order("go_on"))
+        known = {name: self._connections[name] for name in silent if name in self._connections}
+        self.roster.acknowledge([name for name, c in known.items() if c.acknowledged_s() < 2 * _ASK_S])
 
     def _send(self, name: str, order: Order) -> bool:
         """Tell a keeper; return whether it can be reached."""
@@ -191,15 +208,17 @@ class Supervisor:
 
     def _hear(self) -> bool:
         try:
-            identity, *frames = self._router.recv_multipart(zmq.NOBLOCK)
-            reported = REPORTED.decode(frames[0])
+            identity, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            reported = REPORTED.decode(frames[0].bytes)
         except zmq.Again:
             return False
         except (msgspec.MsgspecError, IndexError):
             return True
-        name = identity.decode(errors="replace")
+        name = identity.bytes.decode(errors="replace")
         if not self.roster.knows(name):
             return True
+        if (connection := Connection.of(frames[0])) is not None:
+            self._connections[name] = connection
         match reported:
             case Beat():
                 self.roster.hear_beat(name, reported)
